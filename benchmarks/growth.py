@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from training import make_up
 
 from vse.eval.files.embeddings import Embeddings, write_embeddings
-from vse.eval.protocols.evaluate import evaluate
+from vse.eval.protocols.evaluate import evaluate_files
 from vse.eval.search.exact import exact_search
 from vse.features.feature_job import FeatureRequest, extract_feature
 from vse.pipeline.dataset.dataset import load_dataset_file
@@ -138,7 +138,9 @@ class Work:
 
 
 WORKS = {
-    "evaluation": Work("images", 10_000, make_embeddings, lambda folder: evaluate([folder / "test.h5"], folder / "test.json")),
+    "evaluation": Work(
+        "images", 10_000, make_embeddings, lambda folder: evaluate_files([folder / "test.h5"], folder / "test.json")
+    ),
     "extraction": Work("images", 5_000, make_photos, extract),
     "training": Work(
         "pairs",

@@ -77,7 +77,7 @@ def png(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
-def good_requests(data: vse.OpenDataset) -> list[Request]:
+def good_requests(data: vse.DatasetFile) -> list[Request]:
     """Return searches by texts and photographs, and requests for pages and small photographs."""
     test = data.frame[data.frame["split"] == "test"]
     texts = [Request("GET", "/search?" + urlencode({"q": text, "as": "json", "k": 5})) for text in test["caption"][:20]]
@@ -175,11 +175,13 @@ def sampled(stop: threading.Event, process: int) -> list[float]:
     return values
 
 
-def run_of_demo(folder: Path) -> tuple[vse.OpenDataset, vse.Run]:
+def run_of_demo(folder: Path) -> tuple[vse.DatasetFile, vse.TrainedModel]:
     """Draw a small data set, and train a model on it."""
     data = vse.draw_demo(folder / "data", images=66)
-    features = vse.extract(data, "fc7", sets=FEATURE, out=folder / "demo.h5", shards=1, device="cpu")
-    return data, vse.train(features, sets=MODEL, out=folder / "run", device="cpu")
+    features = vse.extract(
+        data, "fc7", sets=FEATURE, out=folder / "demo.h5", shards=1, options=vse.ExtractOptions(device="cpu")
+    )
+    return data, vse.train(features, sets=MODEL, out=folder / "run", options=vse.TrainOptions(device="cpu"))
 
 
 def load(folder: Path, clients: int, seconds: float, share: float) -> tuple[dict[str, object], list[str]]:

@@ -39,13 +39,17 @@ EACH, WORDS, FEATURE, TRAINED_ON = 5, 10, 32, 128
 SETS = ("train.epochs=1", "warmup.epochs=0", "train.min_count=1", "train.batch_size=64")
 QUERIES = ("word1 word2", "word3 word1", "word2 word2 word5")
 IN_PROCESS = """
-import json, sys, time
+import functools, json, sys, time
 import vse
 run, index, split, out, *queries = sys.argv[1:]
+if hasattr(vse, "load"):
+    search = vse.load(run).search
+else:  # the checkout of --before has an earlier interface
+    search = functools.partial(vse.search, run)
 taken = []
 for query in queries:
     started = time.process_time()
-    vse.search(run, query, index=index, split=split)
+    search(query, index=index, split=split)
     taken.append(time.process_time() - started)
 open(out, "w").write(json.dumps(taken))
 """

@@ -1,4 +1,7 @@
-"""The commands ``vse-eval`` and ``vse-table``; each imports what it runs when it runs."""
+"""The commands ``vse-eval`` and ``vse-table``.
+
+Each command imports the modules that it needs only when it runs, so that ``--help`` is fast.
+"""
 
 from __future__ import annotations
 
@@ -34,86 +37,99 @@ _FILE = click.Path(path_type=Path)
     multiple=True,
     default=("auto",),
     show_default=True,
-    help="May be repeated. auto: full, 1k if there are 1,000 images, cxc and eccv on the test set of COCO if eccv-caption "
-    "is installed; sentence: captions query captions; sentence-1k: over folds of 1,000 images; phrase: of phrase scores.",
+    help="Protocol to evaluate. May be repeated. full: the whole split. 1k: the mean over folds of 1,000 images. sentence, "
+    "sentence-1k: captions query captions. cxc, eccv: the COCO test set with further right answers (needs eccv-caption). "
+    "phrase: phrase scores. auto: full, 1k if there are 1,000 images, and cxc and eccv where they apply.",
 )
-@click.option("--compare", "comparing", is_flag=True, help="FILES are two models: test the difference of each metric.")
-@click.option("--ensemble", is_flag=True, help="FILES are members of an ensemble: average their scores.")
-@click.option("--experiment", help="With --ensemble: the preset that says what its members are.  [default: none]")
+@click.option(
+    "--compare", "comparing", is_flag=True, help="Treat FILES as two models, and test the difference of each metric."
+)
+@click.option("--ensemble", is_flag=True, help="Treat FILES as members of an ensemble, and average their scores.")
+@click.option("--experiment", help="With --ensemble: preset that lists the members.  [default: any members]")
 @click.option(
     "--alpha",
     type=float,
-    help="With --ensemble of a model and one of phrases: the share of phrases.  [default: the best by validation]",
+    help="With --ensemble of an image-sentence model and a phrase model: share of phrases, from 0 to 1.  "
+    "[default: the best on the validation split]",
 )
 @click.option(
-    "--save", type=_FILE, help="With --ensemble: write its embeddings or scores, too, for --compare (FILE-SEED of several)."
+    "--save",
+    type=_FILE,
+    help="With --ensemble: also write its embeddings or scores to this file, e.g. for --compare. With several seeds the seed "
+    "is added to the name.",
 )
 @click.option(
     "--bootstrap",
     type=click.IntRange(0),
-    help="Samples of the images for 95% intervals, 0 for none.  "
+    help="Number of bootstrap samples of the images for 95% intervals; 0 computes no intervals.  "
     f"[default: {BOOTSTRAP_SAMPLES}, with --compare {COMPARISON_SAMPLES}]",
 )
-@click.option("--index", metavar="FACTORY", help="Try an approximate FAISS index, too, e.g. IVF1024,Flat or HNSW32.")
-@click.option("--index-parameters", default="", metavar="TEXT", help="How thoroughly it is searched, e.g. nprobe=16.")
+@click.option(
+    "--index", metavar="FACTORY", help="Also report the recall of an approximate FAISS index, e.g. IVF1024,Flat or HNSW32."
+)
+@click.option("--index-parameters", default="", metavar="TEXT", help="Search parameters of --index, e.g. nprobe=16.")
 @click.option(
     "--rerank",
     metavar="K",
     type=click.IntRange(1),
     multiple=True,
-    help="Say, too, what is lost if only the best K of a fast first stage are scored. May be repeated.",
+    help="Also report the metrics of a two-stage search that scores only the best K candidates of a fast first stage. May be "
+    "repeated.",
 )
 @click.option(
     "--iou",
     type=float,
-    help=f"Of phrase scores: from which IoU with its truth on a candidate box is right.  [default: {IOU}]",
+    help=f"With phrase scores: lowest IoU with the true box at which a candidate box is right.  [default: {IOU}]",
 )
 @click.option(
     "--k",
     "ks",
     metavar="K,...",
-    help=f"The K of R@K, beside {', '.join(map(str, RECALLS))}, whose recalls are rsum: e.g. 20,50.",
+    help=f"Further K of R@K, e.g. 20,50, besides {', '.join(map(str, RECALLS))}. They do not count in rsum.",
 )
 @click.option(
     "--cxc",
     type=_FILE,
     metavar="FOLDER",
-    help="Where sis_test.csv and sts_test.csv of Crisscrossed Captions lie: the protocol cxc then has i2i and t2t, too.",
+    help="Folder with sis_test.csv and sts_test.csv of Crisscrossed Captions. The protocol cxc then also reports "
+    "image-to-image (i2i) and text-to-text (t2t) retrieval.",
 )
 @click.option(
     "--per-query",
     type=_FILE,
     metavar="FILE",
-    help="Write what each query got, too, .csv or .parquet: its rank (from 0), the best right answer and the best wrong one.",
+    help="Also write a row per query to this .csv or .parquet file: its rank (from 0), and the best right and wrong answer.",
 )
 @click.option(
     "--trec",
     type=_FILE,
     metavar="FOLDER",
-    help="Write run and qrels files of both directions over the whole split, too, for trec_eval, ranx and ir_measures.",
+    help="Also write TREC run and qrels files of the whole split to this folder, for trec_eval, ranx and ir_measures.",
 )
 @click.option(
     "--trec-depth",
     type=click.IntRange(0),
-    help=f"How many answers to a query a run file has, 0 for all.  [default: {TREC_DEPTH}]",
+    help=f"With --trec: number of answers per query in a run file, 0 for all.  [default: {TREC_DEPTH}]",
 )
-@click.option("--unfinished", is_flag=True, help="Evaluate runs whose training did not finish, too; the result says so.")
-@click.option("--out", type=_FILE, help="The file to write (JSON).  [with --compare: results/DATASET_A_vs_B.json]")
-@click.option("--cross-check/--no-cross-check", default=True, show_default=True, help="Compare the ranks with a FAISS search.")
+@click.option("--unfinished", is_flag=True, help="Accept runs whose training did not finish; the result lists them.")
+@click.option("--out", type=_FILE, help="File to write (JSON).  [default: none, with --compare results/DATASET_A_vs_B.json]")
+@click.option(
+    "--cross-check/--no-cross-check", default=True, show_default=True, help="Compare the exact ranks with a FAISS search."
+)
 @click.option(
     "--cross-checked",
     type=click.IntRange(0),
     metavar="N",
     default=CROSS_CHECK_QUERIES,
     show_default=True,
-    help="Of how many queries of each direction of a protocol, drawn at random; 0 for all.",
+    help="Number of queries per direction and protocol that are compared with FAISS, sampled at random; 0 for all.",
 )
 @click.option(
     "--device",
     default="auto",
     show_default=True,
     envvar="VSE_DEVICE",
-    help="Where FAISS searches: auto, cpu, cuda or cuda:N.",
+    help="Device on which FAISS searches: auto, cpu, cuda or cuda:N.",
 )
 @FORCE
 def eval_command(
@@ -140,21 +156,22 @@ def eval_command(
     cross_checked: int,
     device: str,
 ) -> None:
-    """R@K, Med r, mean r and rsum of embeddings files, with 95% intervals: one model, a file per seed.
+    """Evaluate a model: R@K, Med r, mean r and rsum with 95% intervals.
 
-    Without --out the metrics are printed and not written. FILES hold embeddings, or scores of all pairs; or how phrases score
-    the boxes of their images: then the metrics are R@K at an IoU, the upper bound and the mean IoU. With --compare they are
-    two models, or as many seeds of two; with --ensemble one model made of several, or of the same seeds of several.
+    FILES are those of one model, a file per seed, with embeddings or with scores of all pairs. They may also hold phrase
+    scores, that is, scores of phrases for the boxes of their images; the metrics are then R@K at an IoU, the upper bound and
+    the mean IoU. With --compare FILES are two models, or equally many seeds of two models. With --ensemble FILES are the
+    members of one ensemble. Without --out the metrics are only printed.
     """
     samples = (COMPARISON_SAMPLES if comparing else BOOTSTRAP_SAMPLES) if bootstrap is None else bootstrap
-    asked = EvaluationOptions(
+    options = EvaluationOptions(
         cross_check=cross_check,
         cross_checked=cross_checked,
         bootstrap=samples,
         unfinished=unfinished,
-        ks=_recalls(ks or ""),
+        ks=_parse_ks(ks or ""),
         cxc=cxc,
-        together=ensemble,
+        ensemble=ensemble,
         experiment=experiment,
         alpha=alpha,
         save=save,
@@ -165,70 +182,73 @@ def eval_command(
         trec=trec,
         trec_depth=trec_depth,
     )
-    if comparing and asked.of_embeddings:
-        raise UserError(f"--compare and {asked.of_embeddings} do not go together")
-    (asked if not comparing else replace(asked, bootstrap=0)).check()
+    if comparing and options.embeddings_only:
+        raise UserError(f"--compare and {options.embeddings_only} cannot be used together")
+    (replace(options, bootstrap=0) if comparing else options).check()
     from vse.eval.search.gpu import use_device
 
     use_device(device)
-    *for_people, last = (_compare if comparing else _evaluate)(files, out, protocol, asked, iou)
-    for line in for_people:
+    *lines, last = (_compare if comparing else _evaluate)(files, out, protocol, options, iou)
+    for line in lines:
         click.echo(printable(line), err=out is not None or comparing)
     click.echo(last)
 
 
-def _recalls(text: str) -> list[int]:
-    """The K of ``--k``, between commas or blanks; :class:`UserError` if one is no number from 1 on."""
+def _parse_ks(text: str) -> list[int]:
+    """Split the K of ``--k`` at commas and blanks. Raises UserError if one is not a positive integer."""
     ks = text.replace(",", " ").split()
     wrong = next((k for k in ks if not (k.isascii() and k.isdecimal() and 0 < int(k) < 10**9)), None)
     if wrong is not None:
-        raise UserError(f"--k {text}: {wrong} is no number from 1 on; give e.g. --k 20,50")
+        raise UserError(f"--k {text}: {wrong} is not a positive integer; give e.g. --k 20,50")
     return [int(k) for k in ks]
 
 
-def _compare(
-    files: tuple[Path, ...], out: Path | None, protocol: tuple[str, ...], asked: EvaluationOptions, iou: float | None
+def _evaluate(
+    files: tuple[Path, ...], out: Path | None, protocol: tuple[str, ...], options: EvaluationOptions, iou: float | None
 ) -> list[str]:
-    """Compare two models; returns a line per protocol, and the file that was written."""
+    """Evaluate a model; return the lines to print, and the file that was written, if one was."""
+    from vse.eval.files.results import Result
+    from vse.eval.protocols.evaluate import evaluate_files
+    from vse.eval.protocols.result_content import result_lines
+
+    result = Result.model_validate(evaluate_files(files, out, protocol, options, iou))
+    return [*result_lines(result), *([str(out)] if out else [])]
+
+
+def _compare(
+    files: tuple[Path, ...], out: Path | None, protocol: tuple[str, ...], options: EvaluationOptions, iou: float | None
+) -> list[str]:
+    """Compare two models; return a line per protocol, and the file that was written."""
     from vse.eval.files.results import read_comparison
     from vse.eval.tables.significance import compare_files, difference_lines
 
     written = compare_files(
-        files, out, protocol, asked.cross_check, asked.bootstrap, asked.unfinished, iou, asked.cross_checked
+        files, out, protocol, options.cross_check, options.bootstrap, options.unfinished, iou, options.cross_checked
     )
     return [*difference_lines(read_comparison(written)), str(written)]
-
-
-def _evaluate(
-    files: tuple[Path, ...], out: Path | None, protocol: tuple[str, ...], asked: EvaluationOptions, iou: float | None
-) -> list[str]:
-    """Evaluate a model; returns a line per protocol, index and re-ranking, and the file that was written, if one was."""
-    from vse.eval.files.results import Result
-    from vse.eval.protocols.phrase_evaluation import evaluate_files, result_lines
-
-    result = Result.model_validate(evaluate_files(files, out, protocol, asked, iou))
-    return [*result_lines(result), *([str(out)] if out else [])]
 
 
 @click.command("vse-table")
 @click.argument("name", type=click.Choice(table_names()))
 @click.argument("results", nargs=-1, type=_FILE)
-@click.option("--dataset", help="Of a published table: take our results on this data set, not on that of each row.")
+@click.option("--dataset", help="For a published table: use our results on this data set instead of the data set of each row.")
 @click.option(
     "--cost",
     type=click.Choice(LADDER_COSTS),
-    help="Of a ladder: the cost against which rsum is weighed, in seconds or MB.  [default: total_s]",
+    help="For the table ladder: the cost, in seconds or MB, that is weighed against rsum.  [default: total_s]",
 )
 @click.option(
-    "--out", type=_FILE, help="The table to write, .csv or .tex; a ladder's picture .svg or .png.  [default: printed]"
+    "--out",
+    type=_FILE,
+    help="File to write: .csv or .tex, for a ladder also a chart, .svg or .png.  [default: print the table]",
 )
 @FORCE
 def table_command(name: str, results: tuple[Path, ...], dataset: str | None, cost: str | None, out: Path | None) -> None:
-    """Make a table of result files.
+    """Build a table of result files.
 
-    summary has a row per result and protocol; ladder one per result, with its costs and the best trade-offs marked;
-    significance one per metric of files that vse-eval --compare wrote. Any other NAME is a published table, printed numbers
-    and ours side by side; what no result was given for stays blank.
+    summary has a row per result and protocol. ladder has a row per result with its costs, and marks the best trade-offs.
+    significance has a row per metric of the files that vse-eval --compare wrote. Any other NAME is a published table, with its
+    printed metrics next to ours; rows without a result stay blank.
     """
     from vse.eval.tables.table import TableRequest, as_text
 

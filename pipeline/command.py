@@ -80,10 +80,10 @@ def _git(root: Path, *arguments: str) -> str | None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False, env=environment)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False, env=environment)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return result.stdout.strip() if result.returncode == 0 else None
 
 
 class SeedType(click.types.IntParamType):
@@ -145,10 +145,10 @@ def entry_point(command: click.Command, may_spin: bool = True) -> Callable[..., 
     def main(arguments: Sequence[str] | None = None) -> None:
         set_up_openmp(os.environ, may_spin=may_spin)
         _log_to_stderr()
-        given = list(sys.argv[1:] if arguments is None else arguments)
+        argument_list = list(sys.argv[1:] if arguments is None else arguments)
         try:
-            with record_command(shlex.join([command.name or "", *given])), explain_system_errors():
-                code = command.main(args=given, prog_name=command.name, standalone_mode=False)
+            with record_command(shlex.join([command.name or "", *argument_list])), explain_system_errors():
+                code = command.main(args=argument_list, prog_name=command.name, standalone_mode=False)
         except click.exceptions.NoArgsIsHelpError as error:  # a group without a sub-command prints its help
             error.show()
             sys.exit(error.exit_code)
@@ -186,7 +186,7 @@ def explain_system_errors() -> Iterator[None]:
 
 
 class _Echo(logging.Handler):
-    """Write log lines to the current standard error stream, which tests replace."""
+    """A log handler that writes to the current standard error stream, which tests replace."""
 
     def emit(self, record: logging.LogRecord) -> None:
         click.echo(printable(self.format(record)), err=True)

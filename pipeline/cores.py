@@ -94,8 +94,8 @@ def all_idle(cores: Iterable[int], proc: Path = PROC, pause: Callable[[], None] 
 
     Unlike the load average, these counters do not include a command that ended before. Unlike the number of runnable tasks,
     they do not include other cores of the machine. Time that a hypervisor takes from a virtual machine counts as busy. This
-    process sleeps during the pause. A core whose counters cannot be read counts as busy. Two ticks miss a load of less than
-    half of the time, and any load that starts later.
+    process sleeps during the pause. A core whose counters cannot be read counts as busy. The default pause
+    of two ticks misses a load of less than half of the time, and any load that starts later.
     """
     before = _idle_minus_busy(proc)
     pause()

@@ -24,7 +24,7 @@ class _Called(ModuleType):
 
     @property
     def _function(self) -> Any:
-        return importlib.import_module("vse.interface").train
+        return importlib.import_module("vse.training").train
 
     @property
     def __signature__(self) -> inspect.Signature:

@@ -210,7 +210,7 @@ def _restored(folder: RunFolder, solver: Solver, processes: Processes) -> tuple[
     sha256 = state.get("best_sha256")
     validated = any("rsum" in row for row in solver.progress.rows)
     if processes.first and not folder.settle_best(sha256) and validated:
-        return UserError(f"{folder.best_file}: changed since the training wrote it; add --overwrite to train again"), None
+        return UserError(f"{folder.best_file}: not what the training wrote; add --overwrite to train again"), None
     return None, sha256
 
 

@@ -1,7 +1,7 @@
 """Baselines for image-caption retrieval: a feature cache, small trainers and exact evaluators.
 
-What is listed in ``__all__`` is the public Python interface (docs/python.md). It is imported when it is first used, so that
-``import vse`` itself costs nothing.
+The names in ``__all__`` are the public Python interface (docs/python.md). Each is imported when it is first used, so that
+``import vse`` itself loads no large library.
 """
 
 # The sub-packages are links to the folders at the root of the repository. An editable install puts the folder above this one
@@ -13,39 +13,53 @@ from typing import TYPE_CHECKING, Any
 from vse.pipeline import __version__
 
 if TYPE_CHECKING:
-    from vse.embedded_split import EmbeddedSplit as EmbeddedSplit
-    from vse.handles import ImportedData as ImportedData
-    from vse.handles import OpenDataset as OpenDataset
-    from vse.handles import OpenFeatures as OpenFeatures
-    from vse.handles import Run as Run
-    from vse.interface import embed as embed
-    from vse.interface import search as search
-    from vse.interface import train as train
-    from vse.interface_data import draw_demo as draw_demo
-    from vse.interface_data import extract as extract
-    from vse.interface_data import import_data as import_data
-    from vse.interface_data import open_dataset as open_dataset
-    from vse.interface_data import open_features as open_features
-    from vse.interface_eval import compare as compare
-    from vse.interface_eval import evaluate as evaluate
-    from vse.interface_eval import report as report
-    from vse.interface_eval import table as table
+    from vse.data import ExtractOptions as ExtractOptions
+    from vse.data import ImportOptions as ImportOptions
+    from vse.data import SplitShares as SplitShares
+    from vse.data import draw_demo as draw_demo
+    from vse.data import extract as extract
+    from vse.data import import_data as import_data
+    from vse.data import open_dataset as open_dataset
+    from vse.data import open_features as open_features
+    from vse.data_files import DatasetFile as DatasetFile
+    from vse.data_files import FeatureFile as FeatureFile
+    from vse.data_files import ImportedData as ImportedData
+    from vse.evaluation import Ensemble as Ensemble
+    from vse.evaluation import EvaluateOptions as EvaluateOptions
+    from vse.evaluation import Evaluation as Evaluation
+    from vse.evaluation import ModelComparison as ModelComparison
+    from vse.evaluation import evaluate as evaluate
     from vse.pipeline.errors import Interrupted as Interrupted
     from vse.pipeline.errors import UserError as UserError
-    from vse.results import Evaluation as Evaluation
-    from vse.results import HtmlReport as HtmlReport
-    from vse.results import ModelComparison as ModelComparison
-    from vse.results import SearchResults as SearchResults
-    from vse.results import ShownTable as ShownTable
+    from vse.reports import HtmlReport as HtmlReport
+    from vse.reports import ResultTable as ResultTable
+    from vse.reports import SearchResults as SearchResults
+    from vse.reports import report as report
+    from vse.reports import table as table
+    from vse.split_embeddings import SplitEmbeddings as SplitEmbeddings
+    from vse.split_embeddings import SplitName as SplitName
+    from vse.split_embeddings import embeddings as embeddings
+    from vse.split_embeddings import pair_scores as pair_scores
+    from vse.trained_models import SearchIndex as SearchIndex
+    from vse.trained_models import TrainedModel as TrainedModel
+    from vse.training import TrainInputs as TrainInputs
+    from vse.training import TrainOptions as TrainOptions
+    from vse.training import embeddings_as_features as embeddings_as_features
+    from vse.training import load as load
+    from vse.training import train as train
 
 
 _PUBLIC = {
-    "vse.interface_data": ("open_dataset", "open_features", "draw_demo", "import_data", "extract"),
-    "vse.interface": ("train", "embed", "search"),
-    "vse.interface_eval": ("evaluate", "compare", "report", "table"),
-    "vse.handles": ("OpenDataset", "OpenFeatures", "Run", "ImportedData"),
-    "vse.embedded_split": ("EmbeddedSplit",),
-    "vse.results": ("Evaluation", "ModelComparison", "SearchResults", "HtmlReport", "ShownTable"),
+    "vse.data": (
+        *("open_dataset", "open_features", "draw_demo", "import_data", "extract"),
+        *("SplitShares", "ImportOptions", "ExtractOptions"),
+    ),
+    "vse.training": ("train", "load", "embeddings_as_features", "TrainInputs", "TrainOptions"),
+    "vse.split_embeddings": ("embeddings", "pair_scores", "SplitName", "SplitEmbeddings"),
+    "vse.evaluation": ("evaluate", "EvaluateOptions", "Ensemble", "Evaluation", "ModelComparison"),
+    "vse.reports": ("report", "table", "SearchResults", "HtmlReport", "ResultTable"),
+    "vse.trained_models": ("TrainedModel", "SearchIndex"),
+    "vse.data_files": ("DatasetFile", "FeatureFile", "ImportedData"),
     "vse.pipeline.errors": ("UserError", "Interrupted"),
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
@@ -55,10 +69,14 @@ __all__ = [*_MODULES, "__version__"]
 def __getattr__(name: str) -> Any:
     if name == "train":  # also a package, which Python sets here when it is imported; it can be called
         return import_module("vse.train")
-    if name not in _MODULES:
-        raise AttributeError(f"module 'vse' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
-    return value
+    if name in _MODULES:
+        value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+        return value
+    if not name.startswith("_"):
+        former_calls = import_module("vse.former_calls")
+        if name in former_calls.FUNCTIONS:
+            return former_calls.former_function(name)
+    raise AttributeError(f"module 'vse' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

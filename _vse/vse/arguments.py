@@ -1,9 +1,8 @@
-"""Check the arguments of the Python interface against their annotations, before anything is opened or computed.
+"""Check the arguments of the Python interface against their annotations, and convert them to what the commands take.
 
-An annotation such as ``From0`` has a type, for type checkers, and an :class:`Allowed`, which tests the value of a call and
-says in an error what is allowed.
-
-How a call of the Python interface becomes a command: paths, settings, ranges, and errors in the names of arguments.
+An annotation such as ``From0`` combines a type, for type checkers, with an :class:`Allowed`. The :class:`Allowed` tests the
+value of a call and describes the allowed values in an error. :func:`public` decorates the functions and methods of the
+interface, :func:`option_class` its small classes of options.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import os
 import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, partial, wraps
 from pathlib import Path
 from typing import (
@@ -24,6 +24,7 @@ from typing import (
     ParamSpec,
     TypeVar,
     Union,
+    dataclass_transform,
     get_args,
     get_origin,
     get_type_hints,
@@ -32,126 +33,59 @@ from typing import (
 
 import yaml
 
+from vse.former_calls import former_argument
 from vse.pipeline.command import explain_system_errors, record_command
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.outputs import allow_replacing_others
 
-_Given = ParamSpec("_Given")
-_Returned = TypeVar("_Returned")
-_OPTION = re.compile(r"(?<![\w/.-])--([a-z][a-z-]*)")
-_RENAMED = {"set": "sets", "no_cross_check": "cross_check=False"}
-
-
-def public(function: Callable[_Given, _Returned]) -> Callable[_Given, _Returned]:
-    """A function of the interface: files say that this call made them, and every mistake is a :class:`vse.UserError`.
-
-    Its arguments are checked first, see :mod:`vse.arguments`. Options in its message are named as arguments are in Python.
-    With ``force=True`` outputs replace files of other kinds (see :func:`vse.pipeline.files.outputs.check_output`).
-    """
-
-    @wraps(function)
-    def called(*arguments: _Given.args, **named: _Given.kwargs) -> _Returned:
-        bound = bind_arguments(function, arguments, named)
-        texts = [*map(shown, arguments), *(f"{name}={shown(value)}" for name, value in named.items())]
-        try:
-            making_call = record_command(f"vse.{function.__name__}({', '.join(texts)})")
-            with making_call, explain_system_errors(), allow_replacing_others(bound.arguments.get("force") is True):
-                return function(*bound.args, **bound.kwargs)
-        except UserError as error:
-            message = name_path(in_python(str(error)), function, bound.arguments)
-            raise UserError(message) from error.__cause__
-
-    return called
-
-
-def in_python(message: str) -> str:
-    """A message with options, such as ``--skip-bad``, as arguments: ``skip_bad``."""
-
-    def argument(option: re.Match[str]) -> str:
-        name = option[1].rstrip("-").replace("-", "_")
-        return _RENAMED.get(name, name)
-
-    return _OPTION.sub(argument, message)
-
-
-@overload
-def as_path(given: str | os.PathLike[str]) -> Path: ...
-@overload
-def as_path(given: str | os.PathLike[str] | None) -> Path | None: ...
-def as_path(given: str | os.PathLike[str] | None) -> Path | None:
-    """A path as the commands take it."""
-    if given is None:
-        return None
-    if not isinstance(given, str | os.PathLike):
-        raise UserError(f"a path is needed, not {type(given).__name__} ({shown(given)})")
-    return Path(os.fspath(given))
-
-
-def as_paths(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
-    """One path or several as a list; :class:`vse.UserError` if there is none."""
-    several = [given] if isinstance(given, str | os.PathLike) else list(given)
-    if not several:
-        raise UserError("no file is given")
-    return [as_path(one) for one in several]
-
-
-def as_sets(sets: Mapping[str, object] | Sequence[str] | None) -> list[str]:
-    """Settings as ``--set`` takes them, ``key=value``; a mapping has Python's values."""
-    if sets is None:
-        return []
-    if isinstance(sets, str):
-        return [sets]
-    if not isinstance(sets, Mapping):
-        return list(sets)
-    return [f"{key}={_as_yaml(key, value)}" for key, value in sets.items()]
-
-
-def device_of(device: str | None) -> str:
-    """A device, by default the one in the environment, as of the commands."""
-    return device or os.environ.get("VSE_DEVICE") or "auto"
-
-
-def weights_dir_of(folder: str | os.PathLike[str] | None) -> str | os.PathLike[str] | None:
-    """A folder of weights, by default the one in the environment, as of the commands."""
-    return folder or os.environ.get("VSE_WEIGHTS_DIR") or None
-
-
-def _as_yaml(key: str, value: object) -> str:
-    if isinstance(value, str | os.PathLike):
-        return os.fspath(value)
-    plain = value.item() if hasattr(value, "item") else value
-    try:
-        return yaml.safe_dump(plain, default_flow_style=True, width=math.inf).removesuffix("...\n").strip()
-    except yaml.YAMLError:
-        raise UserError(f"sets: {key}: a {type(value).__name__} is no setting") from None
-
-
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 else:
-    ArrayLike = object  # its own definition takes numpy
+    ArrayLike = Any  # importing its definition would load numpy
 
+_Parameters = ParamSpec("_Parameters")
+_Returned = TypeVar("_Returned")
+_Options = TypeVar("_Options")
+_OPTION = re.compile(r"(?<![\w/.-])--([a-z][a-z-]*)")
+_RENAMED_OPTIONS = {
+    "set": "sets",
+    "ensemble": "vse.Ensemble",
+    "index_type": "factory",
+    "index_parameters": "parameters",
+    "trec": "to_trec",
+    "trec_depth": "depth",
+    "no_cross_check": "cross_check=False",
+}
 LAST_SEED = 2**63 - 1
 _LONGEST = 200  # characters of a value in an error
 
 
 class Allowed(NamedTuple):
-    """A test of a value, words for the values that pass it, and their conversion to plain values of Python."""
+    """The allowed values of an argument.
+
+    Attributes
+    ----------
+    words : a description of the allowed values, for errors
+    holds : a test that the allowed values pass
+    convert : converts an allowed value to a plain Python value
+    names_path : whether the value may be a path; then an error about this path names the argument
+    """
 
     words: str
     holds: Callable[[Any], bool]
     convert: Callable[[Any], Any] = lambda value: value
+    names_path: bool = False
 
 
 def is_whole(value: object, low: int = 0) -> bool:
-    """Return whether a value is a whole number of Python or numpy, from ``low`` on, of 63 bits."""
+    """Return whether a value is an integer of Python or numpy that is at least ``low`` and fits into 63 bits."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or getattr(value, "shape", ()) != ():
         return False
     return low <= int(value) <= LAST_SEED
 
 
 def is_integer(value: object) -> bool:
-    """Return whether a value is a whole number of Python or numpy, of any sign, of 63 bits."""
+    """Return whether a value is an integer of Python or numpy, of any sign, that fits into 63 bits."""
     return is_whole(value, -LAST_SEED)
 
 
@@ -163,7 +97,7 @@ def is_share(value: object) -> bool:
 
 
 def is_path(value: object) -> bool:
-    """Return whether a value is a path that the system could have: a text that is not empty, or a path object."""
+    """Return whether a value is a path object or a non-empty string without a null character."""
     return isinstance(value, str | os.PathLike) and _as_text(value) != "" and "\0" not in _as_text(value)
 
 
@@ -212,7 +146,7 @@ def are_columns(value: object) -> bool:
 
 
 def is_array(value: object) -> bool:
-    """Return whether a value is an array of numbers, or what numpy makes one of."""
+    """Return whether a value is an array of numbers, or something that numpy converts to one."""
     import numpy as np
 
     if isinstance(value, str | bytes | Mapping | set | frozenset):
@@ -227,55 +161,111 @@ def is_array(value: object) -> bool:
 
 
 _from_1 = partial(is_whole, low=1)
-StrPath = Annotated[str | os.PathLike[str], Allowed("a path", is_path)]
+StrPath = Annotated[str | os.PathLike[str], Allowed("a path", is_path, names_path=True)]
 Paths = Annotated[
     str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    Allowed("a path or a list of paths", are_paths),
+    Allowed("a path or a list of paths", are_paths, names_path=True),
 ]
-ListOfPaths = Annotated[Sequence[str | os.PathLike[str]], Allowed("a list of paths", are_paths)]
 Sets = Annotated[
     Mapping[str, object] | Sequence[str],
     Allowed('a mapping such as {"train.epochs": 3} or a list such as ["train.epochs=3"]', are_sets),
 ]
 Columns = Annotated[Mapping[str, str | Sequence[str]], Allowed('a mapping such as {"file": "picture"}', are_columns)]
 Names = Annotated[str | Sequence[str], Allowed("a name or a list of names", partial(one_or_list_of, is_text))]
-Query = Annotated[str | os.PathLike[str], Allowed("a text, or the path of an image", is_query)]
+Texts = Annotated[str | Sequence[str], Allowed("a text or a list of texts", partial(one_or_list_of, is_text))]
+Query = Annotated[str | os.PathLike[str], Allowed("a text, or the path of an image", is_query, names_path=True)]
 From0 = Annotated[int, Allowed("a whole number from 0 on", is_whole, int)]
 From1 = Annotated[int, Allowed("a whole number from 1 on", _from_1, int)]
 ListFrom1 = Annotated[
     Sequence[int],
-    Allowed(
-        "a list of whole numbers from 1 on", partial(is_list_of, partial(is_whole, low=1)), lambda many: [*map(int, many)]
-    ),
+    Allowed("a list of whole numbers from 1 on", partial(is_list_of, _from_1), lambda many: [*map(int, many)]),
 ]
 Share = Annotated[float, Allowed("a number from 0 to 1", is_share, float)]
 Array = Annotated[ArrayLike, Allowed("an array of numbers, of numpy or torch, or a list of lists", is_array)]
-_PATHS = [get_args(hint)[1] for hint in (StrPath, Paths, ListOfPaths, Query)]
+ArrayOrPath = Annotated[
+    ArrayLike | os.PathLike[str],
+    Allowed("an array of numbers, or a path", lambda value: is_path(value) or is_array(value), names_path=True),
+]
 _PLAIN = {str: Allowed("a text", is_text), bool: Allowed("True or False", is_flag, bool)}
 
 
-def checked(function: Callable[_Given, _Returned]) -> Callable[_Given, _Returned]:
-    """Decorate a function so that a wrong, missing or unknown argument is a :class:`vse.UserError` that names it."""
+def checked(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters, _Returned]:
+    """Decorate a function so that a wrong, missing or unknown argument raises a UserError that names it."""
 
     @wraps(function)
-    def called(*arguments: _Given.args, **named: _Given.kwargs) -> _Returned:
+    def call(*arguments: _Parameters.args, **named: _Parameters.kwargs) -> _Returned:
         bound = bind_arguments(function, arguments, named)
         return function(*bound.args, **bound.kwargs)
 
-    return called
+    return call
+
+
+def public(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters, _Returned]:
+    """Decorate a function or method of the interface.
+
+    The arguments are checked, written files record the call, and every mistake of the user raises a UserError, which names
+    arguments where the commands name options. With ``force=True`` outputs replace files of other kinds (see
+    :func:`vse.pipeline.files.outputs.check_output`).
+    """
+
+    @wraps(function)
+    def call(*arguments: _Parameters.args, **named: _Parameters.kwargs) -> _Returned:
+        bound = bind_arguments(function, arguments, named)
+        given = bound.arguments
+        force = given.get("force") is True or getattr(given.get("options"), "force", False) is True
+        try:
+            with (
+                record_command(_call_text(function, arguments, named)),
+                explain_system_errors(),
+                allow_replacing_others(force),
+            ):
+                return function(*bound.args, **bound.kwargs)
+        except UserError as error:
+            message = name_path(options_as_arguments(str(error)), function, given)
+            raise UserError(message) from error.__cause__
+
+    return call
+
+
+@dataclass_transform(frozen_default=True)
+def option_class(kind: type[_Options]) -> type[_Options]:
+    """Decorate a small class of options: a frozen data class that checks its values and displays only those that are set."""
+    kind = dataclass(frozen=True, repr=False)(kind)
+    initialise = checked(kind.__init__)
+    initialise.__annotations__ = {}  # the values are checked here, and not once more by the type checker of the tests
+    setattr(kind, "__init__", initialise)  # noqa: B010  # mypy refuses the plain assignment
+    setattr(kind, "__repr__", _format_options)  # noqa: B010
+    return kind
+
+
+def options_as_arguments(message: str) -> str:
+    """Return a message with the options of commands, such as ``--skip-bad``, as Python arguments: ``skip_bad``."""
+
+    def argument(option: re.Match[str]) -> str:
+        name = option[1].rstrip("-").replace("-", "_")
+        return _RENAMED_OPTIONS.get(name, name)
+
+    return _OPTION.sub(argument, message)
 
 
 def bind_arguments(function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> inspect.BoundArguments:
-    """Return the arguments of a call as plain values; :class:`vse.UserError` if one is unknown, missing or not allowed."""
+    """Return the arguments of a call as plain values.
+
+    Raises UserError if an argument is unknown, missing or not allowed. For an argument of an earlier version, the error
+    shows the new call.
+    """
     signature = inspect.signature(function)
     name = function.__qualname__.removesuffix(".__init__")
-    for unknown in named.keys() - signature.parameters.keys():
-        known = did_you_mean(unknown, signature.parameters)
-        raise UserError(f"{unknown}={shown(named[unknown])}: {name} has no such argument{known}")
+    expected = [parameter for parameter in signature.parameters if parameter != "self"]
+    for unknown in [argument for argument in named if argument not in expected]:
+        if new_call := former_argument(name, unknown):
+            raise UserError(f"vse.{name}(..., {unknown}=...) is now {new_call}")
+        known = did_you_mean(unknown, expected)
+        raise UserError(f"{unknown}={format_value(named[unknown])}: {name} has no such argument{known}")
     try:
         bound = signature.bind(*arguments, **named)
     except TypeError as error:
-        raise UserError(f"{name}: {error}; it takes {', '.join(signature.parameters)}") from None
+        raise UserError(f"{name}: {error}; it takes {', '.join(expected)}") from None
     allowances = allowed_arguments(function)
     for argument in bound.arguments.keys() & allowances.keys():
         value, (allowed, may_be_none) = bound.arguments[argument], allowances[argument]
@@ -283,34 +273,41 @@ def bind_arguments(function: Callable[..., Any], arguments: Sequence[Any], named
             continue
         if not allowed.holds(value):
             none = ", or None," if may_be_none else ""
-            raise UserError(f"{argument}={shown(value)}: {allowed.words}{none} is needed")
+            raise UserError(f"{argument}={format_value(value)}: {allowed.words}{none} is needed")
         bound.arguments[argument] = allowed.convert(value)
     return bound
 
 
 def name_path(message: str, function: Callable[..., Any], given: Mapping[str, Any]) -> str:
-    """Return an error that starts with a path, such as ``a.h5: no such file``, after the argument that named this path."""
+    """Return an error that starts with a path, such as ``a.h5: no such file``, after the argument that named this path.
+
+    The argument may be one of an object of options.
+    """
     for argument, (allowed, _) in allowed_arguments(function).items():
         value = given.get(argument)
+        if is_dataclass(value):
+            named = name_path(message, type(value).__init__, vars(value))
+            if named != message:
+                return named
         for path in [value] if is_path(value) else value if isinstance(value, list | tuple) else []:
             text = str(Path(_as_text(path)))
-            if allowed in _PATHS and message.startswith((f"{text}:", f"{text}/")):
+            if allowed.names_path and message.startswith((f"{text}:", f"{text}/")):
                 return f"{argument}: {message}"
     return message
 
 
 @cache
 def allowed_arguments(function: Callable[..., Any]) -> dict[str, tuple[Allowed, bool]]:
-    """Return what each argument of a function may be, and whether it may be None."""
-    annotations = {name: hint for name, hint in function.__annotations__.items() if name != "return"}
-    given = types.SimpleNamespace(__annotations__=annotations)
-    hints = get_type_hints(given, inspect.unwrap(function).__globals__, include_extras=True)
+    """Return the allowed values of each argument of a function, and whether the argument may be None."""
+    annotations = {name: hint for name, hint in inspect.unwrap(function).__annotations__.items() if name != "return"}
+    namespace = types.SimpleNamespace(__annotations__=annotations)
+    hints = get_type_hints(namespace, inspect.unwrap(function).__globals__, include_extras=True)
     return {name: _allowed(hint) for name, hint in hints.items()}
 
 
-def shown(value: object) -> str:
-    """Return a value for an error or a record: an array by its shape, and not more than a line of anything."""
-    if isinstance(value, os.PathLike):
+def format_value(value: object) -> str:
+    """Return a value as text for an error or a record: the shape of an array, and at most one line of any other value."""
+    if isinstance(value, os.PathLike) and getattr(value, "path", value) is not None:
         text = repr(_as_text(value))
     elif hasattr(value, "shape"):
         text = f"<{type(value).__name__} {' x '.join(map(str, value.shape))}>"
@@ -319,13 +316,82 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
+@overload
+def as_path(value: str | os.PathLike[str]) -> Path: ...
+@overload
+def as_path(value: str | os.PathLike[str] | None) -> Path | None: ...
+def as_path(value: str | os.PathLike[str] | None) -> Path | None:
+    """Return a path as the commands take it. Raises UserError if the value is not a path."""
+    if value is None:
+        return None
+    if not isinstance(value, str | os.PathLike):
+        raise UserError(f"a path is needed, not {type(value).__name__} ({format_value(value)})")
+    return Path(os.fspath(value))
+
+
+def as_paths(value: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """Return one path or several as a list. Raises UserError if the list is empty."""
+    paths = [value] if isinstance(value, str | os.PathLike) else list(value)
+    if not paths:
+        raise UserError("no file is given")
+    return [as_path(path) for path in paths]
+
+
+def as_sets(sets: Mapping[str, object] | Sequence[str] | None) -> list[str]:
+    """Return settings in the form of the option ``--set``, ``key=value``; a mapping holds Python values."""
+    if sets is None:
+        return []
+    if isinstance(sets, str):
+        return [sets]
+    if not isinstance(sets, Mapping):
+        return list(sets)
+    return [f"{key}={_as_yaml(key, value)}" for key, value in sets.items()]
+
+
+def default_device(device: str | None) -> str:
+    """Return the device, or ``$VSE_DEVICE`` or ``auto`` if it is None, as the commands do."""
+    return device or os.environ.get("VSE_DEVICE") or "auto"
+
+
+def default_weights_dir(folder: str | os.PathLike[str] | None) -> Path | None:
+    """Return the folder of weights, or ``$VSE_WEIGHTS_DIR`` if it is None, as the commands do."""
+    return as_path(folder or os.environ.get("VSE_WEIGHTS_DIR") or None)
+
+
+def _as_yaml(key: str, value: object) -> str:
+    if isinstance(value, str | os.PathLike):
+        return os.fspath(value)
+    plain = value.item() if hasattr(value, "item") else value
+    try:
+        return yaml.safe_dump(plain, default_flow_style=True, width=math.inf).removesuffix("...\n").strip()
+    except yaml.YAMLError:
+        raise UserError(f"sets: {key}: a value of type {type(value).__name__} cannot be a setting") from None
+
+
 def _allowed(hint: Any) -> tuple[Allowed, bool]:
-    """Return the first :class:`Allowed` of an annotation, or that of a text or a flag, and whether it allows None."""
+    """Return the allowed values that an annotation describes, and whether it allows None."""
     if get_origin(hint) in (Union, types.UnionType):
         inner = [part for part in get_args(hint) if part is not types.NoneType]
         return _allowed(inner[0])[0], len(inner) < len(get_args(hint))
-    marks = [mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Allowed)]
-    return (marks or [_PLAIN[hint]])[0], False
+    for mark in getattr(hint, "__metadata__", ()):
+        if isinstance(mark, Allowed):
+            return mark, False
+    return _PLAIN.get(hint) or Allowed(f"a vse.{hint.__name__}", lambda value: isinstance(value, hint)), False
+
+
+def _call_text(function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> str:
+    """Return a call as Python code; a method's call starts with the expression that returns its object."""
+    target = "vse"
+    if "self" in inspect.signature(function).parameters:
+        target, arguments = arguments[0].expression, arguments[1:]
+    texts = [*map(format_value, arguments), *(f"{name}={format_value(value)}" for name, value in named.items())]
+    return f"{target}.{function.__name__}({', '.join(texts)})"
+
+
+def _format_options(self: Any) -> str:
+    changed = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+    texts = (f"{name}={format_value(getattr(self, name))}" for name in changed)
+    return f"vse.{type(self).__name__}({', '.join(texts)})"
 
 
 def _as_text(value: Any) -> Any:

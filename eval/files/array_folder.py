@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.pipeline.errors import UserError, did_you_mean, import_extra
+from vse.pipeline.files.columnar import parquet_batches
 from vse.pipeline.files.inputs import InputFile, InputFolder, wrap_read_errors
-from vse.pipeline.files.parquet import parquet_batches
 from vse.pipeline.files.writing import parse_json
 
 ABOUT = "about.json"
@@ -44,7 +44,7 @@ def read_array_folder(folder: Path, names: Sequence[str], attributes: Sequence[s
     ``dataset``, ``test`` for ``split``, and ``cosine`` for ``similarity`` (``scores`` if the folder has scores).
 
     Nothing is unpickled. A large matrix of float32 in C order is mapped, and so are scores. Values are not checked here: the
-    caller does that. Raises UserError with the file that has another form.
+    caller does that. Raises UserError if a file has another form.
     """
     files: dict[str, InputFile] = {}
     arrays: dict[str, NDArray[Any]] = {}
@@ -129,7 +129,7 @@ def _read_table(file: InputFile, vectors: str, columns: dict[str, str]) -> dict[
 
 
 def _vectors(path: Path, name: str, column: Any) -> NDArray[Any]:
-    """Return the matrix of a pyarrow column of lists. Raises UserError with the first row of another length."""
+    """Return the matrix of a pyarrow column of lists. Raises UserError if a row has another length."""
     lists = column.combine_chunks()
     inner = getattr(column.type, "value_type", None)
     with wrap_read_errors(path, f"a parquet file whose column {name} has lists of numbers"):
@@ -148,7 +148,7 @@ def _vectors(path: Path, name: str, column: Any) -> NDArray[Any]:
 
 
 def _integers(path: Path, column: str, cells: Sequence[Any]) -> NDArray[np.int64]:
-    """Return a column as integers. Raises UserError with the row, counted below the header, of another value."""
+    """Return a column as integers. Raises UserError if a cell is not one and names its row."""
     numbers = np.empty(len(cells), np.int64)
     for row, cell in enumerate(cells):
         try:

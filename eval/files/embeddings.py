@@ -94,8 +94,7 @@ def write_scores(
     ``scores``, or with ``t2i`` the two matrices ``scores_i2t`` and ``scores_t2i``, as contiguous float32, so that a reader can
     map them. Only one block is held at a time. ``provenance`` is called at the end, when everything has been computed.
 
-    After an error or an interruption ``path`` is unchanged. Raises UserError with the first image row whose scores are not
-    finite.
+    After an error or an interruption ``path`` is unchanged. Raises UserError if scores are not finite; it names the image row.
     """
     directions = {"scores": i2t} if t2i is None else {"scores_i2t": i2t, "scores_t2i": t2i}
     shape = len(embeddings.image_ids), len(embeddings.caption_ids)

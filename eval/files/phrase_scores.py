@@ -274,7 +274,7 @@ def _check_boxes(path: Path, run: PhraseScores) -> None:
 
 
 def _check_rows(path: Path, name: str, wrong: NDArray[np.bool_], why: str, run: PhraseScores) -> None:
-    """Raise UserError with the first row that is wrong, if any, and its phrase."""
+    """Raise UserError if a row is wrong; the message names the first such row and its phrase."""
     for row in np.flatnonzero(wrong)[:1]:
         phrase = row if name == "truth" else np.searchsorted(run.offsets, row, "right") - 1
         raise UserError(f"{path}: {name} row {row}, of phrase {run.phrase_ids[phrase]}, {why}")

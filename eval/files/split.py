@@ -248,5 +248,5 @@ class Embeddings:
         unknown = self.image_ids[rows] != self.caption_image_ids
         if unknown.any():
             image_id = self.caption_image_ids[unknown][0]
-            raise UserError(f"a caption belongs to image {image_id}, which is not among the image ids")
+            raise UserError(f"a caption belongs to image {image_id}, but there is no such image id")
         return rows

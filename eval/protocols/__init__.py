@@ -1,4 +1,4 @@
-"""What is evaluated and how: folds, the full split, sentences, CxC and ECCV Caption, ensembles.
+"""Evaluation of a model under the protocols: folds, full split, captions, CxC, ECCV Caption, phrases; and ensembles.
 
-May import ranking, files and search.
+The entry is :func:`vse.eval.protocols.evaluate.evaluate_files`. May import ranking, files and search.
 """

@@ -1,23 +1,17 @@
-"""The test set of MS-COCO with more right answers than its own captions: the protocols ``cxc`` and ``eccv``.
+"""Protocols on the test set of MS-COCO with more right answers than the captions of an image: ``cxc`` and ``eccv``.
 
-``cxc``: the metrics of ``full`` with the right answers that people judged to be right in Crisscrossed Captions (Parekh et
-al., EACL 2021). ``eccv``: mAP@R, R-Precision and R@1 of ECCV Caption (Chun et al., ECCV 2022), for the queries that it
-annotates. Both need whole rankings, and take the answers from the package eccv-caption, which names images by ``cocoid``
-and captions by their number in COCO, which is the ``sentid`` of the Karpathy split. Its captions, five of each image, are
-the candidates; a sixth or seventh is left out.
+``cxc`` has the metrics of ``full``, with the right answers of Crisscrossed Captions (Parekh et al., "Crisscrossed Captions:
+Extended Intramodal and Intermodal Semantic Similarity Judgments for MS-COCO", EACL 2021). ``eccv`` has mAP@R, R-Precision and
+R@1 of ECCV Caption (Chun et al., ECCV 2022) for the queries that it annotates. Both need complete rankings. Their right
+answers come from the package eccv-caption, which identifies images by ``cocoid`` and captions by their id in COCO, the
+``sentid`` of the Karpathy split. The candidates are the five captions that the package has for each image; a sixth or seventh
+caption is left out.
 
-Pairs of images and pairs of captions that people judged: the files of Crisscrossed Captions (CxC).
-
-Parekh et al., "Crisscrossed Captions: Extended Intramodal and Intermodal Semantic Similarity Judgments for MS-COCO", EACL
-2021.
-
-Image-to-image and text-to-text retrieval on COCO's test set, by the judgements of Crisscrossed Captions (CxC).
-
-An image queries all other test images; right are those that people judged to be as similar as
-:mod:`vse.eval.protocols.coco` asks for, and an image without any is no query. A caption queries all other captions;
-right are those judged so, and the other captions of its image. A judgement counts in both directions. Both sides are compared
-by the cosine of their embeddings, and nothing is a candidate for itself. These are the rules by which VSE-infinity was
-evaluated (Chen et al., CVPR 2021), which compares by the inner product of unit vectors.
+With the judgement files of Crisscrossed Captions, ``cxc`` also has image-to-image and text-to-text retrieval. An image queries
+all other test images; right answers are the images that people judged to be similar enough, and an image without any is not a
+query. A caption queries all other captions; right answers are those judged similar enough, and the other captions of its
+image. A judgement counts in both directions, nothing is a candidate for itself, and both sides are compared by the cosine of
+their embeddings. VSE-infinity was evaluated by these rules, with inner products of unit vectors (Chen et al., CVPR 2021).
 """
 
 from __future__ import annotations
@@ -47,12 +41,19 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, wrap_read_errors
 
 IMAGE_FILE, CAPTION_FILE = "sis_test.csv", "sts_test.csv"
-IMAGE_THRESHOLD, CAPTION_THRESHOLD = 2.5, 3.0  # the score, of 0 to 5, from which on a pair is right
-_NUMBER = re.compile(r"(?:.*[_:])?(\d{1,18})(?:\.jpg)?")
+IMAGE_THRESHOLD, CAPTION_THRESHOLD = 2.5, 3.0  # lowest score, on a scale from 0 to 5, of a right pair
+_COCO_ID = re.compile(r"(?:.*[_:])?(\d{1,18})(?:\.jpg)?")
+
+
+Rows = NDArray[np.int64]
 
 
 class JudgedPairs(NamedTuple):
-    """Pairs (n, 2) of COCO's numbers that are right, each in one order, and the SHA-256 of the files that they are from."""
+    """The pairs that Crisscrossed Captions judges to be right.
+
+    images, captions : (n, 2) COCO ids, each pair in one order
+    files : the SHA-256 of each file by its name
+    """
 
     images: NDArray[np.int64]
     captions: NDArray[np.int64]
@@ -60,10 +61,10 @@ class JudgedPairs(NamedTuple):
 
 
 def read_judged_pairs(folder: Path) -> JudgedPairs:
-    """The right pairs of ``sis_test.csv`` (images) and ``sts_test.csv`` (captions), which CxC publishes.
+    """Read the right pairs from ``sis_test.csv`` (images) and ``sts_test.csv`` (captions) of Crisscrossed Captions.
 
-    A pair of images is right from a score of 2.5 on, one of captions from 3. Something paired with itself is left out.
-    :class:`UserError` names a file that is missing, or a row that is none of theirs.
+    A pair of images is right if its score is at least 2.5, a pair of captions if it is at least 3. Pairs of an item with
+    itself are left out. Raises UserError with the file that is missing, or the row that is not a judgement.
     """
     images, captions = InputFile(folder / IMAGE_FILE), InputFile(folder / CAPTION_FILE)
     return JudgedPairs(
@@ -74,94 +75,92 @@ def read_judged_pairs(folder: Path) -> JudgedPairs:
 
 
 def _pairs(file: InputFile, columns: tuple[str, str], threshold: float) -> NDArray[np.int64]:
+    """Return the COCO ids (n, 2) of the pairs whose score is at least ``threshold``."""
     import pandas as pd
 
     with wrap_read_errors(file.path, "a CSV file with a header"):
         table = pd.read_csv(file.stream, dtype=str, keep_default_na=False, index_col=False)
     lacking = [column for column in (*columns, "agg_score") if column not in table]
     if lacking:
-        raise UserError(f"{file.path}: has no column {' and no '.join(lacking)}; it is no file of CxC")
+        raise UserError(f"{file.path}: has no column {' and no '.join(lacking)}; it is not a file of CxC")
     pairs = []
     for row, (first, second, score) in enumerate(zip(*(table[name] for name in (*columns, "agg_score")), strict=True), 1):
-        one, other = _NUMBER.fullmatch(first), _NUMBER.fullmatch(second)
+        one, other = _COCO_ID.fullmatch(first), _COCO_ID.fullmatch(second)
         if one is None or other is None or not re.fullmatch(r"\d+(\.\d*)?", score):
-            said = ", ".join(cell[:40] for cell in (first, second, score))
-            raise UserError(f"{file.path}: row {row}: {said}: not two numbers of COCO and a score")
+            cells = ", ".join(cell[:40] for cell in (first, second, score))
+            raise UserError(f"{file.path}: row {row}: {cells}: not two COCO ids and a score")
         if float(score) >= threshold and one[1] != other[1]:
             pairs.append((int(one[1]), int(other[1])))
     return np.array(pairs, np.int64).reshape(-1, 2)
 
 
 def intramodal_fold(run: Embeddings, coco_ids: Rows, pairs: JudgedPairs, ks: Sequence[int]) -> Fold:
-    """The queries of both tasks, ``i2i`` and ``t2t``, with their best answers in rows of ``run``.
+    """Return the queries of image-to-image (``i2i``) and text-to-text (``t2t``) retrieval, with their best answers.
 
-    Ties count against the model.
-
-    ``coco_ids`` (n_images,) are the images' numbers in COCO, ``ks`` the K of R@K. :class:`UserError` if the run has no
-    embeddings of images and captions, or if no pair is of test images.
+    Queries and answers are rows of ``run``. Ties count against the model. ``coco_ids`` (n_images,) are the COCO ids of the
+    images, ``ks`` the K of R@K. Raises UserError if ``run`` has no embeddings, or if no pair consists of test images.
     """
     if run.images is None or run.captions is None:
         raise UserError("the pairs of CxC need embeddings of images and of captions, and the file has none")
-    numbers = coco_test_images()
-    images = rows_of(rows_by_id(coco_ids), numbers, "image")
-    right = _right(rows_by_id(numbers), pairs.images)
-    i2i = _searched(run.images[images], right)
+    ids = coco_test_images()
+    images = find_rows(rows_by_id(coco_ids), ids, "image")
+    i2i = _search_others(run.images[images], _right_answers(rows_by_id(ids), pairs.images))
     if not i2i:
-        raise UserError("no pair of images of CxC is of two test images of COCO: these are not the files of its test set")
-    asked = images[np.array(sorted(i2i))]
+        raise UserError("no pair of images of CxC consists of two COCO test images: these are not the files of its test set")
+    image_queries = images[np.array(sorted(i2i))]
 
-    numbers = coco_test_captions()
-    captions = rows_of(rows_by_id(run.caption_ids), numbers, "caption")
-    of_caption = run.image_of_caption()[captions]
-    right = _right(rows_by_id(numbers), pairs.captions)
-    order = np.argsort(of_caption, kind="stable")
-    for own in np.split(order, np.flatnonzero(np.diff(of_caption[order])) + 1):
+    ids = coco_test_captions()
+    captions = find_rows(rows_by_id(run.caption_ids), ids, "caption")
+    image_of_caption = run.image_of_caption()[captions]
+    right = _right_answers(rows_by_id(ids), pairs.captions)
+    order = np.argsort(image_of_caption, kind="stable")
+    for own in np.split(order, np.flatnonzero(np.diff(image_of_caption[order])) + 1):
         for caption in own.tolist():
             right.setdefault(caption, set()).update(set(own.tolist()) - {caption})
-    t2t = _searched(run.captions[captions], {caption: some for caption, some in right.items() if some})
+    t2t = _search_others(run.captions[captions], {caption: answers for caption, answers in right.items() if answers})
+    caption_queries = np.array(sorted(t2t))
     return {
-        "i2i": _queries(i2i, asked, asked, images, ks),
-        "t2t": _queries(t2t, captions[np.array(sorted(t2t))], of_caption[np.array(sorted(t2t))], captions, ks),
+        "i2i": ranked_queries([i2i[row] for row in sorted(i2i)], image_queries, image_queries, images, ks),
+        "t2t": ranked_queries(
+            [t2t[row] for row in sorted(t2t)],
+            captions[caption_queries],
+            image_of_caption[caption_queries],
+            captions,
+            ks,
+        ),
     }
 
 
-def _right(places: dict[int, int], pairs: NDArray[np.int64]) -> dict[int, set[int]]:
-    """For each candidate the others that were judged to be right, in both directions; other numbers are left out."""
+def _right_answers(rows: dict[int, int], pairs: NDArray[np.int64]) -> dict[int, set[int]]:
+    """Return the rows of the right answers to each row; pairs with an id that has no row are left out."""
     right: dict[int, set[int]] = {}
     for one, other in pairs.tolist():
-        if one in places and other in places:
-            right.setdefault(places[one], set()).add(places[other])
-            right.setdefault(places[other], set()).add(places[one])
+        if one in rows and other in rows:
+            right.setdefault(rows[one], set()).add(rows[other])
+            right.setdefault(rows[other], set()).add(rows[one])
     return right
 
 
-def _searched(vectors: NDArray[np.float32], right: dict[int, set[int]]) -> dict[int, AnsweredQuery]:
-    """What those of some vectors (n, dim) that have right answers get among all others, a block of rows at a time."""
+def _search_others(vectors: NDArray[np.float32], right: dict[int, set[int]]) -> dict[int, AnsweredQuery]:
+    """Rank all other rows of ``vectors`` (n, dim) for each row that has right answers, a block of rows at a time."""
     check_finite("embeddings", shared_tensor(vectors))
     units = unit_rows(shared_tensor(vectors))
     blocks = blocks_from_embeddings(units, units, torch.arange(len(units)))
-    found = {}
+    answered = {}
     for start in range(0, len(units), blocks.rows):
         rows = range(start, min(start + blocks.rows, len(units)))
-        asked = [row for row in rows if row in right]
-        scores = blocks.score(slice(rows.start, rows.stop), None).numpy() if asked else None
-        for row in asked:
+        queries = [row for row in rows if row in right]
+        scores = blocks.score(slice(rows.start, rows.stop), None).numpy() if queries else None
+        for row in queries:
             assert scores is not None
             of_query = scores[row - start].copy()
             of_query[row] = -np.inf
-            found[row] = answered_query(of_query, np.array(sorted(right[row])))
-    return found
-
-
-def _queries(found: dict[int, AnsweredQuery], asked: Rows, images: Rows, candidates: Rows, ks: Sequence[int]) -> Queries:
-    return ranked_queries([found[row] for row in sorted(found)], asked, images, candidates, ks)
-
-
-Rows = NDArray[np.int64]
+            answered[row] = answered_query(of_query, np.array(sorted(right[row])))
+    return answered
 
 
 def is_coco_test(coco_ids: Rows, caption_ids: Rows) -> bool:
-    """Whether all test images of COCO are here with their captions, and the package with the right answers is there."""
+    """Return whether the ids include all COCO test images and captions, and the package eccv-caption is installed."""
     if not find_spec("eccv_caption"):
         return False
     return bool(np.isin(coco_test_captions(), caption_ids).all() and np.isin(coco_test_images(), coco_ids).all())
@@ -175,58 +174,61 @@ def coco_fold(
     t2i_blocks: ScoreBlocks | None = None,
     ks: Sequence[int] = RECALLS,
 ) -> Fold:
-    """The queries of ``cxc`` or ``eccv``, with their best answers; ties count against the model.
+    """Return the queries of ``cxc`` or ``eccv`` in both directions, with their best answers. Ties count against the model.
 
     Parameters
     ----------
-    coco_ids : (n_images,) number of each image in COCO
-    caption_ids : (n_captions,) number of each caption in COCO
-    i2t_blocks : their scores
-    t2i_blocks : the scores of text-to-image, if they depend on the direction
+    protocol : ``cxc`` or ``eccv``
+    coco_ids : (n_images,) COCO id of each image
+    caption_ids : (n_captions,) COCO id of each caption
+    i2t_blocks : scores of all pairs
+    t2i_blocks : scores of text-to-image, if they depend on the direction
     ks : the K of R@K of ``cxc``
     """
     images, captions = rows_by_id(coco_ids), rows_by_id(caption_ids)
     candidates = coco_test_captions()
-    columns = torch.from_numpy(rows_of(captions, candidates, "caption"))
-    measure = partial(ranked_queries, ks=ks) if protocol == "cxc" else _precisions
+    columns = torch.from_numpy(find_rows(captions, candidates, "caption"))
+    measure = partial(ranked_queries, ks=ks) if protocol == "cxc" else _precision_queries
 
-    asked, answers = _answers(f"{protocol}_image_to_caption.json", images, "image", rows_by_id(candidates))
+    queries, answers = _annotations(f"{protocol}_image_to_caption.json", images, "image", rows_by_id(candidates))
     answered = []
     for start in range(0, len(coco_ids), i2t_blocks.rows):
         stop = min(start + i2t_blocks.rows, len(coco_ids))
-        here = np.flatnonzero((asked >= start) & (asked < stop))
+        here = np.flatnonzero((queries >= start) & (queries < stop))
         scores = i2t_blocks.score(slice(start, stop), columns).numpy()
-        answered += [answered_query(scores[asked[k] - start], answers[k]) for k in here]
-    i2t = measure(answered, asked, asked, columns.numpy())
+        answered += [answered_query(scores[queries[k] - start], answers[k]) for k in here]
+    i2t = measure(answered, queries, queries, columns.numpy())
 
     candidates = coco_test_images()
-    rows = rows_of(images, candidates, "image")
-    asked, answers = _answers(f"{protocol}_caption_to_image.json", captions, "caption", rows_by_id(candidates))
+    rows = find_rows(images, candidates, "image")
+    queries, answers = _annotations(f"{protocol}_caption_to_image.json", captions, "caption", rows_by_id(candidates))
     answered = []
-    for part, scores in caption_scores(t2i_blocks or i2t_blocks, asked):
+    for part, scores in caption_scores(t2i_blocks or i2t_blocks, queries):
         answered += [answered_query(scores[rows, n], answers[k]) for n, k in enumerate(part)]
-    return {"i2t": i2t, "t2i": measure(answered, asked, i2t_blocks.image_of_caption.numpy()[asked], rows)}
+    return {"i2t": i2t, "t2i": measure(answered, queries, i2t_blocks.image_of_caption.numpy()[queries], rows)}
 
 
 def right_positions(scores: NDArray[np.float32], right: Rows) -> Rows:
-    """The 0-based positions of a query's right answers among all candidates, ascending.
+    """Return the 0-based positions (n_right,) of the right answers to a query among all candidates, in ascending order.
 
-    ``scores`` is (n_candidates,), ``right`` the rows of the right ones, one of them at least. A wrong one that scores as
-    high comes before. Row -1 is no candidate and never found: its position is ``n_candidates``, after all.
+    ``scores`` is (n_candidates,). ``right`` (n_right,) has the rows of the right answers, at least one of them a candidate. A
+    wrong candidate with the same score comes first. A right answer with row -1 is not a candidate: its position is
+    ``n_candidates``, after all others.
     """
-    there = right[right >= 0]
-    goals = np.sort(scores[there])[::-1]
+    present = right[right >= 0]
+    right_scores = np.sort(scores[present])[::-1]
     wrong = scores.copy()
-    wrong[there] = -np.inf
-    likely = wrong[wrong >= goals[-1]]
+    wrong[present] = -np.inf
+    ahead = np.sort(wrong[wrong >= right_scores[-1]])
     positions = np.full(len(right), len(scores))
-    positions[: len(there)] = np.arange(len(there)) + len(likely) - np.searchsorted(np.sort(likely), goals, side="left")
+    positions[: len(present)] = np.arange(len(present)) + len(ahead) - np.searchsorted(ahead, right_scores, side="left")
     return positions
 
 
 def average_precision_at_r(positions: Rows) -> float:
-    """AP@R = 1/R sum over the right answers among the first R of the precision there, R being how many are right.
+    """Return AP@R from the positions of all R right answers to a query.
 
+    AP@R = 1/R times the sum, over the right answers among the first R candidates, of the precision at their position.
     Musgrave et al., "A Metric Learning Reality Check", ECCV 2020, Eq. 1.
     """
     n_right = len(positions)
@@ -235,7 +237,12 @@ def average_precision_at_r(positions: Rows) -> float:
 
 
 class AnsweredQuery(NamedTuple):
-    """A query's right positions, and its best right and wrong answers, by their numbers among the candidates."""
+    """The ranking of one query.
+
+    positions : 0-based positions (n_right,) of its right answers, ascending
+    right, right_score : index of the best right answer among the candidates, and its score
+    wrong, wrong_score : the same for the best wrong answer
+    """
 
     positions: Rows
     right: int
@@ -245,72 +252,74 @@ class AnsweredQuery(NamedTuple):
 
 
 def answered_query(scores: NDArray[np.float32], right: Rows) -> AnsweredQuery:
-    """What :func:`right_positions` and a look at the best answers say of a query."""
-    there = right[right >= 0]
+    """Return the ranking of one query from its scores (n_candidates,) and the rows of its right answers."""
+    present = right[right >= 0]
     wrong = scores.copy()
-    wrong[there] = -np.inf
-    best, best_wrong = int(there[scores[there].argmax()]), int(wrong.argmax())
+    wrong[present] = -np.inf
+    best, best_wrong = int(present[scores[present].argmax()]), int(wrong.argmax())
     return AnsweredQuery(right_positions(scores, right), best, scores[best], best_wrong, wrong[best_wrong])
 
 
-def _best(answered: Sequence[AnsweredQuery], asked: Rows, candidates: Rows) -> BestAnswers:
-    """The best answers to the queries ``asked``, in rows of the split, of which the ``candidates`` are."""
+def _best_answers(answered: Sequence[AnsweredQuery], queries: Rows, candidates: Rows) -> BestAnswers:
+    """Return the best answers to ``queries`` as rows of the split; ``candidates`` are the rows of the candidates."""
     positions, right, right_scores, wrong, wrong_scores = zip(*answered, strict=True)
     ranks = np.array([of_query[0] for of_query in positions])
     return BestAnswers(
-        asked, ranks, candidates[list(right)], np.array(right_scores), candidates[list(wrong)], np.array(wrong_scores)
+        queries, ranks, candidates[list(right)], np.array(right_scores), candidates[list(wrong)], np.array(wrong_scores)
     )
 
 
 def ranked_queries(
-    answered: Sequence[AnsweredQuery], asked: Rows, images: Rows, candidates: Rows, ks: Sequence[int]
+    answered: Sequence[AnsweredQuery], queries: Rows, images: Rows, candidates: Rows, ks: Sequence[int]
 ) -> Queries:
-    """Queries with the metrics of other protocols; a rank is the number of wrong answers before the first right one.
+    """Return queries with R@K, Med r and the list metrics; a rank is the number of wrong answers before the first right one.
 
     Parameters
     ----------
-    answered : the queries, whose answers are numbers among the candidates
-    asked : (n_queries,) their rows
-    images : (n_queries,) the rows of the images that they are or belong to
-    candidates : (n_candidates,) the rows of the candidates
+    answered : the ranking of each query
+    queries : (n_queries,) rows of the queries in the split
+    images : (n_queries,) row of the image that each query is or belongs to
+    candidates : (n_candidates,) rows of the candidates in the split
     ks : the K of R@K
     """
     wrong_before = np.concatenate([one.positions - np.arange(len(one.positions)) for one in answered])
     query_of = np.repeat(np.arange(len(answered)), [len(one.positions) for one in answered])
-    best = _best(answered, asked, candidates)
+    best = _best_answers(answered, queries, candidates)
     return replace(Queries.from_ranks(best.ranks, images, ks, position_metrics(query_of, wrong_before)), answers=best)
 
 
-def _precisions(answered: Sequence[AnsweredQuery], asked: Rows, images: Rows, candidates: Rows) -> Queries:
+def _precision_queries(answered: Sequence[AnsweredQuery], queries: Rows, images: Rows, candidates: Rows) -> Queries:
+    """Return queries with the metrics of ECCV Caption: mAP@R, R-Precision and R@1."""
     positions = [one.positions for one in answered]
     values = {
         "map_at_r": np.array([100 * average_precision_at_r(of_query) for of_query in positions]),
         "rprecision": np.array([100 * np.mean(of_query < len(of_query)) for of_query in positions]),
         "r1": np.array([100.0 * (of_query[0] == 0) for of_query in positions]),
     }
-    return Queries(images, values, answers=_best(answered, asked, candidates))
+    return Queries(images, values, answers=_best_answers(answered, queries, candidates))
 
 
-def _answers(name: str, queries: dict[int, int], kind: str, candidates: dict[int, int]) -> tuple[Rows, list[Rows]]:
-    """The rows of the queries of a file of right answers, ascending, and the rows of the answers to each.
+def _annotations(name: str, queries: dict[int, int], kind: str, candidates: dict[int, int]) -> tuple[Rows, list[Rows]]:
+    """Return the rows of the annotated queries of a file, ascending, and the rows of the right answers to each.
 
-    An answer that is no candidate has row -1: ECCV Caption judged two captions to be right that it does not rank.
+    ``queries`` and ``candidates`` give the row of each id. An answer that is not a candidate has row -1: ECCV Caption lists
+    two captions as right answers that it does not rank.
     """
     content = {int(query): right for query, right in json.loads(_data(name)).items()}
-    rows = rows_of(queries, list(content), kind)
-    answers = [np.array([candidates.get(int(number), -1) for number in right]) for right in content.values()]
+    rows = find_rows(queries, list(content), kind)
+    answers = [np.array([candidates.get(int(answer), -1) for answer in right]) for right in content.values()]
     order = np.argsort(rows)
     return rows[order], [answers[k] for k in order]
 
 
 def coco_test_captions() -> Rows:
-    """The numbers (25000,) of the captions that are searched."""
+    """Return the COCO ids (25000,) of the candidate captions."""
     ids: Rows = np.load(BytesIO(_data("coco_test_ids.npy")), allow_pickle=False)
     return ids
 
 
 def coco_test_images() -> Rows:
-    """The numbers (5000,) of the images that are searched."""
+    """Return the COCO ids (5000,) of the candidate images."""
     return np.array(sorted(int(image) for image in json.loads(_data("original_image_to_caption.json"))))
 
 
@@ -321,16 +330,16 @@ def _data(name: str) -> bytes:
 
 
 def rows_by_id(ids: Rows) -> dict[int, int]:
-    """The row of each id."""
-    return {int(number): row for row, number in enumerate(ids)}
+    """Return a dict from id to row."""
+    return {int(id_): row for row, id_ in enumerate(ids)}
 
 
-def rows_of(rows: dict[int, int], ids: Sequence[int] | Rows, kind: str) -> Rows:
-    """The rows of some ids; :class:`UserError` names one, of a ``kind``, that is not among COCO's test set."""
+def find_rows(rows: dict[int, int], ids: Sequence[int] | Rows, kind: str) -> Rows:
+    """Return the rows of ``ids``. Raises UserError with the id, of an image or caption (``kind``), that has no row."""
     try:
-        return np.array([rows[int(number)] for number in ids], np.int64)
+        return np.array([rows[int(id_)] for id_ in ids], np.int64)
     except KeyError as missing:
         raise UserError(
-            f"the protocols cxc and eccv are of the 5,000 test images of COCO, and {kind} {missing} of it is not there "
-            "(images go by coco_ids, captions by caption_ids)"
+            f"the protocols cxc and eccv need all 5,000 test images of COCO, and {kind} {missing} is missing "
+            "(images are identified by coco_ids, captions by caption_ids)"
         ) from None

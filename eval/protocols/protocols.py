@@ -1,19 +1,26 @@
-"""The protocols: which queries search which candidates, and what became of each."""
+"""The protocols of embeddings. A protocol defines which queries search which candidates.
+
+``full`` searches the whole split, ``1k`` folds of 1,000 images. In ``sentence`` and ``sentence-1k`` captions query captions.
+For ``cxc`` and ``eccv`` see :mod:`vse.eval.protocols.coco`. :func:`read_seeds` reads the seeds of a model,
+:func:`select_protocols` chooses the protocols that all of them can serve, and :func:`rank_seeds` ranks their queries.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from vse.eval.defaults import COCO_PROTOCOLS, CROSS_CHECK_QUERIES, FOLD, FOLDED_PROTOCOLS, PROTOCOLS, RECALLS
-from vse.eval.files.embeddings import Embeddings
+from vse.eval.files.embeddings import Embeddings, check_same_split, experiment_name, read_embeddings
+from vse.eval.files.phrase_scores import PhraseScores
 from vse.eval.protocols.coco import JudgedPairs, coco_fold, intramodal_fold, is_coco_test
 from vse.eval.ranking.answers import best_answers
 from vse.eval.ranking.metrics import Fold, Queries, build_fold
@@ -26,91 +33,164 @@ from vse.eval.search.cross_check import (
     check_against_search,
     check_sentences_against_search,
 )
+from vse.pipeline.dataset.identity import check_all_same_data
 from vse.pipeline.errors import UserError, did_you_mean
 
 log = logging.getLogger(__name__)
+_Run = TypeVar("_Run", Embeddings, PhraseScores)
+_SAME = ("experiment", "similarity")  # attributes that all seeds of a model share
 
 
-class AskedOfQueries(NamedTuple):
-    """What is wanted of queries besides their ranks.
+class RankingOptions(NamedTuple):
+    """Options of :func:`rank_queries`.
 
-    answers : their best answers; images and captions are then scored once more
+    cross_check : compare the ranks with a FAISS search
+    cross_checked : number of queries per direction that are compared, over all folds, sampled at random; 0 for all
+    answers : also find the best answers to each query, by scoring all pairs once more
     ks : the K of R@K
-    pairs : of the protocol ``cxc`` the directions ``i2i`` and ``t2t``, too, by these judgements
-    cross_checked : of how many queries of each direction the ranks are compared with a search by FAISS, drawn at random; of
-        folds as many of each; 0 for all
+    pairs : the judged pairs of Crisscrossed Captions; with them, ``cxc`` also has the directions ``i2i`` and ``t2t``
     """
 
+    cross_check: bool = True
+    cross_checked: int = CROSS_CHECK_QUERIES
     answers: bool = False
     ks: Sequence[int] = RECALLS
     pairs: JudgedPairs | None = None
-    cross_checked: int = CROSS_CHECK_QUERIES
 
 
-NOTHING_MORE = AskedOfQueries()
+DEFAULT_RANKING = RankingOptions()
 
 
 class ProtocolQueries(NamedTuple):
-    """What became of the queries of a protocol, fold by fold, and how these folds were checked; why not, if they were not."""
+    """The ranked queries of a protocol, fold by fold, and the cross-check of each fold.
+
+    ``unchecked`` is the reason why there was no cross-check; blank if there was one.
+    """
 
     folds: list[Fold]
     agreements: list[Agreement]
     unchecked: str = ""
 
 
-def named_protocols(asked: str | Sequence[str]) -> list[str]:
-    """One or several protocols as a list; :class:`UserError` if there is no such protocol, or none is named."""
-    names = [asked] if isinstance(asked, str) else list(asked)
+def read_seeds(files: Sequence[Path]) -> list[Embeddings]:
+    """Read the embeddings of one model, a file per seed. Raises UserError if they differ in split or experiment."""
+    return check_seeds(files, [read_embeddings(path) for path in files])
+
+
+def check_seeds(files: Sequence[Path], runs: Sequence[Embeddings]) -> list[Embeddings]:
+    """Return the embeddings of all seeds under the name of one experiment.
+
+    The experiment is the first that a file names; without any, it is named after the first file. Raises UserError if the
+    embeddings are not seeds of one model on one split.
+    """
+    return check_one_model(files, runs, check_same_split, _SAME)
+
+
+def check_one_model(
+    files: Sequence[Path],
+    runs: Sequence[_Run],
+    check_same: Callable[[Path, _Run, Path, _Run, Sequence[str]], None],
+    attributes: Sequence[str],
+) -> list[_Run]:
+    """Return embeddings or phrase scores under the name of one experiment.
+
+    ``check_same`` raises UserError for two runs with different queries, or with different values of one of ``attributes``.
+    Raises UserError as well for different training data and for a file or a seed that is given twice.
+    """
+    first_path, first = next(
+        ((path, run) for path, run in zip(files, runs, strict=True) if run.experiment), (files[0], runs[0])
+    )
+    experiment = experiment_name(first_path, first)
+    path_of_seed: dict[int, Path] = {}
+    for path, run in zip(files, runs, strict=True):
+        check_same(first_path, first, path, run, attributes)
+        if run.trained_on != first.trained_on:
+            raise UserError(f"{path} and {first_path} belong to models that were trained on different data sets")
+        if list(files).count(path) > 1:
+            raise UserError(f"{path} is given twice; a seed counts once")
+        if run.seed is not None and path_of_seed.setdefault(run.seed, path) != path:
+            raise UserError(f"{path} and {path_of_seed[run.seed]} have the same seed {run.seed}")
+    check_all_same_data([(path, run.identity) for path, run in zip(files, runs, strict=True)])
+    return [replace(run, experiment=experiment) for run in runs]
+
+
+def select_protocols(files: Sequence[Path], runs: Sequence[Embeddings], protocol: str | Sequence[str]) -> list[str]:
+    """Return the protocols that all seeds can serve. Raises UserError with the file that cannot serve a named protocol."""
+    names, served = protocol_names(protocol), []
+    for path, run in zip(files, runs, strict=False):
+        try:
+            served.append(resolve_protocols(run, names))
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
+    return [name for name in served[0] if all(name in others for others in served)]
+
+
+def rank_seeds(
+    files: Sequence[Path], runs: Sequence[Embeddings], protocol: str, options: RankingOptions = DEFAULT_RANKING
+) -> list[ProtocolQueries]:
+    """Return the ranked queries of a protocol for each seed. Raises UserError with the file that cannot be ranked."""
+    queries = []
+    for path, run in zip(files, runs, strict=False):
+        try:
+            queries.append(rank_queries(run, protocol, options))
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
+    return queries
+
+
+def protocol_names(protocol: str | Sequence[str]) -> list[str]:
+    """Return the names of one or several protocols as a list. Raises UserError for an unknown name or an empty list."""
+    names = [protocol] if isinstance(protocol, str) else list(protocol)
     for name in names or [""]:
         if name not in ("auto", *PROTOCOLS):
             raise UserError(f"unknown protocol {name!r}{did_you_mean(name, ('auto', *PROTOCOLS))}")
     return names
 
 
-def protocols_of(run: Embeddings, asked: Sequence[str]) -> list[str]:
-    """The protocols asked for, ``auto`` among them, in their order; :class:`UserError` if a run cannot serve one.
+def resolve_protocols(run: Embeddings, names: Sequence[str]) -> list[str]:
+    """Return the named protocols in their fixed order, with ``auto`` resolved.
 
-    ``auto`` is ``full``; ``1k`` if there are 1,000 images and each has a caption; and ``cxc`` and ``eccv`` of the test
-    set of COCO, if their package is installed.
+    ``auto`` stands for ``full``; ``1k`` if there are at least 1,000 images and each has a caption; and ``cxc`` and ``eccv`` on
+    the test set of COCO, if the package eccv-caption is installed. Raises UserError if the embeddings cannot serve a protocol.
     """
-    n_images, n_asking = len(run.image_ids), len(np.unique(run.image_of_caption()))
+    n_images, n_captioned = len(run.image_ids), len(np.unique(run.image_of_caption()))
     for name in FOLDED_PROTOCOLS:
-        if name in asked and n_images < FOLD:
+        if name in names and n_images < FOLD:
             raise UserError(f"the protocol {name} needs {FOLD} images, there are {n_images}")
-    if "1k" in asked and n_asking < n_images:
-        raise UserError(f"the protocol 1k needs images with captions, and {n_images - n_asking} have none")
+    if "1k" in names and n_captioned < n_images:
+        raise UserError(f"the protocol 1k needs images with captions, and {n_images - n_captioned} have none")
     for name in ("sentence", "sentence-1k"):
-        if name in asked and run.captions is None:
+        if name in names and run.captions is None:
             raise UserError(f"the protocol {name} needs caption embeddings, and the file has none")
-    if "auto" in asked:
-        asked = [*asked, "full", *(["1k"] if n_images >= FOLD and n_asking == n_images else [])]
+    if "auto" in names:
+        names = [*names, "full", *(["1k"] if n_images >= FOLD and n_captioned == n_images else [])]
         if is_coco_test(_coco_ids(run), run.caption_ids):
-            asked += COCO_PROTOCOLS
-    return [name for name in PROTOCOLS if name in asked]
+            names += COCO_PROTOCOLS
+    return [name for name in PROTOCOLS if name in names]
 
 
-def queries_of(
-    run: Embeddings, protocol: str, cross_check: bool = True, asked: AskedOfQueries = NOTHING_MORE
-) -> ProtocolQueries:
-    """What became of the queries of a protocol; all but ``1k`` and ``sentence-1k`` have one fold.
+def rank_queries(run: Embeddings, protocol: str, options: RankingOptions = DEFAULT_RANKING) -> ProtocolQueries:
+    """Return the ranked queries of a protocol; ``1k`` and ``sentence-1k`` have a fold per 1,000 images, the others one fold.
 
-    With ``cross_check`` FAISS searches the embeddings of each fold for some queries, too; scores of pairs it cannot search.
-    ``asked`` is what is wanted besides.
+    The cross-check applies to protocols other than ``cxc`` and ``eccv`` and to embeddings; FAISS cannot search scores of
+    pairs.
     """
     if protocol in COCO_PROTOCOLS:
-        fold = coco_fold(protocol, _coco_ids(run), run.caption_ids, *run.score_blocks(), ks=asked.ks)
-        if protocol == "cxc" and asked.pairs is not None:
-            fold = {**fold, **intramodal_fold(run, _coco_ids(run), asked.pairs, asked.ks)}
-        return ProtocolQueries([_named(run, fold)], [], "its right answers are no captions' own images")
-    of_fold = _sentences if protocol.startswith("sentence") else partial(_both_directions, answers=asked.answers)
+        fold = coco_fold(protocol, _coco_ids(run), run.caption_ids, *run.score_blocks(), ks=options.ks)
+        if protocol == "cxc" and options.pairs is not None:
+            fold = {**fold, **intramodal_fold(run, _coco_ids(run), options.pairs, options.ks)}
+        return ProtocolQueries([_with_ids(run, fold)], [], "its right answers are judged, not only the captions of the image")
+    rank_fold = _rank_sentences if protocol.startswith("sentence") else partial(_rank_pairs, answers=options.answers)
     n_folds = len(run.image_ids) // FOLD if protocol in FOLDED_PROTOCOLS else 1
-    checked = -(-asked.cross_checked // n_folds) if cross_check else None
-    done = [of_fold(part, checked, asked.ks) for part in (_thousands(run) if protocol in FOLDED_PROTOCOLS else [run])]
-    folds, agreements = [fold for fold, _ in done], [agreement for _, agreement in done if agreement is not None]
+    checked = -(-options.cross_checked // n_folds) if options.cross_check else None
+    parts = _thousands(run) if protocol in FOLDED_PROTOCOLS else [run]
+    ranked = [rank_fold(part, checked, options.ks) for part in parts]
+    folds, agreements = [fold for fold, _ in ranked], [agreement for _, agreement in ranked if agreement is not None]
     if agreements:
         _log_agreement(protocol, agreements)
         return ProtocolQueries(folds, agreements)
-    return ProtocolQueries(folds, [], "FAISS does not search scores of pairs" if cross_check else "--no-cross-check")
+    reason = "FAISS does not search scores of pairs" if options.cross_check else "--no-cross-check"
+    return ProtocolQueries(folds, [], reason)
 
 
 def _coco_ids(run: Embeddings) -> NDArray[np.int64]:
@@ -118,32 +198,32 @@ def _coco_ids(run: Embeddings) -> NDArray[np.int64]:
 
 
 def _thousands(run: Embeddings) -> Iterator[Embeddings]:
-    """Consecutive folds of 1,000 images with their captions; what is left of the last thousand is left out."""
+    """Yield consecutive folds of 1,000 images with their captions; fewer than 1,000 images at the end are left out."""
     image_of_caption = run.image_of_caption()
     for start in range(0, len(run.image_ids) // FOLD * FOLD, FOLD):
         captions = np.flatnonzero((image_of_caption >= start) & (image_of_caption < start + FOLD))
         yield run.select(np.arange(start, start + FOLD), captions)
 
 
-def _sentences(run: Embeddings, checked: int | None, ks: Sequence[int]) -> tuple[Fold, Agreement | None]:
-    """The captions of a run, or of a fold of it, that query its other captions; so many are ``checked``, None for none."""
+def _rank_sentences(run: Embeddings, checked: int | None, ks: Sequence[int]) -> tuple[Fold, Agreement | None]:
+    """Rank the captions of a fold that query its other captions; cross-check ``checked`` queries, 0 for all, None for none."""
     assert run.captions is not None
     image_of_caption = run.image_of_caption()
     exact = sentence_ranks(shared_tensor(run.captions), torch.from_numpy(image_of_caption))
     fold = {"s2s": replace(Queries.from_ranks(exact.ranks, image_of_caption[exact.queries], ks), answers=exact.answers)}
     if checked is None:
-        return _named(run, fold), None
-    return _named(run, fold), check_sentences_against_search(run.captions, image_of_caption, exact, RECALLS, checked)
+        return _with_ids(run, fold), None
+    return _with_ids(run, fold), check_sentences_against_search(run.captions, image_of_caption, exact, RECALLS, checked)
 
 
-def _both_directions(run: Embeddings, checked: int | None, ks: Sequence[int], answers: bool) -> tuple[Fold, Agreement | None]:
-    """The queries of all images and captions of a run, or of a fold of it, of which so many are ``checked``."""
+def _rank_pairs(run: Embeddings, checked: int | None, ks: Sequence[int], answers: bool) -> tuple[Fold, Agreement | None]:
+    """Rank the images and captions of a fold in both directions; cross-check ``checked`` queries, 0 for all, None for none."""
     image_of_caption = run.image_of_caption()
     ranks = ranks_from_blocks(*run.score_blocks(), own_ranks=True)
     fold, vectors = build_fold(ranks, image_of_caption, ks), run.vectors
     if answers:
         best = best_answers(*run.score_blocks(), ranks)
-        fold = _named(run, {direction: replace(queries, answers=best[direction]) for direction, queries in fold.items()})
+        fold = _with_ids(run, {direction: replace(queries, answers=best[direction]) for direction, queries in fold.items()})
     if checked is None or vectors is None:
         return fold, None
     if run.similarity == "cosine":
@@ -151,8 +231,8 @@ def _both_directions(run: Embeddings, checked: int | None, ks: Sequence[int], an
     return fold, check_against_candidates(*vectors, image_of_caption, ranks, RECALLS, run.similarity, checked)
 
 
-def _named(run: Embeddings, fold: Fold) -> Fold:
-    """The fold with the ids of ``run`` in its answers, which had rows of it."""
+def _with_ids(run: Embeddings, fold: Fold) -> Fold:
+    """Return the fold with image and caption ids in its answers, in place of rows of ``run``."""
     ids = {"i": run.image_ids, "t": run.caption_ids, "s": run.caption_ids}
     return {
         direction: replace(
@@ -163,15 +243,15 @@ def _named(run: Embeddings, fold: Fold) -> Fold:
 
 
 def _log_agreement(protocol: str, agreements: Sequence[Agreement]) -> None:
-    """Say in a line that FAISS agrees with the exact ranks, of how many queries; R@1 are theirs, means over the folds."""
-    said = []
+    """Log that FAISS agrees with the exact ranks, with the number of queries and their mean R@1 over the folds."""
+    parts = []
     for direction in agreements[0].recalls:
         found, exact = (
             np.mean([of_fold[direction]["r1"] for of_fold in recalls])
             for recalls in ([agreement.recalls for agreement in agreements], [agreement.exact for agreement in agreements])
         )
         n_queries = sum(agreement.queries[direction] for agreement in agreements)
-        beside = "" if agreements[0].against == BY_SEARCH else f", exact {exact:.1f}"
-        said.append(f"{direction} {found:.1f}{beside} of {n_queries:,} queries")
-    what = "agrees with" if agreements[0].against == BY_SEARCH else "finds candidates that, re-ranked, do not contradict"
-    log.info("%s: FAISS %s the exact ranks (R@1 %s)", protocol, what, "; ".join(said))
+        exact_text = "" if agreements[0].against == BY_SEARCH else f", exact {exact:.1f}"
+        parts.append(f"{direction} {found:.1f}{exact_text} of {n_queries:,} queries")
+    verb = "agrees with" if agreements[0].against == BY_SEARCH else "finds candidates that, re-ranked, do not contradict"
+    log.info("%s: FAISS %s the exact ranks (R@1 %s)", protocol, verb, "; ".join(parts))

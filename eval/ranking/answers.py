@@ -31,7 +31,7 @@ class BestAnswers:
     queries : (n,) the queries
     ranks : (n,) 0-based: the number of wrong answers that score at least as high as the best right one
     right, right_scores : (n,) the best right answer and its score; the first one if several tie
-    wrong, wrong_scores : (n,) the best wrong answer and its score, which is -inf if the query has no wrong answer
+    wrong, wrong_scores : (n,) the best wrong answer and its score; the score is -inf if the query has no wrong answer
     """
 
     queries: NDArray[np.int64]

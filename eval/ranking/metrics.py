@@ -1,8 +1,8 @@
 """Metrics of retrieval, over the whole split or over folds of 1,000 images.
 
 :class:`Queries` holds the value of each metric for each query of one direction; a :class:`Fold` holds the queries of each
-direction. :func:`fold_metrics` reduces a fold to the metrics of a result file: R@K, Med r, mean r, rsum, and nDCG@10, MRR and
-mAP, which depend on the positions of all right answers and agree with trec_eval.
+direction. :func:`fold_metrics` reduces a fold to the metrics of a result file: R@K, Med r, mean r and rsum. If the positions
+of all right answers are known, there are also nDCG@10, MRR and mAP, as trec_eval defines them.
 
 :data:`DIRECTIONS` describes the directions of retrieval. :data:`POSITION_METRICS` is the registry of metrics of positions:
 a further one is a function of :class:`RightAnswers` and a line there.

@@ -142,7 +142,7 @@ def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None, own_rank
 
     With ``own_ranks`` the ranks of all captions of an image are counted, not only that of the best one.
 
-    Raises UserError with the first image row whose scores are not finite.
+    Raises UserError if scores are not finite, and names the image row.
     """
     other = i2t if t2i is None else t2i
     image_of_caption = i2t.image_of_caption
@@ -203,7 +203,7 @@ def blocks_from_embeddings(
     """Return the scores of embeddings as blocks of ``tile_images`` images; each block is overwritten by the next.
 
     Besides the embeddings, which may be memory maps of files larger than memory, only one block is held. The parameters are
-    those of :func:`ranks_from_embeddings`. Raises UserError with a row that is not finite.
+    those of :func:`ranks_from_embeddings`. Raises UserError if a row is not finite.
     """
     score, tile_images, tile_captions = similarity_by_name(similarity)
     if images.shape[1] != captions.shape[1]:
@@ -274,7 +274,7 @@ def shared_tensor(array: NDArray[Any]) -> Tensor:
 
 
 def check_finite(name: str, rows: Float[Tensor, "n dim"]) -> None:
-    """Raise UserError with the first row that has NaN or an infinity."""
+    """Raise UserError if a row has NaN or an infinity; the message names the first such row."""
     # A check of the scores is not enough: an image of infinities has order scores of 0 with all captions.
     for start in range(0, len(rows), _CHECK_ROWS):
         part = rows[start : start + _CHECK_ROWS]

@@ -69,7 +69,7 @@ SIMILARITIES = {
 
 
 def similarity_by_name(name: str) -> RankingSimilarity:
-    """Return the similarity of that name. Raises UserError with the known names if it is unknown."""
+    """Return the similarity of that name. Raises UserError if it is unknown."""
     if name not in SIMILARITIES:
         raise UserError(f"unknown similarity {name!r}{did_you_mean(name, SIMILARITIES)}")
     return SIMILARITIES[name]

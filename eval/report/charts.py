@@ -1,9 +1,8 @@
-"""Charts of a report as inline SVG: bars of recalls, curves of training, histograms of ranks.
+"""Charts of a report as inline SVG, and the metrics of a random order that they mark as chance.
 
-All words in them are ours. What a user named (an experiment, a data set) stands in the HTML around them, where it is
-escaped; here a series is known by its colour.
-
-What a model that knows nothing reaches: the metrics of a random order of candidates.
+The charts are bars of recalls, training curves and histograms of ranks. All their texts are constants of this program. Names
+that a user chose, such as an experiment, are in the HTML around a chart, where they are escaped; in a chart a result has only
+a colour.
 """
 
 from __future__ import annotations
@@ -24,36 +23,36 @@ from numpy.typing import NDArray
 from vse.eval.defaults import RECALLS
 
 
-def first_within(k: int, n_candidates: int, n_right: int = 1) -> float:
-    """How probable it is that, in a random order, the first of ``n_right`` right answers is among the first ``k``."""
+def chance_within(k: int, n_candidates: int, n_right: int = 1) -> float:
+    """Return the probability that, in a random order, one of ``n_right`` right answers is among the first ``k`` candidates."""
     missed = 1.0
-    for drawn in range(n_right):
-        missed *= max(0, n_candidates - k - drawn) / max(1, n_candidates - drawn)
+    for n in range(n_right):
+        missed *= max(0, n_candidates - k - n) / max(1, n_candidates - n)
     return 1.0 - missed
 
 
-def captions_each(n_images: int, n_captions: int) -> int:
-    """How many captions an image has, in whole numbers."""
+def captions_per_image(n_images: int, n_captions: int) -> int:
+    """Return the mean number of captions of an image, rounded, at least 1."""
     return max(1, round(n_captions / max(1, n_images)))
 
 
 def chance_recall(direction: str, k: int, n_images: int, n_captions: int) -> float:
-    """R@``k`` in percent of the direction ``i2t`` or ``t2i`` in a random order."""
+    """Return R@``k`` of a random order in percent, in the direction ``i2t`` or ``t2i``."""
     if direction == "t2i":
-        return 100.0 * first_within(k, n_images)
-    return 100.0 * first_within(k, n_captions, captions_each(n_images, n_captions))
+        return 100.0 * chance_within(k, n_images)
+    return 100.0 * chance_within(k, n_captions, captions_per_image(n_images, n_captions))
 
 
 def chance_rsum(n_images: int, n_captions: int) -> float:
-    """The sum of R@1, 5 and 10 in both directions in a random order."""
+    """Return rsum of a random order: the sum of R@1, R@5 and R@10 in both directions."""
     return sum(chance_recall(direction, k, n_images, n_captions) for direction in ("i2t", "t2i") for k in RECALLS)
 
 
-COLOURS = ("#2a6f97", "#d9731a")  # of the first and the second result, as in templates/report.html
+COLOURS = ("#2a6f97", "#d9731a")  # first and second result, as in templates/report.html
 _QUIET, _AXIS, _GRID, _INK = "#4a5560", "#8a949e", "#e6e9ed", "#1d2733"
 _VARIABLES = {COLOURS[0]: "a", COLOURS[1]: "b", _QUIET: "label", _AXIS: "axis", _GRID: "grid", _INK: "ink"}
-"""Names under which the report's style may set other colours, as it does in dark mode."""
-_SIZE = (4.6, 2.7)  # inches: drawn about as large on a phone as on a desk, so that the text stays readable
+"""CSS variables by which the style of the report replaces colours in dark mode."""
+_SIZE = (4.6, 2.7)  # inches; small, so that the text stays readable on a phone
 _SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.size": 9,
@@ -72,7 +71,7 @@ _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
 class Bars(NamedTuple):
-    """A series of bars: ``values`` (n,) and, below and above each, the ends of its whisker (NaN: none)."""
+    """A series of bars: ``values`` (n,), and the lower and upper ends (n,) of their whiskers, NaN for none."""
 
     values: Sequence[float]
     lows: Sequence[float]
@@ -80,7 +79,7 @@ class Bars(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A line through ``x`` and ``y`` (n,) in the colour of the result number ``series``, marked at its ``best`` x."""
+    """A line through the points ``x`` and ``y`` (n,), with a ring at ``x == best``; ``series`` is the index of its result."""
 
     series: int
     x: Sequence[float]
@@ -88,14 +87,15 @@ class Curve(NamedTuple):
     best: float | None = None
 
 
-def recall_bars(
+def draw_recall_bars(
     label: str, groups: Sequence[tuple[str, Sequence[str]]], series: Sequence[Bars], chance: Sequence[float] = ()
 ) -> Markup:
-    """Bars in percent, one per series side by side. ``groups`` are titles, each with the names of its bars.
+    """Draw bars in percent, with the bars of all series next to each other.
 
-    ``chance`` is where bars of a model that knows nothing would end; a dotted line marks it.
+    ``groups`` has the title of each group of bars and the names of its bars. ``chance`` has the height of each bar for a
+    random order, which a dotted line marks. ``label`` describes the chart for screen readers.
     """
-    centers, middles, end = _positions([len(names) for _, names in groups])
+    centers, middles, end = _bar_positions([len(names) for _, names in groups])
     width = 0.8 / len(series)
 
     def draw(axes: Axes) -> None:
@@ -116,10 +116,10 @@ def recall_bars(
             axes.text(middle, -0.15, title, ha="center", va="top", transform=axes.get_xaxis_transform(), color=_QUIET)
         axes.set(xlim=(-0.6, end), ylim=(0, 109), yticks=range(0, 101, 20), ylabel="%")
 
-    return _drawn(label, draw, left=0.11, bottom=0.2)
+    return _render(label, draw, left=0.11, bottom=0.2)
 
 
-def training_curves(
+def draw_training_curves(
     label: str,
     x_label: str,
     y_label: str,
@@ -128,10 +128,10 @@ def training_curves(
     warm_ups: Sequence[tuple[int, int]] = (),
     chance: float | None = None,
 ) -> Markup:
-    """A line per seed; the point that was kept has a ring. ``log``: the x axis grows by factors.
+    """Draw a line per seed, with a ring at the epoch whose weights were kept.
 
-    ``warm_ups`` are the number of a result and the last epoch of its warm-up: a dashed line stands after it. A dotted line
-    stands at ``chance``.
+    ``log`` makes the x axis logarithmic. ``warm_ups`` has the index of a result and the last epoch of its warm-up, which a
+    dashed line marks. A dotted line marks ``chance``.
     """
 
     def draw(axes: Axes) -> None:
@@ -156,20 +156,21 @@ def training_curves(
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.margins(y=0.1)
 
-    return _drawn(label, draw, left=0.15, bottom=0.18)
+    return _render(label, draw, left=0.15, bottom=0.18)
 
 
-def rank_histogram(label: str, ranks: Sequence[NDArray[np.int64]], n_candidates: int, n_right: int = 1) -> Markup:
-    """The share of queries whose right answer stands at each (1-based) rank, in bins that grow. ``ranks`` are 0-based.
+def draw_rank_histogram(label: str, ranks: Sequence[NDArray[np.int64]], n_candidates: int, n_right: int = 1) -> Markup:
+    """Draw the share of queries by the rank of their first right answer, in bins of increasing width.
 
-    A dotted line marks the share in a random order, where a query has ``n_right`` right answers.
+    ``ranks`` (n_queries,) of each result are 0-based; the chart has 1-based ranks. A dotted line marks the share in a random
+    order, in which a query has ``n_right`` right answers.
     """
     bins = rank_bins(n_candidates)
     firsts = [1, *(last + 1 for last in bins[:-1])]
     names = [f"{a}" if a == b else f"{a:,}–{b:,}" for a, b in zip(firsts, bins, strict=True)]
     shares = [rank_shares(of_model, bins) for of_model in ranks]
     width = 0.84 / len(ranks)
-    chance = 100.0 * np.diff([first_within(last, n_candidates, n_right) for last in bins], prepend=0.0)
+    chance = 100.0 * np.diff([chance_within(last, n_candidates, n_right) for last in bins], prepend=0.0)
 
     def draw(axes: Axes) -> None:
         for k, heights in enumerate(shares):
@@ -182,23 +183,23 @@ def rank_histogram(label: str, ranks: Sequence[NDArray[np.int64]], n_candidates:
         axes.set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor", fontsize=8)
         axes.set(ylim=(0, 1.12 * max(heights.max() for heights in [*shares, chance])), ylabel="% of queries")
 
-    return _drawn(label, draw, left=0.12, bottom=0.27)
+    return _render(label, draw, left=0.12, bottom=0.27)
 
 
 def rank_shares(ranks: NDArray[np.int64], bins: Sequence[int]) -> NDArray[np.float64]:
-    """The percentage of 0-based ``ranks`` (n_queries,) in each bin; ``bins`` are their last ranks, 1-based."""
+    """Return the percentage of the 0-based ``ranks`` (n_queries,) in each bin; ``bins`` has the last 1-based rank of each."""
     counts = np.bincount(np.searchsorted(bins, ranks + 1), minlength=len(bins))
     return 100.0 * counts / len(ranks)
 
 
 def rank_bins(n_candidates: int) -> list[int]:
-    """The last rank of each bin: 1, 5, 10, 20, 50, 100, 200, 500, ... and at the end all candidates."""
+    """Return the last 1-based rank of each bin: 1, 5, 10, 20, 50, 100, 200, 500, ..., and the number of candidates."""
     steps = [1, 5, 10, *(k * 10**n for n in range(1, 9) for k in (2, 5, 10))]
     return [*(step for step in steps if step < n_candidates), max(1, n_candidates)]
 
 
-def _positions(sizes: Sequence[int]) -> tuple[NDArray[np.float64], list[float], float]:
-    """Where bars stand, with a gap between groups; the middle of each group; and where the axis ends."""
+def _bar_positions(sizes: Sequence[int]) -> tuple[NDArray[np.float64], list[float], float]:
+    """Return the centres of all bars, with a gap between groups; the middle of each group; and the end of the axis."""
     centers: list[float] = []
     middles: list[float] = []
     start = 0.0
@@ -210,15 +211,15 @@ def _positions(sizes: Sequence[int]) -> tuple[NDArray[np.float64], list[float], 
 
 
 def _write_above(axes: Axes, x: NDArray[Any], y: NDArray[Any], values: NDArray[Any]) -> None:
-    for at, height, value in zip(x, y, values, strict=True):
+    for position, height, value in zip(x, y, values, strict=True):
         if not np.isnan(value):
-            axes.text(at, height, f"{value:.1f}", ha="center", va="bottom", fontsize=7)
+            axes.text(position, height, f"{value:.1f}", ha="center", va="bottom", fontsize=7)
 
 
-def _drawn(label: str, draw: Callable[[Axes], None], left: float, bottom: float) -> Markup:
-    """The chart that ``draw`` draws, with margins as shares of its size; always the same bytes."""
+def _render(label: str, draw: Callable[[Axes], None], left: float, bottom: float) -> Markup:
+    """Return the chart that ``draw`` draws, always with the same bytes; margins are shares of its size."""
     with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # whatever the user's matplotlibrc says
+        matplotlib.rcdefaults()  # ignore the user's matplotlibrc
         matplotlib.rcParams.update({**_SETTINGS, "svg.hashsalt": label})
         figure = Figure(figsize=_SIZE)
         axes = figure.add_subplot()
@@ -226,18 +227,19 @@ def _drawn(label: str, draw: Callable[[Axes], None], left: float, bottom: float)
         figure.subplots_adjust(left=left, right=0.985, top=0.97, bottom=bottom)
         text = StringIO()
         figure.savefig(text, format="svg", transparent=True, metadata=_NO_METADATA)
-    return _inline(text.getvalue(), label)
+    return _inline_svg(text.getvalue(), label)
 
 
-def _inline(svg: str, label: str) -> Markup:
-    """What matplotlib wrote, to stand among others in a report: named, without prolog, without ids that nothing refers to."""
+def _inline_svg(svg: str, label: str) -> Markup:
+    """Return the SVG of matplotlib for use inside HTML: with a label, without prolog and without ids that are not used."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
     used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', svg))
-    svg = re.sub(r"#[0-9a-f]{6}\b", lambda colour: _themed(colour[0]), svg)
+    svg = re.sub(r"#[0-9a-f]{6}\b", lambda match: _themed_colour(match[0]), svg)
     svg = re.sub(r' id="([^"]*)"', lambda attribute: attribute[0] if attribute[1] in used else "", svg)
     return Markup(svg.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1))
 
 
-def _themed(colour: str) -> str:
+def _themed_colour(colour: str) -> str:
+    """Return a colour as a CSS variable with a default, if the report's style may replace it."""
     return f"var(--{_VARIABLES[colour]}, {colour})" if colour in _VARIABLES else colour

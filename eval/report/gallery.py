@@ -1,21 +1,30 @@
-"""Which queries a report shows, and what a model retrieves for them: its best candidates, by exact scores."""
+"""The gallery of a report: queries with the best answers of one or two models, as photos and captions.
+
+:func:`build_gallery` selects queries of one direction, retrieves their best candidates by exact scores, and returns a card for
+each query. :func:`find_hardest_negatives` reads the costliest negatives of the training.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from vse.eval.files.embeddings import Embeddings
-from vse.eval.ranking.ranks import Ranks, blocks_from_embeddings, ranks_from_blocks, shared_tensor
+from vse.eval.ranking.ranks import Ranks, blocks_from_embeddings, shared_tensor
+from vse.eval.report.drawings import Drawing, DrawnWord, Pair, ResultAttention, draw_attention
+from vse.eval.report.pages import DatasetPhotos, Photo
+from vse.eval.search.top_k import Attention
 
-TOP = 5  # candidates shown of each query
+TOP = 5  # candidates displayed for each query
 NEAR = 10  # a right answer up to this (1-based) rank is a near miss
+_NEGATIVES = 4  # displayed in each direction
 
 Direction = Literal["i2t", "t2i"]
 Rows = NDArray[np.int64]
@@ -32,81 +41,225 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Retrieved:
-    """What a model retrieves for a query, a row of images or captions: its best candidates, and the ``answer``, the positive
-    that it ranks first.
+class QueryResult:
+    """The best candidates for a query, a row of images or captions, and ``answer``, the best right answer.
 
-    Of equal scores a negative candidate comes first, as the ranks count them.
+    With equal scores a wrong candidate comes first, as in the ranks.
     """
 
     query: int
     candidates: tuple[Candidate, ...]
     answer: Candidate
 
+    @property
+    def displayed(self) -> list[Candidate]:
+        """The best candidates, followed by the best right answer unless it is one of them."""
+        return [*self.candidates, *([] if self.answer in self.candidates else [self.answer])]
 
-def all_ranks(run: Embeddings) -> Ranks:
-    """The ranks of all queries of a split, in both directions."""
-    return ranks_from_blocks(*run.score_blocks())
+
+@dataclass(frozen=True)
+class AnswerCard:
+    """A candidate as it is displayed: a caption, or a photo with one of its captions. ``rank`` is 1-based.
+
+    words : the words of the caption, if their attention is drawn on the photo of the query
+    drawing : the attention of the query, if it is drawn on the candidate photo
+    """
+
+    rank: int
+    score: str
+    right: bool
+    caption: str
+    photo: Photo | None
+    words: Sequence[DrawnWord] = ()
+    drawing: Drawing | None = None
 
 
-def retrieved(run: Embeddings, direction: Direction, queries: Sequence[int], top: int = TOP) -> list[Retrieved]:
-    """What the model retrieves for some rows of images (``i2t``) or of captions (``t2i``) among the whole split."""
-    image_of_caption = run.image_of_caption()
-    rows_of_scores = _scores_of_images(run, queries) if direction == "i2t" else _scores_of_captions(run, queries)
-    results = []
-    for query, scores in zip(queries, rows_of_scores, strict=True):
-        right = image_of_caption == query if direction == "i2t" else np.arange(len(run.image_ids)) == image_of_caption[query]
-        results.append(_retrieved(query, scores, right, top))
-    return results
+@dataclass(frozen=True)
+class ModelColumn:
+    """The answers of one model to a query.
+
+    rank : the 1-based rank of the best right answer
+    answers : the best candidates
+    right_answer : the best right answer, if it is not among ``answers``
+    """
+
+    rank: int
+    answers: Sequence[AnswerCard]
+    right_answer: AnswerCard | None
+
+    @property
+    def words(self) -> Sequence[DrawnWord]:
+        """The words of the query, if their attention is drawn on a candidate."""
+        cards = [*self.answers, *([self.right_answer] if self.right_answer else [])]
+        return next((card.drawing.words for card in cards if card.drawing), ())
+
+
+@dataclass(frozen=True)
+class QueryCard:
+    """A query, which is a photo or a caption, with a column per model.
+
+    ``drawings`` has the attention of the captions on the photo of the query.
+    """
+
+    photo: Photo | None
+    caption: str
+    columns: Sequence[ModelColumn]
+    drawings: Sequence[Drawing] = ()
+
+
+@dataclass(frozen=True)
+class CardGroup:
+    """Query cards under a common title."""
+
+    title: str
+    cards: Sequence[QueryCard]
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """The queries of one direction.
+
+    counts : with two models, the number of queries for which the first, the second and neither is better
+    attends : the sides (``t2i``, ``i2t``) that attend to the other side in the drawings
+    """
+
+    direction: Direction
+    groups: Sequence[CardGroup]
+    counts: tuple[int, int, int] | None = None
+    attends: Sequence[str] = ()
+
+    @property
+    def n_words(self) -> int:
+        """The largest number of words that a card draws."""
+        cards = [card for group in self.groups for card in group.cards]
+        on_photos = [sum(len(drawing.words) for drawing in card.drawings) for card in cards]
+        return max([0, *on_photos, *(len(column.words) for card in cards for column in card.columns)])
+
+
+@dataclass(frozen=True)
+class HardNegative:
+    """A positive pair of the training set, and the negative candidate with the highest cost for it."""
+
+    cost: str
+    positive: Photo
+    caption: str
+    negative: Photo
+    negative_caption: str
+
+
+def build_gallery(
+    direction: Direction,
+    runs: Sequence[Embeddings],
+    ranks: Sequence[Ranks],
+    photos: DatasetPhotos,
+    n: int,
+    seed: int,
+    attention: Sequence[ResultAttention],
+) -> Gallery:
+    """Return the gallery of ``n`` queries in one direction.
+
+    ``runs``, ``ranks`` and ``attention`` have an entry for each of one or two models, whose embeddings are in the same order.
+    ``seed`` determines the sample of queries.
+    """
+    image_of_caption = runs[0].image_of_caption()
+    n_captions = len(image_of_caption)
+    # An image without a caption is not a query.
+    rows = np.unique(image_of_caption) if direction == "i2t" else np.arange(n_captions)
+    images = rows if direction == "i2t" else image_of_caption
+    titles, groups, counts = _select_groups([getattr(one, direction) for one in ranks], images, n, seed)
+    queries = [rows[group].tolist() for group in groups]
+    everything = [query for group in queries for query in group]
+    results = [dict(zip(everything, retrieve(run, direction, everything), strict=True)) for run in runs]
+    attentions = [
+        of_model.for_pairs(_pair_scores(direction, runs[0], of_run.values()))
+        for of_model, of_run in zip(attention, results, strict=True)
+    ]
+    cards = [
+        CardGroup(
+            title, [_query_card(direction, runs[0], photos, [one[query] for one in results], attentions) for query in group]
+        )
+        for title, group in zip(titles, queries, strict=True)
+    ]
+    sides = sorted({one.side for of_model in attentions for one in of_model.values()}, reverse=True)
+    return Gallery(direction, [group for group in cards if group.cards], counts, sides)
+
+
+def _select_groups(
+    ranks: Sequence[Rows], images: Rows, n: int, seed: int
+) -> tuple[list[str], Sequence[list[int]], tuple[int, int, int] | None]:
+    """Return the titles of the groups, the indices of their queries, and with two models the counts of :class:`Gallery`."""
+    if len(ranks) == 1:
+        titles = [
+            "Right answer at rank 1",
+            f"Near misses: right answer at rank 2 to {NEAR}",
+            "Failures: the largest ranks of all",
+        ]
+        return titles, select_queries(ranks[0], images, n, seed), None
+    first, second = ranks
+    better, worse = int(np.count_nonzero(first < second)), int(np.count_nonzero(first > second))
+    titles = ["A ranks the right answer higher", "B ranks the right answer higher"]
+    return titles, select_contrasting_queries(first, second, images, n), (better, worse, len(first) - better - worse)
 
 
 def select_queries(ranks: Rows, images: Rows, n: int, seed: int) -> tuple[list[int], list[int], list[int]]:
-    """Up to ``n`` queries, in thirds: successes, near misses, failures.
+    """Return the indices of up to ``n`` queries, a third each of successes, near misses and failures.
 
-    Successes (rank 0) and near misses (below :data:`NEAR`) are drawn with ``seed``, failures are the largest ranks. Of an
-    image, whose row each query has in ``images`` (n_queries,), one query is shown.
+    Successes (rank 0) and near misses (rank below :data:`NEAR`) are sampled with ``seed``; failures have the largest ranks.
+    ``images`` (n_queries,) is the row of the image that a query is or belongs to. Each image is selected once.
     """
     parts = [n // 3 + (part < n % 3) for part in range(3)]
-    drawn = np.random.default_rng(seed).permutation(len(ranks))
+    sample = np.random.default_rng(seed).permutation(len(ranks))
     worst = np.argsort(-ranks, kind="stable")
-    shown: set[int] = set()
-    failures = _of_new_images(worst[ranks[worst] > 0], images, parts[2], shown)
-    near = drawn[(ranks[drawn] > 0) & (ranks[drawn] < NEAR)]
-    near_misses = _of_new_images(near, images, parts[1], shown)
-    successes = _of_new_images(drawn[ranks[drawn] == 0], images, parts[0], shown)
+    used: set[int] = set()
+    failures = _take_new_images(worst[ranks[worst] > 0], images, parts[2], used)
+    near = sample[(ranks[sample] > 0) & (ranks[sample] < NEAR)]
+    near_misses = _take_new_images(near, images, parts[1], used)
+    successes = _take_new_images(sample[ranks[sample] == 0], images, parts[0], used)
     near_misses.sort(key=lambda query: int(ranks[query]))
     return successes, near_misses, failures
 
 
-def select_queries_of_two(first: Rows, second: Rows, images: Rows, n: int) -> tuple[list[int], list[int]]:
-    """Up to ``n`` queries whose ranks in two results differ: half that the first ranks better, then half that the second does.
+def select_contrasting_queries(first: Rows, second: Rows, images: Rows, n: int) -> tuple[list[int], list[int]]:
+    """Return the indices of up to ``n`` queries that one model ranks better: half for the first model, half for the second.
 
-    Those that one result mends come first, which puts the right answer at rank 0 where the other does not (Tables II and III
-    of the TOD-Net paper); among these, and among the rest, those whose ranks differ by the largest factors.
+    ``first`` and ``second`` are the ranks (n_queries,) of the two models. Queries that one model ranks at 0 and the other does
+    not come first (Tables II and III of the TOD-Net paper). Within both groups, queries are in descending order of the factor
+    between the ranks.
     """
     gain = np.log1p(second) - np.log1p(first)
-    mended = (first == 0) | (second == 0)
-    shown: set[int] = set()
+    solved = (first == 0) | (second == 0)
+    used: set[int] = set()
     halves = []
     for sign, size in ((1, n - n // 2), (-1, n // 2)):
-        order = np.lexsort((-sign * gain, ~mended))
-        halves.append(_of_new_images(order[sign * gain[order] > 0], images, size, shown))
+        order = np.lexsort((-sign * gain, ~solved))
+        halves.append(_take_new_images(order[sign * gain[order] > 0], images, size, used))
     return halves[0], halves[1]
 
 
-def _of_new_images(queries: Rows, images: Rows, n: int, shown: set[int]) -> list[int]:
-    """The first ``n`` queries of images that are not among those ``shown``, to which theirs are added."""
+def _take_new_images(queries: Rows, images: Rows, n: int, used: set[int]) -> list[int]:
+    """Return the first ``n`` queries whose images are not in ``used``, and add these images to it."""
     selected: list[int] = []
     for query in queries.tolist():
         if len(selected) == n:
             break
-        if images[query] not in shown:
-            shown.add(int(images[query]))
+        if images[query] not in used:
+            used.add(int(images[query]))
             selected.append(query)
     return selected
 
 
-def _retrieved(query: int, scores: Tensor, right: NDArray[np.bool_], top: int) -> Retrieved:
+def retrieve(run: Embeddings, direction: Direction, queries: Sequence[int], top: int = TOP) -> list[QueryResult]:
+    """Return the best candidates of the whole split for some rows of images (``i2t``) or of captions (``t2i``)."""
+    image_of_caption = run.image_of_caption()
+    scores_of_queries = _scores_of_images(run, queries) if direction == "i2t" else _scores_of_captions(run, queries)
+    results = []
+    for query, scores in zip(queries, scores_of_queries, strict=True):
+        right = image_of_caption == query if direction == "i2t" else np.arange(len(run.image_ids)) == image_of_caption[query]
+        results.append(_query_result(query, scores, right, top))
+    return results
+
+
+def _query_result(query: int, scores: Tensor, right: NDArray[np.bool_], top: int) -> QueryResult:
     wrong_first = torch.from_numpy(np.argsort(right, kind="stable"))
     order = wrong_first[torch.argsort(scores[wrong_first], descending=True, stable=True)].numpy()
 
@@ -115,27 +268,102 @@ def _retrieved(query: int, scores: Tensor, right: NDArray[np.bool_], top: int) -
         return Candidate(row, rank, float(scores[row]), bool(right[row]))
 
     best = tuple(candidate(rank) for rank in range(min(top, len(order))))
-    return Retrieved(query, best, candidate(int(np.argmax(right[order]))))
+    return QueryResult(query, best, candidate(int(np.argmax(right[order]))))
 
 
 def _scores_of_images(run: Embeddings, queries: Sequence[int]) -> Iterator[Tensor]:
-    """Scores (n_captions,) of each of some images with all captions."""
+    """Yield the scores (n_captions,) of each query image with all captions."""
     scores = run.direction_scores("i2t")
     if scores is not None:
         yield from (torch.as_tensor(scores[query : query + 1])[0] for query in queries)
     elif queries and run.vectors is not None:
         images, captions = map(shared_tensor, run.vectors)
-        image_of_caption = torch.zeros(len(captions), dtype=torch.int64)  # of no importance for scores
+        image_of_caption = torch.zeros(len(captions), dtype=torch.int64)  # without influence on scores
         blocks = blocks_from_embeddings(images[list(queries)], captions, image_of_caption, run.similarity)
         for start in range(0, len(queries), blocks.rows):
             yield from blocks.score(slice(start, min(start + blocks.rows, len(queries))), None)
 
 
 def _scores_of_captions(run: Embeddings, queries: Sequence[int]) -> Iterator[Tensor]:
-    """Scores (n_images,) of each of some captions with all images."""
+    """Yield the scores (n_images,) of each query caption with all images."""
     i2t, t2i = run.score_blocks()
     blocks = t2i or i2t
     columns = torch.tensor(list(queries), dtype=torch.int64)
     starts = range(0, blocks.n_images, blocks.rows)
     parts = (blocks.score(slice(start, min(start + blocks.rows, blocks.n_images)), columns) for start in starts)
-    yield from torch.cat([part.clone() for part in parts]).T  # a block may overwrite the last
+    yield from torch.cat([part.clone() for part in parts]).T  # a block may overwrite the previous one
+
+
+def _pair(direction: Direction, run: Embeddings, query: int, candidate: Candidate) -> Pair:
+    image, caption = (query, candidate.row) if direction == "i2t" else (candidate.row, query)
+    return int(run.image_ids[image]), int(run.caption_ids[caption])
+
+
+def _pair_scores(direction: Direction, run: Embeddings, results: Iterable[QueryResult]) -> dict[Pair, float]:
+    """Return the scores of all displayed pairs."""
+    return {_pair(direction, run, result.query, one): one.score for result in results for one in result.displayed}
+
+
+def _query_card(
+    direction: Direction,
+    run: Embeddings,
+    photos: DatasetPhotos,
+    results: Sequence[QueryResult],
+    attentions: Sequence[Mapping[Pair, Attention]],
+) -> QueryCard:
+    query = results[0].query
+    photo = photos.photo(int(run.image_ids[query])) if direction == "i2t" else None
+    columns: list[ModelColumn] = []
+    drawings: list[Drawing] = []
+    for number, (result, attention) in enumerate(zip(results, attentions, strict=True)):
+        pairs = [_pair(direction, run, query, candidate) for candidate in result.displayed]
+        name = f"{direction}-{query}-{number}"
+        words: dict[Pair, Sequence[DrawnWord]] = {}
+        if photo and photo.source and (drawable := [pair for pair in pairs if pair in attention]):
+            first = sum(len(drawing.words) for drawing in drawings)
+            drawings.append(draw_attention(name, [attention[pair] for pair in drawable], first))
+            words = dict(zip(drawable, drawings[-1].captions, strict=True))
+        answers = []
+        for candidate, pair in zip(result.displayed, pairs, strict=True):
+            answer = _answer_card(direction, run, photos, candidate)
+            if answer.photo and answer.photo.source and pair in attention:
+                answer = replace(answer, drawing=draw_attention(f"{name}-{candidate.row}", [attention[pair]]))
+            answers.append(replace(answer, words=words.get(pair, ())))
+        n_best = len(result.candidates)
+        columns.append(ModelColumn(result.answer.rank + 1, answers[:n_best], next(iter(answers[n_best:]), None)))
+    if photo:
+        return QueryCard(photo, photo.caption, columns, drawings)
+    return QueryCard(None, photos.caption(int(run.caption_ids[query])), columns)
+
+
+def _answer_card(direction: Direction, run: Embeddings, photos: DatasetPhotos, candidate: Candidate) -> AnswerCard:
+    score = f"{candidate.score + 0.0:#.3g}".replace("-", "−")
+    if direction == "i2t":
+        caption = photos.caption(int(run.caption_ids[candidate.row]))
+        return AnswerCard(candidate.rank + 1, score, candidate.right, caption, None)
+    photo = photos.photo(int(run.image_ids[candidate.row]))
+    return AnswerCard(candidate.rank + 1, score, candidate.right, photo.caption, photo)
+
+
+def find_hardest_negatives(table: pd.DataFrame, photos: DatasetPhotos) -> tuple[int, dict[str, list[HardNegative]]]:
+    """Return the last epoch, and its costliest negatives for queries that are an ``image`` or a ``caption``.
+
+    ``table`` is the content of ``negatives.csv`` of a run.
+    """
+    numbers = ["epoch", "cost", "imgid", "negative_imgid"]
+    table = table.assign(**{name: pd.to_numeric(table[name], errors="coerce") for name in numbers}).dropna(subset=numbers)
+    if table.empty:
+        return 0, {}
+    epoch = int(table["epoch"].max())
+    table = table[table["epoch"] == epoch].sort_values("cost", ascending=False, kind="stable")
+    costliest = {}
+    for query in ("image", "caption"):
+        rows = table[table["query"] == query].head(_NEGATIVES).to_dict("records")
+        if rows:
+            costliest[query] = [_hard_negative(row, photos) for row in rows]
+    return epoch, costliest
+
+
+def _hard_negative(row: Any, photos: DatasetPhotos) -> HardNegative:
+    positive, negative = photos.photo(int(row["imgid"])), photos.photo(int(row["negative_imgid"]))
+    return HardNegative(f"{row['cost']:#.3g}", positive, str(row["caption"]), negative, str(row["negative_caption"]))

@@ -1,4 +1,4 @@
-"""The metrics of one or two results for a report: a chart and a table per protocol, and the few that matter most."""
+"""The metrics of one or two results in a report: the headline, a chart and a table per protocol, and paired differences."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from vse.eval.files.results import Metric, ProtocolMetrics, Result, distinct_pro
 from vse.eval.ranking.bootstrap import ALPHA, differences
 from vse.eval.ranking.metrics import DIRECTIONS, METRIC_TITLES, build_fold, metric_title
 from vse.eval.ranking.ranks import Ranks
-from vse.eval.report.charts import Bars, chance_recall, recall_bars
+from vse.eval.report.charts import Bars, chance_recall, draw_recall_bars
 
 _TITLES = {"sentence": "captions query captions", "cxc": "Crisscrossed Captions (CxC)", "eccv": "ECCV Caption"}
 _RECALLS = ("r1", "r5", "r10")
-_BARS = (*_RECALLS, "bound")  # of a chart, as far as they are there
+_BARS = (*_RECALLS, "bound")  # bars of a chart, if the result has them
 
 
-class ShownMetric(NamedTuple):
-    """A metric as a report shows it, with its standard deviation over seeds and its interval; NaN is what is not known."""
+class ReportMetric(NamedTuple):
+    """A metric in a report: its value, standard deviation over seeds and 95% interval, each NaN if it is not known."""
 
     value: float
     std: float = math.nan
@@ -33,50 +33,53 @@ class ShownMetric(NamedTuple):
 
     @property
     def text(self) -> str:
-        """To a decimal, as tables of the field print it."""
+        """The value and the standard deviation with one decimal; a dash if the value is not known."""
         if math.isnan(self.value):
             return "–"
         return f"{self.value:.1f}" if math.isnan(self.std) else f"{self.value:.1f} ± {self.std:.1f}"
 
     @property
     def interval(self) -> str:
-        """Its ends; empty if it is not known."""
+        """The ends of the interval; blank if it is not known."""
         return "" if math.isnan(self.low) else f"{self.low:.1f} – {self.high:.1f}"
 
     def whisker(self) -> tuple[float, float]:
-        """From where to where to draw: the interval, or else a standard deviation each side."""
+        """Return the ends of the whisker: the interval or, without one, a standard deviation on each side."""
         return (self.value - self.std, self.value + self.std) if math.isnan(self.low) else (self.low, self.high)
 
 
-_Directions = dict[str, dict[str, ShownMetric]]
+_Directions = dict[str, dict[str, ReportMetric]]
 
 
 class MetricRow(NamedTuple):
-    """A row of a table: which direction, of which result (its number), and its metrics."""
+    """A row of a table: the direction, the index of the result, and its metrics."""
 
     direction: str
     series: int
-    cells: Sequence[ShownMetric]
+    cells: Sequence[ReportMetric]
 
 
 @dataclass(frozen=True)
 class ProtocolSection:
-    """A protocol in a report; ``sums`` are the metrics of both directions together, ``chart`` is None without recalls.
+    """The section of a protocol in a report.
 
-    ``notes`` say what small print and whiskers mean, ``chance`` what the dotted lines.
+    sums : index of the result, name and value of each metric over both directions, such as rsum
+    chart : the bars; None without recalls
+    notes : the meaning of whiskers and small numbers
+    chance : the meaning of the dotted lines
     """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[MetricRow]
-    sums: Sequence[tuple[int, str, ShownMetric]]
+    sums: Sequence[tuple[int, str, ReportMetric]]
     chart: Markup | None
     notes: str
     chance: str
 
 
-class ShownDifference(NamedTuple):
-    """How far two models are apart in a metric on the same queries, and whether the test images explain it."""
+class ReportDifference(NamedTuple):
+    """The difference of two models in a metric on the same queries, and whether it is significant."""
 
     name: str
     text: str
@@ -85,22 +88,25 @@ class ShownDifference(NamedTuple):
     significant: bool
 
 
-def paired_differences(image_of_caption: NDArray[np.int64], first: Ranks, second: Ranks) -> list[ShownDifference]:
-    """First minus second, over the whole split: recalls each direction and rsum (see :mod:`vse.eval.ranking.bootstrap`)."""
+def rank_differences(image_of_caption: NDArray[np.int64], first: Ranks, second: Ranks) -> list[ReportDifference]:
+    """Return first minus second over the whole split, for the recalls of each direction and rsum.
+
+    See :mod:`vse.eval.ranking.bootstrap` for the intervals and p-values.
+    """
     compared = differences(
         [[build_fold(first, image_of_caption)]], [[build_fold(second, image_of_caption)]], COMPARISON_SAMPLES
     )
-    named = [
+    metrics = [
         (f"{DIRECTIONS[direction].title} {METRIC_TITLES[name]}", compared[direction][name])
         for direction in ("i2t", "t2i")
         for name in _RECALLS
     ]
-    return [shown_difference(name, leaf) for name, leaf in [*named, ("rsum", compared["rsum"])]]
+    return [report_difference(name, leaf) for name, leaf in [*metrics, ("rsum", compared["rsum"])]]
 
 
-def shown_difference(name: str, leaf: Mapping[str, Any]) -> ShownDifference:
-    """A metric's difference, as :func:`vse.eval.ranking.bootstrap.differences` returns it, for a table."""
-    return ShownDifference(
+def report_difference(name: str, leaf: Mapping[str, Any]) -> ReportDifference:
+    """Return the difference of a metric, given by :func:`vse.eval.ranking.bootstrap.differences`, for a table."""
+    return ReportDifference(
         name,
         f"{leaf['difference']:+.1f}",
         f"{leaf['ci95'][0]:+.1f} to {leaf['ci95'][1]:+.1f}",
@@ -109,16 +115,17 @@ def shown_difference(name: str, leaf: Mapping[str, Any]) -> ShownDifference:
     )
 
 
-def sections(results: Sequence[Result]) -> list[ProtocolSection]:
-    """A section per protocol of any of the results; ``1k`` is left out where its one fold is the whole split."""
-    shown = distinct_protocols({name: None for result in results for name in result.protocols}, results[0].n_images)
-    return [_section(name, results) for name in shown]
+def build_sections(results: Sequence[Result]) -> list[ProtocolSection]:
+    """Return a section for each protocol of the results; ``1k`` is left out if its only fold is the whole split."""
+    names = distinct_protocols({name: None for result in results for name in result.protocols}, results[0].n_images)
+    return [_section(name, results) for name in names]
 
 
-def headline(result: Result) -> list[tuple[str, ShownMetric]]:
-    """rsum, and R@1 and Med r of both directions, of the whole split or else of the first protocol that has them.
+def headline_metrics(result: Result) -> list[tuple[str, ReportMetric]]:
+    """Return name and value of the metrics at the top of a report.
 
-    Of phrases their recalls and the upper bound.
+    They are rsum, and R@1 and Med r of both directions, from the whole split or from the first protocol that has rsum. For
+    phrases they are the recalls and the upper bound.
     """
     protocols = result.protocols
     if PHRASE in protocols:
@@ -128,12 +135,12 @@ def headline(result: Result) -> list[tuple[str, ShownMetric]]:
         sums = _sums(protocol)
         if "rsum" in sums:
             directions = _directions(protocol)
-            asked = [(key, direction) for key in ("r1", "medr") for direction in ("i2t", "t2i")]
+            selected = [(key, direction) for key in ("r1", "medr") for direction in ("i2t", "t2i")]
             return [
                 ("rsum", sums["rsum"]),
                 *(
                     (f"{METRIC_TITLES[key]}, {DIRECTIONS[direction].title}", directions[direction][key])
-                    for key, direction in asked
+                    for key, direction in selected
                     if key in directions.get(direction, {})
                 ),
             ]
@@ -142,44 +149,50 @@ def headline(result: Result) -> list[tuple[str, ShownMetric]]:
 
 def _section(name: str, results: Sequence[Result]) -> ProtocolSection:
     protocols = [result.protocols.get(name, ProtocolMetrics()) for result in results]
-    shown = [_directions(protocol) for protocol in protocols]
-    directions = list(dict.fromkeys(direction for one in shown for direction in one))
-    keys = list(dict.fromkeys(key for one in shown for metrics in one.values() for key in metrics))
+    metrics = [_directions(protocol) for protocol in protocols]
+    directions = list(dict.fromkeys(direction for of_result in metrics for direction in of_result))
+    keys = list(dict.fromkeys(key for of_result in metrics for one in of_result.values() for key in one))
     rows = [
-        MetricRow(DIRECTIONS[direction].title, series, [one[direction].get(key, ShownMetric(math.nan)) for key in keys])
+        MetricRow(DIRECTIONS[direction].title, series, [of_result[direction].get(key, ReportMetric(math.nan)) for key in keys])
         for direction in directions
-        for series, one in enumerate(shown)
-        if direction in one
+        for series, of_result in enumerate(metrics)
+        if direction in of_result
     ]
     sums = [(series, metric_title(key), metric) for series, one in enumerate(protocols) for key, metric in _sums(one).items()]
     title = _title(name, results[0], next(result.protocols[name] for result in results if name in result.protocols))
     columns = [metric_title(key) for key in keys]
     chance = _chance(name, results[0], directions)
-    chart = _chart(title, directions, shown, chance)
-    notes = " ".join(filter(None, [_notes(shown), left_out(protocols[0]) if name == PHRASE else ""]))
+    chart = _chart(title, directions, metrics, chance)
+    notes = " ".join(filter(None, [_notes(metrics), excluded_phrases(protocols[0]) if name == PHRASE else ""]))
     return ProtocolSection(title, columns, rows, sums, chart, notes, _chance_note(chance) if chart else "")
 
 
-def left_out(protocol: ProtocolMetrics) -> str:
-    """How many phrases are not evaluated, or cannot be right."""
-    without = f"{protocol.n_without_box or 0:,} more phrases have no box and are left out."
+def excluded_phrases(protocol: ProtocolMetrics) -> str:
+    """Return a note on the number of phrases that are not evaluated, and of those that have no candidate."""
+    excluded = f"{protocol.n_without_box or 0:,} more phrases have no box and are left out."
     missed = protocol.n_without_candidate
-    return without + (f" {missed:,} have no candidate, and count as missed." if missed else "")
+    return excluded + (f" {missed:,} have no candidate, and count as missed." if missed else "")
 
 
 def _chance(name: str, result: Result, directions: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Recalls of a random order, by direction; none of protocols whose candidates or right answers are others."""
+    """Return the recalls of a random order by direction; empty for protocols other than ``1k`` and ``full``."""
     if name not in ("1k", "full"):
         return {}
     n_images = 1000 if name == "1k" else result.n_images
     n_captions = round(result.n_captions * n_images / max(1, result.n_images))
     known = [direction for direction in directions if direction in ("i2t", "t2i")]
-    return {of: {key: chance_recall(of, int(key[1:]), n_images, n_captions) for key in _RECALLS} for of in known}
+    return {
+        direction: {key: chance_recall(direction, int(key[1:]), n_images, n_captions) for key in _RECALLS}
+        for direction in known
+    }
 
 
 def _chance_note(chance: dict[str, dict[str, float]]) -> str:
-    """The chance level in numbers."""
-    levels = [f"{' / '.join(f'{level:.1f}' for level in of.values())} {DIRECTIONS[name].title}" for name, of in chance.items()]
+    """Return a note with the recalls of a random order."""
+    levels = [
+        f"{' / '.join(f'{level:.1f}' for level in recalls.values())} {DIRECTIONS[name].title}"
+        for name, recalls in chance.items()
+    ]
     return f"Dotted lines: chance, R@1 / 5 / 10 of {', '.join(levels)}." if levels else ""
 
 
@@ -196,49 +209,50 @@ def _title(name: str, result: Result, protocol: ProtocolMetrics) -> str:
 
 
 def _chart(
-    title: str, directions: Sequence[str], shown: Sequence[_Directions], chance: dict[str, dict[str, float]]
+    title: str, directions: Sequence[str], metrics: Sequence[_Directions], chance: dict[str, dict[str, float]]
 ) -> Markup | None:
+    """Draw the bars of all results; None if they have no recalls."""
     bars = [
-        (direction, key) for direction in directions for key in _BARS if any(key in one.get(direction, {}) for one in shown)
+        (direction, key) for direction in directions for key in _BARS if any(key in one.get(direction, {}) for one in metrics)
     ]
     if not bars:
         return None
     groups = [
-        (DIRECTIONS[direction].title, [METRIC_TITLES[key] for of, key in bars if of == direction])
-        for direction in dict.fromkeys(of for of, _ in bars)
+        (DIRECTIONS[direction].title, [METRIC_TITLES[key] for of_bar, key in bars if of_bar == direction])
+        for direction in dict.fromkeys(of_bar for of_bar, _ in bars)
     ]
     series = []
-    for one in shown:
-        metrics = [one.get(direction, {}).get(key, ShownMetric(math.nan)) for direction, key in bars]
-        lows, highs = zip(*(metric.whisker() for metric in metrics), strict=True)
-        series.append(Bars([metric.value for metric in metrics], lows, highs))
+    for of_result in metrics:
+        of_bars = [of_result.get(direction, {}).get(key, ReportMetric(math.nan)) for direction, key in bars]
+        lows, highs = zip(*(metric.whisker() for metric in of_bars), strict=True)
+        series.append(Bars([metric.value for metric in of_bars], lows, highs))
     levels = [chance.get(direction, {}).get(key, math.nan) for direction, key in bars]
-    return recall_bars(f"Recalls, {title}", groups, series, levels if chance else ())
+    return draw_recall_bars(f"Recalls, {title}", groups, series, levels if chance else ())
 
 
-def _notes(shown: Sequence[_Directions]) -> str:
-    """What the small print of metrics means, and the whiskers of bars."""
-    metrics = [metric for one in shown for of_direction in one.values() for metric in of_direction.values()]
+def _notes(metrics: Sequence[_Directions]) -> str:
+    """Return the meaning of the small numbers, of ± and of the whiskers."""
+    every = [metric for of_result in metrics for of_direction in of_result.values() for metric in of_direction.values()]
     notes = []
-    if any(not math.isnan(metric.std) for metric in metrics):
+    if any(not math.isnan(metric.std) for metric in every):
         notes.append("±: standard deviation over seeds.")
-    if any(metric.interval for metric in metrics):
+    if any(metric.interval for metric in every):
         notes.append("Small numbers and whiskers: 95% intervals over the choice of test images.")
     elif notes:
-        notes.append("Whiskers are as long.")
+        notes.append("Whiskers: one standard deviation on each side.")
     return " ".join(notes)
 
 
 def _directions(protocol: ProtocolMetrics) -> _Directions:
     return {
-        direction: {key: _shown(protocol, metric, f"{direction}_{key}") for key, metric in metrics.items()}
+        direction: {key: _report_metric(protocol, metric, f"{direction}_{key}") for key, metric in metrics.items()}
         for direction, metrics in protocol.directions.items()
     }
 
 
-def _sums(protocol: ProtocolMetrics) -> dict[str, ShownMetric]:
-    return {name: _shown(protocol, metric, name) for name, metric in protocol.sums.items()}
+def _sums(protocol: ProtocolMetrics) -> dict[str, ReportMetric]:
+    return {name: _report_metric(protocol, metric, name) for name, metric in protocol.sums.items()}
 
 
-def _shown(protocol: ProtocolMetrics, metric: Metric, name: str) -> ShownMetric:
-    return ShownMetric(*mean_and_std(metric), *(protocol.interval(name) or (math.nan, math.nan)))
+def _report_metric(protocol: ProtocolMetrics, metric: Metric, name: str) -> ReportMetric:
+    return ReportMetric(*mean_and_std(metric), *(protocol.interval(name) or (math.nan, math.nan)))

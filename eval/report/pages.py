@@ -1,8 +1,7 @@
-"""HTML reports of one file: photos and charts inside, no script, nothing loaded from elsewhere.
+"""HTML pages of one file: photos and charts are embedded, and nothing is loaded or run.
 
-The results of a search as an HTML report with thumbnails.
-
-Where phrases are in a photo, as an HTML page: each in a colour, with the boxes that score highest.
+:func:`write_page` renders a template of ``eval/report/templates``. :class:`DatasetPhotos` reads photos of a data set as
+thumbnails. :func:`write_search_page` and :func:`write_phrase_page` write the pages of ``vse-search``.
 """
 
 from __future__ import annotations
@@ -10,22 +9,29 @@ from __future__ import annotations
 import base64
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from PIL import Image
+from PIL import Image as PillowImage
 
-from vse.eval.report.drawings import BRACKETS, SAID, PlacedPhoto, colour_of, drawn, placed_box
+from vse.eval.files.embeddings import Embeddings
+from vse.eval.report.drawings import BRACKETS, EXPLANATIONS, PhrasePhoto, draw_attention, phrase_box, phrase_colour
 from vse.eval.search.top_k import PhraseHit, SearchHit
 from vse.pipeline.command import current_provenance, describe_code
+from vse.pipeline.dataset.dataset import Dataset, Image
+from vse.pipeline.dataset.identity import check_recorded_data
+from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, decode_image
 from vse.pipeline.files.outputs import OutputKind, text_kind
 from vse.pipeline.files.writing import write_text
 
+log = logging.getLogger(__name__)
 THUMBNAIL = 240  # pixels of the longer side
-
+_GALLERY_SIDE = 208  # pixels of the longer side of a photo in a gallery
 _ENVIRONMENT = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=True,
@@ -36,18 +42,18 @@ _ENVIRONMENT = Environment(
 
 
 def page_kind(template: str) -> OutputKind:
-    """Return the kind of the pages that are made from a template."""
+    """Return the kind of output files that a template renders."""
     generator = _generator(template)
     return text_kind(f"a page by {generator}", f'<meta name="generator" content="{generator}">')
 
 
 def write_page(out: Path, template: str, **values: Any) -> Path:
-    """Write a template of ``eval/report/templates``, filled in with everything escaped; returns ``out``."""
-    return write_text(out, filled(template, **values))
+    """Render a template of ``eval/report/templates`` with escaped values, write it to ``out``, and return ``out``."""
+    return write_text(out, render_page(template, **values))
 
 
-def filled(template: str, **values: Any) -> str:
-    """A template of ``eval/report/templates``, filled in with everything escaped."""
+def render_page(template: str, **values: Any) -> str:
+    """Render a template of ``eval/report/templates``; all values are escaped."""
     return _ENVIRONMENT.get_template(template).render(generator=_generator(template), **values)
 
 
@@ -56,50 +62,109 @@ def _generator(template: str) -> str:
 
 
 def thumbnail(photo: Path, side: int = THUMBNAIL) -> str:
-    """A small JPEG of an image file, as the ``src`` of an ``img``; ``BadImage`` if it cannot be read."""
-    return sized_thumbnail(photo, side)[0]
+    """Return a small JPEG of an image file as the ``src`` of an ``img``. Raises BadImage if the file cannot be read."""
+    return thumbnail_and_size(photo, side)[0]
 
 
-def sized_thumbnail(photo: Path, side: int = THUMBNAIL) -> tuple[str, tuple[int, int]]:
-    """What :func:`thumbnail` returns, and the width and height of the photo itself, in which boxes are given."""
-    whole = decode_image(photo)
-    return jpeg_source(small_jpeg(whole, side)), whole.size
+def thumbnail_and_size(photo: Path, side: int = THUMBNAIL) -> tuple[str, tuple[int, int]]:
+    """Return the thumbnail of :func:`thumbnail`, and width and height of the original photo."""
+    original = decode_image(photo)
+    return jpeg_source(small_jpeg(original, side)), original.size
 
 
-def small_jpeg(photo: Image.Image, side: int = THUMBNAIL) -> bytes:
-    """A small JPEG of a photo, without whatever its file says besides."""
+def small_jpeg(photo: PillowImage.Image, side: int = THUMBNAIL) -> bytes:
+    """Return a small JPEG of a photo, without the metadata of its file."""
     small = photo.copy()
-    small.thumbnail((side, side), Image.Resampling.LANCZOS)
+    small.thumbnail((side, side), PillowImage.Resampling.LANCZOS)
     content = BytesIO()
     small.save(content, "JPEG", quality=82, optimize=True)
     return content.getvalue()
 
 
 def jpeg_source(content: bytes) -> str:
-    """A JPEG as the ``src`` of an ``img``."""
+    """Return a JPEG as the ``src`` of an ``img``."""
     return f"data:image/jpeg;base64,{base64.b64encode(content).decode()}"
 
 
-log = logging.getLogger(__name__)
+@dataclass(frozen=True)
+class Photo:
+    """A photo to display with its first caption; ``source`` is None if the photo cannot be read."""
+
+    source: str | None
+    file: str
+    caption: str
+
+
+@dataclass
+class DatasetPhotos:
+    """The photos and captions of a data set; each photo is read once. ``unreadable`` has the files that cannot be read."""
+
+    dataset: Dataset
+    unreadable: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._sources: dict[int, str | None] = {}
+
+    def check(self, run: Embeddings) -> None:
+        """Raise UserError unless the data set has all images and captions of the embeddings, and the same name."""
+        path = self.dataset.path
+        if run.dataset != self.dataset.name:
+            raise UserError(
+                f"{path} is the data set {self.dataset.name!r}, the embeddings belong to {run.dataset!r}; see --data"
+            )
+        unknown = run.image_ids[self.dataset.image_rows(run.image_ids) < 0]
+        if len(unknown):
+            raise UserError(f"{path}: has no image {unknown[0]}, but the embeddings have one; see --data")
+        rows, _ = self.dataset.caption_rows(run.caption_ids)
+        wrong = np.flatnonzero((rows < 0) | (rows != self.dataset.image_rows(run.caption_image_ids)))
+        if len(wrong):
+            caption = f"caption {run.caption_ids[wrong[0]]} of image {run.caption_image_ids[wrong[0]]}"
+            raise UserError(f"{path}: has no {caption}, but the embeddings have one; see --data")
+        check_recorded_data(self.dataset, run.identity)
+
+    def photo(self, imgid: int) -> Photo:
+        """Return the photo of an image; its source is None if it cannot be read or the data set has no such image."""
+        image = self.dataset.find_image(imgid)
+        if image is None:
+            return Photo(None, f"image {imgid}", "")
+        if imgid not in self._sources:
+            self._sources[imgid] = self._read(image)
+        return Photo(self._sources[imgid], image.file, image.captions[0].raw)
+
+    def caption(self, sentid: int) -> str:
+        """Return the original text of a caption."""
+        rows, numbers = self.dataset.caption_rows(np.asarray([sentid]))
+        return self.dataset.images[int(rows[0])].captions[int(numbers[0])].raw
+
+    def _read(self, image: Image) -> str | None:
+        if not self.dataset.has_image_files:
+            return None
+        try:
+            return thumbnail(self.dataset.image_path(image), _GALLERY_SIDE)
+        except BadImage as error:
+            log.warning("%s", error)
+            self.unreadable.add(image.file)
+            return None
+
 
 _SEARCH_TEMPLATE = "search.html"
 SEARCH_PAGE = page_kind(_SEARCH_TEMPLATE)
 
 
-def write_search_page(out: Path, query: str | Path, hits: Sequence[SearchHit], searched: str) -> Path:
-    """Write a report of one file: the query, and of each hit its rank, score, thumbnail, captions and path; returns ``out``.
+def write_search_page(out: Path, query: str | Path, hits: Sequence[SearchHit], corpus: str) -> Path:
+    """Write the page of a search: rank, score, thumbnail, captions and path of each hit; return ``out``.
 
-    ``searched`` names what was searched. A photo that cannot be read, or that ``dataset.json`` does not know, is a labelled
-    blank. Of hits with attention the report draws it, over the photo that was found or, for each caption, over that of the
-    query.
+    ``query`` is a text or the path of a photo; ``corpus`` names the model and the split that was searched. A photo that cannot
+    be read is a blank with its name. Attention of a hit is drawn over the photo that was found, or, if captions were found,
+    over the photo of the query.
     """
     by_photo = isinstance(query, Path)
-    asked = {"query": str(query), "by_photo": by_photo, "photo": _thumbnail(query) if isinstance(query, Path) else None}
-    cards, attending = [], ""
+    query_photo = _readable_thumbnail(query) if isinstance(query, Path) else None
+    cards, explanation = [], ""
     for rank, hit in enumerate(hits, 1):
-        photo = _thumbnail(hit.photo)
-        seen = hit.attention if (asked["photo"] if by_photo else photo) else None
-        attending = f"{SAID[seen.side]} {BRACKETS}" if seen else attending
+        photo = _readable_thumbnail(hit.photo)
+        attention = hit.attention if (query_photo if by_photo else photo) else None
+        explanation = f"{EXPLANATIONS[attention.side]} {BRACKETS}" if attention else explanation
         cards.append(
             {
                 "rank": rank,
@@ -107,23 +172,21 @@ def write_search_page(out: Path, query: str | Path, hits: Sequence[SearchHit], s
                 "photo": photo,
                 "name": str(hit.photo or f"image {hit.image_id}"),
                 "captions": hit.captions or ([] if hit.caption is None else [f"caption {hit.caption}"]),
-                "drawing": seen and drawn(f"photo-{rank}", [seen]),
+                "drawing": attention and draw_attention(f"photo-{rank}", [attention]),
             }
         )
-    making = current_provenance()
-    said = ", ".join(str(part) for part in (describe_code(making["code"]), making["date"], making["command"]) if part)
-    return write_page(
-        out,
-        _SEARCH_TEMPLATE,
-        **asked,
-        cards=cards,
-        searched=searched,
-        made=said,
-        attending=attending,
-    )
+    values = {"query": str(query), "by_photo": by_photo, "photo": query_photo, "cards": cards, "corpus": corpus}
+    return write_page(out, _SEARCH_TEMPLATE, **values, origin=_origin(), explanation=explanation)
 
 
-def _thumbnail(photo: Path | None) -> str | None:
+def _origin() -> str:
+    """Return the code, the date and the command that write the page."""
+    record = current_provenance()
+    return ", ".join(str(part) for part in (describe_code(record["code"]), record["date"], record["command"]) if part)
+
+
+def _readable_thumbnail(photo: Path | None) -> str | None:
+    """Return the thumbnail of a photo; None, with a warning, if it cannot be read."""
     if photo is None:
         return None
     try:
@@ -135,21 +198,21 @@ def _thumbnail(photo: Path | None) -> str | None:
 
 _PHRASE_TEMPLATE = "phrase_search.html"
 PHRASE_PAGE = page_kind(_PHRASE_TEMPLATE)
-_SIDE = 900  # pixels of the longer side of the photo
-_LISTED = 5  # boxes of a phrase in numbers
+_PHRASE_SIDE = 900  # pixels of the longer side of the photo
+_LISTED = 5  # boxes per phrase whose coordinates are listed
 
 
-def write_phrase_page(out: Path, photo: Path, hits: Sequence[PhraseHit], searched: str) -> Path:
-    """Write a page of one file: the photo with the best box of each phrase, and the best few in numbers; returns ``out``.
+def write_phrase_page(out: Path, photo: Path, hits: Sequence[PhraseHit], model: str) -> Path:
+    """Write the page of a photo with the best box of each phrase, and the coordinates of the best boxes; return ``out``.
 
-    ``searched`` names the model. ``BadImage`` if the photo cannot be read.
+    Raises BadImage if the photo cannot be read.
     """
-    source, size = sized_thumbnail(photo, _SIDE)
-    boxes = [placed_box(hit.boxes[0], number) for number, hit in enumerate(hits, 1) if len(hit.boxes)]
+    source, size = thumbnail_and_size(photo, _PHRASE_SIDE)
+    boxes = [phrase_box(hit.boxes[0], number) for number, hit in enumerate(hits, 1) if len(hit.boxes)]
     phrases = [
         {
             "number": number,
-            "colour": colour_of(number),
+            "colour": phrase_colour(number),
             "text": hit.text,
             "boxes": [
                 {"score": f"{score:.4f}", "corners": ", ".join(f"{corner:.0f}" for corner in box)}
@@ -159,7 +222,5 @@ def write_phrase_page(out: Path, photo: Path, hits: Sequence[PhraseHit], searche
         }
         for number, hit in enumerate(hits, 1)
     ]
-    making = current_provenance()
-    said = ", ".join(str(part) for part in (describe_code(making["code"]), making["date"], making["command"]) if part)
-    placed = PlacedPhoto("photo", source, photo.name, size, boxes)
-    return write_page(out, _PHRASE_TEMPLATE, photo=placed, phrases=phrases, searched=searched, made=said)
+    drawing = PhrasePhoto("photo", source, photo.name, size, boxes)
+    return write_page(out, _PHRASE_TEMPLATE, photo=drawing, phrases=phrases, model=model, origin=_origin())

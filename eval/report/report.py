@@ -1,9 +1,14 @@
-"""A report of one result, or of two side by side: what was run, its metrics, and what it retrieves, with photos."""
+"""The HTML report of one result, or of two results side by side: settings, metrics, training curves and a gallery.
+
+:func:`write_report` is the function behind ``vse-report``. It reads the inputs, builds each section, and renders the template
+``report.html``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,23 +18,30 @@ from markupsafe import Markup
 
 from vse.eval.defaults import PHRASE, REPORT_QUERIES
 from vse.eval.files.results import Member, Result
-from vse.eval.protocols.options import combination_line
+from vse.eval.protocols.result_content import combination_line
 from vse.eval.ranking.metrics import DIRECTIONS
-from vse.eval.ranking.ranks import Ranks
-from vse.eval.report.cards import Gallery, HardNegative, Photos, gallery, hardest_negatives
-from vse.eval.report.charts import COLOURS, Curve, captions_each, chance_rsum, rank_histogram, training_curves
-from vse.eval.report.drawings import BRACKETS, SAID, Attended, AttentionOfRun
-from vse.eval.report.gallery import all_ranks
-from vse.eval.report.metrics_section import ShownDifference, headline, paired_differences, sections
-from vse.eval.report.pages import page_kind, write_page
-from vse.eval.report.phrases import is_of_phrases, phrase_paired_differences, phrase_part
-from vse.eval.report.report_inputs import ReportedResult, on_the_same_queries, read_reported
+from vse.eval.ranking.ranks import Ranks, ranks_from_blocks
+from vse.eval.report.charts import (
+    COLOURS,
+    Curve,
+    captions_per_image,
+    chance_rsum,
+    draw_rank_histogram,
+    draw_training_curves,
+)
+from vse.eval.report.drawings import BRACKETS, EXPLANATIONS, AttentionOpener, ResultAttention
+from vse.eval.report.gallery import Gallery, HardNegative, build_gallery, find_hardest_negatives
+from vse.eval.report.metrics_section import ReportDifference, build_sections, headline_metrics, rank_differences
+from vse.eval.report.pages import DatasetPhotos, page_kind, write_page
+from vse.eval.report.phrases import are_phrase_results, build_phrase_section, phrase_metric_differences
+from vse.eval.report.report_inputs import ReportInput, align_queries, read_report_input
 from vse.pipeline.command import describe_code
 from vse.pipeline.dataset.columns import caption_counts
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.outputs import check_output
+from vse.pipeline.files.outputs import OutputKind, check_output
 
+_MEASURES = (("train_seconds", "s"), ("peak_memory_mb", "MB at most"))
 _SETTINGS = {
     "backbone": "backbone",
     "feature": "feature",
@@ -45,14 +57,14 @@ _SETTINGS = {
 
 
 class Chart(NamedTuple):
-    """A chart and what stands under it."""
+    """A chart and its title."""
 
     title: str
     svg: Markup
 
 
-class DescribedResult(NamedTuple):
-    """A result as the head of the report names it."""
+class ResultSummary(NamedTuple):
+    """The facts about a result at the head of the report; ``letter`` is A or B if there are two results."""
 
     letter: str
     experiment: str
@@ -68,123 +80,150 @@ def write_report(
     embeddings: Sequence[Path] = (),
     queries: int = REPORT_QUERIES,
     seed: int = 0,
-    attention: AttentionOfRun | None = None,
+    open_attention: AttentionOpener | None = None,
 ) -> Path:
-    """Write an HTML report of one result file, or of two on the same queries; returns ``out``.
+    """Write an HTML report of one result file, or of two results on the same queries; return ``out``.
 
-    ``data`` (``dataset.json``) and ``embeddings`` (of the first seed, one file per result) say where these lie if not where
-    the results say. What is not there is left out, and the report says so. The gallery shows so many ``queries`` in each
-    direction; ``seed`` decides which of many alike. ``attention`` tells what the model of a run looked at, which is drawn.
+    Parts whose inputs are missing are left out, and the report names them.
+
+    Parameters
+    ----------
+    results : one or two result files
+    out : the report to write
+    data : ``dataset.json``, if it is not where the embeddings record it
+    embeddings : a file for the first seed of each result, if it is not where the result names it
+    queries : number of queries in the gallery of each direction
+    seed : seed for the sample of queries
+    open_attention : function that opens the attention of a run, to be drawn on the photos
     """
-    if not 1 <= len(results) <= 2:
-        raise UserError(f"a report shows one result, or two side by side, not {len(results)}")
-    if embeddings and len(embeddings) != len(results):
-        raise UserError(f"{len(embeddings)} files of embeddings for {len(results)} results; give one for each")
-    if queries < 0:
-        raise UserError(f"{queries} queries cannot be shown")
     kind = page_kind("report.html")
-    check_output(out, kind, [*results, *embeddings, *([data] if data else [])])
-    places: Sequence[Path | None] = embeddings or [None] * len(results)
-    reported = [read_reported(path, place) for path, place in zip(results, places, strict=True)]
-    check_output(out, kind, [file for one in reported for file in one.files])
-    check_output(
-        out, kind, [place for one in reported if one.captions for place in (one.captions, one.captions.parent / "images")]
-    )
-    if len(reported) == 2:
-        reported[1] = on_the_same_queries(*reported)
-    ranks = [all_ranks(one.run) for one in reported if one.run]
-    missing = [*_missing(reported)]
+    inputs = _read_inputs(results, out, kind, data, embeddings, queries)
+    ranks = [ranks_from_blocks(*one.embeddings.score_blocks()) for one in inputs if one.embeddings]
+    missing = list(_missing_parts(inputs))
+    photos = _dataset_photos(inputs, data, missing)
     galleries: list[Gallery] = []
-    epoch = 0
-    negatives: dict[str, list[HardNegative]] = {}
-    photos = _photos(reported, data, missing)
-    phrases = None
-    if is_of_phrases(reported):
-        phrases = phrase_part(reported, photos.dataset if photos else None, queries, seed, missing)
+    phrases, hardest = None, _Hardest()
+    if are_phrase_results(inputs):
+        phrases = build_phrase_section(inputs, photos.dataset if photos else None, queries, seed, missing)
     elif photos:
-        runs = [one.run for one in reported if one.run]
-        if len(runs) == len(reported) and queries:
-            attended = [Attended(one, attention, missing) for one in reported]
-            check_output(out, kind, [file for one in attended for file in one.inputs])
-            galleries = [gallery(direction, runs, ranks, photos, queries, seed, attended) for direction in ("i2t", "t2i")]
-        if len(reported) == 1 and reported[0].negatives is not None:
-            epoch, negatives = hardest_negatives(reported[0].negatives, photos)
-        missing += _unreadable(photos)
-    paired: list[ShownDifference] = []
-    if len(ranks) == 2 and reported[0].run:
-        paired = paired_differences(reported[0].run.image_of_caption(), *ranks)
-    elif phrases and len(reported) == 2:
-        paired = phrase_paired_differences(reported)
+        runs = [one.embeddings for one in inputs if one.embeddings]
+        if len(runs) == len(inputs) and queries:
+            attention = [
+                ResultAttention(one.result.experiment, one.folder, one.embeddings, open_attention, missing) for one in inputs
+            ]
+            check_output(out, kind, [file for one in attention for file in one.inputs])
+            galleries = [
+                build_gallery(direction, runs, ranks, photos, queries, seed, attention) for direction in ("i2t", "t2i")
+            ]
+        if len(inputs) == 1 and inputs[0].negatives is not None:
+            hardest = _Hardest(*find_hardest_negatives(inputs[0].negatives, photos))
+        missing += _unreadable_photos(photos)
     return write_page(
         out,
         "report.html",
-        title=_title(reported),
-        result=reported[0].result,
-        seed=reported[0].result.seeds[0],
-        described=[_described(one, "AB"[k] if len(reported) == 2 else "") for k, one in enumerate(reported)],
+        title=_title(inputs),
+        result=inputs[0].result,
+        seed=inputs[0].result.seeds[0],
+        summaries=[_summarise(one, "AB"[k] if len(inputs) == 2 else "") for k, one in enumerate(inputs)],
         colours=COLOURS,
         directions=DIRECTIONS,
-        headline=headline(reported[0].result) if len(reported) == 1 else [],
-        sections=sections([one.result for one in reported]),
-        differences=paired,
-        curves=_curves(reported, photos),
-        training_notes=[*_training_notes(reported, photos)],
-        histograms=_histograms(ranks, reported[0].result) if len(ranks) == len(reported) else [],
+        headline=headline_metrics(inputs[0].result) if len(inputs) == 1 else [],
+        sections=build_sections([one.result for one in inputs]),
+        differences=_differences(inputs, ranks, phrases is not None),
+        curves=_curves(inputs, photos),
+        training_notes=[*_training_notes(inputs, photos)],
+        histograms=_histograms(ranks, inputs[0].result) if len(ranks) == len(inputs) else [],
         galleries=galleries,
         phrases=phrases,
         n_words=max((one.n_words for one in galleries), default=0),
-        said=SAID,
+        explanations=EXPLANATIONS,
         brackets=BRACKETS,
-        epoch=epoch,
-        negatives=negatives,
-        differing=_differing(reported),
+        hardest=hardest,
+        differing_settings=_differing_settings(inputs),
         missing=missing,
     )
 
 
-def _title(reported: Sequence[ReportedResult]) -> str:
-    return f"{reported[0].result.dataset} {' and '.join(one.result.experiment for one in reported)}"
+class _Hardest(NamedTuple):
+    """The hardest negatives of the last epoch, for image and caption queries; empty if they are not known."""
+
+    epoch: int = 0
+    negatives: Mapping[str, Sequence[HardNegative]] = MappingProxyType({})
 
 
-def _missing(reported: Sequence[ReportedResult]) -> Iterator[str]:
-    for letter, one in zip("AB", reported, strict=False):
-        for what in one.missing:
-            yield what if len(reported) == 1 else f"{letter}: {what}"
+def _read_inputs(
+    results: Sequence[Path], out: Path, kind: OutputKind, data: Path | None, embeddings: Sequence[Path], queries: int
+) -> list[ReportInput]:
+    """Read the inputs of a report. Raises UserError if they do not fit together, or if ``out`` is one of them."""
+    if not 1 <= len(results) <= 2:
+        raise UserError(f"a report displays one result, or two side by side, not {len(results)}")
+    if embeddings and len(embeddings) != len(results):
+        raise UserError(f"{len(embeddings)} files of embeddings for {len(results)} results; give one for each")
+    if queries < 0:
+        raise UserError(f"--queries {queries}: must be at least 0")
+    check_output(out, kind, [*results, *embeddings, *([data] if data else [])])
+    places: Sequence[Path | None] = embeddings or [None] * len(results)
+    inputs = [read_report_input(path, place) for path, place in zip(results, places, strict=True)]
+    check_output(out, kind, [file for one in inputs for file in one.files])
+    dataset_files = [one.dataset_file for one in inputs if one.dataset_file]
+    check_output(out, kind, [place for file in dataset_files for place in (file, file.parent / "images")])
+    if len(inputs) == 2:
+        inputs[1] = align_queries(*inputs)
+    return inputs
 
 
-def _photos(reported: Sequence[ReportedResult], data: Path | None, missing: list[str]) -> Photos | None:
-    """The data set of the embeddings; or None, and why, if it is not at hand."""
-    if not any(one.run or one.phrases for one in reported):
+def _differences(inputs: Sequence[ReportInput], ranks: Sequence[Ranks], phrases: bool) -> list[ReportDifference]:
+    """Return the differences of two results on the same queries; empty if their ranks or phrase scores are missing."""
+    if len(ranks) == 2 and inputs[0].embeddings:
+        return rank_differences(inputs[0].embeddings.image_of_caption(), *ranks)
+    return phrase_metric_differences(inputs) if phrases and len(inputs) == 2 else []
+
+
+def _title(inputs: Sequence[ReportInput]) -> str:
+    return f"{inputs[0].result.dataset} {' and '.join(one.result.experiment for one in inputs)}"
+
+
+def _missing_parts(inputs: Sequence[ReportInput]) -> Iterator[str]:
+    """Yield a sentence for each missing input; with two results it begins with the letter of the result."""
+    for letter, one in zip("AB", inputs, strict=False):
+        for sentence in one.missing:
+            yield sentence if len(inputs) == 1 else f"{letter}: {sentence}"
+
+
+def _dataset_photos(inputs: Sequence[ReportInput], data: Path | None, missing: list[str]) -> DatasetPhotos | None:
+    """Return the photos of the data set; None, with the reason in ``missing``, if ``dataset.json`` is not found."""
+    if not any(one.embeddings or one.phrases for one in inputs):
         return None
-    places = [one.captions for one in reported if one.captions]
+    places = [one.dataset_file for one in inputs if one.dataset_file]
     path = data or next((path for path in places if path.is_file()), None)
     if path is None:
-        where = "is not where the embeddings say" if places else "is not named by the embeddings"
-        missing.append(f"dataset.json {where} (--data does): no photos and captions, so no gallery")
+        reason = "is not where the embeddings record it" if places else "is not named by the embeddings"
+        missing.append(f"dataset.json {reason} (give --data): no photos and captions, so no gallery")
         return None
-    photos = Photos(load_dataset_file(path))
-    for one in reported:
-        if one.run:
-            photos.check(one.run)
+    photos = DatasetPhotos(load_dataset_file(path))
+    for one in inputs:
+        if one.embeddings:
+            photos.check(one.embeddings)
     return photos
 
 
-def _unreadable(photos: Photos) -> Iterator[str]:
+def _unreadable_photos(photos: DatasetPhotos) -> Iterator[str]:
+    """Yield a sentence if the data set has no photos, or if some could not be read."""
     if not photos.dataset.has_image_files:
-        yield "the data set has no photos, its features were imported: captions stand for them"
+        yield "the data set has no photos, since its features were imported: captions are displayed in their place"
     if photos.unreadable:
         n = len(photos.unreadable)
-        yield f"{n} photo{'s' if n > 1 else ''} could not be read, and a frame with the file's name stands there"
+        yield f"{n} photo{'s' if n > 1 else ''} could not be read; a frame with the file name is displayed instead"
 
 
-def _described(reported: ReportedResult, letter: str) -> DescribedResult:
-    config = yaml.safe_dump(dict(reported.config), sort_keys=True, allow_unicode=True) if reported.config else ""
-    return DescribedResult(letter, reported.result.experiment, reported.path.name, list(_facts(reported)), config)
+def _summarise(report_input: ReportInput, letter: str) -> ResultSummary:
+    config = yaml.safe_dump(dict(report_input.config), sort_keys=True, allow_unicode=True) if report_input.config else ""
+    return ResultSummary(letter, report_input.result.experiment, report_input.path.name, list(_facts(report_input)), config)
 
 
-def _facts(reported: ReportedResult) -> Iterator[tuple[str, str]]:
-    """What was run, in a few lines; what is unknown is left out."""
-    result, record = reported.result, reported.record
+def _facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
+    """Yield label and text of each known fact about a result: data, seeds, settings, features, training, versions."""
+    result = report_input.result
     yield "Data", f"{result.dataset}, split {result.split}: {result.n_images:,} images, {result.n_captions:,} captions"
     if result.trained_on:
         yield "Trained on", result.trained_on
@@ -195,20 +234,32 @@ def _facts(reported: ReportedResult) -> Iterator[tuple[str, str]]:
         if result.combination:
             yield "Combined", combination_line(result.combination)
     elif any(seed is not None for seed in result.seeds):
-        named = ("not named" if seed is None else str(seed) for seed in result.seeds)
-        yield "Seeds" if len(result.seeds) > 1 else "Seed", ", ".join(named)
-    settings = flattened(reported.config)
-    if settings.get("backbone"):  # its embeddings are read, and no feature
+        seeds = ("unknown" if seed is None else str(seed) for seed in result.seeds)
+        yield "Seeds" if len(result.seeds) > 1 else "Seed", ", ".join(seeds)
+    if settings := _main_settings(report_input):
+        yield "Settings", ", ".join(settings)
+    if run := report_input.embeddings:
+        by_scores = "scores of each direction" if run.directional else "scores of pairs"
+        yield "Compared by", run.similarity if run.vectors is not None else by_scores
+    yield from _run_facts(report_input)
+    sha256 = (result.sha256 or "")[:12]
+    yield "Result file", f"{report_input.path.name}{f' (sha256 {sha256}…)' if sha256 else ''}"
+
+
+def _main_settings(report_input: ReportInput) -> list[str]:
+    """Return label and value of the most important settings."""
+    settings = flatten_settings(report_input.config)
+    if settings.get("backbone"):  # a backbone does not use the feature
         settings.pop("feature", None)
     gradient = settings.get("solver", "gradient") == "gradient"
     keys = _SETTINGS if gradient else {"solver": "solver", "feature": "feature"}
-    shown = [f"{label} {settings[key]}" for key, label in keys.items() if settings.get(key) not in (None, 0)]
-    if shown:
-        yield "Settings", ", ".join(shown)
-    if reported.run:
-        by_scores = "scores of each direction" if reported.run.directional else "scores of pairs"
-        yield "Compared by", reported.run.similarity if reported.run.vectors is not None else by_scores
-    features = _mapping(reported.provenance.get("features"))
+    return [f"{label} {settings[key]}" for key, label in keys.items() if settings.get(key) not in (None, 0)]
+
+
+def _run_facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
+    """Yield the facts about features, training, versions, code and commands."""
+    record = report_input.record
+    features = _mapping(report_input.provenance.get("features"))
     if features:
         yield "Features", ", ".join(f"{name} ({str(key)[:12]})" for name, key in features.items())
     if "best_epoch" in record:
@@ -216,98 +267,89 @@ def _facts(reported: ReportedResult) -> Iterator[tuple[str, str]]:
         parts += [f"{record[key]:,.0f} {unit}" for key, unit in _MEASURES if isinstance(record.get(key), int | float)]
         parts += [f"on {record['device']}"] if "device" in record else []
         yield "Training", ", ".join(parts)
-    versions = _mapping(reported.provenance.get("versions"))
+    versions = _mapping(report_input.provenance.get("versions"))
     if versions:
         yield "Versions", ", ".join(f"{name} {version}" for name, version in versions.items())
-    yield from _making(reported)
-    mark = (result.sha256 or "")[:12]
-    yield "Result file", f"{reported.path.name}{f' (sha256 {mark}…)' if mark else ''}"
-
-
-def _making(reported: ReportedResult) -> Iterator[tuple[str, str]]:
-    """The code, the date and the command of the training and of the evaluation."""
     for title, name in (("Trained by", "trained"), ("Evaluated by", "made")):
-        made = _mapping(reported.provenance.get(name))
-        parts = [describe_code(made.get("code")), made.get("date"), made.get("command")]
-        if any(parts):
-            yield title, ", ".join(str(part) for part in parts if part)
+        origin = _mapping(report_input.provenance.get(name))
+        known = [part for part in (describe_code(origin.get("code")), origin.get("date"), origin.get("command")) if part]
+        if known:
+            yield title, ", ".join(map(str, known))
 
 
-_MEASURES = (("train_seconds", "s"), ("peak_memory_mb", "MB at most"))
-
-
-def _differing(reported: Sequence[ReportedResult]) -> list[tuple[str, str, str]]:
-    """The settings in which two results differ."""
-    if len(reported) < 2 or not all(each.config for each in reported):
+def _differing_settings(inputs: Sequence[ReportInput]) -> list[tuple[str, str, str]]:
+    """Return name and both values of each setting in which two results differ."""
+    if len(inputs) < 2 or not all(each.config for each in inputs):
         return []
-    one, two = (flattened(each.config) for each in reported)
+    one, two = (flatten_settings(each.config) for each in inputs)
     names = [name for name in dict.fromkeys([*one, *two]) if name not in ("name", "rows") and one.get(name) != two.get(name)]
     return [(name, str(one.get(name, "–")), str(two.get(name, "–"))) for name in names]
 
 
-def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted names: ``{"loss.margin": 0.2}``."""
+def flatten_settings(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings with dotted names, such as ``{"loss.margin": 0.2}``."""
     settings: dict[str, Any] = {}
     for name, value in tree.items():
-        settings |= flattened(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+        settings |= flatten_settings(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return settings
 
 
-def _curves(reported: Sequence[ReportedResult], photos: Photos | None) -> list[Chart]:
-    """Loss and validation rsum per epoch, or, of CCA, rsum per regularisation.
+def _curves(inputs: Sequence[ReportInput], photos: DatasetPhotos | None) -> list[Chart]:
+    """Return the charts of training loss and validation rsum per epoch, or for CCA of rsum per regularisation.
 
-    Where the loss changes after a warm-up, and at which rsum chance is, there are lines.
+    Lines mark the end of a warm-up, after which the loss changes, and the rsum of a random order.
     """
-    warm_ups = [(series, epochs) for series, one in enumerate(reported) if (epochs := _warm_up(one))]
+    warm_ups = [(series, epochs) for series, one in enumerate(inputs) if (epochs := _warm_up(one))]
     charts = []
     for column, title in (("loss", "Training loss"), ("rsum", "Validation rsum")):
         for x, x_label in (("epoch", "epoch"), ("regularization", "regularisation")):
             curves = [
                 curve
-                for series, one in enumerate(reported)
+                for series, one in enumerate(inputs)
                 for table in one.curves
                 if ("regularization" in table) == (x == "regularization") and (curve := _curve(series, table, x, column))
             ]
             if curves:
                 label = title if x == "epoch" else f"{title} by {x_label}"
                 marks = warm_ups if x == "epoch" else []
-                chance = _validation_chance(reported[0], photos) if column == "rsum" else None
+                chance = _validation_chance(inputs[0], photos) if column == "rsum" else None
                 log = x == "regularization"
-                drawn = training_curves(label, x_label, column, curves, log=log, warm_ups=marks, chance=chance)
-                charts.append(Chart(label, drawn))
+                svg = draw_training_curves(label, x_label, column, curves, log=log, warm_ups=marks, chance=chance)
+                charts.append(Chart(label, svg))
     return charts
 
 
-def _warm_up(reported: ReportedResult) -> int:
-    """The last epoch before the loss changes; 0 if it never does."""
-    settings = flattened(reported.config)
-    epochs, last = settings.get("warmup.epochs"), max((len(table) for table in reported.curves), default=0)
+def _warm_up(report_input: ReportInput) -> int:
+    """Return the last epoch before the loss changes; 0 if it does not change."""
+    settings = flatten_settings(report_input.config)
+    epochs, last = settings.get("warmup.epochs"), max((len(table) for table in report_input.curves), default=0)
     return epochs if isinstance(epochs, int) and 0 < epochs < last else 0
 
 
-def _training_notes(reported: Sequence[ReportedResult], photos: Photos | None) -> Iterator[str]:
-    """What the lines of chance and of a warm-up mean."""
-    if _validation_chance(reported[0], photos) is not None:
+def _training_notes(inputs: Sequence[ReportInput], photos: DatasetPhotos | None) -> Iterator[str]:
+    """Yield the meaning of the lines in the training charts."""
+    if _validation_chance(inputs[0], photos) is not None:
         yield "The dotted line is chance on the validation split."
-    for one in reported:
+    for one in inputs:
         if epochs := _warm_up(one):
-            settings = flattened(one.config)
+            settings = flatten_settings(one.config)
             before, after = (str(settings.get(key, "another")) for key in ("warmup.loss", "loss.name"))
             yield (
                 f"Up to the dashed line, for {epochs} epoch{'s' * (epochs > 1)}, the loss of {one.result.experiment} is "
-                f"{before} (warm-up), then {after}: the two sides do not compare."
+                f"{before} (warm-up), then {after}: losses on the two sides cannot be compared."
             )
 
 
-def _validation_chance(reported: ReportedResult, photos: Photos | None) -> float | None:
-    """The rsum of a random order of the validation split; None if it is not at hand."""
-    images = photos.dataset.splits.get("val", ()) if photos and PHRASE not in reported.result.protocols else ()
-    first = flattened(reported.config).get("train.validate_images")
+def _validation_chance(report_input: ReportInput, photos: DatasetPhotos | None) -> float | None:
+    """Return rsum of a random order on the validation split; None without a data set, or for phrase results."""
+    images = photos.dataset.splits.get("val", ()) if photos and PHRASE not in report_input.result.protocols else ()
+    first = flatten_settings(report_input.config).get("train.validate_images")
     images = images[:first] if isinstance(first, int) else images
     return chance_rsum(len(images), int(caption_counts(images).sum())) if images else None
 
 
 def _curve(series: int, table: pd.DataFrame, x: str, y: str) -> Curve | None:
+    """Return the curve of a column of ``metrics.csv``; None if it has no numbers."""
     if y not in table:
         return None
     numbers = table[[x, y]].apply(pd.to_numeric, errors="coerce").replace([np.inf, -np.inf], np.nan).dropna()
@@ -325,8 +367,10 @@ def _histograms(ranks: Sequence[Ranks], result: Result) -> list[Chart]:
     charts = []
     for direction, n_candidates in (("i2t", result.n_captions), ("t2i", result.n_images)):
         of_results = [getattr(one, direction) for one in ranks]
-        n_right = captions_each(result.n_images, result.n_captions) if direction == "i2t" else 1
-        chart = rank_histogram(f"Ranks of right answers, {DIRECTIONS[direction].title}", of_results, n_candidates, n_right)
+        n_right = captions_per_image(result.n_images, result.n_captions) if direction == "i2t" else 1
+        chart = draw_rank_histogram(
+            f"Ranks of right answers, {DIRECTIONS[direction].title}", of_results, n_candidates, n_right
+        )
         charts.append(Chart(f"{DIRECTIONS[direction].title}: {len(of_results[0]):,} queries among {n_candidates:,}", chart))
     return charts
 

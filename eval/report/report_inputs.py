@@ -1,4 +1,4 @@
-"""What a report is made from: a result file, and all that lies where the result says, checked to be of that result."""
+"""The inputs of a report: a result file, and the embeddings and run files that it names, checked to belong to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vse.eval.files.embeddings import Embeddings, read_embeddings
 from vse.eval.files.hdf5_fields import FileMetadata
 from vse.eval.files.phrase_scores import PhraseScores, check_same_phrases, read_phrase_scores
 from vse.eval.files.results import Result, read_result
-from vse.eval.protocols.ensemble import ensemble
+from vse.eval.protocols.ensemble import build_ensemble
 from vse.pipeline.dataset.identity import check_same_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import read_run_file
@@ -29,20 +29,27 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class ReportedResult:
-    """A result, and the embeddings and run files that lie where it says.
+class ReportInput:
+    """A result with the embeddings and run files that were found at the places that it names.
 
-    ``run`` are the embeddings of its first seed, or ``phrases`` its phrase scores; ``record`` is that seed's ``run.json``, in
-    its ``folder``; ``curves`` has a table per seed that has one, ``negatives`` is the first seed's; ``captions`` is where its
-    ``dataset.json`` should be. ``missing`` says in a sentence each what is missing, without naming folders, since others will
-    read it; ``files`` are all that it is made from.
+    path : the result file
+    result : its content
+    embeddings : the embeddings of the first seed; None if they are missing, or for phrase results
+    phrases : the phrase scores of the first seed
+    dataset_file : the place of ``dataset.json``, as the embeddings record it
+    record : ``run.json`` of the first seed
+    folder : the run folder of the first seed
+    curves : the table ``metrics.csv`` of each seed that has one
+    negatives : the table ``negatives.csv`` of the first seed
+    missing : sentences on what is missing; they name no folders, since reports are passed on
+    files : all files that a report may read
     """
 
     path: Path
     result: Result
-    run: Embeddings | None = None
+    embeddings: Embeddings | None = None
     phrases: PhraseScores | None = None
-    captions: Path | None = None
+    dataset_file: Path | None = None
     record: Mapping[str, Any] = field(default_factory=dict)
     folder: Path | None = None
     curves: tuple[pd.DataFrame, ...] = ()
@@ -52,7 +59,7 @@ class ReportedResult:
 
     @property
     def provenance(self) -> Mapping[str, Any]:
-        """Features, settings and versions, as the evaluator wrote them."""
+        """Features, settings and versions, as the evaluator recorded them."""
         return self.result.provenance
 
     @property
@@ -62,90 +69,95 @@ class ReportedResult:
         return config if isinstance(config, Mapping) else {}
 
 
-def read_reported(path: Path, embeddings: Path | None = None) -> ReportedResult:
-    """A result, its embeddings (or those of its first seed at another place) and the files of their run.
+def read_report_input(path: Path, embeddings: Path | None = None) -> ReportInput:
+    """Read a result, its embeddings and the files of their runs.
 
-    :class:`UserError` if embeddings are there but are not those that the result was made from.
+    ``embeddings`` replaces the file that the result names for the first seed. Raises UserError if embeddings are found that
+    the result was not computed from.
     """
-    reported = ReportedResult(path, read_result(path))
-    references = _file_references(reported)
-    files = [_beside(path, entry["file"]) for entry in references]
+    report_input = ReportInput(path, read_result(path))
+    references = _file_references(report_input)
+    files = [_resolve(path, entry["file"]) for entry in references]
     if embeddings:
         files[:1] = [embeddings]
-    # The first seed alone is shown; of an ensemble, which has more files than seeds, all its members make the scores.
-    together = bool(reported.result.ensemble)
-    shown = max(1, len(files) // len(reported.result.seeds)) if together else 1
-    beside = [file.parent / name for file in files for name in ("run.json", "metrics.csv", "negatives.csv")]
-    reported = replace(reported, files=(path, *files, *beside))
-    add = _with_phrases if PHRASE in reported.result.protocols else _with_embeddings
-    reported = add(reported, references, files[:shown], embeddings is not None)
-    if together:
-        return _lacking(reported, "the result is of an ensemble: its members' training curves are in their own reports")
-    return _with_runs(reported, files)
+    # A report displays the first seed alone; the scores of an ensemble need all members of that seed.
+    is_ensemble = bool(report_input.result.ensemble)
+    n_read = max(1, len(files) // len(report_input.result.seeds)) if is_ensemble else 1
+    run_files = [file.parent / name for file in files for name in ("run.json", "metrics.csv", "negatives.csv")]
+    report_input = replace(report_input, files=(path, *files, *run_files))
+    add = _add_phrases if PHRASE in report_input.result.protocols else _add_embeddings
+    report_input = add(report_input, references, files[:n_read], embeddings is not None)
+    if is_ensemble:
+        return _add_missing(report_input, "the result is an ensemble: its members' training curves are in their own reports")
+    return _add_runs(report_input, files)
 
 
-def _file_references(reported: ReportedResult) -> list[Mapping[str, str]]:
-    entries = reported.provenance.get("embeddings")
+def _file_references(report_input: ReportInput) -> list[Mapping[str, str]]:
+    """Return path and SHA-256 of each embeddings file that the result was computed from."""
+    entries = report_input.provenance.get("embeddings")
     entries = entries if isinstance(entries, list) else []
     if not all(isinstance(entry, Mapping) and {"file", "sha256"} <= entry.keys() for entry in entries):
-        raise UserError(f"{reported.path}: its provenance names embeddings without 'file' and 'sha256'; evaluate again")
+        raise UserError(f"{report_input.path}: its provenance names embeddings without 'file' and 'sha256'; evaluate again")
     return entries
 
 
-def _with_embeddings(
-    reported: ReportedResult, references: list[Mapping[str, str]], files: list[Path], given: bool
-) -> ReportedResult:
-    """Adds the embeddings of one file, or of an ensemble of several, if all are there."""
-    if why := _not_there(files, given):
-        return _lacking(reported, why)
+def _add_embeddings(
+    report_input: ReportInput, references: list[Mapping[str, str]], files: list[Path], given: bool
+) -> ReportInput:
+    """Add the embeddings of one file, or the ensemble of several files, if all of them exist."""
+    if reason := _missing_reason(files, given):
+        return _add_missing(report_input, reason)
     members = [read_embeddings(file) for file in files]
     first = members[0]
     for file, member, entry in zip(files, members, references, strict=False):
-        _check_sum(reported, file, member, entry)
-    result = reported.result
+        _check_sha256(report_input, file, member, entry)
+    result = report_input.result
     run = first
     if result.ensemble:
         alpha = result.combination.alpha if result.combination else None
-        run = replace(ensemble(list(zip(files, members, strict=True)), alpha=alpha), experiment=result.experiment)
-    _check_same(reported, files[0], run)
-    return replace(reported, run=run, captions=_captions_of(files[0], first))
+        run = replace(build_ensemble(list(zip(files, members, strict=True)), alpha=alpha), experiment=result.experiment)
+    _check_same(report_input, files[0], run)
+    return replace(report_input, embeddings=run, dataset_file=_dataset_file(files[0], first))
 
 
-def _with_phrases(
-    reported: ReportedResult, references: list[Mapping[str, str]], files: list[Path], given: bool
-) -> ReportedResult:
-    """Adds the phrase scores of the first seed, if they are there."""
-    if why := _not_there(files, given):
-        return _lacking(reported, why)
+def _add_phrases(
+    report_input: ReportInput, references: list[Mapping[str, str]], files: list[Path], given: bool
+) -> ReportInput:
+    """Add the phrase scores of the first seed, if their file exists."""
+    if reason := _missing_reason(files, given):
+        return _add_missing(report_input, reason)
     run = read_phrase_scores(files[0])
     for entry in references[:1]:
-        _check_sum(reported, files[0], run, entry)
-    _check_same(reported, files[0], run)
-    return replace(reported, phrases=run, captions=_captions_of(files[0], run))
+        _check_sha256(report_input, files[0], run, entry)
+    _check_same(report_input, files[0], run)
+    return replace(report_input, phrases=run, dataset_file=_dataset_file(files[0], run))
 
 
-def _not_there(files: Sequence[Path], given: bool) -> str:
-    """Why embeddings or phrase scores are not shown; blank if they are there, or if what was ``given`` will be refused."""
+def _missing_reason(files: Sequence[Path], given: bool) -> str:
+    """Return the reason why embeddings or phrase scores cannot be read; blank if all files exist.
+
+    It is blank as well if a ``given`` file does not exist, since reading it raises an error.
+    """
     if not files:
-        return "the result does not say where its embeddings lie (--embeddings does): no ranks, no gallery"
+        return "the result does not name its embeddings (give --embeddings): no ranks, no gallery"
     lost = [file for file in files if not file.is_file()]
     if not lost or (given and files[0] in lost):
         return ""
     log.warning("%s: no such file", lost[0])
-    return "the embeddings are not where the result says (--embeddings does): no ranks, no gallery"
+    return "the embeddings are not where the result names them (give --embeddings): no ranks, no gallery"
 
 
-def _check_sum(reported: ReportedResult, file: Path, run: FileMetadata, entry: Mapping[str, str]) -> None:
+def _check_sha256(report_input: ReportInput, file: Path, run: FileMetadata, entry: Mapping[str, str]) -> None:
     if run.source is not None and run.source.sha256 != entry["sha256"]:
         raise UserError(
-            f"{file}: not the embeddings that {reported.path} was made from, their sha256 is another; "
-            "evaluate them again, or give the right ones with --embeddings"
+            f"{file}: {report_input.path} was computed from other embeddings, with another sha256; "
+            "evaluate again, or give the right embeddings with --embeddings"
         )
 
 
-def _check_same(reported: ReportedResult, file: Path, run: Embeddings | PhraseScores) -> None:
-    """:class:`UserError` if a file is of another split, or of another model, than the result."""
-    result = reported.result
+def _check_same(report_input: ReportInput, file: Path, run: Embeddings | PhraseScores) -> None:
+    """Raise UserError if a file has another split or another model than the result."""
+    result = report_input.result
     theirs = {"n_images": result.n_images, "n_captions": result.n_captions, "dataset": result.dataset, "split": result.split}
     n_images, n_captions = (len(np.unique(ids)) for ids in (run.image_ids, run.caption_ids))
     ours = {"n_images": n_images, "n_captions": n_captions, "dataset": run.dataset, "split": run.split}
@@ -153,61 +165,65 @@ def _check_same(reported: ReportedResult, file: Path, run: Embeddings | PhraseSc
         theirs["experiment"], ours["experiment"] = result.experiment, run.experiment
     for name, value in ours.items():
         if theirs[name] != value:
-            raise UserError(f"{file}: of {name} {value!r}, {reported.path} of {theirs[name]!r}")
+            raise UserError(f"{file}: has {name} {value!r}, but {report_input.path} has {theirs[name]!r}")
 
 
-def _captions_of(file: Path, run: FileMetadata) -> Path | None:
-    """Where the embeddings say that ``dataset.json`` is."""
+def _dataset_file(file: Path, run: FileMetadata) -> Path | None:
+    """Return the place of ``dataset.json`` that the embeddings record; None if they record none."""
     try:
         captions = json.loads(run.provenance)["captions"]
     except (json.JSONDecodeError, TypeError, KeyError):
         return None
-    return _beside(file, captions) if isinstance(captions, str) else None
+    return _resolve(file, captions) if isinstance(captions, str) else None
 
 
-def _beside(file: Path, relative: str) -> Path:
-    """A path as seen from a file's folder; by names alone, as it was written, even if the folder is a link."""
+def _resolve(file: Path, relative: str) -> Path:
+    """Return a path that is relative to the folder of ``file``, without following links, as it was when it was written."""
     return Path(os.path.normpath(file.parent / relative))
 
 
-def _with_runs(reported: ReportedResult, files: list[Path]) -> ReportedResult:
-    """Adds what lies in the folders of the embeddings, where these are the runs that the result is of."""
-    records = [_record(reported, file.parent, seed) for file, seed in zip(files, reported.result.seeds, strict=False)]
+def _add_runs(report_input: ReportInput, files: list[Path]) -> ReportInput:
+    """Add the files in the folders of the embeddings, if these are the runs of the result."""
+    records = [
+        _run_record(report_input, file.parent, seed) for file, seed in zip(files, report_input.result.seeds, strict=False)
+    ]
     folders = [file.parent for file, record in zip(files, records, strict=False) if record is not None]
     found = [record for record in records if record is not None]
     tables = [_table(folder / "metrics.csv", ["epoch"], record) for folder, record in zip(folders, found, strict=True)]
     curves = [table for table in tables if table is not None]
     if not curves:
-        reported = _lacking(reported, "there is no metrics.csv of the run beside the embeddings: no training curves")
+        report_input = _add_missing(
+            report_input, "there is no metrics.csv of the run next to the embeddings: no training curves"
+        )
     if not records or records[0] is None:
-        return replace(reported, curves=tuple(curves))
+        return replace(report_input, curves=tuple(curves))
     columns = ["epoch", "query", "cost", "imgid", "negative_imgid", "caption", "negative_caption"]
     negatives = _table(folders[0] / "negatives.csv", columns, records[0])
     folder = folders[0] if records[0] else None
-    return replace(reported, curves=tuple(curves), record=records[0], folder=folder, negatives=negatives)
+    return replace(report_input, curves=tuple(curves), record=records[0], folder=folder, negatives=negatives)
 
 
-def _record(reported: ReportedResult, folder: Path, seed: int | None) -> Mapping[str, Any] | None:
-    """``run.json`` of a folder; empty if there is none, and None if the folder is another run's."""
+def _run_record(report_input: ReportInput, folder: Path, seed: int | None) -> Mapping[str, Any] | None:
+    """Return ``run.json`` of a folder; empty if the file is missing, and None if it belongs to another run."""
     file = folder / "run.json"
     if not file.is_file():
         return {}
     record = read_json(file)
-    trained_on = reported.result.trained_on or reported.result.dataset
-    ours = {"dataset": trained_on, "experiment": reported.result.experiment, "seed": seed}
+    trained_on = report_input.result.trained_on or report_input.result.dataset
+    ours = {"dataset": trained_on, "experiment": report_input.result.experiment, "seed": seed}
     if isinstance(record, Mapping) and trained_on != record.get("dataset"):
-        # demo-1a2b3c4d: the data set demo of the run, where another one of this name was tested on
+        # demo-1a2b3c4d stands for the data set demo of the run, if the model was tested on another data set of that name.
         ours["dataset"] = trained_on.rpartition("-")[0] or trained_on
     if not isinstance(record, Mapping) or any(record.get(name, value) != value for name, value in ours.items()):
-        log.warning("%s is of another run than %s: left out", folder, reported.path)
+        log.warning("%s belongs to another run than %s: left out", folder, report_input.path)
         return None
     return record
 
 
 def _table(file: Path, columns: list[str], record: Mapping[str, Any]) -> pd.DataFrame | None:
-    """Read a CSV file of these columns and perhaps others; None if it is not there or empty.
+    """Read a CSV file with at least these columns; None if the file is missing or empty.
 
-    :class:`UserError` if it is not the file of the run's ``record``.
+    Raises UserError if its content is not what ``record`` of the run states.
     """
     if not file.is_file():
         return None
@@ -224,36 +240,38 @@ def _table(file: Path, columns: list[str], record: Mapping[str, Any]) -> pd.Data
     return None if table.empty else table
 
 
-def _lacking(reported: ReportedResult, what: str) -> ReportedResult:
-    log.warning("%s: %s", reported.path, what)
-    return replace(reported, missing=(*reported.missing, what))
+def _add_missing(report_input: ReportInput, sentence: str) -> ReportInput:
+    log.warning("%s: %s", report_input.path, sentence)
+    return replace(report_input, missing=(*report_input.missing, sentence))
 
 
-def on_the_same_queries(first: ReportedResult, second: ReportedResult) -> ReportedResult:
-    """``second`` with its embeddings in the order of ``first``'s; :class:`UserError` if they are not of the same queries."""
+def align_queries(first: ReportInput, second: ReportInput) -> ReportInput:
+    """Return ``second`` with its embeddings in the order of ``first``. Raises UserError if their queries differ."""
     for name in ("dataset", "split"):
         ours, theirs = getattr(first.result, name), getattr(second.result, name)
         if ours != theirs:
             raise UserError(
-                f"{second.path} is of {name} {theirs!r}, {first.path} of {ours!r}: "
-                "results side by side must be on the same queries"
+                f"{second.path} has {name} {theirs!r}, {first.path} has {ours!r}: "
+                "results side by side must have the same queries"
             )
     if first.phrases is not None and second.phrases is not None:
         check_same_phrases(first.path, first.phrases, second.path, second.phrases)
-    if first.run is None or second.run is None:
+    if first.embeddings is None or second.embeddings is None:
         return second
     rows = {}
     for name in ("image_ids", "caption_ids"):
-        ours, theirs = getattr(first.run, name), getattr(second.run, name)
+        ours, theirs = getattr(first.embeddings, name), getattr(second.embeddings, name)
         differing = np.setxor1d(ours, theirs)
         if len(differing):
-            raise UserError(f"{second.path} and {first.path} are of different queries: {differing[0]} is in the {name} of one")
+            raise UserError(
+                f"{second.path} and {first.path} have different queries: {differing[0]} is in the {name} of one only"
+            )
         order = np.argsort(theirs)
         rows[name] = order[np.searchsorted(theirs[order], ours)]
-    check_same_data(second.path, second.run.identity, first.path, first.run.identity)
-    run = second.run
+    check_same_data(second.path, second.embeddings.identity, first.path, first.embeddings.identity)
+    run = second.embeddings
     if not all(np.array_equal(order, np.arange(len(order))) for order in rows.values()):
         run = run.select(rows["image_ids"], rows["caption_ids"])
-    if not np.array_equal(run.caption_image_ids, first.run.caption_image_ids):
+    if not np.array_equal(run.caption_image_ids, first.embeddings.caption_image_ids):
         raise UserError(f"{second.path} and {first.path} disagree on which image a caption belongs to")
-    return replace(second, run=run)
+    return replace(second, embeddings=run)

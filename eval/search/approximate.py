@@ -1,6 +1,7 @@
-"""What a search loses that scores only the best K of a fast first stage, against the exact ranks, in both directions.
+"""Quality and cost of searches that do not score all pairs, in both directions, compared with exact search.
 
-How much an approximate index finds of what an exact search finds, in both directions, and what it costs.
+:func:`reranked_metrics` evaluates lists of K candidates from a fast first stage, re-ranked by their exact scores.
+:func:`approximate_recalls` evaluates an approximate FAISS index.
 """
 
 from __future__ import annotations
@@ -15,26 +16,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vse.eval.defaults import RECALLS
-from vse.eval.ranking.metrics import metrics
+from vse.eval.ranking.metrics import IMAGE_TEXT, metrics
 from vse.eval.ranking.ranks import Ranks, ScoreBlocks, ranks_from_blocks
-from vse.eval.search.exact import BLOCK, Rows, Scores, TopK, exact_scores, exact_search
+from vse.eval.search.exact import BLOCK, DirectionSearch, Rows, Scores, TopK, both_directions, exact_scores, exact_search
 from vse.eval.search.gpu import copy_to_gpu
 from vse.eval.search.index import build_index, min_training_rows, set_parameters
 from vse.eval.search.top_k import CANDIDATES, search
 from vse.pipeline.errors import UserError
 
-_SCORED = 2**24  # candidates of captions that are held at once
+_MAX_CANDIDATES = 2**24  # candidates of captions that are held at once
 
 
-class _Lists(NamedTuple):
-    """What some queries of one direction see, (m,) of them with K candidates each.
+class _CandidateLists(NamedTuple):
+    """The candidates of m queries of one direction, K for each query.
 
-    queries : (m,) their rows
-    rows : (m, K) the rows of the corpus that the first stage gives
-    sure : (m, K) whether a row is among the K however the first stage orders rows that tie
-    scores : (m, K) exact scores of these
-    best : (m, n) the highest exact scores of the whole corpus
-    seconds : that the first stage took
+    Attributes
+    ----------
+    queries : (m,) rows of the queries
+    rows : (m, K) rows of the corpus that the first stage returned
+    sure : (m, K) whether a row belongs to the best K in every order of rows that tie in the first stage
+    scores : (m, K) exact scores of the candidates
+    best : (m, n) highest exact scores of the complete corpus
+    seconds : duration of the first stage
     """
 
     queries: Tensor
@@ -52,66 +55,69 @@ def reranked_metrics(
     captions: NDArray[np.float32],
     candidates: int,
 ) -> dict[str, Any]:
-    """Metrics of lists of ``candidates`` rows, put in order by their exact scores, and what they lose; for a result file.
+    """Return the metrics of lists of ``candidates`` rows, re-ranked by exact scores, and their loss, for a result file.
 
-    FAISS finds the candidates, exactly: the rows with the highest inner products of ``images`` (n_images, dim) and
-    ``captions`` (n_captions, dim), which stand for what is scored. Ranks count the negatives among the candidates that score
-    at least as high as the best right answer among them. A query of whose right answers none is a candidate counts as ranked
-    behind all negatives of the split, and so does one whose right answer ties, in the first stage, with a row that is none.
-    With as many candidates as rows the ranks are the exact ones.
+    The candidates are the rows with the highest inner products of ``images`` (n_images, dim) and ``captions`` (n_captions,
+    dim), which approximate the exact scores; FAISS finds them by an exact search. The rank of a query counts the wrong
+    candidates that score at least as high as its best right candidate. If no right answer is among the candidates, the query
+    is ranked behind all wrong answers of the split; the same holds if its right answer ties, in the first stage, with a row
+    outside of the list. With as many candidates as rows the ranks are the exact ones.
 
-    Of each direction there are the metrics, ``found`` (the percentage of queries that have a right answer among the
-    candidates), and ``recall_at_1`` ... as of :func:`vse.eval.search.approximate.approximate_recalls`: the share of the exact
-    top K that is the top K of the list. ``exact`` has the exact metrics, ``lost`` how much worse each metric is than these.
+    Each direction has its metrics; ``found``, the percentage of queries with a right answer among the candidates; and
+    ``recall_at_1`` ..., the percentage of the exact top K that is the top K of the list, as in :func:`approximate_recalls`.
+    ``exact`` has the exact metrics, and ``lost`` how much worse each metric is.
 
     Parameters
     ----------
-    i2t, t2i : exact scores, as for :func:`vse.eval.ranking.ranks.ranks_from_blocks`; processor tensors
+    i2t, t2i : exact scores, as for :func:`vse.eval.ranking.ranks.ranks_from_blocks`; CPU tensors
+    candidates : number of candidates of each query
     """
     image_of_caption = i2t.image_of_caption
     lists = {
-        "i2t": (_of_images(i2t, images, captions, candidates), image_of_caption, torch.arange(len(images))),
-        "t2i": (_of_captions(t2i or i2t, images, captions, candidates), torch.arange(len(images)), image_of_caption),
+        "i2t": _lists_for_images(i2t, images, captions, candidates),
+        "t2i": _lists_for_captions(t2i or i2t, images, captions, candidates),
     }
-    judged = {name: _judged(chunks, label, wanted) for name, (chunks, label, wanted) in lists.items()}
-    exact = metrics(ranks_from_blocks(i2t, t2i))
-    found = metrics(Ranks(judged["i2t"][0], judged["t2i"][0]))
-    for direction, (ranks, facts) in judged.items():
-        n_corpus = len(captions) if direction == "i2t" else len(images)
-        found[direction] = {"n_queries": len(ranks), "n_corpus": n_corpus, **facts, **found[direction]}
-    return {"reranked": candidates, "factory": "Flat", **found, "exact": exact, "lost": _lost(exact, found)}
+    image_of_row = {"image": torch.arange(len(images)), "caption": image_of_caption}
+    ranks, measured = {}, {}
+    for direction in IMAGE_TEXT:
+        name, corpus_images = direction.name, image_of_row[direction.candidate]
+        ranks[name], facts = _evaluate_lists(lists[name], corpus_images, image_of_row[direction.query])
+        measured[name] = {"n_queries": len(ranks[name]), "n_corpus": len(corpus_images), **facts}
+    exact, found = metrics(ranks_from_blocks(i2t, t2i)), metrics(Ranks(ranks["i2t"], ranks["t2i"]))
+    found |= {name: {**facts, **found[name]} for name, facts in measured.items()}
+    return {"reranked": candidates, "factory": "Flat", **found, "exact": exact, "lost": _losses(exact, found)}
 
 
-def _of_images(
+def _lists_for_images(
     blocks: ScoreBlocks, images: NDArray[np.float32], captions: NDArray[np.float32], candidates: int
-) -> Iterator[_Lists]:
-    """What images see that have a caption, a block of rows at a time."""
-    asking = torch.unique(blocks.image_of_caption)
+) -> Iterator[_CandidateLists]:
+    """Yield the candidates of the images that have captions, a block of images at a time."""
+    with_captions = torch.unique(blocks.image_of_caption)
     for rows in _row_slices(blocks):
-        queries = asking[(asking >= rows.start) & (asking < rows.stop)]
+        queries = with_captions[(with_captions >= rows.start) & (with_captions < rows.stop)]
         if len(queries):
             near, sure, seconds = _first_stage(captions, images[queries.numpy()], candidates)
             scores = blocks.score(rows, None)[queries - rows.start]
-            yield _Lists(queries, near, sure, scores.gather(1, near), _highest(scores.T).T, seconds)
+            yield _CandidateLists(queries, near, sure, scores.gather(1, near), _highest(scores.T).T, seconds)
 
 
-def _of_captions(
+def _lists_for_captions(
     blocks: ScoreBlocks, images: NDArray[np.float32], captions: NDArray[np.float32], candidates: int
-) -> Iterator[_Lists]:
-    """What captions see, so many at a time as have no more than a number of candidates."""
-    for queries in torch.split(torch.arange(len(captions)), max(1, _SCORED // candidates)):
+) -> Iterator[_CandidateLists]:
+    """Yield the candidates of captions, for some captions at a time."""
+    for queries in torch.split(torch.arange(len(captions)), max(1, _MAX_CANDIDATES // candidates)):
         near, sure, seconds = _first_stage(images, captions[queries.numpy()], candidates)
         scores, best = torch.empty(near.shape, dtype=torch.float64), torch.empty(0, len(queries))
         for rows in _row_slices(blocks):
             block = blocks.score(rows, queries)
             best = _highest(torch.cat([best.to(block.dtype), block]))
-            of, place = torch.nonzero((near >= rows.start) & (near < rows.stop), as_tuple=True)
-            scores[of, place] = block[near[of, place] - rows.start, of].double()
-        yield _Lists(queries, near, sure, scores, best.T, seconds)
+            query, place = torch.nonzero((near >= rows.start) & (near < rows.stop), as_tuple=True)
+            scores[query, place] = block[near[query, place] - rows.start, query].double()
+        yield _CandidateLists(queries, near, sure, scores, best.T, seconds)
 
 
 def _first_stage(corpus: NDArray[np.float32], queries: NDArray[np.float32], candidates: int) -> tuple[Tensor, Tensor, float]:
-    """The rows of each query's candidates, whether each is sure to be one, and how long that took."""
+    """Return the rows of each query's candidates, whether each is surely among the best, and the duration in seconds."""
     started = time.perf_counter()
     scores, rows = exact_search(corpus, queries, min(candidates + 1, len(corpus)))
     seconds = time.perf_counter() - started
@@ -119,33 +125,36 @@ def _first_stage(corpus: NDArray[np.float32], queries: NDArray[np.float32], cand
     return torch.from_numpy(rows[:, :candidates]), torch.from_numpy(scores[:, :candidates] > next_best), seconds
 
 
-def _judged(chunks: Iterator[_Lists], label: Tensor, wanted: Tensor) -> tuple[NDArray[np.int64], dict[str, float]]:
-    """The ranks of the queries of one direction in their order, and what became of their lists.
+def _evaluate_lists(
+    chunks: Iterator[_CandidateLists], image_of_row: Tensor, query_images: Tensor
+) -> tuple[NDArray[np.int64], dict[str, float]]:
+    """Return the ranks of the queries of one direction, in their order, and the quality and duration of their lists.
 
-    ``label`` has what each row of the corpus belongs to, ``wanted`` what each query (all of them) asks for.
+    ``image_of_row`` has the image of each row of the corpus, ``query_images`` that of each row of the side that queries.
     """
-    own = torch.bincount(label, minlength=int(wanted.max()) + 1)
-    depths = [min(k, len(label)) for k in RECALLS]
-    ranks, found, agreed, seconds = [], 0, np.zeros(len(depths), np.int64), 0.0
-    for queries, rows, sure, scores, best, took in chunks:
-        right = label[rows] == wanted[queries][:, None]
-        there = right & sure
-        goal = scores.masked_fill(~there, -torch.inf).amax(1, keepdim=True)
+    n_right = torch.bincount(image_of_row, minlength=int(query_images.max()) + 1)
+    depths = [min(k, len(image_of_row)) for k in RECALLS]
+    ranks, n_found, agreed, duration = [], 0, np.zeros(len(depths), np.int64), 0.0
+    for queries, rows, sure, scores, best, seconds in chunks:
+        images = query_images[queries]
+        right = image_of_row[rows] == images[:, None]
+        sure_right = right & sure
+        goal = scores.masked_fill(~sure_right, -torch.inf).amax(1, keepdim=True)
         ahead = (~right & (scores >= goal)).sum(1)
-        ranks.append(torch.where(there.any(1), ahead, len(label) - own[wanted[queries]]))
-        found += int(there.any(1).sum())
+        ranks.append(torch.where(sure_right.any(1), ahead, len(image_of_row) - n_right[images]))
+        n_found += int(sure_right.any(1).sum())
         agreed += [int((scores >= best[:, k - 1 : k]).sum(1).clamp(max=k).sum()) for k in depths]
-        seconds += took
-    every = torch.cat(ranks).numpy()
-    shares = 100.0 * agreed / (np.asarray(depths) * len(every))
+        duration += seconds
+    all_ranks = torch.cat(ranks).numpy()
+    shares = 100.0 * agreed / (np.asarray(depths) * len(all_ranks))
     recalls = {f"recall_at_{k}": float(share) for k, share in zip(RECALLS, shares, strict=True)}
-    return every, {"search_s": round(seconds, 3), "found": 100.0 * found / len(every), **recalls}
+    return all_ranks, {"search_s": round(duration, 3), "found": 100.0 * n_found / len(all_ranks), **recalls}
 
 
-def _lost(exact: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """How much worse each metric is than the exact one: lower recalls, higher ranks."""
+def _losses(exact: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """Return how much worse each metric is than the exact one: lower recalls, higher ranks."""
     return {
-        name: _lost(value, found[name])
+        name: _losses(value, found[name])
         if isinstance(value, dict)
         else (found[name] - value if name in ("medr", "meanr") else value - found[name])
         for name, value in exact.items()
@@ -157,7 +166,7 @@ def _row_slices(blocks: ScoreBlocks) -> list[slice]:
 
 
 def _highest(scores: Tensor) -> Tensor:
-    """The highest scores of each column, highest first."""
+    """Return the highest scores of each column, highest first."""
     return torch.topk(scores, min(max(RECALLS), len(scores)), dim=0).values
 
 
@@ -174,19 +183,19 @@ def approximate_recalls(
     seed: int = 0,
     block: int = BLOCK,
 ) -> dict[str, Any]:
-    """What an index of this type, searched with these parameters, finds and costs, for a result file; recalls in percent.
+    """Return the recalls (in percent) and the cost of an index of this type in both directions, for a result file.
 
-    Of each direction, ``i2t`` and ``t2i``: ``r1`` ... are R@K by what the index returns, a negative that scores as high as
-    the right one counted as before it; ``recall_at_1`` ... are the share of the exact top K, by the true similarity, that the
-    index returned as its top K, where a row that ties with the last of the exact ones is as good. For ``order`` the index
-    proposes ``reranked`` candidates, put in order by their exact scores. Times are wall seconds of this machine. Where one
-    side has too few rows to train the index, it has a ``Flat`` one, and its ``factory`` says so.
+    ``r1`` ... are R@K of the results of the index; a wrong result that scores as high as the right one counts as before it.
+    ``recall_at_1`` ... are the percentage of the exact top K, by the true similarity, that the index returned as its top K; a
+    row that ties with the last of the exact top K counts as well. For ``order`` the index proposes ``reranked`` candidates;
+    these are sorted by their exact scores. Durations are wall-clock seconds on this machine. If a side has too few rows
+    to train the index, a ``Flat`` index is used and its ``factory`` is reported.
 
     Parameters
     ----------
     images : embeddings (n_images, dim); a memory map stays on disk
     captions : embeddings (n_captions, dim)
-    image_of_caption : for each caption the row of its image; an image that has none is found by captions, and is no query
+    image_of_caption : for each caption the row of its image; an image without captions is a candidate but no query
     factory, parameters : see :func:`vse.eval.search.index.build_index` and :func:`vse.eval.search.index.set_parameters`
     """
     if (
@@ -196,61 +205,59 @@ def approximate_recalls(
         or image_of_caption.max() >= len(images)
     ):
         counts = f"{len(image_of_caption)} rows for {len(captions)} captions of {len(images)} images"
-        raise UserError(f"image_of_caption has {counts}, or rows that are none of these images")
-    asking = np.unique(image_of_caption)
+        raise UserError(f"image_of_caption has {counts}, or rows that are not among these images")
     needed = min_training_rows(factory, images.shape[1])
     measured: dict[str, Any] = {"factory": factory, "parameters": parameters, "similarity": similarity}
     if similarity != "cosine":
         measured["reranked"] = candidates
-    for direction, name, corpus, label, queries, wanted in (
-        ("i2t", "captions", captions, image_of_caption, images[asking], asking),
-        ("t2i", "images", images, np.arange(len(images)), captions, image_of_caption),
-    ):
-        # As many results more as a query can have right answers: K negatives that tie with these are then seen.
-        depth = max(ks) + int(np.bincount(label).max())
+    for direction, task in both_directions(images, captions, image_of_caption).items():
+        # Search deeper by the largest number of right answers, so that K wrong rows that tie with these are found, too.
+        depth = max(ks) + int(np.bincount(task.image_of_row).max())
         times = [time.perf_counter()]
-        small = len(corpus) < needed <= max(len(images), len(captions))
-        built = build_index(corpus, "Flat" if small else factory, seed=seed, block=block, name=name)
+        small = len(task.corpus) < needed <= max(len(images), len(captions))
+        name = f"{task.direction.candidate}s"
+        built = build_index(task.corpus, "Flat" if small else factory, seed=seed, block=block, name=name)
         if not small:
             set_parameters(built.index, parameters)
         times.append(time.perf_counter())
         index = copy_to_gpu(built.index, depth if similarity == "cosine" else max(depth, candidates))
-        top = search(corpus, queries, depth, similarity, direction=direction, candidates=candidates, index=index)
+        queries = task.queries
+        top = search(task.corpus, queries, depth, similarity, direction=direction, candidates=candidates, index=index)
         times.append(time.perf_counter())
         del index
-        exact = exact_search(corpus, queries, max(ks), similarity, direction=direction, block=block)
+        exact = exact_search(task.corpus, queries, max(ks), similarity, direction=direction, block=block)
         times.append(time.perf_counter())
         build_s, search_s, exact_s = np.diff(times).round(3).tolist()
         first = top.rows[:, : max(ks)]
-        true = exact_scores(corpus, queries, first, similarity, direction)
-        best = exact_scores(corpus, queries, exact.rows, similarity, direction)
-        agreed = {f"recall_at_{k}": 100.0 * _share(first, exact.rows, true, best, k) for k in ks}
+        scores = exact_scores(task.corpus, queries, first, similarity, direction)
+        best = exact_scores(task.corpus, queries, exact.rows, similarity, direction)
+        ranks = _ranks(top, task)
         measured[direction] = {
             "n_queries": len(queries),
-            "n_corpus": len(corpus),
+            "n_corpus": len(task.corpus),
             "factory": built.factory,
             "trained_on": built.trained_on,
             "build_s": build_s,
             "search_s": search_s,
             "exact_s": exact_s,
-            **{f"r{k}": 100.0 * float(np.mean(_ranks(top, label, wanted) < k)) for k in ks},
-            **agreed,
+            **{f"r{k}": 100.0 * float(np.mean(ranks < k)) for k in ks},
+            **{f"recall_at_{k}": 100.0 * _share(first, exact.rows, scores, best, k) for k in ks},
         }
     return measured
 
 
-def _ranks(top: TopK, label: NDArray[np.int64], wanted: NDArray[np.int64]) -> Rows:
-    """How many negatives score as high as each query's (m,) best right one; their number at least, if none was found."""
-    there = top.rows >= 0
-    right = there & (label[top.rows] == wanted[:, None])
+def _ranks(top: TopK, task: DirectionSearch) -> Rows:
+    """Return for each query how many wrong results score as high as its best right one; the largest int64 if none is right."""
+    found = top.rows >= 0
+    right = found & (task.image_of_row[top.rows] == task.image_of_query[:, None])
     best = np.where(right, top.scores, -np.inf).max(1, keepdims=True)
-    ahead = (there & ~right & (top.scores >= best)).sum(1)
+    ahead = (found & ~right & (top.scores >= best)).sum(1)
     ranks: Rows = np.where(right.any(1), ahead, np.iinfo(np.int64).max)
     return ranks
 
 
 def _share(rows: Rows, exact: Rows, scores: Scores, exact_scores: Scores, k: int) -> float:
-    """The share of the top ``k`` of an exact search (m, >= k) that is among the top ``k`` of another; ties are as good."""
+    """Return the share of the exact top ``k`` that is in the top ``k`` of another search; a row that ties with it counts."""
     rows, exact = rows[:, :k], exact[:, :k]
     same = (rows[:, :, None] == exact[:, None, :]).any(2)
     good = (rows >= 0) & (same | (scores[:, :k] >= exact_scores[:, :k].min(1, keepdims=True)))

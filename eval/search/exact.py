@@ -1,8 +1,12 @@
-"""Exact search of a corpus in blocks: one may be larger than memory, such as a memory map."""
+"""Exact top-K search of a corpus, block by block, so that the corpus may be larger than memory, such as a memory map.
+
+:func:`both_directions` prepares the searches of images by captions and of captions by images.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import faiss
@@ -10,20 +14,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vse.eval.ranking.metrics import IMAGE_TEXT, Direction
 from vse.eval.ranking.ranks import shared_tensor
 from vse.eval.ranking.scores import RankingSimilarity, similarity_by_name
 from vse.eval.search.gpu import GPU_RESULTS, fall_back_to_cpu, gpu
 from vse.pipeline.errors import UserError
 
-BLOCK = 65_536  # rows read at once: 256 MB of 1,024 dimensions
-_SHORT = 12  # dimensions, up to which FAISS has other sums for one query than for several
+BLOCK = 65_536  # rows that are read at once: 256 MB for 1,024 dimensions
+_SHORT = 12  # up to this number of dimensions, FAISS rounds the scores of a single query differently
 
 Scores = NDArray[np.float32]
 Rows = NDArray[np.int64]
 
 
 class Corpus(Protocol):
-    """Vectors (n, dim), sliced a block at a time: an array, a memory map, a dataset of HDF5."""
+    """Vectors (n, dim) that are sliced a block at a time: an array, a memory map or a data set of an HDF5 file."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -34,10 +39,61 @@ class Corpus(Protocol):
 
 
 class TopK(NamedTuple):
-    """Of each query the best rows, best first: ``scores`` (m, k) and ``rows`` (m, k), -inf and -1 where there are no more."""
+    """The best rows for each query, best first: ``scores`` and ``rows`` (m, k), padded with -inf and -1."""
 
     scores: Scores
     rows: Rows
+
+
+@dataclass(frozen=True)
+class DirectionSearch:
+    """The queries and the corpus of one direction, with the image that each of them is or belongs to.
+
+    Attributes
+    ----------
+    direction : image to text or text to image
+    corpus : (n_corpus, dim) vectors of the candidates
+    image_of_row : (n_corpus,) row of the image of each candidate
+    vectors : (n, dim) vectors of the side that queries
+    query_rows : (n_queries,) rows of ``vectors`` that are queries, ascending
+    image_of_query : (n_queries,) row of the image of each query
+    """
+
+    direction: Direction
+    corpus: NDArray[np.float32]
+    image_of_row: Rows
+    vectors: NDArray[np.float32]
+    query_rows: Rows
+    image_of_query: Rows
+
+    @property
+    def queries(self) -> NDArray[np.float32]:
+        """The vectors of the queries; not a copy if all rows are queries."""
+        return self.vectors if len(self.query_rows) == len(self.vectors) else self.vectors[self.query_rows]
+
+    def sample(self, queries: Rows) -> DirectionSearch:
+        """Return the same search with some of its queries, given by their indices."""
+        return replace(self, query_rows=self.query_rows[queries], image_of_query=self.image_of_query[queries])
+
+
+def both_directions(
+    images: NDArray[np.float32], captions: NDArray[np.float32], image_of_caption: NDArray[np.int64]
+) -> dict[str, DirectionSearch]:
+    """Return the searches of both directions by their names; an image without captions is a candidate but no query."""
+    vectors = {"image": images, "caption": captions}
+    image_of_row = {"image": np.arange(len(images)), "caption": image_of_caption}
+    query_rows = {"image": np.unique(image_of_caption), "caption": np.arange(len(captions))}
+    return {
+        direction.name: DirectionSearch(
+            direction,
+            vectors[direction.candidate],
+            image_of_row[direction.candidate],
+            vectors[direction.query],
+            query_rows[direction.query],
+            image_of_row[direction.query][query_rows[direction.query]],
+        )
+        for direction in IMAGE_TEXT
+    }
 
 
 def exact_search(
@@ -49,65 +105,68 @@ def exact_search(
     direction: str | None = None,
     block: int = BLOCK,
 ) -> TopK:
-    """The ``k`` rows of ``corpus`` (n, dim) that are most similar to each query (m, dim), all rows being scored.
+    """Return the ``k`` rows of ``corpus`` (n, dim) that are most similar to each query (m, dim); all rows are scored.
 
-    ``block`` rows are held at a time, and the best of them merge_top_k with the best so far; rows that score the same stand in
-    ascending order, but which of those that tie with the last are found is left to FAISS. ``direction`` is as for
-    :func:`vse.eval.search.top_k.search`. :class:`UserError` names a row that is not finite.
+    ``block`` rows are held at a time, and the best of them are merged with the best so far. Rows with the same score are in
+    ascending order; if several tie with the last result, FAISS decides which of them are found. ``direction`` is as for
+    :func:`vse.eval.search.top_k.search`. Raises UserError if a row is not finite.
     """
     scorer = similarity_by_name(similarity)
     queries = check_queries(corpus, queries)
     if similarity != "cosine":
         check_direction(similarity, direction)
     best = TopK(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64))
-    alone = similarity == "cosine" and len(queries) == 1 and queries.shape[1] > _SHORT and gpu() is None
-    for start, rows in read_blocks(corpus, block, checked=not alone):
-        few = min(k, len(rows))
-        if alone:
-            near = _nearest(queries, rows, few, float(best.scores[0, -1]) if best.scores.shape[1] >= k else -np.inf, start)
+    single = similarity == "cosine" and len(queries) == 1 and queries.shape[1] > _SHORT and gpu() is None
+    for start, rows in read_blocks(corpus, block, checked=not single):
+        n_best = min(k, len(rows))
+        if single:
+            least = float(best.scores[0, -1]) if best.scores.shape[1] >= k else -np.inf
+            near = _search_single(queries, rows, n_best, least, start)
+        elif similarity == "cosine":
+            near = _search_faiss(queries, rows, n_best)
         else:
-            near = _knn(queries, rows, few) if similarity == "cosine" else _top(scorer, queries, rows, few, direction)
+            near = _search_tiles(scorer, queries, rows, n_best, direction)
         best = merge_top_k(k, best, TopK(near.scores, near.rows + start))
     return best
 
 
 def exact_scores(corpus: Corpus, queries: NDArray[np.float32], rows: Rows, similarity: str, direction: str | None) -> Scores:
-    """The score of each query (m, dim) with some rows (m, k) of the corpus, pair by pair; -inf where the row is -1."""
+    """Return the score of each query (m, dim) with some rows (m, k) of the corpus, pair by pair; -inf for row -1."""
     scorer = similarity_by_name(similarity)
     scores = np.full(rows.shape, -np.inf, np.float32)
     for query, near, out in zip(queries, rows, scores, strict=True):
-        there = near >= 0
-        if not there.any():
+        found = near >= 0
+        if not found.any():
             continue
-        wanted, where = np.unique(near[there], return_inverse=True)  # in ascending order, as files are read fastest
+        wanted, where = np.unique(near[found], return_inverse=True)  # ascending rows are read fastest
         entries = torch.from_numpy(np.array(corpus[wanted], np.float32))
-        asked = torch.from_numpy(np.array(query[None], np.float32))
+        query_row = torch.from_numpy(np.array(query[None], np.float32))
         computed = torch.empty(len(wanted))
         if direction == "i2t":
-            scorer.score(asked, entries, computed[None])
+            scorer.score(query_row, entries, computed[None])
         else:
-            scorer.score(entries, asked, computed[:, None])
-        out[there] = computed.numpy()[where]
+            scorer.score(entries, query_row, computed[:, None])
+        out[found] = computed.numpy()[where]
     return scores
 
 
 def check_queries(corpus: Corpus, queries: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Queries as FAISS takes them; :class:`UserError` if they are of other dimensions or a row is not finite."""
+    """Return queries as FAISS needs them. Raises UserError if their shape does not fit, or if a row is not finite."""
     if len(corpus.shape) != 2 or queries.ndim != 2 or queries.shape[1] != corpus.shape[1]:
-        raise UserError(f"queries of shape {queries.shape} do not suit a corpus of shape {corpus.shape}")
+        raise UserError(f"queries of shape {queries.shape} do not fit a corpus of shape {corpus.shape}")
     queries = np.ascontiguousarray(queries, np.float32)
     _check_finite("queries", queries, 0)
     return queries
 
 
 def check_direction(similarity: str, direction: str | None) -> None:
-    """``ValueError`` unless the direction is known."""
-    if direction not in ("i2t", "t2i"):
-        raise ValueError(f"search by {similarity} needs to know whether the direction is i2t or t2i, not {direction!r}")
+    """Raise ValueError if the direction is not one between images and captions."""
+    if direction not in [known.name for known in IMAGE_TEXT]:
+        raise ValueError(f"a search by {similarity} needs the direction i2t or t2i, not {direction!r}")
 
 
 def read_blocks(corpus: Corpus, block: int, checked: bool = True) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """The corpus, ``block`` rows at a time, each with the number of its first row; ``checked`` rows are finite."""
+    """Yield the corpus in blocks of rows, each with the index of its first row; with ``checked``, refuse infinite rows."""
     if block < 1:
         raise ValueError(f"blocks of {block} rows")
     for start in range(0, len(corpus), block):
@@ -118,17 +177,18 @@ def read_blocks(corpus: Corpus, block: int, checked: bool = True) -> Iterator[tu
 
 
 def merge_top_k(k: int, *parts: TopK) -> TopK:
-    """The best ``k`` of several searches for the same queries; equal scores in the order of rows."""
+    """Merge the results of several searches for the same queries into the best ``k``; equal scores keep the order of rows."""
     scores, rows = (np.concatenate(values, axis=1) for values in zip(*parts, strict=True))
     scores = np.where(rows < 0, np.float32(-np.inf), scores)
     order = np.lexsort((rows, -scores), axis=1)[:, :k]
     return TopK(np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1))
 
 
-def _nearest(query: NDArray[np.float32], rows: NDArray[np.float32], k: int, least: float, start: int) -> TopK:
-    """The highest inner products of one query (1, dim) in one read of the rows, no lower than ``least``; more if they tie.
+def _search_single(query: NDArray[np.float32], rows: NDArray[np.float32], k: int, least: float, start: int) -> TopK:
+    """Return the highest inner products of one query (1, dim) that are at least ``least``; more than ``k`` if they tie.
 
-    A row that is not finite shows in its score. These are the scores that :func:`faiss.knn` gives for a query.
+    The rows are read only once, because a row that is not finite shows in its score. The scores are bit for bit those of
+    :func:`faiss.knn` for a single query.
     """
     scores = np.empty(len(rows), np.float32)
     faiss.fvec_inner_products_ny(  # type: ignore[attr-defined]
@@ -140,34 +200,34 @@ def _nearest(query: NDArray[np.float32], rows: NDArray[np.float32], k: int, leas
         _check_finite("corpus", rows, start)
     near = np.flatnonzero(scores >= least)
     if len(near) > k:
-        kept = scores[near]
-        near = near[kept >= np.partition(kept, len(near) - k)[len(near) - k]]
+        near_scores = scores[near]
+        near = near[near_scores >= np.partition(near_scores, len(near) - k)[len(near) - k]]
     return TopK(scores[None, near], near[None])
 
 
-def _knn(queries: NDArray[np.float32], rows: NDArray[np.float32], k: int) -> TopK:
-    """The highest inner products."""
+def _search_faiss(queries: NDArray[np.float32], rows: NDArray[np.float32], k: int) -> TopK:
+    """Return the highest inner products, by FAISS."""
     used = gpu()
     if used is not None and k <= GPU_RESULTS:
         try:
             found = faiss.knn_gpu(used.resources, queries, rows, k, metric=faiss.METRIC_INNER_PRODUCT, device=used.number)
             return TopK(*found)
-        except RuntimeError as error:  # other programs may have taken its memory
+        except RuntimeError as error:  # e.g. if other programs use the memory of the GPU
             fall_back_to_cpu(error)
     return TopK(*faiss.knn(queries, rows, k, metric=faiss.METRIC_INNER_PRODUCT))
 
 
-def _top(
+def _search_tiles(
     scorer: RankingSimilarity, queries: NDArray[np.float32], rows: NDArray[np.float32], k: int, direction: str | None
 ) -> TopK:
-    """The highest scores of any similarity, a tile of images and captions at a time."""
-    asked, entries = shared_tensor(queries), shared_tensor(rows)
-    n_asked, n_entries = scorer.tile_images, scorer.tile_captions
+    """Return the highest scores of any similarity, scored a tile of images and captions at a time."""
+    all_queries, entries = shared_tensor(queries), shared_tensor(rows)
+    n_queries, n_entries = scorer.tile_images, scorer.tile_captions
     if direction == "t2i":
-        n_asked, n_entries = n_entries, n_asked
+        n_queries, n_entries = n_entries, n_queries
     top = TopK(np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64))
-    for first in range(0, len(asked), n_asked):
-        part = asked[first : first + n_asked]
+    for first in range(0, len(all_queries), n_queries):
+        part = all_queries[first : first + n_queries]
         scores = torch.empty(len(part), len(entries))
         for start in range(0, len(entries), n_entries):
             near = entries[start : start + n_entries]
@@ -178,13 +238,13 @@ def _top(
                 scorer.score(near, part, out)
                 scores[:, start : start + n_entries] = out.T
         best = torch.topk(scores, k, dim=1)
-        top.scores[first : first + n_asked], top.rows[first : first + n_asked] = best.values.numpy(), best.indices.numpy()
+        top.scores[first : first + n_queries], top.rows[first : first + n_queries] = best.values.numpy(), best.indices.numpy()
     return top
 
 
 def _check_finite(name: str, rows: NDArray[np.float32], start: int) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         total = rows.sum()
-    # The sum of finite values may overflow; then they are looked at one by one.
+    # The sum of finite values may overflow. Only then are single values checked.
     if not np.isfinite(total) and not (finite := np.isfinite(rows).all(1)).all():
         raise UserError(f"{name} row {start + int(np.argmin(finite))} is not finite (NaN)")

@@ -1,6 +1,7 @@
-"""An index kept in a file, ``x.faiss``, with a note beside it, ``x.faiss.json``, of what it is an index of.
+"""FAISS indexes for approximate search: built from a factory string, searched, and stored in files.
 
-FAISS indexes for approximate search, by a factory string: how they are built, set and searched.
+An index in the file ``x.faiss`` has its metadata next to it, in ``x.faiss.json``. They record what the index was built from,
+so that :func:`read_index` refuses an index of other vectors.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ from vse.pipeline.files.writing import open_atomic, read_json, write_json
 from vse.pipeline.progress import progress_bar
 
 EXAMPLES = "Flat; IVF1024,Flat; HNSW32; IVF4096,PQ64; OPQ64,IVF4096,PQ64"
-TRAIN_LEAST = 65_536  # rows to train on, if there are so many, and
-TRAIN_EACH = 64  # for each centroid. Fewer than this many for one, and FAISS warns:
-TRAIN_ENOUGH = 39
+MIN_TRAINING_SAMPLE = 65_536  # train on at least this many rows, if the corpus has them,
+SAMPLE_PER_CENTROID = 64  # and on at least this many for each centroid
+ROWS_PER_CENTROID = 39  # FAISS warns if a centroid has fewer rows
 
-_LINKS = range(2, 257)  # of a node of a graph: with fewer FAISS crashes, with many more it needs all memory
+_LINKS = range(2, 257)  # links of a node of a graph: FAISS crashes with fewer, and with many more it needs all memory
 
 
 @dataclass(frozen=True)
 class BuiltIndex:
-    """An index of a corpus, row after row, and on how many rows it was trained (0 if it needs no training)."""
+    """An index with the rows of a corpus in their order; it was trained on ``trained_on`` rows, 0 if it needs no training."""
 
     index: Any
     factory: str
@@ -56,26 +57,28 @@ class BuiltIndex:
 def build_index(
     corpus: Corpus, factory: str = "Flat", *, seed: int = 0, block: int = BLOCK, name: str = "corpus"
 ) -> BuiltIndex:
-    """An index for the highest inner products with the rows of ``corpus`` (n, dim), which is read ``block`` rows at a time.
+    """Build an index for the highest inner products with the rows of ``corpus`` (n, dim).
 
-    ``factory`` is a string as FAISS has them. What needs training is trained on rows drawn with ``seed``. On one thread an
-    index is the same every time; the links of HNSW depend on ``block``, and on how several threads take turns.
-    :class:`UserError` if there is no such index, if it does not suit the dimensions, or if there are too few rows to train
-    it; ``name`` says of what.
+    ``factory`` is a factory string of FAISS. An index that needs training is trained on a sample of rows that depends on
+    ``seed``; then all rows are added, ``block`` at a time. With one thread the index is the same every time, except that the
+    links of HNSW depend on ``block``; with several threads they also depend on the order in which threads run.
+
+    Raises UserError if there is no such index, if it does not fit the dimensions, or if there are too few rows to train it;
+    the message names the corpus by ``name``.
     """
     n_rows, dim = corpus.shape
-    index = _made(factory, dim)
-    needed = TRAIN_ENOUGH * (n_centroids := _most_centroids(index))
+    index = _create_index(factory, dim)
+    needed = ROWS_PER_CENTROID * (n_centroids := _max_centroids(index))
     if n_rows < needed:
         raise UserError(
             f"{factory}: its {n_centroids} centroids need {needed} rows to be trained, and {name} has {n_rows}; "
-            "ask for fewer (of IVF, the number after it), or for Flat or HNSW32, which need none"
+            "use fewer (the number after IVF), or Flat or HNSW32, which need no training"
         )
     trained_on = 0
     try:
         if not index.is_trained:
-            trained_on = min(n_rows, max(TRAIN_LEAST, TRAIN_EACH * n_centroids))
-            index.train(_sample(corpus, trained_on, seed))
+            trained_on = min(n_rows, max(MIN_TRAINING_SAMPLE, SAMPLE_PER_CENTROID * n_centroids))
+            index.train(_training_sample(corpus, trained_on, seed))
         with progress_bar(total=n_rows, desc=f"index {name}", unit="row") as progress:
             for _, rows in read_blocks(corpus, block):
                 index.add(rows)
@@ -87,15 +90,15 @@ def build_index(
 
 
 def min_training_rows(factory: str, dim: int) -> int:
-    """How many rows at least such an index is trained on; :class:`UserError` if there is no such index."""
-    index = _made(factory, dim)
-    return TRAIN_ENOUGH * _most_centroids(index)
+    """Return how many rows such an index needs for training. Raises UserError if there is no such index."""
+    index = _create_index(factory, dim)
+    return ROWS_PER_CENTROID * _max_centroids(index)
 
 
 def set_parameters(index: Any, parameters: str) -> None:
-    """How thoroughly an index is searched: ``nprobe=16`` of IVF, ``efSearch=64`` of HNSW, several with commas between.
+    """Set how thoroughly an index searches: ``nprobe=16`` for IVF or ``efSearch=64`` for HNSW, several separated by commas.
 
-    :class:`UserError` if a value is no positive integer, or if the index has no such parameter.
+    Raises UserError if a value is not a positive integer, or if the index does not have such a parameter.
     """
     space: Any = faiss.ParameterSpace()
     for parameter in filter(None, parameters.split(",")):
@@ -104,12 +107,12 @@ def set_parameters(index: Any, parameters: str) -> None:
         try:
             space.set_index_parameters(index, parameter)
         except RuntimeError:
-            known = "nprobe is one of IVF, efSearch one of HNSW, and Flat has none"
+            known = "IVF has nprobe, HNSW has efSearch, and Flat has none"
             raise UserError(f"this index has no parameter {parameter.partition('=')[0]!r}; {known}") from None
 
 
 def search_index(index: Any, queries: NDArray[np.float32], k: int) -> TopK:
-    """The ``k`` rows with the highest inner products that the index finds for each query (m, dim), fewer if it has fewer."""
+    """Return the ``k`` rows (or all, if there are fewer) that the index finds for each query (m, dim)."""
     k = min(k, index.ntotal)
     if not k or not len(queries):
         return TopK(np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64))
@@ -117,7 +120,7 @@ def search_index(index: Any, queries: NDArray[np.float32], k: int) -> TopK:
 
 
 class IndexVectors:
-    """The vectors (n, dim) that an index holds, as a :class:`vse.eval.search.exact.Corpus`; of PQ or SQ approximately."""
+    """The vectors (n, dim) in an index, as a :class:`vse.eval.search.exact.Corpus`; those in PQ or SQ are approximate."""
 
     def __init__(self, index: Any) -> None:
         self.index = index
@@ -136,32 +139,32 @@ class IndexVectors:
 
 
 def stores_exactly(index: Any, corpus: Corpus) -> bool:
-    """Whether the first rows of an index are those of its corpus, bit for bit; then all of them are."""
-    some = slice(0, 100)
+    """Return whether an index stores its corpus bit for bit, judged by its first rows."""
+    first_rows = slice(0, 100)
     try:
-        return bool(np.array_equal(IndexVectors(index)[some], np.asarray(corpus[some], np.float32)))
-    except RuntimeError:  # it cannot give vectors back
+        return bool(np.array_equal(IndexVectors(index)[first_rows], np.asarray(corpus[first_rows], np.float32)))
+    except RuntimeError:  # the index cannot return its vectors
         return False
 
 
-def _made(factory: str, dim: int) -> Any:
-    """An empty index. FAISS crashes on some numbers, rather than refuse them."""
+def _create_index(factory: str, dim: int) -> Any:
+    """Create an empty index; refuse numbers on which FAISS crashes."""
     links = [int(number) for number in re.findall(r"(?:HNSW|NSG)(\d+)", factory)]
     if re.search(r"(?<!\d)0+(?!\d)", factory) or any(number not in _LINKS for number in links):
         raise UserError(f"{factory}: a number in it is too small or too large; such as {EXAMPLES} work")
     if factory.startswith("IDMap"):
-        raise UserError(f"{factory}: rows have their numbers without IDMap, leave it out")
+        raise UserError(f"{factory}: rows are numbered without IDMap; leave it out")
     try:
         return faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
-        reason = f"not an index of {dim} dimensions that FAISS can make ({faiss_reason(error)})"
+        reason = f"not an index of {dim} dimensions that FAISS can build ({faiss_reason(error)})"
         raise UserError(f"{factory!r}: {reason}; such as {EXAMPLES} work") from None
 
 
-def _most_centroids(index: Any) -> int:
-    """The most that any part of an index is trained to have: lists of IVF, codes of PQ.
+def _max_centroids(index: Any) -> int:
+    """Return the largest number of centroids in any part of an index: lists of IVF or codes of PQ.
 
-    ``index`` owns what is looked at, so the caller keeps it.
+    The caller must keep a reference to ``index``, which owns its parts.
     """
     kind = faiss.downcast_index(index)
     counts = [int(getattr(kind, "nlist", 0))]
@@ -173,10 +176,10 @@ def _most_centroids(index: Any) -> int:
         transforms = [faiss.downcast_VectorTransform(kind.chain.at(k)) for k in range(kind.chain.size())]
         counts += [256 for transform in transforms if isinstance(transform, faiss.OPQMatrix)]
     parts = [getattr(kind, name, None) for name in ("index", "base_index", "refine_index", "storage")]
-    return max([*counts, *(_most_centroids(part) for part in parts if part is not None)])
+    return max([*counts, *(_max_centroids(part) for part in parts if part is not None)])
 
 
-def _sample(corpus: Corpus, size: int, seed: int) -> NDArray[np.float32]:
+def _training_sample(corpus: Corpus, size: int, seed: int) -> NDArray[np.float32]:
     rows = np.sort(np.random.default_rng(seed).choice(len(corpus), size, replace=False))
     sample = np.ascontiguousarray(corpus[rows], np.float32)
     finite = np.isfinite(sample.sum(1, dtype=np.float64))
@@ -188,11 +191,12 @@ def _sample(corpus: Corpus, size: int, seed: int) -> NDArray[np.float32]:
 log = logging.getLogger(__name__)
 FORMAT = "vse-index"
 VERSION = 1
+_HASH_LENGTH = 64  # a longer text is a hash, which errors do not print
 _REBUILD = "delete it to rebuild it, or name another file"
 
 
-class _Note(BaseModel):
-    """What is read of the note of an index."""
+class _IndexMetadata(BaseModel):
+    """The fields of an index's metadata file that are read; ``of`` has the properties of its source."""
 
     model_config = ConfigDict(strict=True)
     version: int = Field(ge=VERSION, le=VERSION)
@@ -207,9 +211,9 @@ class _Note(BaseModel):
 
     @field_validator("factory")
     @classmethod
-    def _can_be_made(cls, factory: str, before: ValidationInfo) -> str:
+    def _check_factory(cls, factory: str, info: ValidationInfo) -> str:
         try:
-            min_training_rows(factory, before.data.get("dim", 1))
+            min_training_rows(factory, info.data.get("dim", 1))
         except UserError as error:
             raise ValueError(str(error)) from None
         return factory
@@ -217,36 +221,40 @@ class _Note(BaseModel):
 
 @dataclass(frozen=True)
 class IndexSource:
-    """What an index is of: ``ids_sha256`` of the ids of its ``count`` rows, and ``of`` all that decides their vectors.
+    """The source of an index: ``count`` rows of ``dim`` dimensions, whose ids have the hash ``ids_sha256``.
 
-    ``of`` maps names that a person understands, such as ``split``, to texts.
+    ``properties`` determine the vectors; they map names that a person understands, such as ``split``, to texts. Metadata files
+    store them as ``of``.
     """
 
     count: int
     dim: int
     similarity: str
     ids_sha256: str
-    of: Mapping[str, str]
+    properties: Mapping[str, str]
 
 
-INDEX_METADATA = json_kind("the note of an index", "format", "factory", "ids_sha256")
-INDEX = OutputKind("an index of ours, with its note beside it", lambda path: INDEX_METADATA.is_at(metadata_file(path)))
+INDEX_METADATA = json_kind("the metadata of an index", "format", "factory", "ids_sha256")
+INDEX = OutputKind(
+    "an index that vse wrote, with its metadata next to it", lambda path: INDEX_METADATA.is_at(metadata_file(path))
+)
 
 
 def ids_sha256(ids: NDArray[np.int64]) -> str:
-    """SHA-256 of ids in their order."""
+    """Return the SHA-256 of ids in their order."""
     return hashlib.sha256(np.ascontiguousarray(ids, "<i8").tobytes()).hexdigest()
 
 
 def metadata_file(path: Path) -> Path:
-    """Where the note of an index lies."""
+    """Return the path of the metadata of an index."""
     return path.with_name(f"{path.name}.json")
 
 
-def write_index(path: Path, built: BuiltIndex, indexed: IndexSource) -> Path:
-    """Write the index and its note, each of them atomically, and the note first; returns ``path``.
+def write_index(path: Path, built: BuiltIndex, source: IndexSource) -> Path:
+    """Write the index and its metadata, each atomically, and return ``path``.
 
-    So that after a kill no index is without a note. A note without an index hinders nobody.
+    The metadata are written first, so that a killed process never leaves an index without metadata. Metadata without an index
+    are harmless.
     """
     digest = hashlib.sha256()
     with open_atomic(path) as stream:
@@ -256,27 +264,28 @@ def write_index(path: Path, built: BuiltIndex, indexed: IndexSource) -> Path:
             return stream.write(content)
 
         faiss.write_index(built.index, faiss.PyCallbackIOWriter(put))  # type: ignore[attr-defined]
-        note = {
+        metadata = {
             "format": FORMAT,
             "version": VERSION,
             "factory": built.factory,
             "trained_on": built.trained_on,
-            "count": indexed.count,
-            "dim": indexed.dim,
-            "similarity": indexed.similarity,
-            "ids_sha256": indexed.ids_sha256,
-            "of": dict(indexed.of),
+            "count": source.count,
+            "dim": source.dim,
+            "similarity": source.similarity,
+            "ids_sha256": source.ids_sha256,
+            "of": dict(source.properties),
             "faiss": faiss.__version__,
             "sha256": digest.hexdigest(),
         }
-        write_json(metadata_file(path), note)
+        write_json(metadata_file(path), metadata)
     return path
 
 
-def index_exists(path: Path, indexed: IndexSource) -> bool:
-    """Whether there is an index to read. One that lost its note, but is of as many rows as long, counts as absent.
+def index_exists(path: Path, source: IndexSource) -> bool:
+    """Return whether there is an index file that should be read rather than built.
 
-    Any other file without a note is there, and :func:`read_index` refuses it: it may be somebody else's.
+    An index that lost its metadata, but has the expected number of rows and dimensions, counts as absent and is built again.
+    Any other file without metadata counts as present, so that :func:`read_index` refuses it: it may belong to somebody else.
     """
     if may_replace_others() and not INDEX.is_at(path):
         return False
@@ -286,57 +295,65 @@ def index_exists(path: Path, indexed: IndexSource) -> bool:
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except (OSError, RuntimeError, MemoryError):
         return True
-    if (index.ntotal, index.d) != (indexed.count, indexed.dim):
+    if (index.ntotal, index.d) != (source.count, source.dim):
         return True
-    log.warning("%s: there is no %s beside it, as after a kill; it is built again", path, metadata_file(path).name)
+    missing = metadata_file(path).name
+    log.warning("%s: %s is missing, perhaps because a process was killed; the index is built again", path, missing)
     return False
 
 
-def read_index(path: Path, indexed: IndexSource, factory: str | None = None) -> BuiltIndex:
-    """The index in a file; the vectors of a large one are mapped from there where FAISS can.
+def read_index(path: Path, source: IndexSource, factory: str | None = None) -> BuiltIndex:
+    """Read an index from a file; the vectors of a large one are mapped if FAISS can do that.
 
-    :class:`UserError` if it is not there, if it is an index of something else than ``indexed`` or of another ``factory``
-    than asked for (the message names what differs), if it was changed or cut short, or if FAISS cannot read it.
+    Raises UserError if the file is missing, was built from another source (the message names the difference) or by another
+    ``factory`` than requested, has changed since it was written, or cannot be read by FAISS.
     """
-    note = _read_note(path)
-    differs = [name for name in {**indexed.of, **note["of"]} if indexed.of.get(name) != note["of"].get(name)]
-    differs += [name for name in ("similarity", "count", "dim", "ids_sha256") if getattr(indexed, name) != note[name]]
-    if differs:
-        name = differs[0]
-        there, here = str(note["of"].get(name, note.get(name, ""))), str(indexed.of.get(name, getattr(indexed, name, "")))
-        hashes = max(len(there), len(here)) >= 64
-        what = f"other {name.removesuffix('_sha256')}" if hashes else f"{name}: {there or 'none'} there, {here or 'none'} here"
-        raise UserError(f"{path}: was built of something else ({what}); {_REBUILD}")
-    if factory not in (None, note["factory"]):
-        raise UserError(f"{path}: an index of type {note['factory']}, not {factory}; {_REBUILD}")
+    metadata = _read_metadata(path)
+    if difference := _source_difference(source, metadata):
+        raise UserError(f"{path}: was built from something else ({difference}); {_REBUILD}")
+    if factory not in (None, metadata["factory"]):
+        raise UserError(f"{path}: an index of type {metadata['factory']}, not {factory}; {_REBUILD}")
     try:
         file = InputFile(path)
-        if file.sha256 != note["sha256"]:
-            raise UserError(f"{path}: was changed or cut short since it was built (its SHA-256 differs); {_REBUILD}")
+        if file.sha256 != metadata["sha256"]:
+            raise UserError(f"{path}: has changed since it was built (its SHA-256 does not match); {_REBUILD}")
         index = faiss.read_index(str(file.descriptor_path), faiss.IO_FLAG_MMAP_IFC if file.size > IN_MEMORY_BYTES else 0)
         if file.has_changed:
             raise changed_file_error(path)
-        search_index(index, np.zeros((1, index.d), np.float32), 1)  # what is wrong with its parts is found here
+        search_index(index, np.zeros((1, index.d), np.float32), 1)  # a search finds errors in the parts of the index
     except (OSError, RuntimeError, MemoryError) as error:
         raise UserError(f"{path}: FAISS cannot read it ({faiss_reason(error)}); {_REBUILD}") from None
-    if (index.ntotal, index.d) != (indexed.count, indexed.dim):
-        raise UserError(f"{path}: has {index.ntotal} rows of {index.d} dimensions, not what its note says; {_REBUILD}")
+    if (index.ntotal, index.d) != (source.count, source.dim):
+        raise UserError(f"{path}: has {index.ntotal} rows of {index.d} dimensions, unlike its metadata; {_REBUILD}")
     if index.metric_type != faiss.METRIC_INNER_PRODUCT:
-        raise UserError(f"{path}: is not searched by inner products; {_REBUILD}")
-    return BuiltIndex(index, note["factory"], note["trained_on"])
+        raise UserError(f"{path}: does not search by inner products; {_REBUILD}")
+    return BuiltIndex(index, metadata["factory"], metadata["trained_on"])
 
 
-def _read_note(path: Path) -> dict[str, Any]:
+def _source_difference(source: IndexSource, metadata: Mapping[str, Any]) -> str:
+    """Return the first difference between a source and the source in an index's metadata, or an empty text."""
+    properties = metadata["of"]
+    compared = [(name, properties.get(name), source.properties.get(name)) for name in {**source.properties, **properties}]
+    compared += [(name, metadata[name], getattr(source, name)) for name in ("similarity", "count", "dim", "ids_sha256")]
+    for name, before, now in compared:
+        if before != now:
+            if max(len(str(before)), len(str(now))) >= _HASH_LENGTH:
+                return f"other {name.removesuffix('_sha256')}"
+            return f"{name}: {before or 'none'} there, {now or 'none'} here"
+    return ""
+
+
+def _read_metadata(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{path}: no such index file")
     file = metadata_file(path)
     if not file.is_file():
-        raise UserError(f"{path}: not an index of ours, there is no {file.name} beside it; name another file")
-    note = read_json(file)
-    if not isinstance(note, dict) or note.get("format") != FORMAT:
-        raise UserError(f"{file}: not the note of an index; name another file")
+        raise UserError(f"{path}: not an index that vse wrote: there is no {file.name} next to it; name another file")
+    metadata = read_json(file)
+    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
+        raise UserError(f"{file}: not the metadata of an index; name another file")
     try:
-        return _Note.model_validate(note).model_dump()
+        return _IndexMetadata.model_validate(metadata).model_dump()
     except ValidationError as error:
         field = error.errors()[0]["loc"][0]
-        raise UserError(f"{file}: its field {field!r} is missing or not as this version writes it; {_REBUILD}") from None
+        raise UserError(f"{file}: its field {field!r} is missing or invalid; {_REBUILD}") from None

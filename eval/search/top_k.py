@@ -1,6 +1,7 @@
-"""A result of a search, as people read it, and what the model looked at in it.
+"""Top-K search of embeddings with FAISS, and the search results that people read.
 
-Top-K search over embeddings with FAISS.
+:func:`search` returns rows and scores. :class:`SearchHit`, :class:`PhraseHit` and :class:`Attention` describe results with
+their photos, captions and boxes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from vse.eval.search.exact import (
 )
 from vse.eval.search.index import search_index
 
-CANDIDATES = 200  # of a query, to be scored exactly
+CANDIDATES = 200  # candidates of a query that are scored exactly
 
 
 def search(
@@ -40,16 +41,16 @@ def search(
     index: Any = None,
     block: int = BLOCK,
 ) -> TopK:
-    """The ``k`` rows of ``corpus`` (n, dim) most similar to each query (m, dim), best first: scores and rows (m, k).
+    """Return the ``k`` rows of ``corpus`` (n, dim) that are most similar to each query (m, dim): scores and rows (m, k).
 
-    For ``cosine`` that is exact. Of any other similarity FAISS knows nothing: it finds the ``candidates`` rows with the
-    highest inner product (``k`` of them at least), and these are put in order by their exact scores. What is not among
-    them is missed, however similar; with as many candidates as rows nothing is.
+    For ``cosine`` the search is exact. FAISS does not have other similarities: it finds the ``candidates`` rows with the
+    highest inner products (at least ``k``), and these are sorted by their exact scores. A row that is not a candidate is
+    missed. With as many candidates as rows no row is missed.
 
-    ``direction`` says which side queries, since ``order`` is not symmetric: with ``i2t`` the queries are images and the corpus
-    captions, with ``t2i`` the queries are captions and the corpus images. With an ``index`` of the corpus's rows (see
-    :func:`vse.eval.search.index.build_index`) it is this that finds, with its own scores for ``cosine``; where it finds fewer
-    than ``k``, scores end in -inf and rows in -1. Without one ``block`` rows are read at a time.
+    ``direction`` states which side queries, because ``order`` is not symmetric: with ``i2t`` the queries are images and the
+    corpus has captions, with ``t2i`` the queries are captions and the corpus has images. If ``index`` is an index of the
+    corpus (see :func:`vse.eval.search.index.build_index`), it is searched instead, and for ``cosine`` its scores are returned;
+    if it finds fewer than ``k`` rows, scores end in -inf and rows in -1. Without an index ``block`` rows are read at a time.
     """
     similarity_by_name(similarity)
     queries = check_queries(corpus, queries)
@@ -62,16 +63,16 @@ def search(
 
 @dataclass(frozen=True)
 class Attention:
-    """How much the words of a caption attend to the regions of a photo, or these to the words.
+    """The attention between the words of a caption and the regions of a photo.
 
     Attributes
     ----------
-    side : which attends to the other: with ``t2i`` each word divides its attention among the regions, so that a column of
-        ``weights`` adds up to 1; with ``i2t`` each region does among the words, so that a row does
-    words : what the model reads of the caption; in angle brackets what is no word of it
+    side : side that attends to the other. With ``t2i`` each word divides its attention among the regions, and each column of
+        ``weights`` adds up to 1; with ``i2t`` each region divides it among the words, and each row adds up to 1
+    words : tokens that the model reads; tokens that are not words of the caption are in angle brackets
     size : width and height of the photo
-    boxes : x1, y1, x2, y2 of the regions in its pixels
-    score : of the pair, by the model that attends
+    boxes : x1, y1, x2, y2 of the regions in pixels of the photo
+    score : score of the pair by the model that attends
     """
 
     side: Literal["t2i", "i2t"]
@@ -84,13 +85,13 @@ class Attention:
 
 @dataclass(frozen=True, eq=False)
 class PhraseHit:
-    """The candidate boxes of a photo for a phrase, the best first.
+    """The candidate boxes of a photo for a phrase, best first.
 
     Attributes
     ----------
     text : the phrase
     boxes : x1, y1, x2, y2 in pixels of the photo, x2 and y2 exclusive
-    scores : of the boxes, falling
+    scores : scores of the boxes, descending
     """
 
     text: str
@@ -98,17 +99,17 @@ class PhraseHit:
     scores: Float[np.ndarray, " n_boxes"]
 
     def best(self, k: int) -> PhraseHit:
-        """Its ``k`` best boxes."""
+        """Return the ``k`` best boxes."""
         return PhraseHit(self.text, self.boxes[:k], self.scores[:k])
 
 
 @dataclass(frozen=True)
 class SearchHit:
-    """An image, or a caption of one, that a search returned, with its score.
+    """An image or a caption that a search returned, with its score.
 
-    ``photo`` is None and ``captions`` is empty if ``dataset.json`` does not know the image. Otherwise ``captions`` is the one
-    of the id ``caption_id`` or, if images were searched, all of the image. ``attention`` is that of the query and this hit,
-    if the model attends.
+    If ``dataset.json`` does not have the image, ``photo`` is None and ``captions`` is empty. Otherwise ``captions`` has the
+    caption with the id ``caption_id`` or, if images were searched, all captions of the image. ``attention`` is that between
+    the query and this hit, if the model attends.
     """
 
     score: float
@@ -120,5 +121,5 @@ class SearchHit:
 
     @property
     def caption(self) -> str | None:
-        """The caption that was returned, or its id if that is all there is; None if images were searched."""
+        """The text of the returned caption, or its id if the text is unknown; None if images were searched."""
         return None if self.caption_id is None else self.captions[0] if self.captions else str(self.caption_id)

@@ -25,7 +25,7 @@ _PUBLISHED = "vse.eval.tables.published:PublishedTable"
 
 
 def table_names() -> Sequence[str]:
-    """Return the names of all tables."""
+    """Return the names of all tables, as ``vse-table`` lists them."""
     return [*TABLES, *published_tables()]
 
 

@@ -1,6 +1,7 @@
-"""The ladder: results side by side with what each cost, and the best trade-offs marked.
+"""The table ``ladder``: results with their costs and the best trade-offs marked, and its chart of rsum against a cost.
 
-The picture of a ladder: rsum against what it costs, a point per row, the best trade-offs joined by a line.
+:func:`build_ladder` builds the table, :func:`result_costs` reads the costs of a result, :func:`pareto_front` finds the best
+trade-offs, and :func:`write_chart` draws a point per row, with the best trade-offs joined by a line.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from numpy.typing import NDArray
 
 from vse.eval.defaults import LADDER_COSTS
 from vse.eval.files.results import Result, check_one_dataset, drop_comparisons, read_result
-from vse.eval.tables.summary import method_of, summary
-from vse.eval.tables.table import MARKER, NO_REQUEST, Cells, TableKind, TableRequest, metric_cell, title_of
+from vse.eval.tables.summary import build_summary, method_name
+from vse.eval.tables.table import MARKER, NO_REQUEST, Cells, TableKind, TableRequest, column_title, metric_cell
 from vse.pipeline.errors import UserError, printable
 from vse.pipeline.files.writing import write_bytes
 from vse.pipeline.presets.schema import WORDS, parse_composed_name
@@ -32,18 +33,17 @@ from vse.pipeline.presets.schema import WORDS, parse_composed_name
 log = logging.getLogger(__name__)
 _PROTOCOL = "full"
 _METRICS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
-_SAME = ["dataset", "split", "protocol"]  # of rows that are compared
+_GROUP = ["dataset", "split", "protocol"]  # rows are compared only within a group
 BEST = "best"
 
 
-def ladder(results: Sequence[Path], cost: str = "total_s") -> pd.DataFrame:
-    """A row per result, the highest rsum first: what was read, the metrics, the cost, and whether it is a best trade-off.
+def build_ladder(results: Sequence[Path], cost: str = "total_s") -> pd.DataFrame:
+    """Return a row per result with its features, metrics and costs, the highest rsum first; best trade-offs are marked.
 
-    Metrics are those of the whole split, with 95% intervals over its images (``_low``, ``_high``) and, with several seeds,
-    the standard deviation over these (``_std``). Of the costs, in seconds and in MB, ``extraction_s`` is of both caches and
-    ``train_s`` and ``eval_s`` are of one seed, the mean of all; ``total_s`` is their sum. Unknown ones are NaN. ``best`` is
-    ``yes`` for rows on the Pareto front of rsum against ``cost``, one of :data:`vse.eval.defaults.LADDER_COSTS`, among
-    those of one data set and split. :class:`UserError` if a result has no metrics of the whole split.
+    The metrics are those of the whole split, with 95% intervals over its images (``_low``, ``_high``) and, with several seeds,
+    the standard deviation over seeds (``_std``). For the costs see :func:`result_costs`. ``best`` is ``yes`` for rows on the
+    Pareto front of rsum against ``cost``, one of :data:`vse.eval.defaults.LADDER_COSTS`, among the rows of one data set and
+    split. Raises UserError if a result has no metrics of the whole split.
     """
     paths = drop_comparisons(results)
     if not paths:
@@ -51,24 +51,25 @@ def ladder(results: Sequence[Path], cost: str = "total_s") -> pd.DataFrame:
     check_one_dataset([(path, read_result(path)) for path in paths])
     table = pd.concat([_row(path) for path in paths], ignore_index=True)
     table[BEST] = ""
-    for _, rows in table.groupby(_SAME):
+    for _, rows in table.groupby(_GROUP):
         front = pareto_front(rows[cost].to_numpy(float), rows["rsum"].to_numpy(float))
         table.loc[rows.index[front], BEST] = "yes"
     if not (table[BEST] == "yes").any():
-        log.warning("no result says its %s, so no trade-off is marked; runs of earlier versions noted no costs", cost)
-    return table.sort_values([*_SAME, "rsum"], ascending=[True, True, True, False], kind="stable", ignore_index=True)
+        log.warning("no result has the cost %s, so no trade-off is marked; earlier versions recorded no costs", cost)
+    return table.sort_values([*_GROUP, "rsum"], ascending=[True, True, True, False], kind="stable", ignore_index=True)
 
 
 def pareto_front(cost: NDArray[np.float64], value: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which points no other one beats: none costs at most as much and is worth at least as much, and is better in one.
+    """Return a mask (n,) of the points on the Pareto front.
 
-    ``cost`` and ``value`` are (n,); a point of which one is NaN is not on the front and beats nobody. Equal points are on the
+    ``cost`` and ``value`` are (n,). A point is on the front unless another point costs no more, is worth no less, and is
+    better in one of the two. Points with a NaN are not on the front, and have no influence on it. Equal points are on the
     front together.
     """
     known = np.isfinite(cost) & np.isfinite(value)
     front = np.zeros(len(cost), bool)
     best, best_cost = -math.inf, math.inf
-    for k in np.lexsort((-value, cost)):  # the cheapest first, of equal cost the most valuable first
+    for k in np.lexsort((-value, cost)):  # the cheapest first; at equal cost, the most valuable first
         if known[k] and (value[k] > best or (value[k] == best and cost[k] == best_cost)):
             front[k] = True
             best, best_cost = value[k], cost[k]
@@ -76,97 +77,100 @@ def pareto_front(cost: NDArray[np.float64], value: NDArray[np.float64]) -> NDArr
 
 
 class LadderTable(TableKind):
-    """``vse-table ladder``: a row for each result with its costs, or a picture (``.svg``, ``.png``)."""
+    """``vse-table ladder``: a row per result with its costs, or a chart (``.svg``, ``.png``)."""
 
     columns = ("method", "captions", "images", "experiment", "dataset", "split", "protocol", "total_s", "best")
     suffixes = (".csv", ".tex", ".svg", ".png")
     options = frozenset({"cost"})
 
     def frame(self, request: TableRequest) -> pd.DataFrame:
-        """Return the table of :func:`ladder`."""
-        return ladder(request.results, request.cost or "total_s")
+        """Return the table of :func:`build_ladder`."""
+        return build_ladder(request.results, request.cost or "total_s")
 
     def cells(self, frame: pd.DataFrame, request: TableRequest) -> Cells:
         """Return the metrics and costs of each row, with a star for the best trade-offs."""
         return ladder_cells(frame, request.cost or "total_s")
 
     def write(self, frame: pd.DataFrame, out: Path, request: TableRequest = NO_REQUEST) -> Path:
-        """Write the table, or the picture of rsum against the cost; returns ``out``."""
+        """Write the table, or the chart of rsum against the cost; return ``out``."""
         if out.suffix in (".svg", ".png"):
             return write_chart(frame, out, request.cost or "total_s")
         return super().write(frame, out, request)
 
 
 def ladder_cells(table: pd.DataFrame, cost: str = "total_s") -> Cells:
-    """What is shown of a ladder to people: the best trade-offs have a star."""
-    texts = ["method", "captions", "images", *(name for name in _SAME if table[name].nunique() > 1)]
+    """Return the printed columns of a ladder, with a star for the best trade-offs."""
+    texts = ["method", "captions", "images", *(name for name in _GROUP if table[name].nunique() > 1)]
     lines = []
     for row in table.to_dict("records"):
         metrics = [metric_cell(row[name], 1, row.get(f"{name}_std", math.nan)) for name in _METRICS]
         costs = [cost_cell(row[name]) for name in LADDER_COSTS]
         lines.append(["*" if row[BEST] else "", *(str(row[name]) for name in texts), *metrics, *costs])
-    titles = [("", name) for name in ("", *texts)] + [title_of(name) for name in _METRICS]
+    titles = [("", name) for name in ("", *texts)] + [column_title(name) for name in _METRICS]
     titles += [("", name.replace("_", " ").replace("mb", "MB")) for name in LADDER_COSTS]
-    same = ", ".join(f"{name} {table[name].iloc[0]}" for name in _SAME if table[name].nunique() == 1)
-    notes = [same, f"* no other row has a higher rsum for as much or less {cost}"]
+    same = ", ".join(f"{name} {table[name].iloc[0]}" for name in _GROUP if table[name].nunique() == 1)
+    notes = [same, f"* best trade-off: no other row has a higher rsum at the same or a lower {cost}"]
     return Cells(lines, titles, 1 + len(texts), notes)
 
 
 def cost_cell(value: float) -> str:
-    """A number of seconds or MB as a table prints it, to three digits; blank if it is not known."""
+    """Return the text of a number of seconds or MB with three digits; blank if it is NaN."""
     if math.isnan(value):
         return ""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _row(path: Path) -> pd.DataFrame:
-    """The row of one result."""
     result = read_result(path)
     if _PROTOCOL not in result.protocols:
-        raise UserError(f"{path}: has no metrics of the whole split, which a ladder compares (vse-eval --protocol full)")
-    rows = summary([path])
+        raise UserError(f"{path}: has no metrics of the whole split, but a ladder needs them (vse-eval --protocol full)")
+    rows = build_summary([path])
     row = {str(name): value for name, value in rows[rows["protocol"] == _PROTOCOL].iloc[0].to_dict().items()}
-    described = {name: row.pop(name) for name in [*_SAME, "n_images", "n_captions", "seeds", "run", "settings"]}
+    described = {name: row.pop(name) for name in [*_GROUP, "n_images", "n_captions", "seeds", "run", "settings"]}
     metrics = {
         name: row[name] for name in row if name.removesuffix("_low").removesuffix("_high").removesuffix("_std") in _METRICS
     }
-    images, captions = _read_by(result)
-    named = {"method": method_of(result), "captions": captions, "images": images, "experiment": row["experiment"]}
-    return pd.DataFrame([{**named, **described, **metrics, **costs_of(result)}])
+    images, captions = _feature_names(result)
+    texts = {"method": method_name(result), "captions": captions, "images": images, "experiment": row["experiment"]}
+    return pd.DataFrame([{**texts, **described, **metrics, **result_costs(result)}])
 
 
-def _read_by(result: Result) -> tuple[str, str]:
-    """The features of images and of captions that a model reads."""
+def _feature_names(result: Result) -> tuple[str, str]:
+    """Return the names of the image and caption features of a model; blank if they are not known."""
     config = result.provenance.get("config")
     config = config if isinstance(config, Mapping) else {}
-    made = parse_composed_name(result.experiment)
-    images = config.get("backbone") or config.get("feature") or (made.feature if made else "")
-    captions = config.get("caption_feature") or (made.caption_feature if made else None)
-    if not config and not made:
+    composed = parse_composed_name(result.experiment)
+    images = config.get("backbone") or config.get("feature") or (composed.feature if composed else "")
+    captions = config.get("caption_feature") or (composed.caption_feature if composed else None)
+    if not config and not composed:
         return "", ""
     return str(images), str(captions or WORDS)
 
 
-def costs_of(result: Result) -> dict[str, float]:
-    """The costs of a result by their names; what is not known is NaN. Those of a seed are means over all seeds."""
+def result_costs(result: Result) -> dict[str, float]:
+    """Return the costs of a result by name, in seconds and MB; unknown costs are NaN.
+
+    ``extraction_s`` and ``cache_mb`` are totals over both caches. ``train_s``, ``eval_s`` and ``model_mb`` are means over the
+    seeds. ``total_s`` is the sum of the three costs in seconds.
+    """
     costs = result.provenance.get("costs")
     costs = [one if isinstance(one, Mapping) else {} for one in costs] if isinstance(costs, list) and costs else [{}]
     n_seeds = len(result.seeds)
     evaluation = _number(result.provenance.get("evaluation_s"))
     spent = {
-        "extraction_s": _of_caches(costs, "extraction_s"),
+        "extraction_s": _cache_total(costs, "extraction_s"),
         "train_s": sum(_number(one.get("train_s")) for one in costs) / n_seeds,
         "eval_s": (sum(_number(one.get("embed_s")) for one in costs) + evaluation) / n_seeds,
     }
     sizes = {
-        "cache_mb": _of_caches(costs, "cache_mb"),
+        "cache_mb": _cache_total(costs, "cache_mb"),
         "model_mb": sum(_number(one.get("model_mb")) for one in costs) / n_seeds,
     }
     return {**spent, "total_s": sum(spent.values()), **sizes}
 
 
-def _of_caches(costs: Sequence[Mapping[str, Any]], name: str) -> float:
-    """The sum over the caches that are read, each counted once, by the members of an ensemble, too."""
+def _cache_total(costs: Sequence[Mapping[str, Any]], name: str) -> float:
+    """Return the sum of a cost over all caches; a cache that several seeds or members read counts once."""
     by_feature: dict[str, float] = {}
     for one in costs:
         of_caches = one.get(name)
@@ -180,39 +184,39 @@ def _number(value: object) -> float:
     return float(value) if known else math.nan  # type: ignore[arg-type]
 
 
-_COLOURS = ("#2a6f97", "#d9731a", "#4f772d", "#7b2d8b", "#b5892e", "#5c677d", "#a4243b", "#1b998b")  # of features of images
-_MARKERS = "osD^vP*X"  # of features of captions
+_COLOURS = ("#2a6f97", "#d9731a", "#4f772d", "#7b2d8b", "#b5892e", "#5c677d", "#a4243b", "#1b998b")  # by image feature
+_MARKERS = "osD^vP*X"  # by caption feature
 _INK, _QUIET = "#1d2733", "#8a949e"
 _SIZE = (8.0, 5.2)  # inches
-_AXES = {"_s": "seconds", "_mb": "MB"}
+_UNITS = {"s": "seconds", "mb": "MB"}
 _TITLES = {
     "extraction": "extraction of both features",
     "train": "training of a seed",
     "eval": "evaluation of a seed",
     "total": "extraction, training and evaluation",
-    "cache": "caches of features",
+    "cache": "feature caches",
     "model": "weights",
 }
 _METADATA = {"svg": {"Creator": MARKER, **dict.fromkeys(("Date", "Format", "Type"))}, "png": {"Software": MARKER}}
 _LONGEST = 40  # characters of a name
-_RIGHT = 0.85  # of the width, from which on a name stands left of its point
+_RIGHT = 0.85  # share of the width beyond which a name is written to the left of its point
 
 
 def write_chart(table: pd.DataFrame, out: Path, cost: str = "total_s") -> Path:
-    """Write the picture of a ladder as ``.svg`` or ``.png``; returns ``out``. The same rows make the same bytes.
+    """Write the chart of a ladder as ``.svg`` or ``.png``; return ``out``. The same rows give the same bytes.
 
-    Whiskers are 95% intervals over images, or without these the standard deviation over seeds. Rows of unknown cost are not
-    drawn; :class:`UserError` if none is left, or if the rows are of several data sets or splits.
+    Whiskers are 95% intervals over images or, without these, the standard deviation over seeds. Rows whose cost is not known
+    are left out. Raises UserError if no row is left, or if the rows have several data sets, splits or protocols.
     """
     several = next((name for name in ("dataset", "split", "protocol") if table[name].nunique() > 1), None)
     if several is not None:
-        raise UserError(f"{out}: the results are of several {several}s, which one picture cannot compare; draw each by itself")
+        raise UserError(f"{out}: the results have several {several}s; draw one chart for each")
     known = table[np.isfinite(table[cost]) & np.isfinite(table["rsum"])]
     if known.empty:
-        raise UserError(f"{out}: no result says its {cost}, so there is nothing to draw; a .csv has all else")
+        raise UserError(f"{out}: no result has the cost {cost}, so there is nothing to draw; write a .csv instead")
     suffix = out.suffix.removeprefix(".")
     with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # whatever the user's matplotlibrc says
+        matplotlib.rcdefaults()  # ignore the user's matplotlibrc
         matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "ladder", "font.size": 9})
         figure = Figure(figsize=_SIZE, layout="constrained")
         axes = figure.add_subplot()
@@ -225,13 +229,32 @@ def write_chart(table: pd.DataFrame, out: Path, cost: str = "total_s") -> Path:
 
 
 def _draw(axes: Axes, table: pd.DataFrame, cost: str) -> None:
+    """Draw the chart: points, names, axes and legend."""
     images, captions = (list(dict.fromkeys(table[name])) for name in ("images", "captions"))
+    _draw_points(axes, table, cost, images, captions)
+    _draw_names(axes, table, cost)
+    name, _, unit = cost.rpartition("_")
+    axes.set(xlabel=f"{_TITLES[name]}, {_UNITS[unit]}", ylabel="rsum")
+    first = table.iloc[0]
+    title = f"{first['dataset']} {first['split']}: filled and joined, the best trade-offs; whiskers, 95% over images"
+    axes.set_title(printable(title), fontsize=9, color=_INK)
+    axes.grid(color="#e6e9ed")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    _legend(axes, images, captions)
+
+
+def _draw_points(axes: Axes, table: pd.DataFrame, cost: str, images: list[str], captions: list[str]) -> None:
+    """Draw a point with a whisker for each row, and the line through the best trade-offs.
+
+    ``images`` and ``captions`` are the names of the features, in the order of their colours and markers.
+    """
     front = table[table[BEST] == "yes"].sort_values(cost)
     axes.plot(front[cost], front["rsum"], color=_QUIET, linewidth=1, zorder=1)
     for row in table.to_dict("records"):
         colour = _COLOURS[images.index(row["images"]) % len(_COLOURS)]
         marker = _MARKERS[captions.index(row["captions"]) % len(_MARKERS)]
-        low, high = _ends(row)
+        low, high = _whisker(row)
         whisker = [[max(row["rsum"] - low, 0.0)], [max(high - row["rsum"], 0.0)]]
         axes.errorbar(row[cost], row["rsum"], whisker, fmt="none", ecolor=colour, elinewidth=0.8, capsize=2, alpha=0.6)
         face = colour if row[BEST] else "white"
@@ -243,42 +266,37 @@ def _draw(axes: Axes, table: pd.DataFrame, cost: str) -> None:
         axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.autoscale_view()
+
+
+def _draw_names(axes: Axes, table: pd.DataFrame, cost: str) -> None:
+    """Write the method next to each point, to the left of points near the right edge."""
     for row in table.to_dict("records"):
         size, colour = (8, _INK) if row[BEST] else (6, _QUIET)
-        where = (row[cost], row["rsum"])
-        across = axes.transLimits.transform(axes.transScale.transform(where))[0]  # 0 at the left, 1 at the right
-        offset, side = ((-5, 3), "right") if across > _RIGHT else ((5, 3), "left")  # names do not run into the legend
-        look: dict[str, Any] = {"fontsize": size, "color": colour, "horizontalalignment": side}
-        axes.annotate(_short(row["method"]), where, offset, textcoords="offset points", **look)
-    what, _, unit = cost.rpartition("_")
-    axes.set(xlabel=f"{_TITLES[what]}, {_AXES['_' + unit]}", ylabel="rsum")
-    facts = table.iloc[0]
-    title = f"{facts['dataset']} {facts['split']}: filled and joined, the best trade-offs; whiskers, 95% over images"
-    axes.set_title(printable(title), fontsize=9, color=_INK)
-    axes.grid(color="#e6e9ed")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    _legend(axes, images, captions)
+        point = (row[cost], row["rsum"])
+        across = axes.transLimits.transform(axes.transScale.transform(point))[0]  # 0 at the left, 1 at the right
+        offset, side = ((-5, 3), "right") if across > _RIGHT else ((5, 3), "left")  # keep names out of the legend
+        style: dict[str, Any] = {"fontsize": size, "color": colour, "horizontalalignment": side}
+        axes.annotate(_shorten(row["method"]), point, offset, textcoords="offset points", **style)
 
 
 def _legend(axes: Axes, images: list[str], captions: list[str]) -> None:
-    """Colours are features of images, shapes those of captions."""
-    of_images = [
-        Line2D([], [], marker="s", linestyle="", color=_COLOURS[k % len(_COLOURS)], label=_short(name) or "?")
+    """Add two legends: the image feature of each colour, and the caption feature of each marker."""
+    image_entries = [
+        Line2D([], [], marker="s", linestyle="", color=_COLOURS[k % len(_COLOURS)], label=_shorten(name) or "?")
         for k, name in enumerate(images)
     ]
-    of_captions = [
-        Line2D([], [], marker=_MARKERS[k % len(_MARKERS)], linestyle="", color=_QUIET, label=_short(name) or "?")
+    caption_entries = [
+        Line2D([], [], marker=_MARKERS[k % len(_MARKERS)], linestyle="", color=_QUIET, label=_shorten(name) or "?")
         for k, name in enumerate(captions)
     ]
-    look = {"fontsize": 8, "frameon": False, "alignment": "left"}
-    of_axes = axes.legend(handles=of_images, title="images", loc="lower left", bbox_to_anchor=(1.0, 0.5), **look)
-    axes.legend(handles=of_captions, title="captions", loc="upper left", bbox_to_anchor=(1.0, 0.48), **look)
-    axes.add_artist(of_axes)  # which the second one replaced
+    style = {"fontsize": 8, "frameon": False, "alignment": "left"}
+    image_legend = axes.legend(handles=image_entries, title="images", loc="lower left", bbox_to_anchor=(1.0, 0.5), **style)
+    axes.legend(handles=caption_entries, title="captions", loc="upper left", bbox_to_anchor=(1.0, 0.48), **style)
+    axes.add_artist(image_legend)  # the second call replaced it
 
 
-def _ends(row: Mapping[Hashable, Any]) -> tuple[float, float]:
-    """The ends of a row's whisker."""
+def _whisker(row: Mapping[Hashable, Any]) -> tuple[float, float]:
+    """Return the lower and the upper end of the whisker of a row."""
     low, high = row.get("rsum_low", np.nan), row.get("rsum_high", np.nan)
     if np.isfinite(low) and np.isfinite(high):
         return low, high
@@ -287,6 +305,6 @@ def _ends(row: Mapping[Hashable, Any]) -> tuple[float, float]:
     return row["rsum"] - spread, row["rsum"] + spread
 
 
-def _short(name: str) -> str:
+def _shorten(name: str) -> str:
     text = printable(name)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

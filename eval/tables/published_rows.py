@@ -1,7 +1,7 @@
 """The rows of published tables with their printed metrics, and the experiments that reproduce them.
 
 A table is a CSV file in ``config/published/``, named ``<paper>_<table>``; docs/tables.md describes its columns. The workflow
-reads the rows each time that it reads its rules, so nothing heavy is imported here.
+reads the rows whenever it reads its rules, so nothing heavy is imported here.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _DESCRIPTION = ("row", "system", "setting", "dataset", "protocol", "images", "sp
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """One row as printed.
+    """A row of a table as the paper printed it.
 
-    ``images`` is how many test images a query is compared with, and ``split`` the name of the test split
-    (``config/published/splits.yaml``), where these are known. A split that nobody published is ``random``.
+    ``images`` is the number of test images that a query is compared with, None if it is not known. ``split`` is the name of
+    the test split (``config/published/splits.yaml``), blank if it is not known, and ``random`` if it was not published.
     """
 
     paper: str
@@ -39,18 +39,21 @@ class PublishedRow:
 
     @property
     def key(self) -> str:
-        """How the presets of experiments name the row: ``vsepp 1.6``."""
+        """Key by which the presets of experiments refer to the row, such as ``vsepp 1.6``."""
         return f"{self.paper} {self.row}"
 
     @property
     def datasets(self) -> tuple[str, str]:
-        """The data sets that results of the row may be of: a split may have one of its own, such as ``f30k_entities``."""
+        """Data sets whose results may reproduce the row; a split may be its own data set, such as ``f30k_entities``."""
         return self.dataset, f"{self.dataset}_{self.split}"
 
 
 @cache
 def published_rows(table: str) -> tuple[PublishedRow, ...]:
-    """The rows of a table in the paper's order, those that it repeats from another table of the paper among them."""
+    """Return the rows of a table in the order of the paper, including rows repeated from another table of the same paper.
+
+    Raises UserError if there is no such table.
+    """
     if table not in published_tables():
         raise UserError(f"unknown table {table!r}{did_you_mean(table, published_tables())}")
     paper, _, number = table.rpartition("_")
@@ -61,18 +64,21 @@ def published_rows(table: str) -> tuple[PublishedRow, ...]:
     )
 
 
-def experiments_of(table: str, dataset: str | None = None) -> list[tuple[str, str]]:
-    """Data set (of the row, unless one is given) and experiment of every row that an experiment's preset names, each once."""
+def table_experiments(table: str, dataset: str | None = None) -> list[tuple[str, str]]:
+    """Return data set and experiment of every row that the preset of an experiment names, each pair once.
+
+    The data set is that of the row, unless one is given. Raises UserError if two experiments name the same row.
+    """
     rows = {row.key: row for row in published_rows(table)}
-    named: dict[str, str] = {}
+    experiments: dict[str, str] = {}
     for name in known_presets("experiments"):
         for key in load_plan(name).rows:
-            if key in named and key in rows:
+            if key in experiments and key in rows:
                 raise UserError(
-                    f"the row {key} is named by two experiments, {named[key]} and {name}; take it out of one's rows"
+                    f"two experiments, {experiments[key]} and {name}, name the row {key}; remove it from the rows of one"
                 )
-            named[key] = name
-    return list(dict.fromkeys((dataset or row.dataset, named[key]) for key, row in rows.items() if key in named))
+            experiments[key] = name
+    return list(dict.fromkeys((dataset or row.dataset, experiments[key]) for key, row in rows.items() if key in experiments))
 
 
 def _row(paper: str, line: Mapping[str, str]) -> PublishedRow:
@@ -82,5 +88,5 @@ def _row(paper: str, line: Mapping[str, str]) -> PublishedRow:
 
 
 def _repeated(paper: str, row: str) -> PublishedRow:
-    """A row that stands in another table, too, whose number it bears."""
+    """Return a row from another table of the same paper; the number of the row begins with the number of that table."""
     return next(printed for printed in published_rows(f"{paper}_{row.partition('.')[0]}") if printed.row == row)

@@ -1,4 +1,8 @@
-"""Whether two models differ by more than the choice of test images explains: the comparison file."""
+"""Compare two models on the same queries: write the comparison file, and tabulate comparison files.
+
+:func:`compare_files` is the entry of ``vse-eval --compare``. It tests whether a difference is larger than the choice of test
+images explains. :class:`SignificanceTable` is ``vse-table significance``.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +31,15 @@ from vse.eval.files.results import (
     file_reference,
     read_comparison,
 )
-from vse.eval.protocols.evaluate import all_queries, read_seeds, select_protocols, unfinished_runs
 from vse.eval.protocols.phrase_evaluation import (
-    check_no_iou,
-    check_protocol,
-    of_phrases,
+    check_iou_allowed,
+    check_protocol_fits,
+    hold_phrase_scores,
     phrase_differences,
     read_phrase_seeds,
 )
-from vse.eval.protocols.protocols import AskedOfQueries
+from vse.eval.protocols.protocols import DEFAULT_RANKING, RankingOptions, rank_seeds, read_seeds, select_protocols
+from vse.eval.protocols.result_content import unfinished_runs
 from vse.eval.ranking.bootstrap import ALPHA, differences
 from vse.eval.ranking.metrics import metric_title
 from vse.eval.tables.table import NO_REQUEST, Cells, TableKind, TableRequest, metric_cell
@@ -55,51 +59,48 @@ def compare_files(
     iou: float | None = None,
     cross_checked: int = CROSS_CHECK_QUERIES,
 ) -> Path:
-    """Compare two models whatever the files hold; returns the file. See :func:`compare` and :func:`compare_phrases`."""
-    phrases = of_phrases(files)
-    check_protocol(files, protocol, phrases)
-    check_no_iou(files, iou, phrases)
+    """Compare two models, given as files of embeddings, scores or phrase scores, and return the comparison file.
+
+    Two files are the two models. More files are the seeds of two models, equally many of each, and are paired in their order.
+    The comparison is written to ``out`` or, if that is None, to ``results/<dataset>_<a>_vs_<b>.json``. See
+    :func:`compare_embeddings` and :func:`compare_phrases` for the two kinds of files.
+    """
+    phrases = hold_phrase_scores(files)
+    check_protocol_fits(files, protocol, phrases)
+    check_iou_allowed(files, iou, phrases)
     if phrases:
         return compare_phrases(files, out, IOU if iou is None else iou, samples, unfinished)
-    return compare(files, out, protocol, cross_check, samples, unfinished, cross_checked)
+    return compare_embeddings(files, out, protocol, RankingOptions(cross_check, cross_checked), samples, unfinished)
 
 
-def compare(
+def compare_embeddings(
     files: Sequence[Path],
     out: Path | None = None,
     protocol: str | Sequence[str] = "auto",
-    cross_check: bool = True,
+    ranking: RankingOptions = DEFAULT_RANKING,
     samples: int = COMPARISON_SAMPLES,
     unfinished: bool = False,
-    cross_checked: int = CROSS_CHECK_QUERIES,
 ) -> Path:
-    """Write how far two models are apart, metric by metric, on the same queries; returns the file.
+    """Write the difference of each metric of two models on the same queries; return the comparison file.
 
-    Two files are the two models. More are seeds of two experiments, or of one with two settings, as many of each, paired in
-    their order. See
-    :func:`vse.eval.ranking.bootstrap.differences` for what is computed of each metric. ``out`` is
-    ``results/<dataset>_<a>_vs_<b>.json`` unless it is given. ``unfinished`` and ``cross_checked``: see
-    :class:`vse.eval.protocols.options.EvaluationOptions`.
+    See :func:`vse.eval.ranking.bootstrap.differences` for the values of each metric. ``samples`` is the number of bootstrap
+    samples, ``unfinished`` accepts runs whose training did not finish.
     """
     _check_samples(samples)
-    sides = _sides(files, read_embeddings)
-    runs = [read_seeds(side) for side in sides]
-    check_same_split(sides[0][0], runs[0][0], sides[1][0], runs[1][0])
-    names = [
-        name for name in select_protocols(sides[0], runs[0], protocol) if name in select_protocols(sides[1], runs[1], protocol)
-    ]
-    out, not_finished = _begun(files, runs, out, unfinished)
+    models = _split_models(files, read_embeddings)
+    a, b = (read_seeds(paths) for paths in models)
+    check_same_split(models[0][0], a[0], models[1][0], b[0])
+    served = [select_protocols(paths, seeds, protocol) for paths, seeds in zip(models, (a, b), strict=True)]
+    names = [name for name in served[0] if name in served[1]]
+    out, not_finished = _prepare_output(files, (a, b), out, unfinished)
     compared: dict[str, Any] = {}
     for name in names:
-        a, b = (
-            [
-                of_run.folds
-                for of_run in all_queries(paths, side, name, cross_check, AskedOfQueries(cross_checked=cross_checked))
-            ]
-            for paths, side in zip(sides, runs, strict=True)
+        folds_a, folds_b = (
+            [of_seed.folds for of_seed in rank_seeds(paths, seeds, name, ranking)]
+            for paths, seeds in zip(models, (a, b), strict=True)
         )
-        compared[name] = differences(a, b, samples)
-    return _written(runs, out, compared, samples, not_finished)
+        compared[name] = differences(folds_a, folds_b, samples)
+    return _write_comparison((a, b), out, compared, samples, not_finished)
 
 
 def compare_phrases(
@@ -109,42 +110,42 @@ def compare_phrases(
     samples: int = COMPARISON_SAMPLES,
     unfinished: bool = False,
 ) -> Path:
-    """As :func:`compare` of two models that localise phrases: ``files`` hold phrase scores; returns the file.
+    """Write the difference of each metric of two phrase localisation models; return the comparison file.
 
-    A candidate is right if its IoU with the truth is ``iou`` or more.
+    ``files`` hold phrase scores. A candidate box is right if its IoU with the true box is ``iou`` or more. The other
+    parameters are those of :func:`compare_embeddings`.
     """
     _check_samples(samples)
-    sides = _sides(files, read_phrase_scores)
-    runs = [read_phrase_seeds(side) for side in sides]
-    check_same_phrases(sides[0][0], runs[0][0], sides[1][0], runs[1][0])
-    out, not_finished = _begun(files, runs, out, unfinished)
-    compared = {PHRASE: phrase_differences(sides, runs, samples, iou)}
-    return _written(runs, out, compared, samples, not_finished, {"iou": iou})
+    models = _split_models(files, read_phrase_scores)
+    runs = [read_phrase_seeds(paths) for paths in models]
+    check_same_phrases(models[0][0], runs[0][0], models[1][0], runs[1][0])
+    out, not_finished = _prepare_output(files, runs, out, unfinished)
+    compared = {PHRASE: phrase_differences(models, runs, samples, iou)}
+    return _write_comparison(runs, out, compared, samples, not_finished, {"iou": iou})
 
 
 def _check_samples(samples: int) -> None:
     if not samples:
-        raise UserError("a comparison needs samples: leave --bootstrap out, or give a number of 1,000 or so")
+        raise UserError("a comparison needs samples: leave --bootstrap out, or give a number such as 1,000")
 
 
-def _begun(
+def _prepare_output(
     files: Sequence[Path], runs: Sequence[Sequence[FileMetadata]], out: Path | None, unfinished: bool
 ) -> tuple[Path, list[dict[str, str]]]:
-    """Where to write, which without ``out`` is named by the two models, and the files of runs that did not finish."""
+    """Return the file to write, named by the two models if ``out`` is None, and the list of unfinished runs."""
     if out is None:
-        models = [str(side[0].experiment) for side in runs]
-        if models[0] == models[1]:
-            seeds = [side[0].seed for side in runs]
-            models = [
-                f"{name}-{letter if None in seeds else seed}" for name, letter, seed in zip(models, "ab", seeds, strict=True)
-            ]
-        name = f"{runs[0][0].dataset}_{'_vs_'.join(models)}"
+        names = [str(seeds[0].experiment) for seeds in runs]
+        if names[0] == names[1]:
+            numbers = [seeds[0].seed for seeds in runs]
+            suffixes = "ab" if None in numbers else numbers
+            names = [f"{name}-{suffix}" for name, suffix in zip(names, suffixes, strict=True)]
+        name = f"{runs[0][0].dataset}_{'_vs_'.join(names)}"
         out = Path("results") / f"{re.sub(r'[^A-Za-z0-9_+-]+', '-', name)}.json"
     check_output(out, COMPARISON, files)
-    return out, unfinished_runs([run for side in runs for run in side], out, unfinished)
+    return out, unfinished_runs([run for seeds in runs for run in seeds], out, unfinished)
 
 
-def _written(
+def _write_comparison(
     runs: Sequence[Sequence[Embeddings]] | Sequence[Sequence[PhraseScores]],
     out: Path,
     compared: Mapping[str, Any],
@@ -152,9 +153,9 @@ def _written(
     unfinished: Sequence[Mapping[str, str]],
     settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
-    """Write the comparison file; returns ``out``."""
+    """Write the comparison file, signed with the SHA-256 of its content; return ``out``."""
     first = runs[0][0]
-    result = {
+    comparison = {
         "version": COMPARISON_VERSION,
         "dataset": first.dataset,
         "split": first.split,
@@ -162,22 +163,22 @@ def _written(
         "n_images": len(np.unique(first.image_ids)),
         "n_captions": len(np.unique(first.caption_ids)),
         **settings,
-        "a": _side(runs[0], out),
-        "b": _side(runs[1], out),
+        "a": _model_entry(runs[0], out),
+        "b": _model_entry(runs[1], out),
         "samples": samples,
         "comparisons": compared,
         **({"unfinished": unfinished} if unfinished else {}),
         "provenance": {"made": current_provenance()},
     }
-    return write_json(out, {**result, "sha256": content_sha256(result)})
+    return write_json(out, {**comparison, "sha256": content_sha256(comparison)})
 
 
-def significance(comparisons: Sequence[Path]) -> pd.DataFrame:
-    """A row per comparison, protocol and metric: both values, their difference, its 95% interval and p."""
+def build_significance(comparisons: Sequence[Path]) -> pd.DataFrame:
+    """Return a row per comparison, protocol and metric: both values, their difference, its 95% interval and p-value."""
     rows = []
-    opened = [(path, read_comparison(path)) for path in comparisons]
-    check_one_dataset(opened)
-    for _, comparison in opened:
+    contents = [(path, read_comparison(path)) for path in comparisons]
+    check_one_dataset(contents)
+    for _, comparison in contents:
         models = dict(zip("ab", _labels(comparison), strict=True))
         for protocol, metrics in distinct_protocols(comparison.comparisons, comparison.n_images).items():
             for direction, name, metric in _leaves(metrics):
@@ -194,68 +195,69 @@ def significance(comparisons: Sequence[Path]) -> pd.DataFrame:
 
 
 class SignificanceTable(TableKind):
-    """``vse-table significance``: a row for each metric of comparisons. LaTeX has one pair of models."""
+    """``vse-table significance``: a row per metric of comparison files. A LaTeX table has a single pair of models."""
 
     columns = ("dataset", "split", "protocol", "a", "b", "difference", "low", "high", "p", "significant")
 
     def frame(self, request: TableRequest) -> pd.DataFrame:
-        """Return the table of :func:`significance`."""
-        return significance(request.results)
+        """Return the rows of :func:`build_significance`."""
+        return build_significance(request.results)
 
     def cells(self, frame: pd.DataFrame, request: TableRequest) -> Cells:
         """Return the differences, in parentheses where they are not significant."""
         return significance_cells(frame)
 
     def write(self, frame: pd.DataFrame, out: Path, request: TableRequest = NO_REQUEST) -> Path:
-        """Write the table; returns ``out``. Raises UserError if LaTeX is requested for several pairs of models."""
+        """Write the table and return ``out``. Raises UserError if LaTeX is requested for several pairs of models."""
         if out.suffix == ".tex" and len(frame[["dataset", "a", "b"]].drop_duplicates()) > 1:
-            raise UserError(f"{out}: a LaTeX table has one pair of models; give one comparison, or write .csv")
+            raise UserError(f"{out}: a LaTeX table has a single pair of models; give one comparison, or write .csv")
         if out.suffix == ".csv":
             frame = frame.assign(p=[f"{value:.4f}" for value in frame["p"]])
         return super().write(frame, out, request)
 
 
 def significance_cells(table: pd.DataFrame) -> Cells:
-    """What is shown of :func:`significance` to people; of several pairs of models each line names its own."""
+    """Return the printed columns of :func:`build_significance`; if there are several pairs, each line names its models."""
     models = table[["dataset", "a", "b"]].drop_duplicates()
     several = len(models) > 1
     a, b = ("a", "b") if several else (f"{side}: {models[side].iloc[0]}" for side in ("a", "b"))
-    sure = zip(table["difference"], table["significant"], strict=True)
-    interval = [f"[{low:+.1f}, {high:+.1f}]".replace("-", "−") for low, high in zip(table["low"], table["high"], strict=True)]
-    shown = table[["protocol", "direction", "metric"]].copy()
+    intervals = [f"[{low:+.1f}, {high:+.1f}]".replace("-", "−") for low, high in zip(table["low"], table["high"], strict=True)]
+    printed = table[["protocol", "direction", "metric"]].copy()
     if several:
-        shown.insert(0, "models", [f"{row.dataset} {row.a} - {row.b}" for row in table.itertuples()])
-    shown[a] = [metric_cell(value, 1) for value in table["a_value"]]
-    shown[b] = [metric_cell(value, 1) for value in table["b_value"]]
-    cells = ((metric_cell(difference, 1, sign="+"), yes) for difference, yes in sure)
-    shown["a − b"] = [cell if yes == "yes" else f"({cell})" for cell, yes in cells]
-    shown["95% interval"] = interval
-    shown["p"] = [f"{value:.4f}" if value >= 0.001 else "<0.001" for value in table["p"]]
+        printed.insert(0, "models", [f"{row.dataset} {row.a} - {row.b}" for row in table.itertuples()])
+    printed[a] = [metric_cell(value, 1) for value in table["a_value"]]
+    printed[b] = [metric_cell(value, 1) for value in table["b_value"]]
+    signed = (metric_cell(value, 1, sign="+") for value in table["difference"])
+    printed["a − b"] = [
+        cell if significant == "yes" else f"({cell})" for cell, significant in zip(signed, table["significant"], strict=True)
+    ]
+    printed["95% interval"] = intervals
+    printed["p"] = [f"{value:.4f}" if value >= 0.001 else "<0.001" for value in table["p"]]
     notes = [
         f"{', '.join(models['dataset'].unique())}: paired bootstrap (interval) and randomisation test (p, two-sided) "
         "over test images",
-        f"(in parentheses): not significant, p is {ALPHA} or more; not corrected for how many metrics there are",
+        f"(in parentheses): not significant, p is {ALPHA} or more; not corrected for the number of metrics",
     ]
-    return Cells(shown.to_numpy().tolist(), [("", str(name)) for name in shown], 4 if several else 3, notes)
+    return Cells(printed.to_numpy().tolist(), [("", str(name)) for name in printed], 4 if several else 3, notes)
 
 
 def difference_lines(comparison: Comparison) -> list[str]:
-    """A line per protocol for a person: R@1 of each direction and rsum, with interval and p."""
+    """Return a printable line per protocol: the differences of R@1 and rsum with their intervals and p-values."""
     title = " - ".join(_labels(comparison))
     lines = []
     for protocol, metrics in distinct_protocols(comparison.comparisons, comparison.n_images).items():
-        shown = [
+        parts = [
             f"{f'{direction} ' if direction else ''}{name} {metric.difference:+.1f} "
             f"[{metric.ci95[0]:+.1f}, {metric.ci95[1]:+.1f}] p {metric.p:.2g}"
             for direction, name, metric in _leaves(metrics)
             if name in ("R@1", "rsum", "mAP@R")
         ]
-        lines.append(f"{comparison.dataset} {title} {protocol}: {', '.join(shown)}")
+        lines.append(f"{comparison.dataset} {title} {protocol}: {', '.join(parts)}")
     return lines
 
 
 def _labels(comparison: Comparison) -> tuple[str, str]:
-    """What to call the two models: their names, with the seeds if these are the same, or with A and B."""
+    """Return a name for each model. Two models with the same name get their seeds or the letters A and B."""
     a, b = (model.name or model.experiment for model in (comparison.a, comparison.b))
     seeds = comparison.a.seeds, comparison.b.seeds
     if a != b:
@@ -266,7 +268,7 @@ def _labels(comparison: Comparison) -> tuple[str, str]:
 
 
 def _leaves(metrics: Mapping[str, ComparedMetric | dict[str, ComparedMetric]]) -> list[tuple[str, str, ComparedMetric]]:
-    """Direction, name and comparison of every metric of a protocol; the direction of a sum is blank."""
+    """Return direction, name and comparison of every metric of a protocol; rsum and mean recall have a blank direction."""
     leaves = []
     for key, value in metrics.items():
         if key == "per_type" and not isinstance(value, ComparedMetric):
@@ -277,8 +279,8 @@ def _leaves(metrics: Mapping[str, ComparedMetric | dict[str, ComparedMetric]]) -
     return leaves
 
 
-def _sides(files: Sequence[Path], read: Callable[[Path], FileMetadata]) -> tuple[list[Path], list[Path]]:
-    """The files of the two models."""
+def _split_models(files: Sequence[Path], read: Callable[[Path], FileMetadata]) -> tuple[list[Path], list[Path]]:
+    """Return the files of each model. Raises UserError unless they are two models with equally many seeds."""
     if len(files) < 2:
         raise UserError("--compare needs the files of two models")
     if len(files) == 2:
@@ -290,13 +292,14 @@ def _sides(files: Sequence[Path], read: Callable[[Path], FileMetadata]) -> tuple
         run = read(path)
         by_name.setdefault(display_name(experiment_name(path, run), parse_provenance(run)), []).append(path)
     if len(by_name) != 2 or len({len(side) for side in by_name.values()}) != 1:
-        there = ", ".join(f"{len(side)} of {name}" for name, side in by_name.items())
-        raise UserError(f"--compare needs as many seeds of one experiment as of another; there are {there}")
+        found = ", ".join(f"{len(side)} of {name}" for name, side in by_name.items())
+        raise UserError(f"--compare needs equally many seeds of two experiments; there are {found}")
     first, second = by_name.values()
     return first, second
 
 
-def _side(runs: Sequence[FileMetadata], out: Path) -> dict[str, Any]:
+def _model_entry(runs: Sequence[FileMetadata], out: Path) -> dict[str, Any]:
+    """Return the entry ``a`` or ``b`` of a comparison file for the seeds of one model."""
     return {
         "experiment": runs[0].experiment,
         "name": display_name(str(runs[0].experiment), parse_provenance(runs[0])),

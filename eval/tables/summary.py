@@ -1,6 +1,7 @@
-"""Tables of result files, as CSV and LaTeX.
+"""The table ``summary``: a row per result and protocol with all metrics.
 
-What tables say of a result beside its metrics: method, features, where the run lies, which settings were changed.
+:func:`describe_result` returns the columns that tell where a result comes from: method, features, run folders and changed
+settings. Other tables use it, too.
 """
 
 from __future__ import annotations
@@ -27,28 +28,28 @@ from vse.eval.files.results import (
     read_result,
 )
 from vse.eval.ranking.metrics import POSITION_METRICS
-from vse.eval.tables.table import Cells, TableKind, TableRequest, metric_cell, title_of
+from vse.eval.tables.table import Cells, TableKind, TableRequest, column_title, metric_cell
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import is_experiment, load_plan
 
 ABOUT = ("method", "feature", "run", "settings")
 
 
-def described(path: Path, result: Result) -> dict[str, str]:
-    """The columns ``experiment``, ``method``, ``feature``, ``run`` and ``settings`` of the result in the file ``path``."""
+def describe_result(path: Path, result: Result) -> dict[str, str]:
+    """Return the columns ``experiment``, ``method``, ``feature``, ``run`` and ``settings`` of the result file ``path``."""
     return {
         "experiment": result.display_name,
-        "method": method_of(result),
+        "method": method_name(result),
         "feature": _features(result),
-        "run": _runs(path, result),
+        "run": _run_folders(path, result),
         "settings": "; ".join(changed_settings(result.provenance)),
     }
 
 
-def method_of(result: Result) -> str:
-    """The method as papers call it, e.g. ``VSE++ (1C)``: the preset's title, with the settings that were changed.
+def method_name(result: Result) -> str:
+    """Return the method as papers call it, such as ``VSE++ (1C)``: the title of the preset with the changed settings.
 
-    A name given by ``vse-train --name`` stands for both; without a title it is the name of the experiment.
+    A name given by ``vse-train --name`` replaces both. Without a title the name of the experiment is returned.
     """
     config = result.provenance.get("config")
     config = config if isinstance(config, Mapping) else {}
@@ -59,24 +60,24 @@ def method_of(result: Result) -> str:
 
 
 def _features(result: Result) -> str:
-    """The backbone whose embeddings are read, or the features of images and, if they are not read as words, of captions."""
+    """Return the backbone, or else the image features and, if the model reads features of captions, those as well."""
     config = result.provenance.get("config")
     config = config if isinstance(config, Mapping) else {}
-    asked = [config.get(key) for key in (["backbone"] if config.get("backbone") else ["feature", "caption_feature"])]
-    names = [name for name in asked if isinstance(name, str)]
-    there = result.provenance.get("features")
-    return " + ".join(names or (map(str, there) if isinstance(there, Mapping) else []))
+    settings = [config.get(key) for key in (["backbone"] if config.get("backbone") else ["feature", "caption_feature"])]
+    names = [name for name in settings if isinstance(name, str)]
+    features = result.provenance.get("features")
+    return " + ".join(names or (map(str, features) if isinstance(features, Mapping) else []))
 
 
-def _runs(path: Path, result: Result) -> str:
-    """The folders of the embeddings, as seen from here or, if the result does not name them, nothing."""
-    files = result.provenance.get("embeddings")
-    named = [one.get("file") for one in files if isinstance(one, Mapping)] if isinstance(files, list) else []
-    folders = [os.path.normpath(path.parent / Path(file).parent) for file in named if isinstance(file, str)]
+def _run_folders(path: Path, result: Result) -> str:
+    """Return the folders of the embeddings, relative to the working directory; blank if the result does not name them."""
+    entries = result.provenance.get("embeddings")
+    files = [entry.get("file") for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
+    folders = [os.path.normpath(path.parent / Path(file).parent) for file in files if isinstance(file, str)]
     return " ".join(dict.fromkeys(folders))
 
 
-_DESCRIBED = (
+_ABOUT_COLUMNS = (
     "dataset",
     "experiment",
     "trained_on",
@@ -88,30 +89,32 @@ _DESCRIBED = (
     "seeds",
     *ABOUT,
 )
-_SAID = ("trained_on", "unfinished")  # of results that have something to say there
-_OF_PHRASES = ("iou", "n_phrases", "n_without_box")  # of results of phrases
-_TYPE = "type_"  # before the name of a type of phrases, and after it the metric
+_OPTIONAL_COLUMNS = ("trained_on", "unfinished")  # left out if they are blank for all results
+_PHRASE_COLUMNS = ("iou", "n_phrases", "n_without_box")  # only for results of phrases
+_TYPE = "type_"  # prefix of a column such as type_people_r1
 _NOT_PRINTED = ("_std", "_low", "_high", "_meanr", *(f"_{name}" for name in POSITION_METRICS))
 NO_INTERVAL = (math.nan, math.nan)
 _METRICS = (*(f"r{k}" for k in RECALLS), "medr", "meanr")
 _COLUMNS = (*(f"{direction}_{name}" for direction in ("i2t", "t2i") for name in _METRICS), "rsum")
 
 
-def summary(results: Sequence[Path]) -> pd.DataFrame:
-    """A row per result and protocol: R@K, Med r, mean r, nDCG@10, MRR and mAP in both directions, and rsum.
+def build_summary(results: Sequence[Path]) -> pd.DataFrame:
+    """Read result files and return the table of :func:`summarise_results`. Comparison files are left out."""
+    return summarise_results([(path, read_result(path)) for path in drop_comparisons(results)])
 
-    Each metric comes with its 95% interval (``_low``, ``_high``) where the result has one, and with several seeds with its
-    standard deviation. The columns ``trained_on`` and ``unfinished`` are there if a result was tested on another data set than
-    it was trained on, or is of a run that did not finish. A test set of one fold has one row, ``full``, since ``1k`` would
-    repeat it. The metrics of captions that query captions stand in the row ``full``, too, which is also over the whole split,
-    or in ``1k`` if theirs are folds, too; without that row, in a row of their own. Results of phrases have columns
-    ``phrase_…``, how many phrases there are, the ``iou``, and ``type_<name>_r1`` of each type.
+
+def summarise_results(results: Sequence[tuple[Path, Result]]) -> pd.DataFrame:
+    """Return a row per result and protocol: R@K, Med r, mean r, nDCG@10, MRR and mAP in both directions, and rsum.
+
+    Each metric has its 95% interval (``_low``, ``_high``) if the result has one, and with several seeds its standard deviation
+    (``_std``). The column ``trained_on`` is present if a model was tested on another data set than it was trained on,
+    ``unfinished`` if the training of a run did not finish. A test set of one fold has no row ``1k``, which would repeat
+    ``full``. The metrics of ``sentence`` (captions query captions) are columns of the row ``full``, and those of
+    ``sentence-1k`` are columns of the row ``1k``; if that row is missing, they have their own row. Phrase results have columns
+    ``phrase_…``, the number of phrases, the ``iou``, and ``type_<name>_r1`` for each type.
+
+    ``results`` are pairs of a file and its content. The paths of run folders are computed from the file.
     """
-    return summary_of([(path, read_result(path)) for path in drop_comparisons(results)])
-
-
-def summary_of(results: Sequence[tuple[Path, Result]]) -> pd.DataFrame:
-    """As :func:`summary` of results that were read; the folders of runs are named as seen from their files."""
     rows = []
     check_one_dataset(results)
     for path, result in results:
@@ -125,13 +128,13 @@ def summary_of(results: Sequence[tuple[Path, Result]]) -> pd.DataFrame:
     if not rows:
         raise UserError("no result among the files, so there is no table")
     table = pd.DataFrame(rows)
-    empty = [name for name in _SAID if not table[name].any()]
-    empty += [] if (table["protocol"] == PHRASE).any() else _OF_PHRASES
-    return table.drop(columns=[*empty, *(_both_directions(table) if (table["protocol"] == PHRASE).all() else [])])
+    empty = [name for name in _OPTIONAL_COLUMNS if not table[name].any()]
+    empty += [] if (table["protocol"] == PHRASE).any() else _PHRASE_COLUMNS
+    return table.drop(columns=[*empty, *(_retrieval_columns(table) if (table["protocol"] == PHRASE).all() else [])])
 
 
-def _both_directions(table: pd.DataFrame) -> list[str]:
-    """The columns of metrics that results of phrases do not have."""
+def _retrieval_columns(table: pd.DataFrame) -> list[str]:
+    """Return the columns of the image-caption metrics, which phrase results do not have."""
     return [name for name in map(str, table) if name.removesuffix("_low").removesuffix("_high") in _COLUMNS]
 
 
@@ -141,8 +144,8 @@ class SummaryTable(TableKind):
     columns = ("dataset", "experiment", "split", "protocol", "n_images", "n_captions", "seeds")
 
     def frame(self, request: TableRequest) -> pd.DataFrame:
-        """Return the table of :func:`summary`."""
-        return summary(request.results)
+        """Return the table of :func:`summarise_results`."""
+        return build_summary(request.results)
 
     def cells(self, frame: pd.DataFrame, request: TableRequest) -> Cells:
         """Return recalls, Med r and rsum, each with its standard deviation if there is one."""
@@ -150,32 +153,33 @@ class SummaryTable(TableKind):
 
 
 def summary_cells(table: pd.DataFrame) -> Cells:
-    """What is shown of a :func:`summary` to people."""
-    described = (*_DESCRIBED, *_OF_PHRASES)
+    """Return the printed columns of a summary, without intervals, mean ranks and list metrics."""
+    described = (*_ABOUT_COLUMNS, *_PHRASE_COLUMNS)
     metrics = [
         column
         for column in map(str, table)
         if column not in described and not column.endswith(_NOT_PRINTED) and not column.startswith(_TYPE)
     ]
-    texts = ["method", *(name for name in _SAID if name in table)]
+    texts = ["method", *(name for name in _OPTIONAL_COLUMNS if name in table)]
     texts += [name for name in ("dataset", "feature", "protocol", "seeds") if table[name].nunique() > 1]
     lines = []
     for row in table.to_dict("records"):
         cells = [metric_cell(row[name], 1, row.get(f"{name}_std", math.nan)) for name in metrics]
         lines.append([*(str(row[name]) for name in texts), *cells])
-    titles = [("", name) for name in texts] + [title_of(name) for name in metrics]
-    facts = [name for name in ("dataset", "split", "protocol", *_OF_PHRASES) if name in table]
+    titles = [("", name) for name in texts] + [column_title(name) for name in metrics]
+    facts = [name for name in ("dataset", "split", "protocol", *_PHRASE_COLUMNS) if name in table]
     same = [f"{name} {table[name].iloc[0]}" for name in facts if table[name].nunique() == 1]
     return Cells(lines, titles, len(texts), [", ".join(same)])
 
 
 def _row(path: Path, result: Result, name: str, protocol: ProtocolMetrics) -> dict[str, Any]:
+    """Return the row of one protocol, with a blank or NaN for values that the result does not have."""
     row: dict[str, Any] = {"dataset": result.dataset, "experiment": ""}
     row |= {"trained_on": result.trained_on or "", "unfinished": ", ".join({run["state"]: run for run in result.unfinished})}
     row |= {"split": result.split}
     row |= {"protocol": name, "n_images": result.n_images, "n_captions": result.n_captions, "seeds": len(result.seeds)}
-    row |= {name: "" if getattr(protocol, name) is None else getattr(protocol, name) for name in _OF_PHRASES}
-    row |= described(path, result)
+    row |= {name: "" if getattr(protocol, name) is None else getattr(protocol, name) for name in _PHRASE_COLUMNS}
+    row |= describe_result(path, result)
     of_directions = (f"{direction}_{metric}" for direction, metrics in protocol.directions.items() for metric in metrics)
     for column in dict.fromkeys([*_COLUMNS, *of_directions]):
         metric = protocol.metric(column)

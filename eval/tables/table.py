@@ -1,4 +1,4 @@
-"""The base class of tables, and tables as text, as LaTeX and as CSV."""
+"""The base class of all tables, and the functions that write a table as CSV, LaTeX or text for a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vse.pipeline.files.outputs import OutputKind, check_output, csv_kind, text_
 from vse.pipeline.files.writing import write_text
 
 MARKER = "made by vse-table"  # in LaTeX tables and charts
-_LONG = 30  # characters of a text that stays in one line
+_LONG = 30  # most characters of a text that is not wrapped in LaTeX
 _SCALED = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"
 
 
@@ -25,9 +25,9 @@ _SCALED = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!
 class TableRequest:
     """The input of a table.
 
-    results : result files, or comparisons
-    dataset : for a published table, the data set whose results are taken; None: that of each row
-    cost : for a ladder, the cost that is weighed against rsum; None: ``total_s``
+    results : result files, or comparison files
+    dataset : for a published table, the data set whose results are used; None uses the data set of each row
+    cost : for a ladder, the cost that is weighed against rsum; None is ``total_s``
     """
 
     results: Sequence[Path]
@@ -39,7 +39,7 @@ NO_REQUEST = TableRequest(())
 
 
 class BuiltTable(NamedTuple):
-    """A table: all of it as a ``frame``, and the part that people read as ``cells``."""
+    """A table: the complete ``frame`` for CSV, and the ``cells`` for the terminal and LaTeX."""
 
     frame: pd.DataFrame
     cells: Cells
@@ -48,10 +48,10 @@ class BuiltTable(NamedTuple):
 class TableKind(ABC):
     """A kind of table. A new kind is one file with a subclass, and one line in :data:`vse.eval.tables.TABLES`.
 
-    columns : the first columns of its CSV, by which an existing file is recognised
-    suffixes : of the files that it can be written as
-    options : the fields of :class:`TableRequest` that it takes besides ``results``
-    needs_results : whether a table without result files is refused
+    columns : the first columns of its CSV file, by which an existing file is recognised
+    suffixes : the suffixes of the files that the table can be written to
+    options : the fields of :class:`TableRequest` that the table accepts besides ``results``
+    needs_results : whether the table cannot be built without result files
     """
 
     columns: ClassVar[tuple[str, ...]]
@@ -64,14 +64,14 @@ class TableKind(ABC):
 
     @abstractmethod
     def frame(self, request: TableRequest) -> pd.DataFrame:
-        """Return the complete table, as its CSV has it."""
+        """Return the complete table."""
 
     @abstractmethod
     def cells(self, frame: pd.DataFrame, request: TableRequest) -> Cells:
-        """Return the part of the table that people read."""
+        """Return the printed part of the table."""
 
     def write(self, frame: pd.DataFrame, out: Path, request: TableRequest = NO_REQUEST) -> Path:
-        """Write the table by the suffix of ``out``: all of it as ``.csv``, or its cells as ``.tex``; returns ``out``."""
+        """Write the complete table as ``.csv`` or its cells as ``.tex``, by the suffix of ``out``; return ``out``."""
         if out.suffix == ".tex":
             return write_text(out, as_latex(self.cells(frame, request)))
         return write_table(frame, out)
@@ -83,10 +83,10 @@ class TableKind(ABC):
         return text_kind("a table or chart of vse-table", MARKER)
 
     def build(self, request: TableRequest, out: Path | None = None) -> BuiltTable:
-        """Compute the table, and write it to ``out`` unless that is None.
+        """Build the table, and write it to ``out`` unless that is None.
 
-        Raises UserError if the request lacks files or has an option that this table does not take, or if ``out`` may not be
-        replaced.
+        Raises UserError if the request has no result files or an option that this table does not accept, or if ``out`` must
+        not be replaced.
         """
         self._check(request)
         if out is not None:
@@ -99,7 +99,7 @@ class TableKind(ABC):
         return BuiltTable(frame, self.cells(frame, request))
 
     def _check(self, request: TableRequest) -> None:
-        """Raise UserError if the table takes no such option, or needs result files."""
+        """Raise UserError if the table does not accept an option of the request, or needs result files."""
         for option in ("dataset", "cost"):
             if getattr(request, option) is not None and option not in self.options:
                 raise UserError(f"--{option}: the table {self.name} has no such option; leave it out")
@@ -108,7 +108,7 @@ class TableKind(ABC):
 
 
 def write_table(table: pd.DataFrame, out: Path) -> Path:
-    """Write a table as ``.csv``; returns ``out``. What a ``.tex`` shows of a table is another matter for each."""
+    """Write a table to ``out``, a ``.csv`` file, and return ``out``. Raises UserError for another suffix."""
     if out.suffix != ".csv":
         raise UserError(f"{out}: a table is written as .csv or .tex")
     texts = {
@@ -118,13 +118,12 @@ def write_table(table: pd.DataFrame, out: Path) -> Path:
 
 
 class Cells(NamedTuple):
-    """A table as people read it.
+    """The printed part of a table.
 
-    Attributes
-    ----------
-    lines : of cells; the first ``n_texts`` columns are texts, the others numbers
-    titles : of each column a group (blank: none) and a name
-    notes : on the whole table
+    lines : the cells, line by line
+    titles : a group, which may be blank, and a name for each column
+    n_texts : the number of leading columns that hold texts; the others hold numbers
+    notes : remarks on the complete table
     """
 
     lines: Sequence[Sequence[object]]
@@ -134,7 +133,7 @@ class Cells(NamedTuple):
 
 
 def as_text(cells: Cells) -> str:
-    """A table for a terminal, which is Markdown, too; the notes stand below."""
+    """Return a table in Markdown, aligned for a terminal, with the notes below it."""
     short = {direction.title: direction.name for direction in DIRECTIONS.values()}
     header = [f"{short.get(group, group)} {title}".strip() for group, title in cells.titles]
     lines = [header, *([printable(cell) for cell in line] for line in cells.lines)]
@@ -150,10 +149,11 @@ def as_text(cells: Cells) -> str:
 
 
 def as_latex(cells: Cells) -> str:
-    """A table for booktabs, under two rows of titles, or one if no column has a group; the notes become comments above.
+    """Return a LaTeX table for booktabs, with the notes as comments above it.
 
-    A table wider than the text is scaled to it; texts of more than 30 characters are broken. Texts may come from data: each
-    stays on its line, and is escaped.
+    The table has two rows of titles if a column has a group, otherwise one. A table wider than the text is scaled to its
+    width, and columns with a text of more than 30 characters are wrapped. Texts are escaped and their line breaks removed,
+    since they may come from data.
     """
     lines, titles, n_texts, notes = cells
     lines = [[printable(cell) if isinstance(cell, str) else cell for cell in line] for line in lines]
@@ -170,14 +170,17 @@ def as_latex(cells: Cells) -> str:
     return "\n".join(["% \\usepackage{booktabs,graphicx}", f"% {MARKER}", *comments, _SCALED, text.rstrip("\n") + "}", ""])
 
 
-def title_of(metric: str) -> tuple[str, str]:
-    """A metric's column, e.g. ``i2t_r1``, as a table prints it: the direction, and the name."""
+def column_title(metric: str) -> tuple[str, str]:
+    """Return the printed title of a metric's column, such as ``i2t_r1``: the direction, which may be blank, and the name."""
     direction, _, name = metric.partition("_")
     return (DIRECTIONS[direction].title, metric_title(name)) if direction in DIRECTIONS else ("", metric_title(metric))
 
 
 def metric_cell(value: float, digits: int, deviation: float = math.nan, sign: str = "-") -> str:
-    """A metric as a table prints it, blank if it is NaN; ``±`` and ``−`` become LaTeX's in :func:`as_latex`."""
+    """Return the text of a metric with its deviation, blank if the metric is NaN.
+
+    :func:`as_latex` replaces ``±`` and ``−`` by LaTeX commands.
+    """
     if math.isnan(value):
         return ""
     text = f"{value:{sign}.{digits}f}".replace("-", "−")

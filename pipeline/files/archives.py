@@ -52,8 +52,8 @@ def unpack(archive: Path, member: str, target: Path, max_bytes: int) -> Path:
         remove_partial_unpacking(target)
         with open_archive(archive) as members:
             wanted = _select_members(archive, members, PurePosixPath(member), max_bytes)
-            for place, entry in progress_bar(wanted.items(), desc=f"unpack {archive.name}", unit="file"):
-                _copy(archive, entry, temporary / "content" / place)
+            for path, entry in progress_bar(wanted.items(), desc=f"unpack {archive.name}", unit="file"):
+                _copy(archive, entry, temporary / "content" / path)
         (temporary / "content").rename(target)
     except ARCHIVE_ERRORS as error:
         raise UserError(

@@ -102,9 +102,9 @@ class _LimitedStream(io.RawIOBase):
         return self._stream.tell()
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        place = self._stream.seek(offset, whence)
-        check_decoded(self._path, place, self._n_stored)
-        return place
+        position = self._stream.seek(offset, whence)
+        check_decoded(self._path, position, self._n_stored)
+        return position
 
     def readinto(self, buffer: Any) -> int:
         content = self._stream.read(min(len(buffer), _CHUNK))

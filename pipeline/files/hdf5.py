@@ -62,7 +62,7 @@ def find_hdf5_dataset(file: h5py.File, name: str, virtual: bool = False, path: P
 
 
 def _check_filters(path: Path | str, name: str, data: h5py.Dataset) -> None:
-    """Raise UserError if a dataset decodes to more bytes than the limit, or uses a filter other than gzip or lzf.
+    """Raise UserError if a dataset decodes to more bytes than the limit, or if it is compressed, but not by gzip or lzf.
 
     HDF5 does not stop a chunk that inflates beyond its stated size. Large chunks are therefore inflated here first, up to
     that size.
@@ -82,8 +82,8 @@ def _check_filters(path: Path | str, name: str, data: h5py.Dataset) -> None:
             large.append(chunk.chunk_offset)
 
     data.id.chunk_iter(collect)
-    for place in large:
-        mask, content = data.id.read_direct_chunk(place)
+    for offset in large:
+        mask, content = data.id.read_direct_chunk(offset)
         if not mask and len(zlib.decompressobj().decompress(content, chunk_bytes + 1)) > chunk_bytes:
             raise UserError(f"{path}: {name} has a chunk that inflates to more than its {chunk_bytes} bytes")
 

@@ -43,12 +43,12 @@ _NOISE = bytes(random.Random(0).randrange(255) for _ in range(1024))  # without 
 
 def _is_png_incomplete(content: bytes) -> bool:
     """Return whether a PNG file that Pillow decodes lacks rows, or has a wrong checksum in its pixel data."""
-    stream, size, missing, place = zlib.decompressobj(), 0, 0, len(_PNG_SIGNATURE)
-    while place + 8 <= len(content):
-        length, kind = int.from_bytes(content[place : place + 4]), content[place + 4 : place + 8]
-        data = content[place + 8 : place + 8 + length]
-        checksum = content[place + 8 + length : place + 12 + length]
-        place += length + 12
+    stream, size, missing, position = zlib.decompressobj(), 0, 0, len(_PNG_SIGNATURE)
+    while position + 8 <= len(content):
+        length, kind = int.from_bytes(content[position : position + 4]), content[position + 4 : position + 8]
+        data = content[position + 8 : position + 8 + length]
+        checksum = content[position + 8 + length : position + 12 + length]
+        position += length + 12
         if kind == b"IHDR":
             missing = _raw_size(data)
         elif kind == b"IDAT":
@@ -127,16 +127,16 @@ def _insert_noise(content: bytes) -> bytes | None:
     decoder reads the noise as the missing data, so that the image differs from that of the original file. A file without
     Huffman coding is returned unchanged.
     """
-    frame, interval, place, parts = None, 0, 0, []
+    frame, interval, position, parts = None, 0, 0, []
     copied = 0
-    while marker := _MARKER.search(content, place):
-        kind, place = marker[1][0], marker.end()
+    while marker := _MARKER.search(content, position):
+        kind, position = marker[1][0], marker.end()
         if kind == _EOI:
             break
         if kind in _WITHOUT_LENGTH:
             continue
-        length = int.from_bytes(content[place : place + 2])
-        segment, place = content[place + 2 : place + length], place + length
+        length = int.from_bytes(content[position : position + 2])
+        segment, position = content[position + 2 : position + length], position + length
         if kind == _DRI:
             interval = int.from_bytes(segment[:2])
         elif 0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC):
@@ -144,15 +144,15 @@ def _insert_noise(content: bytes) -> bytes | None:
                 return content
             frame = _Frame.read(kind, segment)
         elif kind == _SOS and frame is not None:
-            found = _END_OF_SCAN.search(content, place)
+            found = _END_OF_SCAN.search(content, position)
             if found is None and content.endswith(bytes(2)):
                 return None  # zeros instead of the end marker: the end of the file was never written
             end = found.start() if found else len(content)
             names = frame.add_scan(segment)
-            if interval and len(_RESTART.findall(content, place, end)) < frame.count_restarts(names, interval):
+            if interval and len(_RESTART.findall(content, position, end)) < frame.count_restarts(names, interval):
                 return None
             parts += [content[copied:end], _NOISE]
-            copied = place = end
+            copied = position = end
     if frame is None or not frame.is_complete:
         return None
     return b"".join([*parts, content[copied:]])

@@ -8,7 +8,7 @@ from typing import Any
 
 from vse.pipeline.dataset.sources import check_dataset_name
 from vse.pipeline.errors import UserError, import_extra
-from vse.pipeline.files.compressed import check_arrow, check_compressed_file
+from vse.pipeline.files.columnar import check_arrow, check_compressed_file
 from vse.pipeline.files.images import BadImage, read_image_bytes
 from vse.pipeline.files.inputs import error_reason, is_path, wrap_read_errors
 from vse.pipeline.files.writing import lock_for_writing, read_json

@@ -12,9 +12,9 @@ from typing import Any
 
 from vse.pipeline.dataset.sources import check_dataset_name
 from vse.pipeline.errors import UserError, did_you_mean
+from vse.pipeline.files.columnar import parquet_batches
 from vse.pipeline.files.images import BadImage, read_image_size
 from vse.pipeline.files.inputs import check_input, wrap_read_errors
-from vse.pipeline.files.parquet import parquet_batches
 from vse.pipeline.files.writing import parse_json
 from vse.pipeline.imports.csv_rows import QUOTING, csv_rows
 from vse.pipeline.imports.photos import ImageFolders

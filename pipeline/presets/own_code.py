@@ -22,7 +22,7 @@ from typing import Any
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, error_reason
 
-_NAME = re.compile(r"(?P<place>[^:\n]+(?::\\[^:\n]*)?):(?P<member>[A-Za-z_]\w*)")
+_NAME = re.compile(r"(?P<location>[^:\n]+(?::\\[^:\n]*)?):(?P<member>[A-Za-z_]\w*)")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SHORT = 12  # hexadecimal digits of a SHA-256 in names and messages
 
@@ -105,8 +105,8 @@ def code_copy_name(name: str, sha256: str) -> str:
 
 def hash_code_files(settings: object) -> dict[str, str]:
     """Return the SHA-256 of the existing ``.py`` files that settings name as code, by name. Nothing is run."""
-    places = {name: Path(name.rpartition(":")[0]) for name in _find_code_names(settings)}
-    files = {name: place for name, place in places.items() if place.suffix == ".py" and place.is_file()}
+    locations = {name: Path(name.rpartition(":")[0]) for name in _find_code_names(settings)}
+    files = {name: location for name, location in locations.items() if location.suffix == ".py" and location.is_file()}
     return {name: InputFile(file).sha256 for name, file in files.items()}
 
 
@@ -124,15 +124,15 @@ def load_code(name: str, sha256: str | None = None) -> OwnCode:
     if sha256 is not None and not _SHA256.fullmatch(sha256):
         raise CodeNotAllowed(f"{name}: {sha256!r} is not a SHA-256")
     rules = _RULES.get()
-    place, member = name.rpartition(":")[::2]
+    location, member = name.rpartition(":")[::2]
     if rules.copies is None and not (rules.everything or name in rules.named):
         raise CodeNotAllowed(
-            f"{name} is code outside of the package: look at it, and allow it to run with --allow-code (what --set names runs)"
+            f"{name} is code outside of the package: look at it, and allow it to run with --allow-code (or name it by --set)"
         )
     if rules.copies is not None:
         file = _find_copy(name, sha256, rules.copies, rules.everything)
     else:
-        file = Path(place) if place.endswith(".py") else _module_file(name, place)
+        file = Path(location) if location.endswith(".py") else _module_file(name, location)
     code_file = InputFile(file)
     source = code_file.read()
     if sha256 not in (None, code_file.sha256):
@@ -142,8 +142,8 @@ def load_code(name: str, sha256: str | None = None) -> OwnCode:
         )
     key = name, code_file.sha256
     if key not in _LOADED:
-        is_file = rules.copies is not None or place.endswith(".py")
-        module = _execute(file, source, code_file.sha256, place) if is_file else _import(name, place)
+        is_file = rules.copies is not None or location.endswith(".py")
+        module = _execute(file, source, code_file.sha256, location) if is_file else _import(name, location)
         if not hasattr(module, member):
             raise UserError(f"{file}: has no class or function {member!r}")
         _LOADED[key] = OwnCode(name, getattr(module, member), file, source, code_file.sha256)
@@ -172,12 +172,12 @@ def _find_copy(name: str, sha256: str | None, copies: Path, allowed: bool) -> Pa
 
 def _module_file(name: str, module: str) -> Path:
     try:
-        found = importlib.util.find_spec(module)
+        spec = importlib.util.find_spec(module)
     except Exception as error:  # importing the parent packages can raise anything
         raise UserError(f"{name}: {module} cannot be imported ({error_reason(error)})") from None
-    if found is None or not found.has_location or not str(found.origin).endswith(".py"):
+    if spec is None or not spec.has_location or not str(spec.origin).endswith(".py"):
         raise UserError(f"{name}: no module {module} is installed (the name of a file would end with .py)")
-    return Path(str(found.origin))
+    return Path(str(spec.origin))
 
 
 def _import(name: str, module: str) -> ModuleType:
@@ -187,7 +187,7 @@ def _import(name: str, module: str) -> ModuleType:
         raise UserError(f"{name}: {module} cannot be imported ({error_reason(error)})") from None
 
 
-def _execute(file: Path, source: bytes, sha256: str, place: str) -> ModuleType:
+def _execute(file: Path, source: bytes, sha256: str, location: str) -> ModuleType:
     """Execute source code as a new module and return the module.
 
     The module is registered in ``sys.modules``, so that the annotations of its classes can be resolved. The copy of a module
@@ -195,8 +195,8 @@ def _execute(file: Path, source: bytes, sha256: str, place: str) -> ModuleType:
     """
     module = ModuleType(f"vse_own_code_{sha256[:_SHORT]}")
     module.__file__ = str(file)
-    if not place.endswith(".py"):
-        module.__package__ = place.rpartition(".")[0]
+    if not location.endswith(".py"):
+        module.__package__ = location.rpartition(".")[0]
     sys.modules[module.__name__] = module
     try:
         exec(compile(source, str(file), "exec"), module.__dict__)

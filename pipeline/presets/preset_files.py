@@ -66,14 +66,14 @@ def preset_layers(kind: str, name: str, extended_by: tuple[Preset, ...] = ()) ->
         raise UserError(f"{preset.path}: extends more than {_MOST_LAYERS} presets, one after the other")
     if any((preset.path, preset.name) == (upper.path, upper.name) for upper in extended_by):
         raise UserError(f"{preset.path}: extends itself ({' -> '.join(p.name for p in (*extended_by, preset))})")
-    own = {**deepcopy(dict(preset.settings)), "name": preset.name}
-    base = own.pop("extends", None)
+    settings = {**deepcopy(dict(preset.settings)), "name": preset.name}
+    base = settings.pop("extends", None)
     if base is None:
-        return [own]
+        return [settings]
     if not isinstance(base, str):
         raise UserError(f"{preset.path}: extends: must be the name of a preset, not {base!r}")
     inherited = preset_layers(kind, base, (*extended_by, preset))
-    return [*({key: layer[key] for key in layer if key not in NOT_INHERITED} for layer in inherited), own]
+    return [*({key: layer[key] for key in layer if key not in NOT_INHERITED} for layer in inherited), settings]
 
 
 def read_yaml(path: Path) -> Any:
@@ -119,12 +119,12 @@ def _check_size(text: str) -> None:
 
 class _StrictSafeLoader(SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        given = set()
+        keys = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value != "<<":
-                if key.value in given:
+                if key.value in keys:
                     raise yaml.MarkedYAMLError(problem=f"{key.value!r} is given twice", problem_mark=key.start_mark)
-                given.add(key.value)
+                keys.add(key.value)
         content = super().construct_mapping(node, deep)
         others = [key for key in content if not isinstance(key, str)]
         if others:
@@ -144,9 +144,9 @@ _StrictSafeLoader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
 def _folders(kind: str) -> list[Path]:
-    own = os.environ.get("VSE_PRESETS")
+    user_folder = os.environ.get("VSE_PRESETS")
     packaged = Path(str(files("vse.presets").joinpath(kind)))
-    return [Path(own, kind), packaged] if own else [packaged]
+    return [Path(user_folder, kind), packaged] if user_folder else [packaged]
 
 
 def _find_preset(kind: str, name: str) -> Preset:
@@ -175,8 +175,8 @@ def _read_folder(folder: Path) -> Mapping[str, Preset]:
     if not folder.is_dir():
         return {}
     with os.scandir(folder) as entries:
-        found = [(entry.name, entry.stat()) for entry in entries if entry.name.endswith(".yaml")]
-    return _read_files(folder, tuple(sorted((name, status.st_mtime_ns, status.st_size) for name, status in found)))
+        states = [(entry.name, entry.stat()) for entry in entries if entry.name.endswith(".yaml")]
+    return _read_files(folder, tuple(sorted((name, status.st_mtime_ns, status.st_size) for name, status in states)))
 
 
 @lru_cache(maxsize=100)

@@ -68,8 +68,8 @@ def load_ladder(name: str) -> LadderConfig:
     ladder = validate_settings(LadderConfig, "ladder", name, read_preset("ladders", name))
     for experiment in ladder.experiments:
         if experiment not in known_presets("experiments"):
-            near = did_you_mean(experiment, known_presets("experiments"))
-            raise UserError(f"ladder {name!r}: unknown experiment {experiment!r}{near}")
+            hint = did_you_mean(experiment, known_presets("experiments"))
+            raise UserError(f"ladder {name!r}: unknown experiment {experiment!r}{hint}")
     return ladder
 
 
@@ -169,8 +169,8 @@ def merge_settings(
         field = schema is not None and key in schema.model_fields
         registry, group = (find_registry(schema, key), find_group(schema, key)) if schema and field else (None, None)
         if schema and registry:
-            below = result[key] if key in result else find_default_part(schema, key)
-            result[key] = _merge_part(registry, below, value, lenient, replace)
+            old = result[key] if key in result else find_default_part(schema, key)
+            result[key] = _merge_part(registry, old, value, lenient, replace)
         elif field and not group and isinstance(value, Mapping) and (replace or not value):
             result[key] = dict(value)
         elif isinstance(value, Mapping) and (group or isinstance(result.get(key), Mapping)):
@@ -241,20 +241,21 @@ def list_changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "
     return changes
 
 
-def _merge_part(registry: Registry[Any], below: Any, above: Any, lenient: bool, replace: bool) -> Any:
-    old, new = registry.as_settings(below), registry.as_settings(above)
+def _merge_part(registry: Registry[Any], base: Any, over: Any, lenient: bool, replace: bool) -> Any:
+    """Merge one part as :func:`merge_settings` does; ``base`` and ``over`` are names, mappings or parts."""
+    new = registry.as_settings(over)
     if new is None:
-        return above
-    base, unnamed = old or {}, registry.key not in new
-    name = base.get(registry.key) if unnamed else new[registry.key]
+        return over
+    settings, unnamed = registry.as_settings(base) or {}, registry.key not in new
+    name = settings.get(registry.key) if unnamed else new[registry.key]
     if not isinstance(name, str) or name not in registry:  # the schema reports this, unless a further layer changes it
-        return below if lenient and unnamed else {**base, **new}
+        return base if lenient and unnamed else {**settings, **new}
     part = registry[name]
     if lenient and unnamed:
         new = {key: value for key, value in new.items() if key in part.model_fields}
-    if name != base.get(registry.key):
-        base = {key: value for key, value in base.items() if key in part.model_fields and key != "code_sha256"}
-    return merge_settings(base, {registry.key: name, **new}, part, lenient=lenient, replace=replace)
+    if name != settings.get(registry.key):
+        settings = {key: value for key, value in settings.items() if key in part.model_fields and key != "code_sha256"}
+    return merge_settings(settings, {registry.key: name, **new}, part, lenient=lenient, replace=replace)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -211,5 +211,5 @@ def ladder_results(wildcards):
 
 def results_of_table(wildcards):
     """The results of all experiments that are rows of a published table, on the data sets of the rows or on the one asked."""
-    pairs = resolved(published_rows.experiments_of, wildcards.table, SETTINGS.dataset)
+    pairs = resolved(published_rows.table_experiments, wildcards.table, SETTINGS.dataset)
     return [f"results/{dataset}_{experiment}.json" for dataset, experiment in pairs]

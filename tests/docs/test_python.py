@@ -17,16 +17,25 @@ SHOWN = documented(PAGE)
 
 def test_the_page_documents_every_public_name_and_no_other() -> None:
     assert {name.rpartition(".")[2] for name in SHOWN} == set(vse.__all__) - {"__version__"}
-    assert [name for name in SHOWN if name.count(".") > 1] == ["vse.interface.train"]
-    assert resolve_name("vse.interface.train") is inspect.getattr_static(vse.train, "_function").fget(vse.train)
+    assert [name for name in SHOWN if name.count(".") > 1] == ["vse.training.train"]
+    assert resolve_name("vse.training.train") is inspect.getattr_static(vse.train, "_function").fget(vse.train)
 
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_the_page_names_every_public_method_of_a_class_and_no_other(name: str) -> None:
     value = resolve_name(name)
-    methods = [each for each, code in vars(value).items() if inspect.isfunction(code) and not each.startswith("_")]
-    named = re.search(r"members: \[(.*)\]", SHOWN[name])
-    assert (named[1].split(", ") if named else []) == (methods if isinstance(value, type) else [])
+    functions = inspect.getmembers(value, inspect.isfunction) if isinstance(value, type) else []
+    public = {method for method, _ in functions if not method.startswith("_")}
+    own = [method for method in vars(value) if method in public]
+    inherited = sorted(public - set(own))
+    assert listed("members", name) == own + inherited
+    assert listed("inherited_members", name) == inherited
+
+
+def listed(option: str, name: str) -> list[str]:
+    """Return the methods that an option of the page lists for a class."""
+    found = re.search(rf"\b{option}: \[(.*)\]", SHOWN[name])
+    return found[1].split(", ") if found else []
 
 
 @pytest.mark.parametrize("name", [name for name in SHOWN if isinstance(resolve_name(name), type)])

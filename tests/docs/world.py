@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.docs.pages import ROOT, Block, console_scripts, patched
 from tests.forked import PYTEST, PYTHON, SNAKEMAKE, Scripts
-from tests.pipeline.entities_made import annotation, thing, write_entities, write_photo
+from tests.pipeline.entities_files import annotation, thing, write_entities, write_photo
 from vse.pipeline.demo import create_demo
 
 ROOMS = ("pipeline", "features", "train", "eval")

@@ -1,7 +1,8 @@
-"""What the tests of the Python interface share: caches of regions and a trained run, and a folder to work in."""
+"""Fixtures of the tests of the Python interface: caches of regions, a trained run, and an empty working folder."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,13 @@ from tests.train.conftest import caches as caches
 from tests.train.conftest import phrase_run as phrase_run
 from tests.train.conftest import regions as regions
 from tests.train.conftest import run as run
+
+
+def command(main: Callable[..., None], *arguments: object) -> None:
+    """Run a command as a console script does."""
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    assert stop.value.code == 0
 
 
 @pytest.fixture(autouse=True)

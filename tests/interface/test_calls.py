@@ -1,7 +1,8 @@
-"""A call becomes a command: what files record of it, and errors in the names of arguments."""
+"""The arguments of calls: conversion, records in files, errors that name arguments, and errors that show the new call."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from pathlib import Path
@@ -10,36 +11,37 @@ import numpy as np
 import pytest
 
 import vse
-from vse.arguments import as_paths, as_sets, in_python
+from vse import former_calls
+from vse.arguments import as_paths, as_sets, options_as_arguments
 from vse.pipeline.presets.presets import apply_overrides
 from vse.train.experiment import ExperimentConfig
 
 
 @pytest.mark.parametrize(
-    ("message", "said"),
+    ("message", "expected"),
     [
-        ("--trec-depth is that of run files", "trec_depth is that of run files"),
+        ("--trec-depth is that of run files", "depth is that of run files"),
         ("x.csv: no caption (--skip-bad leaves them out)", "x.csv: no caption (skip_bad leaves them out)"),
         ("--set takes key=value, got 'a'", "sets takes key=value, got 'a'"),
         ("/tmp/--odd/my--name.h5: no such file", "/tmp/--odd/my--name.h5: no such file"),
         ("a -- b, --k 3", "a -- b, k 3"),
     ],
 )
-def test_options_in_errors_are_named_as_arguments(message: str, said: str) -> None:
-    assert in_python(message) == said
+def test_options_in_errors_are_named_as_arguments(message: str, expected: str) -> None:
+    assert options_as_arguments(message) == expected
 
 
-def test_settings_of_python_are_those_of_the_shell() -> None:
+def test_settings_in_python_equal_settings_in_the_shell() -> None:
     values = {"train.epochs": 3, "train.learning_rate": np.float64(1e-05), "loss.name": "sum", "train.restval": False}
     content = apply_overrides(ExperimentConfig, {}, as_sets(values))
     assert content["train"] == {"epochs": 3, "learning_rate": 1e-05, "restval": False}
     assert as_sets(["a=1", "b=2"]) == ["a=1", "b=2"]
     assert as_sets({"rows": ["1", None]}) == ["rows=['1', null]"]
-    with pytest.raises(vse.UserError, match="loss.margin: a object is no setting"):
+    with pytest.raises(vse.UserError, match="loss.margin: a value of type object cannot be a setting"):
         as_sets({"loss.margin": object()})
 
 
-def test_paths_are_texts_paths_or_what_was_opened(demo: Path) -> None:
+def test_paths_are_texts_path_objects_or_opened_files(demo: Path) -> None:
     data = vse.open_dataset(demo)
     assert as_paths(data) == as_paths(str(demo)) == as_paths([demo]) == [demo]
     assert os.fspath(data) == str(demo)
@@ -47,13 +49,15 @@ def test_paths_are_texts_paths_or_what_was_opened(demo: Path) -> None:
         vse.evaluate([])
 
 
-def test_files_record_the_call(cache: Path, tmp_path: Path) -> None:
+def test_files_record_the_call(tmp_path: Path) -> None:
     images = np.eye(4)
-    vse.evaluate(images=images, captions=images, caption_image_ids=range(4), out="r.json")
+    embedded = vse.embeddings(images, images, range(4))
+    result = vse.evaluate(embedded, options=vse.EvaluateOptions(cross_check=False)).save("r.json")
     made = json.loads((tmp_path / "r.json").read_text())["provenance"]["made"]
-    assert made["command"] == (
-        "vse.evaluate(images=<ndarray 4 x 4>, captions=<ndarray 4 x 4>, caption_image_ids=range(0, 4), out='r.json')"
-    )
+    call = "vse.evaluate(SplitEmbeddings('arrays'), options=vse.EvaluateOptions(cross_check=False))"
+    assert made["command"] == call
+    indexed = result.with_index("Flat")
+    assert indexed.json["provenance"]["made"]["command"] == f"{call}.with_index('Flat')"
 
 
 @pytest.mark.parametrize(
@@ -61,22 +65,24 @@ def test_files_record_the_call(cache: Path, tmp_path: Path) -> None:
     [
         (lambda: vse.draw_demo("d", images=66, seed=-1), "seed=-1: a whole number from 0 on is needed"),
         (lambda: vse.draw_demo("d", images=2), "images 2: the demo needs at least 6 images"),
-        (lambda: vse.extract("d.json"), r"by its preset \(feature\), or as that of another cache \(like\)"),
+        (lambda: vse.extract("d.json"), r"by its preset \(feature\) or by another cache \(like\)"),
         (lambda: vse.extract("d.json", "fc7", shards=0), "shards=0: a whole number from 1 on"),
-        (lambda: vse.train("f.h5", threads=True), "threads=True: a whole number from 1 on"),
-        (lambda: vse.search("run", "text", k=0), "k=0: a whole number from 1 on"),
-        (lambda: vse.import_data("x", "d", val=1.5), "val=1.5: a number from 0 to 1"),
-        (lambda: vse.embed(["a", "b"]), "b: a second run; vse-embed takes one, and several files only with as_features"),
-        (lambda: vse.evaluate("e.h5", alpha=0.5), "alpha is of an ensemble: give ensemble, too"),
+        (lambda: vse.TrainOptions(threads=True), "threads=True: a whole number from 1 on"),
+        (lambda: vse.train("f.h5", options={"threads": 1}), "options=.*: a vse.TrainOptions is needed"),
+        (lambda: vse.TrainOptions(thread=1), r"thread=1: TrainOptions has no such argument .*'threads'"),
+        (lambda: vse.SplitShares(val=1.5), "val=1.5: a number from 0 to 1"),
+        (lambda: vse.Ensemble(["a.h5"], alpha=2), "alpha=2: a number from 0 to 1"),
         (lambda: vse.evaluate("e.h5", bootstrap=5), "bootstrap 5: an interval takes 100 samples at least"),
-        (lambda: vse.evaluate(), "what is evaluated are files, or arrays"),
-        (lambda: vse.compare(["e.h5"]), "compare needs the files of two models"),
+        (lambda: vse.evaluate(), "evaluate: missing a required argument: 'embeddings'; it takes embeddings, protocol"),
+        (lambda: vse.evaluate([]), "embeddings=.*no file is given"),
+        (lambda: vse.evaluate(np.eye(3)), r"embeddings=<ndarray 3 x 3>: vse.embeddings\(...\), a path"),
         (lambda: vse.report([], "r.html"), "no file is given"),
         (lambda: vse.table("sumary"), "did you mean 'summary'"),
         (lambda: vse.table("summary"), "summary needs result files"),
-        (lambda: vse.Run("nowhere"), "nowhere: no run"),
+        (lambda: vse.load("nowhere"), "nowhere: not a trained run"),
     ],
 )
+@pytest.mark.usefixtures("shapes_unchecked")
 def test_bad_arguments_are_one_line(call: object, message: str) -> None:
     assert callable(call)
     with pytest.raises(vse.UserError, match=message) as refusal:
@@ -84,7 +90,31 @@ def test_bad_arguments_are_one_line(call: object, message: str) -> None:
     assert "\n" not in str(refusal.value)
 
 
-def test_what_the_system_refuses_is_a_user_error(demo: Path) -> None:
+@pytest.mark.parametrize("name", sorted(former_calls.FUNCTIONS))
+def test_a_former_function_shows_the_new_call(name: str) -> None:
+    assert name not in dir(vse)
+    with pytest.raises(vse.UserError, match=rf"vse\.{name}\(...\) is now vse\.\w+\("):
+        getattr(vse, name)("a", b=1)
+
+
+@pytest.mark.parametrize(("name", "moved"), former_calls.ARGUMENTS.items())
+def test_a_former_argument_shows_the_new_call(name: str, moved: dict[str, str]) -> None:
+    for argument, call in moved.items():
+        with pytest.raises(vse.UserError) as refusal:
+            getattr(vse, name)("a", **{argument: 1})
+        assert str(refusal.value) == f"vse.{name}(..., {argument}=...) is now {call}"
+    assert former_calls.former_argument("evaluate", "per_query") == "vse.evaluate(...).per_query(path)"
+
+
+@pytest.mark.parametrize("name", sorted(set(vse.__all__) - {"__version__", "UserError"}))
+def test_no_function_or_method_has_more_than_eight_parameters(name: str) -> None:
+    part = getattr(vse, name)
+    members = inspect.getmembers(part, inspect.isfunction) if inspect.isclass(part) else []
+    for function in [part, *(member for key, member in members if not key.startswith("_"))]:
+        assert len([parameter for parameter in inspect.signature(function).parameters if parameter != "self"]) <= 8
+
+
+def test_an_error_of_the_system_is_a_user_error(demo: Path) -> None:
     Path("taken").write_text("a file")
     with pytest.raises(vse.UserError, match="taken"):
         vse.draw_demo("taken/demo", images=6)

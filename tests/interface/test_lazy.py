@@ -1,4 +1,4 @@
-"""``import vse`` loads nothing, and knows all its public names."""
+"""``import vse`` loads no library, and knows all its public names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def python(code: str) -> str:
-    """What a program prints in a process of its own."""
+    """Return the output of a program in a process of its own."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -60,7 +60,7 @@ def test_train_is_a_function_and_a_package_in_whatever_order_they_are_imported(c
     assert python(code) == "__call__"
 
 
-def test_train_shows_the_arguments_of_the_function() -> None:
+def test_train_has_the_signature_of_the_function() -> None:
     assert list(inspect.signature(vse.train).parameters)[:3] == ["features", "experiment", "sets"]
 
 

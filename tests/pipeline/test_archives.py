@@ -69,7 +69,7 @@ def patched(path: Path, old: bytes, new: bytes) -> Path:
 
 
 def declaring(path: Path, size: int) -> Path:
-    """An archive whose directory says that its one member of 1,000 bytes has ``size``."""
+    """Write an archive whose directory states ``size`` for its only member, which has 1,000 bytes."""
     make_zip(path, {"pictures/a.jpg": bytes(1000)})
     content = bytearray(path.read_bytes())
     entry = content.index(b"PK\x01\x02")
@@ -193,7 +193,7 @@ unpack(Path("a.zip"), "pictures", Path("images"), 10**6)
 
 
 def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path) -> None:
-    """In a process of its own, none of whose files may grow beyond 10,000 bytes."""
+    """Unpack in a child process whose files may not grow beyond 10,000 bytes."""
     make_zip(tmp_path / "a.zip", {"pictures/a": b"fits", "pictures/b": b"\0" * 20_000})
     done = subprocess.run([sys.executable, "-c", ON_A_SMALL_DISK], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "cannot unpack a.zip as images: File too large" in done.stderr

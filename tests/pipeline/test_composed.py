@@ -1,4 +1,4 @@
-"""Names that put an experiment together with features, and what they stand for."""
+"""Test composed names of experiments, such as ``vsepp+tfidf+effnet``, and their settings."""
 
 from __future__ import annotations
 

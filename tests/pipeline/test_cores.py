@@ -1,4 +1,4 @@
-"""The cores of this process, and how threads wait on them: read from files as the kernel writes them."""
+"""Test the number of cores of this process and the waiting of threads, with copies of the kernel's files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cgroups(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def set_quota(proc: Path, cgroups: Path) -> Callable[..., None]:
-    """Write the lines of /proc/self/cgroup, and files of the cgroups' tree by their paths in it."""
+    """Write the lines of /proc/self/cgroup, and the files of the cgroup tree by path."""
 
     def write(*lines: str, **files: str) -> None:
         (proc / "self/cgroup").write_text("".join(f"{line}\n" for line in lines))
@@ -43,7 +43,7 @@ def set_quota(proc: Path, cgroups: Path) -> Callable[..., None]:
 
 
 def stat(busy: dict[int, int], idle: dict[int, int], steal: int = 0) -> str:
-    """/proc/stat of cores that were busy and idle for so many ticks since the start, and denied so many."""
+    """Write /proc/stat for cores with these numbers of busy, idle and stolen ticks."""
     each = [f"cpu{core} {100 + busy[core]} 0 50 {9000 + idle[core]} 7 0 3 {steal} 0 0" for core in busy]
     return "\n".join(["cpu  1 2 3 4 5 6 7 8 0 0", *each, "intr 14 0 0", "ctxt 1990473", "procs_running 2", ""])
 
@@ -54,7 +54,7 @@ def replace(file: Path, text: str) -> None:
 
 @pytest.fixture
 def passes(proc: Path) -> Callable[..., Callable[[], None]]:
-    """A pause in which cores are busy for some ticks of two, idle for the others."""
+    """Return a pause of two ticks in which cores are busy for some ticks and idle for the others."""
 
     def pause(*busy: int, steal: int = 0, cores: set[int] | None = None) -> Callable[[], None]:
         numbers = sorted(range(len(busy)) if cores is None else cores)

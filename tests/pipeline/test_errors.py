@@ -1,4 +1,4 @@
-"""No error is longer than a few lines, however many names there are."""
+"""Test that error messages have at most a few lines, even if there are many valid names."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ with open_atomic(Path(sys.argv[1]), sync=sys.argv[2] == "sync") as stream:
 
 @pytest.fixture
 def writer() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts a process that is in the middle of writing a file."""
+    """Return a function that starts a process which is writing a file and waits."""
     processes = []
 
     def start(path: Path, sync: str = "sync") -> subprocess.Popen[str]:
@@ -112,7 +112,7 @@ def test_what_a_killed_writer_left_is_removed_and_a_living_one_s_is_not(
 def test_a_writer_in_another_container_of_the_same_name_keeps_its_temporary(
     idle_hours: int, locked: bool, stays: bool, tmp_path: Path
 ) -> None:
-    """Its process id means nothing here: what it left goes after a day without a change, unless it is locked."""
+    """Its process id has no meaning here: its file is removed after a day without a change, unless it is locked."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     temporary = tmp_path / f".file.{socket.gethostname()}.0123abcd-{gone.pid}.x.tmp"
@@ -148,7 +148,7 @@ def test_a_demo_that_was_killed_is_cleared_by_the_next(tmp_path: Path, writer: C
 
 
 def special(kind: str, path: Path) -> Path:
-    """Something that is no plain file; sockets of that name stay when they are closed."""
+    """Create a path that is not a plain file. A socket remains after it is closed."""
     if kind == "folder":
         path.mkdir()
     elif kind == "FIFO":

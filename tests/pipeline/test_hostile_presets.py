@@ -1,4 +1,4 @@
-"""Whatever lies where a preset should, or is given to ``--set``: one line and exit 2, quickly."""
+"""Test that a damaged or hostile preset or ``--set`` quickly ends a command with one line and exit code 2."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ COLOUR = (204, 102, 51)
 
 
 def saved(mode: str, path: Path) -> Path:
-    """A file of one colour in a mode, as that mode can hold it."""
+    """Save an image of one colour in a mode, with the nearest colour that the mode has."""
     if mode == "16-bit grey":
         Image.fromarray(np.full((6, 8), 40_000, np.uint16)).save(path)
     elif mode == "1":
@@ -62,7 +62,7 @@ GREY = 127  # of COLOUR, by the weights of ITU-R 601-2
     ],
 )
 def test_any_colour_mode_becomes_8_bit_rgb(name: str, mode: str, expected: tuple[int, ...], tmp_path: Path) -> None:
-    """Transparent pixels are laid on white; 16 bits are scaled, not clipped."""
+    """Transparent pixels are blended with white; 16-bit values are scaled, not clipped."""
     found = decode_image(saved(mode, tmp_path / name))
     assert (found.mode, found.size) == ("RGB", (8, 6))
     tolerance = 1 if name == "x.png" else 6
@@ -71,7 +71,7 @@ def test_any_colour_mode_becomes_8_bit_rgb(name: str, mode: str, expected: tuple
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_turned_image_is_set_upright(orientation: int, tmp_path: Path) -> None:
-    """A image stored as orientation k says is shown as it was before."""
+    """An image that is stored with orientation k is decoded upright."""
     upright = noise(12, 8)
     how = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # the transpose that undoes what a viewer does
     stored = upright.transpose(Image.Transpose(how[orientation])) if orientation > 1 else upright
@@ -140,7 +140,7 @@ def test_the_size_of_what_is_no_image_is_a_line_of_error(tmp_path: Path) -> None
 
 
 def bomb(side: int) -> bytes:
-    """A PNG of a few hundred kilobytes whose header promises side x side pixels, and whose data keep the promise."""
+    """Write a PNG of a few hundred kilobytes that holds side x side pixels."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

@@ -1,4 +1,4 @@
-"""Inputs whose hash is noted: what is hashed is what was read, whatever is renamed over the file meanwhile."""
+"""Test that the SHA-256 of an input is that of the bytes that were read, even if the file is replaced meanwhile."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_data_set_carries_the_hash_of_what_was_read(demo: Path) -> None:
 def test_imported_features_that_change_meanwhile_are_refused(
     demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rows are read by another name of the file than its hash: no shard may hold the one under the hash of the other."""
+    """The rows are read by path, the SHA-256 from the open file: no shard may have those of two different files."""
     ids = [image.imgid for image in load_dataset_file(demo).images]
     for name in ("x.npy", "y.npy"):
         np.save(tmp_path / name, RNG.normal(size=(len(ids), 4)).astype(np.float32))

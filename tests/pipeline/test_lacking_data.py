@@ -1,4 +1,4 @@
-"""Images that were cut and closed, or that say they are larger than their data: a decoder fills them; they are bad images."""
+"""Test that images with missing data are rejected: files that were cut and closed, or whose header states a larger size."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EOI = b"\xff\xd9"
 
 
 def photo(width: int = 150, height: int = 111) -> Image.Image:
-    """Something with surfaces and edges everywhere, as photographs have them."""
+    """Return an image with surfaces and edges everywhere, as photographs have them."""
     noise = np.random.default_rng(0).integers(0, 255, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(noise).filter(ImageFilter.GaussianBlur(2))
 
@@ -50,13 +50,13 @@ def jpeg(kind: str, **size: int) -> bytes:
 
 
 def cut_and_closed(content: bytes, part: float) -> bytes:
-    """The first ``part`` of a JPEG's data, all headers before the first scan among it, with an end marker."""
+    """Return the first ``part`` of a JPEG's data, with all headers before the first scan, and an end marker."""
     start = content.index(b"\xff\xda") + 16
     return content[: start + int(part * (len(content) - 2 - start))] + EOI
 
 
 def larger(content: bytes, width: int, height: int) -> bytes:
-    """The same data under a header of another size."""
+    """Return the same data with a header of another size."""
     start = max(content.find(b"\xff\xc0"), content.find(b"\xff\xc2")) + 5
     return content[:start] + struct.pack(">HH", height, width) + content[start + 4 :]
 
@@ -119,7 +119,7 @@ def test_a_png_that_lacks_rows_is_refused(rows: int) -> None:
 
 @pytest.mark.parametrize("part", [0.2, 0.5, 0.9])
 def test_a_tail_of_zeros_is_refused(part: float) -> None:
-    """A machine that loses its power leaves zeros where a file was not written yet."""
+    """After a power failure, unwritten parts of a file are zeros."""
     noise = np.random.default_rng(0).integers(0, 256, 64 * 49, np.uint8).reshape(64, 49)
     noise[:, 0] = 0  # the filter of a row
     for name, content in (("x.png", png(16, 64, noise.tobytes())), ("x.jpg", jpeg("plain"))):

@@ -1,4 +1,4 @@
-"""Presets of ladders: what they hold, and what is refused of them."""
+"""Test presets of ladders: their combinations, and the errors of invalid ladders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vse.pipeline.presets.presets import known_presets, load_ladder
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of presets of the user's, and in it the file of the ladder ``own``, to be written."""
+    """Return a function that writes the ladder ``own`` into the user's folder of presets."""
     (tmp_path / "ladders").mkdir()
     monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
     return tmp_path / "ladders" / "own.yaml"

@@ -1,4 +1,4 @@
-"""One writer at a time: the second says who holds a folder or a file, and a kill frees it."""
+"""Test locks for writing: a second writer reports the process that holds the lock, and a kill releases it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DEMO = ["--set", "model=squeezenet1_1", "--set", "layer=features.2", "--set", "g
 
 @contextmanager
 def held(path: Path, folder: bool) -> Iterator[subprocess.Popen[str]]:
-    """Another process that is the writer of ``path``."""
+    """Run another process that holds the lock of ``path``."""
     command = [sys.executable, "-c", HOLD, str(path), "folder" if folder else "file"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "held\n"
@@ -72,7 +72,7 @@ def test_a_lock_leaves_nothing_and_its_folder_stays_if_something_is_in_it(tmp_pa
 
 @pytest.fixture
 def nobody() -> Iterator[Path]:
-    """A folder that any user may write, and this process as a user without privileges."""
+    """Return a folder that every user may write, and run this process as a user without privileges."""
     folder, user = Path(tempfile.mkdtemp()), os.geteuid()
     folder.chmod(0o777)
     if user == 0:
@@ -113,7 +113,7 @@ def test_where_there_are_no_locks_a_line_says_so(
 def test_every_command_that_writes_a_folder_asks_for_it(
     what: str, cache: Path, demo: Path, tmp_path: Path, fails: Callable[..., str]
 ) -> None:
-    """Exit 2 with the holder's name, and nothing is written."""
+    """The command exits with 2, names the holder of the lock and writes nothing."""
     out = tmp_path / "demo_x.h5"
     of_shard = ["--dataset", demo, "--out", out, "--shards", "2"]
     commands: dict[str, tuple[Callable[..., None], list[object], Path]] = {

@@ -24,7 +24,7 @@ presets:
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Writes a file into the user's own folder of experiments."""
+    """Return a function that writes a file into the user's own folder of experiments."""
     monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
     (tmp_path / "experiments").mkdir()
 

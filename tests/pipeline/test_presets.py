@@ -132,7 +132,7 @@ def test_without_a_schema_groups_are_merged_and_anything_else_is_replaced() -> N
 
 @pytest.fixture
 def cafe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's folder with toy experiments and a data set that changes all of them."""
+    """Create a user's folder with toy experiments and a data set that changes all of them."""
     (tmp_path / "experiments").mkdir()
     (tmp_path / "datasets").mkdir()
     (tmp_path / "experiments" / "cafe.yaml").write_text(
@@ -203,7 +203,7 @@ def test_parts_are_set_by_name_or_setting_by_setting(sets: list[str], table: Tab
 
 
 class Shelf(Settings):
-    """A dictionary, whose keys are those of the user."""
+    """A group with a dictionary, whose keys the user chooses."""
 
     jars: dict[str, int] = Field(default_factory=dict)
     boards: int = 1

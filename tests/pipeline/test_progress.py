@@ -13,7 +13,7 @@ from vse.pipeline.progress import progress_bar
 
 
 class Terminal(io.StringIO):
-    """A standard error that is a terminal."""
+    """A standard error stream that is a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -56,7 +56,7 @@ print(in_notebook(), list(progress_bar(range(3), desc="draw demo", unit="image")
 
 
 def test_a_notebook_has_a_bar_though_it_is_no_terminal() -> None:
-    """Of a kernel, only what it says of itself is there; without the packages of widgets, the bar is one of text."""
+    """The kernel is a stub. Without the packages for widgets the bar is text."""
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", KERNEL], capture_output=True, text=True, check=True)
     assert done.stdout == "True [0, 1, 2]\n"
     assert "draw demo: 100%" in done.stderr

@@ -1,4 +1,4 @@
-"""What files say of their making: code, command and date."""
+"""Test the provenance in output files: code, command and date."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_checkout_knows_its_commit_and_whether_it_was_changed(checkout: Path, 
 
 @pytest.mark.parametrize("where", [".", "pipeline", "venv/site-packages/vse"])
 def test_an_installed_copy_knows_its_version_alone(where: str, checkout: Path, tmp_path: Path) -> None:
-    """Even in the repository of something else."""
+    """Also if it lies in the repository of another project."""
     root = tmp_path if where == "." else checkout / where
     root.mkdir(parents=True, exist_ok=True)
     code_version.cache_clear()

@@ -1,4 +1,4 @@
-"""A small schema with parts, for tests of how settings are read: a drink, its sweetener, and what goes on top."""
+"""A small schema with parts for tests of settings: a drink and its topping."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from vse.pipeline.presets.schema import Settings
 
 
 class Drink(Settings):
-    """What every drink has."""
+    """The settings of every drink."""
 
     size: int = Field(3, ge=1)
 
 
 class Coffee(Drink):
-    """Has a setting of its own."""
+    """A drink with a setting of its own."""
 
     name: Literal["coffee"] = "coffee"
     shots: int = Field(1, ge=1)
 
 
 class Tea(Drink):
-    """Has a setting of its own, and shares one with milk."""
+    """A drink with a setting of its own and one that milk has, too."""
 
     name: Literal["tea"] = "tea"
     minutes: float = 4.0
@@ -32,7 +32,7 @@ class Tea(Drink):
 
 
 class Milk(Drink):
-    """Refuses two settings that do not go together."""
+    """A drink that rejects two settings that contradict each other."""
 
     name: Literal["milk"] = "milk"
     heat: int = 60
@@ -52,18 +52,18 @@ class Jug(Settings):
 
 
 class Topping(Settings):
-    """What every topping is."""
+    """The settings of every topping."""
 
 
 class Cream(Topping):
-    """Has a group, which may be missing, with a part in it."""
+    """A topping with an optional group that holds a part."""
 
     name: Literal["cream"] = "cream"
     jug: Jug | None = None
 
 
 class Cocoa(Topping):
-    """Has one setting."""
+    """A topping with one setting."""
 
     name: Literal["cocoa"] = "cocoa"
     grams: int = 2
@@ -74,7 +74,7 @@ TOPPINGS = Registry[Topping]("topping", Cream, Cocoa)
 
 
 class Table(Settings):
-    """A plain group, with parts in it: one that is always there, and one that may be missing."""
+    """A group with a required and an optional part."""
 
     seats: int = 2
     drink: Annotated[SerializeAsAny[Drink], part_field(DRINKS)] = Coffee()
@@ -82,7 +82,7 @@ class Table(Settings):
 
 
 class Order(Settings):
-    """The schema as a whole."""
+    """The complete schema."""
 
     renamed: ClassVar[dict[str, str]] = {"table.beans": "table.drink.shots", "table.pot.lid": "table.topping.name"}
 

@@ -119,7 +119,7 @@ def test_a_changed_or_missing_tokenizer_is_refused(run: Path, tmp_path: Path, fa
         (own / name).write_text(content + " ")
         assert f"{name}: not what the training wrote" in fails(embed_main, own)
         (own / name).unlink()
-        assert f"{name}: no such file, and this run reads captions with it" in fails(embed_main, own)
+        assert f"{name}: no such file, but this run needs it to read captions" in fails(embed_main, own)
         (own / name).write_text(content)
     record = json.loads((own / "run.json").read_text())
     assert record["files"].keys() == {
@@ -149,11 +149,11 @@ def test_a_run_goes_on_only_with_the_transformer_that_it_began_with(
     tokenizer = json.loads((bert / TOKENS).read_text())
     tokenizer["normalizer"]["lowercase"] = False
     (folder / TOKENS).write_text(json.dumps(tokenizer))
-    assert "holds a run of other settings (tokenizer_sha256: " in fails(train_main, *arguments, "--resume")
+    assert "holds a run with other settings (tokenizer_sha256: " in fails(train_main, *arguments, "--resume")
     shutil.copy(bert / TOKENS, folder)
     make_bert(tmp_path / "other", seed=1)
     shutil.copy(tmp_path / "other" / "model.safetensors", folder)
-    assert "holds a run of other settings (transformer_sha256: " in fails(train_main, *arguments, "--resume")
+    assert "holds a run with other settings (transformer_sha256: " in fails(train_main, *arguments, "--resume")
 
 
 def test_a_run_starts_from_one_of_the_same_tokenizer_alone(

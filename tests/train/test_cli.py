@@ -59,7 +59,7 @@ def test_a_run_with_a_changed_setting_has_another_name_in_tables(
 
 def test_a_name_is_a_line_of_text(cache: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
     for name in ("", " ", "two\nlines", "\x1b[31mred"):
-        assert "a name is a line of printable text" in fails(
+        assert "a name must be one line of printable text" in fails(
             train_main, "--features", cache, "--out", tmp_path, "--name", name
         )
 

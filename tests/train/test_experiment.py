@@ -11,9 +11,9 @@ from vse.pipeline.presets.presets import known_presets, list_changes, load_plan
 from vse.train.experiment import load_experiment
 
 CCA = ["solver=cca", "model.image_encoder=branch", "model.image_encoder.widths=[4]", "caption_feature=tfidf"]
-ALONE = "solver: cca reads cached features and starts from nothing"
+ALONE = "solver: cca reads cached features only and cannot start from a run"
 ONE_SIDE = "loss.lambda3 and lambda4 compare unit vectors of one side"
-PAIRS = "loss.lambda3 and lambda4 go with the ranking losses, not with logistic"
+PAIRS = "loss.lambda3 and lambda4 require a ranking loss, not logistic"
 
 REFUSED = {
     "no layer": (
@@ -64,7 +64,7 @@ REFUSED = {
     "weights that are not there": (["train.undecayed=[bias]"], "train.undecayed.0: Input should be 'words', 'embeddings'"),
     "an adversary and an update for several batches": (
         ["adversary=ace", "train.accumulate=2"],
-        "an adversary takes a step for each batch, so it goes with train.accumulate: 1",
+        "an adversary takes a step for each batch, so it requires train.accumulate: 1",
     ),
     "another solver": (["solver=adam"], "solver: unknown solver 'adam'"),
     "a misspelt setting": (["loss.margn=1"], "^unknown setting 'loss.margn' .did you mean 'loss.margin'"),
@@ -126,7 +126,7 @@ def test_an_ensemble_is_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "duo.yaml").write_text("ensemble_of: [vsepp, vse0]")
     monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
-    with pytest.raises(UserError, match=r"^duo is an ensemble: train vsepp and vse0, and average .* --experiment duo$"):
+    with pytest.raises(UserError, match=r"^duo is an ensemble: train vsepp and vse0, then average .* --experiment duo$"):
         load_experiment("duo", "demo", ["train.epochs=1"])
     with pytest.raises(UserError, match=r"^unknown setting 'ensemble_of'"):
         load_experiment("vsepp", sets=["ensemble_of=[vse0, vsepp]"])

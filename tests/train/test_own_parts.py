@@ -281,7 +281,7 @@ def test_only_losses_may_be_functions(folder: Path) -> None:
 
 
 def test_a_warmup_has_a_loss_of_the_package() -> None:
-    with pytest.raises(UserError, match="takes a loss of the package"):
+    with pytest.raises(UserError, match="must be a loss of the package"):
         experiment("warmup.loss=my_loss.py:hinges")
 
 

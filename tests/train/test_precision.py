@@ -86,7 +86,7 @@ def test_a_resume_in_another_precision_names_the_setting(
     command = ["--features", cache, "--out", run, *COMMAND, "--resume", "--set"]
     for precision in ("auto", "fp32"):
         line = fails(train_main, *command, f"train.precision={precision}")
-        assert "its steps are in bf16, here they would be in fp32; add --set train.precision=bf16 to go on" in line
+        assert "its precision is bf16, here it would be fp32; add --set train.precision=bf16 to continue" in line
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
     train(cache, experiment("train.precision=bf16"), out=run, existing=Existing(resume=True))
     assert_same(state(run), state(whole))
@@ -120,8 +120,8 @@ def test_a_resume_that_may_overwrite_starts_again_and_says_why(
     run = _stopped(cache, tmp_path / "run", "bf16")
     train(cache, experiment(AUTO), out=run, existing=Existing(resume=True, overwrite=True))
     assert precision_of(run) == "fp32"
-    assert "add --set train.precision=bf16 to go on with it" in with_warnings()[-1]
-    assert with_warnings()[-1].endswith("It trains from the start")
+    assert "add --set train.precision=bf16 to continue it" in with_warnings()[-1]
+    assert with_warnings()[-1].endswith("Training starts from the beginning")
 
 
 @pytest.mark.usefixtures("without_bf16")
@@ -133,7 +133,7 @@ def test_a_finished_run_of_another_machine_is_kept_where_auto_is_asked_for(
     caplog.set_level(logging.INFO)
     for existing in (Existing(), Existing(resume=True), Existing(resume=True, overwrite=True)):
         train(cache, experiment(AUTO, SHORT), out=run, existing=existing)
-        assert "was trained in bf16, which auto is on another machine; here it is fp32" in caplog.text
+        assert "was trained in bf16, the choice of auto on its machine; here auto is fp32" in caplog.text
         caplog.clear()
     line = fails(
         train_main, "--features", cache, "--out", run, *COMMAND, "--set", SHORT, "--set", "train.precision=fp32", "--resume"

@@ -64,7 +64,7 @@ def test_a_nan_in_the_features_stops_with_its_id(own_cache: Path, tmp_path: Path
 
 def test_restval_is_trained_on_when_asked_for(cache: Path, own_cache: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
     line = fails(train_main, "--features", cache, "--out", tmp_path / "r", *COMMAND, "--set", "train.restval=true")
-    assert "no images in split 'restval', and train.restval asks for some; --set train.restval=false does without" in line
+    assert "no images in split 'restval', which train.restval requires; --set train.restval=false" in line
     data = own_cache.parent.parent / "data" / "dataset.json"
     data.write_text(data.read_text().replace('"split": "test"', '"split": "restval"'))
     plain = train(own_cache, experiment("train.epochs=1"), out=tmp_path / "plain")
@@ -172,8 +172,8 @@ def test_what_cannot_be_taken_or_frozen_is_one_line(
 ) -> None:
     arguments = ["--features", cache, "--out", tmp_path / "run", "--start-from", base, *COMMAND]
     line = fails(train_main, *arguments, "--set", "start_from=vsepp", "--set", "freeze=true")
-    assert "freeze: nothing of the model is left to train" in line
+    assert "freeze: no part of the model is left to train" in line
     line = fails(train_main, *arguments, "--set", "start_from=vsepp", "--set", "start_parts=[encoder]")
-    assert "start_parts: 'encoder' is none of image_encoder, caption_encoder, similarity, cnn" in line
-    assert "start_parts and freeze go with start_from" in fails(train_main, *arguments, "--set", "start_parts=[image_encoder]")
+    assert "start_parts: 'encoder' is not one of image_encoder, caption_encoder, similarity, cnn" in line
+    assert "start_parts and freeze require start_from" in fails(train_main, *arguments, "--set", "start_parts=[image_encoder]")
     assert not (tmp_path / "run").exists()

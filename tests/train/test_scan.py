@@ -85,7 +85,7 @@ def test_a_batch_of_one_more_than_the_batch_size_has_a_last_batch_of_few(positio
             [T2I[0]],
             r"'scan' compares sets of captions, and the caption encoder 'gru' makes vectors of the captions",
         ),
-        ("positions", [*T2I, "loss.lambda3=0.1"], "lambda3 and lambda4 compare unit vectors of one side, not by scan"),
+        ("positions", [*T2I, "loss.lambda3=0.1"], "lambda3 and lambda4 compare unit vectors of one side; the similarity scan"),
         ("positions", [*T2I, "model.normalize_image=false"], "similarity: scan takes unit vectors, so normalize_image: true"),
         ("positions", [*T2I, "model.similarity.aggregation=mean"], r"aggregation: .*'avg', 'lse', 'sum' or 'max'"),
     ],
@@ -106,7 +106,7 @@ def test_what_does_not_fit_is_refused_in_one_line(
 def test_a_checkpoint_of_another_aggregation_is_refused(positions: Path, tmp_path: Path) -> None:
     train(positions, experiment(*T2I, "train.epochs=1"), out=tmp_path / "run")
     changed = experiment(*T2I, "train.epochs=1", "model.similarity.aggregation=max")
-    with pytest.raises(UserError, match="holds a run of other settings .*model.similarity.aggregation: lse -> max"):
+    with pytest.raises(UserError, match="holds a run with other settings .*model.similarity.aggregation: lse -> max"):
         train(positions, changed, out=tmp_path / "run", existing=Existing(resume=True))
 
 

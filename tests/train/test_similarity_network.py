@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.eval.evaluating import write_result
 from tests.train.conftest import COMMAND, experiment
 from vse.eval.defaults import RECALLS
-from vse.eval.protocols.evaluate import evaluate
 from vse.train.cli import search_main, train_main
 from vse.train.run.folder import RunFolder
 from vse.train.solvers.encode import PairScores, encode
@@ -86,7 +86,7 @@ def test_scores_can_be_computed_in_bfloat16(run: Path) -> None:
 
 
 def test_a_split_is_evaluated_as_it_was_validated(run: Path, tmp_path: Path) -> None:
-    result = json.loads(evaluate([embed_split(run, tmp_path / "val.h5", "val")], tmp_path / "val.json").read_text())
+    result = json.loads(write_result([embed_split(run, tmp_path / "val.h5", "val")], tmp_path / "val.json").read_text())
     full = result["protocols"]["full"]
     assert {f"{direction}_r{k}": full[direction][f"r{k}"] for direction in ("i2t", "t2i") for k in RECALLS}.items() <= best(
         run
@@ -96,7 +96,7 @@ def test_a_split_is_evaluated_as_it_was_validated(run: Path, tmp_path: Path) -> 
 
 def test_captions_query_captions_by_their_embeddings(run: Path, tmp_path: Path) -> None:
     file = embed_split(run, tmp_path / "test.h5")
-    result = json.loads(evaluate([file], tmp_path / "test.json", ["auto", "sentence"]).read_text())
+    result = json.loads(write_result([file], tmp_path / "test.json", ["auto", "sentence"]).read_text())
     assert result["protocols"].keys() == {"full", "sentence"}
     with h5py.File(file) as content:
         captions, image_of_caption = content["captions"][:].astype(np.float64), content["caption_image_ids"][:]

@@ -213,9 +213,9 @@ def test_embeddings_that_do_not_fit_are_refused_in_a_line(
 
     other, short, odd = caches("other"), caches("short", "model.dim=8"), caches("odd", "model.dim=5")
     other_captions, short_captions = (path.with_name(path.name.replace("images", "captions")) for path in (other, short))
-    assert "and not of one model" in line(frozen, "--caption-features", other_captions)
-    assert "and not of one model" in line(frozen, "--caption-features", short_captions)
-    assert "images by no run, and not of one model" in line(cache, "--caption-features", other_captions)
+    assert "not by the same model" in line(frozen, "--caption-features", other_captions)
+    assert "not by the same model" in line(frozen, "--caption-features", short_captions)
+    assert "images by no run: not by the same model" in line(cache, "--caption-features", other_captions)
     assert "these have 5 numbers" in line(odd)
     assert "ends in" in line(cache, "--caption-features", tfidf)
     assert "not the words of the captions" in line(cache)

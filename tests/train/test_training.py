@@ -22,7 +22,7 @@ from vse.train.run.folder import RunFolder
 from vse.train.run.resume import Existing, Extras
 from vse.train.solvers import adam
 from vse.train.solvers.encode import encode
-from vse.train.solvers.epochs import COLUMNS
+from vse.train.solvers.negatives import COLUMNS
 from vse.train.training import train
 from vse.train.use.model import load_run
 
@@ -142,7 +142,7 @@ def test_a_signal_saves_and_ends_with_one_line(number: signal.Signals, code: int
     assert process.exitcode == code, log.read_text()
     assert "Traceback" not in log.read_text()
     assert log.read_text().splitlines()[-1].startswith("vse-train: stopped in epoch ")
-    assert log.read_text().splitlines()[-1].endswith("--resume continues there")
+    assert log.read_text().splitlines()[-1].endswith("--resume continues from there")
     saved = RunFolder(run).checkpoint()
     assert saved["epoch"] * 8 + saved["step"] > 0
     assert RunFolder(run).record()["state"] == "running"

@@ -1,4 +1,4 @@
-"""The workflow as a user runs it, on a demo of 33 images, in a folder of its own."""
+"""Test the workflow as a user runs it, on a demo of 33 images in a new folder."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Workflow = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def snakemake(commands: Path, tmp_path: Path) -> Workflow:
-    """Run the workflow in a folder where nothing of the repository lies, with the tiny demo's preset."""
+    """Return a function that runs the workflow with the tiny demo's preset in a folder outside of the repository."""
 
     def run(*arguments: str, demo: str = DEMO) -> subprocess.CompletedProcess[str]:
         presets = tmp_path / "presets" / "datasets"
@@ -182,7 +182,7 @@ def test_phrases_and_their_boxes_are_features_like_others(tmp_path: Path, snakem
 
 @pytest.mark.slow
 def test_a_model_on_embeddings_brings_the_run_that_makes_them(tmp_path: Path, snakemake: Workflow) -> None:
-    """Of each seed its own."""
+    """Each seed reads the embeddings of the run with the same seed."""
     (tmp_path / "presets" / "experiments").mkdir(parents=True)
     preset = "extends: todnet_vsepp\nbackbone: vsepp\nseeds: [0, 2]\ntrain: { restval: false }\n"
     (tmp_path / "presets" / "experiments" / "small_todnet.yaml").write_text(preset)

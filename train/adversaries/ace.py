@@ -1,4 +1,4 @@
-"""Adversarial contrastive estimation (ACE): a generator learns to draw hard negatives from the whole training set."""
+"""Adversarial contrastive estimation (ACE): a generator learns to sample hard negatives from the complete training set."""
 
 from __future__ import annotations
 
@@ -33,39 +33,44 @@ from vse.train.kinds import Encoded, Kind
 from vse.train.losses.base import Batch, Cost, Numbers, Objective, Ranking
 from vse.train.models.build import Model
 
-_BLOCK = 1024  # items embedded at once for the tables
+_BLOCK = 1024  # items that are embedded together for the tables
 
 
 class AceSettings(ReinforceSettings):
-    """Exemplar negatives from all training items (Bose et al., ViGIL 2018, section 2; Bose, Ling and Cao, ACL 2018).
+    """Negatives sampled from all training items (Bose et al., ViGIL 2018, section 2; Bose, Ling and Cao, ACL 2018).
 
-    For each query q, an image or a caption of the batch, a negative c' of the other side is drawn from p(c | q), and
+    For each query q, an image or a caption of the batch, a negative c' of the other side is sampled from p(c | q). The model
+    minimises
 
         [margin - s(q, c) + s(q, c')]_+
 
-    is minimised by the model and, with REINFORCE, maximised by the generator. A step costs a product of the queries with all
-    candidates and the embedding of one more batch.
+    and the generator maximises it by REINFORCE. A step costs a product of the queries with all candidates and the embedding of
+    one more batch.
     """
 
     name: Literal["ace"] = "ace"
     candidates: Literal["all", "batch"] | PositiveInt = Field(
-        "all", description="what p(c | q) is over: all training items, those of the batch, or so many drawn for each step"
+        "all",
+        description="candidates of p(c | q): all training items, those of the batch, or this number of random items per step",
     )
     table: Literal["model", "learnt"] = Field(
-        "model", description="what p(c | q) knows of a candidate: its embedding by the model, or a vector of its own"
+        "model", description="vectors of candidates in p(c | q): their embeddings by the model, or a learned vector for each"
     )
     refresh: Literal["visited", "epoch"] = Field(
         "visited",
-        description="when the model's embeddings are renewed, after all were computed at the start: whenever a batch has "
-        "them, or all at the start of every epoch",
+        description="update of the model's embeddings, which are all computed at the start: visited, when a batch has the "
+        "item; epoch, all at the start of every epoch",
     )
     in_batch: float = Field(
-        0.5, ge=0, le=1, description="share of the experiment's own loss, with the negatives of the batch, in the model's loss"
+        0.5,
+        ge=0,
+        le=1,
+        description="weight of the experiment's own loss, with the negatives of the batch, in the model's loss",
     )
     mask: Literal["pair", "image", "text"] = Field(
         "text",
-        description="what is never drawn: what the query is paired with, all captions of its image too, or also every caption "
-        "of the same text as one of these, and every image that has one",
+        description="items that are never sampled: pair, the query's partner; image, also all captions of its image; text, "
+        "also all captions with the same text as one of these, and all images with such a caption",
     )
 
     def build(self, opponent: Opponent) -> Adversary:
@@ -73,23 +78,23 @@ class AceSettings(ReinforceSettings):
         if model.gives != (Kind.VECTORS, Kind.VECTORS):
             name = model.config.similarity.name
             raise UserError(
-                f"adversary: ace draws single vectors, and the similarity {name!r} compares sets; "
-                "compositional draws parts of sets"
+                f"adversary: ace samples single vectors, but the similarity {name!r} compares sets; "
+                "the adversary compositional samples parts of sets"
             )
         if not opponent.loss.ranks:
-            raise UserError(f"adversary: ace adds to a ranking loss, and {opponent.loss.name} ranks nothing")
+            raise UserError(f"adversary: ace requires a ranking loss, and {opponent.loss.name} is not one")
         if not isinstance(opponent.images, CachedImages):
-            raise UserError("adversary: ace embeds negatives from cached features (images.source: cache)")
+            raise UserError("adversary: ace requires cached features, to embed negatives (images.source: cache)")
         return Ace(self, opponent, opponent.images)
 
 
 class Ace(Adversary):
-    """Two generators, one for each direction, with what they know of all training items.
+    """Two generators, one for each direction, with their vectors of all training items.
 
     Parameters
     ----------
-    settings : of the adversary
-    opponent : whose model, pairs and captions it reads
+    settings : settings of the adversary
+    opponent : the model, pairs and captions of the training
     images : features of the training images
     """
 
@@ -109,7 +114,7 @@ class Ace(Adversary):
     filled: Tensor
 
     def start_epoch(self, model: Model) -> None:
-        """Embed all training items, if their embeddings are wanted and not there."""
+        """Embed all training items, if their embeddings are needed and not up to date."""
         if self.captions.embedded is None or (bool(self.filled) and self.settings.refresh == "visited"):
             return
         was_training = model.training
@@ -124,7 +129,7 @@ class Ace(Adversary):
         model.train(was_training)
 
     def play(self, batch: Batch, model: Model, objective: Objective, seed: int) -> Round:
-        """The model's loss on the batch's own and on the drawn negatives, and minus the expected reward of the generators."""
+        """Return the model's loss on the batch's own and on sampled negatives, and minus the generators' expected reward."""
         cost = objective(batch, seed)
         assert batch.pair_of is not None
         assert cost.rankings is not None
@@ -146,7 +151,7 @@ class Ace(Adversary):
         )
 
     def _turn(self, batch: Batch, model: Model, side: _Side, ranking: Ranking, own: Numbers) -> Turn:
-        """One direction: negatives of ``side`` for the queries of the other; ``own`` are the batch's numbers on that side."""
+        """Compute one direction: negatives of ``side`` for queries of the other; ``own`` are the batch's indices there."""
         to_captions = side is self.captions
         assert batch.pair_of is not None
         queries, embed = (batch.images, model.embed_captions) if to_captions else (batch.captions, model.embed_images)
@@ -157,7 +162,7 @@ class Ace(Adversary):
         drawn = draw(logits, false, self.settings.samples)
 
         def scores(chosen: Tensor) -> Tensor:
-            """Of each query (n,) with its own candidates (n, s)."""
+            """Return the scores of each query with its own candidates (n, s)."""
             if self.settings.candidates == "batch":
                 negatives = in_batch[chosen.flatten()]
             else:
@@ -189,10 +194,10 @@ class Ace(Adversary):
 
 
 class _Side(nn.Module):
-    """The candidates of one side, and the generator that draws them for queries of the other.
+    """The candidates of one side, and the generator that samples them for queries of the other side.
 
-    ``embedded`` are the model's embeddings of all items (n, dim), or None if a generator does not read them; ``inputs`` are
-    what the model reads of items, ``false`` which are false negatives of a batch's queries.
+    ``embedded`` holds the model's embeddings of all items (n, dim), or is None if the generator does not read them. ``inputs``
+    returns the model's inputs of items, and ``false`` marks the false negatives of a batch's queries.
     """
 
     embedded: Tensor | None
@@ -208,7 +213,7 @@ class _Side(nn.Module):
         self.learnt = nn.Parameter(torch.randn(n, dim) / dim**0.5) if learnt and not in_batch else None
 
     def candidates(self, own: Numbers, in_batch: Tensor) -> tuple[Numbers, Float[Tensor, "m dim"]]:
-        """The numbers of the candidates of a step, and what the generator knows of them."""
+        """Return the indices of the candidates of a step, and their vectors for the generator."""
         if self.kind == "batch":
             return own, in_batch
         table = self.embedded if self.learnt is None else self.learnt
@@ -220,7 +225,7 @@ class _Side(nn.Module):
 
 
 class FalseNegatives:
-    """Which items are positives of a query though they are not paired with it in the batch, for both directions."""
+    """The false negatives of both directions: items that fit a query, though they are not its partner in the batch."""
 
     def __init__(self, pairs: Pairs, mask: str) -> None:
         self._mask, self._image_of, self._text_of = mask, pairs.image_of, pairs.text_of
@@ -228,7 +233,7 @@ class FalseNegatives:
         self._of_text = _Groups(pairs.text_of, int(pairs.text_of.max()) + 1)
 
     def captions(self, image_of: Numbers, pair_of: Numbers, numbers: Numbers) -> Bool[Tensor, "n m"]:
-        """Of image queries, which are paired with the captions ``pair_of``, and candidate captions ``numbers``."""
+        """Mark false negatives among candidate captions ``numbers`` for image queries, paired with ``pair_of``."""
         rows = [self._of_image[image] for image in image_of.tolist()]
         if self._mask == "pair":
             rows = [pair[None] for pair in pair_of]
@@ -237,7 +242,7 @@ class FalseNegatives:
         return _mask(rows, numbers, len(self._image_of))
 
     def images(self, image_of: Numbers, pair_of: Numbers, numbers: Numbers) -> Bool[Tensor, "n m"]:
-        """Of caption queries ``pair_of``, which are paired with the images ``image_of``, and candidate images ``numbers``."""
+        """Mark false negatives among candidate images ``numbers`` for the captions ``pair_of``, paired with ``image_of``."""
         rows = [image[None] for image in image_of]
         if self._mask == "text":
             rows = [self._image_of[self._of_text[text]] for text in self._text_of[pair_of].tolist()]
@@ -245,7 +250,7 @@ class FalseNegatives:
 
 
 class _Groups:
-    """The members of each group, by its number."""
+    """The members of each group, by the index of the group."""
 
     def __init__(self, group_of: Numbers, n: int) -> None:
         self._order = np.argsort(group_of, kind="stable")
@@ -256,7 +261,7 @@ class _Groups:
 
 
 def _mask(rows: list[Numbers], numbers: Numbers, n: int) -> Bool[Tensor, "n m"]:
-    """Which of the candidates ``numbers``, of ``n`` items, each row names."""
+    """Return a mask of the candidates ``numbers``, out of ``n`` items, that each row lists."""
     if np.array_equal(numbers, np.arange(n)):
         mask = np.zeros((len(rows), n), bool)
         mask[np.repeat(np.arange(len(rows)), [len(row) for row in rows]), np.concatenate(rows)] = True
@@ -265,7 +270,7 @@ def _mask(rows: list[Numbers], numbers: Numbers, n: int) -> Bool[Tensor, "n m"]:
 
 
 def _check_memory(settings: AceSettings, sizes: tuple[int, int], dim: int, batch_size: int, device: torch.device) -> None:
-    """:class:`UserError` if the candidates' vectors and logits do not fit into memory."""
+    """Raise :class:`UserError` if the candidates' vectors and logits do not fit into memory."""
     n_tables = 0 if settings.candidates == "batch" else sum(sizes)
     n_candidates = {"all": max(sizes), "batch": batch_size}.get(str(settings.candidates), settings.candidates)
     copies = 4 if settings.table == "learnt" else 1  # the gradient and Adam's two means
@@ -277,6 +282,6 @@ def _check_memory(settings: AceSettings, sizes: tuple[int, int], dim: int, batch
     )
     if needed > 0.8 * there:
         raise UserError(
-            f"adversary: ace takes {needed / 1e9:.1f} GB for {max(sizes)} candidates, and the memory is {there / 1e9:.1f} GB; "
-            "--set adversary.candidates=10000 draws so many for each step"
+            f"adversary: ace needs {needed / 1e9:.1f} GB for {max(sizes)} candidates, but the memory is {there / 1e9:.1f} GB; "
+            "--set adversary.candidates=10000 samples 10000 candidates for each step"
         )

@@ -1,9 +1,9 @@
-"""What adversaries that draw negatives share: a categorical distribution, and REINFORCE to train it.
+"""The base class of adversaries, and REINFORCE for adversaries that sample negatives from a categorical distribution.
 
-Of a query q the candidate c is drawn with p(c | q) = softmax_c(f(q) . c), and rewarded by what it costs the model. The
+An adversary has its own weights, which are updated in the same step as the model, and saved and resumed with it.
+
+For a query q, a candidate c is sampled from p(c | q) = softmax_c(f(q) . c), and its reward is its cost for the model. The
 gradient of the expected reward is E[(reward - baseline) grad log p(c | q)] (Williams, 1992).
-
-What all adversaries share: weights of their own, updated in the same step as the model, saved and resumed with it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from vse.train.settings import AdversarySettings
 
 @dataclass(frozen=True)
 class Opponent:
-    """What an adversary plays against.
+    """The opponent of an adversary: the model, its loss and its data.
 
     model, loss : the experiment's
-    pairs, images, captions : what is trained on
-    batch_size, precision, device : of a training step
+    pairs, images, captions : the training data
+    batch_size, precision, device : those of a training step
     """
 
     model: Model
@@ -45,10 +45,10 @@ class Opponent:
 
 
 class Round(NamedTuple):
-    """What both players make of a batch.
+    """The objectives of the model and the adversary for a batch.
 
-    cost : what the model minimises
-    loss : what the adversary minimises
+    cost : the cost that the model minimises
+    loss : the loss that the adversary minimises
     measures : scalars that a run logs, as means over an epoch
     """
 
@@ -60,30 +60,30 @@ class Round(NamedTuple):
 class Adversary(nn.Module):
     """A network that makes a batch harder and is trained against the model.
 
-    One that adds candidates for all queries has :meth:`candidates`, and :meth:`objective` if that is not minus the model's
-    loss; one that does more has a :meth:`play` of its own.
+    A subclass that adds candidates for all queries overrides :meth:`candidates`, and :meth:`objective` if that is not minus
+    the model's loss. Any other subclass overrides :meth:`play`.
     """
 
     def play(self, batch: Batch, model: Model, objective: Objective, seed: int) -> Round:
-        """Both players' objectives for a batch, which ``objective``, with ``seed``, gives the cost of."""
+        """Return the model's and the adversary's objectives for a batch; ``objective`` with ``seed`` computes its cost."""
         harder = self.candidates(batch, model)
         cost = objective(harder, seed)
         return Round(cost, self.objective(cost, harder), {})
 
     def candidates(self, batch: Batch, model: Model) -> Batch:
-        """The batch with further candidates, see ``more_images`` and ``more_captions`` of a batch."""
+        """Return the batch with further candidates, see ``more_images`` and ``more_captions`` of a batch."""
         return batch
 
     def objective(self, cost: Cost, batch: Batch) -> Tensor:
-        """What the adversary minimises: minus the model's loss, unless it says otherwise."""
+        """Return the loss of the adversary: minus the model's loss, unless a subclass overrides this method."""
         return -cost.loss
 
     def start_epoch(self, model: Model) -> None:
-        """Called before the first step of an epoch."""
+        """Prepare for an epoch; called before its first step."""
 
 
 class ReinforceSettings(AdversarySettings):
-    """Settings of an adversary that draws negatives (Bose et al., ViGIL 2018; options as in Bose et al., ACL 2018)."""
+    """The settings of an adversary that samples negatives (Bose et al., ViGIL 2018; options as in Bose et al., ACL 2018)."""
 
     architecture: Literal["linear", "mlp", "bilinear"] = Field(
         "mlp", description="f(q) of the logits f(q) . c: W q + b, or W' relu(W q + b) + b', or W q without b"
@@ -93,23 +93,26 @@ class ReinforceSettings(AdversarySettings):
         0.0,
         ge=0,
         le=1000,
-        description="what is added to the logits from the start, so many times q . c, so that near candidates are likelier; "
-        "0: nothing, all candidates start alike",
+        description="factor of q . c that is added to the logits, so that near candidates are likelier from the start; 0: all "
+        "candidates start with similar probabilities",
     )
-    samples: PositiveInt = Field(1, description="negatives drawn for each query")
+    samples: PositiveInt = Field(1, description="number of negatives sampled for each query")
     baseline: Literal["none", "moving_average", "self_critical"] = Field(
         "moving_average",
-        description="what is subtracted from rewards: nothing, their running mean, or the reward of the likeliest candidate",
+        description="baseline that is subtracted from rewards: none, their running mean, or the reward of the likeliest "
+        "candidate",
     )
-    momentum: float = Field(0.9, ge=0, lt=1, description="of the running mean of rewards")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the running mean of rewards")
     entropy_weight: float = Field(0.0, ge=0, description="weight of max(0, log entropy_of - H), H the entropy of p(. | q)")
-    entropy_of: PositiveInt = Field(10, description="of so many candidates a uniform choice has the entropy that H is held at")
+    entropy_of: PositiveInt = Field(
+        10, description="number of candidates whose uniform choice has the least entropy that is not penalised"
+    )
 
 
 class Drawn(NamedTuple):
-    """Candidates drawn for n queries: their numbers (n, s), log p of each (n, s), the entropies and the likeliest ones (n,).
+    """Candidates sampled for n queries: indices (n, s), log p of each (n, s), entropies and likeliest candidates (n,).
 
-    A query that has no candidate draws number 0, and counts nowhere: ``possible`` (n,) is False.
+    A query without a candidate has index 0 and is excluded from all sums: its ``possible`` (n,) is False.
     """
 
     numbers: Int[Tensor, "n s"]
@@ -120,7 +123,7 @@ class Drawn(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """One direction of a round: what the model and the adversary minimise, and what a run logs."""
+    """One direction of a round: the losses of the model and of the adversary, and the measures that a run logs."""
 
     cost: Float[Tensor, ""]
     loss: Float[Tensor, ""]
@@ -130,7 +133,7 @@ class Turn(NamedTuple):
 def measured(
     drawn: Drawn, rewards: Tensor, masked_share: Tensor, scores: Float[Tensor, "n s"], ranking: Ranking
 ) -> dict[str, Tensor]:
-    """Means over queries: entropy, reward, probability of what is masked, and how far drawn negatives exceed the hardest."""
+    """Return means over queries: entropy, reward, masked probability, and the excess of negatives over the hardest one."""
     hardest = ranking.scores.masked_fill(~ranking.negatives, -torch.inf).amax(1)
     return {
         "entropy": drawn.entropies.mean().detach(),
@@ -141,7 +144,7 @@ def measured(
 
 
 class Inference(nn.Module):
-    """f(q): from queries (n, dim) to what candidates (m, dim) are compared with; its logits are (n, m)."""
+    """The map f(q) from queries (n, dim) to vectors that are compared with candidates (m, dim); its logits are (n, m)."""
 
     def __init__(self, dim: int, settings: ReinforceSettings) -> None:
         super().__init__()
@@ -157,12 +160,12 @@ class Inference(nn.Module):
                 nn.init.xavier_uniform_(self.layers.weight)
 
     def forward(self, queries: Float[Tensor, "n dim"], candidates: Float[Tensor, "m dim"]) -> Float[Tensor, "n m"]:
-        asked: Tensor = self.layers(queries)
-        return (asked + self.scale * queries).float() @ candidates.float().T
+        mapped: Tensor = self.layers(queries)
+        return (mapped + self.scale * queries).float() @ candidates.float().T
 
 
 def draw(logits: Float[Tensor, "n m"], masked: Bool[Tensor, "n m"] | None, samples: int) -> Drawn:
-    """Draw candidates that are not ``masked`` by their softmax, with torch's default generator."""
+    """Sample candidates that are not ``masked`` from the softmax of logits, with torch's default generator."""
     possible = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
     if masked is not None:
         possible = ~masked.all(1)
@@ -188,7 +191,7 @@ def numbers_at(probabilities: Float[Tensor, "n m"], uniform: Float[Tensor, "n s"
 
 
 class Baseline(nn.Module):
-    """What rewards are compared with; the running mean is kept with the adversary's weights."""
+    """The baseline of rewards; its running mean is saved with the adversary's weights."""
 
     mean: Tensor
     seen: Tensor
@@ -201,7 +204,7 @@ class Baseline(nn.Module):
 
     @torch.no_grad()
     def forward(self, rewards: Float[Tensor, "n s"], of_likeliest: Float[Tensor, " n"] | None) -> Float[Tensor, "n s"]:
-        """Rewards minus the baseline; then the running mean takes in these rewards."""
+        """Return rewards minus the baseline, then update the running mean with these rewards."""
         if self.kind == "none":
             return rewards
         if of_likeliest is not None:
@@ -213,7 +216,7 @@ class Baseline(nn.Module):
 
 
 def surrogate(drawn: Drawn, advantages: Float[Tensor, "n s"], settings: ReinforceSettings) -> Float[Tensor, ""]:
-    """What the adversary minimises: its gradient is minus that of the expected reward, plus that of the entropy term."""
+    """Return the adversary's loss: its gradient is minus that of the expected reward, plus that of the entropy term."""
     of_queries = -(advantages * drawn.log_probabilities).mean(1)
     if settings.entropy_weight:
         floor = torch.log(torch.tensor(float(settings.entropy_of)))

@@ -1,4 +1,4 @@
-"""The compositional adversary: a negative image is pieced together from regions of the batch, one for each word."""
+"""The compositional adversary: it composes a negative image from regions of the batch, one for each word."""
 
 from __future__ import annotations
 
@@ -28,29 +28,30 @@ from vse.train.models.build import Model
 
 
 class CompositionalSettings(ReinforceSettings):
-    """A negative image I' for each caption T, of a region per word (Bose et al., ViGIL workshop at NeurIPS 2018, section 3).
+    """A negative image I' for each caption T, with one region per word (Bose et al., ViGIL at NeurIPS 2018, section 3).
 
-    For each word e_l of T a categorical P_l(. | e_1, ..., e_m), softmax_v(f(e_l) . v) over all regions v of the batch but
-    those of T's own image, gives a region v'_l; these make up I' = {v'_1, ..., v'_m}. With the scores S of the model,
+    For each word e_l of T, a region v'_l is sampled from P_l(. | e_1, ..., e_m), which is softmax_v(f(e_l) . v) over all
+    regions v of the batch, except those of T's own image. They form I' = {v'_1, ..., v'_m}. With the scores S of the model,
 
         min_phi max_theta  S(I, T) - E[S(I', T)]     (Eq. 1)
 
-    theta by the gradient through the drawn regions, phi by REINFORCE with the reward S(I', T). The words e_l come from a
-    bidirectional GRU, so each knows of the others. S is the experiment's similarity. The paper's is a mean over regions v_k of
-    R(v_k, what v_k attends to among the words): in SCAN's names attention i2t, aggregation avg, though the row of SCAN beside
-    which its table puts it is one of t-i.
+    where theta is trained by the gradient through the sampled regions, and phi by REINFORCE with the reward S(I', T). The
+    words e_l are states of a bidirectional GRU, so each depends on the others. S is the experiment's similarity. In the paper,
+    S is a mean over regions v_k of R(v_k, the words that v_k attends to): in SCAN's terms attention i2t and aggregation avg.
+    The row of SCAN next to it in the paper's table is a t-i model, though.
     """
 
     name: Literal["compositional"] = "compositional"
     sides: Literal["images", "captions", "both"] = Field(
-        "images", description="what is composed: images of regions for captions, captions of words for images, or both"
+        "images",
+        description="negatives to compose: images from regions, for captions; captions from words, for images; or both",
     )
     form: Literal["difference", "hinge"] = Field(
         "difference",
-        description="what the model minimises: S(I', T) - S(I, T) (Eq. 1), or [margin - S(I, T) + S(I', T)]_+, which then is "
-        "the reward too",
+        description="cost that the model minimises: S(I', T) - S(I, T) (Eq. 1), or [margin - S(I, T) + S(I', T)]_+, which is "
+        "then also the reward",
     )
-    weight: float = Field(1.0, gt=0, description="of that in the model's loss")
+    weight: float = Field(1.0, gt=0, description="weight of this cost in the model's loss")
     in_batch: float = Field(
         1.0, ge=0, description="weight of the experiment's own loss, with the negatives of the batch; 0: the adversary alone"
     )
@@ -59,16 +60,16 @@ class CompositionalSettings(ReinforceSettings):
         if opponent.model.gives != (Kind.SETS, Kind.SETS):
             name = opponent.model.config.similarity.name
             raise UserError(
-                f"adversary: compositional draws regions for words, and the similarity {name!r} compares single vectors; "
-                "ace draws these"
+                f"adversary: compositional samples regions for words, but the similarity {name!r} compares single vectors; "
+                "the adversary ace samples single vectors"
             )
         if not opponent.loss.ranks:
-            raise UserError(f"adversary: compositional adds to a ranking loss, and {opponent.loss.name} ranks nothing")
+            raise UserError(f"adversary: compositional requires a ranking loss, and {opponent.loss.name} is not one")
         return Compositional(self, opponent)
 
 
 class Compositional(Adversary):
-    """The inference network of each side that is composed, with the baseline of its rewards."""
+    """The inference networks of the composed sides, with the baselines of their rewards."""
 
     def __init__(self, settings: CompositionalSettings, opponent: Opponent) -> None:
         super().__init__()
@@ -79,7 +80,7 @@ class Compositional(Adversary):
         self._text_of = torch.from_numpy(opponent.pairs.text_of)
 
     def play(self, batch: Batch, model: Model, objective: Objective, seed: int) -> Round:
-        """The model's loss on the batch's own and on composed negatives, and minus the reward of the inference networks."""
+        """Return the model's loss on the batch's own and on composed negatives, and the loss of the inference networks."""
         cost = objective(batch, seed)
         assert cost.rankings is not None
         with torch.autocast(batch.images[0].device.type, enabled=False):
@@ -97,11 +98,11 @@ class Compositional(Adversary):
         )
 
     def _turn(self, batch: Batch, model: Model, side: str, ranking: Ranking) -> Turn:
-        """One side composed, for all queries of the other."""
+        """Compose negatives of one side for all queries of the other side."""
         (parts, there), (queries, asked) = (
             (batch.images, batch.captions) if side == "images" else (batch.captions, batch.images)
         )
-        words = queries.detach()[asked]  # (n_words, dim), those of all queries one after the other
+        words = queries.detach()[asked]  # (n_words, dim), the words of all queries one after the other
         query = asked.nonzero()[:, 0]
         false = self._false(batch).to(parts.device)[query]
         logits = self.inferences[side](words, parts.detach().flatten(0, 1)).unflatten(1, there.shape)
@@ -109,7 +110,7 @@ class Compositional(Adversary):
         drawn = draw(logits.flatten(1), false[:, :, None].expand_as(logits).flatten(1), self.settings.samples)
 
         def scores(numbers: Int[Tensor, "n_words s"]) -> Float[Tensor, "n s"]:
-            """Of each query with what is composed for it."""
+            """Return the scores of each query with the negatives that are composed for it."""
             columns = []
             for chosen in numbers.unbind(1):
                 composed = parts.new_zeros(*asked.shape, parts.shape[2])
@@ -127,7 +128,7 @@ class Compositional(Adversary):
             with torch.no_grad():
                 of_likeliest = self._rewards(positives, scores(drawn.likeliest[:, None]))[:, 0]
         advantages = self.baselines[side](rewards.detach(), of_likeliest)
-        of_queries = drawn._replace(  # a composition is as likely as the product of its draws
+        of_queries = drawn._replace(  # the probability of a composition is the product of those of its samples
             log_probabilities=torch.zeros_like(rewards).index_add(0, query, drawn.log_probabilities),
             entropies=rewards.new_zeros(len(asked)).index_add(0, query, drawn.entropies) / asked.sum(1),
             possible=possible,
@@ -140,15 +141,15 @@ class Compositional(Adversary):
         )
 
     def _rewards(self, positives: Float[Tensor, "n 1"], composed: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
-        """What the adversary is paid: the score of what it composed, or the hinge."""
+        """Return the adversary's rewards: the scores of the composed negatives, or the hinges."""
         return composed if self.settings.form == "difference" else self._costs(positives, composed)
 
     def _costs(self, positives: Float[Tensor, "n 1"], composed: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
-        """What a composition costs the model."""
+        """Return the costs of the composed negatives for the model."""
         difference = composed - positives
         return difference if self.settings.form == "difference" else (self.loss.margin + difference).clamp(min=0)
 
     def _false(self, batch: Batch) -> Bool[Tensor, "n n"]:
-        """Of which pairs of the batch a query's parts may not come: those of its image, and those of its text."""
+        """Return for each query the pairs of the batch whose parts are excluded: those of its image, and those of its text."""
         image_of, text_of = torch.from_numpy(batch.image_of), self._text_of[batch.pair_of]
         return (image_of[:, None] == image_of) | (text_of[:, None] == text_of)

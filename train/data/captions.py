@@ -115,7 +115,7 @@ class WordNumbers:
 
 log = logging.getLogger(__name__)
 
-_TEXTS = 10_000  # texts that are tokenised together
+_AT_ONCE = 10_000  # texts that are tokenised together
 
 
 class TokenNumbers:
@@ -154,7 +154,7 @@ class TokenNumbers:
         return move_tensor(torch.from_numpy(tokens), self._device), move_tensor(torch.from_numpy(mask), self._device)
 
     def _encoded(self, texts: Sequence[str], transformer: Transformer) -> Iterator[list[int]]:
-        for start in range(0, len(texts), _TEXTS):
-            for encoding in transformer.tokenizer.encode_batch(list(texts[start : start + _TEXTS])):
+        for start in range(0, len(texts), _AT_ONCE):
+            for encoding in transformer.tokenizer.encode_batch(list(texts[start : start + _AT_ONCE])):
                 self.n_cut += bool(encoding.overflowing)
                 yield encoding.ids

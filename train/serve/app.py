@@ -13,8 +13,8 @@ import flask
 from werkzeug.datastructures import FileStorage
 from werkzeug.exceptions import BadRequest, HTTPException, RequestEntityTooLarge, SecurityError, ServiceUnavailable
 
-from vse.eval.report.drawings import BRACKETS, SAID, drawn
-from vse.eval.report.pages import filled, jpeg_source, small_jpeg
+from vse.eval.report.drawings import BRACKETS, EXPLANATIONS, draw_attention
+from vse.eval.report.pages import jpeg_source, render_page, small_jpeg
 from vse.eval.search.top_k import Attention
 from vse.pipeline.errors import UserError, printable
 from vse.train.serve.answers import SIDE, ServedRuns, TooManyLargePhotos, UnknownId, as_json, columns, read_upload
@@ -132,13 +132,13 @@ def _search(served: ServedRuns, settings: PageSettings) -> flask.Response | str:
             return flask.jsonify(attention_json(seen))
         drawing = _drawn(query, seen, number, identity)
         if _form() == "part":
-            return filled("serve_look.html", **drawing)
+            return render_page("serve_look.html", **drawing)
         return _page(served, settings, query, look={**drawing, "name": served.runs[number].name})
     answers = served.answers(query, k)
     if _form() == "json":
         return flask.jsonify(as_json(served, query, answers))
     values = {"query": _shown(query), "columns": columns(served, answers, not isinstance(query, str)), "k": k}
-    return filled("serve_part.html", **values) if _form() == "part" else _page(served, settings, query, results=values)
+    return render_page("serve_part.html", **values) if _form() == "part" else _page(served, settings, query, results=values)
 
 
 def attention_json(seen: Attention) -> dict[str, Any]:
@@ -203,8 +203,8 @@ def _uploaded(settings: PageSettings) -> Query:
 def _drawn(query: Query, seen: Attention, number: int, identity: int) -> dict[str, Any]:
     """What the drawing of attention is made of; the photo is the one that was found or, for a caption, the query."""
     source = f"/photo/{identity}" if isinstance(query, str) else jpeg_source(small_jpeg(query, SIDE))
-    drawing = drawn(f"look-{number}-{identity}".replace("--", "-m"), [seen])
-    return {"drawing": drawing, "source": source, "said": SAID[seen.side], "brackets": BRACKETS}
+    drawing = draw_attention(f"look-{number}-{identity}".replace("--", "-m"), [seen])
+    return {"drawing": drawing, "source": source, "explanation": EXPLANATIONS[seen.side], "brackets": BRACKETS}
 
 
 def _shown(query: Query) -> dict[str, str]:
@@ -217,7 +217,7 @@ def _shown(query: Query) -> dict[str, str]:
 def _page(served: ServedRuns, settings: PageSettings, query: Query | None = None, **values: Any) -> str:
     """The whole page, with the ``results`` of a query, with a ``look`` at one of them, or with an ``error``."""
     every = {"results": None, "look": None, "error": "", **values}
-    return filled("serve.html", **_facts(served, settings), text=query if isinstance(query, str) else "", **every)
+    return render_page("serve.html", **_facts(served, settings), text=query if isinstance(query, str) else "", **every)
 
 
 def _facts(served: ServedRuns, settings: PageSettings) -> dict[str, Any]:
@@ -260,5 +260,5 @@ def _failed(served: ServedRuns, settings: PageSettings, message: str, code: int)
     if _form() == "json":
         return flask.jsonify({"error": line}), code
     if _form() == "part":
-        return filled("serve_error.html", error=line), code
+        return render_page("serve_error.html", error=line), code
     return _page(served, settings, flask.request.args.get("q", "")[:LONGEST] or None, error=line), code

@@ -99,12 +99,13 @@ def search_split(
     index_parameters: str = "",
     rerank: int | None = None,
     page: Path | None = None,
+    last: LastSearcher | None = None,
 ) -> list[SearchHit]:
     """The ``k`` best for a text (images) or for an image file (captions), best first, of a split or of an embeddings file.
 
     The model is the run's, with its best weights; how it reads a query and searches says
-    :class:`vse.train.use.searcher.Searcher`. With an ``index`` all that was opened is kept for the next query, as long as its
-    files stay as they are.
+    :class:`vse.train.use.searcher.Searcher`. With an ``index`` or ``last`` all that was opened is kept for the next query, as
+    long as its files stay as they are.
 
     Parameters
     ----------
@@ -112,12 +113,15 @@ def search_split(
         an image file, and of a pretrained text encoder, for a text
     corpus, index, index_type, index_parameters, rerank : see :class:`vse.train.use.searcher.SearchOptions`
     page : where the results will be written; :class:`UserError` if that is one of the files that are searched with
+    last : keeps the searcher for further queries; by default, only a searcher with an index is kept
     """
     if index is None and (index_type is not None or index_parameters):
         raise UserError("--index-type and --index-parameters say what --index is, which names the file; it is missing")
     options = SearchOptions(corpus, index, index_type, index_parameters, rerank)
     asked_for, started = (Path.cwd(), run, split, places, device, options), time.time_ns()
-    kept = None if index is None else LAST.searcher(asked_for)
+    if last is None and index is not None:
+        last = LAST
+    kept = None if last is None else last.searcher(asked_for)
     trained = load_searched(run, split, places, device) if kept is None else kept.trained
     by_photo = isinstance(query, Path)
     if by_photo and corpus is None and not len(trained.split.pairs):
@@ -196,6 +200,7 @@ def search_run(
     asked: AskedSearch = AskedSearch(),
     places: RunPlaces = RunPlaces(),
     device: str = "auto",
+    last: LastSearcher | None = None,
 ) -> list[SearchHit]:
     """The best for a query, and a report if it is asked for; see :func:`vse.train.use.search.search_split`.
 
@@ -216,6 +221,7 @@ def search_run(
             index_parameters=asked.index_parameters,
             rerank=asked.rerank,
             page=asked.html,
+            last=last,
         )
     if asked.html is not None:
         from vse.eval.report.pages import write_search_page

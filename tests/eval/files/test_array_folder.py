@@ -1,4 +1,4 @@
-"""Embeddings as a folder of .npy files with ids beside them: the same results as from one HDF5 file, the same refusals."""
+"""Embeddings as a folder of .npy files next to tables of ids: results and errors are those of one HDF5 file."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.eval.evaluating import write_result
 from tests.eval.files.test_per_query import as_scores
 from tests.eval.protocols.test_evaluate import made, made_order
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
-from vse.eval.protocols.evaluate import evaluate
 from vse.eval.protocols.options import EvaluationOptions
 
 MATRICES = ("images", "captions", "scores", "scores_i2t", "scores_t2i", "pooled_images", "pooled_captions")
@@ -27,7 +27,7 @@ IDS = ("image_ids", "caption_ids", "caption_image_ids", "coco_ids")
 
 
 def write_folder(folder: Path, run: Embeddings, ids: str = "npy") -> Path:
-    """A run as a folder: ids as arrays, or as tables."""
+    """Write a run as a folder, with ids as arrays or as tables."""
     folder.mkdir()
     for name in (*MATRICES, *(IDS if ids == "npy" else ())):
         if getattr(run, name) is not None:
@@ -42,7 +42,9 @@ def write_folder(folder: Path, run: Embeddings, ids: str = "npy") -> Path:
 
 
 def result(tmp_path: Path, file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(evaluate([file], tmp_path / "r.json", asked=EvaluationOptions(bootstrap=0)).read_text())
+    found: dict[str, Any] = json.loads(
+        write_result([file], tmp_path / "r.json", options=EvaluationOptions(bootstrap=0)).read_text()
+    )
     return found
 
 
@@ -88,7 +90,7 @@ def test_arrays_alone_are_enough(tmp_path: Path) -> None:
 
 
 def test_a_matrix_of_scores_is_mapped(tmp_path: Path) -> None:
-    """It may be larger than memory; of float64 it keeps its precision."""
+    """Map scores, which may be larger than memory; those in float64 keep their precision."""
     run = as_scores(made())
     assert isinstance(read_embeddings(write_folder(tmp_path / "a", run)).scores, np.memmap)
     double = replace(run, scores=run.scores[:].astype(np.float64) / 3)
@@ -111,7 +113,7 @@ def test_parquet_serves_for_ids_or_its_package_is_named(tmp_path: Path, fails: C
 
 
 def write_tables(folder: Path, run: Embeddings, column: str = "vector", kind: Any = None) -> Path:
-    """A run as two parquet tables of ids and vectors."""
+    """Write a run as two parquet tables of ids and vectors."""
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     assert run.images is not None
     assert run.captions is not None

@@ -1,4 +1,4 @@
-"""The embeddings file: what is written is read, in either form, and a matrix of scores is never held whole."""
+"""The embeddings file: written values are read unchanged in each form, and a complete score matrix is never held."""
 
 from __future__ import annotations
 

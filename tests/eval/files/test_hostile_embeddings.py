@@ -1,4 +1,4 @@
-"""Whatever lies where embeddings and results should: one line and exit 2, nothing read from elsewhere, or a result."""
+"""Hostile files in place of embeddings and results: a one-line error with exit code 2, or a result; no other file is read."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.eval.evaluating import write_result
 from tests.eval.protocols.test_evaluate import made
 from tests.hostile import (
     NOT_FILES,
@@ -29,9 +30,8 @@ from tests.hostile import (
 from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.files.results import content_sha256
-from vse.eval.protocols.evaluate import evaluate
 from vse.eval.protocols.options import EvaluationOptions
-from vse.eval.tables.significance import compare
+from vse.eval.tables.significance import compare_files
 from vse.train.cli import report_main
 
 SUITE = "hostile embeddings and results"
@@ -135,11 +135,11 @@ def test_any_bytes_are_refused_or_read(data: st.DataObject, tmp_path: Path) -> N
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A result and a comparison, as text."""
+    """Return a result and a comparison as text."""
     folder = tmp_path_factory.mktemp("results")
     files = [write_embeddings(folder / f"{k}.h5", made(n_images=12, n_each=3, noise=k, experiment=f"e{k}")) for k in range(2)]
-    result = evaluate(files[:1], folder / "r.json", asked=EvaluationOptions(bootstrap=20, cross_check=False))
-    comparison = compare(files, folder / "c.json", samples=20, cross_check=False)
+    result = write_result(files[:1], folder / "r.json", options=EvaluationOptions(bootstrap=100, cross_check=False))
+    comparison = compare_files(files, folder / "c.json", samples=20, cross_check=False)
     return {"result": result.read_text(), "comparison": comparison.read_text()}
 
 

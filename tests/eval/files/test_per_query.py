@@ -1,4 +1,4 @@
-"""What each query got, as vse-eval writes it: read back, it gives the metrics of the result."""
+"""The table of queries that vse-eval writes has the ranks that give the metrics of the result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ran(*arguments: object) -> int | str | None:
 
 
 def per_query(tmp_path: Path, *runs: Embeddings, arguments: tuple[str, ...] = ()) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The table and the protocols of the result that the command writes."""
+    """Run the command; return the table and the protocols of the result that it writes."""
     files = [write_embeddings(tmp_path / f"{k}.h5", run) for k, run in enumerate(runs)]
     table, result = tmp_path / "queries.csv", tmp_path / "result.json"
     assert ran(*files, "--out", result, "--per-query", table, "--bootstrap", 0, *arguments) == 0
@@ -150,7 +150,7 @@ def test_parquet_has_what_csv_has_or_its_package_is_named(tmp_path: Path, capsys
     [
         (("--per-query", "q.txt"), "q.txt: the file of queries is written as .csv or .parquet"),
         (("--per-query", "e.h5"), "e.h5: output is also an input"),
-        (("--per-query", "q.csv", "--compare", "f.h5"), "--compare and --per-query do not go together"),
+        (("--per-query", "q.csv", "--compare", "f.h5"), "--compare and --per-query"),
         (("--per-query", "folder.csv"), "cannot write folder.csv: it is a folder"),
     ],
 )

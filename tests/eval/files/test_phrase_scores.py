@@ -1,4 +1,4 @@
-"""The file of phrase scores: what is written is read, and every fault of it is refused in one line."""
+"""The file of phrase scores: written values are read unchanged, and each fault is refused in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other programs, and people in a hurry, give to the evaluator: one line, exit code 2, and nothing written."""
+"""Invalid files from other programs: the evaluator prints one line, exits with code 2 and writes nothing."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import h5py
 import numpy as np
 import pytest
 
+from tests.eval.evaluating import write_result
 from tests.eval.protocols.test_evaluate import made
 from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.files.results import content_sha256
-from vse.eval.protocols.evaluate import evaluate
 from vse.eval.protocols.options import EvaluationOptions
-from vse.eval.tables.significance import compare
+from vse.eval.tables.significance import compare_files
 from vse.train.cli import report_main
 
 
@@ -58,7 +58,7 @@ SPOILT = {
     "many seeds": (attribute("seed", [0, 1]), "the attribute seed is array([0, 1]), not an integer"),
     "a data set that is a number": (attribute("dataset", 3), "the attribute dataset is 3, not a text"),
     "many similarities": (attribute("similarity", np.array([1.0, 2.0])), "the attribute similarity is"),
-    "scores beside scores of one direction": (
+    "scores and scores of one direction": (
         lambda file: file.update({"scores": np.zeros((12, 36)), "scores_t2i": np.zeros((12, 36))}),
         "holds both scores and scores_t2i",
     ),
@@ -88,7 +88,7 @@ def test_whatever_a_writer_noted_is_no_obstacle(said: str, file: Path, tmp_path:
     with h5py.File(file, "a") as content:
         del content.attrs["provenance"], content.attrs["content_sha256"]
         content.attrs["provenance"] = said[:60_000]  # HDF5 has room for 64 KB
-    evaluate([file], tmp_path / "r.json")
+    write_result([file], tmp_path / "r.json")
     assert json.loads((tmp_path / "r.json").read_text())["provenance"]["features"] == {}
 
 
@@ -96,7 +96,7 @@ def test_scores_keep_their_precision(tmp_path: Path) -> None:
     scores = np.full((12, 36), 1 - 2e-12)
     scores[np.repeat(np.arange(12), 3), np.arange(36)] = 1 - 1e-12  # in float32 all would tie
     run = made(n_images=12, n_each=3, images=None, captions=None, scores=scores, similarity="network")
-    result = evaluate([write_embeddings(tmp_path / "s.h5", run)], tmp_path / "r.json")
+    result = write_result([write_embeddings(tmp_path / "s.h5", run)], tmp_path / "r.json")
     assert json.loads(result.read_text())["protocols"]["full"]["rsum"] == 600
 
 
@@ -104,14 +104,14 @@ def test_large_scores_whose_sum_overflows_are_ranked(tmp_path: Path) -> None:
     scores = np.full((12, 36), 1e38, np.float32)
     scores[np.repeat(np.arange(12), 3), np.arange(36)] = 2e38
     run = made(n_images=12, n_each=3, images=None, captions=None, scores=scores, similarity="network")
-    result = evaluate([write_embeddings(tmp_path / "s.h5", run)], tmp_path / "r.json")
+    result = write_result([write_embeddings(tmp_path / "s.h5", run)], tmp_path / "r.json")
     assert json.loads(result.read_text())["protocols"]["full"]["rsum"] == 600
 
 
 def test_no_input_is_overwritten(file: Path, tmp_path: Path, fails: Callable[..., str], monkeypatch: Any) -> None:
     other = write_embeddings(tmp_path / "o.h5", made(n_images=12, n_each=3, noise=2, experiment="vse0"))
-    result = evaluate([file], tmp_path / "r.json", asked=EvaluationOptions(bootstrap=20))
-    comparison = compare([file, other], tmp_path / "c.json", samples=20)
+    result = write_result([file], tmp_path / "r.json", options=EvaluationOptions(bootstrap=100))
+    comparison = compare_files([file, other], tmp_path / "c.json", samples=20)
     before = {path: path.read_bytes() for path in (file, other, result, comparison)}
     monkeypatch.chdir(tmp_path)
     for command, *arguments in (
@@ -132,7 +132,7 @@ def test_a_seed_or_a_file_that_comes_twice_is_named(tmp_path: Path, fails: Calla
     again = write_embeddings(tmp_path / "again.h5", made(n_images=12, n_each=3, seed=1))
     out = tmp_path / "r.json"
     monkeypatch.chdir(tmp_path)
-    assert "are of the same seed 1" in fails(eval_main, *files, again, "--out", out)
+    assert "the same seed 1" in fails(eval_main, *files, again, "--out", out)
     assert "1.h5 is given twice" in fails(eval_main, *files, files[1], "--out", out)
     assert "a file is given twice" in fails(eval_main, files[0], "0.h5", "--ensemble", "--out", out)
     assert "is given twice" in fails(eval_main, files[0], "0.h5", "--compare", "--out", out)
@@ -144,13 +144,13 @@ def test_a_comparison_is_written_into_results_whatever_its_models_are_called(
 ) -> None:
     other = write_embeddings(tmp_path / "o.h5", made(n_images=12, n_each=3, noise=2, experiment=experiment))
     monkeypatch.chdir(tmp_path)
-    written = compare([file, other], samples=20)
+    written = compare_files([file, other], samples=20)
     assert written.parent == Path("results")
     assert [path.name for path in (tmp_path / "results").iterdir()] == [written.name]
 
 
 def test_too_few_samples_for_an_interval_are_refused(file: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
-    assert "an interval takes 100 samples at least" in fails(eval_main, file, "--bootstrap", 3, "--out", tmp_path / "r.json")
+    assert "--bootstrap 3" in fails(eval_main, file, "--bootstrap", 3, "--out", tmp_path / "r.json")
 
 
 FORGED: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -171,7 +171,7 @@ FORGED: dict[str, Callable[[dict[str, Any]], Any]] = {
 def test_a_result_that_is_none_is_refused(
     kind: str, command: str, file: Path, tmp_path: Path, fails: Callable[..., str]
 ) -> None:
-    result, out = evaluate([file], tmp_path / "r.json", asked=EvaluationOptions(bootstrap=20)), tmp_path / "out.csv"
+    result, out = write_result([file], tmp_path / "r.json", options=EvaluationOptions(bootstrap=100)), tmp_path / "out.csv"
     content = json.loads(result.read_text())
     FORGED[kind](content)
     result.write_text(json.dumps({**content, "sha256": content_sha256(content)}))
@@ -183,7 +183,7 @@ def test_a_result_that_is_none_is_refused(
 @pytest.mark.parametrize("lost", ["a", "dataset", "comparisons"])
 def test_a_comparison_that_is_none_is_refused(lost: str, file: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
     other = write_embeddings(tmp_path / "o.h5", made(n_images=12, n_each=3, noise=2, experiment="vse0"))
-    comparison = compare([file, other], tmp_path / "c.json", samples=20)
+    comparison = compare_files([file, other], tmp_path / "c.json", samples=20)
     content = json.loads(comparison.read_text())
     del content[lost]
     comparison.write_text(json.dumps({**content, "sha256": content_sha256(content)}))

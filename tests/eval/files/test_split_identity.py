@@ -1,4 +1,4 @@
-"""Test splits by name: what is named is what the world calls so."""
+"""The named test splits are those that are known by these names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run and qrels files, read back as trec_eval reads them: its measures are those of the result."""
+"""Run and qrels files, read as trec_eval reads them, give the metrics of the result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vse.eval.files.embeddings import Embeddings, write_embeddings
 
 
 def collapsed() -> Embeddings:
-    """Every pair has the same score."""
+    """Return embeddings in which every pair has the same score."""
     run = made(n_each=2)
     return replace(run, images=np.ones((30, 4), np.float32), captions=np.ones((60, 4), np.float32))
 

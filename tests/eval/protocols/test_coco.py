@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.protocols.coco import average_precision_at_r, right_positions
-from vse.eval.protocols.protocols import protocols_of, queries_of
+from vse.eval.protocols.protocols import rank_queries, resolve_protocols
 from vse.eval.ranking.metrics import fold_metrics
 
 
@@ -74,7 +74,7 @@ def theirs() -> dict[str, dict[str, float]]:
 @pytest.mark.parametrize("protocol", ["full", "1k", "cxc"])
 def test_recalls_equal_the_packages(protocol: str) -> None:
     name = {"full": "coco_5k", "1k": "coco_1k", "cxc": "cxc"}[protocol]
-    folds = [fold_metrics(fold) for fold in queries_of(coco(), protocol).folds]
+    folds = [fold_metrics(fold) for fold in rank_queries(coco(), protocol).folds]
     for direction in ("i2t", "t2i"):
         for k in (1, 5, 10):
             ours = np.mean([fold[direction][f"r{k}"] for fold in folds])
@@ -84,7 +84,7 @@ def test_recalls_equal_the_packages(protocol: str) -> None:
 
 @pytest.mark.slow
 def test_precisions_equal_the_packages() -> None:
-    (fold,) = queries_of(coco(), "eccv").folds
+    (fold,) = rank_queries(coco(), "eccv").folds
     ours = fold_metrics(fold)
     for direction in ("i2t", "t2i"):
         for name in ("map_at_r", "rprecision", "r1"):
@@ -96,7 +96,7 @@ def test_precisions_equal_the_packages() -> None:
 def test_blocks_and_a_matrix_of_scores_give_the_same() -> None:
     run = coco()
     dense = replace(run, scores=run.images @ run.captions.T, images=None, captions=None)
-    ours = [fold_metrics(queries_of(one, "eccv").folds[0]) for one in (run, dense)]
+    ours = [fold_metrics(rank_queries(one, "eccv").folds[0]) for one in (run, dense)]
     assert ours[0]["i2t"] == pytest.approx(ours[1]["i2t"], rel=1e-4)
     assert ours[0]["t2i"] == pytest.approx(ours[1]["t2i"], rel=1e-4)
 
@@ -112,7 +112,7 @@ def test_a_sixth_caption_changes_nothing() -> None:
         caption_image_ids=np.append(run.caption_image_ids, 0),
         captions=np.vstack([run.captions, run.images[1]]),  # it would be the first answer to the second image
     )
-    assert fold_metrics(queries_of(more, "eccv").folds[0]) == fold_metrics(queries_of(run, "eccv").folds[0])
+    assert fold_metrics(rank_queries(more, "eccv").folds[0]) == fold_metrics(rank_queries(run, "eccv").folds[0])
 
 
 @pytest.mark.slow
@@ -125,7 +125,7 @@ def test_other_images_are_no_candidates() -> None:
         coco_ids=np.append(run.coco_ids, 9_000_000 + np.arange(100)),
         images=np.vstack([run.images, run.images[:100]]),  # each would tie with an image of COCO
     )
-    assert fold_metrics(queries_of(more, "eccv").folds[0]) == fold_metrics(queries_of(run, "eccv").folds[0])
+    assert fold_metrics(rank_queries(more, "eccv").folds[0]) == fold_metrics(rank_queries(run, "eccv").folds[0])
 
 
 def slow_positions(scores: list[float], right: set[int]) -> list[int]:
@@ -155,12 +155,12 @@ def test_average_precision_at_r_by_hand() -> None:
 
 def test_auto_adds_them_to_the_test_set_of_coco_alone() -> None:
     run = coco()
-    assert protocols_of(run, ["auto"]) == ["1k", "full", "cxc", "eccv"]
-    assert protocols_of(replace(run, coco_ids=None), ["auto"]) == ["1k", "full"]
+    assert resolve_protocols(run, ["auto"]) == ["1k", "full", "cxc", "eccv"]
+    assert resolve_protocols(replace(run, coco_ids=None), ["auto"]) == ["1k", "full"]
     named = replace(run, coco_ids=None, image_ids=run.coco_ids, caption_image_ids=run.coco_ids[run.caption_image_ids])
-    assert protocols_of(named, ["auto"]) == ["1k", "full", "cxc", "eccv"]
+    assert resolve_protocols(named, ["auto"]) == ["1k", "full", "cxc", "eccv"]
     other = replace(run, caption_ids=np.arange(len(run.caption_ids)))
-    assert protocols_of(other, ["auto"]) == ["1k", "full"]
+    assert resolve_protocols(other, ["auto"]) == ["1k", "full"]
 
 
 @pytest.mark.slow
@@ -180,5 +180,5 @@ def test_other_images_are_refused(tmp_path: Path, fails: Callable[..., str]) -> 
     run = coco()
     file = write_embeddings(tmp_path / "e.h5", replace(run, coco_ids=np.arange(5000) + 1_000_000))
     error = fails(eval_main, file, "--protocol", "cxc", "--out", tmp_path / "r.json")
-    assert "the protocols cxc and eccv are of the 5,000 test images of COCO" in error
+    assert "the protocols cxc and eccv need all 5,000 test images of COCO" in error
     assert not (tmp_path / "r.json").exists()

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.eval.evaluating import write_result
 from tests.eval.protocols.test_evaluate import made, made_order
 from tests.eval.slow_ranks import slow_metrics_of_lists, slow_order_scores, slow_ranks
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
-from vse.eval.protocols.ensemble import combined_scores
-from vse.eval.protocols.evaluate import evaluate
+from vse.eval.protocols.ensemble import combine_scores
 from vse.eval.protocols.options import EvaluationOptions
 from vse.eval.ranking.metrics import metrics
 from vse.eval.ranking.ranks import Ranks
@@ -72,7 +72,7 @@ def test_distances_are_added_by_their_shares(make: Any) -> None:
     run = make(noise=2.0)
     phrases = by_phrases(run)
     files = Path("a.h5"), Path("b.h5")
-    found = combined_scores((files[0], run), (files[1], phrases), 0.3)
+    found = combine_scores((files[0], run), (files[1], phrases), 0.3)
     np.testing.assert_allclose(found.scores[:], slow_combination(run, phrases, 0.3), atol=1e-5)
 
 
@@ -82,7 +82,7 @@ def test_what_has_no_phrases_or_no_regions_is_left_to_the_other_model(tmp_path: 
     phrases.n_phrases[[3, 70, 71]], phrases.n_regions[5] = 0, 0
     files = write_both(tmp_path, run, phrases)
     found = json.loads(
-        evaluate(files, tmp_path / "r.json", asked=EvaluationOptions(together=True, alpha=0.4, bootstrap=0)).read_text()
+        write_result(files, tmp_path / "r.json", options=EvaluationOptions(ensemble=True, alpha=0.4, bootstrap=0)).read_text()
     )
     scores, image_of_caption = slow_combination(run, phrases, 0.4), run.image_of_caption().tolist()
     slow = metrics(Ranks(*map(np.array, slow_ranks(scores, image_of_caption))))
@@ -95,9 +95,9 @@ def test_without_phrases_the_ranks_are_those_of_the_embeddings(tmp_path: Path) -
     run = made(noise=2.0)
     files = write_both(tmp_path, run, by_phrases(run))
     together = json.loads(
-        evaluate(files, tmp_path / "0.json", asked=EvaluationOptions(together=True, alpha=0, bootstrap=0)).read_text()
+        write_result(files, tmp_path / "0.json", options=EvaluationOptions(ensemble=True, alpha=0, bootstrap=0)).read_text()
     )
-    alone = json.loads(evaluate(files[:1], tmp_path / "1.json", asked=EvaluationOptions(bootstrap=0)).read_text())
+    alone = json.loads(write_result(files[:1], tmp_path / "1.json", options=EvaluationOptions(bootstrap=0)).read_text())
     assert together["protocols"] == alone["protocols"]
 
 
@@ -109,7 +109,9 @@ def test_the_share_of_phrases_is_the_best_by_validation_over_seeds(tmp_path: Pat
             phrases = by_phrases(run, seed)
             written = write_both(tmp_path / str(seed), run, phrases, split)
             files += written if split == "test" else []
-    found = json.loads(evaluate(files, tmp_path / "r.json", asked=EvaluationOptions(together=True, bootstrap=0)).read_text())
+    found = json.loads(
+        write_result(files, tmp_path / "r.json", options=EvaluationOptions(ensemble=True, bootstrap=0)).read_text()
+    )
     sums = {}
     for alpha in [k / 10 for k in range(11)]:
         of_seeds = []
@@ -132,7 +134,7 @@ def test_a_saved_ensemble_is_evaluated_as_it_was(tmp_path: Path, capsys: pytest.
     arguments = [*files, "--ensemble", "--alpha", "0.3", "--bootstrap", "0"]
     assert run_eval(*arguments, "--save", saved, "--out", tmp_path / "r.json") == 0
     assert "share of phrases (alpha) 0.3, as given; 0 captions without phrases, 0 images" in capsys.readouterr().err
-    again = json.loads(evaluate([saved], tmp_path / "again.json", asked=EvaluationOptions(bootstrap=0)).read_text())
+    again = json.loads(write_result([saved], tmp_path / "again.json", options=EvaluationOptions(bootstrap=0)).read_text())
     assert again["protocols"] == json.loads((tmp_path / "r.json").read_text())["protocols"]
     assert run_eval(saved, files[0], "--compare", "--bootstrap", "200", "--out", tmp_path / "c.json") == 0
 
@@ -142,10 +144,10 @@ def test_seeds_are_saved_one_by_one(tmp_path: Path) -> None:
     files = [write_embeddings(tmp_path / f"{k}.h5", run) for k, run in enumerate(run for pair in runs for run in pair)]
     for k, path in enumerate(files):
         write_embeddings(path, replace(read_embeddings(path), seed=k // 2))
-    evaluate(files, tmp_path / "r.json", asked=EvaluationOptions(together=True, bootstrap=0, save=tmp_path / "both.h5"))
+    write_result(files, tmp_path / "r.json", options=EvaluationOptions(ensemble=True, bootstrap=0, save=tmp_path / "both.h5"))
     result = json.loads((tmp_path / "r.json").read_text())
-    again = evaluate(
-        [tmp_path / f"both-{seed}.h5" for seed in (0, 1)], tmp_path / "again.json", asked=EvaluationOptions(bootstrap=0)
+    again = write_result(
+        [tmp_path / f"both-{seed}.h5" for seed in (0, 1)], tmp_path / "again.json", options=EvaluationOptions(bootstrap=0)
     )
     assert json.loads(again.read_text())["protocols"] == result["protocols"]
 
@@ -154,12 +156,12 @@ def test_seeds_are_saved_one_by_one(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["{test}", "{sentences}", "--ensemble"], "val.h5: no such file, and alpha is chosen by it: write it with vse-embed"),
-        (["{test}", "{sentences}", "--ensemble", "--alpha", "1.5"], "--alpha 1.5: the share of phrases is between 0 and 1"),
+        (["{test}", "{sentences}", "--ensemble", "--alpha", "1.5"], "--alpha 1.5"),
         (["{test}", "{other}", "--ensemble", "--alpha", "0.5"], "--alpha is the share of phrases, and no file holds scores"),
-        (["{test}", "{other}", "{sentences}", "--ensemble"], "are combined with one model of images and sentences; this ens"),
-        (["{sentences}", "--alpha", "0.5"], "--alpha is of an ensemble: give --ensemble, too"),
-        (["{test}", "--save", "x.h5"], "--save is of an ensemble: give --ensemble, too"),
-        (["{test}", "{short}", "--ensemble", "--alpha", "0.5"], "differ in image_ids"),
+        (["{test}", "{other}", "{sentences}", "--ensemble"], "2 image-sentence models and 1 phrase models"),
+        (["{sentences}", "--alpha", "0.5"], "needs --ensemble"),
+        (["{test}", "--save", "x.h5"], "needs --ensemble"),
+        (["{test}", "{short}", "--ensemble", "--alpha", "0.5"], "differ in image_ids; what is evaluated together shares them"),
         (["{test}", "{sentences}", "--ensemble", "--alpha", "0", "--save", "{test}"], "test.h5"),
     ],
 )
@@ -187,8 +189,8 @@ def test_a_file_of_the_validation_split_must_be_of_the_same_model(tmp_path: Path
     run = made(noise=2.0)
     files = write_both(tmp_path, run, by_phrases(run))
     write_both(tmp_path, replace(run, experiment="vse0"), by_phrases(run), "val")
-    with pytest.raises(Exception, match=r"val\.h5: not of the split val and of the model of"):
-        evaluate(files, tmp_path / "r.json", asked=EvaluationOptions(together=True))
+    with pytest.raises(Exception, match=r"val\.h5: .* of the model of .*test\.h5"):
+        write_result(files, tmp_path / "r.json", options=EvaluationOptions(ensemble=True))
 
 
 @pytest.mark.parametrize(

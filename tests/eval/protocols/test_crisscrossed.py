@@ -124,7 +124,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: (folder / "sis_test.csv").write_bytes(b"\xff\xfe\x00"),
         "sis_test.csv: not a CSV file with a header",
     ),
-    "other images": (a_row("1,2,5.0,x"), "no pair of images of CxC is of two test images of COCO"),
+    "other images": (a_row("1,2,5.0,x"), "no pair of images of CxC"),
 }
 
 
@@ -150,4 +150,4 @@ def test_scores_without_embeddings_have_no_pairs(tmp_path: Path) -> None:
 def test_pairs_are_of_the_protocol_cxc(tmp_path: Path, fails: Callable[..., str]) -> None:
     file, folder = write_embeddings(tmp_path / "e.h5", made()), write_pairs(tmp_path / "cxc", [], [])
     assert "(--protocol cxc)" in fails(eval_main, file, "--cxc", folder)
-    assert "--compare and --cxc do not go together" in fails(eval_main, file, file, "--compare", "--cxc", folder)
+    assert "--compare and --cxc cannot be used together" in fails(eval_main, file, file, "--compare", "--cxc", folder)

@@ -75,7 +75,7 @@ def test_a_directional_model_is_compared_and_reported(tmp_path: Path, fails: Cal
     second = directional(tmp_path / "b.h5", OTHER, OTHER, experiment="b")
     run(eval_main, first, second, "--compare", "--bootstrap", 100, "--out", tmp_path / "c.json")
     run(table_main, "significance", tmp_path / "c.json", "--out", tmp_path / "c.csv")
-    table = pd.read_csv(tmp_path / "c.csv").set_index(["way", "figure"])
+    table = pd.read_csv(tmp_path / "c.csv").set_index(["direction", "metric"])
     a, b = slow_metrics(I2T, T2I), slow_metrics(OTHER, OTHER)
     for direction in ("i2t", "t2i"):
         difference = a[direction]["r1"] - b[direction]["r1"]

@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.eval.evaluating import write_result
 from tests.eval.protocols.test_evaluate import made, made_order
 from tests.eval.slow_ranks import slow_metrics_of_lists, slow_order_scores, slow_ranks
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.files.results import read_result
-from vse.eval.protocols.ensemble import ensemble, members_by_seed
-from vse.eval.protocols.evaluate import evaluate
+from vse.eval.protocols.ensemble import build_ensemble, members_by_seed
 from vse.eval.protocols.options import EvaluationOptions
 from vse.eval.ranking.metrics import metrics
 from vse.eval.ranking.ranks import Ranks
-from vse.eval.tables.summary import summary
+from vse.eval.tables.summary import build_summary
 
 
-def averaged(files: list[Path]) -> Embeddings:
+def average(files: list[Path]) -> Embeddings:
     [members] = members_by_seed(files)
-    return ensemble(members)
+    return build_ensemble(members)
 
 
 def dense_scores(run: Embeddings) -> np.ndarray:
@@ -50,11 +50,11 @@ def test_an_ensemble_ranks_by_the_mean_of_the_score_matrices(
     mean = np.mean([dense_scores(member) for member in members], axis=0)
     image_of_caption = members[0].image_of_caption().tolist()
     i2t, t2i = slow_ranks(mean, image_of_caption)
-    found = json.loads(evaluate(files, tmp_path / "r.json", asked=EvaluationOptions(together=True)).read_text())
+    found = json.loads(write_result(files, tmp_path / "r.json", options=EvaluationOptions(ensemble=True)).read_text())
     slow = metrics(Ranks(np.array(i2t), np.array(t2i)))
     for direction, of_lists in slow_metrics_of_lists(mean, mean, image_of_caption).items():
         assert found["protocols"]["full"][direction] == pytest.approx(slow[direction] | of_lists)
-    np.testing.assert_allclose(dense_scores(averaged(files)), mean, atol=1e-6)
+    np.testing.assert_allclose(dense_scores(average(files)), mean, atol=1e-6)
 
 
 def test_matrices_of_scores_are_averaged(tmp_path: Path) -> None:
@@ -64,13 +64,13 @@ def test_matrices_of_scores_are_averaged(tmp_path: Path) -> None:
         write_embeddings(tmp_path / f"{k}.h5", made(images=None, captions=None, scores=matrix, similarity="network"))
         for k, matrix in enumerate(matrices)
     ]
-    found = averaged(files)
+    found = average(files)
     np.testing.assert_allclose(found.scores[:], np.mean(matrices, axis=0), atol=1e-6)
 
 
 def test_an_ensemble_is_no_row_of_its_members(tmp_path: Path) -> None:
     files = [write_embeddings(tmp_path / f"{k}.h5", made(seed=k, experiment=name)) for k, name in enumerate(("vsepp", "vse0"))]
-    result = json.loads(evaluate(files, tmp_path / "r.json", asked=EvaluationOptions(together=True)).read_text())
+    result = json.loads(write_result(files, tmp_path / "r.json", options=EvaluationOptions(ensemble=True)).read_text())
     assert result["experiment"] == "ensemble of 2 (vsepp, vse0)"
     assert [noted["file"] for noted in result["provenance"]["embeddings"]] == ["0.h5", "1.h5"]
     assert result["provenance"]["config"] == {}
@@ -82,8 +82,8 @@ def test_tables_call_an_ensemble_by_the_names_that_its_members_were_given(tmp_pa
         write_embeddings(tmp_path / f"{k}.h5", made(seed=k, experiment="scan", provenance=said))
         for k, said in enumerate(names)
     ]
-    result = evaluate(files, tmp_path / "r.json", asked=EvaluationOptions(together=True))
-    assert summary([result])["method"].unique().tolist() == ["t-i AVG + i-t LSE"]
+    result = write_result(files, tmp_path / "r.json", options=EvaluationOptions(ensemble=True))
+    assert build_summary([result])["method"].unique().tolist() == ["t-i AVG + i-t LSE"]
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_seed_s_of_an_ensemble_is_made_of_seed_s_of_every_member(
 ) -> None:
     files = {seed: [write(experiment, seed) for experiment in ("vsepp", "vse0")] for seed in (3, 1)}
     alone = [
-        json.loads(evaluate(members, tmp_path / f"{seed}.json", asked=EvaluationOptions(together=True)).read_text())
+        json.loads(write_result(members, tmp_path / f"{seed}.json", options=EvaluationOptions(ensemble=True)).read_text())
         for seed, members in files.items()
     ]
     shuffled = [files[3][1], files[3][0], files[1][0], files[1][1]]
@@ -135,12 +135,12 @@ def test_a_preset_names_the_ensemble_and_its_title_and_what_was_changed_in_a_mem
 ) -> None:
     noted = {"features": {"fc7": "aa"}, "changed_settings": ["loss.margin: 0.2 -> 0.1"], "config": {"label": "mine"}}
     files = [write("vsepp", 0, provenance=json.dumps(noted)), write("vse0", 0, provenance='{"features": {"effnet": "bb"}}')]
-    path = evaluate(files, tmp_path / "r.json", asked=EvaluationOptions(together=True, experiment="duo"))
+    path = write_result(files, tmp_path / "r.json", options=EvaluationOptions(ensemble=True, experiment="duo"))
     result = read_result(path)
     assert (result.experiment, result.seeds) == ("duo", [0])
     assert result.provenance["config"]["ensemble_of"] == ["vsepp", "vse0"]
     assert result.provenance["features"] == {"fc7": "aa", "effnet": "bb"}
-    row = summary([path]).iloc[0]
+    row = build_summary([path]).iloc[0]
     assert (row["experiment"], row["method"]) == ("duo[margin=0.1]", "Both[margin=0.1]")
     assert (row["feature"], row["settings"]) == ("fc7 + effnet", "vsepp.loss.margin: 0.2 -> 0.1")
 
@@ -154,12 +154,14 @@ def test_seeds_of_one_experiment_are_members_and_so_are_single_files_of_any_seed
 
 def test_a_preset_of_one_experiment_averages_its_seeds(write: Callable[..., Path], tmp_path: Path) -> None:
     files = [write("vsepp", seed) for seed in (0, 1)]
-    result = read_result(evaluate(files, tmp_path / "r.json", asked=EvaluationOptions(together=True, experiment="twice")))
+    result = read_result(
+        write_result(files, tmp_path / "r.json", options=EvaluationOptions(ensemble=True, experiment="twice"))
+    )
     assert (result.experiment, [(member.experiment, member.seed) for member in result.ensemble]) == (
         "twice",
         [("vsepp", 0), ("vsepp", 1)],
     )
-    unnamed = read_result(evaluate(files, tmp_path / "unnamed.json", asked=EvaluationOptions(together=True)))
+    unnamed = read_result(write_result(files, tmp_path / "unnamed.json", options=EvaluationOptions(ensemble=True)))
     assert result.protocols == unnamed.protocols
 
 
@@ -172,25 +174,25 @@ def test_what_is_no_ensemble_of_a_preset_or_lacks_a_seed_is_named(
     for files, preset, reason in (
         ([*a, b[0]], None, "no file of vse0 seed 1"),
         ([*a, *b, other], None, "no file of order0 seed 1"),
-        ([*a, *b, twin], None, "again-1.h5 and .*vse0-1.h5 are both of vse0 seed 1"),
+        ([*a, *b, twin], None, "again-1.h5 and .*vse0-1.h5 are both vse0 seed 1"),
         ([write("vsepp", None), *b], None, "no file of vse0 without a seed"),
-        (a, "duo", "an ensemble is of the same seeds of all its members, and there is no file of vse0 seed 0"),
+        (a, "duo", "no file of vse0 seed 0"),
         ([a[0], b[1]], "duo", "no file of vse0 seed 0"),
-        ([a[0], other], "duo", "order0-0.h5: of the experiment order0, and the ensemble duo is of vsepp and vse0"),
-        ([a[0], b[0]], "vsepp", "the experiment vsepp is no ensemble"),
+        ([a[0], other], "duo", "order0-0.h5: .* order0 .* duo, which has vsepp and vse0"),
+        ([a[0], b[0]], "vsepp", "the experiment vsepp is not an ensemble"),
         ([a[0], b[0]], "dou", r"unknown experiment 'dou' \(did you mean 'duo'"),
     ):
         options = ["--experiment", preset] if preset else []
         line = fails(eval_main, *files, "--ensemble", *options, "--out", out)
         assert re.search(reason, line), line
-    assert "give --ensemble, too" in fails(eval_main, *a, "--experiment", "duo", "--out", out)
+    assert "needs --ensemble" in fails(eval_main, *a, "--experiment", "duo", "--out", out)
     assert not out.exists()
 
 
 def test_seeds_of_an_ensemble_are_of_one_split(write: Callable[..., Path], tmp_path: Path, fails: Callable[..., str]) -> None:
     files = [write(experiment, 0) for experiment in ("vsepp", "vse0")]
     others = [write(experiment, 1, dataset="f8k") for experiment in ("vsepp", "vse0")]
-    assert "vsepp-1.h5 has dataset 'f8k'" in fails(eval_main, *files, *others, "--ensemble", "--out", tmp_path / "r.json")
+    assert "vsepp-1.h5 is of dataset 'f8k'" in fails(eval_main, *files, *others, "--ensemble", "--out", tmp_path / "r.json")
 
 
 def test_what_cannot_be_averaged_is_named(tmp_path: Path, fails: Callable[..., str]) -> None:
@@ -201,10 +203,10 @@ def test_what_cannot_be_averaged_is_named(tmp_path: Path, fails: Callable[..., s
     pairs = write_embeddings(tmp_path / "pairs.h5", made(images=None, captions=None, scores=scores))
     other = write_embeddings(tmp_path / "other.h5", made(n_images=31))
     for files, reason in (
-        ([one], "an ensemble has two members at least"),
+        ([one], "at least two members"),
         ([one, one], "counts every member once"),
         ([one, order], "order.h5 is of similarity 'order', "),
-        ([one, pairs], "cannot be averaged: one holds scores, the other embeddings"),
+        ([one, pairs], "cannot be average: one holds scores, the other embeddings"),
         ([one, other], "differ in image_ids"),
     ):
         assert reason in fails(eval_main, *files, "--ensemble", "--out", out)

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.eval.evaluating import write_result
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
-from vse.eval.protocols.evaluate import evaluate
 from vse.eval.search.top_k import search
 
 #          scores with A, B, C    image  rank of it
@@ -151,7 +151,7 @@ def test_one_caption_each(tmp_path: Path) -> None:
         caption_ids=run.caption_ids[keep],
         caption_image_ids=run.caption_image_ids[keep],
     )
-    full = json.loads(evaluate([write_embeddings(tmp_path / "e.h5", one)], tmp_path / "r.json").read_text())["protocols"][
+    full = json.loads(write_result([write_embeddings(tmp_path / "e.h5", one)], tmp_path / "r.json").read_text())["protocols"][
         "full"
     ]
     # A: its caption ties with the third; B is alone at the top; C ties with the second.

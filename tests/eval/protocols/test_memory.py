@@ -16,13 +16,13 @@ from vse.eval.files.embeddings import Embeddings, write_embeddings
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from vse.eval.protocols.evaluate import evaluate
+from vse.eval.protocols.evaluate import evaluate_files
 import torch
 torch.mm(torch.ones(512, 64), torch.ones(64, 512))
 status = Path("/proc/self/status").read_text().splitlines()
 private = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData"))
 resource.setrlimit(resource.RLIMIT_DATA, (private + int(sys.argv[3]), resource.RLIM_INFINITY))
-evaluate([Path(sys.argv[1])], Path(sys.argv[2]), "full")
+evaluate_files([Path(sys.argv[1])], Path(sys.argv[2]), "full")
 """
 
 

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.eval.evaluating import write_phrase_result
 from tests.eval.protocols.test_evaluate import made
 from tests.eval.some_phrases import some_phrases
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
 from vse.eval.files.results import read_comparison, read_result
-from vse.eval.protocols.phrase_evaluation import evaluate_phrases, types_of
+from vse.eval.protocols.phrase_evaluation import type_masks
 from vse.eval.ranking.localisation import phrase_ranks
 from vse.eval.tables.significance import compare_phrases
 from vse.pipeline.errors import UserError
@@ -27,7 +28,7 @@ METRICS = ["r1", "r5", "r10", "bound", "mean_iou"]
 
 def evaluated(tmp_path: Path, *runs: PhraseScores, **settings: Any) -> dict[str, Any]:
     files = [write_phrase_scores(tmp_path / f"{k}.h5", run) for k, run in enumerate(runs)]
-    result: dict[str, Any] = json.loads(evaluate_phrases(files, tmp_path / "r.json", **settings).read_text())
+    result: dict[str, Any] = json.loads(write_phrase_result(files, tmp_path / "r.json", **settings).read_text())
     return result
 
 
@@ -66,13 +67,13 @@ def test_a_result_by_hand(tmp_path: Path) -> None:
 
 
 def test_a_phrase_counts_in_each_of_its_types() -> None:
-    types = {name: rows.tolist() for name, rows in types_of(by_hand()).items()}
+    types = {name: rows.tolist() for name, rows in type_masks(by_hand()).items()}
     assert types == {
         "animals": [False, True, False, True],
         "people": [True, True, False, False],
         "scene": [False, False, True, False],
     }
-    assert types_of(some_phrases(types=np.array([""] * 48))) == {}
+    assert type_masks(some_phrases(types=np.array([""] * 48))) == {}
 
 
 def test_the_threshold_is_a_setting(tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ def test_a_type_of_one_image_has_an_interval(tmp_path: Path) -> None:
     result = evaluated(tmp_path, some_phrases(types=types, truth=truth))
     of_type = result["protocols"]["phrase"]["ci95"]["per_type"]["instruments"]
     assert of_type["r1"] in ([0.0, 0.0], [100.0, 100.0])
-    assert read_result(tmp_path / "r.json").protocols["phrase"].type_interval("instruments", "r1") is not None
+    assert read_result(tmp_path / "r.json").protocols["phrase"].interval_of_type("instruments", "r1") is not None
 
 
 @pytest.mark.parametrize("name", ["phrase", "folds", "n_phrases", "iou", "type people", "__class__", "日本", "=1+1"])
@@ -187,13 +188,13 @@ def test_the_command_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--iou", 0], "--iou 0: a threshold is above 0, and 1 at most"),
-        (["--iou", 1.5], "--iou 1.5: a threshold is above 0, and 1 at most"),
-        (["--iou", "nan"], "--iou nan: a threshold is above 0"),
-        (["--protocol", "full"], "holds phrase scores, and the protocol full is of embeddings"),
-        (["--index", "Flat"], "holds phrase scores, and --index is not of these"),
-        (["--rerank", 5], "holds phrase scores, and --rerank is not of these"),
-        (["--ensemble"], "holds phrase scores, and --ensemble is not of these"),
+        (["--iou", 0], "--iou 0:"),
+        (["--iou", 1.5], "--iou 1.5:"),
+        (["--iou", "nan"], "--iou nan:"),
+        (["--protocol", "full"], "p.h5: holds phrase scores, and the protocol full"),
+        (["--index", "Flat"], "p.h5: --index does not apply to phrase scores"),
+        (["--rerank", 5], "p.h5: --rerank does not apply to phrase scores"),
+        (["--ensemble"], "p.h5: --ensemble does not apply to phrase scores"),
     ],
 )
 def test_what_does_not_go_with_phrases_is_refused(
@@ -206,7 +207,7 @@ def test_what_does_not_go_with_phrases_is_refused(
 def test_phrases_and_embeddings_do_not_go_together(tmp_path: Path, fails: Callable[..., str]) -> None:
     phrases, images = write_phrase_scores(tmp_path / "p.h5", some_phrases()), write_embeddings(tmp_path / "e.h5", made())
     assert f"{phrases} holds phrase scores, and {images} does not" in fails(eval_main, images, phrases)
-    assert f"--iou is of phrase scores, and {images} holds none" in fails(eval_main, images, "--iou", 0.5)
+    assert f"--iou applies to phrase scores, and {images} holds none" in fails(eval_main, images, "--iou", 0.5)
     assert f"{images}: holds no phrase scores" in fails(eval_main, images, "--protocol", "phrase")
 
 
@@ -216,13 +217,13 @@ def test_seeds_that_are_none_are_refused(tmp_path: Path) -> None:
     other = write_phrase_scores(tmp_path / "o.h5", some_phrases(seed=1, truth=some_phrases().truth + 1))
     for files, reason in (
         ([file, file], "is given twice"),
-        ([file, same_seed], "are of the same seed 0"),
+        ([file, same_seed], "the same seed 0"),
         ([file, other], "differ in truth"),
     ):
         with pytest.raises(UserError, match=reason):
-            evaluate_phrases(files, tmp_path / "r.json")
+            write_phrase_result(files, tmp_path / "r.json")
     with pytest.raises(UserError, match="p.h5"):
-        evaluate_phrases([file], file)
+        write_phrase_result([file], file)
 
 
 def test_phrases_none_of_which_has_a_box_are_refused(tmp_path: Path) -> None:

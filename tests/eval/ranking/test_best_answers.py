@@ -15,7 +15,7 @@ from vse.eval.ranking.ranks import blocks_from_scores, ranks_from_blocks
 
 
 def slow_best(scores: np.ndarray, right: list[int]) -> tuple[int, float, int, float]:
-    """The best right and the best wrong candidate of a row of scores, the first of several that tie, by looking at each."""
+    """Return the best right and the best wrong candidate of a row of scores, the first one if several tie, by a loop."""
     best, best_wrong = (-1, -np.inf), (0, -np.inf)
     for candidate, score in enumerate(scores):
         if candidate in right and score > best[1]:

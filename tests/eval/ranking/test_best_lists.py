@@ -1,4 +1,4 @@
-"""The best candidates of each query, against a full sort, and scores that no other program can take for ties."""
+"""The best candidates of each query, against a full sort, and scores in which no other program finds ties."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vse.eval.ranking.answers import RankedList, rank_captions, rank_images, str
 
 
 def slow_list(scores: np.ndarray, right: list[int], depth: int) -> list[tuple[int, float]]:
-    """All candidates in descending order of score, wrong ones first among equals, then lower rows."""
+    """Return all candidates in descending order of score, wrong ones first among equals, then lower rows."""
     order = sorted(range(len(scores)), key=lambda row: (-scores[row], row in right, row))
     return [(row, float(scores[row])) for row in order][: depth or len(order)]
 

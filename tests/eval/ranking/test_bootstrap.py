@@ -25,7 +25,7 @@ def made_fold(n_images: int, seed: int, first: int = 0, highest: int = 15) -> Fo
 
 
 def slow_resampled(fold: Fold, drawn: list[int]) -> dict[str, Any]:
-    """The figures of the queries of the drawn images, each written out as often as its image was drawn."""
+    """Return the metrics of a sample: each query is repeated as often as its image was drawn."""
     found: dict[str, Any] = {}
     for direction, queries in fold.items():
         assert queries.ranks is not None
@@ -59,7 +59,7 @@ def test_folds_count_alike_however_many_captions_they_have() -> None:
 
 
 def test_an_interval_is_the_percentiles_of_all_possible_samples() -> None:
-    # With 3 images there are 27 samples, alike in probability: many drawn at random have nearly their percentiles.
+    # With 3 images there are 27 equally probable samples; the percentiles of many random samples are close to theirs.
     fold = made_fold(3, 3, highest=12)
     every = [slow_resampled(fold, list(drawn)) for drawn in product(range(3), repeat=3)]
     found = intervals([[fold]], samples=20_000)
@@ -116,7 +116,7 @@ def test_images_without_queries_are_not_drawn() -> None:
 
 
 def slow_differences(first: Fold, second: Fold, n_images: int) -> dict[tuple[str, str], tuple[float, float]]:
-    """The difference of each figure, and the share of all 2^n swaps that make it as large."""
+    """Return the difference of each metric, and the share of all 2^n swaps whose difference is at least as large."""
     found = {}
     swaps = []
     for swap in product([False, True], repeat=n_images):
@@ -157,7 +157,7 @@ def test_a_model_does_not_differ_from_itself() -> None:
 
 
 def test_a_paired_difference_is_surer_than_two_intervals() -> None:
-    """Two models that fail on the same images, but for three that one of them gets right."""
+    """Compare two models that fail on the same images, except for three that one of them gets right."""
     hit = np.arange(200) % 2 == 0
     better = hit.copy()
     better[[1, 3, 5, 7, 9, 11, 13]] = True

@@ -45,7 +45,7 @@ def test_right_answers_may_come_in_any_order(wrong_before: list[list[int]], rand
 
 
 def test_metrics_by_hand() -> None:
-    """One query with right answers at places 1, 4 and 12, another with one at place 2."""
+    """Check one query with right answers at places 1, 4 and 12, and another with one at place 2."""
     found = position_metrics(np.array([0, 0, 0, 1]), np.array([0, 2, 9, 1]))
     assert found["mrr"].tolist() == pytest.approx([100, 50])
     assert found["map"].tolist() == pytest.approx([100 * (1 + 2 / 4 + 3 / 12) / 3, 50])

@@ -1,4 +1,4 @@
-"""Where phrases are: the published evaluation's arithmetic by hand, and against slow loops."""
+"""Ranks of phrases against the published evaluation's arithmetic, by hand and with slow loops."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_metrics_are_in_percent() -> None:
 
 
 def inclusive_iou(a: NDArray[np.int64], b: NDArray[np.int64]) -> float:
-    """As the published evaluation counts: pixels, both ends included; of boxes that we store with x2 and y2 exclusive."""
+    """Count pixels with both ends included, as the published evaluation does; our boxes have x2 and y2 exclusive."""
 
     def pixels(box: NDArray[np.int64]) -> set[tuple[int, int]]:
         x1, y1, x2, y2 = box[0] + 1, box[1] + 1, box[2], box[3]  # 1-based, inclusive

@@ -48,14 +48,14 @@ COLUMNS = st.none() | st.integers(1, 13)  # of a block
 
 @st.composite
 def splits(draw: st.DrawFn) -> tuple[int, list[int], int]:
-    """A number of images, captions of some of them in any order, and the rows of a block."""
+    """Draw a number of images, captions of some of them in any order, and the rows of a block."""
     n_images = draw(st.integers(1, 7))
     image_of_caption = draw(st.lists(st.integers(0, n_images - 1), min_size=1, max_size=12))
     return n_images, image_of_caption, draw(st.integers(1, 8))
 
 
 def slow_ranks_of_queries(scores: np.ndarray, image_of_caption: list[int]) -> tuple[list[int], list[int]]:
-    """As :func:`slow_ranks`, but images without captions are no queries."""
+    """Rank as :func:`slow_ranks` does, except that images without captions are no queries."""
     asking = sorted(set(image_of_caption))
     extra = [image for image in range(len(scores)) if image not in asking]
     padded = np.hstack(

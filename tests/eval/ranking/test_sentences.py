@@ -149,7 +149,7 @@ def test_a_collapsed_model_gets_no_credit(n_images: int) -> None:
 
 @pytest.mark.parametrize("dim", [1, 3, 33, 300])
 def test_equal_captions_tie_wherever_they_stand(dim: int) -> None:
-    """Both captions of each image are equal, and the last image repeats the first one."""
+    """Let both captions of each image be equal, and the last image repeat the first one."""
     rng = np.random.default_rng(0)
     captions = np.repeat(rng.normal(size=(2200, dim)).astype(np.float32), 2, axis=0)
     captions[-2:] = captions[:2]

@@ -7,13 +7,21 @@ import matplotlib
 import numpy as np
 import pytest
 
-from vse.eval.report.charts import Bars, Curve, rank_bins, rank_histogram, rank_shares, recall_bars, training_curves
+from vse.eval.report.charts import (
+    Bars,
+    Curve,
+    draw_rank_histogram,
+    draw_recall_bars,
+    draw_training_curves,
+    rank_bins,
+    rank_shares,
+)
 
 NONE = [math.nan] * 2
 CHARTS = {
-    "bars": lambda: recall_bars("<b>", [("image to text", ["R@1", "R@5"])], [Bars([50, 80], [45, 77], [55, 84])]),
-    "curves": lambda: training_curves("<b>", "epoch", "loss", [Curve(0, [1, 2, 3], [9, 4, 5], best=2)]),
-    "histogram": lambda: rank_histogram("<b>", [np.array([0, 0, 4, 20])], 30),
+    "bars": lambda: draw_recall_bars("<b>", [("image to text", ["R@1", "R@5"])], [Bars([50, 80], [45, 77], [55, 84])]),
+    "curves": lambda: draw_training_curves("<b>", "epoch", "loss", [Curve(0, [1, 2, 3], [9, 4, 5], best=2)]),
+    "histogram": lambda: draw_rank_histogram("<b>", [np.array([0, 0, 4, 20])], 30),
 }
 
 
@@ -27,7 +35,7 @@ def test_a_chart_is_named_refers_to_nothing_elsewhere_and_is_the_same_again(name
 
 
 def test_ids_of_charts_on_one_page_differ() -> None:
-    charts = [training_curves(label, "epoch", "loss", [Curve(0, [1, 2], [3, 4])]) for label in ("one", "two")]
+    charts = [draw_training_curves(label, "epoch", "loss", [Curve(0, [1, 2], [3, 4])]) for label in ("one", "two")]
     ids = [set(re.findall(r' id="([^"]*)"', chart)) for chart in charts]
     assert ids[0]
     assert not ids[0] & ids[1]
@@ -42,20 +50,20 @@ def test_the_user_s_settings_of_matplotlib_change_nothing_and_stay() -> None:
 
 def test_every_bar_says_its_value_and_one_without_a_value_is_left_out() -> None:
     group = [("image to text", ["R@1", "R@5"])]
-    assert re.findall(r">(\d+\.\d)<", recall_bars("x", group, [Bars([50.04, 80], NONE, NONE)])) == ["50.0", "80.0"]
-    assert re.findall(r">(\d+\.\d)<", recall_bars("x", group, [Bars([math.nan, 80], NONE, NONE)])) == ["80.0"]
+    assert re.findall(r">(\d+\.\d)<", draw_recall_bars("x", group, [Bars([50.04, 80], NONE, NONE)])) == ["50.0", "80.0"]
+    assert re.findall(r">(\d+\.\d)<", draw_recall_bars("x", group, [Bars([math.nan, 80], NONE, NONE)])) == ["80.0"]
 
 
 def test_whiskers_are_drawn_where_there_are_intervals_alone() -> None:
     group = [("image to text", ["R@1", "R@5"])]
     whisker = "stroke: var(--ink, #1d2733)"
-    assert whisker not in recall_bars("x", group, [Bars([50, 80], NONE, NONE)])
-    assert whisker in recall_bars("x", group, [Bars([50, 80], [49, math.nan], [51, math.nan])])
+    assert whisker not in draw_recall_bars("x", group, [Bars([50, 80], NONE, NONE)])
+    assert whisker in draw_recall_bars("x", group, [Bars([50, 80], [49, math.nan], [51, math.nan])])
 
 
 def test_the_kept_epoch_has_a_ring() -> None:
     plain, kept, elsewhere = (
-        training_curves("x", "epoch", "rsum", [Curve(0, [1, 2], [3, 4], best)]).count("<use") for best in (None, 2, 7)
+        draw_training_curves("x", "epoch", "rsum", [Curve(0, [1, 2], [3, 4], best)]).count("<use") for best in (None, 2, 7)
     )
     assert kept == plain + 1
     assert elsewhere == plain
@@ -84,13 +92,14 @@ def test_colours_can_be_set_by_the_page_and_are_there_without_it(name: str) -> N
 
 def test_the_change_of_the_loss_and_the_chance_level_have_lines() -> None:
     curve = [Curve(0, [1, 2, 3, 4], [9, 4, 5, 3])]
-    plain = training_curves("x", "epoch", "loss", curve)
-    marked = training_curves("x", "epoch", "loss", curve, warm_ups=[(0, 2)], chance=1.0)
+    plain = draw_training_curves("x", "epoch", "loss", curve)
+    marked = draw_training_curves("x", "epoch", "loss", curve, warm_ups=[(0, 2)], chance=1.0)
     for word in (">warm-up<", ">chance<"):
         assert word in marked
         assert word not in plain
     group, bars = [("image to text", ["R@1", "R@5"])], [Bars([50, 80], NONE, NONE)]
     dotted = [
-        chart.count("stroke-dasharray") for chart in (recall_bars("x", group, bars), recall_bars("x", group, bars, [1, 5]))
+        chart.count("stroke-dasharray")
+        for chart in (draw_recall_bars("x", group, bars), draw_recall_bars("x", group, bars, [1, 5]))
     ]
     assert dotted[0] < dotted[1]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.drawn import shares
-from vse.eval.report.drawings import drawn
+from vse.eval.report.drawings import draw_attention
 from vse.eval.search.top_k import Attention
 
 BOXES = np.asarray([[0, 0, 10, 20], [5.04, 5, 30, 20], [0, 10, 30, 20]], float)
@@ -23,7 +23,7 @@ def attention(side: Literal["t2i", "i2t"], *words: str, seed: int = 0) -> Attent
 @pytest.mark.parametrize("side", ["t2i", "i2t"])
 def test_opacities_are_in_proportion_to_weights_and_the_highest_comes_last(side: Literal["t2i", "i2t"]) -> None:
     seen = attention(side, "<start>", "a", "dog", "<end>")
-    drawing = drawn("one", [seen])
+    drawing = draw_attention("one", [seen])
     expected = shares(seen.weights, side)
     for column, word in enumerate(drawing.words):
         opacities = {region: float(opacity) for region, opacity in word.shades}
@@ -36,27 +36,27 @@ def test_opacities_are_in_proportion_to_weights_and_the_highest_comes_last(side:
 
 
 def test_regions_are_corners_with_width_and_height() -> None:
-    assert drawn("one", [attention("t2i", "a")]).regions == [(0, 0, 10, 20), (5, 5, 25, 15), (0, 10, 30, 10)]
+    assert draw_attention("one", [attention("t2i", "a")]).regions == [(0, 0, 10, 20), (5, 5, 25, 15), (0, 10, 30, 10)]
 
 
 def test_words_of_several_captions_are_numbered_one_after_the_other() -> None:
     first, second = attention("i2t", "a", "dog"), attention("i2t", "two", "black", "dogs", seed=1)
-    both = drawn("both", [first, second])
+    both = draw_attention("both", [first, second])
     assert [[word.number for word in words] for words in both.captions] == [[0, 1], [2, 3, 4]]
-    assert [word.shades for word in both.captions[1]] == [word.shades for word in drawn("it", [second]).words]
+    assert [word.shades for word in both.captions[1]] == [word.shades for word in draw_attention("it", [second]).words]
 
 
 def test_a_word_that_no_region_attends_to_has_no_shades() -> None:
     seen = Attention("i2t", ("a", "dog"), (30, 20), BOXES, np.asarray([[1.0, 0], [1, 0], [1, 0]]), 0.5)
-    assert [len(word.shades) for word in drawn("one", [seen]).words] == [3, 0]
+    assert [len(word.shades) for word in draw_attention("one", [seen]).words] == [3, 0]
     nothing = Attention("t2i", ("a",), (30, 20), BOXES, np.zeros((3, 1)), 0.5)
-    assert not drawn("one", [nothing]).words[0].shades
+    assert not draw_attention("one", [nothing]).words[0].shades
 
 
 def test_text_fits_into_the_width_of_its_photo() -> None:
     for size in ((300, 20), (20, 300)):
         seen = Attention("t2i", ("a", "photosynthesis"), size, BOXES, np.ones((3, 2)) / 3, 0.5)
-        drawing = drawn("one", [seen])
+        drawing = draw_attention("one", [seen])
         for word in drawing.words:
             height = drawing.text_height(word.text, 6)
             assert 0.66 * height * (len(word.text) + 4) <= size[0]

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from tests.eval.slow_ranks import slow_order_scores
 from vse.eval.files.embeddings import Embeddings
-from vse.eval.report.gallery import Direction, all_ranks, retrieved, select_queries, select_queries_of_two
+from vse.eval.ranking.ranks import ranks_from_blocks
+from vse.eval.report.gallery import Direction, retrieve, select_contrasting_queries, select_queries
 
 
 def made(seed: int, similarity: str, n_images: int = 9, n_each: int = 3, dim: int = 2) -> Embeddings:
@@ -28,7 +29,7 @@ def made(seed: int, similarity: str, n_images: int = 9, n_each: int = 3, dim: in
 
 def slow_scores(run: Embeddings, direction: Direction) -> np.ndarray:
     if run.vectors is None:
-        return np.asarray(run.direction_scores(direction))
+        return np.asarray(run.scores_of(direction))
     return slow_order_scores(run.images, run.captions) if run.similarity == "order" else run.images @ run.captions.T
 
 
@@ -52,9 +53,9 @@ def test_the_best_candidates_are_those_of_a_full_sort_and_agree_with_the_ranks(
     direction: Direction, similarity: str, seed: int
 ) -> None:
     run = made(seed, similarity)
-    ranks = getattr(all_ranks(run), direction)
+    ranks = getattr(ranks_from_blocks(*run.score_blocks()), direction)
     queries = np.random.default_rng(seed).permutation(len(ranks))[:6].tolist()
-    for query, result in zip(queries, retrieved(run, direction, queries), strict=True):
+    for query, result in zip(queries, retrieve(run, direction, queries), strict=True):
         expected = slow_candidates(run, direction, query)
         assert result.query == query
         assert [(shown.row, shown.right) for shown in result.candidates] == expected[:5]
@@ -67,7 +68,7 @@ def test_a_model_that_gives_every_pair_the_same_score_finds_nothing() -> None:
     run = made(0, "cosine")
     run.images[:] = 0
     for direction in ("i2t", "t2i"):
-        for result in retrieved(run, direction, [0, 3]):
+        for result in retrieve(run, direction, [0, 3]):
             assert not any(shown.right for shown in result.candidates)
             assert result.answer.rank == len(slow_candidates(run, direction, 0)) - (3 if direction == "i2t" else 1)
 
@@ -76,13 +77,13 @@ def test_an_order_file_larger_than_a_tile_is_searched_whole() -> None:
     run = made(1, "order", n_images=150, n_each=2, dim=8)
     queries = [0, 70, 149]
     for direction in ("i2t", "t2i"):
-        for query, result in zip(queries, retrieved(run, direction, queries), strict=True):
+        for query, result in zip(queries, retrieve(run, direction, queries), strict=True):
             assert [shown.row for shown in result.candidates] == [row for row, _ in slow_candidates(run, direction, query)[:5]]
 
 
 def test_fewer_candidates_than_five_are_all_shown() -> None:
     run = made(0, "cosine", n_images=3)
-    assert [len(result.candidates) for result in retrieved(run, "t2i", [0, 8])] == [3, 3]
+    assert [len(result.candidates) for result in retrieve(run, "t2i", [0, 8])] == [3, 3]
 
 
 RANKS = np.array([0, 0, 0, 0, 3, 9, 10, 500, 40, 2])
@@ -117,17 +118,17 @@ def test_of_an_image_one_query_is_shown() -> None:
 def test_of_two_results_the_largest_ratios_of_ranks_come_first_half_for_each() -> None:
     first = np.array([0, 5000, 9, 0, 3, 7])
     second = np.array([9, 4000, 0, 99, 3, 6])
-    assert select_queries_of_two(first, second, np.arange(6), 4) == ([3, 0], [2, 1])
-    assert select_queries_of_two(first, second, np.arange(6), 3) == ([3, 0], [2])
+    assert select_contrasting_queries(first, second, np.arange(6), 4) == ([3, 0], [2, 1])
+    assert select_contrasting_queries(first, second, np.arange(6), 3) == ([3, 0], [2])
 
 
 def test_of_two_results_what_one_puts_first_and_the_other_does_not_is_shown_before_larger_ratios() -> None:
     first = np.array([900, 4, 700, 20, 0])
     second = np.array([10, 0, 0, 0, 0])
-    assert select_queries_of_two(first, second, np.arange(5), 8) == ([], [2, 3, 1, 0])
-    assert select_queries_of_two(second, first, np.arange(5), 8) == ([2, 3, 1, 0], [])
+    assert select_contrasting_queries(first, second, np.arange(5), 8) == ([], [2, 3, 1, 0])
+    assert select_contrasting_queries(second, first, np.arange(5), 8) == ([2, 3, 1, 0], [])
 
 
 def test_of_two_equal_results_nothing_is_shown() -> None:
     first = np.array([0, 5000, 9, 0, 3, 7])
-    assert select_queries_of_two(first, first, np.arange(6), 4) == ([], [])
+    assert select_contrasting_queries(first, first, np.arange(6), 4) == ([], [])

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.eval.evaluating import write_result
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
-from vse.eval.protocols.evaluate import content_sha256, evaluate
+from vse.eval.files.results import content_sha256
 from vse.eval.protocols.options import EvaluationOptions
 from vse.eval.report.charts import Curve
-from vse.eval.report.report import flattened, write_report
+from vse.eval.report.report import flatten_settings, write_report
 from vse.pipeline.dataset import dataset as dataset_module
 from vse.pipeline.dataset.columns import columns_file
 from vse.pipeline.dataset.dataset import load_dataset_file
@@ -82,7 +83,7 @@ class World:
     def result(self, *files: Path, **options: Any) -> Path:
         files = files or (self.embeddings(**options),)
         name = files[0].parent.parent.name
-        return evaluate(files, self.folder / "results" / f"{name}.json", asked=EvaluationOptions(bootstrap=20))
+        return write_result(files, self.folder / "results" / f"{name}.json", options=EvaluationOptions(bootstrap=100))
 
     def page(self, *results: Path, **options: Any) -> str:
         return write_report(results, self.folder / "page.html", **options).read_text()
@@ -122,7 +123,7 @@ def test_a_page_says_what_was_run_and_how_well_it_did(world: World) -> None:
     assert f"{full['i2t']['r1']:.1f}<small>{low:.1f} – {high:.1f}</small>" in page
     for label in ("Recalls, all 12 images", "Training loss", "Validation rsum", "Ranks of right answers, image to text"):
         assert f'aria-label="{label}' in page
-    assert "Not shown here" not in page
+    assert "Not displayed here" not in page
 
 
 def test_a_result_without_intervals_has_bars_without_whiskers(world: World, edit: Callable[..., Path]) -> None:
@@ -236,7 +237,7 @@ def test_whatever_a_data_set_says_is_text(world: World) -> None:
     run = world.embeddings(dataset=EVIL_NAME, experiment="<b>a", provenance=note)
     record = {"experiment": "<b>a", "best_epoch": EVIL, "device": EVIL}
     (run.parent / "run.json").write_text(json.dumps(record))
-    page = world.page(evaluate([run], world.folder / "r.json", asked=EvaluationOptions(bootstrap=0)), queries=36)
+    page = world.page(write_result([run], world.folder / "r.json", options=EvaluationOptions(bootstrap=0)), queries=36)
     assert "<script" not in page
     assert "<i>" not in page
     assert "<b>a" not in page
@@ -257,7 +258,7 @@ def test_two_results_stand_side_by_side_on_the_same_queries(world: World) -> Non
             assert a < b, "the good model is never worse"
             factors.append(b / a)
         assert factors == sorted(factors, reverse=True)
-    counts = re.search(r"Of 24 queries A ranks the right answer higher in (\d+), B in 0, both alike in (\d+)", page)
+    counts = re.search(r"Of 24 queries, A ranks the right answer higher in (\d+), B in 0; in (\d+) both", page)
     assert counts
     assert int(counts[1]) + int(counts[2]) == 24
 
@@ -299,12 +300,12 @@ def test_results_of_other_queries_do_not_stand_side_by_side(world: World) -> Non
     first = world.result()
     other = world.result(world.embeddings(experiment="other", caption_ids=np.arange(24)))
     fails_with(
-        r"other.json and .*model.json are of different queries: \d+ is in the caption_ids of one",
+        r"other.json and .*model.json have different queries: \d+ is in the caption_ids of one",
         [first, other],
         world.folder / "x",
     )
     split = world.result(world.embeddings(experiment="split", split="val"))
-    fails_with(r"split.json is of split 'val', .*model.json of 'test'", [first, split], world.folder / "x")
+    fails_with(r"split.json has split 'val', .*model.json has 'test'", [first, split], world.folder / "x")
 
 
 def test_hardest_negatives_of_the_last_epoch_are_shown(world: World) -> None:
@@ -353,13 +354,13 @@ def test_what_was_moved_is_missed_in_one_line_and_found_when_named(world: World)
     moved.mkdir()
     shutil.move(world.data.parent, moved / "data")
     page = world.page(result)
-    assert "dataset.json is not where the embeddings say (--data does)" in page
+    assert "dataset.json is not where the embeddings record it (give --data)" in page
     assert '<h2 id="ranks">' in page
     assert "<article" not in page
     assert world.page(result, data=moved / "data" / "dataset.json") == whole
     shutil.move(run.parent, moved / "run")
     page = world.page(result)
-    assert "the embeddings are not where the result says (--embeddings does)" in page
+    assert "(give --embeddings)" in page
     assert '<h2 id="ranks">' not in page
     assert 'aria-label="Recalls, all 12 images' in page
     data, embeddings = moved / "data" / "dataset.json", [moved / "run" / "test.h5"]
@@ -371,7 +372,7 @@ def test_without_curves_and_record_the_page_says_so(world: World) -> None:
     (run.parent / "metrics.csv").unlink()
     (run.parent / "run.json").unlink()
     page = world.page(world.result(run))
-    assert "no metrics.csv of the run beside the embeddings" in page
+    assert "no metrics.csv of the run" in page
     assert '<h2 id="training">' not in page
     assert '<h2 id="ranks">' in page
 
@@ -397,7 +398,7 @@ def test_the_epoch_of_the_highest_rsum_is_marked(world: World, monkeypatch: pyte
         drawn.extend(curves)
         return ""
 
-    monkeypatch.setattr("vse.eval.report.report.training_curves", draw)
+    monkeypatch.setattr("vse.eval.report.report.draw_training_curves", draw)
     world.page(world.result())
     assert drawn == [Curve(0, [1, 2, 3], [3.5, 2.5, 2.0], None), Curve(0, [1, 2, 3], [100, 300, 200], 2)]
 
@@ -417,7 +418,7 @@ def test_the_report_says_where_the_loss_changes_and_what_chance_is(world: World)
     page = world.page(world.result(world.embeddings(provenance=note)))
     assert page.count(">warm-up<") == 2, "in the curves of the loss and of rsum"
     assert page.count(">chance<") == 1
-    assert "for 2 epochs, the loss of model is sum (warm-up), then max: the two sides do not compare" in page
+    assert "for 2 epochs, the loss of model is sum (warm-up), then max: losses on the two sides" in page
     assert "Dotted lines: chance, R@1 / 5 / 10 of 8.3 / 38.0 / 67.0 image to text, 8.3 / 41.7 / 83.3 text to image" in page
 
 
@@ -436,24 +437,24 @@ def test_an_ensemble_is_shown_by_the_scores_of_all_its_members_and_the_first_see
     monkeypatch.setenv("VSE_PRESETS", str(world.folder))
     members = [world.embeddings(experiment=name, noise=2.0, seed=seed) for seed in seeds for name in ("vsepp", "vse0")]
     out, first = (world.folder / "results" / name for name in ("both.json", "first.json"))
-    result = evaluate(members, out, asked=EvaluationOptions(bootstrap=0, together=True, experiment="both"))
+    result = write_result(members, out, options=EvaluationOptions(bootstrap=0, ensemble=True, experiment="both"))
     page = world.page(result, queries=36)
     ranks = [int(rank) for card in cards(page, "i2t") for rank in re.findall(r"at rank <b>(\d+)</b>", card)]
-    shown = evaluate(members[:2], first, asked=EvaluationOptions(bootstrap=0, together=True))
+    shown = write_result(members[:2], first, options=EvaluationOptions(bootstrap=0, ensemble=True))
     recall = json.loads(shown.read_text())["protocols"]["full"]["i2t"]["r1"]
     assert len(ranks) == N_IMAGES
     assert 100 * ranks.count(1) / N_IMAGES == pytest.approx(recall)
     assert "<title>tiny both</title>" in page
     assert ", ".join(f"{name} seed {seed}" for seed in seeds for name in ("vsepp", "vse0")) in page
-    assert "the result is of an ensemble" in page
+    assert "the result is an ensemble" in page
 
 
 def test_embeddings_that_changed_are_refused(world: World) -> None:
     run = world.embeddings()
     result = world.result(run)
     other = world.embeddings(noise=0.9)
-    fails_with(r"test.h5: not the embeddings that .*tiny_model.json was made from", [result], world.folder / "x")
-    fails_with(r"not the embeddings that", [result], world.folder / "x", embeddings=[other])
+    fails_with(r"test.h5: .*tiny_model.json was computed from other embeddings", [result], world.folder / "x")
+    fails_with(r"was computed from other embeddings", [result], world.folder / "x", embeddings=[other])
     assert not (world.folder / "x").exists()
 
 
@@ -474,7 +475,7 @@ def test_a_data_set_that_is_not_that_of_the_embeddings_is_refused(world: World) 
     world.change(lambda content: content["images"].pop(4))
     fails_with(r"has no image 4", [result], world.folder / "x")
     world.change(lambda content: content.update(dataset="another"))
-    fails_with(r"is the data set 'another', the embeddings are of 'tiny'", [result], world.folder / "x")
+    fails_with(r"is the data set 'another', the embeddings belong to 'tiny'", [result], world.folder / "x")
 
 
 def test_columns_of_a_data_set_give_the_same_page(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -528,11 +529,11 @@ def test_no_queries_means_no_gallery(world: World) -> None:
 def test_what_lies_beside_a_folder_that_is_a_link_is_found_as_it_was_written(world: World) -> None:
     (world.folder / "disk" / "far").mkdir(parents=True)
     (world.folder / "results").symlink_to(world.folder / "disk" / "far")
-    assert "Not shown here" not in world.page(world.result())
+    assert "Not displayed here" not in world.page(world.result())
 
 
 def test_settings_are_named_by_where_they_stand() -> None:
-    assert flattened({"a": {"b": 1, "c": {}}, "d": None}) == {"a.b": 1, "d": None}
+    assert flatten_settings({"a": {"b": 1, "c": {}}, "d": None}) == {"a.b": 1, "d": None}
 
 
 def test_the_command_says_what_it_wrote(world: World, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Exact search in blocks, and approximate indexes: how they are made, set, and judged."""
+"""Exact search in blocks, and approximate indexes: how they are built, configured and evaluated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rows(n: int, dim: int = 8, seed: int = 0) -> np.ndarray:
 
 
 def whole(n: int, dim: int = 3, seed: int = 0) -> np.ndarray:
-    """Whole numbers, of which float32 makes exact sums; many are equal."""
+    """Return integers, whose sums are exact in float32; many are equal."""
     return np.random.default_rng(seed).integers(-2, 3, (n, dim)).astype(np.float32)
 
 
@@ -81,7 +81,7 @@ def test_a_corpus_may_lie_on_disk(similarity: str, tmp_path: Path) -> None:
 
 
 class Watched:
-    """A corpus that notes how much of it is asked for at once."""
+    """A corpus that records how many rows are read at once."""
 
     def __init__(self, values: np.ndarray) -> None:
         self.values, self.shape, self.most = values, values.shape, 0
@@ -136,7 +136,7 @@ def test_what_is_not_finite_is_named_by_its_row_in_the_whole() -> None:
     corpus[399] = np.inf
     with pytest.raises(UserError, match="corpus row 399 is not finite"):
         build_index(corpus, "IVF2,Flat")
-    with pytest.raises(UserError, match=r"queries of shape \(2, 5\) do not suit a corpus of shape \(400, 8\)"):
+    with pytest.raises(UserError, match=r"queries of shape \(2, 5\) .* corpus of shape \(400, 8\)"):
         exact_search(corpus, rows(2, 5), 3)
 
 
@@ -251,7 +251,7 @@ def test_a_factory_string_that_is_none_is_one_line(factory: str) -> None:
     ],
 )
 def test_too_few_rows_to_train_are_named_with_what_to_do(factory: str, needed: int, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UserError, match=rf"{needed} rows to be trained, and captions has {needed - 1}; ask for fewer"):
+    with pytest.raises(UserError, match=rf"{needed} rows to be trained, and captions has {needed - 1}; use fewer"):
         build_index(rows(needed - 1), factory, name="captions")
     if factory in ("IVF8,Flat", "IVF2,PQ4x4", "RQ2x5"):  # the others take long
         build_index(rows(needed), factory)
@@ -265,7 +265,7 @@ def test_too_few_rows_to_train_are_named_with_what_to_do(factory: str, needed: i
         ("IVF4,Flat", "nprobe=0", "not of the form"),
         ("IVF4,Flat", "nprobe=-3", "not of the form"),
         ("IVF4,Flat", "nprobe=nan", "not of the form"),
-        ("IVF4,Flat", "nprobe=2,efSearch=8", "no parameter 'efSearch'; nprobe is one of IVF"),
+        ("IVF4,Flat", "nprobe=2,efSearch=8", "no parameter 'efSearch'"),
         ("HNSW8", "nprobe=4", "no parameter 'nprobe'"),
         ("Flat", "efSearch=4", "no parameter 'efSearch'.*Flat has none"),
     ],

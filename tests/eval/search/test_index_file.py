@@ -1,4 +1,4 @@
-"""An index kept in a file: what comes back, and what is refused."""
+"""An index in a file: what is read, and what is refused."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def test_what_is_read_finds_what_was_written(factory: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("other", "what"),
     [
-        (replace(INDEXED, of={**INDEXED.of, "side": "captions"}), "side: images there, captions here"),
-        (replace(INDEXED, of={**INDEXED.of, "split": "val"}), "split: test there, val here"),
-        (replace(INDEXED, of={**INDEXED.of, "weights": 64 * "b"}), r"\(other weights\)"),
-        (replace(INDEXED, of={"side": "images", "split": "test"}), r"\(other weights\)"),
-        (replace(INDEXED, of={**INDEXED.of, "corpus": "new"}), "corpus: none there, new here"),
+        (replace(INDEXED, properties={**INDEXED.properties, "side": "captions"}), "side: images there, captions here"),
+        (replace(INDEXED, properties={**INDEXED.properties, "split": "val"}), "split: test there, val here"),
+        (replace(INDEXED, properties={**INDEXED.properties, "weights": 64 * "b"}), r"\(other weights\)"),
+        (replace(INDEXED, properties={"side": "images", "split": "test"}), r"\(other weights\)"),
+        (replace(INDEXED, properties={**INDEXED.properties, "corpus": "new"}), "corpus: none there, new here"),
         (replace(INDEXED, ids_sha256=ids_sha256(np.arange(500)[::-1])), r"\(other ids\)"),
         (replace(INDEXED, similarity="order"), "similarity: cosine there, order here"),
         (replace(INDEXED, count=499), "count: 500 there, 499 here"),
@@ -73,7 +73,7 @@ def test_what_is_read_finds_what_was_written(factory: str, tmp_path: Path) -> No
     ],
 )
 def test_an_index_of_something_else_is_refused_with_what_differs(other: IndexSource, what: str, file: Path) -> None:
-    with pytest.raises(UserError, match=f"x.faiss: was built of something else .*{what}.*; delete it to rebuild it"):
+    with pytest.raises(UserError, match=f"x.faiss: was built from something else .*{what}.*; delete it"):
         read_index(file, other)
 
 
@@ -86,7 +86,7 @@ def test_a_file_that_was_changed_or_cut_short_is_refused(file: Path) -> None:
     content = file.read_bytes()
     for spoilt in (content[:-1], content[:100], b"", content[:-1] + bytes([content[-1] ^ 1]), content + b"x"):
         file.write_bytes(spoilt)
-        with pytest.raises(UserError, match=r"was changed or cut short since it was built \(its SHA-256 differs\); delete it"):
+        with pytest.raises(UserError, match=r"has changed since it was built .*SHA-256.*; delete it"):
             read_index(file, INDEXED)
 
 
@@ -102,10 +102,10 @@ def test_what_faiss_cannot_read_is_one_line_even_with_a_note_that_fits(keep: int
 def test_a_note_of_another_index_is_refused(file: Path, edit: Edit) -> None:
     other = write_index(file.with_name("y.faiss"), build_index(CORPUS[:499]), replace(INDEXED, count=499))
     file.write_bytes(other.read_bytes())
-    with pytest.raises(UserError, match="was changed or cut short"):
+    with pytest.raises(UserError, match="has changed since"):
         read_index(file, INDEXED)
     edit(metadata_file(file), lambda note: note.update(sha256=sha256_file(file)))
-    with pytest.raises(UserError, match="has 499 rows of 8 dimensions, not what its note says"):
+    with pytest.raises(UserError, match="has 499 rows of 8 dimensions"):
         read_index(file, INDEXED)
 
 
@@ -115,13 +115,13 @@ def test_a_foreign_file_is_refused(file: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such index file"):
         read_index(tmp_path, INDEXED)
     metadata_file(file).unlink()
-    with pytest.raises(UserError, match="not an index of ours, there is no x.faiss.json beside it; name another file"):
+    with pytest.raises(UserError, match="there is no x.faiss.json next to it; name another file"):
         read_index(file, INDEXED)
 
 
 NOTES: dict[str, tuple[Any, str]] = {
-    "no note": ([], "not the note of an index"),
-    "another format": ({"format": "else"}, "not the note of an index"),
+    "no note": ([], "not the metadata of an index"),
+    "another format": ({"format": "else"}, "not the metadata of an index"),
     "a later version": ({"version": 2}, "its field 'version'"),
     "a count as text": ({"count": "500"}, "its field 'count'"),
     "of as text": ({"of": "test"}, "its field 'of'"),
@@ -181,12 +181,12 @@ def test_where_nothing_can_be_written_is_one_line_and_leaves_nothing(tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["x.faiss"]
 
 
-def test_an_index_without_a_note_is_absent_if_it_may_be_ours(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As after a kill between the two files; anything else without a note is refused, and stays."""
+def test_an_index_without_metadata_is_absent_if_it_may_be_ours(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Build an index again if its metadata are missing, as after a kill; refuse any other file without metadata."""
     assert index_exists(file, INDEXED)
     metadata_file(file).unlink()
     assert not index_exists(file, INDEXED)
-    assert "it is built again" in caplog.text
+    assert "the index is built again" in caplog.text
     assert index_exists(file, replace(INDEXED, count=499)), "somebody else's"
     file.write_bytes(b"a diary")
     assert index_exists(file, INDEXED)

@@ -1,4 +1,4 @@
-"""Re-ranking of the best K of a first stage: its ranks against a loop over queries and candidates, and what it loses."""
+"""Re-ranking of the best K of a first stage: its ranks against a loop over queries and candidates, and the loss."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from vse.eval.search.approximate import reranked_metrics
 def slow_list_ranks(
     scores: np.ndarray, near: np.ndarray, queries: Sequence[int], label: Sequence[int], wanted: Sequence[int], k: int
 ) -> tuple[list[int], list[bool]]:
-    """Of each query the rank in its list, and whether a right answer is in it.
+    """Return for each query the rank in its list, and whether the list has a right answer.
 
     ``scores`` and ``near``, the first stage's scores, are (n_queries, n_corpus). A right answer is in the list if fewer than
     ``k`` others are as near.
@@ -122,7 +122,7 @@ def test_captions_are_ranked_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
         sizes.append(found.shape[1])
         return found
 
-    monkeypatch.setattr(reranking, "_SCORED", 6 * 7)
+    monkeypatch.setattr(reranking, "_MAX_CANDIDATES", 6 * 7)
     in_parts = reranked_metrics(both[0], replace(both[1], score=score), images, captions, 6)
     assert sorted(set(sizes[: 8 * 4])) == [1, 7]
     for found in (at_once, in_parts):
@@ -141,7 +141,7 @@ def test_a_model_that_cannot_tell_anything_apart_finds_nothing() -> None:
 
 
 def scored(stage_noise: float = 0.5, **changes: Any) -> Embeddings:
-    """A file of scores whose pooled vectors know less than the scores do."""
+    """Return scores with pooled vectors that approximate them."""
     run = made(n_images=40, noise=0.6)
     rng = np.random.default_rng(1)
     noise = [stage_noise * rng.normal(size=values.shape).astype(np.float32) for values in (run.images, run.captions)]
@@ -185,7 +185,7 @@ def test_the_command_says_beside_the_exact_metrics_what_re_ranking_loses(
 
 
 def test_the_members_of_an_ensemble_share_their_first_stages(tmp_path: Path) -> None:
-    """The inner product of pooled vectors side by side is the mean of the members'."""
+    """Check that concatenated pooled vectors have the mean of the members' inner products."""
     first, second = scored(), scored(0.2, seed=1, experiment="other")
     files = [write_embeddings(tmp_path / f"{k}.h5", run) for k, run in enumerate((first, second))]
     evaluated(*files, "--ensemble", "--rerank", 7, "--out", tmp_path / "r.json")
@@ -233,7 +233,7 @@ def test_what_cannot_be_re_ranked_is_one_line(tmp_path: Path, fails: Callable[..
     assert "has no pooled_images and pooled_captions" in fails(eval_main, lacking, "--rerank", 5, "--out", out)
     vectors = write_embeddings(tmp_path / "v.h5", made())
     assert "FAISS finds exactly; leave --rerank out" in fails(eval_main, vectors, "--rerank", 5, "--out", out)
-    assert "--compare and --rerank do not go together" in fails(eval_main, vectors, vectors, "--compare", "--rerank", 5)
+    assert "--compare and --rerank" in fails(eval_main, vectors, vectors, "--compare", "--rerank", 5)
     half = write_embeddings(tmp_path / "h.h5", scored(pooled_images=None))
     assert "it lacks pooled_images" in fails(eval_main, half, "--rerank", 5, "--out", out)
     unlike = write_embeddings(tmp_path / "u.h5", scored(pooled_images=np.ones((40, 3), np.float32)))

@@ -134,7 +134,7 @@ def test_a_rank_that_the_candidates_contradict_is_a_fault_of_the_program(wrong: 
 
 
 def with_lonely_images(similarity: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, Ranks]:
-    """Some images, the last among them, have no caption; the ranks are counted pair by pair."""
+    """Return a split in which the last images have no caption, with ranks that are counted pair by pair."""
     images, captions, image_of_caption = made(n_images=20)
     images = np.concatenate([images, 0.9 * images[:7]])
     order = np.random.default_rng(1).permutation(26)

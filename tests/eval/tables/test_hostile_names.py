@@ -14,7 +14,7 @@ from tests.eval.protocols.test_evaluate import made
 from tests.eval.tables.test_summary import made as made_result
 from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
-from vse.eval.tables.significance import compare
+from vse.eval.tables.significance import compare_files
 
 HOSTILE = {
     "a line of LaTeX": "demo\n\\input{/etc/passwd}",
@@ -30,7 +30,7 @@ HOSTILE = {
     "a formula": '=HYPERLINK("http://x","y")',
     "a sum": "+1+cmd|' /C calc'!A0",
     "a difference": "-2+3",
-    "a function": "@SUM(1)",
+    "a function": "@HASH_ATTRIBUTE(1)",
     "a formula after a tab": "\t=1",
     "an escape sequence": "\x1b[2Jdemo\x1b]0;x\x07",
 }
@@ -58,7 +58,7 @@ def comparison(folder: Path, field: str, name: str) -> Path:
     values: dict[str, Any] = {"dataset": "demo", "experiment": "a", field: name}
     values = {key: value.replace("\x00", "") for key, value in values.items()}
     files = [write_embeddings(folder / f"{k}.h5", made(n_images=12, n_each=3, noise=k, seed=k, **values)) for k in range(2)]
-    return compare(files, folder / "c.json", samples=20, cross_check=False)
+    return compare_files(files, folder / "c.json", samples=20, cross_check=False)
 
 
 def no_live_line(text: str) -> bool:

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.eval.evaluating import write_result
 from tests.eval.slow_ranks import slow_ranks
 from vse.eval.cli import table_main
 from vse.eval.defaults import LADDER_COSTS
 from vse.eval.files.embeddings import Embeddings, write_embeddings
-from vse.eval.protocols.evaluate import evaluate
 from vse.eval.protocols.options import EvaluationOptions
-from vse.eval.tables.ladder import LadderTable, cost_cell, ladder, pareto_front
+from vse.eval.tables.ladder import LadderTable, build_ladder, cost_cell, pareto_front
 
 N_IMAGES, N_EACH = 20, 2
 COST = {"extraction_s": {"fc7": 100.0, "tfidf": 5.0}, "cache_mb": {"fc7": 8.0, "tfidf": 2.0}, "model_mb": 4.0}
@@ -50,7 +50,7 @@ def embeddings(name: str, seed: int, noise: float, **cost: Any) -> Embeddings:
 def result(folder: Path, name: str, *runs: Embeddings) -> Path:
     """The result of some seeds of a model."""
     files = [write_embeddings(folder / f"{name}-{run.seed}.h5", run) for run in runs]
-    return evaluate(files, folder / f"{name}.json", asked=EvaluationOptions(bootstrap=200))
+    return write_result(files, folder / f"{name}.json", options=EvaluationOptions(bootstrap=200))
 
 
 def edited(path: Path, change: Callable[[Any], None]) -> Path:
@@ -92,7 +92,7 @@ def test_a_row_has_the_mean_of_the_seeds_their_spread_and_an_interval_over_image
     two_seeds: tuple[Path, list[Embeddings]],
 ) -> None:
     path, runs = two_seeds
-    (row,) = ladder([path]).to_dict("records")
+    (row,) = build_ladder([path]).to_dict("records")
     each = [slow_rsum(run, list(range(N_IMAGES))) for run in runs]
     assert row["rsum"] == pytest.approx(statistics.mean(each))
     assert row["rsum_std"] == pytest.approx(statistics.stdev(each))
@@ -113,21 +113,21 @@ def test_a_row_has_the_mean_of_the_seeds_their_spread_and_an_interval_over_image
 def test_costs_are_those_of_both_caches_once_and_of_a_seed_on_average(two_seeds: tuple[Path, list[Embeddings]]) -> None:
     path, _ = two_seeds
     evaluation = json.loads(path.read_text())["provenance"]["evaluation_s"]
-    (row,) = ladder([path]).to_dict("records")
+    (row,) = build_ladder([path]).to_dict("records")
     assert (row["extraction_s"], row["train_s"], row["cache_mb"], row["model_mb"]) == (105.0, 15.0, 10.0, 4.0)
     assert row["eval_s"] == pytest.approx(1.0 + evaluation / 2)
     assert row["total_s"] == pytest.approx(105 + 15 + row["eval_s"])
 
 
 def test_a_row_says_what_was_read(two_seeds: tuple[Path, list[Embeddings]], tmp_path: Path) -> None:
-    (row,) = ladder([two_seeds[0]]).to_dict("records")
+    (row,) = build_ladder([two_seeds[0]]).to_dict("records")
     said = ("method", "captions", "images", "experiment", "dataset", "split", "protocol", "n_images", "n_captions", "seeds")
     assert [row[name] for name in said] == ["VSE++", "tfidf", "fc7", "vsepp+tfidf+fc7", "demo", "test", "full", 20, 40, 2]
     one = embeddings("vsepp", 3, 1.0)
     words = result(tmp_path, "words", one)
-    (row,) = ladder([edited(words, lambda r: r["provenance"]["config"].update(caption_feature=None))]).to_dict("records")
+    (row,) = build_ladder([edited(words, lambda r: r["provenance"]["config"].update(caption_feature=None))]).to_dict("records")
     assert (row["captions"], row["images"], "rsum_std" in row) == ("words", "fc7", False)
-    (row,) = ladder([edited(words, lambda r: r.update(provenance={}))]).to_dict("records")
+    (row,) = build_ladder([edited(words, lambda r: r.update(provenance={}))]).to_dict("records")
     assert (row["captions"], row["images"], row["method"]) == ("", "", "VSE++ (1C)")
 
 
@@ -163,25 +163,25 @@ def ladder_of_three(folder: Path) -> list[Path]:
 
 
 def test_best_trade_offs_are_marked_and_the_highest_rsum_comes_first(tmp_path: Path) -> None:
-    table = ladder(ladder_of_three(tmp_path))
+    table = build_ladder(ladder_of_three(tmp_path))
     assert table["experiment"].tolist() == ["better", "cheap", "worse"]
     assert table["best"].tolist() == ["yes", "yes", ""]
 
 
 def test_another_cost_has_another_front(tmp_path: Path) -> None:
     files = ladder_of_three(tmp_path)
-    table = ladder(files, "model_mb")
+    table = build_ladder(files, "model_mb")
     assert table["best"].tolist() == ["yes", "", ""], "all are as large, so the best one is the only one"
 
 
 def test_unknown_costs_are_blank_and_mark_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     unknown = result(tmp_path, "unknown", embeddings("unknown", 0, 0.5))
     with caplog.at_level(logging.WARNING):
-        table = ladder([unknown])
+        table = build_ladder([unknown])
     assert table[[name for name in LADDER_COSTS if name != "eval_s"]].isna().all(axis=None)
     assert table["best"].tolist() == [""]
-    assert "no result says its total_s" in caplog.text
-    both = ladder([unknown, *ladder_of_three(tmp_path)])
+    assert "no result has the cost total_s" in caplog.text
+    both = build_ladder([unknown, *ladder_of_three(tmp_path)])
     assert both.set_index("experiment")["best"].to_dict() == {"unknown": "", "better": "yes", "cheap": "yes", "worse": ""}
 
 
@@ -189,19 +189,19 @@ def test_a_cost_that_is_no_number_is_not_known(two_seeds: tuple[Path, list[Embed
     def spoil(content: Any) -> None:
         content["provenance"] |= {"costs": [{"train_s": "long", "extraction_s": 3, "model_mb": -1}], "evaluation_s": True}
 
-    (row,) = ladder([edited(two_seeds[0], spoil)]).to_dict("records")
+    (row,) = build_ladder([edited(two_seeds[0], spoil)]).to_dict("records")
     assert all(np.isnan(row[name]) for name in LADDER_COSTS)
 
 
 def test_data_sets_have_fronts_of_their_own(tmp_path: Path) -> None:
     cheap, better, _ = ladder_of_three(tmp_path)
     other = edited(better, lambda content: content.update(dataset="other"))
-    table = ladder([cheap, other])
+    table = build_ladder([cheap, other])
     assert table[["dataset", "best"]].to_numpy().tolist() == [["demo", "yes"], ["other", "yes"]]
 
 
 def test_the_csv_is_the_whole_table(two_seeds: tuple[Path, list[Embeddings]], tmp_path: Path) -> None:
-    table = ladder([two_seeds[0]])
+    table = build_ladder([two_seeds[0]])
     read = pd.read_csv(LadderTable("ladder").write(table, tmp_path / "x.csv"))
     assert list(read) == list(table)
     assert read["rsum"].tolist() == [round(table["rsum"][0], 2)]

@@ -10,14 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.eval.evaluating import write_phrase_result
 from tests.eval.some_phrases import some_phrases
 from tests.eval.tables.test_summary import made
 from vse.eval.cli import table_main
 from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
-from vse.eval.protocols.phrase_evaluation import evaluate_phrases
-from vse.eval.tables.published import PublishedTable, compared
-from vse.eval.tables.significance import SignificanceTable, compare_phrases, significance
-from vse.eval.tables.summary import SummaryTable, summary, summary_cells
+from vse.eval.tables.published import PublishedTable, compare_published
+from vse.eval.tables.significance import SignificanceTable, build_significance, compare_phrases
+from vse.eval.tables.summary import SummaryTable, build_summary, summary_cells
 from vse.eval.tables.table import as_text
 from vse.pipeline.files.writing import sha256_json
 
@@ -28,7 +28,7 @@ METRICS = ["phrase_r1", "phrase_r5", "phrase_r10", "phrase_bound", "phrase_mean_
 def result(folder: Path, *runs: PhraseScores, **options: Any) -> Path:
     name = f"{runs[0].dataset}_{runs[0].experiment}"
     files = [write_phrase_scores(folder / "runs" / name / f"seed-{run.seed}" / "test.h5", run) for run in runs]
-    return evaluate_phrases(files, folder / "results" / f"{name}.json", bootstrap=100, **options)
+    return write_phrase_result(files, folder / "results" / f"{name}.json", bootstrap=100, **options)
 
 
 def of_row(row: str = ROW, **changes: Any) -> PhraseScores:
@@ -38,7 +38,7 @@ def of_row(row: str = ROW, **changes: Any) -> PhraseScores:
 
 def test_a_summary_has_the_metrics_of_phrases_and_nothing_of_retrieval(tmp_path: Path) -> None:
     file = result(tmp_path, some_phrases(30))
-    table = summary([file])
+    table = build_summary([file])
     protocol = json.loads(file.read_text())["protocols"]["phrase"]
     (row,) = table.to_dict("records")
     assert {name: row[name] for name in METRICS} == {name: protocol["phrase"][name[7:]] for name in METRICS}
@@ -51,7 +51,7 @@ def test_a_summary_has_the_metrics_of_phrases_and_nothing_of_retrieval(tmp_path:
 
 def test_people_see_the_metrics_of_all_phrases(tmp_path: Path) -> None:
     seeds = [some_phrases(30, seed=seed) for seed in (0, 1)]
-    table = summary([result(tmp_path, *seeds), result(tmp_path, some_phrases(30, experiment="other"))])
+    table = build_summary([result(tmp_path, *seeds), result(tmp_path, some_phrases(30, experiment="other"))])
     cells = summary_cells(table)
     assert cells.titles[-5:] == [("phrase to region", name) for name in ("R@1", "R@5", "R@10", "upper bound", "mean IoU")]
     assert cells.notes == ["dataset toy, split test, protocol phrase, iou 0.5, n_phrases 180, n_without_box 60"]
@@ -62,7 +62,7 @@ def test_people_see_the_metrics_of_all_phrases(tmp_path: Path) -> None:
 
 
 def test_results_of_phrases_and_of_retrieval_share_a_summary(tmp_path: Path) -> None:
-    table = summary([result(tmp_path, some_phrases(30)), made(tmp_path / "a.json", ["full"])])
+    table = build_summary([result(tmp_path, some_phrases(30)), made(tmp_path / "a.json", ["full"])])
     assert table["protocol"].tolist() == ["phrase", "full"]
     assert table["i2t_r1"].isna().tolist() == [True, False]
     assert table["phrase_r1"].isna().tolist() == [False, True]
@@ -84,7 +84,7 @@ def entities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_published_table_has_ours_beside_the_printed_metrics(tmp_path: Path) -> None:
     seeds = [of_row(dataset="f30k_entities", seed=seed) for seed in (0, 1)]
     file = result(tmp_path, *seeds)
-    table = compared("twobranch_1", [file]).set_index("row")
+    table = compare_published("twobranch_1", [file]).set_index("row")
     line, metrics = table.loc[ROW], json.loads(file.read_text())["protocols"]["phrase"]["phrase"]
     assert (line["phrase_r1_published"], line["phrase_r1_ours"]) == (49.09, metrics["r1"]["mean"])
     assert line["phrase_r1_std"] == metrics["r1"]["std"]
@@ -101,7 +101,7 @@ def test_the_published_table_has_ours_beside_the_printed_metrics(tmp_path: Path)
 
 def test_there_is_no_difference_from_other_test_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = result(tmp_path, of_row(dataset="f30k_entities"))
-    line = compared("twobranch_1", [file]).set_index("row").loc[ROW]
+    line = compare_published("twobranch_1", [file]).set_index("row").loc[ROW]
     assert line["phrase_r1_ours"] > 0
     assert pd.isna(line["phrase_r1_difference"])
     assert f"no difference from {ROW}: its test images are the split 'entities'" in caplog.text
@@ -109,7 +109,7 @@ def test_there_is_no_difference_from_other_test_images(tmp_path: Path, caplog: p
 
 def test_another_data_set_is_shown_if_it_is_asked_for(tmp_path: Path) -> None:
     file = result(tmp_path, of_row())
-    line = compared("twobranch_1", [file], "toy").set_index("row").loc[ROW]
+    line = compare_published("twobranch_1", [file], "toy").set_index("row").loc[ROW]
     assert line["our_dataset"] == "toy"
     assert pd.isna(line["phrase_r1_difference"])
 
@@ -119,7 +119,7 @@ def test_a_table_of_differences_names_phrases_and_types(tmp_path: Path) -> None:
         write_phrase_scores(tmp_path / f"{name}.h5", some_phrases(30, skill=skill, experiment=name))
         for name, skill in (("good", 4.0), ("poor", 0.0))
     ]
-    table = significance([compare_phrases(files, tmp_path / "c.json", iou=0.4, samples=200)])
+    table = build_significance([compare_phrases(files, tmp_path / "c.json", iou=0.4, samples=200)])
     assert set(table["direction"]) == {"phrase"}
     named = table.set_index("metric")
     assert set(named.index) == {

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from vse.eval.defaults import published_tables
-from vse.eval.tables.published_rows import experiments_of, published_rows
+from vse.eval.tables.published_rows import published_rows, table_experiments
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets import presets
 
@@ -123,42 +123,42 @@ def test_the_rows_that_presets_name_are_there() -> None:
 
 def test_the_experiments_of_a_table_are_those_of_its_rows() -> None:
     four = ["vse0_10c_rv", "order0_10c_rv", "vsepp_10c_rv", "orderpp_10c_rv"]
-    assert experiments_of("vsepp_4") == [("coco", name) for name in four]
-    assert experiments_of("vsepp_4", "demo") == [("demo", name) for name in four]
-    assert experiments_of("vsepp_2")[:2] == [("coco", "vse0"), ("coco", "vsepp")]
+    assert table_experiments("vsepp_4") == [("coco", name) for name in four]
+    assert table_experiments("vsepp_4", "demo") == [("demo", name) for name in four]
+    assert table_experiments("vsepp_2")[:2] == [("coco", "vse0"), ("coco", "vsepp")]
     both = [(dataset, f"twobranch{name}") for dataset in ("f30k", "coco") for name in ("", "_sampling", "_constraints")]
-    assert experiments_of("twobranch_4") == both
-    assert experiments_of("twobranch_4", "demo") == [
+    assert table_experiments("twobranch_4") == both
+    assert table_experiments("twobranch_4", "demo") == [
         ("demo", f"twobranch{name}") for name in ("", "_sampling", "_constraints")
     ]
     ace = ["vse0", "vsepp", "ace", "vsepp_regions", "scan_t2i_lse", "scan_adversary"]
-    assert experiments_of("ace_1") == [("coco", name) for name in ace]
+    assert table_experiments("ace_1") == [("coco", name) for name in ace]
     both = [("coco", "vsepp_resnet_ft_rv"), ("coco", "todnet_vsepp")]
     dsve, bert = ("coco", "dsve"), ("coco", "bert")
     others = [("coco", "todnet_dsve"), ("coco", "todnet_bert")]
-    assert experiments_of("todnet_1") == [*both, dsve, others[0], bert, others[1]]
-    assert experiments_of("todnet_5") == [both[0], dsve, both[1], *others]
+    assert table_experiments("todnet_1") == [*both, dsve, others[0], bert, others[1]]
+    assert table_experiments("todnet_5") == [both[0], dsve, both[1], *others]
     rows = ["", "_none", "_caption", "_image", "_query", "_mlp"]
     ablation = [("coco", f"todnet_vsepp{row}") for row in rows]
-    assert experiments_of("todnet_4") == [ablation[0], both[0], *ablation[1:]]
+    assert table_experiments("todnet_4") == [ablation[0], both[0], *ablation[1:]]
     scan = ["scan_t2i_lse", "scan_i2t_avg", "todnet_dsve", "todnet_bert", "scan_t2i_avg_i2t_lse"]
     scan += ["todnet_dsve_two", "todnet_bert_two"]
-    assert experiments_of("todnet_6") == [("coco", name) for name in scan]
+    assert table_experiments("todnet_6") == [("coco", name) for name in scan]
     phrases = ["cca"]
     phrases += [f"embedding{variant}" for variant in ("_linear_truth_single", "_truth_single", "_truth", "", "_sampling")]
     phrases += ["embedding_constraints"]
     phrases += [f"network{variant}" for variant in ("_linear_truth", "_truth", "_linear", "", "_1fc", "_2fc")]
-    assert experiments_of("twobranch_1") == [("f30k_entities", f"phrase_{name}") for name in phrases]
-    assert experiments_of("twobranch_5") == [("f30k", "twobranch_constraints"), ("f30k", "twobranch_phrases")]
+    assert table_experiments("twobranch_1") == [("f30k_entities", f"phrase_{name}") for name in phrases]
+    assert table_experiments("twobranch_5") == [("f30k", "twobranch_constraints"), ("f30k", "twobranch_phrases")]
 
 
 def test_one_row_is_not_two_experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "mine.yaml").write_text(yaml.dump({"extends": "vsepp", "rows": ["vsepp 4.4"]}))
     monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
-    assert len(experiments_of("vsepp_3")) == 10
-    with pytest.raises(UserError, match="vsepp 4.4 is named by two experiments, mine and vsepp_10c_rv"):
-        experiments_of("vsepp_4")
+    assert len(table_experiments("vsepp_3")) == 10
+    with pytest.raises(UserError, match="mine and vsepp_10c_rv, name the row vsepp 4.4"):
+        table_experiments("vsepp_4")
 
 
 def test_the_rows_are_read_without_torch() -> None:

@@ -16,15 +16,15 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from tests.eval.evaluating import write_result
 from vse.eval.cli import table_main
 from vse.eval.defaults import published_tables
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.files.results import content_sha256
-from vse.eval.protocols.evaluate import evaluate
 from vse.eval.protocols.options import EvaluationOptions
-from vse.eval.tables.published import PublishedTable, compared
+from vse.eval.tables.published import PublishedTable, compare_published
 from vse.eval.tables.published_rows import published_rows
-from vse.eval.tables.summary import summary
+from vse.eval.tables.summary import build_summary
 from vse.eval.tables.table import TableRequest
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_json
@@ -70,11 +70,11 @@ class Results:
                 provenance=json.dumps(noted(config, dataset) if config else {}),
             )
             files.append(write_embeddings(self.folder / f"{seed}.h5", made))
-        return evaluate(
+        return write_result(
             files,
             self.folder / f"{dataset}_{experiment}.json",
             protocol,
-            asked=EvaluationOptions(bootstrap=0, cross_check=False),
+            options=EvaluationOptions(bootstrap=0, cross_check=False),
         )
 
 
@@ -121,7 +121,7 @@ def filled(table: pd.DataFrame) -> list[str]:
 
 @pytest.mark.parametrize("name", published_tables())
 def test_a_table_without_results_has_the_printed_figures_alone(name: str, tmp_path: Path) -> None:
-    table = compared(name, [])
+    table = compare_published(name, [])
     assert filled(table) == []
     with pytest.raises(SystemExit) as stop:
         table_main([name, "--out", str(tmp_path / "t.csv")])
@@ -150,7 +150,7 @@ def test_without_a_file_to_write_a_table_is_printed(tmp_path: Path, capsys: pyte
 
 
 def test_a_latex_table_is_scaled_to_the_page_and_long_texts_are_broken(tmp_path: Path) -> None:
-    text = PublishedTable("published").write(compared("twobranch_2", []), tmp_path / "t.tex").read_text()
+    text = PublishedTable("published").write(compare_published("twobranch_2", []), tmp_path / "t.tex").read_text()
     start, table = text.split("\\begin{tabular}")
     assert start.splitlines()[0] == "% \\usepackage{booktabs,graphicx}"
     assert start.splitlines()[-1] == "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"
@@ -160,7 +160,7 @@ def test_a_latex_table_is_scaled_to_the_page_and_long_texts_are_broken(tmp_path:
 
 def test_a_result_fills_its_row_and_no_other(result: Results) -> None:
     path = result("vsepp_10c_rv")
-    table = compared("vsepp_4", [path])
+    table = compare_published("vsepp_4", [path])
     assert filled(table) == ["vsepp 4.4"]
     row, ours = line(table, "vsepp 4.4"), measured(path, "1k")
     assert (row["experiment"], row["seeds"], row["our_dataset"], row["our_images"]) == ("vsepp_10c_rv", "0", "coco", 1000)
@@ -175,7 +175,7 @@ def test_a_result_fills_its_row_and_no_other(result: Results) -> None:
 
 def test_several_seeds_give_mean_and_deviation(result: Results) -> None:
     path = result("orderpp_10c_rv", seeds=(0, 3, 5))
-    row, ours = line(compared("vsepp_4", [path]), "vsepp 4.5"), measured(path, "1k")["t2i"]["r5"]
+    row, ours = line(compare_published("vsepp_4", [path]), "vsepp 4.5"), measured(path, "1k")["t2i"]["r5"]
     assert row["seeds"] == "0 3 5"
     assert ours["std"] > 0
     assert (row["t2i_r5_ours"], row["t2i_r5_std"]) == (ours["mean"], ours["std"])
@@ -186,14 +186,14 @@ def test_several_seeds_give_mean_and_deviation(result: Results) -> None:
 def test_a_row_of_one_fold_is_the_first_fold(seeds: tuple[int, ...], result: Results) -> None:
     path = result("vsepp", n_images=2000, seeds=seeds)
     fold = measured(path, "1k")["per_fold"][0]["i2t"]["r1"]
-    ours = line(compared("vsepp_1", [path]), "vsepp 1.6")["i2t_r1_ours"]
+    ours = line(compare_published("vsepp_1", [path]), "vsepp 1.6")["i2t_r1_ours"]
     assert ours == (fold if len(seeds) == 1 else fold["mean"])
     assert ours != (measured(path, "1k")["i2t"]["r1"] if len(seeds) == 1 else measured(path, "1k")["i2t"]["r1"]["mean"])
 
 
 def test_one_result_may_be_rows_of_two_protocols(result: Results) -> None:
     path = result("vsepp_ft_rv", n_images=5000)
-    table = compared("vsepp_1", [path])
+    table = compare_published("vsepp_1", [path])
     assert filled(table) == ["vsepp 1.9", "vsepp 1.13"]
     assert line(table, "vsepp 1.9")["i2t_r1_difference"] == pytest.approx(measured(path, "1k")["i2t"]["r1"] - 57.2)
     row = line(table, "vsepp 1.13")
@@ -203,7 +203,7 @@ def test_one_result_may_be_rows_of_two_protocols(result: Results) -> None:
 
 def test_among_more_or_fewer_images_there_is_no_difference(result: Results) -> None:
     """Retrieval among 2,000 images is easier than among the 5,000 of the row."""
-    table = compared("vsepp_1", [result("vsepp_ft_rv", n_images=2000)])
+    table = compare_published("vsepp_1", [result("vsepp_ft_rv", n_images=2000)])
     assert line(table, "vsepp 1.9")["i2t_r1_difference"] != 0
     row = line(table, "vsepp 1.13")
     assert (row["images"], row["our_images"]) == (5000, 2000)
@@ -214,7 +214,7 @@ def test_among_more_or_fewer_images_there_is_no_difference(result: Results) -> N
 def test_sentence_figures_go_to_the_rows_of_their_data_set(result: Results) -> None:
     sentences = ["auto", "sentence", "sentence-1k"]
     paths = [result("twobranch", name, n, 2, protocol=sentences) for name, n in (("f30k", 1000), ("coco", 2100))]
-    table = compared("twobranch_4", paths)
+    table = compare_published("twobranch_4", paths)
     assert filled(table) == ["twobranch 4.f1", "twobranch 4.c1"]
     for key, path, protocol in zip(filled(table), paths, sentences[1:], strict=True):
         row = line(table, key)
@@ -225,57 +225,59 @@ def test_sentence_figures_go_to_the_rows_of_their_data_set(result: Results) -> N
 
 def test_a_repeated_row_is_filled_in_both_tables(result: Results) -> None:
     path = result("vsepp")
-    assert filled(compared("vsepp_1", [path])) == filled(compared("vsepp_2", [path])) == ["vsepp 1.6"]
+    assert filled(compare_published("vsepp_1", [path])) == filled(compare_published("vsepp_2", [path])) == ["vsepp 1.6"]
 
 
 def test_one_result_may_be_two_rows(result: Results) -> None:
-    assert filled(compared("twobranch_2", [result("cca", "f30k")])) == ["twobranch 2.a5", "twobranch 2.a7"]
+    assert filled(compare_published("twobranch_2", [result("cca", "f30k")])) == ["twobranch 2.a5", "twobranch 2.a7"]
 
 
 def test_mean_recall_is_compared_too(result: Results) -> None:
     path = result("mine", config={"rows": ["todnet 1.1"]})
-    row = line(compared("todnet_1", [path]), "todnet 1.1")
+    row = line(compare_published("todnet_1", [path]), "todnet 1.1")
     assert row["mean_recall_ours"] == measured(path, "1k")["mean_recall"]
     assert row["mean_recall_difference"] == pytest.approx(measured(path, "1k")["mean_recall"] - 80.5)
 
 
 def test_figures_of_another_data_set_are_shown_without_differences(result: Results) -> None:
     names = ("vse0_10c_rv", "order0_10c_rv", "vsepp_10c_rv", "orderpp_10c_rv")
-    table = compared("vsepp_4", [result(name, "demo") for name in names], "demo")
+    table = compare_published("vsepp_4", [result(name, "demo") for name in names], "demo")
     assert filled(table) == [f"vsepp 4.{row}" for row in (2, 3, 4, 5)]
     assert list(table["our_dataset"]) == ["", *["demo"] * 4]
     assert set(table["dataset"]) == {"coco"}
     assert table[[name for name in table if str(name).endswith("_difference")]].isna().all(axis=None)
-    both = compared("twobranch_4", [result("twobranch", "demo", 1000, 2, protocol=["sentence", "sentence-1k"])], "demo")
+    both = compare_published(
+        "twobranch_4", [result("twobranch", "demo", 1000, 2, protocol=["sentence", "sentence-1k"])], "demo"
+    )
     assert filled(both) == ["twobranch 4.f1", "twobranch 4.c1"]
-    same = compared("vsepp_4", [result("vsepp_10c_rv")], "coco")
+    same = compare_published("vsepp_4", [result("vsepp_10c_rv")], "coco")
     assert same["i2t_r1_difference"].notna().any()
 
 
 def test_a_difference_is_of_the_same_test_images(result: Results, caplog: pytest.LogCaptureFixture) -> None:
     """The two-branch paper's Flickr30K is another split than Karpathy's, and its images of COCO are known to nobody."""
     karpathy = result("twobranch", "f30k", 1000, 2, protocol=["auto", "sentence"])
-    row = line(compared("twobranch_2", [karpathy]), "twobranch 2.b4")
+    row = line(compare_published("twobranch_2", [karpathy]), "twobranch 2.b4")
     assert (row["split"], row["our_split"], row["our_images"]) == ("entities", "karpathy", 1000)
     assert row["i2t_r1_ours"] > 0
     assert np.isnan(row["i2t_r1_difference"])
     assert (
-        f"{karpathy}: no difference from twobranch 2.b4: its test images are the split 'entities', ours split 'karpathy'"
+        f"{karpathy}: no difference from twobranch 2.b4: its test images are the split 'entities', ours are split 'karpathy'"
         in (caplog.text)
     )
     entities = result("twobranch", "f30k_entities", 1000, 2)
-    row = line(compared("twobranch_2", [entities]), "twobranch 2.b4")
+    row = line(compare_published("twobranch_2", [entities]), "twobranch 2.b4")
     assert (row["dataset"], row["our_dataset"], row["our_split"]) == ("f30k", "f30k_entities", "entities")
     assert row["i2t_r1_difference"] == pytest.approx(measured(entities, "1k")["i2t"]["r1"] - 40.5)
     coco = result("twobranch", "coco", 5000)
-    row = line(compared("twobranch_3", [coco]), "twobranch 3.b1")
+    row = line(compare_published("twobranch_3", [coco]), "twobranch 3.b1")
     assert (row["split"], row["our_split"]) == ("random", "karpathy")
     assert np.isnan(row["i2t_r1_difference"])
-    assert "its test images are drawn at random and not published, ours split 'karpathy'" in caplog.text
+    assert "its test images are a random sample that was not published, ours are split 'karpathy'" in caplog.text
 
 
 def test_test_images_without_a_name_are_those_of_no_row(result: Results, edit: Callable[..., Path]) -> None:
-    few = line(compared("vsepp_4", [result("vsepp_10c_rv", n_images=1001)]), "vsepp 4.4")
+    few = line(compare_published("vsepp_4", [result("vsepp_10c_rv", n_images=1001)]), "vsepp 4.4")
     assert (few["split"], few["our_split"]) == ("karpathy", sha256_json(list(range(1001)))[:12])
     assert few["i2t_r1_ours"] > 0
     assert np.isnan(few["i2t_r1_difference"])
@@ -284,51 +286,51 @@ def test_test_images_without_a_name_are_those_of_no_row(result: Results, edit: C
         del content["split_identity"]
         content["sha256"] = content_sha256(content)
 
-    older = line(compared("vsepp_4", [edit(result("vsepp_10c_rv"), forget)]), "vsepp 4.4")
+    older = line(compare_published("vsepp_4", [edit(result("vsepp_10c_rv"), forget)]), "vsepp 4.4")
     assert older["our_split"] == ""
     assert np.isnan(older["i2t_r1_difference"])
 
 
 def test_the_rows_of_a_run_are_those_that_its_settings_name(result: Results) -> None:
     own = settings("vsepp_10c_rv", rows=["vsepp 4.2"], name="mine")
-    assert filled(compared("vsepp_4", [result("mine", config=own)])) == ["vsepp 4.2"]
+    assert filled(compare_published("vsepp_4", [result("mine", config=own)])) == ["vsepp 4.2"]
 
 
 def test_a_run_that_is_older_than_the_row_s_name_is_that_row_if_its_settings_are(result: Results) -> None:
     older = settings("vsepp_10c_rv", rows=[])
-    assert filled(compared("vsepp_4", [result("vsepp_10c_rv", config=older)])) == ["vsepp 4.4"]
+    assert filled(compare_published("vsepp_4", [result("vsepp_10c_rv", config=older)])) == ["vsepp 4.4"]
     other = result("vsepp_10c_rv", config={**older, "loss": {"margin": 0.5}})
-    with pytest.raises(UserError, match="no result is of a row of vsepp_4"):
-        compared("vsepp_4", [other])
+    with pytest.raises(UserError, match="no result belongs to a row of vsepp_4"):
+        compare_published("vsepp_4", [other])
 
 
 def test_changed_settings_are_named(result: Results) -> None:
     config = settings("vsepp_10c_rv")
-    row = line(compared("vsepp_4", [result("vsepp_10c_rv", config=config)]), "vsepp 4.4")
+    row = line(compare_published("vsepp_4", [result("vsepp_10c_rv", config=config)]), "vsepp 4.4")
     assert row["changed"] == ""
     assert (row["experiment"], row["method"], row["feature"]) == ("vsepp_10c_rv", "VSE++ (10C+rV)", "fc7_10c")
     config = settings("vsepp_10c_rv", loss={"margin": 0.1}, train={"precision": "bf16", "memory_gb": 9.0})
-    row = line(compared("vsepp_4", [result("vsepp_10c_rv", config=config)]), "vsepp 4.4")
+    row = line(compare_published("vsepp_4", [result("vsepp_10c_rv", config=config)]), "vsepp 4.4")
     assert row["changed"] == "loss.margin: 0.2 -> 0.1; train.precision: fp32 -> bf16"
     assert row["experiment"] == "vsepp_10c_rv[margin=0.1, precision=bf16]"
     config = settings("vsepp_10c_rv", "demo")
-    row = line(compared("vsepp_4", [result("vsepp_10c_rv", "demo", config=config)], "demo"), "vsepp 4.4")
+    row = line(compare_published("vsepp_4", [result("vsepp_10c_rv", "demo", config=config)], "demo"), "vsepp 4.4")
     assert row["changed"] == "", "what the data set's preset changes is not the user's change"
     config = {**config, "unheard": 1}
-    row = line(compared("vsepp_4", [result("vsepp_10c_rv", "demo", config=config)], "demo"), "vsepp 4.4")
+    row = line(compare_published("vsepp_4", [result("vsepp_10c_rv", "demo", config=config)], "demo"), "vsepp 4.4")
     assert row["changed"] == "settings of another version"
 
 
 def test_results_of_other_tables_are_left_out_and_said(result: Results, caplog: pytest.LogCaptureFixture) -> None:
     mine, other = result("vsepp_10c_rv"), result("vse0_rc")
-    assert filled(compared("vsepp_4", [other, mine])) == ["vsepp 4.4"]
+    assert filled(compare_published("vsepp_4", [other, mine])) == ["vsepp 4.4"]
     assert f"{other} is left out: no row of vsepp_4 is the experiment vse0_rc" in caplog.text
     with pytest.raises(
         UserError, match="its rows are the experiments vse0_10c_rv, order0_10c_rv, vsepp_10c_rv, orderpp_10c_rv"
     ):
-        compared("vsepp_4", [other])
+        compare_published("vsepp_4", [other])
     with pytest.raises(UserError, match="its rows are the experiments phrase_cca, phrase_embedding_linear"):
-        compared("twobranch_1", [other])
+        compare_published("twobranch_1", [other])
 
 
 def scale(content: dict[str, Any]) -> None:
@@ -362,7 +364,7 @@ def test_another_layout_of_the_same_content_is_no_edit(result: Results) -> None:
     path = result("vsepp_10c_rv")
     content = json.loads(path.read_text())
     path.write_text(json.dumps(dict(reversed(content.items())), indent=4))
-    assert filled(compared("vsepp_4", [path])) == ["vsepp 4.4"]
+    assert filled(compare_published("vsepp_4", [path])) == ["vsepp 4.4"]
 
 
 def test_a_result_without_a_hash_is_refused_but_in_a_summary(
@@ -370,7 +372,7 @@ def test_a_result_without_a_hash_is_refused_but_in_a_summary(
 ) -> None:
     path = edit(result("vsepp_10c_rv"), lambda content: content.pop("sha256"))
     assert f"{path}: has no sha256" in fails(table_main, "vsepp_4", path, "--out", path.parent / "t.csv")
-    assert len(summary([path])) == 1
+    assert len(build_summary([path])) == 1
 
 
 def test_a_truncated_result_is_refused(result: Results, fails: Callable[..., str]) -> None:
@@ -387,26 +389,26 @@ def test_what_the_table_does_not_ask_for_is_refused_with_the_reason(result: Resu
         return message
 
     of_f30k = refused("vsepp_4", result("vsepp_10c_rv", "f30k"))
-    assert "made from the data set 'f30k', and the table asks for vsepp 4.4 of coco" in of_f30k
-    assert "--dataset f30k makes a table of that instead" in of_f30k
+    assert "the data set 'f30k', but vsepp 4.4 needs coco" in of_f30k
+    assert "--dataset f30k" in of_f30k
     of_coco = refused("vsepp_4", result("vsepp_10c_rv"), "--dataset", "demo")
-    assert "made from the data set 'coco', and the table asks for vsepp 4.4 of demo" in of_coco
-    assert "of f30k and coco" in refused("twobranch_4", result("twobranch", "demo", 50, 2, protocol="sentence"))
-    assert "made from the split 'val'" in refused("vsepp_4", result("vsepp_10c_rv", split="val"))
+    assert "the data set 'coco', but vsepp 4.4 needs demo" in of_coco
+    assert "needs f30k and coco" in refused("twobranch_4", result("twobranch", "demo", 50, 2, protocol="sentence"))
+    assert "the split 'val'" in refused("vsepp_4", result("vsepp_10c_rv", split="val"))
     lacking = refused("vsepp_4", result("vsepp_10c_rv", protocol="full"))
-    assert "lacks the protocol 1k, which vsepp 4.4 asks for (there is full); evaluate again with --protocol 1k" in lacking
-    assert "it takes 1000 images, not 50" in refused("vsepp_4", result("vsepp_10c_rv", n_images=50))
+    assert "lacks the protocol 1k of the row vsepp 4.4 (it has full); evaluate again with --protocol 1k" in lacking
+    assert "it needs 1000 images, there are 50" in refused("vsepp_4", result("vsepp_10c_rv", n_images=50))
     assert "--protocol sentence" in refused("twobranch_4", result("twobranch", "f30k"))
     few = refused("twobranch_4", result("twobranch", "coco", 50, 2, protocol="sentence"))
-    assert "lacks the protocol sentence-1k, which twobranch 4.c1 asks for (there is sentence); it takes 1000 images" in few
+    assert "lacks the protocol sentence-1k of the row twobranch 4.c1 (it has sentence); it needs 1000 images" in few
     phrase = refused("twobranch_1", result("mine", "f30k_entities", config={"rows": ["twobranch 1.b1"]}))
     assert "lacks the protocol phrase" in phrase
 
 
 def test_two_results_of_one_row_are_refused(result: Results) -> None:
     first, second = result("vsepp_10c_rv"), result("mine", config={"rows": ["vsepp 4.4"]})
-    with pytest.raises(UserError, match="are both of the row vsepp 4.4; give one of them"):
-        compared("vsepp_4", [first, second])
+    with pytest.raises(UserError, match="both belong to the row vsepp 4.4"):
+        compare_published("vsepp_4", [first, second])
 
 
 def test_the_command_names_its_tables(tmp_path: Path, fails: Callable[..., str]) -> None:
@@ -472,7 +474,7 @@ def test_latex_compiles(tmp_path: Path, result: Results) -> None:
 def test_a_preset_of_one_s_own_is_a_row_as_in_the_workflow(tmp_path: Path, result: Results) -> None:
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "mine.yaml").write_text(yaml.dump({"extends": "vsepp", "rows": ["ace 1.3"]}))
-    assert filled(compared("ace_1", [result("mine")])) == ["ace 1.3"]
+    assert filled(compare_published("ace_1", [result("mine")])) == ["ace 1.3"]
 
 
 def test_an_ensemble_is_its_row_unless_a_member_was_changed(tmp_path: Path, result: Results) -> None:
@@ -483,8 +485,10 @@ def test_an_ensemble_is_its_row_unless_a_member_was_changed(tmp_path: Path, resu
         for name, changed in (("vsepp", changes), ("vse0", {})):
             result(name, config=settings(name, **changed))
             files.append((tmp_path / "0.h5").rename(tmp_path / f"{name}.h5"))
-        path = evaluate(files, tmp_path / "duo.json", asked=EvaluationOptions(bootstrap=0, together=True, experiment="duo"))
-        table = compared("vsepp_4", [path])
+        path = write_result(
+            files, tmp_path / "duo.json", options=EvaluationOptions(bootstrap=0, ensemble=True, experiment="duo")
+        )
+        table = compare_published("vsepp_4", [path])
         assert filled(table) == ["vsepp 4.1"]
         row = line(table, "vsepp 4.1")
         assert (row["experiment"], row["changed"]) == ("duo" + ("[margin=0.1]" if shown else ""), shown)
@@ -500,8 +504,8 @@ def test_a_difference_within_our_interval_is_marked(tmp_path: Path, result: Resu
     scores[np.arange(n), np.arange(n)] = np.where(np.arange(n) < 10 * target, 1, -1)
     ids = np.arange(n)
     run = Embeddings(ids, ids, ids, "coco", "test", scores=scores, experiment="vsepp", seed=0, similarity="network")
-    file = evaluate([write_embeddings(tmp_path / "e.h5", run)], tmp_path / "r.json")
-    table = compared("vsepp_1", [file])
+    file = write_result([write_embeddings(tmp_path / "e.h5", run)], tmp_path / "r.json")
+    table = compare_published("vsepp_1", [file])
     (row,) = table[table["experiment"] == "vsepp"].to_dict("records")
     low, high = json.loads(file.read_text())["protocols"]["1k"]["ci95"]["i2t"]["r1"]
     assert (row["i2t_r1_low"], row["i2t_r1_high"]) == (low, high)

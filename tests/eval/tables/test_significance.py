@@ -8,17 +8,17 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from tests.eval.evaluating import write_result
 from tests.eval.protocols.test_evaluate import made
 from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
-from vse.eval.protocols.evaluate import evaluate
 from vse.eval.protocols.options import EvaluationOptions
-from vse.eval.tables.significance import compare, significance
-from vse.eval.tables.summary import summary
+from vse.eval.tables.significance import build_significance, compare_files
+from vse.eval.tables.summary import build_summary
 
 
 def compared(tmp_path: Path, *files: Path, protocol: str | Sequence[str] = "auto", samples: int = 400) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(compare(files, tmp_path / "c.json", protocol, samples=samples).read_text())
+    content: dict[str, Any] = json.loads(compare_files(files, tmp_path / "c.json", protocol, samples=samples).read_text())
     return content
 
 
@@ -47,7 +47,7 @@ def test_the_better_model_is_told_from_the_worse(models: list[Path], tmp_path: P
 def test_the_figures_are_those_of_the_results(models: list[Path], tmp_path: Path) -> None:
     content = compared(tmp_path, *models)
     for side, files in (("a", models[:3]), ("b", models[3:])):
-        result = json.loads(evaluate(files, tmp_path / f"{side}.json", asked=EvaluationOptions(bootstrap=0)).read_text())
+        result = json.loads(write_result(files, tmp_path / f"{side}.json", options=EvaluationOptions(bootstrap=0)).read_text())
         assert content[side]["seeds"] == [0, 1, 2]
         for way, name in (("i2t", "r1"), ("t2i", "medr"), ("t2i", "meanr")):
             mean = result["protocols"]["full"][way][name]["mean"]
@@ -65,9 +65,9 @@ def test_exchanging_the_models_changes_signs_alone(models: list[Path], tmp_path:
 
 def test_the_table_marks_what_is_not_significant(models: list[Path], tmp_path: Path) -> None:
     compared(tmp_path, models[0], models[1])  # two seeds of one model
-    alike = significance([tmp_path / "c.json"])
+    alike = build_significance([tmp_path / "c.json"])
     compared(tmp_path, models[0], models[3])
-    unlike = significance([tmp_path / "c.json"])
+    unlike = build_significance([tmp_path / "c.json"])
     for table in (alike, unlike):
         assert (table["significant"] == "yes").equals(table["p"] < 0.05)
         assert table["difference"].to_numpy() == pytest.approx((table["a_value"] - table["b_value"]).to_numpy())
@@ -103,7 +103,7 @@ def test_the_commands(models: list[Path], tmp_path: Path, capsys: pytest.Capture
 def test_without_a_file_to_write_the_table_is_printed(
     models: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pairs = [str(compare([models[0], models[k]], tmp_path / f"{k}.json", samples=100)) for k in (1, 3)]
+    pairs = [str(compare_files([models[0], models[k]], tmp_path / f"{k}.json", samples=100)) for k in (1, 3)]
     for files, start in ((pairs[1:], "| protocol | direction | metric"), (pairs, "| models")):
         with pytest.raises(SystemExit) as stop:
             table_main(["significance", *files])
@@ -116,9 +116,9 @@ def test_without_a_file_to_write_the_table_is_printed(
 
 def test_two_seeds_of_a_model_are_told_apart_by_their_seeds(models: list[Path], tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    written = compare(models[:2], samples=100)
+    written = compare_files(models[:2], samples=100)
     assert written == Path("results/demo_vsepp-0_vs_vsepp-1.json")
-    table = significance([written])
+    table = build_significance([written])
     assert set(zip(table["a"], table["b"], strict=True)) == {("vsepp seed 0", "vsepp seed 1")}
 
 
@@ -129,7 +129,7 @@ def test_two_runs_of_an_experiment_are_told_apart_by_their_settings(tmp_path: Pa
         for name, noise, provenance in (("a", 1.0, "{}"), ("b", 1.2, changed), ("c", 1.2, "not JSON"))
     ]
     for other, shown in ((files[1], ("vsepp", "vsepp[margin=0.1]")), (files[2], ("vsepp A", "vsepp B"))):
-        table = significance([compare([files[0], other], tmp_path / "c.json", samples=100)])
+        table = build_significance([compare_files([files[0], other], tmp_path / "c.json", samples=100)])
         assert set(zip(table["a"], table["b"], strict=True)) == {shown}
 
 
@@ -149,28 +149,28 @@ def test_seeds_of_one_experiment_with_two_settings_are_two_models(tmp_path: Path
 
 
 def test_comparisons_among_results_are_left_out_of_their_tables(models: list[Path], tmp_path: Path) -> None:
-    result = evaluate([models[0]], tmp_path / "r.json", asked=EvaluationOptions(bootstrap=0))
-    comparison = compare([models[0], models[3]], tmp_path / "c.json", samples=100)
-    assert summary([result, comparison]).equals(summary([result]))
+    result = write_result([models[0]], tmp_path / "r.json", options=EvaluationOptions(bootstrap=0))
+    comparison = compare_files([models[0], models[3]], tmp_path / "c.json", samples=100)
+    assert build_summary([result, comparison]).equals(build_summary([result]))
 
 
 def test_several_pairs_make_no_one_latex_table(models: list[Path], tmp_path: Path, fails: Callable[..., str]) -> None:
-    pairs = [compare([models[0], models[k]], tmp_path / f"{k}.json", samples=100) for k in (1, 3)]
-    assert "one pair of models" in fails(table_main, "significance", *pairs, "--out", tmp_path / "t.tex")
-    assert len(significance(pairs)) == 36
+    pairs = [compare_files([models[0], models[k]], tmp_path / f"{k}.json", samples=100) for k in (1, 3)]
+    assert "a single pair of models" in fails(table_main, "significance", *pairs, "--out", tmp_path / "t.tex")
+    assert len(build_significance(pairs)) == 36
 
 
 def test_what_cannot_be_compared_is_named(models: list[Path], tmp_path: Path, fails: Callable[..., str]) -> None:
     out = tmp_path / "r.json"
     other = write_embeddings(tmp_path / "other.h5", made(61))
-    result = evaluate([models[0]], tmp_path / "result.json")
+    result = write_result([models[0]], tmp_path / "result.json")
     for arguments, reason in (
         ([models[0]], "--compare needs the files of two models"),
         ([models[0], models[0]], "is given twice"),
-        (models[:5], "as many seeds of one experiment as of another; there are 3 of vsepp, 2 of vse0"),
+        (models[:5], "there are 3 of vsepp, 2 of vse0"),
         (models[:3], "there are 3 of vsepp"),
         ([models[0], other], "differ in image_ids"),
-        ([models[0], models[3], "--ensemble"], "do not go together"),
+        ([models[0], models[3], "--ensemble"], "--compare and --ensemble"),
         ([models[0], models[3], "--bootstrap", "0"], "a comparison needs samples"),
     ):
         assert reason in fails(eval_main, "--compare", *arguments, "--out", out)
@@ -178,7 +178,7 @@ def test_what_cannot_be_compared_is_named(models: list[Path], tmp_path: Path, fa
     assert "result.json: not a comparison of vse-eval --compare" in fails(
         table_main, "significance", result, "--out", out.with_suffix(".csv")
     )
-    comparison = compare(models[:1] + models[3:4], tmp_path / "c.json", samples=10)
+    comparison = compare_files(models[:1] + models[3:4], tmp_path / "c.json", samples=10)
     assert "no result among the files" in fails(table_main, "summary", comparison, "--out", tmp_path / "t.csv")
     comparison.write_text(comparison.read_text().replace('"vsepp"', '"vse++"'))
     assert "was edited after vse-eval wrote it" in fails(table_main, "significance", comparison, "--out", tmp_path / "t.csv")

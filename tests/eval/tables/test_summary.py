@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from vse.eval.cli import table_main
-from vse.eval.tables.summary import SummaryTable, summary
+from vse.eval.tables.summary import SummaryTable, build_summary
 from vse.eval.tables.table import write_table
 
 NAMES = ("r1", "r5", "r10", "medr", "meanr")
@@ -42,7 +42,7 @@ def made(path: Path, protocols: list[str], n_images: int = 2000, n_seeds: int = 
 
 
 def test_sentence_figures_stand_in_the_row_of_the_full_split(tmp_path: Path) -> None:
-    table = summary([made(tmp_path / "a.json", ["1k", "full", "sentence"])])
+    table = build_summary([made(tmp_path / "a.json", ["1k", "full", "sentence"])])
     assert list(table["protocol"]) == ["1k", "full"]
     assert list(table.columns[-11:]) == [*CROSS[-6:], *S2S]
     assert table[S2S].loc[0].isna().all()
@@ -51,12 +51,12 @@ def test_sentence_figures_stand_in_the_row_of_the_full_split(tmp_path: Path) -> 
 
 
 def test_sentence_metrics_of_folds_stand_in_the_row_of_the_folds(tmp_path: Path) -> None:
-    table = summary([made(tmp_path / "a.json", ["1k", "full", "sentence", "sentence-1k"])])
+    table = build_summary([made(tmp_path / "a.json", ["1k", "full", "sentence", "sentence-1k"])])
     assert list(table["protocol"]) == ["1k", "full"]
     assert table["s2s_r1"].tolist() == [40.0, 30.0]
-    alone = summary([made(tmp_path / "b.json", ["full", "sentence-1k"])])
+    alone = build_summary([made(tmp_path / "b.json", ["full", "sentence-1k"])])
     assert list(alone["protocol"]) == ["full", "sentence-1k"]
-    one_fold = summary([made(tmp_path / "c.json", ["1k", "full", "sentence", "sentence-1k"], n_images=1000)])
+    one_fold = build_summary([made(tmp_path / "c.json", ["1k", "full", "sentence", "sentence-1k"], n_images=1000)])
     assert (list(one_fold["protocol"]), one_fold["s2s_r1"].tolist()) == (["full"], [30.0])
 
 
@@ -104,7 +104,7 @@ def test_a_changed_setting_changes_the_name(
     (tmp_path / "results").mkdir()
     monkeypatch.chdir(tmp_path)
     path = trained(Path("results/a.json"), **provenance)
-    table = summary([path])
+    table = build_summary([path])
     assert list(table.columns[7:11]) == ["method", "feature", "run", "settings"]
     (row,) = table.to_dict("records")
     assert (row["experiment"], row["method"], row["feature"], row["settings"]) == (experiment, method, feature, settings)
@@ -114,41 +114,41 @@ def test_a_changed_setting_changes_the_name(
 
 def test_two_runs_of_one_experiment_are_told_apart(tmp_path: Path) -> None:
     files = [trained(tmp_path / "a.json"), trained(tmp_path / "b.json", changed_settings=CHANGED)]
-    assert list(summary(files)["experiment"]) == ["vsepp", "vsepp[margin=0.1]"]
-    text = SummaryTable("summary").write(summary(files), tmp_path / "t.tex").read_text()
+    assert list(build_summary(files)["experiment"]) == ["vsepp", "vsepp[margin=0.1]"]
+    text = SummaryTable("summary").write(build_summary(files), tmp_path / "t.tex").read_text()
     assert "method & R@1" in text
     assert "VSE++ (1C)[margin=0.1] & 20.0" in text
 
 
 def test_there_are_sentence_columns_only_if_a_result_has_the_protocol(tmp_path: Path) -> None:
     without, having = made(tmp_path / "a.json", ["full"]), made(tmp_path / "b.json", ["full", "sentence"])
-    assert not [column for column in summary([without]) if column.startswith("s2s")]
-    table = summary([without, having])
+    assert not [column for column in build_summary([without]) if column.startswith("s2s")]
+    table = build_summary([without, having])
     assert list(table.columns[-6:]) == ["rsum", *S2S]
     assert table[S2S].loc[0].isna().all()
     assert table["s2s_r1"][1] == 30.0
 
 
 def test_without_the_full_split_sentence_figures_have_a_row_of_their_own(tmp_path: Path) -> None:
-    table = summary([made(tmp_path / "a.json", ["sentence"])])
+    table = build_summary([made(tmp_path / "a.json", ["sentence"])])
     assert list(table["protocol"]) == ["sentence"]
     assert list(table.columns[-16:]) == [*CROSS, *S2S]
     assert table[CROSS].loc[0].isna().all()
     assert table[S2S].loc[0].tolist() == [30.0, 50.0, 75.0, 3.0, 9.5]
-    both = summary([made(tmp_path / "b.json", ["1k", "sentence"], n_images=1000)])
+    both = build_summary([made(tmp_path / "b.json", ["1k", "sentence"], n_images=1000)])
     assert list(both["protocol"]) == ["1k", "sentence"]
     assert both["i2t_r1"].isna().tolist() == both["rsum"].isna().tolist() == [False, True]
     assert both["s2s_r1"].isna().tolist() == [True, False]
 
 
 def test_a_test_set_of_one_fold_has_one_row_with_sentence_figures(tmp_path: Path) -> None:
-    table = summary([made(tmp_path / "a.json", ["1k", "full", "sentence"], n_images=1000)])
+    table = build_summary([made(tmp_path / "a.json", ["1k", "full", "sentence"], n_images=1000)])
     assert list(table["protocol"]) == ["full"]
     assert table["s2s_r1"].tolist() == [30.0]
 
 
 def test_sentence_figures_of_several_seeds_have_deviations(tmp_path: Path) -> None:
-    table = summary([made(tmp_path / "a.json", ["full", "sentence"], n_seeds=3)])
+    table = build_summary([made(tmp_path / "a.json", ["full", "sentence"], n_seeds=3)])
     for name in (*CROSS, *S2S):
         assert table[f"{name}_std"].tolist() == [0.5]
     assert table["s2s_r1"].tolist() == [30.0]
@@ -157,11 +157,11 @@ def test_sentence_figures_of_several_seeds_have_deviations(tmp_path: Path) -> No
 
 def test_cells_without_figures_are_blank(tmp_path: Path) -> None:
     files = [made(tmp_path / f"{k}.json", protocols) for k, protocols in enumerate((["full"], ["sentence"]))]
-    lines = write_table(summary(files), tmp_path / "t.csv").read_text().splitlines()
+    lines = write_table(build_summary(files), tmp_path / "t.csv").read_text().splitlines()
     assert lines[1].endswith(",290.00,,,,,")
     assert lines[2] == "demo,1,test,sentence,2000,10000,1,1" + 15 * "," + "30.00,50.00,75.00,3.00,9.50"
     assert pd.read_csv(tmp_path / "t.csv")["protocol"].tolist() == ["full", "sentence"]
-    text = SummaryTable("summary").write(summary(files), tmp_path / "t.tex").read_text()
+    text = SummaryTable("summary").write(build_summary(files), tmp_path / "t.tex").read_text()
     assert "\\multicolumn{4}{c}{sentence to sentence}" in text
     assert " & 290.0 &  &  &  &  \\\\" in text
     assert "nan" not in text.lower()
@@ -197,4 +197,4 @@ def test_a_model_on_the_embeddings_of_another_names_its_backbone_for_its_feature
     result = json.loads(path.read_text())
     result["provenance"] = {"config": {"backbone": "vsepp", "feature": "fc7"}, "features": {"vsepp-0_images": "ab"}}
     path.write_text(json.dumps(result))
-    assert summary([path])["feature"].tolist() == ["vsepp"]
+    assert build_summary([path])["feature"].tolist() == ["vsepp"]

@@ -231,9 +231,9 @@ def test_an_adversary_that_diverges_ends_the_run_in_one_line(cache: Path, tmp_pa
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        (["loss=logistic", "model.similarity=network"], "ace adds to a ranking loss, and logistic ranks nothing"),
-        (SCAN, "ace draws single vectors, and the similarity 'scan' compares sets; compositional draws"),
-        (["images.source=pictures"], "ace embeds negatives from cached features"),
+        (["loss=logistic", "model.similarity=network"], "ace requires a ranking loss, and logistic"),
+        (SCAN, "ace samples single vectors, .* 'scan' compares sets; the adversary compositional"),
+        (["images.source=pictures"], "ace requires cached features"),
     ],
 )
 def test_what_it_does_not_go_with_is_refused(

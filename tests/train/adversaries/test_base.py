@@ -201,7 +201,7 @@ def test_an_unknown_one_and_several_processes_are_refused(
     with pytest.raises(UserError, match=r"adversary: unknown adversary 'tooy' \(did you mean 'toy'"):
         experiment("adversary=tooy")
     monkeypatch.setattr("vse.train.training.join_processes", lambda device: Alone(0, 2))
-    with pytest.raises(UserError, match="an adversary takes one process"):
+    with pytest.raises(UserError, match="an adversary requires a single process"):
         train(cache, toy(), out=tmp_path / "run")
 
 

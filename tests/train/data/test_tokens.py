@@ -32,7 +32,7 @@ def test_tokens_are_padded_with_the_model_s_own_number_and_masked(transformer: T
 def test_captions_that_are_cut_are_counted_in_one_line(transformer: Transformer, caplog: pytest.LogCaptureFixture) -> None:
     assert TokenNumbers(TEXTS, transformer, CPU).n_cut == 1, "7 words and 2 special tokens just fit"
     assert caplog.messages == [
-        f"1 of 5 captions have more than the 9 tokens that {transformer.name} reads, and lose their ends"
+        f"1 of 5 captions are longer than the 9 tokens that {transformer.name} reads, and are truncated"
     ]
     caplog.clear()
     assert TokenNumbers(TEXTS[:2], transformer, CPU).n_cut == 0

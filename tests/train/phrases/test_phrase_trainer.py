@@ -130,13 +130,13 @@ def test_coordinates_alone_read_no_vector(caches: Caches, tmp_path: Path, monkey
 
 
 REFUSED = {
-    "loss.lambda3=0.1": "loss.lambda3 and lambda4 need neighbours in a batch: --set solver.neighbours=true",
-    "loss=logistic solver.neighbours=true": "neighbourhood sampling adds triplets, and the loss logistic has none",
-    "train.validate_fold=5": "phrases are ranked within their image, not among those of a fold",
+    "loss.lambda3=0.1": "loss.lambda3 and lambda4 require neighbours in a batch: --set solver.neighbours=true",
+    "loss=logistic solver.neighbours=true": "neighbourhood sampling adds triplets, .* loss logistic",
+    "train.validate_fold=5": "train.validate_fold: ",
     "truth_feature=null": r"name their feature \(--set truth_feature=boxes_truth\)",
     "truth_feature=other": "trained on 'other': extract it, or name its cache with --truth-features",
     "caption_feature=null": "solver: phrases reads captions as vectors",
-    "solver=gradient": "truth_feature goes with a training on phrases, not with the solver gradient",
+    "solver=gradient": "truth_feature is for training on phrases; the solver gradient",
     "solver=gradient truth_feature=null": "holds .* phrase rows .* features of captions are needed",
     "images.source=pictures": "solver: phrases reads cached regions",
     "model.caption_encoder=gru": "the caption encoder 'gru' reads words, not the vectors",

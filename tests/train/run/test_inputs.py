@@ -50,7 +50,7 @@ def test_caches_of_different_networks_do_not_go_together(
     extract_shards(demo, CnnExtractor(TINY_FEATURE.model_copy(update={"seed": 1})), other, 1)
     merge(demo, other, 1)
     line = fails(train_main, "--features", bank, "--eval-features", other, "--out", tmp_path / "run", *COMMAND)
-    assert "of networks with different weights" in line
+    assert "by networks with different weights" in line
 
 
 def test_a_cache_of_phrases_is_not_read_as_one_of_captions(

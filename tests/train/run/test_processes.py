@@ -133,7 +133,7 @@ def test_a_refusal_ends_all_processes(cache: Path, own_run: Path, tmp_path: Path
     assert 0 not in codes
     assert log.count("vse-train: error:") == 2
     assert "loss.margin: 0.2 -> 0.3" in log
-    assert "the first process refused" in log
+    assert "the first process reported an error" in log
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 128])

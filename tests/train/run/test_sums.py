@@ -62,11 +62,11 @@ def test_a_changed_table_of_a_run_is_in_no_report(file: str, cache: Path, tmp_pa
 
 
 def test_changed_metrics_are_in_no_frame(own_run: Path) -> None:
-    assert len(vse.Run(own_run).frame) == 3
+    assert len(vse.load(own_run).frame) == 3
     with (own_run / "metrics.csv").open("a") as table:
         table.write("4,,,,,,,,\n")
     with pytest.raises(UserError, match=r"metrics\.csv: not what the training wrote"):
-        _ = vse.Run(own_run).frame
+        _ = vse.load(own_run).frame
 
 
 def test_a_resume_writes_its_tables_again(run: Path, own_run: Path, cache: Path) -> None:
@@ -194,7 +194,9 @@ def test_what_the_workflow_calls_never_ends_in_a_dead_end(
         if record == "lost":
             (own_run / "run.json").unlink()
     train(cache, experiment(), out=own_run, existing=Existing(resume=True, overwrite=True))
-    assert "It trains from the start" in caplog.text or (file == "run.json" and "It is written again" in caplog.text)
+    assert "Training starts from the beginning" in caplog.text or (
+        file == "run.json" and "The file is written again" in caplog.text
+    )
     assert_same(state(run), state(own_run))
     assert (run / "best.safetensors").read_bytes() == (own_run / "best.safetensors").read_bytes()
     files = RunFolder(own_run).record()["files"]
@@ -214,7 +216,7 @@ def test_weights_that_change_during_the_training_are_noticed(
         return real(self, row)
 
     monkeypatch.setattr(adam.Trainer, "described", described)
-    with pytest.raises(UserError, match=r"best\.safetensors: was changed while the run was trained"):
+    with pytest.raises(UserError, match=r"best\.safetensors: was changed during the training"):
         train(cache, experiment(), out=tmp_path / "run")
     monkeypatch.undo()
     train(cache, experiment(), out=tmp_path / "run", existing=Existing(resume=True, overwrite=True))

@@ -23,7 +23,7 @@ def test_two_trainings_of_one_folder_do_not_mix(cache: Path, tmp_path: Path) -> 
     assert sorted(codes) == [0, 2], [log.read_text() for log in logs]
     won = codes.index(0)
     said = logs[1 - won].read_text()
-    assert "is writing it" in said or "holds a run of other settings" in said
+    assert "is writing it" in said or "holds a run with other settings" in said
     assert RunFolder(tmp_path / "run").record()["seed"] == won
     assert forked.run(forked.train_main, arguments(won, tmp_path / "alone"), logs[0]) == 0
     assert_same(state(tmp_path / "run"), state(tmp_path / "alone"))

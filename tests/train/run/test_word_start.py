@@ -64,7 +64,7 @@ def test_known_words_start_from_their_vectors_and_the_others_at_random_at_their_
     assert others.std().item() == pytest.approx(start.std(correction=0).item(), rel=0.2)
     assert others.mean().abs().item() < 0.2 * others.std().item()
     n_words = len(found) - len(SPECIAL_TOKENS)
-    assert f"glove.txt: vectors of 3 of {n_words} words; the other {n_words - 3} start at random" in caplog.text
+    assert f"glove.txt: vectors of 3 of {n_words} words; the other {n_words - 3} are initialised at random" in caplog.text
 
 
 def test_an_option_names_the_file_whatever_the_encoder_and_the_run_records_it(cache: Path, tmp_path: Path) -> None:
@@ -128,10 +128,10 @@ def test_what_does_not_fit_is_refused_in_a_line(cache: Path, tmp_path: Path, tfi
     assert "long.txt: vectors of 9 numbers, but model.word_dim is 8; --set model.word_dim=9" in line
     assert "gone.txt: no such file of word vectors" in fails(train_main, *arguments, tmp_path / "gone.txt")
     (tmp_path / "other.txt").write_text("zebra " + " ".join("12345678") + "\n")
-    assert "not one word of the captions has a vector" in fails(train_main, *arguments, tmp_path / "other.txt")
+    assert "no word of the captions has a vector" in fails(train_main, *arguments, tmp_path / "other.txt")
     line = fails(train_main, *arguments, glove(tmp_path / "glove.txt"), "--caption-features", tfidf)
-    assert "word vectors are for encoders of words" in line
+    assert "word vectors require a caption encoder that reads words" in line
     base = train(cache, experiment(*SETS), out=tmp_path / "base")
     line = fails(train_main, *arguments, tmp_path / "glove.txt", "--start-from", base)
-    assert "the word embeddings come from" in line
+    assert "the word embeddings are already loaded from" in line
     assert not (tmp_path / "run").exists()

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn import cross_decomposition
 
+from tests.eval.evaluating import write_result
 from tests.train.conftest import assert_same, experiment, state
 from vse.eval.defaults import RECALLS
-from vse.eval.protocols.evaluate import evaluate
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import Interrupted, UserError
 from vse.train.experiment import ExperimentConfig
@@ -259,13 +259,13 @@ def test_embeddings_are_scaled_projections_of_unit_length(run: Path, demo: Path,
 
 
 def test_a_split_is_evaluated_as_it_was_validated(run: Path, tmp_path: Path) -> None:
-    result = json.loads(evaluate([embed_split(run, tmp_path / "val.h5", "val")], tmp_path / "r.json").read_text())
+    result = json.loads(write_result([embed_split(run, tmp_path / "val.h5", "val")], tmp_path / "r.json").read_text())
     best = max(table(run), key=lambda row: row["rsum"])
     full = result["protocols"]["full"]
     assert {
         f"{direction}_r{k}": full[direction][f"r{k}"] for direction in ("i2t", "t2i") for k in RECALLS
     }.items() <= best.items()
-    test = evaluate([embed_split(run, tmp_path / "test.h5")], tmp_path / "t.json", ["auto", "sentence"])
+    test = write_result([embed_split(run, tmp_path / "test.h5")], tmp_path / "t.json", ["auto", "sentence"])
     assert json.loads(test.read_text())["protocols"].keys() == {"full", "sentence"}
 
 

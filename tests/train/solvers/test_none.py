@@ -206,11 +206,11 @@ def test_words_are_no_vectors(images: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        (["loss=infonce"], "solver: none trains nothing, so it goes with no loss .infonce"),
-        (["loss.margin=0.4"], "goes with no loss .max"),
-        (["adversary=ace"], "solver: none has no steps that an adversary could make harder"),
-        (["start_from=vsepp"], "solver: none reads cached features and starts from nothing"),
-        (["images.source=pictures"], "solver: none reads cached features and starts from nothing"),
+        (["loss=infonce"], "solver: none trains nothing, so it uses no loss; remove the loss infonce"),
+        (["loss.margin=0.4"], "uses no loss; remove the loss max"),
+        (["adversary=ace"], "solver: none takes no gradient steps, so it cannot have an adversary"),
+        (["start_from=vsepp"], "solver: none reads cached features only and cannot start from a run"),
+        (["images.source=pictures"], "solver: none reads cached features only and cannot start from a run"),
     ],
     ids=str,
 )

@@ -172,7 +172,7 @@ def test_a_crash_in_mid_epoch_costs_that_epoch_alone(
 def test_a_signal_in_validation_loses_no_step(run: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(adam.Trainer, "validate", lambda _: os.kill(os.getpid(), signal.SIGINT))
-        with pytest.raises(Interrupted, match="stopped in epoch 1, step 8; --resume continues there"):
+        with pytest.raises(Interrupted, match="stopped in epoch 1, step 8; --resume continues from there"):
             train(cache, experiment(), out=tmp_path / "cut")
     assert RunFolder(tmp_path / "cut").checkpoint()["step"] == 8
     train(cache, experiment(), out=tmp_path / "cut", existing=Existing(resume=True))

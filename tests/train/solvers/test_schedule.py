@@ -180,7 +180,7 @@ def test_a_frozen_part_changes_only_when_its_epochs_are_over(cache: Path, tmp_pa
     [
         ("train.frozen={caption_encoder.word: 1}", "train.frozen: the model has no part 'caption_encoder.word'"),
         ("train.learning_rates={cnn: 1e-5}", "train.learning_rates: the model has no part 'cnn'"),
-        ("train.frozen={image_encoder: 1, caption_encoder: always}", "nothing of the model is left to train in epoch 1"),
+        ("train.frozen={image_encoder: 1, caption_encoder: always}", "no part of the model is left to train in epoch 1"),
         ("train.frozen={image_encoder: -1}", "greater than or equal to 0"),
         ("train.learning_rates={image_encoder: 0}", "greater than 0"),
     ],

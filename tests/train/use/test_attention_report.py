@@ -16,7 +16,7 @@ from tests.train.conftest import experiment
 from tests.train.use.attending import compare, scan
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, read_embeddings
-from vse.eval.report.gallery import retrieved
+from vse.eval.report.gallery import retrieve
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.train.cli import embed_main, report_main
 from vse.train.training import train
@@ -66,7 +66,7 @@ def cards(page: str, direction: str) -> list[str]:
 
 def shown_by(run: Embeddings, direction: str, query: int) -> list[int]:
     """Rows of what a query shows: the five best, and the best right one if it is not among them."""
-    (result,) = retrieved(run, direction, [query])
+    (result,) = retrieve(run, direction, [query])
     rows = [candidate.row for candidate in result.candidates]
     return rows if result.answer.row in rows else [*rows, result.answer.row]
 
@@ -123,7 +123,7 @@ def test_two_results_have_drawings_of_their_own(folder: Path, positions: Path, c
             assert direction == "t2i" or len(numbers) == len(set(numbers))
     page = reported(tmp_path / "page.html", plain, folder / "result.json")
     assert {name.split("-")[2] for card in cards(page, "t2i") for name in drawings(card)} == {"1"}
-    assert "Not shown here" not in page
+    assert "Not displayed here" not in page
     assert not drawings(reported(tmp_path / "page.html", plain))
 
 

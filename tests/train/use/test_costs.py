@@ -9,11 +9,11 @@ from typing import Any
 import h5py
 import pytest
 
+from tests.eval.evaluating import write_result
 from tests.train.conftest import experiment
 from vse.eval.files.embeddings import read_embeddings
-from vse.eval.protocols.evaluate import evaluate
 from vse.eval.protocols.options import EvaluationOptions
-from vse.eval.tables.ladder import ladder
+from vse.eval.tables.ladder import build_ladder
 from vse.features.cache.feature_cache import open_cache
 from vse.train.run.inputs import InputPaths
 from vse.train.training import train
@@ -65,10 +65,10 @@ def test_a_training_cache_that_is_gone_costs_nobody_knows_what(own_cache: Path, 
 def test_a_result_repeats_the_costs_of_every_seed_and_adds_its_own(run: Path, cache: Path, tmp_path: Path) -> None:
     other = train(cache, experiment(), seed=1, out=tmp_path / "other")
     files = [embed_split(each, tmp_path / f"{k}.h5") for k, each in enumerate((run, other))]
-    result = evaluate(files, tmp_path / "r.json", asked=EvaluationOptions(bootstrap=0))
+    result = write_result(files, tmp_path / "r.json", options=EvaluationOptions(bootstrap=0))
     said = json.loads(result.read_text())["provenance"]
     assert said["costs"] == [cost_in(file) for file in files]
     assert said["evaluation_s"] > 0
-    (row,) = ladder([result]).to_dict("records")
+    (row,) = build_ladder([result]).to_dict("records")
     assert row["train_s"] == pytest.approx(sum(cost["train_s"] for cost in said["costs"]) / 2)
     assert row["best"] == "yes"

@@ -115,7 +115,7 @@ def test_an_index_of_other_ids_is_refused(
     monkeypatch.setattr(dataset_module, "_LARGE", threshold)
     search(TEXT)
     edit(dataset, swap_splits)
-    with pytest.raises(UserError, match=r"was built of something else \(other ids\)"):
+    with pytest.raises(UserError, match=r"was built from something else \(other ids\)"):
         search(TEXT)
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.eval.evaluating import write_phrase_result
 from tests.train.phrases.some_regions import Caches, make_caches
 from vse.eval.files.embeddings import read_embeddings
 from vse.eval.files.phrase_scores import read_phrase_scores
-from vse.eval.protocols.phrase_evaluation import evaluate_phrases
 from vse.features.cache.feature_cache import open_cache
 from vse.pipeline.dataset.dataset import load_dataset_file, mentions
 from vse.pipeline.demo import create_demo
@@ -47,7 +47,7 @@ def test_the_file_has_every_phrase_of_the_split_with_the_candidates_of_its_image
 
 
 def test_the_evaluator_finds_what_validation_found(scored: Path, phrase_run: Path, tmp_path: Path) -> None:
-    result = json.loads(evaluate_phrases([scored], tmp_path / "result.json", bootstrap=0).read_text())
+    result = json.loads(write_phrase_result([scored], tmp_path / "result.json", bootstrap=0).read_text())
     metrics = result["protocols"]["phrase"]["phrase"]
     assert sum(metrics[f"r{k}"] for k in (1, 5, 10)) == pytest.approx(RunFolder(phrase_run).record()["best_rsum"])
 

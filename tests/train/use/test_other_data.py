@@ -89,7 +89,7 @@ def test_a_result_on_other_data_is_no_row_of_a_published_table(
     done(eval_main, own_run / "shapes_test.h5", "--bootstrap", 0, "--out", tmp_path / "cross.json")
     capsys.readouterr()
     table = [table_main, "vsepp_4", tmp_path / "cross.json", "--dataset", "shapes", "--out", tmp_path / "p.csv"]
-    assert "no result is of a row" in fails(*table)
+    assert "no result belongs to a row" in fails(*table)
 
 
 def test_words_that_the_training_captions_lack_are_counted(own_run: Path, own_demo: Path, cache: Path) -> None:

@@ -89,7 +89,7 @@ def test_the_page_of_a_re_ranking_shows_what_that_of_a_full_search_shows(run: Pa
     pages = []
     for options in ((), ("--rerank", 12)):
         printed(capsys, run, "a red square", "-k", 3, "--html", tmp_path / "page.html", *options)
-        pages.append([line for line in (tmp_path / "page.html").read_text().splitlines() if "Made by" not in line])
+        pages.append([line for line in (tmp_path / "page.html").read_text().splitlines() if "Written by" not in line])
     assert pages[0] == pages[1]
 
 

@@ -1,4 +1,4 @@
-"""Data sets, caches, runs and embeddings as the interface opens them, against what lies in the files."""
+"""Data sets and caches as the interface opens them, against the contents of their files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vse.features.cache.reader import FeatureReader
 
 
 def slow_rows(file: Path, ids: list[int]) -> list[np.ndarray]:
-    """The rows of ids, by HDF5 itself."""
+    """Return the rows of ids, read by HDF5 itself."""
     with h5py.File(file) as cache:
         place = {int(identity): k for k, identity in enumerate(cache["ids"][:])}
         if "offsets" not in cache:
@@ -42,7 +42,7 @@ def test_a_data_set_is_a_frame_of_captions(demo: Path) -> None:
     assert len(data) == len(data.images) == 66
 
 
-def test_what_a_data_set_lacks_is_named(demo: Path) -> None:
+def test_a_missing_image_or_split_is_named(demo: Path) -> None:
     data = vse.open_dataset(str(demo))
     with pytest.raises(vse.UserError, match="has no image 1000"):
         data.photo(1000)
@@ -75,13 +75,13 @@ def test_one_id_is_one_row_and_a_colon_all(cache: Path) -> None:
     ("ids", "message"),
     [
         ([0, 999], "the first is id 999"),
-        (np.array([0.5]), "ids are a list of whole numbers"),
-        ([True, False], "ids are a list of whole numbers"),
-        (np.array([[1, 2]]), "ids are a list of whole numbers"),
+        (np.array([0.5]), "ids must be a list of whole numbers"),
+        ([True, False], "ids must be a list of whole numbers"),
+        (np.array([[1, 2]]), "ids must be a list of whole numbers"),
         (slice(1, 3), "take \\[:\\] or a list of ids"),
     ],
 )
-def test_ids_that_are_none_are_one_line(ids: object, message: str, cache: Path) -> None:
+def test_wrong_ids_are_errors_of_one_line(ids: object, message: str, cache: Path) -> None:
     with pytest.raises(vse.UserError, match=message):
         vse.open_features(cache)[ids]  # type: ignore[index]
 
@@ -109,21 +109,14 @@ def test_regions_are_ragged(regions: Path) -> None:
 
 def test_vectors_have_no_mask_and_no_boxes(cache: Path) -> None:
     features = vse.open_features(cache)
-    with pytest.raises(vse.UserError, match="none is padded"):
+    with pytest.raises(vse.UserError, match="not ragged"):
         features.mask([1])
-    with pytest.raises(vse.UserError, match=r"\.h5: .* its \w+ "):
+    with pytest.raises(vse.UserError, match="does not say where on the photos"):
         features.boxes([1])
 
 
-def test_what_a_cache_says_is_what_the_trainers_read(cache: Path) -> None:
+def test_a_cache_has_the_rows_that_the_trainers_read(cache: Path) -> None:
     features, opened = vse.open_features(cache), open_cache(cache)
     assert (features.dataset, features.feature, features.kind) == ("demo", "tiny", "image")
     assert features.json == opened.provenance
     assert np.array_equal(features[:], FeatureReader(opened).rows(np.arange(66)))
-
-
-def test_a_run_has_its_record_epochs_and_settings(run: Path) -> None:
-    opened = vse.Run(run)
-    assert opened.json == json.loads((run / "run.json").read_text())
-    assert opened.frame["epoch"].tolist() == [1, 2, 3]
-    assert opened.settings["model"]["dim"] == 16

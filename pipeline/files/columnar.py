@@ -1,20 +1,24 @@
-"""Read untrusted parquet files batch by batch, within the limit on decoded bytes.
+"""Read untrusted parquet files, and check parquet, Arrow and other compressed files against the limit on decoded bytes.
 
-A reader allocates as much memory as the headers of the pages state; the sizes in the footer of the file are not binding. So
-the headers of all pages of a row group are checked before the row group is read. They are structs of Thrift's compact protocol
-(https://parquet.apache.org/docs/file-format/).
+:func:`parquet_batches` reads a parquet file batch by batch. A reader allocates as much memory as the headers of the pages
+state; the sizes in the footer of the file are not binding. So the headers of all pages of a row group are checked before the
+row group is read. They are structs of Thrift's compact protocol (https://parquet.apache.org/docs/file-format/).
+
+:func:`check_compressed_file` checks a file that a library is going to open itself.
 """
 
 from __future__ import annotations
 
+import struct
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from vse.pipeline.errors import import_extra
-from vse.pipeline.files.decoded_limit import check_decoded
-from vse.pipeline.files.inputs import wrap_read_errors
+from vse.pipeline.files.decoded_limit import check_decoded, check_stream, check_zip
+from vse.pipeline.files.inputs import check_input, wrap_read_errors
 
 _MOST_FIELDS = 1000  # fields of one header, nested fields included
 _INTEGERS, _DOUBLE, _BINARY, _LISTS, _STRUCT = (4, 5, 6), 7, 8, (9, 10), 12
@@ -23,6 +27,10 @@ _KINDS = (_DATA, _DICTIONARY, _DATA_V2)
 _BATCH, _SMALL_BATCH = 1024, 16  # rows
 _VALUE_BYTES = 8  # largest size of a number, or of a text's index in a dictionary
 _TEXTS = {("BYTE_ARRAY", kind) for kind in ("NONE", "UTF8", "ENUM", "JSON", "BSON")}  # not decimal numbers
+_MESSAGE_TYPE, _MESSAGE_HEADER = 1, 2  # fields of a message, as in Arrow's Message.fbs
+_DICTIONARY_BATCH, _RECORD_BATCH = 2, 3  # types of messages that hold data
+_BATCH_BUFFERS, _BATCH_COMPRESSION = 2, 3  # fields of a record batch
+_BATCH_OF_DICTIONARY = 1
 
 
 class _Page(NamedTuple):
@@ -34,9 +42,9 @@ class _Page(NamedTuple):
 
 def _pages(stream: BinaryIO, start: int, n_bytes: int) -> Iterator[_Page]:
     """Yield the pages of a column chunk that begins at ``start``. Raises ValueError if a header is malformed."""
-    place, end = start, start + n_bytes
-    while place < end:
-        stream.seek(place)
+    position, end = start, start + n_bytes
+    while position < end:
+        stream.seek(position)
         header = _ThriftReader(stream).read_struct()
         kind = next((kind for kind in _KINDS if kind in header), None)
         inner = {} if kind is None else header[kind]
@@ -45,7 +53,7 @@ def _pages(stream: BinaryIO, start: int, n_bytes: int) -> Iterator[_Page]:
         if min(size, compressed, n_values) < 0:
             raise ValueError("a page with a negative size")
         yield _Page(size, n_values)
-        place = stream.tell() + compressed
+        position = stream.tell() + compressed
 
 
 class _ThriftReader:
@@ -173,7 +181,7 @@ def _decoded_size(group: Any, leaves: Mapping[int, Any], texts: Sequence[str], s
     n_decoded, n_rows = 0, _BATCH
     for index, leaf in leaves.items():
         chunk = group.column(index)
-        starts = [place for place in (chunk.dictionary_page_offset, chunk.data_page_offset) if place]
+        starts = [position for position in (chunk.dictionary_page_offset, chunk.data_page_offset) if position]
         width = max(_VALUE_BYTES, leaf.length or 0)
         is_copied = leaf.physical_type == "BYTE_ARRAY" and leaf.path not in texts
         n_rows = _SMALL_BATCH if is_copied else n_rows
@@ -197,3 +205,70 @@ def _expanded_size(array: Any) -> int:
     if kind.is_map(array.type):
         return _expanded_size(array.keys) + _expanded_size(array.items)
     return int(array.nbytes)
+
+
+def check_arrow(path: Path) -> None:
+    """Raise UserError if the buffers of an Arrow stream decode to more bytes than the limit."""
+    library = import_extra("pyarrow", str(path), "datasets")
+    with wrap_read_errors(path, "an Arrow stream"), library.memory_map(str(check_input(path))) as stream:
+        stream.seek(8 if stream.read(6) == b"ARROW1" else 0)
+        n_decoded = sum(map(_message_size, library.ipc.MessageReader.open_stream(stream)))
+    check_decoded(path, n_decoded, path.stat().st_size)
+
+
+def _message_size(message: Any) -> int:
+    """Return the number of bytes of a message's decompressed buffers. A compressed one begins with its decompressed size."""
+    head, body = memoryview(message.metadata), memoryview(message.body or b"")
+    root = _FlatTable(head, 0)
+    (kind,) = struct.unpack_from("B", head, root.field(_MESSAGE_TYPE) or len(head))
+    batch = _FlatTable(head, root.field(_MESSAGE_HEADER))
+    if kind == _DICTIONARY_BATCH:
+        batch = _FlatTable(head, batch.field(_BATCH_OF_DICTIONARY))
+    if kind not in (_DICTIONARY_BATCH, _RECORD_BATCH) or not batch.field(_BATCH_COMPRESSION):
+        return len(body)
+    total = 0
+    position = batch.field(_BATCH_BUFFERS)
+    position += struct.unpack_from("<I", head, position)[0]
+    for offset, length in struct.iter_unpack(
+        "<qq", head[position + 4 : position + 4 + 16 * struct.unpack_from("<I", head, position)[0]]
+    ):
+        total += max(struct.unpack_from("<q", body, offset)[0], length) if length else 0
+    return total
+
+
+class _FlatTable:
+    """A table of a flatbuffer. Its offset is stored at ``position``."""
+
+    def __init__(self, content: memoryview, position: int) -> None:
+        self._content = content
+        self._start = position + struct.unpack_from("<I", content, position)[0]
+        self._vtable = self._start - struct.unpack_from("<i", content, self._start)[0]
+
+    def field(self, index: int) -> int:
+        """Return the position of a field in the content; 0 if the table lacks the field."""
+        (size,) = struct.unpack_from("<H", self._content, self._vtable)
+        if 4 + 2 * index >= size:
+            return 0
+        (offset,) = struct.unpack_from("<H", self._content, self._vtable + 4 + 2 * index)
+        return self._start + offset if offset else 0
+
+
+_CHECKS: dict[bytes, Callable[[Path], None]] = {
+    b"PAR1": check_parquet,
+    b"ARROW1": check_arrow,
+    b"\xff\xff\xff\xff": check_arrow,
+    b"PK": check_zip,
+    b"\x1f\x8b": check_stream,
+    b"\xfd7zXZ": check_stream,
+    b"BZh": check_stream,
+}
+
+
+def check_compressed_file(path: Path) -> None:
+    """Raise UserError if a file decodes to more bytes than the limit. The first bytes tell how it is compressed."""
+    with path.open("rb") as stream:
+        start = stream.read(6)
+    check = next((check for magic, check in _CHECKS.items() if start.startswith(magic)), None)
+    if check is not None and (check is not check_zip or zipfile.is_zipfile(path)):
+        with wrap_read_errors(path, "a file that can be decoded"):
+            check(path)

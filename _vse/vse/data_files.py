@@ -1,11 +1,10 @@
-"""Files that the Python interface opens: a data set, a feature cache, a run."""
+"""The objects of the Python interface that stand for a file of data: a data set, a feature cache, and an import of both."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,16 +18,14 @@ from vse.features.cache.reader import FeatureReader
 from vse.pipeline.dataset.columns import caption_ids, image_ids
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import read_run_file
 from vse.pipeline.files.writing import read_json
-from vse.pipeline.presets.preset_files import read_yaml
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 def _are_ids(value: object) -> bool:
-    """Whether a value is a slice, an id, an array, whose type is checked where it is read, or a list of ids."""
+    """Return whether a value is a slice, an id, an array (whose type is checked where it is used), or a list of ids."""
     if isinstance(value, slice | np.ndarray | Iterator) or is_integer(value):
         return True
     return isinstance(value, Iterable) and all(isinstance(one, int | np.integer) for one in value)
@@ -38,11 +35,11 @@ RowIds = Annotated[
     int | np.integer[Any] | slice | Iterable[int] | NDArray[Any], Allowed("an id, a list of ids, or [:]", _are_ids)
 ]
 RowId = Annotated[int | np.integer[Any], Allowed("an id", is_integer)]
-_SHOWN = 5  # rows of a frame in a notebook
+DISPLAYED_ROWS = 5  # of a frame in a notebook
 
 
-class OpenFile:
-    """A file or folder that the interface opened or wrote; it can be given wherever its path can."""
+class FileHandle:
+    """A file or folder that the interface opened or wrote; every function that takes its path takes this object too."""
 
     @checked
     def __init__(self, path: StrPath) -> None:
@@ -57,27 +54,39 @@ class OpenFile:
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(repr(self))}</p>"
 
-    def _head(self, facts: str, frame: pd.DataFrame | None = None) -> str:
-        """How a notebook shows the file: its path, facts of it, and the first rows of a frame."""
-        rows = "" if frame is None else frame.head(_SHOWN).to_html()
-        return f"<p><b>{html.escape(str(self.path))}</b>: {html.escape(facts)}</p>{rows}"
+
+class Savable:
+    """An object that lies in a file once it was saved; then every function that takes the file's path takes it too."""
+
+    path: Path | None = None
+
+    def __fspath__(self) -> str:
+        if self.path is None:
+            raise UserError(f'{type(self).__name__} was not saved to a file; call its method save("PATH") first')
+        return str(self.path)
 
 
-class OpenDataset(OpenFile):
-    """A data set, ``dataset.json``: images, their captions and splits, checked.
+def html_summary(title: object, facts: str, frame: pd.DataFrame | None = None) -> str:
+    """Return the display of an object in a notebook: a title, some facts, and the first rows of a frame."""
+    rows = "" if frame is None else frame.head(DISPLAYED_ROWS).to_html()
+    return f"<p><b>{html.escape(str(title))}</b>: {html.escape(facts)}</p>{rows}"
+
+
+class DatasetFile(FileHandle):
+    """A data set, which lies in a file ``dataset.json``: images, their captions and their splits.
 
     Attributes
     ----------
     path : Path
         the file
     name : str
-        what the data set is called
+        the name of the data set
     frame : pandas.DataFrame
-        a row per caption: ``image_id``, ``caption_id``, ``split``, ``file`` (inside the folder of images), ``caption``
+        one row per caption: ``image_id``, ``caption_id``, ``split``, ``file`` (relative to the folder of images), ``caption``
     images : pandas.DataFrame
-        a row per image, those without a caption as well: ``image_id``, ``split``, ``file``, ``n_captions``, ``coco_id``
+        one row per image, also for images without a caption: ``image_id``, ``split``, ``file``, ``n_captions``, ``coco_id``
     splits : pandas.DataFrame
-        a row per split: ``n_images``, ``n_captions``
+        one row per split: ``n_images``, ``n_captions``
     json : dict[str, Any]
         the content of the file
     """
@@ -90,20 +99,20 @@ class OpenDataset(OpenFile):
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """A row per caption."""
+        """One row per caption."""
         rows = [(i.imgid, c.sentid, i.split, i.file, c.raw) for i in self._dataset.images for c in i.captions]
         return pd.DataFrame(rows, columns=["image_id", "caption_id", "split", "file", "caption"])
 
     @cached_property
     def images(self) -> pd.DataFrame:
-        """A row per image."""
+        """One row per image."""
         rows = [(i.imgid, i.split, i.file, len(i.captions), i.cocoid) for i in self._dataset.images]
         frame = pd.DataFrame(rows, columns=["image_id", "split", "file", "n_captions", "coco_id"])
         return frame.astype({"coco_id": "Int64"})
 
     @cached_property
     def splits(self) -> pd.DataFrame:
-        """A row per split."""
+        """One row per split."""
         counts = self.images.groupby("split", sort=False)["n_captions"].agg(["size", "sum"])
         return counts.set_axis(["n_images", "n_captions"], axis=1)
 
@@ -115,19 +124,25 @@ class OpenDataset(OpenFile):
 
     @checked
     def image_ids(self, split: str | None = None) -> NDArray[np.int64]:
-        """Ids of the images (n_images,) of a split, or of all; [`vse.UserError`][] if there is no such split."""
+        """Return the ids of the images of a split, or of all images, (n_images,).
+
+        Raises [`vse.UserError`][] if there is no such split.
+        """
         images = self._dataset.images if split is None else self._dataset.split(split)
         return image_ids(images)
 
     @checked
     def caption_ids(self, split: str | None = None) -> NDArray[np.int64]:
-        """Ids of the captions (n_captions,) of a split, or of all; [`vse.UserError`][] if there is no such split."""
+        """Return the ids of the captions of a split, or of all captions, (n_captions,).
+
+        Raises [`vse.UserError`][] if there is no such split.
+        """
         images = self._dataset.images if split is None else self._dataset.split(split)
         return caption_ids(images)
 
     @checked
     def photo(self, image_id: RowId) -> Path:
-        """The file of an image; [`vse.UserError`][] if the data set has no such image."""
+        """Return the path of an image file. Raises [`vse.UserError`][] if the data set has no such image."""
         image = self._dataset.find_image(int(image_id))
         if image is None:
             raise UserError(f"{self.path}: has no image {image_id}")
@@ -137,34 +152,36 @@ class OpenDataset(OpenFile):
         return len(self._dataset.images)
 
     def _repr_html_(self) -> str:
-        return self._head(f"data set {self.name!r}, {len(self):,} images", self.splits) + self.frame.head(_SHOWN).to_html()
+        head = html_summary(self.path, f"data set {self.name!r}, {len(self):,} images", self.splits)
+        return head + self.frame.head(DISPLAYED_ROWS).to_html()
 
 
-class OpenFeatures(OpenFile):
-    """A feature cache: a row of numbers for each image or caption, read by id where they lie on the disk.
+class FeatureFile(FileHandle):
+    """A feature cache, with one row of numbers for each image or caption. Rows are read from the disk by their ids.
 
-    ``features[ids]`` are the rows of some ids in their order: (n, dim), or (n, n_crops, dim) and (n, n_positions, dim) of
-    banks of crops and of grids. Of a ``ragged`` cache, such as one of regions, it is a list of n arrays (n_regions, dim).
-    ``features[7]`` is the row of one id, ``features[:]`` all rows. [`vse.UserError`][] names an id that the cache lacks.
+    ``features[ids]`` returns the rows of some ids in the order of the ids: an array (n, dim), or (n, n_crops, dim) for a bank
+    of crops and (n, n_positions, dim) for a grid. In a ``ragged`` cache, such as a cache of regions, images differ in their
+    number of vectors; there ``features[ids]`` is a list of n arrays (n_regions, dim). ``features[7]`` is the row of one id,
+    and ``features[:]`` returns all rows. [`vse.UserError`][] names an id that is not in the cache.
 
     Attributes
     ----------
     path : Path
         the file
     dataset : str
-        name of the data set
+        the name of the data set
     feature : str
-        name of the feature
+        the name of the feature
     kind : str
-        ``image`` or ``text``: whose ids they are
+        ``image`` or ``text``: whether the ids are those of images or of captions
     ids : NDArray[int64]
-        (n,) of the rows, in their order
+        the ids of the rows, (n,), in the order of the rows
     shape : tuple[int | None, ...]
-        of all rows together: (n, dim), (n, n_crops, dim), or of a ragged cache (n, None, dim)
+        the shape of all rows together: (n, dim), (n, n_crops, dim), or (n, None, dim) for a ragged cache
     ragged : bool
-        whether rows have numbers of vectors of their own
+        whether rows differ in their number of vectors
     json : dict[str, Any]
-        what the rows were made from: settings, weights, versions
+        how the rows were computed: settings, weights, versions
     """
 
     @checked
@@ -180,7 +197,7 @@ class OpenFeatures(OpenFile):
 
     @property
     def json(self) -> dict[str, Any]:
-        """What the rows were made from."""
+        """How the rows were computed."""
         return dict(self._cache.provenance)
 
     @checked
@@ -190,12 +207,12 @@ class OpenFeatures(OpenFile):
             rows: NDArray[Any] = self._reader.rows(positions)
             return rows[0] if _is_one(ids) else rows
         regions = self._reader.regions(positions)
-        sets: list[NDArray[Any]] = [row[mask] for row, mask in zip(regions.features, regions.mask, strict=True)]
-        return sets[0] if _is_one(ids) else sets
+        ragged: list[NDArray[Any]] = [row[mask] for row, mask in zip(regions.features, regions.mask, strict=True)]
+        return ragged[0] if _is_one(ids) else ragged
 
     @checked
     def tensor(self, ids: RowIds = slice(None)) -> Tensor:
-        """The rows as a float32 tensor of torch; ragged ones are padded with zeros to (n, longest, dim)."""
+        """Return the rows as a float32 tensor of torch; ragged rows are padded with zeros to (n, longest, dim)."""
         import torch
 
         positions = self._positions(ids)
@@ -205,7 +222,10 @@ class OpenFeatures(OpenFile):
 
     @checked
     def mask(self, ids: RowIds = slice(None)) -> Tensor:
-        """Where a padded ``tensor`` has vectors: (n, longest) booleans; [`vse.UserError`][] if it is not ragged."""
+        """Return where the padded ``tensor`` contains vectors, (n, longest) booleans.
+
+        Raises [`vse.UserError`][] if the cache is not ragged.
+        """
         import torch
 
         counts = self.counts(ids)
@@ -214,18 +234,23 @@ class OpenFeatures(OpenFile):
 
     @checked
     def counts(self, ids: RowIds = slice(None)) -> NDArray[np.int64]:
-        """How many vectors each row of a ragged cache has, (n,); [`vse.UserError`][] if it is not ragged."""
+        """Return the number of vectors of each row, (n,). Raises [`vse.UserError`][] if the cache is not ragged."""
         positions = self._positions(ids)
         if self._cache.offsets is None:
-            raise UserError(f"{self.path}: all its rows are {' x '.join(map(str, self._cache.row_shape))}, none is padded")
+            shape = " x ".join(map(str, self._cache.row_shape))
+            raise UserError(f"{self.path}: not ragged: every row has the shape {shape}, so no row is padded")
         return np.diff(self._cache.offsets)[positions]
 
     @checked
     def boxes(self, ids: RowIds = slice(None)) -> NDArray[np.float32] | list[NDArray[np.float32]]:
-        """Where the regions of each row lie: arrays (n_regions, 4) of x1, y1, x2, y2 in pixels of the original image."""
-        of_cache = self._reader.boxes
-        spans = (slice(*of_cache.offsets[position : position + 2]) for position in self._positions(ids))
-        boxes = [np.asarray(of_cache.boxes[span], np.float32) for span in spans]
+        """Return the boxes of the regions of each row.
+
+        Each array (n_regions, 4) has x1, y1, x2, y2 in pixels of the original image. Raises [`vse.UserError`][] if the cache
+        has no boxes.
+        """
+        cached = self._reader.boxes
+        spans = (slice(*cached.offsets[position : position + 2]) for position in self._positions(ids))
+        boxes = [np.asarray(cached.boxes[span], np.float32) for span in spans]
         return boxes[0] if _is_one(ids) else boxes
 
     def __len__(self) -> int:
@@ -245,86 +270,34 @@ class OpenFeatures(OpenFile):
         if isinstance(ids, slice):
             if ids != slice(None):
                 raise UserError(
-                    f"{self.path}: rows are read by their ids, and a slice is of places; take [:] or a list of ids"
+                    f"{self.path}: ids: rows are selected by ids, and a slice selects positions; take [:] or a list of ids"
                 )
             return np.arange(len(self.ids))
         if isinstance(ids, int | np.integer):
             return self._reader.positions([int(ids)])
         wanted = ids if isinstance(ids, np.ndarray) else np.asarray(list(ids))
         if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
-            raise UserError(f"{self.path}: ids are a list of whole numbers, not {wanted.dtype} of shape {wanted.shape}")
+            raise UserError(f"{self.path}: ids must be a list of whole numbers, not {wanted.dtype} of shape {wanted.shape}")
         return self._reader.positions(wanted.astype(np.int64))
 
     def _repr_html_(self) -> str:
-        return self._head(f"{self._cache.describe()}; data set {self.dataset!r}, feature {self.feature!r}")
-
-
-class Run(OpenFile):
-    """A trained model: the folder of a run.
-
-    Attributes
-    ----------
-    path : Path
-        the folder
-    frame : pandas.DataFrame
-        a row per epoch, as in ``metrics.csv``: learning rate, loss, recalls on the validation split, seconds
-    json : dict[str, Any]
-        the record of the run, ``run.json``: what it was made from, its state, its best epoch
-    settings : dict[str, Any]
-        every setting of its experiment, as in ``config.yaml``
-    """
-
-    @checked
-    def __init__(self, path: StrPath) -> None:
-        super().__init__(path)
-        for name in ("run.json", "config.yaml"):
-            if not (self.path / name).is_file():
-                raise UserError(f"{self.path}: no run, it has no {name}; vse.train returns one")
-
-    @cached_property
-    def json(self) -> dict[str, Any]:
-        """The record of the run."""
-        record: dict[str, Any] = read_json(self.path / "run.json")
-        return record
-
-    @cached_property
-    def settings(self) -> dict[str, Any]:
-        """Every setting of the experiment."""
-        settings: dict[str, Any] = read_yaml(self.path / "config.yaml")
-        return settings
-
-    @cached_property
-    def frame(self) -> pd.DataFrame:
-        """A row per epoch."""
-        return pd.read_csv(BytesIO(read_run_file(self.path / "metrics.csv", self.json)[0]))
-
-    def _repr_html_(self) -> str:
-        record = self.json
-        facts = {
-            "data set": "dataset",
-            "experiment": "experiment",
-            "seed": "seed",
-            "state": "state",
-            "best epoch": "best_epoch",
-        }
-        said = ", ".join(f"{what} {record[key]}" for what, key in facts.items() if key in record)
-        return self._head(said, self.frame.tail(_SHOWN))
+        return html_summary(self.path, f"{self._cache.describe()}; data set {self.dataset!r}, feature {self.feature!r}")
 
 
 class ImportedData:
-    """What an import wrote.
+    """The files that an import wrote.
 
     Attributes
     ----------
-    dataset : OpenDataset
+    dataset : DatasetFile
         the data set
-    features : tuple[OpenFeatures, ...]
-        the caches that came with it, such as the vectors of clip-retrieval; there may be none
+    features : tuple[FeatureFile, ...]
+        the caches of imported vectors, for example those of clip-retrieval; empty if only photos were imported
     """
 
     def __init__(self, written: Sequence[Path]) -> None:
-        self.dataset = OpenDataset(next(path for path in written if path.suffix == ".json"))
-        self.features = tuple(OpenFeatures(path) for path in written if path.suffix != ".json")
+        self.dataset = DatasetFile(next(path for path in written if path.suffix == ".json"))
+        self.features = tuple(FeatureFile(path) for path in written if path.suffix != ".json")
 
     def __repr__(self) -> str:
         return f"ImportedData({self.dataset!r}, {list(self.features)!r})"
@@ -334,5 +307,5 @@ class ImportedData:
 
 
 def _is_one(ids: object) -> bool:
-    """Whether that is a single id."""
+    """Return whether a value is a single id."""
     return isinstance(ids, int | np.integer)

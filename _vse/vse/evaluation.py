@@ -1,0 +1,366 @@
+"""The evaluation of models in the Python interface: metrics, the results of each query, and the comparison of two models."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import pandas as pd
+
+from vse.arguments import (
+    Allowed,
+    From0,
+    From1,
+    ListFrom1,
+    Names,
+    Share,
+    StrPath,
+    are_paths,
+    as_path,
+    default_device,
+    option_class,
+    public,
+)
+from vse.eval.defaults import BOOTSTRAP_SAMPLES, COMPARISON_SAMPLES, CROSS_CHECK_QUERIES
+from vse.eval.files.embeddings import write_embeddings
+from vse.eval.files.results import COMPARISON, RESULT, Result, read_comparison
+from vse.eval.protocols.options import EvaluationOptions
+from vse.eval.protocols.result_content import result_lines
+from vse.eval.tables.significance import build_significance, difference_lines, significance_cells
+from vse.eval.tables.summary import summarise_results, summary_cells
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.writing import read_json
+from vse.reports import SavableResult, move_references, table_html
+from vse.split_embeddings import SplitEmbeddings
+
+_RESULT = Path("result.json")  # the name of an unsaved result; references are relative to its folder, the current one
+_EMBEDDINGS = "vse.embeddings(...), a path, or a list of these"
+Members = Annotated[
+    str | os.PathLike[str] | Sequence[str | os.PathLike[str]], Allowed(_EMBEDDINGS, are_paths, names_path=True)
+]
+
+
+@option_class
+class EvaluateOptions:
+    """Rarely used options of [`vse.evaluate`][].
+
+    Attributes
+    ----------
+    cross_check : bool
+        compare the ranks with a search by FAISS
+    cross_checked : int
+        the number of queries that are compared, sampled for each direction of a protocol; 0 compares all
+    iou : float | None
+        for phrase scores: a candidate box is right from this IoU with the true box on; None is 0.5
+    cxc : str | os.PathLike[str] | None
+        the folder with the judged pairs of Crisscrossed Captions, for the protocol ``cxc``
+    unfinished : bool
+        accept runs whose training did not finish
+    device : str | None
+        the device on which FAISS searches: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None is ``$VSE_DEVICE``, or ``auto``
+    """
+
+    cross_check: bool = True
+    cross_checked: From0 = CROSS_CHECK_QUERIES
+    iou: Share | None = None
+    cxc: StrPath | None = None
+    unfinished: bool = False
+    device: str | None = None
+
+
+@option_class
+class Ensemble:
+    """The members of an ensemble, for [`vse.evaluate`][]: their scores are average.
+
+    Attributes
+    ----------
+    members : list[SplitEmbeddings | str | os.PathLike[str]]
+        the embeddings of the members; with several seeds, those of all members and seeds
+    experiment : str | None
+        the preset of the ensemble; None names the ensemble by its members
+    alpha : float | None
+        the share of the member that scores by phrases; None chooses it on the validation split
+    """
+
+    members: Members
+    experiment: str | None = None
+    alpha: Share | None = None
+
+
+Evaluated = Annotated[
+    Ensemble | str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    Allowed(
+        f"{_EMBEDDINGS}, or a vse.Ensemble",
+        lambda value: isinstance(value, Ensemble) or are_paths(value),
+        names_path=True,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class EvaluationRequest:
+    """The embeddings to evaluate, each a file or arrays in memory, and the options of the evaluation."""
+
+    sources: tuple[Path | SplitEmbeddings, ...]
+    protocol: str | list[str]
+    options: EvaluationOptions
+    iou: float | None
+    device: str
+
+    def evaluate(self, **changes: Any) -> dict[str, Any]:
+        """Return the content of the result file, with some options changed."""
+        from vse.eval.protocols.evaluate import evaluate_arrays, evaluate_files
+        from vse.eval.search.gpu import use_device
+
+        options, first = replace(self.options, **changes), self.sources[0]
+        use_device(self.device)
+        if len(self.sources) > 1 or isinstance(first, Path):
+            with TemporaryDirectory() as folder, self._files(Path(folder)) as files:
+                content = evaluate_files(files, None, self.protocol, options, self.iou)
+                return move_references(content, Path.cwd(), Path.cwd(), without=Path(folder))
+        options.check()
+        if self.iou is not None:
+            raise UserError("iou: only files of phrase scores have boxes, arrays have not; leave iou out")
+        return evaluate_arrays(first.name, first.content, _RESULT, self.protocol, options)
+
+    @contextmanager
+    def model_files(self, folder: Path) -> Iterator[list[Path]]:
+        """Yield the embeddings files of the evaluated model, one for each seed; an ensemble is written to ``folder``."""
+        if self.options.ensemble:
+            self.evaluate(save=folder / "ensemble.h5", bootstrap=0, cross_check=False)
+            yield sorted(folder.glob("ensemble*.h5"))
+            return
+        with self._files(folder) as files:
+            yield files
+
+    @contextmanager
+    def _files(self, folder: Path) -> Iterator[list[Path]]:
+        """Yield a file for each source; arrays are written to ``folder``, and errors call them by their names."""
+        arrays = {folder / f"{k}.h5": one for k, one in enumerate(self.sources) if isinstance(one, SplitEmbeddings)}
+        for path, one in arrays.items():
+            write_embeddings(path, one.content)
+        try:
+            yield [folder / f"{k}.h5" if isinstance(one, SplitEmbeddings) else one for k, one in enumerate(self.sources)]
+        except UserError as error:
+            message = str(error)
+            for path, one in arrays.items():
+                message = message.replace(str(path), one.name)
+            raise UserError(message) from None
+
+
+class Evaluation(SavableResult):
+    """The metrics of a model on a split. Printed, it has one line per protocol.
+
+    Attributes
+    ----------
+    metrics : dict[str, Any]
+        the metrics by protocol and direction, e.g. ``metrics["1k"]["i2t"]["r1"]`` and ``metrics["1k"]["rsum"]``; with several
+        seeds each metric has ``mean`` and ``std``
+    frame : pandas.DataFrame
+        one row per protocol, as in ``vse-table summary``: e.g. ``i2t_r1``, its 95% interval ``i2t_r1_low`` and
+        ``i2t_r1_high``, with several seeds its standard deviation ``i2t_r1_std``, and ``rsum``
+    json : dict[str, Any]
+        the content of the result file (docs/formats.md)
+    path : Path | None
+        the result file; None if the evaluation was not saved
+    """
+
+    _kind = RESULT
+
+    def __init__(self, request: EvaluationRequest) -> None:
+        super().__init__(request.evaluate(), [source for source in request.sources if isinstance(source, Path)])
+        absolute = (source.absolute() if isinstance(source, Path) else source for source in request.sources)
+        self._request = replace(request, sources=tuple(absolute))
+        self._result = Result.model_validate(self.json)
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The metrics by protocol and direction."""
+        return dict(self.json["protocols"])
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """One row per protocol."""
+        return summarise_results([(_RESULT, self._result)])
+
+    @public
+    def per_query(self, path: StrPath | None = None, *, force: bool = False) -> pd.DataFrame:
+        """Return one row per query: its rank, and its best right and best wrong result (docs/formats.md).
+
+        ``path`` is a file (.csv or .parquet) to write as well; ``force`` replaces a file of another kind. Raises
+        [`vse.UserError`][] for phrase scores.
+        """
+        with TemporaryDirectory() as folder:
+            out = Path(folder, "queries.csv") if path is None else as_path(path)
+            self._repeat(per_query=out)
+            frame = pd.read_parquet(out) if out.suffix == ".parquet" else pd.read_csv(out, engine="python")  # exact numbers
+        return frame.astype({"seed": "Int64", "wrong_id": "Int64"})
+
+    @public
+    def to_trec(self, folder: StrPath, depth: From0 | None = None, *, force: bool = False) -> Path:
+        """Write run and qrels files of both directions for trec_eval, ranx or ir_measures; return the folder.
+
+        A run file has the best ``depth`` results of each query; None is 1,000, and 0 is all. ``force`` replaces files of
+        another kind. Raises [`vse.UserError`][] for phrase scores.
+        """
+        out = as_path(folder)
+        self._repeat(trec=out, trec_depth=depth)
+        return out
+
+    @public
+    def with_index(self, index: str, parameters: str = "") -> Evaluation:
+        """Return this evaluation together with the results of a FAISS index, e.g. ``IVF1024,Flat`` with ``nprobe=16``.
+
+        The index is compared with the exact search. Raises [`vse.UserError`][] if it cannot be built, or for scores of pairs.
+        """
+        return self._changed(index=index, index_parameters=parameters)
+
+    @public
+    def with_rerank(self, candidates: ListFrom1) -> Evaluation:
+        """Return this evaluation together with the metrics of a search that scores only a number of candidates exactly.
+
+        ``candidates`` lists these numbers. Raises [`vse.UserError`][] if the embeddings have no vectors that find candidates.
+        """
+        return self._changed(rerank=candidates)
+
+    @public
+    def save_ensemble(self, path: StrPath, *, force: bool = False) -> Path:
+        """Write the average embeddings or scores of an ensemble to an HDF5 file, and return its path.
+
+        With several seeds the files are ``<name>-<seed>.h5``. ``force`` replaces files of another kind. Raises
+        [`vse.UserError`][] if this is not the evaluation of an ensemble.
+        """
+        self._repeat(save=as_path(path))
+        return as_path(path)
+
+    @public
+    def compare(self, other: Evaluation, *, bootstrap: From1 | None = None) -> ModelComparison:
+        """Test the difference of each metric of this model and another one on the same queries.
+
+        ``bootstrap`` is the number of samples of the images; None is 10,000. Raises [`vse.UserError`][] if the two models were
+        evaluated on different queries or by different protocols.
+        """
+        ours, theirs = self._request, other._request
+        if (ours.protocol, ours.iou) != (theirs.protocol, theirs.iou):
+            raise UserError(f"other: evaluated by the protocol {theirs.protocol!r}, and this result by {ours.protocol!r}")
+        with TemporaryDirectory() as name:
+            folder = Path(name)
+            with ours.model_files(folder / "a") as own, theirs.model_files(folder / "b") as others:
+                return ModelComparison([*own, *others], folder, ours, COMPARISON_SAMPLES if bootstrap is None else bootstrap)
+
+    def _repeat(self, **changes: Any) -> None:
+        """Evaluate once more to write further files, without the parts that these files do not need."""
+        left_out = {"bootstrap": 0, "cross_check": False, "index": None, "index_parameters": "", "rerank": ()}
+        self._request.evaluate(**left_out, **changes)
+
+    def _changed(self, **changes: Any) -> Evaluation:
+        return Evaluation(replace(self._request, options=replace(self._request.options, **changes)))
+
+    def __repr__(self) -> str:
+        return "\n".join(result_lines(self._result))
+
+    def _repr_html_(self) -> str:
+        return table_html(summary_cells(self.frame))
+
+
+class ModelComparison(SavableResult):
+    """The differences of two models on the same queries, metric by metric. Printed, it has one line per protocol.
+
+    Attributes
+    ----------
+    frame : pandas.DataFrame
+        one row per protocol and metric: both values, their ``difference``, its 95% interval ``low`` and ``high``, and ``p``
+    json : dict[str, Any]
+        the content of the comparison file (docs/formats.md)
+    path : Path | None
+        the comparison file; None if the comparison was not saved
+    """
+
+    _kind = COMPARISON
+
+    def __init__(self, files: Sequence[Path], folder: Path, request: EvaluationRequest, samples: int) -> None:
+        from vse.eval.search.gpu import use_device
+        from vse.eval.tables.significance import compare_files
+
+        use_device(request.device)
+        options, out = request.options, folder / "comparison.json"
+        check, checked_queries = options.cross_check, options.cross_checked
+        compare_files(files, out, request.protocol, check, samples, options.unfinished, request.iou, checked_queries)
+        super().__init__(move_references(read_json(out), folder, Path.cwd(), without=folder), files)
+        self.frame = build_significance([out])
+        self._lines = difference_lines(read_comparison(out))
+
+    def __repr__(self) -> str:
+        return "\n".join(self._lines)
+
+    def _repr_html_(self) -> str:
+        return table_html(significance_cells(self.frame))
+
+
+@public
+def evaluate(
+    embeddings: Evaluated,
+    protocol: Names = "auto",
+    *,
+    k: ListFrom1 = (),
+    bootstrap: From0 | None = None,
+    options: EvaluateOptions = EvaluateOptions(),
+) -> Evaluation:
+    """Compute R@K, median rank, mean rank, rsum and more of a model, with 95% intervals (``vse-eval``).
+
+    Parameters
+    ----------
+    embeddings
+        the embeddings or scores of one model: the object that [`vse.embeddings`][] returned, or a path. A list holds one for
+        each seed. A [`vse.Ensemble`][] averages the scores of its members
+    protocol
+        one or several of ``auto``, ``full``, ``1k``, ``sentence``, ``sentence-1k``, ``cxc`` and ``eccv`` (docs/evaluation.md)
+    k
+        further K of R@K, besides 1, 5 and 10
+    bootstrap
+        the number of samples of the images for the intervals, 0 for no intervals; None is 1,000
+    options
+        rarely used options, see [`vse.EvaluateOptions`][]
+
+    Returns
+    -------
+    Evaluation
+        the metrics; its methods save them, compare them, and write the results of each query
+
+    Raises
+    ------
+    vse.UserError
+        if embeddings are missing, duplicate, not finite or of different lengths, or if options contradict each other
+
+    Examples
+    --------
+    ```python
+    result = vse.evaluate("runs/demo_vsepp/seed-0/test.h5").save("results/demo_vsepp.json")
+    result.frame[["protocol", "i2t_r1", "t2i_r1", "rsum"]]
+    ```
+    """
+    ensemble = embeddings if isinstance(embeddings, Ensemble) else None
+    members = embeddings.members if isinstance(embeddings, Ensemble) else embeddings
+    listed = [members] if isinstance(members, str | os.PathLike) else list(members)
+    if not listed:
+        raise UserError("embeddings=[]: no file is given")
+    sources = tuple(one if isinstance(one, SplitEmbeddings) and one.path is None else as_path(one) for one in listed)
+    evaluation_options = EvaluationOptions(
+        cross_check=options.cross_check,
+        cross_checked=options.cross_checked,
+        bootstrap=BOOTSTRAP_SAMPLES if bootstrap is None else bootstrap,
+        unfinished=options.unfinished,
+        ks=k,
+        cxc=as_path(options.cxc),
+        ensemble=ensemble is not None,
+        experiment=ensemble.experiment if ensemble else None,
+        alpha=ensemble.alpha if ensemble else None,
+    )
+    names = protocol if isinstance(protocol, str) else list(protocol)
+    return Evaluation(EvaluationRequest(sources, names, evaluation_options, options.iou, default_device(options.device)))

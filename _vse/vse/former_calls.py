@@ -1,0 +1,83 @@
+"""Calls of earlier versions of the Python interface, each with the call that replaces it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from vse.pipeline.errors import UserError
+
+FUNCTIONS = {
+    "embed": "vse.load(run).embed(split)",
+    "search": "vse.load(run).search(query, k)",
+    "compare": "vse.evaluate(a).compare(vse.evaluate(b))",
+    "Run": "vse.load(run)",
+    "EmbeddedSplit": "vse.embeddings(path)",
+    "OpenDataset": "vse.open_dataset(path)",
+    "OpenFeatures": "vse.open_features(path)",
+}
+
+
+def _grouped(call: str, options: str, names: str) -> dict[str, str]:
+    """Return the new call for each argument that moved into an object of options."""
+    return {name: f"vse.{call}(..., {options.format(f'{name}=...')})" for name in names.split()}
+
+
+def _replaced(call: str, names: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), call)
+
+
+_ARRAYS = "vse.evaluate(vse.embeddings(images, captions, image_of_caption))"
+ARGUMENTS = {
+    "extract": _grouped("extract", "options=vse.ExtractOptions({})", "skip_bad weights_dir words device threads force"),
+    "import_data": {
+        **_grouped("import_data", "splits=vse.SplitShares({})", "val test seed"),
+        **_grouped(
+            "import_data",
+            "options=vse.ImportOptions({})",
+            "format key_until quoting tokeniser skip_bad out_features force",
+        ),
+    },
+    "train": {
+        **_grouped(
+            "train",
+            "inputs=vse.TrainInputs({})",
+            "captions eval_features caption_features truth_features start_from weights_dir words",
+        ),
+        **_grouped(
+            "train",
+            "options=vse.TrainOptions({})",
+            "log_negatives tensorboard resume overwrite force allow_code device threads",
+        ),
+    },
+    "evaluate": {
+        **_replaced(_ARRAYS, "images captions image_ids caption_ids caption_image_ids similarity name dataset split"),
+        **_replaced("vse.evaluate(vse.pair_scores(scores, image_of_caption))", "scores"),
+        **_replaced("vse.evaluate(files)", "files"),
+        **_replaced("vse.evaluate(...).save(path)", "out"),
+        **_replaced("vse.evaluate(...).save(path, force=True)", "force"),
+        **_replaced("vse.evaluate(vse.Ensemble([a, b]))", "ensemble"),
+        **_replaced("vse.evaluate(vse.Ensemble([a, b], experiment=...))", "experiment"),
+        **_replaced("vse.evaluate(vse.Ensemble([a, b], alpha=...))", "alpha"),
+        **_replaced("vse.evaluate(vse.Ensemble([a, b])).save_ensemble(path)", "save"),
+        **_replaced("vse.evaluate(...).with_index(index, parameters)", "index index_parameters"),
+        **_replaced("vse.evaluate(...).with_rerank(candidates)", "rerank"),
+        **_replaced("vse.evaluate(...).per_query(path)", "per_query"),
+        **_replaced("vse.evaluate(...).to_trec(folder, depth)", "trec trec_depth"),
+        **_grouped("evaluate", "options=vse.EvaluateOptions({})", "cross_check cross_checked iou cxc unfinished device"),
+    },
+}
+
+
+def former_argument(function: str, argument: str) -> str | None:
+    """Return the call that replaces an argument of an earlier version; None if no earlier version had it."""
+    return ARGUMENTS.get(function, {}).get(argument)
+
+
+def former_function(name: str) -> Callable[..., Any]:
+    """Return a function that raises a UserError with the call that replaces an earlier function or class."""
+
+    def call(*_: Any, **__: Any) -> Any:
+        raise UserError(f"vse.{name}(...) is now {FUNCTIONS[name]}")
+
+    return call

@@ -1,0 +1,324 @@
+"""Results in the Python interface: their files, tables, HTML reports, and the results of a search."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import pandas as pd
+
+from vse.arguments import From0, Paths, StrPath, as_path, as_paths, public
+from vse.data_files import FileHandle, Savable
+from vse.eval.defaults import REPORT_QUERIES
+from vse.eval.files.results import content_sha256
+from vse.eval.report.pages import thumbnail
+from vse.eval.search.top_k import PhraseHit, SearchHit
+from vse.eval.tables.table import BuiltTable, Cells, as_latex, as_text
+from vse.pipeline.files.images import BadImage
+from vse.pipeline.files.outputs import OutputKind, check_output
+from vse.pipeline.files.writing import write_json
+
+_REPORT_HEIGHT = 600  # pixels, in a notebook
+_THUMBNAIL = 120  # pixels of the longer side
+_PHOTOS_PER_ROW = 5
+
+
+class SavableResult(Savable):
+    """The content of a result file or a comparison file, before or after it is saved."""
+
+    _kind: OutputKind
+
+    def __init__(self, content: Mapping[str, Any], inputs: Sequence[Path]) -> None:
+        self.json = dict(content)
+        self._inputs, self._folder = [path.absolute() for path in inputs], Path.cwd()
+
+    @public
+    def save(self, path: StrPath, *, force: bool = False) -> Self:
+        """Write the file (docs/formats.md), and return this object, which then stands for the file.
+
+        ``force`` replaces a file of another kind. Raises [`vse.UserError`][] if ``path`` is a file that was evaluated.
+        """
+        out = as_path(path)
+        check_output(out, self._kind, self._inputs)
+        folder = Path.cwd() / out.parent
+        self.json, self._folder = move_references(self.json, self._folder, folder), folder
+        self.path = write_json(out, self.json)
+        return self
+
+    @property
+    def expression(self) -> str:
+        """The Python expression that returned this object, for the record of a call."""
+        return str(self.json["provenance"]["made"]["command"])
+
+
+def move_references(content: dict[str, Any], old: Path, new: Path, without: Path | None = None) -> dict[str, Any]:
+    """Return the content of a result or comparison with paths relative to the folder ``new`` instead of ``old``.
+
+    References to files below the folder ``without`` are left out. The content is signed again.
+    """
+
+    def moved(references: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+        paths = [(reference, Path(os.path.normpath(old / reference["file"]))) for reference in references]
+        kept = [(reference, path) for reference, path in paths if without is None or without not in path.parents]
+        return [{**reference, "file": os.path.relpath(path, new)} for reference, path in kept]
+
+    content = dict(content)
+    for part in ("provenance", "a", "b"):
+        if "embeddings" in content.get(part, {}):
+            content[part] = {**content[part], "embeddings": moved(content[part]["embeddings"])}
+    if "unfinished" in content:
+        content["unfinished"] = moved(content["unfinished"])
+    return {**content, "sha256": content_sha256(content)}
+
+
+class SearchResults:
+    """The results of a search, best first. A notebook displays the photos.
+
+    Attributes
+    ----------
+    query : str
+        the text, or the path of the photo
+    frame : pandas.DataFrame
+        one row per result: ``rank`` (from 1), ``score``, ``image_id``, ``file`` (None if ``dataset.json`` has no such image),
+        ``caption_id`` (if captions were searched), ``caption``; for a phrase in a photo one row per box: ``rank``, ``score``,
+        and ``x1``, ``y1``, ``x2``, ``y2`` in pixels
+    json : list[dict[str, Any]]
+        the rows of the frame as objects
+    """
+
+    def __init__(self, query: str, results: Sequence[SearchHit] | PhraseHit, photo: Path | None = None) -> None:
+        self.query, self._photo = query, photo
+        if isinstance(results, PhraseHit):
+            corners = pd.DataFrame(results.boxes, columns=["x1", "y1", "x2", "y2"])
+            self.frame = pd.concat([pd.DataFrame({"score": results.scores}), corners], axis=1)
+        else:
+            rows = [(hit.score, hit.image_id, _file_name(hit), hit.caption_id, _caption(hit)) for hit in results]
+            frame = pd.DataFrame(rows, columns=["score", "image_id", "file", "caption_id", "caption"])
+            self.frame = frame.astype({"caption_id": "Int64"})
+        self.frame.insert(0, "rank", range(1, len(self.frame) + 1))
+
+    @property
+    def json(self) -> list[dict[str, Any]]:
+        """The rows of the frame as objects."""
+        return _records(self.frame)
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def __repr__(self) -> str:
+        return f"{self.query!r}:\n{self.frame.to_string(index=False)}"
+
+    def _repr_html_(self) -> str:
+        title = f"<p><b>{html.escape(self.query)}</b></p>"
+        if "file" not in self.frame:
+            return title + _image_html(self._photo) + self.frame.to_html(index=False)
+        cells = [
+            f'<td style="vertical-align:top;text-align:left">{_image_html(row["file"])}<br>{row["rank"]}: '
+            f"{row['score']:.4f}<br>{html.escape(str(row['caption'] or row['image_id']))}</td>"
+            for row in self.json
+        ]
+        rows = ("".join(cells[start : start + _PHOTOS_PER_ROW]) for start in range(0, len(cells), _PHOTOS_PER_ROW))
+        return f"{title}<table><tr>{'</tr><tr>'.join(rows)}</tr></table>"
+
+
+class HtmlReport(FileHandle):
+    """A report that was written as one HTML file. A notebook displays it.
+
+    Attributes
+    ----------
+    path : Path
+        the file
+    html : str
+        the content of the file
+    """
+
+    @property
+    def html(self) -> str:
+        """The content of the file."""
+        return self.path.read_text(encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        style = f"width:100%;height:{_REPORT_HEIGHT}px;border:0"
+        return f'<iframe style="{style}" srcdoc="{html.escape(self.html)}"></iframe>'
+
+
+class ResultTable:
+    """A table of results. Printed, it looks like the output of ``vse-table``.
+
+    Attributes
+    ----------
+    frame : pandas.DataFrame
+        all columns of the table, as in its CSV file
+    json : list[dict[str, Any]]
+        the rows of the frame as objects
+    latex : str
+        the printed table in LaTeX, for the package booktabs
+    path : Path | None
+        the file that was written; None if no file was written
+    """
+
+    def __init__(self, table: BuiltTable, path: Path | None) -> None:
+        self.frame, self._cells, self.path = table.frame, table.cells, path
+
+    @property
+    def json(self) -> list[dict[str, Any]]:
+        """The rows of the frame as objects."""
+        return _records(self.frame)
+
+    @property
+    def latex(self) -> str:
+        """The printed table in LaTeX."""
+        return as_latex(self._cells)
+
+    def __repr__(self) -> str:
+        return as_text(self._cells)
+
+    def _repr_html_(self) -> str:
+        return table_html(self._cells)
+
+
+@public
+def report(
+    results: Paths,
+    out: StrPath,
+    *,
+    data: StrPath | None = None,
+    embeddings: Paths = (),
+    queries: From0 = REPORT_QUERIES,
+    seed: From0 = 0,
+    force: bool = False,
+    allow_code: bool = False,
+) -> HtmlReport:
+    """Write a report on one result, or on two side by side, as one HTML file (``vse-report``).
+
+    The report has metrics, curves, and the results of some queries with photos.
+
+    Parameters
+    ----------
+    results
+        one or two result files, or saved evaluations
+    out
+        the report to write
+    data
+        the file ``dataset.json``; None is the file that the embeddings name
+    embeddings
+        the embeddings of the first seed, one file for each result; empty is the file that the result names
+    queries
+        the number of queries that are displayed in each direction
+    seed
+        the seed that selects the queries among many similar ones
+    force
+        replace a file of another kind at ``out``; inputs are never replaced
+    allow_code
+        run the own code of the author of the run, for a model with attention; read it first
+
+    Returns
+    -------
+    HtmlReport
+        the report
+
+    Raises
+    ------
+    vse.UserError
+        if a result was edited, or the embeddings differ from those that were evaluated
+
+    Examples
+    --------
+    ```python
+    page = vse.report("results/demo_vsepp.json", "report.html")
+    page
+    ```
+    """
+    from vse.eval.report.report import write_report
+    from vse.pipeline.presets.own_code import allow_own_code
+    from vse.train.use.attention import attention_of_run
+
+    files = [] if isinstance(embeddings, Sequence) and not embeddings else as_paths(embeddings)
+    with allow_own_code(allow_code):
+        return HtmlReport(write_report(as_paths(results), as_path(out), as_path(data), files, queries, seed, attention_of_run))
+
+
+@public
+def table(
+    name: str,
+    results: Paths = (),
+    *,
+    dataset: str | None = None,
+    cost: str | None = None,
+    out: StrPath | None = None,
+    force: bool = False,
+) -> ResultTable:
+    """Build a table of result files (``vse-table``).
+
+    Parameters
+    ----------
+    name
+        ``summary``: one row per result and protocol; ``ladder``: one row per result with its cost; ``significance``: one row
+        per metric of comparisons; or a published table, such as ``vsepp_3``, with our metrics next to the printed ones
+    results
+        result files, or saved evaluations and comparisons
+    dataset
+        for a published table: use our results on this data set
+    cost
+        for a ladder: the cost that is compared with rsum; None is ``total_s``
+    out
+        the table to write, .csv or .tex; for a ladder also its chart, .svg or .png; None writes nothing
+    force
+        replace a file of another kind at ``out``; inputs are never replaced
+
+    Returns
+    -------
+    ResultTable
+        the table as a frame, as text and in LaTeX
+
+    Raises
+    ------
+    vse.UserError
+        if no table has this name, or a result was edited
+
+    Examples
+    --------
+    ```python
+    rows = vse.table("summary", ["results/demo_vsepp.json", "results/demo_vse0.json"])
+    print(rows.latex)
+    ```
+    """
+    from vse.eval.tables import table_kind
+    from vse.eval.tables.table import TableRequest
+
+    files = [] if isinstance(results, Sequence) and not results else as_paths(results)
+    written_to = as_path(out)
+    return ResultTable(table_kind(name).build(TableRequest(files, dataset, cost), written_to), written_to)
+
+
+def table_html(cells: Cells) -> str:
+    """Return a printed table as HTML."""
+    titles = [" ".join(part for part in title if part) for title in cells.titles]
+    notes = "".join(f"<p>{html.escape(note)}</p>" for note in cells.notes if note)
+    return pd.DataFrame([list(line) for line in cells.lines], columns=titles).to_html(index=False) + notes
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    records: list[dict[str, Any]] = json.loads(frame.to_json(orient="records", double_precision=15))
+    return records
+
+
+def _file_name(hit: SearchHit) -> str | None:
+    return None if hit.photo is None else str(hit.photo)
+
+
+def _caption(hit: SearchHit) -> str | None:
+    """Return the caption that was found, or the first caption of the image that was found."""
+    return hit.captions[0] if hit.captions else None
+
+
+def _image_html(photo: str | Path | None) -> str:
+    """Return a small photo as HTML, or an empty text if it cannot be read."""
+    try:
+        return "" if photo is None else f'<img src="{thumbnail(Path(photo), _THUMBNAIL)}" alt="">'
+    except BadImage:
+        return ""

@@ -1,0 +1,281 @@
+"""The functions of the Python interface that train a model, load one, and write embeddings as features."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vse.arguments import (
+    From0,
+    From1,
+    Paths,
+    Sets,
+    StrPath,
+    as_path,
+    as_paths,
+    as_sets,
+    default_device,
+    default_weights_dir,
+    option_class,
+    public,
+)
+from vse.data_files import FeatureFile
+from vse.pipeline.errors import UserError
+from vse.trained_models import TrainedModel
+
+
+@option_class
+class TrainInputs:
+    """Further files that [`vse.train`][] reads. None is the file that the cache or the experiment names.
+
+    Attributes
+    ----------
+    captions : str | os.PathLike[str] | None
+        the data set's ``dataset.json``
+    eval_features : str | os.PathLike[str] | None
+        a feature cache for validation
+    caption_features : str | os.PathLike[str] | None
+        a cache of captions
+    truth_features : str | os.PathLike[str] | None
+        a cache of ground-truth regions
+    start_from : str | os.PathLike[str] | None
+        a run whose weights the model starts from; by default a run of the same seed
+    weights_dir : str | os.PathLike[str] | None
+        a folder of CNN weights, for models that read photos; None is ``$VSE_WEIGHTS_DIR``
+    words : str | os.PathLike[str] | None
+        a file of word vectors that the word embeddings start from
+    """
+
+    captions: StrPath | None = None
+    eval_features: StrPath | None = None
+    caption_features: StrPath | None = None
+    truth_features: StrPath | None = None
+    start_from: StrPath | None = None
+    weights_dir: StrPath | None = None
+    words: StrPath | None = None
+
+
+@option_class
+class TrainOptions:
+    """Rarely used options of [`vse.train`][].
+
+    Attributes
+    ----------
+    log_negatives : int
+        the number of hardest negatives that are listed for each epoch and direction
+    tensorboard : bool
+        write TensorBoard events too
+    resume : bool
+        continue an unfinished run from its last checkpoint
+    overwrite : bool
+        replace a run with other settings
+    force : bool
+        replace files in ``out`` that no training wrote; inputs are never replaced
+    allow_code : bool
+        run your own code that a preset or ``start_from`` names; code that ``sets`` names runs in any case
+    device : str | None
+        ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None is ``$VSE_DEVICE``, or ``auto``
+    threads : int | None
+        the number of processor cores that torch may use from now on; None changes nothing
+    """
+
+    log_negatives: From0 = 0
+    tensorboard: bool = False
+    resume: bool = False
+    overwrite: bool = False
+    force: bool = False
+    allow_code: bool = False
+    device: str | None = None
+    threads: From1 | None = None
+
+
+@public
+def train(
+    features: StrPath,
+    experiment: str = "vsepp",
+    *,
+    sets: Sets | None = None,
+    name: str | None = None,
+    seed: From0 = 0,
+    out: StrPath | None = None,
+    inputs: TrainInputs = TrainInputs(),
+    options: TrainOptions = TrainOptions(),
+) -> TrainedModel:
+    """Train an embedding of images and captions on a feature cache (``vse-train``).
+
+    If the run is finished, it is loaded and not trained again. An interrupted training saves its state.
+
+    Parameters
+    ----------
+    features
+        the feature cache of images, or the object that [`vse.extract`][] returned
+    experiment
+        a preset (docs/experiments.md), or a YAML file; by default VSE++ with the paper's settings
+    sets
+        changes settings, e.g. ``{"loss.margin": 0.1, "train.epochs": 3}``
+    name
+        the name of this run in tables; None is the experiment with the changes in ``sets``
+    seed
+        the seed of the initial weights and of the order of pairs
+    out
+        the run folder; None is ``runs/<dataset>_<experiment>/seed-<seed>``
+    inputs
+        further files that the training reads, see [`vse.TrainInputs`][]
+    options
+        rarely used options, see [`vse.TrainOptions`][]
+
+    Returns
+    -------
+    TrainedModel
+        the model with the weights of its best epoch
+
+    Raises
+    ------
+    vse.UserError
+        if a setting, cache or run is wrong; the message names it and the most similar valid name
+    vse.Interrupted
+        if the training was stopped (Ctrl-C); ``vse.TrainOptions(resume=True)`` continues it
+
+    Examples
+    --------
+    ```python
+    model = vse.train("features/demo_fc7.h5", "vsepp")
+    model.frame[["epoch", "loss", "rsum"]]
+    ```
+    """
+    from vse.pipeline.presets.own_code import allow_own_code
+    from vse.train.named_experiment import train_experiment
+    from vse.train.run.inputs import InputPaths
+    from vse.train.run.resume import Existing, Extras
+
+    paths = InputPaths(
+        captions=as_path(inputs.captions),
+        eval_features=as_path(inputs.eval_features),
+        caption_features=as_path(inputs.caption_features),
+        start_from=as_path(inputs.start_from),
+        weights_dir=default_weights_dir(inputs.weights_dir),
+        words=as_path(inputs.words),
+        truth_features=as_path(inputs.truth_features),
+    )
+    with allow_own_code(options.allow_code):
+        folder = train_experiment(
+            as_path(features),
+            experiment,
+            as_sets(sets),
+            name,
+            seed=seed,
+            out=as_path(out),
+            device=default_device(options.device),
+            threads=options.threads,
+            inputs=paths,
+            existing=Existing(options.resume, options.overwrite),
+            extras=Extras(options.log_negatives, options.tensorboard),
+        )
+    return _trained_model(folder, options.device, options.allow_code, weights_dir=paths.weights_dir)
+
+
+@public
+def load(
+    run: StrPath,
+    *,
+    features: StrPath | None = None,
+    captions: StrPath | None = None,
+    caption_features: StrPath | None = None,
+    weights_dir: StrPath | None = None,
+    allow_code: bool = False,
+    device: str | None = None,
+    threads: From1 | None = None,
+) -> TrainedModel:
+    """Load a trained model from the folder of its run.
+
+    Parameters
+    ----------
+    run
+        the folder of the run
+    features
+        the feature cache, if it was moved, or the cache of another data set by the same extractor
+    captions
+        the file ``dataset.json``, if it was moved
+    caption_features
+        the cache of captions, if it was moved
+    weights_dir
+        a folder of weights of the networks that read new photos and texts; None is ``$VSE_WEIGHTS_DIR``
+    allow_code
+        run the own code of the run's author; read it first
+    device
+        ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None is ``$VSE_DEVICE``, or ``auto``
+    threads
+        the number of processor cores that torch may use from now on; None changes nothing
+
+    Returns
+    -------
+    TrainedModel
+        the model; its methods encode, embed and search
+
+    Raises
+    ------
+    vse.UserError
+        if the folder is not a run
+
+    Examples
+    --------
+    ```python
+    model = vse.load("runs/demo_vsepp/seed-0")
+    model.search("a red circle above a blue square", k=3).frame[["rank", "score", "file"]]
+    ```
+    """
+    from vse.features.backbones.device import use_threads
+
+    use_threads(threads)
+    folder = default_weights_dir(weights_dir)
+    moved = {"features": features, "captions": captions, "caption_features": caption_features, "weights_dir": folder}
+    return _trained_model(as_path(run), device, allow_code, **{name: as_path(path) for name, path in moved.items()})
+
+
+@public
+def embeddings_as_features(
+    files: Paths, prefix: StrPath, *, captions: StrPath | None = None, force: bool = False
+) -> tuple[FeatureFile, FeatureFile]:
+    """Write embeddings files of any program as two feature caches, of images and of captions (``vse-embed``).
+
+    Parameters
+    ----------
+    files
+        the embeddings files, one for each split of the data set
+    prefix
+        the start of the names of the caches: ``<prefix>_images.h5`` and ``<prefix>_captions.h5``
+    captions
+        the data set's ``dataset.json``; None is the file that the first embeddings file names
+    force
+        replace files of another kind; inputs are never replaced
+
+    Returns
+    -------
+    tuple[FeatureFile, FeatureFile]
+        the caches of images and of captions
+
+    Raises
+    ------
+    vse.UserError
+        if the files belong to different models or data sets, hold scores, or lack images or captions of their splits
+
+    Examples
+    --------
+    ```python
+    images, captions = vse.embeddings_as_features("runs/demo_vsepp/seed-0/test.h5", "features/demo_vsepp")
+    images[images.ids[:2]].shape
+    ```
+    """
+    from vse.train.use.embed import embed_runs
+    from vse.train.use.trained_run import RunPlaces
+
+    paths = as_paths(files)
+    if paths[0].is_dir():
+        raise UserError(f"{paths[0]}: a folder; for a run, call vse.load(run).embed_as_features(prefix)")
+    written = embed_runs(paths, None, None, as_path(prefix), RunPlaces(captions=as_path(captions)))
+    return FeatureFile(written[0]), FeatureFile(written[1])
+
+
+def _trained_model(run: Path, device: str | None, allow_code: bool, **moved: Path | None) -> TrainedModel:
+    from vse.train.use.trained_run import RunPlaces
+
+    return TrainedModel(run, RunPlaces(**moved), default_device(device), allow_code)

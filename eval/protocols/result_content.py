@@ -1,0 +1,210 @@
+"""The result of a model: metrics over seeds, the signed content of the result file, and the lines that are printed.
+
+:mod:`vse.eval.protocols.evaluate` and :mod:`vse.eval.protocols.phrase_evaluation` build their results here; the commands and
+the Python interface print a result with :func:`result_lines`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import torch
+
+from vse.eval.defaults import PHRASE, RECALLS
+from vse.eval.files.embeddings import parse_provenance
+from vse.eval.files.hdf5_fields import FileMetadata
+from vse.eval.files.results import (
+    VERSION,
+    Combination,
+    ProtocolMetrics,
+    Result,
+    content_sha256,
+    file_reference,
+    mean_and_std,
+)
+from vse.eval.ranking.metrics import METRIC_TITLES, POSITION_METRICS, metric_title
+from vse.pipeline import __version__
+from vse.pipeline.command import current_provenance
+from vse.pipeline.errors import UserError
+
+_COUNTS = ("folds", "n_queries")  # the same in every seed
+
+
+def combine_seeds(results: Sequence[Any]) -> Any:
+    """Return the mean and standard deviation over seeds of every metric; metrics of a single seed are returned unchanged.
+
+    ``results`` has a nested dict or list per seed, all with the same keys. A metric becomes ``{"mean": ..., "std": ...}``
+    with the sample standard deviation. Counts are those of the first seed.
+    """
+    first = results[0]
+    if len(results) == 1:
+        return first
+    if isinstance(first, dict):
+        return {key: first[key] if key in _COUNTS else combine_seeds([one[key] for one in results]) for key in first}
+    if isinstance(first, list):
+        return [combine_seeds(list(items)) for items in zip(*results, strict=True)]
+    return {"mean": float(np.mean(results)), "std": float(np.std(results, ddof=1))}
+
+
+def unfinished_runs(runs: Sequence[FileMetadata], out: Path, allowed: bool) -> list[dict[str, str]]:
+    """Return file and state of each run whose training did not finish; paths are relative to the folder of ``out``.
+
+    Raises UserError if there is such a run and that is not ``allowed``.
+    """
+    unfinished = []
+    for run in runs:
+        state = parse_provenance(run).get("unfinished")
+        if not state or run.source is None:
+            continue
+        if not allowed:
+            raise UserError(
+                f"{run.source.path}: the training of this run did not finish (state: {state}); continue the run and embed "
+                "again, or evaluate it with --unfinished"
+            )
+        unfinished.append({"file": os.path.relpath(run.source.path, out.parent), "state": str(state)})
+    return unfinished
+
+
+def build_result(
+    first: FileMetadata,
+    inputs: Sequence[FileMetadata],
+    out: Path,
+    unfinished: Sequence[Mapping[str, str]],
+    measured: Mapping[str, Any],
+    seconds: float | None = None,
+) -> dict[str, Any]:
+    """Return the content of a result file: the model, the split, the metrics and the provenance, signed with their SHA-256.
+
+    Parameters
+    ----------
+    first : the first seed, which names the data set, the experiment and the split
+    inputs : everything that was read; the result lists their files, relative to the folder of ``out``, and their costs
+    out : the result file
+    unfinished : the list of :func:`unfinished_runs`
+    measured : the metrics and counts
+    seconds : the duration of the evaluation; None if it is not known
+    """
+    embeddings = [file_reference(run, out) for run in inputs if run.source is not None]
+    costs = [parse_provenance(run).get("cost") for run in inputs]
+    spent = {**({"costs": costs} if any(costs) else {}), **({} if seconds is None else {"evaluation_s": seconds})}
+    result = {
+        "version": VERSION,
+        "dataset": first.dataset,
+        "experiment": first.experiment,
+        "split": first.split,
+        **({"trained_on": first.trained_on} if first.trained_on not in (None, first.dataset) else {}),
+        **({"unfinished": unfinished} if unfinished else {}),
+        **measured,
+        "provenance": {**_provenance(first), **spent, "made": current_provenance(), "embeddings": embeddings},
+    }
+    return {**result, "sha256": content_sha256(result)}
+
+
+def _provenance(run: FileMetadata) -> dict[str, Any]:
+    """Return the provenance that the embeddings record, with the versions of this evaluation."""
+    versions = {
+        "vse": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "faiss": faiss.__version__,
+        "python": platform.python_version(),
+    }
+    return {"features": {}, "config": {}, **parse_provenance(run), "versions": versions}
+
+
+def result_lines(result: Result) -> list[str]:
+    """Return a printable line for each protocol, index and re-ranking of a result, and for an ensemble's share of phrases."""
+    if PHRASE in result.protocols:
+        return [phrase_line(result)]
+    lines = [summary_line(result, name) for name in result.protocols]
+    lines += [index_line(result.index)] if result.index else []
+    lines += map(rerank_line, result.rerank)
+    return [*lines, *([combination_line(result.combination)] if result.combination else [])]
+
+
+def summary_line(result: Result, protocol: str) -> str:
+    """Return a line with the recalls of each direction of a protocol, or its other metrics, and rsum if there is one."""
+    metrics = result.protocols[protocol]
+    parts = []
+    for direction, of_direction in metrics.directions.items():
+        names = [name for name in of_direction if name not in ("medr", "meanr", *POSITION_METRICS)]
+        if names:
+            labels = "/".join(map(metric_title, names))
+            labels = labels if "mAP@R" in labels else labels.replace("/R@", "/")
+            values = " / ".join(f"{mean_and_std(of_direction[name])[0]:.1f}" for name in names)
+            parts.append(f"{direction} {labels} {values}")
+    if metrics.rsum is not None:
+        interval = metrics.interval("rsum")
+        around = f" [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else ""
+        parts.append(f"rsum {mean_and_std(metrics.rsum)[0]:.1f}{around}")
+    return f"{_model(result)} {protocol}: {', '.join(parts)}"
+
+
+def phrase_line(result: Result) -> str:
+    """Return a line with the metrics of a phrase localisation result."""
+    protocol = result.protocols[PHRASE]
+    recalls = " / ".join(f"{mean_and_std(protocol.directions[PHRASE][f'r{k}'])[0]:.1f}" for k in RECALLS)
+    interval = protocol.interval("phrase_r1")
+    around = f" (R@1 [{interval[0]:.1f}, {interval[1]:.1f}])" if interval else ""
+    others = ", ".join(
+        f"{METRIC_TITLES[key]} {mean_and_std(protocol.directions[PHRASE][key])[0]:.1f}" for key in ("bound", "mean_iou")
+    )
+    head = f"{_model(result)} phrase: R@1/5/10 at IoU {protocol.iou:g} {recalls}{around}"
+    return f"{head}, {others}; {_phrase_counts(protocol)}"
+
+
+def index_line(index: Mapping[str, Any]) -> str:
+    """Return a line with the recalls of an approximate index."""
+    name = " ".join(filter(None, [index["factory"], index["parameters"]]))
+    directions = []
+    for direction in ("i2t", "t2i"):
+        found = index[direction]
+        flat = " (Flat)" if found["factory"] != index["factory"] else ""
+        recall = f"{found['recall_at_10']:.1f}% of the exact top 10"
+        directions.append(f"{direction}{flat} R@1/5/10 {_slashed(found)}, {recall}")
+    reranked = f"; {index['reranked']} candidates re-ranked by exact scores" if "reranked" in index else ""
+    return f"index {name}: {', '.join(directions)}{reranked}"
+
+
+def rerank_line(rerank: Mapping[str, Any]) -> str:
+    """Return a line with the metrics of a two-stage search next to the exact ones."""
+    exact, directions = rerank["exact"], []
+    for direction in ("i2t", "t2i"):
+        found = rerank[direction]
+        recalls = f"R@1/5/10 {_slashed(found)} (exact {_slashed(exact[direction])})"
+        directions.append(f"{direction} {recalls}, {found['found']:.1f}% found")
+    rsum = f"rsum {rerank['rsum']:.1f} (exact {exact['rsum']:.1f}, lost {rerank['lost']['rsum']:.1f})"
+    return f"best {rerank['reranked']} re-ranked: {', '.join(directions)}, {rsum}"
+
+
+def combination_line(combination: Combination) -> str:
+    """Return a line with the share of phrases in an ensemble, and the numbers of captions and images without phrases."""
+    origin = "by validation" if combination.rsum_val else "as given"
+    without = (
+        f"{combination.n_captions_without_phrases:,} captions without phrases, "
+        f"{combination.n_images_without_regions:,} images without regions"
+    )
+    return f"share of phrases (alpha) {combination.alpha:g}, {origin}; {without}"
+
+
+def _model(result: Result) -> str:
+    """Return the data set and the model of a result, with the facts that limit a comparison in parentheses."""
+    facts = [f"trained on {result.trained_on}"] if result.trained_on else []
+    facts += ["not finished"] if result.unfinished else []
+    limits = f" ({', '.join(facts)})" if facts else ""
+    return f"{result.dataset} {result.display_name}{limits}"
+
+
+def _phrase_counts(protocol: ProtocolMetrics) -> str:
+    missed = f", {protocol.n_without_candidate:,} of them without a candidate" if protocol.n_without_candidate else ""
+    return f"{protocol.n_phrases or 0:,} phrases{missed}, {protocol.n_without_box or 0:,} more without a box left out"
+
+
+def _slashed(recalls: Mapping[str, Any]) -> str:
+    return " / ".join(f"{recalls[f'r{k}']:.1f}" for k in RECALLS)
