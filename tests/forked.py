@@ -78,8 +78,6 @@ class Scripts:
         shutil.rmtree(self._folder)
 
     def _ready(self) -> None:
-        assert self._server is not None
-        assert self._server.stdout is not None
         assert self._server.stdout.readline() == "ready\n"
 
 

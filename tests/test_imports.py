@@ -62,7 +62,7 @@ def test_help_and_usage_errors_import_nothing_heavy(command: str) -> None:
 
 def test_reading_presets_as_the_workflow_does_imports_nothing_that_computes() -> None:
     program = (
-        "import sys\nfrom vse.features.feature_presets import load_feature\n"
+        "import sys\nfrom vse.features.settings import load_feature\n"
         "for name in ('fc7', 'regions', 'boxes', 'hglmm', 'clip'):\n    load_feature(name, 'demo').triggers()\n"
         "print(*sys.modules)"
     )
@@ -71,7 +71,8 @@ def test_reading_presets_as_the_workflow_does_imports_nothing_that_computes() ->
 
 @pytest.mark.slow
 def test_torchvision_is_imported_only_where_it_runs() -> None:
-    modules = ", ".join(f"vse.features.{name}" for name in ("reader", "imported", "caption_extractor", "cnn_extractor"))
+    names = ("cache.reader", "exchange.arrays", "extractors.captions", "extractors.cnn")
+    modules = ", ".join(f"vse.features.{name}" for name in names)
     assert "torchvision" not in output(f"import sys, {modules}\nprint(*sys.modules)")[-1].split()
 
 

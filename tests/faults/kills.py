@@ -32,8 +32,6 @@ class Forks:
         The process is killed before its change number ``kill_at`` (0-based), if it comes so far. ``log`` gets what it prints.
         """
         call = {"target": target, "arguments": [str(each) for each in arguments], "log": str(log), "kill_at": kill_at}
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(call) + "\n")
         self._process.stdin.flush()
         code, n_changes = json.loads(self._process.stdout.readline())

@@ -53,14 +53,12 @@ class Servers:
 
     def start(self, port: int) -> None:
         """Start the next server."""
-        assert self._forks.stdin is not None
         command = [str(self.folder), str(self._run), "--port", str(port), "--device", "cpu", "--threads", "1"]
         self._forks.stdin.write(f"{json.dumps(command)}\n".encode())
         self.process = int(self.line())
 
     def line(self) -> str:
         """Return the next line that the servers print: an address, or an exit code."""
-        assert self._forks.stdout is not None
         assert self.prints_within(END_S), "it hangs"
         return self._forks.stdout.readline().decode().strip()
 

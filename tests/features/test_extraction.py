@@ -94,7 +94,6 @@ CONTENT_FIELDS = [f for f in CnnConfig.model_fields if f not in ONLY_HOW | {"nam
 @pytest.mark.parametrize("field", CONTENT_FIELDS)
 def test_a_shard_of_another_setting_is_refused_by_its_name(field: str, demo: Path, cache: Path) -> None:
     made = read_record(shard_path(cache, 0, 3))
-    assert made is not None
     asked = Named(flipped(TINY_FEATURE, field), made.identity.content["weights_sha256"], CnnExtractor.version)
     with pytest.raises(UserError, match=rf"config\.{field}: .* -> "):
         read_finished_shard(shard_path(cache, 0, 3), asked.identity(load_dataset_file(demo)))

@@ -113,7 +113,6 @@ def test_bottom_up_files_become_regions(demo: Path, tmp_path: Path) -> None:
     for k in range(66):
         assert found.mask[k].sum() == 1 + k % 4
         assert (found.features[k][found.mask[k]] == k).all()
-    assert cache.offsets is not None
     boxes = np.concatenate([shard["boxes"].map() for shard in cache.shards])
     np.testing.assert_array_equal(boxes[cache.offsets[:-1], 0], np.arange(66, dtype=np.float32) / np.float32(10))
     assert np.concatenate([shard["image_size"].map() for shard in cache.shards])[3].tolist() == [128, 96]

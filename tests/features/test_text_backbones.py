@@ -209,24 +209,6 @@ def test_a_broken_folder_is_one_line(bert: Path, tmp_path: Path) -> None:
         loaded(weights=str(folder))
 
 
-def test_a_folder_runs_no_code(bert: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(bert, tmp_path / "evil"))
-    (folder / "evil.py").write_text("raise SystemExit('ran')\n")
-    (folder / "modules.json").write_text(json.dumps([{"idx": 0, "name": "0", "path": "", "type": "evil.Module"}]))
-    with pytest.raises(UserError, match=r"evil\.Module"):
-        loaded(weights=str(folder))
-    (folder / "modules.json").unlink()
-    (folder / "model.safetensors").unlink()
-    torch.save({"a": _Payload()}, folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match="not a text encoder"):
-        loaded(weights=str(folder))
-
-
-class _Payload:
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return (pytest.fail, ("a weights file ran code",))
-
-
 @pytest.mark.parametrize(("feature", "extra"), [("minilm", "text"), ("clip_text", "openclip")])
 def test_without_its_extra_a_preset_is_one_line(
     feature: str, extra: str, demo: Path, tmp_path: Path, fails: Callable[..., str], monkeypatch: pytest.MonkeyPatch

@@ -52,7 +52,6 @@ def test_the_rows_of_an_image_are_its_truths_as_the_data_set_has_them(drawn: Pat
     """Also one that reaches beyond the image, of which the part inside is read, so that it is known again by its numbers."""
     cache = extracted(drawn, TRUTH, tmp_path / "drawn_tiny_truth.h5")
     reader = FeatureReader(cache)
-    assert cache.offsets is not None
     assert cache.offsets.tolist() == [0, 2, 2, 4]
     assert reader.boxes.boxes.tolist() == [box for boxes in TRUTHS.values() for box in boxes]
     assert reader.boxes.image_size.tolist() == [[60, 40]] * 3
@@ -69,7 +68,6 @@ def test_a_truth_is_looked_up_by_image_and_box(few: Path, truths: FeatureCache) 
     numbers = TruthBoxIndex(truths).indices(images, wanted)
     reader = FeatureReader(truths)
     np.testing.assert_array_equal(reader.boxes.boxes[numbers], wanted.astype(np.float32))
-    assert truths.offsets is not None
     rows = reader.positions(images)
     assert ((truths.offsets[rows] <= numbers) & (numbers < truths.offsets[rows + 1])).all()
     regions = reader.regions(rows[:1])

@@ -69,7 +69,6 @@ def test_a_function_documents_every_argument_and_has_an_example(name: str) -> No
     function = getattr(vse, name)
     function = function._function if inspect.ismodule(function) else function
     text = inspect.getdoc(function)
-    assert text is not None
     _, *parameters = text.partition("Parameters\n")[2].partition("\n\n")[0].splitlines()
     assert [line for line in parameters if not line.startswith(" ")] == list(inspect.signature(function).parameters)
     assert "Raises\n" in text

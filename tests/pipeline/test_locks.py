@@ -40,7 +40,6 @@ def held(path: Path, folder: bool) -> Iterator[subprocess.Popen[str]]:
     """Run another process that holds the lock of ``path``."""
     command = [sys.executable, "-c", HOLD, str(path), "folder" if folder else "file"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         yield process
         process.kill()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,24 +62,6 @@ def test_a_name_is_a_line_of_text(cache: Path, tmp_path: Path, fails: Callable[.
         assert "a name must be one line of printable text" in fails(
             train_main, "--features", cache, "--out", tmp_path, "--name", name
         )
-
-
-HELP = """
-import sys
-from vse.train.cli import embed_main, search_main, train_main
-for main, argument in ((train_main, "--help"), (embed_main, "--help"), (search_main, "--help"), (train_main, "--sed")):
-    try:
-        main([argument])
-    except SystemExit:
-        pass
-print(sorted({"torch", "torchvision", "pandas", "numpy", "pydantic", "h5py"} & sys.modules.keys()))
-"""
-
-
-def test_help_and_usage_errors_import_nothing_heavy() -> None:
-    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
-    assert "No such option '--sed'" in done.stderr
 
 
 @pytest.mark.parametrize("columns", [80, 100])

@@ -24,7 +24,6 @@ def test_every_ladder_that_ships_loads_on_its_data_set(name: str) -> None:
     assert {*fits, *misfits} == {made.name for made in ladder.combinations()}
     for composed in fits:
         made, experiment = parse_composed_name(composed), load_experiment(composed, dataset)
-        assert made is not None
         assert (experiment.feature, experiment.caption_feature) == (made.feature, made.caption_feature)
         assert experiment.title == ladder.changes(made.experiment).title
         assert load_feature(made.feature, dataset).kind == "image"

@@ -118,7 +118,6 @@ def test_zero_training_compares_the_two_towers_of_one_model() -> None:
     assert isinstance(images, CnnConfig)
     assert isinstance(captions, TextConfig)
     assert (images.model, images.weights) == (captions.model, captions.weights)
-    assert found.model.caption_encoder is not None
     assert (found.solver.name, found.model.image_encoder.name, found.model.caption_encoder.name) == ("none", *["identity"] * 2)
 
 

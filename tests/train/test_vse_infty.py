@@ -24,14 +24,15 @@ def sets(captions: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("captions", [WORDS, TOKENS], ids=["words", "tokens"])
-@pytest.mark.parametrize("features", ["regions", "positions"])
+@pytest.mark.parametrize(
+    ("captions", "features"), [(WORDS, "regions"), (TOKENS, "positions")], ids=["words, regions", "tokens, positions"]
+)
 def test_stopped_and_resumed_it_ends_with_the_same_bits(
     captions: str, features: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     cache = request.getfixturevalue(features)
     train(cache, experiment(*sets(captions)), out=tmp_path / "whole", extras=Extras(log_negatives=3))
-    train_with_stops(cache, sets(captions), tmp_path / "cut", [2, 9, 10])
+    train_with_stops(cache, sets(captions), tmp_path / "cut", [2, 9])
     assert_same(state(tmp_path / "whole"), state(tmp_path / "cut"))
 
 

@@ -204,6 +204,25 @@ def test_a_model_on_embeddings_brings_the_run_that_makes_them(tmp_path: Path, sn
     assert (stricter.stdout + stricter.stderr).count("rule embed_as_features:") == 2, "other weights, other embeddings"
 
 
+FEATURES = """
+  fc7_10c: { <<: *fc7, crop: 28 }
+  fc7_rc: { <<: *fc7, n_random: 2 }
+  regions: { model: fasterrcnn_resnet50_fpn, weights: random, shorter: 32, longer: 48, proposals: 8 }
+  hglmm: { min_count: 1, centres: 2, trained_dim: 20, pca: 20 }
+"""
+
+
+@pytest.mark.slow
+def test_features_of_each_kind_are_extracted_and_sound(tmp_path: Path, snakemake: Workflow, commands: Path) -> None:
+    lines = DEMO.splitlines(keepends=True)
+    demo = "".join([*lines[:4], lines[4].replace("fc7: {", "fc7: &fc7 {"), FEATURES.lstrip("\n"), *lines[5:]])
+    caches = [f"features/demo_{name}.h5" for name in ("fc7_10c", "fc7_rc", "regions", "hglmm")]
+    done = snakemake(*caches, demo=demo)
+    assert done.returncode == 0, done.stderr
+    for cache in caches:
+        subprocess.run([commands / "vse-extract", "verify", cache], cwd=tmp_path, check=True)
+
+
 @pytest.mark.slow
 def test_a_caption_feature_is_fitted_once_and_again_if_a_setting_changes(tmp_path: Path, snakemake: Workflow) -> None:
     target = "features/demo_tfidf.h5"

@@ -50,7 +50,6 @@ def result(tmp_path: Path, file: Path) -> dict[str, Any]:
 
 def both_directions() -> Embeddings:
     run = as_scores(made(noise=1.5))
-    assert run.scores is not None
     return replace(run, scores=None, scores_i2t=run.scores, scores_t2i=np.square(run.scores[:]))
 
 
@@ -85,7 +84,6 @@ def test_arrays_alone_are_enough(tmp_path: Path) -> None:
     assert read.image_ids.tolist() == list(range(30))
     assert read.caption_ids.tolist() == list(range(60))
     assert read.images is not None
-    assert read.captions is not None
     assert np.array_equal(read.images, np.asarray(run.images))
     assert read.captions.dtype == np.float32
     assert result(tmp_path, folder)["n_captions"] == 60
@@ -95,10 +93,8 @@ def test_a_matrix_of_scores_is_mapped(tmp_path: Path) -> None:
     """Map scores, which may be larger than memory; those in float64 keep their precision."""
     run = as_scores(made())
     assert isinstance(read_embeddings(write_folder(tmp_path / "a", run)).scores, np.memmap)
-    assert run.scores is not None
     double = replace(run, scores=run.scores[:].astype(np.float64) / 3)
     scores = read_embeddings(write_folder(tmp_path / "b", double)).scores
-    assert scores is not None
     assert np.array_equal(scores[:], double.scores[:])  # type: ignore[index]
 
 

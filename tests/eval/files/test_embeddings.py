@@ -136,8 +136,6 @@ def test_a_selection_has_the_scores_of_its_rows(tmp_path: Path) -> None:
     run = read_embeddings(write_embeddings(tmp_path / "e.h5", without_vectors(scores_i2t=I2T, scores_t2i=T2I)))
     some = run.select(images, captions)
     assert some.image_of_caption().tolist() == [0, 1, 2, 1]
-    assert some.scores_i2t is not None
-    assert some.scores_t2i is not None
     np.testing.assert_equal(some.scores_i2t[:], I2T[np.ix_(images, captions)])
     np.testing.assert_equal(some.scores_t2i[1:], T2I[np.ix_(images[1:], captions)])
 
@@ -145,7 +143,6 @@ def test_a_selection_has_the_scores_of_its_rows(tmp_path: Path) -> None:
 def test_float16_blocks_become_float32(tmp_path: Path) -> None:
     half = replace(blocks(I2T), score=lambda rows, columns: torch.from_numpy(I2T[rows]).half())
     written = read_embeddings(write_scores(tmp_path / "e.h5", without_vectors(), half))
-    assert written.scores is not None
     np.testing.assert_equal(written.scores[:], I2T.astype(np.float16).astype(np.float32))
 
 
@@ -200,6 +197,5 @@ def test_a_power_of_two_changes_no_rank(similarity: str, power: int, tmp_path: P
 
 def test_a_vector_of_zeros_is_no_short_one(tmp_path: Path) -> None:
     run = made()
-    assert run.images is not None
     run.images[3] = 0
     assert read_embeddings(write_embeddings(tmp_path / "zeros.h5", run)).images is not None

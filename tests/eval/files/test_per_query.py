@@ -35,8 +35,6 @@ def per_query(tmp_path: Path, *runs: Embeddings, arguments: tuple[str, ...] = ()
 
 
 def as_scores(run: Embeddings) -> Embeddings:
-    assert run.images is not None
-    assert run.captions is not None
     return replace(run, images=None, captions=None, scores=run.images @ run.captions.T)
 
 
@@ -70,7 +68,6 @@ def test_a_row_says_which_answers_a_query_got(kind: str, tmp_path: Path) -> None
 def test_a_score_is_the_one_that_was_ranked(tmp_path: Path) -> None:
     """To the bit, in the precision of the file."""
     run = as_scores(made())
-    assert run.scores is not None
     double = run.scores[:].astype(np.float64) / 3
     table, _ = per_query(tmp_path, replace(run, scores=double))
     rows = table[table["direction"] == "i2t"]
@@ -101,7 +98,6 @@ def test_seeds_folds_and_sentences_have_their_rows(tmp_path: Path) -> None:
         assert by_seed.mean() == pytest.approx(value["mean"])
         assert len(rows) == counts[seed, protocol, fold, direction]
     captions = runs[0].captions
-    assert captions is not None
     first = table[(table["protocol"] == "sentence") & (table["seed"] == 3)].iloc[0]
     cosines = captions @ captions[0]
     assert (first["query_id"], first["right_id"], first["wrong_id"]) == (0, 1, 2 + int(cosines[2:].argmax()))
@@ -119,8 +115,6 @@ def test_a_query_without_a_wrong_answer_has_none(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_queries_of_cxc_and_eccv_have_the_best_of_all_their_right_answers(tmp_path: Path) -> None:
     run = coco()
-    assert run.images is not None
-    assert run.captions is not None
     table, protocols = per_query(tmp_path, run, arguments=("--protocol", "cxc", "--protocol", "eccv", "--no-cross-check"))
     scores = run.images @ run.captions.T
     rows = {int(image): row for row, image in enumerate(run.image_ids)}

@@ -27,7 +27,6 @@ def collapsed() -> Embeddings:
 def rounded() -> Embeddings:
     """Many scores are equal, of images that have no, one or several captions, in mixed order."""
     run = as_scores(made(n_each=4, noise=1.5))
-    assert run.scores is not None
     kept = np.random.default_rng(0).permutation(120)[:70]
     return replace(
         run,
@@ -40,14 +39,12 @@ def rounded() -> Embeddings:
 def nearly_equal() -> Embeddings:
     """Scores that differ in double precision alone."""
     run = rounded()
-    assert run.scores is not None
     scores = 1 + run.scores[:].astype(np.float64) * 1e-12
     return replace(run, scores=scores)
 
 
 def directional() -> Embeddings:
     run = rounded()
-    assert run.scores is not None
     scores = run.scores[:]
     return replace(run, scores=None, scores_i2t=scores, scores_t2i=np.round(scores**2, 1))
 
@@ -100,7 +97,6 @@ def test_ids_say_what_they_are_of(tmp_path: Path) -> None:
 
 def test_scores_are_those_that_were_ranked_where_there_are_no_ties(tmp_path: Path) -> None:
     run = as_scores(made())
-    assert run.scores is not None
     evaluated(tmp_path, run)
     for k, caption in enumerate(run.caption_ids):
         answers = read_run(tmp_path / "trec" / "t2i.run")[f"caption-{caption}"] if k < 3 else {}

@@ -40,15 +40,11 @@ def by_phrases(run: Embeddings, seed: int = 0, signal: float = 1.0, **changes: A
 
 
 def slow_combination(run: Embeddings, phrases: Embeddings, alpha: float) -> np.ndarray:
-    assert run.images is not None
     assert run.captions is not None
     if run.similarity == "order":
         nearness = slow_order_scores(run.images, run.captions)
     else:
         nearness = -np.linalg.norm(run.images[:, None].astype(np.float64) - run.captions, axis=2)
-    assert phrases.scores is not None
-    assert phrases.n_phrases is not None
-    assert phrases.n_regions is not None
     found = nearness.copy()
     for image, caption in np.ndindex(*found.shape):
         if phrases.n_regions[image] and phrases.n_phrases[caption]:
@@ -77,15 +73,12 @@ def test_distances_are_added_by_their_shares(make: Any) -> None:
     phrases = by_phrases(run)
     files = Path("a.h5"), Path("b.h5")
     found = combine_scores((files[0], run), (files[1], phrases), 0.3)
-    assert found.scores is not None
     np.testing.assert_allclose(found.scores[:], slow_combination(run, phrases, 0.3), atol=1e-5)
 
 
 def test_what_has_no_phrases_or_no_regions_is_left_to_the_other_model(tmp_path: Path) -> None:
     run = made(noise=2.0)
     phrases = by_phrases(run)
-    assert phrases.n_phrases is not None
-    assert phrases.n_regions is not None
     phrases.n_phrases[[3, 70, 71]], phrases.n_regions[5] = 0, 0
     files = write_both(tmp_path, run, phrases)
     found = json.loads(

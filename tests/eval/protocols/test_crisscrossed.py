@@ -18,7 +18,8 @@ from tests.eval.protocols.test_coco import coco
 from tests.eval.protocols.test_evaluate import made
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import write_embeddings
-from vse.eval.protocols.coco import read_judged_pairs
+from vse.eval.protocols.coco import intramodal_fold, read_judged_pairs
+from vse.pipeline.errors import UserError
 
 HEADERS = {
     "sis_test.csv": "image1,image2,agg_score,sampling_method",
@@ -56,9 +57,7 @@ def rank_of_best(scores: np.ndarray, query: int, right: set[int]) -> int:
 @pytest.mark.slow
 def test_ranks_are_those_of_full_sorts(tmp_path: Path) -> None:
     run, rng = coco(), np.random.default_rng(3)
-    assert run.images is not None
     assert run.captions is not None
-    assert run.coco_ids is not None
     near = (run.images[:400] @ run.images[:400].T).argsort(1)[:, -6:]
     images = [(int(run.coco_ids[a]), int(run.coco_ids[b]), float(rng.integers(0, 6))) for a in range(300) for b in near[a]]
     picks = rng.integers(0, 25_000, (3000, 2))
@@ -133,7 +132,6 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_file_that_is_not_theirs_is_said_in_a_line(fault: str, tmp_path: Path, fails: Callable[..., str]) -> None:
     run = coco()
-    assert run.coco_ids is not None
     a, b = run.coco_ids[:2].tolist()
     folder, (spoil, message) = write_pairs(tmp_path / "cxc", [(a, b, 5)], []), FAULTS[fault]
     spoil(folder)
@@ -141,17 +139,12 @@ def test_a_file_that_is_not_theirs_is_said_in_a_line(fault: str, tmp_path: Path,
     assert message in fails(eval_main, file, "--protocol", "cxc", "--cxc", folder, "--bootstrap", 0)
 
 
-@pytest.mark.slow
-def test_scores_without_embeddings_have_no_pairs(tmp_path: Path, fails: Callable[..., str]) -> None:
-    run = coco()
-    assert run.images is not None
-    assert run.captions is not None
-    assert run.coco_ids is not None
-    a, b = run.coco_ids[:2].tolist()
-    dense = replace(run, images=None, scores=run.images @ run.captions.T)
-    file, folder = write_embeddings(tmp_path / "e.h5", dense), write_pairs(tmp_path / "cxc", [(a, b, 5)], [])
-    error = fails(eval_main, file, "--protocol", "cxc", "--cxc", folder, "--bootstrap", 0)
-    assert "the pairs of CxC need embeddings of images and of captions" in error
+def test_scores_without_embeddings_have_no_pairs(tmp_path: Path) -> None:
+    run = made()
+    dense = replace(run, images=None, captions=None, scores=np.zeros((30, 150), np.float32))
+    pairs = read_judged_pairs(write_pairs(tmp_path / "cxc", [(1, 2, 5)], []))
+    with pytest.raises(UserError, match="the pairs of CxC need embeddings of images and of captions"):
+        intramodal_fold(dense, run.image_ids, pairs, [1])
 
 
 def test_pairs_are_of_the_protocol_cxc(tmp_path: Path, fails: Callable[..., str]) -> None:

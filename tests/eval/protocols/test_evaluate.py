@@ -65,8 +65,6 @@ def made_order(**changes: Any) -> Embeddings:
 
 def slow_metrics(run: Embeddings, images: range) -> dict[str, Any]:
     """Full sorting of every query over some consecutive images, as the published evaluators do (no ties here)."""
-    assert run.images is not None
-    assert run.captions is not None
     image_of_caption = run.image_of_caption()
     captions = [c for c in range(len(image_of_caption)) if image_of_caption[c] in images]
     left, right = run.images[images.start : images.stop], run.captions[captions]
@@ -105,7 +103,6 @@ def test_1k_is_the_mean_over_whole_folds_in_file_order(tmp_path: Path) -> None:
 
 def test_sentence_1k_is_the_mean_over_whole_folds_in_file_order(tmp_path: Path) -> None:
     run = made(n_images=2100, n_each=2, noise=2)
-    assert run.captions is not None
     found = evaluated(tmp_path, run, protocol=["sentence", "sentence-1k"])["protocols"]["sentence-1k"]
     assert (found["folds"], found["n_queries"]) == (2, 4000)
     for fold, start in zip(found["per_fold"], (0, 2000), strict=True):
@@ -150,8 +147,6 @@ def test_a_result_says_what_its_ranks_were_compared_with(tmp_path: Path) -> None
 )
 def test_ties_are_counted(make: Callable[..., Embeddings], against: str, tmp_path: Path) -> None:
     run = make(noise=0.3)
-    assert run.images is not None
-    assert run.captions is not None
     run.images[7], run.captions[35:40] = run.images[3], run.captions[15:20]
     found = evaluated(tmp_path, run)["cross_check"]["full"]
     every = {"i2t": 30, "t2i": 150}
@@ -160,8 +155,6 @@ def test_ties_are_counted(make: Callable[..., Embeddings], against: str, tmp_pat
 
 def test_a_result_says_why_its_ranks_were_not_compared(tmp_path: Path) -> None:
     run = made()
-    assert run.images is not None
-    assert run.captions is not None
     scores = replace(run, images=None, captions=None, scores=run.images @ run.captions.T)
     why = {"checked": False, "why": "FAISS does not search scores of pairs"}
     assert evaluated(tmp_path, scores)["cross_check"] == {"full": why}
@@ -237,15 +230,12 @@ def test_a_result_carries_the_hash_of_its_content(tmp_path: Path) -> None:
 
 def test_a_score_matrix_is_evaluated_like_the_embeddings_it_came_from(tmp_path: Path) -> None:
     run = made()
-    assert run.images is not None
-    assert run.captions is not None
     scores = replace(run, images=None, captions=None, scores=run.images @ run.captions.T)
     assert evaluated(tmp_path, scores)["protocols"] == evaluated(tmp_path, run)["protocols"]
 
 
 def test_rows_are_joined_by_id(tmp_path: Path) -> None:
     run = made()
-    assert run.captions is not None
     order = np.random.default_rng(1).permutation(len(run.caption_ids))
     mixed = replace(
         run,
@@ -263,8 +253,6 @@ def test_rows_are_joined_by_id(tmp_path: Path) -> None:
 def test_where_there_are_scores_they_compare_images_and_captions(beside: str, tmp_path: Path) -> None:
     """A model of pairs may also have embeddings, which need not be of one dimension."""
     run, other = made(), made(seed=7)
-    assert run.images is not None
-    assert run.captions is not None
     assert other.captions is not None
     scores = replace(run, images=None, captions=None, scores=run.images @ run.captions.T)
     images = None if beside == "captions" else np.ones((30, 2), np.float32)
@@ -285,7 +273,6 @@ def slow_sentence(run: Embeddings) -> dict[str, Any]:
 @pytest.mark.parametrize("make", [made, made_order])
 def test_captions_query_captions_by_cosine(make: Callable[..., Embeddings], tmp_path: Path) -> None:
     run = make(n_images=12, n_each=3)
-    assert run.captions is not None
     longer = replace(run, captions=run.captions * 3)
     found = evaluated(tmp_path, longer, protocol="sentence")["protocols"]
     assert found == {"sentence": {"s2s": pytest.approx(slow_sentence(run)), "n_queries": 36}}
@@ -372,8 +359,6 @@ def test_what_has_no_captions_to_compare_is_refused(tmp_path: Path, fails: Calla
 
 def test_search_finds_the_highest_inner_products() -> None:
     run = made()
-    assert run.images is not None
-    assert run.captions is not None
     scores, rows = search(run.captions, run.images, 4)
     full = run.images @ run.captions.T
     np.testing.assert_array_equal(rows, np.argsort(-full, axis=1)[:, :4])

@@ -26,7 +26,7 @@ evaluate_files([Path(sys.argv[1])], Path(sys.argv[2]), "full")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="limits and their state are those of Linux")
 def test_mapped_embeddings_need_no_memory_of_their_size(tmp_path: Path) -> None:
     n_images, each, dim = 2500, 4, 8192

@@ -125,8 +125,6 @@ def slow_differences(first: Fold, second: Fold, n_images: int) -> dict[tuple[str
             side = {}
             for direction in first:
                 a, b = first[direction], second[direction]
-                assert a.ranks is not None
-                assert b.ranks is not None
                 taken = [b.ranks[k] if flipped[image] else a.ranks[k] for k, image in enumerate(a.images)]
                 side[direction] = direction_metrics(np.array(taken))
             sides.append(side)

@@ -151,7 +151,6 @@ def test_of_two_models_it_is_counted_who_is_right_alone(demo: Path) -> None:
     assert (gallery.groups, gallery.counts) == ([], (0, 0, int(run.has_box.sum())))
     other = phrases_of(demo, skill=0.0, seed=3)
     there, back = (build_phrase_gallery(runs, dataset, 0.5, 12, 0).counts for runs in ([run, other], [other, run]))
-    assert there is not None
     assert back == (there[1], there[0], there[2])
 
 

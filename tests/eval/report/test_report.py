@@ -197,7 +197,6 @@ def test_an_image_without_a_caption_is_found_but_does_not_ask(world: World) -> N
     whole = read_embeddings(run)
     asking = whole.caption_image_ids != 6
     ids = {name: getattr(whole, name)[asking] for name in ("caption_ids", "caption_image_ids")}
-    assert whole.captions is not None
     page = world.page(world.result(world.embeddings(noise=2.0, captions=np.array(whole.captions[asking]), **ids)), queries=99)
     shown = {int(query) for card in cards(page, "i2t") for query in re.findall(r'alt="caption 0 of (\d+)"', card)}
     assert shown <= {*range(N_IMAGES)} - {6}

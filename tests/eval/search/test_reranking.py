@@ -143,8 +143,6 @@ def test_a_model_that_cannot_tell_anything_apart_finds_nothing() -> None:
 def scored(stage_noise: float = 0.5, **changes: Any) -> Embeddings:
     """Return scores with pooled vectors that approximate them."""
     run = made(n_images=40, noise=0.6)
-    assert run.images is not None
-    assert run.captions is not None
     rng = np.random.default_rng(1)
     noise = [stage_noise * rng.normal(size=values.shape).astype(np.float32) for values in (run.images, run.captions)]
     values = {
@@ -192,8 +190,6 @@ def test_the_members_of_an_ensemble_share_their_first_stages(tmp_path: Path) -> 
     files = [write_embeddings(tmp_path / f"{k}.h5", run) for k, run in enumerate((first, second))]
     evaluated(*files, "--ensemble", "--rerank", 7, "--out", tmp_path / "r.json")
     found = json.loads((tmp_path / "r.json").read_text())["rerank"][0]
-    assert first.pooled is not None
-    assert second.pooled is not None
     near = (first.pooled[0] @ first.pooled[1].T + second.pooled[0] @ second.pooled[1].T) / 2
     ranks, there = slow_list_ranks(
         np.asarray(first.scores).T, near.T, range(200), range(40), first.image_of_caption().tolist(), 7
@@ -224,11 +220,9 @@ def test_pooled_vectors_are_written_read_and_selected(tmp_path: Path) -> None:
     run = scored()
     read = read_embeddings(write_embeddings(tmp_path / "e.h5", run))
     assert read.pooled is not None
-    assert run.pooled is not None
     for found, expected in zip(read.pooled, run.pooled, strict=True):
         np.testing.assert_array_equal(found, expected)
     some = read.select(np.array([3, 1]), np.array([7, 8, 5])).pooled
-    assert some is not None
     np.testing.assert_array_equal(some[0], run.pooled[0][[3, 1]])
     np.testing.assert_array_equal(some[1], run.pooled[1][[7, 8, 5]])
 

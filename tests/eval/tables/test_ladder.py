@@ -71,8 +71,6 @@ def two_seeds(tmp_path: Path) -> tuple[Path, list[Embeddings]]:
 
 def slow_hits(run: Embeddings) -> list[list[tuple[int, list[int]]]]:
     """Of both directions, image and ranks of each query."""
-    assert run.images is not None
-    assert run.captions is not None
     of = run.caption_image_ids.tolist()
     i2t, t2i = slow_ranks(run.images.astype(np.float64) @ run.captions.astype(np.float64).T, of)
     return [

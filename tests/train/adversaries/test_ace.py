@@ -32,7 +32,6 @@ ROWS = [0, 7, 12, 1]  # pairs of the demo, the first and the last of one image
 
 def players(cache: Path, *sets: str) -> tuple[RetrievalTask, Ace]:
     task = task_of(cache, "loss.margin=0.5", *sets)
-    assert task.adversary is not None
     torch.manual_seed(1)
     adversary = task.adversary.build(Trainer.opponent(task))
     assert isinstance(adversary, Ace)
@@ -120,7 +119,6 @@ def test_generators_learn_by_reinforce(cache: Path, monkeypatch: pytest.MonkeyPa
     slow = torch.zeros(())
     for turn, side in zip(turns, (adversary.captions, adversary.images), strict=True):
         queries = (batch.images if turn is turns[0] else batch.captions)[0].detach()
-        assert side.embedded is not None
         log_p = side.inference(queries, side.embedded[turn.numbers]).masked_fill(turn.masked, -torch.inf).log_softmax(1)
         for k in range(len(ROWS)):
             of_likeliest = slow_hinge(task, batch, k, int(turn.numbers[log_p[k].argmax()]), turn is turns[0]).detach()
@@ -146,7 +144,6 @@ def test_what_is_drawn_is_likely_by_the_generator(
     vectors = (
         side.learnt if known == "learnt" else torch.cat([task.model.embed_captions(*task.captions.of(np.arange(240)))[0]])
     )
-    assert vectors is not None
     images = batch.images[0]
     logits = side.inference.layers(images) @ vectors.T + 5 * images @ vectors.T
     torch.testing.assert_close(to_captions.logits, logits, rtol=1e-4, atol=1e-5)
@@ -162,7 +159,6 @@ def test_embeddings_are_renewed_when_a_batch_has_them(cache: Path, monkeypatch: 
     for refresh in ("visited", "epoch"):
         task, adversary = players(cache, f"adversary={{name: ace, refresh: {refresh}}}")
         before = adversary.captions.embedded
-        assert before is not None
         torch.testing.assert_close(before, task.model.embed_captions(*task.captions.of(np.arange(240)))[0])
         first = before.clone()
         with torch.no_grad():

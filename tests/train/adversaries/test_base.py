@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -74,7 +74,6 @@ def test_both_players_move_by_their_own_objective_in_one_step(
     real, checked = adam.Trainer.step, []
 
     def step(self: adam.Trainer, batch: Any, seen: Any, objective: Any) -> Any:
-        assert self.adversary is not None
         model, adversary = (copy.deepcopy(player) for player in (self.model, self.adversary))
         optimizers = []
         for player, optimizer in ((model, self.optimizer), (adversary, self.adversary_optimizer)):
@@ -146,15 +145,35 @@ PLAYERS = {
 }
 
 
-@pytest.mark.parametrize("stop_after", [pytest.param(3, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow), 11])
+@pytest.fixture(scope="module")
+def whole_runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path, ExperimentConfig], Path]:
+    """Train with a player without a stop, once. Read only."""
+    folder = tmp_path_factory.mktemp("whole")
+
+    def run(player: str, features: Path, settings: ExperimentConfig) -> Path:
+        out = folder / player
+        return out if out.exists() else train(features, settings, out=out)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "stop_after", [pytest.param(3, marks=pytest.mark.nightly), pytest.param(8, marks=pytest.mark.slow), 11]
+)
 @pytest.mark.parametrize("player", PLAYERS)
 def test_its_state_is_saved_and_resumed_bit_for_bit(
-    cache: Path, positions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, player: str, stop_after: int
+    cache: Path,
+    positions: Path,
+    whole_runs: Callable[[str, Path, ExperimentConfig], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    player: str,
+    stop_after: int,
 ) -> None:
     """Stopped in the middle of an epoch, and at the end of one."""
     settings = experiment(*PLAYERS[player], "loss=sum", "train.epochs=2")
     features = positions if player == "compositional" else cache
-    whole = train(features, settings, out=tmp_path / "whole")
+    whole = whole_runs(player, features, settings)
     with monkeypatch.context() as patch:
         real, steps = adam.Trainer.step, iter(range(1, 99))
 

@@ -28,7 +28,6 @@ ROWS = [0, 7, 12, 1]  # pairs of the demo, the first and the last of one image
 
 def players(cache: Path, adversary: str, *sets: str) -> tuple[RetrievalTask, Compositional]:
     task = task_of(cache, "loss.margin=0.5", *SCAN, f"adversary={{name: compositional, {adversary}}}", *sets)
-    assert task.adversary is not None
     torch.manual_seed(1)
     made = task.adversary.build(Trainer.opponent(task))
     assert isinstance(made, Compositional)

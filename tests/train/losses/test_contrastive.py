@@ -34,7 +34,6 @@ def made(name: str, **settings: Any) -> ContrastiveLoss:
 
 def learned(loss: ContrastiveLoss, exact: bool = True) -> LearnedScale:
     weights = loss.weights()
-    assert weights is not None
     return weights.double() if exact else weights
 
 

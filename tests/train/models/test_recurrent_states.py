@@ -108,7 +108,6 @@ def test_captions_that_are_sorted_already_need_no_order(kind: str) -> None:
 def test_words_that_do_not_occur_get_no_gradient(kind: str) -> None:
     network, table = make(kind, torch.float64)
     last_states(network, table, packed([torch.tensor([3, 5]), torch.tensor([5])])).sum().backward()
-    assert table.grad is not None
     assert table.grad.any(1).nonzero().flatten().tolist() == [3, 5]
 
 

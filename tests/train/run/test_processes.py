@@ -50,7 +50,7 @@ CASES = {
 
 
 def arguments(cache: Path, out: Path, sets: list[str]) -> list[object]:
-    chosen = [*COMMAND, "--set", "train.epochs=2", *(part for value in sets for part in ("--set", value))]
+    chosen = [*COMMAND, "--set", "train.epochs=1", *(part for value in sets for part in ("--set", value))]
     return ["--features", cache, "--out", out, "--threads", 1, *chosen]
 
 
@@ -59,9 +59,9 @@ def arguments(cache: Path, out: Path, sets: list[str]) -> list[object]:
     ("name", "processes"),
     [
         ("max of hinges", 2),
-        ("max of hinges", 3),
+        pytest.param("max of hinges", 3, marks=pytest.mark.nightly),
         ("sum of hinges, masked", 3),
-        ("order embeddings", 2),
+        pytest.param("order embeddings", 2, marks=pytest.mark.nightly),
         ("two linear branches, neighbourhood sampling", 2),
         ("infonce by blocks, temperature learned", 2),
         ("similarity network", 2),
@@ -70,7 +70,7 @@ def arguments(cache: Path, out: Path, sets: list[str]) -> list[object]:
     ],
 )
 def test_losses_gradients_and_updates_are_those_of_one_process(name: str, processes: int, cache: Path, tmp_path: Path) -> None:
-    train(cache, experiment("train.epochs=2", *CASES[name]), out=tmp_path / "one")
+    train(cache, experiment("train.epochs=1", *CASES[name]), out=tmp_path / "one")
     codes, log = forked.run_together(arguments(cache, tmp_path / "several", CASES[name]), processes, tmp_path)
     assert codes == [0] * processes, log
     one, several = state(tmp_path / "one"), state(tmp_path / "several")
@@ -78,7 +78,7 @@ def test_losses_gradients_and_updates_are_those_of_one_process(name: str, proces
     assert_close(one["model"], several["model"])
     assert_close(one.get("averaged"), several.get("averaged"))
     assert_close(one["optimizer"]["state"], several["optimizer"]["state"])  # running means of gradients and of their squares
-    assert log.count("epoch 2: loss") == 1, "the first process alone writes and logs"
+    assert log.count("epoch 1: loss") == 1, "the first process alone writes and logs"
 
 
 @pytest.mark.slow

@@ -108,7 +108,6 @@ def test_a_signal_ends_it_cleanly(vectors_run: Path, tmp_path: Path, number: sig
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
         url = process.stdout.readline().strip()
         with urlopen(f"{url}search?q=a+red+circle&as=json") as answer:
             assert b'"hits"' in answer.read()

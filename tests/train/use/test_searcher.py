@@ -59,7 +59,6 @@ def test_pooled_vectors_made_in_blocks_are_those_made_at_once(
     monkeypatch.setattr(searched, "_BLOCK", 5)
     vectors, kept = pooled_side(opened, by_photo, held_bytes=2**30)
     np.testing.assert_allclose(vectors, pooled(whole), atol=1e-5)
-    assert kept is not None
     np.testing.assert_allclose(kept.vectors, whole.vectors, atol=1e-5)
     assert (kept.lengths is None) == (whole.lengths is None)
     assert kept.lengths is None or kept.lengths.tolist() == whole.lengths.tolist()

@@ -37,7 +37,6 @@ def made(folder: Path, **settings: Any) -> BertEncoder:
     torch.manual_seed(0)
     config = Bert(model=str(folder), **settings)
     transformer = config.transformer(None, list)
-    assert transformer is not None
     encoder = config.build(Sizes(Kind.TOKENS, transformer.tokenizer.get_vocab_size(), DIM, 99, transformer))
     assert isinstance(encoder, BertEncoder)
     return encoder.eval()
@@ -79,7 +78,6 @@ def test_a_caption_is_the_mean_over_its_tokens_mapped_or_its_first_token_or_the_
 
 def test_a_caption_is_its_mapped_tokens_by_generalised_pooling(folder: Path) -> None:
     encoder = made(folder, pooling="gpo")
-    assert encoder.gpo is not None
     torch.testing.assert_close(encoder(*read(folder))[0], encoder.gpo(*made(folder, states="all")(*read(folder))))
 
 
@@ -89,7 +87,6 @@ def test_words_are_masked_and_left_out_in_training_alone_and_special_tokens_stay
     tokens, mask = read(folder, captions)
     torch.testing.assert_close(encoder(tokens, mask), made(folder, states="all")(tokens, mask))
     encoder.train()
-    assert encoder.augmentation is not None
     changed, left = encoder.augmentation(tokens, mask)
     tokenizer = read_transformer(str(folder)).tokenizer
     assert left.sum() < mask.sum()

@@ -48,7 +48,6 @@ def slow_branch(made: Branch, features: Tensor, place: str, training: bool) -> T
 @pytest.mark.parametrize(("place", "training"), list(product(["after_last", "after_first"], [True, False])))
 def test_nonlinear_layers_have_relu_between_them_and_one_batch_normalisation(place: str, training: bool) -> None:
     made, features = branch([7, 6, 4], batch_norm=place, dropout=0), torch.randn(8, 5, dtype=torch.float64)
-    assert made.batch_norm is not None
     assert made.batch_norm.num_features == (4 if place == "after_last" else 7)
     for _ in range(3):
         made.train()(torch.randn(8, 5, dtype=torch.float64))
@@ -60,7 +59,6 @@ def test_nonlinear_layers_have_relu_between_them_and_one_batch_normalisation(pla
 @pytest.mark.parametrize("place", ["after_last", "after_first"])
 def test_a_batch_has_its_share_in_the_running_statistics(place: str, momentum: float) -> None:
     made = branch([3, 4], batch_norm=place, batch_norm_momentum=momentum, dropout=0)
-    assert made.batch_norm is not None
     features = torch.randn(6, 5, dtype=torch.float64)
     first = made.linears[0](features)
     seen = first if place == "after_first" else made.linears[1](first.relu())

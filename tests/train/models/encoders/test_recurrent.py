@@ -109,7 +109,6 @@ def test_captions_of_a_batch_do_not_see_each_other(name: str, states: str) -> No
 @pytest.mark.parametrize("name", SLOW)
 def test_a_head_reads_the_last_state(name: str) -> None:
     plain, encoder = made(name), made(name, head={"widths": [6, 4]}).eval()
-    assert encoder.head is not None
     assert encoder.dim == 4
     torch.testing.assert_close(encoder(padded(), LENGTHS), encoder.head(*plain(padded(), LENGTHS)))
 
@@ -119,7 +118,6 @@ def test_a_head_reads_the_last_state(name: str) -> None:
 def test_pooled_states_are_one_vector_by_generalised_pooling(name: str, bidirectional: bool) -> None:
     settings = {"bidirectional": bidirectional}
     encoder, plain = made(name, states="pooled", **settings), made(name, states="all", **settings)
-    assert encoder.pooling is not None
     for extra, value in ((0, 0), (3, 13)):
         (pooled,) = encoder(padded(extra, value), LENGTHS)
         torch.testing.assert_close(pooled, encoder.pooling(*plain(padded(), LENGTHS)))
