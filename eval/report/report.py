@@ -272,9 +272,9 @@ def _run_facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
         yield "Versions", ", ".join(f"{name} {version}" for name, version in versions.items())
     for title, name in (("Trained by", "trained"), ("Evaluated by", "made")):
         origin = _mapping(report_input.provenance.get(name))
-        parts = [described_code(origin.get("code")), origin.get("date"), origin.get("command")]
-        if any(parts):
-            yield title, ", ".join(str(part) for part in parts if part)
+        known = [part for part in (described_code(origin.get("code")), origin.get("date"), origin.get("command")) if part]
+        if known:
+            yield title, ", ".join(map(str, known))
 
 
 def _differing_settings(inputs: Sequence[ReportInput]) -> list[tuple[str, str, str]]:
