@@ -51,6 +51,8 @@ Rows = NDArray[np.int64]
 class JudgedPairs(NamedTuple):
     """The pairs that Crisscrossed Captions judges to be right.
 
+    Attributes
+    ----------
     images, captions : (n, 2) COCO ids, each pair in one order
     files : the SHA-256 of each file by its name
     """
@@ -239,6 +241,8 @@ def average_precision_at_r(positions: Rows) -> float:
 class AnsweredQuery(NamedTuple):
     """The ranking of one query.
 
+    Attributes
+    ----------
     positions : 0-based positions (n_right,) of its right answers, ascending
     right, right_score : index of the best right answer among the candidates, and its score
     wrong, wrong_score : the same for the best wrong answer

@@ -212,6 +212,8 @@ def _mean(parts: Sequence[ScoreMatrix | None]) -> ScoreMatrix | None:
 class PhraseShare:
     """The share of phrases in the scores of an ensemble.
 
+    Attributes
+    ----------
     alpha : the share, from 0 to 1
     validated : the mean rsum on the validation split for each share that was tried there; None if the share was given
     """

@@ -44,6 +44,8 @@ _SAME = ("experiment", "similarity")  # attributes that all seeds of a model sha
 class RankingOptions(NamedTuple):
     """Options of :func:`rank_queries`.
 
+    Attributes
+    ----------
     cross_check : compare the ranks with a FAISS search
     cross_checked : number of queries per direction that are compared, over all folds, sampled at random; 0 for all
     answers : also find the best answers to each query, by scoring all pairs once more

@@ -93,7 +93,7 @@ def draw_recall_bars(
     """Draw bars in percent, with the bars of all series next to each other.
 
     ``groups`` has the title of each group of bars and the names of its bars. ``chance`` has the height of each bar for a
-    random order, which a dotted line marks. ``label`` describes the chart for screen readers.
+    random order; dotted lines mark it. ``label`` describes the chart for screen readers.
     """
     centers, middles, end = _bar_positions([len(names) for _, names in groups])
     width = 0.8 / len(series)
@@ -130,8 +130,8 @@ def draw_training_curves(
 ) -> Markup:
     """Draw a line per seed, with a ring at the epoch whose weights were kept.
 
-    ``log`` makes the x axis logarithmic. ``warm_ups`` has the index of a result and the last epoch of its warm-up, which a
-    dashed line marks. A dotted line marks ``chance``.
+    ``log`` makes the x axis logarithmic. ``warm_ups`` has pairs of the index of a result and the last epoch of its warm-up;
+    dashed lines mark these epochs. A dotted line marks ``chance``.
     """
 
     def draw(axes: Axes) -> None:
@@ -163,7 +163,7 @@ def draw_rank_histogram(label: str, ranks: Sequence[NDArray[np.int64]], n_candid
     """Draw the share of queries by the rank of their first right answer, in bins of increasing width.
 
     ``ranks`` (n_queries,) of each result are 0-based; the chart has 1-based ranks. A dotted line marks the share in a random
-    order, in which a query has ``n_right`` right answers.
+    order with ``n_right`` right answers per query.
     """
     bins = rank_bins(n_candidates)
     firsts = [1, *(last + 1 for last in bins[:-1])]

@@ -34,6 +34,8 @@ Pair = tuple[int, int]
 class AttendingRun:
     """A run whose model attends.
 
+    Attributes
+    ----------
     read_attention : function that returns the attention of some pairs, with None for a pair that cannot be drawn
     inputs : the files and folders that the function reads
     """
@@ -111,6 +113,8 @@ BRACKETS = "In angle brackets: the start and the end of a caption, and words tha
 class DrawnWord:
     """A word of a caption, with the regions to shade.
 
+    Attributes
+    ----------
     number : the index of the word among all words that are drawn on the photo
     text : the word
     highest : its highest weight in percent
@@ -124,7 +128,7 @@ class DrawnWord:
 
     @property
     def quiet(self) -> bool:
-        """Whether the text is not a known word, such as the end of a caption."""
+        """Whether the text is a marker, such as the end of a caption, and not a known word."""
         return self.text.startswith("<")
 
 
@@ -132,6 +136,8 @@ class DrawnWord:
 class Drawing:
     """The attention between a photo and one or more captions.
 
+    Attributes
+    ----------
     name : an identifier that is unique in the report
     size : width and height of the photo in pixels
     regions : x, y, width and height of each region, in pixels of the photo
@@ -191,6 +197,8 @@ _Rectangle = tuple[float, float, float, float]
 class PhraseBox(NamedTuple):
     """A box to draw on a photo.
 
+    Attributes
+    ----------
     rectangle : x, y, width and height in pixels of the photo
     number : the number of the phrase in its caption, from 1
     colour : the colour of the phrase
@@ -206,6 +214,8 @@ class PhraseBox(NamedTuple):
 class PhrasePhoto(NamedTuple):
     """A photo with the boxes of phrases.
 
+    Attributes
+    ----------
     name : an identifier of the drawing that is unique in the report
     source : the ``src`` of the photo; None if it cannot be read, and the boxes are then drawn on an empty area
     file : the name of its file

@@ -61,6 +61,8 @@ class QueryResult:
 class AnswerCard:
     """A candidate as it is displayed: a caption, or a photo with one of its captions. ``rank`` is 1-based.
 
+    Attributes
+    ----------
     words : the words of the caption, if their attention is drawn on the photo of the query
     drawing : the attention of the query, if it is drawn on the candidate photo
     """
@@ -78,6 +80,8 @@ class AnswerCard:
 class ModelColumn:
     """The answers of one model to a query.
 
+    Attributes
+    ----------
     rank : the 1-based rank of the best right answer
     answers : the best candidates
     right_answer : the best right answer, if it is not among ``answers``
@@ -96,7 +100,7 @@ class ModelColumn:
 
 @dataclass(frozen=True)
 class QueryCard:
-    """A query, which is a photo or a caption, with a column per model.
+    """A query, either a photo or a caption, with a column per model.
 
     ``drawings`` has the attention of the captions on the photo of the query.
     """
@@ -119,6 +123,8 @@ class CardGroup:
 class Gallery:
     """The queries of one direction.
 
+    Attributes
+    ----------
     counts : with two models, the number of queries for which the first, the second and neither is better
     attends : the sides (``t2i``, ``i2t``) that attend to the other side in the drawings
     """

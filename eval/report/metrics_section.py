@@ -63,6 +63,8 @@ class MetricRow(NamedTuple):
 class ProtocolSection:
     """The section of a protocol in a report.
 
+    Attributes
+    ----------
     sums : index of the result, name and value of each metric over both directions, such as rsum
     chart : the bars; None without recalls
     notes : the meaning of whiskers and small numbers

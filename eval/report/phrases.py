@@ -47,6 +47,8 @@ class CaptionPiece(NamedTuple):
 class PhraseOutcome(NamedTuple):
     """The best box of a model for a phrase.
 
+    Attributes
+    ----------
     right : whether the box is right
     iou : its IoU with the true box
     answer : the rank of the first right box, if the best box is wrong
@@ -91,6 +93,8 @@ class PhraseGroup(NamedTuple):
 class PhraseGallery:
     """The captions of a phrase section.
 
+    Attributes
+    ----------
     unreadable : the number of photos that cannot be read
     counts : with two models, the number of phrases that only the first, only the second, and both or neither localise
     """
@@ -103,6 +107,8 @@ class PhraseGallery:
 class _CaptionStats(NamedTuple):
     """The captions that have phrases with a true box; every array is (n_captions,).
 
+    Attributes
+    ----------
     n_phrases : number of phrases with a true box
     n_right, mean_iou : for each model, the number of right phrases and the mean IoU of the best boxes
     """

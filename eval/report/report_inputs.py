@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 class ReportInput:
     """A result with the embeddings and run files that were found at the places that it names.
 
+    Attributes
+    ----------
     path : the result file
     result : its content
     embeddings : the embeddings of the first seed; None if they are missing, or for phrase results

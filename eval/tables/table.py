@@ -25,6 +25,8 @@ _SCALED = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!
 class TableRequest:
     """The input of a table.
 
+    Attributes
+    ----------
     results : result files, or comparison files
     dataset : for a published table, the data set whose results are used; None uses the data set of each row
     cost : for a ladder, the cost that is weighed against rsum; None is ``total_s``
@@ -48,6 +50,8 @@ class BuiltTable(NamedTuple):
 class TableKind(ABC):
     """A kind of table. A new kind is one file with a subclass, and one line in :data:`vse.eval.tables.TABLES`.
 
+    Attributes
+    ----------
     columns : the first columns of its CSV file, by which an existing file is recognised
     suffixes : the suffixes of the files that the table can be written to
     options : the fields of :class:`TableRequest` that the table accepts besides ``results``
@@ -120,6 +124,8 @@ def write_table(table: pd.DataFrame, out: Path) -> Path:
 class Cells(NamedTuple):
     """The printed part of a table.
 
+    Attributes
+    ----------
     lines : the cells, line by line
     titles : a group, which may be blank, and a name for each column
     n_texts : the number of leading columns that hold texts; the others hold numbers
