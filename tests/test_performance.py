@@ -180,7 +180,7 @@ def test_the_page_and_the_warning_have_the_measured_factors_of_emulated_bf16() -
     assert path is not None
     page, warning = (
         " ".join((ROOT / name).read_text(encoding="utf-8").split())
-        for name in ("docs/performance.md", "features/backbones/precision.py")
+        for name in ("docs/performance.md", "features/backbones/device.py")
     )
     for factor in pd.read_csv(path)["times_slower"]:
         assert f"{factor:.0f} times" in page

@@ -46,7 +46,7 @@ class TextBackbone(ABC):
     max_length: int
     pad: int
     weights_sha256: str
-    hash_tokenizer: str
+    tokenizer_sha256: str
     network_sha256: str = ""
     notes: Mapping[str, Any] = {}
 

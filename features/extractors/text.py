@@ -64,7 +64,7 @@ class TextExtractor(Extractor):
         self.backbone = backbone = load_text_backbone(config, weights_dir)
         backbone.network.to(self.device)
         self.weights_sha256 = backbone.weights_sha256
-        self.extra_hashes = {"tokenizer_sha256": backbone.hash_tokenizer}
+        self.extra_hashes = {"tokenizer_sha256": backbone.tokenizer_sha256}
         if backbone.network_sha256:
             self.extra_hashes["network_sha256"] = backbone.network_sha256
         self.notes = {

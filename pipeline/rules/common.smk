@@ -7,7 +7,7 @@ import sys
 from snakemake.exceptions import WorkflowError
 
 from vse.eval.tables import published_rows, published_tables
-from vse.features.settings.settings import load_feature
+from vse.features.settings import load_feature
 from vse.features.extraction import images_sha256
 from vse.pipeline.presets import presets
 from vse.pipeline.dataset import sources
@@ -90,8 +90,8 @@ def word_file(wildcards):
 
 def feature_encoder(wildcards):
     """Return the fitted encoder that a feature needs, if any."""
-    fitted = feature_preset(wildcards).fitted
-    return [f"features/{wildcards.dataset}_{wildcards.feature}.encoder.safetensors"] if fitted else []
+    fits = feature_preset(wildcards).fits_encoder
+    return [f"features/{wildcards.dataset}_{wildcards.feature}.encoder.safetensors"] if fits else []
 
 
 def experiment_preset(wildcards):

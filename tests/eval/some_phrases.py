@@ -67,7 +67,7 @@ def phrases_of(dataset: Path, skill: float = 2.0, seed: int = 0, n_candidates: i
         for own, at in zip(boxes, truth, strict=True)
     ]
     fields: dict[str, Any] = {
-        "phrase_ids": np.array([m.number for m in shown]),
+        "phrase_ids": np.array([m.phrase_id for m in shown]),
         "image_ids": np.array([m.image.imgid for m in shown]),
         "caption_ids": np.array([m.caption.sentid for m in shown]),
         "offsets": np.concatenate([[0], np.cumsum([len(own) for own in boxes])]),

@@ -168,7 +168,7 @@ def test_comparisons_of_two_data_sets_make_no_table(
         line = ["--compare", data.test, other / "test.h5", "--bootstrap", 50, "--out", tmp_path / f"{name}.json"]
         assert code_of(eval_main, *line) == 0
     line = ["significance", tmp_path / "a.json", tmp_path / "b.json", "--out", tmp_path / "t.csv"]
-    assert "different data sets called 'demo'" in fails(table_main, *line)
+    assert "sets with the name 'demo'" in fails(table_main, *line)
 
 
 def test_embeddings_of_another_data_set_get_a_name_of_their_own(ours: Data, theirs: Data, tmp_path: Path) -> None:

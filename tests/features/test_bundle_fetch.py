@@ -326,7 +326,7 @@ def test_a_server_that_says_no_length_is_not_trusted_with_an_archive(server: Ser
 def test_a_list_of_gigabytes_is_not_read(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from vse.features.exchange import bundle_fetch
 
-    monkeypatch.setattr(bundle_fetch, "_MOST_BYTES", 100)
+    monkeypatch.setattr(bundle_fetch, "_MAX_LIST_BYTES", 100)
     with pytest.raises(UserError, match="at most 100 "):
         fetch_features(f"{server.url}there", tmp_path / "new")
 

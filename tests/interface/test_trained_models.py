@@ -144,7 +144,7 @@ def test_a_phrase_is_found_in_a_photo_and_evaluated(phrase_run: Path, caches: Ca
     result = vse.evaluate(embedded, bootstrap=0, options=vse.EvaluateOptions(iou=0.4))
     assert result.metrics["phrase"]["iou"] == 0.4
     assert "R@1/5/10 at IoU 0.4" in repr(result)
-    with pytest.raises(vse.UserError, match="holds phrase scores, and to_trec is not of these"):
+    with pytest.raises(vse.UserError, match="to_trec does not apply to phrase scores"):
         result.to_trec("t")
 
 

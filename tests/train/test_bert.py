@@ -133,7 +133,7 @@ def test_a_changed_or_missing_tokenizer_is_refused(run: Path, tmp_path: Path, fa
     del record["files"]  # as if by an older version
     (own / "run.json").write_text(json.dumps(record))
     word_pieces("umbrella", "zebra").save(str(own / TOKENS))
-    assert "they are of different models" in fails(embed_main, own)
+    assert "belong to different models" in fails(embed_main, own)
     (own / "transformer.json").write_text("[]")
     assert "transformer.json: not the transformer of a run" in fails(embed_main, own)
 

@@ -256,7 +256,7 @@ def test_code_that_a_preset_names_is_allowed_first(folder: Path, cache: Path, fa
             r"bad\.py:hinges: a loss of your own is a class that derives from .*, or a function, and this is not",
         ),
         ("class hinges: pass\n", "bad.py:hinges", r"is a class that derives from vse\.train\.losses\.base\.Loss"),
-        ("def hinges(scores): pass\n", "bad.py:hinges", r"bad\.py:1: a loss is a function of scores, positives, negatives"),
+        ("def hinges(scores): pass\n", "bad.py:hinges", r"bad\.py:1: a loss function takes scores, positives, negatives"),
         ("def hinges(a, b, c, d): pass\n", "bad.py:hinges", r"the setting 'd' of this loss needs a default"),
         ("def hinges(:\n", "bad.py:hinges", r"bad\.py:1: cannot be run \(SyntaxError"),
         ("\n1 / 0\n", "bad.py:hinges", r"bad\.py:2: cannot be run \(ZeroDivisionError"),

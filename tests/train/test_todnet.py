@@ -216,7 +216,7 @@ def test_embeddings_that_do_not_fit_are_refused_in_a_line(
     assert "not by the same model" in line(frozen, "--caption-features", other_captions)
     assert "not by the same model" in line(frozen, "--caption-features", short_captions)
     assert "images by no run: not by the same model" in line(cache, "--caption-features", other_captions)
-    assert "these have 5 numbers" in line(odd)
+    assert "their length is 5" in line(odd)
     assert "ends in" in line(cache, "--caption-features", tfidf)
     assert "not the words of the captions" in line(cache)
     sets_line = line(positions, "--caption-features", tfidf)

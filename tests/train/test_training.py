@@ -106,7 +106,7 @@ def test_early_stop_waits_for_a_better_rsum(cache: Path, tmp_path: Path, monkeyp
 
 def test_a_warm_up_without_end_is_told(cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train(cache, experiment("train.epochs=1", "warmup.epochs=1", "loss.name=max"), out=tmp_path / "run")
-    assert "all 1 epochs are warm-up with the loss 'sum', and 'max' is never used" in caplog.text
+    assert "all 1 epochs are warm-up with the loss 'sum', so 'max' is never used" in caplog.text
 
 
 def test_hard_negatives_are_listed_per_epoch_and_direction(run: Path, cache: Path, tmp_path: Path) -> None:

@@ -119,8 +119,8 @@ def test_several_seeds_have_a_run_each(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("--trec", "e.h5"), "e.h5: run files are written to a folder"),
-        (("--trec-depth", "3"), "--trec-depth is that of run files: name their folder with --trec"),
-        (("--trec", "t", "--compare", "e.h5"), "--compare and --trec do not go together"),
+        (("--trec-depth", "3"), "--trec-depth applies to run files: name their folder with --trec"),
+        (("--trec", "t", "--compare", "e.h5"), "--compare and --trec cannot be used together"),
     ],
 )
 def test_what_cannot_be_written_is_said_in_a_line(

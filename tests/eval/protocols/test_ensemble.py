@@ -192,7 +192,7 @@ def test_what_is_no_ensemble_of_a_preset_or_lacks_a_seed_is_named(
 def test_seeds_of_an_ensemble_are_of_one_split(write: Callable[..., Path], tmp_path: Path, fails: Callable[..., str]) -> None:
     files = [write(experiment, 0) for experiment in ("vsepp", "vse0")]
     others = [write(experiment, 1, dataset="f8k") for experiment in ("vsepp", "vse0")]
-    assert "vsepp-1.h5 is of dataset 'f8k'" in fails(eval_main, *files, *others, "--ensemble", "--out", tmp_path / "r.json")
+    assert "vsepp-1.h5 has dataset 'f8k'" in fails(eval_main, *files, *others, "--ensemble", "--out", tmp_path / "r.json")
 
 
 def test_what_cannot_be_averaged_is_named(tmp_path: Path, fails: Callable[..., str]) -> None:
@@ -205,7 +205,7 @@ def test_what_cannot_be_averaged_is_named(tmp_path: Path, fails: Callable[..., s
     for files, reason in (
         ([one], "at least two members"),
         ([one, one], "counts every member once"),
-        ([one, order], "order.h5 is of similarity 'order', "),
+        ([one, order], "order.h5 has similarity 'order', "),
         ([one, pairs], "cannot be average: one holds scores, the other embeddings"),
         ([one, other], "differ in image_ids"),
     ):

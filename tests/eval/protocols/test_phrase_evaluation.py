@@ -121,7 +121,7 @@ def test_a_type_of_one_image_has_an_interval(tmp_path: Path) -> None:
     result = evaluated(tmp_path, some_phrases(types=types, truth=truth))
     of_type = result["protocols"]["phrase"]["ci95"]["per_type"]["instruments"]
     assert of_type["r1"] in ([0.0, 0.0], [100.0, 100.0])
-    assert read_result(tmp_path / "r.json").protocols["phrase"].interval_of_type("instruments", "r1") is not None
+    assert read_result(tmp_path / "r.json").protocols["phrase"].type_interval("instruments", "r1") is not None
 
 
 @pytest.mark.parametrize("name", ["phrase", "folds", "n_phrases", "iou", "type people", "__class__", "日本", "=1+1"])

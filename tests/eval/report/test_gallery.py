@@ -29,7 +29,7 @@ def made(seed: int, similarity: str, n_images: int = 9, n_each: int = 3, dim: in
 
 def slow_scores(run: Embeddings, direction: Direction) -> np.ndarray:
     if run.vectors is None:
-        return np.asarray(run.scores_of(direction))
+        return np.asarray(run.direction_scores(direction))
     return slow_order_scores(run.images, run.captions) if run.similarity == "order" else run.images @ run.captions.T
 
 

@@ -247,7 +247,7 @@ def test_what_it_does_not_go_with_is_refused(
 def test_more_candidates_than_memory_are_refused(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.sysconf
     monkeypatch.setattr(os, "sysconf", lambda name: 16 if name == "SC_PHYS_PAGES" else real(name))
-    with pytest.raises(UserError, match=r"ace takes 0.0 GB for 240 candidates, .* --set adversary.candidates=10000"):
+    with pytest.raises(UserError, match=r"ace needs 0.0 GB for 240 candidates, .* --set adversary.candidates=10000"):
         train(cache, experiment("adversary=ace"), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     train(cache, experiment("adversary={name: ace, candidates: batch}", "train.epochs=1"), out=tmp_path / "run")

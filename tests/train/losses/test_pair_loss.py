@@ -86,7 +86,7 @@ def test_any_similarity_can_be_taught_single_pairs(compared_by: str) -> None:
 
 def test_a_similarity_with_a_direction_is_refused() -> None:
     batch = Batch(numbered(0, 3), numbered(0, 3), np.arange(3), np.arange(3))
-    with pytest.raises(UserError, match="a loss of single pairs has no direction, and this similarity has a score for each"):
+    with pytest.raises(UserError, match="a loss of single pairs has no direction, but this similarity has a score for each"):
         Logistic().objective(Table(torch.rand(3, 3), torch.rand(3, 3)))(batch, 0)
 
 

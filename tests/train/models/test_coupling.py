@@ -132,5 +132,5 @@ def test_weights_are_drawn_otherwise() -> None:
 
 
 def test_an_odd_length_has_no_halves() -> None:
-    with pytest.raises(ValueError, match="5 numbers have no halves"):
+    with pytest.raises(ValueError, match="odd length 5"):
         ConditionalFlow(5, 5, 3, [4], "exp", identity=True, kept=0)

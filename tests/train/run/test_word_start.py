@@ -130,7 +130,7 @@ def test_what_does_not_fit_is_refused_in_a_line(cache: Path, tmp_path: Path, tfi
     (tmp_path / "other.txt").write_text("zebra " + " ".join("12345678") + "\n")
     assert "no word of the captions has a vector" in fails(train_main, *arguments, tmp_path / "other.txt")
     line = fails(train_main, *arguments, glove(tmp_path / "glove.txt"), "--caption-features", tfidf)
-    assert "word vectors require a caption encoder that reads words" in line
+    assert "word vectors are for encoders of words" in line
     base = train(cache, experiment(*SETS), out=tmp_path / "base")
     line = fails(train_main, *arguments, tmp_path / "glove.txt", "--start-from", base)
     assert "the word embeddings are already loaded from" in line

@@ -229,7 +229,7 @@ def test_weights_are_not_made_unit_length() -> None:
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        ([*RIDGE, "model.image_encoder=identity", "model.dim=256"], "both encoders must be one layer"),
+        ([*RIDGE, "model.image_encoder=identity", "model.dim=256"], "both encoders must have a single layer"),
         ([*CSA, "model.image_encoder=linear"], "csa requires model.image_encoder=weighted"),
         ([*CSA, "model.normalize_image=true"], "csa requires model.image_encoder=weighted"),
         ([*ASIF, "model.caption_encoder=linear"], "asif requires model.image_encoder=relative"),

@@ -34,7 +34,7 @@ def test_they_are_in_metrics_csv_in_the_record_and_in_the_log(
     learned = json.loads((run / "run.json").read_text())["learned"]
     assert learned == pytest.approx({"temperature": temperatures[-1], "bias": biases[-1]}, abs=1e-5)
     assert f"temperature {temperatures[0]:.4g}, bias {biases[0]:.4g}, " in caplog.text
-    assert f"the loss has learned: temperature {temperatures[-1]:.4g}, bias {biases[-1]:.4g}" in caplog.text
+    assert f"learned values of the loss: temperature {temperatures[-1]:.4g}, bias {biases[-1]:.4g}" in caplog.text
 
 
 def test_a_run_that_learns_none_has_none(run: Path) -> None:
@@ -116,7 +116,7 @@ REFUSED = {
     "adversary=ace": "loss.block does not go with an adversary",
     "loss.block=0": "loss.block: Input should be greater than 0",
     "loss.temperature=0": "loss.temperature: Input should be greater than or equal to 0.000001",
-    "loss.temperature=0.005": "temperature 0.005 is below least_temperature 0.01, at which a learned one is held",
+    "loss.temperature=0.005": "temperature 0.005 is below least_temperature 0.01",
     "loss.same_image=both": "loss.same_image: Input should be 'keep', 'mask' or 'positive'",
 }
 

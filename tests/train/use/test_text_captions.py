@@ -147,7 +147,7 @@ def test_another_encoder_of_that_name_is_refused(
     if said is None:
         done(*line)
     else:
-        assert f"was made with {said} of tests/tiny" in fails(*line)
+        assert f"was computed with {said} of tests/tiny" in fails(*line)
 
 
 def test_what_was_written_is_read_and_not_its_words(trained: Trained, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_words_are_masked_and_left_out_in_training_alone_and_special_tokens_stay
 def test_a_tokenizer_without_a_mask_cannot_mask_words(folder: Path) -> None:
     transformer = read_transformer(str(folder))
     nameless = replace(transformer, tokenizer_json=transformer.tokenizer_json.replace("[MASK]", "[HOLE]"))
-    with pytest.raises(UserError, match="size_augmentation: .*bert has no mask token; 0 does without"):
+    with pytest.raises(UserError, match="size_augmentation: .*bert has no mask token; set it to 0"):
         Bert(size_augmentation=0.2).build(Sizes(Kind.TOKENS, nameless.tokenizer.get_vocab_size(), DIM, 99, nameless))
 
 

@@ -137,7 +137,7 @@ def test_words_are_masked_and_left_out_in_training_alone(states: str) -> None:
 
 
 def test_a_head_does_not_go_with_all_states() -> None:
-    with pytest.raises(ValidationError, match="states: all gives a state per word, and a head reads the last one alone"):
+    with pytest.raises(ValidationError, match="a head reads the last state; it does not go with states: all"):
         Gru.model_validate({"states": "all", "head": {"widths": [4]}})
 
 

@@ -180,7 +180,7 @@ def test_bf16_is_near_fp32(settings: dict[str, Any]) -> None:
 
 
 def test_an_odd_length_is_refused_of_the_flow_alone() -> None:
-    with pytest.raises(UserError, match="these have 5 numbers"):
+    with pytest.raises(UserError, match="their length is 5"):
         TodNetSettings().build(5)
     assert isinstance(TodNetSettings(transform="mlp").build(5), TodNet)
 
