@@ -127,7 +127,7 @@ class EvaluationRequest:
         options.check()
         if self.iou is not None:
             raise UserError("iou: only files of phrase scores have boxes, arrays have not; leave iou out")
-        return evaluate_arrays(first.name, first.content, _RESULT, self.protocol, options)
+        return evaluate_arrays(first.name, first.content, None, self.protocol, options)
 
     @contextmanager
     def model_files(self, folder: Path) -> Iterator[list[Path]]:

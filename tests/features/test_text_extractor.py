@@ -252,7 +252,7 @@ def test_the_command_says_how_many_captions_were_cut(
     out = tmp_path / "demo_minilm.h5"
     run(command(demo, out, bert, "--set", "max_length=40"))
     texts = [item.raw for item in dataset_items(load_dataset_file(demo), "text", raw=True)]
-    n_cut = sum(len(tokens) > 40 for tokens in of_bert(bert).backbone.tokenized(texts)[0])
+    n_cut = sum(len(tokens) > 40 for tokens in of_bert(bert).backbone.tokenize(texts)[0])
     assert 0 < n_cut < len(texts)
     assert open_cache(out).provenance["counts"] == {"captions cut to 40 tokens": n_cut}
     assert f"{out}: {n_cut} captions cut to 40 tokens" in caplog.text

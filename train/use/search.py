@@ -145,8 +145,9 @@ def search_split(
     if asked.remark:
         log.warning("%s", asked.remark)
     answer = searcher.answer(asking, asked, k)
-    if index is not None and kept is None:
-        LAST.keep(asked_for, searcher, [index, metadata_file(index), *([corpus] if corpus else [])], started)
+    if last is not None and kept is None:
+        index_files = [] if index is None else [index, metadata_file(index)]
+        last.keep(asked_for, searcher, [*index_files, *([corpus] if corpus else [])], started)
     if rerank is not None and answer.scored is not None:
         side = "captions" if by_photo else "images"
         log.info("scored: the %d of %d %s that pooled vectors find", answer.scored, searcher.size(by_photo), side)

@@ -206,7 +206,7 @@ def test_what_cannot_be_averaged_is_named(tmp_path: Path, fails: Callable[..., s
         ([one], "at least two members"),
         ([one, one], "counts every member once"),
         ([one, order], "order.h5 has similarity 'order', "),
-        ([one, pairs], "cannot be average: one holds scores, the other embeddings"),
+        ([one, pairs], "cannot be averaged: one holds scores, the other embeddings"),
         ([one, other], "differ in image_ids"),
     ):
         assert reason in fails(eval_main, *files, "--ensemble", "--out", out)

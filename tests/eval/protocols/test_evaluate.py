@@ -473,7 +473,7 @@ def test_files_of_different_models_are_not_seeds(tmp_path: Path, fails: Callable
     c = write_embeddings(tmp_path / "c.h5", made())
     d = write_embeddings(tmp_path / "d.h5", made_order(seed=1))
     assert "has similarity 'order'" in fails(eval_main, a, d, "--out", tmp_path / "r.json")
-    assert "is of experiment 'vse0'" in fails(eval_main, a, b, "--out", tmp_path / "r.json")
+    assert "has experiment 'vse0'" in fails(eval_main, a, b, "--out", tmp_path / "r.json")
     assert "the same seed 0" in fails(eval_main, a, c, "--out", tmp_path / "r.json")
     assert "no such file" in fails(eval_main, tmp_path / "x.h5", "--out", tmp_path / "r.json")
     assert "needs 1000 images" in fails(eval_main, a, "--protocol", "1k", "--out", tmp_path / "r.json")

@@ -67,7 +67,7 @@ def test_truths_stand_behind_the_candidates(caches: Caches, coordinates: str) ->
 
 def test_what_has_no_boxes_is_one_line(caches: Caches, tmp_path: Path) -> None:
     plain = made_by_hand(tmp_path, np.ones((4, 3), np.float32), range(4))
-    with pytest.raises(UserError, match=r"hand_made.h5 holds 4 image rows of 3 float32, regions with boxes are needed"):
+    with pytest.raises(UserError, match=r"hand_made.h5 holds 4 image rows of 3 float32; regions with boxes are needed"):
         BoxFeatures(plain, plain.ids, CPU)
 
 

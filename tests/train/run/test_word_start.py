@@ -64,7 +64,7 @@ def test_known_words_start_from_their_vectors_and_the_others_at_random_at_their_
     assert others.std().item() == pytest.approx(start.std(correction=0).item(), rel=0.2)
     assert others.mean().abs().item() < 0.2 * others.std().item()
     n_words = len(found) - len(SPECIAL_TOKENS)
-    assert f"glove.txt: vectors of 3 of {n_words} words; the other {n_words - 3} are initialised at random" in caplog.text
+    assert f"glove.txt: has vectors of 3 of {n_words} words; the other {n_words - 3} are initialised at random" in caplog.text
 
 
 def test_an_option_names_the_file_whatever_the_encoder_and_the_run_records_it(cache: Path, tmp_path: Path) -> None:
