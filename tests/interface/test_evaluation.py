@@ -138,7 +138,7 @@ def test_a_saved_evaluation_of_arrays_is_a_result_as_any_other() -> None:
     assert Path("mine.csv").is_file()
     assert table.json[0]["rsum"] == result.frame.loc[0, "rsum"]
     page = vse.report(result, "mine.html")
-    assert "embeddings: no ranks, no gallery" in page.html or "embeddings lie" in page.html
+    assert "no ranks, no gallery" in page.html
 
 
 def test_a_saved_result_is_that_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
