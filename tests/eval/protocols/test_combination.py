@@ -161,7 +161,10 @@ def test_seeds_are_saved_one_by_one(tmp_path: Path) -> None:
         (["{test}", "{other}", "{sentences}", "--ensemble"], "2 image-sentence models and 1 phrase models"),
         (["{sentences}", "--alpha", "0.5"], "needs --ensemble"),
         (["{test}", "--save", "x.h5"], "needs --ensemble"),
-        (["{test}", "{short}", "--ensemble", "--alpha", "0.5"], "differ in image_ids; files that are evaluated together must have the same"),
+        (
+            ["{test}", "{short}", "--ensemble", "--alpha", "0.5"],
+            "differ in image_ids; files that are evaluated together must have the same",
+        ),
         (["{test}", "{sentences}", "--ensemble", "--alpha", "0", "--save", "{test}"], "test.h5"),
     ],
 )

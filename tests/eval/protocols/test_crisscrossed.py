@@ -119,7 +119,10 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
         a_row("cat.jpg,COCO_val2014_000000000001.jpg,3,x"),
         "row 1: cat.jpg, COCO_val2014_000000000001.jpg, 3: not two",
     ),
-    "no score": (a_row("COCO_val2014_000000000001.jpg,COCO_val2014_000000000002.jpg,nan,x"), "2.jpg, nan: not two COCO ids and a score"),
+    "no score": (
+        a_row("COCO_val2014_000000000001.jpg,COCO_val2014_000000000002.jpg,nan,x"),
+        "2.jpg, nan: not two COCO ids and a score",
+    ),
     "bytes": (
         lambda folder: (folder / "sis_test.csv").write_bytes(b"\xff\xfe\x00"),
         "sis_test.csv: not a CSV file with a header",
