@@ -25,7 +25,7 @@ from vse.trained_models import TrainedModel
 
 @option_class
 class TrainInputs:
-    """Further files that [`vse.train`][] reads. None is the file that the cache or the experiment names.
+    """Further files that [`vse.train`][vse.runs.train] reads. None is the file that the cache or the experiment names.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class TrainInputs:
 
 @option_class
 class TrainOptions:
-    """Rarely used options of [`vse.train`][].
+    """Rarely used options of [`vse.train`][vse.runs.train].
 
     Attributes
     ----------
