@@ -187,6 +187,17 @@ def test_commands_and_options_named_in_the_text_exist() -> None:
     assert found > 50
 
 
+def test_the_walk_through_the_code_names_functions_and_files_that_exist() -> None:
+    text = " ".join((ROOT / "docs/architecture.md").read_text(encoding="utf-8").split())
+    files = set(re.findall(r"`((?:pipeline|features|eval|train)/[\w/.]*)`", text))
+    assert len(files) > 30
+    assert not [file for file in files if not (ROOT / file).exists()]
+    functions = re.findall(r"`(\w+)` in `([\w/]+\.py)`", text)
+    assert len(functions) > 20
+    for name, file in functions:
+        assert re.search(rf"^(def|class) {name}\b", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE), f"{file}: {name}"
+
+
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
