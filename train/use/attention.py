@@ -1,4 +1,4 @@
-"""What a trained model that attends looks at in a pair: how much of each word's attention each region of the photo has."""
+"""The attention of a trained model in a pair of a photo and a text: how much attention each word gives to each region."""
 
 from __future__ import annotations
 
@@ -132,8 +132,8 @@ def with_attention(
 ) -> list[SearchHit]:
     """Return the hits of a query, encoded as ``asked``, with the attention of each; ``rows`` are rows of the split.
 
-    Of a model that does not attend they are as they were, and so they are, with a line in the log, if its attention cannot
-    be drawn.
+    A model without attention returns the hits unchanged. If the attention cannot be drawn, the hits are also unchanged, and
+    the log says why.
     """
     if trained.experiment.model.similarity.attends is None or not hits:
         return list(hits)

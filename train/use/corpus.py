@@ -1,4 +1,4 @@
-"""What a search looks through: one side of a split, as a run embeds it, or of a file of embeddings; and its index."""
+"""The embeddings that a search compares with a query, and their index: one side of a split, or of an embeddings file."""
 
 from __future__ import annotations
 
@@ -37,10 +37,16 @@ _BLOCK = 4096  # rows that are encoded at once where not all may be kept
 
 @dataclass(frozen=True)
 class Searched:
-    """One side of a split or of a file: ``name`` is images or captions, ``vectors`` gets their embeddings (n, dim).
+    """The images or the captions of a split or a file, among which a query is searched.
 
-    ``ids`` (n,) are theirs, ``image_ids`` (n,) those of the images they belong to; ``of`` gives all that decides the
-    vectors; ``known`` tells whether ``dataset.json`` is about these ids.
+    Attributes
+    ----------
+    name : ``images`` or ``captions``
+    ids : the ids of the images or captions (n,)
+    image_ids : the id of the image of each (n,)
+    vectors : computes their embeddings (n, dim)
+    of : returns everything that determines the embeddings, for the key of an index
+    known : whether ``dataset.json`` has these ids
     """
 
     name: str
@@ -80,7 +86,10 @@ def searched_split(trained: TrainedRun, split: str, by_photo: bool) -> Searched:
 
 
 def searched_file(trained: TrainedRun, file: Path, by_photo: bool, dim: int) -> Searched:
-    """One side of an embeddings file; :class:`UserError` if it has none, or not what the run compares."""
+    """Return the captions of an embeddings file for a photo, or its images for a text.
+
+    Raises UserError if the file has no embeddings, or if they do not fit the run.
+    """
     embeddings = read_embeddings(file)
     name = "captions" if by_photo else "images"
     vectors = embeddings.captions if by_photo else embeddings.images
@@ -115,9 +124,9 @@ def encoded_side(trained: TrainedRun, by_photo: bool, rows: NDArray[np.int64] | 
 
 
 def pooled_side(trained: TrainedRun, by_photo: bool, held_bytes: int) -> tuple[NDArray[np.float32], Packed | None]:
-    """Pooled vectors (n, dim) of one side, and what the encoder gives for it unless that takes more than ``held_bytes``.
+    """Return the pooled vectors (n, dim) of one side, and the encoder's output unless it needs more than ``held_bytes``.
 
-    No more than that, and a block of rows, is in memory at once.
+    At most ``held_bytes`` and a block of rows are in memory at once.
     """
     pairs = trained.split.pairs
     n_rows, held_here = len(pairs) if by_photo else len(pairs.images), 0
@@ -137,7 +146,10 @@ def ranked_by(trained: TrainedRun) -> str:
 
 
 def index_in_file(file: Path, searched: Searched, similarity: str, dim: int, factory: str | None) -> BuiltIndex:
-    """Return the index in a file; if there is none, build a new one and write it there."""
+    """Return the index in a file, or build an index and write it to the file if the file is missing.
+
+    Raises UserError if the index in the file belongs to other vectors.
+    """
     indexed = IndexSource(len(searched.ids), dim, similarity, ids_sha256(searched.ids), searched.of())
     if index_exists(file, indexed):
         return read_index(file, indexed, factory)

@@ -57,17 +57,18 @@ def embed_split(
     leak: bool = False,
     sentences: bool = False,
 ) -> Path:
-    """Write the embeddings of a split by the best weights of a run; returns ``out``. See :func:`load_run`.
+    """Embed a split with the best weights of a run, write the embeddings to ``out``, and return ``out``.
 
-    Without ``out`` that is ``<split>.h5`` in the run's folder or, of another data set, ``<dataset>_<split>.h5``.
-    :class:`UserError` if the run was trained on images of that split, unless a ``leak`` is allowed.
+    The default of ``out`` is ``<split>.h5`` in the run's folder, or ``<dataset>_<split>.h5`` for another data set. Raises
+    UserError if the run was trained on images of the split, unless ``leak`` allows this. See :func:`load_run`.
 
-    Of a run that localises phrases it is a file of phrase scores, see :func:`vse.train.use.localise.score_phrases`; with
-    ``sentences`` ``<split>_sentences.h5``, scores of captions by their phrases, see
+    A run that localises phrases writes phrase scores, see :func:`vse.train.use.localise.score_phrases`. With ``sentences`` it
+    writes ``<split>_sentences.h5``, the scores of captions by their phrases, see
     :func:`vse.train.use.localise.score_sentences`.
 
-    Of a model that scores every pair, the file has the scores, written block by block, of each direction if they depend on it,
-    single vectors of captions for the protocol ``sentence``, and pooled vectors of both sides, for a re-ranking.
+    A model that scores every pair writes these scores, block by block. If they depend on the direction, it writes those of
+    both directions. It also writes single vectors of captions for the protocol ``sentence``, and pooled vectors of both sides
+    for re-ranking.
     """
     opened = open_run(run, places, device, unfinished)
     if out is None:
@@ -144,7 +145,7 @@ def _name_of_other_data(opened: OpenedRun, split: str, name: str) -> Path:
 
 
 def unknown_words(trained: TrainedRun) -> dict[str, int]:
-    """How many ``words`` of the captions are not in the vocabulary, ``of`` how many, and how many ``captions`` have one."""
+    """Count the ``words`` of all captions that the vocabulary lacks, all words (``of``), and ``captions`` with such a word."""
     counts = {"words": 0, "of": 0, "captions": 0}
     for caption in trained.split.pairs.captions:
         numbers = trained.vocabulary.encode(caption.tokens)[1:-1]
@@ -254,7 +255,7 @@ def _written(
     rows: Mapping[RowKind, _Rows],
     skipped: Mapping[int, str],
 ) -> list[Path]:
-    """Both caches; an id without a vector, whose image is not skipped, is a :class:`UserError`."""
+    """Write both caches and return their paths. Raises UserError if an id of an image that is not skipped has no vector."""
     of_skipped = {c.sentid: skipped[image.imgid] for image in dataset.images if image.imgid in skipped for c in image.captions}
     without: dict[RowKind, Mapping[int, str]] = {"image": skipped, "text": of_skipped}
     ids = {kind: row_ids(dataset, kind) for kind in outs}

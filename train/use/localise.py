@@ -148,8 +148,8 @@ def locate(
 ) -> Located:
     """Return the candidates of a photo for a phrase, best first, by a run that localises phrases.
 
-    The photo is one of the data set that ``places.features`` are of, by default the run's; it is known by its bytes.
-    :class:`UserError` if it is none of these, or if no word of the phrase is known.
+    The photo must be an image of the data set of ``places.features``, by default of the run's features. It is recognised by
+    its bytes. Raises UserError if it is not one of these images, or if no word of the phrase is known.
     """
     opened = open_run(run, places, device, unfinished)
     reading, phrases = _reading(opened), opened.caption_cache

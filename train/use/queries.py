@@ -1,4 +1,4 @@
-"""What a model's encoders give for a text or a photo that no cache has; what reads them is loaded once."""
+"""Encode a text or a photo that no cache has, with the encoders of a model. Each encoder is loaded once."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ class ReadQuery:
 
 
 class QueryReader:
-    """What reads queries for a run: its encoders, and before them what made the features that it was trained on.
+    """Encodes queries with a run: first with the networks that computed the run's features, then with the run's encoders.
 
-    A photo goes through the CNN that made the run's cache, or through the run's own if it trained one; a text through the
-    encoder that made the cache of captions, if the run reads one; both through the backbone first, if the run reads its
-    embeddings. Each of these is loaded when it is first needed.
+    A photo is encoded by the CNN of the run's cache, or by the CNN that the run itself trained. A text is encoded by the
+    encoder of the caption cache, if the run reads one. If the run reads the embeddings of another run, that run encodes the
+    query first. Each network is loaded when it is first needed.
 
     Parameters
     ----------
     trained : the run
-    split : that the backbone is opened with
-    weights_dir : the weights of a CNN, and of a pretrained text encoder
+    split : the split with which the other run is opened
+    weights_dir : the folder with the weights of a CNN or a pretrained text encoder
     """
 
     def __init__(self, trained: TrainedRun, split: str, weights_dir: Path | None = None) -> None:
         self._trained, self._split, self._weights_dir = trained, split, weights_dir
 
     def load(self, by_photo: bool) -> None:
-        """Load what reads photos, or texts; :class:`UserError` if it is not at hand, or the run cannot read any."""
+        """Load the networks for photos or texts. Raises UserError if they are missing or the run cannot read such queries."""
         backbone = self._photo_backbone if by_photo else self._text_backbone
         if backbone is not None:
             backbone.load(by_photo)

@@ -41,7 +41,7 @@ class _Kept:
 
 
 class LastSearcher:
-    """Keeps one searcher, which is given back for the same request while all files that it was made from are as they were."""
+    """Keeps one searcher and returns it for the same request, as long as its files do not change."""
 
     def __init__(self) -> None:
         self._kept: _Kept | None = None

@@ -42,7 +42,7 @@ _BLANK = (64, 64)  # width and height of the photo of the first query
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """What is searched, and how thoroughly.
+    """The side that is searched, and the options of the search.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class SearchAnswer:
 
 @dataclass(frozen=True)
 class _Side:
-    """What one side is searched by: single vectors, in an ``index`` or without one, or what the encoder gives for all."""
+    """The vectors of one side, alone or in an ``index``, or the encoder's output for all of its rows."""
 
     searched: Searched
     vectors: Corpus | None = None
@@ -88,11 +88,12 @@ class _Side:
 
 
 class Searcher:
-    """A run that answers queries; :class:`UserError` for options that do not suit how its model's scores are searched.
+    """A run that answers queries. Raises UserError for options that do not fit the similarity of its model.
 
-    Texts search images, photos search captions. What a side needs is made when it is first searched, or by :meth:`load`.
-    Order scores re-rank candidates of FAISS, see :func:`vse.eval.search.top_k.search`; a model that compares other than two
-    vectors scores all pairs, or with ``rerank`` those with the candidates that FAISS finds by pooled vectors.
+    Texts search images, and photos search captions. A side is embedded when it is first searched, or by :meth:`load`. For
+    order embeddings, FAISS finds candidates and the exact scores re-rank them, see :func:`vse.eval.search.top_k.search`. A
+    model that does not compare two vectors scores all pairs. With ``rerank`` it scores only the candidates that FAISS finds by
+    pooled vectors.
 
     Parameters
     ----------
@@ -139,7 +140,7 @@ class Searcher:
         return SearchAnswer(self._hits(side.searched, scores, rows, by_photo), rows, scored)
 
     def size(self, by_photo: bool) -> int:
-        """How many captions, or images, are searched."""
+        """Return the number of captions or images that are searched."""
         side = self._sides.get(by_photo)
         pairs = self.trained.split.pairs
         return len(side.searched.ids) if side else len(pairs) if by_photo else len(pairs.images)

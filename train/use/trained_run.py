@@ -112,9 +112,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunPlaces:
-    """Where the feature cache, ``dataset.json`` and the cache of captions of a run are, if not where ``run.json`` says.
+    """The paths of a run's feature cache, ``dataset.json`` and caption cache; None stands for the path in ``run.json``.
 
-    ``weights_dir`` has the weights of networks that read what no cache has: other captions, or an image file.
+    ``weights_dir`` has the weights of the networks that encode new captions and image files.
     """
 
     features: Path | None = None
@@ -125,10 +125,10 @@ class RunPlaces:
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run's settings and record, and what its model is to read; ``device`` is where it will.
+    """The settings and the record of a run, the data set and caches that its model reads, and the device.
 
-    ``other_data`` are the sums of the data set that it reads if that has the name of the one that it was trained on, but
-    other contents; ``training_data`` are those of the one that it was trained on, if they are known.
+    ``other_data`` has the checksums of the data set if it has the name of the training data but other contents.
+    ``training_data`` has the checksums of the training data, if they are known.
     """
 
     folder: RunFolder
@@ -157,7 +157,7 @@ class OpenedRun:
 
     @property
     def data_label(self) -> str:
-        """What files of the data set that it reads are called: its name, with digits if it is not the one of that name."""
+        """The name of the data set in file names, with digits of its checksum if the training data has the same name."""
         return self.dataset.name if self.other_data is None else f"{self.dataset.name}-{self.other_data.short}"
 
     def hashes(self, images: Sequence[Image]) -> dict[str, Any]:
@@ -317,12 +317,11 @@ def _extractor_at(path: Path, key: str) -> Mapping[str, Any] | None:
 def images_trained_on(
     folder: RunFolder, restval: bool, cache: FeatureCache, tested: Dataset, split: str, allowed: bool = False
 ) -> int:
-    """How many images of a split a run was trained on; :class:`UserError` if there are some, unless that is ``allowed``.
+    """Return the number of images of a split that a run was trained on. Raises UserError if not 0, unless ``allowed``.
 
-    The data set that it was trained on has the splits that it has: asking for its own training split is no mistake. What is
-    compared are the images of another data set, or of a ``dataset.json`` that cuts other splits: by their numbers on Flickr or
-    in MS-COCO, and by the sums of their files, which caches have. If the run's own data set is no longer there, a line of the
-    log says so.
+    The run's own training split is accepted. This function compares the images of another data set, or of a ``dataset.json``
+    with other splits. It compares their numbers on Flickr or in MS-COCO, and the checksums of their files in the caches. If
+    the run's own data set is missing, the log mentions it.
 
     Parameters
     ----------
