@@ -142,7 +142,7 @@ class UnknownId(UserError):
 
 @dataclass(frozen=True)
 class RunAnswer:
-    """What one run finds for a query, best first, or the line ``error`` that says why it finds nothing.
+    """The hits of one run for a query, best first, or the line ``error`` that says why there are none.
 
     ``remark`` is a line on words that the run does not know, ``scored`` how many pairs a model that scores pairs scored, of
     ``searched`` images or captions.
@@ -174,9 +174,9 @@ class ServedRun:
 
 
 class ServedRuns:
-    """Runs that search one split of one data set, all of them loaded; :class:`UserError` if they are of several.
+    """Loaded runs that search one split of one data set. Raises UserError if their data sets differ.
 
-    What a run cannot read (a photo, where its features are imported) is a warning and no error, if it reads the other.
+    A run that reads texts but no photos, or photos but no texts, is accepted with a warning.
 
     Parameters
     ----------

@@ -243,7 +243,7 @@ def _k(settings: PageSettings) -> int:
 
 
 def _reason(error: HTTPException, settings: PageSettings) -> str:
-    """One line of ours for what the framework or this module refuses."""
+    """Return the message for a refused request, in one line."""
     if isinstance(error, SecurityError):
         return "The server is not called by this name; call it as its terminal says."
     if isinstance(error, RequestEntityTooLarge):

@@ -27,16 +27,22 @@ log = logging.getLogger(__name__)
 @click.command("vse-serve")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=_FILE)
 @click.option(
-    "-k", default=10, show_default=True, type=click.IntRange(1, 100), help="How many results, unless one asks for more."
+    "-k",
+    default=10,
+    show_default=True,
+    type=click.IntRange(1, 100),
+    help="Number of results per query; a query may ask for more.",
 )
-@click.option("--split", default="test", show_default=True, help="The split that is searched.")
-@click.option("--features", multiple=True, type=_FILE, help="The cache of each RUN, if moved; or one of your album.")
-@click.option("--captions", type=_FILE, help="The dataset.json, if it was moved.  [default: the one the caches name]")
-@click.option("--caption-features", multiple=True, type=_FILE, help="The cache of captions of each RUN, if it was moved.")
-@click.option("--weights-dir", type=_FILE, envvar="VSE_WEIGHTS_DIR", help="Folder of weights, of a CNN or a text encoder.")
-@click.option("--index-type", metavar="FACTORY", help="What is searched, such as IVF1024,Flat or HNSW32.  [default: Flat]")
+@click.option("--split", default="test", show_default=True, help="The split to search.")
 @click.option(
-    "--index-parameters", default="", metavar="NAME=NUMBER", help="How far to look, such as nprobe=16 or efSearch=64."
+    "--features", multiple=True, type=_FILE, help="The feature cache of each RUN, if it was moved, or of your album."
+)
+@click.option("--captions", type=_FILE, help="The dataset.json, if it was moved.  [default: the one the caches name]")
+@click.option("--caption-features", multiple=True, type=_FILE, help="The caption cache of each RUN, if it was moved.")
+@click.option("--weights-dir", type=_FILE, envvar="VSE_WEIGHTS_DIR", help="Folder with the weights of a CNN or text encoder.")
+@click.option("--index-type", metavar="FACTORY", help="The FAISS index, such as IVF1024,Flat or HNSW32.  [default: Flat]")
+@click.option(
+    "--index-parameters", default="", metavar="NAME=NUMBER", help="Parameters of the index, such as nprobe=16 or efSearch=64."
 )
 @click.option(
     "--rerank",
@@ -44,22 +50,28 @@ log = logging.getLogger(__name__)
     show_default=True,
     metavar="K",
     type=click.IntRange(1),
-    help="Of a model that scores every pair, how many are scored: the best K by pooled vectors.",
+    help="For a model that scores every pair: score only the best K candidates by pooled vectors.",
 )
 @click.option(
     "--held-gb",
     default=4.0,
     show_default=True,
     type=click.FloatRange(0),
-    help="Of such a model, how much of each run and side stays in memory.",
+    help="For a model that scores every pair: memory for the encoded images or captions of each run.",
 )
 @click.option(
-    "--host", default="127.0.0.1", show_default=True, help="The address to listen at; 0.0.0.0: for other machines, too."
+    "--host", default="127.0.0.1", show_default=True, help="The address to listen on; 0.0.0.0 also accepts other machines."
 )
-@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
-@click.option("--upload-mb", default=20, show_default=True, type=click.IntRange(1, 1024), help="The largest photo.")
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="The port; 0 chooses a free one.")
 @click.option(
-    "--max-megapixels", default=25.0, show_default=True, type=click.FloatRange(0.01, 80), help="The most pixels of a photo."
+    "--upload-mb", default=20, show_default=True, type=click.IntRange(1, 1024), help="Largest size of a photo in MB."
+)
+@click.option(
+    "--max-megapixels",
+    default=25.0,
+    show_default=True,
+    type=click.FloatRange(0.01, 80),
+    help="Largest size of a photo in megapixels.",
 )
 @click.option("--check", is_flag=True, help="Load everything, answer one query, print what each run finds, and end.")
 @ALLOW_CODE
@@ -128,7 +140,7 @@ def _places(
     caption_features: Sequence[Path],
     weights_dir: Path | None,
 ) -> list[RunPlaces]:
-    """Where each run's files are."""
+    """Return the paths of the files of each run."""
     from vse.train.use.trained_run import RunPlaces
 
     for option, files in (("--features", features), ("--caption-features", caption_features)):
