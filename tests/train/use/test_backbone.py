@@ -66,7 +66,8 @@ def test_the_caches_have_the_embeddings_of_all_splits(made: Path, run: Path, dem
         with h5py.File(path) as file:
             for cache, side, ids in zip((images, captions), SIDES, ("image_ids", "caption_ids"), strict=True):
                 reader = FeatureReader(cache)
-                np.testing.assert_array_equal(reader.rows(reader.positions(file[ids][:])), file[side][:])
+                # The caches were computed in other batches, and matrix products of other sizes may round differently.
+                np.testing.assert_allclose(reader.rows(reader.positions(file[ids][:])), file[side][:], rtol=0, atol=1e-6)
 
 
 def test_both_caches_say_which_run_made_them(made: Path, run: Path) -> None:
@@ -127,7 +128,8 @@ def test_files_of_any_program_make_the_same_caches(made: Path, split_files: list
     for expected, *found in zip(opened(made), theirs, ours, strict=True):
         for one in found:
             np.testing.assert_array_equal(one.ids, expected.ids)
-            np.testing.assert_array_equal(*(FeatureReader(c).rows(np.arange(len(c.ids))) for c in (one, expected)))
+            rows = [FeatureReader(c).rows(np.arange(len(c.ids))) for c in (one, expected)]
+            np.testing.assert_allclose(*rows, rtol=0, atol=1e-6)
     backbones = [read_backbone(one) for one in (*theirs, *ours)]
     assert backbones[0] == backbones[1]
     assert [(b.experiment, b.run) for b in backbones if b] == [("test", None)] * 2 + [("vsepp", None)] * 2
