@@ -237,7 +237,7 @@ def open_run(run: Path, places: RunPlaces = RunPlaces(), device: str = "auto", u
             "weights so far with --unfinished"
         )
     if "files" not in record:
-        log.info("%s: has no sums of its files, so whether they are as they were written cannot be told", folder.record_file)
+        log.info("%s: has no checksums of its files, so they are not checked for changes", folder.record_file)
     cache = _alike(places.features or folder.feature_file(), folder.evaluated(), folder)
     trained_on = folder.caption_feature_file()
     if trained_on is not None and places.features is not None and read_backbone(cache) is not None:
@@ -301,7 +301,7 @@ def _alike(file: Path, trained_on: Mapping[str, Any], folder: RunFolder, option:
         )
     log.info("%s: of other rows than %s was trained with, by the same extractor", cache.path, folder.path)
     if "imported" in cache.provenance:
-        log.warning("%s: imported, so whether the same network made it cannot be told", cache.path)
+        log.warning("%s: is imported, so the network that computed it is not checked", cache.path)
     return cache
 
 
@@ -334,7 +334,7 @@ def images_trained_on(
         own = load_dataset_file(own_cache.captions)
     except UserError as error:
         level = logging.INFO if tested.name == folder.record()["dataset"] else logging.WARNING
-        log.log(level, "%s: whether it was trained on images of %s cannot be told (%s)", folder.path, tested.path, error)
+        log.log(level, "%s: cannot check whether it was trained on images of %s (%s)", folder.path, tested.path, error)
         return 0
     if own.sha256 == tested.sha256:
         return 0
@@ -349,7 +349,9 @@ def images_trained_on(
         f"{tested.path}; {image.file} is {twin.file} in split {twin.split!r} of {own.path}"
     )
     if not allowed:
-        raise UserError(f"{message}. Metrics of these say nothing; --allow-leak goes on, and the result says so")
+        raise UserError(
+            f"{message}. Metrics on these images are meaningless. --allow-leak accepts them, and the result records it"
+        )
     log.warning("%s", message)
     return len(shared)
 

@@ -97,7 +97,7 @@ def test_a_run_without_sums_is_read_and_it_is_said(own_run: Path, caplog: pytest
     with pytest.raises(SystemExit) as stop:
         embed_main([str(own_run)])
     assert stop.value.code == 0
-    assert "run.json: has no sums of its files" in caplog.text
+    assert "run.json: has no checksums of its files" in caplog.text
 
 
 SPOIL: dict[str, Callable[[h5py.File], None]] = {
