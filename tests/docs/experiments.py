@@ -22,18 +22,20 @@ The sections are the files of `config/experiments/`. Names that end in `_effnet`
 |---|---|
 | experiment | the name |
 | what it is | one sentence, which `vse-train --help` prints too |
-| extends | the experiment from which it takes all settings that it does not change. An *ensemble* averages the scores of the named experiments and is [not trained itself](evaluation.md#ensembles) |
+| extends | the experiment from which it takes all settings that it does not change |
 | rows | the rows of [published tables](tables.md) that it reproduces. `vsepp 1.6` is row 1.6 of the VSE++ paper |
 
 | term | meaning |
 |---|---|
-| VGG19 FC7; pooled ResNet152, EfficientNet-Lite0 | image vectors: the output of the layer fc7; the last feature map, averaged over its positions |
+| VGG19 FC7 | image vectors: the output of VGG19's layer fc7 |
+| pooled ResNet152 | image vectors: the last feature map of ResNet152, averaged over its positions |
 | 1C, 10C | vectors of one centre crop; their mean over ten crops |
 | RC, crop bank | random crops; a cache with the vectors of ten random crops of each image |
 | rV | trained on COCO's split restval, too |
 | FT | the CNN is fine-tuned |
 | HGLMM, GMM, TF-IDF, mean word vectors, MiniLM | caption vectors ([Features](features.md)) |
 | hinge, head, negative, direction | explained in [Training](training.md) |
+| ensemble | averages the scores of other experiments, and is [not trained itself](evaluation.md#ensembles) |
 """
 
 
