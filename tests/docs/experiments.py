@@ -28,7 +28,7 @@ The sections are the files of `config/experiments/`. Names that end in `_effnet`
 | term | meaning |
 |---|---|
 | VGG19 FC7 | image vectors: the output of VGG19's layer fc7 |
-| pooled ResNet152 | image vectors: the last feature map of ResNet152, averaged over its positions |
+| pooled ResNet152, pooled EfficientNet-Lite0 | image vectors: the CNN's last feature map, averaged over its positions |
 | 1C, 10C | vectors of one centre crop; their mean over ten crops |
 | RC, crop bank | random crops; a cache with the vectors of ten random crops of each image |
 | rV | trained on COCO's split restval, too |
