@@ -66,7 +66,7 @@ def needs(n_pairs: int, growth: Mapping[str, pd.DataFrame]) -> dict[str, str]:
         "`dataset.json`: memory of the process that reads it first": gigabytes(extended(texts, "own_gb", n_images)),
         f"cache of `{FEATURE}`, float16": gigabytes(stored / 1e9),
         f"extraction of `{FEATURE}`, one machine": span(extraction),
-        f"the same as {AT_ONCE} parallel jobs of {JOB_HOURS} h": f"{jobs:,} jobs, {span(extraction / min(jobs, AT_ONCE))}",
+        f"the same as jobs of {JOB_HOURS} h, {AT_ONCE} at once": f"{jobs:,} jobs, {span(extraction / min(jobs, AT_ONCE))}",
         "planning of these jobs by Snakemake": span(extended(growth["workflow"], "cpu_s", jobs)),
         f"training of `{EXPERIMENT}`, one machine or job": span(training),
         f"embeddings, {DIM} numbers, float32": gigabytes((n_images + n_pairs) * DIM * 4 / 1e9),
