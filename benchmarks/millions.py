@@ -69,7 +69,7 @@ def needs(n_pairs: int, growth: Mapping[str, pd.DataFrame]) -> dict[str, str]:
         f"the same as jobs of {JOB_HOURS} h, {AT_ONCE} at once": f"{jobs:,} jobs, {span(extraction / min(jobs, AT_ONCE))}",
         "planning of these jobs by Snakemake": span(extended(growth["workflow"], "cpu_s", jobs)),
         f"training of `{EXPERIMENT}`, one machine or job": span(training),
-        f"embeddings of all, {DIM} numbers, float32": gigabytes((n_images + n_pairs) * DIM * 4 / 1e9),
+        f"embeddings, {DIM} numbers, float32": gigabytes((n_images + n_pairs) * DIM * 4 / 1e9),
         "an exact query among all images, 512 numbers": span(extended(growth["search"], "cpu_s", n_images)),
     }
 

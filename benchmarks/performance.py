@@ -9,7 +9,6 @@ row and column of each number. A number that no CSV has becomes a dash, and a li
 
 from __future__ import annotations
 
-import ast
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -31,7 +30,7 @@ DOCS = HERE.parent / "docs"
 PAGE = DOCS / "performance.md"
 _BLUE, _ORANGE, _GREEN, _INK, _QUIET = "#2a6f97", "#d9731a", "#4f772d", "#1d2733", "#8a949e"
 _DASH = "–"
-_LABELS = {"to_reach": "target", "before": "before", "peer": "alternative", "now": "now"}  # columns in plot and table
+_LABELS = {"to_reach": "target", "before": "before", "peer": "alternative", "now": "vse"}  # columns in plot and table
 
 
 def number(value: float) -> str:
@@ -51,11 +50,11 @@ def work_block(table: pd.DataFrame) -> str:
     """Return the table of :data:`benchmarks.works.WORKS`."""
     rows = []
     for row in table.to_dict("records"):
-        before, now, avx2, times = (number(row[key]) for key in ("before", "now", "avx2", "times_limit"))
+        now, times = (number(row[key]) for key in ("now", "times_limit"))
         peer, limit, goal = (_named(row[key], row[f"{key}_is"]) for key in ("peer", "limit", "to_reach"))
         bold = now if now == _DASH else f"**{now}**"
-        rows.append([f"{row['work']} ({row['unit']})", before, bold, avx2, peer, limit, times, goal + _reached(row)])
-    titles = "benchmark | before | now | without AVX-512 | alternative | limit | now / limit | target"
+        rows.append([f"{row['work']} ({row['unit']})", bold, peer, limit, times, goal + _reached(row)])
+    titles = "benchmark | vse | alternative | limit | times the limit | target"
     return markdown(titles, rows, _measured_on(table))
 
 
@@ -144,8 +143,8 @@ def growth_block() -> str:
         time, memory = (_power(points, column) for column in ("cpu_s", "own_gb"))
         sizes = f"{first['size']:,} to {last['size']:,} {last['unit']}"
         rows.append([name, sizes, f"{number(last['cpu_s'])} s", time, f"{number(last['own_gb'])} GB", memory])
-    titles = "benchmark | sizes | processor time at the largest size | exponent | memory beyond the start | exponent"
-    return markdown(titles, rows, f"Measured on {machine_of('growth')}; one thread.")
+    titles = "benchmark | sizes | processor time, largest size | power of time | memory, largest size | power of memory"
+    return markdown(titles, rows, f"Measured on {machine_of('growth')}, with one thread.")
 
 
 def draw_growth(figure: Figure) -> None:
@@ -188,19 +187,6 @@ def gpu_block() -> str:
     return markdown(titles, rows, f"Measured on {', '.join(table['device'].unique())}.")
 
 
-def scripts_block() -> str:
-    """Return a row for each script: the first paragraph of its docstring, and its minutes in a run of all scripts."""
-    took = table_of("all")
-    minutes = {} if took.empty else took.groupby("script")["minutes"].sum().to_dict()
-    rows = []
-    for path in sorted(HERE.glob("*.py")):
-        said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        if f"python benchmarks/{path.name}" in said:
-            what = " ".join(said.partition("\n\n")[0].split()).replace("|", "/")
-            rows.append([f"`{path.name}`", what, number(minutes.get(path.name, np.nan))])
-    return markdown("script | what it measures | minutes", rows)
-
-
 def blocks() -> dict[str, str]:
     """Return the generated blocks of the page, by name."""
     growth = dict(growth_points())
@@ -209,7 +195,6 @@ def blocks() -> dict[str, str]:
         "growth": growth_block(),
         "millions": millions_block(growth) if {"dataset.json", "search", "workflow"} <= set(growth) else _DASH,
         "gpu": gpu_block(),
-        "scripts": scripts_block(),
     }
 
 

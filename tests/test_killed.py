@@ -27,7 +27,7 @@ from tests.train.phrases.some_regions import make_caches
 from vse.features.exchange.precomp_export import export_precomp
 from vse.pipeline.dataset.dataset import load_dataset_file
 
-SUITE = "kills of each command that writes, at random moments"
+SUITE = "killed commands, each at random moments"
 Run = Callable[[str, Path], subprocess.CompletedProcess[str]]
 
 TINY = "--set model=squeezenet1_1 --set layer=features.2 --set grid=2 --set resize=32 --set crop=32 --set weights=random"

@@ -68,10 +68,10 @@ def page_with_counts(page: str, table: pd.DataFrame) -> str:
     _, end, after = rest.partition(_END)
     if not end:
         raise ValueError(f"the page has no block {_START.strip()}")
-    lines = ["| suite | tries | refused | harmless | wrong | silent | command |", "|---|---|---|---|---|---|---|"]
+    lines = ["| suite | tries | refused | harmless | wrong | silent |", "|---|---|---|---|---|---|"]
     for row in table.to_dict("records"):
         numbers = " | ".join(str(row[name]) for name in ("tries", "refused", "harmless", "wrong", "silent"))
-        lines.append(f"| {row['suite']} | {numbers} | `{row['command']}` |")
+        lines.append(f"| {row['suite']} | {numbers} |")
     return f"{before}{_START}\n" + "\n".join(lines) + f"\n\n{end}{after}"
 
 

@@ -251,7 +251,7 @@ def test_wrong_calls_are_refused_with_the_name_of_the_argument(
     suite_of_faults: Callable[[str, int], Suite],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    suite = suite_of_faults("wrong calls from Python", len(CALLS))
+    suite = suite_of_faults("wrong arguments of Python functions", len(CALLS))
     for number, (argument, call) in enumerate(CALLS):
         detail = f"call {number}, of {argument}"
         try:

@@ -82,7 +82,7 @@ def test_embeddings_that_are_overwritten_in_place_are_named_or_have_been_read(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Change the first seed's file when that of the second one is opened, for the first time, the second and so on."""
-    suite = suite_of_faults("embeddings overwritten in place while they are evaluated", 24)
+    suite = suite_of_faults("embeddings, overwritten while vse-eval reads them", 24)
     content, out = seeds[0].read_bytes(), tmp_path / "result.json"
     assert evaluated(seeds, out) == 0
     expected = json.loads(out.read_text())["protocols"]

@@ -49,7 +49,7 @@ def flip_in_features(cache: Path, split: str, rng: random.Random) -> tuple[Path,
 def test_a_flipped_bit_in_features_is_found(
     use: str, own_cache: Path, run: Path, tmp_path: Path, suite_of_faults: Suites
 ) -> None:
-    suite = suite_of_faults(f"a flipped bit in a shard's features, {use}", 6)
+    suite = suite_of_faults(f"feature cache with a flipped bit, {use}", 6)
     rng = random.Random(use)
     for number in range(suite.n_tries):
         split = ("train", "val", "test")[number % 3]
@@ -95,7 +95,7 @@ def is_same_run(run: Path, other: Path) -> bool:
 def test_a_damaged_checkpoint_is_refused_or_resumes_to_the_same_weights(
     cache: Path, run: Path, stopped: Path, tmp_path: Path, suite_of_faults: Suites
 ) -> None:
-    suite, rng = suite_of_faults("a damaged last.ckpt, resumed", 12), random.Random(0)
+    suite, rng = suite_of_faults("damaged checkpoint, resumed", 12), random.Random(0)
     for number in range(suite.n_tries):
         own, how = tmp_path / f"run-{number}", list(DAMAGES)[number % len(DAMAGES)]
         shutil.copytree(stopped, own)

@@ -65,7 +65,7 @@ def test_a_damaged_file_of_a_run_is_refused_or_makes_no_difference(
     kind: str, request: pytest.FixtureRequest, suite_of_faults: Callable[[str, int], Suite]
 ) -> None:
     run: Path = request.getfixturevalue(kind)
-    suite, rng = suite_of_faults(f"a damaged file of a {kind} run, embedded", 6), random.Random(kind)
+    suite, rng = suite_of_faults(f"run with a damaged file, embedding, {kind}", 6), random.Random(kind)
     embed = [run, "--out", run.parent / f"{kind}.h5"]
     assert embed_code(*embed) == 0
     expected = content(embed[-1])

@@ -247,7 +247,7 @@ def test_a_lying_server_is_refused_or_does_no_harm(
     server: Server, suite_of_faults: Callable[[str, int], Suite], tmp_path: Path
 ) -> None:
     """A lie in one answer or in all of them; afterwards the truth gives the same files as from an honest server."""
-    suite, rng = suite_of_faults("downloads from a lying server", 26), random.Random(0)
+    suite, rng = suite_of_faults("downloads from a server that sends wrong data", 26), random.Random(0)
     expected = {fetch: fetch(server.url, tmp_path / f"expected-{fetch.__name__}") for fetch in FETCHES}
     names = rng.sample([*LIES], len(LIES))
     for number in range(suite.n_tries):

@@ -141,7 +141,7 @@ def test_files_of_two_data_sets_are_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """With the other data set, and with our photographs and its captions, and the reverse."""
-    suite = suite_of_faults("two data sets of one name and equal ids", 3)
+    suite = suite_of_faults("files of two data sets with the same name and ids", 3)
     datasets = [
         theirs.dataset,
         with_captions(ours, theirs, tmp_path / "captions" / "data"),

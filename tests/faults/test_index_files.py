@@ -69,7 +69,7 @@ DAMAGES: dict[str, Callable[[bytes, np.random.Generator], bytes]] = {
 
 def test_a_damaged_index_is_refused(suite_of_faults: Callable[[str, int], Suite], tmp_path: Path) -> None:
     """Damage the index or its note, then read and search it again."""
-    suite, rng = suite_of_faults("damaged FAISS index files", 30), np.random.default_rng(1)
+    suite, rng = suite_of_faults("damaged FAISS indexes", 30), np.random.default_rng(1)
     made = {}
     for number, factory in enumerate(FACTORIES):
         file = write_index(tmp_path / f"{number}.faiss", build_index(CORPUS, factory), INDEXED)
@@ -102,7 +102,7 @@ def test_an_index_with_hostile_sizes_is_refused(suite_of_faults: Callable[[str, 
 
     Whoever writes both files can make any result; the search neither crashes nor hangs nor names rows that are not there.
     """
-    suite, rng = suite_of_faults("hostile sizes in FAISS index files", 6), np.random.default_rng(2)
+    suite, rng = suite_of_faults("FAISS indexes that state false sizes", 6), np.random.default_rng(2)
     tries = []
     for k in range(suite.n_tries):
         factory = FACTORIES[k % len(FACTORIES)]

@@ -69,7 +69,7 @@ def test_a_killed_import_and_the_next_give_the_same_files(
     source: Callable[[Path], Path], forks: Forks, suite_of_faults: Callable[[str, int], Suite], tmp_path: Path
 ) -> None:
     names = {"webdataset": "WebDataset", "saved": "Hugging Face", "clip": "clip-retrieval"}
-    suite = suite_of_faults(f"kills of an import, {names[source.__name__]}", 2)
+    suite = suite_of_faults(f"killed import, {names[source.__name__]}", 2)
     given, rng = source(tmp_path / "given"), random.Random(0)
 
     def run(out: Path, kill_at: int | None = None) -> tuple[int, int]:

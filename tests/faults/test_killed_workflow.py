@@ -32,7 +32,7 @@ def test_a_killed_workflow_and_the_next_give_the_same_result(
     commands: Path, suite_of_faults: Callable[[str, int], Suite], tmp_path: Path
 ) -> None:
     """Jobs that outlive Snakemake end before the next run, which ``--unlock`` allows."""
-    suite, rng = suite_of_faults("kills of Snakemake", 1), random.Random(0)
+    suite, rng = suite_of_faults("killed workflow", 1), random.Random(0)
     presets = tmp_path / "presets" / "datasets"
     presets.mkdir(parents=True)
     (presets / "demo.yaml").write_text(DEMO)

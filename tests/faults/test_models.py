@@ -244,7 +244,7 @@ def test_nothing_in_a_text_encoder_s_folder_runs(
     singles = [
         (read, [form]) for read in (read_frozen, read_trainable) for form in IN_FOLDER if form.trainable or read is read_frozen
     ]
-    suite = suite_of_faults("code in a model's folder", len(singles))
+    suite = suite_of_faults("Python code in the folder of a text encoder", len(singles))
     generator = random.Random(0)
     plain = [form for form in IN_FOLDER if not form.name.startswith(("0_", "pickled", "index"))]
     unspoilt = {read: read(clean) for read in (read_frozen, read_trainable)}
@@ -286,7 +286,7 @@ def test_no_name_of_a_network_makes_a_library_read_a_folder(
     (folder / "config.json").write_text(json.dumps({"architecture": "resnet18", "pretrained_cfg": {"custom_load": "canary"}}))
     (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": {"text_cfg": {"hf_model_name": str(folder)}}}))
     torch.save({"a": Payload()}, folder / "pytorch_model.bin")
-    suite = suite_of_faults(f"names of networks, {weights}", 2 * len(NAMES))
+    suite = suite_of_faults(f"names of networks that are paths, {weights} weights", 2 * len(NAMES))
     kinds = (lambda name: CnnConfig(name="x", model=name, weights=weights), lambda name: TextConfig(name="x", model=name))
     for number in range(suite.n_tries):
         name = NAMES[number % len(NAMES)].format(folder=folder)

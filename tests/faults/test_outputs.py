@@ -297,7 +297,7 @@ def test_no_file_of_another_kind_is_replaced(
     world: World, tmp_path: Path, suite_of_faults: Callable[[str, int], Suite], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Try every file that an option writes with one after the other of the strangers' files."""
-    suite = suite_of_faults("files of other kinds where outputs go", len(CASES))
+    suite = suite_of_faults("output paths with a file of another kind", len(CASES))
     names = list(STRANGERS)
     for k in range(suite.n_tries):
         command, output = CASES[k % len(CASES)]

@@ -139,7 +139,7 @@ def fault_of(code: int, moment: str, number: signal.Signals, answers: list[Answe
 def test_a_server_that_ends_at_any_moment_leaves_nothing_and_starts_again(
     servers: Servers, vectors_run: Path, suite_of_faults: Callable[[str, int], Suite]
 ) -> None:
-    suite, rng = suite_of_faults("kills of vse-serve", 3), random.Random(0)
+    suite, rng = suite_of_faults("killed vse-serve", 3), random.Random(0)
     before = {path: path.stat().st_mtime_ns for path in vectors_run.rglob("*")}
     servers.start(0)
     url = servers.line()

@@ -105,7 +105,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_stray_mark_loses_no_row(
     photos: Path, tmp_path: Path, suite_of_faults: StartSuite, options: tuple[str, ...]
 ) -> None:
-    suite = suite_of_faults(" ".join(["one stray quotation mark in a CSV file", *options]), 30)
+    suite = suite_of_faults(", ".join(["CSV file with one stray quotation mark", *options]), 30)
     kinds = [(layout, column, place) for layout in LAYOUTS for place in PLACES for column in range(3)]
     for number in range(suite.n_tries):
         row = number % N_ROWS
@@ -121,7 +121,7 @@ def test_a_stray_mark_loses_no_row(
 def test_two_stray_marks_lose_no_row(
     photos: Path, tmp_path: Path, suite_of_faults: StartSuite, options: tuple[str, ...]
 ) -> None:
-    suite = suite_of_faults(" ".join(["two stray quotation marks in a CSV file", *options]), 30)
+    suite = suite_of_faults(", ".join(["CSV file with two stray quotation marks", *options]), 30)
     for number in range(suite.n_tries):
         rng = random.Random(number)
         layout, column = rng.choice(LAYOUTS), rng.randrange(3)
