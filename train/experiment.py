@@ -18,7 +18,7 @@ from vse.train.adversaries import ADVERSARIES
 from vse.train.kinds import Kind
 from vse.train.losses import LOSSES
 from vse.train.losses.base import Loss, LossUse
-from vse.train.losses.max_of_hinges import MaxOfHinges
+from vse.train.losses.hinges import MaxOfHinges
 from vse.train.models.build import PARTS, ModelConfig
 from vse.train.settings import AdversarySettings, GradientSettings, ImagesConfig, SolverSettings, TrainConfig, WarmupConfig
 from vse.train.solvers import SOLVERS

@@ -10,12 +10,12 @@ from vse.features.cache.reader import FeatureReader
 from vse.features.exchange.embeddings import read_backbone
 from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.errors import UserError
-from vse.train.data.captions import CaptionInputs, TokenNumbers, WordNumbers
+from vse.train.data.captions import CaptionInputs, TokenIndices, WordIndices
 from vse.train.data.images import CachedFeatures
 from vse.train.data.pairs import Pairs
 from vse.train.kinds import Kind, kind_of_rows
 from vse.train.models.build import Input, ModelConfig
-from vse.train.models.encoders.identity import IdentitySettings
+from vse.train.models.encoders.linear import IdentitySettings
 
 
 def check_one_space(model: ModelConfig, images: FeatureCache, captions: FeatureCache | None) -> None:
@@ -60,8 +60,8 @@ def read_captions(
     if cache is not None:
         return CachedFeatures(FeatureReader(cache, 0, mapped=False), pairs.caption_ids, device, memory_gb, taken_gb)
     if transformer is not None:
-        return TokenNumbers([caption.raw for caption in pairs.captions], transformer, device)
-    return WordNumbers(pairs.captions, vocabulary, device)
+        return TokenIndices([caption.raw for caption in pairs.captions], transformer, device)
+    return WordIndices(pairs.captions, vocabulary, device)
 
 
 def input_of(cache: FeatureCache) -> Input:

@@ -15,8 +15,7 @@ from vse.pipeline.presets.own_code import is_code_name
 from vse.pipeline.presets.parts import import_object, part_field
 from vse.pipeline.presets.schema import Settings
 from vse.train.data.samplers import SAMPLERS
-from vse.train.data.samplers.base import Sampler
-from vse.train.data.samplers.shuffled import Shuffled
+from vse.train.data.samplers.base import Sampler, Shuffled
 from vse.train.losses import LOSSES
 
 Undecayed = Literal["words", "embeddings", "biases", "norms", "vectors"]

@@ -283,10 +283,10 @@ class TrainedModel(FileHandle):
         return QueryReader(load_opened(opened, split, self._inputs), split, self._inputs.weights_dir)
 
     def _encode(self, given: object, queries: Sequence[EncoderQuery]) -> NDArray[np.float32] | list[NDArray[np.float32]]:
-        from vse.train.kinds import packed
+        from vse.train.kinds import pack
 
         with self._own_code():
-            encoded = [packed([self._query_reader.read(query).encoded]) for query in queries]
+            encoded = [pack([self._query_reader.read(query).encoded]) for query in queries]
         sets = encoded[0].lengths is not None
         vectors = [(one.vectors if sets else one.vectors[0]).float().numpy() for one in encoded]
         if isinstance(given, str | os.PathLike):

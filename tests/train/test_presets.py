@@ -26,18 +26,17 @@ from vse.pipeline.presets import presets
 from vse.pipeline.presets.presets import list_changes
 from vse.train.data.samplers import SAMPLERS
 from vse.train.experiment import ExperimentConfig, load_experiment
+from vse.train.losses.hinges import MaxOfHinges
 from vse.train.losses.infonce import InfoNce
-from vse.train.losses.max_of_hinges import MaxOfHinges
 from vse.train.losses.sigmoid import Sigmoid
 from vse.train.models.encoders.bert import Bert
 from vse.train.models.encoders.branch import BranchSettings, LayersSettings
 from vse.train.models.encoders.gpo import Gpo
-from vse.train.models.encoders.mlp import Mlp
+from vse.train.models.encoders.mlp import Mlp, Residual
+from vse.train.models.encoders.pooling import Weldon
 from vse.train.models.encoders.recurrent import Gru, Lstm
-from vse.train.models.encoders.residual import Residual
 from vse.train.models.encoders.sru import Sru
-from vse.train.models.encoders.weldon import Weldon
-from vse.train.phrases.trainer import PhraseGradientSettings
+from vse.train.phrases.solvers import PhraseGradientSettings
 from vse.train.run.folder import RunFolder
 from vse.train.solvers.asif import AsifSettings
 from vse.train.solvers.cca import CcaFields

@@ -67,7 +67,7 @@ def test_the_file_of_a_split_has_scores_and_captions(run: Path, tmp_path: Path) 
     assert content["scores"].shape == (12, 60)
     opened = load_run(run, "test", device="cpu")
     assert opened.model.pairwise
-    images, captions = (side.all() for side in encode(opened.model, opened.split, opened.device))
+    images, captions = (side.unpack_all() for side in encode(opened.model, opened.split, opened.device))
     np.testing.assert_array_equal(content["captions"], captions[0])
     np.testing.assert_allclose(np.linalg.norm(content["captions"], axis=1), 1, rtol=1e-5)
     with torch.inference_mode():

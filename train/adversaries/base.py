@@ -115,7 +115,7 @@ class Drawn(NamedTuple):
     A query without a candidate has index 0 and is excluded from all sums: its ``possible`` (n,) is False.
     """
 
-    numbers: Int[Tensor, "n s"]
+    indices: Int[Tensor, "n s"]
     log_probabilities: Float[Tensor, "n s"]
     entropies: Float[Tensor, " n"]
     likeliest: Int[Tensor, " n"]
@@ -173,12 +173,12 @@ def draw(logits: Float[Tensor, "n m"], masked: Bool[Tensor, "n m"] | None, sampl
     log_p = logits.log_softmax(1)
     p = log_p.exp()
     with torch.no_grad():
-        numbers = numbers_at(p, torch.rand(len(p), samples, dtype=torch.float64, device=p.device))
+        indices = find_quantiles(p, torch.rand(len(p), samples, dtype=torch.float64, device=p.device))
     entropies = -(p * log_p.clamp(min=-1e4)).sum(1)
-    return Drawn(numbers, log_p.gather(1, numbers), entropies, p.detach().argmax(1), possible)
+    return Drawn(indices, log_p.gather(1, indices), entropies, p.detach().argmax(1), possible)
 
 
-def numbers_at(probabilities: Float[Tensor, "n m"], uniform: Float[Tensor, "n s"]) -> Int[Tensor, "n s"]:
+def find_quantiles(probabilities: Float[Tensor, "n m"], uniform: Float[Tensor, "n s"]) -> Int[Tensor, "n s"]:
     """Return the first candidate of each row whose cumulative probability exceeds a ``uniform`` number from [0, 1).
 
     The sum is in float64: in float32 the steps of many candidates are lost, and these would never be drawn. A candidate of

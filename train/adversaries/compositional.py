@@ -109,19 +109,19 @@ class Compositional(Adversary):
         logits = logits.masked_fill(~there, -torch.inf)
         drawn = draw(logits.flatten(1), false[:, :, None].expand_as(logits).flatten(1), self.settings.samples)
 
-        def scores(numbers: Int[Tensor, "n_words s"]) -> Float[Tensor, "n s"]:
+        def scores(indices: Int[Tensor, "n_words s"]) -> Float[Tensor, "n s"]:
             """Return the scores of each query with the negatives that are composed for it."""
             columns = []
-            for chosen in numbers.unbind(1):
+            for chosen in indices.unbind(1):
                 composed = parts.new_zeros(*asked.shape, parts.shape[2])
                 composed[asked] = parts.flatten(0, 1)[chosen]
                 sides = ((composed, asked), batch.captions) if side == "images" else (batch.images, (composed, asked))
-                columns.append(model.similarity.of_pairs(*sides, *[torch.arange(len(asked), device=parts.device)] * 2))
+                columns.append(model.similarity.score_pairs(*sides, *[torch.arange(len(asked), device=parts.device)] * 2))
             return torch.stack(columns, 1)
 
         possible = ~false.new_zeros(len(asked)).index_put_((query,), ~drawn.possible)
         positives = ranking.scores.gather(1, ranking.positives[:, None])
-        composed = scores(drawn.numbers)
+        composed = scores(drawn.indices)
         rewards, costs = self._rewards(positives, composed), self._costs(positives, composed)
         of_likeliest = None
         if self.settings.baseline == "self_critical":

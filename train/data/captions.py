@@ -28,7 +28,7 @@ class CaptionInputs(Protocol):
 
     kind: Kind
 
-    def of(self, numbers: NDArray[np.int64]) -> tuple[Tensor, ...]:
+    def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, ...]:
         """Return the captions with these indices, as tensors of this kind."""
 
 
@@ -38,8 +38,8 @@ class CaptionsOnDemand:
     def __init__(self, kind: Kind, read: Callable[[], CaptionInputs]) -> None:
         self.kind, self._read = kind, read
 
-    def of(self, numbers: NDArray[np.int64]) -> tuple[Tensor, ...]:
-        return self.inputs.of(numbers)
+    def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, ...]:
+        return self.inputs.read(indices)
 
     @cached_property
     def inputs(self) -> CaptionInputs:
@@ -62,8 +62,8 @@ class EncodedCaptions:
         self._captions, self._reader, self._cache, self._device = captions, reader, cache, device
         self.kind = kind_of_rows(cache.row_kind)
 
-    def of(self, numbers: NDArray[np.int64]) -> tuple[Tensor, ...]:
-        captions = [self._captions[number] for number in numbers.tolist()]
+    def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, ...]:
+        captions = [self._captions[number] for number in indices.tolist()]
         return encoded_as(self._cache, self._reader, [(c.raw, c.tokens) for c in captions], self._device)
 
 
@@ -77,14 +77,14 @@ def encoded_as(
     return tuple(part.to(device) for part in (rounded, *mask))
 
 
-class NumberLists:
+class IndexLists:
     """Lists of integers, none of them empty, in one flat array, so that a batch is padded without a loop over captions."""
 
     def __init__(self, lists: Iterable[Sequence[int]]) -> None:
         flat, lengths = array("i"), array("i")
-        for numbers in lists:
-            flat.extend(numbers)
-            lengths.append(len(numbers))
+        for indices in lists:
+            flat.extend(indices)
+            lengths.append(len(indices))
         self._lengths = np.asarray(lengths, np.int64)
         self._starts = np.cumsum(self._lengths) - self._lengths
         self._flat = np.asarray(flat)
@@ -98,18 +98,18 @@ class NumberLists:
         return padded.astype(np.int64), lengths
 
 
-class WordNumbers:
+class WordIndices:
     """Captions as indices of their words in a vocabulary."""
 
     kind = Kind.WORDS
 
     def __init__(self, captions: Sequence[Caption], vocabulary: Vocabulary, device: torch.device) -> None:
-        self._words = NumberLists(vocabulary.encode(caption.tokens) for caption in captions)
+        self._words = IndexLists(vocabulary.encode(caption.tokens) for caption in captions)
         self._device = device
 
-    def of(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return padded words (n, longest), and their lengths (n,) on the CPU."""
-        words, lengths = self._words.of(numbers, PAD)
+        words, lengths = self._words.of(indices, PAD)
         return move_tensor(torch.from_numpy(words), self._device), torch.from_numpy(lengths)
 
 
@@ -118,7 +118,7 @@ log = logging.getLogger(__name__)
 _AT_ONCE = 10_000  # texts that are tokenised together
 
 
-class TokenNumbers:
+class TokenIndices:
     """Captions as indices of their tokens.
 
     Parameters
@@ -137,7 +137,7 @@ class TokenNumbers:
     def __init__(self, texts: Sequence[str], transformer: Transformer, device: torch.device) -> None:
         self.n_cut = 0
         self._padding, self._device = transformer.pad_index, device
-        self._tokens = NumberLists(self._encoded(texts, transformer))
+        self._tokens = IndexLists(self._encoded(texts, transformer))
         if self.n_cut:
             log.warning(
                 "%d of %d captions are longer than the %d tokens that %s reads, and are truncated",
@@ -147,9 +147,9 @@ class TokenNumbers:
                 transformer.name,
             )
 
-    def of(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return padded tokens (n, longest), and their mask (n, longest)."""
-        tokens, lengths = self._tokens.of(numbers, self._padding)
+        tokens, lengths = self._tokens.of(indices, self._padding)
         mask = np.arange(tokens.shape[1]) < lengths[:, None]
         return move_tensor(torch.from_numpy(tokens), self._device), move_tensor(torch.from_numpy(mask), self._device)
 

@@ -62,8 +62,8 @@ class Pairs:
     @cached_property
     def text_of(self) -> NDArray[np.int64]:
         """The index of each caption's text (n_pairs,); captions with the same words have the same index."""
-        numbers: dict[tuple[str, ...], int] = {}
-        return np.asarray([numbers.setdefault(tuple(c.tokens), len(numbers)) for c in self.captions], np.int64)
+        indices: dict[tuple[str, ...], int] = {}
+        return np.asarray([indices.setdefault(tuple(c.tokens), len(indices)) for c in self.captions], np.int64)
 
 
 @dataclass(frozen=True)

@@ -19,24 +19,33 @@ from vse.pipeline.presets.schema import Settings
 from vse.train.kinds import Encoded
 from vse.train.models.similarities.base import Similarity, SimilaritySettings
 
+Indices = NDArray[np.int64]
+ScoreMatrix = Float[Tensor, "n m"]  # scores of n queries (rows) with m candidates (columns)
+Mask = Bool[Tensor, "n m"]
+Positives = Int[Tensor, " n"]  # for each query, the column of its positive
+Scalar = Float[Tensor, ""]
 
-def hinge_costs(
-    scores: Float[Tensor, "n m"], positives: Int[Tensor, " n"], negatives: Bool[Tensor, "n m"], margin: float
-) -> Float[Tensor, "n m"]:
+
+def hinge_costs(scores: ScoreMatrix, positives: Positives, negatives: Mask, margin: float) -> ScoreMatrix:
     """Return [margin - s(q, positive) + s(q, c)]+ for every query q (row) and negative c (column), and 0 elsewhere."""
     return (margin + scores - scores.gather(1, positives[:, None])).clamp(min=0) * negatives
 
 
-def highest(costs: Float[Tensor, "n m"], settings: Loss) -> Float[Tensor, ""]:
+def sum_highest(costs: ScoreMatrix, settings: Loss) -> Scalar:
     """Return the sum of the ``k`` highest costs of each row, or their mean over all rows (reduction ``mean_topk``)."""
     top = costs if settings.k is None else costs.topk(min(settings.k, costs.shape[1]), sorted=False).values
     return top.mean() if settings.reduction == "mean_topk" else top.sum()
 
 
+def in_full_precision(scores: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Return scores of 16 bits as float32, and others unchanged."""
+    return scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
+
+
 class LearnedScale(nn.Module):
     """A learned map from scores s to logits exp(log_scale) s + bias, with both numbers in float32.
 
-    The logarithm of the scale is learned, so that the scale stays positive (CLIP: Radford et al., 2021, section 2.3; SigLIP:
+    The logarithm of the scale is learned, which keeps the scale positive (CLIP: Radford et al., 2021, section 2.3; SigLIP:
     Zhai et al., 2023, Algorithm 1).
 
     Parameters
@@ -67,14 +76,6 @@ class LearnedScale(nn.Module):
         return temperature if self.bias is None else {**temperature, "bias": self.bias.item()}
 
 
-def in_full_precision(scores: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Return scores of 16 bits as float32, and others unchanged."""
-    return scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
-
-
-Numbers = NDArray[np.int64]
-
-
 @dataclass(frozen=True)
 class Batch:
     """The n pairs of a batch.
@@ -87,26 +88,26 @@ class Batch:
 
     images: Encoded
     captions: Encoded
-    image_of: Numbers
-    text_of: Numbers
+    image_of: Indices
+    text_of: Indices
     more_images: Encoded | None = None
     more_captions: Encoded | None = None
-    pair_of: Numbers | None = None
+    pair_of: Indices | None = None
 
 
 class Ranking(NamedTuple):
-    """The candidates of the queries of one direction: scores (n, m), positives (n,) and negatives (n, m)."""
+    """The queries of one direction with their candidates: their scores, the positive of each query, and its negatives."""
 
-    scores: Float[Tensor, "n m"]
+    scores: ScoreMatrix
     positives: Tensor
-    negatives: Bool[Tensor, "n m"]
+    negatives: Mask
 
 
 class Cost(NamedTuple):
     """The loss of a batch, its loss if all embeddings were equal (``collapsed``), and the rankings of both directions."""
 
-    loss: Float[Tensor, ""]
-    collapsed: Float[Tensor, ""]
+    loss: Scalar
+    collapsed: Scalar
     rankings: tuple[Ranking, Ranking] | None = None
 
 
@@ -116,13 +117,9 @@ Objective = Callable[[Batch, int], Cost]
 
 @dataclass(frozen=True)
 class LossUse:
-    """The setting in which a loss is used.
+    """The setting in which a loss is used: with a similarity, compiled, with an adversary, or for phrases.
 
-    similarity : the similarity of the model
-    compiled : whether the loss is compiled
-    adversary : whether the training has an adversary
-    phrases : whether regions are matched with phrases
-    warmup : the loss of the first epochs, if it is another one
+    ``warmup`` is the loss of the first epochs, if it is another one.
     """
 
     similarity: SimilaritySettings
@@ -162,26 +159,26 @@ class Loss(Settings, ABC):
     lambda4: float = Field(0.0, ge=0, description="weight of the neighbourhood constraints among captions")
 
     @model_validator(mode="after")
-    def _positives(self) -> Self:
+    def _check_positives(self) -> Self:
         if self.same_image == "positive" and not self.several_positives:
             raise ValueError(f"same_image: positive goes with infonce and sigmoid, not with {self.name} (mask does)")
         return self
 
     @property
     def averages(self) -> bool:
-        """Whether the cost of a batch is a mean over its queries instead of a sum."""
+        """True if the cost of a batch is a mean over its queries, False if it is a sum."""
         return False
 
     @property
     def lists_negatives(self) -> bool:
-        """Whether the cost comes with rankings, so that hard negatives can be listed."""
+        """True if the cost comes with rankings, from which hard negatives can be listed."""
         return self.ranks
 
     def check_use(self, use: LossUse) -> None:
         """Raise ValueError if the loss cannot be used in this setting."""
 
     @property
-    def own_rate(self) -> float | None:
+    def weights_rate(self) -> float | None:
         """Learning rate of the parameters of the loss; None: the rate of the model."""
         return None
 
@@ -191,11 +188,8 @@ class Loss(Settings, ABC):
 
     @abstractmethod
     def objective(self, similarity: Similarity, compiled: bool = False, weights: nn.Module | None = None) -> Objective:
-        """Return the function that training minimises.
+        """Return the function that training minimises, with embeddings scored by ``similarity``.
 
-        Parameters
-        ----------
-        similarity : scores embeddings
-        compiled : whether to compile the loss (torch.compile), where that is possible
-        weights : the parameters of the loss, see :meth:`weights`; None: the settings are used
+        ``compiled`` compiles the loss (torch.compile) where possible. ``weights`` are the parameters of the loss, see
+        :meth:`weights`; without them the settings are used.
         """

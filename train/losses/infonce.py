@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any, Literal, Self
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from vse.train.losses.base import Mask, Scalar, ScoreMatrix
 from vse.train.losses.contrastive import ContrastiveLoss, ScoreBlock
 
 _MASKED = -1e30  # a logit without effect; unlike infinity, its differences are finite
@@ -28,31 +29,28 @@ class InfoNce(ContrastiveLoss):
 
     @model_validator(mode="before")
     @classmethod
-    def _as_clip(cls, content: Any) -> Any:
+    def _start_as_clip(cls, content: Any) -> Any:
         if isinstance(content, dict) and content.get("learned") is True and "temperature" not in content:
             return {**content, "temperature": _CLIP}
         return content
 
     @model_validator(mode="after")
-    def _is_not_below(self) -> Self:
+    def _check_temperature(self) -> Self:
         if self.learned and self.temperature < self.least_temperature:
             raise ValueError(
-                f"temperature {self.temperature:g} is below least_temperature {self.least_temperature:g}, the lower bound "
-                "of a learned one"
+                f"temperature {self.temperature:g} is below the lower bound, least_temperature {self.least_temperature:g}"
             )
         return self
 
     @property
-    def held_at(self) -> float:
+    def lower_bound(self) -> float:
         return self.least_temperature
 
-    def of_logits(
-        self, logits: Float[Tensor, "n m"], positives: Bool[Tensor, "n m"], negatives: Bool[Tensor, "n m"]
-    ) -> Float[Tensor, ""]:
+    def logit_cost(self, logits: ScoreMatrix, positives: Mask, negatives: Mask) -> Scalar:
         logs = logits.masked_fill(~(positives | negatives), -torch.inf).log_softmax(1)
         return -(logs.masked_fill(~positives, 0).sum(1) / positives.sum(1)).sum()
 
-    def of_block(self, block: ScoreBlock) -> tuple[Float[Tensor, ""], Float[Tensor, " m"]]:
+    def block_cost(self, block: ScoreBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
         logits, own, same = block
         if self.same_image == "positive":
             positives = logits.masked_fill(~same, 0).sum(1) / same.sum(1)
@@ -63,9 +61,9 @@ class InfoNce(ContrastiveLoss):
         both = (self.lambda1 + self.lambda2) * positives.sum()
         return self.lambda1 * logits.logsumexp(1).sum() - both, logits.logsumexp(0)
 
-    def of_columns(self, columns: Float[Tensor, "n_blocks m"]) -> Float[Tensor, ""]:
+    def column_cost(self, columns: Float[Tensor, "n_blocks m"]) -> Scalar:
         return self.lambda2 * columns.logsumexp(0).sum()
 
-    def of_equal(self, n_same: Int[Tensor, " n"], mean: Float[Tensor, ""]) -> Float[Tensor, ""]:
+    def collapsed_cost(self, n_same: Int[Tensor, " n"], mean: Scalar) -> Scalar:
         left_out = n_same - 1 if self.same_image == "mask" else torch.zeros_like(n_same)
         return (self.lambda1 + self.lambda2) * (len(n_same) - left_out).log().sum()

@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from vse.train.losses.base import Mask, Scalar, ScoreMatrix
 from vse.train.losses.contrastive import ContrastiveLoss, ScoreBlock
 
 
 class Sigmoid(ContrastiveLoss):
     """The sigmoid loss log(1 + exp(-z (s / temperature + bias))) of all pairs (SigLIP: Zhai et al., 2023, Eq. 1).
 
-    Positive pairs have z = +1, negative ones z = -1. Each pair counts half in either direction. Other
-    captions of the same image have z = -1 (``same_image: keep``), z = +1 (``positive``) or are left out (``mask``). The
-    margin is not used.
+    Positive pairs have z = +1, negative ones z = -1. Each pair counts half in either direction. Other captions of the same
+    image have z = -1 (``same_image: keep``), z = +1 (``positive``) or are left out (``mask``). The margin is not used.
     """
 
     name: Literal["sigmoid"] = "sigmoid"
@@ -28,29 +28,27 @@ class Sigmoid(ContrastiveLoss):
     lambda2: float = Field(0.5, ge=0, description="weight of the terms with a caption as the query")
 
     @property
-    def first_bias(self) -> float:
+    def initial_bias(self) -> float:
         return self.bias
 
-    def equal_scores(self, scores: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
+    def equal_scores(self, scores: ScoreMatrix) -> ScoreMatrix:
         return scores.mean().expand_as(scores) if scores.numel() else scores
 
-    def of_logits(
-        self, logits: Float[Tensor, "n m"], positives: Bool[Tensor, "n m"], negatives: Bool[Tensor, "n m"]
-    ) -> Float[Tensor, ""]:
+    def logit_cost(self, logits: ScoreMatrix, positives: Mask, negatives: Mask) -> Scalar:
         costs = softplus(torch.where(positives, -logits, logits))
         return costs.masked_fill(~(positives | negatives), 0).sum()
 
-    def of_block(self, block: ScoreBlock) -> tuple[Float[Tensor, ""], Float[Tensor, " m"]]:
+    def block_cost(self, block: ScoreBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
         logits, own, same = block
         paired = torch.zeros_like(same).scatter(1, own[:, None], True)
         positives = same if self.same_image == "positive" else paired
         negatives = ~paired if self.same_image == "keep" else ~same
-        return (self.lambda1 + self.lambda2) * self.of_logits(logits, positives, negatives), logits.new_empty(0)
+        return (self.lambda1 + self.lambda2) * self.logit_cost(logits, positives, negatives), logits.new_empty(0)
 
-    def of_columns(self, columns: Float[Tensor, "n_blocks m"]) -> Float[Tensor, ""]:
+    def column_cost(self, columns: Float[Tensor, "n_blocks m"]) -> Scalar:
         return columns.sum()
 
-    def of_equal(self, n_same: Int[Tensor, " n"], mean: Float[Tensor, ""]) -> Float[Tensor, ""]:
+    def collapsed_cost(self, n_same: Int[Tensor, " n"], mean: Scalar) -> Scalar:
         n = len(n_same)
         n_positives = n_same.sum() if self.same_image == "positive" else torch.tensor(n)
         n_negatives = n * n - (n if self.same_image == "keep" else n_same.sum())

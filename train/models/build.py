@@ -13,13 +13,13 @@ from vse.features.backbones.transformer import Transformer
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.parts import part_field
 from vse.pipeline.presets.schema import Settings
-from vse.train.kinds import Encoded, Kind, whole_sets
+from vse.train.kinds import Encoded, Kind, add_full_mask
 from vse.train.models.encoders import CAPTION_ENCODERS, DEFAULT_CAPTION_ENCODERS, IMAGE_ENCODERS
 from vse.train.models.encoders.base import EncoderSettings, Sizes, unit_length
 from vse.train.models.encoders.linear import Linear
 from vse.train.models.similarities import SIMILARITIES
 from vse.train.models.similarities.base import Scores, SimilaritySettings
-from vse.train.models.similarities.cosine import CosineSettings
+from vse.train.models.similarities.vectors import CosineSettings
 
 PARTS = ("image_encoder", "caption_encoder", "similarity", "cnn")
 
@@ -144,7 +144,7 @@ class Model(nn.Module):
         """Return embeddings of image inputs or, with a CNN, of crops (n, n_crops, 3, side, side) with pixels 0-255."""
         if self.cnn is not None:
             seen = self.cnn(*images)
-            images = whole_sets(seen) if seen.ndim == 3 else (seen,)
+            images = add_full_mask(seen) if seen.ndim == 3 else (seen,)
         vectors, *mask = self.image_encoder(*images)
         vectors = unit_length(vectors) if self.config.normalize_image else vectors
         return self._as_compared(vectors), *mask
@@ -158,7 +158,7 @@ class Model(nn.Module):
         self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, " k"]:
         """Return the score of each image in ``rows`` with the caption at the same place in ``columns``."""
-        return self.similarity.of_pairs(images, captions, rows, columns)
+        return self.similarity.score_pairs(images, captions, rows, columns)
 
     def forward(self, images: tuple[Tensor, ...], captions: tuple[Tensor, ...]) -> Scores:
         """Return the scores of all images (rows) with all captions (columns) of a batch."""

@@ -17,11 +17,10 @@ from torch import Tensor
 
 from vse.eval.ranking.localisation import pairwise_iou
 from vse.pipeline.presets.schema import Settings
-from vse.train.data.images import Numbers
+from vse.train.data.images import Indices
 from vse.train.losses.base import Cost, Ranking
-from vse.train.losses.neighbourhood import neighbourhood, related
 from vse.train.losses.pair_loss import PairLoss
-from vse.train.losses.ranking import RankingLoss
+from vse.train.losses.ranking import RankingLoss, add_neighbourhood, find_neighbours
 from vse.train.models.similarities.base import Scores, Similarity
 from vse.train.phrases.pairs import PhrasePairs, Sets, flat_spans, one_of_each, padded_lists, some_of_each
 from vse.train.phrases.regions import BoxFeatures
@@ -82,7 +81,7 @@ class CandidateSampler:
     ) -> None:
         self.pairs, self.candidates, self.truth_of, self.settings = pairs, candidates, truth_of, settings
 
-    def near(self, batch: Numbers, rng: np.random.Generator) -> tuple[Near, Near]:
+    def near(self, batch: Indices, rng: np.random.Generator) -> tuple[Near, Near]:
         """Return positive candidates of each pair, with an IoU of at least ``positive_iou``, and sampled negative ones.
 
         Negative candidates have an IoU below ``negative_iou`` with the pair's truth.
@@ -94,7 +93,7 @@ class CandidateSampler:
         negative = (overlaps < self.settings.negative_iou) & self._drawn(images, rows, regions, rng)
         return Near(rows[positive], regions[positive]), Near(rows[negative], regions[negative])
 
-    def _drawn(self, images: Numbers, rows: Numbers, regions: Numbers, rng: np.random.Generator) -> Bool[np.ndarray, " n"]:
+    def _drawn(self, images: Indices, rows: Indices, regions: Indices, rng: np.random.Generator) -> Bool[np.ndarray, " n"]:
         """Return whether each candidate is among those sampled for its image, which all its pairs of the batch share."""
         if self.settings.candidates is None:
             return np.ones(len(rows), bool)
@@ -150,7 +149,7 @@ class TripletSampler(CandidateSampler):
         self._truths = np.unique(truth_of, return_inverse=True)[1]
         self._texts_of_truth = Sets(self._truths, pairs.text_of)
 
-    def batch(self, batch: Numbers, rng: np.random.Generator) -> TripletBatch:
+    def batch(self, batch: Indices, rng: np.random.Generator) -> TripletBatch:
         """Return the triplets of some pairs, given by their indices."""
         positive, negative = self.near(batch, rng)
         text_of, truth_of = self.pairs.text_of[batch], self.truth_of[batch]
@@ -181,23 +180,23 @@ class TripletSampler(CandidateSampler):
             truth_of_pair=truth_of[np.concatenate([as_region, of_phrase])],
         )
 
-    def _positive_regions(self, truth_of: Numbers, positive: Near, rng: np.random.Generator) -> Numbers:
+    def _positive_regions(self, truth_of: Indices, positive: Near, rng: np.random.Generator) -> Indices:
         """Return for each pair its truth or, if augmented, a random one of its truth and its positive candidates (step 2)."""
         if self.settings.positives == "truth":
             return truth_of
         rows = np.concatenate([np.arange(len(truth_of)), positive.rows])
-        chosen: Numbers = np.concatenate([truth_of, positive.regions])[one_of_each(rows, len(truth_of), rng)]
+        chosen: Indices = np.concatenate([truth_of, positive.regions])[one_of_each(rows, len(truth_of), rng)]
         return chosen
 
-    def _second_texts(self, batch: Numbers, regions: Numbers, rng: np.random.Generator) -> tuple[Numbers, Numbers]:
+    def _second_texts(self, batch: Indices, regions: Indices, rng: np.random.Generator) -> tuple[Indices, Indices]:
         """Return another phrase of the chain for each region with a single phrase (step 3c i), and the region's first pair."""
         alone = _first_of_single(regions, self.pairs.text_of[batch])
         others = self._texts_of_chain.another(self.pairs.chain_of[batch[alone]], self.pairs.text_of[batch[alone]], rng)
         return alone[others >= 0], others[others >= 0]
 
     def _second_regions(
-        self, text_of: Numbers, regions: Numbers, truth_of: Numbers, positive: Near, rng: np.random.Generator
-    ) -> tuple[Numbers, Numbers]:
+        self, text_of: Indices, regions: Indices, truth_of: Indices, positive: Near, rng: np.random.Generator
+    ) -> tuple[Indices, Indices]:
         """Return another positive region for each phrase with a single region (step 3c ii), and the phrase's first pair."""
         alone = _first_of_single(text_of, regions)
         if self.settings.positives == "truth":
@@ -209,7 +208,7 @@ class TripletSampler(CandidateSampler):
         chosen = one_of_each(rows, len(truth_of), rng)[alone]
         return alone[chosen >= 0], every[chosen[chosen >= 0]]
 
-    def _negative_texts(self, pairs: Numbers, texts: Numbers) -> Bool[np.ndarray, "n m"]:
+    def _negative_texts(self, pairs: Indices, texts: Indices) -> Bool[np.ndarray, "n m"]:
         """Return the mask of texts that are negatives for the regions of some pairs (step 3a)."""
         own = self._texts_of_chain.have(self.pairs.chain_of[pairs][:, None], texts[None])
         negatives: Bool[np.ndarray, "n m"] = ~(own | self._texts_of_truth.have(self._truths[pairs][:, None], texts[None]))
@@ -230,11 +229,11 @@ def triplet_cost(
     """
     device = regions.device
     rankings = _rankings(batch, similarity((regions,), (phrases,)), device)
-    cost = loss.of_rankings(*rankings)
+    total = loss.total_cost(*rankings)
     with torch.no_grad():
-        collapsed = loss.of_rankings(*loss.if_equal(*rankings))
+        cost = Cost(total, loss.total_cost(*loss.collapse(*rankings)), rankings)
     of_region, of_text, of_truth = (
-        torch.from_numpy(numbers).to(device) for numbers in (batch.region_of_pair, batch.text_of_pair, batch.truth_of_pair)
+        torch.from_numpy(indices).to(device) for indices in (batch.region_of_pair, batch.text_of_pair, batch.truth_of_pair)
     )
     for weight, side, own, others in (
         (loss.lambda3, regions, of_region, of_text),
@@ -242,23 +241,19 @@ def triplet_cost(
     ):
         if not weight:
             continue
-        first, neighbours, outside = related(own, others)
-        if side is regions:  # two regions of one truth display the same object, with whichever phrase they are paired
+        first, neighbours, outside = find_neighbours(own, others)
+        if side is regions:  # two regions of one truth display the same object, with any phrase
             outside = outside & (of_truth[first][:, None] != of_truth[first][None])
-        chosen = (side[own[first]],)
-        within = similarity(chosen, chosen)
-        cost = cost + weight * neighbourhood(within, neighbours, outside, loss)
-        with torch.no_grad():
-            collapsed = collapsed + weight * neighbourhood(torch.zeros_like(within), neighbours, outside, loss)
-    return Cost(cost, collapsed, rankings)
+        cost = add_neighbourhood(cost, weight, (side[own[first]],), neighbours, outside, similarity, loss)
+    return cost
 
 
 def _rankings(batch: TripletBatch, scores: Scores, device: torch.device) -> tuple[Ranking, Ranking]:
     """Return the rankings of phrases of the batch for regions, and of candidates of the same image for phrases."""
     of_regions, of_phrases = scores if isinstance(scores, tuple) else (scores, scores)
 
-    def there(numbers: np.ndarray) -> Tensor:
-        return torch.from_numpy(numbers).to(device)
+    def there(indices: np.ndarray) -> Tensor:
+        return torch.from_numpy(indices).to(device)
 
     asked = Ranking(of_regions[there(batch.region_of_query)], there(batch.text_of_query), there(batch.negative_texts))
     columns = there(np.concatenate([batch.region_of_phrase_query[:, None], batch.candidates], 1))
@@ -267,7 +262,7 @@ def _rankings(batch: TripletBatch, scores: Scores, device: torch.device) -> tupl
     return asked, Ranking(of_phrases[columns, texts[:, None]], torch.zeros_like(texts), negatives)
 
 
-def _first_of_single(keys: Numbers, partners: Numbers) -> Numbers:
+def _first_of_single(keys: Indices, partners: Indices) -> Indices:
     """Return the first row of each key that has the same partner in all its rows."""
     distinct = np.unique(np.stack([keys, partners], 1), axis=0)[:, 0]
     single, counts = np.unique(distinct, return_counts=True)
@@ -296,7 +291,7 @@ class LabelledBatch:
 class PairSampler(CandidateSampler):
     """Positive and negative pairs of a batch (Algorithm 1, steps 2 and 3, for the similarity network)."""
 
-    def batch(self, batch: Numbers, rng: np.random.Generator) -> LabelledBatch:
+    def batch(self, batch: Indices, rng: np.random.Generator) -> LabelledBatch:
         """Return the labelled pairs of some training pairs, given by their indices."""
         positive, negative = self.near(batch, rng)
         rows, regions = np.arange(len(batch)), self.truth_of[batch]
@@ -309,7 +304,7 @@ class PairSampler(CandidateSampler):
         return LabelledBatch(embedded, texts, of_region, of_text, np.repeat([1, -1], [len(rows), len(wrong.rows)]))
 
 
-def _one_for_each(rows: Numbers, negative: Near, n_rows: int, rng: np.random.Generator) -> Near:
+def _one_for_each(rows: Indices, negative: Near, n_rows: int, rng: np.random.Generator) -> Near:
     """Return for each positive pair a random negative of the same phrase (step 3), so that both have the same number.
 
     If a phrase has no negative candidate, one of a random other phrase of the batch is used; none if no phrase has one.
@@ -334,9 +329,9 @@ def pair_cost(
     """Return the loss of a batch of labelled pairs (two-branch paper, Eq. 7), and its loss if all scores were 0."""
     device = regions.device
     rows, columns, labels = (
-        torch.from_numpy(numbers).to(device) for numbers in (batch.region_of_pair, batch.text_of_pair, batch.labels)
+        torch.from_numpy(indices).to(device) for indices in (batch.region_of_pair, batch.text_of_pair, batch.labels)
     )
-    scores = similarity.of_pairs((regions,), (phrases,), rows, columns)
+    scores = similarity.score_pairs((regions,), (phrases,), rows, columns)
     with torch.no_grad():
         collapsed = loss.cost(torch.zeros_like(scores), labels.float())
     return Cost(loss.cost(scores, labels.float()), collapsed)

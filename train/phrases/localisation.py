@@ -18,7 +18,7 @@ from torch import Tensor
 from vse.eval.defaults import IOU, RECALLS
 from vse.eval.ranking.localisation import MISSED, PhraseRanks, phrase_ranks
 from vse.pipeline.progress import progress_bar
-from vse.train.data.images import Numbers
+from vse.train.data.images import Indices
 from vse.train.models.build import Model
 from vse.train.phrases.pairs import PhrasePairs, flat_spans
 from vse.train.phrases.regions import RegionInputs
@@ -30,7 +30,7 @@ _PAIRS = 2**15  # pairs that are scored at once
 class PhraseVectors(Protocol):
     """The phrases of a model's input; cached ones are :class:`vse.train.data.images.CachedFeatures`."""
 
-    def of(self, numbers: Numbers) -> tuple[Tensor, ...]:
+    def read(self, indices: Indices) -> tuple[Tensor, ...]:
         """Return the phrases whose texts have these indices."""
 
 
@@ -99,8 +99,8 @@ def score_candidates(model: Model, split: PhraseSplit) -> Float[np.ndarray, " n"
             texts, text_of = np.unique(split.pairs.text_of[phrases], return_inverse=True)
             of_phrases = split.pairs.image_of[phrases]
             rows, columns = flat_spans(candidates.starts[of_phrases] - regions[0], candidates.counts[of_phrases])
-            embedded = model.embed_images(split.regions.of(regions))[0]
-            embedded_texts = model.embed_captions(*split.texts.of(texts))[0]
+            embedded = model.embed_images(split.regions.read(regions))[0]
+            embedded_texts = model.embed_captions(*split.texts.read(texts))[0]
             parts.append(scores_of_pairs(model, embedded, embedded_texts, columns, text_of[rows]))
     return np.concatenate(parts)
 
@@ -111,7 +111,7 @@ def scores_of_pairs(
     """Return the scores of some pairs of embedded regions and phrases, which are cosines if the model embeds."""
     parts = [np.empty(0, np.float32)]
     for start in range(0, len(rows), _PAIRS):
-        some = (torch.from_numpy(numbers[start : start + _PAIRS]).to(regions.device) for numbers in (rows, columns))
+        some = (torch.from_numpy(indices[start : start + _PAIRS]).to(regions.device) for indices in (rows, columns))
         if model.pairwise:
             scores = model.score_pairs((regions,), (phrases,), *some)
         else:
@@ -120,7 +120,7 @@ def scores_of_pairs(
     return np.concatenate(parts)
 
 
-def _blocks(pairs: PhrasePairs) -> Iterator[tuple[Numbers, slice]]:
+def _blocks(pairs: PhrasePairs) -> Iterator[tuple[Indices, slice]]:
     """Yield the indices of some consecutive images, and the slice of their phrases."""
     for start in range(0, len(pairs.image_ids), _IMAGES):
         stop = min(start + _IMAGES, len(pairs.image_ids))
@@ -150,7 +150,7 @@ def sentence_scores(
     means = torch.zeros(len(split.pairs.image_ids), n_captions)
     with torch.inference_mode(), progress_bar(total=len(means), desc="sentences", unit="image") as bar:
         parts = np.split(used, range(_TEXTS, len(used), _TEXTS))
-        texts = torch.cat([model.embed_captions(*split.texts.of(part))[0] for part in parts])
+        texts = torch.cat([model.embed_captions(*split.texts.read(part))[0] for part in parts])
         for rows, best in _best_regions(model, split, texts):
             means[rows].index_add_(1, torch.from_numpy(caption_of), best[:, text_of])
             bar.update(len(best))
@@ -170,7 +170,7 @@ def _best_regions(model: Model, split: PhraseSplit, texts: Tensor) -> Iterator[t
         regions = np.arange(first, first + sum(counts))
         best = torch.zeros(len(counts), len(texts))
         if len(regions):
-            scores = _scores(model, model.embed_images(split.regions.of(regions))[0], texts)
+            scores = _scores(model, model.embed_images(split.regions.read(regions))[0], texts)
             for row, of_image in enumerate(torch.split(scores, counts)):
                 if len(of_image):
                     best[row] = of_image.amax(0)

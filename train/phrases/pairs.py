@@ -16,7 +16,7 @@ from vse.features.cache.feature_cache import FeatureCache, read_sources
 from vse.features.cache.rows import sha256_bytes
 from vse.pipeline.dataset.dataset import Dataset, Image, mentions, phrase_texts
 from vse.pipeline.errors import UserError
-from vse.train.data.images import Numbers
+from vse.train.data.images import Indices
 from vse.train.phrases.regions import BoxFeatures
 
 
@@ -112,7 +112,7 @@ class PhrasePairs:
     n_texts : the number of different texts in the data set
     """
 
-    image_ids: Numbers
+    image_ids: Indices
     phrase_ids: Int[np.ndarray, " n"]
     caption_ids: Int[np.ndarray, " n"]
     image_of: Int[np.ndarray, " n"]
@@ -172,15 +172,15 @@ def truth_regions(pairs: PhrasePairs, truths: BoxFeatures, name: str) -> Int[np.
     keys = zip(truths.image_of.tolist(), map(bytes, truths.boxes + np.float32(0)), strict=True)  # + 0 turns -0 into 0
     number_of = {key: number for number, key in enumerate(keys)}
     wanted = zip(pairs.image_of.tolist(), map(bytes, pairs.truths + np.float32(0)), strict=True)
-    numbers = [number_of.get(key, -1) for key in wanted]
-    if -1 in numbers:
-        first = numbers.index(-1)
+    indices = [number_of.get(key, -1) for key in wanted]
+    if -1 in indices:
+        first = indices.index(-1)
         box = ", ".join(f"{side:g}" for side in pairs.truths[first].tolist())
         raise UserError(
-            f"{name}: {numbers.count(-1)} of {len(numbers)} ground-truth boxes have no features, the first is ({box}) of "
+            f"{name}: {indices.count(-1)} of {len(indices)} ground-truth boxes have no features, the first is ({box}) of "
             f"image {pairs.image_ids[pairs.image_of[first]]}; extract it with boxes: phrases, of this very dataset.json"
         )
-    return np.asarray(numbers, np.int64)
+    return np.asarray(indices, np.int64)
 
 
 def check_phrase_cache(cache: FeatureCache, dataset: Dataset) -> None:
@@ -194,5 +194,5 @@ def check_phrase_cache(cache: FeatureCache, dataset: Dataset) -> None:
         raise UserError(f"{cache.path}: not the phrases of {dataset.path}, the first is {texts[wrong[0]]!r}; extract it again")
 
 
-def _integers(values: Iterable[int]) -> Numbers:
+def _integers(values: Iterable[int]) -> Indices:
     return np.fromiter(values, np.int64)

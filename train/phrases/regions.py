@@ -13,7 +13,7 @@ from vse.features.backbones.device import move_tensor
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.reader import FeatureReader, RegionBoxes
 from vse.pipeline.errors import UserError
-from vse.train.data.images import CachedFeatures, Numbers
+from vse.train.data.images import CachedFeatures, Indices
 
 Coordinates = Literal["none", "appended", "alone"]
 N_COORDINATES = 5
@@ -39,7 +39,7 @@ class BoxFeatures(CachedFeatures):
     """
 
     def __init__(
-        self, cache: FeatureCache, image_ids: Numbers, device: torch.device, memory_gb: float = 0, taken_gb: float = 0
+        self, cache: FeatureCache, image_ids: Indices, device: torch.device, memory_gb: float = 0, taken_gb: float = 0
     ) -> None:
         if cache.offsets is None:
             raise UserError(f"{cache.path} holds {cache.describe()}; regions with boxes are needed (vse-extract boxes)")
@@ -57,7 +57,7 @@ class BoxFeatures(CachedFeatures):
     def __len__(self) -> int:
         return len(self.image_of)
 
-    def vectors(self, regions: Numbers) -> Float[Tensor, "n dim"]:
+    def vectors(self, regions: Indices) -> Float[Tensor, "n dim"]:
         """Return the vectors of some regions; images that are not in memory are read once each."""
         if self._kept is not None:
             return self._kept.index_select(0, torch.from_numpy(regions).to(self._device)).float()
@@ -67,7 +67,7 @@ class BoxFeatures(CachedFeatures):
         vectors = sets[which, regions - self.starts[images][which]].reshape(-1, self.dim)
         return move_tensor(self._checked(torch.from_numpy(vectors).float(), rows), self._device)
 
-    def coordinates(self, regions: Numbers) -> Float[np.ndarray, "n 5"]:
+    def coordinates(self, regions: Indices) -> Float[np.ndarray, "n 5"]:
         """Return x1, y1, x2, y2 of some regions, relative to the image's width and height, and their share of its area."""
         sides = np.tile(self.sizes[self.image_of[regions]], 2).clip(min=1)
         relative = self.boxes[regions].astype(np.float64) / sides
@@ -102,7 +102,7 @@ class RegionInputs:
         """The length of a vector."""
         return input_length(self.candidates.dim, self._coordinates)
 
-    def of(self, regions: Numbers) -> Float[Tensor, "n dim"]:
+    def read(self, regions: Indices) -> Float[Tensor, "n dim"]:
         """Return the regions with these indices."""
         is_truth = regions >= len(self.candidates)
         if self.truths is None or not is_truth.any():
@@ -112,7 +112,7 @@ class RegionInputs:
             vectors[torch.from_numpy(chosen).to(self._device)] = self._of(source, regions[chosen] - first)
         return vectors
 
-    def _of(self, source: BoxFeatures, regions: Numbers) -> Tensor:
+    def _of(self, source: BoxFeatures, regions: Indices) -> Tensor:
         if self._coordinates == "none":
             return source.vectors(regions)
         coordinates = move_tensor(torch.from_numpy(source.coordinates(regions)).float(), self._device)

@@ -26,7 +26,7 @@ from torch import Tensor, distributed, nn
 
 from vse.features.backbones.device import pick_device
 from vse.pipeline.errors import UserError
-from vse.train.kinds import Encoded, padded
+from vse.train.kinds import Encoded, pad_sets
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -114,7 +114,7 @@ class Processes:
             return (_Gather.apply(embeddings[0], self, n_pairs),)
         longest = torch.tensor([embeddings[1].shape[1]])
         distributed.all_reduce(longest, distributed.ReduceOp.MAX)
-        vectors, mask = padded(embeddings, int(longest.item()))
+        vectors, mask = pad_sets(embeddings, int(longest.item()))
         rows = _Gather.apply(vectors.flatten(1), self, n_pairs)
         return rows.view(n_pairs, *vectors.shape[1:]), _Gather.apply(mask.to(torch.uint8), self, n_pairs).bool()
 

@@ -18,7 +18,7 @@ SOLVERS: Registry[SolverSettings] = Registry(
         "csa": "vse.train.solvers.csa:CsaSettings",
         "asif": "vse.train.solvers.asif:AsifSettings",
         "none": "vse.train.solvers.none:NoTrainingSettings",
-        "phrases": "vse.train.phrases.trainer:PhraseGradientSettings",
-        "phrases_cca": "vse.train.phrases.cca:PhraseCcaSettings",
+        "phrases": "vse.train.phrases.solvers:PhraseGradientSettings",
+        "phrases_cca": "vse.train.phrases.solvers:PhraseCcaSettings",
     },
 )

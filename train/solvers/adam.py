@@ -19,7 +19,7 @@ from vse.train.kinds import Encoded, Kind
 from vse.train.losses.base import Batch, Objective
 from vse.train.models.build import Model
 from vse.train.solvers.base import RetrievalSolver, RetrievalTask
-from vse.train.solvers.epochs import GradientSolver, Numbers
+from vse.train.solvers.epochs import GradientSolver, Indices
 from vse.train.solvers.optimisation import OPTIMIZERS
 
 log = logging.getLogger(__name__)
@@ -94,17 +94,17 @@ class Trainer(GradientSolver, RetrievalSolver):
             self.adversary_optimizer.load_state_dict(state["adversary_optimizer"])
             self._measures = {name: self._totals.new_tensor(total) for name, total in state["measures"].items()}
 
-    def batches(self, epoch: int) -> Sequence[Numbers]:
+    def batches(self, epoch: int) -> Sequence[Indices]:
         settings = self.settings
         return settings.sampling.batches_of_epoch(self.pairs.image_of, settings.batch_size, self.task.seed, epoch)
 
-    def updates(self, batches: Sequence[Numbers]) -> Iterator[tuple[Tensor, Tensor]]:
+    def updates(self, batches: Sequence[Indices]) -> Iterator[tuple[Tensor, Tensor]]:
         epoch = self.progress.epoch
         loss = self.task.loss_of(epoch)
         learned = self.loss_weights if loss is self.task.loss else None  # a warm-up loss does not learn its temperature
         objective = loss.objective(self.model.similarity, self.settings.compile, learned)
         shares = [self.processes.share(batch) for batch in batches]
-        stream = self.task.images.of_pairs(shares, self.pairs.image_of, self.task.seed, epoch)
+        stream = self.task.images.read_batches(shares, self.pairs.image_of, self.task.seed, epoch)
         if self.adversary is not None and self.progress.step == 0:
             self.adversary.start_epoch(self.model)
         for batch, seen in zip(batches, stream, strict=True):
@@ -119,7 +119,7 @@ class Trainer(GradientSolver, RetrievalSolver):
         of_adversary = float(self._measures.get("loss", 0.0)), "the adversary's loss", "a lower adversary.learning_rate"
         return [*super().watched_losses(), of_adversary]
 
-    def step(self, batch: Numbers, seen: Encoded, objective: Objective) -> tuple[Tensor, Tensor]:
+    def step(self, batch: Indices, seen: Encoded, objective: Objective) -> tuple[Tensor, Tensor]:
         """Train on one batch; return its loss, and its loss if all embeddings were equal.
 
         ``batch`` holds the indices of all its pairs, ``seen`` the image inputs of this process's share.
@@ -185,14 +185,14 @@ class Trainer(GradientSolver, RetrievalSolver):
             )
         return means
 
-    def _embedded(self, seen: Encoded, share: Numbers) -> tuple[Encoded, Encoded]:
+    def _embedded(self, seen: Encoded, share: Indices) -> tuple[Encoded, Encoded]:
         """Return the embeddings of a share of a batch; a share is empty if there are more processes than pairs."""
         if not len(share):
             images, captions = (_no_embeddings(kind, self.model.dim, self.device) for kind in self.model.gives)
             return images, captions
         with autocast(self.settings.precision, self.device):
             images = self.model.embed_images(*(move_tensor(part, self.device) for part in seen))
-            return images, self.model.embed_captions(*self.task.captions.of(share))
+            return images, self.model.embed_captions(*self.task.captions.read(share))
 
 
 def _encoder_modules(model: Model) -> Iterator[nn.Module]:

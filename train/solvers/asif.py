@@ -14,10 +14,10 @@ from pydantic import Field, PositiveInt
 from vse.pipeline.errors import UserError
 from vse.pipeline.progress import progress_bar
 from vse.train.models.encoders.base import unit_length
-from vse.train.models.encoders.relative import RelativeEncoder
+from vse.train.models.encoders.linear import RelativeEncoder
 from vse.train.settings import SolverSettings
 from vse.train.solvers.base import RetrievalTask, Solver, Task
-from vse.train.solvers.closed_form import ClosedForm, Point
+from vse.train.solvers.cca import ClosedForm, Point
 
 _BLOCK = 1024  # pairs
 log = logging.getLogger(__name__)
@@ -74,11 +74,11 @@ class Asif(ClosedForm):
         for encoder in self._encoders:
             encoder.anchors.zero_()  # with too few pairs some anchors stay zero: no cosine with them is above 0
         for start in progress_bar(range(0, len(anchors), _BLOCK), desc="anchors", unit="block"):
-            numbers = anchors[start : start + _BLOCK]
-            (seen,) = self.cached.of_images(self.pairs.image_of[numbers])
-            (read,) = self.task.captions.of(numbers)
+            indices = anchors[start : start + _BLOCK]
+            (seen,) = self.cached.read_images(self.pairs.image_of[indices])
+            (read,) = self.task.captions.read(indices)
             for encoder, vectors in ((images, seen), (captions, read)):
-                encoder.anchors[start : start + len(numbers)] = unit_length(vectors.float())
+                encoder.anchors[start : start + len(indices)] = unit_length(vectors.float())
         self._filled = True
 
 

@@ -18,7 +18,7 @@ from vse.pipeline.errors import Interrupted
 from vse.train.data.captions import CaptionInputs
 from vse.train.data.images import TrainingImages
 from vse.train.data.pairs import Pairs, Split
-from vse.train.kinds import Packed, packed
+from vse.train.kinds import Packed, pack
 from vse.train.losses import LOSSES
 from vse.train.losses.base import Loss
 from vse.train.models.build import Model
@@ -216,4 +216,4 @@ def folds_of(
     for start in range(0, len(images) - size + 1, size):
         columns = ((image_of >= start) & (image_of < start + size)).nonzero()[:, 0]
         rows = torch.arange(start, start + size)
-        yield packed([images.of(rows)]), packed([captions.of(columns)]), image_of[columns] - start
+        yield pack([images.unpack(rows)]), pack([captions.unpack(columns)]), image_of[columns] - start

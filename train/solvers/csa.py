@@ -9,11 +9,10 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from vse.pipeline.errors import UserError
-from vse.train.models.encoders.weighted import WeightedEncoder
+from vse.train.models.encoders.linear import WeightedEncoder
 from vse.train.settings import SolverSettings
 from vse.train.solvers.base import RetrievalTask, Solver, Task
-from vse.train.solvers.cca import Matrix, canonical_directions
-from vse.train.solvers.closed_form import ClosedForm, Point
+from vse.train.solvers.cca import ClosedForm, Matrix, Point, canonical_directions
 
 
 class CsaSettings(SolverSettings):

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_STEPS = 100  # a collapse is not reported before this number of steps
 _LOOK = 20  # steps between reads of the loss: each read waits for the GPU
-Numbers = NDArray[np.int64]
+Indices = NDArray[np.int64]
 
 
 class GradientSolver(Solver):
@@ -52,15 +52,15 @@ class GradientSolver(Solver):
         learned = task.loss.weights()
         self.loss_weights = None if learned is None else learned.to(self.device)
         if self.loss_weights is not None:
-            self.schedule.add_loss(self.loss_weights, task.loss.own_rate)
+            self.schedule.add_loss(self.loss_weights, task.loss.weights_rate)
         self.optimizer = OPTIMIZERS[self.settings.optimizer](self.schedule.groups(), fused=True)
 
     @abstractmethod
-    def batches(self, epoch: int) -> Sequence[Numbers]:
+    def batches(self, epoch: int) -> Sequence[Indices]:
         """Return the indices of the pairs of each batch of an epoch (0-based); they depend on the seed and the epoch only."""
 
     @abstractmethod
-    def updates(self, batches: Sequence[Numbers]) -> Iterator[tuple[Tensor, Tensor]]:
+    def updates(self, batches: Sequence[Indices]) -> Iterator[tuple[Tensor, Tensor]]:
         """Take a step for each remaining batch of the running epoch, see :meth:`start_step`.
 
         Yields the loss of each batch, and its loss if all embeddings were equal.

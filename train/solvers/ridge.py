@@ -13,8 +13,7 @@ from torch import nn
 from vse.pipeline.errors import UserError
 from vse.train.settings import SolverSettings
 from vse.train.solvers.base import RetrievalTask, Solver, Task
-from vse.train.solvers.cca import Covariances, Matrix
-from vse.train.solvers.closed_form import ClosedForm, Point
+from vse.train.solvers.cca import ClosedForm, Covariances, Matrix, Point
 
 Maps = Literal["captions", "images", "both"]
 

@@ -23,7 +23,7 @@ from vse.pipeline.dataset.identity import check_recorded_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, decode_image
 from vse.train.experiment import ExperimentConfig
-from vse.train.kinds import Encoded, Packed, packed
+from vse.train.kinds import Encoded, Packed, pack
 from vse.train.run.folder import RunFolder
 from vse.train.use.model import TrainedRun, load_run
 
@@ -45,7 +45,7 @@ class PairAttention:
         self._places = VectorBoxes(trained.cache)
         self._sizes: dict[Path, tuple[int, int] | None] = {}
 
-    def of(
+    def compute(
         self, size: tuple[int, int] | None, image_id: int | None, text: Caption, image: Encoded, caption: Encoded
     ) -> Attention | None:
         """Return the attention in a pair; None if the photo cannot be read, or the numbers of boxes and regions differ.
@@ -67,7 +67,7 @@ class PairAttention:
         sides = [tuple(part.to(device) for part in side) for side in (image, caption)]
         with torch.inference_mode():
             weights = similarity.attention(sides[0], sides[1], first, first)[0].cpu()
-            score = similarity.of_pairs(sides[0], sides[1], first, first)
+            score = similarity.score_pairs(sides[0], sides[1], first, first)
         weights = weights if self._side == "t2i" else weights.T
         if weights.shape != (len(boxes), len(words)) or not np.isfinite(boxes).all():
             return None
@@ -77,15 +77,17 @@ class PairAttention:
         """Return the embeddings of some images of the split."""
         trained = self.trained
         with torch.inference_mode():
-            parts = (move_tensor(part, trained.device) for part in trained.split.images.of_images(np.asarray(rows, np.int64)))
-            return packed([tuple(part.cpu() for part in trained.model.embed_images(*parts))])
+            parts = (
+                move_tensor(part, trained.device) for part in trained.split.images.read_images(np.asarray(rows, np.int64))
+            )
+            return pack([tuple(part.cpu() for part in trained.model.embed_images(*parts))])
 
     def captions(self, rows: Sequence[int]) -> Packed:
         """Return the embeddings of some captions of the split."""
         trained = self.trained
         with torch.inference_mode():
-            parts = trained.split.captions.of(np.asarray(rows, np.int64))
-            return packed([tuple(part.cpu() for part in trained.model.embed_captions(*parts))])
+            parts = trained.split.captions.read(np.asarray(rows, np.int64))
+            return pack([tuple(part.cpu() for part in trained.model.embed_captions(*parts))])
 
     def size_of(self, photo: Path | None) -> tuple[int, int] | None:
         """Width and height of an image file; None if it cannot be read."""
@@ -118,12 +120,13 @@ def attention_of_query(
         photos = [pairs.images[row] for row in rows]
         sizes = [attention.size_of(trained.dataset.image_path(photo)) for photo in photos]
         return [
-            attention.of(size, photo.imgid, text, seen.of(torch.tensor([k])), asked)
+            attention.compute(size, photo.imgid, text, seen.unpack(torch.tensor([k])), asked)
             for k, (size, photo) in enumerate(zip(sizes, photos, strict=True))
         ]
     read = attention.captions(rows)
     return [
-        attention.of(query.size, None, pairs.captions[row], asked, read.of(torch.tensor([k]))) for k, row in enumerate(rows)
+        attention.compute(query.size, None, pairs.captions[row], asked, read.unpack(torch.tensor([k])))
+        for k, row in enumerate(rows)
     ]
 
 
@@ -181,12 +184,12 @@ def attention_of_run(run: Path, embeddings: Embeddings) -> AttendingRun | None:
             if (imgid, sentid) not in known:
                 return None
             image, caption = pairs.images[images[imgid]], pairs.captions[captions[sentid]]
-            return attention.of(
+            return attention.compute(
                 attention.size_of(trained.dataset.image_path(image)),
                 imgid,
                 caption,
-                seen.of(torch.tensor([image_rows.index(images[imgid])])),
-                read.of(torch.tensor([caption_rows.index(captions[sentid])])),
+                seen.unpack(torch.tensor([image_rows.index(images[imgid])])),
+                read.unpack(torch.tensor([caption_rows.index(captions[sentid])])),
             )
 
         return [of_pair(*pair) for pair in wanted]

@@ -26,7 +26,7 @@ from vse.eval.search.index import (
 from vse.pipeline.dataset.identity import check_recorded_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_json
-from vse.train.kinds import Packed, packed
+from vse.train.kinds import Packed, pack
 from vse.train.solvers.encode import encode_captions, encode_images, pooled
 from vse.train.use.model import TrainedRun
 
@@ -174,6 +174,6 @@ def _joined(blocks: list[Packed]) -> Packed:
     if len(blocks) == 1:
         return blocks[0]
     if any(block.lengths is None for block in blocks):
-        return packed([(block.vectors,) for block in blocks])
+        return pack([(block.vectors,) for block in blocks])
     lengths = torch.cat([block.lengths for block in blocks if block.lengths is not None])
     return Packed(torch.cat([block.vectors for block in blocks]), lengths)

@@ -35,7 +35,7 @@ from vse.pipeline.dataset.identity import check_recorded_data, data_differences,
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.outputs import check_output
 from vse.pipeline.files.writing import sha256_json
-from vse.train.data.captions import CaptionsOnDemand, TokenNumbers
+from vse.train.data.captions import CaptionsOnDemand, TokenIndices
 from vse.train.data.pairs import images_of
 from vse.train.kinds import Kind
 from vse.train.run.folder import RunFolder
@@ -95,7 +95,7 @@ def embed_split(
     provenance = {**opened.provenance(out), **seen}
     inputs = trained.split.captions
     inputs = inputs.inputs if isinstance(inputs, CaptionsOnDemand) else inputs
-    if isinstance(inputs, TokenNumbers):
+    if isinstance(inputs, TokenIndices):
         provenance["cut_captions"] = inputs.n_cut
     elif trained.caption_cache is None:
         provenance["unknown_words"] = unknown_words(trained)

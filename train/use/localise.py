@@ -26,7 +26,7 @@ from vse.pipeline.dataset.dataset import Dataset, phrase_texts
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import read_image_bytes
 from vse.train.data.captions import encoded_as
-from vse.train.data.images import Numbers
+from vse.train.data.images import Indices
 from vse.train.data.pairs import Pairs, images_of
 from vse.train.models.build import Model
 from vse.train.phrases.localisation import PhraseSplit, PhraseVectors, score_candidates, scores_of_pairs, sentence_scores
@@ -43,7 +43,7 @@ class EncodedPhrases:
 
     Parameters
     ----------
-    texts : in the order of their numbers
+    texts : in the order of their indices
     reader : what made the cache of phrases that the model was trained on
     cache : that cache
     device : where vectors are wanted
@@ -52,8 +52,8 @@ class EncodedPhrases:
     def __init__(self, texts: Sequence[str], reader: CaptionReader, cache: FeatureCache, device: torch.device) -> None:
         self._texts, self._reader, self._cache, self._device = texts, reader, cache, device
 
-    def of(self, numbers: Numbers) -> tuple[Tensor, ...]:
-        texts = [self._texts[number] for number in numbers.tolist()]
+    def read(self, indices: Indices) -> tuple[Tensor, ...]:
+        texts = [self._texts[number] for number in indices.tolist()]
         return encoded_as(self._cache, self._reader, [(text, text.split(" ")) for text in texts], self._device)
 
 
@@ -168,7 +168,7 @@ def locate(
     candidates = BoxFeatures(opened.cache, opened.cache.ids[same][:1], opened.device)
     every = np.arange(len(candidates))
     with torch.inference_mode():
-        regions = model.embed_images(RegionInputs(candidates, None, reading.coordinates, opened.device).of(every))[0]
+        regions = model.embed_images(RegionInputs(candidates, None, reading.coordinates, opened.device).read(every))[0]
         scores = scores_of_pairs(model, regions, model.embed_captions(*asked)[0], every, np.zeros_like(every))
     best = np.argsort(-scores, kind="stable")
     return Located(candidates.boxes[best], scores[best])

@@ -15,8 +15,8 @@ from vse.features.extractors.cnn import CnnExtractor, rebuild_cnn_extractor
 from vse.features.extractors.text import CaptionReader, caption_reader
 from vse.pipeline.dataset.captions import UNKNOWN
 from vse.pipeline.errors import UserError
-from vse.train.data.captions import TokenNumbers, encoded_as
-from vse.train.kinds import Encoded, whole_sets
+from vse.train.data.captions import TokenIndices, encoded_as
+from vse.train.kinds import Encoded, add_full_mask
 from vse.train.use.model import TrainedRun, backbone_run
 
 Query = str | Image.Image
@@ -106,7 +106,7 @@ class QueryReader:
         if trained.transformer is not None:
             if unknown := trained.transformer.unknown_words(text):
                 remark = f"not known to the tokenizer of {trained.transformer.name}: {', '.join(unknown)}"
-            asked: Encoded = TokenNumbers([text], trained.transformer, trained.device).of(np.zeros(1, np.int64))
+            asked: Encoded = TokenIndices([text], trained.transformer, trained.device).read(np.zeros(1, np.int64))
         elif trained.caption_cache is None or reader is None:
             words = trained.vocabulary.encode(tokens)
             unknown = [token for token, number in zip(tokens, words[1:-1], strict=True) if number == UNKNOWN]
@@ -129,7 +129,7 @@ class QueryReader:
         else:
             vectors = extractor.features(crops)
             sets = trained.cache.row_kind == "sets"
-            seen = whole_sets(vectors) if sets else (vectors if vectors.ndim == 2 else vectors.mean(1),)
+            seen = add_full_mask(vectors) if sets else (vectors if vectors.ndim == 2 else vectors.mean(1),)
         with torch.inference_mode():
             return ReadQuery(
                 tuple(part.cpu() for part in trained.model.embed_images(*(part.to(trained.device) for part in seen)))

@@ -19,7 +19,7 @@ from vse.eval.search.exact import Corpus, Rows, Scores
 from vse.eval.search.index import IndexVectors, set_parameters
 from vse.eval.search.top_k import CANDIDATES, Attention, SearchHit, search
 from vse.pipeline.errors import UserError
-from vse.train.kinds import Encoded, Packed, packed
+from vse.train.kinds import Encoded, Packed, pack
 from vse.train.solvers.encode import TILE_IMAGES, PairScores, pooled
 from vse.train.use.attention import PairAttention, attention_of_query
 from vse.train.use.corpus import (
@@ -132,7 +132,7 @@ class Searcher:
             among = None
             if side.vectors is not None:
                 candidates = max(k, rerank or 0)
-                among = self._nearest(side, pooled(packed([read.encoded])), candidates, by_photo)[1]
+                among = self._nearest(side, pooled(pack([read.encoded])), candidates, by_photo)[1]
             scored = len(side.searched.ids) if among is None else len(among)
             scores, rows = self._best_pairs(side, read.encoded, k, by_photo, among)
         else:
@@ -248,9 +248,9 @@ class Searcher:
                 candidates = candidates.select(torch.from_numpy(among))
         assert candidates is not None
         if by_photo:
-            every = PairScores(model, packed([asked]), candidates)(slice(0, 1), None)[0][0]
+            every = PairScores(model, pack([asked]), candidates)(slice(0, 1), None)[0][0]
         else:
-            pairs = PairScores(model, candidates, packed([asked]))
+            pairs = PairScores(model, candidates, pack([asked]))
             ends = len(candidates)
             spans = (slice(start, min(start + TILE_IMAGES, ends)) for start in range(0, ends, TILE_IMAGES))
             every = torch.cat([pairs(span, None)[1][:, 0] for span in spans])

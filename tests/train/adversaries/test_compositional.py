@@ -88,7 +88,7 @@ def test_compositions_cost_what_each_scores_alone(
         starts = np.cumsum([0, *map(len, queries)])
         for k, query in enumerate(queries):
             for s in range(2):
-                numbers = drawn.numbers[starts[k] : starts[k + 1], s]
+                numbers = drawn.indices[starts[k] : starts[k + 1], s]
                 assert len(numbers) == len(query), "a part for each vector of the query"
                 composed = score(task, flat[numbers], query) if side == "images" else score(task, query, flat[numbers])
                 cost = composed - score(task, images[k], captions[k])
@@ -113,7 +113,7 @@ def test_parts_come_from_other_images_alone(positions: Path, monkeypatch: pytest
     batch = batch_of(task, ROWS)
     _, ((_, _, drawn),) = played(adversary, task, batch, monkeypatch)
     (parts, there), queries = (batch.images, batch.captions) if sides == "images" else (batch.captions, batch.images)
-    rows, columns = drawn.numbers // parts.shape[1], drawn.numbers % parts.shape[1]
+    rows, columns = drawn.indices // parts.shape[1], drawn.indices % parts.shape[1]
     may = allowed(task, batch)
     assert not may[0][3], "pairs 0 and 1 are of one image"
     query_of = queries[1].nonzero()[:, 0].tolist()
@@ -145,7 +145,7 @@ def test_the_expected_gradient_is_that_of_the_expected_score(positions: Path, mo
         def chosen(logits: torch.Tensor, masked: torch.Tensor, samples: int, numbers: torch.Tensor = numbers) -> Drawn:
             real = draw(logits, masked, samples)
             log_p = logits.masked_fill(masked, -torch.inf).log_softmax(1)
-            return real._replace(numbers=numbers, log_probabilities=log_p.gather(1, numbers))
+            return real._replace(indices=numbers, log_probabilities=log_p.gather(1, numbers))
 
         with monkeypatch.context() as patch:
             patch.setattr(module, "draw", chosen)

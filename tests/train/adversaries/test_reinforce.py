@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vse.train.adversaries.base import Baseline, Drawn, Inference, ReinforceSettings, draw, numbers_at, surrogate
+from vse.train.adversaries.base import Baseline, Drawn, Inference, ReinforceSettings, draw, find_quantiles, surrogate
 
 
 def settings(**changes: Any) -> ReinforceSettings:
@@ -37,11 +37,11 @@ def test_candidates_are_drawn_as_often_as_their_probability_says() -> None:
     torch.manual_seed(0)
     expected = probabilities(LOGITS, MASK)
     drawn = draw(LOGITS, MASK, 40_000)
-    for numbers, p in zip(drawn.numbers, expected, strict=True):
+    for numbers, p in zip(drawn.indices, expected, strict=True):
         shares = torch.bincount(numbers, minlength=4) / len(numbers)
         assert (shares - p).abs().max() < 4 * 0.5 / math.sqrt(len(numbers))
         assert not shares[p == 0].any()
-    torch.testing.assert_close(drawn.log_probabilities.exp(), expected.gather(1, drawn.numbers))
+    torch.testing.assert_close(drawn.log_probabilities.exp(), expected.gather(1, drawn.indices))
     assert drawn.likeliest.tolist() == [1, 0]
     entropy = [-sum(p * math.log(p) for p in row if p) for row in expected.tolist()]
     assert drawn.entropies.tolist() == pytest.approx(entropy)
@@ -53,15 +53,15 @@ def test_every_one_of_566_000_candidates_can_be_drawn() -> None:
     exact = p[0].numpy().astype(np.longdouble)
     ends = exact.cumsum()
     middles = ((ends - exact / 2) / ends[-1]).astype(np.float64)
-    assert torch.equal(numbers_at(p, torch.from_numpy(middles)[None])[0], torch.arange(566_000))
+    assert torch.equal(find_quantiles(p, torch.from_numpy(middles)[None])[0], torch.arange(566_000))
 
 
 def test_draws_depend_on_the_seed_alone() -> None:
     torch.manual_seed(3)
-    first = draw(LOGITS, None, 50).numbers
+    first = draw(LOGITS, None, 50).indices
     torch.manual_seed(3)
-    assert torch.equal(draw(LOGITS, None, 50).numbers, first)
-    assert not torch.equal(draw(LOGITS, None, 50).numbers, first)
+    assert torch.equal(draw(LOGITS, None, 50).indices, first)
+    assert not torch.equal(draw(LOGITS, None, 50).indices, first)
 
 
 def test_a_query_whose_candidates_are_all_masked_counts_nowhere() -> None:
@@ -107,7 +107,7 @@ def test_sampled_gradients_come_near_it() -> None:
     logits = LOGITS.clone().requires_grad_()
     rewards = torch.tensor([[1.0, 0.0, 9.0, 0.5], [0.2, 9.0, 0.9, 0.0]], dtype=torch.float64)
     drawn = draw(logits, MASK, 100_000)
-    (sampled,) = torch.autograd.grad(surrogate(drawn, rewards.gather(1, drawn.numbers), settings()), logits)
+    (sampled,) = torch.autograd.grad(surrogate(drawn, rewards.gather(1, drawn.indices), settings()), logits)
     p = logits.masked_fill(MASK, -torch.inf).softmax(1)
     (exact,) = torch.autograd.grad(-(p * rewards).sum(1).mean(), logits)
     torch.testing.assert_close(sampled, exact, rtol=0, atol=0.005)

@@ -53,8 +53,8 @@ def test_scores_are_those_of_each_phrase_alone(name: str, split: PhraseSplit) ->
         if not len(own):
             continue
         with torch.inference_mode():
-            regions = model.embed_images(split.regions.of(own))
-            asked = model.embed_captions(*split.texts.of(split.pairs.text_of[phrase : phrase + 1]))
+            regions = model.embed_images(split.regions.read(own))
+            asked = model.embed_captions(*split.texts.read(split.pairs.text_of[phrase : phrase + 1]))
             pairwise = name == "network"
             expected = model.similarity(regions, asked)[:, 0] if pairwise else regions[0] @ asked[0][0]
         np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-6)

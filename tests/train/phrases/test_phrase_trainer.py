@@ -22,7 +22,7 @@ from vse.pipeline.errors import Interrupted, UserError
 from vse.train.cli import train_main
 from vse.train.experiment import load_experiment
 from vse.train.phrases.regions import BoxFeatures
-from vse.train.phrases.trainer import PhraseTrainer
+from vse.train.phrases.solvers import PhraseTrainer
 from vse.train.run.folder import RunFolder
 from vse.train.run.inputs import InputPaths
 from vse.train.run.resume import Existing

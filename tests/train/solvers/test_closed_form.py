@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from tests.train.conftest import experiment
 from tests.train.solvers.test_cca import of_pairs, pairs, slow_directions, split, vectors
 from vse.pipeline.errors import UserError
-from vse.train.models.encoders.relative import RelativeEncoder
-from vse.train.models.encoders.weighted import WeightedEncoder
+from vse.train.models.encoders.linear import RelativeEncoder, WeightedEncoder
 from vse.train.run.folder import RunFolder
 from vse.train.solvers.asif import anchor_pairs
 from vse.train.solvers.ridge import reduced, ridge_maps

@@ -56,7 +56,7 @@ def slow_pooled(run: Path) -> tuple[np.ndarray, np.ndarray]:
     trained = load_run(run, "test", device="cpu")
     sides = []
     for side in encode(trained.model, trained.split, trained.device):
-        vectors, mask = side.all()
+        vectors, mask = side.unpack_all()
         means = [
             sum(v / np.linalg.norm(v) for v in of.numpy()[there]) for of, there in zip(vectors, mask.numpy(), strict=True)
         ]

@@ -16,14 +16,14 @@ IMAGE_ENCODERS: Registry[EncoderSettings] = Registry(
     lazy={
         "linear": "vse.train.models.encoders.linear:Linear",
         "mlp": "vse.train.models.encoders.mlp:Mlp",
-        "residual": "vse.train.models.encoders.residual:Residual",
-        "identity": "vse.train.models.encoders.identity:IdentitySettings",
+        "residual": "vse.train.models.encoders.mlp:Residual",
+        "identity": "vse.train.models.encoders.linear:IdentitySettings",
         "branch": "vse.train.models.encoders.branch:BranchSettings",
-        "pooled": "vse.train.models.encoders.pooled:Pooled",
+        "pooled": "vse.train.models.encoders.pooling:Pooled",
         "gpo": "vse.train.models.encoders.gpo:Gpo",
-        "weldon": "vse.train.models.encoders.weldon:Weldon",
-        "weighted": "vse.train.models.encoders.weighted:Weighted",
-        "relative": "vse.train.models.encoders.relative:Relative",
+        "weldon": "vse.train.models.encoders.pooling:Weldon",
+        "weighted": "vse.train.models.encoders.linear:Weighted",
+        "relative": "vse.train.models.encoders.linear:Relative",
     },
 )
 CAPTION_ENCODERS: Registry[EncoderSettings] = Registry(
@@ -36,11 +36,11 @@ CAPTION_ENCODERS: Registry[EncoderSettings] = Registry(
         "bert": "vse.train.models.encoders.bert:Bert",
         "linear": "vse.train.models.encoders.linear:Linear",
         "mlp": "vse.train.models.encoders.mlp:Mlp",
-        "residual": "vse.train.models.encoders.residual:Residual",
-        "identity": "vse.train.models.encoders.identity:IdentitySettings",
+        "residual": "vse.train.models.encoders.mlp:Residual",
+        "identity": "vse.train.models.encoders.linear:IdentitySettings",
         "branch": "vse.train.models.encoders.branch:BranchSettings",
         "gpo": "vse.train.models.encoders.gpo:Gpo",
-        "relative": "vse.train.models.encoders.relative:Relative",
+        "relative": "vse.train.models.encoders.linear:Relative",
     },
 )
 

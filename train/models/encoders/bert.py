@@ -14,10 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 from vse.features.backbones.transformer import TINY, Transformer, find_layers, read_transformer, tiny_transformer
 from vse.pipeline.errors import UserError
-from vse.train.kinds import Encoded, Kind, padded
+from vse.train.kinds import Encoded, Kind, pad_sets
 from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes, xavier_linear
-from vse.train.models.encoders.gpo import GeneralisedPooling
-from vse.train.models.size_augmentation import WordAugmentation
+from vse.train.models.encoders.gpo import GeneralisedPooling, WordAugmentation
 
 _TOGETHER = 32  # captions that a CPU encodes at once
 
@@ -116,7 +115,7 @@ class BertEncoder(Encoder):
         parts = []
         for rows in torch.split(order, _TOGETHER):
             longest = int(lengths[rows[-1]])
-            parts.append(padded(self._read(tokens[rows, :longest], mask[rows, :longest]), mask.shape[1]))
+            parts.append(pad_sets(self._read(tokens[rows, :longest], mask[rows, :longest]), mask.shape[1]))
         back = order.argsort()
         return tuple(torch.cat(tensors)[back] for tensors in zip(*parts, strict=True))
 

@@ -43,3 +43,51 @@ class MlpEncoder(Encoder):
         for layer in hidden:
             vectors = self.dropout(gelu(layer(vectors)))
         return last(vectors), *mask
+
+
+class Residual(EncoderSettings):
+    """A linear map y = W x + b, then blocks y <- y + V gelu(U norm(y)), applied to each vector of a set.
+
+    The norm is layer normalisation (the pre-norm form: Xiong et al., 2020). V starts at 0, so that the encoder starts
+    as the linear map and learns the difference (He et al., 2016; zero start: Goyal et al., 2017, section 5.1).
+    """
+
+    name: Literal["residual"] = "residual"
+    takes: ClassVar = (Kind.VECTORS, Kind.SETS)
+    blocks: PositiveInt = Field(1, description="number of blocks")
+    width: PositiveInt = Field(2048, description="length of the hidden vector of a block")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the output of a block")
+
+    def build(self, sizes: Sizes) -> Encoder:
+        return ResidualEncoder(sizes.input_dim, self, sizes.dim)
+
+
+class ResidualEncoder(Encoder):
+    """The linear map and the blocks; a mask is passed through."""
+
+    def __init__(self, input_dim: int, settings: Residual, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.linear = xavier_linear(input_dim, dim)
+        self.blocks = nn.ModuleList(_Block(dim, settings.width, settings.dropout) for _ in range(settings.blocks))
+
+    def forward(self, vectors: Tensor, *mask: Tensor) -> Encoded:
+        vectors = self.linear(vectors)
+        for block in self.blocks:
+            vectors = vectors + block(vectors)
+        return vectors, *mask
+
+
+class _Block(nn.Module):
+    """A block without its skip connection."""
+
+    def __init__(self, dim: int, width: int, dropout: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.inner, self.outer = xavier_linear(dim, width), xavier_linear(width, dim)
+        nn.init.zeros_(self.outer.weight)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        added: Tensor = self.dropout(self.outer(gelu(self.inner(self.norm(vectors)))))
+        return added

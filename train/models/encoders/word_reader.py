@@ -15,8 +15,7 @@ from vse.pipeline.dataset.captions import END, PAD, START, UNKNOWN
 from vse.train.kinds import Encoded, Kind
 from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes
 from vse.train.models.encoders.branch import Branch, LayersSettings
-from vse.train.models.encoders.gpo import GeneralisedPooling
-from vse.train.models.size_augmentation import WordAugmentation
+from vse.train.models.encoders.gpo import GeneralisedPooling, WordAugmentation
 
 _RANGE = 0.1  # range of randomly initialised word embeddings
 

@@ -26,7 +26,7 @@ class Similarity(nn.Module):
         """Return scores (n, m) for both directions, or two matrices (n, m), i2t and t2i, if the directions differ."""
         raise NotImplementedError
 
-    def of_pairs(
+    def score_pairs(
         self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, " k"]:
         """Return the score of each image in ``rows`` with the caption at the same place in ``columns``."""

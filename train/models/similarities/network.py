@@ -52,7 +52,7 @@ class SimilarityNetwork(Similarity):
         ]
         return torch.cat([*blocks, images[0].new_empty(0)]).view(n, m)
 
-    def of_pairs(
+    def score_pairs(
         self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, " k"]:
         return self._of_products(select(images, rows)[0] * select(captions, columns)[0])

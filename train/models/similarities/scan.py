@@ -81,7 +81,7 @@ class Scan(Similarity):
         groups = order.chunk(_GROUPS)
         return torch.cat([self._of_all(images, _cut(select(captions, group))) for group in groups], 1)[:, order.argsort()]
 
-    def of_pairs(
+    def score_pairs(
         self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, " k"]:
         """Return the scores of single pairs."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -12,11 +12,13 @@ from torch import Tensor
 
 from vse.features.backbones.networks import autocast
 from vse.pipeline.errors import UserError
-from vse.train.data.images import Numbers
+from vse.pipeline.progress import progress_bar
+from vse.train.data.images import Indices
 from vse.train.losses.base import Cost, Loss
 from vse.train.losses.pair_loss import PairLoss
 from vse.train.losses.ranking import RankingLoss
 from vse.train.phrases.batches import (
+    CandidateSampler,
     LabelledBatch,
     PairSampler,
     SamplingSettings,
@@ -27,6 +29,7 @@ from vse.train.phrases.batches import (
 )
 from vse.train.phrases.task import PhraseSettings, PhraseSolver, PhraseTask
 from vse.train.solvers.base import Solver, Task
+from vse.train.solvers.cca import Block, Cca, CcaFields
 from vse.train.solvers.epochs import GradientSolver
 
 _HOPELESS = 1.05  # factor on the rsum of random scores
@@ -71,16 +74,16 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
     def hopeless(self) -> float:
         return _HOPELESS * self.task.val.expected()
 
-    def batches(self, epoch: int) -> Sequence[Numbers]:
+    def batches(self, epoch: int) -> Sequence[Indices]:
         settings, pairs = self.settings, self.task.train.pairs
         return settings.sampling.batches_of_epoch(pairs.image_of, settings.batch_size, self.task.seed, epoch)
 
-    def updates(self, batches: Sequence[Numbers]) -> Iterator[tuple[Tensor, Tensor]]:
+    def updates(self, batches: Sequence[Indices]) -> Iterator[tuple[Tensor, Tensor]]:
         loss = self.task.loss_of(self.progress.epoch)
         for batch in batches:
             yield self.step(batch, loss)
 
-    def step(self, batch: Numbers, loss: Loss) -> tuple[Tensor, Tensor]:
+    def step(self, batch: Indices, loss: Loss) -> tuple[Tensor, Tensor]:
         """Train on one batch; return its loss, and its loss if all embeddings were equal."""
         rng = np.random.default_rng(self.step_seed(0))
         torch.manual_seed(self.step_seed(1))
@@ -105,12 +108,55 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
         with self._precision():
             return pair_cost(batch, regions, phrases, self.model.similarity, loss)
 
-    def _embedded(self, regions: Numbers, texts: Numbers) -> tuple[Tensor, Tensor]:
+    def _embedded(self, regions: Indices, texts: Indices) -> tuple[Tensor, Tensor]:
         train = self.task.train
         with autocast(self.settings.precision, self.device):
-            embedded = self.model.embed_images(train.regions.of(regions))
-            return embedded[0], self.model.embed_captions(*train.texts.of(texts))[0]
+            embedded = self.model.embed_images(train.regions.read(regions))
+            return embedded[0], self.model.embed_captions(*train.texts.read(texts))[0]
 
     def _precision(self) -> AbstractContextManager[None]:
         """Return the context of the precision: float32 for distances, that of the step for a similarity network."""
         return autocast(self.settings.precision, self.device) if self.model.pairwise else nullcontext()
+
+
+_IMAGES = 32  # images whose pairs are in memory at once
+
+
+class PhraseCcaSettings(PhraseSettings, CcaFields):
+    """CCA of regions and phrases from their positive pairs only; see the solver ``cca``."""
+
+    name: Literal["phrases_cca"] = "phrases_cca"
+    uses_loss: ClassVar = False
+
+    def build(self, task: Task) -> Solver:
+        assert isinstance(task, PhraseTask)
+        return PhraseCca(task, self)
+
+
+class PhraseCca(Cca, PhraseSolver):
+    """CCA of all positive pairs: each phrase with its ground-truth region and, if augmented, with overlapping candidates."""
+
+    task: PhraseTask
+
+    def __init__(self, task: PhraseTask, settings: PhraseCcaSettings) -> None:
+        super().__init__(task, settings)
+        chosen = SamplingSettings(positives=settings.positives, positive_iou=settings.positive_iou)
+        self._candidates = CandidateSampler(task.train.pairs, task.train.regions.candidates, task.truth_of, chosen)
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield blocks of regions with the phrases for which they are positive."""
+        train, rng = self.task.train, np.random.default_rng(0)  # positives are not sampled
+        n_images = len(train.pairs.image_ids)
+        with progress_bar(total=n_images, desc="covariances", unit="image") as bar:
+            for start in range(0, n_images, _IMAGES):
+                stop = min(start + _IMAGES, n_images)
+                pairs = np.arange(*np.searchsorted(train.pairs.image_of, [start, stop]))
+                rows, positives = np.arange(len(pairs)), self.task.truth_of[pairs]
+                if self._candidates.settings.positives == "augmented":
+                    near = self._candidates.near(pairs, rng)[0]
+                    rows, positives = np.concatenate([rows, near.rows]), np.concatenate([positives, near.regions])
+                regions, region_of = np.unique(positives, return_inverse=True)
+                if len(pairs):
+                    (phrases,) = train.texts.read(train.pairs.text_of[pairs][rows])
+                    yield train.regions.read(regions).cpu().float(), phrases.cpu().float(), region_of
+                bar.update(stop - start)
