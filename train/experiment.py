@@ -61,7 +61,6 @@ class ExperimentConfig(ExperimentPlan):
     )
 
     def in_precision(self, precision: str) -> ExperimentConfig:
-        """Return the experiment with training steps in a precision."""
         return self.model_copy(update={"train": self.train.model_copy(update={"precision": precision})})
 
     @model_validator(mode="after")
@@ -114,7 +113,7 @@ def load_experiment(name: str, dataset: str | None = None, sets: Sequence[str] =
     """Load the experiment preset ``name`` with the changes of ``dataset`` and then of ``sets`` (``key=value``).
 
     A user's own code runs only if ``sets`` names it, or if everything is allowed (:mod:`vse.pipeline.presets.own_code`).
-    Raises :class:`UserError` if the preset is an ensemble, which has nothing to train.
+    Raises :class:`UserError` if the preset is an ensemble, which is not trained itself.
     """
     with allow_named_code(list(_values(sets))):
         return _loaded(name, dataset, sets)
@@ -132,17 +131,14 @@ def _loaded(name: str, dataset: str | None, sets: Sequence[str]) -> ExperimentCo
 
 
 def _values(sets: Sequence[str]) -> Iterator[object]:
-    """Yield the values of ``key=value`` settings; values that are not YAML are skipped here and refused elsewhere."""
+    """Yield the values of ``key=value`` settings; values that are not YAML are skipped."""
     for item in sets:
         with suppress(Exception):
             yield parse_yaml(item.partition("=")[2])
 
 
 def changed_settings(experiment: ExperimentConfig, dataset: str) -> list[str]:
-    """Return ``loss.margin: 0.2 -> 0.1`` for each setting that differs from the preset of the experiment's name.
-
-    The list is empty if the name is not a preset's.
-    """
+    """Return ``loss.margin: 0.2 -> 0.1`` for each setting that differs from the preset of the experiment's name."""
     if not is_experiment(experiment.name):
         return []
     try:

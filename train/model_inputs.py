@@ -55,7 +55,8 @@ def read_captions(
 ) -> CaptionInputs:
     """Return the captions as inputs of the model: features of a cache, tokens of a transformer, or words.
 
-    Cached features may keep ``memory_gb`` (in units of 1e9 bytes) in memory, of which other features already use ``taken_gb``.
+    Cached features may use ``memory_gb`` (units of 1e9 bytes) of memory together with the ``taken_gb`` that others already
+    use.
     """
     if cache is not None:
         return CachedFeatures(FeatureReader(cache, 0, mapped=False), pairs.caption_ids, device, memory_gb, taken_gb)

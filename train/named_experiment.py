@@ -1,7 +1,4 @@
-"""Train an experiment by its name, and select the combinations of a ladder that can be trained.
-
-A combination can be trained if its model and solver can read its features.
-"""
+"""Train an experiment by its name, and select the combinations of a ladder that can be trained."""
 
 from __future__ import annotations
 
@@ -25,11 +22,11 @@ from vse.train.training import train
 
 
 def fitting(ladder: str, dataset: str | None = None) -> tuple[list[str], dict[str, str]]:
-    """Return the composed experiments of a ladder that can be trained, and the reason for each that cannot.
+    """Return the composed experiments of a ladder that can be trained, and the reason for each one that cannot.
 
     An encoder reads words, single vectors or sets, and a similarity compares vectors or sets; some solvers cannot read words.
-    The settings are those for ``dataset``. Raises :class:`UserError` if the ladder or an experiment itself is invalid, if a
-    feature is not of the kind that its place requires, or if no combination can be trained.
+    Raises :class:`UserError` if the ladder or an experiment is invalid, if a feature is not of the required kind, or if no
+    combination can be trained.
     """
     fits, misfits = [], {}
     for made in load_ladder(ladder).combinations():
@@ -65,7 +62,6 @@ def misfit(made: ComposedName, experiment: ExperimentConfig, dataset: str | None
 
 
 def _kind_of(feature: str, kind: str, dataset: str | None) -> Kind:
-    """Return the input kind of a feature's rows. Raises :class:`UserError` if the feature is not of images, or of captions."""
     settings = load_feature(feature, dataset)
     if settings.kind != kind or settings.text_rows != "captions":
         of = "phrases" if settings.text_rows == "phrases" else "images" if settings.kind == "image" else "captions"
@@ -78,7 +74,7 @@ log = logging.getLogger(__name__)
 
 
 def leads() -> bool:
-    """Return whether this process is the only one, or the first of the processes that torchrun started."""
+    """Return True in the only process, and in the first of the processes that torchrun started."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -99,7 +95,7 @@ def train_experiment(
     """Train an experiment on a feature cache and return the run folder; see :func:`vse.train.training.train`.
 
     ``experiment`` is a preset or a YAML file, and ``sets`` changes its settings (``key=value``). ``label`` is the name of the
-    run in tables, by default the experiment and the changes. The changes by the preset of the data set are logged.
+    run in tables, by default the experiment and the changes.
     """
     if label is not None and not (label.strip() and label.isprintable()):
         raise UserError(f"--name {label!r}: a name must be one line of printable text")

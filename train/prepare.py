@@ -95,7 +95,6 @@ def prepare_task(
 def _phrases(
     experiment: ExperimentConfig, reading: PhraseSettings, inputs: Inputs, seed: int, processes: Processes
 ) -> tuple[Task, Vocabulary]:
-    """Return the task of a solver that matches regions and phrases, and the vocabulary."""
     check_phrase_inputs(inputs)
     settings, device = experiment.train, processes.device
     train, truth_of = training_split(inputs, reading, settings, device)
@@ -120,7 +119,6 @@ def _phrases(
 
 
 def _room(experiment: ExperimentConfig) -> float:
-    """Return the memory for training features, in units of 1e9 bytes."""
     return experiment.train.memory_gb if experiment.train.features_in_memory else 0
 
 

@@ -1,7 +1,6 @@
-"""The settings of a training that a preset reads without importing the code: images, optimisation, solvers and adversaries.
+"""The settings of a training: images, optimisation, solvers and adversaries. Presets read them without importing the code.
 
-A solver or an adversary is one file, which holds a subclass of its settings and its code, and one line in the registry of its
-kind.
+A solver or an adversary is one file with a subclass of its settings and its code, and one line in its registry.
 """
 
 from __future__ import annotations
@@ -206,10 +205,9 @@ class SolverSettings(Settings):
         """Raise UserError if the solver cannot read these caches of images and captions (None: words)."""
 
     def build(self, task: Any) -> Any:
-        """Return the solver of a task.
+        """Return the solver of a task: the class that :attr:`code` names, unless a subclass overrides this method.
 
-        The class that :attr:`code` names is imported here. A solver with its settings and its code in one file overrides this
-        method instead. Raises :class:`vse.pipeline.errors.UserError` if the solver cannot solve the task.
+        Raises :class:`vse.pipeline.errors.UserError` if the solver cannot solve the task.
         """
         return import_object(self.code)(task)
 

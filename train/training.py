@@ -55,7 +55,7 @@ def train(
     features : the cache; it records the data set and the path of its captions
     experiment : every setting
     seed : seed of the initial weights, of the order of the pairs and of random crops
-    out : the run folder, ``runs/<dataset>_<experiment>/seed-<seed>`` if None
+    out : the run folder; by default ``runs/<dataset>_<experiment>/seed-<seed>``
     device : ``auto`` chooses a GPU if there is one
     inputs : paths that replace the usual paths of inputs
     existing : whether a run that is already in ``out`` is resumed or replaced
@@ -124,9 +124,9 @@ def train(
 def _built(
     folder: RunFolder, build: Callable[[], tuple[Solver, Vocabulary]], action: str, existing: Existing, processes: Processes
 ) -> tuple[Solver, Vocabulary, str, str | None]:
-    """Return the solver, its vocabulary, the action and the SHA-256 of the best weights so far, after restoring a checkpoint.
+    """Build the solver and restore a checkpoint; return it, its vocabulary, the action and the SHA-256 of the best weights.
 
-    A checkpoint that cannot be read is an error unless ``--overwrite`` is set; then the action becomes ``start``.
+    Raises UserError if the checkpoint cannot be read. With ``--overwrite`` the action becomes ``start`` instead.
     """
     solver, vocabulary = build()
     if action != "resume":
@@ -151,7 +151,7 @@ def _precision(asked: str, processes: Processes) -> str:
 
 
 def _as_read(experiment: ExperimentConfig, inputs: Inputs) -> ExperimentConfig:
-    """Return the experiment with the features that are read, which may differ from the features of its preset."""
+    """Return the experiment with the features of the inputs, which may differ from the features of its preset."""
     read = _features_read(experiment, inputs)
     for key, name in read.items():
         if (asked := getattr(experiment, key)) != name:
@@ -168,7 +168,7 @@ def _as_read(experiment: ExperimentConfig, inputs: Inputs) -> ExperimentConfig:
 
 
 def _features_read(experiment: ExperimentConfig, inputs: Inputs) -> dict[str, str | None]:
-    """Return the settings that name the input: a run whose embeddings are read, or the features."""
+    """Return the settings that name the inputs: the run whose embeddings are read, or the features."""
     backbone = read_backbone(inputs.cache)
     if experiment.backbone is not None and backbone is not None:
         return {"backbone": backbone.experiment}
@@ -196,10 +196,7 @@ def _agreed(processes: Processes, decide: Callable[[], str]) -> str:
 
 
 def _restored(folder: RunFolder, solver: Solver, processes: Processes) -> tuple[UserError | None, str | None]:
-    """Restore the checkpoint; return its error, if any, and the SHA-256 of the best weights at that time.
-
-    Checks that the best weights are the file that the checkpoint names, so that training never continues with others.
-    """
+    """Restore the checkpoint; return its error, if any, and the SHA-256 of the best weights at that time."""
     try:
         state = folder.checkpoint()
         with wrap_read_errors(folder.checkpoint_file, "a checkpoint of this run; add --overwrite to train again"):
@@ -233,10 +230,10 @@ def _record(experiment: ExperimentConfig, solver: Solver, vocabulary: Vocabulary
 def _run(
     folder: RunFolder, solver: Solver, known: Mapping[str, Any], tensorboard: bool, best_sha256: str | None
 ) -> str | None:
-    """Train the remaining epochs; return the SHA-256 of the best weights' file (before: ``best_sha256``).
+    """Train the remaining epochs, starting with ``best_sha256`` as the SHA-256 of the best weights; return the last SHA-256.
 
     New best weights are written before the checkpoint that counts their epoch, and replace the old ones after it. Every
-    checkpoint also holds ``known``, so that a resume can identify the run.
+    checkpoint also has the entries of ``known``, which identify the run for a resume.
     """
     first, patience = solver.processes.first, solver.patience
     events = _events(folder, solver.progress.epoch) if tensorboard and first else None
@@ -268,7 +265,6 @@ def _run(
 
 
 def _is_best(solver: Solver) -> bool:
-    """Return whether the last epoch was validated and is the best so far."""
     row = solver.progress.rows[-1]
     return "rsum" in row and solver.progress.best is row
 
@@ -286,7 +282,6 @@ def _save_epoch(folder: RunFolder, solver: Solver, save: Callable[[], None]) -> 
 
 
 def _save_tables(folder: RunFolder, solver: Solver) -> None:
-    """Write the tables of the finished epochs."""
     if solver.progress.rows:
         folder.save_metrics(solver.progress.rows)
     if solver.listing:

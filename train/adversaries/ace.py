@@ -89,14 +89,7 @@ class AceSettings(ReinforceSettings):
 
 
 class Ace(Adversary):
-    """Two generators, one for each direction, with their vectors of all training items.
-
-    Parameters
-    ----------
-    settings : settings of the adversary
-    opponent : the model, pairs and captions of the training
-    images : features of the training images
-    """
+    """Two generators of negatives, one for each direction, with their vectors of all training items."""
 
     def __init__(self, settings: AceSettings, opponent: Opponent, images: CachedImages) -> None:
         super().__init__()
@@ -114,7 +107,6 @@ class Ace(Adversary):
     filled: Tensor
 
     def start_epoch(self, model: Model) -> None:
-        """Embed all training items, if their embeddings are needed and not up to date."""
         if self.captions.embedded is None or (bool(self.filled) and self.settings.refresh == "visited"):
             return
         was_training = model.training
@@ -129,7 +121,6 @@ class Ace(Adversary):
         model.train(was_training)
 
     def play(self, batch: Batch, model: Model, objective: Objective, seed: int) -> Round:
-        """Return the model's loss on the batch's own and on sampled negatives, and minus the generators' expected reward."""
         cost = objective(batch, seed)
         assert batch.pair_of is not None
         assert cost.rankings is not None
@@ -151,7 +142,7 @@ class Ace(Adversary):
         )
 
     def _turn(self, batch: Batch, model: Model, side: _Side, ranking: Ranking, own: Indices) -> Turn:
-        """Compute one direction: negatives of ``side`` for queries of the other; ``own`` are the batch's indices there."""
+        """Compute one direction: negatives of ``side`` for queries of the other side; ``own`` are indices of ``side``."""
         to_captions = side is self.captions
         assert batch.pair_of is not None
         queries, embed = (batch.images, model.embed_captions) if to_captions else (batch.captions, model.embed_images)
@@ -162,7 +153,6 @@ class Ace(Adversary):
         drawn = draw(logits, false, self.settings.samples)
 
         def scores(chosen: Tensor) -> Tensor:
-            """Return the scores of each query with its own candidates (n, s)."""
             if self.settings.candidates == "batch":
                 negatives = in_batch[chosen.flatten()]
             else:
@@ -233,7 +223,7 @@ class FalseNegatives:
         self._of_text = _Groups(pairs.text_of, int(pairs.text_of.max()) + 1)
 
     def captions(self, image_of: Indices, pair_of: Indices, indices: Indices) -> Bool[Tensor, "n m"]:
-        """Mark false negatives among candidate captions ``indices`` for image queries, paired with ``pair_of``."""
+        """Mark false negatives among some candidate captions (their indices) for image queries, paired with ``pair_of``."""
         rows = [self._of_image[image] for image in image_of.tolist()]
         if self._mask == "pair":
             rows = [pair[None] for pair in pair_of]
@@ -242,7 +232,7 @@ class FalseNegatives:
         return _mask(rows, indices, len(self._image_of))
 
     def images(self, image_of: Indices, pair_of: Indices, indices: Indices) -> Bool[Tensor, "n m"]:
-        """Mark false negatives among candidate images ``indices`` for the captions ``pair_of``, paired with ``image_of``."""
+        """Mark false negatives among some candidate images (their indices) for the captions ``pair_of``."""
         rows = [image[None] for image in image_of]
         if self._mask == "text":
             rows = [self._image_of[self._of_text[text]] for text in self._text_of[pair_of].tolist()]
@@ -250,8 +240,6 @@ class FalseNegatives:
 
 
 class _Groups:
-    """The members of each group, by the index of the group."""
-
     def __init__(self, group_of: Indices, n: int) -> None:
         self._order = np.argsort(group_of, kind="stable")
         self._starts = np.searchsorted(group_of[self._order], np.arange(n + 1))
@@ -261,7 +249,7 @@ class _Groups:
 
 
 def _mask(rows: list[Indices], indices: Indices, n: int) -> Bool[Tensor, "n m"]:
-    """Return a mask of the candidates ``indices``, out of ``n`` items, that each row lists."""
+    """Return a mask that is True where a candidate is listed in the row of a query."""
     if np.array_equal(indices, np.arange(n)):
         mask = np.zeros((len(rows), n), bool)
         mask[np.repeat(np.arange(len(rows)), [len(row) for row in rows]), np.concatenate(rows)] = True
@@ -270,7 +258,6 @@ def _mask(rows: list[Indices], indices: Indices, n: int) -> Bool[Tensor, "n m"]:
 
 
 def _check_memory(settings: AceSettings, sizes: tuple[int, int], dim: int, batch_size: int, device: torch.device) -> None:
-    """Raise :class:`UserError` if the candidates' vectors and logits do not fit into memory."""
     n_tables = 0 if settings.candidates == "batch" else sum(sizes)
     n_candidates = {"all": max(sizes), "batch": batch_size}.get(str(settings.candidates), settings.candidates)
     copies = 4 if settings.table == "learnt" else 1  # the gradient and Adam's two means

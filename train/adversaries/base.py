@@ -1,9 +1,9 @@
 """The base class of adversaries, and REINFORCE for adversaries that sample negatives from a categorical distribution.
 
-An adversary has its own weights, which are updated in the same step as the model, and saved and resumed with it.
+An adversary has its own weights. They are updated in the same step as the model, and saved and resumed with it.
 
-For a query q, a candidate c is sampled from p(c | q) = softmax_c(f(q) . c), and its reward is its cost for the model. The
-gradient of the expected reward is E[(reward - baseline) grad log p(c | q)] (Williams, 1992).
+For a query q, a candidate c is sampled from p(c | q) = softmax_c(f(q) . c). Its reward is its cost for the model. The gradient
+of the expected reward is E[(reward - baseline) grad log p(c | q)] (Williams, 1992).
 """
 
 from __future__ import annotations
@@ -27,12 +27,7 @@ from vse.train.settings import AdversarySettings
 
 @dataclass(frozen=True)
 class Opponent:
-    """The opponent of an adversary: the model, its loss and its data.
-
-    model, loss : the experiment's
-    pairs, images, captions : the training data
-    batch_size, precision, device : those of a training step
-    """
+    """The model that an adversary is trained against, with its loss, its data and its training settings."""
 
     model: Model
     loss: Loss
@@ -60,18 +55,18 @@ class Round(NamedTuple):
 class Adversary(nn.Module):
     """A network that makes a batch harder and is trained against the model.
 
-    A subclass that adds candidates for all queries overrides :meth:`candidates`, and :meth:`objective` if that is not minus
-    the model's loss. Any other subclass overrides :meth:`play`.
+    A subclass that adds candidates for all queries overrides :meth:`candidates`. It also overrides :meth:`objective` if its
+    loss is not minus the model's loss. Any other subclass overrides :meth:`play`.
     """
 
     def play(self, batch: Batch, model: Model, objective: Objective, seed: int) -> Round:
-        """Return the model's and the adversary's objectives for a batch; ``objective`` with ``seed`` computes its cost."""
+        """Return the objectives of model and adversary for a batch; ``objective``, called with ``seed``, returns its cost."""
         harder = self.candidates(batch, model)
         cost = objective(harder, seed)
         return Round(cost, self.objective(cost, harder), {})
 
     def candidates(self, batch: Batch, model: Model) -> Batch:
-        """Return the batch with further candidates, see ``more_images`` and ``more_captions`` of a batch."""
+        """Return the batch with further candidates in ``more_images`` and ``more_captions``."""
         return batch
 
     def objective(self, cost: Cost, batch: Batch) -> Tensor:
@@ -110,9 +105,9 @@ class ReinforceSettings(AdversarySettings):
 
 
 class Drawn(NamedTuple):
-    """Candidates sampled for n queries: indices (n, s), log p of each (n, s), entropies and likeliest candidates (n,).
+    """Candidates sampled for n queries, with log p of each, and the entropy and the likeliest candidate of each query.
 
-    A query without a candidate has index 0 and is excluded from all sums: its ``possible`` (n,) is False.
+    A query without a candidate gets index 0. Its ``possible`` is False, which excludes it from all sums.
     """
 
     indices: Int[Tensor, "n s"]
@@ -179,9 +174,9 @@ def draw(logits: Float[Tensor, "n m"], masked: Bool[Tensor, "n m"] | None, sampl
 
 
 def find_quantiles(probabilities: Float[Tensor, "n m"], uniform: Float[Tensor, "n s"]) -> Int[Tensor, "n s"]:
-    """Return the first candidate of each row whose cumulative probability exceeds a ``uniform`` number from [0, 1).
+    """Return the first candidate of each row whose cumulative probability exceeds a ``uniform`` value from [0, 1).
 
-    The sum is in float64: in float32 the steps of many candidates are lost, and these would never be drawn. A candidate of
+    The sum is in float64: in float32 the steps of many candidates are lost, and these would never be sampled. A candidate of
     probability 0 is never returned. A row with a NaN returns its last candidate.
     """
     cumulative = probabilities.cumsum(1, dtype=torch.float64)
@@ -216,7 +211,7 @@ class Baseline(nn.Module):
 
 
 def surrogate(drawn: Drawn, advantages: Float[Tensor, "n s"], settings: ReinforceSettings) -> Float[Tensor, ""]:
-    """Return the adversary's loss: its gradient is minus that of the expected reward, plus that of the entropy term."""
+    """Return the adversary's loss; its gradient is minus that of the expected reward, plus that of the entropy term."""
     of_queries = -(advantages * drawn.log_probabilities).mean(1)
     if settings.entropy_weight:
         floor = torch.log(torch.tensor(float(settings.entropy_of)))

@@ -30,15 +30,14 @@ from vse.train.models.build import Model
 class CompositionalSettings(ReinforceSettings):
     """A negative image I' for each caption T, with one region per word (Bose et al., ViGIL at NeurIPS 2018, section 3).
 
-    For each word e_l of T, a region v'_l is sampled from P_l(. | e_1, ..., e_m), which is softmax_v(f(e_l) . v) over all
-    regions v of the batch, except those of T's own image. They form I' = {v'_1, ..., v'_m}. With the scores S of the model,
+    For each word e_l of T, a region v'_l is sampled from P_l(v | e_1, ..., e_m) = softmax_v(f(e_l) . v), over all regions v of
+    the batch except those of T's own image. They form I' = {v'_1, ..., v'_m}. With the scores S of the model,
 
         min_phi max_theta  S(I, T) - E[S(I', T)]     (Eq. 1)
 
     where theta is trained by the gradient through the sampled regions, and phi by REINFORCE with the reward S(I', T). The
     words e_l are states of a bidirectional GRU, so each depends on the others. S is the experiment's similarity. In the paper,
-    S is a mean over regions v_k of R(v_k, the words that v_k attends to): in SCAN's terms attention i2t and aggregation avg.
-    The row of SCAN next to it in the paper's table is a t-i model, though.
+    S is SCAN's with attention i2t and aggregation avg; but the SCAN row next to it in the paper's table is a t-i model.
     """
 
     name: Literal["compositional"] = "compositional"
@@ -80,7 +79,6 @@ class Compositional(Adversary):
         self._text_of = torch.from_numpy(opponent.pairs.text_of)
 
     def play(self, batch: Batch, model: Model, objective: Objective, seed: int) -> Round:
-        """Return the model's loss on the batch's own and on composed negatives, and the loss of the inference networks."""
         cost = objective(batch, seed)
         assert cost.rankings is not None
         with torch.autocast(batch.images[0].device.type, enabled=False):
@@ -110,7 +108,6 @@ class Compositional(Adversary):
         drawn = draw(logits.flatten(1), false[:, :, None].expand_as(logits).flatten(1), self.settings.samples)
 
         def scores(indices: Int[Tensor, "n_words s"]) -> Float[Tensor, "n s"]:
-            """Return the scores of each query with the negatives that are composed for it."""
             columns = []
             for chosen in indices.unbind(1):
                 composed = parts.new_zeros(*asked.shape, parts.shape[2])
@@ -141,15 +138,13 @@ class Compositional(Adversary):
         )
 
     def _rewards(self, positives: Float[Tensor, "n 1"], composed: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
-        """Return the adversary's rewards: the scores of the composed negatives, or the hinges."""
         return composed if self.settings.form == "difference" else self._costs(positives, composed)
 
     def _costs(self, positives: Float[Tensor, "n 1"], composed: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
-        """Return the costs of the composed negatives for the model."""
         difference = composed - positives
         return difference if self.settings.form == "difference" else (self.loss.margin + difference).clamp(min=0)
 
     def _false(self, batch: Batch) -> Bool[Tensor, "n n"]:
-        """Return for each query the pairs of the batch whose parts are excluded: those of its image, and those of its text."""
+        """Return, for each query, a mask of the pairs of the batch that share its image or its text."""
         image_of, text_of = torch.from_numpy(batch.image_of), self._text_of[batch.pair_of]
         return (image_of[:, None] == image_of) | (text_of[:, None] == text_of)

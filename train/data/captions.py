@@ -33,7 +33,7 @@ class CaptionInputs(Protocol):
 
 
 class CaptionsOnDemand:
-    """Captions that are all read at the first access, because a search for images needs none."""
+    """Captions that are all read at the first access. A search for images needs none."""
 
     def __init__(self, kind: Kind, read: Callable[[], CaptionInputs]) -> None:
         self.kind, self._read = kind, read
@@ -43,7 +43,6 @@ class CaptionsOnDemand:
 
     @cached_property
     def inputs(self) -> CaptionInputs:
-        """The captions, read at the first access."""
         return self._read()
 
 
@@ -78,7 +77,7 @@ def encoded_as(
 
 
 class IndexLists:
-    """Lists of integers, none of them empty, in one flat array, so that a batch is padded without a loop over captions."""
+    """Lists of integers in one flat array. A batch of them is padded without a loop. No list may be empty."""
 
     def __init__(self, lists: Iterable[Sequence[int]]) -> None:
         flat, lengths = array("i"), array("i")
@@ -89,7 +88,7 @@ class IndexLists:
         self._starts = np.cumsum(self._lengths) - self._lengths
         self._flat = np.asarray(flat)
 
-    def of(self, rows: NDArray[np.int64], padding: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def pad(self, rows: NDArray[np.int64], padding: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return some lists, padded (n, longest), and their lengths (n,)."""
         lengths = self._lengths[rows]
         column = np.arange(lengths.max(initial=1))
@@ -109,7 +108,7 @@ class WordIndices:
 
     def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return padded words (n, longest), and their lengths (n,) on the CPU."""
-        words, lengths = self._words.of(indices, PAD)
+        words, lengths = self._words.pad(indices, PAD)
         return move_tensor(torch.from_numpy(words), self._device), torch.from_numpy(lengths)
 
 
@@ -119,17 +118,9 @@ _AT_ONCE = 10_000  # texts that are tokenised together
 
 
 class TokenIndices:
-    """Captions as indices of their tokens.
+    """Captions as indices of the tokens of a transformer.
 
-    Parameters
-    ----------
-    texts : the captions as they were written
-    transformer : the transformer whose tokenizer is used
-    device : device of the tokens
-
-    Attributes
-    ----------
-    n_cut : number of captions that were truncated because they are longer than the transformer's longest input
+    ``n_cut`` is the number of captions that were truncated because they exceed the transformer's longest input.
     """
 
     kind = Kind.TOKENS
@@ -149,7 +140,7 @@ class TokenIndices:
 
     def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return padded tokens (n, longest), and their mask (n, longest)."""
-        tokens, lengths = self._tokens.of(indices, self._padding)
+        tokens, lengths = self._tokens.pad(indices, self._padding)
         mask = np.arange(tokens.shape[1]) < lengths[:, None]
         return move_tensor(torch.from_numpy(tokens), self._device), move_tensor(torch.from_numpy(mask), self._device)
 

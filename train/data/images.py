@@ -1,9 +1,7 @@
 """Images as inputs of a model, in training and in evaluation: cached features, or photos, with or without a CNN.
 
-In training, each visit of a pair reads a different view of its image: one of the crops of a bank, or a new random crop of a
-photo. The choice depends on the seed, the epoch and the pair only, so a resumed run and several processes read the same crops.
-
-Cached features are kept in the device's memory if they fit, and read from the shards otherwise.
+In training, each visit of a pair reads a different crop of its image: one of a bank, or a new random crop of a photo. The crop
+depends only on the seed, the epoch and the pair, so a resumed run and several processes read the same crops.
 """
 
 from __future__ import annotations
@@ -36,7 +34,8 @@ Indices = NDArray[np.int64]
 class CachedFeatures:
     """Cached features of images or captions, by index: vectors, or sets of vectors with their mask.
 
-    The set of an image without a region would be empty; it has one vector of zeros instead.
+    They are kept in the device's memory if they fit, and read from the shards otherwise. The set of an image without a region
+    has one vector of zeros.
 
     Parameters
     ----------
@@ -75,8 +74,8 @@ class CachedFeatures:
     def read(self, indices: Indices, crops: Indices | None = None) -> Encoded:
         """Return the features at these indices: (vectors (n, dim),), or (vectors (n, longest, dim), mask (n, longest)).
 
-        For a bank of crops, return the vectors of ``crops`` (n,), or the mean over all crops, of unit length if the vectors
-        are.
+        For a bank of crops, return the vectors of ``crops`` (n,). Without ``crops``, return the mean over all crops, with unit
+        length if the vectors have unit length.
         """
         return self._sets(indices) if self.kind == Kind.SETS else (self._vectors(indices, crops),)
 
@@ -113,7 +112,6 @@ class CachedFeatures:
         return vectors, mask
 
     def _loaded(self) -> Tensor:
-        """Return all features, one row for each vector, in the stored type."""
         cache = self._reader.cache
         dtype = torch.float16 if cache.dtype == np.float16 else torch.float32
         n_vectors = int(self._counts.sum())
@@ -167,13 +165,11 @@ class CachedImages(CachedFeatures):
     def read_batches(
         self, batches: Sequence[Indices], image_of: Indices, seed: int, epoch: int
     ) -> Iterator[tuple[Tensor, ...]]:
-        """Yield the features of each batch; for a bank, those of a random crop for each pair."""
         crops = np.random.default_rng([seed, epoch, 1]).integers(max(1, self.n_crops), size=len(image_of))
         for pairs in batches:
             yield self.read(image_of[pairs], crops[pairs])
 
     def read_images(self, images: Indices) -> tuple[Tensor, ...]:
-        """Return features; for a bank, the mean over the crops."""
         return self.read(images)
 
 
@@ -212,10 +208,7 @@ class PhotoCrops:
     def read_batches(
         self, batches: Sequence[Indices], image_of: Indices, seed: int, epoch: int
     ) -> Iterator[tuple[Tensor, ...]]:
-        """Yield a random crop for each pair of each batch: pixels, or features of the CNN.
-
-        Shapes are (n, 1, 3, crop, crop) for pixels, and (n, dim), or sets with their mask, for features.
-        """
+        """Yield a random crop for each pair of each batch: pixels (n, 1, 3, crop, crop), or features of the CNN."""
         visits = [int(pair) for pairs in batches for pair in pairs]
 
         def load(pair: int) -> Tensor:
@@ -255,7 +248,7 @@ def photo_crops(
     through: bool = False,
     config: CnnConfig | None = None,
 ) -> PhotoCrops:
-    """Return crops of the photos of ``images``, prepared for a CNN, or as ``config`` states."""
+    """Return crops of the photos of ``images``, prepared for a CNN or as in ``config``."""
     if not dataset.has_image_files:
         raise UserError(f"{dataset.path}: this data set has no photos (its features were imported)")
     paths = [dataset.image_path(image) for image in images]

@@ -24,11 +24,7 @@ log = logging.getLogger(__name__)
 class Pairs:
     """All image-caption pairs of some images; pair k is caption k, in the order of the images, with its image.
 
-    Attributes
-    ----------
-    images : the images of the pairs
-    image_ids : (n_images,)
-    image_of : (n_pairs,) the index of each caption's image
+    ``image_of`` (n_pairs,) is the index of each caption's image.
     """
 
     def __init__(self, images: Sequence[Image]) -> None:
@@ -46,12 +42,10 @@ class Pairs:
 
     @property
     def caption_image_ids(self) -> NDArray[np.int64]:
-        """The id of each caption's image."""
         return self.image_ids[self.image_of]
 
     @property
     def caption_ids(self) -> NDArray[np.int64]:
-        """The id of each caption."""
         return caption_ids(self.images)
 
     @property
@@ -75,10 +69,7 @@ class Split:
     captions: CaptionInputs
 
     def first(self, n_images: int) -> Split:
-        """Return the first images of the split, with all their captions.
-
-        Their indices are the lowest ones, so the inputs of the model stay valid.
-        """
+        """Return the first images of the split, with all their captions."""
         return (
             self
             if n_images >= len(self.pairs.images)

@@ -19,8 +19,8 @@ LOSSES: Registry[Loss] = Registry(
         "sum": "vse.train.losses.hinges:SumOfHinges",
         "top": "vse.train.losses.hinges:TopOfHinges",
         "spectrum": "vse.train.losses.hinges:SpectrumOfHinges",
-        "infonce": "vse.train.losses.infonce:InfoNce",
-        "sigmoid": "vse.train.losses.sigmoid:Sigmoid",
+        "infonce": "vse.train.losses.contrastive:InfoNce",
+        "sigmoid": "vse.train.losses.contrastive:Sigmoid",
         "logistic": "vse.train.losses.pair_loss:Logistic",
     },
 )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from jaxtyping import Bool, Float, Int
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
 from vse.train.losses.base import (
     Batch,
@@ -153,3 +154,101 @@ class ContrastiveLoss(RankingLoss):
             mean = self.logits(total[None, None] / len(image_of) ** 2, weights)[0, 0]
             collapsed = self.collapsed_cost(counts[which], mean)
         return Cost(cost + self.column_cost(columns), collapsed)
+
+
+_MASKED = -1e30  # a logit without effect; unlike infinity, its differences are finite
+_CLIP = 0.07  # the first temperature of CLIP
+
+
+class InfoNce(ContrastiveLoss):
+    """Cross entropy of each query's positive among its negatives (van den Oord et al., 2018), in both directions.
+
+    A learned temperature starts at 0.07 unless another value is set, and the logits are at most the scores times 100 (CLIP:
+    Radford et al., 2021, section 2.3). With ``same_image: positive`` the cost of a query is the mean of the cross entropies of
+    its positives, each among all candidates (UniCL: Yang et al., 2022, Eqs. 3 and 4). The margin is not used.
+    """
+
+    name: Literal["infonce"] = "infonce"
+    least_temperature: float = Field(0.01, ge=1e-6, description="lower bound of a learned temperature")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _start_as_clip(cls, content: Any) -> Any:
+        if isinstance(content, dict) and content.get("learned") is True and "temperature" not in content:
+            return {**content, "temperature": _CLIP}
+        return content
+
+    @model_validator(mode="after")
+    def _check_temperature(self) -> Self:
+        if self.learned and self.temperature < self.least_temperature:
+            raise ValueError(
+                f"temperature {self.temperature:g} is below the lower bound, least_temperature {self.least_temperature:g}"
+            )
+        return self
+
+    @property
+    def lower_bound(self) -> float:
+        return self.least_temperature
+
+    def logit_cost(self, logits: ScoreMatrix, positives: Mask, negatives: Mask) -> Scalar:
+        logs = logits.masked_fill(~(positives | negatives), -torch.inf).log_softmax(1)
+        return -(logs.masked_fill(~positives, 0).sum(1) / positives.sum(1)).sum()
+
+    def block_cost(self, block: ScoreBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
+        logits, own, same = block
+        if self.same_image == "positive":
+            positives = logits.masked_fill(~same, 0).sum(1) / same.sum(1)
+        else:
+            positives = logits.gather(1, own[:, None])[:, 0]
+        if self.same_image == "mask":
+            logits = logits.masked_fill(same.scatter(1, own[:, None], False), _MASKED)
+        both = (self.lambda1 + self.lambda2) * positives.sum()
+        return self.lambda1 * logits.logsumexp(1).sum() - both, logits.logsumexp(0)
+
+    def column_cost(self, columns: Float[Tensor, "n_blocks m"]) -> Scalar:
+        return self.lambda2 * columns.logsumexp(0).sum()
+
+    def collapsed_cost(self, n_same: Int[Tensor, " n"], mean: Scalar) -> Scalar:
+        left_out = n_same - 1 if self.same_image == "mask" else torch.zeros_like(n_same)
+        return (self.lambda1 + self.lambda2) * (len(n_same) - left_out).log().sum()
+
+
+class Sigmoid(ContrastiveLoss):
+    """The sigmoid loss log(1 + exp(-z (s / temperature + bias))) of all pairs (SigLIP: Zhai et al., 2023, Eq. 1).
+
+    Positive pairs have z = +1, negative ones z = -1. Each pair counts half in either direction. Other captions of the same
+    image have z = -1 (``same_image: keep``), z = +1 (``positive``) or are left out (``mask``). The margin is not used.
+    """
+
+    name: Literal["sigmoid"] = "sigmoid"
+    learned: bool = Field(True, description="whether the temperature and the bias are learned")
+    bias: float = Field(-10.0, description="added to the logits; the first value of a learned bias")
+    lambda1: float = Field(0.5, ge=0, description="weight of the terms with an image as the query")
+    lambda2: float = Field(0.5, ge=0, description="weight of the terms with a caption as the query")
+
+    @property
+    def initial_bias(self) -> float:
+        return self.bias
+
+    def equal_scores(self, scores: ScoreMatrix) -> ScoreMatrix:
+        return scores.mean().expand_as(scores) if scores.numel() else scores
+
+    def logit_cost(self, logits: ScoreMatrix, positives: Mask, negatives: Mask) -> Scalar:
+        costs = softplus(torch.where(positives, -logits, logits))
+        return costs.masked_fill(~(positives | negatives), 0).sum()
+
+    def block_cost(self, block: ScoreBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
+        logits, own, same = block
+        paired = torch.zeros_like(same).scatter(1, own[:, None], True)
+        positives = same if self.same_image == "positive" else paired
+        negatives = ~paired if self.same_image == "keep" else ~same
+        return (self.lambda1 + self.lambda2) * self.logit_cost(logits, positives, negatives), logits.new_empty(0)
+
+    def column_cost(self, columns: Float[Tensor, "n_blocks m"]) -> Scalar:
+        return columns.sum()
+
+    def collapsed_cost(self, n_same: Int[Tensor, " n"], mean: Scalar) -> Scalar:
+        n = len(n_same)
+        n_positives = n_same.sum() if self.same_image == "positive" else torch.tensor(n)
+        n_negatives = n * n - (n if self.same_image == "keep" else n_same.sum())
+        return (self.lambda1 + self.lambda2) * (n_positives * softplus(-mean) + n_negatives * softplus(mean))

@@ -54,7 +54,7 @@ class ModelConfig(Settings):
 
 @dataclass(frozen=True)
 class Input:
-    """The input of one side of a model.
+    """The input of images or of captions to a model.
 
     kind : vectors, sets, words or tokens
     size : length of a vector, or of the vocabulary
@@ -71,11 +71,7 @@ class Input:
 class Model(nn.Module):
     """An image encoder and a caption encoder into a joint space, and a similarity that scores their embeddings.
 
-    Parameters
-    ----------
-    config : the settings of the experiment
-    image_input, caption_input : the inputs of both sides
-    cnn : the network from pixels to image vectors, if it is part of the model
+    ``cnn`` is the network from pixels to image vectors, if it is part of the model.
     """
 
     def __init__(self, config: ModelConfig, image_input: Input, caption_input: Input, cnn: nn.Module | None = None) -> None:
@@ -102,12 +98,11 @@ class Model(nn.Module):
 
     @property
     def dim(self) -> int:
-        """Length of an embedding."""
         return self.image_encoder.dim
 
     @property
     def pairwise(self) -> bool:
-        """Whether the similarity must score every pair, because a score is more than a comparison of two vectors."""
+        """True if the similarity must score every pair, False if it compares single vectors."""
         return self.config.similarity.ranked_by is None
 
     @property
@@ -123,7 +118,7 @@ class Model(nn.Module):
         self.train(self.training)
 
     def hold(self, *modules: str) -> None:
-        """Stop training these modules, by their dotted names, until the next call; frozen parts stay frozen."""
+        """Stop training these modules, given by their dotted names, until the next call; frozen parts stay frozen."""
         for weight in self._held:
             weight.requires_grad_(True)
         self._waiting = modules
@@ -150,14 +145,13 @@ class Model(nn.Module):
         return self._as_compared(vectors), *mask
 
     def embed_captions(self, *captions: Tensor) -> Encoded:
-        """Return embeddings of caption inputs."""
         vectors, *mask = self.caption_encoder(*captions)
         return self._as_compared(unit_length(vectors)), *mask
 
     def score_pairs(
         self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, " k"]:
-        """Return the score of each image in ``rows`` with the caption at the same place in ``columns``."""
+        """Return the score of each image in ``rows`` with the caption at the same position in ``columns``."""
         return self.similarity.score_pairs(images, captions, rows, columns)
 
     def forward(self, images: tuple[Tensor, ...], captions: tuple[Tensor, ...]) -> Scores:

@@ -1,9 +1,8 @@
 """States of a GRU or LSTM on a CPU, with the arithmetic of torch and a cheaper backward pass.
 
 Torch sums the gradient of the recurrent weights step by step, and projects every occurrence of a word. Here that gradient is
-one product over all steps, and each word of a batch is projected once. Under autocast the products are in bfloat16, and
-everything else stays in float32. The number of rows of a product is rounded up, because oneDNN compiles and keeps a kernel
-for every new shape. The additional rows are zeros or are not read.
+one product over all steps, and each word of a batch is projected once. Under autocast the products are in bfloat16, the rest
+in float32. Rows of products are padded to few sizes, because oneDNN compiles and keeps a kernel for every new shape.
 """
 
 from __future__ import annotations
@@ -23,11 +22,7 @@ def last_states(
 ) -> Float[Tensor, "n dim"]:
     """Return the state of a one-layer ``network`` after the last word of each caption, in the order before packing.
 
-    Parameters
-    ----------
-    network : the network whose weights are used
-    table : the vector of each word
-    words : packed word indices
+    ``table`` has the vector of each word, and ``words`` the packed word indices.
     """
     return last_of(packed_states(network, table, words), words)
 
@@ -45,7 +40,7 @@ def packed_states(
     """Return the state of a one-layer ``network`` after each word, in the order of ``words.data``.
 
     With ``backwards`` these are the states of the second direction of a bidirectional network, which reads captions from their
-    end. The other parameters are those of :func:`last_states`.
+    end. For ``table`` and ``words`` see :func:`last_states`.
     """
     data, mirror = words.data, None
     if backwards:
@@ -72,13 +67,12 @@ def _layout(words: PackedSequence) -> tuple[Int[Tensor, " longest"], Int[Tensor,
 
 
 class _Factor:
-    """The left factor of the products of all steps, with rows of zeros at its end.
+    """The left factor of the products of all steps: ``n`` rows, at most ``most`` in a step, multiplied by ``weight``.
 
-    rows : (n_rows, n_in) in the type of the products; the caller writes the rows of a step before it is multiplied
+    The caller writes the ``rows`` of a step before it is multiplied. Rows of zeros follow at the end.
     """
 
     def __init__(self, n: int, most: int, weight: Float[Tensor, "n_in n_out"]) -> None:
-        """Allocate ``n`` rows, at most ``most`` in a step, that are multiplied by ``weight``."""
         self.rows = weight.new_zeros(_rounded(n, _MANY) + _FEW, len(weight))
         self._weight, self._product = weight, weight.new_empty(_rounded(most, _FEW), weight.shape[1])
 

@@ -16,8 +16,8 @@ class TrainableCnn(nn.Module):
     """The network of an extractor, with gradients.
 
     It returns the mean over the crops of an image, or over the crops at each position of a map, with unit length if the
-    vectors of the cache have it. Parameters after the layer that is read are dropped, so that they are neither saved nor
-    updated. Dropout is off.
+    vectors of the cache have it. Parameters after the layer that is read are dropped: they are neither saved nor updated.
+    Dropout is off.
 
     Parameters
     ----------

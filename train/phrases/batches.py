@@ -1,8 +1,4 @@
-"""Batches for Algorithm 1 of the two-branch paper, and their losses: triplets (Eq. 6) and labelled pairs (Eq. 7).
-
-:class:`CandidateSampler` selects the positive and negative candidates of a pair's image. :class:`TripletSampler` builds
-batches of triplets from them for the embedding network, and :class:`PairSampler` batches of pairs for the similarity network.
-"""
+"""Batches for Algorithm 1 of the two-branch paper, and their losses: triplets (Eq. 6) and labelled pairs (Eq. 7)."""
 
 from __future__ import annotations
 
@@ -72,7 +68,7 @@ class CandidateSampler:
     ----------
     pairs : all training pairs, each with a box
     candidates : the boxes of their images
-    truth_of : (n_pairs,) the index of each pair's ground-truth region among all regions
+    truth_of : the index of each pair's ground-truth region among all regions
     settings : the settings of Algorithm 1
     """
 
@@ -82,10 +78,7 @@ class CandidateSampler:
         self.pairs, self.candidates, self.truth_of, self.settings = pairs, candidates, truth_of, settings
 
     def near(self, batch: Indices, rng: np.random.Generator) -> tuple[Near, Near]:
-        """Return positive candidates of each pair, with an IoU of at least ``positive_iou``, and sampled negative ones.
-
-        Negative candidates have an IoU below ``negative_iou`` with the pair's truth.
-        """
+        """Return positive and sampled negative candidates of some pairs, by their IoU with the pair's ground-truth box."""
         images = self.pairs.image_of[batch]
         rows, regions = flat_spans(self.candidates.starts[images], self.candidates.counts[images])
         overlaps = pairwise_iou(self.pairs.truths[batch][rows], self.candidates.boxes[regions])
@@ -94,7 +87,7 @@ class CandidateSampler:
         return Near(rows[positive], regions[positive]), Near(rows[negative], regions[negative])
 
     def _drawn(self, images: Indices, rows: Indices, regions: Indices, rng: np.random.Generator) -> Bool[np.ndarray, " n"]:
-        """Return whether each candidate is among those sampled for its image, which all its pairs of the batch share."""
+        """Return a mask of the candidates that are sampled for an image; all pairs of an image share its sample."""
         if self.settings.candidates is None:
             return np.ones(len(rows), bool)
         visited = np.unique(images)
@@ -106,13 +99,12 @@ class CandidateSampler:
 class TripletBatch:
     """Regions and phrases to embed, and the triplets among them, as rows of ``regions`` and of ``texts``.
 
-    regions : (n_regions,) indices of regions, each once
-    texts : (n_texts,) indices of texts, each once
-    region_of_query, text_of_query : (n_queries,) positive pairs (x, y) with the region as the query
-    negative_texts : (n_queries, n_texts) mask of their negative phrases y'
-    text_of_phrase_query, region_of_phrase_query : (m_queries,) positive pairs with the phrase as the query
-    candidates, are_negatives : (m_queries, longest) their negative regions x' of the same image, padded, and the mask
-    region_of_pair, text_of_pair, truth_of_pair : (n_pairs,) all positive pairs of both directions, and the truth of each
+    regions, texts : indices of regions and of texts, each once
+    region_of_query, text_of_query : positive pairs (x, y) with the region as the query
+    negative_texts : mask of their negative phrases y'
+    text_of_phrase_query, region_of_phrase_query : positive pairs with the phrase as the query
+    candidates, are_negatives : their negative regions x' of the same image, padded, and the mask
+    region_of_pair, text_of_pair, truth_of_pair : all positive pairs of both directions, and the ground-truth region of each
     """
 
     regions: Int[np.ndarray, " n_regions"]
@@ -138,7 +130,7 @@ class TripletSampler(CandidateSampler):
     """Triplets of a batch of pairs (Algorithm 1, steps 2 and 3, for the embedding network).
 
     A phrase is a negative for a region, unless the chain or the ground-truth box of the region has a phrase with the same text
-    anywhere in the training set: such a phrase could not be ranked below a positive one.
+    anywhere in the training set.
     """
 
     def __init__(
@@ -150,7 +142,6 @@ class TripletSampler(CandidateSampler):
         self._texts_of_truth = Sets(self._truths, pairs.text_of)
 
     def batch(self, batch: Indices, rng: np.random.Generator) -> TripletBatch:
-        """Return the triplets of some pairs, given by their indices."""
         positive, negative = self.near(batch, rng)
         text_of, truth_of = self.pairs.text_of[batch], self.truth_of[batch]
         every = np.arange(len(batch))
@@ -181,7 +172,7 @@ class TripletSampler(CandidateSampler):
         )
 
     def _positive_regions(self, truth_of: Indices, positive: Near, rng: np.random.Generator) -> Indices:
-        """Return for each pair its truth or, if augmented, a random one of its truth and its positive candidates (step 2)."""
+        """Return for each pair its ground-truth region or, if augmented, a random positive region (step 2)."""
         if self.settings.positives == "truth":
             return truth_of
         rows = np.concatenate([np.arange(len(truth_of)), positive.rows])
@@ -275,10 +266,9 @@ def _first_of_single(keys: Indices, partners: Indices) -> Indices:
 class LabelledBatch:
     """Regions and phrases to embed, and labelled pairs of them.
 
-    regions : (n_regions,) indices of regions, each once
-    texts : (n_texts,) indices of texts, each once
-    region_of_pair, text_of_pair : (n_pairs,) the rows of each pair in ``regions`` and ``texts``
-    labels : (n_pairs,) 1 for a positive pair, -1 for a negative pair
+    regions, texts : indices of regions and of texts, each once
+    region_of_pair, text_of_pair : the rows of each pair in ``regions`` and ``texts``
+    labels : 1 for a positive pair, -1 for a negative pair
     """
 
     regions: Int[np.ndarray, " n_regions"]
@@ -292,7 +282,6 @@ class PairSampler(CandidateSampler):
     """Positive and negative pairs of a batch (Algorithm 1, steps 2 and 3, for the similarity network)."""
 
     def batch(self, batch: Indices, rng: np.random.Generator) -> LabelledBatch:
-        """Return the labelled pairs of some training pairs, given by their indices."""
         positive, negative = self.near(batch, rng)
         rows, regions = np.arange(len(batch)), self.truth_of[batch]
         if self.settings.positives == "augmented":
@@ -305,9 +294,9 @@ class PairSampler(CandidateSampler):
 
 
 def _one_for_each(rows: Indices, negative: Near, n_rows: int, rng: np.random.Generator) -> Near:
-    """Return for each positive pair a random negative of the same phrase (step 3), so that both have the same number.
+    """Return for each positive pair a random negative of the same phrase (step 3).
 
-    If a phrase has no negative candidate, one of a random other phrase of the batch is used; none if no phrase has one.
+    If a phrase has no negative candidate, a negative of a random other phrase of the batch is used.
     """
     having = np.unique(negative.rows)
     if not len(having):

@@ -1,8 +1,4 @@
-"""Scores of phrases with the candidates of their images: localisation metrics, and scores of sentences with images.
-
-The score of a sentence with an image is the mean of the scores of each phrase with its best region (two-branch paper, Wang et
-al., TPAMI 2018, section 5.6). With negative distances as scores it is -d_rp of Eq. 8.
-"""
+"""Scores of phrases with the candidates of their images: localisation metrics, and scores of sentences with images."""
 
 from __future__ import annotations
 
@@ -55,7 +51,7 @@ class PhraseSplit:
         return flat_spans(candidates.starts[images], candidates.counts[images])[1]
 
     def localised(self, scores: Float[np.ndarray, " n"], iou: float = IOU) -> PhraseRanks:
-        """Return the ranks at which scores (n,) of the candidates localise the phrases with a box, in their order."""
+        """Return the ranks at which the candidates, ordered by their scores, localise the phrases with a box."""
         located = self.pairs.has_box
         rows = np.repeat(located, np.diff(self.offsets))
         counts = np.diff(self.offsets)[located]
@@ -64,7 +60,7 @@ class PhraseSplit:
         return phrase_ranks(scores[rows], boxes, offsets, self.pairs.truths[located], iou)
 
     def bound(self) -> float:
-        """Return the share of phrases with a box, in percent, that some candidate localises: an upper bound of R@K."""
+        """Return the share, in percent, of the phrases with a box that any candidate localises: an upper bound of R@K."""
         ranks = self.localised(np.zeros(int(self.offsets[-1]), np.float32)).ranks
         return float(100 * (ranks < MISSED).mean())
 
@@ -78,7 +74,7 @@ class PhraseSplit:
 
 
 def recalls(outcome: PhraseRanks) -> dict[str, float]:
-    """Return R@1, R@5 and R@10 of phrases, in percent, and their sum, which selects the best epoch of a training."""
+    """Return R@1, R@5 and R@10 of phrases, in percent, and their sum ``rsum``."""
     found = {f"phrase_r{k}": float(100 * (outcome.ranks < k).mean()) for k in RECALLS}
     return {**found, "rsum": sum(found.values())}
 
@@ -108,7 +104,7 @@ def score_candidates(model: Model, split: PhraseSplit) -> Float[np.ndarray, " n"
 def scores_of_pairs(
     model: Model, regions: Tensor, phrases: Tensor, rows: Int[np.ndarray, " n"], columns: Int[np.ndarray, " n"]
 ) -> Float[np.ndarray, " n"]:
-    """Return the scores of some pairs of embedded regions and phrases, which are cosines if the model embeds."""
+    """Return the scores of some pairs of embedded regions and phrases; cosines if the model compares single vectors."""
     parts = [np.empty(0, np.float32)]
     for start in range(0, len(rows), _PAIRS):
         some = (torch.from_numpy(indices[start : start + _PAIRS]).to(regions.device) for indices in (rows, columns))
@@ -136,13 +132,11 @@ _TEXTS = 2048  # texts that are embedded at once
 def sentence_scores(
     model: Model, split: PhraseSplit, caption_of: Int[np.ndarray, " n_phrases"], n_captions: int
 ) -> Float[np.ndarray, "n_images n_captions"]:
-    """Return the scores of all images of a split with all captions.
+    """Return the scores of all images of a split with all captions (two-branch paper, section 5.6, Eq. 8).
 
     For an image with regions R and a caption with phrases P, the score is the mean over p in P of the maximum over r in R of
-    s(r, p). For a model that embeds, s(r, p) = -||r - p||; for any other, s is its own score. An image without a region, and a
-    caption without a phrase, have the lowest score of all others, so that they are not retrieved.
-
-    ``caption_of`` is the index of each phrase's caption. Memory use is that of the scores, and of 8 images with all texts.
+    s(r, p). For a model that embeds, s(r, p) = -||r - p||; otherwise s is the model's score. An image without a region, and a
+    caption without a phrase, get the lowest score. ``caption_of`` is the index of each phrase's caption.
     """
     model.eval()
     used, text_of = np.unique(split.pairs.text_of, return_inverse=True)
@@ -178,7 +172,6 @@ def _best_regions(model: Model, split: PhraseSplit, texts: Tensor) -> Iterator[t
 
 
 def _scores(model: Model, regions: Tensor, texts: Tensor) -> Float[Tensor, "n_regions n_texts"]:
-    """Return the scores of all regions with all texts, which are -||r - p|| if the model embeds."""
     if model.pairwise:
         scores: Tensor = model.similarity((regions,), (texts,))
         return scores.float().cpu()

@@ -1,7 +1,4 @@
-"""The phrases of a split as arrays: their images, boxes, texts and coreference chains.
-
-Lists of different lengths are stored as flat arrays, so that a batch is built without a loop over its pairs.
-"""
+"""The phrases of a split as arrays: their images, boxes, texts and coreference chains; and operations on ragged lists."""
 
 from __future__ import annotations
 
@@ -25,14 +22,14 @@ def flat_spans(
 ) -> tuple[Int[np.ndarray, " total"], Int[np.ndarray, " total"]]:
     """Return the integers from ``starts[k]`` to ``starts[k] + counts[k]`` for every k, one list after the other.
 
-    The first array holds the k of each integer, the second one the integers.
+    The first array has the k of each integer, the second one the integers.
     """
     rows = np.repeat(np.arange(len(counts)), counts)
     return rows, np.arange(len(rows)) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
 
 
 def one_of_each(rows: Int[np.ndarray, " total"], n_rows: int, rng: np.random.Generator) -> Int[np.ndarray, " n_rows"]:
-    """Return for each of ``n_rows`` rows a random position in ``rows`` (in any order) that holds it; -1 if there is none."""
+    """Return for each of ``n_rows`` rows a random position where ``rows`` has that row; -1 for a row without a position."""
     order = np.argsort(rows, kind="stable")
     counts = np.bincount(rows, minlength=n_rows)
     drawn = np.cumsum(counts) - counts + rng.integers(0, np.maximum(counts, 1))
@@ -43,7 +40,7 @@ def one_of_each(rows: Int[np.ndarray, " total"], n_rows: int, rng: np.random.Gen
 
 
 def some_of_each(rows: Int[np.ndarray, " total"], most: int | None, rng: np.random.Generator) -> Bool[np.ndarray, " total"]:
-    """Return whether each position of ``rows`` is among ``most`` random positions of its row; all are if ``most`` is None."""
+    """Return a mask of at most ``most`` random positions of each row in ``rows``; all positions if ``most`` is None."""
     if most is None:
         return np.ones(len(rows), bool)
     order = np.lexsort((rng.random(len(rows)), rows))
@@ -65,12 +62,7 @@ def padded_lists(
 
 
 class Sets:
-    """A set of values for each key, with look-ups of many keys at once.
-
-    Parameters
-    ----------
-    keys, values : (n,) not negative; a pair may occur several times
-    """
+    """A set of values for each key, with look-ups of many keys at once. Keys and values are not negative and may repeat."""
 
     def __init__(self, keys: Int[np.ndarray, " n"], values: Int[np.ndarray, " n"]) -> None:
         self._size = int(values.max(initial=0)) + 1
@@ -88,7 +80,7 @@ class Sets:
     def another(
         self, keys: Int[np.ndarray, " n"], values: Int[np.ndarray, " n"], rng: np.random.Generator
     ) -> Int[np.ndarray, " n"]:
-        """Return for each value of a key another random value of that key; -1 if there is none."""
+        """Return for each value of a key another random value of that key; -1 if the key has a single value."""
         counts, starts = self._counts[keys], self._starts[keys]
         own = np.searchsorted(self._pairs, keys * self._size + values) - starts
         steps = rng.integers(1, np.maximum(counts, 2))  # steps in the circular list of a key's values
@@ -103,11 +95,11 @@ _NOWHERE = (np.nan,) * 4
 class PhrasePairs:
     """Phrases in the order of their images; a phrase with a box forms a positive pair with its region.
 
-    image_ids : (n_images,) the images, indexed by ``image_of``
-    phrase_ids, caption_ids, image_of, text_of : (n,) for each phrase its id, the id of its caption, the index of its image,
-        and the index of its text among all different texts of the data set
-    chain_of : (n,) the index of its coreference chain; a phrase without one is a chain by itself
-    truths : (n, 4) float32, its ground-truth box, NaN if it has none
+    image_ids : the images, indexed by ``image_of``
+    phrase_ids, caption_ids, image_of, text_of : for each phrase its id, the id of its caption, the index of its image, and the
+        index of its text among all different texts of the data set
+    chain_of : the index of its coreference chain; a phrase without one is a chain by itself
+    truths : its ground-truth box in float32, NaN if it has none
     types : its types, joined by ``/``
     n_texts : the number of different texts in the data set
     """
@@ -127,7 +119,7 @@ class PhrasePairs:
 
     @property
     def has_box(self) -> NDArray[np.bool_]:
-        """The mask of phrases with a ground-truth box (n,)."""
+        """The mask of phrases with a ground-truth box."""
         located: NDArray[np.bool_] = ~np.isnan(self.truths[:, 0])
         return located
 
@@ -135,7 +127,7 @@ class PhrasePairs:
 def phrase_pairs(dataset: Dataset, images: Sequence[Image], located: bool = False) -> PhrasePairs:
     """Return the phrases of some images of a data set or, with ``located``, only those with a box.
 
-    Raises :class:`UserError` if there are none.
+    Raises :class:`UserError` if the images have no such phrase.
     """
     number_of = {image.imgid: number for number, image in enumerate(images)}
     text_ids = {text: number for number, text in enumerate(phrase_texts(dataset))}
@@ -165,7 +157,7 @@ def phrase_pairs(dataset: Dataset, images: Sequence[Image], located: bool = Fals
 
 
 def truth_regions(pairs: PhrasePairs, truths: BoxFeatures, name: str) -> Int[np.ndarray, " n"]:
-    """Return the index of each pair's ground-truth region, which is the region of its image with the same box.
+    """Return the index of each pair's ground-truth region: the region of its image with the same box.
 
     Raises :class:`UserError` with the first box that the cache ``name`` lacks.
     """

@@ -22,13 +22,8 @@ N_COORDINATES = 5
 class BoxFeatures(CachedFeatures):
     """The regions of some images in a cache, indexed image after image, with their boxes.
 
-    Raises :class:`UserError` if the cache does not hold regions with boxes.
-
-    Parameters
-    ----------
-    cache : cache of regions with boxes
-    image_ids : the images, in the order of their indices
-    device, memory_gb, taken_gb : see :class:`vse.train.data.images.CachedFeatures`
+    The parameters are those of :class:`vse.train.data.images.CachedFeatures`. Raises :class:`UserError` if the cache does not
+    hold regions with boxes.
 
     Attributes
     ----------
@@ -80,8 +75,7 @@ class RegionInputs:
 
     Parameters
     ----------
-    candidates : region k is candidate k
-    truths : region ``len(candidates) + k`` is truth k; None if there are no truths
+    candidates, truths : region k is candidate k, and region ``len(candidates) + k`` is ground-truth region k, if there are any
     coordinates : whether the coordinates of the box are ``appended`` to each vector, or read ``alone``
     device : device of the inputs
     """
@@ -99,11 +93,9 @@ class RegionInputs:
 
     @property
     def dim(self) -> int:
-        """The length of a vector."""
         return input_length(self.candidates.dim, self._coordinates)
 
     def read(self, regions: Indices) -> Float[Tensor, "n dim"]:
-        """Return the regions with these indices."""
         is_truth = regions >= len(self.candidates)
         if self.truths is None or not is_truth.any():
             return self._of(self.candidates, regions)

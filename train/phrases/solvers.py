@@ -1,4 +1,4 @@
-"""Training of the embedding and similarity networks for phrases, by Algorithm 1 of the two-branch paper."""
+"""The solvers of phrases: networks trained by Algorithm 1 of the two-branch paper, and a CCA baseline."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
             return embedded[0], self.model.embed_captions(*train.texts.read(texts))[0]
 
     def _precision(self) -> AbstractContextManager[None]:
-        """Return the context of the precision: float32 for distances, that of the step for a similarity network."""
+        """Return the context for a similarity network's precision; distances are computed in float32."""
         return autocast(self.settings.precision, self.device) if self.model.pairwise else nullcontext()
 
 
@@ -144,7 +144,6 @@ class PhraseCca(Cca, PhraseSolver):
         self._candidates = CandidateSampler(task.train.pairs, task.train.regions.candidates, task.truth_of, chosen)
 
     def blocks(self) -> Iterator[Block]:
-        """Yield blocks of regions with the phrases for which they are positive."""
         train, rng = self.task.train, np.random.default_rng(0)  # positives are not sampled
         n_images = len(train.pairs.image_ids)
         with progress_bar(total=n_images, desc="covariances", unit="image") as bar:

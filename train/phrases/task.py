@@ -46,11 +46,9 @@ class PhraseSettings(SolverSettings, PositiveSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class PhraseTask(Task):
-    """The input of a solver of phrases.
+    """The input of a solver of phrases: training phrases, each with a box, and the validation split.
 
-    train : the training phrases, each with a box
-    truth_of : (n_pairs,) the index of each phrase's ground-truth region among the regions of ``train``
-    val : the validation split
+    ``truth_of`` is the index of each training phrase's ground-truth region among the regions of ``train``.
     """
 
     train: PhraseSplit
@@ -76,7 +74,6 @@ class PhraseSolver(Solver):
         return len(self.task.train.pairs)
 
     def validate(self) -> dict[str, float]:
-        """Return R@1, R@5 and R@10 of the phrases of the validation split, and their sum."""
         val = self.task.val
         return recalls(val.localised(score_candidates(self.model, val)))
 
@@ -113,7 +110,7 @@ def scored_split(
 
 
 def validation_split(inputs: Inputs, reading: PhraseSettings, train: TrainConfig, device: torch.device) -> PhraseSplit:
-    """Return the phrases of the validation split. Raises :class:`UserError` if none has a box."""
+    """Return the phrases of the validation split. Raises :class:`UserError` if no phrase has a box."""
     images = images_of(inputs.dataset, ["val"], inputs.evaluated)[: train.validate_images]
     split = scored_split(inputs.dataset, images, inputs.evaluated, cached_phrases(inputs.captions, device), reading, device)
     if not split.pairs.has_box.any():
@@ -138,7 +135,6 @@ def check_phrase_inputs(inputs: Inputs) -> None:
 
 
 def _with_regions(dataset: Dataset, splits: Sequence[str], cache: FeatureCache, truths: FeatureCache) -> list[Image]:
-    """Return the images of some splits that have candidates and ground-truth regions."""
     images = images_of(dataset, splits, cache)
     kept = [image for image in images if image.imgid not in truths.skipped]
     if len(kept) < len(images):

@@ -1,11 +1,4 @@
-"""The run folder: the files that a training writes, and functions that read them again.
-
-``config.yaml`` (every setting), ``vocab.json``, ``metrics.csv``, ``best.safetensors``, ``last.ckpt`` (the state for a
-bit-exact resume) and ``run.json`` (features, versions, seed, timings, state). For a model that reads tokens, also
-``tokenizer.json`` and ``transformer.json``; in ``code/``, copies of a user's own code that the settings name; on request,
-``negatives.csv`` and TensorBoard events. ``best.next.safetensors`` exists only between the writing of new best weights and of
-the checkpoint that counts their epoch.
-"""
+"""The run folder: the files that a training writes, and functions that read them again."""
 
 from __future__ import annotations
 
@@ -106,8 +99,8 @@ class RunFolder:
     def settings(self, schema: type[_Schema]) -> _Schema:
         """Return the settings of the run.
 
-        Raises :class:`vse.pipeline.presets.own_code.CodeNotAllowed` if they name code that is not allowed to run or has
-        changed.
+        Raises :class:`vse.pipeline.presets.own_code.CodeNotAllowed` if they name code that has changed or is not allowed to
+        run.
         """
         if not self.config_file.is_file():
             raise UserError(f"{self.path}: not a run folder (no config.yaml)")
@@ -145,9 +138,9 @@ class RunFolder:
         return record
 
     def content(self, file: Path) -> tuple[bytes, str]:
-        """Return the bytes of one of the run's files and their SHA-256, which is checked if ``run.json`` records it.
+        """Return the bytes of one of the run's files and their SHA-256.
 
-        Raises :class:`UserError` if the bytes are not those that the training wrote.
+        Raises :class:`UserError` if ``run.json`` records another SHA-256.
         """
         record = read_json(self.record_file) if self.record_file.is_file() else {}
         return read_run_file(file, record)
@@ -156,12 +149,12 @@ class RunFolder:
         return self.read_vocabulary()[0]
 
     def read_vocabulary(self) -> tuple[Vocabulary, str]:
-        """Return the vocabulary, and the SHA-256 of the bytes from which it was read."""
+        """Return the vocabulary, and the SHA-256 of its file."""
         content, sha256 = self.content(self.vocabulary_file)
         return Vocabulary.from_json(self.vocabulary_file, parse_json(self.vocabulary_file, content)), sha256
 
     def read_transformer(self) -> Transformer:
-        """Return the transformer of a model that reads tokens, without its weights, which are in the run's weights."""
+        """Return the transformer of a model that reads tokens; its weights are among the weights of the run."""
         for file in (self.tokenizer_file, self.transformer_file):
             if not file.is_file():
                 raise UserError(f"{file}: no such file, but this run needs it to read captions; restore it, or train again")
@@ -177,7 +170,6 @@ class RunFolder:
         return evaluated
 
     def feature_file(self) -> Path:
-        """Return the path of the cache for validation and test, resolved from the run folder."""
         return self.path / str(self.evaluated()["path"])
 
     def caption_feature_file(self) -> Path | None:
@@ -186,14 +178,14 @@ class RunFolder:
         return None if cache is None else self.path / str(cache["path"])
 
     def check_out(self, inputs: Sequence[Path]) -> None:
-        """Check that a training may write here. Raises UserError if it would replace an input, or files of something else."""
+        """Raise UserError if a training here would replace an input, or files that are not a run's."""
         is_run = _RECORD.is_at(self.record_file) or _CONFIG.is_at(self.config_file) or _CHECKPOINT.is_at(self.checkpoint_file)
         kind = OutputKind("a file of a run", lambda _: is_run)
         for file in self.files:
             check_output(file, kind, inputs)
 
     def start(self, settings: BaseModel, record: Mapping[str, Any]) -> None:
-        """Delete the files of an earlier run, and write what is known before training: code, settings and record."""
+        """Delete the files of an earlier run, and write code, settings and record."""
         events = self.path.glob("events.out.tfevents.*")
         codes = self.code_folder.glob("*-*.py")
         for old in (*(file for file in self.files if file != self.config_file), *events, *codes):
@@ -224,22 +216,18 @@ class RunFolder:
     def save_next_best(self, weights: Mapping[str, Tensor]) -> str:
         """Write new best weights next to the old ones and return the SHA-256 of the file.
 
-        :meth:`take_next_best` replaces the old ones once a checkpoint counts the epoch of the new ones. If the process is
-        killed in between, the weights that the last checkpoint names exist in one of the two files.
+        :meth:`take_next_best` replaces the old ones after a checkpoint counts the epoch of the new ones. A killed process
+        therefore leaves the weights that the last checkpoint names.
         """
         content = safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in weights.items()})
         write_bytes(self.next_best_file, content)
         return hashlib.sha256(content).hexdigest()
 
     def take_next_best(self) -> None:
-        """Replace the best weights by the new ones."""
         os.replace(self.next_best_file, self.best_file)
 
     def settle_best(self, sha256: str | None) -> bool:
-        """Move the best weights of this SHA-256 into place, and return whether they exist.
-
-        New weights of an epoch that the checkpoint does not count are deleted.
-        """
+        """Move the best weights of this SHA-256 into place, delete all others, and return whether they exist."""
         if sha256 is not None and self.next_best_file.is_file() and sha256_file(self.next_best_file) == sha256:
             self.take_next_best()
         self.next_best_file.unlink(missing_ok=True)
@@ -250,11 +238,13 @@ class RunFolder:
         return self.best_file.is_file() and sha256 in (None, sha256_file(self.best_file))
 
     def best_weights(self) -> dict[str, Tensor]:
-        """Return the weights of the epoch with the highest validation rsum."""
         return self.read_best()[0]
 
     def read_best(self) -> tuple[dict[str, Tensor], str]:
-        """Return the best weights and the SHA-256 of the bytes read. Raises :class:`UserError` if a weight is not finite."""
+        """Return the weights of the best validated epoch and the SHA-256 of their file.
+
+        Raises :class:`UserError` if they are missing, damaged or not finite.
+        """
         if not self.best_file.is_file():
             raise UserError(f"{self.path}: no best.safetensors; the run has not finished an epoch")
         content, sha256 = self.content(self.best_file)
@@ -277,7 +267,7 @@ class RunFolder:
     def checkpoint(self) -> dict[str, Any]:
         """Load the last saved state; only tensors and plain values are ever loaded.
 
-        Raises :class:`UserError` if its bytes are not those that were written.
+        Raises :class:`UserError` if the file is not an intact checkpoint.
         """
         content = InputFile(self.checkpoint_file).read()
         try:
@@ -300,7 +290,7 @@ def _hash_line(content: bytes | memoryview) -> bytes:
 def _check_hash(content: bytes) -> None:
     """Raise ValueError if the bytes of a checkpoint have changed since they were written.
 
-    Old checkpoints have no SHA-256; then the checksums of their zip archive are checked, which torch does not do.
+    Old checkpoints have no SHA-256. For these, the checksums of the zip archive are checked.
     """
     size = len(_hash_line(b""))
     saved, line = memoryview(content)[:-size], content[-size:]
@@ -315,5 +305,5 @@ def _check_hash(content: bytes) -> None:
 
 
 def relative_path(target: Path, folder: Path) -> str:
-    """Return ``target`` relative to ``folder``, so that both can be moved together."""
+    """Return ``target`` relative to ``folder``; both can then be moved together."""
     return Path(os.path.relpath(target, folder)).as_posix()

@@ -1,7 +1,4 @@
-"""The inputs of a run: open and check its caches and data set, and record them so that a resume can identify them.
-
-Also initialises word embeddings from a file of word vectors.
-"""
+"""The inputs of a run: open and check its caches and data set, and record them so that a resume can identify them."""
 
 from __future__ import annotations
 
@@ -65,7 +62,7 @@ def start_words(model: Model, vocabulary: Vocabulary, file: Path) -> None:
 
 @dataclass(frozen=True)
 class InputPaths:
-    """The paths of inputs next to the feature cache; None stands for the default path.
+    """The paths of inputs besides the feature cache; None stands for the default path.
 
     Parameters
     ----------
@@ -89,10 +86,10 @@ class InputPaths:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The caches of images for training and for validation, which are often the same, and the inputs for captions.
+    """The caches of images for training (``cache``) and validation (``evaluated``), and the inputs for captions.
 
-    Captions are read from a cache, or as tokens of a transformer, or else as words. For training on phrases, ``captions`` is a
-    cache of phrases and ``truths`` a cache of regions at their ground-truth boxes.
+    Captions are read from a cache, as tokens of a transformer, or as words. For training on phrases, ``captions`` is a cache
+    of phrases and ``truths`` a cache of regions at their ground-truth boxes. ``base`` is the run whose weights to start from.
     """
 
     cache: FeatureCache
@@ -109,7 +106,6 @@ class Inputs:
 
     @property
     def caption_input_kind(self) -> Kind:
-        """The kind of input that captions are."""
         if self.captions is not None:
             return kind_of_rows(self.captions.row_kind)
         return Kind.WORDS if self.transformer is None else Kind.TOKENS
@@ -177,7 +173,7 @@ def open_inputs(
     caption_encoder: EncoderSettings | None = None,
     texts: TextRows = "captions",
 ) -> Inputs:
-    """Find and check all inputs of an experiment besides ``cache``; its ``caption_encoder`` may have a tokenizer of its own.
+    """Find and check all inputs of an experiment besides ``cache``; its ``caption_encoder`` may have its own tokenizer.
 
     ``texts`` states whether captions or phrases are matched.
     """
@@ -217,7 +213,6 @@ def _other(cache: FeatureCache, feature: str | None, path: Path | None, hint: st
 def _captions(
     cache: FeatureCache, dataset: Dataset, experiment: ExperimentPlan, path: Path | None, texts: TextRows
 ) -> FeatureCache | None:
-    """Return the cache of captions, or of phrases."""
     if path is None and experiment.backbone is not None and read_backbone(cache) is not None:
         path = captions_cache_path(cache.path)
     if experiment.caption_feature is None and path is None:
@@ -240,7 +235,6 @@ def _truths(cache: FeatureCache, experiment: ExperimentPlan, path: Path | None) 
 
 
 def _evaluated(cache: FeatureCache, experiment: ExperimentPlan, path: Path | None) -> FeatureCache:
-    """Return the cache for validation and test."""
     if experiment.eval_feature is None and path is None:
         return cache
     hint = f"{experiment.name} is validated on {experiment.eval_feature!r}: extract it, name its cache with --eval-features, "
@@ -266,7 +260,6 @@ def _check_compatible(other: FeatureCache, cache: FeatureCache) -> None:
 
 
 def _base(experiment: ExperimentPlan, dataset: str, seed: int, folder: RunFolder, path: Path | None) -> RunFolder | None:
-    """Return the run whose weights this one starts from."""
     if experiment.start_from is None and path is None:
         return None
     base = RunFolder(path or folder.path.parent.parent / f"{dataset}_{experiment.start_from}" / f"seed-{seed}")

@@ -48,9 +48,9 @@ def action_on(
     extras: Extras,
     asked: str,
 ) -> str:
-    """Return ``start``, ``resume`` or ``nothing``. Raises :class:`UserError` if that would destroy or mix up a run.
+    """Return ``start``, ``resume`` or ``nothing``. Raises :class:`UserError` if the action would destroy or mix up a run.
 
-    ``asked`` is the requested precision, which may be ``auto``.
+    ``asked`` is the requested precision. If it is ``auto``, a finished run keeps its precision.
     """
     if not folder.config_file.is_file() or (existing.overwrite and not existing.resume):
         return "start"
@@ -71,10 +71,6 @@ def _compared(
     extras: Extras,
     asked: str,
 ) -> str:
-    """Return the action for the run in a folder. Raises :class:`UserError` if the run cannot be read or differs.
-
-    A finished run keeps its precision if the requested one, ``asked``, is ``auto``.
-    """
     record = _existing_record(folder, existing)
     saved = folder.checkpoint() if not record and folder.checkpoint_file.is_file() else {}
     known = record or saved.get("identity", identity)
@@ -121,10 +117,7 @@ def _compared(
 
 
 def _existing_record(folder: RunFolder, existing: Existing) -> dict[str, Any]:
-    """Return ``run.json``, or an empty record if there is none.
-
-    An unreadable one is an error unless the run may be resumed and overwritten: its checkpoint is then still of use.
-    """
+    """Return ``run.json``, or an empty record without the file or if a damaged one may be replaced."""
     try:
         return folder.record() if folder.record_file.is_file() else {}
     except UserError as refusal:

@@ -1,9 +1,4 @@
-"""Runs that answer queries side by side, and the photos of their data set by id.
-
-Decode photographs, and large ones one at a time.
-
-What several runs find for a query, as JSON for scripts and as columns for the page.
-"""
+"""Runs that answer queries side by side, with their answers as JSON and as columns of the page, and photos by id."""
 
 from __future__ import annotations
 
@@ -36,14 +31,13 @@ _places = BoundedSemaphore(2)  # one photograph is decoded and one waits: other 
 
 
 class TooManyLargePhotos(UserError):
-    """A large photograph is decoded already, and another one waits."""
+    """A large photo is being decoded and another one waits."""
 
 
 def read_photo(path: Path, content: bytes | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Return a photograph as :func:`vse.pipeline.files.images.decode_image` does, and only one large photograph at a time.
+    """Return a photo as :func:`vse.pipeline.files.images.decode_image` does, but decode one large photo at a time.
 
-    Raises :class:`BadImage` if it is not a readable image, or if its header promises more than ``max_pixels``: then nothing
-    is decoded.
+    Raises :class:`BadImage` if it is not a readable image, or if its header declares more than ``max_pixels``.
     """
     content = read_image_bytes(path) if content is None else content
     with DECODING if LARGE < count_pixels(path, content) <= max_pixels else nullcontext():
@@ -51,9 +45,9 @@ def read_photo(path: Path, content: bytes | None = None, max_pixels: int = MAX_P
 
 
 def read_upload(content: bytes, max_pixels: int) -> Image.Image:
-    """Return a photograph that a client sent, as :func:`read_photo` does.
+    """Return a photo that a client sent, see :func:`read_photo`.
 
-    Raises :class:`TooManyLargePhotos` if it is large, one large photograph is decoded already and another one waits.
+    Raises :class:`TooManyLargePhotos` if it is large, and another large one is being decoded while a further one waits.
     """
     path = Path("the photograph")
     if not LARGE < count_pixels(path, content) <= max_pixels:
@@ -126,7 +120,6 @@ def _run_json(answer: RunAnswer) -> dict[str, Any]:
 
 
 def _identity(hit: Any) -> int:
-    """Return the id of a hit, which is a caption or an image."""
     return int(hit.image_id if hit.caption_id is None else hit.caption_id)
 
 
@@ -137,15 +130,15 @@ _KEPT = 1024  # photos of that size in memory, about 20 KB each
 
 
 class UnknownId(UserError):
-    """There is no run, image or caption of this number."""
+    """A request names a run, image or caption that does not exist."""
 
 
 @dataclass(frozen=True)
 class RunAnswer:
-    """The hits of one run for a query, best first, or the line ``error`` that says why there are none.
+    """The hits of one run for a query, best first, or an ``error`` message.
 
-    ``remark`` is a line on words that the run does not know, ``scored`` how many pairs a model that scores pairs scored, of
-    ``searched`` images or captions.
+    ``remark`` is a message about words that the run does not know. ``scored`` is the number of pairs that were scored by a
+    model that scores pairs, and ``searched`` the number of images or captions that were searched.
     """
 
     name: str
@@ -159,7 +152,7 @@ class RunAnswer:
 
 @dataclass(frozen=True)
 class ServedRun:
-    """A run that is loaded, and whether it reads texts, and photos; ``attends`` says whether it can show where it looked."""
+    """A loaded run, with the kinds of queries that it reads; ``attends`` is True if its attention can be displayed."""
 
     name: str
     searcher: Searcher
@@ -169,7 +162,6 @@ class ServedRun:
     lock: Lock = field(default_factory=Lock)  # a model answers one query at a time
 
     def reads(self, query: Query) -> bool:
-        """Whether it reads queries of this kind."""
         return self.reads_texts if isinstance(query, str) else self.reads_photos
 
 
@@ -180,11 +172,11 @@ class ServedRuns:
 
     Parameters
     ----------
-    runs : their folders
-    split : of the data set
-    places : for each run, see :func:`vse.train.use.model.load_run`
-    options : what is searched, and how thoroughly
-    device : where the models are
+    runs : the run folders
+    split : the split to search
+    places : the paths of each run's files
+    options : options of the search
+    device : the device of the models
     """
 
     def __init__(
@@ -200,7 +192,6 @@ class ServedRuns:
 
     @property
     def reads_photos(self) -> bool:
-        """Whether any of the runs reads photos."""
         return any(run.reads_photos for run in self.runs)
 
     def answers(self, query: Query, k: int) -> list[RunAnswer]:
@@ -208,9 +199,9 @@ class ServedRuns:
         return [_answer(run, query, k) for run in self.runs]
 
     def attention(self, number: int, query: Query, identity: int) -> Attention:
-        """Return the attention of the run with this index in a text and an image, or in a photo and a caption.
+        """Return the attention of a run, given by its index, for a query and one of its hits, given by its id.
 
-        :class:`UserError` if it does not attend, if that cannot be drawn, or if there is no such run, image or caption.
+        Raises UserError if the run, image or caption does not exist, or if the attention cannot be computed.
         """
         if not 0 <= number < len(self.runs):
             raise UnknownId(f"there is no run {number}")
@@ -228,7 +219,6 @@ class ServedRuns:
         return seen
 
     def _small_photo(self, image_id: int) -> bytes:
-        """Return a photo of the split as a small JPEG. Raises UnknownId if no photo has this id, or it cannot be read."""
         file = self._files.get(image_id)
         if file is None:
             raise UnknownId(f"the split {self.split!r} has no photo {image_id}")
@@ -269,7 +259,7 @@ def _name(trained: TrainedRun) -> str:
 
 
 def _reads(searcher: Searcher, by_photo: bool) -> str:
-    """Load what reads photos, or texts; returns the error if there is one."""
+    """Load the networks for photos or texts; return the error message, or an empty string."""
     try:
         searcher.load(by_photo)
     except UserError as error:

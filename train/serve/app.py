@@ -1,4 +1,4 @@
-"""The pages of vse-serve as an application of Flask: one search, photos by id, and nothing that writes."""
+"""The Flask application of vse-serve: a search page and photos by id. It writes no files."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _HEADERS = {
 
 @dataclass(frozen=True)
 class PageSettings:
-    """How many results a query has by default, how many bytes and pixels a photo, and the names of the server.
+    """The default number of results of a query, limits on uploaded photos, and the host names of the server.
 
-    ``hosts``, in lower case and without a port, is None if any will do.
+    ``hosts``, in lower case and without a port, is None if any host name is accepted.
     """
 
     k: int = 10
@@ -64,7 +64,7 @@ class _InMemory(flask.Request):
 
 
 def create_app(served: ServedRuns, settings: PageSettings = PageSettings()) -> flask.Flask:
-    """Build the application. ``GET /`` is the page, ``/search`` answers, ``GET /photo/<id>`` is a small JPEG of an image."""
+    """Build the application: ``GET /`` is the page, ``/search`` answers queries, ``GET /photo/<id>`` is a small JPEG."""
     app = flask.Flask("vse-serve", static_folder=None)
     app.request_class = _InMemory
     app.config.update(
@@ -121,7 +121,7 @@ def create_app(served: ServedRuns, settings: PageSettings = PageSettings()) -> f
 
 
 def _search(served: ServedRuns, settings: PageSettings) -> flask.Response | str:
-    """Answer a text (GET, ``q``) or a photo (POST, ``photo``); with ``run`` and ``hit``, where that run looked."""
+    """Answer a text (GET, ``q``) or a photo (POST, ``photo``); with ``run`` and ``hit``, return the attention for that hit."""
     arguments = flask.request.args
     k = _number("k", settings.k, 1, MOST)
     query = _uploaded(settings) if flask.request.method == "POST" else _text()
@@ -142,7 +142,7 @@ def _search(served: ServedRuns, settings: PageSettings) -> flask.Response | str:
 
 
 def attention_json(seen: Attention) -> dict[str, Any]:
-    """Attention as a script reads it."""
+    """Return attention as JSON fields."""
     return {
         "side": seen.side,
         "score": seen.score,
@@ -154,10 +154,7 @@ def attention_json(seen: Attention) -> dict[str, Any]:
 
 
 def _host() -> str:
-    """Return the host name in the request, without its port; empty if there is none.
-
-    Werkzeug's own check of trusted hosts knows no IPv6.
-    """
+    """Return the host name in the request, without its port, or an empty string. Werkzeug's own check lacks IPv6."""
     match = re.fullmatch(r"(\[[0-9a-f:]+\]|[^:]+)(?::\d{1,5})?", flask.request.environ.get("HTTP_HOST", "").lower())
     return match[1] if match else ""
 
@@ -208,7 +205,6 @@ def _drawn(query: Query, seen: Attention, number: int, identity: int) -> dict[st
 
 
 def _shown(query: Query) -> dict[str, str]:
-    """Return a query as the page displays it."""
     if isinstance(query, str):
         return {"text": query, "photo": ""}
     return {"text": "", "photo": jpeg_source(small_jpeg(query, SIDE))}
@@ -243,7 +239,6 @@ def _k(settings: PageSettings) -> int:
 
 
 def _reason(error: HTTPException, settings: PageSettings) -> str:
-    """Return the message for a refused request, in one line."""
     if isinstance(error, SecurityError):
         return "The server is not called by this name; call it as its terminal says."
     if isinstance(error, RequestEntityTooLarge):

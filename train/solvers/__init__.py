@@ -14,9 +14,9 @@ SOLVERS: Registry[SolverSettings] = Registry(
     lazy={
         "gradient": "vse.train.settings:GradientSettings",
         "cca": "vse.train.solvers.cca:CcaSettings",
-        "ridge": "vse.train.solvers.ridge:RidgeSettings",
-        "csa": "vse.train.solvers.csa:CsaSettings",
-        "asif": "vse.train.solvers.asif:AsifSettings",
+        "ridge": "vse.train.solvers.closed_form:RidgeSettings",
+        "csa": "vse.train.solvers.closed_form:CsaSettings",
+        "asif": "vse.train.solvers.closed_form:AsifSettings",
         "none": "vse.train.solvers.none:NoTrainingSettings",
         "phrases": "vse.train.phrases.solvers:PhraseGradientSettings",
         "phrases_cca": "vse.train.phrases.solvers:PhraseCcaSettings",

@@ -35,8 +35,8 @@ _OUT_OF_MEMORY = (
 class Trainer(GradientSolver, RetrievalSolver):
     """Training of a model by gradients on pairs of images and captions.
 
-    If the experiment has an adversary, it makes each batch harder. In the same step, its own Adam updates its weights for its
-    own objective.
+    If the experiment has an adversary, it makes each batch harder. In the same step, a separate Adam updates the adversary's
+    weights.
     """
 
     out_of_memory = _OUT_OF_MEMORY
@@ -60,7 +60,6 @@ class Trainer(GradientSolver, RetrievalSolver):
 
     @staticmethod
     def opponent(task: RetrievalTask) -> Opponent:
-        """Return the opponent of a task's adversary: its model, loss and data."""
         how = task.settings.batch_size, task.settings.precision, task.processes.device
         return Opponent(task.model, task.loss, task.pairs, task.images, task.captions, *how)
 
@@ -71,8 +70,8 @@ class Trainer(GradientSolver, RetrievalSolver):
     def state(self) -> dict[str, Any]:
         """Return the state for a bit-exact resume, also in the middle of an epoch.
 
-        It holds no random state: the order of an epoch's pairs, the crops of their images, dropout and sampled pairs depend on
-        the seed, the epoch, the pair and the step only.
+        It has no random state: the order of pairs, the crops, dropout and sampled pairs depend only on the seed, the epoch,
+        the pair and the step.
         """
         of_adversary = {}
         if self.adversary is not None:
@@ -85,7 +84,6 @@ class Trainer(GradientSolver, RetrievalSolver):
         return {**super().state(), "negatives": negatives, **of_adversary}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state that :meth:`state` returned."""
         super().restore(state)
         if self.listing:
             self.listing.finished, self.listing.running = state["negatives"]
@@ -122,7 +120,7 @@ class Trainer(GradientSolver, RetrievalSolver):
     def step(self, batch: Indices, seen: Encoded, objective: Objective) -> tuple[Tensor, Tensor]:
         """Train on one batch; return its loss, and its loss if all embeddings were equal.
 
-        ``batch`` holds the indices of all its pairs, ``seen`` the image inputs of this process's share.
+        ``batch`` has the indices of all its pairs, ``seen`` the image inputs of this process's share.
         """
         share = self.processes.share(batch)
         torch.manual_seed(self.step_seed(1 + self.processes.rank))
@@ -142,7 +140,7 @@ class Trainer(GradientSolver, RetrievalSolver):
             self._set_both_gradients(cost.loss, adversary_loss, list(self.adversary.parameters()))
             self._measure({**measures, "loss": adversary_loss.detach()}, len(batch))
         if self.ends_update():
-            self.processes.sum_gradients(self.model.parameters(), whole=self.model.similarity.parameters())
+            self.processes.sum_gradients(self.model.parameters(), complete=self.model.similarity.parameters())
             self.take_step()
         if self.adversary is not None:
             self._step_adversary()
@@ -167,7 +165,6 @@ class Trainer(GradientSolver, RetrievalSolver):
             self.adversary_optimizer.step()
 
     def _measure(self, measures: Mapping[str, Tensor], n_pairs: int) -> None:
-        """Add the adversary's measures of a batch to the sums of the epoch."""
         for name, value in measures.items():
             total = self._measures.setdefault(name, torch.zeros_like(self._totals[0]))
             total += n_pairs * value.double()

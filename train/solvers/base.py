@@ -30,12 +30,9 @@ from vse.train.solvers.negatives import HardNegatives
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """The input of every solver.
+    """The input of every solver: settings of the experiment, the model to train, and the processes that train together.
 
-    settings, loss, warmup : settings of the experiment
-    model : the model whose weights the solver finds
-    seed : seed of the order of the pairs, of dropout and of all sampling
-    processes : the processes that train together
+    ``seed`` is the seed of the order of the pairs, of dropout and of all sampling.
     """
 
     settings: TrainConfig
@@ -61,12 +58,9 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalTask(Task):
-    """The input of a solver that matches images and captions.
+    """The input of a solver that matches images and captions: training data, the validation split, and optional parts.
 
-    pairs, images, captions : the training data
-    val : the validation split
-    listing : the list of hard negatives, or None
-    adversary : the experiment's adversary, or None
+    ``listing`` collects hard negatives.
     """
 
     pairs: Pairs
@@ -81,7 +75,7 @@ class RetrievalTask(Task):
 class Progress:
     """The progress of a training, without the weights and the optimiser.
 
-    ``epoch`` epochs are finished, and ``rows`` holds their rows of ``metrics.csv``. In the next epoch, ``step`` batches with
+    ``epoch`` epochs are finished, and ``rows`` are their rows of ``metrics.csv``. In the next epoch, ``step`` batches with
     ``pairs`` pairs are done, in ``seconds`` seconds.
     """
 
@@ -93,7 +87,7 @@ class Progress:
 
     @property
     def best(self) -> dict[str, float]:
-        """The row of the epoch with the highest validation rsum, the first one of several equal ones."""
+        """The row of the epoch with the highest validation rsum, or the first one of these."""
         return max((row for row in self.rows if "rsum" in row), key=lambda row: row["rsum"])
 
     def finished(self, epochs: int, patience: int | None) -> bool:
@@ -165,7 +159,7 @@ class Solver(ABC):
             raise self.interrupted() from None
 
     def learned(self) -> dict[str, float]:
-        """Return the numbers that the loss has learned so far, by name."""
+        """Return the values that the loss has learned so far, by name."""
         return {}
 
     def validates(self, epoch: int) -> bool:
@@ -194,7 +188,6 @@ class RetrievalSolver(Solver):
         return len(self.pairs)
 
     def validate(self) -> dict[str, float]:
-        """Return recalls on the validation split in both directions, or their means over its folds, and their sum."""
         images, captions = encode(self.model, self.val, self.device)
         folds = folds_of(images, captions, torch.from_numpy(self.val.pairs.image_of), self.settings.validate_fold)
         measured = average([metrics(ranks(self.model, *fold, self.settings.precision)) for fold in folds])
@@ -207,8 +200,7 @@ def folds_of(
 ) -> Iterator[tuple[Packed, Packed, Tensor]]:
     """Yield consecutive folds of ``size`` images with their captions, and the index of each caption's image within its fold.
 
-    Images beyond the last complete fold are left out. All images are one fold if there are fewer than ``size``, or without a
-    size.
+    Images beyond the last complete fold are left out. Without a size, or with fewer images than ``size``, all are one fold.
     """
     if size is None or size >= len(images):
         yield images, captions, image_of

@@ -75,12 +75,6 @@ class PairScores:
 
     All tiles of captions of one width have the same shape. For sets, the width is the caption's own length, rounded up. The
     arithmetic of a pair then does not depend on the other pairs of its tile, as :func:`ranks_from_blocks` requires.
-
-    Parameters
-    ----------
-    model : the model that scores
-    images, captions : embeddings, on the CPU
-    precision : precision of the tiles, that of a training step
     """
 
     def __init__(self, model: Model, images: Packed, captions: Packed, precision: str = "fp32") -> None:
@@ -100,10 +94,7 @@ class PairScores:
         self.has_directions = isinstance(one, tuple)
 
     def __call__(self, rows: slice, columns: slice | Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the scores (i2t, t2i) of a slice of images with all captions, or with a slice or some indices of captions.
-
-        Both matrices are on the CPU.
-        """
+        """Return the scores (i2t, t2i), on the CPU, of a slice of images with all captions, or with some of them."""
         if self._last is None or self._last[0] != rows or self._last[1] is not columns:
             self._last = rows, columns, self._scored(rows, columns)
         return self._last[2]
@@ -137,15 +128,12 @@ class PairScores:
                 yield places, size, width
 
     def _caption_tile(self, width: int, n: int) -> int:
-        """Return the number of captions in a tile, for ``n`` captions of a width.
-
-        It is a power of 2, because kernels treat odd ends differently.
-        """
+        """Return the number of captions in a tile: a power of 2, because kernels treat odd ends differently."""
         fitting = max(1, _TILE_PAIRS // (self._image_tile * self._image_width * width))
         return min(TILE_CAPTIONS, 1 << (fitting.bit_length() - 1), _power_of_two(n))
 
     def _tile(self, side: Packed, indices: Tensor, size: int, width: int | None) -> Encoded:
-        """Return some rows of a side, padded with copies of the first one to ``size`` rows, and sets to ``width`` vectors."""
+        """Return some rows, padded with copies of the first one to ``size`` rows, and sets to ``width`` vectors."""
         rows = side.unpack(torch.cat([indices, indices[:1].expand(size - len(indices))]), width)
         return tuple(part.to(self._device) for part in rows)
 
@@ -161,10 +149,8 @@ def ranks(
 
 
 def _power_of_two(n: int) -> int:
-    """Return the smallest power of 2 that is not below ``n``."""
     return 1 << max(0, n - 1).bit_length()
 
 
 def _lengths(side: Packed) -> Int[Tensor, " n"]:
-    """Return the number of vectors in each set, or ones for single vectors."""
     return torch.ones(len(side), dtype=torch.int64) if side.lengths is None else side.lengths

@@ -32,11 +32,8 @@ class GradientSolver(Solver):
     """A solver that trains in epochs of batches, with an update for each batch, or for every ``train.accumulate`` batches.
 
     A subclass defines the batches of an epoch and the step on a batch. The step calls :meth:`start_step`, adds the gradients
-    of the batch to the existing ones, and calls :meth:`take_step` if :meth:`ends_update` is true.
-
-    Attributes
-    ----------
-    out_of_memory : the advice to a user whose memory is exceeded
+    of the batch to the existing ones, and calls :meth:`take_step` if :meth:`ends_update` is true. ``out_of_memory`` is the
+    advice to a user whose memory is exceeded.
     """
 
     out_of_memory: ClassVar[str]
@@ -61,10 +58,7 @@ class GradientSolver(Solver):
 
     @abstractmethod
     def updates(self, batches: Sequence[Indices]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Take a step for each remaining batch of the running epoch, see :meth:`start_step`.
-
-        Yields the loss of each batch, and its loss if all embeddings were equal.
-        """
+        """Take a step for each remaining batch; yield its loss, and its loss if all embeddings were equal."""
 
     @property
     @abstractmethod
@@ -83,10 +77,6 @@ class GradientSolver(Solver):
         """Finish an epoch, before its row is added."""
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a bit-exact resume, also in the middle of an epoch.
-
-        It holds no random state: all sampling depends on the seed, the epoch, the pair and the step only.
-        """
         state = {**super().state(), "totals": self._totals.tolist(), "optimizer": self.optimizer.state_dict()}
         if self.averaged is not None:
             state["averaged"] = self.averaged.state()
@@ -95,7 +85,6 @@ class GradientSolver(Solver):
         return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state that :meth:`state` returned."""
         super().restore(state)
         self.optimizer.load_state_dict(state["optimizer"])
         if self.averaged is not None:
@@ -112,7 +101,6 @@ class GradientSolver(Solver):
         return {} if self.loss_weights is None else self.loss_weights.values()
 
     def run_epoch(self, save: Callable[[], None]) -> None:
-        """Train the rest of an epoch, validate, and add the epoch's row to the progress."""
         progress = self.progress
         self.schedule.start_epoch(progress.epoch)
         with memory_guard(self.out_of_memory), deterministic_algorithms(self.settings.deterministic):
@@ -154,7 +142,7 @@ class GradientSolver(Solver):
         return done % self.settings.accumulate == 0 or done == len(self._sizes)
 
     def weighed(self, cost: Tensor, loss: Loss) -> Tensor:
-        """Return the contribution of the current batch to the cost of its update, as if its batches were a single batch.
+        """Return the contribution of the current batch to the cost of its update.
 
         Costs that are sums are added; costs that are means are weighted by their share of the pairs.
         """
@@ -176,12 +164,11 @@ class GradientSolver(Solver):
             self.loss_weights.bound()
 
     def step_seed(self, stream: int) -> int:
-        """Return a seed for the next step, from the run's seed, the epoch, the step and ``stream``, one index for each use."""
+        """Return a seed for the next step from the run's seed, the epoch, the step and ``stream``, one index for each use."""
         parts = [self.task.seed, self.progress.epoch, self.progress.step, stream]
         return int(np.random.SeedSequence(parts).generate_state(1)[0])
 
     def _train(self, save: Callable[[], None]) -> None:
-        """Take the remaining steps of the epoch."""
         progress = self.progress
         batches = self.batches(progress.epoch)
         self._sizes = [len(batch) for batch in batches]
@@ -235,14 +222,13 @@ class GradientSolver(Solver):
     def _is_collapsed(self, row: Mapping[str, float], collapsed_loss: float) -> bool:
         """Return whether the epoch's loss is that of equal embeddings and the validation, if any, is no better than chance.
 
-        The first steps of any training look like a collapse, so they are excluded.
+        The first steps of any training are excluded, because they look like a collapse.
         """
         steps = (self.progress.epoch + 1) * self.progress.step
         near = collapsed_loss > 0 and abs(row["loss"] - collapsed_loss) < 0.02 * collapsed_loss
         return steps >= _FIRST_STEPS and near and row.get("rsum", 0.0) <= self.hopeless
 
     def _report_collapse(self, epoch: int, loss: float) -> None:
-        """Stop the training, or log a warning."""
         what = (
             f"epoch {epoch}: the loss stayed at its collapsed value, {loss:.3f} per pair, for the complete epoch, as if all "
             "embeddings were equal (2 x batch x margin for the max of hinges)"

@@ -60,12 +60,10 @@ class HardNegatives:
         ]
 
     def end_epoch(self) -> None:
-        """Move the entries of the running epoch to the finished ones."""
         self.finished += self.running
         self.running = []
 
     def write(self, path: Path) -> None:
-        """Write ``negatives.csv``."""
         text = io.StringIO()
         table = csv.writer(text, lineterminator="\n")
         table.writerow(COLUMNS)

@@ -19,10 +19,7 @@ from vse.train.settings import TrainConfig
 
 
 def _eager(optimizer: type[Optimizer]) -> Any:
-    """Return a class of torch's optimizer without torch's hooks for compilation.
-
-    The first call of a hook would import torch's compiler, which takes as long as the import of torch itself.
-    """
+    """Return a class of torch's optimizer without torch's hooks for compilation; they would import torch's slow compiler."""
     names = ("add_param_group", "state_dict", "load_state_dict", "zero_grad")
     methods = {name: inspect.unwrap(getattr(optimizer, name)) for name in names}
     step = torch.no_grad()(inspect.unwrap(optimizer.step))  # one of the hooks switches gradients off
@@ -38,15 +35,9 @@ _SHORT = 10  # the decay is at most (1 + t) / (_SHORT + t) after t updates, so t
 class AveragedWeights:
     """An exponential moving average of a model's weights (Polyak and Juditsky, 1992; Tarvainen and Valpola, NIPS 2017).
 
-    It often ranks better than the weights after any single update. After each update m <- d m + (1 - d) w, with
-    d = min(decay, (1 + t) / (10 + t)) after t updates, so that the random initial weights are soon forgotten. Statistics of
-    batch normalisations are averaged in the same way, because they belong to the weights. Integers, such as a count of
-    batches, are copied from the model.
-
-    Parameters
-    ----------
-    model : the model whose weights are averaged; the average starts with its current weights
-    decay : the factor d of the average in an update, in ]0, 1[
+    After each update m <- d m + (1 - d) w, with d = min(decay, (1 + t) / (10 + t)) after t updates, so that the random initial
+    weights are soon forgotten. Statistics of batch normalisations are averaged in the same way. Integers, such as a count of
+    batches, are copied from the model. The average starts with the model's current weights.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -56,7 +47,6 @@ class AveragedWeights:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Add the weights after an update to the average."""
         self._n_updates += 1
         left = min(self._decay, (1 + self._n_updates) / (_SHORT + self._n_updates))
         for name, weight in self._model.state_dict().items():
@@ -77,11 +67,9 @@ class AveragedWeights:
             self._model.load_state_dict(own)
 
     def state(self) -> dict[str, Any]:
-        """Return the state for :meth:`restore`."""
         return {"weights": self.weights, "n_updates": self._n_updates}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state that :meth:`state` returned."""
         for name, mean in self.weights.items():
             mean.copy_(state["weights"][name])
         self._n_updates = int(state["n_updates"])
@@ -93,10 +81,10 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm
 
 
 class Schedule:
-    """The schedule of :class:`vse.train.solvers.base.TrainConfig` for a model: learning rates, their decay and frozen parts.
+    """The schedule of a model's training: learning rates, their decay and frozen parts.
 
-    It depends on the epoch and the update only, so a resume needs no state of it. Raises :class:`UserError` if the settings
-    name a part that the model does not have, or leave nothing to train in the first epoch.
+    It depends on the epoch and the update only, so a resume needs no state. Raises :class:`UserError` if the settings name a
+    part that the model does not have, or leave nothing to train in the first epoch.
     """
 
     def __init__(self, settings: TrainConfig, model: Model) -> None:
@@ -178,7 +166,7 @@ class Schedule:
         self.model.hold(*self.frozen(epoch))
 
     def set_rates(self, optimizer: Optimizer, epoch: int, update: int = 0, n_updates: int = 1) -> None:
-        """Set the learning rates of an update, see :meth:`factor`. No other code sets them, so that a resume is exact."""
+        """Set the learning rates of an update. This is the only code that sets them, so that a resume is exact."""
         factor = self.factor(epoch, update, n_updates)
         for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor

@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 
 
 class PairAttention:
-    """Attention in pairs of a photo and a caption, each by itself.
+    """The attention of a run in pairs of a photo and a caption.
 
-    :class:`UserError` if the features do not say where on the photos they lie, or captions are not read word by word.
+    Raises UserError if the positions of the features on the photos are unknown, or if captions are not read word by word.
     """
 
     def __init__(self, trained: TrainedRun) -> None:
@@ -52,9 +52,9 @@ class PairAttention:
 
         Parameters
         ----------
-        size, image_id : width and height of the photo, None if it cannot be read, and its number if it is one of the data set
+        size, image_id : width and height of the photo, None if it cannot be read, and its id if it belongs to the data set
         text : the caption
-        image, caption : what the encoders give for them, sets (1, n, dim) with their masks
+        image, caption : their encodings, sets (1, n, dim) with their masks
         """
         if size is None:
             return None
@@ -74,7 +74,6 @@ class PairAttention:
         return Attention(self._side, words, size, boxes, weights.double().numpy(), float(score))
 
     def images(self, rows: Sequence[int]) -> Packed:
-        """Return the embeddings of some images of the split."""
         trained = self.trained
         with torch.inference_mode():
             parts = (
@@ -83,14 +82,13 @@ class PairAttention:
             return pack([tuple(part.cpu() for part in trained.model.embed_images(*parts))])
 
     def captions(self, rows: Sequence[int]) -> Packed:
-        """Return the embeddings of some captions of the split."""
         trained = self.trained
         with torch.inference_mode():
             parts = trained.split.captions.read(np.asarray(rows, np.int64))
             return pack([tuple(part.cpu() for part in trained.model.embed_captions(*parts))])
 
     def size_of(self, photo: Path | None) -> tuple[int, int] | None:
-        """Width and height of an image file; None if it cannot be read."""
+        """Return width and height of an image file; None if it cannot be read."""
         if photo is not None and photo not in self._sizes:
             try:
                 self._sizes[photo] = decode_image(photo).size
@@ -110,10 +108,7 @@ class PairAttention:
 def attention_of_query(
     attention: PairAttention, query: str | Image.Image, asked: Encoded, rows: Sequence[int]
 ) -> list[Attention | None]:
-    """Return the attention in a query, encoded as ``asked``, and each of some rows of the split.
-
-    These are captions if the query is a photo, else images.
-    """
+    """Return the attention between an encoded query and some rows of the split: captions for a photo, images for a text."""
     trained, pairs = attention.trained, attention.trained.split.pairs
     if isinstance(query, str):
         seen, text = attention.images(rows), Caption(0, 0, query, tuple(trained.words_of(query)))
@@ -133,10 +128,9 @@ def attention_of_query(
 def with_attention(
     trained: TrainedRun, query: str | Image.Image, asked: Encoded, hits: Sequence[SearchHit], rows: Sequence[int]
 ) -> list[SearchHit]:
-    """Return the hits of a query, encoded as ``asked``, with the attention of each; ``rows`` are rows of the split.
+    """Return the hits of an encoded query with the attention of each; ``rows`` are rows of the split.
 
-    A model without attention returns the hits unchanged. If the attention cannot be drawn, the hits are also unchanged, and
-    the log says why.
+    The hits are unchanged if the model has no attention, or if its attention cannot be computed.
     """
     if trained.experiment.model.similarity.attends is None or not hits:
         return list(hits)
@@ -152,7 +146,7 @@ def with_attention(
 def attention_of_run(run: Path, embeddings: Embeddings) -> AttendingRun | None:
     """Return a function that computes the attention of a run in pairs of its embeddings, for :mod:`vse.eval.report`.
 
-    None if it is no run, or its model does not attend; :class:`UserError` if its attention cannot be drawn.
+    Returns None if ``run`` is not a run or its model has no attention. Raises UserError if the attention cannot be computed.
     """
     folder = RunFolder(run)
     if not folder.config_file.is_file():

@@ -1,4 +1,4 @@
-"""The embeddings that a search compares with a query, and their index: one side of a split, or of an embeddings file."""
+"""The embeddings that a search compares with a query, and their index: images or captions of a split or embeddings file."""
 
 from __future__ import annotations
 
@@ -42,10 +42,9 @@ class Searched:
     Attributes
     ----------
     name : ``images`` or ``captions``
-    ids : the ids of the images or captions (n,)
-    image_ids : the id of the image of each (n,)
+    ids, image_ids : the ids of the images or captions (n,), and of the image of each (n,)
     vectors : computes their embeddings (n, dim)
-    of : returns everything that determines the embeddings, for the key of an index
+    source : returns everything that determines the embeddings, for the key of an index
     known : whether ``dataset.json`` has these ids
     """
 
@@ -53,7 +52,7 @@ class Searched:
     ids: NDArray[np.int64]
     image_ids: NDArray[np.int64]
     vectors: Callable[[], Corpus]
-    of: Callable[[], dict[str, str]]
+    source: Callable[[], dict[str, str]]
     known: bool = True
 
 
@@ -61,7 +60,7 @@ def searched_split(trained: TrainedRun, split: str, by_photo: bool) -> Searched:
     """Return the captions of a split for a photo, or its images for a text."""
     pairs = trained.split.pairs
 
-    def of() -> dict[str, str]:
+    def source() -> dict[str, str]:
         raw = trained.transformer is not None
         words = [[caption.raw] if raw else caption.tokens for caption in pairs.captions] if by_photo else []
         return {
@@ -81,8 +80,8 @@ def searched_split(trained: TrainedRun, split: str, by_photo: bool) -> Searched:
         return pooled(encoded_side(trained, by_photo))
 
     if by_photo:
-        return Searched("captions", pairs.caption_ids, pairs.caption_image_ids, vectors, of)
-    return Searched("images", pairs.image_ids, pairs.image_ids, vectors, of)
+        return Searched("captions", pairs.caption_ids, pairs.caption_image_ids, vectors, source)
+    return Searched("images", pairs.image_ids, pairs.image_ids, vectors, source)
 
 
 def searched_file(trained: TrainedRun, file: Path, by_photo: bool, dim: int) -> Searched:
@@ -124,10 +123,7 @@ def encoded_side(trained: TrainedRun, by_photo: bool, rows: NDArray[np.int64] | 
 
 
 def pooled_side(trained: TrainedRun, by_photo: bool, held_bytes: int) -> tuple[NDArray[np.float32], Packed | None]:
-    """Return the pooled vectors (n, dim) of one side, and the encoder's output unless it needs more than ``held_bytes``.
-
-    At most ``held_bytes`` and a block of rows are in memory at once.
-    """
+    """Return the pooled vectors of images or captions, and their encodings unless these exceed ``held_bytes``."""
     pairs = trained.split.pairs
     n_rows, held_here = len(pairs) if by_photo else len(pairs.images), 0
     vectors: list[NDArray[np.float32]] = []
@@ -150,7 +146,7 @@ def index_in_file(file: Path, searched: Searched, similarity: str, dim: int, fac
 
     Raises UserError if the index in the file belongs to other vectors.
     """
-    indexed = IndexSource(len(searched.ids), dim, similarity, ids_sha256(searched.ids), searched.of())
+    indexed = IndexSource(len(searched.ids), dim, similarity, ids_sha256(searched.ids), searched.source())
     if index_exists(file, indexed):
         return read_index(file, indexed, factory)
     built = index_of(searched.vectors(), searched.name, similarity, factory)
@@ -160,7 +156,7 @@ def index_in_file(file: Path, searched: Searched, similarity: str, dim: int, fac
 
 
 def index_of(vectors: Corpus, name: str, similarity: str, factory: str | None) -> BuiltIndex:
-    """Build an index of vectors in memory. Raises UserError if it does not store them as the similarity needs them."""
+    """Build an index in memory. Raises UserError if it only approximates vectors that the similarity needs exactly."""
     built = build_index(vectors, factory or "Flat", name=name)
     if similarity != "cosine" and not stores_exactly(built.index, vectors):
         raise UserError(

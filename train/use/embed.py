@@ -1,4 +1,4 @@
-"""Write the embeddings of a split by a trained run, or those of all splits as feature caches for another model."""
+"""Write the embeddings of a split by a trained run, or the embeddings of all splits as feature caches for another model."""
 
 from __future__ import annotations
 
@@ -59,16 +59,14 @@ def embed_split(
 ) -> Path:
     """Embed a split with the best weights of a run, write the embeddings to ``out``, and return ``out``.
 
-    The default of ``out`` is ``<split>.h5`` in the run's folder, or ``<dataset>_<split>.h5`` for another data set. Raises
+    By default ``out`` is ``<split>.h5`` in the run's folder, or ``<dataset>_<split>.h5`` for another data set. Raises
     UserError if the run was trained on images of the split, unless ``leak`` allows this. See :func:`load_run`.
 
     A run that localises phrases writes phrase scores, see :func:`vse.train.use.localise.score_phrases`. With ``sentences`` it
-    writes ``<split>_sentences.h5``, the scores of captions by their phrases, see
-    :func:`vse.train.use.localise.score_sentences`.
+    writes ``<split>_sentences.h5``, see :func:`vse.train.use.localise.score_sentences`.
 
-    A model that scores every pair writes these scores, block by block. If they depend on the direction, it writes those of
-    both directions. It also writes single vectors of captions for the protocol ``sentence``, and pooled vectors of both sides
-    for re-ranking.
+    A model that scores every pair writes these scores, for both directions if they differ. It also writes single vectors of
+    captions for the protocol ``sentence``, and pooled vectors of images and captions for re-ranking.
     """
     opened = open_run(run, places, device, unfinished)
     if out is None:
@@ -134,7 +132,7 @@ def embed_split(
 
 
 def _name_of_other_data(opened: OpenedRun, split: str, name: str) -> Path:
-    """Return the file of the embeddings of another data set, one for each data set, even if some share their name."""
+    """Return the file of the embeddings of another data set; data sets of the same name get different files."""
     out = opened.folder.path / f"{opened.data_label}_{name}"
     there = identity_in(out) if out.is_file() else None
     images = images_of(opened.dataset, [split], opened.cache)
@@ -170,11 +168,10 @@ _Rows = Mapping[int, NDArray[np.float32]]  # of an id, its vector
 def run_as_features(
     run: Path, out: Path, places: RunPlaces = RunPlaces(), device: str = "auto", unfinished: bool = False
 ) -> list[Path]:
-    """Write the embeddings of all splits by the best weights of a run as two caches; returns their paths.
+    """Write the embeddings of all splits by the best weights of a run as two caches; return their paths.
 
-    These are ``<out>_images.h5`` and ``<out>_captions.h5``, of float32 vectors as the run compares them, and both record the
-    SHA-256 of its weights. See :func:`vse.train.use.model.load_run`. :class:`UserError` if the run scores every pair, so that
-    vectors are not all that it compares.
+    The caches are ``<out>_images.h5`` and ``<out>_captions.h5``, with float32 vectors and the SHA-256 of the run's weights.
+    See :func:`vse.train.use.model.load_run`. Raises UserError if the model scores every pair.
     """
     outs = cache_paths(out)
     trained = load_run(run, None, places, device, unfinished)
@@ -211,8 +208,8 @@ def files_as_features(files: Sequence[Path], out: Path, captions: Path | None = 
     """Write embeddings files, a file for each split, as two caches; see :func:`run_as_features`.
 
     Any program may have written them (``docs/formats.md``). ``captions`` is the ``dataset.json``, by default the one that the
-    first file names. Splits that no file is of are left out of the caches. :class:`UserError` if the files are not of one
-    model and this data set, hold scores, or lack images or captions of their splits.
+    first file names. Raises UserError if the files belong to several models or to another data set, if they are scores, or if
+    they lack images or captions of their splits.
     """
     outs = cache_paths(out)
     runs = [read_embeddings(file) for file in files]
@@ -255,7 +252,7 @@ def _written(
     rows: Mapping[RowKind, _Rows],
     skipped: Mapping[int, str],
 ) -> list[Path]:
-    """Write both caches and return their paths. Raises UserError if an id of an image that is not skipped has no vector."""
+    """Write both caches and return their paths. Raises UserError if a row that is not skipped has no vector."""
     of_skipped = {c.sentid: skipped[image.imgid] for image in dataset.images if image.imgid in skipped for c in image.captions}
     without: dict[RowKind, Mapping[int, str]] = {"image": skipped, "text": of_skipped}
     ids = {kind: row_ids(dataset, kind) for kind in outs}
@@ -277,7 +274,6 @@ def _written(
 
 
 def _dataset(path: Path, first: Embeddings, captions: Path | None) -> Dataset:
-    """Load the data set of embeddings."""
     named = parse_provenance(first).get("captions")
     if captions is None and not isinstance(named, str):
         raise UserError(f"{path}: does not say where its dataset.json is: name it with --captions")
@@ -298,11 +294,10 @@ def embed_runs(
     allow_leak: bool = False,
     sentences: bool = False,
 ) -> list[Path]:
-    """Write the embeddings of a split by a run, or with ``as_features`` those of all splits as two caches; returns the files.
+    """Write the embeddings of a split by a run, or with ``as_features`` of all splits as two caches; return the files.
 
     With ``as_features`` the ``runs`` may be embeddings files of any program instead, one for each split. See
-    :func:`vse.train.use.embed.embed_split` and :func:`vse.train.use.embed.run_as_features`. :class:`UserError` for
-    arguments that do not go together.
+    :func:`embed_split`, :func:`run_as_features` and :func:`files_as_features`. Raises UserError for arguments that conflict.
     """
     if as_features is None and len(runs) > 1:
         raise UserError(f"{runs[1]}: a second run; vse-embed takes one, and several files only with --as-features")

@@ -1,4 +1,4 @@
-"""Where phrases are: the scores of a split's phrases with candidate boxes, and a phrase of yours in one of its photos."""
+"""Localise phrases with a trained run: score the candidate boxes of a split, or find a phrase in a photo."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ log = logging.getLogger(__name__)
 
 
 class EncodedPhrases:
-    """Phrases that an encoder of another data set's phrases reads, encoded where they are wanted.
+    """Phrases of another data set, encoded on access by the encoder of the model's training phrases.
 
     Parameters
     ----------
-    texts : in the order of their indices
-    reader : what made the cache of phrases that the model was trained on
+    texts : the phrases, in the order of their indices
+    reader : the encoder that computed the cache of phrases on which the model was trained
     cache : that cache
-    device : where vectors are wanted
+    device : device of the vectors
     """
 
     def __init__(self, texts: Sequence[str], reader: CaptionReader, cache: FeatureCache, device: torch.device) -> None:
@@ -61,8 +61,7 @@ class EncodedPhrases:
 class Located:
     """The candidates of a photo for a phrase, best first.
 
-    boxes : (n, 4) x1, y1, x2, y2 in pixels of the photo, x2 and y2 exclusive
-    scores : (n,)
+    ``boxes`` are x1, y1, x2, y2 in pixels of the photo, x2 and y2 exclusive.
     """
 
     boxes: Float[np.ndarray, "n 4"]
@@ -76,9 +75,9 @@ def score_phrases(
     places: RunPlaces = RunPlaces(),
     seen: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
-    """Write how the phrases of a split score the candidate boxes of their images; returns ``out``.
+    """Write the scores of a split's phrases with the candidate boxes of their images; return ``out``.
 
-    ``seen`` is what the file is to say of images that the run was trained on.
+    ``seen`` is the record of images that the run was trained on.
     """
     model, scored = _model_and_split(opened, split, places)
     pairs, scores = scored.pairs, score_candidates(model, scored)
@@ -112,10 +111,10 @@ def score_sentences(
     places: RunPlaces = RunPlaces(),
     seen: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
-    """Write how the captions of a split score all of its images by their phrases alone; returns ``out``.
+    """Write the scores of a split's captions with all of its images, computed from their phrases; return ``out``.
 
-    See :func:`vse.train.phrases.localisation.sentence_scores`. The file is one of embeddings that holds scores, and says
-    how many phrases each caption has, and regions each image. ``seen`` is as in :func:`score_phrases`.
+    See :func:`vse.train.phrases.localisation.sentence_scores`. The embeddings file has these scores, and the number of phrases
+    of each caption and of regions of each image. For ``seen`` see :func:`score_phrases`.
     """
     model, scored = _model_and_split(opened, split, places)
     pairs = Pairs(images_of(opened.dataset, [split], opened.cache))
@@ -149,7 +148,7 @@ def locate(
     """Return the candidates of a photo for a phrase, best first, by a run that localises phrases.
 
     The photo must be an image of the data set of ``places.features``, by default of the run's features. It is recognised by
-    its bytes. Raises UserError if it is not one of these images, or if no word of the phrase is known.
+    its bytes. Raises UserError if it is another photo, or if no word of the phrase is known.
     """
     opened = open_run(run, places, device, unfinished)
     reading, phrases = _reading(opened), opened.caption_cache
@@ -182,7 +181,6 @@ def _reading(opened: OpenedRun) -> PhraseSettings:
 
 
 def _model_and_split(opened: OpenedRun, split: str, places: RunPlaces) -> tuple[Model, PhraseSplit]:
-    """Return the model of a run with its best weights, and the phrases and candidates of a split."""
     reading, phrases = _reading(opened), opened.caption_cache
     assert phrases is not None, "a run of phrases reads a cache of them"
     model = _best_model(opened, reading)
@@ -203,7 +201,7 @@ def _best_model(opened: OpenedRun, reading: PhraseSettings) -> Model:
 
 
 def _hashes(opened: OpenedRun, pairs: PhrasePairs) -> dict[str, Any]:
-    """Return the hashes of the photograph and of the caption of each phrase, as :class:`PhraseScores` has them."""
+    """Return the hashes of the photo and of the caption of each phrase, as :class:`PhraseScores` stores them."""
     images = [opened.dataset.images[row] for row in opened.dataset.image_rows(pairs.image_ids).tolist()]
     hashes = opened.hashes(images)
     rows = {"photo_hashes": pairs.image_of, "caption_hashes": IdRows(caption_ids(images)).find(pairs.caption_ids)}
@@ -211,7 +209,7 @@ def _hashes(opened: OpenedRun, pairs: PhrasePairs) -> dict[str, Any]:
 
 
 def _texts(dataset: Dataset, phrases: FeatureCache, places: RunPlaces, device: torch.device) -> PhraseVectors:
-    """Return the vectors of the phrases of a data set: from the cache, or for another data set by the same encoder."""
+    """Return the vectors of the phrases of a data set, from the cache or, for another data set, from the same encoder."""
     if holds_texts_of(phrases, dataset):
         check_phrase_cache(phrases, dataset)
         return cached_phrases(phrases, device)

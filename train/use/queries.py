@@ -1,4 +1,4 @@
-"""Encode a text or a photo that no cache has, with the encoders of a model. Each encoder is loaded once."""
+"""Encode a new text or photo with a trained run. Each encoder is loaded once."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Query = str | Image.Image
 
 @dataclass(frozen=True)
 class ReadQuery:
-    """A query as a model compares it, on the processor: a vector (1, dim), or a set (1, n, dim) with its mask.
+    """An encoded query on the CPU: a vector (1, dim), or a set (1, n, dim) with its mask.
 
-    ``remark`` is a line on words that the model does not know, or empty.
+    ``remark`` is a message about words that the model does not know, or empty.
     """
 
     encoded: Encoded
@@ -37,9 +37,8 @@ class ReadQuery:
 class QueryReader:
     """Encodes queries with a run: first with the networks that computed the run's features, then with the run's encoders.
 
-    A photo is encoded by the CNN of the run's cache, or by the CNN that the run itself trained. A text is encoded by the
-    encoder of the caption cache, if the run reads one. If the run reads the embeddings of another run, that run encodes the
-    query first. Each network is loaded when it is first needed.
+    If the run reads the embeddings of another run, that run encodes the query first. Each network is loaded when it is first
+    needed.
 
     Parameters
     ----------

@@ -1,7 +1,4 @@
-"""Searching a split, or a file of embeddings, with a run: a text finds images, an image file finds captions.
-
-The searcher that answered last, kept for the next query in the same process.
-"""
+"""Search a split, or a file of embeddings, with a run: a text finds images, an image file finds captions."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Kept:
-    """A searcher, what was asked for when it was made, and the states that its files had."""
+    """A cached searcher, with the request for which it was built and the states of its files at that time."""
 
     asked_for: Hashable
     searcher: Searcher
@@ -41,7 +38,7 @@ class _Kept:
 
 
 class LastSearcher:
-    """Keeps one searcher and returns it for the same request, as long as its files do not change."""
+    """Cache one searcher, and return it for the same request as long as its files do not change."""
 
     def __init__(self) -> None:
         self._kept: _Kept | None = None
@@ -56,9 +53,9 @@ class LastSearcher:
         return None
 
     def keep(self, asked_for: Hashable, searcher: Searcher, files: Iterable[Path], started: int) -> None:
-        """Keep a searcher that was made from the time ``started`` on, of its run and of ``files``.
+        """Cache a searcher that was built from the time ``started`` on, with the states of its run's files and of ``files``.
 
-        Not if one of them was written shortly before, or since: what was read may not be what is there.
+        Skip the cache if a file has changed recently: the copy in memory may be stale.
         """
         states = {file: read_file_state(file) for file in (*_files_of(searcher.trained), *files)}
         if all(state is None or state.is_settled(started) for state in states.values()):
@@ -69,7 +66,6 @@ LAST = LastSearcher()
 
 
 def _files_of(trained: TrainedRun) -> list[Path]:
-    """Return the files that a run is loaded from, without the weights of pretrained networks."""
     caches = [cache for cache in (trained.cache, trained.caption_cache) if cache is not None]
     return [
         *trained.folder.files,
@@ -103,17 +99,16 @@ def search_split(
 ) -> list[SearchHit]:
     """Return the ``k`` best images for a text, or captions for an image file, of a split or an embeddings file.
 
-    The model is the run's, with its best weights; how it reads a query and searches says
-    :class:`vse.train.use.searcher.Searcher`. With an ``index`` or ``last`` all that was opened is kept for the next query, as
-    long as its files stay as they are.
+    With an ``index`` or ``last`` the searcher is cached for the next query in this process, as long as its files do not
+    change.
 
     Parameters
     ----------
-    run, split, places, device : see :func:`vse.train.use.model.load_run`; the weights in ``places`` are those of a CNN, for
-        an image file, and of a pretrained text encoder, for a text
+    run, split, places, device : see :func:`vse.train.use.model.load_run`; the weights in ``places`` are those of a CNN, for an
+        image file, and of a pretrained text encoder, for a text
     corpus, index, index_type, index_parameters, rerank : see :class:`vse.train.use.searcher.SearchOptions`
-    page : where the results will be written; :class:`UserError` if that is one of the files that are searched with
-    last : keeps the searcher for further queries; by default, only a searcher with an index is kept
+    page : the report that will be written; it must not replace a file that is read
+    last : the cache of the searcher; by default, only a searcher with an index is cached
     """
     if index is None and (index_type is not None or index_parameters):
         raise UserError("--index-type and --index-parameters say what --index is, which names the file; it is missing")
@@ -175,14 +170,9 @@ PHOTOS = (".jpg", ".jpeg", ".png", ".webp")
 
 @dataclass(frozen=True)
 class AskedSearch:
-    """How a run is searched; None is what :func:`vse.train.use.search.search_split` does by itself.
+    """The options of a search; None stands for the default of :func:`search_split`.
 
-    Attributes
-    ----------
-    k : how many results
-    split : of the data set; ``test`` if None
-    corpus, index, index_type, index_parameters, rerank : see :func:`vse.train.use.search.search_split`
-    html : where a report with photos is written
+    ``html`` is the path of a report with photos.
     """
 
     k: int = 10
@@ -205,7 +195,7 @@ def search_run(
 ) -> list[SearchHit]:
     """Return the best hits for a query, and write a report if requested; see :func:`search_split`.
 
-    A text that ends as the name of a photo does is one.
+    A query with the file extension of a photo is the path of a photo.
     """
     given = Path(query) if str(query).lower().endswith(PHOTOS) else query
     with memory_guard(MEMORY_ADVICE):
@@ -240,9 +230,9 @@ def find_phrase(
     places: RunPlaces = RunPlaces(),
     device: str = "auto",
 ) -> PhraseHit:
-    """Return the candidate boxes of a photo for a phrase, best first, and write a page with the best one if requested.
+    """Return the candidate boxes of a photo for a phrase, best first, and write a report with the best one if requested.
 
-    :class:`UserError` for an option of a split, since one photo is searched.
+    Raises UserError for options that apply to a split.
     """
     others = ("split", "corpus", "index", "index_type", "rerank")
     if given := [f"--{name.replace('_', '-')}" for name in others if getattr(asked, name) is not None]:

@@ -1,4 +1,4 @@
-"""Queries of one run on one split or embeddings file, one after the other: all that they need is loaded or built once."""
+"""Answer queries with one run on one split or embeddings file. Everything is loaded or built once."""
 
 from __future__ import annotations
 
@@ -42,18 +42,17 @@ _BLANK = (64, 64)  # width and height of the photo of the first query
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """The side that is searched, and the options of the search.
+    """The options of a search.
 
     Attributes
     ----------
-    corpus : a file of :mod:`vse.eval.files.embeddings`, by this run, that is searched instead of the split
-    index : the file of an index; built if it is not there, else read in place of embedding the split. :class:`UserError` if
-        it is of other weights, features, split or side, or of another corpus
-    index_type : a factory string, see :mod:`vse.eval.search.index`; by default that of the file, or Flat if it is to be built
-    index_parameters : how thoroughly it is searched, see :func:`vse.eval.search.index.set_parameters`
-    rerank : how many candidates are scored, as many as are shown at least
-    many : many queries follow: an index is built in memory, and sets are kept for a re-ranking
-    held_bytes : of the sets of one side that are kept; of more, candidates are encoded again
+    corpus : embeddings file of this run that is searched instead of the split
+    index : FAISS index file, built if it is missing; it must belong to the run's weights, features, split and corpus
+    index_type : factory string, see :mod:`vse.eval.search.index`; by default that of the file, or Flat for a new index
+    index_parameters : search parameters of the index, see :func:`vse.eval.search.index.set_parameters`
+    rerank : number of candidates to score, at least the number of results
+    many : True if many queries follow: the index is built in memory, and encoded sets are kept for re-ranking
+    held_bytes : limit on the memory of these sets; beyond it, candidates are encoded again
     """
 
     corpus: Path | None = None
@@ -67,9 +66,9 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class SearchAnswer:
-    """The best for a query, best first, and the rows of the split or file where they stand.
+    """The hits for a query, best first, and their rows in the split or file.
 
-    ``scored`` is how many pairs a model that scores pairs scored, None of one that compares vectors.
+    ``scored`` is the number of pairs that were scored by a model that scores pairs, otherwise None.
     """
 
     hits: list[SearchHit]
@@ -79,7 +78,7 @@ class SearchAnswer:
 
 @dataclass(frozen=True)
 class _Side:
-    """The vectors of one side, alone or in an ``index``, or the encoder's output for all of its rows."""
+    """The vectors of images or captions, alone or in an ``index``, or the encoder's output for all rows."""
 
     searched: Searched
     vectors: Corpus | None = None
@@ -90,16 +89,10 @@ class _Side:
 class Searcher:
     """A run that answers queries. Raises UserError for options that do not fit the similarity of its model.
 
-    Texts search images, and photos search captions. A side is embedded when it is first searched, or by :meth:`load`. For
-    order embeddings, FAISS finds candidates and the exact scores re-rank them, see :func:`vse.eval.search.top_k.search`. A
-    model that does not compare two vectors scores all pairs. With ``rerank`` it scores only the candidates that FAISS finds by
-    pooled vectors.
-
-    Parameters
-    ----------
-    trained, split : the run, loaded with this split
-    weights_dir : see :class:`vse.train.use.queries.QueryReader`
-    options : what is searched, and how thoroughly
+    Texts search images, and photos search captions. Images or captions are embedded when they are first searched, or by
+    :meth:`load`. For order embeddings, FAISS finds candidates and the exact scores re-rank them, see
+    :func:`vse.eval.search.top_k.search`. A model that does not compare two vectors scores all pairs. With ``rerank`` it scores
+    only the candidates that FAISS finds by pooled vectors.
     """
 
     def __init__(
@@ -112,7 +105,7 @@ class Searcher:
         self._check_stages()
 
     def load(self, by_photo: bool) -> None:
-        """Load what reads photos, or texts, and answer one; :class:`UserError` if it is not at hand."""
+        """Load the networks for photos or texts, and answer one query. Raises UserError if they are missing."""
         self._queries.load(by_photo)
         self._check_captions(by_photo)
         query: Query = PhotoImage.new("RGB", _BLANK) if by_photo else self.some_text()
@@ -146,9 +139,9 @@ class Searcher:
         return len(side.searched.ids) if side else len(pairs) if by_photo else len(pairs.images)
 
     def attention(self, query: Query, read: ReadQuery, rows: Sequence[int]) -> list[Attention | None]:
-        """Return the attention of the model in a query and some rows of the split.
+        """Return the attention of the model between an encoded query and some rows of the split.
 
-        :class:`UserError` if it does not attend, or its attention cannot be drawn.
+        Raises UserError if the model has no attention, or if it cannot be computed.
         """
         return attention_of_query(self._attends, query, read.encoded, rows)
 
@@ -216,7 +209,7 @@ class Searcher:
         return _Side(searched, IndexVectors(index), index, encoded)
 
     def _nearest(self, side: _Side, asked: NDArray[np.float32], k: int, by_photo: bool) -> tuple[Scores, Rows]:
-        """Scores and rows of the ``k`` best vectors for one query; fewer if an index finds fewer."""
+        """Return scores and rows of the ``k`` best vectors for one query; fewer if an index finds fewer."""
         assert side.vectors is not None
         scores, rows = (
             values[0]
@@ -236,7 +229,7 @@ class Searcher:
         return scores[there], rows[there]
 
     def _best_pairs(self, side: _Side, asked: Encoded, k: int, by_photo: bool, among: Rows | None) -> tuple[Scores, Rows]:
-        """Scores and rows of the ``k`` best for one query, every pair of the split, or of some rows, being scored."""
+        """Return scores and rows of the ``k`` best for one query by pair scores with all rows, or with the rows ``among``."""
         model, candidates = self.trained.model, side.encoded
         if among is not None:
             if not len(among):

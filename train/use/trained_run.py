@@ -1,8 +1,6 @@
-"""A run put to use: its settings, its caches and its data set, found where they lie and checked against its record.
+"""Open a trained run for use: find its settings, caches and data set, and check them against its record.
 
-The data set of a run, compared by content with the one that it was trained on.
-
-Images that a model is tested on must not be among those that it was trained on.
+Also compares the data set with the training data, by content, and refuses images that the run was trained on.
 """
 
 from __future__ import annotations
@@ -41,10 +39,10 @@ from vse.train.run.folder import RunFolder
 
 
 def other_data(folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache, dataset: Dataset) -> DataChecksums | None:
-    """Return the sums of ``dataset`` if its contents differ from those of the run's data set; None if they do not.
+    """Return the checksums of ``dataset`` if its contents differ from the training data of the same name; otherwise None.
 
-    Both data sets have the same name. If a run records no sums, its own ``dataset.json`` and cache are read, if they are
-    there unchanged. If not, ``dataset`` counts as another data set unless its SHA-256 is the one that the run records.
+    If a run records no checksums, its own ``dataset.json`` and cache are read, if they are unchanged. Otherwise ``dataset``
+    counts as another data set unless its SHA-256 is the recorded one.
     """
     same_captions, same_cache = dataset.sha256 == record.get("captions_sha256"), cache.key == folder.evaluated()["key"]
     if same_captions and same_cache:
@@ -62,7 +60,7 @@ def other_data(folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache
 
 
 def data_of_training(folder: RunFolder, record: Mapping[str, Any]) -> DataChecksums | None:
-    """Return the sums of the data set that a run was trained on; None if they are not recorded, and it is not at hand."""
+    """Return the checksums of a run's training data; None if they are not recorded and the files are missing."""
     if record.get("data") is not None:
         try:
             return DataChecksums.model_validate(record["data"])
@@ -78,7 +76,7 @@ def data_of_training(folder: RunFolder, record: Mapping[str, Any]) -> DataChecks
 
 
 def identity_in(path: Path) -> DataIdentity | None:
-    """Return the identity of the data that a file of embeddings or of phrase scores is of; None if it cannot be read."""
+    """Return the identity of the data of an embeddings or phrase scores file; None if it cannot be read."""
     names = ("image_ids", "caption_ids", "photo_hashes", "caption_hashes")
     with suppress(UserError), open_hdf5(path, "a file of embeddings") as file:
         stored = {name: data[:] for name in names if (data := find_hdf5_dataset(file, name)) is not None}
@@ -95,7 +93,7 @@ def identity_in(path: Path) -> DataIdentity | None:
 
 
 def _holds_same_photos(folder: RunFolder, cache: FeatureCache) -> bool:
-    """Return whether the run's cache is there and unchanged, shares ids with ``cache`` and has the same data at these ids."""
+    """Return whether the run's cache is unchanged, shares ids with ``cache`` and has the same data at these ids."""
     with suppress(UserError):
         own = open_cache(folder.feature_file())
         shared = np.isin(cache.ids, own.ids).any()
@@ -143,9 +141,9 @@ class OpenedRun:
 
     @property
     def trained_on(self) -> str | None:
-        """The data set that it was trained on, if that is another one than the one that it reads.
+        """The name of the training data, if it is another data set than ``dataset``.
 
-        ``demo-1a2b3c4d`` if both are called ``demo``: the digits stand for the contents of the one that it was trained on.
+        If both have the same name, digits of the checksum of the training data are appended, as in ``demo-1a2b3c4d``.
         """
         name = str(self.record["dataset"])
         if name != self.dataset.name:
@@ -173,7 +171,7 @@ class OpenedRun:
 
     @property
     def inputs(self) -> list[Path]:
-        """All that was read of it, or may be: no output may be one of these files, or lie in one of these folders."""
+        """All files and folders that belong to the inputs of the run. No output may replace them."""
         caches = [cache for cache in (self.cache, self.caption_cache) if cache is not None]
         of_caches = [path for cache in caches for path in (cache.path, shards_folder(cache.path), encoder_path(cache.path))]
         return [
@@ -203,10 +201,7 @@ class OpenedRun:
 
 
 def run_cost(run: OpenedRun) -> dict[str, Any]:
-    """Return the cost of a run: seconds of extraction and training, MB of caches and weights.
-
-    None is what is not known: of imported features how long they took, for example.
-    """
+    """Return the cost of a run: seconds of extraction and training, MB of caches and weights; None for unknown values."""
     caches = [cache for cache in (run.cache, run.caption_cache) if cache is not None]
     trained = run.record["features"]
     if "eval_features" in run.record:
@@ -224,9 +219,9 @@ def run_cost(run: OpenedRun) -> dict[str, Any]:
 
 
 def open_run(run: Path, places: RunPlaces = RunPlaces(), device: str = "auto", unfinished: bool = False) -> OpenedRun:
-    """Open a run; ``places`` are where its caches and data set were moved, or those of another data set.
+    """Open a run; ``places`` are the paths of its files if they were moved, or of another data set.
 
-    :class:`UserError` if its training did not finish, unless ``unfinished`` ones will do.
+    Raises UserError if its training did not finish, unless ``unfinished`` is set.
     """
     folder = RunFolder(run)
     experiment, record = folder.settings(ExperimentConfig), folder.record()
@@ -263,7 +258,7 @@ def open_run(run: Path, places: RunPlaces = RunPlaces(), device: str = "auto", u
 
 
 def load_best(folder: RunFolder, model: Model) -> str:
-    """Give a model the best weights of its run, for evaluation; returns the SHA-256 of their file."""
+    """Load the best weights of a run into a model, for evaluation; return the SHA-256 of their file."""
     weights, sha256 = folder.read_best()
     try:
         model.load_state_dict(weights)
@@ -282,7 +277,7 @@ def unfinished_state(record: Mapping[str, Any]) -> str | None:
 
 
 def _alike(file: Path, trained_on: Mapping[str, Any], folder: RunFolder, option: str = "--features") -> FeatureCache:
-    """Open the cache in ``file``, if the run was trained with it or with one of the same extractor."""
+    """Open the cache in ``file``, if it is the cache of the training or has the same extractor."""
     if not file.exists():
         place = os.path.normpath(file)
         raise UserError(f"{folder.path}: no feature cache {place}, with which it was trained; if it was moved, give {option}")
@@ -306,7 +301,6 @@ def _alike(file: Path, trained_on: Mapping[str, Any], folder: RunFolder, option:
 
 
 def _extractor_at(path: Path, key: str) -> Mapping[str, Any] | None:
-    """Return the extractor of the cache that a run was trained with, if the cache is still there."""
     try:
         cache = open_cache(path)
     except UserError:
@@ -319,14 +313,10 @@ def images_trained_on(
 ) -> int:
     """Return the number of images of a split that a run was trained on. Raises UserError if not 0, unless ``allowed``.
 
-    The run's own training split is accepted. This function compares the images of another data set, or of a ``dataset.json``
-    with other splits. It compares their numbers on Flickr or in MS-COCO, and the checksums of their files in the caches. If
-    the run's own data set is missing, the log mentions it.
-
-    Parameters
-    ----------
-    folder, restval : the run, and whether it was trained on the split ``restval``, too
-    cache, tested, split : what it is tested on
+    ``restval`` states whether the run was trained on the split ``restval``, too; ``cache``, ``tested`` and ``split`` are the
+    data to test on. Images of the run's own ``dataset.json`` are accepted. Images of another one are compared by their ids on
+    Flickr or in MS-COCO, and by the checksums of their files. Without the run's data set, the check is skipped with a log
+    message.
     """
     evaluated = folder.evaluated()
     try:
@@ -357,7 +347,7 @@ def images_trained_on(
 
 
 def _sums(cache: FeatureCache) -> dict[int, bytes]:
-    """SHA-256 of the image files that a cache was made from, by image id; none of rows that were not made from image files."""
+    """Return the SHA-256 of each image's file, by image id; empty if a cache was not computed from image files."""
     if "imported" in cache.provenance or read_backbone(cache) is not None:
         return {}
     return {imgid: row.tobytes() for imgid, row in zip(cache.ids.tolist(), read_sources(cache), strict=True)}

@@ -19,8 +19,7 @@ from tests.train.solvers.test_cca import of_pairs, pairs, slow_directions, split
 from vse.pipeline.errors import UserError
 from vse.train.models.encoders.linear import RelativeEncoder, WeightedEncoder
 from vse.train.run.folder import RunFolder
-from vse.train.solvers.asif import anchor_pairs
-from vse.train.solvers.ridge import reduced, ridge_maps
+from vse.train.solvers.closed_form import anchor_pairs, reduced, ridge_maps
 from vse.train.training import train
 from vse.train.use.embed import embed_split
 

@@ -20,7 +20,6 @@ from vse.train.kinds import Encoded, Kind
 class Sizes:
     """The input and output of an encoder.
 
-    kind : kind of the input
     input_dim : length of an input vector; for words and tokens, the size of the vocabulary
     dim : length of an embedding, unless the settings of the encoder set it
     word_dim : length of a word vector
@@ -35,7 +34,7 @@ class Sizes:
 
 
 class Encoder(nn.Module):
-    """A network from one side of a batch to its embeddings.
+    """A network from the inputs of a batch to embeddings.
 
     Its ``forward`` takes the tensors of one kind of input, and returns embeddings (n, dim), or sets of embeddings with their
     mask. They do not have unit length yet. ``dim`` is the length of an embedding.

@@ -80,10 +80,7 @@ class Bert(EncoderSettings):
 
 
 class BertEncoder(Encoder):
-    """The transformer, ``network``, and a linear map of its pooled outputs, or of every output without pooling.
-
-    Frozen layers have no gradients and stay in evaluation mode.
-    """
+    """The transformer, ``network``, and a linear map of its pooled outputs, or of every output without pooling."""
 
     def __init__(self, transformer: Transformer, dim: int, settings: Bert) -> None:
         super().__init__()
@@ -131,7 +128,7 @@ class BertEncoder(Encoder):
         return (self.linear((states * weights[:, :, None]).sum(1)),)
 
     def train(self, mode: bool = True) -> BertEncoder:
-        """Set the mode of all layers but the frozen ones, which stay in evaluation mode."""
+        """Set the mode of all layers except the frozen ones, which stay in evaluation mode."""
         super().train(mode)
         for module in self._frozen:
             module.train(False)
@@ -142,7 +139,6 @@ class BertEncoder(Encoder):
 
 
 def _augmentation(transformer: Transformer, share: float) -> WordAugmentation:
-    """Return the augmentation of a transformer's tokens; the pieces of a word are treated together."""
     tokenizer = transformer.tokenizer
     number_of = tokenizer.get_vocab()
     masked = next((number_of[name] for name in ("[MASK]", "<mask>") if name in number_of), None)

@@ -1,4 +1,4 @@
-"""The generalised pooling operator (GPO), and the image encoder of VSE-infinity that uses it.
+"""The generalised pooling operator (GPO), the encoder of VSE-infinity that uses it, and its augmentation of sets and captions.
 
 GPO is a weighted mean of sorted features. A small network computes the weights from the ranks.
 """
@@ -25,10 +25,9 @@ _TEMPERATURE = 0.1
 class GeneralisedPooling(nn.Module):
     """Pooling of a set into one vector, sum_k theta_k max_k (VSE-infinity, Chen et al., CVPR 2021, section 4).
 
-    max_k is the k-th highest number of the set, separately in each dimension. The weights theta depend only on the size of the
-    set. A bidirectional GRU reads the sinusoidal encodings of the ranks from 1 to the size, the logit of rank k is a linear
-    map of the mean of its two states, and theta is the softmax of the logits at the temperature 0.1. The weights sum to 1.
-    Equal weights give the mean, a weight of 1 for the first rank gives the maximum, and a set of one vector gives that vector.
+    max_k is the k-th highest value of the set, separately in each dimension. The weights theta depend only on the size of the
+    set and sum to 1. A bidirectional GRU reads the sinusoidal encodings of the ranks from 1 to the size. The logit of rank k
+    is a linear map of the mean of its two states, and theta is the softmax of the logits at the temperature 0.1.
     """
 
     def __init__(self) -> None:
@@ -113,8 +112,6 @@ class GpoEncoder(Encoder):
 
 
 class _ResidualLayers(nn.Module):
-    """Two layers with batch normalisation and ReLU between them, for vectors without padding."""
-
     def __init__(self, input_dim: int, hidden: int, dim: int) -> None:
         super().__init__()
         self.first = nn.Linear(input_dim, hidden)
@@ -144,8 +141,8 @@ def some_of_sets(mask: Bool[Tensor, "n longest"], share: float) -> Bool[Tensor, 
 class WordAugmentation(nn.Module):
     """Random masking, change and removal of words during training (VSE-infinity, Chen et al., CVPR 2021).
 
-    A word is selected with the probability ``share``. Half of the selected words are replaced by the mask, a tenth by a random
-    word, and the others are removed, as in the authors' code. The marks of the start and the end of a caption stay.
+    Half of the selected words are replaced by the mask, a tenth by a random word, and the others are removed, as in the
+    authors' code. The marks of the start and the end of a caption stay.
 
     Parameters
     ----------
@@ -154,7 +151,7 @@ class WordAugmentation(nn.Module):
     special : words that are never selected, and never replace another word
     masked : the word that replaces a masked word
     padding : the word that pads short captions
-    continued : pieces that continue the word before them, and are treated as it is
+    continued : pieces that continue the word before them, and are treated like it
     """
 
     special: Tensor

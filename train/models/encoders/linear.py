@@ -1,4 +1,4 @@
-"""A linear map of vectors into the joint space."""
+"""Encoders of one layer at most: identity, a linear map, a weighted linear map, and cosines with anchors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Linear(EncoderSettings):
 
 
 class LinearEncoder(Encoder):
-    """The linear map; a mask is passed through."""
+    """The linear map; a mask is returned unchanged."""
 
     def __init__(self, input_dim: int, dim: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class IdentitySettings(EncoderSettings):
 
 
 class IdentityEncoder(Encoder):
-    """An encoder without weights; a mask is passed through."""
+    """An encoder without weights; a mask is returned unchanged."""
 
     def __init__(self, input_dim: int) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Relative(EncoderSettings):
 
 
 class RelativeEncoder(Encoder):
-    """The anchors (dim, input_dim) of unit length, the number of cosines that are kept, and their power; not trained."""
+    """The anchors (dim, input_dim) of unit length, the number ``k`` of cosines to keep, and their power; not trained."""
 
     anchors: Tensor
     k: Tensor

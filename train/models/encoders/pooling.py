@@ -1,4 +1,4 @@
-"""Pooling of a set: a linear map of each vector, then their mean or a weighted mean."""
+"""Image encoders that pool a set into one vector: mean, attention, or WELDON's highest and lowest responses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Pooled(EncoderSettings):
 
 
 class PooledEncoder(Encoder):
-    """The linear map and the pooling; ``query`` is q. It starts as zeros, so that both poolings start as the mean."""
+    """The linear map and the pooling. The vector ``query`` is q; it starts as zeros, for which attention is the mean."""
 
     def __init__(self, input_dim: int, dim: int, attends: bool) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def weldon_pooling(
 ) -> Float[Tensor, "n channels"]:
     """Return the mean of the ``k_max`` highest plus that of the ``k_min`` lowest responses of each channel in the mask.
 
-    If there are fewer positions, all of them count (Durand et al., CVPR 2016).
+    All positions count if there are fewer (Durand et al., CVPR 2016).
     """
     by_channel = responses.transpose(1, 2).contiguous()
     pooled = _mean_of_highest(by_channel, mask, k_max)
@@ -99,7 +99,6 @@ def weldon_pooling(
 
 
 def _mean_of_highest(responses: Tensor, mask: Tensor, k: int) -> Tensor:
-    """Return the mean of the ``k`` highest of the responses (n, channels, longest)."""
     k = min(k, mask.shape[1])
     top = responses.masked_fill(~mask[:, None], -torch.inf).topk(k, sorted=True).values
     top = top.to(torch.promote_types(top.dtype, torch.float32))

@@ -19,7 +19,7 @@ Scores = Tensor | tuple[Tensor, Tensor]
 class Similarity(nn.Module):
     """A network that scores n images with m captions, for any n and m.
 
-    The score of a pair depends only on that image and that caption, not on the other items of the batch.
+    The score of a pair depends only on that image and that caption, not on the rest of the batch.
     """
 
     def forward(self, images: Encoded, captions: Encoded) -> Scores:
@@ -29,7 +29,7 @@ class Similarity(nn.Module):
     def score_pairs(
         self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, " k"]:
-        """Return the score of each image in ``rows`` with the caption at the same place in ``columns``."""
+        """Return the score of each image in ``rows`` with the caption at the same position in ``columns``."""
         scores = self(images, captions)
         if isinstance(scores, tuple):
             raise UserError("a loss of single pairs has no direction, but this similarity has a score for each direction")
@@ -48,7 +48,7 @@ class SimilaritySettings(Settings):
 
     Attributes
     ----------
-    images, captions : the kind of embeddings that it compares, on each side
+    images, captions : the kind of embeddings that it compares
     ranked_by : the similarity of :mod:`vse.eval.ranking.scores` that ranks single vectors in the same order; None: the model
         scores every pair, and ``vse-embed`` writes the scores
     compares_one_side : whether it can also compare two images, or two captions

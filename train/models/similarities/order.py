@@ -74,7 +74,6 @@ class _Violations(torch.autograd.Function):
 
 
 def _exceeding(images: Tensor, captions: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield max(0, c - v) of blocks of images with all captions, (rows, n_captions, dim)."""
     size = max(1, _BLOCK.get(images.device.type, 2**26) // max(1, captions.numel()))
     for start in range(0, len(images), size):
         rows = slice(start, min(start + size, len(images)))

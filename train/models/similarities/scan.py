@@ -65,8 +65,7 @@ class Scan(Similarity):
 
     Attended vectors are not computed. The product of one with a query is e_j . sum_k w_kj v_k = sum_k w_kj a_kj. Its length is
     |sum_k w_kj v_k|^2 = w_j' G w_j, where G has the inner products of the vectors of one set. Softmaxes are not normalised,
-    because cosines do not depend on it. Pairs are scored in blocks. For large batches the backward pass computes each block
-    again.
+    because cosines do not depend on it. For large batches the backward pass computes each block of pairs again.
     """
 
     def __init__(self, settings: ScanSettings) -> None:
@@ -74,7 +73,6 @@ class Scan(Similarity):
         self.settings = settings
 
     def forward(self, images: Encoded, captions: Encoded) -> Float[Tensor, "n_images n_captions"]:
-        """Return the score of every image (row) with every caption (column)."""
         if not torch.is_grad_enabled():  # the arithmetic of a pair must not depend on other pairs
             return self._of_all(images, captions)
         order = captions[1].sum(1).argsort()
@@ -84,7 +82,6 @@ class Scan(Similarity):
     def score_pairs(
         self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, " k"]:
-        """Return the scores of single pairs."""
         context, inside, queries, asked = self._of_single(images, captions, rows, columns)
         with torch.autocast(context.device.type, enabled=False):
             cosines, squares = (context @ queries.transpose(1, 2))[..., None], queries.square().sum(2, keepdim=True)
@@ -107,7 +104,7 @@ class Scan(Similarity):
     def _of_single(
         self, images: Encoded, captions: Encoded, rows: Tensor, columns: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return context (k, n_context, dim), its mask, queries (k, n_queries, dim), and their mask (k, n_queries, 1)."""
+        """Return context vectors, their mask, query vectors and their mask (k, n_queries, 1) of single pairs."""
         (context, inside), (queries, asked) = self._sides(select(images, rows), select(captions, columns))
         return context, inside, queries, asked[:, :, None]
 
@@ -178,7 +175,6 @@ class Scan(Similarity):
     def _aggregated(
         self, relevance: Float[Tensor, "k n_queries m"], asked: Bool[Tensor, "... n_queries m"]
     ) -> Float[Tensor, "k m"]:
-        """Aggregate R over the queries of each pair into its score."""
         kind, sharpness = self.settings.aggregation, self.settings.lse_sharpness
         if kind == "max":
             return relevance.masked_fill(~asked, -torch.inf).amax(1)
@@ -193,7 +189,6 @@ def _gram(sets: Float[Tensor, "k n dim"]) -> Float[Tensor, "k n n"]:
 
 
 def _cut(sets: Encoded) -> Encoded:
-    """Remove the columns that are padding in all sets."""
     vectors, mask = sets
     longest = int((mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax())
     return vectors[:, :longest], mask[:, :longest]

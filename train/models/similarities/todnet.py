@@ -34,14 +34,7 @@ class ConditionalNetwork(nn.Module):
 
     Both may have further leading axes, which broadcast. The first layer is computed separately for vectors and conditions, and
     summed for every combination. So vectors (1, n, dim) and conditions (k, 1, dim) cost n + k passes through the first layer,
-    and k n passes through the others.
-
-    Parameters
-    ----------
-    dim, condition_dim : lengths of a vector and of its condition; 0: no condition
-    widths : output lengths of the layers before the last
-    n_out : output length of the last layer
-    zero : whether the weights of the last layer start as 0
+    and k n passes through the others. With ``zero``, the weights of the last layer start as 0.
     """
 
     def __init__(self, dim: int, condition_dim: int, widths: Sequence[int], n_out: int, zero: bool) -> None:
@@ -54,7 +47,6 @@ class ConditionalNetwork(nn.Module):
 
     @property
     def last(self) -> nn.Linear:
-        """The last layer, which has no ReLU."""
         last = self.linears[-1]
         assert isinstance(last, nn.Linear)
         return last
@@ -82,12 +74,11 @@ class ConditionalMlp(nn.Module):
         self.adds = identity
 
     def parts(self, x: Float[Tensor, "... dim"], condition: Tensor | None) -> list[Tensor]:
-        """Return T(x; c) as a list of one part."""
         out = self.network(x, condition).to(x.dtype)
         return [x + out if self.adds else out]
 
     def forward(self, x: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
-        """T(x; c) of vectors and conditions whose axes in front broadcast."""
+        """Return T(x; c) of vectors and conditions whose leading axes broadcast."""
         return self.parts(x, condition)[0]
 
 
@@ -102,10 +93,8 @@ class ConditionalFlow(nn.Module):
 
     Parameters
     ----------
-    dim : even length of a vector
-    condition_dim : length of a condition; 0: no condition
-    layers : number of coupling layers
-    widths : widths of the hidden layers of each network
+    dim, condition_dim : lengths of a vector (even) and of a condition; 0: no condition
+    layers, widths : number of coupling layers, and widths of the hidden layers of each network
     scale : one of :data:`SCALES`
     identity : whether scale(s) starts as 1 (for ``sigmoid``, as 0.88) and t as 0
     kept : the half that the first layer keeps, 0 or 1
@@ -137,7 +126,7 @@ class ConditionalFlow(nn.Module):
         return halves
 
     def forward(self, x: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
-        """T(x; c) of vectors and conditions whose axes in front broadcast."""
+        """Return T(x; c) of vectors and conditions whose leading axes broadcast."""
         return _joined(self.parts(x, condition))
 
     def inverse(self, y: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
@@ -150,13 +139,11 @@ class ConditionalFlow(nn.Module):
         return _joined(halves)
 
     def _of(self, network: nn.Module, kept: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the scale and the shift of a layer, in the precision of the vectors."""
         s, t = network(kept, condition).to(kept.dtype).chunk(2, -1)
         return self._scale(s), t
 
 
 def _joined(halves: Sequence[Tensor]) -> Tensor:
-    """Concatenate halves whose leading axes broadcast."""
     first, second = halves
     whole = first + second  # has the broadcast shape
     return torch.cat([first.expand_as(whole), second.expand_as(whole)], -1)
@@ -221,10 +208,9 @@ class TodNetSettings(SimilaritySettings):
 class TodNet(Similarity):
     """Scores of images with captions in deformed spaces; two matrices if they depend on the direction.
 
-    Each combination of a condition and a vector of the other side needs a pass through T. Some work is shared: the first layer
-    of each network splits into a part for x and a part for v. In the first coupling layer the part for x does not depend on
-    the pair. T(v; v) is computed once for each condition. The rest is matrix products of blocks of pairs. For large batches
-    the backward pass computes each block again.
+    Each combination of a condition and a vector of the other side needs a pass through T. In the first layer of each network
+    the part for x and the part for v are computed separately, and T(v; v) is computed once for each condition. The rest is
+    matrix products of blocks of pairs. For large batches the backward pass computes each block again.
     """
 
     def __init__(self, settings: TodNetSettings, dim: int) -> None:
@@ -255,7 +241,6 @@ class TodNet(Similarity):
         return ConditionalFlow(dim, condition_dim, settings.layers, widths, settings.scale, settings.identity, kept)
 
     def forward(self, images: Encoded, captions: Encoded) -> Scores:
-        """Return the scores of every image (row) with every caption (column): (i2t, t2i), or one matrix if they are equal."""
         vectors = {"images": images[0], "captions": captions[0]}
         if self.settings.normalize_before:
             vectors = {side: unit_length(values) for side, values in vectors.items()}
@@ -267,7 +252,6 @@ class TodNet(Similarity):
     def _scores(
         self, deform: nn.Module, given: str | None, vectors: dict[str, Tensor]
     ) -> Float[Tensor, "n_images n_captions"]:
-        """Return the scores of one direction; the conditions are the vectors of the side ``given``."""
         assert isinstance(deform, ConditionalFlow | ConditionalMlp)
         if given is None:
             return self._compared(*([part[None] for part in deform.parts(side, None)] for side in vectors.values()))[0]
@@ -304,7 +288,6 @@ class TodNet(Similarity):
 
 
 def _total(parts: list[Tensor]) -> Tensor:
-    """Return the sum of tensors whose axes broadcast."""
     total = parts[0]
     for part in parts[1:]:
         total = total + part

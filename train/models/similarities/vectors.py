@@ -1,4 +1,4 @@
-"""The cosine similarity."""
+"""Similarities of single vectors: the inner product (the cosine of unit vectors) and minus the Euclidean distance."""
 
 from __future__ import annotations
 
