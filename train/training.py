@@ -30,7 +30,7 @@ from vse.train.prepare import prepare_task
 from vse.train.run.folder import RunFolder
 from vse.train.run.inputs import InputPaths, Inputs, open_inputs
 from vse.train.run.processes import Processes, TrainingFailed, join_processes
-from vse.train.run.resume import Existing, Extras, action_on
+from vse.train.run.resume import Existing, Extras, choose_action
 from vse.train.solvers.base import Progress, Solver
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def train(
             at_end.enter_context(lock_for_writing(folder.path, folder=True))
             base = () if opened.base is None else opened.base.files
             folder.check_out([path for path in (features, dataset.path, *vars(inputs).values(), *base) if path is not None])
-            return action_on(folder, experiment, identity, existing, extras, asked)
+            return choose_action(folder, experiment, identity, existing, extras, asked)
 
         action = _agreed(processes, decide)
         if action == "nothing":

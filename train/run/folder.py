@@ -8,7 +8,6 @@ import io
 import os
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,59 +34,22 @@ _CONFIG = OutputKind("the settings of a run", lambda path: {"model", "loss", "tr
 _CHECKPOINT = text_kind("a checkpoint of a run", "PK", within=2)
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """The paths and contents of one run."""
 
-    path: Path
-
-    @property
-    def config_file(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def vocabulary_file(self) -> Path:
-        return self.path / "vocab.json"
-
-    @property
-    def tokenizer_file(self) -> Path:
-        """The tokenizer of a model that reads tokens."""
-        return self.path / "tokenizer.json"
-
-    @property
-    def transformer_file(self) -> Path:
-        """The name, the longest text and the configuration of the transformer of a model that reads tokens."""
-        return self.path / "transformer.json"
-
-    @property
-    def metrics_file(self) -> Path:
-        return self.path / "metrics.csv"
-
-    @property
-    def negatives_file(self) -> Path:
-        return self.path / "negatives.csv"
-
-    @property
-    def best_file(self) -> Path:
-        return self.path / "best.safetensors"
-
-    @property
-    def next_best_file(self) -> Path:
-        """New best weights whose epoch no checkpoint counts yet."""
-        return self.path / "best.next.safetensors"
-
-    @property
-    def checkpoint_file(self) -> Path:
-        return self.path / "last.ckpt"
-
-    @property
-    def record_file(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def code_folder(self) -> Path:
-        """Copies of a user's own code that the settings name."""
-        return self.path / "code"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.yaml"  # every setting
+        self.vocabulary_file = path / "vocab.json"
+        self.tokenizer_file = path / "tokenizer.json"  # this and the next one only for a model that reads tokens
+        self.transformer_file = path / "transformer.json"  # name, longest input and configuration of the transformer
+        self.metrics_file = path / "metrics.csv"
+        self.negatives_file = path / "negatives.csv"
+        self.best_file = path / "best.safetensors"
+        self.next_best_file = path / "best.next.safetensors"  # new best weights whose epoch no checkpoint counts yet
+        self.checkpoint_file = path / "last.ckpt"  # the state for a bit-exact resume
+        self.record_file = path / "run.json"  # features, versions, seed, timings, state
+        self.code_folder = path / "code"  # copies of a user's own code that the settings name
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -120,10 +82,8 @@ class RunFolder:
         record: dict[str, Any] = read_json(self.record_file)
         if not isinstance(record, dict):
             raise UserError(f"{self.record_file}: not the record of a run")
-        caches = [
-            record.get("features"),
-            *(record[name] for name in ("eval_features", "caption_features", "truth_features") if name in record),
-        ]
+        optional = ("eval_features", "caption_features", "truth_features")
+        caches = [record.get("features"), *(record[name] for name in optional if name in record)]
         places = [cache.get(key) if isinstance(cache, dict) else None for cache in caches for key in ("name", "key", "path")]
         fits = {
             "features": all(map(is_path, places)),

@@ -26,13 +26,14 @@ from vse.train.use.searcher import Searcher, SearchOptions
 from vse.train.use.trained_run import RunPlaces, unfinished_state
 
 log = logging.getLogger(__name__)
+PHOTOS = (".jpg", ".jpeg", ".png", ".webp")
 
 
 @dataclass(frozen=True)
 class _Kept:
     """A cached searcher, with the request for which it was built and the states of its files at that time."""
 
-    asked_for: Hashable
+    request: Hashable
     searcher: Searcher
     states: Mapping[Path, FileState | None]
 
@@ -43,23 +44,23 @@ class LastSearcher:
     def __init__(self) -> None:
         self._kept: _Kept | None = None
 
-    def searcher(self, asked_for: Hashable) -> Searcher | None:
+    def searcher(self, request: Hashable) -> Searcher | None:
         """Return the cached searcher if it fits the request; otherwise drop it and return None."""
         kept = self._kept
-        as_it_was = kept is not None and all(read_file_state(file) == state for file, state in kept.states.items())
-        if kept is not None and as_it_was and kept.asked_for == asked_for:
+        unchanged = kept is not None and all(read_file_state(file) == state for file, state in kept.states.items())
+        if kept is not None and unchanged and kept.request == request:
             return kept.searcher
         self._kept = None
         return None
 
-    def keep(self, asked_for: Hashable, searcher: Searcher, files: Iterable[Path], started: int) -> None:
+    def keep(self, request: Hashable, searcher: Searcher, files: Iterable[Path], started: int) -> None:
         """Cache a searcher that was built from the time ``started`` on, with the states of its run's files and of ``files``.
 
         Skip the cache if a file has changed recently: the copy in memory may be stale.
         """
         states = {file: read_file_state(file) for file in (*_files_of(searcher.trained), *files)}
         if all(state is None or state.is_settled(started) for state in states.values()):
-            self._kept = _Kept(asked_for, searcher, states)
+            self._kept = _Kept(request, searcher, states)
 
 
 LAST = LastSearcher()
@@ -78,77 +79,90 @@ def _files_of(trained: TrainedRun) -> list[Path]:
     ]
 
 
-log = logging.getLogger(__name__)
+@dataclass(frozen=True)
+class SearchRequest:
+    """The options of a search. Its ``split`` is ``test`` by default, and ``html`` is the path of a report with photos.
+
+    The other options are those of :class:`vse.train.use.searcher.SearchOptions`.
+    """
+
+    k: int = 10
+    split: str | None = None
+    corpus: Path | None = None
+    index: Path | None = None
+    index_type: str | None = None
+    index_parameters: str = ""
+    rerank: int | None = None
+    html: Path | None = None
 
 
-def search_split(
+def search_run(
     run: Path,
     query: str | Path,
-    k: int = 10,
-    split: str = "test",
-    *,
+    request: SearchRequest = SearchRequest(),
     places: RunPlaces = RunPlaces(),
     device: str = "auto",
-    corpus: Path | None = None,
-    index: Path | None = None,
-    index_type: str | None = None,
-    index_parameters: str = "",
-    rerank: int | None = None,
-    page: Path | None = None,
     last: LastSearcher | None = None,
 ) -> list[SearchHit]:
-    """Return the ``k`` best images for a text, or captions for an image file, of a split or an embeddings file.
+    """Return the best images for a text, or captions for a photo; write a report if requested.
 
-    With an ``index`` or ``last`` the searcher is cached for the next query in this process, as long as its files do not
-    change.
-
-    Parameters
-    ----------
-    run, split, places, device : see :func:`vse.train.use.model.load_run`; the weights in ``places`` are those of a CNN, for an
-        image file, and of a pretrained text encoder, for a text
-    corpus, index, index_type, index_parameters, rerank : see :class:`vse.train.use.searcher.SearchOptions`
-    page : the report that will be written; it must not replace a file that is read
-    last : the cache of the searcher; by default, only a searcher with an index is cached
+    A query with the file extension of a photo is the path of a photo. With an ``index`` or ``last`` the searcher is cached for
+    the next query in this process, as long as its files do not change. For ``places`` and ``device`` see
+    :func:`vse.train.use.model.load_run`.
     """
-    if index is None and (index_type is not None or index_parameters):
-        raise UserError("--index-type and --index-parameters say what --index is, which names the file; it is missing")
-    options = SearchOptions(corpus, index, index_type, index_parameters, rerank)
-    asked_for, started = (Path.cwd(), run, split, places, device, options), time.time_ns()
+    photo = Path(query) if isinstance(query, Path) or query.lower().endswith(PHOTOS) else None
+    with memory_guard(MEMORY_ADVICE):
+        hits = _search(run, str(query) if photo is None else photo, request, places, device, last)
+    if request.html is not None:
+        from vse.eval.report.pages import write_search_page
+
+        searched = f"{run}, {request.corpus or request.split or 'test'}"
+        log.info("%s: the results as a report", write_search_page(request.html, photo or str(query), hits, searched))
+    return hits
+
+
+def _search(
+    run: Path, query: str | Path, request: SearchRequest, places: RunPlaces, device: str, last: LastSearcher | None
+) -> list[SearchHit]:
+    split, corpus, index, page = request.split or "test", request.corpus, request.index, request.html
+    if index is None and (request.index_type is not None or request.index_parameters):
+        raise UserError("--index-type and --index-parameters describe the index file; name it with --index")
+    options = SearchOptions(corpus, index, request.index_type, request.index_parameters, request.rerank)
+    cache_key, started = (Path.cwd(), run, split, places, device, options), time.time_ns()
     if last is None and index is not None:
         last = LAST
-    kept = None if last is None else last.searcher(asked_for)
-    trained = load_searched(run, split, places, device) if kept is None else kept.trained
-    by_photo = isinstance(query, Path)
-    if by_photo and corpus is None and not len(trained.split.pairs):
+    cached = None if last is None else last.searcher(cache_key)
+    trained = load_searched(run, split, places, device) if cached is None else cached.trained
+    if isinstance(query, Path) and corpus is None and not len(trained.split.pairs):
         raise UserError(f"{trained.dataset.path}: no image of the split {split!r} has a caption for a photo to find")
-    read = [*trained.inputs, *([query] if isinstance(query, Path) else []), *([corpus] if corpus else [])]
+    inputs = [*trained.inputs, *([query] if isinstance(query, Path) else []), *([corpus] if corpus else [])]
     if index is not None:
-        check_output(index, INDEX, read)
-        check_output(metadata_file(index), INDEX_METADATA, read)
-        read += [index, metadata_file(index)]
+        check_output(index, INDEX, inputs)
+        check_output(metadata_file(index), INDEX_METADATA, inputs)
+        inputs += [index, metadata_file(index)]
     if page is not None:
-        from vse.eval.report.pages import SEARCH_PAGE  # which a search without a page does not need
+        from vse.eval.report.pages import SEARCH_PAGE  # a search without a report does not need it
 
-        check_output(page, SEARCH_PAGE, read)
-    if kept is None:
+        check_output(page, SEARCH_PAGE, inputs)
+    if cached is None:
         searcher = Searcher(trained, split, places.weights_dir, options)
     else:
-        searcher = kept
+        searcher = cached
         _use(trained)
-    asking: Query = decode_image(query) if isinstance(query, Path) else query
-    asked = searcher.read(asking)
-    if asked.remark:
-        log.warning("%s", asked.remark)
-    answer = searcher.answer(asking, asked, k)
-    if last is not None and kept is None:
+    given: Query = decode_image(query) if isinstance(query, Path) else query
+    encoded = searcher.read(given)
+    if encoded.remark:
+        log.warning("%s", encoded.remark)
+    answer = searcher.answer(given, encoded, request.k)
+    if last is not None and cached is None:
         index_files = [] if index is None else [index, metadata_file(index)]
-        last.keep(asked_for, searcher, [*index_files, *([corpus] if corpus else [])], started)
-    if rerank is not None and answer.scored is not None:
-        side = "captions" if by_photo else "images"
-        log.info("scored: the %d of %d %s that pooled vectors find", answer.scored, searcher.size(by_photo), side)
+        last.keep(cache_key, searcher, [*index_files, *([corpus] if corpus else [])], started)
+    if request.rerank is not None and answer.scored is not None:
+        side = "captions" if isinstance(query, Path) else "images"
+        log.info("scored: the %d of %d %s that pooled vectors find", answer.scored, searcher.size(side == "captions"), side)
     if page is None or corpus is not None:
         return answer.hits
-    return with_attention(trained, asking, asked.encoded, answer.hits, answer.rows.tolist())
+    return with_attention(trained, given, encoded.encoded, answer.hits, answer.rows.tolist())
 
 
 def load_searched(run: Path, split: str, places: RunPlaces, device: str) -> TrainedRun:
@@ -165,68 +179,11 @@ def _use(trained: TrainedRun) -> None:
     use_device(str(trained.device) if trained.device.type == "cuda" else "cpu")
 
 
-PHOTOS = (".jpg", ".jpeg", ".png", ".webp")
-
-
-@dataclass(frozen=True)
-class AskedSearch:
-    """The options of a search; None stands for the default of :func:`search_split`.
-
-    ``html`` is the path of a report with photos.
-    """
-
-    k: int = 10
-    split: str | None = None
-    corpus: Path | None = None
-    index: Path | None = None
-    index_type: str | None = None
-    index_parameters: str = ""
-    rerank: int | None = None
-    html: Path | None = None
-
-
-def search_run(
-    run: Path,
-    query: str | Path,
-    asked: AskedSearch = AskedSearch(),
-    places: RunPlaces = RunPlaces(),
-    device: str = "auto",
-    last: LastSearcher | None = None,
-) -> list[SearchHit]:
-    """Return the best hits for a query, and write a report if requested; see :func:`search_split`.
-
-    A query with the file extension of a photo is the path of a photo.
-    """
-    given = Path(query) if str(query).lower().endswith(PHOTOS) else query
-    with memory_guard(MEMORY_ADVICE):
-        hits = search_split(
-            run,
-            given,
-            asked.k,
-            asked.split or "test",
-            places=places,
-            device=device,
-            corpus=asked.corpus,
-            index=asked.index,
-            index_type=asked.index_type,
-            index_parameters=asked.index_parameters,
-            rerank=asked.rerank,
-            page=asked.html,
-            last=last,
-        )
-    if asked.html is not None:
-        from vse.eval.report.pages import write_search_page
-
-        searched = f"{run}, {asked.corpus or asked.split or 'test'}"
-        log.info("%s: the results as a report", write_search_page(asked.html, given, hits, searched))
-    return hits
-
-
 def find_phrase(
     run: Path,
     photo: Path,
     phrase: str,
-    asked: AskedSearch = AskedSearch(),
+    request: SearchRequest = SearchRequest(),
     places: RunPlaces = RunPlaces(),
     device: str = "auto",
 ) -> PhraseHit:
@@ -235,17 +192,17 @@ def find_phrase(
     Raises UserError for options that apply to a split.
     """
     others = ("split", "corpus", "index", "index_type", "rerank")
-    if given := [f"--{name.replace('_', '-')}" for name in others if getattr(asked, name) is not None]:
+    if given := [f"--{name.replace('_', '-')}" for name in others if getattr(request, name) is not None]:
         raise UserError(f"--image searches one photo, and {given[0]} is of a split; leave it out")
-    if asked.html is not None:
+    if request.html is not None:
         from vse.eval.report.pages import PHRASE_PAGE
 
-        check_output(asked.html, PHRASE_PAGE, [photo])
+        check_output(request.html, PHRASE_PAGE, [photo])
     with memory_guard(MEMORY_ADVICE):
         located = locate(run, photo, phrase, places, device)
     hit = PhraseHit(phrase, located.boxes, located.scores)
-    if asked.html is not None:
+    if request.html is not None:
         from vse.eval.report.pages import write_phrase_page
 
-        log.info("%s: the best box in the photo", write_phrase_page(asked.html, photo, [hit], str(run)))
+        log.info("%s: the best box in the photo", write_phrase_page(request.html, photo, [hit], str(run)))
     return hit

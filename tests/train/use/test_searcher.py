@@ -17,7 +17,7 @@ from vse.train.training import train
 from vse.train.use import corpus as searched
 from vse.train.use.corpus import encoded_side, pooled_side
 from vse.train.use.model import load_run
-from vse.train.use.search import search_split
+from vse.train.use.search import SearchRequest, search_run
 from vse.train.use.searcher import Searcher, SearchOptions
 
 FORMS = {"cosine": [], "order": ["model.similarity=order", "train.epochs=1"], "scan": scan("i2t")}
@@ -42,7 +42,7 @@ def test_each_of_many_queries_finds_what_it_finds_alone(run: Path, photo: Path, 
     options = SearchOptions(rerank=60 if many else None, many=many, held_bytes=held)
     of_run = Searcher(opened, "test", options=options)
     for query in ("a red square", photo, "a circle above a star", photo):
-        expected = search_split(run, query, k=5, device="cpu")
+        expected = search_run(run, query, SearchRequest(5), device="cpu")
         asked = decode_image(query) if isinstance(query, Path) else query
         answer = of_run.answer(asked, of_run.read(asked), 5)
         assert [(hit.image_id, hit.caption_id) for hit in answer.hits] == [(hit.image_id, hit.caption_id) for hit in expected]
