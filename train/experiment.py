@@ -103,9 +103,7 @@ class ExperimentConfig(ExperimentPlan):
         if self.truth_feature is not None and not self.solver.reads_phrases:
             raise ValueError(f"truth_feature is for training on phrases; the solver {self.solver.name} does not read it")
         if not self.solver.learns and self.loss != MaxOfHinges():
-            raise ValueError(
-                f"solver: {self.solver.name} trains nothing, so it uses no loss; remove the loss {self.loss.name}"
-            )
+            raise ValueError(f"solver: {self.solver.name} trains nothing; remove the loss {self.loss.name}")
         return self
 
 

@@ -1,7 +1,4 @@
-"""The settings of a training: images, optimisation, solvers and adversaries. Presets read them without importing the code.
-
-A solver or an adversary is one file with a subclass of its settings and its code, and one line in its registry.
-"""
+"""The settings of a training: images, optimisation, solvers and adversaries. Presets read them without importing the code."""
 
 from __future__ import annotations
 
@@ -46,7 +43,7 @@ class ImagesConfig(Settings):
             raise ValueError("finetune needs source: pictures")
         if self.batch_norm == "train" and self.gradient_checkpointing:
             raise ValueError(
-                "batch_norm: train cannot be combined with gradient_checkpointing, which would count each batch twice"
+                "batch_norm: train cannot be combined with gradient_checkpointing: it would count each batch twice"
             )
         return self
 
@@ -62,7 +59,7 @@ class WarmupConfig(Settings):
     def _is_of_the_package(cls, name: str) -> str:
         if is_code_name(name):
             raise ValueError(
-                f"must be a loss of the package ({', '.join(LOSSES)}); a loss of your own can only be the loss of all epochs"
+                f"must be a loss of the package ({', '.join(LOSSES)}); your own can only be the loss of all epochs"
             )
         return name
 
@@ -174,18 +171,13 @@ class AdversarySettings(Settings):
     every: PositiveInt = Field(1, description="number of steps of the model for each step of the adversary")
 
     def build(self, opponent: Any) -> Any:
-        """Return the adversary of a model, with weights initialised by torch's default generator.
-
-        Raises :class:`vse.pipeline.errors.UserError` if it does not fit the model, the loss or the features.
-        """
+        """Return the adversary of a model. Raises UserError if it does not fit the model, the loss or the features."""
         raise NotImplementedError
 
 
 class SolverSettings(Settings):
     """The settings of a solver, chosen by its ``name``.
 
-    Attributes
-    ----------
     uses_loss : whether the solver minimises the experiment's loss
     learns : whether the solver changes any weight
     reads_words : whether captions may be read as words
@@ -205,10 +197,7 @@ class SolverSettings(Settings):
         """Raise UserError if the solver cannot read these caches of images and captions (None: words)."""
 
     def build(self, task: Any) -> Any:
-        """Return the solver of a task: the class that :attr:`code` names, unless a subclass overrides this method.
-
-        Raises :class:`vse.pipeline.errors.UserError` if the solver cannot solve the task.
-        """
+        """Return the solver of a task, by default the class that :attr:`code` names. Raises UserError if it does not fit."""
         return import_object(self.code)(task)
 
 

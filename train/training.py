@@ -50,8 +50,6 @@ def train(
 ) -> Path:
     """Train an experiment on a feature cache and return the run folder.
 
-    Parameters
-    ----------
     features : the cache; it records the data set and the path of its captions
     experiment : every setting
     seed : seed of the initial weights, of the order of the pairs and of random crops
@@ -76,7 +74,7 @@ def train(
         inputs = replace(inputs, words=encoder.word_file())
     texts: TextRows = "phrases" if experiment.solver.reads_phrases else "captions"
     opened = open_inputs(cache, dataset, experiment, folder, seed, inputs, encoder, texts)
-    experiment = _as_read(experiment, opened)
+    experiment = _use_read_features(experiment, opened)
     identity = opened.identity(seed)
     processes = join_processes(device)
     with ExitStack() as at_end:
@@ -90,7 +88,7 @@ def train(
             folder.check_out([path for path in (features, dataset.path, *vars(inputs).values(), *base) if path is not None])
             return choose_action(folder, experiment, identity, existing, extras, asked)
 
-        action = _agreed(processes, decide)
+        action = _agree(processes, decide)
         if action == "nothing":
             log.info("%s: this run is finished (add --overwrite to train it again)", folder.path)
             return folder.path
@@ -99,8 +97,8 @@ def train(
             task, vocabulary = prepare_task(experiment, opened, seed, processes, extras.log_negatives)
             return experiment.solver.build(task), vocabulary
 
-        solver, vocabulary, action, best_sha256 = _built(folder, build, action, existing, processes)
-        record = {**identity, **opened.record(folder.path), **_record(experiment, solver, vocabulary, extras)}
+        solver, vocabulary, action, best_sha256 = _build_or_resume(folder, build, action, existing, processes)
+        record = {**identity, **opened.record(folder.path), **_run_record(experiment, solver, vocabulary, extras)}
         known: dict[str, Any] = {"identity": identity, "log_negatives": extras.log_negatives}
         processes.broadcast(0)  # a barrier: no process writes before all have read
         if processes.first:
@@ -111,7 +109,7 @@ def train(
             if action == "resume":
                 _save_tables(folder, solver)
         try:
-            best_sha256 = _run(folder, solver, known, extras.tensorboard, best_sha256)
+            best_sha256 = _run_epochs(folder, solver, known, extras.tensorboard, best_sha256)
         except TrainingFailed as failure:
             if processes.first:
                 write_json(folder.record_file, {**record, "state": failure.state})
@@ -121,17 +119,14 @@ def train(
     return folder.path
 
 
-def _built(
+def _build_or_resume(
     folder: RunFolder, build: Callable[[], tuple[Solver, Vocabulary]], action: str, existing: Existing, processes: Processes
 ) -> tuple[Solver, Vocabulary, str, str | None]:
-    """Build the solver and restore a checkpoint; return it, its vocabulary, the action and the SHA-256 of the best weights.
-
-    Raises UserError if the checkpoint cannot be read. With ``--overwrite`` the action becomes ``start`` instead.
-    """
+    """Build the solver and restore a checkpoint; return it, its vocabulary, the action and the SHA-256 of the best weights."""
     solver, vocabulary = build()
     if action != "resume":
         return solver, vocabulary, action, None
-    fault, best_sha256 = _restored(folder, solver, processes)
+    fault, best_sha256 = _restore_checkpoint(folder, solver, processes)
     if not processes.any(fault is not None):
         log.info("%s: continuing after epoch %d, step %d", folder.path, solver.progress.epoch, solver.progress.step)
         return solver, vocabulary, action, best_sha256
@@ -150,14 +145,12 @@ def _precision(asked: str, processes: Processes) -> str:
     return "fp32" if processes.any(chosen == "fp32") else "bf16"
 
 
-def _as_read(experiment: ExperimentConfig, inputs: Inputs) -> ExperimentConfig:
+def _use_read_features(experiment: ExperimentConfig, inputs: Inputs) -> ExperimentConfig:
     """Return the experiment with the features of the inputs, which may differ from the features of its preset."""
     read = _features_read(experiment, inputs)
     for key, name in read.items():
         if (asked := getattr(experiment, key)) != name:
-            log.info(
-                "the preset of experiment %r sets %s to %r; this run reads %r", experiment.name, key, asked or "words", name
-            )
+            log.info("the preset %r sets %s to %r; this run reads %r", experiment.name, key, asked or "words", name)
     if inputs.captions is None and not experiment.solver.reads_words:
         raise UserError(
             f"solver: {experiment.solver.name} reads captions as vectors: name a caption feature "
@@ -178,7 +171,7 @@ def _features_read(experiment: ExperimentConfig, inputs: Inputs) -> dict[str, st
     return names if experiment.backbone is None else {"backbone": None, **names}
 
 
-def _agreed(processes: Processes, decide: Callable[[], str]) -> str:
+def _agree(processes: Processes, decide: Callable[[], str]) -> str:
     """Return the decision of the first process in every process. If it raises UserError, the others raise one too."""
     refusal = None
     code = -1
@@ -195,7 +188,7 @@ def _agreed(processes: Processes, decide: Callable[[], str]) -> str:
     return _ACTIONS[code]
 
 
-def _restored(folder: RunFolder, solver: Solver, processes: Processes) -> tuple[UserError | None, str | None]:
+def _restore_checkpoint(folder: RunFolder, solver: Solver, processes: Processes) -> tuple[UserError | None, str | None]:
     """Restore the checkpoint; return its error, if any, and the SHA-256 of the best weights at that time."""
     try:
         state = folder.checkpoint()
@@ -211,7 +204,7 @@ def _restored(folder: RunFolder, solver: Solver, processes: Processes) -> tuple[
     return None, sha256
 
 
-def _record(experiment: ExperimentConfig, solver: Solver, vocabulary: Vocabulary, extras: Extras) -> dict[str, Any]:
+def _run_record(experiment: ExperimentConfig, solver: Solver, vocabulary: Vocabulary, extras: Extras) -> dict[str, Any]:
     return {
         "experiment": experiment.name,
         "state": "running",
@@ -227,16 +220,12 @@ def _record(experiment: ExperimentConfig, solver: Solver, vocabulary: Vocabulary
     }
 
 
-def _run(
+def _run_epochs(
     folder: RunFolder, solver: Solver, known: Mapping[str, Any], tensorboard: bool, best_sha256: str | None
 ) -> str | None:
-    """Train the remaining epochs, starting with ``best_sha256`` as the SHA-256 of the best weights; return the last SHA-256.
-
-    New best weights are written before the checkpoint that counts their epoch, and replace the old ones after it. Every
-    checkpoint also has the entries of ``known``, which identify the run for a resume.
-    """
+    """Train the remaining epochs, and return the SHA-256 of the best weights. Every checkpoint also has ``known``."""
     first, patience = solver.processes.first, solver.patience
-    events = _events(folder, solver.progress.epoch) if tensorboard and first else None
+    events = _tensorboard_writer(folder, solver.progress.epoch) if tensorboard and first else None
 
     def save() -> None:
         if first:
@@ -288,7 +277,7 @@ def _save_tables(folder: RunFolder, solver: Solver) -> None:
         solver.listing.write(folder.negatives_file)
 
 
-def _events(folder: RunFolder, epoch: int) -> Any:
+def _tensorboard_writer(folder: RunFolder, epoch: int) -> Any:
     """Return a writer of TensorBoard events that hides the events of unfinished epochs."""
     try:
         from torch.utils.tensorboard import SummaryWriter

@@ -78,8 +78,7 @@ class AceSettings(ReinforceSettings):
         if model.gives != (Kind.VECTORS, Kind.VECTORS):
             name = model.config.similarity.name
             raise UserError(
-                f"adversary: ace samples single vectors, but the similarity {name!r} compares sets; "
-                "the adversary compositional samples parts of sets"
+                f"adversary: ace samples single vectors, but {name!r} compares sets; the adversary compositional samples sets"
             )
         if not opponent.loss.ranks:
             raise UserError(f"adversary: ace requires a ranking loss, and {opponent.loss.name} is not one")
@@ -129,8 +128,8 @@ class Ace(Adversary):
             self.captions.embedded[batch.pair_of] = batch.captions[0].detach()
         weights = self.loss.lambda1, self.loss.lambda2
         turns = [
-            self._turn(batch, model, self.captions, cost.rankings[0], batch.pair_of),
-            self._turn(batch, model, self.images, cost.rankings[1], batch.image_of),
+            self._direction_losses(batch, model, self.captions, cost.rankings[0], batch.pair_of),
+            self._direction_losses(batch, model, self.images, cost.rankings[1], batch.image_of),
         ]
         share = self.settings.in_batch
         drawn = sum(weight * turn.cost for weight, turn in zip(weights, turns, strict=True))
@@ -141,7 +140,7 @@ class Ace(Adversary):
             {name: (turns[0].measures[name] + turns[1].measures[name]) / 2 for name in turns[0].measures},
         )
 
-    def _turn(self, batch: Batch, model: Model, side: _Side, ranking: Ranking, own: Indices) -> Turn:
+    def _direction_losses(self, batch: Batch, model: Model, side: _Side, ranking: Ranking, own: Indices) -> Turn:
         """Compute one direction: negatives of ``side`` for queries of the other side; ``own`` are indices of ``side``."""
         to_captions = side is self.captions
         assert batch.pair_of is not None

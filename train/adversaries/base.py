@@ -40,12 +40,7 @@ class Opponent:
 
 
 class Round(NamedTuple):
-    """The objectives of the model and the adversary for a batch.
-
-    cost : the cost that the model minimises
-    loss : the loss that the adversary minimises
-    measures : scalars that a run logs, as means over an epoch
-    """
+    """The cost that the model minimises, the loss that the adversary minimises, and measures that a run logs."""
 
     cost: Cost
     loss: Tensor
@@ -53,11 +48,7 @@ class Round(NamedTuple):
 
 
 class Adversary(nn.Module):
-    """A network that makes a batch harder and is trained against the model.
-
-    A subclass that adds candidates for all queries overrides :meth:`candidates`. It also overrides :meth:`objective` if its
-    loss is not minus the model's loss. Any other subclass overrides :meth:`play`.
-    """
+    """A network that makes a batch harder and is trained against the model. A subclass overrides at least one method."""
 
     def play(self, batch: Batch, model: Model, objective: Objective, seed: int) -> Round:
         """Return the objectives of model and adversary for a batch; ``objective``, called with ``seed``, returns its cost."""
@@ -105,10 +96,7 @@ class ReinforceSettings(AdversarySettings):
 
 
 class Drawn(NamedTuple):
-    """Candidates sampled for n queries, with log p of each, and the entropy and the likeliest candidate of each query.
-
-    A query without a candidate gets index 0. Its ``possible`` is False, which excludes it from all sums.
-    """
+    """Candidates sampled for n queries; a query without a candidate gets index 0, and its ``possible`` is False."""
 
     indices: Int[Tensor, "n s"]
     log_probabilities: Float[Tensor, "n s"]

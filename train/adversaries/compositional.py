@@ -59,8 +59,7 @@ class CompositionalSettings(ReinforceSettings):
         if opponent.model.gives != (Kind.SETS, Kind.SETS):
             name = opponent.model.config.similarity.name
             raise UserError(
-                f"adversary: compositional samples regions for words, but the similarity {name!r} compares single vectors; "
-                "the adversary ace samples single vectors"
+                f"adversary: compositional samples regions, but {name!r} compares single vectors; use the adversary ace"
             )
         if not opponent.loss.ranks:
             raise UserError(f"adversary: compositional requires a ranking loss, and {opponent.loss.name} is not one")
@@ -82,7 +81,10 @@ class Compositional(Adversary):
         cost = objective(batch, seed)
         assert cost.rankings is not None
         with torch.autocast(batch.images[0].device.type, enabled=False):
-            turns = [self._turn(batch, model, side, cost.rankings[1 if side == "images" else 0]) for side in self.inferences]
+            turns = [
+                self._direction_losses(batch, model, side, cost.rankings[1 if side == "images" else 0])
+                for side in self.inferences
+            ]
         weight, in_batch = self.settings.weight, self.settings.in_batch
         margin = self.loss.margin if self.settings.form == "hinge" else 0.0
         return Round(
@@ -95,14 +97,14 @@ class Compositional(Adversary):
             {name: torch.stack([turn.measures[name] for turn in turns]).mean() for name in turns[0].measures},
         )
 
-    def _turn(self, batch: Batch, model: Model, side: str, ranking: Ranking) -> Turn:
+    def _direction_losses(self, batch: Batch, model: Model, side: str, ranking: Ranking) -> Turn:
         """Compose negatives of one side for all queries of the other side."""
         (parts, there), (queries, asked) = (
             (batch.images, batch.captions) if side == "images" else (batch.captions, batch.images)
         )
         words = queries.detach()[asked]  # (n_words, dim), the words of all queries one after the other
         query = asked.nonzero()[:, 0]
-        false = self._false(batch).to(parts.device)[query]
+        false = self._excluded_pairs(batch).to(parts.device)[query]
         logits = self.inferences[side](words, parts.detach().flatten(0, 1)).unflatten(1, there.shape)
         logits = logits.masked_fill(~there, -torch.inf)
         drawn = draw(logits.flatten(1), false[:, :, None].expand_as(logits).flatten(1), self.settings.samples)
@@ -144,7 +146,7 @@ class Compositional(Adversary):
         difference = composed - positives
         return difference if self.settings.form == "difference" else (self.loss.margin + difference).clamp(min=0)
 
-    def _false(self, batch: Batch) -> Bool[Tensor, "n n"]:
+    def _excluded_pairs(self, batch: Batch) -> Bool[Tensor, "n n"]:
         """Return, for each query, a mask of the pairs of the batch that share its image or its text."""
         image_of, text_of = torch.from_numpy(batch.image_of), self._text_of[batch.pair_of]
         return (image_of[:, None] == image_of) | (text_of[:, None] == text_of)

@@ -49,8 +49,6 @@ class CaptionsOnDemand:
 class EncodedCaptions:
     """Captions encoded on access by a text encoder that was fitted to another data set.
 
-    Parameters
-    ----------
     captions : the captions, in the order of their indices
     reader : the encoder that computed the cache of captions on which the model was trained
     cache : that cache; its rows are vectors or sets, and features are rounded to its type
@@ -118,10 +116,7 @@ _AT_ONCE = 10_000  # texts that are tokenised together
 
 
 class TokenIndices:
-    """Captions as indices of the tokens of a transformer.
-
-    ``n_cut`` is the number of captions that were truncated because they exceed the transformer's longest input.
-    """
+    """Captions as indices of the tokens of a transformer; ``n_cut`` of them were too long and are truncated."""
 
     kind = Kind.TOKENS
 

@@ -176,8 +176,6 @@ class CachedImages(CachedFeatures):
 class PhotoCrops:
     """Crops of photos, read from their files by threads.
 
-    Parameters
-    ----------
     extractor : the CNN that reads the crops
     paths, image_ids : the photos, in the order of their indices
     random_crop : kind of random crops, see the feature settings

@@ -22,10 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Pairs:
-    """All image-caption pairs of some images; pair k is caption k, in the order of the images, with its image.
-
-    ``image_of`` (n_pairs,) is the index of each caption's image.
-    """
+    """All image-caption pairs of some images: pair k is caption k with its image, of the index ``image_of[k]``."""
 
     def __init__(self, images: Sequence[Image]) -> None:
         self.images = images
@@ -78,10 +75,7 @@ class Split:
 
 
 def images_of(dataset: Dataset, splits: Sequence[str], cache: FeatureCache, captioned: bool = False) -> Sequence[Image]:
-    """Return the images of some splits that have features; warn about images that the extraction skipped.
-
-    With ``captioned``, images without a caption are left out too, because training and validation cannot use them.
-    """
+    """Return the images of some splits that have features and, with ``captioned``, captions; warn about the others."""
     of_splits = [dataset.split(split) for split in splits]
     images = of_splits[0] if len(of_splits) == 1 else list(chain.from_iterable(of_splits))
     kept = select_images(images, ~np.isin(image_ids(images), list(cache.skipped)))

@@ -48,8 +48,6 @@ class LearnedScale(nn.Module):
     The logarithm of the scale is learned, which keeps the scale positive (CLIP: Radford et al., 2021, section 2.3; SigLIP:
     Zhai et al., 2023, Algorithm 1).
 
-    Parameters
-    ----------
     temperature : 1 / scale at the start
     bias : the bias at the start; None: no bias
     least : lower bound of the temperature; None: no bound
@@ -117,10 +115,7 @@ Objective = Callable[[Batch, int], Cost]
 
 @dataclass(frozen=True)
 class LossUse:
-    """The setting in which a loss is used: with a similarity, compiled, with an adversary, or for phrases.
-
-    ``warmup`` is the loss of the first epochs, if it is another one.
-    """
+    """The setting in which a loss is used; ``warmup`` is the loss of the first epochs, if it is another one."""
 
     similarity: SimilaritySettings
     compiled: bool = False
@@ -188,8 +183,7 @@ class Loss(Settings, ABC):
 
     @abstractmethod
     def objective(self, similarity: Similarity, compiled: bool = False, weights: nn.Module | None = None) -> Objective:
-        """Return the function that training minimises, with embeddings scored by ``similarity``.
+        """Return the function that training minimises, compiled (torch.compile) if possible and requested by ``compiled``.
 
-        ``compiled`` compiles the loss (torch.compile) where possible. ``weights`` are the parameters of the loss, see
-        :meth:`weights`; without them the settings are used.
+        ``weights`` are the parameters of the loss, see :meth:`weights`; without them the settings are used.
         """

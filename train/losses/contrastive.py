@@ -1,4 +1,4 @@
-"""The base class of contrastive losses: a fixed or learned temperature, several positives, and blocks of scores."""
+"""Contrastive losses, InfoNCE and sigmoid: a fixed or learned temperature, several positives, and blocks of scores."""
 
 from __future__ import annotations
 
@@ -41,11 +41,7 @@ class ScoreBlock(NamedTuple):
 
 
 class ContrastiveLoss(RankingLoss):
-    """A loss of logits. A logit is a score divided by a temperature.
-
-    With ``block``, only that many rows of the n x n scores of a batch are in memory at a time, and the backward pass computes
-    them again. Loss and gradients are the same up to rounding.
-    """
+    """A loss of logits, which are scores divided by a temperature; ``block`` limits the rows of scores in memory."""
 
     several_positives: ClassVar = True
     temperature: float = Field(0.1, ge=1e-6, description="divides the scores; the first value of a learned temperature")
@@ -181,9 +177,7 @@ class InfoNce(ContrastiveLoss):
     @model_validator(mode="after")
     def _check_temperature(self) -> Self:
         if self.learned and self.temperature < self.least_temperature:
-            raise ValueError(
-                f"temperature {self.temperature:g} is below the lower bound, least_temperature {self.least_temperature:g}"
-            )
+            raise ValueError(f"temperature {self.temperature:g} is below least_temperature {self.least_temperature:g}")
         return self
 
     @property

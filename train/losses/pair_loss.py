@@ -40,10 +40,7 @@ class PairLoss(Loss):
 
 
 def balanced_pairs(image_of: Indices, rng: np.random.Generator) -> tuple[Indices, Indices]:
-    """Return the positive pairs of a batch, then each image with a random caption of another image: (2n,) rows and columns.
-
-    All captions of other images are equally likely. If the batch has only one image, there are no pairs.
-    """
+    """Return the (2n,) rows and columns of the positive pairs, then of each image with a random caption of another image."""
     order = np.argsort(image_of, kind="stable")
     _, image, counts = np.unique(image_of, return_inverse=True, return_counts=True)
     firsts = (np.cumsum(counts) - counts)[image]

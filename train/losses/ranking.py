@@ -1,8 +1,4 @@
-"""Ranking losses: a query's positive is compared with its negatives, for images and for captions as queries.
-
-:func:`block_costs` computes a cost block by block, for batches whose score matrix is too large for the memory.
-:func:`neighbourhood_cost` compares items of one side. :func:`loss_of_function` turns a user's function into a loss.
-"""
+"""Ranking losses: a query's positive is compared with its negatives, for images and for captions as queries."""
 
 from __future__ import annotations
 
@@ -57,10 +53,7 @@ def block_costs(
 
 
 class _ByBlocks(torch.autograd.Function):
-    """Costs block by block. Results of all blocks are stored in memory that is allocated once.
-
-    Small tensors that outlive a block would fragment the memory, and the next block could not use it.
-    """
+    """Costs block by block. Results of all blocks go to memory that is allocated once, against fragmentation."""
 
     @staticmethod
     def forward(ctx: Any, row_cost: RowCost, size: int, images: Tensor, captions: Tensor, *parameters: Tensor) -> Any:
@@ -98,7 +91,7 @@ class _ByBlocks(torch.autograd.Function):
 
 
 class RankingLoss(Loss):
-    """A loss of the scores (n, m) of queries with candidates.
+    """A loss of the scores of queries with candidates.
 
     With ``distinct_candidates``, an image that occurs several times in a batch is a candidate only in its first row.
     """
@@ -108,14 +101,7 @@ class RankingLoss(Loss):
 
     @abstractmethod
     def cost(self, scores: ScoreMatrix, positives: Positives, negatives: Mask) -> Scalar:
-        """Return the cost of one direction, summed over its queries.
-
-        Parameters
-        ----------
-        scores : score of each query (row) with each candidate (column)
-        positives : column of the positive of each query
-        negatives : True where a candidate is a negative of the query
-        """
+        """Return the cost of one direction, summed over its queries; ``negatives`` masks the negatives of each query."""
 
     def direction_cost(self, ranking: Ranking, weights: nn.Module | None = None) -> Scalar:
         """Return the cost of one direction, with the parameters of the loss if it has any."""

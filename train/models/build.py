@@ -69,10 +69,7 @@ class Input:
 
 
 class Model(nn.Module):
-    """An image encoder and a caption encoder into a joint space, and a similarity that scores their embeddings.
-
-    ``cnn`` is the network from pixels to image vectors, if it is part of the model.
-    """
+    """Encoders of images and captions into a joint space, a similarity that scores embeddings, and optionally a CNN."""
 
     def __init__(self, config: ModelConfig, image_input: Input, caption_input: Input, cnn: nn.Module | None = None) -> None:
         super().__init__()
@@ -164,10 +161,7 @@ class Model(nn.Module):
 
 
 def build_model(config: ModelConfig, image_input: Input, caption_input: Input, cnn: nn.Module | None = None) -> Model:
-    """Build the model of an experiment, for training, embedding and search.
-
-    Raises UserError if an encoder cannot read its input, or the similarity cannot compare the embeddings.
-    """
+    """Build the model of an experiment. Raises UserError if its parts do not fit each other or the inputs."""
     return Model(config, image_input, caption_input, cnn)
 
 

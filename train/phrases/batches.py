@@ -64,8 +64,6 @@ class Near:
 class CandidateSampler:
     """The selection of positive and negative candidates of pairs.
 
-    Parameters
-    ----------
     pairs : all training pairs, each with a box
     candidates : the boxes of their images
     truth_of : the index of each pair's ground-truth region among all regions
@@ -83,10 +81,12 @@ class CandidateSampler:
         rows, regions = flat_spans(self.candidates.starts[images], self.candidates.counts[images])
         overlaps = pairwise_iou(self.pairs.truths[batch][rows], self.candidates.boxes[regions])
         positive = overlaps >= self.settings.positive_iou
-        negative = (overlaps < self.settings.negative_iou) & self._drawn(images, rows, regions, rng)
+        negative = (overlaps < self.settings.negative_iou) & self._sample_candidates(images, rows, regions, rng)
         return Near(rows[positive], regions[positive]), Near(rows[negative], regions[negative])
 
-    def _drawn(self, images: Indices, rows: Indices, regions: Indices, rng: np.random.Generator) -> Bool[np.ndarray, " n"]:
+    def _sample_candidates(
+        self, images: Indices, rows: Indices, regions: Indices, rng: np.random.Generator
+    ) -> Bool[np.ndarray, " n"]:
         """Return a mask of the candidates that are sampled for an image; all pairs of an image share its sample."""
         if self.settings.candidates is None:
             return np.ones(len(rows), bool)
@@ -129,8 +129,7 @@ class TripletBatch:
 class TripletSampler(CandidateSampler):
     """Triplets of a batch of pairs (Algorithm 1, steps 2 and 3, for the embedding network).
 
-    A phrase is a negative for a region, unless the chain or the ground-truth box of the region has a phrase with the same text
-    anywhere in the training set.
+    A phrase is no negative for a region if its text occurs anywhere in the region's chain or for its ground-truth box.
     """
 
     def __init__(
@@ -294,10 +293,7 @@ class PairSampler(CandidateSampler):
 
 
 def _one_for_each(rows: Indices, negative: Near, n_rows: int, rng: np.random.Generator) -> Near:
-    """Return for each positive pair a random negative of the same phrase (step 3).
-
-    If a phrase has no negative candidate, a negative of a random other phrase of the batch is used.
-    """
+    """Return for each positive pair a random negative of the same phrase or, if it has none, of another phrase (step 3)."""
     having = np.unique(negative.rows)
     if not len(having):
         return negative

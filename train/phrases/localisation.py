@@ -80,10 +80,7 @@ def recalls(outcome: PhraseRanks) -> dict[str, float]:
 
 
 def score_candidates(model: Model, split: PhraseSplit) -> Float[np.ndarray, " n"]:
-    """Return the scores of every phrase of a split with the candidates of its image, see :attr:`PhraseSplit.offsets`.
-
-    The regions of an image are read and embedded once for all its phrases.
-    """
+    """Return the scores of every phrase of a split with the candidates of its image, see :attr:`PhraseSplit.offsets`."""
     model.eval()
     parts = [np.empty(0, np.float32)]
     with torch.inference_mode():
@@ -164,14 +161,14 @@ def _best_regions(model: Model, split: PhraseSplit, texts: Tensor) -> Iterator[t
         regions = np.arange(first, first + sum(counts))
         best = torch.zeros(len(counts), len(texts))
         if len(regions):
-            scores = _scores(model, model.embed_images(split.regions.read(regions))[0], texts)
+            scores = _region_scores(model, model.embed_images(split.regions.read(regions))[0], texts)
             for row, of_image in enumerate(torch.split(scores, counts)):
                 if len(of_image):
                     best[row] = of_image.amax(0)
         yield rows, best
 
 
-def _scores(model: Model, regions: Tensor, texts: Tensor) -> Float[Tensor, "n_regions n_texts"]:
+def _region_scores(model: Model, regions: Tensor, texts: Tensor) -> Float[Tensor, "n_regions n_texts"]:
     if model.pairwise:
         scores: Tensor = model.similarity((regions,), (texts,))
         return scores.float().cpu()

@@ -20,10 +20,7 @@ from vse.train.phrases.regions import BoxFeatures
 def flat_spans(
     starts: Int[np.ndarray, " n"], counts: Int[np.ndarray, " n"]
 ) -> tuple[Int[np.ndarray, " total"], Int[np.ndarray, " total"]]:
-    """Return the integers from ``starts[k]`` to ``starts[k] + counts[k]`` for every k, one list after the other.
-
-    The first array has the k of each integer, the second one the integers.
-    """
+    """Return (k, integer) arrays of the integers from ``starts[k]`` to ``starts[k] + counts[k]``, for every k."""
     rows = np.repeat(np.arange(len(counts)), counts)
     return rows, np.arange(len(rows)) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
 
@@ -125,10 +122,7 @@ class PhrasePairs:
 
 
 def phrase_pairs(dataset: Dataset, images: Sequence[Image], located: bool = False) -> PhrasePairs:
-    """Return the phrases of some images of a data set or, with ``located``, only those with a box.
-
-    Raises :class:`UserError` if the images have no such phrase.
-    """
+    """Return the phrases of some images, or with ``located`` those with a box. Raises UserError if there are none."""
     number_of = {image.imgid: number for number, image in enumerate(images)}
     text_ids = {text: number for number, text in enumerate(phrase_texts(dataset))}
     chains: dict[tuple[int, str | int], int] = {}
@@ -157,10 +151,7 @@ def phrase_pairs(dataset: Dataset, images: Sequence[Image], located: bool = Fals
 
 
 def truth_regions(pairs: PhrasePairs, truths: BoxFeatures, name: str) -> Int[np.ndarray, " n"]:
-    """Return the index of each pair's ground-truth region: the region of its image with the same box.
-
-    Raises :class:`UserError` with the first box that the cache ``name`` lacks.
-    """
+    """Return the index of each pair's ground-truth region. Raises UserError if the cache ``name`` lacks its box."""
     keys = zip(truths.image_of.tolist(), map(bytes, truths.boxes + np.float32(0)), strict=True)  # + 0 turns -0 into 0
     number_of = {key: number for number, key in enumerate(keys)}
     wanted = zip(pairs.image_of.tolist(), map(bytes, pairs.truths + np.float32(0)), strict=True)

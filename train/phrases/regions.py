@@ -25,8 +25,6 @@ class BoxFeatures(CachedFeatures):
     The parameters are those of :class:`vse.train.data.images.CachedFeatures`. Raises :class:`UserError` if the cache does not
     hold regions with boxes.
 
-    Attributes
-    ----------
     boxes : (n_regions, 4) x1, y1, x2, y2 in pixels of the original image
     image_of : (n_regions,) the index of each region's image
     starts, counts : (n_images,) the index of the first region of each image, and the number of its regions
@@ -73,8 +71,6 @@ class BoxFeatures(CachedFeatures):
 class RegionInputs:
     """Regions as inputs of a model: candidates, followed by ground-truth regions, in one range of indices.
 
-    Parameters
-    ----------
     candidates, truths : region k is candidate k, and region ``len(candidates) + k`` is ground-truth region k, if there are any
     coordinates : whether the coordinates of the box are ``appended`` to each vector, or read ``alone``
     device : device of the inputs
@@ -85,9 +81,7 @@ class RegionInputs:
     ) -> None:
         if truths is not None and truths.dim != candidates.dim:
             raise UserError(
-                f"candidates have {candidates.dim} numbers per region, but ground-truth regions {truths.dim}; extract both "
-                f"with "
-                "the same settings"
+                f"regions have {candidates.dim} numbers, ground-truth regions {truths.dim}; extract both with one setting"
             )
         self.candidates, self.truths, self._coordinates, self._device = candidates, truths, coordinates, device
 

@@ -42,8 +42,8 @@ _OUT_OF_MEMORY = (
 class PhraseGradientSettings(PhraseSettings, SamplingSettings):
     """Regions and phrases matched by gradient descent (two-branch paper, section 4).
 
-    The loss decides which network is trained. A ranking loss, such as ``top``, trains on triplets, as the embedding network
-    does; the loss ``logistic`` trains on pairs, as the similarity network does.
+    A ranking loss, such as ``top``, trains on triplets, as the embedding network does; ``logistic`` on pairs, as the
+    similarity network does.
     """
 
     name: Literal["phrases"] = "phrases"

@@ -46,10 +46,7 @@ class PhraseSettings(SolverSettings, PositiveSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class PhraseTask(Task):
-    """The input of a solver of phrases: training phrases, each with a box, and the validation split.
-
-    ``truth_of`` is the index of each training phrase's ground-truth region among the regions of ``train``.
-    """
+    """The input of a solver of phrases; ``truth_of`` is the index of each training phrase's region in ``train``."""
 
     train: PhraseSplit
     truth_of: Int[np.ndarray, " n_pairs"]

@@ -59,11 +59,7 @@ class RunFolder:
         return (self.config_file, *texts, self.metrics_file, self.negatives_file, *weights, self.record_file)
 
     def settings(self, schema: type[_Schema]) -> _Schema:
-        """Return the settings of the run.
-
-        Raises :class:`vse.pipeline.presets.own_code.CodeNotAllowed` if they name code that has changed or is not allowed to
-        run.
-        """
+        """Return the settings of the run. Raises CodeNotAllowed if they name code that has changed or may not run."""
         if not self.config_file.is_file():
             raise UserError(f"{self.path}: not a run folder (no config.yaml)")
         try:
@@ -73,8 +69,7 @@ class RunFolder:
             raise
         except (UserError, ValidationError):
             raise UserError(
-                f"{self.config_file}: not the settings of a run, or those of another version of vse; add --overwrite to train "
-                f"again"
+                f"{self.config_file}: not the settings of a run of this version of vse; --overwrite trains again"
             ) from None
 
     def record(self) -> dict[str, Any]:
@@ -98,10 +93,7 @@ class RunFolder:
         return record
 
     def content(self, file: Path) -> tuple[bytes, str]:
-        """Return the bytes of one of the run's files and their SHA-256.
-
-        Raises :class:`UserError` if ``run.json`` records another SHA-256.
-        """
+        """Return the bytes of a file of the run and their SHA-256. Raises UserError if ``run.json`` records another one."""
         record = read_json(self.record_file) if self.record_file.is_file() else {}
         return read_run_file(file, record)
 
@@ -174,11 +166,7 @@ class RunFolder:
         write_text(self.metrics_file, text.getvalue())
 
     def save_next_best(self, weights: Mapping[str, Tensor]) -> str:
-        """Write new best weights next to the old ones and return the SHA-256 of the file.
-
-        :meth:`take_next_best` replaces the old ones after a checkpoint counts the epoch of the new ones. A killed process
-        therefore leaves the weights that the last checkpoint names.
-        """
+        """Write new best weights next to the old ones, until :meth:`take_next_best`; return the SHA-256 of the file."""
         content = safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in weights.items()})
         write_bytes(self.next_best_file, content)
         return hashlib.sha256(content).hexdigest()
@@ -201,10 +189,7 @@ class RunFolder:
         return self.read_best()[0]
 
     def read_best(self) -> tuple[dict[str, Tensor], str]:
-        """Return the weights of the best validated epoch and the SHA-256 of their file.
-
-        Raises :class:`UserError` if they are missing, damaged or not finite.
-        """
+        """Return the best weights and the SHA-256 of their file. Raises UserError if they are missing or not finite."""
         if not self.best_file.is_file():
             raise UserError(f"{self.path}: no best.safetensors; the run has not finished an epoch")
         content, sha256 = self.content(self.best_file)
@@ -225,10 +210,7 @@ class RunFolder:
             stream.write(_hash_line(content))
 
     def checkpoint(self) -> dict[str, Any]:
-        """Load the last saved state; only tensors and plain values are ever loaded.
-
-        Raises :class:`UserError` if the file is not an intact checkpoint.
-        """
+        """Load the last saved state: tensors and plain values only. Raises UserError if the file is damaged."""
         content = InputFile(self.checkpoint_file).read()
         try:
             _check_hash(content)
@@ -236,7 +218,7 @@ class RunFolder:
         except Exception as error:  # torch raises many kinds for a file that is not a checkpoint
             reason = error_reason(error)
             raise UserError(
-                f"{self.checkpoint_file}: not a readable checkpoint ({reason}); add --overwrite to train again"
+                f"{self.checkpoint_file}: not a readable checkpoint ({reason}); --overwrite trains again"
             ) from None
         if not isinstance(state, dict) or not isinstance(state.get("identity"), dict):
             raise UserError(f"{self.checkpoint_file}: not a checkpoint of a run; add --overwrite to train again")
@@ -248,10 +230,7 @@ def _hash_line(content: bytes | memoryview) -> bytes:
 
 
 def _check_hash(content: bytes) -> None:
-    """Raise ValueError if the bytes of a checkpoint have changed since they were written.
-
-    Old checkpoints have no SHA-256. For these, the checksums of the zip archive are checked.
-    """
+    """Raise ValueError if a checkpoint has changed since it was written, by its SHA-256 or its zip checksums."""
     size = len(_hash_line(b""))
     saved, line = memoryview(content)[:-size], content[-size:]
     if line.startswith(b"\nsha256 "):

@@ -34,11 +34,7 @@ log = logging.getLogger(__name__)
 
 
 def start_words(model: Model, vocabulary: Vocabulary, file: Path) -> None:
-    """Initialise the word embeddings of ``model`` with the vectors of ``file``, and log the number of missing words.
-
-    Raises :class:`UserError` if the model reads no words, if its word embeddings have another length, or if no word has a
-    vector.
-    """
+    """Initialise the word embeddings of ``model`` with the vectors of ``file``. Raises UserError if they do not fit."""
     encoder = model.caption_encoder
     if not isinstance(encoder, WordReader):
         raise UserError(f"{file}: word vectors are for encoders of words, and the captions are not read by one")
@@ -64,8 +60,6 @@ def start_words(model: Model, vocabulary: Vocabulary, file: Path) -> None:
 class InputPaths:
     """The paths of inputs besides the feature cache; None stands for the default path.
 
-    Parameters
-    ----------
     captions : ``dataset.json``; by default the one that the cache names
     eval_features : cache for validation; by default the experiment's, next to the feature cache
     caption_features : cache of captions or of phrases; by default the experiment's, next to the feature cache
@@ -167,10 +161,7 @@ def open_inputs(
     caption_encoder: EncoderSettings | None = None,
     texts: TextRows = "captions",
 ) -> Inputs:
-    """Find and check all inputs of an experiment besides ``cache``; its ``caption_encoder`` may have its own tokenizer.
-
-    ``texts`` states whether captions or phrases are matched.
-    """
+    """Find and check all inputs of an experiment besides ``cache``; ``texts`` are what it matches with images."""
     name, extract = experiment.name, "extract it, or name its cache with"
     hint = f"{name} is validated on {experiment.eval_feature!r}: extract it, name its cache with --eval-features, or --set "
     hint += "eval_feature=null to validate on the cache that it trains on"
@@ -223,10 +214,7 @@ def _open_cache(cache: FeatureCache, feature: str | None, path: Path | None, hin
 def _check_compatible(other: FeatureCache, cache: FeatureCache) -> None:
     """Raise :class:`UserError` if a model that reads one of two caches of images cannot read the other."""
     if (other.dataset, other.dim) != (cache.dataset, cache.dim):
-        raise UserError(
-            f"{other.path} holds {other.dim} numbers per vector of {other.dataset!r}, "
-            f"{cache.path} {cache.dim} of {cache.dataset!r}"
-        )
+        raise UserError(f"{other.path} has {other.dim} numbers per vector of {other.dataset!r}, {cache.path} {cache.dim}")
     if (other.row_kind == "sets") != (cache.row_kind == "sets"):
         raise UserError(f"{other.path} holds {other.describe()}, {cache.path} {cache.describe()}")
     networks = [c.provenance.get("weights_sha256") for c in (other, cache)]

@@ -116,10 +116,7 @@ class Processes:
         return rows.view(n_pairs, *vectors.shape[1:]), _Gather.apply(mask.to(torch.uint8), self, n_pairs).bool()
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter], complete: Iterable[nn.Parameter] = ()) -> None:
-        """Sum the gradients over processes. A parameter that no process has used keeps no gradient.
-
-        ``complete`` are those of ``parameters`` whose gradient every process has already computed from the complete batch.
-        """
+        """Sum the gradients over processes; those of ``complete`` are the same in every process and stay unchanged."""
         if self.size == 1:
             return
         for parameter in complete:
@@ -164,10 +161,7 @@ def join_processes(device: str) -> Processes:
 
 
 def device_of_process(device: str) -> torch.device:
-    """Return the GPU whose index is the local rank of this process, or the CPU if the machine has no GPU.
-
-    Raises :class:`UserError` if the processes on this machine outnumber its GPUs, or if ``device`` is one GPU for all of them.
-    """
+    """Return the GPU of this process by its local rank, or the CPU. Raises UserError if there are too few GPUs."""
     name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     kind, _, number = name.partition(":")
     n_gpus = torch.cuda.device_count() if kind == "cuda" else 0

@@ -35,20 +35,14 @@ class TooManyLargePhotos(UserError):
 
 
 def read_photo(path: Path, content: bytes | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Return a photo as :func:`vse.pipeline.files.images.decode_image` does, but decode one large photo at a time.
-
-    Raises :class:`BadImage` if it is not a readable image, or if its header declares more than ``max_pixels``.
-    """
+    """Return a decoded photo; large ones are decoded one at a time. Raises BadImage if it is invalid or too large."""
     content = read_image_bytes(path) if content is None else content
     with DECODING if LARGE < count_pixels(path, content) <= max_pixels else nullcontext():
         return decode_image(path, content, max_pixels)
 
 
 def read_upload(content: bytes, max_pixels: int) -> Image.Image:
-    """Return a photo that a client sent, see :func:`read_photo`.
-
-    Raises :class:`TooManyLargePhotos` if it is large, and another large one is being decoded while a further one waits.
-    """
+    """Return a decoded photo that a client sent. Raises TooManyLargePhotos instead of waiting for two other large ones."""
     path = Path("the photograph")
     if not LARGE < count_pixels(path, content) <= max_pixels:
         return decode_image(path, content, max_pixels)
@@ -71,21 +65,21 @@ def as_json(served: ServedRuns, query: Query, answers: Sequence[RunAnswer]) -> d
 
 def columns(served: ServedRuns, answers: Sequence[RunAnswer], by_photo: bool) -> list[dict[str, Any]]:
     """Return a column for each run: its hits as cards, with their ranks in the other runs."""
-    ranks = [{_identity(hit): rank for rank, hit in enumerate(one.hits, 1)} for one in answers]
+    ranks = [{_hit_id(hit): rank for rank, hit in enumerate(one.hits, 1)} for one in answers]
     made = []
     for number, (run, answer) in enumerate(zip(served.runs, answers, strict=True)):
         cards = []
         for rank, hit in enumerate(answer.hits, 1):
             elsewhere = [
-                (served.runs[other].name, of_other[_identity(hit)])
+                (served.runs[other].name, of_other[_hit_id(hit)])
                 for other, of_other in enumerate(ranks)
-                if other != number and _identity(hit) in of_other
+                if other != number and _hit_id(hit) in of_other
             ]
             cards.append(
                 {
                     "rank": rank,
                     "score": f"{hit.score:.4f}".replace("-", "−"),
-                    "hit": _identity(hit),
+                    "hit": _hit_id(hit),
                     "image": hit.image_id,
                     "photo": served.dataset.has_image_files,
                     "name": hit.photo.name if hit.photo else f"image {hit.image_id}",
@@ -119,7 +113,7 @@ def _run_json(answer: RunAnswer) -> dict[str, Any]:
     }
 
 
-def _identity(hit: Any) -> int:
+def _hit_id(hit: Any) -> int:
     return int(hit.image_id if hit.caption_id is None else hit.caption_id)
 
 
@@ -170,8 +164,6 @@ class ServedRuns:
 
     A run that reads texts but no photos, or photos but no texts, is accepted with a warning.
 
-    Parameters
-    ----------
     runs : the run folders
     split : the split to search
     places : the paths of each run's files
@@ -182,7 +174,7 @@ class ServedRuns:
     def __init__(
         self, runs: Sequence[Path], split: str, places: Sequence[RunPlaces], options: SearchOptions, device: str = "auto"
     ) -> None:
-        self.split, self.runs = split, _loaded(runs, split, places, options, device)
+        self.split, self.runs = split, _load_runs(runs, split, places, options, device)
         searchers = [run.searcher for run in self.runs]
         self.dataset: Dataset = searchers[0].trained.dataset
         images = [image for searcher in searchers for image in searcher.trained.split.pairs.images]
@@ -196,13 +188,10 @@ class ServedRuns:
 
     def answers(self, query: Query, k: int) -> list[RunAnswer]:
         """Return the ``k`` best images for a text, or captions for a photo, of each run."""
-        return [_answer(run, query, k) for run in self.runs]
+        return [_answer_query(run, query, k) for run in self.runs]
 
     def attention(self, number: int, query: Query, identity: int) -> Attention:
-        """Return the attention of a run, given by its index, for a query and one of its hits, given by its id.
-
-        Raises UserError if the run, image or caption does not exist, or if the attention cannot be computed.
-        """
+        """Return the attention of a run for a query and the hit with the id ``identity``. Raises UserError without it."""
         if not 0 <= number < len(self.runs):
             raise UnknownId(f"there is no run {number}")
         run, by_photo = self.runs[number], not isinstance(query, str)
@@ -229,7 +218,7 @@ class ServedRuns:
             raise UnknownId(f"photo {image_id} cannot be read") from None
 
 
-def _loaded(
+def _load_runs(
     runs: Sequence[Path], split: str, places: Sequence[RunPlaces], options: SearchOptions, device: str
 ) -> list[ServedRun]:
     served: list[ServedRun] = []
@@ -238,18 +227,16 @@ def _loaded(
     for run, place, trained in zip(runs, places, opened, strict=True):
         if served and trained.dataset.sha256 != served[0].searcher.trained.dataset.sha256:
             first = served[0].searcher.trained.dataset.path
-            raise UserError(
-                f"{run}: searches {trained.dataset.path}, and {runs[0]} {first}; runs side by side search one file"
-            )
+            raise UserError(f"{run} searches {trained.dataset.path}, and {runs[0]} {first}; all runs must search one file")
         searcher = Searcher(trained, split, place.weights_dir, options)
-        texts, photos = (_reads(searcher, by_photo) for by_photo in (False, True))
+        texts, photos = (_load_error(searcher, by_photo) for by_photo in (False, True))
         if texts and photos:
             raise UserError(texts)
         name = _name(trained) if names.count(_name(trained)) == 1 else f"{_name(trained)} ({run})"
         for what, error in (("texts", texts), ("photos", photos)):
             if error:
                 log.warning("%s reads no %s: %s", name, what, error)
-        served.append(ServedRun(name, searcher, not texts, not photos, _attends(searcher)))
+        served.append(ServedRun(name, searcher, not texts, not photos, _can_attend(searcher)))
         log.info("%s: %d images, %d captions", name, len(trained.split.pairs.images), len(trained.split.pairs))
     return served
 
@@ -258,7 +245,7 @@ def _name(trained: TrainedRun) -> str:
     return f"{trained.experiment.name}, seed {trained.record['seed']}"
 
 
-def _reads(searcher: Searcher, by_photo: bool) -> str:
+def _load_error(searcher: Searcher, by_photo: bool) -> str:
     """Load the networks for photos or texts; return the error message, or an empty string."""
     try:
         searcher.load(by_photo)
@@ -267,7 +254,7 @@ def _reads(searcher: Searcher, by_photo: bool) -> str:
     return ""
 
 
-def _attends(searcher: Searcher) -> bool:
+def _can_attend(searcher: Searcher) -> bool:
     if searcher.trained.experiment.model.similarity.attends is None:
         return False
     try:
@@ -278,7 +265,7 @@ def _attends(searcher: Searcher) -> bool:
     return True
 
 
-def _answer(run: ServedRun, query: Query, k: int) -> RunAnswer:
+def _answer_query(run: ServedRun, query: Query, k: int) -> RunAnswer:
     by_photo = not isinstance(query, str)
     searched = run.searcher.size(by_photo)
     if not run.reads(query):

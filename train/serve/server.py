@@ -243,18 +243,12 @@ def is_loopback(host: str) -> bool:
 
 
 def trusted_hosts(host: str) -> Sequence[str] | None:
-    """Return the host names that requests may use; None (any) if other machines can reach the server.
-
-    Otherwise a page of another site could point its own host name to this machine, and read the answers.
-    """
-    return [*_NAMES, _bracketed(host)] if is_loopback(host) else None
+    """Return the host names that requests may use, against DNS rebinding; None (any) if other machines have access."""
+    return [*_NAMES, _bracket_ipv6(host)] if is_loopback(host) else None
 
 
 class PageServer:
-    """A server of an application at an address; ``port`` 0 chooses a free port. Raises UserError if the address is taken.
-
-    Requests are held in memory. A request much larger than ``upload_bytes`` is refused without reading it.
-    """
+    """A server of an application at an address; ``port`` 0 chooses a free one. Raises UserError if it is taken."""
 
     def __init__(self, app: Any, host: str, port: int, upload_bytes: int, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
@@ -284,10 +278,10 @@ class PageServer:
                 self._servers.append(server)
         except (OSError, ValueError) as error:
             self._disconnect()
-            raise UserError(f"--host {host} --port {port}: cannot be served at ({_said(error)})") from None
+            raise UserError(f"--host {host} --port {port}: cannot be served at ({_error_text(error)})") from None
         work.set_thread_count(_THREADS)
         refusals.set_thread_count(1)
-        self.url = f"http://{_bracketed(host)}:{self._servers[0].effective_port}/"
+        self.url = f"http://{_bracket_ipv6(host)}:{self._servers[0].effective_port}/"
 
     def run(self) -> None:
         """Serve until :meth:`stop`, then answer or refuse the requests in progress, within ``grace_s`` seconds."""
@@ -343,9 +337,9 @@ class PageServer:
             channel.close()
 
 
-def _bracketed(host: str) -> str:
+def _bracket_ipv6(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

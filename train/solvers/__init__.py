@@ -1,7 +1,4 @@
-"""Solvers find the weights of a model, epoch by epoch. They may import data, models, losses and run.
-
-A new solver is one file here and one line below.
-"""
+"""Solvers find the weights of a model, epoch by epoch. A new solver is one file here and one line below."""
 
 from __future__ import annotations
 

@@ -33,11 +33,7 @@ _OUT_OF_MEMORY = (
 
 
 class Trainer(GradientSolver, RetrievalSolver):
-    """Training of a model by gradients on pairs of images and captions.
-
-    If the experiment has an adversary, it makes each batch harder. In the same step, a separate Adam updates the adversary's
-    weights.
-    """
+    """Training of a model by gradients on pairs of images and captions, optionally against an adversary with its own Adam."""
 
     out_of_memory = _OUT_OF_MEMORY
 
@@ -46,9 +42,7 @@ class Trainer(GradientSolver, RetrievalSolver):
         model = self.model
         several = self.processes.size > 1
         if several and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in _encoder_modules(model)):
-            raise UserError(
-                "batch normalisation in an encoder requires a single process; each process would have its own statistics"
-            )
+            raise UserError("batch normalisation in an encoder requires a single process: each has its own statistics")
         if several and task.adversary is not None:
             raise UserError("an adversary requires a single process")
         self.adversary = None if task.adversary is None else task.adversary.build(self.opponent(task)).to(self.device)
@@ -68,11 +62,6 @@ class Trainer(GradientSolver, RetrievalSolver):
         return 2 * 200.0 * sum(RECALLS) / len(self.val.pairs.images)
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a bit-exact resume, also in the middle of an epoch.
-
-        It has no random state: the order of pairs, the crops, dropout and sampled pairs depend only on the seed, the epoch,
-        the pair and the step.
-        """
         of_adversary = {}
         if self.adversary is not None:
             of_adversary = {
@@ -118,13 +107,10 @@ class Trainer(GradientSolver, RetrievalSolver):
         return [*super().watched_losses(), of_adversary]
 
     def step(self, batch: Indices, seen: Encoded, objective: Objective) -> tuple[Tensor, Tensor]:
-        """Train on one batch; return its loss, and its loss if all embeddings were equal.
-
-        ``batch`` has the indices of all its pairs, ``seen`` the image inputs of this process's share.
-        """
+        """Train on one batch; return its loss, and its loss if all embeddings were equal. ``seen`` are its image inputs."""
         share = self.processes.share(batch)
         torch.manual_seed(self.step_seed(1 + self.processes.rank))
-        images, captions = self._embedded(seen, share)
+        images, captions = self._embed_share(seen, share)
         images, captions = (self.processes.gathered(side, len(batch)) for side in (images, captions))
         texts = self.pairs.text_of[batch] if self.task.loss.lambda3 else batch
         pairs = Batch(images, captions, self.pairs.image_of[batch], texts, pair_of=batch)
@@ -138,7 +124,7 @@ class Trainer(GradientSolver, RetrievalSolver):
             self.weighed(cost.loss, self.task.loss_of(self.progress.epoch)).backward()  # type: ignore[no-untyped-call]
         else:
             self._set_both_gradients(cost.loss, adversary_loss, list(self.adversary.parameters()))
-            self._measure({**measures, "loss": adversary_loss.detach()}, len(batch))
+            self._add_measures({**measures, "loss": adversary_loss.detach()}, len(batch))
         if self.ends_update():
             self.processes.sum_gradients(self.model.parameters(), complete=self.model.similarity.parameters())
             self.take_step()
@@ -164,7 +150,7 @@ class Trainer(GradientSolver, RetrievalSolver):
                 nn.utils.clip_grad_norm_(self.adversary.parameters(), self.task.adversary.clip)
             self.adversary_optimizer.step()
 
-    def _measure(self, measures: Mapping[str, Tensor], n_pairs: int) -> None:
+    def _add_measures(self, measures: Mapping[str, Tensor], n_pairs: int) -> None:
         for name, value in measures.items():
             total = self._measures.setdefault(name, torch.zeros_like(self._totals[0]))
             total += n_pairs * value.double()
@@ -182,7 +168,7 @@ class Trainer(GradientSolver, RetrievalSolver):
             )
         return means
 
-    def _embedded(self, seen: Encoded, share: Indices) -> tuple[Encoded, Encoded]:
+    def _embed_share(self, seen: Encoded, share: Indices) -> tuple[Encoded, Encoded]:
         """Return the embeddings of a share of a batch; a share is empty if there are more processes than pairs."""
         if not len(share):
             images, captions = (_no_embeddings(kind, self.model.dim, self.device) for kind in self.model.gives)

@@ -30,10 +30,7 @@ from vse.train.solvers.negatives import HardNegatives
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """The input of every solver: settings of the experiment, the model to train, and the processes that train together.
-
-    ``seed`` is the seed of the order of the pairs, of dropout and of all sampling.
-    """
+    """The input of every solver; ``seed`` is the seed of the order of the pairs, of dropout and of all sampling."""
 
     settings: TrainConfig
     loss: Loss
@@ -43,10 +40,7 @@ class Task:
     processes: Processes
 
     def loss_of(self, epoch: int) -> Loss:
-        """Return the loss of an epoch (0-based).
-
-        During the warm-up this is the warm-up's loss, with the settings that it shares with the experiment's loss.
-        """
+        """Return the loss of an epoch (0-based); the warm-up's loss shares the settings of the experiment's loss."""
         if epoch >= self.warmup.epochs:
             return self.loss
         shared = self.loss.model_dump(include=set(Loss.model_fields))
@@ -58,10 +52,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalTask(Task):
-    """The input of a solver that matches images and captions: training data, the validation split, and optional parts.
-
-    ``listing`` collects hard negatives.
-    """
+    """The input of a solver that matches images and captions; ``listing`` collects hard negatives."""
 
     pairs: Pairs
     images: TrainingImages
@@ -122,10 +113,7 @@ class Solver(ABC):
 
     @abstractmethod
     def run_epoch(self, save: Callable[[], None]) -> None:
-        """Train the rest of an epoch, validate, and add the epoch's row to the progress.
-
-        ``save`` writes a checkpoint. It is called from time to time, and before :class:`Interrupted` is raised for a signal.
-        """
+        """Train the rest of an epoch, validate, and add the epoch's row to the progress; ``save`` writes a checkpoint."""
 
     @abstractmethod
     def described(self, row: Mapping[str, float]) -> str:
@@ -198,10 +186,7 @@ class RetrievalSolver(Solver):
 def folds_of(
     images: Packed, captions: Packed, image_of: Int[Tensor, " n_captions"], size: int | None
 ) -> Iterator[tuple[Packed, Packed, Tensor]]:
-    """Yield consecutive folds of ``size`` images with their captions, and the index of each caption's image within its fold.
-
-    Images beyond the last complete fold are left out. Without a size, or with fewer images than ``size``, all are one fold.
-    """
+    """Yield complete folds of ``size`` images with their captions, and the index of each caption's image within its fold."""
     if size is None or size >= len(images):
         yield images, captions, image_of
         return

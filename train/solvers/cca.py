@@ -46,10 +46,7 @@ class Covariances:
 def covariances(
     blocks: Iterator[tuple[Float[Tensor, "n dim_x"], Float[Tensor, "m dim_y"], NDArray[np.int64]]],
 ) -> Covariances:
-    """Return the covariances over all pairs, from blocks of images, their captions, and the row of each caption's image.
-
-    Products are computed in float32, after subtraction of the means of the first block, and summed in float64.
-    """
+    """Return the covariances over all pairs, from blocks of images, their captions, and the row of each caption's image."""
     n, shift_x, shift_y = 0, None, None
     sums: list[Tensor] = []
     for images, captions, image_of_caption in blocks:
@@ -136,10 +133,7 @@ class CcaSettings(SolverSettings, CcaFields):
 
 
 class GridSolver(Solver):
-    """A solver with one epoch for each point of a ``grid`` of settings; validation chooses the best point.
-
-    A point, for example ``{"regularization": 0.1}``, becomes part of the epoch's row.
-    """
+    """A solver with one epoch for each point of a ``grid`` of settings; validation chooses the best point."""
 
     def __init__(self, task: Task, grid: Sequence[Point]) -> None:
         super().__init__(task)
@@ -172,18 +166,12 @@ class GridSolver(Solver):
 
 
 class Cca(GridSolver):
-    """The solver CCA, regularised and normalised, with one epoch for each regularisation.
-
-    The projections are the weights of two linear encoders. Each direction is scaled by a power of its correlation (Gong et
-    al., IJCV 2014), so that better correlated directions have a larger weight in the cosine.
-    """
+    """CCA: linear maps to canonical directions, each scaled by a power of its correlation (Gong et al., IJCV 2014)."""
 
     def __init__(self, task: Task, settings: CcaFields) -> None:
         layers = [encoder.linear_map() for encoder in (task.model.image_encoder, task.model.caption_encoder)]
         if None in layers or task.model.config.similarity.ranked_by != "cosine":
-            raise UserError(
-                "solver: cca finds two linear maps of vectors, compared by the cosine: both encoders must be one layer"
-            )
+            raise UserError("solver: cca finds two linear maps compared by the cosine; both encoders must be one layer")
         super().__init__(task, [{"regularization": value} for value in settings.regularization])
         self._power, self._layers = settings.power, [layer for layer in layers if layer is not None]
 

@@ -248,10 +248,7 @@ class Asif(ClosedForm):
 
 
 def anchor_pairs(image_of: NDArray[np.int64], n: int, seed: int) -> NDArray[np.int64]:
-    """Return the sorted indices of ``n`` random pairs with as few repeated images as possible.
-
-    A second caption of an image is chosen only if every image has one, and so on.
-    """
+    """Return the sorted indices of ``n`` random pairs with as few repeated images as possible."""
     order = np.random.default_rng(seed).permutation(len(image_of))
     by_image = order[np.argsort(image_of[order], kind="stable")]
     _, firsts, counts = np.unique(image_of[by_image], return_index=True, return_counts=True)

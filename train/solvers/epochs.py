@@ -142,10 +142,7 @@ class GradientSolver(Solver):
         return done % self.settings.accumulate == 0 or done == len(self._sizes)
 
     def weighed(self, cost: Tensor, loss: Loss) -> Tensor:
-        """Return the contribution of the current batch to the cost of its update.
-
-        Costs that are sums are added; costs that are means are weighted by their share of the pairs.
-        """
+        """Return the share of the current batch in the cost of its update, which has ``train.accumulate`` batches."""
         if self.settings.accumulate == 1 or not loss.averages:
             return cost
         first = self.progress.step - self.progress.step % self.settings.accumulate
@@ -220,10 +217,7 @@ class GradientSolver(Solver):
         return watched[0][0]
 
     def _is_collapsed(self, row: Mapping[str, float], collapsed_loss: float) -> bool:
-        """Return whether the epoch's loss is that of equal embeddings and the validation, if any, is no better than chance.
-
-        The first steps of any training are excluded, because they look like a collapse.
-        """
+        """Return whether the epoch's loss is that of equal embeddings and the validation is no better than chance."""
         steps = (self.progress.epoch + 1) * self.progress.step
         near = collapsed_loss > 0 and abs(row["loss"] - collapsed_loss) < 0.02 * collapsed_loss
         return steps >= _FIRST_STEPS and near and row.get("rsum", 0.0) <= self.hopeless

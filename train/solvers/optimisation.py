@@ -81,11 +81,7 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm
 
 
 class Schedule:
-    """The schedule of a model's training: learning rates, their decay and frozen parts.
-
-    It depends on the epoch and the update only, so a resume needs no state. Raises :class:`UserError` if the settings name a
-    part that the model does not have, or leave nothing to train in the first epoch.
-    """
+    """Learning rates, their decay and frozen parts by epoch and update. Raises UserError if no part is left to train."""
 
     def __init__(self, settings: TrainConfig, model: Model) -> None:
         self.settings, self.model = settings, model

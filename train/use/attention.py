@@ -31,10 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class PairAttention:
-    """The attention of a run in pairs of a photo and a caption.
-
-    Raises UserError if the positions of the features on the photos are unknown, or if captions are not read word by word.
-    """
+    """The attention of a run in pairs of a photo and a caption. Raises UserError if it cannot be computed."""
 
     def __init__(self, trained: TrainedRun) -> None:
         side = trained.experiment.model.similarity.attends
@@ -50,8 +47,6 @@ class PairAttention:
     ) -> Attention | None:
         """Return the attention in a pair; None if the photo cannot be read, or the numbers of boxes and regions differ.
 
-        Parameters
-        ----------
         size, image_id : width and height of the photo, None if it cannot be read, and its id if it belongs to the data set
         text : the caption
         image, caption : their encodings, sets (1, n, dim) with their masks
@@ -128,10 +123,7 @@ def attention_of_query(
 def with_attention(
     trained: TrainedRun, query: str | Image.Image, asked: Encoded, hits: Sequence[SearchHit], rows: Sequence[int]
 ) -> list[SearchHit]:
-    """Return the hits of an encoded query with the attention of each; ``rows`` are rows of the split.
-
-    The hits are unchanged if the model has no attention, or if its attention cannot be computed.
-    """
+    """Return the hits of an encoded query, with attention if the model has it; ``rows`` are their rows of the split."""
     if trained.experiment.model.similarity.attends is None or not hits:
         return list(hits)
     try:

@@ -39,8 +39,6 @@ _BLOCK = 4096  # rows that are encoded at once where not all may be kept
 class Searched:
     """The images or the captions of a split or a file, among which a query is searched.
 
-    Attributes
-    ----------
     name : ``images`` or ``captions``
     ids, image_ids : the ids of the images or captions (n,), and of the image of each (n,)
     vectors : computes their embeddings (n, dim)
@@ -85,10 +83,7 @@ def searched_split(trained: TrainedRun, split: str, by_photo: bool) -> Searched:
 
 
 def searched_file(trained: TrainedRun, file: Path, by_photo: bool, dim: int) -> Searched:
-    """Return the captions of an embeddings file for a photo, or its images for a text.
-
-    Raises UserError if the file has no embeddings, or if they do not fit the run.
-    """
+    """Return the captions of an embeddings file for a photo, or its images for a text. Raises UserError if it does not fit."""
     embeddings = read_embeddings(file)
     name = "captions" if by_photo else "images"
     vectors = embeddings.captions if by_photo else embeddings.images
@@ -133,7 +128,7 @@ def pooled_side(trained: TrainedRun, by_photo: bool, held_bytes: int) -> tuple[N
         vectors.append(pooled(block))
         held_here += block.vectors.nbytes
         held = None if held is None or held_here > held_bytes else [*held, block]
-    return np.concatenate(vectors), None if held is None else _joined(held)
+    return np.concatenate(vectors), None if held is None else _join(held)
 
 
 def ranked_by(trained: TrainedRun) -> str:
@@ -142,10 +137,7 @@ def ranked_by(trained: TrainedRun) -> str:
 
 
 def index_in_file(file: Path, searched: Searched, similarity: str, dim: int, factory: str | None) -> BuiltIndex:
-    """Return the index in a file, or build an index and write it to the file if the file is missing.
-
-    Raises UserError if the index in the file belongs to other vectors.
-    """
+    """Return the index in a file, or build and write it if missing. Raises UserError if it belongs to other vectors."""
     indexed = IndexSource(len(searched.ids), dim, similarity, ids_sha256(searched.ids), searched.source())
     if index_exists(file, indexed):
         return read_index(file, indexed, factory)
@@ -160,13 +152,12 @@ def index_of(vectors: Corpus, name: str, similarity: str, factory: str | None) -
     built = build_index(vectors, factory or "Flat", name=name)
     if similarity != "cosine" and not stores_exactly(built.index, vectors):
         raise UserError(
-            f"{built.factory}: keeps vectors roughly, and {similarity} scores need them as they are; "
-            "Flat, IVF1024,Flat or HNSW32 keep them"
+            f"{built.factory}: approximates vectors, but {similarity} scores need them exactly, as Flat keeps them"
         )
     return built
 
 
-def _joined(blocks: list[Packed]) -> Packed:
+def _join(blocks: list[Packed]) -> Packed:
     if len(blocks) == 1:
         return blocks[0]
     if any(block.lengths is None for block in blocks):

@@ -85,9 +85,7 @@ def embed_split(
         raise UserError(f"{run}: matches images and captions, and not phrases, whose scores --sentences are; leave it out")
     trained = load_opened(opened, split, places)
     if not len(trained.split.pairs):
-        raise UserError(
-            f"{trained.dataset.path}: no image of the split {split!r} has a caption; vse-search searches such images"
-        )
+        raise UserError(f"{trained.dataset.path}: no image of split {split!r} has a caption; vse-search searches such images")
     started = time.perf_counter()
     images, captions = encode(trained.model, trained.split, trained.device)
     provenance = {**opened.provenance(out), **seen}
@@ -201,7 +199,7 @@ def run_as_features(
         if not torch.isfinite(vectors).all():
             raise UserError(f"{run}: embeddings of {SIDES[side]} are not finite (NaN or infinite); nothing is written")
     rows = {kind: dict(zip(ids.tolist(), vectors.numpy(), strict=True)) for kind, (ids, vectors) in sides.items()}
-    return _written(outs, trained.dataset, backbone, rows, skipped)
+    return _write_caches(outs, trained.dataset, backbone, rows, skipped)
 
 
 def files_as_features(files: Sequence[Path], out: Path, captions: Path | None = None) -> list[Path]:
@@ -213,7 +211,7 @@ def files_as_features(files: Sequence[Path], out: Path, captions: Path | None = 
     """
     outs = cache_paths(out)
     runs = [read_embeddings(file) for file in files]
-    (path, first), dataset = (files[0], runs[0]), _dataset(files[0], runs[0], captions)
+    (path, first), dataset = (files[0], runs[0]), _load_dataset(files[0], runs[0], captions)
     for one in outs.values():
         check_cache_out(one, dataset.name, feature_from_path(one, dataset.name), [*files, dataset.path])
     rows: dict[RowKind, dict[int, NDArray[np.float32]]] = {"image": {}, "text": {}}
@@ -242,10 +240,10 @@ def files_as_features(files: Sequence[Path], out: Path, captions: Path | None = 
     known = {run.source.sha256 for run in runs if run.source is not None}
     said = {"seed": first.seed, "dataset": first.trained_on or first.dataset}
     backbone = Backbone(sha256_json(sorted(known)), experiment_name(path, first), said)
-    return _written(outs, dataset, backbone, rows, skipped)
+    return _write_caches(outs, dataset, backbone, rows, skipped)
 
 
-def _written(
+def _write_caches(
     outs: Mapping[RowKind, Path],
     dataset: Dataset,
     backbone: Backbone,
@@ -273,7 +271,7 @@ def _written(
     ]
 
 
-def _dataset(path: Path, first: Embeddings, captions: Path | None) -> Dataset:
+def _load_dataset(path: Path, first: Embeddings, captions: Path | None) -> Dataset:
     named = parse_provenance(first).get("captions")
     if captions is None and not isinstance(named, str):
         raise UserError(f"{path}: does not say where its dataset.json is: name it with --captions")

@@ -41,8 +41,6 @@ log = logging.getLogger(__name__)
 class EncodedPhrases:
     """Phrases of another data set, encoded on access by the encoder of the model's training phrases.
 
-    Parameters
-    ----------
     texts : the phrases, in the order of their indices
     reader : the encoder that computed the cache of phrases on which the model was trained
     cache : that cache
@@ -50,19 +48,16 @@ class EncodedPhrases:
     """
 
     def __init__(self, texts: Sequence[str], reader: CaptionReader, cache: FeatureCache, device: torch.device) -> None:
-        self._texts, self._reader, self._cache, self._device = texts, reader, cache, device
+        self._phrase_vectors, self._reader, self._cache, self._device = texts, reader, cache, device
 
     def read(self, indices: Indices) -> tuple[Tensor, ...]:
-        texts = [self._texts[number] for number in indices.tolist()]
+        texts = [self._phrase_vectors[number] for number in indices.tolist()]
         return encoded_as(self._cache, self._reader, [(text, text.split(" ")) for text in texts], self._device)
 
 
 @dataclass(frozen=True)
 class Located:
-    """The candidates of a photo for a phrase, best first.
-
-    ``boxes`` are x1, y1, x2, y2 in pixels of the photo, x2 and y2 exclusive.
-    """
+    """The candidates of a photo for a phrase, best first; boxes are x1, y1, x2, y2 in pixels, x2 and y2 exclusive."""
 
     boxes: Float[np.ndarray, "n 4"]
     scores: Float[np.ndarray, " n"]
@@ -75,10 +70,7 @@ def score_phrases(
     places: RunPlaces = RunPlaces(),
     seen: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
-    """Write the scores of a split's phrases with the candidate boxes of their images; return ``out``.
-
-    ``seen`` is the record of images that the run was trained on.
-    """
+    """Write the scores of a split's phrases with candidate boxes; ``seen`` is recorded; return ``out``."""
     model, scored = _model_and_split(opened, split, places)
     pairs, scores = scored.pairs, score_candidates(model, scored)
     _check_finite(opened, scores)
@@ -99,7 +91,7 @@ def score_phrases(
         seed=opened.record["seed"],
         provenance=json.dumps({**opened.provenance(out), **seen}, sort_keys=True),
         trained_on=opened.trained_on,
-        **_hashes(opened, pairs),
+        **_phrase_hashes(opened, pairs),
     )
     return write_phrase_scores(out, written)
 
@@ -111,11 +103,7 @@ def score_sentences(
     places: RunPlaces = RunPlaces(),
     seen: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
-    """Write the scores of a split's captions with all of its images, computed from their phrases; return ``out``.
-
-    See :func:`vse.train.phrases.localisation.sentence_scores`. The embeddings file has these scores, and the number of phrases
-    of each caption and of regions of each image. For ``seen`` see :func:`score_phrases`.
-    """
+    """Write the scores of a split's captions with all of its images, computed from their phrases; return ``out``."""
     model, scored = _model_and_split(opened, split, places)
     pairs = Pairs(images_of(opened.dataset, [split], opened.cache))
     number_of = {sentid: number for number, sentid in enumerate(pairs.caption_ids.tolist())}
@@ -151,7 +139,7 @@ def locate(
     its bytes. Raises UserError if it is another photo, or if no word of the phrase is known.
     """
     opened = open_run(run, places, device, unfinished)
-    reading, phrases = _reading(opened), opened.caption_cache
+    reading, phrases = _phrase_settings(opened), opened.caption_cache
     assert phrases is not None, "a run of phrases reads a cache of them"
     same = (read_sources(opened.cache) == sha256_bytes(read_image_bytes(photo))).all(1)
     if not same.any():
@@ -173,7 +161,7 @@ def locate(
     return Located(candidates.boxes[best], scores[best])
 
 
-def _reading(opened: OpenedRun) -> PhraseSettings:
+def _phrase_settings(opened: OpenedRun) -> PhraseSettings:
     reading = opened.experiment.solver
     if not isinstance(reading, PhraseSettings):
         raise UserError(f"{opened.folder.path}: matches images and captions, and does not localise phrases")
@@ -181,11 +169,11 @@ def _reading(opened: OpenedRun) -> PhraseSettings:
 
 
 def _model_and_split(opened: OpenedRun, split: str, places: RunPlaces) -> tuple[Model, PhraseSplit]:
-    reading, phrases = _reading(opened), opened.caption_cache
+    reading, phrases = _phrase_settings(opened), opened.caption_cache
     assert phrases is not None, "a run of phrases reads a cache of them"
     model = _best_model(opened, reading)
     images = images_of(opened.dataset, [split], opened.cache)
-    texts = _texts(opened.dataset, phrases, places, opened.device)
+    texts = _phrase_vectors(opened.dataset, phrases, places, opened.device)
     return model, scored_split(opened.dataset, images, opened.cache, texts, reading, opened.device)
 
 
@@ -200,7 +188,7 @@ def _best_model(opened: OpenedRun, reading: PhraseSettings) -> Model:
     return model
 
 
-def _hashes(opened: OpenedRun, pairs: PhrasePairs) -> dict[str, Any]:
+def _phrase_hashes(opened: OpenedRun, pairs: PhrasePairs) -> dict[str, Any]:
     """Return the hashes of the photo and of the caption of each phrase, as :class:`PhraseScores` stores them."""
     images = [opened.dataset.images[row] for row in opened.dataset.image_rows(pairs.image_ids).tolist()]
     hashes = opened.hashes(images)
@@ -208,7 +196,7 @@ def _hashes(opened: OpenedRun, pairs: PhrasePairs) -> dict[str, Any]:
     return {name: None if values is None else values[rows[name]] for name, values in hashes.items()}
 
 
-def _texts(dataset: Dataset, phrases: FeatureCache, places: RunPlaces, device: torch.device) -> PhraseVectors:
+def _phrase_vectors(dataset: Dataset, phrases: FeatureCache, places: RunPlaces, device: torch.device) -> PhraseVectors:
     """Return the vectors of the phrases of a data set, from the cache or, for another data set, from the same encoder."""
     if holds_texts_of(phrases, dataset):
         check_phrase_cache(phrases, dataset)

@@ -40,9 +40,8 @@ class TrainedRun(OpenedRun):
 def load_run(
     run: Path, split: str | None, places: RunPlaces = RunPlaces(), device: str = "auto", unfinished: bool = False
 ) -> TrainedRun:
-    """Load a trained run and a split for it, or its complete data set (None). A run with its own CNN reads the photos.
+    """Load a trained run and a split for it, or its complete data set (None); for ``places`` see :class:`RunPlaces`.
 
-    ``places`` are the paths of its files if they were moved, or of another data set with features by the same extractors.
     Raises UserError if its training did not finish, unless ``unfinished`` is set.
     """
     return load_opened(open_run(run, places, device, unfinished), split, places)
@@ -89,10 +88,7 @@ def load_opened(opened: OpenedRun, split: str | None, places: RunPlaces = RunPla
 
 
 def backbone_run(trained: TrainedRun, cache: FeatureCache, split: str) -> TrainedRun | None:
-    """Load the run whose embeddings are in a cache; return None if the cache has features of an extractor.
-
-    Raises UserError if that run was moved, or has other weights by now.
-    """
+    """Load the run whose embeddings are in a cache, or return None. Raises UserError if that run has changed."""
     backbone = read_backbone(cache)
     if backbone is None:
         return None

@@ -25,27 +25,14 @@ Query = str | Image.Image
 
 @dataclass(frozen=True)
 class ReadQuery:
-    """An encoded query on the CPU: a vector (1, dim), or a set (1, n, dim) with its mask.
-
-    ``remark`` is a message about words that the model does not know, or empty.
-    """
+    """An encoded query on the CPU, with a batch of 1; ``remark`` is a message about words that the model does not know."""
 
     encoded: Encoded
     remark: str = ""
 
 
 class QueryReader:
-    """Encodes queries with a run: first with the networks that computed the run's features, then with the run's encoders.
-
-    If the run reads the embeddings of another run, that run encodes the query first. Each network is loaded when it is first
-    needed.
-
-    Parameters
-    ----------
-    trained : the run
-    split : the split with which the other run is opened
-    weights_dir : the folder with the weights of a CNN or a pretrained text encoder
-    """
+    """Encodes queries with the networks that computed the run's features, then with the run's encoders."""
 
     def __init__(self, trained: TrainedRun, split: str, weights_dir: Path | None = None) -> None:
         self._trained, self._split, self._weights_dir = trained, split, weights_dir

@@ -54,11 +54,8 @@ class LastSearcher:
         return None
 
     def keep(self, request: Hashable, searcher: Searcher, files: Iterable[Path], started: int) -> None:
-        """Cache a searcher that was built from the time ``started`` on, with the states of its run's files and of ``files``.
-
-        Skip the cache if a file has changed recently: the copy in memory may be stale.
-        """
-        states = {file: read_file_state(file) for file in (*_files_of(searcher.trained), *files)}
+        """Cache a searcher that was built since ``started``, unless one of its files has changed recently."""
+        states = {file: read_file_state(file) for file in (*_list_files(searcher.trained), *files)}
         if all(state is None or state.is_settled(started) for state in states.values()):
             self._kept = _Kept(request, searcher, states)
 
@@ -66,7 +63,7 @@ class LastSearcher:
 LAST = LastSearcher()
 
 
-def _files_of(trained: TrainedRun) -> list[Path]:
+def _list_files(trained: TrainedRun) -> list[Path]:
     caches = [cache for cache in (trained.cache, trained.caption_cache) if cache is not None]
     return [
         *trained.folder.files,
@@ -81,10 +78,7 @@ def _files_of(trained: TrainedRun) -> list[Path]:
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """The options of a search. Its ``split`` is ``test`` by default, and ``html`` is the path of a report with photos.
-
-    The other options are those of :class:`vse.train.use.searcher.SearchOptions`.
-    """
+    """The options of a search, see :class:`vse.train.use.searcher.SearchOptions`; ``html`` is a report to write."""
 
     k: int = 10
     split: str | None = None
@@ -148,7 +142,7 @@ def _search(
         searcher = Searcher(trained, split, places.weights_dir, options)
     else:
         searcher = cached
-        _use(trained)
+        _use_device(trained)
     given: Query = decode_image(query) if isinstance(query, Path) else query
     encoded = searcher.read(given)
     if encoded.remark:
@@ -168,11 +162,11 @@ def _search(
 def load_searched(run: Path, split: str, places: RunPlaces, device: str) -> TrainedRun:
     """Load a run for a search, on its device; log a warning if its training did not finish."""
     trained = load_run(run, split, places, device, unfinished=True)
-    _use(trained)
+    _use_device(trained)
     return trained
 
 
-def _use(trained: TrainedRun) -> None:
+def _use_device(trained: TrainedRun) -> None:
     if state := unfinished_state(trained.record):
         run = trained.folder.path
         log.warning("%s: its training did not finish (state: %s); these are the best weights so far", run, state)
@@ -187,10 +181,7 @@ def find_phrase(
     places: RunPlaces = RunPlaces(),
     device: str = "auto",
 ) -> PhraseHit:
-    """Return the candidate boxes of a photo for a phrase, best first, and write a report with the best one if requested.
-
-    Raises UserError for options that apply to a split.
-    """
+    """Return the candidate boxes of a photo for a phrase, best first. Raises UserError for options that apply to a split."""
     others = ("split", "corpus", "index", "index_type", "rerank")
     if given := [f"--{name.replace('_', '-')}" for name in others if getattr(request, name) is not None]:
         raise UserError(f"--image searches one photo, and {given[0]} is of a split; leave it out")

@@ -44,8 +44,6 @@ _BLANK = (64, 64)  # width and height of the photo of the first query
 class SearchOptions:
     """The options of a search.
 
-    Attributes
-    ----------
     corpus : embeddings file of this run that is searched instead of the split
     index : FAISS index file, built if it is missing; it must belong to the run's weights, features, split and corpus
     index_type : factory string, see :mod:`vse.eval.search.index`; by default that of the file, or Flat for a new index
@@ -66,10 +64,7 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class SearchAnswer:
-    """The hits for a query, best first, and their rows in the split or file.
-
-    ``scored`` is the number of pairs that were scored by a model that scores pairs, otherwise None.
-    """
+    """The hits for a query, best first, their rows, and the number of pairs that a model of pairs ``scored``."""
 
     hits: list[SearchHit]
     rows: Rows
@@ -130,7 +125,7 @@ class Searcher:
             scores, rows = self._best_pairs(side, read.encoded, k, by_photo, among)
         else:
             scores, rows = self._nearest(side, read.encoded[0].numpy(), k, by_photo)
-        return SearchAnswer(self._hits(side.searched, scores, rows, by_photo), rows, scored)
+        return SearchAnswer(self._to_hits(side.searched, scores, rows, by_photo), rows, scored)
 
     def size(self, by_photo: bool) -> int:
         """Return the number of captions or images that are searched."""
@@ -139,10 +134,7 @@ class Searcher:
         return len(side.searched.ids) if side else len(pairs) if by_photo else len(pairs.images)
 
     def attention(self, query: Query, read: ReadQuery, rows: Sequence[int]) -> list[Attention | None]:
-        """Return the attention of the model between an encoded query and some rows of the split.
-
-        Raises UserError if the model has no attention, or if it cannot be computed.
-        """
+        """Return the attention between an encoded query and some rows of the split. Raises UserError without attention."""
         return attention_of_query(self._attends, query, read.encoded, rows)
 
     @cached_property
@@ -167,19 +159,18 @@ class Searcher:
             if options.rerank is not None and ranked_by(self.trained) == "cosine" and not options.many:
                 raise UserError(f"{run}: its scores are inner products, of which FAISS finds the highest; leave --rerank out")
         elif options.corpus is not None:
-            raise UserError(f"{run}: its model scores every pair, vectors alone do not tell which is best; leave --corpus out")
+            raise UserError(f"{run}: its model scores every pair; leave --corpus out")
         elif options.index is not None and options.rerank is None:
             raise UserError(
-                f"{run}: its model scores every pair, vectors alone do not tell which is best; leave --index out, or say with "
-                "--rerank how many that it finds are to be scored"
+                f"{run}: its model scores every pair; leave --index out, or add --rerank with a number of candidates"
             )
 
     def _side(self, by_photo: bool, dim: int) -> _Side:
         if by_photo not in self._sides:
-            self._sides[by_photo] = self._made(by_photo, dim)
+            self._sides[by_photo] = self._build_side(by_photo, dim)
         return self._sides[by_photo]
 
-    def _made(self, by_photo: bool, dim: int) -> _Side:
+    def _build_side(self, by_photo: bool, dim: int) -> _Side:
         trained, options, similarity = self.trained, self._options, ranked_by(self.trained)
         if options.corpus is not None:
             searched = searched_file(trained, options.corpus, by_photo, dim)
@@ -251,7 +242,7 @@ class Searcher:
         rows = best.indices[:k].numpy()
         return best.values[:k].numpy(), rows if among is None else among[rows]
 
-    def _hits(self, searched: Searched, scores: Scores, rows: Rows, by_photo: bool) -> list[SearchHit]:
+    def _to_hits(self, searched: Searched, scores: Scores, rows: Rows, by_photo: bool) -> list[SearchHit]:
         dataset = self.trained.dataset
         hits = []
         for score, row in zip(scores.tolist(), rows.tolist(), strict=True):

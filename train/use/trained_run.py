@@ -1,7 +1,4 @@
-"""Open a trained run for use: find its settings, caches and data set, and check them against its record.
-
-Also compares the data set with the training data, by content, and refuses images that the run was trained on.
-"""
+"""Open a trained run: find its settings, caches and data set, check them, and compare its data with the training data."""
 
 from __future__ import annotations
 
@@ -110,10 +107,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunPlaces:
-    """The paths of a run's feature cache, ``dataset.json`` and caption cache; None stands for the path in ``run.json``.
-
-    ``weights_dir`` has the weights of the networks that encode new captions and image files.
-    """
+    """The paths of a run's inputs; None stands for the path in ``run.json``. ``weights_dir`` has weights of networks."""
 
     features: Path | None = None
     captions: Path | None = None
@@ -123,11 +117,7 @@ class RunPlaces:
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """The settings and the record of a run, the data set and caches that its model reads, and the device.
-
-    ``other_data`` has the checksums of the data set if it has the name of the training data but other contents.
-    ``training_data`` has the checksums of the training data, if they are known.
-    """
+    """The settings and record of a run, its inputs, and the checksums of its data set if that is not the training data."""
 
     folder: RunFolder
     experiment: ExperimentConfig
@@ -141,10 +131,7 @@ class OpenedRun:
 
     @property
     def trained_on(self) -> str | None:
-        """The name of the training data, if it is another data set than ``dataset``.
-
-        If both have the same name, digits of the checksum of the training data are appended, as in ``demo-1a2b3c4d``.
-        """
+        """The name of the training data if it is another data set; with digits of its checksum if it has the same name."""
         name = str(self.record["dataset"])
         if name != self.dataset.name:
             return name
@@ -219,10 +206,7 @@ def run_cost(run: OpenedRun) -> dict[str, Any]:
 
 
 def open_run(run: Path, places: RunPlaces = RunPlaces(), device: str = "auto", unfinished: bool = False) -> OpenedRun:
-    """Open a run; ``places`` are the paths of its files if they were moved, or of another data set.
-
-    Raises UserError if its training did not finish, unless ``unfinished`` is set.
-    """
+    """Open a run. Raises UserError if its files do not fit, or if it is not finished and ``unfinished`` is False."""
     folder = RunFolder(run)
     experiment, record = folder.settings(ExperimentConfig), folder.record()
     folder.content(folder.config_file)
@@ -233,7 +217,7 @@ def open_run(run: Path, places: RunPlaces = RunPlaces(), device: str = "auto", u
         )
     if "files" not in record:
         log.info("%s: has no checksums of its files, so they are not checked for changes", folder.record_file)
-    cache = _alike(places.features or folder.feature_file(), folder.evaluated(), folder)
+    cache = _open_compatible(places.features or folder.feature_file(), folder.evaluated(), folder)
     trained_on = folder.caption_feature_file()
     if trained_on is not None and places.features is not None and read_backbone(cache) is not None:
         trained_on = captions_cache_path(places.features)
@@ -242,7 +226,7 @@ def open_run(run: Path, places: RunPlaces = RunPlaces(), device: str = "auto", u
     caption_file = places.caption_features or trained_on
     caption_cache = None
     if caption_file is not None:
-        caption_cache = _alike(caption_file, record["caption_features"], folder, "--caption-features")
+        caption_cache = _open_compatible(caption_file, record["caption_features"], folder, "--caption-features")
     dataset = load_dataset_file(places.captions or cache.captions)
     check_data(cache, dataset)
     others = other_data(folder, record, cache, dataset) if dataset.name == record["dataset"] else None
@@ -263,9 +247,7 @@ def load_best(folder: RunFolder, model: Model) -> str:
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        raise UserError(
-            f"{folder.best_file}: not weights of this run's model ({str(error).splitlines()[-1].strip()})"
-        ) from None
+        raise UserError(f"{folder.best_file}: weights of another model ({str(error).splitlines()[-1].strip()})") from None
     model.eval()
     return sha256
 
@@ -276,7 +258,7 @@ def unfinished_state(record: Mapping[str, Any]) -> str | None:
     return None if state == "finished" else str(state)
 
 
-def _alike(file: Path, trained_on: Mapping[str, Any], folder: RunFolder, option: str = "--features") -> FeatureCache:
+def _open_compatible(file: Path, trained_on: Mapping[str, Any], folder: RunFolder, option: str = "--features") -> FeatureCache:
     """Open the cache in ``file``, if it is the cache of the training or has the same extractor."""
     if not file.exists():
         place = os.path.normpath(file)
@@ -284,7 +266,7 @@ def _alike(file: Path, trained_on: Mapping[str, Any], folder: RunFolder, option:
     cache = open_cache(file)
     if cache.key == trained_on["key"]:
         return cache
-    extractor = trained_on.get("extractor") or _extractor_at(folder.path / str(trained_on["path"]), str(trained_on["key"]))
+    extractor = trained_on.get("extractor") or _read_extractor(folder.path / str(trained_on["path"]), str(trained_on["key"]))
     differs = ["its key differs"] if extractor is None else list_changes(extractor, cache.extractor)
     in_precision = len(differs) == 1 and differs[0].startswith("config.precision: ")
     if in_precision and has_auto_precision(cache.feature, cache.dataset):
@@ -300,7 +282,7 @@ def _alike(file: Path, trained_on: Mapping[str, Any], folder: RunFolder, option:
     return cache
 
 
-def _extractor_at(path: Path, key: str) -> Mapping[str, Any] | None:
+def _read_extractor(path: Path, key: str) -> Mapping[str, Any] | None:
     try:
         cache = open_cache(path)
     except UserError:
@@ -330,7 +312,7 @@ def images_trained_on(
         return 0
     splits = ("train", "restval") if restval else ("train",)
     learned = [image for image in own.images if image.split in splits]
-    shared = same_images(tested.split(split), learned, _sums(cache), _sums(own_cache))
+    shared = same_images(tested.split(split), learned, _photo_checksums(cache), _photo_checksums(own_cache))
     if not shared:
         return 0
     image, twin = shared[0]
@@ -339,14 +321,12 @@ def images_trained_on(
         f"{tested.path}; {image.file} is {twin.file} in split {twin.split!r} of {own.path}"
     )
     if not allowed:
-        raise UserError(
-            f"{message}. Metrics on these images are meaningless. --allow-leak accepts them, and the result records it"
-        )
+        raise UserError(f"{message}. Metrics on them are meaningless. --allow-leak accepts them, and the result records it")
     log.warning("%s", message)
     return len(shared)
 
 
-def _sums(cache: FeatureCache) -> dict[int, bytes]:
+def _photo_checksums(cache: FeatureCache) -> dict[int, bytes]:
     """Return the SHA-256 of each image's file, by image id; empty if a cache was not computed from image files."""
     if "imported" in cache.provenance or read_backbone(cache) is not None:
         return {}

@@ -182,7 +182,7 @@ def test_it_learns_to_compose_harder_negatives(positions: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        ([], "compositional samples regions for words, .* 'cosine' compares single vectors; the adversary ace"),
+        ([], "compositional samples regions, .* 'cosine' compares single vectors; use the adversary ace"),
         ([*SCAN, "loss=logistic"], "compositional requires a ranking loss, and logistic"),
     ],
 )

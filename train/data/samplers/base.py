@@ -27,10 +27,7 @@ class Sampler(Settings):
 
 
 class Shuffled(Sampler):
-    """Every pair once, in random order.
-
-    The last batch may be smaller; a last batch of one pair has no negatives and is left out.
-    """
+    """Every pair once, in random order. A last batch of one pair has no negatives and is left out."""
 
     name: Literal["shuffled"] = "shuffled"
 
@@ -39,11 +36,7 @@ class Shuffled(Sampler):
 
 
 class ByImage(Sampler):
-    """Every pair once: images in random order, and the pairs of each image one after the other, in random order.
-
-    A batch of phrases then reads and embeds the candidates of few images only. The last batch may be smaller; a last batch of
-    one pair is left out.
-    """
+    """Every pair once, image by image, in random order; a last batch of one pair is left out."""
 
     name: Literal["by_image"] = "by_image"
 

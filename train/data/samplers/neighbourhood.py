@@ -26,7 +26,7 @@ class NeighbourhoodSampling(Sampler):
     def batches(self, image_of: Indices, batch_size: int, rng: np.random.Generator) -> list[Indices]:
         if batch_size < _FEWEST:
             raise UserError(
-                f"train.batch_size {batch_size}: neighbourhood sampling requires batches of at least {_FEWEST} pairs"
+                f"train.batch_size {batch_size}: neighbourhood sampling requires at least {_FEWEST} pairs in a batch"
             )
         order = np.lexsort((rng.random(len(image_of)), image_of))
         _, firsts, counts = np.unique(image_of[order], return_index=True, return_counts=True)

@@ -67,10 +67,7 @@ class EncoderSettings(Settings):
         return None
 
     def transformer(self, weights_dir: Path | None, words: Callable[[], Iterable[str]]) -> Transformer | None:
-        """Return the transformer whose tokens the encoder reads; None if it reads other input.
-
-        ``weights_dir`` is a folder with models that are not downloaded; ``words`` returns the words of the training captions.
-        """
+        """Return the transformer whose tokens the encoder reads, or None; ``words`` returns those of the training captions."""
         return None
 
     def build(self, sizes: Sizes) -> Encoder:

@@ -22,10 +22,7 @@ _TOGETHER = 32  # captions that a CPU encodes at once
 
 
 class Bert(EncoderSettings):
-    """A pretrained transformer on the tokens of its own tokenizer, and a linear map of the output of its last layer.
-
-    This is the text encoder of the BERT model in the TOD-Net paper, section IV-A. Dropout is that of the pretrained model.
-    """
+    """A pretrained transformer on its own tokens, and a linear map of its last layer (TOD-Net paper, section IV-A)."""
 
     name: Literal["bert"] = "bert"
     takes: ClassVar = (Kind.TOKENS,)
@@ -99,7 +96,7 @@ class BertEncoder(Encoder):
         for module in self._frozen:
             module.requires_grad_(False)
         for layer in layers[n_frozen:] if settings.gradient_checkpointing else []:
-            layer.forward = _recomputed(layer.forward)
+            layer.forward = _recompute(layer.forward)
 
     def forward(self, tokens: Int[Tensor, "n n_tokens"], mask: Bool[Tensor, "n n_tokens"]) -> Encoded:
         """Return the embeddings. On a CPU, captions of similar lengths are encoded together, which halves the padding."""
@@ -149,7 +146,7 @@ def _augmentation(transformer: Transformer, share: float) -> WordAugmentation:
     return WordAugmentation(share, 1 + max(number_of.values()), special, masked, transformer.pad_index, pieces)
 
 
-def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _recompute(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Return a forward pass that stores no activations; the backward pass computes them again, with the same dropout."""
 
     def run(*inputs: Any, **options: Any) -> Any:

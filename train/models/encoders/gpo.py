@@ -1,7 +1,4 @@
-"""The generalised pooling operator (GPO), the encoder of VSE-infinity that uses it, and its augmentation of sets and captions.
-
-GPO is a weighted mean of sorted features. A small network computes the weights from the ranks.
-"""
+"""The generalised pooling operator (GPO), the encoder of VSE-infinity, and its augmentation of sets and captions."""
 
 from __future__ import annotations
 
@@ -65,10 +62,7 @@ def rank_encodings(longest: int, like: Tensor) -> Float[Tensor, "longest 32"]:
 
 
 class Gpo(EncoderSettings):
-    """A linear map of each vector of a set, a small residual network, and generalised pooling (Chen et al., CVPR 2021).
-
-    It reads regions, positions of a grid, or the vectors of the tokens of a caption.
-    """
+    """A linear map of each vector of a set, a small residual network, and generalised pooling (Chen et al., CVPR 2021)."""
 
     name: Literal["gpo"] = "gpo"
     takes: ClassVar = (Kind.SETS,)
@@ -144,8 +138,6 @@ class WordAugmentation(nn.Module):
     Half of the selected words are replaced by the mask, a tenth by a random word, and the others are removed, as in the
     authors' code. The marks of the start and the end of a caption stay.
 
-    Parameters
-    ----------
     share : probability that a word is selected, in [0, 1[
     n_words : size of the vocabulary
     special : words that are never selected, and never replace another word

@@ -82,10 +82,7 @@ class WeightedEncoder(Encoder):
 
 
 class Relative(EncoderSettings):
-    """The k highest cosines with ``model.dim`` anchors, raised to a power, and 0 elsewhere (Norelli et al., NeurIPS 2023).
-
-    The solver ``asif`` sets the anchors. Negative cosines become 0.
-    """
+    """The k highest cosines with ``model.dim`` anchors, raised to a power, and 0 elsewhere (Norelli et al., NeurIPS 2023)."""
 
     name: Literal["relative"] = "relative"
     takes: ClassVar = (Kind.VECTORS,)

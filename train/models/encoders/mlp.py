@@ -94,9 +94,9 @@ class _Block(nn.Module):
 
 
 class LayersSettings(Settings):
-    """Fully connected layers with ReLU and dropout between them and batch normalisation (two-branch paper, section 3.2.1).
+    """Fully connected layers with ReLU, dropout and batch normalisation (two-branch paper, section 3.2.1).
 
-    A single layer is the linear variant, without batch normalisation and dropout.
+    A single layer is linear, without batch normalisation and dropout.
     """
 
     widths: list[PositiveInt] = Field(default=[2048, 512], min_length=1, description="output lengths of the layers")

@@ -87,8 +87,6 @@ _MANY = 256  # rows are rounded up to a multiple of this, because oneDNN compile
 class SruLayers(nn.Module):
     """A stack of SRU layers (Lei et al., EMNLP 2018).
 
-    Parameters
-    ----------
     input_dim, dim : lengths of an input and of a state
     n_layers : number of layers
     dropout : of the input of each layer and, except for the last layer, of the part that it adds to its input; one mask for
@@ -134,14 +132,14 @@ class SruLayer(nn.Module):
             self.weight[:dim].mul_((1 - dropout) ** 0.5)
 
     def forward(self, inputs: Float[Tensor, "n_rows input_dim"], sizes: list[int]) -> Float[Tensor, "n_rows dim"]:
-        seen = self._dropped(inputs, self.input_dropout, sizes)
+        seen = self._dropout(inputs, self.input_dropout, sizes)
         products = linear(seen, self.weight).to(self.weight.dtype)
         gates = (products[:, self.dim : 3 * self.dim] + self.bias).sigmoid()
         cells: Tensor = _Cells.apply(products[:, : self.dim], gates[:, : self.dim], sizes)
         passed = inputs if len(self.weight) == 3 * self.dim else products[:, 3 * self.dim :]
-        return passed + self._dropped(cells.tanh() - passed, self.dropout, sizes) * gates[:, self.dim :]
+        return passed + self._dropout(cells.tanh() - passed, self.dropout, sizes) * gates[:, self.dim :]
 
-    def _dropped(self, rows: Tensor, rate: float, sizes: list[int]) -> Tensor:
+    def _dropout(self, rows: Tensor, rate: float, sizes: list[int]) -> Tensor:
         """Apply dropout to packed captions, with one mask for each caption."""
         if not rate or not self.training:
             return rows

@@ -17,10 +17,7 @@ Scores = Tensor | tuple[Tensor, Tensor]
 
 
 class Similarity(nn.Module):
-    """A network that scores n images with m captions, for any n and m.
-
-    The score of a pair depends only on that image and that caption, not on the rest of the batch.
-    """
+    """A network that scores n images with m captions; a score does not depend on other images or captions."""
 
     def forward(self, images: Encoded, captions: Encoded) -> Scores:
         """Return scores (n, m) for both directions, or two matrices (n, m), i2t and t2i, if the directions differ."""
@@ -46,8 +43,6 @@ class Similarity(nn.Module):
 class SimilaritySettings(Settings):
     """Settings of a similarity, chosen by its ``name``.
 
-    Attributes
-    ----------
     images, captions : the kind of embeddings that it compares
     ranked_by : the similarity of :mod:`vse.eval.ranking.scores` that ranks single vectors in the same order; None: the model
         scores every pair, and ``vse-embed`` writes the scores

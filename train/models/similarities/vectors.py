@@ -68,9 +68,6 @@ class Euclidean(Similarity):
 def euclidean(
     images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"], floor: float = 0.0
 ) -> Float[Tensor, "n_images n_captions"]:
-    """Return minus the distance of each image to each caption, -sqrt(||v - c||^2 + floor).
-
-    The gradient is 0 where two vectors are equal and the floor is 0.
-    """
+    """Return minus the distance of each pair, -sqrt(||v - c||^2 + floor); the gradient of the distance 0 is 0."""
     squares = images.square().sum(1)[:, None] + captions.square().sum(1)[None, :]
     return -root_or_zero((squares - 2 * images @ captions.T).clamp(min=0) + floor)
