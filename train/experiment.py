@@ -111,7 +111,7 @@ def load_experiment(name: str, dataset: str | None = None, sets: Sequence[str] =
     """Load the experiment preset ``name`` with the changes of ``dataset`` and then of ``sets`` (``key=value``).
 
     A user's own code runs only if ``sets`` names it, or if everything is allowed (:mod:`vse.pipeline.presets.own_code`).
-    Raises :class:`UserError` if the preset is an ensemble, which is not trained itself.
+    Raises :class:`UserError` if the preset is an ensemble; its members are trained instead.
     """
     with allow_named_code(list(_values(sets))):
         return _loaded(name, dataset, sets)

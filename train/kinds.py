@@ -15,10 +15,10 @@ from torch.nn.functional import pad
 class Kind(StrEnum):
     """The kind of the images, or of the captions, of a batch. They are a tuple of tensors.
 
-    ``vectors`` : (n, dim), a single vector of each image or caption
-    ``sets`` : vectors (n, longest, dim) of regions, positions or words, and their mask (n, longest); no set is empty
-    ``words`` : indices (n, longest) into the vocabulary, padded, and lengths (n,) on the CPU
-    ``tokens`` : indices (n, longest) into a tokenizer's own vocabulary, padded, and their mask (n, longest)
+    ``vectors`` : (n, dim), a single vector of each image or caption.
+    ``sets`` : vectors (n, longest, dim) of regions, positions or words, and their mask (n, longest); no set is empty.
+    ``words`` : indices (n, longest) into the vocabulary, padded, and lengths (n,) on the CPU.
+    ``tokens`` : indices (n, longest) into a tokenizer's own vocabulary, padded, and their mask (n, longest).
     """
 
     VECTORS = "vectors"
@@ -50,8 +50,8 @@ def select(encoded: Encoded, rows: Tensor | slice) -> Encoded:
 class Packed:
     """The embeddings of images or captions; sets are stored without their padding.
 
-    vectors : (n, dim), or all vectors of all sets one after the other, (n_vectors, dim)
-    lengths : for sets, the number of vectors of each (n,)
+    ``vectors`` : (n, dim), or all vectors of all sets one after the other, (n_vectors, dim).
+    ``lengths`` : for sets, the number of vectors of each (n,).
     """
 
     vectors: Tensor

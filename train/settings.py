@@ -178,15 +178,14 @@ class AdversarySettings(Settings):
 class SolverSettings(Settings):
     """The settings of a solver, chosen by its ``name``.
 
-    uses_loss : whether the solver minimises the experiment's loss
-    learns : whether the solver changes any weight
-    reads_words : whether captions may be read as words
-    reads_phrases : whether the solver matches regions and phrases instead of images and captions
+    ``code`` : the class of the solver, ``module:Class``. It is imported when the solver is built.
+    ``uses_loss`` : whether the solver minimises the experiment's loss.
+    ``learns`` : whether the solver changes any weight.
+    ``reads_words`` : whether captions may be read as words.
+    ``reads_phrases`` : whether the solver matches regions and phrases instead of images and captions.
     """
 
     code: ClassVar[str]
-    """The class of the solver, ``module:Class``, which is imported when the solver is built."""
-
     name: str
     uses_loss: ClassVar[bool] = True
     learns: ClassVar[bool] = True

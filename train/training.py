@@ -50,14 +50,14 @@ def train(
 ) -> Path:
     """Train an experiment on a feature cache and return the run folder.
 
-    features : the cache; it records the data set and the path of its captions
-    experiment : every setting
-    seed : seed of the initial weights, of the order of the pairs and of random crops
-    out : the run folder; by default ``runs/<dataset>_<experiment>/seed-<seed>``
-    device : ``auto`` chooses a GPU if there is one
-    inputs : paths that replace the usual paths of inputs
-    existing : whether a run that is already in ``out`` is resumed or replaced
-    extras : optional output files
+    ``features`` : the cache; it records the data set and the path of its captions.
+    ``experiment`` : every setting.
+    ``seed`` : seed of the initial weights, of the order of the pairs and of random crops.
+    ``out`` : the run folder; by default ``runs/<dataset>_<experiment>/seed-<seed>``.
+    ``device`` : ``auto`` chooses a GPU if there is one.
+    ``inputs`` : paths that replace the usual paths of inputs.
+    ``existing`` : whether a run that is already in ``out`` is resumed or replaced.
+    ``extras`` : optional output files.
     """
     if experiment.solver.uses_loss and experiment.warmup.epochs >= experiment.train.epochs:
         log.warning(

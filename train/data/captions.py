@@ -49,10 +49,10 @@ class CaptionsOnDemand:
 class EncodedCaptions:
     """Captions encoded on access by a text encoder that was fitted to another data set.
 
-    captions : the captions, in the order of their indices
-    reader : the encoder that computed the cache of captions on which the model was trained
-    cache : that cache; its rows are vectors or sets, and features are rounded to its type
-    device : device of the features
+    ``captions`` : the captions, in the order of their indices.
+    ``reader`` : the encoder that computed the cache of captions on which the model was trained.
+    ``cache`` : that cache; its rows are vectors or sets, and features are rounded to its type.
+    ``device`` : device of the features.
     """
 
     def __init__(self, captions: Sequence[Caption], reader: CaptionReader, cache: FeatureCache, device: torch.device) -> None:

@@ -81,7 +81,10 @@ class CachedFeatures:
 
     def _vectors(self, indices: Indices, crops: Indices | None) -> Tensor:
         if self.n_crops and crops is None:
-            return self._mean(indices)
+            rows = self._rows[indices]
+            mean = torch.from_numpy(self._reader.rows(rows)).float().mean(1)
+            mean = move_tensor(self._checked(mean, rows), self._device)
+            return torch.nn.functional.normalize(mean, dim=1) if self._mean_is_unit else mean
         crops = np.zeros_like(indices) if crops is None else crops
         if self._kept is not None:
             which = indices * self.n_crops + crops if self.n_crops else indices
@@ -89,11 +92,6 @@ class CachedFeatures:
         rows = self._rows[indices]
         vectors = self._reader.crops(rows, crops) if self.n_crops else self._reader.rows(rows)
         return move_tensor(self._checked(torch.from_numpy(vectors).float(), rows), self._device)
-
-    def _mean(self, indices: Indices) -> Tensor:
-        rows = self._rows[indices]
-        mean = move_tensor(self._checked(torch.from_numpy(self._reader.rows(rows)).float().mean(1), rows), self._device)
-        return torch.nn.functional.normalize(mean, dim=1) if self._mean_is_unit else mean
 
     def _sets(self, indices: Indices) -> Encoded:
         if self._kept is None:
@@ -176,12 +174,12 @@ class CachedImages(CachedFeatures):
 class PhotoCrops:
     """Crops of photos, read from their files by threads.
 
-    extractor : the CNN that reads the crops
-    paths, image_ids : the photos, in the order of their indices
-    random_crop : kind of random crops, see the feature settings
-    workers : number of threads
-    through : whether to return features of the frozen CNN instead of pixels
-    config : preparation of the photos; by default that of the CNN
+    ``extractor`` : the CNN that reads the crops.
+    ``paths``, ``image_ids`` : the photos, in the order of their indices.
+    ``random_crop`` : kind of random crops, see the feature settings.
+    ``workers`` : number of threads.
+    ``through`` : whether to return features of the frozen CNN instead of pixels.
+    ``config`` : preparation of the photos; by default that of the CNN.
     """
 
     def __init__(
@@ -218,7 +216,8 @@ class PhotoCrops:
         crops = read_ahead(visits, load, self._workers, ahead)
         for pairs in batches:
             pixels = [next(crops) for _ in pairs]
-            yield self._seen(torch.stack(pixels) if pixels else self._none())
+            nothing = torch.empty(0, 1, 3, self._random.crop, self._random.crop, dtype=torch.uint8)
+            yield self._encode(torch.stack(pixels) if pixels else nothing)
 
     def read_images(self, images: Indices) -> tuple[UInt8[Tensor, "n n_crops 3 crop crop"]]:
         """Return the fixed crops of photos: the centre, or all ten."""
@@ -228,10 +227,7 @@ class PhotoCrops:
 
         return (torch.stack(list(read_ahead(images.tolist(), load, self._workers, 4 * self._workers + 1))),)
 
-    def _none(self) -> Tensor:
-        return torch.empty(0, 1, 3, self._random.crop, self._random.crop, dtype=torch.uint8)
-
-    def _seen(self, pixels: Tensor) -> Encoded:
+    def _encode(self, pixels: Tensor) -> Encoded:
         if not self._through:
             return (pixels,)
         parts = [self._extractor.features(part) for part in torch.split(pixels, self._extractor.config.batch_size)]

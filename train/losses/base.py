@@ -48,9 +48,9 @@ class LearnedScale(nn.Module):
     The logarithm of the scale is learned, which keeps the scale positive (CLIP: Radford et al., 2021, section 2.3; SigLIP:
     Zhai et al., 2023, Algorithm 1).
 
-    temperature : 1 / scale at the start
-    bias : the bias at the start; None: no bias
-    least : lower bound of the temperature; None: no bound
+    ``temperature`` : 1 / scale at the start.
+    ``bias`` : the bias at the start; None: no bias.
+    ``least`` : lower bound of the temperature; None: no bound.
     """
 
     def __init__(self, temperature: float, bias: float | None = None, least: float | None = None) -> None:
@@ -78,10 +78,10 @@ class LearnedScale(nn.Module):
 class Batch:
     """The n pairs of a batch.
 
-    images, captions : embeddings of the pairs, see :mod:`vse.train.kinds`
-    image_of, text_of : (n,) the index of the image and of the text of each pair
-    more_images, more_captions : embeddings of further candidates, for example of an adversary; negatives of every query
-    pair_of : (n,) the index of each pair among all training pairs, for adversaries that need it
+    ``images``, ``captions`` : embeddings of the pairs, see :mod:`vse.train.kinds`.
+    ``image_of``, ``text_of`` : (n,) the index of the image and of the text of each pair.
+    ``more_images``, ``more_captions`` : embeddings of further candidates, negatives of every query.
+    ``pair_of`` : (n,) the index of each pair among all training pairs, for adversaries that need it.
     """
 
     images: Encoded
@@ -127,8 +127,8 @@ class LossUse:
 class Loss(Settings, ABC):
     """Settings of a loss, chosen by its ``name`` (VSE++ paper, Eqs. 5 and 6; two-branch paper, Eqs. 3 to 7).
 
-    ``ranks`` : whether the loss compares the candidates of a query, so that a hardest negative exists
-    ``several_positives`` : whether a query may have more than one positive
+    ``ranks`` : whether the loss compares the candidates of a query, so that a hardest negative exists.
+    ``several_positives`` : whether a query may have more than one positive.
     """
 
     ranks: ClassVar[bool]
@@ -166,7 +166,7 @@ class Loss(Settings, ABC):
 
     @property
     def lists_negatives(self) -> bool:
-        """True if the cost comes with rankings, from which hard negatives can be listed."""
+        """True if the cost of a batch includes its rankings. Hard negatives are listed from them."""
         return self.ranks
 
     def check_use(self, use: LossUse) -> None:

@@ -31,8 +31,8 @@ from vse.train.models.similarities.base import Similarity
 class ScoreBlock(NamedTuple):
     """The logits of b images of a batch with all its n captions.
 
-    own : column of the caption that each image is paired with
-    same : True where a caption belongs to the image
+    ``own`` : column of the caption that each image is paired with.
+    ``same`` : True where a caption belongs to the image.
     """
 
     logits: Float[Tensor, "b n"]
@@ -41,7 +41,7 @@ class ScoreBlock(NamedTuple):
 
 
 class ContrastiveLoss(RankingLoss):
-    """A loss of logits, which are scores divided by a temperature; ``block`` limits the rows of scores in memory."""
+    """A loss of scores divided by a temperature; ``block`` limits the rows of scores that are in memory at a time."""
 
     several_positives: ClassVar = True
     temperature: float = Field(0.1, ge=1e-6, description="divides the scores; the first value of a learned temperature")

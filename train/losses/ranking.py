@@ -46,8 +46,8 @@ def block_costs(
 ) -> BlockCosts:
     """Return costs computed for ``size`` images at a time; the backward pass computes each block again (Chen et al., 2016).
 
-    ``row_cost`` takes the embeddings of some images, those of all captions, and the index of the first of these images. Of all
-    tensors with gradients it may use only these two and ``parameters``.
+    ``row_cost`` takes the embeddings of some images, those of all captions, and the index of the first of these images. It may
+    use no tensors with gradients except these two and ``parameters``.
     """
     return BlockCosts(*_ByBlocks.apply(row_cost, size, images, captions, *parameters))
 

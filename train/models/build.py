@@ -56,10 +56,10 @@ class ModelConfig(Settings):
 class Input:
     """The input of images or of captions to a model.
 
-    kind : vectors, sets, words or tokens
-    size : length of a vector, or of the vocabulary
-    name : the name of the input in messages
-    transformer : for tokens, the transformer that they belong to
+    ``kind`` : vectors, sets, words or tokens.
+    ``size`` : length of a vector, or of the vocabulary.
+    ``name`` : the name of the input in messages.
+    ``transformer`` : for tokens, the transformer that they belong to.
     """
 
     kind: Kind

@@ -19,10 +19,10 @@ class TrainableCnn(nn.Module):
     vectors of the cache have it. Parameters after the layer that is read are dropped: they are neither saved nor updated.
     Dropout is off.
 
-    extractor : the CNN, and the preparation of its images
-    batch_norm : ``frozen`` keeps the statistics of batch norms; ``train`` uses those of the batch during training
-    checkpointing : whether to compute activations again in the backward pass instead of storing them
-    compiled : whether to compile the network
+    ``extractor`` : the CNN, and the preparation of its images.
+    ``batch_norm`` : ``frozen`` keeps the statistics of batch norms; ``train`` uses those of the batch during training.
+    ``checkpointing`` : whether to compute activations again in the backward pass instead of storing them.
+    ``compiled`` : whether to compile the network.
     """
 
     def __init__(

@@ -53,8 +53,8 @@ class SamplingSettings(PositiveSettings):
 class Near:
     """Candidates that are positive, or negative, for the phrases of some pairs.
 
-    rows : (n,) the row of the pair, ascending
-    regions : (n,) the index of the candidate
+    ``rows`` : (n,) the row of the pair, ascending.
+    ``regions`` : (n,) the index of the candidate.
     """
 
     rows: Int[np.ndarray, " n"]
@@ -64,10 +64,10 @@ class Near:
 class CandidateSampler:
     """The selection of positive and negative candidates of pairs.
 
-    pairs : all training pairs, each with a box
-    candidates : the boxes of their images
-    truth_of : the index of each pair's ground-truth region among all regions
-    settings : the settings of Algorithm 1
+    ``pairs`` : all training pairs, each with a box.
+    ``candidates`` : the boxes of their images.
+    ``truth_of`` : the index of each pair's ground-truth region among all regions.
+    ``settings`` : the settings of Algorithm 1.
     """
 
     def __init__(
@@ -99,12 +99,12 @@ class CandidateSampler:
 class TripletBatch:
     """Regions and phrases to embed, and the triplets among them, as rows of ``regions`` and of ``texts``.
 
-    regions, texts : indices of regions and of texts, each once
-    region_of_query, text_of_query : positive pairs (x, y) with the region as the query
-    negative_texts : mask of their negative phrases y'
-    text_of_phrase_query, region_of_phrase_query : positive pairs with the phrase as the query
-    candidates, are_negatives : their negative regions x' of the same image, padded, and the mask
-    region_of_pair, text_of_pair, truth_of_pair : all positive pairs of both directions, and the ground-truth region of each
+    ``regions``, ``texts`` : indices of regions and of texts, each once.
+    ``region_of_query``, ``text_of_query`` : positive pairs (x, y) with the region as the query.
+    ``negative_texts`` : mask of their negative phrases y'.
+    ``text_of_phrase_query``, ``region_of_phrase_query`` : positive pairs with the phrase as the query.
+    ``candidates``, ``are_negatives`` : their negative regions x' of the same image, padded, and the mask.
+    ``region_of_pair``, ``text_of_pair``, ``truth_of_pair`` : all positive pairs, and the ground-truth region of each.
     """
 
     regions: Int[np.ndarray, " n_regions"]
@@ -265,9 +265,9 @@ def _first_of_single(keys: Indices, partners: Indices) -> Indices:
 class LabelledBatch:
     """Regions and phrases to embed, and labelled pairs of them.
 
-    regions, texts : indices of regions and of texts, each once
-    region_of_pair, text_of_pair : the rows of each pair in ``regions`` and ``texts``
-    labels : 1 for a positive pair, -1 for a negative pair
+    ``regions``, ``texts`` : indices of regions and of texts, each once.
+    ``region_of_pair``, ``text_of_pair`` : the rows of each pair in ``regions`` and ``texts``.
+    ``labels`` : 1 for a positive pair, -1 for a negative pair.
     """
 
     regions: Int[np.ndarray, " n_regions"]

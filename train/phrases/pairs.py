@@ -92,13 +92,12 @@ _NOWHERE = (np.nan,) * 4
 class PhrasePairs:
     """Phrases in the order of their images; a phrase with a box forms a positive pair with its region.
 
-    image_ids : the images, indexed by ``image_of``
-    phrase_ids, caption_ids, image_of, text_of : for each phrase its id, the id of its caption, the index of its image, and the
-        index of its text among all different texts of the data set
-    chain_of : the index of its coreference chain; a phrase without one is a chain by itself
-    truths : its ground-truth box in float32, NaN if it has none
-    types : its types, joined by ``/``
-    n_texts : the number of different texts in the data set
+    ``image_ids`` : the images, indexed by ``image_of``.
+    ``phrase_ids``, ``caption_ids``, ``image_of`` : for each phrase its id, the id of its caption, and the index of its image.
+    ``text_of`` : the index of its text among the ``n_texts`` different texts of the data set.
+    ``chain_of`` : the index of its coreference chain; a phrase without one is a chain by itself.
+    ``truths`` : its ground-truth box in float32, NaN if it has none.
+    ``types`` : its types, joined by ``/``.
     """
 
     image_ids: Indices

@@ -25,10 +25,10 @@ class BoxFeatures(CachedFeatures):
     The parameters are those of :class:`vse.train.data.images.CachedFeatures`. Raises :class:`UserError` if the cache does not
     hold regions with boxes.
 
-    boxes : (n_regions, 4) x1, y1, x2, y2 in pixels of the original image
-    image_of : (n_regions,) the index of each region's image
-    starts, counts : (n_images,) the index of the first region of each image, and the number of its regions
-    sizes : (n_images, 2) width and height
+    ``boxes`` : (n_regions, 4) x1, y1, x2, y2 in pixels of the original image.
+    ``image_of`` : (n_regions,) the index of each region's image.
+    ``starts``, ``counts`` : (n_images,) the index of the first region of each image, and the number of its regions.
+    ``sizes`` : (n_images, 2) width and height.
     """
 
     def __init__(
@@ -69,11 +69,9 @@ class BoxFeatures(CachedFeatures):
 
 
 class RegionInputs:
-    """Regions as inputs of a model: candidates, followed by ground-truth regions, in one range of indices.
+    """Regions as inputs of a model: candidates, followed by ground-truth regions (``truths``), in one range of indices.
 
-    candidates, truths : region k is candidate k, and region ``len(candidates) + k`` is ground-truth region k, if there are any
-    coordinates : whether the coordinates of the box are ``appended`` to each vector, or read ``alone``
-    device : device of the inputs
+    The ``coordinates`` of the box are ``appended`` to each vector, read ``alone``, or not used.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -14,12 +14,11 @@ from vse.features.backbones.networks import autocast
 from vse.pipeline.errors import UserError
 from vse.pipeline.progress import progress_bar
 from vse.train.data.images import Indices
-from vse.train.losses.base import Cost, Loss
+from vse.train.losses.base import Loss
 from vse.train.losses.pair_loss import PairLoss
 from vse.train.losses.ranking import RankingLoss
 from vse.train.phrases.batches import (
     CandidateSampler,
-    LabelledBatch,
     PairSampler,
     SamplingSettings,
     TripletBatch,
@@ -61,9 +60,7 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
 
     def __init__(self, task: PhraseTask, settings: PhraseGradientSettings) -> None:
         if settings.neighbours and not task.loss.ranks:
-            raise UserError(
-                f"solver.neighbours: neighbourhood sampling adds triplets, which the loss {task.loss.name} does not use"
-            )
+            raise UserError(f"solver.neighbours adds triplets, but the loss {task.loss.name} does not use them")
         if (task.loss.lambda3 or task.loss.lambda4) and not settings.neighbours:
             raise UserError("loss.lambda3 and lambda4 require neighbours in a batch: --set solver.neighbours=true")
         super().__init__(task)
@@ -88,35 +85,24 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
         rng = np.random.default_rng(self.step_seed(0))
         torch.manual_seed(self.step_seed(1))
         self.start_step()
-        if isinstance(loss, RankingLoss):
-            cost = self._triplet_cost(self._triplets.batch(batch, rng), loss)
-        else:
-            assert isinstance(loss, PairLoss)
-            cost = self._pair_cost(self._pairs.batch(batch, rng), loss)
+        triplets = isinstance(loss, RankingLoss)
+        samples = self._triplets.batch(batch, rng) if triplets else self._pairs.batch(batch, rng)
+        train, similarity = self.task.train, self.model.similarity
+        with autocast(self.settings.precision, self.device):
+            regions = self.model.embed_images(train.regions.read(samples.regions))[0]
+            phrases = self.model.embed_captions(*train.texts.read(samples.texts))[0]
+        # distances are computed in float32, the scores of a similarity network in the precision of the step
+        with autocast(self.settings.precision, self.device) if self.model.pairwise else nullcontext():
+            if isinstance(samples, TripletBatch):
+                assert isinstance(loss, RankingLoss)
+                cost = triplet_cost(samples, regions, phrases, similarity, loss)
+            else:
+                assert isinstance(loss, PairLoss)
+                cost = pair_cost(samples, regions, phrases, similarity, loss)
         self.weighed(cost.loss, loss).backward()  # type: ignore[no-untyped-call]
         if self.ends_update():
             self.take_step()
         return cost.loss.detach().double(), cost.collapsed.double()
-
-    def _triplet_cost(self, batch: TripletBatch, loss: RankingLoss) -> Cost:
-        regions, phrases = self._embedded(batch.regions, batch.texts)
-        with self._precision():
-            return triplet_cost(batch, regions, phrases, self.model.similarity, loss)
-
-    def _pair_cost(self, batch: LabelledBatch, loss: PairLoss) -> Cost:
-        regions, phrases = self._embedded(batch.regions, batch.texts)
-        with self._precision():
-            return pair_cost(batch, regions, phrases, self.model.similarity, loss)
-
-    def _embedded(self, regions: Indices, texts: Indices) -> tuple[Tensor, Tensor]:
-        train = self.task.train
-        with autocast(self.settings.precision, self.device):
-            embedded = self.model.embed_images(train.regions.read(regions))
-            return embedded[0], self.model.embed_captions(*train.texts.read(texts))[0]
-
-    def _precision(self) -> AbstractContextManager[None]:
-        """Return the context for a similarity network's precision; distances are computed in float32."""
-        return autocast(self.settings.precision, self.device) if self.model.pairwise else nullcontext()
 
 
 _IMAGES = 32  # images whose pairs are in memory at once

@@ -60,13 +60,13 @@ def start_words(model: Model, vocabulary: Vocabulary, file: Path) -> None:
 class InputPaths:
     """The paths of inputs besides the feature cache; None stands for the default path.
 
-    captions : ``dataset.json``; by default the one that the cache names
-    eval_features : cache for validation; by default the experiment's, next to the feature cache
-    caption_features : cache of captions or of phrases; by default the experiment's, next to the feature cache
-    truth_features : cache of ground-truth regions; by default the experiment's, next to the feature cache
-    start_from : run folder whose weights to start from; by default the experiment's, with the same seed
-    weights_dir : folder of weights of a CNN (for training on photos) and of a transformer, used instead of a download
-    words : file of word vectors to initialise word embeddings; by default the experiment's
+    ``captions`` : ``dataset.json``; by default the one that the cache names.
+    ``eval_features`` : cache for validation; by default the experiment's, next to the feature cache.
+    ``caption_features`` : cache of captions or of phrases; by default the experiment's, next to the feature cache.
+    ``truth_features`` : cache of ground-truth regions; by default the experiment's, next to the feature cache.
+    ``start_from`` : run folder whose weights to start from; by default the experiment's, with the same seed.
+    ``weights_dir`` : folder of weights of a CNN (for training on photos) and of a transformer, used instead of a download.
+    ``words`` : file of word vectors to initialise word embeddings; by default the experiment's.
     """
 
     captions: Path | None = None
@@ -188,17 +188,15 @@ def open_inputs(
         check_data(truths, dataset)
     transformer = None
     if captions is None and caption_encoder is not None:
-        transformer = caption_encoder.transformer(paths.weights_dir, lambda: _training_words(dataset))
+
+        def words() -> Iterator[str]:
+            return (word for image in dataset.split("train") for caption in image.captions for word in caption.tokens)
+
+        transformer = caption_encoder.transformer(paths.weights_dir, words)
     base_sha256 = "" if base is None else InputFile(base.best_file).sha256
     words_sha256 = None if paths.words is None else word_file_sha256(paths.words)
     read = cache, evaluated, captions, transformer, dataset, base, base_sha256
     return Inputs(*read, paths.weights_dir, paths.words, words_sha256, truths)
-
-
-def _training_words(dataset: Dataset) -> Iterator[str]:
-    for image in dataset.split("train"):
-        for caption in image.captions:
-            yield from caption.tokens
 
 
 def _open_cache(cache: FeatureCache, feature: str | None, path: Path | None, hint: str) -> FeatureCache | None:

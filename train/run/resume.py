@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 class Existing:
     """The treatment of a run that already exists in the folder.
 
-    resume : continue an unfinished run with the same settings from its last checkpoint; start if there is no run
-    overwrite : replace a run with different settings, or an unfinished run that is not resumed
+    ``resume`` : continue an unfinished run with the same settings from its last checkpoint; start if there is no run.
+    ``overwrite`` : replace a run with different settings, or an unfinished run that is not resumed.
     """
 
     resume: bool = False
@@ -32,8 +32,8 @@ class Existing:
 class Extras:
     """The optional output of a run.
 
-    log_negatives : number of hardest negatives of each epoch and direction in ``negatives.csv``
-    tensorboard : whether to write TensorBoard events of every epoch
+    ``log_negatives`` : number of hardest negatives of each epoch and direction in ``negatives.csv``.
+    ``tensorboard`` : whether to write TensorBoard events of every epoch.
     """
 
     log_negatives: int = 0

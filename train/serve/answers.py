@@ -164,11 +164,11 @@ class ServedRuns:
 
     A run that reads texts but no photos, or photos but no texts, is accepted with a warning.
 
-    runs : the run folders
-    split : the split to search
-    places : the paths of each run's files
-    options : options of the search
-    device : the device of the models
+    ``runs`` : the run folders.
+    ``split`` : the split to search.
+    ``places`` : the paths of each run's files.
+    ``options`` : options of the search.
+    ``device`` : the device of the models.
     """
 
     def __init__(

@@ -249,7 +249,7 @@ def _reason(error: HTTPException, settings: PageSettings) -> str:
         return f"The photograph has more than {settings.upload_bytes / 2**20:g} MB."
     if type(error) in (BadRequest, ServiceUnavailable) and error.description != type(error).description:
         return str(error.description)
-    return {404: "There is no such page.", 405: "That is not how this page is asked."}.get(
+    return {404: "There is no such page.", 405: "This page does not accept such a request."}.get(
         error.code or 500, "That did not work; the terminal of vse-serve may say why."
     )
 

@@ -41,12 +41,12 @@ _LAST = (
 class Limits:
     """Limits on connections.
 
-    connections : number of connections served at once; as many again get a 503, and others wait in the system's queue
-    idle_s : seconds without a byte, or until the header of a request is complete
-    request_s : seconds until a request is complete, and until its response is read
-    refused_s : seconds until the header of a request is complete on a connection beyond the limit
-    bodies : number of requests with the largest body that may arrive or wait at the same time, or more with smaller ones
-    grace_s : seconds from a signal until requests in progress are refused
+    ``connections`` : number of connections served at once; as many again get a 503, and others wait in the system's queue.
+    ``idle_s`` : seconds without a byte, or until the header of a request is complete.
+    ``request_s`` : seconds until a request is complete, and until its response is read.
+    ``refused_s`` : seconds until the header of a request is complete on a connection beyond the limit.
+    ``bodies`` : number of requests with the largest body that may arrive or wait at the same time, or more with smaller ones.
+    ``grace_s`` : seconds from a signal until requests in progress are refused.
     """
 
     connections: int = 100

@@ -17,7 +17,6 @@ from vse.pipeline.errors import UserError
 from vse.train.adversaries.base import Opponent
 from vse.train.kinds import Encoded, Kind
 from vse.train.losses.base import Batch, Objective
-from vse.train.models.build import Model
 from vse.train.solvers.base import RetrievalSolver, RetrievalTask
 from vse.train.solvers.epochs import GradientSolver, Indices
 from vse.train.solvers.optimisation import OPTIMIZERS
@@ -40,8 +39,8 @@ class Trainer(GradientSolver, RetrievalSolver):
     def __init__(self, task: RetrievalTask) -> None:
         super().__init__(task)
         model = self.model
-        several = self.processes.size > 1
-        if several and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in _encoder_modules(model)):
+        several, encoders = self.processes.size > 1, nn.ModuleList([model.image_encoder, model.caption_encoder])
+        if several and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in encoders.modules()):
             raise UserError("batch normalisation in an encoder requires a single process: each has its own statistics")
         if several and task.adversary is not None:
             raise UserError("an adversary requires a single process")
@@ -176,11 +175,6 @@ class Trainer(GradientSolver, RetrievalSolver):
         with autocast(self.settings.precision, self.device):
             images = self.model.embed_images(*(move_tensor(part, self.device) for part in seen))
             return images, self.model.embed_captions(*self.task.captions.read(share))
-
-
-def _encoder_modules(model: Model) -> Iterator[nn.Module]:
-    yield from model.image_encoder.modules()
-    yield from model.caption_encoder.modules()
 
 
 def _no_embeddings(kind: Kind, dim: int, device: torch.device) -> Encoded:

@@ -190,12 +190,12 @@ log = logging.getLogger(__name__)
 
 
 class AsifSettings(SolverSettings):
-    """ASIF (Norelli et al., NeurIPS 2023): representations relative to anchors, which are training pairs.
+    """ASIF (Norelli et al., NeurIPS 2023): representations relative to training pairs, the anchors.
 
     An image becomes the vector of its cosines with the images of the ``model.dim`` anchors, and a caption the vector of its
     cosines with their captions. In each vector the ``k`` highest cosines are raised to the power ``power``, and the others are
-    set to 0. Images and captions are compared by the cosine of these vectors (section 2 of the paper, where k = 800 and
-    power = 8). Both encoders are ``relative``.
+    set to 0. Images and captions are compared by the cosine of these vectors (section 2 of the paper, where k = 800 and power
+    = 8). Both encoders are ``relative``.
     """
 
     name: Literal["asif"] = "asif"

@@ -47,9 +47,9 @@ class PairAttention:
     ) -> Attention | None:
         """Return the attention in a pair; None if the photo cannot be read, or the numbers of boxes and regions differ.
 
-        size, image_id : width and height of the photo, None if it cannot be read, and its id if it belongs to the data set
-        text : the caption
-        image, caption : their encodings, sets (1, n, dim) with their masks
+        ``size``, ``image_id`` : width and height of the photo (None: unreadable), and its id if the data set has it.
+        ``text`` : the caption.
+        ``image``, ``caption`` : their encodings, sets (1, n, dim) with their masks.
         """
         if size is None:
             return None

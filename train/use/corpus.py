@@ -39,11 +39,11 @@ _BLOCK = 4096  # rows that are encoded at once where not all may be kept
 class Searched:
     """The images or the captions of a split or a file, among which a query is searched.
 
-    name : ``images`` or ``captions``
-    ids, image_ids : the ids of the images or captions (n,), and of the image of each (n,)
-    vectors : computes their embeddings (n, dim)
-    source : returns everything that determines the embeddings, for the key of an index
-    known : whether ``dataset.json`` has these ids
+    ``name`` : ``images`` or ``captions``.
+    ``ids``, ``image_ids`` : the ids of the images or captions (n,), and of the image of each (n,).
+    ``vectors`` : computes their embeddings (n, dim).
+    ``source`` : returns everything that determines the embeddings, for the key of an index.
+    ``known`` : whether ``dataset.json`` has these ids.
     """
 
     name: str

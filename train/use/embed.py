@@ -235,7 +235,7 @@ def files_as_features(files: Sequence[Path], out: Path, captions: Path | None = 
     covered = {run.split for run in runs}
     left_out = [split for split in dataset.splits if split not in covered]
     if left_out:
-        log.warning("%s: no file is of the split %s, which the caches lack", dataset.path, " or ".join(left_out))
+        log.warning("%s: no file has the split %s; the caches lack it", dataset.path, " or ".join(left_out))
     skipped = {image.imgid: "no embeddings of its split" for split in left_out for image in dataset.split(split)}
     known = {run.source.sha256 for run in runs if run.source is not None}
     said = {"seed": first.seed, "dataset": first.trained_on or first.dataset}
@@ -302,7 +302,7 @@ def embed_runs(
     if as_features is not None and (out is not None or split is not None):
         raise UserError("--as-features names its own files, of all splits; leave --out and --split out")
     if as_features is not None and sentences:
-        raise UserError("--sentences writes scores, which are no features; leave it out, or --as-features")
+        raise UserError("--sentences writes scores instead of features; leave it out, or --as-features")
     with memory_guard(MEMORY_ADVICE):
         if as_features is None:
             return [embed_split(runs[0], out, split or "test", places, device, unfinished, allow_leak, sentences)]

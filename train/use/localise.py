@@ -41,10 +41,10 @@ log = logging.getLogger(__name__)
 class EncodedPhrases:
     """Phrases of another data set, encoded on access by the encoder of the model's training phrases.
 
-    texts : the phrases, in the order of their indices
-    reader : the encoder that computed the cache of phrases on which the model was trained
-    cache : that cache
-    device : device of the vectors
+    ``texts`` : the phrases, in the order of their indices.
+    ``reader`` : the encoder that computed the cache of phrases on which the model was trained.
+    ``cache`` : that cache.
+    ``device`` : device of the vectors.
     """
 
     def __init__(self, texts: Sequence[str], reader: CaptionReader, cache: FeatureCache, device: torch.device) -> None:

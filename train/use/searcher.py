@@ -44,13 +44,13 @@ _BLANK = (64, 64)  # width and height of the photo of the first query
 class SearchOptions:
     """The options of a search.
 
-    corpus : embeddings file of this run that is searched instead of the split
-    index : FAISS index file, built if it is missing; it must belong to the run's weights, features, split and corpus
-    index_type : factory string, see :mod:`vse.eval.search.index`; by default that of the file, or Flat for a new index
-    index_parameters : search parameters of the index, see :func:`vse.eval.search.index.set_parameters`
-    rerank : number of candidates to score, at least the number of results
-    many : True if many queries follow: the index is built in memory, and encoded sets are kept for re-ranking
-    held_bytes : limit on the memory of these sets; beyond it, candidates are encoded again
+    ``corpus`` : embeddings file of this run that is searched instead of the split.
+    ``index`` : FAISS index file, built if it is missing; it must belong to the run's weights, features, split and corpus.
+    ``index_type`` : factory string, see :mod:`vse.eval.search.index`; by default that of the file, or Flat for a new index.
+    ``index_parameters`` : search parameters of the index, see :func:`vse.eval.search.index.set_parameters`.
+    ``rerank`` : number of candidates to score, at least the number of results.
+    ``many`` : True if many queries follow: the index is built in memory, and encoded sets are kept for re-ranking.
+    ``held_bytes`` : limit on the memory of these sets; beyond it, candidates are encoded again.
     """
 
     corpus: Path | None = None
@@ -157,7 +157,9 @@ class Searcher:
         run, options = self.trained.folder.path, self._options
         if not self.trained.model.pairwise:
             if options.rerank is not None and ranked_by(self.trained) == "cosine" and not options.many:
-                raise UserError(f"{run}: its scores are inner products, of which FAISS finds the highest; leave --rerank out")
+                raise UserError(
+                    f"{run}: its scores are inner products, and FAISS finds the highest of them; leave --rerank out"
+                )
         elif options.corpus is not None:
             raise UserError(f"{run}: its model scores every pair; leave --corpus out")
         elif options.index is not None and options.rerank is None:

@@ -262,7 +262,7 @@ def _open_compatible(file: Path, trained_on: Mapping[str, Any], folder: RunFolde
     """Open the cache in ``file``, if it is the cache of the training or has the same extractor."""
     if not file.exists():
         place = os.path.normpath(file)
-        raise UserError(f"{folder.path}: no feature cache {place}, with which it was trained; if it was moved, give {option}")
+        raise UserError(f"{folder.path}: its feature cache {place} is missing; if it was moved, add {option}")
     cache = open_cache(file)
     if cache.key == trained_on["key"]:
         return cache

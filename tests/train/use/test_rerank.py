@@ -187,4 +187,4 @@ def test_of_single_vectors_only_order_scores_are_re_ranked(
             assert "FAISS finds 11 candidates" in printed(capsys, run, "a disc", "--rerank", 11)[1]
         else:
             line = fails(search_main, run, "a disc", "--rerank", 11)
-            assert "its scores are inner products, of which FAISS finds the highest; leave --rerank out" in line
+            assert "its scores are inner products, and FAISS finds the highest of them; leave --rerank out" in line

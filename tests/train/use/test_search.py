@@ -294,7 +294,7 @@ def test_a_cache_that_was_moved_is_missed_with_the_option_that_names_it(
     shutil.copytree(run, moved)
     error = fails(search_main, moved, "a red circle")
     assert "no feature cache " in error
-    assert "with which it was trained; if it was moved, give --features" in error
+    assert "is missing; if it was moved, add --features" in error
     assert len(search_run(moved, "a red circle", SearchRequest(2), places=RunPlaces(features=own_cache))) == 2
 
 

@@ -20,10 +20,10 @@ from vse.train.kinds import Encoded, Kind
 class Sizes:
     """The input and output of an encoder.
 
-    input_dim : length of an input vector; for words and tokens, the size of the vocabulary
-    dim : length of an embedding, unless the settings of the encoder set it
-    word_dim : length of a word vector
-    transformer : for tokens, the transformer that they belong to
+    ``input_dim`` : length of an input vector; for words and tokens, the size of the vocabulary.
+    ``dim`` : length of an embedding, unless the settings of the encoder set it.
+    ``word_dim`` : length of a word vector.
+    ``transformer`` : for tokens, the transformer that they belong to.
     """
 
     kind: Kind

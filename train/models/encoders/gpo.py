@@ -138,12 +138,12 @@ class WordAugmentation(nn.Module):
     Half of the selected words are replaced by the mask, a tenth by a random word, and the others are removed, as in the
     authors' code. The marks of the start and the end of a caption stay.
 
-    share : probability that a word is selected, in [0, 1[
-    n_words : size of the vocabulary
-    special : words that are never selected, and never replace another word
-    masked : the word that replaces a masked word
-    padding : the word that pads short captions
-    continued : pieces that continue the word before them, and are treated like it
+    ``share`` : probability that a word is selected, in [0, 1[.
+    ``n_words`` : size of the vocabulary.
+    ``special`` : words that are never selected, and never replace another word.
+    ``masked`` : the word that replaces a masked word.
+    ``padding`` : the word that pads short captions.
+    ``continued`` : pieces that continue the word before them, and are treated like it.
     """
 
     special: Tensor

@@ -32,7 +32,7 @@ class Pooled(EncoderSettings):
 
 
 class PooledEncoder(Encoder):
-    """The linear map and the pooling. The vector ``query`` is q; it starts as zeros, for which attention is the mean."""
+    """The linear map and the pooling. The vector ``query`` is q; it starts as zeros, and then attention is the mean."""
 
     def __init__(self, input_dim: int, dim: int, attends: bool) -> None:
         super().__init__()

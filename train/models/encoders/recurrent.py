@@ -87,10 +87,8 @@ _MANY = 256  # rows are rounded up to a multiple of this, because oneDNN compile
 class SruLayers(nn.Module):
     """A stack of SRU layers (Lei et al., EMNLP 2018).
 
-    input_dim, dim : lengths of an input and of a state
-    n_layers : number of layers
-    dropout : of the input of each layer and, except for the last layer, of the part that it adds to its input; one mask for
-        all steps of a caption
+    ``dropout`` acts on the input of each layer and, except in the last layer, on what the layer adds to its input. A caption
+    has one mask for all steps.
     """
 
     def __init__(self, input_dim: int, dim: int, n_layers: int, dropout: float) -> None:

@@ -43,13 +43,11 @@ class Similarity(nn.Module):
 class SimilaritySettings(Settings):
     """Settings of a similarity, chosen by its ``name``.
 
-    images, captions : the kind of embeddings that it compares
-    ranked_by : the similarity of :mod:`vse.eval.ranking.scores` that ranks single vectors in the same order; None: the model
-        scores every pair, and ``vse-embed`` writes the scores
-    compares_one_side : whether it can also compare two images, or two captions
-    needs_unit_length : whether it requires unit vectors
-    attends : the direction of the attention. ``t2i``: weights (k, n_regions, n_words) of each word over the regions; ``i2t``:
-        weights (k, n_words, n_regions) of each region over the words; None: no attention
+    ``images``, ``captions`` : the kinds of embeddings that it compares.
+    ``ranked_by`` : the similarity of :mod:`vse.eval.ranking.scores` with equal ranks; None: the model must score every pair.
+    ``compares_one_side`` : whether it can also compare two images, or two captions.
+    ``needs_unit_length`` : whether it requires unit vectors.
+    ``attends`` : ``t2i`` if each word attends to regions, ``i2t`` if each region attends to words, None without attention.
     """
 
     name: str

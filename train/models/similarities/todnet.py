@@ -85,11 +85,11 @@ class ConditionalFlow(nn.Module):
 
     Halves alternate. The inverse is x_m = (y_m - t) / scale(s), layer by layer from the last.
 
-    dim, condition_dim : lengths of a vector (even) and of a condition; 0: no condition
-    layers, widths : number of coupling layers, and widths of the hidden layers of each network
-    scale : one of :data:`SCALES`
-    identity : whether scale(s) starts as 1 (for ``sigmoid``, as 0.88) and t as 0
-    kept : the half that the first layer keeps, 0 or 1
+    ``dim``, ``condition_dim`` : lengths of a vector (even) and of a condition; 0: no condition.
+    ``layers``, ``widths`` : number of coupling layers, and widths of the hidden layers of each network.
+    ``scale`` : one of :data:`SCALES`.
+    ``identity`` : whether scale(s) starts as 1 (for ``sigmoid``, as 0.88) and t as 0.
+    ``kept`` : the half that the first layer keeps, 0 or 1.
     """
 
     def __init__(
