@@ -72,8 +72,7 @@ class TrainConfig(Settings):
     learning_rate: float = Field(2e-4, gt=0)
     decay_after: PositiveInt = Field(15, description="epochs between decays of the learning rate")
     decay_at: list[PositiveInt] = Field(
-        default_factory=list,
-        description="epochs at whose end the learning rate decays; none: after every decay_after epochs",
+        default_factory=list, description="epochs at whose end the learning rate decays; none: after every decay_after epochs"
     )
     decay: float = Field(0.1, gt=0, le=1)
     schedule: Literal["step", "cosine"] = Field(

@@ -14,18 +14,7 @@ from torch import Tensor, nn
 
 from vse.pipeline.errors import UserError
 from vse.train.kinds import Encoded, select
-from vse.train.losses.base import (
-    Batch,
-    Cost,
-    Loss,
-    Mask,
-    Objective,
-    Positives,
-    Ranking,
-    Scalar,
-    ScoreMatrix,
-    sum_highest,
-)
+from vse.train.losses.base import Batch, Cost, Loss, Mask, Objective, Positives, Ranking, Scalar, ScoreMatrix, sum_highest
 from vse.train.models.similarities.base import Scores, Similarity
 
 # The cost of a block; a value for each column, or none; and a value that is summed over blocks without gradients.

@@ -225,10 +225,7 @@ def triplet_cost(
     of_region, of_text, of_truth = (
         torch.from_numpy(indices).to(device) for indices in (batch.region_of_pair, batch.text_of_pair, batch.truth_of_pair)
     )
-    for weight, side, own, others in (
-        (loss.lambda3, regions, of_region, of_text),
-        (loss.lambda4, phrases, of_text, of_truth),
-    ):
+    for weight, side, own, others in ((loss.lambda3, regions, of_region, of_text), (loss.lambda4, phrases, of_text, of_truth)):
         if not weight:
             continue
         first, neighbours, outside = find_neighbours(own, others)

@@ -43,9 +43,7 @@ class Covariances:
     xy: Matrix
 
 
-def covariances(
-    blocks: Iterator[tuple[Float[Tensor, "n dim_x"], Float[Tensor, "m dim_y"], NDArray[np.int64]]],
-) -> Covariances:
+def covariances(blocks: Iterator[tuple[Float[Tensor, "n dim_x"], Float[Tensor, "m dim_y"], NDArray[np.int64]]]) -> Covariances:
     """Return the covariances over all pairs, from blocks of images, their captions, and the row of each caption's image."""
     n, shift_x, shift_y = 0, None, None
     sums: list[Tensor] = []

@@ -101,10 +101,7 @@ def ridge_maps(statistics: Covariances, maps: Maps, regularization: float) -> tu
     of_captions = _regression(statistics.xy, statistics.yy, regularization)
     of_images = _regression(statistics.xy.T, statistics.xx, regularization)
     s_x, s_y = (max(np.sqrt(np.trace(one)), np.finfo(np.float64).tiny) for one in (statistics.xx, statistics.yy))
-    return (
-        np.concatenate([np.eye(dim_x) / s_x, of_images / s_y]),
-        np.concatenate([of_captions / s_x, np.eye(dim_y) / s_y]),
-    )
+    return (np.concatenate([np.eye(dim_x) / s_x, of_images / s_y]), np.concatenate([of_captions / s_x, np.eye(dim_y) / s_y]))
 
 
 def reduced(x: Matrix, y: Matrix, statistics: Covariances, dim: int) -> tuple[Matrix, Matrix]:

@@ -34,13 +34,7 @@ class HardNegatives:
         self.finished: list[Entry] = []
         self.running: list[Entry] = []
 
-    def add(
-        self,
-        epoch: int,
-        pairs: Sequence[int],
-        rankings: tuple[Ranking, Ranking],
-        margin: float,
-    ) -> None:
+    def add(self, epoch: int, pairs: Sequence[int], rankings: tuple[Ranking, Ranking], margin: float) -> None:
         """Add the hardest negatives of a batch, given the indices of its pairs; an adversary's candidates are not listed."""
         for query, (scores, positives, negatives) in zip(("image", "caption"), rankings, strict=True):
             own = slice(len(pairs))

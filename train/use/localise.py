@@ -64,11 +64,7 @@ class Located:
 
 
 def score_phrases(
-    opened: OpenedRun,
-    out: Path,
-    split: str,
-    places: RunPlaces = RunPlaces(),
-    seen: Mapping[str, Any] = MappingProxyType({}),
+    opened: OpenedRun, out: Path, split: str, places: RunPlaces = RunPlaces(), seen: Mapping[str, Any] = MappingProxyType({})
 ) -> Path:
     """Write the scores of a split's phrases with candidate boxes; ``seen`` is recorded; return ``out``."""
     model, scored = _model_and_split(opened, split, places)
@@ -97,11 +93,7 @@ def score_phrases(
 
 
 def score_sentences(
-    opened: OpenedRun,
-    out: Path,
-    split: str,
-    places: RunPlaces = RunPlaces(),
-    seen: Mapping[str, Any] = MappingProxyType({}),
+    opened: OpenedRun, out: Path, split: str, places: RunPlaces = RunPlaces(), seen: Mapping[str, Any] = MappingProxyType({})
 ) -> Path:
     """Write the scores of a split's captions with all of its images, computed from their phrases; return ``out``."""
     model, scored = _model_and_split(opened, split, places)

@@ -81,10 +81,7 @@ def identity_in(path: Path) -> DataIdentity | None:
         captions, caption_rows = np.unique(stored["caption_ids"], return_index=True)
         photos, texts = stored.get("photo_hashes"), stored.get("caption_hashes")
         return DataIdentity(
-            images,
-            captions,
-            None if photos is None else photos[image_rows],
-            None if texts is None else texts[caption_rows],
+            images, captions, None if photos is None else photos[image_rows], None if texts is None else texts[caption_rows]
         )
     return None
 

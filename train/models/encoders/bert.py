@@ -47,9 +47,7 @@ class Bert(EncoderSettings):
         "random tokens, and the rest are removed (VSE-infinity: 0.2)",
     )
     frozen_layers: int = Field(
-        0,
-        ge=0,
-        description="number of layers, from the first, that stay untrained, as the embeddings below them; 0: none",
+        0, ge=0, description="number of layers, from the first, that stay untrained, as the embeddings below them; 0: none"
     )
     max_length: PositiveInt | None = Field(
         None,

@@ -151,13 +151,7 @@ class WordAugmentation(nn.Module):
     choices: Tensor
 
     def __init__(
-        self,
-        share: float,
-        n_words: int,
-        special: Iterable[int],
-        masked: int,
-        padding: int = 0,
-        continued: Iterable[int] = (),
+        self, share: float, n_words: int, special: Iterable[int], masked: int, padding: int = 0, continued: Iterable[int] = ()
     ) -> None:
         super().__init__()
         self.share, self.masked, self.padding = share, masked, padding
