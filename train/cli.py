@@ -84,7 +84,7 @@ def train_command(
     Ctrl-C and SIGTERM save a checkpoint before the program ends; --resume continues from it. On several GPUs or machines:
     torchrun --nproc-per-node N -m vse.train --features ...
     """
-    from vse.train.named_experiment import leads, train_experiment
+    from vse.train.named_experiment import is_first_process, train_experiment
     from vse.train.run.inputs import InputPaths
     from vse.train.run.resume import Existing, Extras
 
@@ -101,7 +101,7 @@ def train_command(
         existing=Existing(resume, overwrite),
         extras=Extras(log_negatives, tensorboard),
     )
-    if leads():
+    if is_first_process():
         click.echo(run)
 
 

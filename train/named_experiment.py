@@ -21,7 +21,7 @@ from vse.train.run.resume import Existing, Extras
 from vse.train.training import train
 
 
-def fitting(ladder: str, dataset: str | None = None) -> tuple[list[str], dict[str, str]]:
+def trainable_combinations(ladder: str, dataset: str | None = None) -> tuple[list[str], dict[str, str]]:
     """Return the composed experiments of a ladder that can be trained, and the reason for each one that cannot.
 
     An encoder reads words, single vectors or sets, and a similarity compares vectors or sets; some solvers cannot read words.
@@ -30,7 +30,7 @@ def fitting(ladder: str, dataset: str | None = None) -> tuple[list[str], dict[st
     """
     fits, misfits = [], {}
     for made in load_ladder(ladder).combinations():
-        why = misfit(made, load_experiment(made.name, dataset), dataset)
+        why = find_misfit(made, load_experiment(made.name, dataset), dataset)
         if why is None:
             fits.append(made.name)
         else:
@@ -41,7 +41,7 @@ def fitting(ladder: str, dataset: str | None = None) -> tuple[list[str], dict[st
     return fits, misfits
 
 
-def misfit(made: ComposedName, experiment: ExperimentConfig, dataset: str | None = None) -> str | None:
+def find_misfit(made: ComposedName, experiment: ExperimentConfig, dataset: str | None = None) -> str | None:
     """Return the reason why a composed experiment cannot read its features, or None if it can."""
     image_input = Input(_kind_of(made.feature, "image", dataset), 1, f"the feature {made.feature!r}")
     if experiment.solver.reads_phrases:
@@ -73,7 +73,7 @@ def _kind_of(feature: str, kind: str, dataset: str | None) -> Kind:
 log = logging.getLogger(__name__)
 
 
-def leads() -> bool:
+def is_first_process() -> bool:
     """Return True in the only process, and in the first of the processes that torchrun started."""
     return os.environ.get("RANK", "0") == "0"
 
@@ -99,7 +99,7 @@ def train_experiment(
     """
     if label is not None and not (label.strip() and label.isprintable()):
         raise UserError(f"--name {label!r}: a name must be one line of printable text")
-    if not leads():
+    if not is_first_process():
         logging.getLogger("vse").setLevel(logging.WARNING)
     use_threads(threads)
     dataset = open_cache(features).dataset

@@ -234,7 +234,7 @@ def _run_epochs(
     def done() -> bool:
         return bool(solver.processes.broadcast(int(first and solver.progress.finished(solver.epochs, patience))))
 
-    with solver.interruption.watched():
+    with solver.interruption.catch_signals():
         while not done():
             solver.run_epoch(save)
             if first:
@@ -267,7 +267,7 @@ def _save_epoch(folder: RunFolder, solver: Solver, save: Callable[[], None]) -> 
     if "rsum" in row:
         first = ", ".join(f"{name.removesuffix('_r1')} R@1 {row[name]:.1f}" for name in row if name.endswith("_r1"))
         validated = f"val rsum {row['rsum']:.1f} ({first})"
-    log.info("epoch %d: %s, %s%s", row["epoch"], solver.described(row), validated, ", best so far" if _is_best(solver) else "")
+    log.info("epoch %d: %s, %s%s", row["epoch"], solver.describe(row), validated, ", best so far" if _is_best(solver) else "")
 
 
 def _save_tables(folder: RunFolder, solver: Solver) -> None:
@@ -299,7 +299,7 @@ def _finish(folder: RunFolder, record: dict[str, Any], solver: Solver, best_sha2
         "train_seconds": round(sum(row["seconds"] for row in progress.rows), 1),
         "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }
-    learned = {name: round(value, 6) for name, value in solver.learned().items()}
+    learned = {name: round(value, 6) for name, value in solver.learned_values().items()}
     if learned:
         log.info("learned values of the loss: %s", ", ".join(f"{name} {value:.4g}" for name, value in learned.items()))
         timing["learned"] = learned

@@ -16,16 +16,16 @@ from vse.features.backbones.device import move_tensor
 from vse.features.backbones.networks import autocast
 from vse.pipeline.errors import UserError
 from vse.train.adversaries.base import (
+    AdversarialLosses,
     Adversary,
     Baseline,
-    Inference,
+    CandidateLogits,
+    DirectionLosses,
     Opponent,
     ReinforceSettings,
-    Round,
-    Turn,
-    draw,
-    measured,
-    surrogate,
+    reinforce_loss,
+    sample_candidates,
+    sampling_metrics,
 )
 from vse.train.data.images import CachedImages
 from vse.train.data.pairs import Pairs
@@ -119,7 +119,7 @@ class Ace(Adversary):
         self.filled.fill_(True)
         model.train(was_training)
 
-    def play(self, batch: Batch, model: Model, objective: Objective, seed: int) -> Round:
+    def compute_losses(self, batch: Batch, model: Model, objective: Objective, seed: int) -> AdversarialLosses:
         cost = objective(batch, seed)
         assert batch.pair_of is not None
         assert cost.rankings is not None
@@ -134,13 +134,13 @@ class Ace(Adversary):
         share = self.settings.in_batch
         drawn = sum(weight * turn.cost for weight, turn in zip(weights, turns, strict=True))
         collapsed = sum(weights) * self.loss.margin * len(batch.image_of)
-        return Round(
+        return AdversarialLosses(
             Cost(share * cost.loss + (1 - share) * drawn, share * cost.collapsed + (1 - share) * collapsed, cost.rankings),
             turns[0].loss + turns[1].loss,
             {name: (turns[0].measures[name] + turns[1].measures[name]) / 2 for name in turns[0].measures},
         )
 
-    def _direction_losses(self, batch: Batch, model: Model, side: _Side, ranking: Ranking, own: Indices) -> Turn:
+    def _direction_losses(self, batch: Batch, model: Model, side: _Side, ranking: Ranking, own: Indices) -> DirectionLosses:
         """Compute one direction: negatives of ``side`` for queries of the other side; ``own`` are indices of ``side``."""
         to_captions = side is self.captions
         assert batch.pair_of is not None
@@ -149,7 +149,7 @@ class Ace(Adversary):
         indices, candidates = side.candidates(own, in_batch.detach())
         logits = side.inference(queries[0].detach(), candidates)
         false = side.false(batch.image_of, batch.pair_of, indices).to(logits.device)
-        drawn = draw(logits, false, self.settings.samples)
+        drawn = sample_candidates(logits, false, self.settings.samples)
 
         def scores(chosen: Tensor) -> Tensor:
             if self.settings.candidates == "batch":
@@ -171,10 +171,10 @@ class Ace(Adversary):
                 of_likeliest = (self.loss.margin - positives + scores(drawn.likeliest[:, None])).clamp(min=0)[:, 0]
         advantages = side.baseline(hinges.detach(), of_likeliest)
         false_share = (logits.detach().softmax(1) * false).sum(1)
-        return Turn(
+        return DirectionLosses(
             hinges.mean(1).sum(),
-            surrogate(drawn, advantages, self.settings),
-            measured(drawn, hinges, false_share, negatives, ranking),
+            reinforce_loss(drawn, advantages, self.settings),
+            sampling_metrics(drawn, hinges, false_share, negatives, ranking),
         )
 
     def _embed(self, embed: Callable[..., Encoded], side: _Side, indices: Indices) -> Float[Tensor, "n dim"]:
@@ -196,7 +196,7 @@ class _Side(nn.Module):
     def __init__(self, n: int, dim: int, settings: AceSettings) -> None:
         super().__init__()
         self.n, self.kind = n, settings.candidates
-        self.inference, self.baseline = Inference(dim, settings), Baseline(settings)
+        self.inference, self.baseline = CandidateLogits(dim, settings), Baseline(settings)
         learnt, in_batch = settings.table == "learnt", settings.candidates == "batch"
         self.register_buffer("embedded", None if learnt or in_batch else torch.zeros(n, dim))
         self.learnt = nn.Parameter(torch.randn(n, dim) / dim**0.5) if learnt and not in_batch else None

@@ -39,7 +39,7 @@ class Opponent:
     device: torch.device
 
 
-class Round(NamedTuple):
+class AdversarialLosses(NamedTuple):
     """The cost that the model minimises, the loss that the adversary minimises, and measures that a run logs."""
 
     cost: Cost
@@ -50,11 +50,11 @@ class Round(NamedTuple):
 class Adversary(nn.Module):
     """A network that makes a batch harder and is trained against the model. A subclass overrides at least one method."""
 
-    def play(self, batch: Batch, model: Model, objective: Objective, seed: int) -> Round:
+    def compute_losses(self, batch: Batch, model: Model, objective: Objective, seed: int) -> AdversarialLosses:
         """Return the objectives of model and adversary for a batch; ``objective``, called with ``seed``, returns its cost."""
         harder = self.candidates(batch, model)
         cost = objective(harder, seed)
-        return Round(cost, self.objective(cost, harder), {})
+        return AdversarialLosses(cost, self.objective(cost, harder), {})
 
     def candidates(self, batch: Batch, model: Model) -> Batch:
         """Return the batch with further candidates in ``more_images`` and ``more_captions``."""
@@ -95,7 +95,7 @@ class ReinforceSettings(AdversarySettings):
     )
 
 
-class Drawn(NamedTuple):
+class SampledCandidates(NamedTuple):
     """Candidates sampled for n queries; a query without a candidate gets index 0, and its ``possible`` is False."""
 
     indices: Int[Tensor, "n s"]
@@ -105,7 +105,7 @@ class Drawn(NamedTuple):
     possible: Bool[Tensor, " n"]
 
 
-class Turn(NamedTuple):
+class DirectionLosses(NamedTuple):
     """One direction of a round: the losses of the model and of the adversary, and the measures that a run logs."""
 
     cost: Float[Tensor, ""]
@@ -113,8 +113,8 @@ class Turn(NamedTuple):
     measures: dict[str, Tensor]
 
 
-def measured(
-    drawn: Drawn, rewards: Tensor, masked_share: Tensor, scores: Float[Tensor, "n s"], ranking: Ranking
+def sampling_metrics(
+    drawn: SampledCandidates, rewards: Tensor, masked_share: Tensor, scores: Float[Tensor, "n s"], ranking: Ranking
 ) -> dict[str, Tensor]:
     """Return means over queries: entropy, reward, masked probability, and the excess of negatives over the hardest one."""
     hardest = ranking.scores.masked_fill(~ranking.negatives, -torch.inf).amax(1)
@@ -126,7 +126,7 @@ def measured(
     }
 
 
-class Inference(nn.Module):
+class CandidateLogits(nn.Module):
     """The map f(q) from queries (n, dim) to vectors that are compared with candidates (m, dim); its logits are (n, m)."""
 
     def __init__(self, dim: int, settings: ReinforceSettings) -> None:
@@ -147,7 +147,7 @@ class Inference(nn.Module):
         return (mapped + self.scale * queries).float() @ candidates.float().T
 
 
-def draw(logits: Float[Tensor, "n m"], masked: Bool[Tensor, "n m"] | None, samples: int) -> Drawn:
+def sample_candidates(logits: Float[Tensor, "n m"], masked: Bool[Tensor, "n m"] | None, samples: int) -> SampledCandidates:
     """Sample candidates that are not ``masked`` from the softmax of logits, with torch's default generator."""
     possible = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
     if masked is not None:
@@ -158,7 +158,7 @@ def draw(logits: Float[Tensor, "n m"], masked: Bool[Tensor, "n m"] | None, sampl
     with torch.no_grad():
         indices = find_quantiles(p, torch.rand(len(p), samples, dtype=torch.float64, device=p.device))
     entropies = -(p * log_p.clamp(min=-1e4)).sum(1)
-    return Drawn(indices, log_p.gather(1, indices), entropies, p.detach().argmax(1), possible)
+    return SampledCandidates(indices, log_p.gather(1, indices), entropies, p.detach().argmax(1), possible)
 
 
 def find_quantiles(probabilities: Float[Tensor, "n m"], uniform: Float[Tensor, "n s"]) -> Int[Tensor, "n s"]:
@@ -198,7 +198,9 @@ class Baseline(nn.Module):
         return advantages
 
 
-def surrogate(drawn: Drawn, advantages: Float[Tensor, "n s"], settings: ReinforceSettings) -> Float[Tensor, ""]:
+def reinforce_loss(
+    drawn: SampledCandidates, advantages: Float[Tensor, "n s"], settings: ReinforceSettings
+) -> Float[Tensor, ""]:
     """Return the adversary's loss; its gradient is minus that of the expected reward, plus that of the entropy term."""
     of_queries = -(advantages * drawn.log_probabilities).mean(1)
     if settings.entropy_weight:

@@ -11,16 +11,16 @@ from torch import Tensor, nn
 
 from vse.pipeline.errors import UserError
 from vse.train.adversaries.base import (
+    AdversarialLosses,
     Adversary,
     Baseline,
-    Inference,
+    CandidateLogits,
+    DirectionLosses,
     Opponent,
     ReinforceSettings,
-    Round,
-    Turn,
-    draw,
-    measured,
-    surrogate,
+    reinforce_loss,
+    sample_candidates,
+    sampling_metrics,
 )
 from vse.train.kinds import Kind
 from vse.train.losses.base import Batch, Cost, Objective, Ranking
@@ -73,11 +73,11 @@ class Compositional(Adversary):
         super().__init__()
         self.settings, self.loss = settings, opponent.loss
         sides = ("images", "captions") if settings.sides == "both" else (settings.sides,)
-        self.inferences = nn.ModuleDict({side: Inference(opponent.model.dim, settings) for side in sides})
+        self.inferences = nn.ModuleDict({side: CandidateLogits(opponent.model.dim, settings) for side in sides})
         self.baselines = nn.ModuleDict({side: Baseline(settings) for side in sides})
         self._text_of = torch.from_numpy(opponent.pairs.text_of)
 
-    def play(self, batch: Batch, model: Model, objective: Objective, seed: int) -> Round:
+    def compute_losses(self, batch: Batch, model: Model, objective: Objective, seed: int) -> AdversarialLosses:
         cost = objective(batch, seed)
         assert cost.rankings is not None
         with torch.autocast(batch.images[0].device.type, enabled=False):
@@ -87,7 +87,7 @@ class Compositional(Adversary):
             ]
         weight, in_batch = self.settings.weight, self.settings.in_batch
         margin = self.loss.margin if self.settings.form == "hinge" else 0.0
-        return Round(
+        return AdversarialLosses(
             Cost(
                 in_batch * cost.loss + weight * sum(turn.cost for turn in turns),
                 in_batch * cost.collapsed + weight * margin * len(batch.image_of) * len(turns),
@@ -97,7 +97,7 @@ class Compositional(Adversary):
             {name: torch.stack([turn.measures[name] for turn in turns]).mean() for name in turns[0].measures},
         )
 
-    def _direction_losses(self, batch: Batch, model: Model, side: str, ranking: Ranking) -> Turn:
+    def _direction_losses(self, batch: Batch, model: Model, side: str, ranking: Ranking) -> DirectionLosses:
         """Compose negatives of one side for all queries of the other side."""
         (parts, there), (queries, asked) = (
             (batch.images, batch.captions) if side == "images" else (batch.captions, batch.images)
@@ -107,7 +107,7 @@ class Compositional(Adversary):
         false = self._excluded_pairs(batch).to(parts.device)[query]
         logits = self.inferences[side](words, parts.detach().flatten(0, 1)).unflatten(1, there.shape)
         logits = logits.masked_fill(~there, -torch.inf)
-        drawn = draw(logits.flatten(1), false[:, :, None].expand_as(logits).flatten(1), self.settings.samples)
+        drawn = sample_candidates(logits.flatten(1), false[:, :, None].expand_as(logits).flatten(1), self.settings.samples)
 
         def scores(indices: Int[Tensor, "n_words s"]) -> Float[Tensor, "n s"]:
             columns = []
@@ -133,10 +133,10 @@ class Compositional(Adversary):
             possible=possible,
         )
         false_share = (logits.detach().flatten(1).softmax(1).view_as(logits).sum(2) * false).sum(1)
-        return Turn(
+        return DirectionLosses(
             (costs.mean(1) * possible).sum(),
-            surrogate(of_queries, advantages, self.settings),
-            measured(drawn, rewards, false_share, composed, ranking),
+            reinforce_loss(of_queries, advantages, self.settings),
+            sampling_metrics(drawn, rewards, false_share, composed, ranking),
         )
 
     def _rewards(self, positives: Float[Tensor, "n 1"], composed: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:

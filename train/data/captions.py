@@ -61,10 +61,10 @@ class EncodedCaptions:
 
     def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, ...]:
         captions = [self._captions[number] for number in indices.tolist()]
-        return encoded_as(self._cache, self._reader, [(c.raw, c.tokens) for c in captions], self._device)
+        return encode_like(self._cache, self._reader, [(c.raw, c.tokens) for c in captions], self._device)
 
 
-def encoded_as(
+def encode_like(
     cache: FeatureCache, reader: CaptionReader, captions: Sequence[tuple[str, Sequence[str]]], device: torch.device
 ) -> tuple[Tensor, ...]:
     """Return captions, each given as raw text and as words, in the form in which a model trained on ``cache`` reads them."""

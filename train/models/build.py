@@ -114,7 +114,7 @@ class Model(nn.Module):
             getattr(self, part).requires_grad_(False)
         self.train(self.training)
 
-    def hold(self, *modules: str) -> None:
+    def freeze_modules(self, *modules: str) -> None:
         """Stop training these modules, given by their dotted names, until the next call; frozen parts stay frozen."""
         for weight in self._held:
             weight.requires_grad_(True)

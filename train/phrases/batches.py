@@ -50,7 +50,7 @@ class SamplingSettings(PositiveSettings):
 
 
 @dataclass(frozen=True)
-class Near:
+class NearCandidates:
     """Candidates that are positive, or negative, for the phrases of some pairs.
 
     ``rows`` : (n,) the row of the pair, ascending.
@@ -75,14 +75,14 @@ class CandidateSampler:
     ) -> None:
         self.pairs, self.candidates, self.truth_of, self.settings = pairs, candidates, truth_of, settings
 
-    def near(self, batch: Indices, rng: np.random.Generator) -> tuple[Near, Near]:
+    def near(self, batch: Indices, rng: np.random.Generator) -> tuple[NearCandidates, NearCandidates]:
         """Return positive and sampled negative candidates of some pairs, by their IoU with the pair's ground-truth box."""
         images = self.pairs.image_of[batch]
         rows, regions = flat_spans(self.candidates.starts[images], self.candidates.counts[images])
         overlaps = pairwise_iou(self.pairs.truths[batch][rows], self.candidates.boxes[regions])
         positive = overlaps >= self.settings.positive_iou
         negative = (overlaps < self.settings.negative_iou) & self._sample_candidates(images, rows, regions, rng)
-        return Near(rows[positive], regions[positive]), Near(rows[negative], regions[negative])
+        return NearCandidates(rows[positive], regions[positive]), NearCandidates(rows[negative], regions[negative])
 
     def _sample_candidates(
         self, images: Indices, rows: Indices, regions: Indices, rng: np.random.Generator
@@ -170,7 +170,7 @@ class TripletSampler(CandidateSampler):
             truth_of_pair=truth_of[np.concatenate([as_region, of_phrase])],
         )
 
-    def _positive_regions(self, truth_of: Indices, positive: Near, rng: np.random.Generator) -> Indices:
+    def _positive_regions(self, truth_of: Indices, positive: NearCandidates, rng: np.random.Generator) -> Indices:
         """Return for each pair its ground-truth region or, if augmented, a random positive region (step 2)."""
         if self.settings.positives == "truth":
             return truth_of
@@ -185,7 +185,7 @@ class TripletSampler(CandidateSampler):
         return alone[others >= 0], others[others >= 0]
 
     def _second_regions(
-        self, text_of: Indices, regions: Indices, truth_of: Indices, positive: Near, rng: np.random.Generator
+        self, text_of: Indices, regions: Indices, truth_of: Indices, positive: NearCandidates, rng: np.random.Generator
     ) -> tuple[Indices, Indices]:
         """Return another positive region for each phrase with a single region (step 3c ii), and the phrase's first pair."""
         alone = _first_of_single(text_of, regions)
@@ -289,7 +289,7 @@ class PairSampler(CandidateSampler):
         return LabelledBatch(embedded, texts, of_region, of_text, np.repeat([1, -1], [len(rows), len(wrong.rows)]))
 
 
-def _one_for_each(rows: Indices, negative: Near, n_rows: int, rng: np.random.Generator) -> Near:
+def _one_for_each(rows: Indices, negative: NearCandidates, n_rows: int, rng: np.random.Generator) -> NearCandidates:
     """Return for each positive pair a random negative of the same phrase or, if it has none, of another phrase (step 3)."""
     having = np.unique(negative.rows)
     if not len(having):
@@ -298,7 +298,7 @@ def _one_for_each(rows: Indices, negative: Near, n_rows: int, rng: np.random.Gen
     asked = np.where(np.isin(rows, having), rows, others)
     starts = np.searchsorted(negative.rows, asked)
     counts = np.bincount(negative.rows, minlength=n_rows)[asked]
-    return Near(asked, negative.regions[starts + rng.integers(0, counts)])
+    return NearCandidates(asked, negative.regions[starts + rng.integers(0, counts)])
 
 
 def pair_cost(

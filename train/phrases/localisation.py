@@ -50,7 +50,7 @@ class PhraseSplit:
         candidates, images = self.regions.candidates, self.pairs.image_of
         return flat_spans(candidates.starts[images], candidates.counts[images])[1]
 
-    def localised(self, scores: Float[np.ndarray, " n"], iou: float = IOU) -> PhraseRanks:
+    def rank_phrases(self, scores: Float[np.ndarray, " n"], iou: float = IOU) -> PhraseRanks:
         """Return the ranks at which the candidates, ordered by their scores, localise the phrases with a box."""
         located = self.pairs.has_box
         rows = np.repeat(located, np.diff(self.offsets))
@@ -59,15 +59,15 @@ class PhraseSplit:
         boxes = self.regions.candidates.boxes[self.candidates[rows]]
         return phrase_ranks(scores[rows], boxes, offsets, self.pairs.truths[located], iou)
 
-    def bound(self) -> float:
+    def recall_bound(self) -> float:
         """Return the share, in percent, of the phrases with a box that any candidate localises: an upper bound of R@K."""
-        ranks = self.localised(np.zeros(int(self.offsets[-1]), np.float32)).ranks
+        ranks = self.rank_phrases(np.zeros(int(self.offsets[-1]), np.float32)).ranks
         return float(100 * (ranks < MISSED).mean())
 
-    def expected(self) -> float:
+    def expected_rsum(self) -> float:
         """Return the approximate mean rsum of random scores; the approximation samples candidates with replacement."""
         candidates = np.diff(self.offsets)[self.pairs.has_box]
-        ranks = self.localised(np.zeros(int(self.offsets[-1]), np.float32)).ranks
+        ranks = self.rank_phrases(np.zeros(int(self.offsets[-1]), np.float32)).ranks
         right = candidates - np.minimum(ranks, candidates)  # with equal scores, the wrong ones rank first
         share = right / np.maximum(candidates, 1)
         return float(sum(100 * (1 - (1 - share) ** k).mean() for k in RECALLS))

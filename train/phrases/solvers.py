@@ -68,8 +68,8 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
         self._triplets, self._pairs = TripletSampler(*sampled), PairSampler(*sampled)
 
     @property
-    def hopeless(self) -> float:
-        return _HOPELESS * self.task.val.expected()
+    def chance_rsum(self) -> float:
+        return _HOPELESS * self.task.val.expected_rsum()
 
     def batches(self, epoch: int) -> Sequence[Indices]:
         settings, pairs = self.settings, self.task.train.pairs
@@ -99,7 +99,7 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
             else:
                 assert isinstance(loss, PairLoss)
                 cost = pair_cost(samples, regions, phrases, similarity, loss)
-        self.weighed(cost.loss, loss).backward()  # type: ignore[no-untyped-call]
+        self.weight_cost(cost.loss, loss).backward()  # type: ignore[no-untyped-call]
         if self.ends_update():
             self.take_step()
         return cost.loss.detach().double(), cost.collapsed.double()

@@ -64,7 +64,7 @@ class PhraseSolver(Solver):
         if task.settings.validate_fold is not None:
             raise UserError("train.validate_fold: candidates are ranked within their image, not within a fold")
         super().__init__(task)
-        log.info("validation: %.1f%% of the phrases with a box have a candidate of IoU >= 0.5", task.val.bound())
+        log.info("validation: %.1f%% of the phrases with a box have a candidate of IoU >= 0.5", task.val.recall_bound())
 
     @property
     def n_pairs(self) -> int:
@@ -72,7 +72,7 @@ class PhraseSolver(Solver):
 
     def validate(self) -> dict[str, float]:
         val = self.task.val
-        return recalls(val.localised(score_candidates(self.model, val)))
+        return recalls(val.rank_phrases(score_candidates(self.model, val)))
 
 
 def training_split(

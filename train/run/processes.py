@@ -51,7 +51,7 @@ class Interruption:
         self._at_once = False
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def catch_signals(self) -> Iterator[None]:
         """Catch both signals in this block. Threads other than the main thread cannot catch signals."""
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -103,7 +103,7 @@ class Processes:
         """Return this process's share of a batch, which may be empty; the sizes of shares differ by one at most."""
         return pairs if self.size == 1 else np.array_split(pairs, self.size)[self.rank]
 
-    def gathered(self, embeddings: Encoded, n_pairs: int) -> Encoded:
+    def gather(self, embeddings: Encoded, n_pairs: int) -> Encoded:
         """Return the embeddings of the complete batch, in its order; gradients reach this process's share only."""
         if self.size == 1:
             return embeddings

@@ -21,7 +21,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import MAX_PIXELS, BadImage, count_pixels, decode_image, read_image_bytes
 from vse.train.use.model import TrainedRun
 from vse.train.use.queries import Query
-from vse.train.use.search import load_searched
+from vse.train.use.search import load_for_search
 from vse.train.use.searcher import Searcher, SearchOptions
 from vse.train.use.trained_run import RunPlaces
 
@@ -190,11 +190,11 @@ class ServedRuns:
         """Return the ``k`` best images for a text, or captions for a photo, of each run."""
         return [_answer_query(run, query, k) for run in self.runs]
 
-    def attention(self, number: int, query: Query, identity: int) -> Attention:
+    def attention(self, index: int, query: Query, identity: int) -> Attention:
         """Return the attention of a run for a query and the hit with the id ``identity``. Raises UserError without it."""
-        if not 0 <= number < len(self.runs):
-            raise UnknownId(f"there is no run {number}")
-        run, by_photo = self.runs[number], not isinstance(query, str)
+        if not 0 <= index < len(self.runs):
+            raise UnknownId(f"there is no run {index}")
+        run, by_photo = self.runs[index], not isinstance(query, str)
         pairs = run.searcher.trained.split.pairs
         rows = (pairs.caption_ids if by_photo else pairs.image_ids) == identity
         if not rows.any():
@@ -222,7 +222,7 @@ def _load_runs(
     runs: Sequence[Path], split: str, places: Sequence[RunPlaces], options: SearchOptions, device: str
 ) -> list[ServedRun]:
     served: list[ServedRun] = []
-    opened = [load_searched(run, split, place, device) for run, place in zip(runs, places, strict=True)]
+    opened = [load_for_search(run, split, place, device) for run, place in zip(runs, places, strict=True)]
     names = [_name(trained) for trained in opened]
     for run, place, trained in zip(runs, places, opened, strict=True):
         if served and trained.dataset.sha256 != served[0].searcher.trained.dataset.sha256:

@@ -57,7 +57,7 @@ class Trainer(GradientSolver, RetrievalSolver):
         return Opponent(task.model, task.loss, task.pairs, task.images, task.captions, *how)
 
     @property
-    def hopeless(self) -> float:
+    def chance_rsum(self) -> float:
         return 2 * 200.0 * sum(RECALLS) / len(self.val.pairs.images)
 
     def state(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class Trainer(GradientSolver, RetrievalSolver):
         share = self.processes.share(batch)
         torch.manual_seed(self.step_seed(1 + self.processes.rank))
         images, captions = self._embed_share(seen, share)
-        images, captions = (self.processes.gathered(side, len(batch)) for side in (images, captions))
+        images, captions = (self.processes.gather(side, len(batch)) for side in (images, captions))
         texts = self.pairs.text_of[batch] if self.task.loss.lambda3 else batch
         pairs = Batch(images, captions, self.pairs.image_of[batch], texts, pair_of=batch)
         self.start_step()
@@ -118,9 +118,9 @@ class Trainer(GradientSolver, RetrievalSolver):
             if self.adversary is None:
                 cost = objective(pairs, self.step_seed(0))
             else:
-                cost, adversary_loss, measures = self.adversary.play(pairs, self.model, objective, self.step_seed(0))
+                cost, adversary_loss, measures = self.adversary.compute_losses(pairs, self.model, objective, self.step_seed(0))
         if self.adversary is None:
-            self.weighed(cost.loss, self.task.loss_of(self.progress.epoch)).backward()  # type: ignore[no-untyped-call]
+            self.weight_cost(cost.loss, self.task.loss_of(self.progress.epoch)).backward()  # type: ignore[no-untyped-call]
         else:
             self._set_both_gradients(cost.loss, adversary_loss, list(self.adversary.parameters()))
             self._add_measures({**measures, "loss": adversary_loss.detach()}, len(batch))
@@ -154,7 +154,7 @@ class Trainer(GradientSolver, RetrievalSolver):
             total = self._measures.setdefault(name, torch.zeros_like(self._totals[0]))
             total += n_pairs * value.double()
 
-    def measured(self) -> dict[str, float]:
+    def extra_metrics(self) -> dict[str, float]:
         """Return the means over the epoch of the adversary's measures. Warn if it always samples the same negatives."""
         n_pairs = max(1, self.progress.pairs)
         means = {f"adversary_{name}": float(total) / n_pairs for name, total in self._measures.items()}

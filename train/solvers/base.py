@@ -116,7 +116,7 @@ class Solver(ABC):
         """Train the rest of an epoch, validate, and add the epoch's row to the progress; ``save`` writes a checkpoint."""
 
     @abstractmethod
-    def described(self, row: Mapping[str, float]) -> str:
+    def describe(self, row: Mapping[str, float]) -> str:
         """Return a readable summary of the row of an epoch."""
 
     def state(self) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class Solver(ABC):
             save()
             raise self.interrupted() from None
 
-    def learned(self) -> dict[str, float]:
+    def learned_values(self) -> dict[str, float]:
         """Return the values that the loss has learned so far, by name."""
         return {}
 

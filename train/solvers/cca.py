@@ -159,7 +159,7 @@ class GridSolver(Solver):
         row["seconds"] = round(time.perf_counter() - started, 2)
         self.progress = Progress(self.progress.epoch + 1, [*self.progress.rows, row])
 
-    def described(self, row: Mapping[str, float]) -> str:
+    def describe(self, row: Mapping[str, float]) -> str:
         return ", ".join(f"{name} {row[name]:g}" for name in self.grid[0])
 
 

@@ -84,7 +84,7 @@ class Ridge(ClosedForm):
         self._maps = settings.maps
 
     def fit(self, point: Point) -> None:
-        x, y = reduced(*ridge_maps(self.statistics, self._maps, point["regularization"]), self.statistics, self.model.dim)
+        x, y = reduce_maps(*ridge_maps(self.statistics, self._maps, point["regularization"]), self.statistics, self.model.dim)
         means = self.statistics.mean_x, self.statistics.mean_y
         for layer, mean, weights in zip((self._image_layer, self._caption_layer), means, (x, y), strict=True):
             layer.weight.copy_(torch.from_numpy(weights))
@@ -104,7 +104,7 @@ def ridge_maps(statistics: Covariances, maps: Maps, regularization: float) -> tu
     return (np.concatenate([np.eye(dim_x) / s_x, of_images / s_y]), np.concatenate([of_captions / s_x, np.eye(dim_y) / s_y]))
 
 
-def reduced(x: Matrix, y: Matrix, statistics: Covariances, dim: int) -> tuple[Matrix, Matrix]:
+def reduce_maps(x: Matrix, y: Matrix, statistics: Covariances, dim: int) -> tuple[Matrix, Matrix]:
     """Project two maps into one space on its ``dim`` principal directions, or pad them with zeros to ``dim`` rows."""
     missing = dim - len(x)
     if missing >= 0:

@@ -62,10 +62,10 @@ class GradientSolver(Solver):
 
     @property
     @abstractmethod
-    def hopeless(self) -> float:
+    def chance_rsum(self) -> float:
         """The highest validation rsum of a model that is no better than chance."""
 
-    def measured(self) -> dict[str, float]:
+    def extra_metrics(self) -> dict[str, float]:
         """Return further metrics for the row of the epoch that ends."""
         return {}
 
@@ -93,11 +93,11 @@ class GradientSolver(Solver):
             self.loss_weights.load_state_dict(state["loss_weights"])
         self._totals.copy_(torch.tensor(state["totals"], dtype=torch.float64))
 
-    def described(self, row: Mapping[str, float]) -> str:
-        learned = "".join(f"{name} {row[name]:.4g}, " for name in self.learned())
+    def describe(self, row: Mapping[str, float]) -> str:
+        learned = "".join(f"{name} {row[name]:.4g}, " for name in self.learned_values())
         return f"loss {row['loss']:.3g}, {learned}{row['pairs_per_s']:.0f} pairs/s"
 
-    def learned(self) -> dict[str, float]:
+    def learned_values(self) -> dict[str, float]:
         return {} if self.loss_weights is None else self.loss_weights.values()
 
     def run_epoch(self, save: Callable[[], None]) -> None:
@@ -107,7 +107,13 @@ class GradientSolver(Solver):
             self._train(save)
         loss, collapsed_loss = (self._totals / max(1, progress.pairs)).tolist()
         learning_rate = self.schedule.rate(progress.epoch, self.n_updates - 1, self.n_updates)
-        row = {"epoch": progress.epoch + 1, "learning_rate": learning_rate, "loss": loss, **self.learned(), **self.measured()}
+        row = {
+            "epoch": progress.epoch + 1,
+            "learning_rate": learning_rate,
+            "loss": loss,
+            **self.learned_values(),
+            **self.extra_metrics(),
+        }
         if self.processes.first and self.validates(progress.epoch + 1):
             with self.stoppable(save):
                 row |= self.validate()
@@ -141,7 +147,7 @@ class GradientSolver(Solver):
         done = self.progress.step + 1
         return done % self.settings.accumulate == 0 or done == len(self._sizes)
 
-    def weighed(self, cost: Tensor, loss: Loss) -> Tensor:
+    def weight_cost(self, cost: Tensor, loss: Loss) -> Tensor:
         """Return the share of the current batch in the cost of its update, which has ``train.accumulate`` batches."""
         if self.settings.accumulate == 1 or not loss.averages:
             return cost
@@ -220,7 +226,7 @@ class GradientSolver(Solver):
         """Return whether the epoch's loss is that of equal embeddings and the validation is no better than chance."""
         steps = (self.progress.epoch + 1) * self.progress.step
         near = collapsed_loss > 0 and abs(row["loss"] - collapsed_loss) < 0.02 * collapsed_loss
-        return steps >= _FIRST_STEPS and near and row.get("rsum", 0.0) <= self.hopeless
+        return steps >= _FIRST_STEPS and near and row.get("rsum", 0.0) <= self.chance_rsum
 
     def _report_collapse(self, epoch: int, loss: float) -> None:
         what = (

@@ -65,7 +65,7 @@ class NoTraining(RetrievalSolver):
         row["seconds"] = round(time.perf_counter() - started, 2)
         self.progress = Progress(1, [row])
 
-    def described(self, row: Mapping[str, float]) -> str:
+    def describe(self, row: Mapping[str, float]) -> str:
         return "nothing is trained"
 
 

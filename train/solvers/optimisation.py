@@ -93,10 +93,10 @@ class Schedule:
                     raise UserError(f"train.{key}: the model has no part {name!r}{did_you_mean(name, modules)}")
         self._rates: list[float] = []  # learning rates of the groups, before any decay
         self._of_loss: tuple[nn.Module, float] | None = None
-        model.hold(*self.frozen(0))
+        model.freeze_modules(*self.frozen(0))
         if not any(weight.requires_grad for weight in model.parameters()):
             raise UserError("train.frozen: no part of the model is left to train in epoch 1")
-        model.hold()
+        model.freeze_modules()
 
     def add_loss(self, weights: nn.Module, rate: float | None) -> None:
         """Add the weights of the loss, without weight decay; their learning rate is ``rate`` or, if None, the model's."""
@@ -159,7 +159,7 @@ class Schedule:
 
     def start_epoch(self, epoch: int) -> None:
         """Freeze the parameters that are scheduled to be frozen in this epoch (0-based)."""
-        self.model.hold(*self.frozen(epoch))
+        self.model.freeze_modules(*self.frozen(epoch))
 
     def set_rates(self, optimizer: Optimizer, epoch: int, update: int = 0, n_updates: int = 1) -> None:
         """Set the learning rates of an update. This is the only code that sets them, so that a resume is exact."""

@@ -36,7 +36,7 @@ _BLOCK = 4096  # rows that are encoded at once where not all may be kept
 
 
 @dataclass(frozen=True)
-class Searched:
+class SearchTarget:
     """The images or the captions of a split or a file, among which a query is searched.
 
     ``name`` : ``images`` or ``captions``.
@@ -54,7 +54,7 @@ class Searched:
     known: bool = True
 
 
-def searched_split(trained: TrainedRun, split: str, by_photo: bool) -> Searched:
+def target_in_split(trained: TrainedRun, split: str, by_photo: bool) -> SearchTarget:
     """Return the captions of a split for a photo, or its images for a text."""
     pairs = trained.split.pairs
 
@@ -75,14 +75,14 @@ def searched_split(trained: TrainedRun, split: str, by_photo: bool) -> Searched:
         }
 
     def vectors() -> Corpus:
-        return pooled(encoded_side(trained, by_photo))
+        return pooled(encode_side(trained, by_photo))
 
     if by_photo:
-        return Searched("captions", pairs.caption_ids, pairs.caption_image_ids, vectors, source)
-    return Searched("images", pairs.image_ids, pairs.image_ids, vectors, source)
+        return SearchTarget("captions", pairs.caption_ids, pairs.caption_image_ids, vectors, source)
+    return SearchTarget("images", pairs.image_ids, pairs.image_ids, vectors, source)
 
 
-def searched_file(trained: TrainedRun, file: Path, by_photo: bool, dim: int) -> Searched:
+def target_in_file(trained: TrainedRun, file: Path, by_photo: bool, dim: int) -> SearchTarget:
     """Return the captions of an embeddings file for a photo, or its images for a text. Raises UserError if it does not fit."""
     embeddings = read_embeddings(file)
     name = "captions" if by_photo else "images"
@@ -107,24 +107,24 @@ def searched_file(trained: TrainedRun, file: Path, by_photo: bool, dim: int) -> 
         log.warning("%s says that it is of %s %s, seed %s, not of %s%s", file, *made_by, trained.folder.path, unknown)
     corpus_sha256 = embeddings.source.sha256 if embeddings.source else ""
     ids, image_ids = (embeddings.caption_ids, embeddings.caption_image_ids) if by_photo else [embeddings.image_ids] * 2
-    return Searched(name, ids, image_ids, lambda: vectors, lambda: {"side": name, "corpus": corpus_sha256}, known)
+    return SearchTarget(name, ids, image_ids, lambda: vectors, lambda: {"side": name, "corpus": corpus_sha256}, known)
 
 
-def encoded_side(trained: TrainedRun, by_photo: bool, rows: NDArray[np.int64] | None = None) -> Packed:
+def encode_side(trained: TrainedRun, by_photo: bool, rows: NDArray[np.int64] | None = None) -> Packed:
     """Return the embeddings of ``rows`` of the split: of captions for a photo, or of images for a text."""
     if by_photo:
         return encode_captions(trained.model, trained.split, rows)
     return encode_images(trained.model, trained.split, trained.device, rows)
 
 
-def pooled_side(trained: TrainedRun, by_photo: bool, held_bytes: int) -> tuple[NDArray[np.float32], Packed | None]:
+def pool_side(trained: TrainedRun, by_photo: bool, held_bytes: int) -> tuple[NDArray[np.float32], Packed | None]:
     """Return the pooled vectors of images or captions, and their encodings unless these exceed ``held_bytes``."""
     pairs = trained.split.pairs
     n_rows, held_here = len(pairs) if by_photo else len(pairs.images), 0
     vectors: list[NDArray[np.float32]] = []
     held: list[Packed] | None = []
     for start in range(0, n_rows, _BLOCK):
-        block = encoded_side(trained, by_photo, np.arange(start, min(start + _BLOCK, n_rows)))
+        block = encode_side(trained, by_photo, np.arange(start, min(start + _BLOCK, n_rows)))
         vectors.append(pooled(block))
         held_here += block.vectors.nbytes
         held = None if held is None or held_here > held_bytes else [*held, block]
@@ -136,7 +136,7 @@ def ranked_by(trained: TrainedRun) -> str:
     return trained.model.config.similarity.ranked_by or "cosine"
 
 
-def index_in_file(file: Path, searched: Searched, similarity: str, dim: int, factory: str | None) -> BuiltIndex:
+def index_in_file(file: Path, searched: SearchTarget, similarity: str, dim: int, factory: str | None) -> BuiltIndex:
     """Return the index in a file, or build and write it if missing. Raises UserError if it belongs to other vectors."""
     indexed = IndexSource(len(searched.ids), dim, similarity, ids_sha256(searched.ids), searched.source())
     if index_exists(file, indexed):

@@ -42,7 +42,7 @@ from vse.train.run.folder import RunFolder
 from vse.train.solvers.encode import PairScores, encode, pooled
 from vse.train.use.localise import score_phrases, score_sentences
 from vse.train.use.model import TrainedRun, load_opened, load_run
-from vse.train.use.trained_run import OpenedRun, RunPlaces, identity_in, images_trained_on, open_run, unfinished_state
+from vse.train.use.trained_run import OpenedRun, RunPlaces, images_trained_on, open_run, read_identity, unfinished_state
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ def embed_split(
 def _name_of_other_data(opened: OpenedRun, split: str, name: str) -> Path:
     """Return the file of the embeddings of another data set; data sets of the same name get different files."""
     out = opened.folder.path / f"{opened.data_label}_{name}"
-    there = identity_in(out) if out.is_file() else None
+    there = read_identity(out) if out.is_file() else None
     images = images_of(opened.dataset, [split], opened.cache)
     if there is None or not data_differences(identity_of_images(images, opened.hashes(images)["photo_hashes"]), there):
         return out

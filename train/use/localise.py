@@ -25,7 +25,7 @@ from vse.pipeline.dataset.columns import IdRows, caption_ids
 from vse.pipeline.dataset.dataset import Dataset, phrase_texts
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import read_image_bytes
-from vse.train.data.captions import encoded_as
+from vse.train.data.captions import encode_like
 from vse.train.data.images import Indices
 from vse.train.data.pairs import Pairs, images_of
 from vse.train.models.build import Model
@@ -52,11 +52,11 @@ class EncodedPhrases:
 
     def read(self, indices: Indices) -> tuple[Tensor, ...]:
         texts = [self._phrase_vectors[number] for number in indices.tolist()]
-        return encoded_as(self._cache, self._reader, [(text, text.split(" ")) for text in texts], self._device)
+        return encode_like(self._cache, self._reader, [(text, text.split(" ")) for text in texts], self._device)
 
 
 @dataclass(frozen=True)
-class Located:
+class ScoredBoxes:
     """The candidates of a photo for a phrase, best first; boxes are x1, y1, x2, y2 in pixels, x2 and y2 exclusive."""
 
     boxes: Float[np.ndarray, "n 4"]
@@ -122,9 +122,9 @@ def score_sentences(
     return write_embeddings(out, written)
 
 
-def locate(
+def localise_phrase(
     run: Path, photo: Path, text: str, places: RunPlaces = RunPlaces(), device: str = "auto", unfinished: bool = True
-) -> Located:
+) -> ScoredBoxes:
     """Return the candidates of a photo for a phrase, best first, by a run that localises phrases.
 
     The photo must be an image of the data set of ``places.features``, by default of the run's features. It is recognised by
@@ -141,7 +141,7 @@ def locate(
         )
     model = _best_model(opened, reading)
     reader = caption_reader(phrases, places.weights_dir, str(opened.device))
-    asked = encoded_as(phrases, reader, [(text.lower(), opened.words_of(text))], opened.device)
+    asked = encode_like(phrases, reader, [(text.lower(), opened.words_of(text))], opened.device)
     if not text.strip() or not asked[0].any():
         raise UserError(f"{text!r}: none of its words is known to {phrases.feature!r}")
     candidates = BoxFeatures(opened.cache, opened.cache.ids[same][:1], opened.device)
@@ -150,7 +150,7 @@ def locate(
         regions = model.embed_images(RegionInputs(candidates, None, reading.coordinates, opened.device).read(every))[0]
         scores = scores_of_pairs(model, regions, model.embed_captions(*asked)[0], every, np.zeros_like(every))
     best = np.argsort(-scores, kind="stable")
-    return Located(candidates.boxes[best], scores[best])
+    return ScoredBoxes(candidates.boxes[best], scores[best])
 
 
 def _phrase_settings(opened: OpenedRun) -> PhraseSettings:

@@ -19,7 +19,7 @@ from vse.pipeline.files.images import decode_image
 from vse.pipeline.files.inputs import FileState, read_file_state
 from vse.pipeline.files.outputs import check_output
 from vse.train.use.attention import with_attention
-from vse.train.use.localise import locate
+from vse.train.use.localise import localise_phrase
 from vse.train.use.model import TrainedRun, load_run
 from vse.train.use.queries import Query
 from vse.train.use.searcher import Searcher, SearchOptions
@@ -126,7 +126,7 @@ def _search(
     if last is None and index is not None:
         last = LAST
     cached = None if last is None else last.searcher(cache_key)
-    trained = load_searched(run, split, places, device) if cached is None else cached.trained
+    trained = load_for_search(run, split, places, device) if cached is None else cached.trained
     if isinstance(query, Path) and corpus is None and not len(trained.split.pairs):
         raise UserError(f"{trained.dataset.path}: no image of the split {split!r} has a caption for a photo to find")
     inputs = [*trained.inputs, *([query] if isinstance(query, Path) else []), *([corpus] if corpus else [])]
@@ -159,7 +159,7 @@ def _search(
     return with_attention(trained, given, encoded.encoded, answer.hits, answer.rows.tolist())
 
 
-def load_searched(run: Path, split: str, places: RunPlaces, device: str) -> TrainedRun:
+def load_for_search(run: Path, split: str, places: RunPlaces, device: str) -> TrainedRun:
     """Load a run for a search, on its device; log a warning if its training did not finish."""
     trained = load_run(run, split, places, device, unfinished=True)
     _use_device(trained)
@@ -190,7 +190,7 @@ def find_phrase(
 
         check_output(request.html, PHRASE_PAGE, [photo])
     with memory_guard(MEMORY_ADVICE):
-        located = locate(run, photo, phrase, places, device)
+        located = localise_phrase(run, photo, phrase, places, device)
     hit = PhraseHit(phrase, located.boxes, located.scores)
     if request.html is not None:
         from vse.eval.report.pages import write_phrase_page

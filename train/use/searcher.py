@@ -23,14 +23,14 @@ from vse.train.kinds import Encoded, Packed, pack
 from vse.train.solvers.encode import TILE_IMAGES, PairScores, pooled
 from vse.train.use.attention import PairAttention, attention_of_query
 from vse.train.use.corpus import (
-    Searched,
-    encoded_side,
+    SearchTarget,
+    encode_side,
     index_in_file,
     index_of,
-    pooled_side,
+    pool_side,
     ranked_by,
-    searched_file,
-    searched_split,
+    target_in_file,
+    target_in_split,
 )
 from vse.train.use.model import TrainedRun
 from vse.train.use.queries import Query, QueryReader, ReadQuery
@@ -64,7 +64,7 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class SearchAnswer:
-    """The hits for a query, best first, their rows, and the number of pairs that a model of pairs ``scored``."""
+    """The hits for a query, best first, and their rows. A model that scores pairs also sets ``scored``, the number of pairs."""
 
     hits: list[SearchHit]
     rows: Rows
@@ -75,7 +75,7 @@ class SearchAnswer:
 class _Side:
     """The vectors of images or captions, alone or in an ``index``, or the encoder's output for all rows."""
 
-    searched: Searched
+    searched: SearchTarget
     vectors: Corpus | None = None
     index: Any = None
     encoded: Packed | None = None
@@ -175,12 +175,12 @@ class Searcher:
     def _build_side(self, by_photo: bool, dim: int) -> _Side:
         trained, options, similarity = self.trained, self._options, ranked_by(self.trained)
         if options.corpus is not None:
-            searched = searched_file(trained, options.corpus, by_photo, dim)
+            searched = target_in_file(trained, options.corpus, by_photo, dim)
         else:
-            searched = searched_split(trained, self.split, by_photo)
+            searched = target_in_split(trained, self.split, by_photo)
         pairwise, encoded = trained.model.pairwise, None
         if pairwise and options.rerank is None:
-            return _Side(searched, encoded=encoded_side(trained, by_photo))
+            return _Side(searched, encoded=encode_side(trained, by_photo))
         if similarity != "cosine":
             log.info(
                 "%s scores are no inner products: by these FAISS finds %d candidates, exact scores re-rank",
@@ -192,7 +192,7 @@ class Searcher:
         elif options.many:
             vectors: Corpus
             if pairwise:
-                vectors, encoded = pooled_side(trained, by_photo, options.held_bytes)
+                vectors, encoded = pool_side(trained, by_photo, options.held_bytes)
             else:
                 vectors = searched.vectors()
             index = index_of(vectors, searched.name, similarity, options.index_type).index
@@ -229,7 +229,7 @@ class Searcher:
                 return np.empty(0, np.float32), among
             among = np.sort(among)  # those that score the same stand in the order of rows
             if candidates is None:
-                candidates = encoded_side(self.trained, by_photo, among)
+                candidates = encode_side(self.trained, by_photo, among)
             else:
                 candidates = candidates.select(torch.from_numpy(among))
         assert candidates is not None
@@ -244,7 +244,7 @@ class Searcher:
         rows = best.indices[:k].numpy()
         return best.values[:k].numpy(), rows if among is None else among[rows]
 
-    def _to_hits(self, searched: Searched, scores: Scores, rows: Rows, by_photo: bool) -> list[SearchHit]:
+    def _to_hits(self, searched: SearchTarget, scores: Scores, rows: Rows, by_photo: bool) -> list[SearchHit]:
         dataset = self.trained.dataset
         hits = []
         for score, row in zip(scores.tolist(), rows.tolist(), strict=True):

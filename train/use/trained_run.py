@@ -72,7 +72,7 @@ def data_of_training(folder: RunFolder, record: Mapping[str, Any]) -> DataChecks
     return None
 
 
-def identity_in(path: Path) -> DataIdentity | None:
+def read_identity(path: Path) -> DataIdentity | None:
     """Return the identity of the data of an embeddings or phrase scores file; None if it cannot be read."""
     names = ("image_ids", "caption_ids", "photo_hashes", "caption_hashes")
     with suppress(UserError), open_hdf5(path, "a file of embeddings") as file:

@@ -1,4 +1,4 @@
-"""Tasks, and batches of them, that adversaries play with."""
+"""Tasks, and batches of them, that adversaries compute_losses with."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from vse.pipeline.dataset.dataset import Caption, Image
 from vse.pipeline.errors import UserError
 from vse.train.adversaries import ace as ace_module
 from vse.train.adversaries.ace import Ace, FalseNegatives
-from vse.train.adversaries.base import Drawn, Round, draw
+from vse.train.adversaries.base import AdversarialLosses, SampledCandidates, sample_candidates
 from vse.train.data.images import CachedImages
 from vse.train.data.pairs import Pairs
 from vse.train.losses.base import Batch
@@ -40,18 +40,18 @@ def players(cache: Path, *sets: str) -> tuple[RetrievalTask, Ace]:
 
 
 @dataclass
-class Turn:
+class DirectionLosses:
     """One direction as it was played: the numbers of the candidates, their logits, what was masked and what was drawn."""
 
     indices: np.ndarray
     logits: torch.Tensor
     masked: torch.Tensor
-    drawn: Drawn
+    drawn: SampledCandidates
 
 
 def played(
     adversary: Ace, task: RetrievalTask, pairs: list[int], monkeypatch: pytest.MonkeyPatch
-) -> tuple[Batch, Round, tuple[Turn, Turn]]:
+) -> tuple[Batch, AdversarialLosses, tuple[DirectionLosses, DirectionLosses]]:
     """A batch, its round, and both directions: captions for images, images for captions."""
     batch, numbers, draws = batch_of(task, pairs), [], []
     real = ace_module._Side.candidates
@@ -60,15 +60,15 @@ def played(
         numbers.append(real(self, *arguments))
         return numbers[-1]
 
-    def spied(logits: torch.Tensor, masked: torch.Tensor, samples: int) -> Drawn:
-        draws.append((logits.detach(), masked, draw(logits, masked, samples)))
+    def spied(logits: torch.Tensor, masked: torch.Tensor, samples: int) -> SampledCandidates:
+        draws.append((logits.detach(), masked, sample_candidates(logits, masked, samples)))
         return draws[-1][2]
 
     with monkeypatch.context() as patch:
         patch.setattr(ace_module._Side, "candidates", candidates)
-        patch.setattr(ace_module, "draw", spied)
-        found = adversary.play(batch, task.model, task.loss.objective(task.model.similarity), 0)
-    turns = [Turn(chosen[0], *one) for chosen, one in zip(numbers, draws, strict=True)]
+        patch.setattr(ace_module, "sample_candidates", spied)
+        found = adversary.compute_losses(batch, task.model, task.loss.objective(task.model.similarity), 0)
+    turns = [DirectionLosses(chosen[0], *one) for chosen, one in zip(numbers, draws, strict=True)]
     return batch, found, (turns[0], turns[1])
 
 
