@@ -64,7 +64,7 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class SearchAnswer:
-    """The hits for a query, best first, and their rows. A model that scores pairs also sets ``scored``, the number of pairs."""
+    """The hits for a query, best first, and their rows; ``scored`` is the number of pairs if the model scores pairs."""
 
     hits: list[SearchHit]
     rows: Rows
