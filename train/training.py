@@ -74,7 +74,7 @@ def train(
         inputs = replace(inputs, words=encoder.word_file())
     texts: TextRows = "phrases" if experiment.solver.reads_phrases else "captions"
     opened = open_inputs(cache, dataset, experiment, folder, seed, inputs, encoder, texts)
-    experiment = _use_read_features(experiment, opened)
+    experiment = _apply_input_features(experiment, opened)
     identity = opened.identity(seed)
     processes = join_processes(device)
     with ExitStack() as at_end:
@@ -145,7 +145,7 @@ def _precision(asked: str, processes: Processes) -> str:
     return "fp32" if processes.any(chosen == "fp32") else "bf16"
 
 
-def _use_read_features(experiment: ExperimentConfig, inputs: Inputs) -> ExperimentConfig:
+def _apply_input_features(experiment: ExperimentConfig, inputs: Inputs) -> ExperimentConfig:
     """Return the experiment with the features of the inputs, which may differ from the features of its preset."""
     read = _features_read(experiment, inputs)
     for key, name in read.items():

@@ -48,7 +48,11 @@ class AdversarialLosses(NamedTuple):
 
 
 class Adversary(nn.Module):
-    """A network that makes a batch harder and is trained against the model. A subclass overrides at least one method."""
+    """A network that makes a batch harder and is trained against the model.
+
+    A subclass that adds candidates overrides :meth:`candidates`, and :meth:`objective` if its loss is not minus the model's
+    loss. Any other subclass overrides :meth:`compute_losses`.
+    """
 
     def compute_losses(self, batch: Batch, model: Model, objective: Objective, seed: int) -> AdversarialLosses:
         """Return the objectives of model and adversary for a batch; ``objective``, called with ``seed``, returns its cost."""

@@ -18,7 +18,7 @@ from vse.train.losses.base import Cost, Ranking
 from vse.train.losses.pair_loss import PairLoss
 from vse.train.losses.ranking import RankingLoss, add_neighbourhood, find_neighbours
 from vse.train.models.similarities.base import Scores, Similarity
-from vse.train.phrases.pairs import PhrasePairs, Sets, flat_spans, one_of_each, padded_lists, some_of_each
+from vse.train.phrases.pairs import KeyedSets, PhrasePairs, flat_spans, padded_lists, sample_one_per_row, sample_per_row
 from vse.train.phrases.regions import BoxFeatures
 
 
@@ -92,7 +92,7 @@ class CandidateSampler:
             return np.ones(len(rows), bool)
         visited = np.unique(images)
         of_visit, every = flat_spans(self.candidates.starts[visited], self.candidates.counts[visited])
-        return np.isin(regions, every[some_of_each(of_visit, self.settings.candidates, rng)])
+        return np.isin(regions, every[sample_per_row(of_visit, self.settings.candidates, rng)])
 
 
 @dataclass(frozen=True)
@@ -136,9 +136,9 @@ class TripletSampler(CandidateSampler):
         self, pairs: PhrasePairs, candidates: BoxFeatures, truth_of: Int[np.ndarray, " n_pairs"], settings: SamplingSettings
     ) -> None:
         super().__init__(pairs, candidates, truth_of, settings)
-        self._texts_of_chain = Sets(pairs.chain_of, pairs.text_of)
+        self._texts_of_chain = KeyedSets(pairs.chain_of, pairs.text_of)
         self._truths = np.unique(truth_of, return_inverse=True)[1]
-        self._texts_of_truth = Sets(self._truths, pairs.text_of)
+        self._texts_of_truth = KeyedSets(self._truths, pairs.text_of)
 
     def batch(self, batch: Indices, rng: np.random.Generator) -> TripletBatch:
         positive, negative = self.near(batch, rng)
@@ -175,13 +175,13 @@ class TripletSampler(CandidateSampler):
         if self.settings.positives == "truth":
             return truth_of
         rows = np.concatenate([np.arange(len(truth_of)), positive.rows])
-        chosen: Indices = np.concatenate([truth_of, positive.regions])[one_of_each(rows, len(truth_of), rng)]
+        chosen: Indices = np.concatenate([truth_of, positive.regions])[sample_one_per_row(rows, len(truth_of), rng)]
         return chosen
 
     def _second_texts(self, batch: Indices, regions: Indices, rng: np.random.Generator) -> tuple[Indices, Indices]:
         """Return another phrase of the chain for each region with a single phrase (step 3c i), and the region's first pair."""
         alone = _first_of_single(regions, self.pairs.text_of[batch])
-        others = self._texts_of_chain.another(self.pairs.chain_of[batch[alone]], self.pairs.text_of[batch[alone]], rng)
+        others = self._texts_of_chain.sample_another(self.pairs.chain_of[batch[alone]], self.pairs.text_of[batch[alone]], rng)
         return alone[others >= 0], others[others >= 0]
 
     def _second_regions(
@@ -195,7 +195,7 @@ class TripletSampler(CandidateSampler):
         every = np.concatenate([truth_of, positive.regions])
         other = every != regions[rows]
         rows, every = rows[other], every[other]
-        chosen = one_of_each(rows, len(truth_of), rng)[alone]
+        chosen = sample_one_per_row(rows, len(truth_of), rng)[alone]
         return alone[chosen >= 0], every[chosen[chosen >= 0]]
 
     def _negative_texts(self, pairs: Indices, texts: Indices) -> Bool[np.ndarray, "n m"]:

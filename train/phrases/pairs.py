@@ -25,7 +25,7 @@ def flat_spans(
     return rows, np.arange(len(rows)) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
 
 
-def one_of_each(rows: Int[np.ndarray, " total"], n_rows: int, rng: np.random.Generator) -> Int[np.ndarray, " n_rows"]:
+def sample_one_per_row(rows: Int[np.ndarray, " total"], n_rows: int, rng: np.random.Generator) -> Int[np.ndarray, " n_rows"]:
     """Return for each of ``n_rows`` rows a random position where ``rows`` has that row; -1 for a row without a position."""
     order = np.argsort(rows, kind="stable")
     counts = np.bincount(rows, minlength=n_rows)
@@ -36,7 +36,7 @@ def one_of_each(rows: Int[np.ndarray, " total"], n_rows: int, rng: np.random.Gen
     return places
 
 
-def some_of_each(rows: Int[np.ndarray, " total"], most: int | None, rng: np.random.Generator) -> Bool[np.ndarray, " total"]:
+def sample_per_row(rows: Int[np.ndarray, " total"], most: int | None, rng: np.random.Generator) -> Bool[np.ndarray, " total"]:
     """Return a mask of at most ``most`` random positions of each row in ``rows``; all positions if ``most`` is None."""
     if most is None:
         return np.ones(len(rows), bool)
@@ -58,7 +58,7 @@ def padded_lists(
     return padded, mask
 
 
-class Sets:
+class KeyedSets:
     """A set of values for each key, with look-ups of many keys at once. Keys and values are not negative and may repeat."""
 
     def __init__(self, keys: Int[np.ndarray, " n"], values: Int[np.ndarray, " n"]) -> None:
@@ -74,7 +74,7 @@ class Sets:
         is_there: NDArray[np.bool_] = (self._pairs[places] == wanted) & (values < self._size)
         return is_there
 
-    def another(
+    def sample_another(
         self, keys: Int[np.ndarray, " n"], values: Int[np.ndarray, " n"], rng: np.random.Generator
     ) -> Int[np.ndarray, " n"]:
         """Return for each value of a key another random value of that key; -1 if the key has a single value."""

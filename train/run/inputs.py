@@ -34,7 +34,11 @@ log = logging.getLogger(__name__)
 
 
 def start_words(model: Model, vocabulary: Vocabulary, file: Path) -> None:
-    """Initialise the word embeddings of ``model`` with the vectors of ``file``. Raises UserError if they do not fit."""
+    """Initialise the word embeddings of ``model`` with the vectors of ``file``, and log the number of missing words.
+
+    Raises UserError if the model reads no words, if the vectors have another length, or if no word of the captions has a
+    vector.
+    """
     encoder = model.caption_encoder
     if not isinstance(encoder, WordReader):
         raise UserError(f"{file}: word vectors are for encoders of words, and the captions are not read by one")

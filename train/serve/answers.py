@@ -42,7 +42,7 @@ def read_photo(path: Path, content: bytes | None = None, max_pixels: int = MAX_P
 
 
 def read_upload(content: bytes, max_pixels: int) -> Image.Image:
-    """Return a decoded photo that a client sent. Raises TooManyLargePhotos instead of waiting for two other large ones."""
+    """Return a decoded photo that a client sent. Raises TooManyLargePhotos if it is large and two other large ones wait."""
     path = Path("the photograph")
     if not LARGE < count_pixels(path, content) <= max_pixels:
         return decode_image(path, content, max_pixels)

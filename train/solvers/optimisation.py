@@ -81,7 +81,10 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm
 
 
 class Schedule:
-    """Learning rates, their decay and frozen parts by epoch and update. Raises UserError if no part is left to train."""
+    """Learning rates, their decay and frozen parts by epoch and update.
+
+    Raises UserError if the settings name an unknown part, or leave nothing to train in the first epoch.
+    """
 
     def __init__(self, settings: TrainConfig, model: Model) -> None:
         self.settings, self.model = settings, model
@@ -93,7 +96,7 @@ class Schedule:
                     raise UserError(f"train.{key}: the model has no part {name!r}{did_you_mean(name, modules)}")
         self._rates: list[float] = []  # learning rates of the groups, before any decay
         self._of_loss: tuple[nn.Module, float] | None = None
-        model.freeze_modules(*self.frozen(0))
+        model.freeze_modules(*self.frozen_parts(0))
         if not any(weight.requires_grad for weight in model.parameters()):
             raise UserError("train.frozen: no part of the model is left to train in epoch 1")
         model.freeze_modules()
@@ -123,7 +126,7 @@ class Schedule:
             self._rates.append(rate)
         return groups
 
-    def frozen(self, epoch: int) -> list[str]:
+    def frozen_parts(self, epoch: int) -> list[str]:
         """Return the names of the parts that are frozen in an epoch (0-based)."""
         return [name for name, epochs in self.settings.frozen.items() if epochs == "always" or epoch < epochs]
 
@@ -159,7 +162,7 @@ class Schedule:
 
     def start_epoch(self, epoch: int) -> None:
         """Freeze the parameters that are scheduled to be frozen in this epoch (0-based)."""
-        self.model.freeze_modules(*self.frozen(epoch))
+        self.model.freeze_modules(*self.frozen_parts(epoch))
 
     def set_rates(self, optimizer: Optimizer, epoch: int, update: int = 0, n_updates: int = 1) -> None:
         """Set the learning rates of an update. This is the only code that sets them, so that a resume is exact."""

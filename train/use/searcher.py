@@ -111,7 +111,7 @@ class Searcher:
         return self._queries.read(query)
 
     def answer(self, query: Query, read: ReadQuery, k: int) -> SearchAnswer:
-        """Return the ``k`` best hits for the embedded query ``read``."""
+        """Return the ``k`` best hits for the encoded query ``read``."""
         by_photo, trained, rerank = not isinstance(query, str), self.trained, self._options.rerank
         self._check_captions(by_photo)
         side = self._side(by_photo, read.encoded[0].shape[-1])

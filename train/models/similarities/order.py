@@ -18,7 +18,7 @@ _BLOCK = {"cpu": 2**18, "cuda": 2**26}  # differences in memory at a time; on a 
 
 
 class OrderSettings(SimilaritySettings):
-    """Minus the violation of the order by a caption, the more general side (VSE++ paper, section 3.5)."""
+    """Order embeddings (VSE++ paper, section 3.5): minus the amount by which a caption exceeds an image, over all dimensions."""
 
     name: Literal["order"] = "order"
     ranked_by: ClassVar = "order"
