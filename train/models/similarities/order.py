@@ -18,7 +18,7 @@ _BLOCK = {"cpu": 2**18, "cuda": 2**26}  # differences in memory at a time; on a 
 
 
 class OrderSettings(SimilaritySettings):
-    """Order embeddings (VSE++ paper, section 3.5): minus the amount by which a caption exceeds an image, over all dimensions."""
+    """Order embeddings (VSE++ paper, section 3.5): minus the excess of a caption over an image."""
 
     name: Literal["order"] = "order"
     ranked_by: ClassVar = "order"
