@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+# The embeddings of the images or captions of a batch: (vectors,), or (vectors, mask) for sets.
+Encoded = tuple[Tensor, ...]
+
 
 class Kind(StrEnum):
     """The kind of the images, or of the captions, of a batch. They are a tuple of tensors.
@@ -30,10 +33,6 @@ class Kind(StrEnum):
 def kind_of_rows(row_kind: str) -> Kind:
     """Return the kind of input that the rows of a feature cache are; a bank of crops is read one crop at a time."""
     return Kind.SETS if row_kind == "sets" else Kind.VECTORS
-
-
-# The embeddings of the images or captions of a batch: (vectors,), or (vectors, mask) for sets.
-Encoded = tuple[Tensor, ...]
 
 
 def add_full_mask(vectors: Tensor) -> Encoded:

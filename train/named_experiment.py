@@ -20,6 +20,8 @@ from vse.train.run.inputs import InputPaths
 from vse.train.run.resume import Existing, Extras
 from vse.train.training import train
 
+log = logging.getLogger(__name__)
+
 
 def trainable_combinations(ladder: str, dataset: str | None = None) -> tuple[list[str], dict[str, str]]:
     """Return the composed experiments of a ladder that can be trained, and the reason for each one that cannot.
@@ -68,9 +70,6 @@ def _kind_of(feature: str, kind: str, dataset: str | None) -> Kind:
         wanted = "images" if kind == "image" else "captions"
         raise UserError(f"the ladder uses the feature {feature!r} for {wanted}, but it is a feature of {of}")
     return kind_of_rows(settings.row_kind)
-
-
-log = logging.getLogger(__name__)
 
 
 def is_first_process() -> bool:

@@ -22,6 +22,9 @@ from vse.pipeline.dataset.captions import PAD, Vocabulary
 from vse.pipeline.dataset.dataset import Caption
 from vse.train.kinds import Kind, kind_of_rows
 
+log = logging.getLogger(__name__)
+_AT_ONCE = 10_000  # texts that are tokenised together
+
 
 class CaptionInputs(Protocol):
     """The captions of a model's input; cached ones are :class:`vse.train.data.images.CachedFeatures`."""
@@ -108,11 +111,6 @@ class WordIndices:
         """Return padded words (n, longest), and their lengths (n,) on the CPU."""
         words, lengths = self._words.pad(indices, PAD)
         return move_tensor(torch.from_numpy(words), self._device), torch.from_numpy(lengths)
-
-
-log = logging.getLogger(__name__)
-
-_AT_ONCE = 10_000  # texts that are tokenised together
 
 
 class TokenIndices:

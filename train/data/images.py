@@ -29,6 +29,7 @@ from vse.train.settings import ImagesConfig
 
 _BLOCK = 4096  # rows that are loaded together
 Indices = NDArray[np.int64]
+_CROPS_AHEAD = 3  # batches of photos that are decoded in advance during a step
 
 
 class CachedFeatures:
@@ -136,9 +137,6 @@ def free_room(device: torch.device, memory_gb: float, taken_gb: float = 0) -> fl
     if device.type == "cuda" and memory_gb > 0:
         return 0.8 * torch.cuda.mem_get_info(device)[0]
     return max(0.0, memory_gb - taken_gb) * 1e9
-
-
-_CROPS_AHEAD = 3  # batches of photos that are decoded in advance during a step
 
 
 class TrainingImages(Protocol):

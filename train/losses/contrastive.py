@@ -27,6 +27,9 @@ from vse.train.losses.base import (
 from vse.train.losses.ranking import BlockCost, RankingLoss, block_costs
 from vse.train.models.similarities.base import Similarity
 
+_MASKED = -1e30  # a logit without effect; unlike infinity, its differences are finite
+_CLIP = 0.07  # the first temperature of CLIP
+
 
 class ScoreBlock(NamedTuple):
     """The logits of b images of a batch with all its n captions.
@@ -150,10 +153,6 @@ class ContrastiveLoss(RankingLoss):
             mean = self.logits(total[None, None] / len(image_of) ** 2, weights)[0, 0]
             collapsed = self.collapsed_cost(counts[which], mean)
         return Cost(cost + self.column_cost(columns), collapsed)
-
-
-_MASKED = -1e30  # a logit without effect; unlike infinity, its differences are finite
-_CLIP = 0.07  # the first temperature of CLIP
 
 
 class InfoNce(ContrastiveLoss):

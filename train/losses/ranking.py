@@ -20,6 +20,7 @@ from vse.train.models.similarities.base import Scores, Similarity
 # The cost of a block; a value for each column, or none; and a value that is summed over blocks without gradients.
 BlockCost = tuple[Scalar, Float[Tensor, " m"], Scalar]
 RowCost = Callable[[Tensor, Tensor, int], BlockCost]
+_ARGUMENTS = ("scores", "positives", "negatives")
 
 
 class BlockCosts(NamedTuple):
@@ -233,9 +234,6 @@ def find_neighbours(
     share = (has @ has.T) > 0
     itself = torch.eye(len(items), dtype=torch.bool, device=own.device)
     return first, share & ~itself, ~share
-
-
-_ARGUMENTS = ("scores", "positives", "negatives")
 
 
 class FunctionLoss(RankingLoss):

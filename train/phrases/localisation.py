@@ -21,6 +21,8 @@ from vse.train.phrases.regions import RegionInputs
 
 _IMAGES = 32  # images whose regions are embedded at once
 _PAIRS = 2**15  # pairs that are scored at once
+_IMAGES_SCORED = 8  # images whose regions are embedded and scored at once
+_TEXTS = 2048  # texts that are embedded at once
 
 
 class PhraseVectors(Protocol):
@@ -120,10 +122,6 @@ def _blocks(pairs: PhrasePairs) -> Iterator[tuple[Indices, slice]]:
         first, end = np.searchsorted(pairs.image_of, [start, stop])
         if first < end:
             yield np.arange(start, stop), slice(int(first), int(end))
-
-
-_IMAGES_SCORED = 8  # images whose regions are embedded and scored at once
-_TEXTS = 2048  # texts that are embedded at once
 
 
 def sentence_scores(

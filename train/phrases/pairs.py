@@ -16,6 +16,8 @@ from vse.pipeline.errors import UserError
 from vse.train.data.images import Indices
 from vse.train.phrases.regions import BoxFeatures
 
+_NOWHERE = (np.nan,) * 4
+
 
 def flat_spans(
     starts: Int[np.ndarray, " n"], counts: Int[np.ndarray, " n"]
@@ -83,9 +85,6 @@ class KeyedSets:
         steps = rng.integers(1, np.maximum(counts, 2))  # steps in the circular list of a key's values
         others = self._pairs[starts + (own + steps) % counts] % self._size
         return np.where(counts > 1, others, -1)
-
-
-_NOWHERE = (np.nan,) * 4
 
 
 @dataclass(frozen=True, eq=False)

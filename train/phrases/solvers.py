@@ -36,6 +36,7 @@ _OUT_OF_MEMORY = (
     "--set solver.candidates=50 uses fewer negatives of an image, train.sampling=by_image fewer images in a batch; or lower "
     "train.batch_size, or --set train.features_in_memory=false"
 )
+_IMAGES = 32  # images whose pairs are in memory at once
 
 
 class PhraseGradientSettings(PhraseSettings, SamplingSettings):
@@ -103,9 +104,6 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
         if self.ends_update():
             self.take_step()
         return cost.loss.detach().double(), cost.collapsed.double()
-
-
-_IMAGES = 32  # images whose pairs are in memory at once
 
 
 class PhraseCcaSettings(PhraseSettings, CcaFields):

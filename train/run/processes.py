@@ -29,6 +29,8 @@ from vse.pipeline.errors import UserError
 from vse.train.kinds import Encoded, pad_sets
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_CPU = torch.device("cpu")
+_PATIENCE = timedelta(hours=6)  # timeout of the other processes while the first one validates
 
 
 class TrainingFailed(UserError):
@@ -80,10 +82,6 @@ class Interruption:
         self.signal = number
         if self._at_once:
             raise StopNow
-
-
-_CPU = torch.device("cpu")
-_PATIENCE = timedelta(hours=6)  # timeout of the other processes while the first one validates
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,10 @@ from vse.train.use.trained_run import RunPlaces
 LARGE = 10_000_000  # pixels
 DECODING = Lock()  # held while a large photograph is decoded
 _places = BoundedSemaphore(2)  # one photograph is decoded and one waits: other threads answer other queries
+_SHOWN_CAPTIONS = 2  # of an image
+log = logging.getLogger(__name__)
+SIDE = 360  # pixels of the longer side of a photo on the page
+_KEPT = 1024  # photos of that size in memory, about 20 KB each
 
 
 class TooManyLargePhotos(UserError):
@@ -52,9 +56,6 @@ def read_upload(content: bytes, max_pixels: int) -> Image.Image:
         return read_photo(path, content, max_pixels)
     finally:
         _places.release()
-
-
-_SHOWN_CAPTIONS = 2  # of an image
 
 
 def as_json(served: ServedRuns, query: Query, answers: Sequence[RunAnswer]) -> dict[str, Any]:
@@ -115,12 +116,6 @@ def _run_json(answer: RunAnswer) -> dict[str, Any]:
 
 def _hit_id(hit: Any) -> int:
     return int(hit.image_id if hit.caption_id is None else hit.caption_id)
-
-
-log = logging.getLogger(__name__)
-
-SIDE = 360  # pixels of the longer side of a photo on the page
-_KEPT = 1024  # photos of that size in memory, about 20 KB each
 
 
 class UnknownId(UserError):

@@ -35,6 +35,11 @@ _LAST = (
     "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: text/plain; charset=utf-8\r\n"
     f"Content-Length: {len(_STOPPING)}\r\n\r\n{_STOPPING}"
 ).encode()
+_NAMES = ("localhost", "127.0.0.1", "[::1]")
+_MORE = 2**20  # bytes of a request beyond those of a photo, so that the application says that one is too large
+_LISTENING = 8  # sockets and pipes of the server itself
+_THREADS = 4
+_THREADS_END_S = 0.25
 
 
 @dataclass(frozen=True)
@@ -225,13 +230,6 @@ class LimitedServer(TcpWSGIServer):  # type: ignore[misc]
         self.stopping = True
         self.del_channel()
         self.socket.close()
-
-
-_NAMES = ("localhost", "127.0.0.1", "[::1]")
-_MORE = 2**20  # bytes of a request beyond those of a photo, so that the application says that one is too large
-_LISTENING = 8  # sockets and pipes of the server itself
-_THREADS = 4
-_THREADS_END_S = 0.25
 
 
 def is_loopback(host: str) -> bool:

@@ -32,6 +32,10 @@ from vse.train.solvers.cca import (
     check_cached,
 )
 
+Maps = Literal["captions", "images", "both"]
+_BLOCK = 1024  # pairs
+log = logging.getLogger(__name__)
+
 
 class ClosedForm(GridSolver, RetrievalSolver):
     """A solver of images and captions in closed form, for similarities by inner products of cached features."""
@@ -44,9 +48,6 @@ class ClosedForm(GridSolver, RetrievalSolver):
 
     def blocks(self) -> Iterator[Block]:
         return blocks_of_pairs(self.task, self.cached)
-
-
-Maps = Literal["captions", "images", "both"]
 
 
 class RidgeSettings(SolverSettings):
@@ -180,10 +181,6 @@ class Csa(ClosedForm):
             layer.weight.copy_(torch.from_numpy(directions.T))
             layer.bias.copy_(torch.from_numpy(-mean @ directions))
         self._images.weights.copy_(torch.from_numpy(correlations))
-
-
-_BLOCK = 1024  # pairs
-log = logging.getLogger(__name__)
 
 
 class AsifSettings(SolverSettings):

@@ -17,6 +17,10 @@ from vse.pipeline.errors import UserError, did_you_mean
 from vse.train.models.build import Model
 from vse.train.settings import TrainConfig
 
+_SHORT = 10  # the decay is at most (1 + t) / (_SHORT + t) after t updates, so that it is low at the start
+log = logging.getLogger(__name__)
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
 
 def _eager(optimizer: type[Optimizer]) -> Any:
     """Return a class of torch's optimizer without torch's hooks for compilation; they would import torch's slow compiler."""
@@ -27,9 +31,6 @@ def _eager(optimizer: type[Optimizer]) -> Any:
 
 
 OPTIMIZERS = {"adam": _eager(torch.optim.Adam), "adamw": _eager(torch.optim.AdamW)}
-
-
-_SHORT = 10  # the decay is at most (1 + t) / (_SHORT + t) after t updates, so that it is low at the start
 
 
 class AveragedWeights:
@@ -73,11 +74,6 @@ class AveragedWeights:
         for name, mean in self.weights.items():
             mean.copy_(state["weights"][name])
         self._n_updates = int(state["n_updates"])
-
-
-log = logging.getLogger(__name__)
-
-_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 class Schedule:

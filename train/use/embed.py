@@ -45,6 +45,7 @@ from vse.train.use.model import TrainedRun, load_opened, load_run
 from vse.train.use.trained_run import OpenedRun, RunPlaces, images_trained_on, open_run, read_identity, unfinished_state
 
 log = logging.getLogger(__name__)
+_Rows = Mapping[int, NDArray[np.float32]]  # of an id, its vector
 
 
 def embed_split(
@@ -158,9 +159,6 @@ def unknown_words(trained: TrainedRun) -> dict[str, int]:
             100 * counts["words"] / counts["of"],
         )
     return counts
-
-
-_Rows = Mapping[int, NDArray[np.float32]]  # of an id, its vector
 
 
 def run_as_features(

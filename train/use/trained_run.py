@@ -34,6 +34,8 @@ from vse.train.experiment import ExperimentConfig, changed_settings
 from vse.train.models.build import Model
 from vse.train.run.folder import RunFolder
 
+log = logging.getLogger(__name__)
+
 
 def other_data(folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache, dataset: Dataset) -> DataChecksums | None:
     """Return the checksums of ``dataset`` if its contents differ from the training data of the same name; otherwise None.
@@ -97,9 +99,6 @@ def _holds_same_photos(folder: RunFolder, cache: FeatureCache) -> bool:
             and not data_differences(recorded_identity(cache), recorded_identity(own))
         )
     return False
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes, xavi
 
 _DIM = 32  # length of the encoding of a rank, and of a state of the network
 _TEMPERATURE = 0.1
+_MASKED, _CHANGED = 0.5, 0.6  # of the selected words, half are masked, a tenth are changed, and the others are removed
 
 
 class GeneralisedPooling(nn.Module):
@@ -121,9 +122,6 @@ class _ResidualLayers(nn.Module):
             hidden = self.batch_norm(hidden)
         mapped: Tensor = self.last(hidden.relu())
         return mapped
-
-
-_MASKED, _CHANGED = 0.5, 0.6  # of the selected words, half are masked, a tenth are changed, and the others are removed
 
 
 def some_of_sets(mask: Bool[Tensor, "n longest"], share: float) -> Bool[Tensor, "n longest"]:

@@ -15,6 +15,8 @@ from vse.train.models.encoders.base import Encoder, Sizes
 from vse.train.models.encoders.word_reader import WordReader, WordReaderSettings
 from vse.train.models.recurrent_states import last_of, last_states, packed_states
 
+_MANY = 256  # rows are rounded up to a multiple of this, because oneDNN compiles a kernel for every new shape
+
 
 class RecurrentSettings(WordReaderSettings):
     """Settings of both the GRU and the LSTM."""
@@ -79,9 +81,6 @@ class RecurrentEncoder(WordReader):
             output, _ = self.recurrent(words._replace(data=self.words(words.data)))
             directions = output.data.chunk(len(self.recurrent.all_weights), 1)
         return directions[0] if len(directions) == 1 else (directions[0] + directions[1]) / 2
-
-
-_MANY = 256  # rows are rounded up to a multiple of this, because oneDNN compiles a kernel for every new shape
 
 
 class SruLayers(nn.Module):

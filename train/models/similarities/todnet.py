@@ -17,6 +17,17 @@ from vse.train.kinds import Encoded
 from vse.train.models.encoders.base import unit_length, xavier_linear
 from vse.train.models.similarities.base import Scores, Similarity, SimilaritySettings
 
+_EPS = 1e-8  # the smallest denominator of a cosine
+_BLOCK = {"cpu": 2**11, "cuda": 2**15}  # pairs that are mapped at a time
+_KEPT = 2**28  # most numbers that are stored for the backward pass of a matrix of scores
+_SIDES = {  # the side of the condition, in the directions i2t and t2i
+    "target": ("captions", "images"),
+    "query": ("images", "captions"),
+    "caption": ("captions", "captions"),
+    "image": ("images", "images"),
+    "none": (None, None),
+}
+
 # The scale as a function of a network's output s, and the s with which the scale is (nearly) 1.
 SCALES: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "exp": (torch.exp, 0.0),
@@ -139,18 +150,6 @@ def _concatenate(halves: Sequence[Tensor]) -> Tensor:
     first, second = halves
     whole = first + second  # has the broadcast shape
     return torch.cat([first.expand_as(whole), second.expand_as(whole)], -1)
-
-
-_EPS = 1e-8  # the smallest denominator of a cosine
-_BLOCK = {"cpu": 2**11, "cuda": 2**15}  # pairs that are mapped at a time
-_KEPT = 2**28  # most numbers that are stored for the backward pass of a matrix of scores
-_SIDES = {  # the side of the condition, in the directions i2t and t2i
-    "target": ("captions", "images"),
-    "query": ("images", "captions"),
-    "caption": ("captions", "captions"),
-    "image": ("images", "images"),
-    "none": (None, None),
-}
 
 
 class TodNetSettings(SimilaritySettings):
