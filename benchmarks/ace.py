@@ -45,7 +45,7 @@ def step_seconds(cache_file: Path, experiment: str, repeats: int, *sets: str) ->
 
     taken = [
         seconds(lambda batch=batch, seen=seen: step(batch, seen))
-        for batch, seen in zip(batches, task.images.of_pairs(batches, image_of, 0, 0), strict=True)
+        for batch, seen in zip(batches, task.images.read_batches(batches, image_of, 0, 0), strict=True)
     ]
     return min(taken[1:])
 

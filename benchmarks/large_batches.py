@@ -25,7 +25,7 @@ from common import report
 
 from vse.train.losses import LOSSES
 from vse.train.losses.base import Batch
-from vse.train.models.similarities.cosine import Cosine
+from vse.train.models.similarities.vectors import Cosine
 
 EACH = 5  # captions of an image
 WHOLE = 0  # this block size stands for all scores at once

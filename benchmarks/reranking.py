@@ -27,7 +27,7 @@ from common import report
 from vse.eval.files.embeddings import read_embeddings
 from vse.eval.search.approximate import reranked_metrics
 from vse.eval.search.exact import exact_search
-from vse.train.kinds import Packed, packed
+from vse.train.kinds import Packed, pack
 from vse.train.solvers.encode import (
     TILE_IMAGES,
     PairScores,
@@ -76,10 +76,10 @@ def times(
         return np.sort(exact_search(corpus, queries[query : query + 1], k or 1).rows[0])
 
     def one(query: int) -> Packed:
-        return packed([asking.of(torch.tensor([query]))])
+        return pack([asking.unpack(torch.tensor([query]))])
 
     def scored(query: int) -> None:
-        score(trained, side if k is None else packed([side.of(torch.from_numpy(near(query)))]), one(query))
+        score(trained, side if k is None else pack([side.unpack(torch.from_numpy(near(query)))]), one(query))
 
     def embedded(query: int) -> None:
         score(trained, embed() if k is None else embed(rows=near(query)), one(query))

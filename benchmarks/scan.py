@@ -28,7 +28,7 @@ from torch.nn.functional import cosine_similarity, normalize, relu
 
 from vse.train.kinds import Encoded, Kind, Packed
 from vse.train.losses.base import Batch
-from vse.train.losses.max_of_hinges import MaxOfHinges
+from vse.train.losses.hinges import MaxOfHinges
 from vse.train.models.build import Input, Model, ModelConfig, build_model
 from vse.train.models.similarities.base import Similarity
 from vse.train.models.similarities.scan import ScanSettings
@@ -97,15 +97,15 @@ def evaluation(n_images: int, n_blocks: int | None, who: str, form: ScanSettings
     n_pairs = n_images * len(captions)
     if who == "published":
         columns = torch.arange(0, min(len(captions), TILE * (n_blocks or 4)))
-        rows = images.of(torch.arange(min(n_images, TILE)))
+        rows = images.unpack(torch.arange(min(n_images, TILE)))
 
         def work() -> None:
             for start in range(0, len(columns), TILE):
-                loop(rows, captions.of(columns[start : start + TILE]), form)
+                loop(rows, captions.unpack(columns[start : start + TILE]), form)
 
         scored = len(rows[0]) * len(columns)
     elif who == "limit":
-        regions = images.of(torch.arange(min(n_images, TILE_IMAGES)))[0].flatten(0, 1).contiguous()
+        regions = images.unpack(torch.arange(min(n_images, TILE_IMAGES)))[0].flatten(0, 1).contiguous()
         words = captions.vectors[:8192].T.contiguous()
 
         def work() -> None:

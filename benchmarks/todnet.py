@@ -32,7 +32,7 @@ from torch.nn.functional import cosine_similarity, normalize
 
 from vse.train.kinds import Kind, Packed
 from vse.train.losses.base import Batch
-from vse.train.losses.max_of_hinges import MaxOfHinges
+from vse.train.losses.hinges import MaxOfHinges
 from vse.train.models.build import Input, Model, ModelConfig, build_model
 from vse.train.models.similarities.todnet import ConditionalFlow, TodNet, TodNetSettings
 from vse.train.solvers.encode import TILE_CAPTIONS, TILE_IMAGES, PairScores, ranks

@@ -45,10 +45,10 @@ from vse.features.cache.rows import Identity, Rows
 from vse.features.cache.shards import shard_path, shard_slice, write_shard
 from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.train.data.captions import WordNumbers
+from vse.train.data.captions import WordIndices
 from vse.train.data.images import CachedImages
 from vse.train.data.pairs import Pairs, Split, images_of
-from vse.train.data.samplers.shuffled import Shuffled
+from vse.train.data.samplers.base import Shuffled
 from vse.train.experiment import ExperimentConfig, load_experiment
 from vse.train.model_inputs import model_inputs
 from vse.train.models.build import Model, build_model
@@ -248,7 +248,7 @@ class OurLoop:
             Split(
                 pairs,
                 CachedImages(FeatureReader(data.cache, 0), pairs.image_ids, CPU, 2),
-                WordNumbers(pairs.captions, data.vocabulary, CPU),
+                WordIndices(pairs.captions, data.vocabulary, CPU),
             )
             for pairs in (data.train, data.val)
         )

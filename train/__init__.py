@@ -13,7 +13,7 @@ if __name__ != "vse.train":
     raise ImportError(f"import this package as vse.train, not {__name__}: two copies would not share classes")
 
 
-class _Called(ModuleType):
+class _CallablePackage(ModuleType):
     """A package that can be called like the public function of the same name.
 
     Python binds the package to that name when it is imported, so the package must also act as the function.
@@ -31,4 +31,4 @@ class _Called(ModuleType):
         return inspect.signature(self._function)
 
 
-sys.modules[__name__].__class__ = _Called
+sys.modules[__name__].__class__ = _CallablePackage

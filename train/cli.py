@@ -84,7 +84,7 @@ def train_command(
     Ctrl-C and SIGTERM save a checkpoint before the program ends; --resume continues from it. On several GPUs or machines:
     torchrun --nproc-per-node N -m vse.train --features ...
     """
-    from vse.train.named_experiment import leads, train_experiment
+    from vse.train.named_experiment import is_first_process, train_experiment
     from vse.train.run.inputs import InputPaths
     from vse.train.run.resume import Existing, Extras
 
@@ -101,7 +101,7 @@ def train_command(
         existing=Existing(resume, overwrite),
         extras=Extras(log_negatives, tensorboard),
     )
-    if leads():
+    if is_first_process():
         click.echo(run)
 
 
@@ -228,12 +228,12 @@ def search_command(
     rank, score and corners (x1, y1, x2, y2 in its pixels).
     """
     from vse.features.backbones.device import use_threads
-    from vse.train.use.search import AskedSearch, find_phrase, search_run
+    from vse.train.use.search import SearchRequest, find_phrase, search_run
     from vse.train.use.trained_run import RunPlaces
 
     use_threads(threads)
     places = RunPlaces(features, captions, caption_features, weights_dir)
-    asked = AskedSearch(k, split, corpus, index, index_type, index_parameters, rerank, html)
+    asked = SearchRequest(k, split, corpus, index, index_type, index_parameters, rerank, html)
     if image is not None:
         best = find_phrase(run, image, query, asked, places, device).best(k)
         for rank, (score, box) in enumerate(zip(best.scores.tolist(), best.boxes.tolist(), strict=True), 1):

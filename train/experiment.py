@@ -18,7 +18,7 @@ from vse.train.adversaries import ADVERSARIES
 from vse.train.kinds import Kind
 from vse.train.losses import LOSSES
 from vse.train.losses.base import Loss, LossUse
-from vse.train.losses.max_of_hinges import MaxOfHinges
+from vse.train.losses.hinges import MaxOfHinges
 from vse.train.models.build import PARTS, ModelConfig
 from vse.train.settings import AdversarySettings, GradientSettings, ImagesConfig, SolverSettings, TrainConfig, WarmupConfig
 from vse.train.solvers import SOLVERS
@@ -61,7 +61,6 @@ class ExperimentConfig(ExperimentPlan):
     )
 
     def in_precision(self, precision: str) -> ExperimentConfig:
-        """Return the experiment with training steps in a precision."""
         return self.model_copy(update={"train": self.train.model_copy(update={"precision": precision})})
 
     @model_validator(mode="after")
@@ -104,9 +103,7 @@ class ExperimentConfig(ExperimentPlan):
         if self.truth_feature is not None and not self.solver.reads_phrases:
             raise ValueError(f"truth_feature is for training on phrases; the solver {self.solver.name} does not read it")
         if not self.solver.learns and self.loss != MaxOfHinges():
-            raise ValueError(
-                f"solver: {self.solver.name} trains nothing, so it uses no loss; remove the loss {self.loss.name}"
-            )
+            raise ValueError(f"solver: {self.solver.name} trains nothing; remove the loss {self.loss.name}")
         return self
 
 
@@ -114,7 +111,7 @@ def load_experiment(name: str, dataset: str | None = None, sets: Sequence[str] =
     """Load the experiment preset ``name`` with the changes of ``dataset`` and then of ``sets`` (``key=value``).
 
     A user's own code runs only if ``sets`` names it, or if everything is allowed (:mod:`vse.pipeline.presets.own_code`).
-    Raises :class:`UserError` if the preset is an ensemble, which has nothing to train.
+    Raises :class:`UserError` if the preset is an ensemble; its members are trained instead.
     """
     with allow_named_code(list(_values(sets))):
         return _loaded(name, dataset, sets)
@@ -132,17 +129,14 @@ def _loaded(name: str, dataset: str | None, sets: Sequence[str]) -> ExperimentCo
 
 
 def _values(sets: Sequence[str]) -> Iterator[object]:
-    """Yield the values of ``key=value`` settings; values that are not YAML are skipped here and refused elsewhere."""
+    """Yield the values of ``key=value`` settings; values that are not YAML are skipped."""
     for item in sets:
         with suppress(Exception):
             yield parse_yaml(item.partition("=")[2])
 
 
 def changed_settings(experiment: ExperimentConfig, dataset: str) -> list[str]:
-    """Return ``loss.margin: 0.2 -> 0.1`` for each setting that differs from the preset of the experiment's name.
-
-    The list is empty if the name is not a preset's.
-    """
+    """Return ``loss.margin: 0.2 -> 0.1`` for each setting that differs from the preset of the experiment's name."""
     if not is_experiment(experiment.name):
         return []
     try:

@@ -11,14 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+# The embeddings of the images or captions of a batch: (vectors,), or (vectors, mask) for sets.
+Encoded = tuple[Tensor, ...]
+
 
 class Kind(StrEnum):
-    """The kind of one side of a batch, which is a tuple of tensors.
+    """The kind of the images, or of the captions, of a batch. They are a tuple of tensors.
 
-    ``vectors`` : (n, dim), a single vector of each image or caption
-    ``sets`` : vectors (n, longest, dim) of regions, positions or words, and their mask (n, longest); no set is empty
-    ``words`` : indices (n, longest) into the vocabulary, padded, and lengths (n,) on the CPU
-    ``tokens`` : indices (n, longest) into a tokenizer's own vocabulary, padded, and their mask (n, longest)
+    ``vectors`` : (n, dim), a single vector of each image or caption.
+    ``sets`` : vectors (n, longest, dim) of regions, positions or words, and their mask (n, longest); no set is empty.
+    ``words`` : indices (n, longest) into the vocabulary, padded, and lengths (n,) on the CPU.
+    ``tokens`` : indices (n, longest) into a tokenizer's own vocabulary, padded, and their mask (n, longest).
     """
 
     VECTORS = "vectors"
@@ -32,26 +35,22 @@ def kind_of_rows(row_kind: str) -> Kind:
     return Kind.SETS if row_kind == "sets" else Kind.VECTORS
 
 
-# One side of a batch, encoded: (vectors,), or (vectors, mask) for sets.
-Encoded = tuple[Tensor, ...]
-
-
-def whole_sets(vectors: Tensor) -> Encoded:
+def add_full_mask(vectors: Tensor) -> Encoded:
     """Return sets (n, n_vectors, dim) that have no padding, with their mask."""
     return vectors, torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device)
 
 
 def select(encoded: Encoded, rows: Tensor | slice) -> Encoded:
-    """Return some rows of one side."""
+    """Return some rows of a batch."""
     return tuple(part[rows] for part in encoded)
 
 
 @dataclass(frozen=True)
 class Packed:
-    """The embeddings of one side; sets are stored without their padding.
+    """The embeddings of images or captions; sets are stored without their padding.
 
-    vectors : (n, dim), or all vectors of all sets one after the other, (n_vectors, dim)
-    lengths : for sets, the number of vectors of each (n,)
+    ``vectors`` : (n, dim), or all vectors of all sets one after the other, (n_vectors, dim).
+    ``lengths`` : for sets, the number of vectors of each (n,).
     """
 
     vectors: Tensor
@@ -65,7 +64,7 @@ class Packed:
         assert self.lengths is not None
         return self.lengths.cumsum(0) - self.lengths
 
-    def of(self, rows: Tensor, longest: int | None = None) -> Encoded:
+    def unpack(self, rows: Tensor, longest: int | None = None) -> Encoded:
         """Return some rows; sets are padded with zeros to ``longest`` vectors, by default the longest of these rows."""
         if self.lengths is None:
             return (self.vectors[rows],)
@@ -84,27 +83,27 @@ class Packed:
         where = torch.arange(int(lengths.sum())) + (self._starts[rows] - before).repeat_interleave(lengths)
         return Packed(self.vectors[where], lengths)
 
-    def all(self) -> Encoded:
-        """Return all rows."""
-        return self.of(torch.arange(len(self), device=self.vectors.device))
+    def unpack_all(self) -> Encoded:
+        """Return all rows; sets are padded to the longest one."""
+        return self.unpack(torch.arange(len(self), device=self.vectors.device))
 
 
-def packed(parts: Iterable[Encoded]) -> Packed:
-    """Pack several parts of one side, one after the other."""
+def pack(parts: Iterable[Encoded]) -> Packed:
+    """Pack several batches of embeddings, one after the other."""
     vectors, lengths = [], []
     for part in parts:
         vectors.append(part[0] if len(part) == 1 else part[0][part[1]])
         lengths += [mask.sum(1) for mask in part[1:]]
     end = sum(map(len, vectors))
-    whole = vectors[0].new_empty(end, *vectors[0].shape[1:])
+    joined = vectors[0].new_empty(end, *vectors[0].shape[1:])
     while vectors:  # free each part once it is copied, so that memory holds the vectors once, not twice
         last = vectors.pop()
-        whole[end - len(last) : end] = last
+        joined[end - len(last) : end] = last
         end -= len(last)
-    return Packed(whole, torch.cat(lengths) if lengths else None)
+    return Packed(joined, torch.cat(lengths) if lengths else None)
 
 
-def padded(sets: Encoded, longest: int) -> Encoded:
+def pad_sets(sets: Encoded, longest: int) -> Encoded:
     """Pad sets to ``longest`` vectors; return single vectors unchanged."""
     if len(sets) == 1:
         return sets

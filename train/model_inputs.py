@@ -10,12 +10,12 @@ from vse.features.cache.reader import FeatureReader
 from vse.features.exchange.embeddings import read_backbone
 from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.errors import UserError
-from vse.train.data.captions import CaptionInputs, TokenNumbers, WordNumbers
+from vse.train.data.captions import CaptionInputs, TokenIndices, WordIndices
 from vse.train.data.images import CachedFeatures
 from vse.train.data.pairs import Pairs
 from vse.train.kinds import Kind, kind_of_rows
 from vse.train.models.build import Input, ModelConfig
-from vse.train.models.encoders.identity import IdentitySettings
+from vse.train.models.encoders.linear import IdentitySettings
 
 
 def check_one_space(model: ModelConfig, images: FeatureCache, captions: FeatureCache | None) -> None:
@@ -55,13 +55,14 @@ def read_captions(
 ) -> CaptionInputs:
     """Return the captions as inputs of the model: features of a cache, tokens of a transformer, or words.
 
-    Cached features may keep ``memory_gb`` (in units of 1e9 bytes) in memory, of which other features already use ``taken_gb``.
+    Cached features may use ``memory_gb`` (units of 1e9 bytes) of memory together with the ``taken_gb`` that others already
+    use.
     """
     if cache is not None:
         return CachedFeatures(FeatureReader(cache, 0, mapped=False), pairs.caption_ids, device, memory_gb, taken_gb)
     if transformer is not None:
-        return TokenNumbers([caption.raw for caption in pairs.captions], transformer, device)
-    return WordNumbers(pairs.captions, vocabulary, device)
+        return TokenIndices([caption.raw for caption in pairs.captions], transformer, device)
+    return WordIndices(pairs.captions, vocabulary, device)
 
 
 def input_of(cache: FeatureCache) -> Input:

@@ -1,7 +1,4 @@
-"""Train an experiment by its name, and select the combinations of a ladder that can be trained.
-
-A combination can be trained if its model and solver can read its features.
-"""
+"""Train an experiment by its name, and select the combinations of a ladder that can be trained."""
 
 from __future__ import annotations
 
@@ -23,17 +20,19 @@ from vse.train.run.inputs import InputPaths
 from vse.train.run.resume import Existing, Extras
 from vse.train.training import train
 
+log = logging.getLogger(__name__)
 
-def fitting(ladder: str, dataset: str | None = None) -> tuple[list[str], dict[str, str]]:
-    """Return the composed experiments of a ladder that can be trained, and the reason for each that cannot.
+
+def trainable_combinations(ladder: str, dataset: str | None = None) -> tuple[list[str], dict[str, str]]:
+    """Return the composed experiments of a ladder that can be trained, and the reason for each one that cannot.
 
     An encoder reads words, single vectors or sets, and a similarity compares vectors or sets; some solvers cannot read words.
-    The settings are those for ``dataset``. Raises :class:`UserError` if the ladder or an experiment itself is invalid, if a
-    feature is not of the kind that its place requires, or if no combination can be trained.
+    Raises :class:`UserError` if the ladder or an experiment is invalid, if a feature is not of the required kind, or if no
+    combination can be trained.
     """
     fits, misfits = [], {}
     for made in load_ladder(ladder).combinations():
-        why = misfit(made, load_experiment(made.name, dataset), dataset)
+        why = find_misfit(made, load_experiment(made.name, dataset), dataset)
         if why is None:
             fits.append(made.name)
         else:
@@ -44,7 +43,7 @@ def fitting(ladder: str, dataset: str | None = None) -> tuple[list[str], dict[st
     return fits, misfits
 
 
-def misfit(made: ComposedName, experiment: ExperimentConfig, dataset: str | None = None) -> str | None:
+def find_misfit(made: ComposedName, experiment: ExperimentConfig, dataset: str | None = None) -> str | None:
     """Return the reason why a composed experiment cannot read its features, or None if it can."""
     image_input = Input(_kind_of(made.feature, "image", dataset), 1, f"the feature {made.feature!r}")
     if experiment.solver.reads_phrases:
@@ -65,7 +64,6 @@ def misfit(made: ComposedName, experiment: ExperimentConfig, dataset: str | None
 
 
 def _kind_of(feature: str, kind: str, dataset: str | None) -> Kind:
-    """Return the input kind of a feature's rows. Raises :class:`UserError` if the feature is not of images, or of captions."""
     settings = load_feature(feature, dataset)
     if settings.kind != kind or settings.text_rows != "captions":
         of = "phrases" if settings.text_rows == "phrases" else "images" if settings.kind == "image" else "captions"
@@ -74,11 +72,8 @@ def _kind_of(feature: str, kind: str, dataset: str | None) -> Kind:
     return kind_of_rows(settings.row_kind)
 
 
-log = logging.getLogger(__name__)
-
-
-def leads() -> bool:
-    """Return whether this process is the only one, or the first of the processes that torchrun started."""
+def is_first_process() -> bool:
+    """Return True in the only process, and in the first of the processes that torchrun started."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -99,11 +94,11 @@ def train_experiment(
     """Train an experiment on a feature cache and return the run folder; see :func:`vse.train.training.train`.
 
     ``experiment`` is a preset or a YAML file, and ``sets`` changes its settings (``key=value``). ``label`` is the name of the
-    run in tables, by default the experiment and the changes. The changes by the preset of the data set are logged.
+    run in tables, by default the experiment and the changes.
     """
     if label is not None and not (label.strip() and label.isprintable()):
         raise UserError(f"--name {label!r}: a name must be one line of printable text")
-    if not leads():
+    if not is_first_process():
         logging.getLogger("vse").setLevel(logging.WARNING)
     use_threads(threads)
     dataset = open_cache(features).dataset

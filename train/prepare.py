@@ -40,7 +40,7 @@ def prepare_task(
     if isinstance(experiment.solver, PhraseSettings):
         if log_negatives:
             raise UserError("--log-negatives lists captions and images, and training on phrases ranks neither")
-        return _phrases(experiment, experiment.solver, inputs, seed, processes)
+        return _prepare_phrases(experiment, experiment.solver, inputs, seed, processes)
     dataset, settings = inputs.dataset, experiment.train
     if settings.restval and "restval" not in dataset.splits:
         raise UserError(
@@ -63,17 +63,17 @@ def prepare_task(
         vocabulary = inputs.base.vocabulary()
     else:
         vocabulary = Vocabulary.build((caption.tokens for caption in pairs.captions), settings.min_count)
-    seen, validated, cnn = _images(experiment, inputs, pairs, val, processes)
+    seen, validated, cnn = _image_inputs(experiment, inputs, pairs, val, processes)
     taken = seen.gb_kept if isinstance(seen, CachedImages) else 0
     texts = inputs.captions, inputs.transformer, vocabulary
-    captions = read_captions(*texts, pairs, processes.device, _room(experiment), taken)
+    captions = read_captions(*texts, pairs, processes.device, _memory_gb(experiment), taken)
     split = Split(val, validated, read_captions(*texts, val, processes.device))
     torch.manual_seed(seed)
     model = build_model(experiment.model, *model_inputs(inputs.cache, *texts), cnn).to(processes.device)
     if inputs.words is not None:
         start_words(model, vocabulary, inputs.words)
     if inputs.base is not None:
-        _start_from(model, inputs.base, inputs, experiment)
+        _load_start_weights(model, inputs.base, inputs, experiment)
     listing = HardNegatives(log_negatives, pairs.captions) if log_negatives else None
     task = RetrievalTask(
         settings=settings,
@@ -92,10 +92,9 @@ def prepare_task(
     return task, vocabulary
 
 
-def _phrases(
+def _prepare_phrases(
     experiment: ExperimentConfig, reading: PhraseSettings, inputs: Inputs, seed: int, processes: Processes
 ) -> tuple[Task, Vocabulary]:
-    """Return the task of a solver that matches regions and phrases, and the vocabulary."""
     check_phrase_inputs(inputs)
     settings, device = experiment.train, processes.device
     train, truth_of = training_split(inputs, reading, settings, device)
@@ -103,7 +102,7 @@ def _phrases(
     torch.manual_seed(seed)
     model = phrase_model(experiment.model, reading, inputs.cache, inputs.captions).to(device)
     if inputs.base is not None:
-        _start_from(model, inputs.base, inputs, experiment)
+        _load_start_weights(model, inputs.base, inputs, experiment)
     words = (caption.tokens for image in inputs.dataset.split("train") for caption in image.captions)
     task = PhraseTask(
         settings=settings,
@@ -119,12 +118,11 @@ def _phrases(
     return task, Vocabulary.build(words, settings.min_count)
 
 
-def _room(experiment: ExperimentConfig) -> float:
-    """Return the memory for training features, in units of 1e9 bytes."""
+def _memory_gb(experiment: ExperimentConfig) -> float:
     return experiment.train.memory_gb if experiment.train.features_in_memory else 0
 
 
-def _images(
+def _image_inputs(
     experiment: ExperimentConfig, inputs: Inputs, pairs: Pairs, val: Pairs, processes: Processes
 ) -> tuple[TrainingImages, EvaluationImages, TrainableCnn | None]:
     """Return the inputs of training images and of validation images, and the CNN if it is part of the model."""
@@ -132,7 +130,7 @@ def _images(
     cached = CachedImages(FeatureReader(inputs.evaluated, 0, mapped=False), val.image_ids, device)
     if settings.source == "cache":
         reader = FeatureReader(inputs.cache, 0, mapped=False)
-        return CachedImages(reader, pairs.image_ids, device, _room(experiment)), cached, None
+        return CachedImages(reader, pairs.image_ids, device, _memory_gb(experiment)), cached, None
     extractor = rebuild_cnn_extractor(
         inputs.cache, inputs.weights_dir, str(device), positions=True, trainable=settings.finetune
     )
@@ -146,7 +144,7 @@ def _images(
     return seen, photo_crops(extractor, inputs.dataset, val.images, settings, config=prepared), cnn
 
 
-def _start_from(model: Model, base: RunFolder, inputs: Inputs, experiment: ExperimentConfig) -> None:
+def _load_start_weights(model: Model, base: RunFolder, inputs: Inputs, experiment: ExperimentConfig) -> None:
     """Load the weights of another run, or of some of its parts; a CNN that it did not train keeps its weights."""
     parts = experiment.start_parts or [part for part in PARTS if getattr(model, part) is not None]
     if inputs.words is not None and "caption_encoder" in parts:

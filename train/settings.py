@@ -1,8 +1,4 @@
-"""The settings of a training that a preset reads without importing the code: images, optimisation, solvers and adversaries.
-
-A solver or an adversary is one file, which holds a subclass of its settings and its code, and one line in the registry of its
-kind.
-"""
+"""The settings of a training: images, optimisation, solvers and adversaries. Presets read them without importing the code."""
 
 from __future__ import annotations
 
@@ -15,8 +11,7 @@ from vse.pipeline.presets.own_code import is_code_name
 from vse.pipeline.presets.parts import import_object, part_field
 from vse.pipeline.presets.schema import Settings
 from vse.train.data.samplers import SAMPLERS
-from vse.train.data.samplers.base import Sampler
-from vse.train.data.samplers.shuffled import Shuffled
+from vse.train.data.samplers.base import Sampler, Shuffled
 from vse.train.losses import LOSSES
 
 Undecayed = Literal["words", "embeddings", "biases", "norms", "vectors"]
@@ -48,7 +43,7 @@ class ImagesConfig(Settings):
             raise ValueError("finetune needs source: pictures")
         if self.batch_norm == "train" and self.gradient_checkpointing:
             raise ValueError(
-                "batch_norm: train cannot be combined with gradient_checkpointing, which would count each batch twice"
+                "batch_norm: train cannot be combined with gradient_checkpointing: it would count each batch twice"
             )
         return self
 
@@ -64,7 +59,7 @@ class WarmupConfig(Settings):
     def _is_of_the_package(cls, name: str) -> str:
         if is_code_name(name):
             raise ValueError(
-                f"must be a loss of the package ({', '.join(LOSSES)}); a loss of your own can only be the loss of all epochs"
+                f"must be a loss of the package ({', '.join(LOSSES)}); your own can only be the loss of all epochs"
             )
         return name
 
@@ -77,8 +72,7 @@ class TrainConfig(Settings):
     learning_rate: float = Field(2e-4, gt=0)
     decay_after: PositiveInt = Field(15, description="epochs between decays of the learning rate")
     decay_at: list[PositiveInt] = Field(
-        default_factory=list,
-        description="epochs at whose end the learning rate decays; none: after every decay_after epochs",
+        default_factory=list, description="epochs at whose end the learning rate decays; none: after every decay_after epochs"
     )
     decay: float = Field(0.1, gt=0, le=1)
     schedule: Literal["step", "cosine"] = Field(
@@ -176,27 +170,21 @@ class AdversarySettings(Settings):
     every: PositiveInt = Field(1, description="number of steps of the model for each step of the adversary")
 
     def build(self, opponent: Any) -> Any:
-        """Return the adversary of a model, with weights initialised by torch's default generator.
-
-        Raises :class:`vse.pipeline.errors.UserError` if it does not fit the model, the loss or the features.
-        """
+        """Return the adversary of a model. Raises UserError if it does not fit the model, the loss or the features."""
         raise NotImplementedError
 
 
 class SolverSettings(Settings):
     """The settings of a solver, chosen by its ``name``.
 
-    Attributes
-    ----------
-    uses_loss : whether the solver minimises the experiment's loss
-    learns : whether the solver changes any weight
-    reads_words : whether captions may be read as words
-    reads_phrases : whether the solver matches regions and phrases instead of images and captions
+    ``code`` : the class of the solver, ``module:Class``. It is imported when the solver is built.
+    ``uses_loss`` : whether the solver minimises the experiment's loss.
+    ``learns`` : whether the solver changes any weight.
+    ``reads_words`` : whether captions may be read as words.
+    ``reads_phrases`` : whether the solver matches regions and phrases instead of images and captions.
     """
 
     code: ClassVar[str]
-    """The class of the solver, ``module:Class``, which is imported when the solver is built."""
-
     name: str
     uses_loss: ClassVar[bool] = True
     learns: ClassVar[bool] = True
@@ -207,11 +195,7 @@ class SolverSettings(Settings):
         """Raise UserError if the solver cannot read these caches of images and captions (None: words)."""
 
     def build(self, task: Any) -> Any:
-        """Return the solver of a task.
-
-        The class that :attr:`code` names is imported here. A solver with its settings and its code in one file overrides this
-        method instead. Raises :class:`vse.pipeline.errors.UserError` if the solver cannot solve the task.
-        """
+        """Return the solver of a task, by default the class that :attr:`code` names. Raises UserError if it does not fit."""
         return import_object(self.code)(task)
 
 

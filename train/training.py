@@ -30,7 +30,7 @@ from vse.train.prepare import prepare_task
 from vse.train.run.folder import RunFolder
 from vse.train.run.inputs import InputPaths, Inputs, open_inputs
 from vse.train.run.processes import Processes, TrainingFailed, join_processes
-from vse.train.run.resume import Existing, Extras, action_on
+from vse.train.run.resume import Existing, Extras, choose_action
 from vse.train.solvers.base import Progress, Solver
 
 log = logging.getLogger(__name__)
@@ -50,16 +50,14 @@ def train(
 ) -> Path:
     """Train an experiment on a feature cache and return the run folder.
 
-    Parameters
-    ----------
-    features : the cache; it records the data set and the path of its captions
-    experiment : every setting
-    seed : seed of the initial weights, of the order of the pairs and of random crops
-    out : the run folder, ``runs/<dataset>_<experiment>/seed-<seed>`` if None
-    device : ``auto`` chooses a GPU if there is one
-    inputs : paths that replace the usual paths of inputs
-    existing : whether a run that is already in ``out`` is resumed or replaced
-    extras : optional output files
+    ``features`` : the cache; it records the data set and the path of its captions.
+    ``experiment`` : every setting.
+    ``seed`` : seed of the initial weights, of the order of the pairs and of random crops.
+    ``out`` : the run folder; by default ``runs/<dataset>_<experiment>/seed-<seed>``.
+    ``device`` : ``auto`` chooses a GPU if there is one.
+    ``inputs`` : paths that replace the usual paths of inputs.
+    ``existing`` : whether a run that is already in ``out`` is resumed or replaced.
+    ``extras`` : optional output files.
     """
     if experiment.solver.uses_loss and experiment.warmup.epochs >= experiment.train.epochs:
         log.warning(
@@ -76,7 +74,7 @@ def train(
         inputs = replace(inputs, words=encoder.word_file())
     texts: TextRows = "phrases" if experiment.solver.reads_phrases else "captions"
     opened = open_inputs(cache, dataset, experiment, folder, seed, inputs, encoder, texts)
-    experiment = _as_read(experiment, opened)
+    experiment = _apply_input_features(experiment, opened)
     identity = opened.identity(seed)
     processes = join_processes(device)
     with ExitStack() as at_end:
@@ -88,9 +86,9 @@ def train(
             at_end.enter_context(lock_for_writing(folder.path, folder=True))
             base = () if opened.base is None else opened.base.files
             folder.check_out([path for path in (features, dataset.path, *vars(inputs).values(), *base) if path is not None])
-            return action_on(folder, experiment, identity, existing, extras, asked)
+            return choose_action(folder, experiment, identity, existing, extras, asked)
 
-        action = _agreed(processes, decide)
+        action = _agree(processes, decide)
         if action == "nothing":
             log.info("%s: this run is finished (add --overwrite to train it again)", folder.path)
             return folder.path
@@ -99,8 +97,8 @@ def train(
             task, vocabulary = prepare_task(experiment, opened, seed, processes, extras.log_negatives)
             return experiment.solver.build(task), vocabulary
 
-        solver, vocabulary, action, best_sha256 = _built(folder, build, action, existing, processes)
-        record = {**identity, **opened.record(folder.path), **_record(experiment, solver, vocabulary, extras)}
+        solver, vocabulary, action, best_sha256 = _build_or_resume(folder, build, action, existing, processes)
+        record = {**identity, **opened.record(folder.path), **_run_record(experiment, solver, vocabulary, extras)}
         known: dict[str, Any] = {"identity": identity, "log_negatives": extras.log_negatives}
         processes.broadcast(0)  # a barrier: no process writes before all have read
         if processes.first:
@@ -111,7 +109,7 @@ def train(
             if action == "resume":
                 _save_tables(folder, solver)
         try:
-            best_sha256 = _run(folder, solver, known, extras.tensorboard, best_sha256)
+            best_sha256 = _run_epochs(folder, solver, known, extras.tensorboard, best_sha256)
         except TrainingFailed as failure:
             if processes.first:
                 write_json(folder.record_file, {**record, "state": failure.state})
@@ -121,17 +119,14 @@ def train(
     return folder.path
 
 
-def _built(
+def _build_or_resume(
     folder: RunFolder, build: Callable[[], tuple[Solver, Vocabulary]], action: str, existing: Existing, processes: Processes
 ) -> tuple[Solver, Vocabulary, str, str | None]:
-    """Return the solver, its vocabulary, the action and the SHA-256 of the best weights so far, after restoring a checkpoint.
-
-    A checkpoint that cannot be read is an error unless ``--overwrite`` is set; then the action becomes ``start``.
-    """
+    """Build the solver and restore a checkpoint; return it, its vocabulary, the action and the SHA-256 of the best weights."""
     solver, vocabulary = build()
     if action != "resume":
         return solver, vocabulary, action, None
-    fault, best_sha256 = _restored(folder, solver, processes)
+    fault, best_sha256 = _restore_checkpoint(folder, solver, processes)
     if not processes.any(fault is not None):
         log.info("%s: continuing after epoch %d, step %d", folder.path, solver.progress.epoch, solver.progress.step)
         return solver, vocabulary, action, best_sha256
@@ -150,14 +145,12 @@ def _precision(asked: str, processes: Processes) -> str:
     return "fp32" if processes.any(chosen == "fp32") else "bf16"
 
 
-def _as_read(experiment: ExperimentConfig, inputs: Inputs) -> ExperimentConfig:
-    """Return the experiment with the features that are read, which may differ from the features of its preset."""
+def _apply_input_features(experiment: ExperimentConfig, inputs: Inputs) -> ExperimentConfig:
+    """Return the experiment with the features of the inputs, which may differ from the features of its preset."""
     read = _features_read(experiment, inputs)
     for key, name in read.items():
         if (asked := getattr(experiment, key)) != name:
-            log.info(
-                "the preset of experiment %r sets %s to %r; this run reads %r", experiment.name, key, asked or "words", name
-            )
+            log.info("the preset %r sets %s to %r; this run reads %r", experiment.name, key, asked or "words", name)
     if inputs.captions is None and not experiment.solver.reads_words:
         raise UserError(
             f"solver: {experiment.solver.name} reads captions as vectors: name a caption feature "
@@ -168,7 +161,7 @@ def _as_read(experiment: ExperimentConfig, inputs: Inputs) -> ExperimentConfig:
 
 
 def _features_read(experiment: ExperimentConfig, inputs: Inputs) -> dict[str, str | None]:
-    """Return the settings that name the input: a run whose embeddings are read, or the features."""
+    """Return the settings that name the inputs: the run whose embeddings are read, or the features."""
     backbone = read_backbone(inputs.cache)
     if experiment.backbone is not None and backbone is not None:
         return {"backbone": backbone.experiment}
@@ -178,7 +171,7 @@ def _features_read(experiment: ExperimentConfig, inputs: Inputs) -> dict[str, st
     return names if experiment.backbone is None else {"backbone": None, **names}
 
 
-def _agreed(processes: Processes, decide: Callable[[], str]) -> str:
+def _agree(processes: Processes, decide: Callable[[], str]) -> str:
     """Return the decision of the first process in every process. If it raises UserError, the others raise one too."""
     refusal = None
     code = -1
@@ -195,11 +188,8 @@ def _agreed(processes: Processes, decide: Callable[[], str]) -> str:
     return _ACTIONS[code]
 
 
-def _restored(folder: RunFolder, solver: Solver, processes: Processes) -> tuple[UserError | None, str | None]:
-    """Restore the checkpoint; return its error, if any, and the SHA-256 of the best weights at that time.
-
-    Checks that the best weights are the file that the checkpoint names, so that training never continues with others.
-    """
+def _restore_checkpoint(folder: RunFolder, solver: Solver, processes: Processes) -> tuple[UserError | None, str | None]:
+    """Restore the checkpoint; return its error, if any, and the SHA-256 of the best weights at that time."""
     try:
         state = folder.checkpoint()
         with wrap_read_errors(folder.checkpoint_file, "a checkpoint of this run; add --overwrite to train again"):
@@ -214,7 +204,7 @@ def _restored(folder: RunFolder, solver: Solver, processes: Processes) -> tuple[
     return None, sha256
 
 
-def _record(experiment: ExperimentConfig, solver: Solver, vocabulary: Vocabulary, extras: Extras) -> dict[str, Any]:
+def _run_record(experiment: ExperimentConfig, solver: Solver, vocabulary: Vocabulary, extras: Extras) -> dict[str, Any]:
     return {
         "experiment": experiment.name,
         "state": "running",
@@ -230,16 +220,12 @@ def _record(experiment: ExperimentConfig, solver: Solver, vocabulary: Vocabulary
     }
 
 
-def _run(
+def _run_epochs(
     folder: RunFolder, solver: Solver, known: Mapping[str, Any], tensorboard: bool, best_sha256: str | None
 ) -> str | None:
-    """Train the remaining epochs; return the SHA-256 of the best weights' file (before: ``best_sha256``).
-
-    New best weights are written before the checkpoint that counts their epoch, and replace the old ones after it. Every
-    checkpoint also holds ``known``, so that a resume can identify the run.
-    """
+    """Train the remaining epochs, and return the SHA-256 of the best weights. Every checkpoint also has ``known``."""
     first, patience = solver.processes.first, solver.patience
-    events = _events(folder, solver.progress.epoch) if tensorboard and first else None
+    events = _tensorboard_writer(folder, solver.progress.epoch) if tensorboard and first else None
 
     def save() -> None:
         if first:
@@ -248,7 +234,7 @@ def _run(
     def done() -> bool:
         return bool(solver.processes.broadcast(int(first and solver.progress.finished(solver.epochs, patience))))
 
-    with solver.interruption.watched():
+    with solver.interruption.catch_signals():
         while not done():
             solver.run_epoch(save)
             if first:
@@ -268,7 +254,6 @@ def _run(
 
 
 def _is_best(solver: Solver) -> bool:
-    """Return whether the last epoch was validated and is the best so far."""
     row = solver.progress.rows[-1]
     return "rsum" in row and solver.progress.best is row
 
@@ -282,18 +267,17 @@ def _save_epoch(folder: RunFolder, solver: Solver, save: Callable[[], None]) -> 
     if "rsum" in row:
         first = ", ".join(f"{name.removesuffix('_r1')} R@1 {row[name]:.1f}" for name in row if name.endswith("_r1"))
         validated = f"val rsum {row['rsum']:.1f} ({first})"
-    log.info("epoch %d: %s, %s%s", row["epoch"], solver.described(row), validated, ", best so far" if _is_best(solver) else "")
+    log.info("epoch %d: %s, %s%s", row["epoch"], solver.describe(row), validated, ", best so far" if _is_best(solver) else "")
 
 
 def _save_tables(folder: RunFolder, solver: Solver) -> None:
-    """Write the tables of the finished epochs."""
     if solver.progress.rows:
         folder.save_metrics(solver.progress.rows)
     if solver.listing:
         solver.listing.write(folder.negatives_file)
 
 
-def _events(folder: RunFolder, epoch: int) -> Any:
+def _tensorboard_writer(folder: RunFolder, epoch: int) -> Any:
     """Return a writer of TensorBoard events that hides the events of unfinished epochs."""
     try:
         from torch.utils.tensorboard import SummaryWriter
@@ -315,7 +299,7 @@ def _finish(folder: RunFolder, record: dict[str, Any], solver: Solver, best_sha2
         "train_seconds": round(sum(row["seconds"] for row in progress.rows), 1),
         "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }
-    learned = {name: round(value, 6) for name, value in solver.learned().items()}
+    learned = {name: round(value, 6) for name, value in solver.learned_values().items()}
     if learned:
         log.info("learned values of the loss: %s", ", ".join(f"{name} {value:.4g}" for name, value in learned.items()))
         timing["learned"] = learned

@@ -172,12 +172,12 @@ class TrainedModel(FileHandle):
         vse.UserError
             if the query has no word, the photo cannot be read, or an option does not suit the model
         """
-        from vse.train.use.search import AskedSearch, search_run
+        from vse.train.use.search import SearchRequest, search_run
 
         index = SearchIndex(index) if index is not None and not isinstance(index, SearchIndex) else index
         factory, parameters = (None, "") if index is None else (index.factory, index.parameters)
         index_file = None if index is None else as_path(index.path)
-        request = AskedSearch(k, split, as_path(corpus), index_file, factory, parameters, rerank, as_path(html))
+        request = SearchRequest(k, split, as_path(corpus), index_file, factory, parameters, rerank, as_path(html))
         text = os.fspath(query)
         given = as_path(query) if isinstance(query, os.PathLike) else text
         with self._own_code():
@@ -193,9 +193,9 @@ class TrainedModel(FileHandle):
         ``html`` writes a page with the best box; ``force`` replaces a file of another kind there. Raises [`vse.UserError`][]
         if the cache has no such photo, or the model does not localise phrases.
         """
-        from vse.train.use.search import AskedSearch, find_phrase
+        from vse.train.use.search import SearchRequest, find_phrase
 
-        photo, request = as_path(image), AskedSearch(k, html=as_path(html))
+        photo, request = as_path(image), SearchRequest(k, html=as_path(html))
         with self._own_code():
             hit = find_phrase(self.path, photo, phrase, request, self._inputs, self._device)
         return SearchResults(phrase, hit.best(k), photo)
@@ -283,10 +283,10 @@ class TrainedModel(FileHandle):
         return QueryReader(load_opened(opened, split, self._inputs), split, self._inputs.weights_dir)
 
     def _encode(self, given: object, queries: Sequence[EncoderQuery]) -> NDArray[np.float32] | list[NDArray[np.float32]]:
-        from vse.train.kinds import packed
+        from vse.train.kinds import pack
 
         with self._own_code():
-            encoded = [packed([self._query_reader.read(query).encoded]) for query in queries]
+            encoded = [pack([self._query_reader.read(query).encoded]) for query in queries]
         sets = encoded[0].lengths is not None
         vectors = [(one.vectors if sets else one.vectors[0]).float().numpy() for one in encoded]
         if isinstance(given, str | os.PathLike):

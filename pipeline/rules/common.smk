@@ -196,9 +196,9 @@ def _phrase_models(wildcards):
 @functools.cache
 def ladder_experiments(dataset):
     """Return the experiments of a ladder whose parts fit together; print once why the others do not."""
-    from vse.train.named_experiment import fitting  # lazy: imports torch
+    from vse.train.named_experiment import trainable_combinations  # lazy: imports torch
 
-    fits, misfits = resolved(fitting, SETTINGS.ladder or dataset, dataset)
+    fits, misfits = resolved(trainable_combinations, SETTINGS.ladder or dataset, dataset)
     for name, why in misfits.items():
         print(f"{name} is left out: {why}", file=sys.stderr)
     return fits

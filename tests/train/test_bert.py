@@ -25,7 +25,7 @@ from vse.eval.cli import eval_main
 from vse.features.backbones.transformer import read_transformer
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.train.cli import embed_main, report_main, train_main
-from vse.train.data.captions import TokenNumbers
+from vse.train.data.captions import TokenIndices
 from vse.train.run.folder import RunFolder
 from vse.train.training import train
 
@@ -228,7 +228,7 @@ def test_the_real_minilm_is_read_as_its_own_library_reads_it_and_learns(cache: P
     texts = [caption.raw for image in load_dataset_file(demo).split("test") for caption in image.captions]
     transformer = read_transformer(str(folder))
     network = transformer.network().eval()
-    tokens, mask = TokenNumbers(texts, transformer, torch.device("cpu")).of(np.arange(len(texts)))
+    tokens, mask = TokenIndices(texts, transformer, torch.device("cpu")).read(np.arange(len(texts)))
     with torch.inference_mode():
         states = network(input_ids=tokens, attention_mask=mask.long()).last_hidden_state
     means = torch.stack([states[k, mask[k]].mean(0) for k in range(len(texts))])

@@ -24,7 +24,7 @@ from vse.train.solvers import adam
 from vse.train.training import train
 from vse.train.use.embed import embed_split
 from vse.train.use.model import load_run
-from vse.train.use.search import search_split
+from vse.train.use.search import SearchRequest, search_run
 
 MODEL = [
     "model.image_encoder={name: weldon, channels: 10, k_max: 3, k_min: 2}",
@@ -66,9 +66,9 @@ def test_it_trains_and_searches_on_cached_maps_and_is_validated_on_larger_ones(
     assert state(run)["rows"][-1]["loss"] < state(run)["rows"][0]["loss"]
     assert load_run(run, "test").cache.path.samefile(large)
     dataset = load_dataset_file(demo)
-    (first, *_) = search_split(run, dataset.image_path(dataset.split("test")[3]), 5)
+    (first, *_) = search_run(run, dataset.image_path(dataset.split("test")[3]), SearchRequest(5))
     assert first.image_id is not None
-    assert len(search_split(run, "a red circle", 3)) == 3
+    assert len(search_run(run, "a red circle", SearchRequest(3))) == 3
 
 
 def test_photos_through_the_frozen_cnn_are_read_as_maps(small: Path, tmp_path: Path) -> None:

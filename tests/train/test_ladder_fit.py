@@ -12,7 +12,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import known_presets, load_ladder
 from vse.pipeline.presets.schema import parse_composed_name
 from vse.train.experiment import load_experiment
-from vse.train.named_experiment import fitting, misfit
+from vse.train.named_experiment import find_misfit, trainable_combinations
 from vse.train.run.inputs import InputPaths
 from vse.train.training import train
 
@@ -20,7 +20,7 @@ from vse.train.training import train
 @pytest.mark.parametrize("name", known_presets("ladders"))
 def test_every_ladder_that_ships_loads_on_its_data_set(name: str) -> None:
     ladder, dataset = load_ladder(name), name if name in known_presets("datasets") else None
-    fits, misfits = fitting(name, dataset)
+    fits, misfits = trainable_combinations(name, dataset)
     assert {*fits, *misfits} == {made.name for made in ladder.combinations()}
     for composed in fits:
         made, experiment = parse_composed_name(composed), load_experiment(composed, dataset)
@@ -31,7 +31,7 @@ def test_every_ladder_that_ships_loads_on_its_data_set(name: str) -> None:
 
 
 def test_the_ladder_of_flickr8k_leaves_out_words_where_vectors_are_read() -> None:
-    _, misfits = fitting("f8k", "f8k")
+    _, misfits = trainable_combinations("f8k", "f8k")
     assert {name.partition("@")[0] for name in misfits} == {"twobranch_effnet", "cca_effnet"}
     assert all("+words+" in name for name in misfits)
 
@@ -54,7 +54,7 @@ def test_the_ladder_of_flickr8k_leaves_out_words_where_vectors_are_read() -> Non
 def test_what_models_take_decides(name: str, why: str | None) -> None:
     made = parse_composed_name(name)
     assert made is not None
-    said = misfit(made, load_experiment(name))
+    said = find_misfit(made, load_experiment(name))
     assert said == why if why is None or said is None else why in said
 
 
@@ -70,7 +70,7 @@ def test_training_refuses_what_the_rule_leaves_out_and_nothing_else(
     small = [item for item in SETS if not item.startswith("model")] if base != "vsepp" else SETS
     experiment = load_experiment(name, sets=[*small, "train.on_collapse=warn"])
     inputs = InputPaths(caption_features=tfidf if captions == "tfidf" else None)
-    if misfit(made, experiment) is None:
+    if find_misfit(made, experiment) is None:
         assert train(cache, experiment, out=tmp_path / "run", inputs=inputs).is_dir()
     else:
         with pytest.raises(UserError):
@@ -103,4 +103,4 @@ def test_a_mistake_in_a_ladder_is_one_line(ladder: str, message: str, tmp_path: 
     (tmp_path / "ladders" / "own.yaml").write_text(ladder)
     monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
     with pytest.raises(UserError, match=message):
-        fitting("own")
+        trainable_combinations("own")

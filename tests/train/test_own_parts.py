@@ -20,7 +20,7 @@ from vse.pipeline.presets import own_code
 from vse.pipeline.presets.own_code import CodeNotAllowed, allow_own_code
 from vse.train.cli import embed_main, search_main, train_main
 from vse.train.experiment import ExperimentConfig, load_experiment
-from vse.train.losses.max_of_hinges import MaxOfHinges
+from vse.train.losses.hinges import MaxOfHinges
 from vse.train.losses.ranking import RankingLoss
 from vse.train.run.folder import RunFolder
 
@@ -37,7 +37,7 @@ CLASS = '''
 from __future__ import annotations
 from typing import Literal
 from pydantic import Field
-from vse.train.losses.max_of_hinges import MaxOfHinges
+from vse.train.losses.hinges import MaxOfHinges
 
 class Half(MaxOfHinges):
     """Half of the max of hinges."""
@@ -54,7 +54,7 @@ from torch import nn
 from vse.train.data.samplers.base import Sampler
 from vse.train.kinds import Kind
 from vse.train.models.encoders.base import Encoder, EncoderSettings
-from vse.train.models.similarities.cosine import Cosine, CosineSettings
+from vse.train.models.similarities.vectors import Cosine, CosineSettings
 
 class InOrder(Sampler):
     """All pairs as they come."""
@@ -138,9 +138,9 @@ def test_a_class_is_a_loss_with_its_settings(folder: Path) -> None:
 
 
 def test_a_module_that_python_finds_is_named_with_dots() -> None:
-    loss = experiment("loss=vse.train.losses.max_of_hinges:MaxOfHinges").loss
+    loss = experiment("loss=vse.train.losses.hinges:MaxOfHinges").loss
     assert isinstance(loss, MaxOfHinges)
-    assert loss.name == "vse.train.losses.max_of_hinges:MaxOfHinges"
+    assert loss.name == "vse.train.losses.hinges:MaxOfHinges"
 
 
 def test_samplers_similarities_and_encoders_of_ones_own_train_and_embed(

@@ -133,7 +133,7 @@ def test_a_finished_run_of_another_machine_is_kept_where_auto_is_asked_for(
     caplog.set_level(logging.INFO)
     for existing in (Existing(), Existing(resume=True), Existing(resume=True, overwrite=True)):
         train(cache, experiment(AUTO, SHORT), out=run, existing=existing)
-        assert "was trained in bf16, the choice of auto on its machine; here auto is fp32" in caplog.text
+        assert "was trained in bf16 by auto on its machine; here auto is fp32" in caplog.text
         caplog.clear()
     line = fails(
         train_main, "--features", cache, "--out", run, *COMMAND, "--set", SHORT, "--set", "train.precision=fp32", "--resume"

@@ -26,24 +26,18 @@ from vse.pipeline.presets import presets
 from vse.pipeline.presets.presets import list_changes
 from vse.train.data.samplers import SAMPLERS
 from vse.train.experiment import ExperimentConfig, load_experiment
-from vse.train.losses.infonce import InfoNce
-from vse.train.losses.max_of_hinges import MaxOfHinges
-from vse.train.losses.sigmoid import Sigmoid
+from vse.train.losses.contrastive import InfoNce, Sigmoid
+from vse.train.losses.hinges import MaxOfHinges
 from vse.train.models.encoders.bert import Bert
-from vse.train.models.encoders.branch import BranchSettings, LayersSettings
 from vse.train.models.encoders.gpo import Gpo
-from vse.train.models.encoders.mlp import Mlp
-from vse.train.models.encoders.recurrent import Gru, Lstm
-from vse.train.models.encoders.residual import Residual
-from vse.train.models.encoders.sru import Sru
-from vse.train.models.encoders.weldon import Weldon
-from vse.train.phrases.trainer import PhraseGradientSettings
+from vse.train.models.encoders.mlp import BranchSettings, LayersSettings, Mlp, Residual
+from vse.train.models.encoders.pooling import Weldon
+from vse.train.models.encoders.recurrent import Gru, Lstm, Sru
+from vse.train.phrases.solvers import PhraseGradientSettings
 from vse.train.run.folder import RunFolder
-from vse.train.solvers.asif import AsifSettings
 from vse.train.solvers.cca import CcaFields
-from vse.train.solvers.csa import CsaSettings
+from vse.train.solvers.closed_form import AsifSettings, CsaSettings, RidgeSettings
 from vse.train.solvers.none import NoTrainingSettings
-from vse.train.solvers.ridge import RidgeSettings
 from vse.train.training import train
 from vse.train.use.embed import run_as_features
 

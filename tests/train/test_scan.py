@@ -61,7 +61,9 @@ def test_scores_that_are_written_are_those_of_each_pair_alone(
     settings = found.experiment.model.similarity
     assert isinstance(settings, ScanSettings)
     images, captions = encode(found.model, found.split, found.device)
-    regions, words = ([side.of(torch.tensor([row]))[0][0].double() for row in range(len(side))] for side in (images, captions))
+    regions, words = (
+        [side.unpack(torch.tensor([row]))[0][0].double() for row in range(len(side))] for side in (images, captions)
+    )
     slow = np.asarray([[slow_score(image, caption, settings).item() for caption in words] for image in regions])
     with h5py.File(embed_split(run, tmp_path / "val.h5", "val")) as file:
         np.testing.assert_allclose(file["scores"], slow, atol=2e-6)

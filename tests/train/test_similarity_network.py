@@ -21,7 +21,7 @@ from vse.train.solvers.encode import PairScores, encode
 from vse.train.training import train
 from vse.train.use.embed import embed_split
 from vse.train.use.model import load_run
-from vse.train.use.search import search_split
+from vse.train.use.search import SearchRequest, search_run
 
 SETS = [
     "model.similarity=network",
@@ -67,7 +67,7 @@ def test_the_file_of_a_split_has_scores_and_captions(run: Path, tmp_path: Path) 
     assert content["scores"].shape == (12, 60)
     opened = load_run(run, "test", device="cpu")
     assert opened.model.pairwise
-    images, captions = (side.all() for side in encode(opened.model, opened.split, opened.device))
+    images, captions = (side.unpack_all() for side in encode(opened.model, opened.split, opened.device))
     np.testing.assert_array_equal(content["captions"], captions[0])
     np.testing.assert_allclose(np.linalg.norm(content["captions"], axis=1), 1, rtol=1e-5)
     with torch.inference_mode():
@@ -113,7 +113,7 @@ def test_a_text_finds_the_images_that_score_highest_with_it(run: Path, tmp_path:
     opened = load_run(run, "test", device="cpu")
     with h5py.File(embed_split(run, tmp_path / "test.h5")) as file:
         scores = file["scores"][:][:, 7]
-    hits = search_split(run, " ".join(opened.split.pairs.captions[7].tokens), k=4)
+    hits = search_run(run, " ".join(opened.split.pairs.captions[7].tokens), SearchRequest(4))
     np.testing.assert_allclose([hit.score for hit in hits], np.sort(scores)[::-1][:4], atol=2e-2)  # the cache holds float16
     best_image = opened.split.pairs.images[int(np.argmax(scores))]
     assert best_image.file.rpartition("/")[2] in {hit.photo.name for hit in hits}
@@ -123,7 +123,7 @@ def test_a_photo_finds_the_captions_that_score_highest_with_it(run: Path, tmp_pa
     opened = load_run(run, "test", device="cpu")
     with h5py.File(embed_split(run, tmp_path / "test.h5")) as file:
         scores = file["scores"][:][3]
-    hits = search_split(run, opened.dataset.image_path(opened.split.pairs.images[3]), k=5)
+    hits = search_run(run, opened.dataset.image_path(opened.split.pairs.images[3]), SearchRequest(5))
     np.testing.assert_allclose([hit.score for hit in hits], np.sort(scores)[::-1][:5], atol=2e-2)
 
 

@@ -235,7 +235,7 @@ def test_validation_on_the_first_images_alone(run: Path, cache: Path, tmp_path: 
     assert [row["rsum"] for row in table(more)] == [row["rsum"] for row in table(run)]
     assert_same(state(few)["model"], state(run)["model"])
     trained = load_run(few, "val", device="cpu")
-    (images,), (captions,) = (side.all() for side in encode(trained.model, trained.split, trained.device))
+    (images,), (captions,) = (side.unpack_all() for side in encode(trained.model, trained.split, trained.device))
     own = trained.split.pairs.image_of < 4
     i2t, t2i = slow_ranks((images[:4] @ captions[own].T).numpy(), trained.split.pairs.image_of[own].tolist())
     rsum = sum(100 * np.mean(np.asarray(ranks) < k) for ranks in (i2t, t2i) for k in (1, 5, 10))

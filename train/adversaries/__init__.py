@@ -1,7 +1,7 @@
 """Adversaries make the batches of a training harder. A new one is one file here and one line below.
 
 An adversary is a class of settings, derived from :class:`vse.train.adversaries.base.AdversarySettings`. Its ``build`` returns
-a network that makes the batches of a task harder and is trained against the model.
+a network that is trained against the model.
 """
 
 from __future__ import annotations

@@ -16,21 +16,21 @@ from vse.features.backbones.device import move_tensor
 from vse.features.backbones.networks import autocast
 from vse.pipeline.errors import UserError
 from vse.train.adversaries.base import (
+    AdversarialLosses,
     Adversary,
     Baseline,
-    Inference,
+    CandidateLogits,
+    DirectionLosses,
     Opponent,
     ReinforceSettings,
-    Round,
-    Turn,
-    draw,
-    measured,
-    surrogate,
+    reinforce_loss,
+    sample_candidates,
+    sampling_metrics,
 )
 from vse.train.data.images import CachedImages
 from vse.train.data.pairs import Pairs
 from vse.train.kinds import Encoded, Kind
-from vse.train.losses.base import Batch, Cost, Numbers, Objective, Ranking
+from vse.train.losses.base import Batch, Cost, Indices, Objective, Ranking
 from vse.train.models.build import Model
 
 _BLOCK = 1024  # items that are embedded together for the tables
@@ -78,8 +78,7 @@ class AceSettings(ReinforceSettings):
         if model.gives != (Kind.VECTORS, Kind.VECTORS):
             name = model.config.similarity.name
             raise UserError(
-                f"adversary: ace samples single vectors, but the similarity {name!r} compares sets; "
-                "the adversary compositional samples parts of sets"
+                f"adversary: ace samples single vectors, but {name!r} compares sets; the adversary compositional samples sets"
             )
         if not opponent.loss.ranks:
             raise UserError(f"adversary: ace requires a ranking loss, and {opponent.loss.name} is not one")
@@ -89,14 +88,7 @@ class AceSettings(ReinforceSettings):
 
 
 class Ace(Adversary):
-    """Two generators, one for each direction, with their vectors of all training items.
-
-    Parameters
-    ----------
-    settings : settings of the adversary
-    opponent : the model, pairs and captions of the training
-    images : features of the training images
-    """
+    """Two generators of negatives, one for each direction, with their vectors of all training items."""
 
     def __init__(self, settings: AceSettings, opponent: Opponent, images: CachedImages) -> None:
         super().__init__()
@@ -107,14 +99,13 @@ class Ace(Adversary):
         negatives = FalseNegatives(opponent.pairs, settings.mask)
         self.captions = _Side(sizes[1], opponent.model.dim, settings)
         self.images = _Side(sizes[0], opponent.model.dim, settings)
-        self.captions.inputs, self.captions.false = opponent.captions.of, negatives.captions
-        self.images.inputs, self.images.false = images.of_images, negatives.images
+        self.captions.inputs, self.captions.false = opponent.captions.read, negatives.captions
+        self.images.inputs, self.images.false = images.read_images, negatives.images
         self.register_buffer("filled", torch.zeros((), dtype=torch.bool))
 
     filled: Tensor
 
     def start_epoch(self, model: Model) -> None:
-        """Embed all training items, if their embeddings are needed and not up to date."""
         if self.captions.embedded is None or (bool(self.filled) and self.settings.refresh == "visited"):
             return
         was_training = model.training
@@ -123,13 +114,12 @@ class Ace(Adversary):
             for side, embed in ((self.images, model.embed_images), (self.captions, model.embed_captions)):
                 assert side.embedded is not None
                 for start in range(0, len(side.embedded), _BLOCK):
-                    numbers = np.arange(start, min(start + _BLOCK, len(side.embedded)))
-                    side.embedded[numbers] = self._embed(embed, side, numbers)
+                    indices = np.arange(start, min(start + _BLOCK, len(side.embedded)))
+                    side.embedded[indices] = self._embed(embed, side, indices)
         self.filled.fill_(True)
         model.train(was_training)
 
-    def play(self, batch: Batch, model: Model, objective: Objective, seed: int) -> Round:
-        """Return the model's loss on the batch's own and on sampled negatives, and minus the generators' expected reward."""
+    def compute_losses(self, batch: Batch, model: Model, objective: Objective, seed: int) -> AdversarialLosses:
         cost = objective(batch, seed)
         assert batch.pair_of is not None
         assert cost.rankings is not None
@@ -138,43 +128,42 @@ class Ace(Adversary):
             self.captions.embedded[batch.pair_of] = batch.captions[0].detach()
         weights = self.loss.lambda1, self.loss.lambda2
         turns = [
-            self._turn(batch, model, self.captions, cost.rankings[0], batch.pair_of),
-            self._turn(batch, model, self.images, cost.rankings[1], batch.image_of),
+            self._direction_losses(batch, model, self.captions, cost.rankings[0], batch.pair_of),
+            self._direction_losses(batch, model, self.images, cost.rankings[1], batch.image_of),
         ]
         share = self.settings.in_batch
         drawn = sum(weight * turn.cost for weight, turn in zip(weights, turns, strict=True))
         collapsed = sum(weights) * self.loss.margin * len(batch.image_of)
-        return Round(
+        return AdversarialLosses(
             Cost(share * cost.loss + (1 - share) * drawn, share * cost.collapsed + (1 - share) * collapsed, cost.rankings),
             turns[0].loss + turns[1].loss,
             {name: (turns[0].measures[name] + turns[1].measures[name]) / 2 for name in turns[0].measures},
         )
 
-    def _turn(self, batch: Batch, model: Model, side: _Side, ranking: Ranking, own: Numbers) -> Turn:
-        """Compute one direction: negatives of ``side`` for queries of the other; ``own`` are the batch's indices there."""
+    def _direction_losses(self, batch: Batch, model: Model, side: _Side, ranking: Ranking, own: Indices) -> DirectionLosses:
+        """Compute one direction: negatives of ``side`` for queries of the other side; ``own`` are indices of ``side``."""
         to_captions = side is self.captions
         assert batch.pair_of is not None
         queries, embed = (batch.images, model.embed_captions) if to_captions else (batch.captions, model.embed_images)
         in_batch = (batch.captions if to_captions else batch.images)[0]
-        numbers, candidates = side.candidates(own, in_batch.detach())
+        indices, candidates = side.candidates(own, in_batch.detach())
         logits = side.inference(queries[0].detach(), candidates)
-        false = side.false(batch.image_of, batch.pair_of, numbers).to(logits.device)
-        drawn = draw(logits, false, self.settings.samples)
+        false = side.false(batch.image_of, batch.pair_of, indices).to(logits.device)
+        drawn = sample_candidates(logits, false, self.settings.samples)
 
         def scores(chosen: Tensor) -> Tensor:
-            """Return the scores of each query with its own candidates (n, s)."""
             if self.settings.candidates == "batch":
                 negatives = in_batch[chosen.flatten()]
             else:
-                negatives = self._embed(embed, side, numbers[chosen.flatten().cpu().numpy()])
+                negatives = self._embed(embed, side, indices[chosen.flatten().cpu().numpy()])
             rows = torch.arange(len(chosen), device=chosen.device).repeat_interleave(chosen.shape[1])
             columns = torch.arange(len(rows), device=chosen.device)
             if to_captions:
-                return model.similarity.of_pairs(queries, (negatives,), rows, columns).view_as(chosen)
-            return model.similarity.of_pairs((negatives,), queries, columns, rows).view_as(chosen)
+                return model.similarity.score_pairs(queries, (negatives,), rows, columns).view_as(chosen)
+            return model.similarity.score_pairs((negatives,), queries, columns, rows).view_as(chosen)
 
         positives = ranking.scores.gather(1, ranking.positives[:, None])
-        negatives = scores(drawn.numbers)
+        negatives = scores(drawn.indices)
         hinges = (self.loss.margin - positives + negatives).clamp(min=0) * drawn.possible[:, None]
         of_likeliest = None
         if self.settings.baseline == "self_critical":
@@ -182,15 +171,15 @@ class Ace(Adversary):
                 of_likeliest = (self.loss.margin - positives + scores(drawn.likeliest[:, None])).clamp(min=0)[:, 0]
         advantages = side.baseline(hinges.detach(), of_likeliest)
         false_share = (logits.detach().softmax(1) * false).sum(1)
-        return Turn(
+        return DirectionLosses(
             hinges.mean(1).sum(),
-            surrogate(drawn, advantages, self.settings),
-            measured(drawn, hinges, false_share, negatives, ranking),
+            reinforce_loss(drawn, advantages, self.settings),
+            sampling_metrics(drawn, hinges, false_share, negatives, ranking),
         )
 
-    def _embed(self, embed: Callable[..., Encoded], side: _Side, numbers: Numbers) -> Float[Tensor, "n dim"]:
+    def _embed(self, embed: Callable[..., Encoded], side: _Side, indices: Indices) -> Float[Tensor, "n dim"]:
         with autocast(self._precision, self._device):
-            return embed(*(move_tensor(part, self._device) for part in side.inputs(numbers)))[0]
+            return embed(*(move_tensor(part, self._device) for part in side.inputs(indices)))[0]
 
 
 class _Side(nn.Module):
@@ -201,18 +190,18 @@ class _Side(nn.Module):
     """
 
     embedded: Tensor | None
-    inputs: Callable[[Numbers], tuple[Tensor, ...]]
-    false: Callable[[Numbers, Numbers, Numbers], Bool[Tensor, "n m"]]
+    inputs: Callable[[Indices], tuple[Tensor, ...]]
+    false: Callable[[Indices, Indices, Indices], Bool[Tensor, "n m"]]
 
     def __init__(self, n: int, dim: int, settings: AceSettings) -> None:
         super().__init__()
         self.n, self.kind = n, settings.candidates
-        self.inference, self.baseline = Inference(dim, settings), Baseline(settings)
+        self.inference, self.baseline = CandidateLogits(dim, settings), Baseline(settings)
         learnt, in_batch = settings.table == "learnt", settings.candidates == "batch"
         self.register_buffer("embedded", None if learnt or in_batch else torch.zeros(n, dim))
         self.learnt = nn.Parameter(torch.randn(n, dim) / dim**0.5) if learnt and not in_batch else None
 
-    def candidates(self, own: Numbers, in_batch: Tensor) -> tuple[Numbers, Float[Tensor, "m dim"]]:
+    def candidates(self, own: Indices, in_batch: Tensor) -> tuple[Indices, Float[Tensor, "m dim"]]:
         """Return the indices of the candidates of a step, and their vectors for the generator."""
         if self.kind == "batch":
             return own, in_batch
@@ -232,45 +221,42 @@ class FalseNegatives:
         self._of_image = _Groups(pairs.image_of, len(pairs.images))
         self._of_text = _Groups(pairs.text_of, int(pairs.text_of.max()) + 1)
 
-    def captions(self, image_of: Numbers, pair_of: Numbers, numbers: Numbers) -> Bool[Tensor, "n m"]:
-        """Mark false negatives among candidate captions ``numbers`` for image queries, paired with ``pair_of``."""
+    def captions(self, image_of: Indices, pair_of: Indices, indices: Indices) -> Bool[Tensor, "n m"]:
+        """Mark false negatives among some candidate captions (their indices) for image queries, paired with ``pair_of``."""
         rows = [self._of_image[image] for image in image_of.tolist()]
         if self._mask == "pair":
             rows = [pair[None] for pair in pair_of]
         if self._mask == "text":
             rows = [np.concatenate([self._of_text[text] for text in np.unique(self._text_of[row]).tolist()]) for row in rows]
-        return _mask(rows, numbers, len(self._image_of))
+        return _mask(rows, indices, len(self._image_of))
 
-    def images(self, image_of: Numbers, pair_of: Numbers, numbers: Numbers) -> Bool[Tensor, "n m"]:
-        """Mark false negatives among candidate images ``numbers`` for the captions ``pair_of``, paired with ``image_of``."""
+    def images(self, image_of: Indices, pair_of: Indices, indices: Indices) -> Bool[Tensor, "n m"]:
+        """Mark false negatives among some candidate images (their indices) for the captions ``pair_of``."""
         rows = [image[None] for image in image_of]
         if self._mask == "text":
             rows = [self._image_of[self._of_text[text]] for text in self._text_of[pair_of].tolist()]
-        return _mask(rows, numbers, int(self._image_of.max()) + 1)
+        return _mask(rows, indices, int(self._image_of.max()) + 1)
 
 
 class _Groups:
-    """The members of each group, by the index of the group."""
-
-    def __init__(self, group_of: Numbers, n: int) -> None:
+    def __init__(self, group_of: Indices, n: int) -> None:
         self._order = np.argsort(group_of, kind="stable")
         self._starts = np.searchsorted(group_of[self._order], np.arange(n + 1))
 
-    def __getitem__(self, group: int) -> Numbers:
+    def __getitem__(self, group: int) -> Indices:
         return self._order[self._starts[group] : self._starts[group + 1]]
 
 
-def _mask(rows: list[Numbers], numbers: Numbers, n: int) -> Bool[Tensor, "n m"]:
-    """Return a mask of the candidates ``numbers``, out of ``n`` items, that each row lists."""
-    if np.array_equal(numbers, np.arange(n)):
+def _mask(rows: list[Indices], indices: Indices, n: int) -> Bool[Tensor, "n m"]:
+    """Return a mask that is True where a candidate is listed in the row of a query."""
+    if np.array_equal(indices, np.arange(n)):
         mask = np.zeros((len(rows), n), bool)
         mask[np.repeat(np.arange(len(rows)), [len(row) for row in rows]), np.concatenate(rows)] = True
         return torch.from_numpy(mask)
-    return torch.from_numpy(np.stack([np.isin(numbers, row) for row in rows]))
+    return torch.from_numpy(np.stack([np.isin(indices, row) for row in rows]))
 
 
 def _check_memory(settings: AceSettings, sizes: tuple[int, int], dim: int, batch_size: int, device: torch.device) -> None:
-    """Raise :class:`UserError` if the candidates' vectors and logits do not fit into memory."""
     n_tables = 0 if settings.candidates == "batch" else sum(sizes)
     n_candidates = {"all": max(sizes), "batch": batch_size}.get(str(settings.candidates), settings.candidates)
     copies = 4 if settings.table == "learnt" else 1  # the gradient and Adam's two means

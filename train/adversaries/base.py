@@ -1,9 +1,9 @@
 """The base class of adversaries, and REINFORCE for adversaries that sample negatives from a categorical distribution.
 
-An adversary has its own weights, which are updated in the same step as the model, and saved and resumed with it.
+An adversary has its own weights. They are updated in the same step as the model, and saved and resumed with it.
 
-For a query q, a candidate c is sampled from p(c | q) = softmax_c(f(q) . c), and its reward is its cost for the model. The
-gradient of the expected reward is E[(reward - baseline) grad log p(c | q)] (Williams, 1992).
+For a query q, a candidate c is sampled from p(c | q) = softmax_c(f(q) . c). Its reward is its cost for the model. The gradient
+of the expected reward is E[(reward - baseline) grad log p(c | q)] (Williams, 1992).
 """
 
 from __future__ import annotations
@@ -27,12 +27,7 @@ from vse.train.settings import AdversarySettings
 
 @dataclass(frozen=True)
 class Opponent:
-    """The opponent of an adversary: the model, its loss and its data.
-
-    model, loss : the experiment's
-    pairs, images, captions : the training data
-    batch_size, precision, device : those of a training step
-    """
+    """The model that an adversary is trained against, with its loss, its data and its training settings."""
 
     model: Model
     loss: Loss
@@ -44,13 +39,8 @@ class Opponent:
     device: torch.device
 
 
-class Round(NamedTuple):
-    """The objectives of the model and the adversary for a batch.
-
-    cost : the cost that the model minimises
-    loss : the loss that the adversary minimises
-    measures : scalars that a run logs, as means over an epoch
-    """
+class AdversarialLosses(NamedTuple):
+    """The cost that the model minimises, the loss that the adversary minimises, and measures that a run logs."""
 
     cost: Cost
     loss: Tensor
@@ -60,18 +50,18 @@ class Round(NamedTuple):
 class Adversary(nn.Module):
     """A network that makes a batch harder and is trained against the model.
 
-    A subclass that adds candidates for all queries overrides :meth:`candidates`, and :meth:`objective` if that is not minus
-    the model's loss. Any other subclass overrides :meth:`play`.
+    A subclass that adds candidates overrides :meth:`candidates`, and :meth:`objective` if its loss is not minus the model's
+    loss. Any other subclass overrides :meth:`compute_losses`.
     """
 
-    def play(self, batch: Batch, model: Model, objective: Objective, seed: int) -> Round:
-        """Return the model's and the adversary's objectives for a batch; ``objective`` with ``seed`` computes its cost."""
+    def compute_losses(self, batch: Batch, model: Model, objective: Objective, seed: int) -> AdversarialLosses:
+        """Return the objectives of model and adversary for a batch; ``objective``, called with ``seed``, returns its cost."""
         harder = self.candidates(batch, model)
         cost = objective(harder, seed)
-        return Round(cost, self.objective(cost, harder), {})
+        return AdversarialLosses(cost, self.objective(cost, harder), {})
 
     def candidates(self, batch: Batch, model: Model) -> Batch:
-        """Return the batch with further candidates, see ``more_images`` and ``more_captions`` of a batch."""
+        """Return the batch with further candidates in ``more_images`` and ``more_captions``."""
         return batch
 
     def objective(self, cost: Cost, batch: Batch) -> Tensor:
@@ -109,20 +99,17 @@ class ReinforceSettings(AdversarySettings):
     )
 
 
-class Drawn(NamedTuple):
-    """Candidates sampled for n queries: indices (n, s), log p of each (n, s), entropies and likeliest candidates (n,).
+class SampledCandidates(NamedTuple):
+    """Candidates sampled for n queries; a query without a candidate gets index 0, and its ``possible`` is False."""
 
-    A query without a candidate has index 0 and is excluded from all sums: its ``possible`` (n,) is False.
-    """
-
-    numbers: Int[Tensor, "n s"]
+    indices: Int[Tensor, "n s"]
     log_probabilities: Float[Tensor, "n s"]
     entropies: Float[Tensor, " n"]
     likeliest: Int[Tensor, " n"]
     possible: Bool[Tensor, " n"]
 
 
-class Turn(NamedTuple):
+class DirectionLosses(NamedTuple):
     """One direction of a round: the losses of the model and of the adversary, and the measures that a run logs."""
 
     cost: Float[Tensor, ""]
@@ -130,8 +117,8 @@ class Turn(NamedTuple):
     measures: dict[str, Tensor]
 
 
-def measured(
-    drawn: Drawn, rewards: Tensor, masked_share: Tensor, scores: Float[Tensor, "n s"], ranking: Ranking
+def sampling_metrics(
+    drawn: SampledCandidates, rewards: Tensor, masked_share: Tensor, scores: Float[Tensor, "n s"], ranking: Ranking
 ) -> dict[str, Tensor]:
     """Return means over queries: entropy, reward, masked probability, and the excess of negatives over the hardest one."""
     hardest = ranking.scores.masked_fill(~ranking.negatives, -torch.inf).amax(1)
@@ -143,7 +130,7 @@ def measured(
     }
 
 
-class Inference(nn.Module):
+class CandidateLogits(nn.Module):
     """The map f(q) from queries (n, dim) to vectors that are compared with candidates (m, dim); its logits are (n, m)."""
 
     def __init__(self, dim: int, settings: ReinforceSettings) -> None:
@@ -164,7 +151,7 @@ class Inference(nn.Module):
         return (mapped + self.scale * queries).float() @ candidates.float().T
 
 
-def draw(logits: Float[Tensor, "n m"], masked: Bool[Tensor, "n m"] | None, samples: int) -> Drawn:
+def sample_candidates(logits: Float[Tensor, "n m"], masked: Bool[Tensor, "n m"] | None, samples: int) -> SampledCandidates:
     """Sample candidates that are not ``masked`` from the softmax of logits, with torch's default generator."""
     possible = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
     if masked is not None:
@@ -173,15 +160,15 @@ def draw(logits: Float[Tensor, "n m"], masked: Bool[Tensor, "n m"] | None, sampl
     log_p = logits.log_softmax(1)
     p = log_p.exp()
     with torch.no_grad():
-        numbers = numbers_at(p, torch.rand(len(p), samples, dtype=torch.float64, device=p.device))
+        indices = find_quantiles(p, torch.rand(len(p), samples, dtype=torch.float64, device=p.device))
     entropies = -(p * log_p.clamp(min=-1e4)).sum(1)
-    return Drawn(numbers, log_p.gather(1, numbers), entropies, p.detach().argmax(1), possible)
+    return SampledCandidates(indices, log_p.gather(1, indices), entropies, p.detach().argmax(1), possible)
 
 
-def numbers_at(probabilities: Float[Tensor, "n m"], uniform: Float[Tensor, "n s"]) -> Int[Tensor, "n s"]:
-    """Return the first candidate of each row whose cumulative probability exceeds a ``uniform`` number from [0, 1).
+def find_quantiles(probabilities: Float[Tensor, "n m"], uniform: Float[Tensor, "n s"]) -> Int[Tensor, "n s"]:
+    """Return the first candidate of each row whose cumulative probability exceeds a ``uniform`` value from [0, 1).
 
-    The sum is in float64: in float32 the steps of many candidates are lost, and these would never be drawn. A candidate of
+    The sum is in float64: in float32 the steps of many candidates are lost, and these would never be sampled. A candidate of
     probability 0 is never returned. A row with a NaN returns its last candidate.
     """
     cumulative = probabilities.cumsum(1, dtype=torch.float64)
@@ -215,8 +202,10 @@ class Baseline(nn.Module):
         return advantages
 
 
-def surrogate(drawn: Drawn, advantages: Float[Tensor, "n s"], settings: ReinforceSettings) -> Float[Tensor, ""]:
-    """Return the adversary's loss: its gradient is minus that of the expected reward, plus that of the entropy term."""
+def reinforce_loss(
+    drawn: SampledCandidates, advantages: Float[Tensor, "n s"], settings: ReinforceSettings
+) -> Float[Tensor, ""]:
+    """Return the adversary's loss; its gradient is minus that of the expected reward, plus that of the entropy term."""
     of_queries = -(advantages * drawn.log_probabilities).mean(1)
     if settings.entropy_weight:
         floor = torch.log(torch.tensor(float(settings.entropy_of)))

@@ -1,4 +1,1 @@
-"""The data of batches: pairs, their images and captions as inputs of a model, and samplers.
-
-Imports no other folder of train.
-"""
+"""Pairs of images and captions, their inputs for a model, and samplers of batches. Imports no other folder of train."""

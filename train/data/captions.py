@@ -22,52 +22,52 @@ from vse.pipeline.dataset.captions import PAD, Vocabulary
 from vse.pipeline.dataset.dataset import Caption
 from vse.train.kinds import Kind, kind_of_rows
 
+log = logging.getLogger(__name__)
+_AT_ONCE = 10_000  # texts that are tokenised together
+
 
 class CaptionInputs(Protocol):
     """The captions of a model's input; cached ones are :class:`vse.train.data.images.CachedFeatures`."""
 
     kind: Kind
 
-    def of(self, numbers: NDArray[np.int64]) -> tuple[Tensor, ...]:
+    def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, ...]:
         """Return the captions with these indices, as tensors of this kind."""
 
 
 class CaptionsOnDemand:
-    """Captions that are all read at the first access, because a search for images needs none."""
+    """Captions that are all read at the first access. A search for images needs none."""
 
     def __init__(self, kind: Kind, read: Callable[[], CaptionInputs]) -> None:
         self.kind, self._read = kind, read
 
-    def of(self, numbers: NDArray[np.int64]) -> tuple[Tensor, ...]:
-        return self.inputs.of(numbers)
+    def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, ...]:
+        return self.inputs.read(indices)
 
     @cached_property
     def inputs(self) -> CaptionInputs:
-        """The captions, read at the first access."""
         return self._read()
 
 
 class EncodedCaptions:
     """Captions encoded on access by a text encoder that was fitted to another data set.
 
-    Parameters
-    ----------
-    captions : the captions, in the order of their indices
-    reader : the encoder that computed the cache of captions on which the model was trained
-    cache : that cache; its rows are vectors or sets, and features are rounded to its type
-    device : device of the features
+    ``captions`` : the captions, in the order of their indices.
+    ``reader`` : the encoder that computed the cache of captions on which the model was trained.
+    ``cache`` : that cache; its rows are vectors or sets, and features are rounded to its type.
+    ``device`` : device of the features.
     """
 
     def __init__(self, captions: Sequence[Caption], reader: CaptionReader, cache: FeatureCache, device: torch.device) -> None:
         self._captions, self._reader, self._cache, self._device = captions, reader, cache, device
         self.kind = kind_of_rows(cache.row_kind)
 
-    def of(self, numbers: NDArray[np.int64]) -> tuple[Tensor, ...]:
-        captions = [self._captions[number] for number in numbers.tolist()]
-        return encoded_as(self._cache, self._reader, [(c.raw, c.tokens) for c in captions], self._device)
+    def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, ...]:
+        captions = [self._captions[number] for number in indices.tolist()]
+        return encode_like(self._cache, self._reader, [(c.raw, c.tokens) for c in captions], self._device)
 
 
-def encoded_as(
+def encode_like(
     cache: FeatureCache, reader: CaptionReader, captions: Sequence[tuple[str, Sequence[str]]], device: torch.device
 ) -> tuple[Tensor, ...]:
     """Return captions, each given as raw text and as words, in the form in which a model trained on ``cache`` reads them."""
@@ -77,19 +77,19 @@ def encoded_as(
     return tuple(part.to(device) for part in (rounded, *mask))
 
 
-class NumberLists:
-    """Lists of integers, none of them empty, in one flat array, so that a batch is padded without a loop over captions."""
+class IndexLists:
+    """Lists of integers in one flat array. A batch of them is padded without a loop. No list may be empty."""
 
     def __init__(self, lists: Iterable[Sequence[int]]) -> None:
         flat, lengths = array("i"), array("i")
-        for numbers in lists:
-            flat.extend(numbers)
-            lengths.append(len(numbers))
+        for indices in lists:
+            flat.extend(indices)
+            lengths.append(len(indices))
         self._lengths = np.asarray(lengths, np.int64)
         self._starts = np.cumsum(self._lengths) - self._lengths
         self._flat = np.asarray(flat)
 
-    def of(self, rows: NDArray[np.int64], padding: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def pad(self, rows: NDArray[np.int64], padding: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return some lists, padded (n, longest), and their lengths (n,)."""
         lengths = self._lengths[rows]
         column = np.arange(lengths.max(initial=1))
@@ -98,46 +98,30 @@ class NumberLists:
         return padded.astype(np.int64), lengths
 
 
-class WordNumbers:
+class WordIndices:
     """Captions as indices of their words in a vocabulary."""
 
     kind = Kind.WORDS
 
     def __init__(self, captions: Sequence[Caption], vocabulary: Vocabulary, device: torch.device) -> None:
-        self._words = NumberLists(vocabulary.encode(caption.tokens) for caption in captions)
+        self._words = IndexLists(vocabulary.encode(caption.tokens) for caption in captions)
         self._device = device
 
-    def of(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return padded words (n, longest), and their lengths (n,) on the CPU."""
-        words, lengths = self._words.of(numbers, PAD)
+        words, lengths = self._words.pad(indices, PAD)
         return move_tensor(torch.from_numpy(words), self._device), torch.from_numpy(lengths)
 
 
-log = logging.getLogger(__name__)
-
-_AT_ONCE = 10_000  # texts that are tokenised together
-
-
-class TokenNumbers:
-    """Captions as indices of their tokens.
-
-    Parameters
-    ----------
-    texts : the captions as they were written
-    transformer : the transformer whose tokenizer is used
-    device : device of the tokens
-
-    Attributes
-    ----------
-    n_cut : number of captions that were truncated because they are longer than the transformer's longest input
-    """
+class TokenIndices:
+    """Captions as indices of the tokens of a transformer; ``n_cut`` of them were too long and are truncated."""
 
     kind = Kind.TOKENS
 
     def __init__(self, texts: Sequence[str], transformer: Transformer, device: torch.device) -> None:
         self.n_cut = 0
         self._padding, self._device = transformer.pad_index, device
-        self._tokens = NumberLists(self._encoded(texts, transformer))
+        self._tokens = IndexLists(self._encoded(texts, transformer))
         if self.n_cut:
             log.warning(
                 "%d of %d captions are longer than the %d tokens that %s reads, and are truncated",
@@ -147,9 +131,9 @@ class TokenNumbers:
                 transformer.name,
             )
 
-    def of(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return padded tokens (n, longest), and their mask (n, longest)."""
-        tokens, lengths = self._tokens.of(numbers, self._padding)
+        tokens, lengths = self._tokens.pad(indices, self._padding)
         mask = np.arange(tokens.shape[1]) < lengths[:, None]
         return move_tensor(torch.from_numpy(tokens), self._device), move_tensor(torch.from_numpy(mask), self._device)
 

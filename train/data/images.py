@@ -1,9 +1,7 @@
 """Images as inputs of a model, in training and in evaluation: cached features, or photos, with or without a CNN.
 
-In training, each visit of a pair reads a different view of its image: one of the crops of a bank, or a new random crop of a
-photo. The choice depends on the seed, the epoch and the pair only, so a resumed run and several processes read the same crops.
-
-Cached features are kept in the device's memory if they fit, and read from the shards otherwise.
+In training, each visit of a pair reads a different crop of its image: one of a bank, or a new random crop of a photo. The crop
+depends only on the seed, the epoch and the pair, so a resumed run and several processes read the same crops.
 """
 
 from __future__ import annotations
@@ -26,17 +24,19 @@ from vse.features.settings.images import CnnConfig
 from vse.pipeline.dataset.dataset import Dataset, Image
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import decode_image
-from vse.train.kinds import Encoded, Kind, kind_of_rows, whole_sets
+from vse.train.kinds import Encoded, Kind, add_full_mask, kind_of_rows
 from vse.train.settings import ImagesConfig
 
 _BLOCK = 4096  # rows that are loaded together
-Numbers = NDArray[np.int64]
+Indices = NDArray[np.int64]
+_CROPS_AHEAD = 3  # batches of photos that are decoded in advance during a step
 
 
 class CachedFeatures:
     """Cached features of images or captions, by index: vectors, or sets of vectors with their mask.
 
-    The set of an image without a region would be empty; it has one vector of zeros instead.
+    They are kept in the device's memory if they fit, and read from the shards otherwise. The set of an image without a region
+    has one vector of zeros.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class CachedFeatures:
     """
 
     def __init__(
-        self, reader: FeatureReader, ids: Numbers, device: torch.device, memory_gb: float = 0, taken_gb: float = 0
+        self, reader: FeatureReader, ids: Indices, device: torch.device, memory_gb: float = 0, taken_gb: float = 0
     ) -> None:
         cache = reader.cache
         self._reader = reader
@@ -72,39 +72,37 @@ class CachedFeatures:
         self._kept = self._loaded() if needed <= free_room(device, memory_gb, taken_gb) else None
         self.gb_kept = 0.0 if self._kept is None else 1e-9 * needed
 
-    def of(self, numbers: Numbers, crops: Numbers | None = None) -> Encoded:
+    def read(self, indices: Indices, crops: Indices | None = None) -> Encoded:
         """Return the features at these indices: (vectors (n, dim),), or (vectors (n, longest, dim), mask (n, longest)).
 
-        For a bank of crops, return the vectors of ``crops`` (n,), or the mean over all crops, of unit length if the vectors
-        are.
+        For a bank of crops, return the vectors of ``crops`` (n,). Without ``crops``, return the mean over all crops, with unit
+        length if the vectors have unit length.
         """
-        return self._sets(numbers) if self.kind == Kind.SETS else (self._vectors(numbers, crops),)
+        return self._sets(indices) if self.kind == Kind.SETS else (self._vectors(indices, crops),)
 
-    def _vectors(self, numbers: Numbers, crops: Numbers | None) -> Tensor:
+    def _vectors(self, indices: Indices, crops: Indices | None) -> Tensor:
         if self.n_crops and crops is None:
-            return self._mean(numbers)
-        crops = np.zeros_like(numbers) if crops is None else crops
+            rows = self._rows[indices]
+            mean = torch.from_numpy(self._reader.rows(rows)).float().mean(1)
+            mean = move_tensor(self._checked(mean, rows), self._device)
+            return torch.nn.functional.normalize(mean, dim=1) if self._mean_is_unit else mean
+        crops = np.zeros_like(indices) if crops is None else crops
         if self._kept is not None:
-            which = numbers * self.n_crops + crops if self.n_crops else numbers
+            which = indices * self.n_crops + crops if self.n_crops else indices
             return self._kept.index_select(0, torch.from_numpy(which).to(self._device)).float()
-        rows = self._rows[numbers]
+        rows = self._rows[indices]
         vectors = self._reader.crops(rows, crops) if self.n_crops else self._reader.rows(rows)
         return move_tensor(self._checked(torch.from_numpy(vectors).float(), rows), self._device)
 
-    def _mean(self, numbers: Numbers) -> Tensor:
-        rows = self._rows[numbers]
-        mean = move_tensor(self._checked(torch.from_numpy(self._reader.rows(rows)).float().mean(1), rows), self._device)
-        return torch.nn.functional.normalize(mean, dim=1) if self._mean_is_unit else mean
-
-    def _sets(self, numbers: Numbers) -> Encoded:
+    def _sets(self, indices: Indices) -> Encoded:
         if self._kept is None:
-            rows = self._rows[numbers]
+            rows = self._rows[indices]
             sets = self._reader.sets(rows)
             vectors = move_tensor(self._checked(torch.from_numpy(sets.features).float(), rows), self._device)
             mask = torch.from_numpy(sets.mask).to(self._device)
         else:
-            starts, counts = (torch.from_numpy(part[numbers]).to(self._device) for part in (self._starts, self._counts))
-            column = torch.arange(int(max(1, self._counts[numbers].max(initial=1))), device=self._device)
+            starts, counts = (torch.from_numpy(part[indices]).to(self._device) for part in (self._starts, self._counts))
+            column = torch.arange(int(max(1, self._counts[indices].max(initial=1))), device=self._device)
             mask = column < counts[:, None]
             which = (starts[:, None] + column).clamp(max=len(self._kept) - 1)
             vectors = self._kept.index_select(0, which.flatten()).float().view(*mask.shape, self._kept.shape[1])
@@ -113,7 +111,6 @@ class CachedFeatures:
         return vectors, mask
 
     def _loaded(self) -> Tensor:
-        """Return all features, one row for each vector, in the stored type."""
         cache = self._reader.cache
         dtype = torch.float16 if cache.dtype == np.float16 else torch.float32
         n_vectors = int(self._counts.sum())
@@ -129,7 +126,7 @@ class CachedFeatures:
             kept[first : first + len(vectors)] = self._checked(torch.from_numpy(vectors), rows)
         return kept
 
-    def _checked(self, features: Tensor, rows: Numbers) -> Tensor:
+    def _checked(self, features: Tensor, rows: Indices) -> Tensor:
         if not features.sum(dtype=torch.float32).isfinite():
             self._reader.check_finite(rows)  # or else the sum alone overflowed
         return features
@@ -142,55 +139,52 @@ def free_room(device: torch.device, memory_gb: float, taken_gb: float = 0) -> fl
     return max(0.0, memory_gb - taken_gb) * 1e9
 
 
-_CROPS_AHEAD = 3  # batches of photos that are decoded in advance during a step
-
-
 class TrainingImages(Protocol):
     """The images of pairs, as inputs of a model in training."""
 
-    def of_pairs(self, batches: Sequence[Numbers], image_of: Numbers, seed: int, epoch: int) -> Iterator[tuple[Tensor, ...]]:
+    def read_batches(
+        self, batches: Sequence[Indices], image_of: Indices, seed: int, epoch: int
+    ) -> Iterator[tuple[Tensor, ...]]:
         """Yield the images of each of ``batches`` of pair indices; ``image_of`` holds the image index of every pair."""
 
 
 class EvaluationImages(Protocol):
     """Images as inputs of a model in evaluation."""
 
-    def of_images(self, images: Numbers) -> tuple[Tensor, ...]:
+    def read_images(self, images: Indices) -> tuple[Tensor, ...]:
         """Return the images with these indices."""
 
 
 class CachedImages(CachedFeatures):
     """Cached features of images."""
 
-    def of_pairs(self, batches: Sequence[Numbers], image_of: Numbers, seed: int, epoch: int) -> Iterator[tuple[Tensor, ...]]:
-        """Yield the features of each batch; for a bank, those of a random crop for each pair."""
+    def read_batches(
+        self, batches: Sequence[Indices], image_of: Indices, seed: int, epoch: int
+    ) -> Iterator[tuple[Tensor, ...]]:
         crops = np.random.default_rng([seed, epoch, 1]).integers(max(1, self.n_crops), size=len(image_of))
         for pairs in batches:
-            yield self.of(image_of[pairs], crops[pairs])
+            yield self.read(image_of[pairs], crops[pairs])
 
-    def of_images(self, images: Numbers) -> tuple[Tensor, ...]:
-        """Return features; for a bank, the mean over the crops."""
-        return self.of(images)
+    def read_images(self, images: Indices) -> tuple[Tensor, ...]:
+        return self.read(images)
 
 
 class PhotoCrops:
     """Crops of photos, read from their files by threads.
 
-    Parameters
-    ----------
-    extractor : the CNN that reads the crops
-    paths, image_ids : the photos, in the order of their indices
-    random_crop : kind of random crops, see the feature settings
-    workers : number of threads
-    through : whether to return features of the frozen CNN instead of pixels
-    config : preparation of the photos; by default that of the CNN
+    ``extractor`` : the CNN that reads the crops.
+    ``paths``, ``image_ids`` : the photos, in the order of their indices.
+    ``random_crop`` : kind of random crops, see the feature settings.
+    ``workers`` : number of threads.
+    ``through`` : whether to return features of the frozen CNN instead of pixels.
+    ``config`` : preparation of the photos; by default that of the CNN.
     """
 
     def __init__(
         self,
         extractor: CnnExtractor,
         paths: Sequence[Path],
-        image_ids: Numbers,
+        image_ids: Indices,
         random_crop: str | None = None,
         workers: int = 2,
         through: bool = False,
@@ -205,11 +199,10 @@ class PhotoCrops:
         self._workers = workers
         self._through = through
 
-    def of_pairs(self, batches: Sequence[Numbers], image_of: Numbers, seed: int, epoch: int) -> Iterator[tuple[Tensor, ...]]:
-        """Yield a random crop for each pair of each batch: pixels, or features of the CNN.
-
-        Shapes are (n, 1, 3, crop, crop) for pixels, and (n, dim), or sets with their mask, for features.
-        """
+    def read_batches(
+        self, batches: Sequence[Indices], image_of: Indices, seed: int, epoch: int
+    ) -> Iterator[tuple[Tensor, ...]]:
+        """Yield a random crop for each pair of each batch: pixels (n, 1, 3, crop, crop), or features of the CNN."""
         visits = [int(pair) for pairs in batches for pair in pairs]
 
         def load(pair: int) -> Tensor:
@@ -221,9 +214,10 @@ class PhotoCrops:
         crops = read_ahead(visits, load, self._workers, ahead)
         for pairs in batches:
             pixels = [next(crops) for _ in pairs]
-            yield self._seen(torch.stack(pixels) if pixels else self._none())
+            nothing = torch.empty(0, 1, 3, self._random.crop, self._random.crop, dtype=torch.uint8)
+            yield self._encode(torch.stack(pixels) if pixels else nothing)
 
-    def of_images(self, images: Numbers) -> tuple[UInt8[Tensor, "n n_crops 3 crop crop"]]:
+    def read_images(self, images: Indices) -> tuple[UInt8[Tensor, "n n_crops 3 crop crop"]]:
         """Return the fixed crops of photos: the centre, or all ten."""
 
         def load(number: int) -> Tensor:
@@ -231,14 +225,11 @@ class PhotoCrops:
 
         return (torch.stack(list(read_ahead(images.tolist(), load, self._workers, 4 * self._workers + 1))),)
 
-    def _none(self) -> Tensor:
-        return torch.empty(0, 1, 3, self._random.crop, self._random.crop, dtype=torch.uint8)
-
-    def _seen(self, pixels: Tensor) -> Encoded:
+    def _encode(self, pixels: Tensor) -> Encoded:
         if not self._through:
             return (pixels,)
         parts = [self._extractor.features(part) for part in torch.split(pixels, self._extractor.config.batch_size)]
-        return whole_sets(torch.cat(parts)) if self._extractor.config.positions else (torch.cat(parts).flatten(1),)
+        return add_full_mask(torch.cat(parts)) if self._extractor.config.positions else (torch.cat(parts).flatten(1),)
 
 
 def photo_crops(
@@ -249,7 +240,7 @@ def photo_crops(
     through: bool = False,
     config: CnnConfig | None = None,
 ) -> PhotoCrops:
-    """Return crops of the photos of ``images``, prepared for a CNN, or as ``config`` states."""
+    """Return crops of the photos of ``images``, prepared for a CNN or as in ``config``."""
     if not dataset.has_image_files:
         raise UserError(f"{dataset.path}: this data set has no photos (its features were imported)")
     paths = [dataset.image_path(image) for image in images]

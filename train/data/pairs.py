@@ -22,14 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Pairs:
-    """All image-caption pairs of some images; pair k is caption k, in the order of the images, with its image.
-
-    Attributes
-    ----------
-    images : the images of the pairs
-    image_ids : (n_images,)
-    image_of : (n_pairs,) the index of each caption's image
-    """
+    """All image-caption pairs of some images: pair k is caption k with its image, of the index ``image_of[k]``."""
 
     def __init__(self, images: Sequence[Image]) -> None:
         self.images = images
@@ -46,12 +39,10 @@ class Pairs:
 
     @property
     def caption_image_ids(self) -> NDArray[np.int64]:
-        """The id of each caption's image."""
         return self.image_ids[self.image_of]
 
     @property
     def caption_ids(self) -> NDArray[np.int64]:
-        """The id of each caption."""
         return caption_ids(self.images)
 
     @property
@@ -62,8 +53,8 @@ class Pairs:
     @cached_property
     def text_of(self) -> NDArray[np.int64]:
         """The index of each caption's text (n_pairs,); captions with the same words have the same index."""
-        numbers: dict[tuple[str, ...], int] = {}
-        return np.asarray([numbers.setdefault(tuple(c.tokens), len(numbers)) for c in self.captions], np.int64)
+        indices: dict[tuple[str, ...], int] = {}
+        return np.asarray([indices.setdefault(tuple(c.tokens), len(indices)) for c in self.captions], np.int64)
 
 
 @dataclass(frozen=True)
@@ -75,10 +66,7 @@ class Split:
     captions: CaptionInputs
 
     def first(self, n_images: int) -> Split:
-        """Return the first images of the split, with all their captions.
-
-        Their indices are the lowest ones, so the inputs of the model stay valid.
-        """
+        """Return the first images of the split, with all their captions."""
         return (
             self
             if n_images >= len(self.pairs.images)
@@ -87,10 +75,7 @@ class Split:
 
 
 def images_of(dataset: Dataset, splits: Sequence[str], cache: FeatureCache, captioned: bool = False) -> Sequence[Image]:
-    """Return the images of some splits that have features; warn about images that the extraction skipped.
-
-    With ``captioned``, images without a caption are left out too, because training and validation cannot use them.
-    """
+    """Return the images of some splits that have features and, with ``captioned``, captions; warn about the others."""
     of_splits = [dataset.split(split) for split in splits]
     images = of_splits[0] if len(of_splits) == 1 else list(chain.from_iterable(of_splits))
     kept = select_images(images, ~np.isin(image_ids(images), list(cache.skipped)))

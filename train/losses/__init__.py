@@ -1,13 +1,7 @@
 """Losses. A new loss is one file here and one line below.
 
-A ranking loss is a class of settings, derived from :class:`vse.train.losses.ranking.RankingLoss`, with a method ``cost`` of
-
-- ``scores`` (n, m): the scores of n queries with m candidates,
-- ``positives`` (n,): the column of the right candidate of each query,
-- ``negatives`` (n, m): True where a candidate is a negative of the query,
-
-that returns a scalar, summed over the queries. It is called once for each direction. A loss of single pairs derives from
-:class:`vse.train.losses.pair_loss.PairLoss`.
+A ranking loss is a class of settings that derives from :class:`vse.train.losses.ranking.RankingLoss` and has a method
+``cost``. A loss of single pairs derives from :class:`vse.train.losses.pair_loss.PairLoss`.
 """
 
 from __future__ import annotations
@@ -21,12 +15,12 @@ LOSSES: Registry[Loss] = Registry(
     base=Loss,
     from_function=loss_of_function,
     lazy={
-        "max": "vse.train.losses.max_of_hinges:MaxOfHinges",
-        "sum": "vse.train.losses.sum_of_hinges:SumOfHinges",
-        "top": "vse.train.losses.top_of_hinges:TopOfHinges",
-        "spectrum": "vse.train.losses.spectrum_of_hinges:SpectrumOfHinges",
-        "infonce": "vse.train.losses.infonce:InfoNce",
-        "sigmoid": "vse.train.losses.sigmoid:Sigmoid",
+        "max": "vse.train.losses.hinges:MaxOfHinges",
+        "sum": "vse.train.losses.hinges:SumOfHinges",
+        "top": "vse.train.losses.hinges:TopOfHinges",
+        "spectrum": "vse.train.losses.hinges:SpectrumOfHinges",
+        "infonce": "vse.train.losses.contrastive:InfoNce",
+        "sigmoid": "vse.train.losses.contrastive:Sigmoid",
         "logistic": "vse.train.losses.pair_loss:Logistic",
     },
 )

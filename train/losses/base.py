@@ -19,31 +19,38 @@ from vse.pipeline.presets.schema import Settings
 from vse.train.kinds import Encoded
 from vse.train.models.similarities.base import Similarity, SimilaritySettings
 
+Indices = NDArray[np.int64]
+ScoreMatrix = Float[Tensor, "n m"]  # scores of n queries (rows) with m candidates (columns)
+Mask = Bool[Tensor, "n m"]
+Positives = Int[Tensor, " n"]  # for each query, the column of its positive
+Scalar = Float[Tensor, ""]
 
-def hinge_costs(
-    scores: Float[Tensor, "n m"], positives: Int[Tensor, " n"], negatives: Bool[Tensor, "n m"], margin: float
-) -> Float[Tensor, "n m"]:
+
+def hinge_costs(scores: ScoreMatrix, positives: Positives, negatives: Mask, margin: float) -> ScoreMatrix:
     """Return [margin - s(q, positive) + s(q, c)]+ for every query q (row) and negative c (column), and 0 elsewhere."""
     return (margin + scores - scores.gather(1, positives[:, None])).clamp(min=0) * negatives
 
 
-def highest(costs: Float[Tensor, "n m"], settings: Loss) -> Float[Tensor, ""]:
+def sum_highest(costs: ScoreMatrix, settings: Loss) -> Scalar:
     """Return the sum of the ``k`` highest costs of each row, or their mean over all rows (reduction ``mean_topk``)."""
     top = costs if settings.k is None else costs.topk(min(settings.k, costs.shape[1]), sorted=False).values
     return top.mean() if settings.reduction == "mean_topk" else top.sum()
 
 
+def in_full_precision(scores: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Return scores of 16 bits as float32, and others unchanged."""
+    return scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
+
+
 class LearnedScale(nn.Module):
     """A learned map from scores s to logits exp(log_scale) s + bias, with both numbers in float32.
 
-    The logarithm of the scale is learned, so that the scale stays positive (CLIP: Radford et al., 2021, section 2.3; SigLIP:
+    The logarithm of the scale is learned, which keeps the scale positive (CLIP: Radford et al., 2021, section 2.3; SigLIP:
     Zhai et al., 2023, Algorithm 1).
 
-    Parameters
-    ----------
-    temperature : 1 / scale at the start
-    bias : the bias at the start; None: no bias
-    least : lower bound of the temperature; None: no bound
+    ``temperature`` : 1 / scale at the start.
+    ``bias`` : the bias at the start; None: no bias.
+    ``least`` : lower bound of the temperature; None: no bound.
     """
 
     def __init__(self, temperature: float, bias: float | None = None, least: float | None = None) -> None:
@@ -67,46 +74,38 @@ class LearnedScale(nn.Module):
         return temperature if self.bias is None else {**temperature, "bias": self.bias.item()}
 
 
-def in_full_precision(scores: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Return scores of 16 bits as float32, and others unchanged."""
-    return scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
-
-
-Numbers = NDArray[np.int64]
-
-
 @dataclass(frozen=True)
 class Batch:
     """The n pairs of a batch.
 
-    images, captions : embeddings of the pairs, see :mod:`vse.train.kinds`
-    image_of, text_of : (n,) the index of the image and of the text of each pair
-    more_images, more_captions : embeddings of further candidates, for example of an adversary; negatives of every query
-    pair_of : (n,) the index of each pair among all training pairs, for adversaries that need it
+    ``images``, ``captions`` : embeddings of the pairs, see :mod:`vse.train.kinds`.
+    ``image_of``, ``text_of`` : (n,) the index of the image and of the text of each pair.
+    ``more_images``, ``more_captions`` : embeddings of further candidates, negatives of every query.
+    ``pair_of`` : (n,) the index of each pair among all training pairs, for adversaries that need it.
     """
 
     images: Encoded
     captions: Encoded
-    image_of: Numbers
-    text_of: Numbers
+    image_of: Indices
+    text_of: Indices
     more_images: Encoded | None = None
     more_captions: Encoded | None = None
-    pair_of: Numbers | None = None
+    pair_of: Indices | None = None
 
 
 class Ranking(NamedTuple):
-    """The candidates of the queries of one direction: scores (n, m), positives (n,) and negatives (n, m)."""
+    """The queries of one direction with their candidates: their scores, the positive of each query, and its negatives."""
 
-    scores: Float[Tensor, "n m"]
+    scores: ScoreMatrix
     positives: Tensor
-    negatives: Bool[Tensor, "n m"]
+    negatives: Mask
 
 
 class Cost(NamedTuple):
     """The loss of a batch, its loss if all embeddings were equal (``collapsed``), and the rankings of both directions."""
 
-    loss: Float[Tensor, ""]
-    collapsed: Float[Tensor, ""]
+    loss: Scalar
+    collapsed: Scalar
     rankings: tuple[Ranking, Ranking] | None = None
 
 
@@ -116,14 +115,7 @@ Objective = Callable[[Batch, int], Cost]
 
 @dataclass(frozen=True)
 class LossUse:
-    """The setting in which a loss is used.
-
-    similarity : the similarity of the model
-    compiled : whether the loss is compiled
-    adversary : whether the training has an adversary
-    phrases : whether regions are matched with phrases
-    warmup : the loss of the first epochs, if it is another one
-    """
+    """The setting in which a loss is used; ``warmup`` is the loss of the first epochs, if it is another one."""
 
     similarity: SimilaritySettings
     compiled: bool = False
@@ -135,8 +127,8 @@ class LossUse:
 class Loss(Settings, ABC):
     """Settings of a loss, chosen by its ``name`` (VSE++ paper, Eqs. 5 and 6; two-branch paper, Eqs. 3 to 7).
 
-    ``ranks`` : whether the loss compares the candidates of a query, so that a hardest negative exists
-    ``several_positives`` : whether a query may have more than one positive
+    ``ranks`` : whether the loss compares the candidates of a query, so that a hardest negative exists.
+    ``several_positives`` : whether a query may have more than one positive.
     """
 
     ranks: ClassVar[bool]
@@ -162,26 +154,26 @@ class Loss(Settings, ABC):
     lambda4: float = Field(0.0, ge=0, description="weight of the neighbourhood constraints among captions")
 
     @model_validator(mode="after")
-    def _positives(self) -> Self:
+    def _check_positives(self) -> Self:
         if self.same_image == "positive" and not self.several_positives:
             raise ValueError(f"same_image: positive goes with infonce and sigmoid, not with {self.name} (mask does)")
         return self
 
     @property
     def averages(self) -> bool:
-        """Whether the cost of a batch is a mean over its queries instead of a sum."""
+        """True if the cost of a batch is a mean over its queries, False if it is a sum."""
         return False
 
     @property
     def lists_negatives(self) -> bool:
-        """Whether the cost comes with rankings, so that hard negatives can be listed."""
+        """True if the cost of a batch includes its rankings. Hard negatives are listed from them."""
         return self.ranks
 
     def check_use(self, use: LossUse) -> None:
         """Raise ValueError if the loss cannot be used in this setting."""
 
     @property
-    def own_rate(self) -> float | None:
+    def weights_rate(self) -> float | None:
         """Learning rate of the parameters of the loss; None: the rate of the model."""
         return None
 
@@ -191,11 +183,7 @@ class Loss(Settings, ABC):
 
     @abstractmethod
     def objective(self, similarity: Similarity, compiled: bool = False, weights: nn.Module | None = None) -> Objective:
-        """Return the function that training minimises.
+        """Return the function that training minimises, compiled (torch.compile) if possible and requested by ``compiled``.
 
-        Parameters
-        ----------
-        similarity : scores embeddings
-        compiled : whether to compile the loss (torch.compile), where that is possible
-        weights : the parameters of the loss, see :meth:`weights`; None: the settings are used
+        ``weights`` are the parameters of the loss, see :meth:`weights`; without them the settings are used.
         """

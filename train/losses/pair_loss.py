@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from vse.train.losses.base import Batch, Cost, Loss, Numbers, Objective
+from vse.train.losses.base import Batch, Cost, Indices, Loss, Objective, Scalar
 from vse.train.models.similarities.base import Similarity
 
 
@@ -21,19 +21,17 @@ class PairLoss(Loss):
     ranks: ClassVar = False
 
     @abstractmethod
-    def cost(self, scores: Float[Tensor, " n"], labels: Float[Tensor, " n"]) -> Float[Tensor, ""]:
+    def cost(self, scores: Float[Tensor, " n"], labels: Float[Tensor, " n"]) -> Scalar:
         """Return the sum of the costs of pairs with ``labels`` +1 (positive) or -1 (negative)."""
 
     def objective(self, similarity: Similarity, compiled: bool = False, weights: nn.Module | None = None) -> Objective:
-        """Return the function that computes the cost of the pairs of a batch and of as many random negative pairs."""
-
         def cost(batch: Batch, seed: int) -> Cost:
             device = batch.images[0].device
             rows, columns = balanced_pairs(batch.image_of, np.random.default_rng(seed))
             labels = torch.ones(len(rows), device=device)
             labels[len(rows) // 2 :] = -1
-            where = (torch.from_numpy(numbers).to(device) for numbers in (rows, columns))
-            scores = similarity.of_pairs(batch.images, batch.captions, *where)
+            where = (torch.from_numpy(indices).to(device) for indices in (rows, columns))
+            scores = similarity.score_pairs(batch.images, batch.captions, *where)
             with torch.no_grad():
                 collapsed = self.cost(torch.zeros_like(scores), labels)
             return Cost(self.cost(scores, labels), collapsed)
@@ -41,18 +39,15 @@ class PairLoss(Loss):
         return cost
 
 
-def balanced_pairs(image_of: Numbers, rng: np.random.Generator) -> tuple[Numbers, Numbers]:
-    """Return the positive pairs of a batch, then each image with a random caption of another image: (2n,) rows and columns.
-
-    All captions of other images are equally likely. If the batch has only one image, there are no pairs.
-    """
+def balanced_pairs(image_of: Indices, rng: np.random.Generator) -> tuple[Indices, Indices]:
+    """Return the (2n,) rows and columns of the positive pairs, then of each image with a random caption of another image."""
     order = np.argsort(image_of, kind="stable")
-    _, number, counts = np.unique(image_of, return_inverse=True, return_counts=True)
-    firsts = (np.cumsum(counts) - counts)[number]
-    n_wrong = len(image_of) - counts[number]
+    _, image, counts = np.unique(image_of, return_inverse=True, return_counts=True)
+    firsts = (np.cumsum(counts) - counts)[image]
+    n_wrong = len(image_of) - counts[image]
     rows = np.flatnonzero(n_wrong)
-    drawn = rng.integers(0, np.maximum(1, n_wrong))[rows]
-    wrong = order[drawn + counts[number][rows] * (drawn >= firsts[rows])]
+    chosen = rng.integers(0, np.maximum(1, n_wrong))[rows]
+    wrong = order[chosen + counts[image][rows] * (chosen >= firsts[rows])]
     return np.concatenate([rows, rows]), np.concatenate([rows, wrong])
 
 
@@ -61,5 +56,5 @@ class Logistic(PairLoss):
 
     name: Literal["logistic"] = "logistic"
 
-    def cost(self, scores: Float[Tensor, " n"], labels: Float[Tensor, " n"]) -> Float[Tensor, ""]:
+    def cost(self, scores: Float[Tensor, " n"], labels: Float[Tensor, " n"]) -> Scalar:
         return softplus(-labels * scores).sum()

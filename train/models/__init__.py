@@ -1,4 +1,1 @@
-"""Image encoders, caption encoders, similarities, and the model that an experiment builds of them.
-
-Imports no other folder of train.
-"""
+"""Image and caption encoders, similarities, and the model that combines them. Imports no other folder of train."""

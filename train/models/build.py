@@ -13,13 +13,13 @@ from vse.features.backbones.transformer import Transformer
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.parts import part_field
 from vse.pipeline.presets.schema import Settings
-from vse.train.kinds import Encoded, Kind, whole_sets
+from vse.train.kinds import Encoded, Kind, add_full_mask
 from vse.train.models.encoders import CAPTION_ENCODERS, DEFAULT_CAPTION_ENCODERS, IMAGE_ENCODERS
 from vse.train.models.encoders.base import EncoderSettings, Sizes, unit_length
 from vse.train.models.encoders.linear import Linear
 from vse.train.models.similarities import SIMILARITIES
 from vse.train.models.similarities.base import Scores, SimilaritySettings
-from vse.train.models.similarities.cosine import CosineSettings
+from vse.train.models.similarities.vectors import CosineSettings
 
 PARTS = ("image_encoder", "caption_encoder", "similarity", "cnn")
 
@@ -54,12 +54,12 @@ class ModelConfig(Settings):
 
 @dataclass(frozen=True)
 class Input:
-    """The input of one side of a model.
+    """The input of images or of captions to a model.
 
-    kind : vectors, sets, words or tokens
-    size : length of a vector, or of the vocabulary
-    name : the name of the input in messages
-    transformer : for tokens, the transformer that they belong to
+    ``kind`` : vectors, sets, words or tokens.
+    ``size`` : length of a vector, or of the vocabulary.
+    ``name`` : the name of the input in messages.
+    ``transformer`` : for tokens, the transformer that they belong to.
     """
 
     kind: Kind
@@ -69,14 +69,7 @@ class Input:
 
 
 class Model(nn.Module):
-    """An image encoder and a caption encoder into a joint space, and a similarity that scores their embeddings.
-
-    Parameters
-    ----------
-    config : the settings of the experiment
-    image_input, caption_input : the inputs of both sides
-    cnn : the network from pixels to image vectors, if it is part of the model
-    """
+    """Encoders of images and captions into a joint space, a similarity that scores embeddings, and optionally a CNN."""
 
     def __init__(self, config: ModelConfig, image_input: Input, caption_input: Input, cnn: nn.Module | None = None) -> None:
         super().__init__()
@@ -102,12 +95,11 @@ class Model(nn.Module):
 
     @property
     def dim(self) -> int:
-        """Length of an embedding."""
         return self.image_encoder.dim
 
     @property
     def pairwise(self) -> bool:
-        """Whether the similarity must score every pair, because a score is more than a comparison of two vectors."""
+        """True if the similarity must score every pair, False if it compares single vectors."""
         return self.config.similarity.ranked_by is None
 
     @property
@@ -122,8 +114,8 @@ class Model(nn.Module):
             getattr(self, part).requires_grad_(False)
         self.train(self.training)
 
-    def hold(self, *modules: str) -> None:
-        """Stop training these modules, by their dotted names, until the next call; frozen parts stay frozen."""
+    def freeze_modules(self, *modules: str) -> None:
+        """Stop training these modules, given by their dotted names, until the next call; frozen parts stay frozen."""
         for weight in self._held:
             weight.requires_grad_(True)
         self._waiting = modules
@@ -144,21 +136,20 @@ class Model(nn.Module):
         """Return embeddings of image inputs or, with a CNN, of crops (n, n_crops, 3, side, side) with pixels 0-255."""
         if self.cnn is not None:
             seen = self.cnn(*images)
-            images = whole_sets(seen) if seen.ndim == 3 else (seen,)
+            images = add_full_mask(seen) if seen.ndim == 3 else (seen,)
         vectors, *mask = self.image_encoder(*images)
         vectors = unit_length(vectors) if self.config.normalize_image else vectors
         return self._as_compared(vectors), *mask
 
     def embed_captions(self, *captions: Tensor) -> Encoded:
-        """Return embeddings of caption inputs."""
         vectors, *mask = self.caption_encoder(*captions)
         return self._as_compared(unit_length(vectors)), *mask
 
     def score_pairs(
         self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, " k"]:
-        """Return the score of each image in ``rows`` with the caption at the same place in ``columns``."""
-        return self.similarity.of_pairs(images, captions, rows, columns)
+        """Return the score of each image in ``rows`` with the caption at the same position in ``columns``."""
+        return self.similarity.score_pairs(images, captions, rows, columns)
 
     def forward(self, images: tuple[Tensor, ...], captions: tuple[Tensor, ...]) -> Scores:
         """Return the scores of all images (rows) with all captions (columns) of a batch."""
@@ -170,10 +161,7 @@ class Model(nn.Module):
 
 
 def build_model(config: ModelConfig, image_input: Input, caption_input: Input, cnn: nn.Module | None = None) -> Model:
-    """Build the model of an experiment, for training, embedding and search.
-
-    Raises UserError if an encoder cannot read its input, or the similarity cannot compare the embeddings.
-    """
+    """Build the model of an experiment. Raises UserError if its parts do not fit each other or the inputs."""
     return Model(config, image_input, caption_input, cnn)
 
 

@@ -1,9 +1,8 @@
 """States of a GRU or LSTM on a CPU, with the arithmetic of torch and a cheaper backward pass.
 
 Torch sums the gradient of the recurrent weights step by step, and projects every occurrence of a word. Here that gradient is
-one product over all steps, and each word of a batch is projected once. Under autocast the products are in bfloat16, and
-everything else stays in float32. The number of rows of a product is rounded up, because oneDNN compiles and keeps a kernel
-for every new shape. The additional rows are zeros or are not read.
+one product over all steps, and each word of a batch is projected once. Under autocast the products are in bfloat16, the rest
+in float32. Rows of products are padded to few sizes, because oneDNN compiles and keeps a kernel for every new shape.
 """
 
 from __future__ import annotations
@@ -21,20 +20,13 @@ _FEW, _MANY = 16, 256  # the rows of a step, and of all steps, are rounded up to
 def last_states(
     network: nn.GRU | nn.LSTM, table: Float[Tensor, "n_words word_dim"], words: PackedSequence
 ) -> Float[Tensor, "n dim"]:
-    """Return the state of a one-layer ``network`` after the last word of each caption, in the order before packing.
-
-    Parameters
-    ----------
-    network : the network whose weights are used
-    table : the vector of each word
-    words : packed word indices
-    """
+    """Return the state of a one-layer ``network`` after the last word of each caption; ``table`` has the word vectors."""
     return last_of(packed_states(network, table, words), words)
 
 
 def last_of(states: Float[Tensor, "n_packed dim"], words: PackedSequence) -> Float[Tensor, "n dim"]:
     """Select the states after the last words from those after all words, in the order before packing."""
-    starts, lengths = _layout(words)
+    starts, lengths = _starts_and_lengths(words)
     last = states[(starts[lengths - 1] + torch.arange(len(lengths))).to(states.device)]
     return last if words.unsorted_indices is None else last[words.unsorted_indices]
 
@@ -42,14 +34,13 @@ def last_of(states: Float[Tensor, "n_packed dim"], words: PackedSequence) -> Flo
 def packed_states(
     network: nn.GRU | nn.LSTM, table: Float[Tensor, "n_words word_dim"], words: PackedSequence, backwards: bool = False
 ) -> Float[Tensor, "n_packed dim"]:
-    """Return the state of a one-layer ``network`` after each word, in the order of ``words.data``.
+    """Return the state of a one-layer ``network`` after each packed word; ``table`` has the vector of each word.
 
-    With ``backwards`` these are the states of the second direction of a bidirectional network, which reads captions from their
-    end. The other parameters are those of :func:`last_states`.
+    With ``backwards`` these are the states of the second direction of a bidirectional network.
     """
     data, mirror = words.data, None
     if backwards:
-        starts, lengths = _layout(words)
+        starts, lengths = _starts_and_lengths(words)
         step = torch.repeat_interleave(torch.arange(len(starts)), words.batch_sizes)
         caption = torch.arange(len(data)) - starts[step]
         mirror = starts[lengths[caption] - 1 - step] + caption
@@ -65,27 +56,26 @@ def packed_states(
     return states if mirror is None else states[mirror]
 
 
-def _layout(words: PackedSequence) -> tuple[Int[Tensor, " longest"], Int[Tensor, " n"]]:
+def _starts_and_lengths(words: PackedSequence) -> tuple[Int[Tensor, " longest"], Int[Tensor, " n"]]:
     """Return the first packed word of each step, and the lengths of captions, the longest first."""
     sizes = words.batch_sizes
     return sizes.cumsum(0) - sizes, (sizes[:, None] > torch.arange(int(sizes[0]))).sum(0)
 
 
 class _Factor:
-    """The left factor of the products of all steps, with rows of zeros at its end.
+    """The left factor of the products of all steps: ``n`` rows, at most ``most`` in a step, multiplied by ``weight``.
 
-    rows : (n_rows, n_in) in the type of the products; the caller writes the rows of a step before it is multiplied
+    The caller writes the ``rows`` of a step before it is multiplied. Rows of zeros follow at the end.
     """
 
     def __init__(self, n: int, most: int, weight: Float[Tensor, "n_in n_out"]) -> None:
-        """Allocate ``n`` rows, at most ``most`` in a step, that are multiplied by ``weight``."""
-        self.rows = weight.new_zeros(_rounded(n, _MANY) + _FEW, len(weight))
-        self._weight, self._product = weight, weight.new_empty(_rounded(most, _FEW), weight.shape[1])
+        self.rows = weight.new_zeros(_round_up(n, _MANY) + _FEW, len(weight))
+        self._weight, self._product = weight, weight.new_empty(_round_up(most, _FEW), weight.shape[1])
 
-    def multiplied(self, step: slice) -> Float[Tensor, "size n_out"]:
+    def multiply(self, step: slice) -> Float[Tensor, "size n_out"]:
         """Return the product of a step; the next call overwrites it."""
         size = step.stop - step.start
-        rows = _rounded(size, _FEW)
+        rows = _round_up(size, _FEW)
         return torch.mm(self.rows[step.start : step.start + rows], self._weight, out=self._product[:rows])[:size]
 
 
@@ -106,13 +96,13 @@ class _Gru(torch.autograd.Function):
         for size in sizes:
             step, state = slice(start, start := start + size), state[:size]
             before.rows[step] = state
-            gate = torch.add(before.multiplied(step), bias, out=gates[step])
+            gate = torch.add(before.multiply(step), bias, out=gates[step])
             gate[:, : 2 * dim].add_(inputs[step, : 2 * dim]).sigmoid_()
             reset, update, recurrent = gate.chunk(3, 1)
             candidate = torch.mul(reset, recurrent, out=candidates[step])
             candidate.add_(inputs[step, 2 * dim :]).tanh_()
             state = torch.lerp(candidate, state, update, out=after[step])
-        ctx.save_for_backward(low_weight, gates, candidates, before.rows[: _rounded(n, _MANY)])
+        ctx.save_for_backward(low_weight, gates, candidates, before.rows[: _round_up(n, _MANY)])
         ctx.sizes, ctx.inputs_dtype = sizes, inputs.dtype
         return after
 
@@ -121,7 +111,7 @@ class _Gru(torch.autograd.Function):
         weight, gates, candidates, before = ctx.saved_tensors
         n, dim = candidates.shape
         of_state = gates.new_zeros(ctx.sizes[0], dim)
-        of_hidden, of_gates = _gradients_of_gates(n, ctx.sizes[0], weight, before, gates.dtype)  # with respect to W h + b
+        of_hidden, of_gates = _allocate_gradients(n, ctx.sizes[0], weight, before, gates.dtype)  # with respect to W h + b
         of_candidate = torch.empty_like(candidates)  # with respect to the input of tanh
         end = n
         for size in reversed(ctx.sizes):
@@ -136,7 +126,7 @@ class _Gru(torch.autograd.Function):
             torch.mul(of_recurrent * recurrent, 1 - reset, out=of_reset)
             torch.mul(kept * (before[step] - candidate), 1 - update, out=of_update)
             of_hidden.rows[step] = of_gates[step]
-            torch.add(kept, of_hidden.multiplied(step), out=gradient)
+            torch.add(kept, of_hidden.multiply(step), out=gradient)
         of_weight = (of_hidden.rows[: len(before)].t() @ before).to(gates.dtype)
         of_bias = of_gates.sum(0)
         of_inputs = of_hidden.rows[:n]
@@ -162,7 +152,7 @@ class _Lstm(torch.autograd.Function):
         for size in sizes:
             step, cell = slice(start, start := start + size), cell[:size]
             before.rows[step] = state[:size]
-            gate = torch.add(before.multiplied(step), bias, out=gates[step]).add_(inputs[step])
+            gate = torch.add(before.multiply(step), bias, out=gates[step]).add_(inputs[step])
             gate[:, : 2 * dim].sigmoid_()
             gate[:, 2 * dim : 3 * dim].tanh_()
             gate[:, 3 * dim :].sigmoid_()
@@ -170,7 +160,7 @@ class _Lstm(torch.autograd.Function):
             cells[step] = cell
             cell.mul_(forget).addcmul_(entering, candidate)
             state = torch.mul(out, torch.tanh(cell, out=squashed[step]), out=after[step])
-        ctx.save_for_backward(low_weight, gates, cells, squashed, before.rows[: _rounded(n, _MANY)])
+        ctx.save_for_backward(low_weight, gates, cells, squashed, before.rows[: _round_up(n, _MANY)])
         ctx.sizes, ctx.inputs_dtype = sizes, inputs.dtype
         return after
 
@@ -179,7 +169,7 @@ class _Lstm(torch.autograd.Function):
         weight, gates, cells, squashed, before = ctx.saved_tensors
         n, dim = cells.shape
         of_state, of_cell = gates.new_zeros(2, ctx.sizes[0], dim)
-        of_hidden, of_gates = _gradients_of_gates(n, ctx.sizes[0], weight, before, gates.dtype)  # with respect to x + W h + b
+        of_hidden, of_gates = _allocate_gradients(n, ctx.sizes[0], weight, before, gates.dtype)  # with respect to x + W h + b
         end = n
         for size in reversed(ctx.sizes):
             step = slice(end - size, end)
@@ -194,12 +184,12 @@ class _Lstm(torch.autograd.Function):
             torch.mul(through * entering, 1 - candidate.square(), out=of_candidate)
             through.mul_(forget)
             of_hidden.rows[step] = of_gates[step]
-            of_state[:size] = of_hidden.multiplied(step)
+            of_state[:size] = of_hidden.multiply(step)
         of_weight = (of_hidden.rows[: len(before)].t() @ before).to(gates.dtype)
         return of_hidden.rows[:n].to(ctx.inputs_dtype), of_weight, of_gates.sum(0), None, None
 
 
-def _gradients_of_gates(
+def _allocate_gradients(
     n: int, most: int, weight: Tensor, before: Tensor, exact: torch.dtype
 ) -> tuple[_Factor, Float[Tensor, "n_rows n_gates"]]:
     """Return memory for gradients in the type of the products and in their own; the same memory if the types are equal."""
@@ -211,5 +201,5 @@ def _gradients_of_gates(
     return factor, of_gates
 
 
-def _rounded(rows: int, multiple: int) -> int:
+def _round_up(rows: int, multiple: int) -> int:
     return -(-rows // multiple) * multiple

@@ -16,15 +16,13 @@ class TrainableCnn(nn.Module):
     """The network of an extractor, with gradients.
 
     It returns the mean over the crops of an image, or over the crops at each position of a map, with unit length if the
-    vectors of the cache have it. Parameters after the layer that is read are dropped, so that they are neither saved nor
-    updated. Dropout is off.
+    vectors of the cache have it. Parameters after the layer that is read are dropped: they are neither saved nor updated.
+    Dropout is off.
 
-    Parameters
-    ----------
-    extractor : the CNN, and the preparation of its images
-    batch_norm : ``frozen`` keeps the statistics of batch norms; ``train`` uses those of the batch during training
-    checkpointing : whether to compute activations again in the backward pass instead of storing them
-    compiled : whether to compile the network
+    ``extractor`` : the CNN, and the preparation of its images.
+    ``batch_norm`` : ``frozen`` keeps the statistics of batch norms; ``train`` uses those of the batch during training.
+    ``checkpointing`` : whether to compute activations again in the backward pass instead of storing them.
+    ``compiled`` : whether to compile the network.
     """
 
     def __init__(

@@ -1,8 +1,4 @@
-"""Batches for Algorithm 1 of the two-branch paper, and their losses: triplets (Eq. 6) and labelled pairs (Eq. 7).
-
-:class:`CandidateSampler` selects the positive and negative candidates of a pair's image. :class:`TripletSampler` builds
-batches of triplets from them for the embedding network, and :class:`PairSampler` batches of pairs for the similarity network.
-"""
+"""Batches for Algorithm 1 of the two-branch paper, and their losses: triplets (Eq. 6) and labelled pairs (Eq. 7)."""
 
 from __future__ import annotations
 
@@ -17,13 +13,12 @@ from torch import Tensor
 
 from vse.eval.ranking.localisation import pairwise_iou
 from vse.pipeline.presets.schema import Settings
-from vse.train.data.images import Numbers
+from vse.train.data.images import Indices
 from vse.train.losses.base import Cost, Ranking
-from vse.train.losses.neighbourhood import neighbourhood, related
 from vse.train.losses.pair_loss import PairLoss
-from vse.train.losses.ranking import RankingLoss
+from vse.train.losses.ranking import RankingLoss, add_neighbourhood, find_neighbours
 from vse.train.models.similarities.base import Scores, Similarity
-from vse.train.phrases.pairs import PhrasePairs, Sets, flat_spans, one_of_each, padded_lists, some_of_each
+from vse.train.phrases.pairs import KeyedSets, PhrasePairs, flat_spans, padded_lists, sample_one_per_row, sample_per_row
 from vse.train.phrases.regions import BoxFeatures
 
 
@@ -55,11 +50,11 @@ class SamplingSettings(PositiveSettings):
 
 
 @dataclass(frozen=True)
-class Near:
+class NearCandidates:
     """Candidates that are positive, or negative, for the phrases of some pairs.
 
-    rows : (n,) the row of the pair, ascending
-    regions : (n,) the index of the candidate
+    ``rows`` : (n,) the row of the pair, ascending.
+    ``regions`` : (n,) the index of the candidate.
     """
 
     rows: Int[np.ndarray, " n"]
@@ -69,12 +64,10 @@ class Near:
 class CandidateSampler:
     """The selection of positive and negative candidates of pairs.
 
-    Parameters
-    ----------
-    pairs : all training pairs, each with a box
-    candidates : the boxes of their images
-    truth_of : (n_pairs,) the index of each pair's ground-truth region among all regions
-    settings : the settings of Algorithm 1
+    ``pairs`` : all training pairs, each with a box.
+    ``candidates`` : the boxes of their images.
+    ``truth_of`` : the index of each pair's ground-truth region among all regions.
+    ``settings`` : the settings of Algorithm 1.
     """
 
     def __init__(
@@ -82,38 +75,36 @@ class CandidateSampler:
     ) -> None:
         self.pairs, self.candidates, self.truth_of, self.settings = pairs, candidates, truth_of, settings
 
-    def near(self, batch: Numbers, rng: np.random.Generator) -> tuple[Near, Near]:
-        """Return positive candidates of each pair, with an IoU of at least ``positive_iou``, and sampled negative ones.
-
-        Negative candidates have an IoU below ``negative_iou`` with the pair's truth.
-        """
+    def near(self, batch: Indices, rng: np.random.Generator) -> tuple[NearCandidates, NearCandidates]:
+        """Return positive and sampled negative candidates of some pairs, by their IoU with the pair's ground-truth box."""
         images = self.pairs.image_of[batch]
         rows, regions = flat_spans(self.candidates.starts[images], self.candidates.counts[images])
         overlaps = pairwise_iou(self.pairs.truths[batch][rows], self.candidates.boxes[regions])
         positive = overlaps >= self.settings.positive_iou
-        negative = (overlaps < self.settings.negative_iou) & self._drawn(images, rows, regions, rng)
-        return Near(rows[positive], regions[positive]), Near(rows[negative], regions[negative])
+        negative = (overlaps < self.settings.negative_iou) & self._sample_candidates(images, rows, regions, rng)
+        return NearCandidates(rows[positive], regions[positive]), NearCandidates(rows[negative], regions[negative])
 
-    def _drawn(self, images: Numbers, rows: Numbers, regions: Numbers, rng: np.random.Generator) -> Bool[np.ndarray, " n"]:
-        """Return whether each candidate is among those sampled for its image, which all its pairs of the batch share."""
+    def _sample_candidates(
+        self, images: Indices, rows: Indices, regions: Indices, rng: np.random.Generator
+    ) -> Bool[np.ndarray, " n"]:
+        """Return a mask of the candidates that are sampled for an image; all pairs of an image share its sample."""
         if self.settings.candidates is None:
             return np.ones(len(rows), bool)
         visited = np.unique(images)
         of_visit, every = flat_spans(self.candidates.starts[visited], self.candidates.counts[visited])
-        return np.isin(regions, every[some_of_each(of_visit, self.settings.candidates, rng)])
+        return np.isin(regions, every[sample_per_row(of_visit, self.settings.candidates, rng)])
 
 
 @dataclass(frozen=True)
 class TripletBatch:
     """Regions and phrases to embed, and the triplets among them, as rows of ``regions`` and of ``texts``.
 
-    regions : (n_regions,) indices of regions, each once
-    texts : (n_texts,) indices of texts, each once
-    region_of_query, text_of_query : (n_queries,) positive pairs (x, y) with the region as the query
-    negative_texts : (n_queries, n_texts) mask of their negative phrases y'
-    text_of_phrase_query, region_of_phrase_query : (m_queries,) positive pairs with the phrase as the query
-    candidates, are_negatives : (m_queries, longest) their negative regions x' of the same image, padded, and the mask
-    region_of_pair, text_of_pair, truth_of_pair : (n_pairs,) all positive pairs of both directions, and the truth of each
+    ``regions``, ``texts`` : indices of regions and of texts, each once.
+    ``region_of_query``, ``text_of_query`` : positive pairs (x, y) with the region as the query.
+    ``negative_texts`` : mask of their negative phrases y'.
+    ``text_of_phrase_query``, ``region_of_phrase_query`` : positive pairs with the phrase as the query.
+    ``candidates``, ``are_negatives`` : their negative regions x' of the same image, padded, and the mask.
+    ``region_of_pair``, ``text_of_pair``, ``truth_of_pair`` : all positive pairs, and the ground-truth region of each.
     """
 
     regions: Int[np.ndarray, " n_regions"]
@@ -138,20 +129,18 @@ class TripletBatch:
 class TripletSampler(CandidateSampler):
     """Triplets of a batch of pairs (Algorithm 1, steps 2 and 3, for the embedding network).
 
-    A phrase is a negative for a region, unless the chain or the ground-truth box of the region has a phrase with the same text
-    anywhere in the training set: such a phrase could not be ranked below a positive one.
+    A phrase is no negative for a region if its text occurs anywhere in the region's chain or for its ground-truth box.
     """
 
     def __init__(
         self, pairs: PhrasePairs, candidates: BoxFeatures, truth_of: Int[np.ndarray, " n_pairs"], settings: SamplingSettings
     ) -> None:
         super().__init__(pairs, candidates, truth_of, settings)
-        self._texts_of_chain = Sets(pairs.chain_of, pairs.text_of)
+        self._texts_of_chain = KeyedSets(pairs.chain_of, pairs.text_of)
         self._truths = np.unique(truth_of, return_inverse=True)[1]
-        self._texts_of_truth = Sets(self._truths, pairs.text_of)
+        self._texts_of_truth = KeyedSets(self._truths, pairs.text_of)
 
-    def batch(self, batch: Numbers, rng: np.random.Generator) -> TripletBatch:
-        """Return the triplets of some pairs, given by their indices."""
+    def batch(self, batch: Indices, rng: np.random.Generator) -> TripletBatch:
         positive, negative = self.near(batch, rng)
         text_of, truth_of = self.pairs.text_of[batch], self.truth_of[batch]
         every = np.arange(len(batch))
@@ -181,23 +170,23 @@ class TripletSampler(CandidateSampler):
             truth_of_pair=truth_of[np.concatenate([as_region, of_phrase])],
         )
 
-    def _positive_regions(self, truth_of: Numbers, positive: Near, rng: np.random.Generator) -> Numbers:
-        """Return for each pair its truth or, if augmented, a random one of its truth and its positive candidates (step 2)."""
+    def _positive_regions(self, truth_of: Indices, positive: NearCandidates, rng: np.random.Generator) -> Indices:
+        """Return for each pair its ground-truth region or, if augmented, a random positive region (step 2)."""
         if self.settings.positives == "truth":
             return truth_of
         rows = np.concatenate([np.arange(len(truth_of)), positive.rows])
-        chosen: Numbers = np.concatenate([truth_of, positive.regions])[one_of_each(rows, len(truth_of), rng)]
+        chosen: Indices = np.concatenate([truth_of, positive.regions])[sample_one_per_row(rows, len(truth_of), rng)]
         return chosen
 
-    def _second_texts(self, batch: Numbers, regions: Numbers, rng: np.random.Generator) -> tuple[Numbers, Numbers]:
+    def _second_texts(self, batch: Indices, regions: Indices, rng: np.random.Generator) -> tuple[Indices, Indices]:
         """Return another phrase of the chain for each region with a single phrase (step 3c i), and the region's first pair."""
         alone = _first_of_single(regions, self.pairs.text_of[batch])
-        others = self._texts_of_chain.another(self.pairs.chain_of[batch[alone]], self.pairs.text_of[batch[alone]], rng)
+        others = self._texts_of_chain.sample_another(self.pairs.chain_of[batch[alone]], self.pairs.text_of[batch[alone]], rng)
         return alone[others >= 0], others[others >= 0]
 
     def _second_regions(
-        self, text_of: Numbers, regions: Numbers, truth_of: Numbers, positive: Near, rng: np.random.Generator
-    ) -> tuple[Numbers, Numbers]:
+        self, text_of: Indices, regions: Indices, truth_of: Indices, positive: NearCandidates, rng: np.random.Generator
+    ) -> tuple[Indices, Indices]:
         """Return another positive region for each phrase with a single region (step 3c ii), and the phrase's first pair."""
         alone = _first_of_single(text_of, regions)
         if self.settings.positives == "truth":
@@ -206,10 +195,10 @@ class TripletSampler(CandidateSampler):
         every = np.concatenate([truth_of, positive.regions])
         other = every != regions[rows]
         rows, every = rows[other], every[other]
-        chosen = one_of_each(rows, len(truth_of), rng)[alone]
+        chosen = sample_one_per_row(rows, len(truth_of), rng)[alone]
         return alone[chosen >= 0], every[chosen[chosen >= 0]]
 
-    def _negative_texts(self, pairs: Numbers, texts: Numbers) -> Bool[np.ndarray, "n m"]:
+    def _negative_texts(self, pairs: Indices, texts: Indices) -> Bool[np.ndarray, "n m"]:
         """Return the mask of texts that are negatives for the regions of some pairs (step 3a)."""
         own = self._texts_of_chain.have(self.pairs.chain_of[pairs][:, None], texts[None])
         negatives: Bool[np.ndarray, "n m"] = ~(own | self._texts_of_truth.have(self._truths[pairs][:, None], texts[None]))
@@ -230,35 +219,28 @@ def triplet_cost(
     """
     device = regions.device
     rankings = _rankings(batch, similarity((regions,), (phrases,)), device)
-    cost = loss.of_rankings(*rankings)
+    total = loss.total_cost(*rankings)
     with torch.no_grad():
-        collapsed = loss.of_rankings(*loss.if_equal(*rankings))
+        cost = Cost(total, loss.total_cost(*loss.collapse(*rankings)), rankings)
     of_region, of_text, of_truth = (
-        torch.from_numpy(numbers).to(device) for numbers in (batch.region_of_pair, batch.text_of_pair, batch.truth_of_pair)
+        torch.from_numpy(indices).to(device) for indices in (batch.region_of_pair, batch.text_of_pair, batch.truth_of_pair)
     )
-    for weight, side, own, others in (
-        (loss.lambda3, regions, of_region, of_text),
-        (loss.lambda4, phrases, of_text, of_truth),
-    ):
+    for weight, side, own, others in ((loss.lambda3, regions, of_region, of_text), (loss.lambda4, phrases, of_text, of_truth)):
         if not weight:
             continue
-        first, neighbours, outside = related(own, others)
-        if side is regions:  # two regions of one truth display the same object, with whichever phrase they are paired
+        first, neighbours, outside = find_neighbours(own, others)
+        if side is regions:  # two regions of one truth display the same object, with any phrase
             outside = outside & (of_truth[first][:, None] != of_truth[first][None])
-        chosen = (side[own[first]],)
-        within = similarity(chosen, chosen)
-        cost = cost + weight * neighbourhood(within, neighbours, outside, loss)
-        with torch.no_grad():
-            collapsed = collapsed + weight * neighbourhood(torch.zeros_like(within), neighbours, outside, loss)
-    return Cost(cost, collapsed, rankings)
+        cost = add_neighbourhood(cost, weight, (side[own[first]],), neighbours, outside, similarity, loss)
+    return cost
 
 
 def _rankings(batch: TripletBatch, scores: Scores, device: torch.device) -> tuple[Ranking, Ranking]:
     """Return the rankings of phrases of the batch for regions, and of candidates of the same image for phrases."""
     of_regions, of_phrases = scores if isinstance(scores, tuple) else (scores, scores)
 
-    def there(numbers: np.ndarray) -> Tensor:
-        return torch.from_numpy(numbers).to(device)
+    def there(indices: np.ndarray) -> Tensor:
+        return torch.from_numpy(indices).to(device)
 
     asked = Ranking(of_regions[there(batch.region_of_query)], there(batch.text_of_query), there(batch.negative_texts))
     columns = there(np.concatenate([batch.region_of_phrase_query[:, None], batch.candidates], 1))
@@ -267,7 +249,7 @@ def _rankings(batch: TripletBatch, scores: Scores, device: torch.device) -> tupl
     return asked, Ranking(of_phrases[columns, texts[:, None]], torch.zeros_like(texts), negatives)
 
 
-def _first_of_single(keys: Numbers, partners: Numbers) -> Numbers:
+def _first_of_single(keys: Indices, partners: Indices) -> Indices:
     """Return the first row of each key that has the same partner in all its rows."""
     distinct = np.unique(np.stack([keys, partners], 1), axis=0)[:, 0]
     single, counts = np.unique(distinct, return_counts=True)
@@ -280,10 +262,9 @@ def _first_of_single(keys: Numbers, partners: Numbers) -> Numbers:
 class LabelledBatch:
     """Regions and phrases to embed, and labelled pairs of them.
 
-    regions : (n_regions,) indices of regions, each once
-    texts : (n_texts,) indices of texts, each once
-    region_of_pair, text_of_pair : (n_pairs,) the rows of each pair in ``regions`` and ``texts``
-    labels : (n_pairs,) 1 for a positive pair, -1 for a negative pair
+    ``regions``, ``texts`` : indices of regions and of texts, each once.
+    ``region_of_pair``, ``text_of_pair`` : the rows of each pair in ``regions`` and ``texts``.
+    ``labels`` : 1 for a positive pair, -1 for a negative pair.
     """
 
     regions: Int[np.ndarray, " n_regions"]
@@ -296,8 +277,7 @@ class LabelledBatch:
 class PairSampler(CandidateSampler):
     """Positive and negative pairs of a batch (Algorithm 1, steps 2 and 3, for the similarity network)."""
 
-    def batch(self, batch: Numbers, rng: np.random.Generator) -> LabelledBatch:
-        """Return the labelled pairs of some training pairs, given by their indices."""
+    def batch(self, batch: Indices, rng: np.random.Generator) -> LabelledBatch:
         positive, negative = self.near(batch, rng)
         rows, regions = np.arange(len(batch)), self.truth_of[batch]
         if self.settings.positives == "augmented":
@@ -309,11 +289,8 @@ class PairSampler(CandidateSampler):
         return LabelledBatch(embedded, texts, of_region, of_text, np.repeat([1, -1], [len(rows), len(wrong.rows)]))
 
 
-def _one_for_each(rows: Numbers, negative: Near, n_rows: int, rng: np.random.Generator) -> Near:
-    """Return for each positive pair a random negative of the same phrase (step 3), so that both have the same number.
-
-    If a phrase has no negative candidate, one of a random other phrase of the batch is used; none if no phrase has one.
-    """
+def _one_for_each(rows: Indices, negative: NearCandidates, n_rows: int, rng: np.random.Generator) -> NearCandidates:
+    """Return for each positive pair a random negative of the same phrase or, if it has none, of another phrase (step 3)."""
     having = np.unique(negative.rows)
     if not len(having):
         return negative
@@ -321,7 +298,7 @@ def _one_for_each(rows: Numbers, negative: Near, n_rows: int, rng: np.random.Gen
     asked = np.where(np.isin(rows, having), rows, others)
     starts = np.searchsorted(negative.rows, asked)
     counts = np.bincount(negative.rows, minlength=n_rows)[asked]
-    return Near(asked, negative.regions[starts + rng.integers(0, counts)])
+    return NearCandidates(asked, negative.regions[starts + rng.integers(0, counts)])
 
 
 def pair_cost(
@@ -334,9 +311,9 @@ def pair_cost(
     """Return the loss of a batch of labelled pairs (two-branch paper, Eq. 7), and its loss if all scores were 0."""
     device = regions.device
     rows, columns, labels = (
-        torch.from_numpy(numbers).to(device) for numbers in (batch.region_of_pair, batch.text_of_pair, batch.labels)
+        torch.from_numpy(indices).to(device) for indices in (batch.region_of_pair, batch.text_of_pair, batch.labels)
     )
-    scores = similarity.of_pairs((regions,), (phrases,), rows, columns)
+    scores = similarity.score_pairs((regions,), (phrases,), rows, columns)
     with torch.no_grad():
         collapsed = loss.cost(torch.zeros_like(scores), labels.float())
     return Cost(loss.cost(scores, labels.float()), collapsed)

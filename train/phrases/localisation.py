@@ -1,8 +1,4 @@
-"""Scores of phrases with the candidates of their images: localisation metrics, and scores of sentences with images.
-
-The score of a sentence with an image is the mean of the scores of each phrase with its best region (two-branch paper, Wang et
-al., TPAMI 2018, section 5.6). With negative distances as scores it is -d_rp of Eq. 8.
-"""
+"""Scores of phrases with the candidates of their images: localisation metrics, and scores of sentences with images."""
 
 from __future__ import annotations
 
@@ -18,19 +14,21 @@ from torch import Tensor
 from vse.eval.defaults import IOU, RECALLS
 from vse.eval.ranking.localisation import MISSED, PhraseRanks, phrase_ranks
 from vse.pipeline.progress import progress_bar
-from vse.train.data.images import Numbers
+from vse.train.data.images import Indices
 from vse.train.models.build import Model
 from vse.train.phrases.pairs import PhrasePairs, flat_spans
 from vse.train.phrases.regions import RegionInputs
 
 _IMAGES = 32  # images whose regions are embedded at once
 _PAIRS = 2**15  # pairs that are scored at once
+_IMAGES_SCORED = 8  # images whose regions are embedded and scored at once
+_TEXTS = 2048  # texts that are embedded at once
 
 
 class PhraseVectors(Protocol):
     """The phrases of a model's input; cached ones are :class:`vse.train.data.images.CachedFeatures`."""
 
-    def of(self, numbers: Numbers) -> tuple[Tensor, ...]:
+    def read(self, indices: Indices) -> tuple[Tensor, ...]:
         """Return the phrases whose texts have these indices."""
 
 
@@ -54,8 +52,8 @@ class PhraseSplit:
         candidates, images = self.regions.candidates, self.pairs.image_of
         return flat_spans(candidates.starts[images], candidates.counts[images])[1]
 
-    def localised(self, scores: Float[np.ndarray, " n"], iou: float = IOU) -> PhraseRanks:
-        """Return the ranks at which scores (n,) of the candidates localise the phrases with a box, in their order."""
+    def rank_phrases(self, scores: Float[np.ndarray, " n"], iou: float = IOU) -> PhraseRanks:
+        """Return the ranks at which the candidates, ordered by their scores, localise the phrases with a box."""
         located = self.pairs.has_box
         rows = np.repeat(located, np.diff(self.offsets))
         counts = np.diff(self.offsets)[located]
@@ -63,31 +61,28 @@ class PhraseSplit:
         boxes = self.regions.candidates.boxes[self.candidates[rows]]
         return phrase_ranks(scores[rows], boxes, offsets, self.pairs.truths[located], iou)
 
-    def bound(self) -> float:
-        """Return the share of phrases with a box, in percent, that some candidate localises: an upper bound of R@K."""
-        ranks = self.localised(np.zeros(int(self.offsets[-1]), np.float32)).ranks
+    def recall_bound(self) -> float:
+        """Return the share, in percent, of the phrases with a box that any candidate localises: an upper bound of R@K."""
+        ranks = self.rank_phrases(np.zeros(int(self.offsets[-1]), np.float32)).ranks
         return float(100 * (ranks < MISSED).mean())
 
-    def expected(self) -> float:
+    def expected_rsum(self) -> float:
         """Return the approximate mean rsum of random scores; the approximation samples candidates with replacement."""
         candidates = np.diff(self.offsets)[self.pairs.has_box]
-        ranks = self.localised(np.zeros(int(self.offsets[-1]), np.float32)).ranks
+        ranks = self.rank_phrases(np.zeros(int(self.offsets[-1]), np.float32)).ranks
         right = candidates - np.minimum(ranks, candidates)  # with equal scores, the wrong ones rank first
         share = right / np.maximum(candidates, 1)
         return float(sum(100 * (1 - (1 - share) ** k).mean() for k in RECALLS))
 
 
 def recalls(outcome: PhraseRanks) -> dict[str, float]:
-    """Return R@1, R@5 and R@10 of phrases, in percent, and their sum, which selects the best epoch of a training."""
+    """Return R@1, R@5 and R@10 of phrases, in percent, and their sum ``rsum``."""
     found = {f"phrase_r{k}": float(100 * (outcome.ranks < k).mean()) for k in RECALLS}
     return {**found, "rsum": sum(found.values())}
 
 
 def score_candidates(model: Model, split: PhraseSplit) -> Float[np.ndarray, " n"]:
-    """Return the scores of every phrase of a split with the candidates of its image, see :attr:`PhraseSplit.offsets`.
-
-    The regions of an image are read and embedded once for all its phrases.
-    """
+    """Return the scores of every phrase of a split with the candidates of its image, see :attr:`PhraseSplit.offsets`."""
     model.eval()
     parts = [np.empty(0, np.float32)]
     with torch.inference_mode():
@@ -99,8 +94,8 @@ def score_candidates(model: Model, split: PhraseSplit) -> Float[np.ndarray, " n"
             texts, text_of = np.unique(split.pairs.text_of[phrases], return_inverse=True)
             of_phrases = split.pairs.image_of[phrases]
             rows, columns = flat_spans(candidates.starts[of_phrases] - regions[0], candidates.counts[of_phrases])
-            embedded = model.embed_images(split.regions.of(regions))[0]
-            embedded_texts = model.embed_captions(*split.texts.of(texts))[0]
+            embedded = model.embed_images(split.regions.read(regions))[0]
+            embedded_texts = model.embed_captions(*split.texts.read(texts))[0]
             parts.append(scores_of_pairs(model, embedded, embedded_texts, columns, text_of[rows]))
     return np.concatenate(parts)
 
@@ -108,10 +103,10 @@ def score_candidates(model: Model, split: PhraseSplit) -> Float[np.ndarray, " n"
 def scores_of_pairs(
     model: Model, regions: Tensor, phrases: Tensor, rows: Int[np.ndarray, " n"], columns: Int[np.ndarray, " n"]
 ) -> Float[np.ndarray, " n"]:
-    """Return the scores of some pairs of embedded regions and phrases, which are cosines if the model embeds."""
+    """Return the scores of some pairs of embedded regions and phrases; cosines if the model compares single vectors."""
     parts = [np.empty(0, np.float32)]
     for start in range(0, len(rows), _PAIRS):
-        some = (torch.from_numpy(numbers[start : start + _PAIRS]).to(regions.device) for numbers in (rows, columns))
+        some = (torch.from_numpy(indices[start : start + _PAIRS]).to(regions.device) for indices in (rows, columns))
         if model.pairwise:
             scores = model.score_pairs((regions,), (phrases,), *some)
         else:
@@ -120,7 +115,7 @@ def scores_of_pairs(
     return np.concatenate(parts)
 
 
-def _blocks(pairs: PhrasePairs) -> Iterator[tuple[Numbers, slice]]:
+def _blocks(pairs: PhrasePairs) -> Iterator[tuple[Indices, slice]]:
     """Yield the indices of some consecutive images, and the slice of their phrases."""
     for start in range(0, len(pairs.image_ids), _IMAGES):
         stop = min(start + _IMAGES, len(pairs.image_ids))
@@ -129,20 +124,14 @@ def _blocks(pairs: PhrasePairs) -> Iterator[tuple[Numbers, slice]]:
             yield np.arange(start, stop), slice(int(first), int(end))
 
 
-_IMAGES_SCORED = 8  # images whose regions are embedded and scored at once
-_TEXTS = 2048  # texts that are embedded at once
-
-
 def sentence_scores(
     model: Model, split: PhraseSplit, caption_of: Int[np.ndarray, " n_phrases"], n_captions: int
 ) -> Float[np.ndarray, "n_images n_captions"]:
-    """Return the scores of all images of a split with all captions.
+    """Return the scores of all images of a split with all captions (two-branch paper, section 5.6, Eq. 8).
 
     For an image with regions R and a caption with phrases P, the score is the mean over p in P of the maximum over r in R of
-    s(r, p). For a model that embeds, s(r, p) = -||r - p||; for any other, s is its own score. An image without a region, and a
-    caption without a phrase, have the lowest score of all others, so that they are not retrieved.
-
-    ``caption_of`` is the index of each phrase's caption. Memory use is that of the scores, and of 8 images with all texts.
+    s(r, p). For a model that embeds, s(r, p) = -||r - p||; otherwise s is the model's score. An image without a region, and a
+    caption without a phrase, get the lowest score. ``caption_of`` is the index of each phrase's caption.
     """
     model.eval()
     used, text_of = np.unique(split.pairs.text_of, return_inverse=True)
@@ -150,7 +139,7 @@ def sentence_scores(
     means = torch.zeros(len(split.pairs.image_ids), n_captions)
     with torch.inference_mode(), progress_bar(total=len(means), desc="sentences", unit="image") as bar:
         parts = np.split(used, range(_TEXTS, len(used), _TEXTS))
-        texts = torch.cat([model.embed_captions(*split.texts.of(part))[0] for part in parts])
+        texts = torch.cat([model.embed_captions(*split.texts.read(part))[0] for part in parts])
         for rows, best in _best_regions(model, split, texts):
             means[rows].index_add_(1, torch.from_numpy(caption_of), best[:, text_of])
             bar.update(len(best))
@@ -170,15 +159,14 @@ def _best_regions(model: Model, split: PhraseSplit, texts: Tensor) -> Iterator[t
         regions = np.arange(first, first + sum(counts))
         best = torch.zeros(len(counts), len(texts))
         if len(regions):
-            scores = _scores(model, model.embed_images(split.regions.of(regions))[0], texts)
+            scores = _region_scores(model, model.embed_images(split.regions.read(regions))[0], texts)
             for row, of_image in enumerate(torch.split(scores, counts)):
                 if len(of_image):
                     best[row] = of_image.amax(0)
         yield rows, best
 
 
-def _scores(model: Model, regions: Tensor, texts: Tensor) -> Float[Tensor, "n_regions n_texts"]:
-    """Return the scores of all regions with all texts, which are -||r - p|| if the model embeds."""
+def _region_scores(model: Model, regions: Tensor, texts: Tensor) -> Float[Tensor, "n_regions n_texts"]:
     if model.pairwise:
         scores: Tensor = model.similarity((regions,), (texts,))
         return scores.float().cpu()

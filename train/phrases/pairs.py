@@ -1,7 +1,4 @@
-"""The phrases of a split as arrays: their images, boxes, texts and coreference chains.
-
-Lists of different lengths are stored as flat arrays, so that a batch is built without a loop over its pairs.
-"""
+"""The phrases of a split as arrays: their images, boxes, texts and coreference chains; and operations on ragged lists."""
 
 from __future__ import annotations
 
@@ -16,23 +13,22 @@ from vse.features.cache.feature_cache import FeatureCache, read_sources
 from vse.features.cache.rows import sha256_bytes
 from vse.pipeline.dataset.dataset import Dataset, Image, mentions, phrase_texts
 from vse.pipeline.errors import UserError
-from vse.train.data.images import Numbers
+from vse.train.data.images import Indices
 from vse.train.phrases.regions import BoxFeatures
+
+_NOWHERE = (np.nan,) * 4
 
 
 def flat_spans(
     starts: Int[np.ndarray, " n"], counts: Int[np.ndarray, " n"]
 ) -> tuple[Int[np.ndarray, " total"], Int[np.ndarray, " total"]]:
-    """Return the integers from ``starts[k]`` to ``starts[k] + counts[k]`` for every k, one list after the other.
-
-    The first array holds the k of each integer, the second one the integers.
-    """
+    """Return (k, integer) arrays of the integers from ``starts[k]`` to ``starts[k] + counts[k]``, for every k."""
     rows = np.repeat(np.arange(len(counts)), counts)
     return rows, np.arange(len(rows)) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
 
 
-def one_of_each(rows: Int[np.ndarray, " total"], n_rows: int, rng: np.random.Generator) -> Int[np.ndarray, " n_rows"]:
-    """Return for each of ``n_rows`` rows a random position in ``rows`` (in any order) that holds it; -1 if there is none."""
+def sample_one_per_row(rows: Int[np.ndarray, " total"], n_rows: int, rng: np.random.Generator) -> Int[np.ndarray, " n_rows"]:
+    """Return for each of ``n_rows`` rows a random position where ``rows`` has that row; -1 for a row without a position."""
     order = np.argsort(rows, kind="stable")
     counts = np.bincount(rows, minlength=n_rows)
     drawn = np.cumsum(counts) - counts + rng.integers(0, np.maximum(counts, 1))
@@ -42,8 +38,8 @@ def one_of_each(rows: Int[np.ndarray, " total"], n_rows: int, rng: np.random.Gen
     return places
 
 
-def some_of_each(rows: Int[np.ndarray, " total"], most: int | None, rng: np.random.Generator) -> Bool[np.ndarray, " total"]:
-    """Return whether each position of ``rows`` is among ``most`` random positions of its row; all are if ``most`` is None."""
+def sample_per_row(rows: Int[np.ndarray, " total"], most: int | None, rng: np.random.Generator) -> Bool[np.ndarray, " total"]:
+    """Return a mask of at most ``most`` random positions of each row in ``rows``; all positions if ``most`` is None."""
     if most is None:
         return np.ones(len(rows), bool)
     order = np.lexsort((rng.random(len(rows)), rows))
@@ -64,13 +60,8 @@ def padded_lists(
     return padded, mask
 
 
-class Sets:
-    """A set of values for each key, with look-ups of many keys at once.
-
-    Parameters
-    ----------
-    keys, values : (n,) not negative; a pair may occur several times
-    """
+class KeyedSets:
+    """A set of values for each key, with look-ups of many keys at once. Keys and values are not negative and may repeat."""
 
     def __init__(self, keys: Int[np.ndarray, " n"], values: Int[np.ndarray, " n"]) -> None:
         self._size = int(values.max(initial=0)) + 1
@@ -85,10 +76,10 @@ class Sets:
         is_there: NDArray[np.bool_] = (self._pairs[places] == wanted) & (values < self._size)
         return is_there
 
-    def another(
+    def sample_another(
         self, keys: Int[np.ndarray, " n"], values: Int[np.ndarray, " n"], rng: np.random.Generator
     ) -> Int[np.ndarray, " n"]:
-        """Return for each value of a key another random value of that key; -1 if there is none."""
+        """Return for each value of a key another random value of that key; -1 if the key has a single value."""
         counts, starts = self._counts[keys], self._starts[keys]
         own = np.searchsorted(self._pairs, keys * self._size + values) - starts
         steps = rng.integers(1, np.maximum(counts, 2))  # steps in the circular list of a key's values
@@ -96,23 +87,19 @@ class Sets:
         return np.where(counts > 1, others, -1)
 
 
-_NOWHERE = (np.nan,) * 4
-
-
 @dataclass(frozen=True, eq=False)
 class PhrasePairs:
     """Phrases in the order of their images; a phrase with a box forms a positive pair with its region.
 
-    image_ids : (n_images,) the images, indexed by ``image_of``
-    phrase_ids, caption_ids, image_of, text_of : (n,) for each phrase its id, the id of its caption, the index of its image,
-        and the index of its text among all different texts of the data set
-    chain_of : (n,) the index of its coreference chain; a phrase without one is a chain by itself
-    truths : (n, 4) float32, its ground-truth box, NaN if it has none
-    types : its types, joined by ``/``
-    n_texts : the number of different texts in the data set
+    ``image_ids`` : the images, indexed by ``image_of``.
+    ``phrase_ids``, ``caption_ids``, ``image_of`` : for each phrase its id, the id of its caption, and the index of its image.
+    ``text_of`` : the index of its text among the ``n_texts`` different texts of the data set.
+    ``chain_of`` : the index of its coreference chain; a phrase without one is a chain by itself.
+    ``truths`` : its ground-truth box in float32, NaN if it has none.
+    ``types`` : its types, joined by ``/``.
     """
 
-    image_ids: Numbers
+    image_ids: Indices
     phrase_ids: Int[np.ndarray, " n"]
     caption_ids: Int[np.ndarray, " n"]
     image_of: Int[np.ndarray, " n"]
@@ -127,16 +114,13 @@ class PhrasePairs:
 
     @property
     def has_box(self) -> NDArray[np.bool_]:
-        """The mask of phrases with a ground-truth box (n,)."""
+        """The mask of phrases with a ground-truth box."""
         located: NDArray[np.bool_] = ~np.isnan(self.truths[:, 0])
         return located
 
 
 def phrase_pairs(dataset: Dataset, images: Sequence[Image], located: bool = False) -> PhrasePairs:
-    """Return the phrases of some images of a data set or, with ``located``, only those with a box.
-
-    Raises :class:`UserError` if there are none.
-    """
+    """Return the phrases of some images, or with ``located`` those with a box. Raises UserError if there are none."""
     number_of = {image.imgid: number for number, image in enumerate(images)}
     text_ids = {text: number for number, text in enumerate(phrase_texts(dataset))}
     chains: dict[tuple[int, str | int], int] = {}
@@ -165,22 +149,19 @@ def phrase_pairs(dataset: Dataset, images: Sequence[Image], located: bool = Fals
 
 
 def truth_regions(pairs: PhrasePairs, truths: BoxFeatures, name: str) -> Int[np.ndarray, " n"]:
-    """Return the index of each pair's ground-truth region, which is the region of its image with the same box.
-
-    Raises :class:`UserError` with the first box that the cache ``name`` lacks.
-    """
+    """Return the index of each pair's ground-truth region. Raises UserError if the cache ``name`` lacks its box."""
     keys = zip(truths.image_of.tolist(), map(bytes, truths.boxes + np.float32(0)), strict=True)  # + 0 turns -0 into 0
     number_of = {key: number for number, key in enumerate(keys)}
     wanted = zip(pairs.image_of.tolist(), map(bytes, pairs.truths + np.float32(0)), strict=True)
-    numbers = [number_of.get(key, -1) for key in wanted]
-    if -1 in numbers:
-        first = numbers.index(-1)
+    indices = [number_of.get(key, -1) for key in wanted]
+    if -1 in indices:
+        first = indices.index(-1)
         box = ", ".join(f"{side:g}" for side in pairs.truths[first].tolist())
         raise UserError(
-            f"{name}: {numbers.count(-1)} of {len(numbers)} ground-truth boxes have no features, the first is ({box}) of "
+            f"{name}: {indices.count(-1)} of {len(indices)} ground-truth boxes have no features, the first is ({box}) of "
             f"image {pairs.image_ids[pairs.image_of[first]]}; extract it with boxes: phrases, of this very dataset.json"
         )
-    return np.asarray(numbers, np.int64)
+    return np.asarray(indices, np.int64)
 
 
 def check_phrase_cache(cache: FeatureCache, dataset: Dataset) -> None:
@@ -194,5 +175,5 @@ def check_phrase_cache(cache: FeatureCache, dataset: Dataset) -> None:
         raise UserError(f"{cache.path}: not the phrases of {dataset.path}, the first is {texts[wrong[0]]!r}; extract it again")
 
 
-def _integers(values: Iterable[int]) -> Numbers:
+def _integers(values: Iterable[int]) -> Indices:
     return np.fromiter(values, np.int64)

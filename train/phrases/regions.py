@@ -13,7 +13,7 @@ from vse.features.backbones.device import move_tensor
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.reader import FeatureReader, RegionBoxes
 from vse.pipeline.errors import UserError
-from vse.train.data.images import CachedFeatures, Numbers
+from vse.train.data.images import CachedFeatures, Indices
 
 Coordinates = Literal["none", "appended", "alone"]
 N_COORDINATES = 5
@@ -22,24 +22,17 @@ N_COORDINATES = 5
 class BoxFeatures(CachedFeatures):
     """The regions of some images in a cache, indexed image after image, with their boxes.
 
-    Raises :class:`UserError` if the cache does not hold regions with boxes.
+    The parameters are those of :class:`vse.train.data.images.CachedFeatures`. Raises :class:`UserError` if the cache does not
+    hold regions with boxes.
 
-    Parameters
-    ----------
-    cache : cache of regions with boxes
-    image_ids : the images, in the order of their indices
-    device, memory_gb, taken_gb : see :class:`vse.train.data.images.CachedFeatures`
-
-    Attributes
-    ----------
-    boxes : (n_regions, 4) x1, y1, x2, y2 in pixels of the original image
-    image_of : (n_regions,) the index of each region's image
-    starts, counts : (n_images,) the index of the first region of each image, and the number of its regions
-    sizes : (n_images, 2) width and height
+    ``boxes`` : (n_regions, 4) x1, y1, x2, y2 in pixels of the original image.
+    ``image_of`` : (n_regions,) the index of each region's image.
+    ``starts``, ``counts`` : (n_images,) the index of the first region of each image, and the number of its regions.
+    ``sizes`` : (n_images, 2) width and height.
     """
 
     def __init__(
-        self, cache: FeatureCache, image_ids: Numbers, device: torch.device, memory_gb: float = 0, taken_gb: float = 0
+        self, cache: FeatureCache, image_ids: Indices, device: torch.device, memory_gb: float = 0, taken_gb: float = 0
     ) -> None:
         if cache.offsets is None:
             raise UserError(f"{cache.path} holds {cache.describe()}; regions with boxes are needed (vse-extract boxes)")
@@ -57,7 +50,7 @@ class BoxFeatures(CachedFeatures):
     def __len__(self) -> int:
         return len(self.image_of)
 
-    def vectors(self, regions: Numbers) -> Float[Tensor, "n dim"]:
+    def vectors(self, regions: Indices) -> Float[Tensor, "n dim"]:
         """Return the vectors of some regions; images that are not in memory are read once each."""
         if self._kept is not None:
             return self._kept.index_select(0, torch.from_numpy(regions).to(self._device)).float()
@@ -67,7 +60,7 @@ class BoxFeatures(CachedFeatures):
         vectors = sets[which, regions - self.starts[images][which]].reshape(-1, self.dim)
         return move_tensor(self._checked(torch.from_numpy(vectors).float(), rows), self._device)
 
-    def coordinates(self, regions: Numbers) -> Float[np.ndarray, "n 5"]:
+    def coordinates(self, regions: Indices) -> Float[np.ndarray, "n 5"]:
         """Return x1, y1, x2, y2 of some regions, relative to the image's width and height, and their share of its area."""
         sides = np.tile(self.sizes[self.image_of[regions]], 2).clip(min=1)
         relative = self.boxes[regions].astype(np.float64) / sides
@@ -76,14 +69,9 @@ class BoxFeatures(CachedFeatures):
 
 
 class RegionInputs:
-    """Regions as inputs of a model: candidates, followed by ground-truth regions, in one range of indices.
+    """Regions as inputs of a model: candidates, followed by ground-truth regions (``truths``), in one range of indices.
 
-    Parameters
-    ----------
-    candidates : region k is candidate k
-    truths : region ``len(candidates) + k`` is truth k; None if there are no truths
-    coordinates : whether the coordinates of the box are ``appended`` to each vector, or read ``alone``
-    device : device of the inputs
+    The ``coordinates`` of the box are ``appended`` to each vector, read ``alone``, or not used.
     """
 
     def __init__(
@@ -91,19 +79,15 @@ class RegionInputs:
     ) -> None:
         if truths is not None and truths.dim != candidates.dim:
             raise UserError(
-                f"candidates have {candidates.dim} numbers per region, but ground-truth regions {truths.dim}; extract both "
-                f"with "
-                "the same settings"
+                f"regions have {candidates.dim} numbers, ground-truth regions {truths.dim}; extract both with one setting"
             )
         self.candidates, self.truths, self._coordinates, self._device = candidates, truths, coordinates, device
 
     @property
     def dim(self) -> int:
-        """The length of a vector."""
         return input_length(self.candidates.dim, self._coordinates)
 
-    def of(self, regions: Numbers) -> Float[Tensor, "n dim"]:
-        """Return the regions with these indices."""
+    def read(self, regions: Indices) -> Float[Tensor, "n dim"]:
         is_truth = regions >= len(self.candidates)
         if self.truths is None or not is_truth.any():
             return self._of(self.candidates, regions)
@@ -112,7 +96,7 @@ class RegionInputs:
             vectors[torch.from_numpy(chosen).to(self._device)] = self._of(source, regions[chosen] - first)
         return vectors
 
-    def _of(self, source: BoxFeatures, regions: Numbers) -> Tensor:
+    def _of(self, source: BoxFeatures, regions: Indices) -> Tensor:
         if self._coordinates == "none":
             return source.vectors(regions)
         coordinates = move_tensor(torch.from_numpy(source.coordinates(regions)).float(), self._device)

@@ -46,12 +46,7 @@ class PhraseSettings(SolverSettings, PositiveSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class PhraseTask(Task):
-    """The input of a solver of phrases.
-
-    train : the training phrases, each with a box
-    truth_of : (n_pairs,) the index of each phrase's ground-truth region among the regions of ``train``
-    val : the validation split
-    """
+    """The input of a solver of phrases; ``truth_of`` is the index of each training phrase's region in ``train``."""
 
     train: PhraseSplit
     truth_of: Int[np.ndarray, " n_pairs"]
@@ -69,16 +64,15 @@ class PhraseSolver(Solver):
         if task.settings.validate_fold is not None:
             raise UserError("train.validate_fold: candidates are ranked within their image, not within a fold")
         super().__init__(task)
-        log.info("validation: %.1f%% of the phrases with a box have a candidate of IoU >= 0.5", task.val.bound())
+        log.info("validation: %.1f%% of the phrases with a box have a candidate of IoU >= 0.5", task.val.recall_bound())
 
     @property
     def n_pairs(self) -> int:
         return len(self.task.train.pairs)
 
     def validate(self) -> dict[str, float]:
-        """Return R@1, R@5 and R@10 of the phrases of the validation split, and their sum."""
         val = self.task.val
-        return recalls(val.localised(score_candidates(self.model, val)))
+        return recalls(val.rank_phrases(score_candidates(self.model, val)))
 
 
 def training_split(
@@ -113,7 +107,7 @@ def scored_split(
 
 
 def validation_split(inputs: Inputs, reading: PhraseSettings, train: TrainConfig, device: torch.device) -> PhraseSplit:
-    """Return the phrases of the validation split. Raises :class:`UserError` if none has a box."""
+    """Return the phrases of the validation split. Raises :class:`UserError` if no phrase has a box."""
     images = images_of(inputs.dataset, ["val"], inputs.evaluated)[: train.validate_images]
     split = scored_split(inputs.dataset, images, inputs.evaluated, cached_phrases(inputs.captions, device), reading, device)
     if not split.pairs.has_box.any():
@@ -138,7 +132,6 @@ def check_phrase_inputs(inputs: Inputs) -> None:
 
 
 def _with_regions(dataset: Dataset, splits: Sequence[str], cache: FeatureCache, truths: FeatureCache) -> list[Image]:
-    """Return the images of some splits that have candidates and ground-truth regions."""
     images = images_of(dataset, splits, cache)
     kept = [image for image in images if image.imgid not in truths.skipped]
     if len(kept) < len(images):

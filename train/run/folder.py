@@ -1,11 +1,4 @@
-"""The run folder: the files that a training writes, and functions that read them again.
-
-``config.yaml`` (every setting), ``vocab.json``, ``metrics.csv``, ``best.safetensors``, ``last.ckpt`` (the state for a
-bit-exact resume) and ``run.json`` (features, versions, seed, timings, state). For a model that reads tokens, also
-``tokenizer.json`` and ``transformer.json``; in ``code/``, copies of a user's own code that the settings name; on request,
-``negatives.csv`` and TensorBoard events. ``best.next.safetensors`` exists only between the writing of new best weights and of
-the checkpoint that counts their epoch.
-"""
+"""The run folder: the files that a training writes, and functions that read them again."""
 
 from __future__ import annotations
 
@@ -15,7 +8,6 @@ import io
 import os
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,59 +34,22 @@ _CONFIG = OutputKind("the settings of a run", lambda path: {"model", "loss", "tr
 _CHECKPOINT = text_kind("a checkpoint of a run", "PK", within=2)
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """The paths and contents of one run."""
 
-    path: Path
-
-    @property
-    def config_file(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def vocabulary_file(self) -> Path:
-        return self.path / "vocab.json"
-
-    @property
-    def tokenizer_file(self) -> Path:
-        """The tokenizer of a model that reads tokens."""
-        return self.path / "tokenizer.json"
-
-    @property
-    def transformer_file(self) -> Path:
-        """The name, the longest text and the configuration of the transformer of a model that reads tokens."""
-        return self.path / "transformer.json"
-
-    @property
-    def metrics_file(self) -> Path:
-        return self.path / "metrics.csv"
-
-    @property
-    def negatives_file(self) -> Path:
-        return self.path / "negatives.csv"
-
-    @property
-    def best_file(self) -> Path:
-        return self.path / "best.safetensors"
-
-    @property
-    def next_best_file(self) -> Path:
-        """New best weights whose epoch no checkpoint counts yet."""
-        return self.path / "best.next.safetensors"
-
-    @property
-    def checkpoint_file(self) -> Path:
-        return self.path / "last.ckpt"
-
-    @property
-    def record_file(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def code_folder(self) -> Path:
-        """Copies of a user's own code that the settings name."""
-        return self.path / "code"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.yaml"  # every setting
+        self.vocabulary_file = path / "vocab.json"
+        self.tokenizer_file = path / "tokenizer.json"  # this and the next one only for a model that reads tokens
+        self.transformer_file = path / "transformer.json"  # name, longest input and configuration of the transformer
+        self.metrics_file = path / "metrics.csv"
+        self.negatives_file = path / "negatives.csv"
+        self.best_file = path / "best.safetensors"
+        self.next_best_file = path / "best.next.safetensors"  # new best weights whose epoch no checkpoint counts yet
+        self.checkpoint_file = path / "last.ckpt"  # the state for a bit-exact resume
+        self.record_file = path / "run.json"  # features, versions, seed, timings, state
+        self.code_folder = path / "code"  # copies of a user's own code that the settings name
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -104,11 +59,7 @@ class RunFolder:
         return (self.config_file, *texts, self.metrics_file, self.negatives_file, *weights, self.record_file)
 
     def settings(self, schema: type[_Schema]) -> _Schema:
-        """Return the settings of the run.
-
-        Raises :class:`vse.pipeline.presets.own_code.CodeNotAllowed` if they name code that is not allowed to run or has
-        changed.
-        """
+        """Return the settings of the run. Raises CodeNotAllowed if they name code that has changed or may not run."""
         if not self.config_file.is_file():
             raise UserError(f"{self.path}: not a run folder (no config.yaml)")
         try:
@@ -118,8 +69,7 @@ class RunFolder:
             raise
         except (UserError, ValidationError):
             raise UserError(
-                f"{self.config_file}: not the settings of a run, or those of another version of vse; add --overwrite to train "
-                f"again"
+                f"{self.config_file}: not the settings of a run of this version of vse; --overwrite trains again"
             ) from None
 
     def record(self) -> dict[str, Any]:
@@ -127,10 +77,8 @@ class RunFolder:
         record: dict[str, Any] = read_json(self.record_file)
         if not isinstance(record, dict):
             raise UserError(f"{self.record_file}: not the record of a run")
-        caches = [
-            record.get("features"),
-            *(record[name] for name in ("eval_features", "caption_features", "truth_features") if name in record),
-        ]
+        optional = ("eval_features", "caption_features", "truth_features")
+        caches = [record.get("features"), *(record[name] for name in optional if name in record)]
         places = [cache.get(key) if isinstance(cache, dict) else None for cache in caches for key in ("name", "key", "path")]
         fits = {
             "features": all(map(is_path, places)),
@@ -145,10 +93,7 @@ class RunFolder:
         return record
 
     def content(self, file: Path) -> tuple[bytes, str]:
-        """Return the bytes of one of the run's files and their SHA-256, which is checked if ``run.json`` records it.
-
-        Raises :class:`UserError` if the bytes are not those that the training wrote.
-        """
+        """Return the bytes of a file of the run and their SHA-256. Raises UserError if ``run.json`` records another one."""
         record = read_json(self.record_file) if self.record_file.is_file() else {}
         return read_run_file(file, record)
 
@@ -156,12 +101,12 @@ class RunFolder:
         return self.read_vocabulary()[0]
 
     def read_vocabulary(self) -> tuple[Vocabulary, str]:
-        """Return the vocabulary, and the SHA-256 of the bytes from which it was read."""
+        """Return the vocabulary, and the SHA-256 of its file."""
         content, sha256 = self.content(self.vocabulary_file)
         return Vocabulary.from_json(self.vocabulary_file, parse_json(self.vocabulary_file, content)), sha256
 
     def read_transformer(self) -> Transformer:
-        """Return the transformer of a model that reads tokens, without its weights, which are in the run's weights."""
+        """Return the transformer of a model that reads tokens; its weights are among the weights of the run."""
         for file in (self.tokenizer_file, self.transformer_file):
             if not file.is_file():
                 raise UserError(f"{file}: no such file, but this run needs it to read captions; restore it, or train again")
@@ -177,7 +122,6 @@ class RunFolder:
         return evaluated
 
     def feature_file(self) -> Path:
-        """Return the path of the cache for validation and test, resolved from the run folder."""
         return self.path / str(self.evaluated()["path"])
 
     def caption_feature_file(self) -> Path | None:
@@ -186,14 +130,14 @@ class RunFolder:
         return None if cache is None else self.path / str(cache["path"])
 
     def check_out(self, inputs: Sequence[Path]) -> None:
-        """Check that a training may write here. Raises UserError if it would replace an input, or files of something else."""
+        """Raise UserError if a training here would replace an input, or files that are not a run's."""
         is_run = _RECORD.is_at(self.record_file) or _CONFIG.is_at(self.config_file) or _CHECKPOINT.is_at(self.checkpoint_file)
         kind = OutputKind("a file of a run", lambda _: is_run)
         for file in self.files:
             check_output(file, kind, inputs)
 
     def start(self, settings: BaseModel, record: Mapping[str, Any]) -> None:
-        """Delete the files of an earlier run, and write what is known before training: code, settings and record."""
+        """Delete the files of an earlier run, and write code, settings and record."""
         events = self.path.glob("events.out.tfevents.*")
         codes = self.code_folder.glob("*-*.py")
         for old in (*(file for file in self.files if file != self.config_file), *events, *codes):
@@ -222,24 +166,16 @@ class RunFolder:
         write_text(self.metrics_file, text.getvalue())
 
     def save_next_best(self, weights: Mapping[str, Tensor]) -> str:
-        """Write new best weights next to the old ones and return the SHA-256 of the file.
-
-        :meth:`take_next_best` replaces the old ones once a checkpoint counts the epoch of the new ones. If the process is
-        killed in between, the weights that the last checkpoint names exist in one of the two files.
-        """
+        """Write new best weights next to the old ones, until :meth:`take_next_best`; return the SHA-256 of the file."""
         content = safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in weights.items()})
         write_bytes(self.next_best_file, content)
         return hashlib.sha256(content).hexdigest()
 
     def take_next_best(self) -> None:
-        """Replace the best weights by the new ones."""
         os.replace(self.next_best_file, self.best_file)
 
     def settle_best(self, sha256: str | None) -> bool:
-        """Move the best weights of this SHA-256 into place, and return whether they exist.
-
-        New weights of an epoch that the checkpoint does not count are deleted.
-        """
+        """Move the best weights of this SHA-256 into place, delete all others, and return whether they exist."""
         if sha256 is not None and self.next_best_file.is_file() and sha256_file(self.next_best_file) == sha256:
             self.take_next_best()
         self.next_best_file.unlink(missing_ok=True)
@@ -250,11 +186,10 @@ class RunFolder:
         return self.best_file.is_file() and sha256 in (None, sha256_file(self.best_file))
 
     def best_weights(self) -> dict[str, Tensor]:
-        """Return the weights of the epoch with the highest validation rsum."""
         return self.read_best()[0]
 
     def read_best(self) -> tuple[dict[str, Tensor], str]:
-        """Return the best weights and the SHA-256 of the bytes read. Raises :class:`UserError` if a weight is not finite."""
+        """Return the best weights and the SHA-256 of their file. Raises UserError if they are missing or not finite."""
         if not self.best_file.is_file():
             raise UserError(f"{self.path}: no best.safetensors; the run has not finished an epoch")
         content, sha256 = self.content(self.best_file)
@@ -275,10 +210,7 @@ class RunFolder:
             stream.write(_hash_line(content))
 
     def checkpoint(self) -> dict[str, Any]:
-        """Load the last saved state; only tensors and plain values are ever loaded.
-
-        Raises :class:`UserError` if its bytes are not those that were written.
-        """
+        """Load the last saved state: tensors and plain values only. Raises UserError if the file is damaged."""
         content = InputFile(self.checkpoint_file).read()
         try:
             _check_hash(content)
@@ -286,7 +218,7 @@ class RunFolder:
         except Exception as error:  # torch raises many kinds for a file that is not a checkpoint
             reason = error_reason(error)
             raise UserError(
-                f"{self.checkpoint_file}: not a readable checkpoint ({reason}); add --overwrite to train again"
+                f"{self.checkpoint_file}: not a readable checkpoint ({reason}); --overwrite trains again"
             ) from None
         if not isinstance(state, dict) or not isinstance(state.get("identity"), dict):
             raise UserError(f"{self.checkpoint_file}: not a checkpoint of a run; add --overwrite to train again")
@@ -298,10 +230,7 @@ def _hash_line(content: bytes | memoryview) -> bytes:
 
 
 def _check_hash(content: bytes) -> None:
-    """Raise ValueError if the bytes of a checkpoint have changed since they were written.
-
-    Old checkpoints have no SHA-256; then the checksums of their zip archive are checked, which torch does not do.
-    """
+    """Raise ValueError if a checkpoint has changed since it was written, by its SHA-256 or its zip checksums."""
     size = len(_hash_line(b""))
     saved, line = memoryview(content)[:-size], content[-size:]
     if line.startswith(b"\nsha256 "):
@@ -315,5 +244,5 @@ def _check_hash(content: bytes) -> None:
 
 
 def relative_path(target: Path, folder: Path) -> str:
-    """Return ``target`` relative to ``folder``, so that both can be moved together."""
+    """Return ``target`` relative to ``folder``; both can then be moved together."""
     return Path(os.path.relpath(target, folder)).as_posix()

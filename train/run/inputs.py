@@ -1,7 +1,4 @@
-"""The inputs of a run: open and check its caches and data set, and record them so that a resume can identify them.
-
-Also initialises word embeddings from a file of word vectors.
-"""
+"""The inputs of a run: open and check its caches and data set, and record them so that a resume can identify them."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ log = logging.getLogger(__name__)
 def start_words(model: Model, vocabulary: Vocabulary, file: Path) -> None:
     """Initialise the word embeddings of ``model`` with the vectors of ``file``, and log the number of missing words.
 
-    Raises :class:`UserError` if the model reads no words, if its word embeddings have another length, or if no word has a
+    Raises UserError if the model reads no words, if the vectors have another length, or if no word of the captions has a
     vector.
     """
     encoder = model.caption_encoder
@@ -65,17 +62,15 @@ def start_words(model: Model, vocabulary: Vocabulary, file: Path) -> None:
 
 @dataclass(frozen=True)
 class InputPaths:
-    """The paths of inputs next to the feature cache; None stands for the default path.
+    """The paths of inputs besides the feature cache; None stands for the default path.
 
-    Parameters
-    ----------
-    captions : ``dataset.json``; by default the one that the cache names
-    eval_features : cache for validation; by default the experiment's, next to the feature cache
-    caption_features : cache of captions or of phrases; by default the experiment's, next to the feature cache
-    truth_features : cache of ground-truth regions; by default the experiment's, next to the feature cache
-    start_from : run folder whose weights to start from; by default the experiment's, with the same seed
-    weights_dir : folder of weights of a CNN (for training on photos) and of a transformer, used instead of a download
-    words : file of word vectors to initialise word embeddings; by default the experiment's
+    ``captions`` : ``dataset.json``; by default the one that the cache names.
+    ``eval_features`` : cache for validation; by default the experiment's, next to the feature cache.
+    ``caption_features`` : cache of captions or of phrases; by default the experiment's, next to the feature cache.
+    ``truth_features`` : cache of ground-truth regions; by default the experiment's, next to the feature cache.
+    ``start_from`` : run folder whose weights to start from; by default the experiment's, with the same seed.
+    ``weights_dir`` : folder of weights of a CNN (for training on photos) and of a transformer, used instead of a download.
+    ``words`` : file of word vectors to initialise word embeddings; by default the experiment's.
     """
 
     captions: Path | None = None
@@ -89,10 +84,10 @@ class InputPaths:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The caches of images for training and for validation, which are often the same, and the inputs for captions.
+    """The caches of images for training (``cache``) and validation (``evaluated``), and the inputs for captions.
 
-    Captions are read from a cache, or as tokens of a transformer, or else as words. For training on phrases, ``captions`` is a
-    cache of phrases and ``truths`` a cache of regions at their ground-truth boxes.
+    Captions are read from a cache, as tokens of a transformer, or as words. For training on phrases, ``captions`` is a cache
+    of phrases and ``truths`` a cache of regions at their ground-truth boxes. ``base`` is the run whose weights to start from.
     """
 
     cache: FeatureCache
@@ -109,35 +104,29 @@ class Inputs:
 
     @property
     def caption_input_kind(self) -> Kind:
-        """The kind of input that captions are."""
         if self.captions is not None:
             return kind_of_rows(self.captions.row_kind)
         return Kind.WORDS if self.transformer is None else Kind.TOKENS
 
     def identity(self, seed: int) -> dict[str, Any]:
         """Return the data that identifies the run's inputs, without its settings."""
-        identity = {
+        optional = {
+            "eval_feature_key": None if self.evaluated is self.cache else self.evaluated.key,
+            "caption_feature_key": None if self.captions is None else self.captions.key,
+            "truth_feature_key": None if self.truths is None else self.truths.key,
+            "tokenizer_sha256": None if self.transformer is None else self.transformer.tokenizer_sha256,
+            "transformer_sha256": None if self.transformer is None else self.transformer.weights_sha256,
+            "start_from_sha256": None if self.base is None else self.base_sha256,
+        }
+        return {
             "dataset": self.dataset.name,
             "captions_sha256": self.dataset.sha256,
             "seed": seed,
             "feature": self.cache.feature,
             "feature_key": self.cache.key,
             "words_sha256": self.words_sha256,
+            **{name: value for name, value in optional.items() if value is not None},
         }
-        if self.evaluated is not self.cache:
-            identity |= {"eval_feature_key": self.evaluated.key}
-        if self.captions is not None:
-            identity |= {"caption_feature_key": self.captions.key}
-        if self.truths is not None:
-            identity |= {"truth_feature_key": self.truths.key}
-        if self.transformer is not None:
-            identity |= {
-                "tokenizer_sha256": self.transformer.tokenizer_sha256,
-                "transformer_sha256": self.transformer.weights_sha256,
-            }
-        if self.base is not None:
-            identity |= {"start_from_sha256": self.base_sha256}
-        return identity
 
     def record(self, folder: Path) -> dict[str, Any]:
         """Return the record of the inputs for ``run.json``, with paths relative to the run folder."""
@@ -146,25 +135,24 @@ class Inputs:
             path = relative_path(cache.path, folder)
             return {"name": cache.feature, "key": cache.key, "path": path, "extractor": dict(cache.extractor)}
 
-        record: dict[str, Any] = {
+        caches = {
+            "eval_features": None if self.evaluated is self.cache else self.evaluated,
+            "caption_features": self.captions,
+            "truth_features": self.truths,
+        }
+        optional = {
+            **{name: None if cache is None else place(cache) for name, cache in caches.items()},
+            "start_from": None if self.base is None else relative_path(self.base.path, folder),
+            "transformer_commit": None if self.transformer is None else self.transformer.commit,
+            "words": None if self.words is None else relative_path(self.words, folder),
+        }
+        return {
             "features": place(self.cache),
             "captions": relative_path(self.dataset.path, folder),
             "tokeniser": self.dataset.tokeniser,
             "data": data_sums(self.evaluated, self.dataset).model_dump(),
+            **{name: value for name, value in optional.items() if value is not None},
         }
-        if self.evaluated is not self.cache:
-            record["eval_features"] = place(self.evaluated)
-        if self.captions is not None:
-            record["caption_features"] = place(self.captions)
-        if self.truths is not None:
-            record["truth_features"] = place(self.truths)
-        if self.base is not None:
-            record["start_from"] = relative_path(self.base.path, folder)
-        if self.transformer is not None and self.transformer.commit is not None:
-            record["transformer_commit"] = self.transformer.commit
-        if self.words is not None:
-            record["words"] = relative_path(self.words, folder)
-        return record
 
 
 def open_inputs(
@@ -177,86 +165,58 @@ def open_inputs(
     caption_encoder: EncoderSettings | None = None,
     texts: TextRows = "captions",
 ) -> Inputs:
-    """Find and check all inputs of an experiment besides ``cache``; its ``caption_encoder`` may have a tokenizer of its own.
-
-    ``texts`` states whether captions or phrases are matched.
-    """
-    evaluated = _evaluated(cache, experiment, paths.eval_features)
+    """Find and check all inputs of an experiment besides ``cache``; ``texts`` are what it matches with images."""
+    name, extract = experiment.name, "extract it, or name its cache with"
+    hint = f"{name} is validated on {experiment.eval_feature!r}: extract it, name its cache with --eval-features, or --set "
+    hint += "eval_feature=null to validate on the cache that it trains on"
+    evaluated = _open_cache(cache, experiment.eval_feature, paths.eval_features, hint) or cache
     for images in {cache.path: cache, evaluated.path: evaluated}.values():
+        if images is not cache:
+            _check_compatible(images, cache)
         check_data(images, dataset)
         if images.kind != "image":
             raise UserError(f"{images.path} holds {images.describe()}; features of images are needed")
-    base = _base(experiment, dataset.name, seed, folder, paths.start_from)
-    captions = _captions(cache, dataset, experiment, paths.caption_features, texts)
-    truths = _truths(cache, experiment, paths.truth_features)
+    base = _find_base(experiment, dataset.name, seed, folder, paths.start_from)
+    caption_file = paths.caption_features
+    if caption_file is None and experiment.backbone is not None and read_backbone(cache) is not None:
+        caption_file = captions_cache_path(cache.path)
+    hint = f"{name} reads {texts} as {experiment.caption_feature!r}: {extract} --caption-features"
+    captions = _open_cache(cache, experiment.caption_feature, caption_file, hint)
+    if captions is not None:
+        check_text_rows(captions, texts)
+        check_data(captions, dataset)
+    hint = f"{name} is trained on {experiment.truth_feature!r}: {extract} --truth-features"
+    truths = _open_cache(cache, experiment.truth_feature, paths.truth_features, hint)
     if truths is not None:
+        _check_compatible(truths, cache)
         check_data(truths, dataset)
     transformer = None
     if captions is None and caption_encoder is not None:
-        transformer = caption_encoder.transformer(paths.weights_dir, lambda: _training_words(dataset))
+
+        def words() -> Iterator[str]:
+            return (word for image in dataset.split("train") for caption in image.captions for word in caption.tokens)
+
+        transformer = caption_encoder.transformer(paths.weights_dir, words)
     base_sha256 = "" if base is None else InputFile(base.best_file).sha256
     words_sha256 = None if paths.words is None else word_file_sha256(paths.words)
     read = cache, evaluated, captions, transformer, dataset, base, base_sha256
     return Inputs(*read, paths.weights_dir, paths.words, words_sha256, truths)
 
 
-def _training_words(dataset: Dataset) -> Iterator[str]:
-    for image in dataset.split("train"):
-        for caption in image.captions:
-            yield from caption.tokens
-
-
-def _other(cache: FeatureCache, feature: str | None, path: Path | None, hint: str) -> FeatureCache:
-    """Return the cache of ``feature`` next to ``cache``, or the cache at ``path``."""
-    beside = cache.path.with_name(f"{cache.dataset}_{feature}.h5")
-    if path is None and not beside.exists():
-        raise UserError(f"{beside}: no such feature cache; {hint}")
-    return open_cache(path or beside)
-
-
-def _captions(
-    cache: FeatureCache, dataset: Dataset, experiment: ExperimentPlan, path: Path | None, texts: TextRows
-) -> FeatureCache | None:
-    """Return the cache of captions, or of phrases."""
-    if path is None and experiment.backbone is not None and read_backbone(cache) is not None:
-        path = captions_cache_path(cache.path)
-    if experiment.caption_feature is None and path is None:
+def _open_cache(cache: FeatureCache, feature: str | None, path: Path | None, hint: str) -> FeatureCache | None:
+    """Return the cache at ``path`` or of ``feature`` next to ``cache``; None without both."""
+    if feature is None and path is None:
         return None
-    hint = f"{experiment.name} reads {texts} as {experiment.caption_feature!r}: extract it, or name its cache with "
-    captions = _other(cache, experiment.caption_feature, path, f"{hint}--caption-features")
-    check_text_rows(captions, texts)
-    check_data(captions, dataset)
-    return captions
-
-
-def _truths(cache: FeatureCache, experiment: ExperimentPlan, path: Path | None) -> FeatureCache | None:
-    """Return the cache of regions at ground-truth boxes, computed by the same network as the candidates."""
-    if experiment.truth_feature is None and path is None:
-        return None
-    hint = f"{experiment.name} is trained on {experiment.truth_feature!r}: extract it, or name its cache with --truth-features"
-    truths = _other(cache, experiment.truth_feature, path, hint)
-    _check_compatible(truths, cache)
-    return truths
-
-
-def _evaluated(cache: FeatureCache, experiment: ExperimentPlan, path: Path | None) -> FeatureCache:
-    """Return the cache for validation and test."""
-    if experiment.eval_feature is None and path is None:
-        return cache
-    hint = f"{experiment.name} is validated on {experiment.eval_feature!r}: extract it, name its cache with --eval-features, "
-    hint += "or --set eval_feature=null to validate on the cache that it trains on"
-    evaluated = _other(cache, experiment.eval_feature, path, hint)
-    _check_compatible(evaluated, cache)
-    return evaluated
+    default = cache.path.with_name(f"{cache.dataset}_{feature}.h5")
+    if path is None and not default.exists():
+        raise UserError(f"{default}: no such feature cache; {hint}")
+    return open_cache(path or default)
 
 
 def _check_compatible(other: FeatureCache, cache: FeatureCache) -> None:
     """Raise :class:`UserError` if a model that reads one of two caches of images cannot read the other."""
     if (other.dataset, other.dim) != (cache.dataset, cache.dim):
-        raise UserError(
-            f"{other.path} holds {other.dim} numbers per vector of {other.dataset!r}, "
-            f"{cache.path} {cache.dim} of {cache.dataset!r}"
-        )
+        raise UserError(f"{other.path} has {other.dim} numbers per vector of {other.dataset!r}, {cache.path} {cache.dim}")
     if (other.row_kind == "sets") != (cache.row_kind == "sets"):
         raise UserError(f"{other.path} holds {other.describe()}, {cache.path} {cache.describe()}")
     networks = [c.provenance.get("weights_sha256") for c in (other, cache)]
@@ -265,16 +225,14 @@ def _check_compatible(other: FeatureCache, cache: FeatureCache) -> None:
     check_same_photos(cache, other)
 
 
-def _base(experiment: ExperimentPlan, dataset: str, seed: int, folder: RunFolder, path: Path | None) -> RunFolder | None:
-    """Return the run whose weights this one starts from."""
+def _find_base(experiment: ExperimentPlan, dataset: str, seed: int, folder: RunFolder, path: Path | None) -> RunFolder | None:
     if experiment.start_from is None and path is None:
         return None
     base = RunFolder(path or folder.path.parent.parent / f"{dataset}_{experiment.start_from}" / f"seed-{seed}")
     if not base.best_file.is_file():
         raise UserError(
-            f"{base.path}: no trained run to start from, but {experiment.name} starts from {experiment.start_from!r}: train "
-            f"it "
-            "first, or name its run folder with --start-from"
+            f"{base.path}: no trained run to start from, but {experiment.name} starts from {experiment.start_from!r}; train "
+            "that one first, or name its run folder with --start-from"
         )
     if base.path.resolve() == folder.path.resolve():
         raise UserError(f"{base.path}: output is also an input; a run that starts from this one requires another --out")

@@ -2,9 +2,9 @@
 
 Every process computes the loss of the complete batch from the gathered embeddings, so negatives are global, and
 back-propagates through its own share only. Summed over processes, these are the gradients of one process with the complete
-batch. ``torchrun`` starts the processes; without it there is a single process, and nothing here communicates.
+batch. ``torchrun`` starts the processes; without it there is a single process.
 
-Ctrl-C and SIGTERM end a training after the current step, so that a checkpoint can be written first.
+Ctrl-C and SIGTERM end a training after the current step and a checkpoint.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from torch import Tensor, distributed, nn
 
 from vse.features.backbones.device import pick_device
 from vse.pipeline.errors import UserError
-from vse.train.kinds import Encoded, padded
+from vse.train.kinds import Encoded, pad_sets
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_CPU = torch.device("cpu")
+_PATIENCE = timedelta(hours=6)  # timeout of the other processes while the first one validates
 
 
 class TrainingFailed(UserError):
@@ -51,8 +53,8 @@ class Interruption:
         self._at_once = False
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Catch both signals in this block. Only a main thread can do that, so other threads catch nothing."""
+    def catch_signals(self) -> Iterator[None]:
+        """Catch both signals in this block. Threads other than the main thread cannot catch signals."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -82,10 +84,6 @@ class Interruption:
             raise StopNow
 
 
-_CPU = torch.device("cpu")
-_PATIENCE = timedelta(hours=6)  # timeout of the other processes while the first one validates
-
-
 @dataclass(frozen=True)
 class Processes:
     """The rank of this process among ``size`` processes, and its device."""
@@ -96,36 +94,30 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this process validates, writes and logs."""
+        """True in the process that validates, writes and logs."""
         return self.rank == 0
 
     def share(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return this process's share of a batch, which may be empty; the sizes of shares differ by one at most."""
         return pairs if self.size == 1 else np.array_split(pairs, self.size)[self.rank]
 
-    def gathered(self, embeddings: Encoded, n_pairs: int) -> Encoded:
-        """Return the embeddings of the complete batch, in its order; gradients reach this process's share only.
-
-        Sets of all processes are padded to the same length.
-        """
+    def gather(self, embeddings: Encoded, n_pairs: int) -> Encoded:
+        """Return the embeddings of the complete batch, in its order; gradients reach this process's share only."""
         if self.size == 1:
             return embeddings
         if len(embeddings) == 1:
             return (_Gather.apply(embeddings[0], self, n_pairs),)
         longest = torch.tensor([embeddings[1].shape[1]])
         distributed.all_reduce(longest, distributed.ReduceOp.MAX)
-        vectors, mask = padded(embeddings, int(longest.item()))
+        vectors, mask = pad_sets(embeddings, int(longest.item()))
         rows = _Gather.apply(vectors.flatten(1), self, n_pairs)
         return rows.view(n_pairs, *vectors.shape[1:]), _Gather.apply(mask.to(torch.uint8), self, n_pairs).bool()
 
-    def sum_gradients(self, parameters: Iterable[nn.Parameter], whole: Iterable[nn.Parameter] = ()) -> None:
-        """Sum the gradients over processes, in every process. A parameter that no process has used keeps no gradient.
-
-        ``whole`` are those of ``parameters`` whose gradient every process has already computed from the complete batch.
-        """
+    def sum_gradients(self, parameters: Iterable[nn.Parameter], complete: Iterable[nn.Parameter] = ()) -> None:
+        """Sum the gradients over processes; those of ``complete`` are the same in every process and stay unchanged."""
         if self.size == 1:
             return
-        for parameter in whole:
+        for parameter in complete:
             if parameter.grad is not None:
                 parameter.grad /= self.size
         wanted = [parameter for parameter in parameters if parameter.requires_grad]
@@ -145,7 +137,7 @@ class Processes:
         return bool(flags.item())
 
     def broadcast(self, number: int) -> int:
-        """Return the number of the first process in every process."""
+        """Return the value of the first process in every process."""
         if self.size == 1:
             return number
         value = torch.tensor([number])
@@ -153,16 +145,12 @@ class Processes:
         return int(value.item())
 
     def close(self) -> None:
-        """Leave the process group."""
         if self.size > 1:
             distributed.destroy_process_group()
 
 
 def join_processes(device: str) -> Processes:
-    """Return the group that ``torchrun`` started, with one GPU for each process if there are any, or this process alone.
-
-    Flags and lengths are exchanged in CPU memory, so that no process waits for a GPU to read them.
-    """
+    """Return the group that ``torchrun`` started, with one GPU for each process if there are any, or this process alone."""
     if not distributed.is_torchelastic_launched():
         return Processes(device=pick_device(device))
     where = device_of_process(device)
@@ -171,11 +159,7 @@ def join_processes(device: str) -> Processes:
 
 
 def device_of_process(device: str) -> torch.device:
-    """Return the GPU whose index is the local rank of this process, or the CPU if the machine has no GPU.
-
-    Raises :class:`UserError` if ``torchrun`` has started more processes on this machine than it has GPUs, or if ``device`` is
-    one GPU for several processes.
-    """
+    """Return the GPU of this process by its local rank, or the CPU. Raises UserError if there are too few GPUs."""
     name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     kind, _, number = name.partition(":")
     n_gpus = torch.cuda.device_count() if kind == "cuda" else 0
@@ -194,7 +178,7 @@ def device_of_process(device: str) -> torch.device:
 
 
 class _Gather(torch.autograd.Function):
-    """Gathers shares of unequal lengths, padded for the transfer; the gradient is that of this process's share."""
+    """The concatenation of shares of unequal lengths; the gradient is that of this process's share."""
 
     @staticmethod
     def forward(ctx: Any, embeddings: Tensor, processes: Processes, n_pairs: int) -> Tensor:

@@ -1,1 +1,1 @@
-"""A page on which people search with trained runs, and what serves it."""
+"""The web page of vse-serve, on which people search with trained runs, and its server."""

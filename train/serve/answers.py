@@ -1,9 +1,4 @@
-"""Runs that answer queries side by side, and the photos of their data set by id.
-
-Decode photographs, and large ones one at a time.
-
-What several runs find for a query, as JSON for scripts and as columns for the page.
-"""
+"""Runs that answer queries side by side, with their answers as JSON and as columns of the page, and photos by id."""
 
 from __future__ import annotations
 
@@ -26,35 +21,32 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import MAX_PIXELS, BadImage, count_pixels, decode_image, read_image_bytes
 from vse.train.use.model import TrainedRun
 from vse.train.use.queries import Query
-from vse.train.use.search import load_searched
+from vse.train.use.search import load_for_search
 from vse.train.use.searcher import Searcher, SearchOptions
 from vse.train.use.trained_run import RunPlaces
 
 LARGE = 10_000_000  # pixels
 DECODING = Lock()  # held while a large photograph is decoded
 _places = BoundedSemaphore(2)  # one photograph is decoded and one waits: other threads answer other queries
+_SHOWN_CAPTIONS = 2  # of an image
+log = logging.getLogger(__name__)
+SIDE = 360  # pixels of the longer side of a photo on the page
+_KEPT = 1024  # photos of that size in memory, about 20 KB each
 
 
 class TooManyLargePhotos(UserError):
-    """A large photograph is decoded already, and another one waits."""
+    """A large photo is being decoded and another one waits."""
 
 
 def read_photo(path: Path, content: bytes | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Return a photograph as :func:`vse.pipeline.files.images.decode_image` does, and only one large photograph at a time.
-
-    Raises :class:`BadImage` if it is not a readable image, or if its header promises more than ``max_pixels``: then nothing
-    is decoded.
-    """
+    """Return a decoded photo; large ones are decoded one at a time. Raises BadImage if it is invalid or too large."""
     content = read_image_bytes(path) if content is None else content
     with DECODING if LARGE < count_pixels(path, content) <= max_pixels else nullcontext():
         return decode_image(path, content, max_pixels)
 
 
 def read_upload(content: bytes, max_pixels: int) -> Image.Image:
-    """Return a photograph that a client sent, as :func:`read_photo` does.
-
-    Raises :class:`TooManyLargePhotos` if it is large, one large photograph is decoded already and another one waits.
-    """
+    """Return a decoded photo that a client sent. Raises TooManyLargePhotos if it is large and two other large ones wait."""
     path = Path("the photograph")
     if not LARGE < count_pixels(path, content) <= max_pixels:
         return decode_image(path, content, max_pixels)
@@ -66,9 +58,6 @@ def read_upload(content: bytes, max_pixels: int) -> Image.Image:
         _places.release()
 
 
-_SHOWN_CAPTIONS = 2  # of an image
-
-
 def as_json(served: ServedRuns, query: Query, answers: Sequence[RunAnswer]) -> dict[str, Any]:
     """Return the answer of ``/search?as=json``, see ``docs/serve.md``."""
     asked = {"query": query} if isinstance(query, str) else {"photo": {"width": query.width, "height": query.height}}
@@ -77,21 +66,21 @@ def as_json(served: ServedRuns, query: Query, answers: Sequence[RunAnswer]) -> d
 
 def columns(served: ServedRuns, answers: Sequence[RunAnswer], by_photo: bool) -> list[dict[str, Any]]:
     """Return a column for each run: its hits as cards, with their ranks in the other runs."""
-    ranks = [{_identity(hit): rank for rank, hit in enumerate(one.hits, 1)} for one in answers]
+    ranks = [{_hit_id(hit): rank for rank, hit in enumerate(one.hits, 1)} for one in answers]
     made = []
     for number, (run, answer) in enumerate(zip(served.runs, answers, strict=True)):
         cards = []
         for rank, hit in enumerate(answer.hits, 1):
             elsewhere = [
-                (served.runs[other].name, of_other[_identity(hit)])
+                (served.runs[other].name, of_other[_hit_id(hit)])
                 for other, of_other in enumerate(ranks)
-                if other != number and _identity(hit) in of_other
+                if other != number and _hit_id(hit) in of_other
             ]
             cards.append(
                 {
                     "rank": rank,
                     "score": f"{hit.score:.4f}".replace("-", "−"),
-                    "hit": _identity(hit),
+                    "hit": _hit_id(hit),
                     "image": hit.image_id,
                     "photo": served.dataset.has_image_files,
                     "name": hit.photo.name if hit.photo else f"image {hit.image_id}",
@@ -125,27 +114,20 @@ def _run_json(answer: RunAnswer) -> dict[str, Any]:
     }
 
 
-def _identity(hit: Any) -> int:
-    """Return the id of a hit, which is a caption or an image."""
+def _hit_id(hit: Any) -> int:
     return int(hit.image_id if hit.caption_id is None else hit.caption_id)
 
 
-log = logging.getLogger(__name__)
-
-SIDE = 360  # pixels of the longer side of a photo on the page
-_KEPT = 1024  # photos of that size in memory, about 20 KB each
-
-
 class UnknownId(UserError):
-    """There is no run, image or caption of this number."""
+    """A request names a run, image or caption that does not exist."""
 
 
 @dataclass(frozen=True)
 class RunAnswer:
-    """The hits of one run for a query, best first, or the line ``error`` that says why there are none.
+    """The hits of one run for a query, best first, or an ``error`` message.
 
-    ``remark`` is a line on words that the run does not know, ``scored`` how many pairs a model that scores pairs scored, of
-    ``searched`` images or captions.
+    ``remark`` is a message about words that the run does not know. ``scored`` is the number of pairs that were scored by a
+    model that scores pairs, and ``searched`` the number of images or captions that were searched.
     """
 
     name: str
@@ -159,7 +141,7 @@ class RunAnswer:
 
 @dataclass(frozen=True)
 class ServedRun:
-    """A run that is loaded, and whether it reads texts, and photos; ``attends`` says whether it can show where it looked."""
+    """A loaded run, with the kinds of queries that it reads; ``attends`` is True if its attention can be displayed."""
 
     name: str
     searcher: Searcher
@@ -169,7 +151,6 @@ class ServedRun:
     lock: Lock = field(default_factory=Lock)  # a model answers one query at a time
 
     def reads(self, query: Query) -> bool:
-        """Whether it reads queries of this kind."""
         return self.reads_texts if isinstance(query, str) else self.reads_photos
 
 
@@ -178,19 +159,17 @@ class ServedRuns:
 
     A run that reads texts but no photos, or photos but no texts, is accepted with a warning.
 
-    Parameters
-    ----------
-    runs : their folders
-    split : of the data set
-    places : for each run, see :func:`vse.train.use.model.load_run`
-    options : what is searched, and how thoroughly
-    device : where the models are
+    ``runs`` : the run folders.
+    ``split`` : the split to search.
+    ``places`` : the paths of each run's files.
+    ``options`` : options of the search.
+    ``device`` : the device of the models.
     """
 
     def __init__(
         self, runs: Sequence[Path], split: str, places: Sequence[RunPlaces], options: SearchOptions, device: str = "auto"
     ) -> None:
-        self.split, self.runs = split, _loaded(runs, split, places, options, device)
+        self.split, self.runs = split, _load_runs(runs, split, places, options, device)
         searchers = [run.searcher for run in self.runs]
         self.dataset: Dataset = searchers[0].trained.dataset
         images = [image for searcher in searchers for image in searcher.trained.split.pairs.images]
@@ -200,21 +179,17 @@ class ServedRuns:
 
     @property
     def reads_photos(self) -> bool:
-        """Whether any of the runs reads photos."""
         return any(run.reads_photos for run in self.runs)
 
     def answers(self, query: Query, k: int) -> list[RunAnswer]:
         """Return the ``k`` best images for a text, or captions for a photo, of each run."""
-        return [_answer(run, query, k) for run in self.runs]
+        return [_answer_query(run, query, k) for run in self.runs]
 
-    def attention(self, number: int, query: Query, identity: int) -> Attention:
-        """Return the attention of the run with this index in a text and an image, or in a photo and a caption.
-
-        :class:`UserError` if it does not attend, if that cannot be drawn, or if there is no such run, image or caption.
-        """
-        if not 0 <= number < len(self.runs):
-            raise UnknownId(f"there is no run {number}")
-        run, by_photo = self.runs[number], not isinstance(query, str)
+    def attention(self, index: int, query: Query, identity: int) -> Attention:
+        """Return the attention of a run for a query and the hit with the id ``identity``. Raises UserError without it."""
+        if not 0 <= index < len(self.runs):
+            raise UnknownId(f"there is no run {index}")
+        run, by_photo = self.runs[index], not isinstance(query, str)
         pairs = run.searcher.trained.split.pairs
         rows = (pairs.caption_ids if by_photo else pairs.image_ids) == identity
         if not rows.any():
@@ -228,7 +203,6 @@ class ServedRuns:
         return seen
 
     def _small_photo(self, image_id: int) -> bytes:
-        """Return a photo of the split as a small JPEG. Raises UnknownId if no photo has this id, or it cannot be read."""
         file = self._files.get(image_id)
         if file is None:
             raise UnknownId(f"the split {self.split!r} has no photo {image_id}")
@@ -239,27 +213,25 @@ class ServedRuns:
             raise UnknownId(f"photo {image_id} cannot be read") from None
 
 
-def _loaded(
+def _load_runs(
     runs: Sequence[Path], split: str, places: Sequence[RunPlaces], options: SearchOptions, device: str
 ) -> list[ServedRun]:
     served: list[ServedRun] = []
-    opened = [load_searched(run, split, place, device) for run, place in zip(runs, places, strict=True)]
+    opened = [load_for_search(run, split, place, device) for run, place in zip(runs, places, strict=True)]
     names = [_name(trained) for trained in opened]
     for run, place, trained in zip(runs, places, opened, strict=True):
         if served and trained.dataset.sha256 != served[0].searcher.trained.dataset.sha256:
             first = served[0].searcher.trained.dataset.path
-            raise UserError(
-                f"{run}: searches {trained.dataset.path}, and {runs[0]} {first}; runs side by side search one file"
-            )
+            raise UserError(f"{run} searches {trained.dataset.path}, and {runs[0]} {first}; all runs must search one file")
         searcher = Searcher(trained, split, place.weights_dir, options)
-        texts, photos = (_reads(searcher, by_photo) for by_photo in (False, True))
+        texts, photos = (_load_error(searcher, by_photo) for by_photo in (False, True))
         if texts and photos:
             raise UserError(texts)
         name = _name(trained) if names.count(_name(trained)) == 1 else f"{_name(trained)} ({run})"
         for what, error in (("texts", texts), ("photos", photos)):
             if error:
                 log.warning("%s reads no %s: %s", name, what, error)
-        served.append(ServedRun(name, searcher, not texts, not photos, _attends(searcher)))
+        served.append(ServedRun(name, searcher, not texts, not photos, _can_attend(searcher)))
         log.info("%s: %d images, %d captions", name, len(trained.split.pairs.images), len(trained.split.pairs))
     return served
 
@@ -268,8 +240,8 @@ def _name(trained: TrainedRun) -> str:
     return f"{trained.experiment.name}, seed {trained.record['seed']}"
 
 
-def _reads(searcher: Searcher, by_photo: bool) -> str:
-    """Load what reads photos, or texts; returns the error if there is one."""
+def _load_error(searcher: Searcher, by_photo: bool) -> str:
+    """Load the networks for photos or texts; return the error message, or an empty string."""
     try:
         searcher.load(by_photo)
     except UserError as error:
@@ -277,7 +249,7 @@ def _reads(searcher: Searcher, by_photo: bool) -> str:
     return ""
 
 
-def _attends(searcher: Searcher) -> bool:
+def _can_attend(searcher: Searcher) -> bool:
     if searcher.trained.experiment.model.similarity.attends is None:
         return False
     try:
@@ -288,7 +260,7 @@ def _attends(searcher: Searcher) -> bool:
     return True
 
 
-def _answer(run: ServedRun, query: Query, k: int) -> RunAnswer:
+def _answer_query(run: ServedRun, query: Query, k: int) -> RunAnswer:
     by_photo = not isinstance(query, str)
     searched = run.searcher.size(by_photo)
     if not run.reads(query):

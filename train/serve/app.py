@@ -1,4 +1,4 @@
-"""The pages of vse-serve as an application of Flask: one search, photos by id, and nothing that writes."""
+"""The Flask application of vse-serve: a search page and photos by id. It writes no files."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _HEADERS = {
 
 @dataclass(frozen=True)
 class PageSettings:
-    """How many results a query has by default, how many bytes and pixels a photo, and the names of the server.
+    """The default number of results of a query, limits on uploaded photos, and the host names of the server.
 
-    ``hosts``, in lower case and without a port, is None if any will do.
+    ``hosts``, in lower case and without a port, is None if any host name is accepted.
     """
 
     k: int = 10
@@ -64,7 +64,7 @@ class _InMemory(flask.Request):
 
 
 def create_app(served: ServedRuns, settings: PageSettings = PageSettings()) -> flask.Flask:
-    """Build the application. ``GET /`` is the page, ``/search`` answers, ``GET /photo/<id>`` is a small JPEG of an image."""
+    """Build the application: ``GET /`` is the page, ``/search`` answers queries, ``GET /photo/<id>`` is a small JPEG."""
     app = flask.Flask("vse-serve", static_folder=None)
     app.request_class = _InMemory
     app.config.update(
@@ -111,38 +111,42 @@ def create_app(served: ServedRuns, settings: PageSettings = PageSettings()) -> f
     @app.errorhandler(UserError)
     def wrong(error: UserError) -> tuple[flask.Response | str, int]:
         code = 404 if isinstance(error, UnknownId) else 503 if isinstance(error, TooManyLargePhotos) else 400
-        return _failed(served, settings, str(error), code)
+        return _error_response(served, settings, str(error), code)
 
     @app.errorhandler(HTTPException)
     def refused(error: HTTPException) -> tuple[flask.Response | str, int]:
-        return _failed(served, settings, _reason(error, settings), error.code or 500)
+        return _error_response(served, settings, _reason(error, settings), error.code or 500)
 
     return app
 
 
 def _search(served: ServedRuns, settings: PageSettings) -> flask.Response | str:
-    """Answer a text (GET, ``q``) or a photo (POST, ``photo``); with ``run`` and ``hit``, where that run looked."""
+    """Answer a text (GET, ``q``) or a photo (POST, ``photo``); with ``run`` and ``hit``, return the attention for that hit."""
     arguments = flask.request.args
     k = _number("k", settings.k, 1, MOST)
-    query = _uploaded(settings) if flask.request.method == "POST" else _text()
+    query = _uploaded_photo(settings) if flask.request.method == "POST" else _query_text()
     if "run" in arguments or "hit" in arguments:
         number, identity = _number("run", None, 0, 2**31), _number("hit", None, -(2**63), 2**63 - 1)
         seen = served.attention(number, query, identity)
-        if _form() == "json":
+        if _answer_format() == "json":
             return flask.jsonify(attention_json(seen))
-        drawing = _drawn(query, seen, number, identity)
-        if _form() == "part":
+        drawing = _attention_fields(query, seen, number, identity)
+        if _answer_format() == "part":
             return render_page("serve_look.html", **drawing)
         return _page(served, settings, query, look={**drawing, "name": served.runs[number].name})
     answers = served.answers(query, k)
-    if _form() == "json":
+    if _answer_format() == "json":
         return flask.jsonify(as_json(served, query, answers))
-    values = {"query": _shown(query), "columns": columns(served, answers, not isinstance(query, str)), "k": k}
-    return render_page("serve_part.html", **values) if _form() == "part" else _page(served, settings, query, results=values)
+    values = {"query": _query_fields(query), "columns": columns(served, answers, not isinstance(query, str)), "k": k}
+    return (
+        render_page("serve_part.html", **values)
+        if _answer_format() == "part"
+        else _page(served, settings, query, results=values)
+    )
 
 
 def attention_json(seen: Attention) -> dict[str, Any]:
-    """Attention as a script reads it."""
+    """Return attention as JSON fields."""
     return {
         "side": seen.side,
         "score": seen.score,
@@ -154,15 +158,12 @@ def attention_json(seen: Attention) -> dict[str, Any]:
 
 
 def _host() -> str:
-    """Return the host name in the request, without its port; empty if there is none.
-
-    Werkzeug's own check of trusted hosts knows no IPv6.
-    """
+    """Return the host name in the request, without its port, or an empty string. Werkzeug's own check lacks IPv6."""
     match = re.fullmatch(r"(\[[0-9a-f:]+\]|[^:]+)(?::\d{1,5})?", flask.request.environ.get("HTTP_HOST", "").lower())
     return match[1] if match else ""
 
 
-def _form() -> str:
+def _answer_format() -> str:
     """Return the form of the answer: a page, the part of it that a script inserts, or JSON."""
     form = flask.request.args.get("as", "page")
     return form if form in ("part", "json") else "page"
@@ -181,7 +182,7 @@ def _number(name: str, default: int | None, least: int, most: int) -> int:
     return number
 
 
-def _text() -> str:
+def _query_text() -> str:
     text = flask.request.args.get("q", "").strip()
     if not text:
         raise BadRequest("Type a caption, or choose a photograph.")
@@ -190,7 +191,7 @@ def _text() -> str:
     return text
 
 
-def _uploaded(settings: PageSettings) -> Query:
+def _uploaded_photo(settings: PageSettings) -> Query:
     photo: FileStorage | None = flask.request.files.get("photo")
     content = photo.read() if photo else b""
     if not content:
@@ -200,15 +201,14 @@ def _uploaded(settings: PageSettings) -> Query:
     return read_upload(content, settings.max_pixels)
 
 
-def _drawn(query: Query, seen: Attention, number: int, identity: int) -> dict[str, Any]:
+def _attention_fields(query: Query, seen: Attention, number: int, identity: int) -> dict[str, Any]:
     """Return the data for the drawing of attention; the photo is the hit or, if the hit is a caption, the query."""
     source = f"/photo/{identity}" if isinstance(query, str) else jpeg_source(small_jpeg(query, SIDE))
     drawing = draw_attention(f"look-{number}-{identity}".replace("--", "-m"), [seen])
     return {"drawing": drawing, "source": source, "explanation": EXPLANATIONS[seen.side], "brackets": BRACKETS}
 
 
-def _shown(query: Query) -> dict[str, str]:
-    """Return a query as the page displays it."""
+def _query_fields(query: Query) -> dict[str, str]:
     if isinstance(query, str):
         return {"text": query, "photo": ""}
     return {"text": "", "photo": jpeg_source(small_jpeg(query, SIDE))}
@@ -217,10 +217,10 @@ def _shown(query: Query) -> dict[str, str]:
 def _page(served: ServedRuns, settings: PageSettings, query: Query | None = None, **values: Any) -> str:
     """Return the complete page, with the ``results`` of a query, a ``look`` at one of them, or an ``error``."""
     every = {"results": None, "look": None, "error": "", **values}
-    return render_page("serve.html", **_facts(served, settings), text=query if isinstance(query, str) else "", **every)
+    return render_page("serve.html", **_page_fields(served, settings), text=query if isinstance(query, str) else "", **every)
 
 
-def _facts(served: ServedRuns, settings: PageSettings) -> dict[str, Any]:
+def _page_fields(served: ServedRuns, settings: PageSettings) -> dict[str, Any]:
     return {
         "dataset": served.dataset.name,
         "split": served.split,
@@ -243,22 +243,21 @@ def _k(settings: PageSettings) -> int:
 
 
 def _reason(error: HTTPException, settings: PageSettings) -> str:
-    """Return the message for a refused request, in one line."""
     if isinstance(error, SecurityError):
         return "The server is not called by this name; call it as its terminal says."
     if isinstance(error, RequestEntityTooLarge):
         return f"The photograph has more than {settings.upload_bytes / 2**20:g} MB."
     if type(error) in (BadRequest, ServiceUnavailable) and error.description != type(error).description:
         return str(error.description)
-    return {404: "There is no such page.", 405: "That is not how this page is asked."}.get(
+    return {404: "There is no such page.", 405: "This page does not accept such a request."}.get(
         error.code or 500, "That did not work; the terminal of vse-serve may say why."
     )
 
 
-def _failed(served: ServedRuns, settings: PageSettings, message: str, code: int) -> tuple[flask.Response | str, int]:
+def _error_response(served: ServedRuns, settings: PageSettings, message: str, code: int) -> tuple[flask.Response | str, int]:
     line = printable(message)
-    if _form() == "json":
+    if _answer_format() == "json":
         return flask.jsonify({"error": line}), code
-    if _form() == "part":
+    if _answer_format() == "part":
         return render_page("serve_error.html", error=line), code
     return _page(served, settings, flask.request.args.get("q", "")[:LONGEST] or None, error=line), code

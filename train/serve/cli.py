@@ -1,4 +1,4 @@
-"""The command ``vse-serve``, which imports what it runs when it runs."""
+"""The command ``vse-serve``, which imports its code only when it runs."""
 
 from __future__ import annotations
 
@@ -140,7 +140,6 @@ def _places(
     caption_features: Sequence[Path],
     weights_dir: Path | None,
 ) -> list[RunPlaces]:
-    """Return the paths of the files of each run."""
     from vse.train.use.trained_run import RunPlaces
 
     for option, files in (("--features", features), ("--caption-features", caption_features)):
@@ -151,10 +150,7 @@ def _places(
 
 
 def _leave() -> None:
-    """End the process without waiting for a thread that still computes, or for libraries to be unloaded.
-
-    Nothing is written, so nothing is lost. On a busy machine the libraries take seconds.
-    """
+    """End the process at once: threads that still compute and the unloading of libraries could take seconds."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()
@@ -162,7 +158,7 @@ def _leave() -> None:
 
 
 def _check(app: flask.Flask, text: str) -> None:
-    """Print what each run finds for a text: its name, seconds, and the best image's id and score, or why it finds none."""
+    """Print a line for each run: its name, seconds, and the best image's id and score for a text, or its error."""
     answer = app.test_client().get("/search", query_string={"q": text, "as": "json", "k": 1}).get_json()
     for run in answer["runs"]:
         found = [f"image {hit['image']}\t{hit['score']:.4f}" for hit in run["hits"]] or [run["error"]]

@@ -1,9 +1,7 @@
-"""Connections of vse-serve with limits on their number, their time and their bytes; each refusal is an answer.
+"""The server of vse-serve, with limits on the number, the time and the bytes of connections.
 
 Waitress closes a connection that it refuses while the client still sends, and the client then sees a reset. Here a refused
-request gets a response from the application, and the rest of what the client sends is read and discarded before the close.
-
-The server of vse-serve: an application on a port of this machine until Ctrl-C.
+request gets a response from the application. The rest of the request is read and discarded before the close.
 """
 
 from __future__ import annotations
@@ -37,17 +35,23 @@ _LAST = (
     "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: text/plain; charset=utf-8\r\n"
     f"Content-Length: {len(_STOPPING)}\r\n\r\n{_STOPPING}"
 ).encode()
+_NAMES = ("localhost", "127.0.0.1", "[::1]")
+_MORE = 2**20  # bytes of a request beyond those of a photo, so that the application says that one is too large
+_LISTENING = 8  # sockets and pipes of the server itself
+_THREADS = 4
+_THREADS_END_S = 0.25
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on connections, in seconds but for counts.
+    """Limits on connections.
 
-    ``connections``: how many are served at once; as many again get a 503, and others wait in the system's queue.
-    ``idle_s``: without a byte, or until the header of a request is complete. ``request_s``: until a request is complete,
-    and until its response is read. ``refused_s``: until the header of a request is complete on a connection beyond the limit.
-    ``bodies``: requests with the largest body that may arrive or wait at the same time, or more with smaller ones.
-    ``grace_s``: from a signal until requests in progress are refused; the end of the process takes another second.
+    ``connections`` : number of connections served at once; as many again get a 503, and others wait in the system's queue.
+    ``idle_s`` : seconds without a byte, or until the header of a request is complete.
+    ``request_s`` : seconds until a request is complete, and until its response is read.
+    ``refused_s`` : seconds until the header of a request is complete on a connection beyond the limit.
+    ``bodies`` : number of requests with the largest body that may arrive or wait at the same time, or more with smaller ones.
+    ``grace_s`` : seconds from a signal until requests in progress are refused.
     """
 
     connections: int = 100
@@ -59,8 +63,6 @@ class Limits:
 
 
 class _Busy(Error):  # type: ignore[misc]
-    """A request that is refused for now, with the line that says why."""
-
     code = 503
     reason = "Service Unavailable"
 
@@ -100,7 +102,7 @@ class _Refusal(WSGITask):  # type: ignore[misc]
 
 
 class Channel(HTTPChannel):  # type: ignore[misc]
-    """One connection, which ends in time and lets the client read its last response."""
+    """One connection. It has a time limit, and the client can read its last response."""
 
     request: Any
     close_when_flushed: bool
@@ -121,7 +123,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         return (_Refusal if refused else ErrorTask)(channel, request)
 
     def refusal(self, request: Any) -> Error | None:
-        """Return the reason not to read the request of this header, or None."""
+        """Return the reason to refuse a request, from its header, or None."""
         if self.server.stopping or self.beyond:
             return _Busy(_STOPPING if self.server.stopping else _TOO_MANY)
         largest = self.adj.max_request_body_size
@@ -132,7 +134,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         return None
 
     def received(self, data: bytes) -> bool:
-        """Take what the client sent, or discard it after the last response."""
+        """Receive data of the client, or discard it after the last response."""
         if self.drained_since is not None:
             return False
         if self.request is None:
@@ -140,11 +142,10 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         return bool(super().received(data))
 
     def readable(self) -> bool:
-        """Return whether to read from the client now."""
         return self.drained_since is not None or bool(super().readable())
 
     def handle_write(self) -> None:
-        """Send what is left; after the last response, say so and let the client finish."""
+        """Send pending data. After the last response, announce the end and let the client finish."""
         if self.close_when_flushed and not self.requests:
             self._flush_exception(self._flush_some)
             if not self.total_outbufs_len and not self.will_close:
@@ -157,13 +158,11 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         super().handle_write()
 
     def write_soon(self, data: Any) -> int:
-        """Send a part of a response, from the thread that makes it."""
         self.answered = True
         written: int = super().write_soon(data)
         return written
 
     def service(self) -> None:
-        """Answer one request, in a thread of its own."""
         super().service()
         self.since, self.held_bytes, self.answered = time.monotonic(), 0, False
 
@@ -182,7 +181,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
             self.handle_close()
 
     def end_soon(self) -> bool:
-        """Close the connection unless a response is due or is read; refuse a request that still arrives."""
+        """Close the connection unless a response is pending; refuse a request that still arrives. Return True if closed."""
         with self.requests_lock:
             if self.request is not None and self.request.headers_finished and not self.requests:
                 self.request.error = _Busy(_STOPPING)
@@ -214,7 +213,7 @@ class LimitedServer(TcpWSGIServer):  # type: ignore[misc]
         super().__init__(*arguments, **named)
 
     def add_task(self, channel: Channel) -> None:
-        """Let a thread answer the next request of a channel; a refusal does not wait for those that compute."""
+        """Let a thread answer the next request of a channel; refusals do not wait for searches."""
         (self._refusals if channel.requests[0].error else self.task_dispatcher).add_task(channel)
 
     def held_bytes(self) -> int:
@@ -222,27 +221,19 @@ class LimitedServer(TcpWSGIServer):  # type: ignore[misc]
         return sum(channel.held_bytes for channel in self.active_channels.values())
 
     def maintenance(self, _: float) -> None:
-        """Close the connections of clients that take too long."""
         now = time.monotonic()
         for channel in list(self.active_channels.values()):
             channel.end_in_time(now)
 
     def stop_listening(self) -> None:
-        """Give the port back; connections stay."""
+        """Release the port; connections stay."""
         self.stopping = True
         self.del_channel()
         self.socket.close()
 
 
-_NAMES = ("localhost", "127.0.0.1", "[::1]")
-_MORE = 2**20  # bytes of a request beyond those of a photo, so that the application says that one is too large
-_LISTENING = 8  # sockets and pipes of the server itself
-_THREADS = 4
-_THREADS_END_S = 0.25
-
-
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Return whether only this machine can reach an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -250,18 +241,12 @@ def is_loopback(host: str) -> bool:
 
 
 def trusted_hosts(host: str) -> Sequence[str] | None:
-    """Return the host names that requests may use; None (any) if other machines can reach the server.
-
-    A page of another site that has its own name point to this machine could else read what is served here.
-    """
-    return [*_NAMES, _bracketed(host)] if is_loopback(host) else None
+    """Return the host names that requests may use, against DNS rebinding; None (any) if other machines have access."""
+    return [*_NAMES, _bracket_ipv6(host)] if is_loopback(host) else None
 
 
 class PageServer:
-    """An application, bound to an address; :class:`UserError` if it cannot be. ``port`` 0 takes a free one.
-
-    Requests are held in memory, so that nothing is written; one of much more than ``upload_bytes`` is refused unread.
-    """
+    """A server of an application at an address; ``port`` 0 chooses a free one. Raises UserError if it is taken."""
 
     def __init__(self, app: Any, host: str, port: int, upload_bytes: int, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
@@ -291,10 +276,10 @@ class PageServer:
                 self._servers.append(server)
         except (OSError, ValueError) as error:
             self._disconnect()
-            raise UserError(f"--host {host} --port {port}: cannot be served at ({_said(error)})") from None
+            raise UserError(f"--host {host} --port {port}: cannot be served at ({_error_text(error)})") from None
         work.set_thread_count(_THREADS)
         refusals.set_thread_count(1)
-        self.url = f"http://{_bracketed(host)}:{self._servers[0].effective_port}/"
+        self.url = f"http://{_bracket_ipv6(host)}:{self._servers[0].effective_port}/"
 
     def run(self) -> None:
         """Serve until :meth:`stop`, then answer or refuse the requests in progress, within ``grace_s`` seconds."""
@@ -308,14 +293,14 @@ class PageServer:
             channel.end_now()
 
     def stop(self) -> None:
-        """Let :meth:`run` return soon, from another thread or a signal's handler; called again, at once."""
+        """End :meth:`run` soon, from another thread or a signal handler; a second call ends it at once."""
         self._stop_at = time.monotonic() + (self.limits.grace_s if self._stop_at is None else 0)
         if self._channels:  # not closed yet
             self._servers[0].pull_trigger()
 
     @contextmanager
     def stopped_by_signals(self) -> Iterator[None]:
-        """In this block SIGTERM and Ctrl-C call :meth:`stop`, the latter in a background job, too, where it is ignored."""
+        """Call :meth:`stop` on SIGTERM and Ctrl-C in this block."""
         numbers = (signal.SIGINT, signal.SIGTERM)
         before = {number: signal.signal(number, lambda *_: self.stop()) for number in numbers}
         try:
@@ -325,13 +310,13 @@ class PageServer:
                 signal.signal(number, handler)
 
     def close(self) -> None:
-        """Stop listening, and end the threads that answer, as far as they do so at once."""
+        """Stop listening, and end the threads that are idle."""
         self._disconnect()
         for dispatcher in self._dispatchers:
             dispatcher.shutdown(timeout=_THREADS_END_S)
 
     def _wait(self, most_s: float) -> None:
-        """Let the connections do what they can, as soon as they can, and end those that are late."""
+        """Handle network events for at most this number of seconds, and close late connections."""
         wasyncore.loop(timeout=most_s, use_poll=True, map=self._channels, count=1)
         for server in self._servers:
             server.maintenance(time.time())
@@ -340,19 +325,19 @@ class PageServer:
         return [channel for server in self._servers for channel in server.active_channels.values()]
 
     def _end_channels(self) -> bool:
-        """Close idle connections; return whether none is left that waits for a response."""
+        """Close idle connections; return whether all are closed."""
         waiting = [channel for channel in self._connected() if not channel.end_soon()]
         return not waiting
 
     def _disconnect(self) -> None:
-        """Close every channel, without which the server's loop ends."""
+        """Close every channel, which ends the server's loop."""
         for channel in list(self._channels.values()):
             channel.close()
 
 
-def _bracketed(host: str) -> str:
+def _bracket_ipv6(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,7 +1,4 @@
-"""Solvers find the weights of a model, epoch by epoch. They may import data, models, losses and run.
-
-A new solver is one file here and one line below.
-"""
+"""Solvers find the weights of a model, epoch by epoch. A new solver is one file here and one line below."""
 
 from __future__ import annotations
 
@@ -14,11 +11,11 @@ SOLVERS: Registry[SolverSettings] = Registry(
     lazy={
         "gradient": "vse.train.settings:GradientSettings",
         "cca": "vse.train.solvers.cca:CcaSettings",
-        "ridge": "vse.train.solvers.ridge:RidgeSettings",
-        "csa": "vse.train.solvers.csa:CsaSettings",
-        "asif": "vse.train.solvers.asif:AsifSettings",
+        "ridge": "vse.train.solvers.closed_form:RidgeSettings",
+        "csa": "vse.train.solvers.closed_form:CsaSettings",
+        "asif": "vse.train.solvers.closed_form:AsifSettings",
         "none": "vse.train.solvers.none:NoTrainingSettings",
-        "phrases": "vse.train.phrases.trainer:PhraseGradientSettings",
-        "phrases_cca": "vse.train.phrases.cca:PhraseCcaSettings",
+        "phrases": "vse.train.phrases.solvers:PhraseGradientSettings",
+        "phrases_cca": "vse.train.phrases.solvers:PhraseCcaSettings",
     },
 )

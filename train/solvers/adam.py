@@ -17,9 +17,8 @@ from vse.pipeline.errors import UserError
 from vse.train.adversaries.base import Opponent
 from vse.train.kinds import Encoded, Kind
 from vse.train.losses.base import Batch, Objective
-from vse.train.models.build import Model
 from vse.train.solvers.base import RetrievalSolver, RetrievalTask
-from vse.train.solvers.epochs import GradientSolver, Numbers
+from vse.train.solvers.epochs import GradientSolver, Indices
 from vse.train.solvers.optimisation import OPTIMIZERS
 
 log = logging.getLogger(__name__)
@@ -33,22 +32,16 @@ _OUT_OF_MEMORY = (
 
 
 class Trainer(GradientSolver, RetrievalSolver):
-    """Training of a model by gradients on pairs of images and captions.
-
-    If the experiment has an adversary, it makes each batch harder. In the same step, its own Adam updates its weights for its
-    own objective.
-    """
+    """Training of a model by gradients on pairs of images and captions, optionally against an adversary with its own Adam."""
 
     out_of_memory = _OUT_OF_MEMORY
 
     def __init__(self, task: RetrievalTask) -> None:
         super().__init__(task)
         model = self.model
-        several = self.processes.size > 1
-        if several and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in _encoder_modules(model)):
-            raise UserError(
-                "batch normalisation in an encoder requires a single process; each process would have its own statistics"
-            )
+        several, encoders = self.processes.size > 1, nn.ModuleList([model.image_encoder, model.caption_encoder])
+        if several and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in encoders.modules()):
+            raise UserError("batch normalisation in an encoder requires a single process: each has its own statistics")
         if several and task.adversary is not None:
             raise UserError("an adversary requires a single process")
         self.adversary = None if task.adversary is None else task.adversary.build(self.opponent(task)).to(self.device)
@@ -60,20 +53,14 @@ class Trainer(GradientSolver, RetrievalSolver):
 
     @staticmethod
     def opponent(task: RetrievalTask) -> Opponent:
-        """Return the opponent of a task's adversary: its model, loss and data."""
         how = task.settings.batch_size, task.settings.precision, task.processes.device
         return Opponent(task.model, task.loss, task.pairs, task.images, task.captions, *how)
 
     @property
-    def hopeless(self) -> float:
+    def chance_rsum(self) -> float:
         return 2 * 200.0 * sum(RECALLS) / len(self.val.pairs.images)
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a bit-exact resume, also in the middle of an epoch.
-
-        It holds no random state: the order of an epoch's pairs, the crops of their images, dropout and sampled pairs depend on
-        the seed, the epoch, the pair and the step only.
-        """
         of_adversary = {}
         if self.adversary is not None:
             of_adversary = {
@@ -85,7 +72,6 @@ class Trainer(GradientSolver, RetrievalSolver):
         return {**super().state(), "negatives": negatives, **of_adversary}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state that :meth:`state` returned."""
         super().restore(state)
         if self.listing:
             self.listing.finished, self.listing.running = state["negatives"]
@@ -94,17 +80,17 @@ class Trainer(GradientSolver, RetrievalSolver):
             self.adversary_optimizer.load_state_dict(state["adversary_optimizer"])
             self._measures = {name: self._totals.new_tensor(total) for name, total in state["measures"].items()}
 
-    def batches(self, epoch: int) -> Sequence[Numbers]:
+    def batches(self, epoch: int) -> Sequence[Indices]:
         settings = self.settings
         return settings.sampling.batches_of_epoch(self.pairs.image_of, settings.batch_size, self.task.seed, epoch)
 
-    def updates(self, batches: Sequence[Numbers]) -> Iterator[tuple[Tensor, Tensor]]:
+    def updates(self, batches: Sequence[Indices]) -> Iterator[tuple[Tensor, Tensor]]:
         epoch = self.progress.epoch
         loss = self.task.loss_of(epoch)
         learned = self.loss_weights if loss is self.task.loss else None  # a warm-up loss does not learn its temperature
         objective = loss.objective(self.model.similarity, self.settings.compile, learned)
         shares = [self.processes.share(batch) for batch in batches]
-        stream = self.task.images.of_pairs(shares, self.pairs.image_of, self.task.seed, epoch)
+        stream = self.task.images.read_batches(shares, self.pairs.image_of, self.task.seed, epoch)
         if self.adversary is not None and self.progress.step == 0:
             self.adversary.start_epoch(self.model)
         for batch, seen in zip(batches, stream, strict=True):
@@ -119,15 +105,12 @@ class Trainer(GradientSolver, RetrievalSolver):
         of_adversary = float(self._measures.get("loss", 0.0)), "the adversary's loss", "a lower adversary.learning_rate"
         return [*super().watched_losses(), of_adversary]
 
-    def step(self, batch: Numbers, seen: Encoded, objective: Objective) -> tuple[Tensor, Tensor]:
-        """Train on one batch; return its loss, and its loss if all embeddings were equal.
-
-        ``batch`` holds the indices of all its pairs, ``seen`` the image inputs of this process's share.
-        """
+    def step(self, batch: Indices, seen: Encoded, objective: Objective) -> tuple[Tensor, Tensor]:
+        """Train on one batch; return its loss, and its loss if all embeddings were equal. ``seen`` are its image inputs."""
         share = self.processes.share(batch)
         torch.manual_seed(self.step_seed(1 + self.processes.rank))
-        images, captions = self._embedded(seen, share)
-        images, captions = (self.processes.gathered(side, len(batch)) for side in (images, captions))
+        images, captions = self._embed_share(seen, share)
+        images, captions = (self.processes.gather(side, len(batch)) for side in (images, captions))
         texts = self.pairs.text_of[batch] if self.task.loss.lambda3 else batch
         pairs = Batch(images, captions, self.pairs.image_of[batch], texts, pair_of=batch)
         self.start_step()
@@ -135,14 +118,14 @@ class Trainer(GradientSolver, RetrievalSolver):
             if self.adversary is None:
                 cost = objective(pairs, self.step_seed(0))
             else:
-                cost, adversary_loss, measures = self.adversary.play(pairs, self.model, objective, self.step_seed(0))
+                cost, adversary_loss, measures = self.adversary.compute_losses(pairs, self.model, objective, self.step_seed(0))
         if self.adversary is None:
-            self.weighed(cost.loss, self.task.loss_of(self.progress.epoch)).backward()  # type: ignore[no-untyped-call]
+            self.weight_cost(cost.loss, self.task.loss_of(self.progress.epoch)).backward()  # type: ignore[no-untyped-call]
         else:
             self._set_both_gradients(cost.loss, adversary_loss, list(self.adversary.parameters()))
-            self._measure({**measures, "loss": adversary_loss.detach()}, len(batch))
+            self._add_measures({**measures, "loss": adversary_loss.detach()}, len(batch))
         if self.ends_update():
-            self.processes.sum_gradients(self.model.parameters(), whole=self.model.similarity.parameters())
+            self.processes.sum_gradients(self.model.parameters(), complete=self.model.similarity.parameters())
             self.take_step()
         if self.adversary is not None:
             self._step_adversary()
@@ -166,13 +149,12 @@ class Trainer(GradientSolver, RetrievalSolver):
                 nn.utils.clip_grad_norm_(self.adversary.parameters(), self.task.adversary.clip)
             self.adversary_optimizer.step()
 
-    def _measure(self, measures: Mapping[str, Tensor], n_pairs: int) -> None:
-        """Add the adversary's measures of a batch to the sums of the epoch."""
+    def _add_measures(self, measures: Mapping[str, Tensor], n_pairs: int) -> None:
         for name, value in measures.items():
             total = self._measures.setdefault(name, torch.zeros_like(self._totals[0]))
             total += n_pairs * value.double()
 
-    def measured(self) -> dict[str, float]:
+    def extra_metrics(self) -> dict[str, float]:
         """Return the means over the epoch of the adversary's measures. Warn if it always samples the same negatives."""
         n_pairs = max(1, self.progress.pairs)
         means = {f"adversary_{name}": float(total) / n_pairs for name, total in self._measures.items()}
@@ -185,19 +167,14 @@ class Trainer(GradientSolver, RetrievalSolver):
             )
         return means
 
-    def _embedded(self, seen: Encoded, share: Numbers) -> tuple[Encoded, Encoded]:
+    def _embed_share(self, seen: Encoded, share: Indices) -> tuple[Encoded, Encoded]:
         """Return the embeddings of a share of a batch; a share is empty if there are more processes than pairs."""
         if not len(share):
             images, captions = (_no_embeddings(kind, self.model.dim, self.device) for kind in self.model.gives)
             return images, captions
         with autocast(self.settings.precision, self.device):
             images = self.model.embed_images(*(move_tensor(part, self.device) for part in seen))
-            return images, self.model.embed_captions(*self.task.captions.of(share))
-
-
-def _encoder_modules(model: Model) -> Iterator[nn.Module]:
-    yield from model.image_encoder.modules()
-    yield from model.caption_encoder.modules()
+            return images, self.model.embed_captions(*self.task.captions.read(share))
 
 
 def _no_embeddings(kind: Kind, dim: int, device: torch.device) -> Encoded:

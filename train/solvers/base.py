@@ -18,7 +18,7 @@ from vse.pipeline.errors import Interrupted
 from vse.train.data.captions import CaptionInputs
 from vse.train.data.images import TrainingImages
 from vse.train.data.pairs import Pairs, Split
-from vse.train.kinds import Packed, packed
+from vse.train.kinds import Packed, pack
 from vse.train.losses import LOSSES
 from vse.train.losses.base import Loss
 from vse.train.models.build import Model
@@ -30,13 +30,7 @@ from vse.train.solvers.negatives import HardNegatives
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """The input of every solver.
-
-    settings, loss, warmup : settings of the experiment
-    model : the model whose weights the solver finds
-    seed : seed of the order of the pairs, of dropout and of all sampling
-    processes : the processes that train together
-    """
+    """The input of every solver; ``seed`` is the seed of the order of the pairs, of dropout and of all sampling."""
 
     settings: TrainConfig
     loss: Loss
@@ -46,10 +40,7 @@ class Task:
     processes: Processes
 
     def loss_of(self, epoch: int) -> Loss:
-        """Return the loss of an epoch (0-based).
-
-        During the warm-up this is the warm-up's loss, with the settings that it shares with the experiment's loss.
-        """
+        """Return the loss of an epoch (0-based); the warm-up's loss shares the settings of the experiment's loss."""
         if epoch >= self.warmup.epochs:
             return self.loss
         shared = self.loss.model_dump(include=set(Loss.model_fields))
@@ -61,13 +52,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalTask(Task):
-    """The input of a solver that matches images and captions.
-
-    pairs, images, captions : the training data
-    val : the validation split
-    listing : the list of hard negatives, or None
-    adversary : the experiment's adversary, or None
-    """
+    """The input of a solver that matches images and captions; ``listing`` collects hard negatives."""
 
     pairs: Pairs
     images: TrainingImages
@@ -81,7 +66,7 @@ class RetrievalTask(Task):
 class Progress:
     """The progress of a training, without the weights and the optimiser.
 
-    ``epoch`` epochs are finished, and ``rows`` holds their rows of ``metrics.csv``. In the next epoch, ``step`` batches with
+    ``epoch`` epochs are finished, and ``rows`` are their rows of ``metrics.csv``. In the next epoch, ``step`` batches with
     ``pairs`` pairs are done, in ``seconds`` seconds.
     """
 
@@ -93,7 +78,7 @@ class Progress:
 
     @property
     def best(self) -> dict[str, float]:
-        """The row of the epoch with the highest validation rsum, the first one of several equal ones."""
+        """The row of the epoch with the highest validation rsum, or the first one of these."""
         return max((row for row in self.rows if "rsum" in row), key=lambda row: row["rsum"])
 
     def finished(self, epochs: int, patience: int | None) -> bool:
@@ -128,13 +113,10 @@ class Solver(ABC):
 
     @abstractmethod
     def run_epoch(self, save: Callable[[], None]) -> None:
-        """Train the rest of an epoch, validate, and add the epoch's row to the progress.
-
-        ``save`` writes a checkpoint. It is called from time to time, and before :class:`Interrupted` is raised for a signal.
-        """
+        """Train the rest of an epoch, validate, and add the epoch's row to the progress; ``save`` writes a checkpoint."""
 
     @abstractmethod
-    def described(self, row: Mapping[str, float]) -> str:
+    def describe(self, row: Mapping[str, float]) -> str:
         """Return a readable summary of the row of an epoch."""
 
     def state(self) -> dict[str, Any]:
@@ -164,8 +146,8 @@ class Solver(ABC):
             save()
             raise self.interrupted() from None
 
-    def learned(self) -> dict[str, float]:
-        """Return the numbers that the loss has learned so far, by name."""
+    def learned_values(self) -> dict[str, float]:
+        """Return the values that the loss has learned so far, by name."""
         return {}
 
     def validates(self, epoch: int) -> bool:
@@ -194,7 +176,6 @@ class RetrievalSolver(Solver):
         return len(self.pairs)
 
     def validate(self) -> dict[str, float]:
-        """Return recalls on the validation split in both directions, or their means over its folds, and their sum."""
         images, captions = encode(self.model, self.val, self.device)
         folds = folds_of(images, captions, torch.from_numpy(self.val.pairs.image_of), self.settings.validate_fold)
         measured = average([metrics(ranks(self.model, *fold, self.settings.precision)) for fold in folds])
@@ -205,15 +186,11 @@ class RetrievalSolver(Solver):
 def folds_of(
     images: Packed, captions: Packed, image_of: Int[Tensor, " n_captions"], size: int | None
 ) -> Iterator[tuple[Packed, Packed, Tensor]]:
-    """Yield consecutive folds of ``size`` images with their captions, and the index of each caption's image within its fold.
-
-    Images beyond the last complete fold are left out. All images are one fold if there are fewer than ``size``, or without a
-    size.
-    """
+    """Yield complete folds of ``size`` images with their captions, and the index of each caption's image within its fold."""
     if size is None or size >= len(images):
         yield images, captions, image_of
         return
     for start in range(0, len(images) - size + 1, size):
         columns = ((image_of >= start) & (image_of < start + size)).nonzero()[:, 0]
         rows = torch.arange(start, start + size)
-        yield packed([images.of(rows)]), packed([captions.of(columns)]), image_of[columns] - start
+        yield pack([images.unpack(rows)]), pack([captions.unpack(columns)]), image_of[columns] - start

@@ -1,11 +1,12 @@
-"""Canonical correlation analysis of the cached features of both sides, the linear baseline of the two-branch paper."""
+"""Solvers in closed form, and canonical correlation analysis, the linear baseline of the two-branch paper."""
 
 from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -27,6 +28,7 @@ _BLOCK = 1024  # images in a block
 _SMALLEST = 1e-6  # directions with a lower correlation are dropped
 
 Matrix = NDArray[np.float64]
+Point = Mapping[str, float]
 Block = tuple[Tensor, Tensor, NDArray[np.int64]]
 
 
@@ -41,14 +43,8 @@ class Covariances:
     xy: Matrix
 
 
-def covariances(
-    blocks: Iterator[tuple[Float[Tensor, "n dim_x"], Float[Tensor, "m dim_y"], NDArray[np.int64]]],
-) -> Covariances:
-    """Return the covariances over all pairs, from blocks of images, their captions, and the row of each caption's image.
-
-    Products are computed in float32, after subtraction of the means of the first block, and summed in float64. Only one block
-    is in memory at a time.
-    """
+def covariances(blocks: Iterator[tuple[Float[Tensor, "n dim_x"], Float[Tensor, "m dim_y"], NDArray[np.int64]]]) -> Covariances:
+    """Return the covariances over all pairs, from blocks of images, their captions, and the row of each caption's image."""
     n, shift_x, shift_y = 0, None, None
     sums: list[Tensor] = []
     for images, captions, image_of_caption in blocks:
@@ -75,11 +71,11 @@ def covariances(
 
 
 def canonical_directions(statistics: Covariances, dim: int, regularization: float) -> tuple[Matrix, Matrix, Matrix]:
-    """Return the ``dim`` most correlated directions and their correlations, highest first.
+    """Return the ``dim`` most correlated directions and their correlations, highest first (Hotelling, 1936).
 
     Shapes are (dim_x, dim), (dim_y, dim) and (dim,), padded with zeros if there are fewer directions. ``regularization`` times
     the mean of each covariance's diagonal is added to that diagonal. Both sides then have unit variance along each direction,
-    and the directions of a side are uncorrelated (Hotelling, 1936).
+    and the directions of a side are uncorrelated.
     """
     x, y = (_cholesky(covariance, regularization) for covariance in (statistics.xx, statistics.yy))
     whitened = scipy.linalg.solve_triangular(x, statistics.xy, lower=True)
@@ -134,66 +130,76 @@ class CcaSettings(SolverSettings, CcaFields):
         return CaptionCca(task, self)
 
 
-class Cca(Solver):
-    """A run of regularised, normalised CCA: one epoch for each regularisation, of which validation chooses the best.
+class GridSolver(Solver):
+    """A solver with one epoch for each point of a ``grid`` of settings; validation chooses the best point."""
 
-    The projections are the weights of two linear encoders. Each direction is scaled by a power of its correlation (Gong et
-    al., IJCV 2014), so that better correlated directions have a larger weight in the cosine.
-    """
-
-    def __init__(self, task: Task, settings: CcaFields) -> None:
-        layers = [encoder.linear_map() for encoder in (task.model.image_encoder, task.model.caption_encoder)]
-        if None in layers or task.model.config.similarity.ranked_by != "cosine":
-            raise UserError(
-                "solver: cca finds two linear maps of vectors, compared by the cosine: both encoders must be one layer"
-            )
+    def __init__(self, task: Task, grid: Sequence[Point]) -> None:
         super().__init__(task)
-        self.epochs = len(settings.regularization)
-        self._cca, self._layers = settings, [layer for layer in layers if layer is not None]
-        self._covariances: Covariances | None = None
+        self.grid, self.epochs = grid, len(grid)
+
+    @abstractmethod
+    def fit(self, point: Point) -> None:
+        """Set the weights of the model for a point of the grid."""
 
     @abstractmethod
     def blocks(self) -> Iterator[Block]:
         """Yield all pairs to fit, in blocks, see :func:`covariances`."""
 
+    @cached_property
+    def statistics(self) -> Covariances:
+        """The means and covariances of all pairs, computed once."""
+        return covariances(self.blocks())
+
     def run_epoch(self, save: Callable[[], None]) -> None:
-        """Fit the model with the next regularisation and validate it."""
         started = time.perf_counter()
-        regularization = self._cca.regularization[self.progress.epoch]
-        with self.stoppable(save):
-            if self._covariances is None:
-                self._covariances = covariances(self.blocks())
-            self._fit(self._covariances, regularization)
-            row = {"epoch": self.progress.epoch + 1, "regularization": regularization, **self.validate()}
+        point = self.grid[self.progress.epoch]
+        with self.stoppable(save), torch.no_grad():
+            self.fit(point)
+            row = {"epoch": self.progress.epoch + 1, **point, **self.validate()}
         row["seconds"] = round(time.perf_counter() - started, 2)
         self.progress = Progress(self.progress.epoch + 1, [*self.progress.rows, row])
 
-    def described(self, row: Mapping[str, float]) -> str:
-        return f"regularization {row['regularization']:g}"
+    def describe(self, row: Mapping[str, float]) -> str:
+        return ", ".join(f"{name} {row[name]:g}" for name in self.grid[0])
 
-    def _fit(self, statistics: Covariances, regularization: float) -> None:
-        x, y, correlations = canonical_directions(statistics, self.model.dim, regularization)
-        for layer, mean, directions in zip(self._layers, (statistics.mean_x, statistics.mean_y), (x, y), strict=True):
-            scaled = directions * correlations**self._cca.power
-            with torch.no_grad():
-                layer.weight.copy_(torch.from_numpy(scaled.T))
-                layer.bias.copy_(torch.from_numpy(-mean @ scaled))
+
+class Cca(GridSolver):
+    """CCA: linear maps to canonical directions, each scaled by a power of its correlation (Gong et al., IJCV 2014)."""
+
+    def __init__(self, task: Task, settings: CcaFields) -> None:
+        layers = [encoder.linear_map() for encoder in (task.model.image_encoder, task.model.caption_encoder)]
+        if None in layers or task.model.config.similarity.ranked_by != "cosine":
+            raise UserError("solver: cca finds two linear maps compared by the cosine; both encoders must be one layer")
+        super().__init__(task, [{"regularization": value} for value in settings.regularization])
+        self._power, self._layers = settings.power, [layer for layer in layers if layer is not None]
+
+    def fit(self, point: Point) -> None:
+        x, y, correlations = canonical_directions(self.statistics, self.model.dim, point["regularization"])
+        means = self.statistics.mean_x, self.statistics.mean_y
+        for layer, mean, directions in zip(self._layers, means, (x, y), strict=True):
+            scaled = directions * correlations**self._power
+            layer.weight.copy_(torch.from_numpy(scaled.T))
+            layer.bias.copy_(torch.from_numpy(-mean @ scaled))
 
 
 class CaptionCca(Cca, RetrievalSolver):
     """CCA of images and captions."""
 
     def __init__(self, task: RetrievalTask, settings: CcaFields) -> None:
-        if task.processes.size > 1:
-            raise UserError("solver: cca requires a single process")
-        if not isinstance(task.images, CachedImages):
-            raise UserError("solver: cca reads cached features of images (--set images.source=cache)")
+        self._images = check_cached("cca", task)
         super().__init__(task, settings)
-        self._images = task.images
 
     def blocks(self) -> Iterator[Block]:
-        """Return blocks of images with their captions."""
         return blocks_of_pairs(self.task, self._images)
+
+
+def check_cached(solver: str, task: RetrievalTask) -> CachedImages:
+    """Return the cached features of a task's images. Raises UserError for several processes, or for images of another kind."""
+    if task.processes.size > 1:
+        raise UserError(f"solver: {solver} requires a single process")
+    if not isinstance(task.images, CachedImages):
+        raise UserError(f"solver: {solver} reads cached features of images (--set images.source=cache)")
+    return task.images
 
 
 def blocks_of_pairs(task: RetrievalTask, cached: CachedImages) -> Iterator[Block]:
@@ -203,8 +209,8 @@ def blocks_of_pairs(task: RetrievalTask, cached: CachedImages) -> Iterator[Block
     with progress_bar(total=len(pairs.images), desc="covariances", unit="image") as bar:
         for start in range(0, len(pairs.images), _BLOCK):
             stop = min(start + _BLOCK, len(pairs.images))
-            numbers = np.arange(ends[start - 1] if start else 0, ends[stop - 1])
-            (images,) = cached.of_images(np.arange(start, stop))
-            (captions,) = task.captions.of(numbers)
-            yield images.cpu().float(), captions.cpu().float(), pairs.image_of[numbers] - start
+            indices = np.arange(ends[start - 1] if start else 0, ends[stop - 1])
+            (images,) = cached.read_images(np.arange(start, stop))
+            (captions,) = task.captions.read(indices)
+            yield images.cpu().float(), captions.cpu().float(), pairs.image_of[indices] - start
             bar.update(stop - start)

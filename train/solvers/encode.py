@@ -15,7 +15,7 @@ from vse.eval.ranking.ranks import Ranks, ScoreBlocks, ranks_from_blocks, ranks_
 from vse.features.backbones.device import move_tensor
 from vse.features.backbones.networks import autocast
 from vse.train.data.pairs import Split
-from vse.train.kinds import Encoded, Packed, packed
+from vse.train.kinds import Encoded, Packed, pack
 from vse.train.models.build import Model
 from vse.train.models.encoders.base import unit_length
 
@@ -35,14 +35,14 @@ def encode_images(model: Model, split: Split, device: torch.device, rows: NDArra
     """Return the embeddings of all images of a split, or of the images at ``rows``."""
     block = _BLOCK if model.cnn is None else _PHOTOS
     every = np.arange(len(split.pairs.images)) if rows is None else rows
-    parts = (tuple(move_tensor(part, device) for part in split.images.of_images(some)) for some in _blocks(every, block))
+    parts = (tuple(move_tensor(part, device) for part in split.images.read_images(some)) for some in _blocks(every, block))
     return _encoded(model, model.embed_images, parts)
 
 
 def encode_captions(model: Model, split: Split, rows: NDArray[np.int64] | None = None) -> Packed:
     """Return the embeddings of all captions of a split, or of the captions at ``rows``."""
     every = np.arange(len(split.pairs)) if rows is None else rows
-    parts = (split.captions.of(some) for some in _blocks(every, _BLOCK))
+    parts = (split.captions.read(some) for some in _blocks(every, _BLOCK))
     return _encoded(model, model.embed_captions, parts)
 
 
@@ -55,7 +55,7 @@ def pooled(side: Packed) -> NDArray[np.float32]:
         return side.vectors.numpy()
     means = []
     for rows in _blocks(np.arange(len(side)), _BLOCK):
-        vectors, mask = side.of(torch.from_numpy(rows))
+        vectors, mask = side.unpack(torch.from_numpy(rows))
         means.append((unit_length(vectors) * mask[:, :, None]).sum(1))
     return unit_length(torch.cat(means)).numpy()
 
@@ -67,7 +67,7 @@ def _blocks(rows: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
 def _encoded(model: Model, embed: Callable[..., Encoded], parts: Iterable[tuple[Tensor, ...]]) -> Packed:
     model.eval()
     with torch.inference_mode():
-        return packed(tuple(tensor.cpu() for tensor in embed(*part)) for part in parts)
+        return pack(tuple(tensor.cpu() for tensor in embed(*part)) for part in parts)
 
 
 class PairScores:
@@ -75,12 +75,6 @@ class PairScores:
 
     All tiles of captions of one width have the same shape. For sets, the width is the caption's own length, rounded up. The
     arithmetic of a pair then does not depend on the other pairs of its tile, as :func:`ranks_from_blocks` requires.
-
-    Parameters
-    ----------
-    model : the model that scores
-    images, captions : embeddings, on the CPU
-    precision : precision of the tiles, that of a training step
     """
 
     def __init__(self, model: Model, images: Packed, captions: Packed, precision: str = "fp32") -> None:
@@ -100,10 +94,7 @@ class PairScores:
         self.has_directions = isinstance(one, tuple)
 
     def __call__(self, rows: slice, columns: slice | Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the scores (i2t, t2i) of a slice of images with all captions, or with a slice or some indices of captions.
-
-        Both matrices are on the CPU.
-        """
+        """Return the scores (i2t, t2i), on the CPU, of a slice of images with all captions, or with some of them."""
         if self._last is None or self._last[0] != rows or self._last[1] is not columns:
             self._last = rows, columns, self._scored(rows, columns)
         return self._last[2]
@@ -118,35 +109,32 @@ class PairScores:
 
     def _scored(self, rows: slice, columns: slice | Tensor | None) -> tuple[Tensor, Tensor]:
         n_rows = rows.stop - rows.start
-        numbers = columns if isinstance(columns, Tensor) else torch.arange(len(self._captions))[columns or slice(None)]
+        indices = columns if isinstance(columns, Tensor) else torch.arange(len(self._captions))[columns or slice(None)]
         images = self._tile(self._images, torch.arange(rows.start, rows.stop), self._image_tile, self._image_width)
-        i2t, t2i = torch.empty(2, n_rows, len(numbers))
+        i2t, t2i = torch.empty(2, n_rows, len(indices))
         with torch.inference_mode(), autocast(self._precision, self._device):
-            for places, size, width in self._tiles(numbers):
-                scores = self._model.similarity(images, self._tile(self._captions, numbers[places], size, width))
+            for places, size, width in self._tiles(indices):
+                scores = self._model.similarity(images, self._tile(self._captions, indices[places], size, width))
                 both = scores if isinstance(scores, tuple) else (scores, scores)
                 i2t[:, places], t2i[:, places] = (one[:n_rows, : len(places)].float().cpu() for one in both)
         return i2t, t2i
 
-    def _tiles(self, numbers: Tensor) -> Iterator[tuple[Tensor, int, int]]:
+    def _tiles(self, indices: Tensor) -> Iterator[tuple[Tensor, int, int]]:
         """Yield the tiles of some captions: positions, padded number of captions, and padded number of vectors."""
-        widths = self._widths[numbers]
+        widths = self._widths[indices]
         for width in sorted(set(widths.tolist())):
             size = self._caption_tiles[width]
             for places in torch.split((widths == width).nonzero()[:, 0], size):
                 yield places, size, width
 
     def _caption_tile(self, width: int, n: int) -> int:
-        """Return the number of captions in a tile, for ``n`` captions of a width.
-
-        It is a power of 2, because kernels treat odd ends differently.
-        """
+        """Return the number of captions in a tile: a power of 2, because kernels treat odd ends differently."""
         fitting = max(1, _TILE_PAIRS // (self._image_tile * self._image_width * width))
         return min(TILE_CAPTIONS, 1 << (fitting.bit_length() - 1), _power_of_two(n))
 
-    def _tile(self, side: Packed, numbers: Tensor, size: int, width: int | None) -> Encoded:
-        """Return some rows of a side, padded with copies of the first one to ``size`` rows, and sets to ``width`` vectors."""
-        rows = side.of(torch.cat([numbers, numbers[:1].expand(size - len(numbers))]), width)
+    def _tile(self, side: Packed, indices: Tensor, size: int, width: int | None) -> Encoded:
+        """Return some rows, padded with copies of the first one to ``size`` rows, and sets to ``width`` vectors."""
+        rows = side.unpack(torch.cat([indices, indices[:1].expand(size - len(indices))]), width)
         return tuple(part.to(self._device) for part in rows)
 
 
@@ -161,10 +149,8 @@ def ranks(
 
 
 def _power_of_two(n: int) -> int:
-    """Return the smallest power of 2 that is not below ``n``."""
     return 1 << max(0, n - 1).bit_length()
 
 
 def _lengths(side: Packed) -> Int[Tensor, " n"]:
-    """Return the number of vectors in each set, or ones for single vectors."""
     return torch.ones(len(side), dtype=torch.int64) if side.lengths is None else side.lengths

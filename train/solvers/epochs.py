@@ -25,18 +25,15 @@ log = logging.getLogger(__name__)
 
 _FIRST_STEPS = 100  # a collapse is not reported before this number of steps
 _LOOK = 20  # steps between reads of the loss: each read waits for the GPU
-Numbers = NDArray[np.int64]
+Indices = NDArray[np.int64]
 
 
 class GradientSolver(Solver):
     """A solver that trains in epochs of batches, with an update for each batch, or for every ``train.accumulate`` batches.
 
     A subclass defines the batches of an epoch and the step on a batch. The step calls :meth:`start_step`, adds the gradients
-    of the batch to the existing ones, and calls :meth:`take_step` if :meth:`ends_update` is true.
-
-    Attributes
-    ----------
-    out_of_memory : the advice to a user whose memory is exceeded
+    of the batch to the existing ones, and calls :meth:`take_step` if :meth:`ends_update` is true. ``out_of_memory`` is the
+    advice to a user whose memory is exceeded.
     """
 
     out_of_memory: ClassVar[str]
@@ -52,26 +49,23 @@ class GradientSolver(Solver):
         learned = task.loss.weights()
         self.loss_weights = None if learned is None else learned.to(self.device)
         if self.loss_weights is not None:
-            self.schedule.add_loss(self.loss_weights, task.loss.own_rate)
+            self.schedule.add_loss(self.loss_weights, task.loss.weights_rate)
         self.optimizer = OPTIMIZERS[self.settings.optimizer](self.schedule.groups(), fused=True)
 
     @abstractmethod
-    def batches(self, epoch: int) -> Sequence[Numbers]:
+    def batches(self, epoch: int) -> Sequence[Indices]:
         """Return the indices of the pairs of each batch of an epoch (0-based); they depend on the seed and the epoch only."""
 
     @abstractmethod
-    def updates(self, batches: Sequence[Numbers]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Take a step for each remaining batch of the running epoch, see :meth:`start_step`.
-
-        Yields the loss of each batch, and its loss if all embeddings were equal.
-        """
+    def updates(self, batches: Sequence[Indices]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Take a step for each remaining batch; yield its loss, and its loss if all embeddings were equal."""
 
     @property
     @abstractmethod
-    def hopeless(self) -> float:
+    def chance_rsum(self) -> float:
         """The highest validation rsum of a model that is no better than chance."""
 
-    def measured(self) -> dict[str, float]:
+    def extra_metrics(self) -> dict[str, float]:
         """Return further metrics for the row of the epoch that ends."""
         return {}
 
@@ -83,10 +77,6 @@ class GradientSolver(Solver):
         """Finish an epoch, before its row is added."""
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a bit-exact resume, also in the middle of an epoch.
-
-        It holds no random state: all sampling depends on the seed, the epoch, the pair and the step only.
-        """
         state = {**super().state(), "totals": self._totals.tolist(), "optimizer": self.optimizer.state_dict()}
         if self.averaged is not None:
             state["averaged"] = self.averaged.state()
@@ -95,7 +85,6 @@ class GradientSolver(Solver):
         return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state that :meth:`state` returned."""
         super().restore(state)
         self.optimizer.load_state_dict(state["optimizer"])
         if self.averaged is not None:
@@ -104,22 +93,27 @@ class GradientSolver(Solver):
             self.loss_weights.load_state_dict(state["loss_weights"])
         self._totals.copy_(torch.tensor(state["totals"], dtype=torch.float64))
 
-    def described(self, row: Mapping[str, float]) -> str:
-        learned = "".join(f"{name} {row[name]:.4g}, " for name in self.learned())
+    def describe(self, row: Mapping[str, float]) -> str:
+        learned = "".join(f"{name} {row[name]:.4g}, " for name in self.learned_values())
         return f"loss {row['loss']:.3g}, {learned}{row['pairs_per_s']:.0f} pairs/s"
 
-    def learned(self) -> dict[str, float]:
+    def learned_values(self) -> dict[str, float]:
         return {} if self.loss_weights is None else self.loss_weights.values()
 
     def run_epoch(self, save: Callable[[], None]) -> None:
-        """Train the rest of an epoch, validate, and add the epoch's row to the progress."""
         progress = self.progress
         self.schedule.start_epoch(progress.epoch)
         with memory_guard(self.out_of_memory), deterministic_algorithms(self.settings.deterministic):
             self._train(save)
         loss, collapsed_loss = (self._totals / max(1, progress.pairs)).tolist()
         learning_rate = self.schedule.rate(progress.epoch, self.n_updates - 1, self.n_updates)
-        row = {"epoch": progress.epoch + 1, "learning_rate": learning_rate, "loss": loss, **self.learned(), **self.measured()}
+        row = {
+            "epoch": progress.epoch + 1,
+            "learning_rate": learning_rate,
+            "loss": loss,
+            **self.learned_values(),
+            **self.extra_metrics(),
+        }
         if self.processes.first and self.validates(progress.epoch + 1):
             with self.stoppable(save):
                 row |= self.validate()
@@ -153,11 +147,8 @@ class GradientSolver(Solver):
         done = self.progress.step + 1
         return done % self.settings.accumulate == 0 or done == len(self._sizes)
 
-    def weighed(self, cost: Tensor, loss: Loss) -> Tensor:
-        """Return the contribution of the current batch to the cost of its update, as if its batches were a single batch.
-
-        Costs that are sums are added; costs that are means are weighted by their share of the pairs.
-        """
+    def weight_cost(self, cost: Tensor, loss: Loss) -> Tensor:
+        """Return the share of the current batch in the cost of its update, which has ``train.accumulate`` batches."""
         if self.settings.accumulate == 1 or not loss.averages:
             return cost
         first = self.progress.step - self.progress.step % self.settings.accumulate
@@ -176,12 +167,11 @@ class GradientSolver(Solver):
             self.loss_weights.bound()
 
     def step_seed(self, stream: int) -> int:
-        """Return a seed for the next step, from the run's seed, the epoch, the step and ``stream``, one index for each use."""
+        """Return a seed for the next step from the run's seed, the epoch, the step and ``stream``, one index for each use."""
         parts = [self.task.seed, self.progress.epoch, self.progress.step, stream]
         return int(np.random.SeedSequence(parts).generate_state(1)[0])
 
     def _train(self, save: Callable[[], None]) -> None:
-        """Take the remaining steps of the epoch."""
         progress = self.progress
         batches = self.batches(progress.epoch)
         self._sizes = [len(batch) for batch in batches]
@@ -233,16 +223,12 @@ class GradientSolver(Solver):
         return watched[0][0]
 
     def _is_collapsed(self, row: Mapping[str, float], collapsed_loss: float) -> bool:
-        """Return whether the epoch's loss is that of equal embeddings and the validation, if any, is no better than chance.
-
-        The first steps of any training look like a collapse, so they are excluded.
-        """
+        """Return whether the epoch's loss is that of equal embeddings and the validation is no better than chance."""
         steps = (self.progress.epoch + 1) * self.progress.step
         near = collapsed_loss > 0 and abs(row["loss"] - collapsed_loss) < 0.02 * collapsed_loss
-        return steps >= _FIRST_STEPS and near and row.get("rsum", 0.0) <= self.hopeless
+        return steps >= _FIRST_STEPS and near and row.get("rsum", 0.0) <= self.chance_rsum
 
     def _report_collapse(self, epoch: int, loss: float) -> None:
-        """Stop the training, or log a warning."""
         what = (
             f"epoch {epoch}: the loss stayed at its collapsed value, {loss:.3f} per pair, for the complete epoch, as if all "
             "embeddings were equal (2 x batch x margin for the max of hinges)"

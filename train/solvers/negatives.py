@@ -34,13 +34,7 @@ class HardNegatives:
         self.finished: list[Entry] = []
         self.running: list[Entry] = []
 
-    def add(
-        self,
-        epoch: int,
-        pairs: Sequence[int],
-        rankings: tuple[Ranking, Ranking],
-        margin: float,
-    ) -> None:
+    def add(self, epoch: int, pairs: Sequence[int], rankings: tuple[Ranking, Ranking], margin: float) -> None:
         """Add the hardest negatives of a batch, given the indices of its pairs; an adversary's candidates are not listed."""
         for query, (scores, positives, negatives) in zip(("image", "caption"), rankings, strict=True):
             own = slice(len(pairs))
@@ -60,12 +54,10 @@ class HardNegatives:
         ]
 
     def end_epoch(self) -> None:
-        """Move the entries of the running epoch to the finished ones."""
         self.finished += self.running
         self.running = []
 
     def write(self, path: Path) -> None:
-        """Write ``negatives.csv``."""
         text = io.StringIO()
         table = csv.writer(text, lineterminator="\n")
         table.writerow(COLUMNS)

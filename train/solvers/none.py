@@ -44,7 +44,7 @@ class NoTrainingSettings(SolverSettings):
 
 
 class NoTraining(RetrievalSolver):
-    """A run of one epoch without a step: the model has no weights, and is only validated."""
+    """A solver with one epoch and no step: the model has no weights and is only validated."""
 
     epochs = 1
 
@@ -59,14 +59,13 @@ class NoTraining(RetrievalSolver):
         super().__init__(task)
 
     def run_epoch(self, save: Callable[[], None]) -> None:
-        """Validate the model."""
         started = time.perf_counter()
         with self.stoppable(save):
             row = {"epoch": 1, **self.validate()}
         row["seconds"] = round(time.perf_counter() - started, 2)
         self.progress = Progress(1, [row])
 
-    def described(self, row: Mapping[str, float]) -> str:
+    def describe(self, row: Mapping[str, float]) -> str:
         return "nothing is trained"
 
 

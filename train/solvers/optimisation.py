@@ -17,12 +17,13 @@ from vse.pipeline.errors import UserError, did_you_mean
 from vse.train.models.build import Model
 from vse.train.settings import TrainConfig
 
+_SHORT = 10  # the decay is at most (1 + t) / (_SHORT + t) after t updates, so that it is low at the start
+log = logging.getLogger(__name__)
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
 
 def _eager(optimizer: type[Optimizer]) -> Any:
-    """Return a class of torch's optimizer without torch's hooks for compilation.
-
-    The first call of a hook would import torch's compiler, which takes as long as the import of torch itself.
-    """
+    """Return a class of torch's optimizer without torch's hooks for compilation; they would import torch's slow compiler."""
     names = ("add_param_group", "state_dict", "load_state_dict", "zero_grad")
     methods = {name: inspect.unwrap(getattr(optimizer, name)) for name in names}
     step = torch.no_grad()(inspect.unwrap(optimizer.step))  # one of the hooks switches gradients off
@@ -32,21 +33,12 @@ def _eager(optimizer: type[Optimizer]) -> Any:
 OPTIMIZERS = {"adam": _eager(torch.optim.Adam), "adamw": _eager(torch.optim.AdamW)}
 
 
-_SHORT = 10  # the decay is at most (1 + t) / (_SHORT + t) after t updates, so that it is low at the start
-
-
 class AveragedWeights:
     """An exponential moving average of a model's weights (Polyak and Juditsky, 1992; Tarvainen and Valpola, NIPS 2017).
 
-    It often ranks better than the weights after any single update. After each update m <- d m + (1 - d) w, with
-    d = min(decay, (1 + t) / (10 + t)) after t updates, so that the random initial weights are soon forgotten. Statistics of
-    batch normalisations are averaged in the same way, because they belong to the weights. Integers, such as a count of
-    batches, are copied from the model.
-
-    Parameters
-    ----------
-    model : the model whose weights are averaged; the average starts with its current weights
-    decay : the factor d of the average in an update, in ]0, 1[
+    After each update m <- d m + (1 - d) w, with d = min(decay, (1 + t) / (10 + t)) after t updates, so that the random initial
+    weights are soon forgotten. Statistics of batch normalisations are averaged in the same way. Integers, such as a count of
+    batches, are copied from the model. The average starts with the model's current weights.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -56,7 +48,6 @@ class AveragedWeights:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Add the weights after an update to the average."""
         self._n_updates += 1
         left = min(self._decay, (1 + self._n_updates) / (_SHORT + self._n_updates))
         for name, weight in self._model.state_dict().items():
@@ -77,26 +68,18 @@ class AveragedWeights:
             self._model.load_state_dict(own)
 
     def state(self) -> dict[str, Any]:
-        """Return the state for :meth:`restore`."""
         return {"weights": self.weights, "n_updates": self._n_updates}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state that :meth:`state` returned."""
         for name, mean in self.weights.items():
             mean.copy_(state["weights"][name])
         self._n_updates = int(state["n_updates"])
 
 
-log = logging.getLogger(__name__)
-
-_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-
-
 class Schedule:
-    """The schedule of :class:`vse.train.solvers.base.TrainConfig` for a model: learning rates, their decay and frozen parts.
+    """Learning rates, their decay and frozen parts by epoch and update.
 
-    It depends on the epoch and the update only, so a resume needs no state of it. Raises :class:`UserError` if the settings
-    name a part that the model does not have, or leave nothing to train in the first epoch.
+    Raises UserError if the settings name an unknown part, or leave nothing to train in the first epoch.
     """
 
     def __init__(self, settings: TrainConfig, model: Model) -> None:
@@ -109,10 +92,10 @@ class Schedule:
                     raise UserError(f"train.{key}: the model has no part {name!r}{did_you_mean(name, modules)}")
         self._rates: list[float] = []  # learning rates of the groups, before any decay
         self._of_loss: tuple[nn.Module, float] | None = None
-        model.hold(*self.frozen(0))
+        model.freeze_modules(*self.frozen_parts(0))
         if not any(weight.requires_grad for weight in model.parameters()):
             raise UserError("train.frozen: no part of the model is left to train in epoch 1")
-        model.hold()
+        model.freeze_modules()
 
     def add_loss(self, weights: nn.Module, rate: float | None) -> None:
         """Add the weights of the loss, without weight decay; their learning rate is ``rate`` or, if None, the model's."""
@@ -139,7 +122,7 @@ class Schedule:
             self._rates.append(rate)
         return groups
 
-    def frozen(self, epoch: int) -> list[str]:
+    def frozen_parts(self, epoch: int) -> list[str]:
         """Return the names of the parts that are frozen in an epoch (0-based)."""
         return [name for name, epochs in self.settings.frozen.items() if epochs == "always" or epoch < epochs]
 
@@ -175,10 +158,10 @@ class Schedule:
 
     def start_epoch(self, epoch: int) -> None:
         """Freeze the parameters that are scheduled to be frozen in this epoch (0-based)."""
-        self.model.hold(*self.frozen(epoch))
+        self.model.freeze_modules(*self.frozen_parts(epoch))
 
     def set_rates(self, optimizer: Optimizer, epoch: int, update: int = 0, n_updates: int = 1) -> None:
-        """Set the learning rates of an update, see :meth:`factor`. No other code sets them, so that a resume is exact."""
+        """Set the learning rates of an update. This is the only code that sets them, so that a resume is exact."""
         factor = self.factor(epoch, update, n_updates)
         for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor

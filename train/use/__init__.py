@@ -1,1 +1,1 @@
-"""A trained run put to use: embedding a split, searching it. May import everything in train but training."""
+"""The use of trained runs: embedding and searching a split. May import everything in train except training."""

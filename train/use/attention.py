@@ -23,7 +23,7 @@ from vse.pipeline.dataset.identity import check_recorded_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, decode_image
 from vse.train.experiment import ExperimentConfig
-from vse.train.kinds import Encoded, Packed, packed
+from vse.train.kinds import Encoded, Packed, pack
 from vse.train.run.folder import RunFolder
 from vse.train.use.model import TrainedRun, load_run
 
@@ -31,10 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class PairAttention:
-    """Attention in pairs of a photo and a caption, each by itself.
-
-    :class:`UserError` if the features do not say where on the photos they lie, or captions are not read word by word.
-    """
+    """The attention of a run in pairs of a photo and a caption. Raises UserError if it cannot be computed."""
 
     def __init__(self, trained: TrainedRun) -> None:
         side = trained.experiment.model.similarity.attends
@@ -45,16 +42,14 @@ class PairAttention:
         self._places = VectorBoxes(trained.cache)
         self._sizes: dict[Path, tuple[int, int] | None] = {}
 
-    def of(
+    def compute(
         self, size: tuple[int, int] | None, image_id: int | None, text: Caption, image: Encoded, caption: Encoded
     ) -> Attention | None:
         """Return the attention in a pair; None if the photo cannot be read, or the numbers of boxes and regions differ.
 
-        Parameters
-        ----------
-        size, image_id : width and height of the photo, None if it cannot be read, and its number if it is one of the data set
-        text : the caption
-        image, caption : what the encoders give for them, sets (1, n, dim) with their masks
+        ``size``, ``image_id`` : width and height of the photo (None: unreadable), and its id if the data set has it.
+        ``text`` : the caption.
+        ``image``, ``caption`` : their encodings, sets (1, n, dim) with their masks.
         """
         if size is None:
             return None
@@ -67,28 +62,28 @@ class PairAttention:
         sides = [tuple(part.to(device) for part in side) for side in (image, caption)]
         with torch.inference_mode():
             weights = similarity.attention(sides[0], sides[1], first, first)[0].cpu()
-            score = similarity.of_pairs(sides[0], sides[1], first, first)
+            score = similarity.score_pairs(sides[0], sides[1], first, first)
         weights = weights if self._side == "t2i" else weights.T
         if weights.shape != (len(boxes), len(words)) or not np.isfinite(boxes).all():
             return None
         return Attention(self._side, words, size, boxes, weights.double().numpy(), float(score))
 
     def images(self, rows: Sequence[int]) -> Packed:
-        """Return the embeddings of some images of the split."""
         trained = self.trained
         with torch.inference_mode():
-            parts = (move_tensor(part, trained.device) for part in trained.split.images.of_images(np.asarray(rows, np.int64)))
-            return packed([tuple(part.cpu() for part in trained.model.embed_images(*parts))])
+            parts = (
+                move_tensor(part, trained.device) for part in trained.split.images.read_images(np.asarray(rows, np.int64))
+            )
+            return pack([tuple(part.cpu() for part in trained.model.embed_images(*parts))])
 
     def captions(self, rows: Sequence[int]) -> Packed:
-        """Return the embeddings of some captions of the split."""
         trained = self.trained
         with torch.inference_mode():
-            parts = trained.split.captions.of(np.asarray(rows, np.int64))
-            return packed([tuple(part.cpu() for part in trained.model.embed_captions(*parts))])
+            parts = trained.split.captions.read(np.asarray(rows, np.int64))
+            return pack([tuple(part.cpu() for part in trained.model.embed_captions(*parts))])
 
     def size_of(self, photo: Path | None) -> tuple[int, int] | None:
-        """Width and height of an image file; None if it cannot be read."""
+        """Return width and height of an image file; None if it cannot be read."""
         if photo is not None and photo not in self._sizes:
             try:
                 self._sizes[photo] = decode_image(photo).size
@@ -108,33 +103,27 @@ class PairAttention:
 def attention_of_query(
     attention: PairAttention, query: str | Image.Image, asked: Encoded, rows: Sequence[int]
 ) -> list[Attention | None]:
-    """Return the attention in a query, encoded as ``asked``, and each of some rows of the split.
-
-    These are captions if the query is a photo, else images.
-    """
+    """Return the attention between an encoded query and some rows of the split: captions for a photo, images for a text."""
     trained, pairs = attention.trained, attention.trained.split.pairs
     if isinstance(query, str):
         seen, text = attention.images(rows), Caption(0, 0, query, tuple(trained.words_of(query)))
         photos = [pairs.images[row] for row in rows]
         sizes = [attention.size_of(trained.dataset.image_path(photo)) for photo in photos]
         return [
-            attention.of(size, photo.imgid, text, seen.of(torch.tensor([k])), asked)
+            attention.compute(size, photo.imgid, text, seen.unpack(torch.tensor([k])), asked)
             for k, (size, photo) in enumerate(zip(sizes, photos, strict=True))
         ]
     read = attention.captions(rows)
     return [
-        attention.of(query.size, None, pairs.captions[row], asked, read.of(torch.tensor([k]))) for k, row in enumerate(rows)
+        attention.compute(query.size, None, pairs.captions[row], asked, read.unpack(torch.tensor([k])))
+        for k, row in enumerate(rows)
     ]
 
 
 def with_attention(
     trained: TrainedRun, query: str | Image.Image, asked: Encoded, hits: Sequence[SearchHit], rows: Sequence[int]
 ) -> list[SearchHit]:
-    """Return the hits of a query, encoded as ``asked``, with the attention of each; ``rows`` are rows of the split.
-
-    A model without attention returns the hits unchanged. If the attention cannot be drawn, the hits are also unchanged, and
-    the log says why.
-    """
+    """Return the hits of an encoded query, with attention if the model has it; ``rows`` are their rows of the split."""
     if trained.experiment.model.similarity.attends is None or not hits:
         return list(hits)
     try:
@@ -149,7 +138,7 @@ def with_attention(
 def attention_of_run(run: Path, embeddings: Embeddings) -> AttendingRun | None:
     """Return a function that computes the attention of a run in pairs of its embeddings, for :mod:`vse.eval.report`.
 
-    None if it is no run, or its model does not attend; :class:`UserError` if its attention cannot be drawn.
+    Returns None if ``run`` is not a run or its model has no attention. Raises UserError if the attention cannot be computed.
     """
     folder = RunFolder(run)
     if not folder.config_file.is_file():
@@ -181,12 +170,12 @@ def attention_of_run(run: Path, embeddings: Embeddings) -> AttendingRun | None:
             if (imgid, sentid) not in known:
                 return None
             image, caption = pairs.images[images[imgid]], pairs.captions[captions[sentid]]
-            return attention.of(
+            return attention.compute(
                 attention.size_of(trained.dataset.image_path(image)),
                 imgid,
                 caption,
-                seen.of(torch.tensor([image_rows.index(images[imgid])])),
-                read.of(torch.tensor([caption_rows.index(captions[sentid])])),
+                seen.unpack(torch.tensor([image_rows.index(images[imgid])])),
+                read.unpack(torch.tensor([caption_rows.index(captions[sentid])])),
             )
 
         return [of_pair(*pair) for pair in wanted]

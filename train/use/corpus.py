@@ -1,4 +1,4 @@
-"""The embeddings that a search compares with a query, and their index: one side of a split, or of an embeddings file."""
+"""The embeddings that a search compares with a query, and their index: images or captions of a split or embeddings file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vse.eval.search.index import (
 from vse.pipeline.dataset.identity import check_recorded_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_json
-from vse.train.kinds import Packed, packed
+from vse.train.kinds import Packed, pack
 from vse.train.solvers.encode import encode_captions, encode_images, pooled
 from vse.train.use.model import TrainedRun
 
@@ -36,32 +36,29 @@ _BLOCK = 4096  # rows that are encoded at once where not all may be kept
 
 
 @dataclass(frozen=True)
-class Searched:
+class SearchTarget:
     """The images or the captions of a split or a file, among which a query is searched.
 
-    Attributes
-    ----------
-    name : ``images`` or ``captions``
-    ids : the ids of the images or captions (n,)
-    image_ids : the id of the image of each (n,)
-    vectors : computes their embeddings (n, dim)
-    of : returns everything that determines the embeddings, for the key of an index
-    known : whether ``dataset.json`` has these ids
+    ``name`` : ``images`` or ``captions``.
+    ``ids``, ``image_ids`` : the ids of the images or captions (n,), and of the image of each (n,).
+    ``vectors`` : computes their embeddings (n, dim).
+    ``source`` : returns everything that determines the embeddings, for the key of an index.
+    ``known`` : whether ``dataset.json`` has these ids.
     """
 
     name: str
     ids: NDArray[np.int64]
     image_ids: NDArray[np.int64]
     vectors: Callable[[], Corpus]
-    of: Callable[[], dict[str, str]]
+    source: Callable[[], dict[str, str]]
     known: bool = True
 
 
-def searched_split(trained: TrainedRun, split: str, by_photo: bool) -> Searched:
+def target_in_split(trained: TrainedRun, split: str, by_photo: bool) -> SearchTarget:
     """Return the captions of a split for a photo, or its images for a text."""
     pairs = trained.split.pairs
 
-    def of() -> dict[str, str]:
+    def source() -> dict[str, str]:
         raw = trained.transformer is not None
         words = [[caption.raw] if raw else caption.tokens for caption in pairs.captions] if by_photo else []
         return {
@@ -78,18 +75,15 @@ def searched_split(trained: TrainedRun, split: str, by_photo: bool) -> Searched:
         }
 
     def vectors() -> Corpus:
-        return pooled(encoded_side(trained, by_photo))
+        return pooled(encode_side(trained, by_photo))
 
     if by_photo:
-        return Searched("captions", pairs.caption_ids, pairs.caption_image_ids, vectors, of)
-    return Searched("images", pairs.image_ids, pairs.image_ids, vectors, of)
+        return SearchTarget("captions", pairs.caption_ids, pairs.caption_image_ids, vectors, source)
+    return SearchTarget("images", pairs.image_ids, pairs.image_ids, vectors, source)
 
 
-def searched_file(trained: TrainedRun, file: Path, by_photo: bool, dim: int) -> Searched:
-    """Return the captions of an embeddings file for a photo, or its images for a text.
-
-    Raises UserError if the file has no embeddings, or if they do not fit the run.
-    """
+def target_in_file(trained: TrainedRun, file: Path, by_photo: bool, dim: int) -> SearchTarget:
+    """Return the captions of an embeddings file for a photo, or its images for a text. Raises UserError if it does not fit."""
     embeddings = read_embeddings(file)
     name = "captions" if by_photo else "images"
     vectors = embeddings.captions if by_photo else embeddings.images
@@ -113,31 +107,28 @@ def searched_file(trained: TrainedRun, file: Path, by_photo: bool, dim: int) -> 
         log.warning("%s says that it is of %s %s, seed %s, not of %s%s", file, *made_by, trained.folder.path, unknown)
     corpus_sha256 = embeddings.source.sha256 if embeddings.source else ""
     ids, image_ids = (embeddings.caption_ids, embeddings.caption_image_ids) if by_photo else [embeddings.image_ids] * 2
-    return Searched(name, ids, image_ids, lambda: vectors, lambda: {"side": name, "corpus": corpus_sha256}, known)
+    return SearchTarget(name, ids, image_ids, lambda: vectors, lambda: {"side": name, "corpus": corpus_sha256}, known)
 
 
-def encoded_side(trained: TrainedRun, by_photo: bool, rows: NDArray[np.int64] | None = None) -> Packed:
+def encode_side(trained: TrainedRun, by_photo: bool, rows: NDArray[np.int64] | None = None) -> Packed:
     """Return the embeddings of ``rows`` of the split: of captions for a photo, or of images for a text."""
     if by_photo:
         return encode_captions(trained.model, trained.split, rows)
     return encode_images(trained.model, trained.split, trained.device, rows)
 
 
-def pooled_side(trained: TrainedRun, by_photo: bool, held_bytes: int) -> tuple[NDArray[np.float32], Packed | None]:
-    """Return the pooled vectors (n, dim) of one side, and the encoder's output unless it needs more than ``held_bytes``.
-
-    At most ``held_bytes`` and a block of rows are in memory at once.
-    """
+def pool_side(trained: TrainedRun, by_photo: bool, held_bytes: int) -> tuple[NDArray[np.float32], Packed | None]:
+    """Return the pooled vectors of images or captions, and their encodings unless these exceed ``held_bytes``."""
     pairs = trained.split.pairs
     n_rows, held_here = len(pairs) if by_photo else len(pairs.images), 0
     vectors: list[NDArray[np.float32]] = []
     held: list[Packed] | None = []
     for start in range(0, n_rows, _BLOCK):
-        block = encoded_side(trained, by_photo, np.arange(start, min(start + _BLOCK, n_rows)))
+        block = encode_side(trained, by_photo, np.arange(start, min(start + _BLOCK, n_rows)))
         vectors.append(pooled(block))
         held_here += block.vectors.nbytes
         held = None if held is None or held_here > held_bytes else [*held, block]
-    return np.concatenate(vectors), None if held is None else _joined(held)
+    return np.concatenate(vectors), None if held is None else _join(held)
 
 
 def ranked_by(trained: TrainedRun) -> str:
@@ -145,12 +136,9 @@ def ranked_by(trained: TrainedRun) -> str:
     return trained.model.config.similarity.ranked_by or "cosine"
 
 
-def index_in_file(file: Path, searched: Searched, similarity: str, dim: int, factory: str | None) -> BuiltIndex:
-    """Return the index in a file, or build an index and write it to the file if the file is missing.
-
-    Raises UserError if the index in the file belongs to other vectors.
-    """
-    indexed = IndexSource(len(searched.ids), dim, similarity, ids_sha256(searched.ids), searched.of())
+def index_in_file(file: Path, searched: SearchTarget, similarity: str, dim: int, factory: str | None) -> BuiltIndex:
+    """Return the index in a file, or build and write it if missing. Raises UserError if it belongs to other vectors."""
+    indexed = IndexSource(len(searched.ids), dim, similarity, ids_sha256(searched.ids), searched.source())
     if index_exists(file, indexed):
         return read_index(file, indexed, factory)
     built = index_of(searched.vectors(), searched.name, similarity, factory)
@@ -160,20 +148,19 @@ def index_in_file(file: Path, searched: Searched, similarity: str, dim: int, fac
 
 
 def index_of(vectors: Corpus, name: str, similarity: str, factory: str | None) -> BuiltIndex:
-    """Build an index of vectors in memory. Raises UserError if it does not store them as the similarity needs them."""
+    """Build an index in memory. Raises UserError if it only approximates vectors that the similarity needs exactly."""
     built = build_index(vectors, factory or "Flat", name=name)
     if similarity != "cosine" and not stores_exactly(built.index, vectors):
         raise UserError(
-            f"{built.factory}: keeps vectors roughly, and {similarity} scores need them as they are; "
-            "Flat, IVF1024,Flat or HNSW32 keep them"
+            f"{built.factory}: approximates vectors, but {similarity} scores need them exactly, as Flat keeps them"
         )
     return built
 
 
-def _joined(blocks: list[Packed]) -> Packed:
+def _join(blocks: list[Packed]) -> Packed:
     if len(blocks) == 1:
         return blocks[0]
     if any(block.lengths is None for block in blocks):
-        return packed([(block.vectors,) for block in blocks])
+        return pack([(block.vectors,) for block in blocks])
     lengths = torch.cat([block.lengths for block in blocks if block.lengths is not None])
     return Packed(torch.cat([block.vectors for block in blocks]), lengths)

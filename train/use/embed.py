@@ -1,4 +1,4 @@
-"""Write the embeddings of a split by a trained run, or those of all splits as feature caches for another model."""
+"""Write the embeddings of a split by a trained run, or the embeddings of all splits as feature caches for another model."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ from vse.pipeline.dataset.identity import check_recorded_data, data_differences,
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.outputs import check_output
 from vse.pipeline.files.writing import sha256_json
-from vse.train.data.captions import CaptionsOnDemand, TokenNumbers
+from vse.train.data.captions import CaptionsOnDemand, TokenIndices
 from vse.train.data.pairs import images_of
 from vse.train.kinds import Kind
 from vse.train.run.folder import RunFolder
 from vse.train.solvers.encode import PairScores, encode, pooled
 from vse.train.use.localise import score_phrases, score_sentences
 from vse.train.use.model import TrainedRun, load_opened, load_run
-from vse.train.use.trained_run import OpenedRun, RunPlaces, identity_in, images_trained_on, open_run, unfinished_state
+from vse.train.use.trained_run import OpenedRun, RunPlaces, images_trained_on, open_run, read_identity, unfinished_state
 
 log = logging.getLogger(__name__)
+_Rows = Mapping[int, NDArray[np.float32]]  # of an id, its vector
 
 
 def embed_split(
@@ -59,16 +60,14 @@ def embed_split(
 ) -> Path:
     """Embed a split with the best weights of a run, write the embeddings to ``out``, and return ``out``.
 
-    The default of ``out`` is ``<split>.h5`` in the run's folder, or ``<dataset>_<split>.h5`` for another data set. Raises
+    By default ``out`` is ``<split>.h5`` in the run's folder, or ``<dataset>_<split>.h5`` for another data set. Raises
     UserError if the run was trained on images of the split, unless ``leak`` allows this. See :func:`load_run`.
 
     A run that localises phrases writes phrase scores, see :func:`vse.train.use.localise.score_phrases`. With ``sentences`` it
-    writes ``<split>_sentences.h5``, the scores of captions by their phrases, see
-    :func:`vse.train.use.localise.score_sentences`.
+    writes ``<split>_sentences.h5``, see :func:`vse.train.use.localise.score_sentences`.
 
-    A model that scores every pair writes these scores, block by block. If they depend on the direction, it writes those of
-    both directions. It also writes single vectors of captions for the protocol ``sentence``, and pooled vectors of both sides
-    for re-ranking.
+    A model that scores every pair writes these scores, for both directions if they differ. It also writes single vectors of
+    captions for the protocol ``sentence``, and pooled vectors of images and captions for re-ranking.
     """
     opened = open_run(run, places, device, unfinished)
     if out is None:
@@ -87,15 +86,13 @@ def embed_split(
         raise UserError(f"{run}: matches images and captions, and not phrases, whose scores --sentences are; leave it out")
     trained = load_opened(opened, split, places)
     if not len(trained.split.pairs):
-        raise UserError(
-            f"{trained.dataset.path}: no image of the split {split!r} has a caption; vse-search searches such images"
-        )
+        raise UserError(f"{trained.dataset.path}: no image of split {split!r} has a caption; vse-search searches such images")
     started = time.perf_counter()
     images, captions = encode(trained.model, trained.split, trained.device)
     provenance = {**opened.provenance(out), **seen}
     inputs = trained.split.captions
     inputs = inputs.inputs if isinstance(inputs, CaptionsOnDemand) else inputs
-    if isinstance(inputs, TokenNumbers):
+    if isinstance(inputs, TokenIndices):
         provenance["cut_captions"] = inputs.n_cut
     elif trained.caption_cache is None:
         provenance["unknown_words"] = unknown_words(trained)
@@ -134,9 +131,9 @@ def embed_split(
 
 
 def _name_of_other_data(opened: OpenedRun, split: str, name: str) -> Path:
-    """Return the file of the embeddings of another data set, one for each data set, even if some share their name."""
+    """Return the file of the embeddings of another data set; data sets of the same name get different files."""
     out = opened.folder.path / f"{opened.data_label}_{name}"
-    there = identity_in(out) if out.is_file() else None
+    there = read_identity(out) if out.is_file() else None
     images = images_of(opened.dataset, [split], opened.cache)
     if there is None or not data_differences(identity_of_images(images, opened.hashes(images)["photo_hashes"]), there):
         return out
@@ -164,17 +161,13 @@ def unknown_words(trained: TrainedRun) -> dict[str, int]:
     return counts
 
 
-_Rows = Mapping[int, NDArray[np.float32]]  # of an id, its vector
-
-
 def run_as_features(
     run: Path, out: Path, places: RunPlaces = RunPlaces(), device: str = "auto", unfinished: bool = False
 ) -> list[Path]:
-    """Write the embeddings of all splits by the best weights of a run as two caches; returns their paths.
+    """Write the embeddings of all splits by the best weights of a run as two caches; return their paths.
 
-    These are ``<out>_images.h5`` and ``<out>_captions.h5``, of float32 vectors as the run compares them, and both record the
-    SHA-256 of its weights. See :func:`vse.train.use.model.load_run`. :class:`UserError` if the run scores every pair, so that
-    vectors are not all that it compares.
+    The caches are ``<out>_images.h5`` and ``<out>_captions.h5``, with float32 vectors and the SHA-256 of the run's weights.
+    See :func:`vse.train.use.model.load_run`. Raises UserError if the model scores every pair.
     """
     outs = cache_paths(out)
     trained = load_run(run, None, places, device, unfinished)
@@ -204,19 +197,19 @@ def run_as_features(
         if not torch.isfinite(vectors).all():
             raise UserError(f"{run}: embeddings of {SIDES[side]} are not finite (NaN or infinite); nothing is written")
     rows = {kind: dict(zip(ids.tolist(), vectors.numpy(), strict=True)) for kind, (ids, vectors) in sides.items()}
-    return _written(outs, trained.dataset, backbone, rows, skipped)
+    return _write_caches(outs, trained.dataset, backbone, rows, skipped)
 
 
 def files_as_features(files: Sequence[Path], out: Path, captions: Path | None = None) -> list[Path]:
     """Write embeddings files, a file for each split, as two caches; see :func:`run_as_features`.
 
     Any program may have written them (``docs/formats.md``). ``captions`` is the ``dataset.json``, by default the one that the
-    first file names. Splits that no file is of are left out of the caches. :class:`UserError` if the files are not of one
-    model and this data set, hold scores, or lack images or captions of their splits.
+    first file names. Raises UserError if the files belong to several models or to another data set, if they are scores, or if
+    they lack images or captions of their splits.
     """
     outs = cache_paths(out)
     runs = [read_embeddings(file) for file in files]
-    (path, first), dataset = (files[0], runs[0]), _dataset(files[0], runs[0], captions)
+    (path, first), dataset = (files[0], runs[0]), _load_dataset(files[0], runs[0], captions)
     for one in outs.values():
         check_cache_out(one, dataset.name, feature_from_path(one, dataset.name), [*files, dataset.path])
     rows: dict[RowKind, dict[int, NDArray[np.float32]]] = {"image": {}, "text": {}}
@@ -240,22 +233,22 @@ def files_as_features(files: Sequence[Path], out: Path, captions: Path | None = 
     covered = {run.split for run in runs}
     left_out = [split for split in dataset.splits if split not in covered]
     if left_out:
-        log.warning("%s: no file is of the split %s, which the caches lack", dataset.path, " or ".join(left_out))
+        log.warning("%s: no file has the split %s; the caches lack it", dataset.path, " or ".join(left_out))
     skipped = {image.imgid: "no embeddings of its split" for split in left_out for image in dataset.split(split)}
     known = {run.source.sha256 for run in runs if run.source is not None}
     said = {"seed": first.seed, "dataset": first.trained_on or first.dataset}
     backbone = Backbone(sha256_json(sorted(known)), experiment_name(path, first), said)
-    return _written(outs, dataset, backbone, rows, skipped)
+    return _write_caches(outs, dataset, backbone, rows, skipped)
 
 
-def _written(
+def _write_caches(
     outs: Mapping[RowKind, Path],
     dataset: Dataset,
     backbone: Backbone,
     rows: Mapping[RowKind, _Rows],
     skipped: Mapping[int, str],
 ) -> list[Path]:
-    """Write both caches and return their paths. Raises UserError if an id of an image that is not skipped has no vector."""
+    """Write both caches and return their paths. Raises UserError if a row that is not skipped has no vector."""
     of_skipped = {c.sentid: skipped[image.imgid] for image in dataset.images if image.imgid in skipped for c in image.captions}
     without: dict[RowKind, Mapping[int, str]] = {"image": skipped, "text": of_skipped}
     ids = {kind: row_ids(dataset, kind) for kind in outs}
@@ -276,8 +269,7 @@ def _written(
     ]
 
 
-def _dataset(path: Path, first: Embeddings, captions: Path | None) -> Dataset:
-    """Load the data set of embeddings."""
+def _load_dataset(path: Path, first: Embeddings, captions: Path | None) -> Dataset:
     named = parse_provenance(first).get("captions")
     if captions is None and not isinstance(named, str):
         raise UserError(f"{path}: does not say where its dataset.json is: name it with --captions")
@@ -298,18 +290,17 @@ def embed_runs(
     allow_leak: bool = False,
     sentences: bool = False,
 ) -> list[Path]:
-    """Write the embeddings of a split by a run, or with ``as_features`` those of all splits as two caches; returns the files.
+    """Write the embeddings of a split by a run, or with ``as_features`` of all splits as two caches; return the files.
 
     With ``as_features`` the ``runs`` may be embeddings files of any program instead, one for each split. See
-    :func:`vse.train.use.embed.embed_split` and :func:`vse.train.use.embed.run_as_features`. :class:`UserError` for
-    arguments that do not go together.
+    :func:`embed_split`, :func:`run_as_features` and :func:`files_as_features`. Raises UserError for arguments that conflict.
     """
     if as_features is None and len(runs) > 1:
         raise UserError(f"{runs[1]}: a second run; vse-embed takes one, and several files only with --as-features")
     if as_features is not None and (out is not None or split is not None):
         raise UserError("--as-features names its own files, of all splits; leave --out and --split out")
     if as_features is not None and sentences:
-        raise UserError("--sentences writes scores, which are no features; leave it out, or --as-features")
+        raise UserError("--sentences writes scores instead of features; leave it out, or --as-features")
     with memory_guard(MEMORY_ADVICE):
         if as_features is None:
             return [embed_split(runs[0], out, split or "test", places, device, unfinished, allow_leak, sentences)]

@@ -1,4 +1,4 @@
-"""Where phrases are: the scores of a split's phrases with candidate boxes, and a phrase of yours in one of its photos."""
+"""Localise phrases with a trained run: score the candidate boxes of a split, or find a phrase in a photo."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from vse.pipeline.dataset.columns import IdRows, caption_ids
 from vse.pipeline.dataset.dataset import Dataset, phrase_texts
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import read_image_bytes
-from vse.train.data.captions import encoded_as
-from vse.train.data.images import Numbers
+from vse.train.data.captions import encode_like
+from vse.train.data.images import Indices
 from vse.train.data.pairs import Pairs, images_of
 from vse.train.models.build import Model
 from vse.train.phrases.localisation import PhraseSplit, PhraseVectors, score_candidates, scores_of_pairs, sentence_scores
@@ -39,47 +39,34 @@ log = logging.getLogger(__name__)
 
 
 class EncodedPhrases:
-    """Phrases that an encoder of another data set's phrases reads, encoded where they are wanted.
+    """Phrases of another data set, encoded on access by the encoder of the model's training phrases.
 
-    Parameters
-    ----------
-    texts : in the order of their numbers
-    reader : what made the cache of phrases that the model was trained on
-    cache : that cache
-    device : where vectors are wanted
+    ``texts`` : the phrases, in the order of their indices.
+    ``reader`` : the encoder that computed the cache of phrases on which the model was trained.
+    ``cache`` : that cache.
+    ``device`` : device of the vectors.
     """
 
     def __init__(self, texts: Sequence[str], reader: CaptionReader, cache: FeatureCache, device: torch.device) -> None:
-        self._texts, self._reader, self._cache, self._device = texts, reader, cache, device
+        self._phrase_vectors, self._reader, self._cache, self._device = texts, reader, cache, device
 
-    def of(self, numbers: Numbers) -> tuple[Tensor, ...]:
-        texts = [self._texts[number] for number in numbers.tolist()]
-        return encoded_as(self._cache, self._reader, [(text, text.split(" ")) for text in texts], self._device)
+    def read(self, indices: Indices) -> tuple[Tensor, ...]:
+        texts = [self._phrase_vectors[number] for number in indices.tolist()]
+        return encode_like(self._cache, self._reader, [(text, text.split(" ")) for text in texts], self._device)
 
 
 @dataclass(frozen=True)
-class Located:
-    """The candidates of a photo for a phrase, best first.
-
-    boxes : (n, 4) x1, y1, x2, y2 in pixels of the photo, x2 and y2 exclusive
-    scores : (n,)
-    """
+class ScoredBoxes:
+    """The candidates of a photo for a phrase, best first; boxes are x1, y1, x2, y2 in pixels, x2 and y2 exclusive."""
 
     boxes: Float[np.ndarray, "n 4"]
     scores: Float[np.ndarray, " n"]
 
 
 def score_phrases(
-    opened: OpenedRun,
-    out: Path,
-    split: str,
-    places: RunPlaces = RunPlaces(),
-    seen: Mapping[str, Any] = MappingProxyType({}),
+    opened: OpenedRun, out: Path, split: str, places: RunPlaces = RunPlaces(), seen: Mapping[str, Any] = MappingProxyType({})
 ) -> Path:
-    """Write how the phrases of a split score the candidate boxes of their images; returns ``out``.
-
-    ``seen`` is what the file is to say of images that the run was trained on.
-    """
+    """Write the scores of a split's phrases with candidate boxes; ``seen`` is recorded; return ``out``."""
     model, scored = _model_and_split(opened, split, places)
     pairs, scores = scored.pairs, score_candidates(model, scored)
     _check_finite(opened, scores)
@@ -100,23 +87,15 @@ def score_phrases(
         seed=opened.record["seed"],
         provenance=json.dumps({**opened.provenance(out), **seen}, sort_keys=True),
         trained_on=opened.trained_on,
-        **_hashes(opened, pairs),
+        **_phrase_hashes(opened, pairs),
     )
     return write_phrase_scores(out, written)
 
 
 def score_sentences(
-    opened: OpenedRun,
-    out: Path,
-    split: str,
-    places: RunPlaces = RunPlaces(),
-    seen: Mapping[str, Any] = MappingProxyType({}),
+    opened: OpenedRun, out: Path, split: str, places: RunPlaces = RunPlaces(), seen: Mapping[str, Any] = MappingProxyType({})
 ) -> Path:
-    """Write how the captions of a split score all of its images by their phrases alone; returns ``out``.
-
-    See :func:`vse.train.phrases.localisation.sentence_scores`. The file is one of embeddings that holds scores, and says
-    how many phrases each caption has, and regions each image. ``seen`` is as in :func:`score_phrases`.
-    """
+    """Write the scores of a split's captions with all of its images, computed from their phrases; return ``out``."""
     model, scored = _model_and_split(opened, split, places)
     pairs = Pairs(images_of(opened.dataset, [split], opened.cache))
     number_of = {sentid: number for number, sentid in enumerate(pairs.caption_ids.tolist())}
@@ -143,16 +122,16 @@ def score_sentences(
     return write_embeddings(out, written)
 
 
-def locate(
+def localise_phrase(
     run: Path, photo: Path, text: str, places: RunPlaces = RunPlaces(), device: str = "auto", unfinished: bool = True
-) -> Located:
+) -> ScoredBoxes:
     """Return the candidates of a photo for a phrase, best first, by a run that localises phrases.
 
     The photo must be an image of the data set of ``places.features``, by default of the run's features. It is recognised by
-    its bytes. Raises UserError if it is not one of these images, or if no word of the phrase is known.
+    its bytes. Raises UserError if it is another photo, or if no word of the phrase is known.
     """
     opened = open_run(run, places, device, unfinished)
-    reading, phrases = _reading(opened), opened.caption_cache
+    reading, phrases = _phrase_settings(opened), opened.caption_cache
     assert phrases is not None, "a run of phrases reads a cache of them"
     same = (read_sources(opened.cache) == sha256_bytes(read_image_bytes(photo))).all(1)
     if not same.any():
@@ -162,19 +141,19 @@ def locate(
         )
     model = _best_model(opened, reading)
     reader = caption_reader(phrases, places.weights_dir, str(opened.device))
-    asked = encoded_as(phrases, reader, [(text.lower(), opened.words_of(text))], opened.device)
+    asked = encode_like(phrases, reader, [(text.lower(), opened.words_of(text))], opened.device)
     if not text.strip() or not asked[0].any():
         raise UserError(f"{text!r}: none of its words is known to {phrases.feature!r}")
     candidates = BoxFeatures(opened.cache, opened.cache.ids[same][:1], opened.device)
     every = np.arange(len(candidates))
     with torch.inference_mode():
-        regions = model.embed_images(RegionInputs(candidates, None, reading.coordinates, opened.device).of(every))[0]
+        regions = model.embed_images(RegionInputs(candidates, None, reading.coordinates, opened.device).read(every))[0]
         scores = scores_of_pairs(model, regions, model.embed_captions(*asked)[0], every, np.zeros_like(every))
     best = np.argsort(-scores, kind="stable")
-    return Located(candidates.boxes[best], scores[best])
+    return ScoredBoxes(candidates.boxes[best], scores[best])
 
 
-def _reading(opened: OpenedRun) -> PhraseSettings:
+def _phrase_settings(opened: OpenedRun) -> PhraseSettings:
     reading = opened.experiment.solver
     if not isinstance(reading, PhraseSettings):
         raise UserError(f"{opened.folder.path}: matches images and captions, and does not localise phrases")
@@ -182,12 +161,11 @@ def _reading(opened: OpenedRun) -> PhraseSettings:
 
 
 def _model_and_split(opened: OpenedRun, split: str, places: RunPlaces) -> tuple[Model, PhraseSplit]:
-    """Return the model of a run with its best weights, and the phrases and candidates of a split."""
-    reading, phrases = _reading(opened), opened.caption_cache
+    reading, phrases = _phrase_settings(opened), opened.caption_cache
     assert phrases is not None, "a run of phrases reads a cache of them"
     model = _best_model(opened, reading)
     images = images_of(opened.dataset, [split], opened.cache)
-    texts = _texts(opened.dataset, phrases, places, opened.device)
+    texts = _phrase_vectors(opened.dataset, phrases, places, opened.device)
     return model, scored_split(opened.dataset, images, opened.cache, texts, reading, opened.device)
 
 
@@ -202,16 +180,16 @@ def _best_model(opened: OpenedRun, reading: PhraseSettings) -> Model:
     return model
 
 
-def _hashes(opened: OpenedRun, pairs: PhrasePairs) -> dict[str, Any]:
-    """Return the hashes of the photograph and of the caption of each phrase, as :class:`PhraseScores` has them."""
+def _phrase_hashes(opened: OpenedRun, pairs: PhrasePairs) -> dict[str, Any]:
+    """Return the hashes of the photo and of the caption of each phrase, as :class:`PhraseScores` stores them."""
     images = [opened.dataset.images[row] for row in opened.dataset.image_rows(pairs.image_ids).tolist()]
     hashes = opened.hashes(images)
     rows = {"photo_hashes": pairs.image_of, "caption_hashes": IdRows(caption_ids(images)).find(pairs.caption_ids)}
     return {name: None if values is None else values[rows[name]] for name, values in hashes.items()}
 
 
-def _texts(dataset: Dataset, phrases: FeatureCache, places: RunPlaces, device: torch.device) -> PhraseVectors:
-    """Return the vectors of the phrases of a data set: from the cache, or for another data set by the same encoder."""
+def _phrase_vectors(dataset: Dataset, phrases: FeatureCache, places: RunPlaces, device: torch.device) -> PhraseVectors:
+    """Return the vectors of the phrases of a data set, from the cache or, for another data set, from the same encoder."""
     if holds_texts_of(phrases, dataset):
         check_phrase_cache(phrases, dataset)
         return cached_phrases(phrases, device)

@@ -1,4 +1,4 @@
-"""The model of a trained run with its best weights, and a split as the model reads it."""
+"""The model of a trained run with its best weights, and a split as inputs of the model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from vse.train.use.trained_run import OpenedRun, RunPlaces, load_best, open_run
 
 @dataclass(frozen=True)
 class TrainedRun(OpenedRun):
-    """A run's model with its best weights, and a split as that model reads it."""
+    """The model of a run with its best weights, and a split as inputs of the model."""
 
     transformer: Transformer | None
     vocabulary: Vocabulary
@@ -40,16 +40,15 @@ class TrainedRun(OpenedRun):
 def load_run(
     run: Path, split: str | None, places: RunPlaces = RunPlaces(), device: str = "auto", unfinished: bool = False
 ) -> TrainedRun:
-    """Load a trained run and a split for it, or its complete data set (None). A run with its own CNN reads the photos.
+    """Load a trained run and a split for it, or its complete data set (None); for ``places`` see :class:`RunPlaces`.
 
-    ``places`` are where its caches and data set were moved, or those of another data set, made by the same extractors.
-    :class:`UserError` if its training did not finish, unless ``unfinished`` ones will do.
+    Raises UserError if its training did not finish, unless ``unfinished`` is set.
     """
     return load_opened(open_run(run, places, device, unfinished), split, places)
 
 
 def load_opened(opened: OpenedRun, split: str | None, places: RunPlaces = RunPlaces()) -> TrainedRun:
-    """Load the model of an open run, and a split for it; see :func:`load_run`."""
+    """Load the model of an opened run, and a split for it; see :func:`load_run`."""
     folder, experiment, dataset, where = opened.folder, opened.experiment, opened.dataset, opened.device
     cache, caption_cache = opened.cache, opened.caption_cache
     if experiment.solver.reads_phrases:
@@ -89,10 +88,7 @@ def load_opened(opened: OpenedRun, split: str | None, places: RunPlaces = RunPla
 
 
 def backbone_run(trained: TrainedRun, cache: FeatureCache, split: str) -> TrainedRun | None:
-    """Load the run whose embeddings are in a cache; None if the cache holds features of an extractor.
-
-    :class:`UserError` if that run is not where it was, or has other weights by now.
-    """
+    """Load the run whose embeddings are in a cache, or return None. Raises UserError if that run has changed."""
     backbone = read_backbone(cache)
     if backbone is None:
         return None

@@ -1,4 +1,4 @@
-"""Encode a text or a photo that no cache has, with the encoders of a model. Each encoder is loaded once."""
+"""Encode a new text or photo with a trained run. Each encoder is loaded once."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from vse.features.extractors.cnn import CnnExtractor, rebuild_cnn_extractor
 from vse.features.extractors.text import CaptionReader, caption_reader
 from vse.pipeline.dataset.captions import UNKNOWN
 from vse.pipeline.errors import UserError
-from vse.train.data.captions import TokenNumbers, encoded_as
-from vse.train.kinds import Encoded, whole_sets
+from vse.train.data.captions import TokenIndices, encode_like
+from vse.train.kinds import Encoded, add_full_mask
 from vse.train.use.model import TrainedRun, backbone_run
 
 Query = str | Image.Image
@@ -25,28 +25,14 @@ Query = str | Image.Image
 
 @dataclass(frozen=True)
 class ReadQuery:
-    """A query as a model compares it, on the processor: a vector (1, dim), or a set (1, n, dim) with its mask.
-
-    ``remark`` is a line on words that the model does not know, or empty.
-    """
+    """An encoded query on the CPU, with a batch of 1; ``remark`` is a message about words that the model does not know."""
 
     encoded: Encoded
     remark: str = ""
 
 
 class QueryReader:
-    """Encodes queries with a run: first with the networks that computed the run's features, then with the run's encoders.
-
-    A photo is encoded by the CNN of the run's cache, or by the CNN that the run itself trained. A text is encoded by the
-    encoder of the caption cache, if the run reads one. If the run reads the embeddings of another run, that run encodes the
-    query first. Each network is loaded when it is first needed.
-
-    Parameters
-    ----------
-    trained : the run
-    split : the split with which the other run is opened
-    weights_dir : the folder with the weights of a CNN or a pretrained text encoder
-    """
+    """Encodes queries with the networks that computed the run's features, then with the run's encoders."""
 
     def __init__(self, trained: TrainedRun, split: str, weights_dir: Path | None = None) -> None:
         self._trained, self._split, self._weights_dir = trained, split, weights_dir
@@ -106,7 +92,7 @@ class QueryReader:
         if trained.transformer is not None:
             if unknown := trained.transformer.unknown_words(text):
                 remark = f"not known to the tokenizer of {trained.transformer.name}: {', '.join(unknown)}"
-            asked: Encoded = TokenNumbers([text], trained.transformer, trained.device).of(np.zeros(1, np.int64))
+            asked: Encoded = TokenIndices([text], trained.transformer, trained.device).read(np.zeros(1, np.int64))
         elif trained.caption_cache is None or reader is None:
             words = trained.vocabulary.encode(tokens)
             unknown = [token for token, number in zip(tokens, words[1:-1], strict=True) if number == UNKNOWN]
@@ -114,7 +100,7 @@ class QueryReader:
                 remark = f"not a word of the training captions: {', '.join(unknown)}"
             asked = torch.tensor([words], device=trained.device), torch.tensor([len(words)])
         else:
-            asked = encoded_as(trained.caption_cache, reader, [(text, tokens)], trained.device)
+            asked = encode_like(trained.caption_cache, reader, [(text, tokens)], trained.device)
             if not asked[0].any():
                 raise UserError(f"{text!r}: none of its words is known to {trained.caption_cache.feature!r}")
         with torch.inference_mode():
@@ -129,7 +115,7 @@ class QueryReader:
         else:
             vectors = extractor.features(crops)
             sets = trained.cache.row_kind == "sets"
-            seen = whole_sets(vectors) if sets else (vectors if vectors.ndim == 2 else vectors.mean(1),)
+            seen = add_full_mask(vectors) if sets else (vectors if vectors.ndim == 2 else vectors.mean(1),)
         with torch.inference_mode():
             return ReadQuery(
                 tuple(part.cpu() for part in trained.model.embed_images(*(part.to(trained.device) for part in seen)))

@@ -1,7 +1,4 @@
-"""Searching a split, or a file of embeddings, with a run: a text finds images, an image file finds captions.
-
-The searcher that answered last, kept for the next query in the same process.
-"""
+"""Search a split, or a file of embeddings, with a run: a text finds images, an image file finds captions."""
 
 from __future__ import annotations
 
@@ -22,54 +19,51 @@ from vse.pipeline.files.images import decode_image
 from vse.pipeline.files.inputs import FileState, read_file_state
 from vse.pipeline.files.outputs import check_output
 from vse.train.use.attention import with_attention
-from vse.train.use.localise import locate
+from vse.train.use.localise import localise_phrase
 from vse.train.use.model import TrainedRun, load_run
 from vse.train.use.queries import Query
 from vse.train.use.searcher import Searcher, SearchOptions
 from vse.train.use.trained_run import RunPlaces, unfinished_state
 
 log = logging.getLogger(__name__)
+PHOTOS = (".jpg", ".jpeg", ".png", ".webp")
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """A searcher, what was asked for when it was made, and the states that its files had."""
+    """A cached searcher, with the request for which it was built and the states of its files at that time."""
 
-    asked_for: Hashable
+    request: Hashable
     searcher: Searcher
     states: Mapping[Path, FileState | None]
 
 
 class LastSearcher:
-    """Keeps one searcher and returns it for the same request, as long as its files do not change."""
+    """Cache one searcher, and return it for the same request as long as its files do not change."""
 
     def __init__(self) -> None:
         self._kept: _Kept | None = None
 
-    def searcher(self, asked_for: Hashable) -> Searcher | None:
+    def searcher(self, request: Hashable) -> Searcher | None:
         """Return the cached searcher if it fits the request; otherwise drop it and return None."""
         kept = self._kept
-        as_it_was = kept is not None and all(read_file_state(file) == state for file, state in kept.states.items())
-        if kept is not None and as_it_was and kept.asked_for == asked_for:
+        unchanged = kept is not None and all(read_file_state(file) == state for file, state in kept.states.items())
+        if kept is not None and unchanged and kept.request == request:
             return kept.searcher
         self._kept = None
         return None
 
-    def keep(self, asked_for: Hashable, searcher: Searcher, files: Iterable[Path], started: int) -> None:
-        """Keep a searcher that was made from the time ``started`` on, of its run and of ``files``.
-
-        Not if one of them was written shortly before, or since: what was read may not be what is there.
-        """
-        states = {file: read_file_state(file) for file in (*_files_of(searcher.trained), *files)}
+    def keep(self, request: Hashable, searcher: Searcher, files: Iterable[Path], started: int) -> None:
+        """Cache a searcher that was built since ``started``, unless one of its files has changed recently."""
+        states = {file: read_file_state(file) for file in (*_list_files(searcher.trained), *files)}
         if all(state is None or state.is_settled(started) for state in states.values()):
-            self._kept = _Kept(asked_for, searcher, states)
+            self._kept = _Kept(request, searcher, states)
 
 
 LAST = LastSearcher()
 
 
-def _files_of(trained: TrainedRun) -> list[Path]:
-    """Return the files that a run is loaded from, without the weights of pretrained networks."""
+def _list_files(trained: TrainedRun) -> list[Path]:
     caches = [cache for cache in (trained.cache, trained.caption_cache) if cache is not None]
     return [
         *trained.folder.files,
@@ -82,108 +76,9 @@ def _files_of(trained: TrainedRun) -> list[Path]:
     ]
 
 
-log = logging.getLogger(__name__)
-
-
-def search_split(
-    run: Path,
-    query: str | Path,
-    k: int = 10,
-    split: str = "test",
-    *,
-    places: RunPlaces = RunPlaces(),
-    device: str = "auto",
-    corpus: Path | None = None,
-    index: Path | None = None,
-    index_type: str | None = None,
-    index_parameters: str = "",
-    rerank: int | None = None,
-    page: Path | None = None,
-    last: LastSearcher | None = None,
-) -> list[SearchHit]:
-    """Return the ``k`` best images for a text, or captions for an image file, of a split or an embeddings file.
-
-    The model is the run's, with its best weights; how it reads a query and searches says
-    :class:`vse.train.use.searcher.Searcher`. With an ``index`` or ``last`` all that was opened is kept for the next query, as
-    long as its files stay as they are.
-
-    Parameters
-    ----------
-    run, split, places, device : see :func:`vse.train.use.model.load_run`; the weights in ``places`` are those of a CNN, for
-        an image file, and of a pretrained text encoder, for a text
-    corpus, index, index_type, index_parameters, rerank : see :class:`vse.train.use.searcher.SearchOptions`
-    page : where the results will be written; :class:`UserError` if that is one of the files that are searched with
-    last : keeps the searcher for further queries; by default, only a searcher with an index is kept
-    """
-    if index is None and (index_type is not None or index_parameters):
-        raise UserError("--index-type and --index-parameters say what --index is, which names the file; it is missing")
-    options = SearchOptions(corpus, index, index_type, index_parameters, rerank)
-    asked_for, started = (Path.cwd(), run, split, places, device, options), time.time_ns()
-    if last is None and index is not None:
-        last = LAST
-    kept = None if last is None else last.searcher(asked_for)
-    trained = load_searched(run, split, places, device) if kept is None else kept.trained
-    by_photo = isinstance(query, Path)
-    if by_photo and corpus is None and not len(trained.split.pairs):
-        raise UserError(f"{trained.dataset.path}: no image of the split {split!r} has a caption for a photo to find")
-    read = [*trained.inputs, *([query] if isinstance(query, Path) else []), *([corpus] if corpus else [])]
-    if index is not None:
-        check_output(index, INDEX, read)
-        check_output(metadata_file(index), INDEX_METADATA, read)
-        read += [index, metadata_file(index)]
-    if page is not None:
-        from vse.eval.report.pages import SEARCH_PAGE  # which a search without a page does not need
-
-        check_output(page, SEARCH_PAGE, read)
-    if kept is None:
-        searcher = Searcher(trained, split, places.weights_dir, options)
-    else:
-        searcher = kept
-        _use(trained)
-    asking: Query = decode_image(query) if isinstance(query, Path) else query
-    asked = searcher.read(asking)
-    if asked.remark:
-        log.warning("%s", asked.remark)
-    answer = searcher.answer(asking, asked, k)
-    if last is not None and kept is None:
-        index_files = [] if index is None else [index, metadata_file(index)]
-        last.keep(asked_for, searcher, [*index_files, *([corpus] if corpus else [])], started)
-    if rerank is not None and answer.scored is not None:
-        side = "captions" if by_photo else "images"
-        log.info("scored: the %d of %d %s that pooled vectors find", answer.scored, searcher.size(by_photo), side)
-    if page is None or corpus is not None:
-        return answer.hits
-    return with_attention(trained, asking, asked.encoded, answer.hits, answer.rows.tolist())
-
-
-def load_searched(run: Path, split: str, places: RunPlaces, device: str) -> TrainedRun:
-    """Load a run for a search, on its device; log a warning if its training did not finish."""
-    trained = load_run(run, split, places, device, unfinished=True)
-    _use(trained)
-    return trained
-
-
-def _use(trained: TrainedRun) -> None:
-    if state := unfinished_state(trained.record):
-        run = trained.folder.path
-        log.warning("%s: its training did not finish (state: %s); these are the best weights so far", run, state)
-    use_device(str(trained.device) if trained.device.type == "cuda" else "cpu")
-
-
-PHOTOS = (".jpg", ".jpeg", ".png", ".webp")
-
-
 @dataclass(frozen=True)
-class AskedSearch:
-    """How a run is searched; None is what :func:`vse.train.use.search.search_split` does by itself.
-
-    Attributes
-    ----------
-    k : how many results
-    split : of the data set; ``test`` if None
-    corpus, index, index_type, index_parameters, rerank : see :func:`vse.train.use.search.search_split`
-    html : where a report with photos is written
-    """
+class SearchRequest:
+    """The options of a search, see :class:`vse.train.use.searcher.SearchOptions`; ``html`` is a report to write."""
 
     k: int = 10
     split: str | None = None
@@ -198,64 +93,107 @@ class AskedSearch:
 def search_run(
     run: Path,
     query: str | Path,
-    asked: AskedSearch = AskedSearch(),
+    request: SearchRequest = SearchRequest(),
     places: RunPlaces = RunPlaces(),
     device: str = "auto",
     last: LastSearcher | None = None,
 ) -> list[SearchHit]:
-    """Return the best hits for a query, and write a report if requested; see :func:`search_split`.
+    """Return the best images for a text, or captions for a photo; write a report if requested.
 
-    A text that ends as the name of a photo does is one.
+    A query with the file extension of a photo is the path of a photo. With an ``index`` or ``last`` the searcher is cached for
+    the next query in this process, as long as its files do not change. For ``places`` and ``device`` see
+    :func:`vse.train.use.model.load_run`.
     """
-    given = Path(query) if str(query).lower().endswith(PHOTOS) else query
+    photo = Path(query) if isinstance(query, Path) or query.lower().endswith(PHOTOS) else None
     with memory_guard(MEMORY_ADVICE):
-        hits = search_split(
-            run,
-            given,
-            asked.k,
-            asked.split or "test",
-            places=places,
-            device=device,
-            corpus=asked.corpus,
-            index=asked.index,
-            index_type=asked.index_type,
-            index_parameters=asked.index_parameters,
-            rerank=asked.rerank,
-            page=asked.html,
-            last=last,
-        )
-    if asked.html is not None:
+        hits = _search(run, str(query) if photo is None else photo, request, places, device, last)
+    if request.html is not None:
         from vse.eval.report.pages import write_search_page
 
-        searched = f"{run}, {asked.corpus or asked.split or 'test'}"
-        log.info("%s: the results as a report", write_search_page(asked.html, given, hits, searched))
+        searched = f"{run}, {request.corpus or request.split or 'test'}"
+        log.info("%s: the results as a report", write_search_page(request.html, photo or str(query), hits, searched))
     return hits
+
+
+def _search(
+    run: Path, query: str | Path, request: SearchRequest, places: RunPlaces, device: str, last: LastSearcher | None
+) -> list[SearchHit]:
+    split, corpus, index, page = request.split or "test", request.corpus, request.index, request.html
+    if index is None and (request.index_type is not None or request.index_parameters):
+        raise UserError("--index-type and --index-parameters describe the index file; name it with --index")
+    options = SearchOptions(corpus, index, request.index_type, request.index_parameters, request.rerank)
+    cache_key, started = (Path.cwd(), run, split, places, device, options), time.time_ns()
+    if last is None and index is not None:
+        last = LAST
+    cached = None if last is None else last.searcher(cache_key)
+    trained = load_for_search(run, split, places, device) if cached is None else cached.trained
+    if isinstance(query, Path) and corpus is None and not len(trained.split.pairs):
+        raise UserError(f"{trained.dataset.path}: no image of the split {split!r} has a caption for a photo to find")
+    inputs = [*trained.inputs, *([query] if isinstance(query, Path) else []), *([corpus] if corpus else [])]
+    if index is not None:
+        check_output(index, INDEX, inputs)
+        check_output(metadata_file(index), INDEX_METADATA, inputs)
+        inputs += [index, metadata_file(index)]
+    if page is not None:
+        from vse.eval.report.pages import SEARCH_PAGE  # a search without a report does not need it
+
+        check_output(page, SEARCH_PAGE, inputs)
+    if cached is None:
+        searcher = Searcher(trained, split, places.weights_dir, options)
+    else:
+        searcher = cached
+        _use_device(trained)
+    given: Query = decode_image(query) if isinstance(query, Path) else query
+    encoded = searcher.read(given)
+    if encoded.remark:
+        log.warning("%s", encoded.remark)
+    answer = searcher.answer(given, encoded, request.k)
+    if last is not None and cached is None:
+        index_files = [] if index is None else [index, metadata_file(index)]
+        last.keep(cache_key, searcher, [*index_files, *([corpus] if corpus else [])], started)
+    if request.rerank is not None and answer.scored is not None:
+        side = "captions" if isinstance(query, Path) else "images"
+        log.info("scored: the %d of %d %s that pooled vectors find", answer.scored, searcher.size(side == "captions"), side)
+    if page is None or corpus is not None:
+        return answer.hits
+    return with_attention(trained, given, encoded.encoded, answer.hits, answer.rows.tolist())
+
+
+def load_for_search(run: Path, split: str, places: RunPlaces, device: str) -> TrainedRun:
+    """Load a run for a search, on its device; log a warning if its training did not finish."""
+    trained = load_run(run, split, places, device, unfinished=True)
+    _use_device(trained)
+    return trained
+
+
+def _use_device(trained: TrainedRun) -> None:
+    if state := unfinished_state(trained.record):
+        run = trained.folder.path
+        log.warning("%s: its training did not finish (state: %s); these are the best weights so far", run, state)
+    use_device(str(trained.device) if trained.device.type == "cuda" else "cpu")
 
 
 def find_phrase(
     run: Path,
     photo: Path,
     phrase: str,
-    asked: AskedSearch = AskedSearch(),
+    request: SearchRequest = SearchRequest(),
     places: RunPlaces = RunPlaces(),
     device: str = "auto",
 ) -> PhraseHit:
-    """Return the candidate boxes of a photo for a phrase, best first, and write a page with the best one if requested.
-
-    :class:`UserError` for an option of a split, since one photo is searched.
-    """
+    """Return the candidate boxes of a photo for a phrase, best first. Raises UserError for options that apply to a split."""
     others = ("split", "corpus", "index", "index_type", "rerank")
-    if given := [f"--{name.replace('_', '-')}" for name in others if getattr(asked, name) is not None]:
+    if given := [f"--{name.replace('_', '-')}" for name in others if getattr(request, name) is not None]:
         raise UserError(f"--image searches one photo, and {given[0]} is of a split; leave it out")
-    if asked.html is not None:
+    if request.html is not None:
         from vse.eval.report.pages import PHRASE_PAGE
 
-        check_output(asked.html, PHRASE_PAGE, [photo])
+        check_output(request.html, PHRASE_PAGE, [photo])
     with memory_guard(MEMORY_ADVICE):
-        located = locate(run, photo, phrase, places, device)
+        located = localise_phrase(run, photo, phrase, places, device)
     hit = PhraseHit(phrase, located.boxes, located.scores)
-    if asked.html is not None:
+    if request.html is not None:
         from vse.eval.report.pages import write_phrase_page
 
-        log.info("%s: the best box in the photo", write_phrase_page(asked.html, photo, [hit], str(run)))
+        log.info("%s: the best box in the photo", write_phrase_page(request.html, photo, [hit], str(run)))
     return hit

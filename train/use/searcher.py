@@ -1,4 +1,4 @@
-"""Queries of one run on one split or embeddings file, one after the other: all that they need is loaded or built once."""
+"""Answer queries with one run on one split or embeddings file. Everything is loaded or built once."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from vse.eval.search.exact import Corpus, Rows, Scores
 from vse.eval.search.index import IndexVectors, set_parameters
 from vse.eval.search.top_k import CANDIDATES, Attention, SearchHit, search
 from vse.pipeline.errors import UserError
-from vse.train.kinds import Encoded, Packed, packed
+from vse.train.kinds import Encoded, Packed, pack
 from vse.train.solvers.encode import TILE_IMAGES, PairScores, pooled
 from vse.train.use.attention import PairAttention, attention_of_query
 from vse.train.use.corpus import (
-    Searched,
-    encoded_side,
+    SearchTarget,
+    encode_side,
     index_in_file,
     index_of,
-    pooled_side,
+    pool_side,
     ranked_by,
-    searched_file,
-    searched_split,
+    target_in_file,
+    target_in_split,
 )
 from vse.train.use.model import TrainedRun
 from vse.train.use.queries import Query, QueryReader, ReadQuery
@@ -42,18 +42,15 @@ _BLANK = (64, 64)  # width and height of the photo of the first query
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """The side that is searched, and the options of the search.
+    """The options of a search.
 
-    Attributes
-    ----------
-    corpus : a file of :mod:`vse.eval.files.embeddings`, by this run, that is searched instead of the split
-    index : the file of an index; built if it is not there, else read in place of embedding the split. :class:`UserError` if
-        it is of other weights, features, split or side, or of another corpus
-    index_type : a factory string, see :mod:`vse.eval.search.index`; by default that of the file, or Flat if it is to be built
-    index_parameters : how thoroughly it is searched, see :func:`vse.eval.search.index.set_parameters`
-    rerank : how many candidates are scored, as many as are shown at least
-    many : many queries follow: an index is built in memory, and sets are kept for a re-ranking
-    held_bytes : of the sets of one side that are kept; of more, candidates are encoded again
+    ``corpus`` : embeddings file of this run that is searched instead of the split.
+    ``index`` : FAISS index file, built if it is missing; it must belong to the run's weights, features, split and corpus.
+    ``index_type`` : factory string, see :mod:`vse.eval.search.index`; by default that of the file, or Flat for a new index.
+    ``index_parameters`` : search parameters of the index, see :func:`vse.eval.search.index.set_parameters`.
+    ``rerank`` : number of candidates to score, at least the number of results.
+    ``many`` : True if many queries follow: the index is built in memory, and encoded sets are kept for re-ranking.
+    ``held_bytes`` : limit on the memory of these sets; beyond it, candidates are encoded again.
     """
 
     corpus: Path | None = None
@@ -67,10 +64,7 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class SearchAnswer:
-    """The best for a query, best first, and the rows of the split or file where they stand.
-
-    ``scored`` is how many pairs a model that scores pairs scored, None of one that compares vectors.
-    """
+    """The hits for a query, best first, and their rows; ``scored`` is the number of pairs if the model scores pairs."""
 
     hits: list[SearchHit]
     rows: Rows
@@ -79,9 +73,9 @@ class SearchAnswer:
 
 @dataclass(frozen=True)
 class _Side:
-    """The vectors of one side, alone or in an ``index``, or the encoder's output for all of its rows."""
+    """The vectors of images or captions, alone or in an ``index``, or the encoder's output for all rows."""
 
-    searched: Searched
+    searched: SearchTarget
     vectors: Corpus | None = None
     index: Any = None
     encoded: Packed | None = None
@@ -90,16 +84,10 @@ class _Side:
 class Searcher:
     """A run that answers queries. Raises UserError for options that do not fit the similarity of its model.
 
-    Texts search images, and photos search captions. A side is embedded when it is first searched, or by :meth:`load`. For
-    order embeddings, FAISS finds candidates and the exact scores re-rank them, see :func:`vse.eval.search.top_k.search`. A
-    model that does not compare two vectors scores all pairs. With ``rerank`` it scores only the candidates that FAISS finds by
-    pooled vectors.
-
-    Parameters
-    ----------
-    trained, split : the run, loaded with this split
-    weights_dir : see :class:`vse.train.use.queries.QueryReader`
-    options : what is searched, and how thoroughly
+    Texts search images, and photos search captions. Images or captions are embedded when they are first searched, or by
+    :meth:`load`. For order embeddings, FAISS finds candidates and the exact scores re-rank them, see
+    :func:`vse.eval.search.top_k.search`. A model that does not compare two vectors scores all pairs. With ``rerank`` it scores
+    only the candidates that FAISS finds by pooled vectors.
     """
 
     def __init__(
@@ -112,7 +100,7 @@ class Searcher:
         self._check_stages()
 
     def load(self, by_photo: bool) -> None:
-        """Load what reads photos, or texts, and answer one; :class:`UserError` if it is not at hand."""
+        """Load the networks for photos or texts, and answer one query. Raises UserError if they are missing."""
         self._queries.load(by_photo)
         self._check_captions(by_photo)
         query: Query = PhotoImage.new("RGB", _BLANK) if by_photo else self.some_text()
@@ -123,7 +111,7 @@ class Searcher:
         return self._queries.read(query)
 
     def answer(self, query: Query, read: ReadQuery, k: int) -> SearchAnswer:
-        """Return the ``k`` best hits for the embedded query ``read``."""
+        """Return the ``k`` best hits for the encoded query ``read``."""
         by_photo, trained, rerank = not isinstance(query, str), self.trained, self._options.rerank
         self._check_captions(by_photo)
         side = self._side(by_photo, read.encoded[0].shape[-1])
@@ -132,12 +120,12 @@ class Searcher:
             among = None
             if side.vectors is not None:
                 candidates = max(k, rerank or 0)
-                among = self._nearest(side, pooled(packed([read.encoded])), candidates, by_photo)[1]
+                among = self._nearest(side, pooled(pack([read.encoded])), candidates, by_photo)[1]
             scored = len(side.searched.ids) if among is None else len(among)
             scores, rows = self._best_pairs(side, read.encoded, k, by_photo, among)
         else:
             scores, rows = self._nearest(side, read.encoded[0].numpy(), k, by_photo)
-        return SearchAnswer(self._hits(side.searched, scores, rows, by_photo), rows, scored)
+        return SearchAnswer(self._to_hits(side.searched, scores, rows, by_photo), rows, scored)
 
     def size(self, by_photo: bool) -> int:
         """Return the number of captions or images that are searched."""
@@ -146,10 +134,7 @@ class Searcher:
         return len(side.searched.ids) if side else len(pairs) if by_photo else len(pairs.images)
 
     def attention(self, query: Query, read: ReadQuery, rows: Sequence[int]) -> list[Attention | None]:
-        """Return the attention of the model in a query and some rows of the split.
-
-        :class:`UserError` if it does not attend, or its attention cannot be drawn.
-        """
+        """Return the attention between an encoded query and some rows of the split. Raises UserError without attention."""
         return attention_of_query(self._attends, query, read.encoded, rows)
 
     @cached_property
@@ -172,29 +157,30 @@ class Searcher:
         run, options = self.trained.folder.path, self._options
         if not self.trained.model.pairwise:
             if options.rerank is not None and ranked_by(self.trained) == "cosine" and not options.many:
-                raise UserError(f"{run}: its scores are inner products, of which FAISS finds the highest; leave --rerank out")
+                raise UserError(
+                    f"{run}: its scores are inner products, and FAISS finds the highest of them; leave --rerank out"
+                )
         elif options.corpus is not None:
-            raise UserError(f"{run}: its model scores every pair, vectors alone do not tell which is best; leave --corpus out")
+            raise UserError(f"{run}: its model scores every pair; leave --corpus out")
         elif options.index is not None and options.rerank is None:
             raise UserError(
-                f"{run}: its model scores every pair, vectors alone do not tell which is best; leave --index out, or say with "
-                "--rerank how many that it finds are to be scored"
+                f"{run}: its model scores every pair; leave --index out, or add --rerank with a number of candidates"
             )
 
     def _side(self, by_photo: bool, dim: int) -> _Side:
         if by_photo not in self._sides:
-            self._sides[by_photo] = self._made(by_photo, dim)
+            self._sides[by_photo] = self._build_side(by_photo, dim)
         return self._sides[by_photo]
 
-    def _made(self, by_photo: bool, dim: int) -> _Side:
+    def _build_side(self, by_photo: bool, dim: int) -> _Side:
         trained, options, similarity = self.trained, self._options, ranked_by(self.trained)
         if options.corpus is not None:
-            searched = searched_file(trained, options.corpus, by_photo, dim)
+            searched = target_in_file(trained, options.corpus, by_photo, dim)
         else:
-            searched = searched_split(trained, self.split, by_photo)
+            searched = target_in_split(trained, self.split, by_photo)
         pairwise, encoded = trained.model.pairwise, None
         if pairwise and options.rerank is None:
-            return _Side(searched, encoded=encoded_side(trained, by_photo))
+            return _Side(searched, encoded=encode_side(trained, by_photo))
         if similarity != "cosine":
             log.info(
                 "%s scores are no inner products: by these FAISS finds %d candidates, exact scores re-rank",
@@ -206,7 +192,7 @@ class Searcher:
         elif options.many:
             vectors: Corpus
             if pairwise:
-                vectors, encoded = pooled_side(trained, by_photo, options.held_bytes)
+                vectors, encoded = pool_side(trained, by_photo, options.held_bytes)
             else:
                 vectors = searched.vectors()
             index = index_of(vectors, searched.name, similarity, options.index_type).index
@@ -216,7 +202,7 @@ class Searcher:
         return _Side(searched, IndexVectors(index), index, encoded)
 
     def _nearest(self, side: _Side, asked: NDArray[np.float32], k: int, by_photo: bool) -> tuple[Scores, Rows]:
-        """Scores and rows of the ``k`` best vectors for one query; fewer if an index finds fewer."""
+        """Return scores and rows of the ``k`` best vectors for one query; fewer if an index finds fewer."""
         assert side.vectors is not None
         scores, rows = (
             values[0]
@@ -236,21 +222,21 @@ class Searcher:
         return scores[there], rows[there]
 
     def _best_pairs(self, side: _Side, asked: Encoded, k: int, by_photo: bool, among: Rows | None) -> tuple[Scores, Rows]:
-        """Scores and rows of the ``k`` best for one query, every pair of the split, or of some rows, being scored."""
+        """Return scores and rows of the ``k`` best for one query by pair scores with all rows, or with the rows ``among``."""
         model, candidates = self.trained.model, side.encoded
         if among is not None:
             if not len(among):
                 return np.empty(0, np.float32), among
             among = np.sort(among)  # those that score the same stand in the order of rows
             if candidates is None:
-                candidates = encoded_side(self.trained, by_photo, among)
+                candidates = encode_side(self.trained, by_photo, among)
             else:
                 candidates = candidates.select(torch.from_numpy(among))
         assert candidates is not None
         if by_photo:
-            every = PairScores(model, packed([asked]), candidates)(slice(0, 1), None)[0][0]
+            every = PairScores(model, pack([asked]), candidates)(slice(0, 1), None)[0][0]
         else:
-            pairs = PairScores(model, candidates, packed([asked]))
+            pairs = PairScores(model, candidates, pack([asked]))
             ends = len(candidates)
             spans = (slice(start, min(start + TILE_IMAGES, ends)) for start in range(0, ends, TILE_IMAGES))
             every = torch.cat([pairs(span, None)[1][:, 0] for span in spans])
@@ -258,7 +244,7 @@ class Searcher:
         rows = best.indices[:k].numpy()
         return best.values[:k].numpy(), rows if among is None else among[rows]
 
-    def _hits(self, searched: Searched, scores: Scores, rows: Rows, by_photo: bool) -> list[SearchHit]:
+    def _to_hits(self, searched: SearchTarget, scores: Scores, rows: Rows, by_photo: bool) -> list[SearchHit]:
         dataset = self.trained.dataset
         hits = []
         for score, row in zip(scores.tolist(), rows.tolist(), strict=True):

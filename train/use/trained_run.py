@@ -1,9 +1,4 @@
-"""A run put to use: its settings, its caches and its data set, found where they lie and checked against its record.
-
-The data set of a run, compared by content with the one that it was trained on.
-
-Images that a model is tested on must not be among those that it was trained on.
-"""
+"""Open a trained run: find its settings, caches and data set, check them, and compare its data with the training data."""
 
 from __future__ import annotations
 
@@ -39,12 +34,14 @@ from vse.train.experiment import ExperimentConfig, changed_settings
 from vse.train.models.build import Model
 from vse.train.run.folder import RunFolder
 
+log = logging.getLogger(__name__)
+
 
 def other_data(folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache, dataset: Dataset) -> DataChecksums | None:
-    """Return the sums of ``dataset`` if its contents differ from those of the run's data set; None if they do not.
+    """Return the checksums of ``dataset`` if its contents differ from the training data of the same name; otherwise None.
 
-    Both data sets have the same name. If a run records no sums, its own ``dataset.json`` and cache are read, if they are
-    there unchanged. If not, ``dataset`` counts as another data set unless its SHA-256 is the one that the run records.
+    If a run records no checksums, its own ``dataset.json`` and cache are read, if they are unchanged. Otherwise ``dataset``
+    counts as another data set unless its SHA-256 is the recorded one.
     """
     same_captions, same_cache = dataset.sha256 == record.get("captions_sha256"), cache.key == folder.evaluated()["key"]
     if same_captions and same_cache:
@@ -62,7 +59,7 @@ def other_data(folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache
 
 
 def data_of_training(folder: RunFolder, record: Mapping[str, Any]) -> DataChecksums | None:
-    """Return the sums of the data set that a run was trained on; None if they are not recorded, and it is not at hand."""
+    """Return the checksums of a run's training data; None if they are not recorded and the files are missing."""
     if record.get("data") is not None:
         try:
             return DataChecksums.model_validate(record["data"])
@@ -77,8 +74,8 @@ def data_of_training(folder: RunFolder, record: Mapping[str, Any]) -> DataChecks
     return None
 
 
-def identity_in(path: Path) -> DataIdentity | None:
-    """Return the identity of the data that a file of embeddings or of phrase scores is of; None if it cannot be read."""
+def read_identity(path: Path) -> DataIdentity | None:
+    """Return the identity of the data of an embeddings or phrase scores file; None if it cannot be read."""
     names = ("image_ids", "caption_ids", "photo_hashes", "caption_hashes")
     with suppress(UserError), open_hdf5(path, "a file of embeddings") as file:
         stored = {name: data[:] for name in names if (data := find_hdf5_dataset(file, name)) is not None}
@@ -86,16 +83,13 @@ def identity_in(path: Path) -> DataIdentity | None:
         captions, caption_rows = np.unique(stored["caption_ids"], return_index=True)
         photos, texts = stored.get("photo_hashes"), stored.get("caption_hashes")
         return DataIdentity(
-            images,
-            captions,
-            None if photos is None else photos[image_rows],
-            None if texts is None else texts[caption_rows],
+            images, captions, None if photos is None else photos[image_rows], None if texts is None else texts[caption_rows]
         )
     return None
 
 
 def _holds_same_photos(folder: RunFolder, cache: FeatureCache) -> bool:
-    """Return whether the run's cache is there and unchanged, shares ids with ``cache`` and has the same data at these ids."""
+    """Return whether the run's cache is unchanged, shares ids with ``cache`` and has the same data at these ids."""
     with suppress(UserError):
         own = open_cache(folder.feature_file())
         shared = np.isin(cache.ids, own.ids).any()
@@ -107,15 +101,9 @@ def _holds_same_photos(folder: RunFolder, cache: FeatureCache) -> bool:
     return False
 
 
-log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True)
 class RunPlaces:
-    """The paths of a run's feature cache, ``dataset.json`` and caption cache; None stands for the path in ``run.json``.
-
-    ``weights_dir`` has the weights of the networks that encode new captions and image files.
-    """
+    """The paths of a run's inputs; None stands for the path in ``run.json``. ``weights_dir`` has weights of networks."""
 
     features: Path | None = None
     captions: Path | None = None
@@ -125,11 +113,7 @@ class RunPlaces:
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """The settings and the record of a run, the data set and caches that its model reads, and the device.
-
-    ``other_data`` has the checksums of the data set if it has the name of the training data but other contents.
-    ``training_data`` has the checksums of the training data, if they are known.
-    """
+    """The settings and record of a run, its inputs, and the checksums of its data set if that is not the training data."""
 
     folder: RunFolder
     experiment: ExperimentConfig
@@ -143,10 +127,7 @@ class OpenedRun:
 
     @property
     def trained_on(self) -> str | None:
-        """The data set that it was trained on, if that is another one than the one that it reads.
-
-        ``demo-1a2b3c4d`` if both are called ``demo``: the digits stand for the contents of the one that it was trained on.
-        """
+        """The name of the training data if it is another data set; with digits of its checksum if it has the same name."""
         name = str(self.record["dataset"])
         if name != self.dataset.name:
             return name
@@ -173,7 +154,7 @@ class OpenedRun:
 
     @property
     def inputs(self) -> list[Path]:
-        """All that was read of it, or may be: no output may be one of these files, or lie in one of these folders."""
+        """All files and folders that belong to the inputs of the run. No output may replace them."""
         caches = [cache for cache in (self.cache, self.caption_cache) if cache is not None]
         of_caches = [path for cache in caches for path in (cache.path, shards_folder(cache.path), encoder_path(cache.path))]
         return [
@@ -203,10 +184,7 @@ class OpenedRun:
 
 
 def run_cost(run: OpenedRun) -> dict[str, Any]:
-    """Return the cost of a run: seconds of extraction and training, MB of caches and weights.
-
-    None is what is not known: of imported features how long they took, for example.
-    """
+    """Return the cost of a run: seconds of extraction and training, MB of caches and weights; None for unknown values."""
     caches = [cache for cache in (run.cache, run.caption_cache) if cache is not None]
     trained = run.record["features"]
     if "eval_features" in run.record:
@@ -224,10 +202,7 @@ def run_cost(run: OpenedRun) -> dict[str, Any]:
 
 
 def open_run(run: Path, places: RunPlaces = RunPlaces(), device: str = "auto", unfinished: bool = False) -> OpenedRun:
-    """Open a run; ``places`` are where its caches and data set were moved, or those of another data set.
-
-    :class:`UserError` if its training did not finish, unless ``unfinished`` ones will do.
-    """
+    """Open a run. Raises UserError if its files do not fit, or if it is not finished and ``unfinished`` is False."""
     folder = RunFolder(run)
     experiment, record = folder.settings(ExperimentConfig), folder.record()
     folder.content(folder.config_file)
@@ -238,7 +213,7 @@ def open_run(run: Path, places: RunPlaces = RunPlaces(), device: str = "auto", u
         )
     if "files" not in record:
         log.info("%s: has no checksums of its files, so they are not checked for changes", folder.record_file)
-    cache = _alike(places.features or folder.feature_file(), folder.evaluated(), folder)
+    cache = _open_compatible(places.features or folder.feature_file(), folder.evaluated(), folder)
     trained_on = folder.caption_feature_file()
     if trained_on is not None and places.features is not None and read_backbone(cache) is not None:
         trained_on = captions_cache_path(places.features)
@@ -247,7 +222,7 @@ def open_run(run: Path, places: RunPlaces = RunPlaces(), device: str = "auto", u
     caption_file = places.caption_features or trained_on
     caption_cache = None
     if caption_file is not None:
-        caption_cache = _alike(caption_file, record["caption_features"], folder, "--caption-features")
+        caption_cache = _open_compatible(caption_file, record["caption_features"], folder, "--caption-features")
     dataset = load_dataset_file(places.captions or cache.captions)
     check_data(cache, dataset)
     others = other_data(folder, record, cache, dataset) if dataset.name == record["dataset"] else None
@@ -263,14 +238,12 @@ def open_run(run: Path, places: RunPlaces = RunPlaces(), device: str = "auto", u
 
 
 def load_best(folder: RunFolder, model: Model) -> str:
-    """Give a model the best weights of its run, for evaluation; returns the SHA-256 of their file."""
+    """Load the best weights of a run into a model, for evaluation; return the SHA-256 of their file."""
     weights, sha256 = folder.read_best()
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        raise UserError(
-            f"{folder.best_file}: not weights of this run's model ({str(error).splitlines()[-1].strip()})"
-        ) from None
+        raise UserError(f"{folder.best_file}: weights of another model ({str(error).splitlines()[-1].strip()})") from None
     model.eval()
     return sha256
 
@@ -281,15 +254,15 @@ def unfinished_state(record: Mapping[str, Any]) -> str | None:
     return None if state == "finished" else str(state)
 
 
-def _alike(file: Path, trained_on: Mapping[str, Any], folder: RunFolder, option: str = "--features") -> FeatureCache:
-    """Open the cache in ``file``, if the run was trained with it or with one of the same extractor."""
+def _open_compatible(file: Path, trained_on: Mapping[str, Any], folder: RunFolder, option: str = "--features") -> FeatureCache:
+    """Open the cache in ``file``, if it is the cache of the training or has the same extractor."""
     if not file.exists():
         place = os.path.normpath(file)
-        raise UserError(f"{folder.path}: no feature cache {place}, with which it was trained; if it was moved, give {option}")
+        raise UserError(f"{folder.path}: its feature cache {place} is missing; if it was moved, add {option}")
     cache = open_cache(file)
     if cache.key == trained_on["key"]:
         return cache
-    extractor = trained_on.get("extractor") or _extractor_at(folder.path / str(trained_on["path"]), str(trained_on["key"]))
+    extractor = trained_on.get("extractor") or _read_extractor(folder.path / str(trained_on["path"]), str(trained_on["key"]))
     differs = ["its key differs"] if extractor is None else list_changes(extractor, cache.extractor)
     in_precision = len(differs) == 1 and differs[0].startswith("config.precision: ")
     if in_precision and has_auto_precision(cache.feature, cache.dataset):
@@ -305,8 +278,7 @@ def _alike(file: Path, trained_on: Mapping[str, Any], folder: RunFolder, option:
     return cache
 
 
-def _extractor_at(path: Path, key: str) -> Mapping[str, Any] | None:
-    """Return the extractor of the cache that a run was trained with, if the cache is still there."""
+def _read_extractor(path: Path, key: str) -> Mapping[str, Any] | None:
     try:
         cache = open_cache(path)
     except UserError:
@@ -319,14 +291,10 @@ def images_trained_on(
 ) -> int:
     """Return the number of images of a split that a run was trained on. Raises UserError if not 0, unless ``allowed``.
 
-    The run's own training split is accepted. This function compares the images of another data set, or of a ``dataset.json``
-    with other splits. It compares their numbers on Flickr or in MS-COCO, and the checksums of their files in the caches. If
-    the run's own data set is missing, the log mentions it.
-
-    Parameters
-    ----------
-    folder, restval : the run, and whether it was trained on the split ``restval``, too
-    cache, tested, split : what it is tested on
+    ``restval`` states whether the run was trained on the split ``restval``, too; ``cache``, ``tested`` and ``split`` are the
+    data to test on. Images of the run's own ``dataset.json`` are accepted. Images of another one are compared by their ids on
+    Flickr or in MS-COCO, and by the checksums of their files. Without the run's data set, the check is skipped with a log
+    message.
     """
     evaluated = folder.evaluated()
     try:
@@ -340,7 +308,7 @@ def images_trained_on(
         return 0
     splits = ("train", "restval") if restval else ("train",)
     learned = [image for image in own.images if image.split in splits]
-    shared = same_images(tested.split(split), learned, _sums(cache), _sums(own_cache))
+    shared = same_images(tested.split(split), learned, _photo_checksums(cache), _photo_checksums(own_cache))
     if not shared:
         return 0
     image, twin = shared[0]
@@ -349,15 +317,13 @@ def images_trained_on(
         f"{tested.path}; {image.file} is {twin.file} in split {twin.split!r} of {own.path}"
     )
     if not allowed:
-        raise UserError(
-            f"{message}. Metrics on these images are meaningless. --allow-leak accepts them, and the result records it"
-        )
+        raise UserError(f"{message}. Metrics on them are meaningless. --allow-leak accepts them, and the result records it")
     log.warning("%s", message)
     return len(shared)
 
 
-def _sums(cache: FeatureCache) -> dict[int, bytes]:
-    """SHA-256 of the image files that a cache was made from, by image id; none of rows that were not made from image files."""
+def _photo_checksums(cache: FeatureCache) -> dict[int, bytes]:
+    """Return the SHA-256 of each image's file, by image id; empty if a cache was not computed from image files."""
     if "imported" in cache.provenance or read_backbone(cache) is not None:
         return {}
     return {imgid: row.tobytes() for imgid, row in zip(cache.ids.tolist(), read_sources(cache), strict=True)}

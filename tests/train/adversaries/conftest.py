@@ -1,4 +1,4 @@
-"""Tasks, and batches of them, that adversaries play with."""
+"""Tasks, and batches of them, that adversaries compute_losses with."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def batch_of(task: RetrievalTask, pairs: list[int]) -> Batch:
     """Some pairs, embedded."""
     numbers = np.asarray(pairs)
     image_of = task.pairs.image_of
-    (seen,) = task.images.of_pairs([numbers], image_of, 0, 0)
-    images, captions = task.model.embed_images(*seen), task.model.embed_captions(*task.captions.of(numbers))
+    (seen,) = task.images.read_batches([numbers], image_of, 0, 0)
+    images, captions = task.model.embed_images(*seen), task.model.embed_captions(*task.captions.read(numbers))
     return Batch(images, captions, image_of[numbers], numbers, pair_of=numbers)
 
 

@@ -19,7 +19,7 @@ from vse.pipeline.dataset.dataset import Caption, Image
 from vse.pipeline.errors import UserError
 from vse.train.adversaries import ace as ace_module
 from vse.train.adversaries.ace import Ace, FalseNegatives
-from vse.train.adversaries.base import Drawn, Round, draw
+from vse.train.adversaries.base import AdversarialLosses, SampledCandidates, sample_candidates
 from vse.train.data.images import CachedImages
 from vse.train.data.pairs import Pairs
 from vse.train.losses.base import Batch
@@ -40,18 +40,18 @@ def players(cache: Path, *sets: str) -> tuple[RetrievalTask, Ace]:
 
 
 @dataclass
-class Turn:
+class DirectionLosses:
     """One direction as it was played: the numbers of the candidates, their logits, what was masked and what was drawn."""
 
-    numbers: np.ndarray
+    indices: np.ndarray
     logits: torch.Tensor
     masked: torch.Tensor
-    drawn: Drawn
+    drawn: SampledCandidates
 
 
 def played(
     adversary: Ace, task: RetrievalTask, pairs: list[int], monkeypatch: pytest.MonkeyPatch
-) -> tuple[Batch, Round, tuple[Turn, Turn]]:
+) -> tuple[Batch, AdversarialLosses, tuple[DirectionLosses, DirectionLosses]]:
     """A batch, its round, and both directions: captions for images, images for captions."""
     batch, numbers, draws = batch_of(task, pairs), [], []
     real = ace_module._Side.candidates
@@ -60,15 +60,15 @@ def played(
         numbers.append(real(self, *arguments))
         return numbers[-1]
 
-    def spied(logits: torch.Tensor, masked: torch.Tensor, samples: int) -> Drawn:
-        draws.append((logits.detach(), masked, draw(logits, masked, samples)))
+    def spied(logits: torch.Tensor, masked: torch.Tensor, samples: int) -> SampledCandidates:
+        draws.append((logits.detach(), masked, sample_candidates(logits, masked, samples)))
         return draws[-1][2]
 
     with monkeypatch.context() as patch:
         patch.setattr(ace_module._Side, "candidates", candidates)
-        patch.setattr(ace_module, "draw", spied)
-        found = adversary.play(batch, task.model, task.loss.objective(task.model.similarity), 0)
-    turns = [Turn(chosen[0], *one) for chosen, one in zip(numbers, draws, strict=True)]
+        patch.setattr(ace_module, "sample_candidates", spied)
+        found = adversary.compute_losses(batch, task.model, task.loss.objective(task.model.similarity), 0)
+    turns = [DirectionLosses(chosen[0], *one) for chosen, one in zip(numbers, draws, strict=True)]
     return batch, found, (turns[0], turns[1])
 
 
@@ -76,10 +76,10 @@ def slow_hinge(task: RetrievalTask, batch: Batch, k: int, number: int, of_captio
     """What one negative costs the k-th query."""
     image, caption = batch.images[0][k], batch.captions[0][k]
     if of_captions:
-        score = image @ task.model.embed_captions(*task.captions.of(np.asarray([number])))[0][0]
+        score = image @ task.model.embed_captions(*task.captions.read(np.asarray([number])))[0][0]
     else:
         assert isinstance(task.images, CachedImages)
-        score = caption @ task.model.embed_images(*task.images.of_images(np.asarray([number])))[0][0]
+        score = caption @ task.model.embed_images(*task.images.read_images(np.asarray([number])))[0][0]
     return (0.5 - image @ caption + score).clamp(min=0)
 
 
@@ -92,13 +92,13 @@ def test_each_query_costs_the_hinges_with_what_is_drawn_for_it(
     task, adversary = players(cache, *sets)
     batch, found, turns = played(adversary, task, ROWS, monkeypatch)
     sizes = {"all": (240, 48), "batch": (4, 4), 40: (40, 40)}[candidates]
-    assert tuple(len(turn.numbers) for turn in turns) == sizes
+    assert tuple(len(turn.indices) for turn in turns) == sizes
     hinges = torch.stack(
         [
-            slow_hinge(task, batch, k, int(turn.numbers[chosen]), turn is turns[0])
+            slow_hinge(task, batch, k, int(turn.indices[chosen]), turn is turns[0])
             for turn in turns
             for k in range(len(ROWS))
-            for chosen in turn.drawn.numbers[k].tolist()
+            for chosen in turn.drawn.indices[k].tolist()
         ]
     )
     slow = 0.25 * task.loss.objective(task.model.similarity)(batch, 0).loss + 0.75 * hinges.sum() / 3
@@ -119,11 +119,11 @@ def test_generators_learn_by_reinforce(cache: Path, monkeypatch: pytest.MonkeyPa
     slow = torch.zeros(())
     for turn, side in zip(turns, (adversary.captions, adversary.images), strict=True):
         queries = (batch.images if turn is turns[0] else batch.captions)[0].detach()
-        log_p = side.inference(queries, side.embedded[turn.numbers]).masked_fill(turn.masked, -torch.inf).log_softmax(1)
+        log_p = side.inference(queries, side.embedded[turn.indices]).masked_fill(turn.masked, -torch.inf).log_softmax(1)
         for k in range(len(ROWS)):
-            of_likeliest = slow_hinge(task, batch, k, int(turn.numbers[log_p[k].argmax()]), turn is turns[0]).detach()
-            for chosen in turn.drawn.numbers[k].tolist():
-                reward = slow_hinge(task, batch, k, int(turn.numbers[chosen]), turn is turns[0]).detach()
+            of_likeliest = slow_hinge(task, batch, k, int(turn.indices[log_p[k].argmax()]), turn is turns[0]).detach()
+            for chosen in turn.drawn.indices[k].tolist():
+                reward = slow_hinge(task, batch, k, int(turn.indices[chosen]), turn is turns[0]).detach()
                 advantage = reward - of_likeliest if baseline == "self_critical" else reward
                 slow = slow - advantage * log_p[k, chosen] / (2 * len(ROWS))
     torch.testing.assert_close(found.loss, slow)
@@ -142,14 +142,14 @@ def test_what_is_drawn_is_likely_by_the_generator(
     batch, found, (to_captions, _) = played(adversary, task, ROWS, monkeypatch)
     side = adversary.captions
     vectors = (
-        side.learnt if known == "learnt" else torch.cat([task.model.embed_captions(*task.captions.of(np.arange(240)))[0]])
+        side.learnt if known == "learnt" else torch.cat([task.model.embed_captions(*task.captions.read(np.arange(240)))[0]])
     )
     images = batch.images[0]
     logits = side.inference.layers(images) @ vectors.T + 5 * images @ vectors.T
     torch.testing.assert_close(to_captions.logits, logits, rtol=1e-4, atol=1e-5)
     log_p = logits.masked_fill(to_captions.masked, -torch.inf).log_softmax(1)
     torch.testing.assert_close(
-        to_captions.drawn.log_probabilities, log_p.gather(1, to_captions.drawn.numbers), rtol=1e-4, atol=1e-5
+        to_captions.drawn.log_probabilities, log_p.gather(1, to_captions.drawn.indices), rtol=1e-4, atol=1e-5
     )
     assert {"entropy", "reward", "masked", "harder"} == found.measures.keys()
 
@@ -159,7 +159,7 @@ def test_embeddings_are_renewed_when_a_batch_has_them(cache: Path, monkeypatch: 
     for refresh in ("visited", "epoch"):
         task, adversary = players(cache, f"adversary={{name: ace, refresh: {refresh}}}")
         before = adversary.captions.embedded
-        torch.testing.assert_close(before, task.model.embed_captions(*task.captions.of(np.arange(240)))[0])
+        torch.testing.assert_close(before, task.model.embed_captions(*task.captions.read(np.arange(240)))[0])
         first = before.clone()
         with torch.no_grad():
             for weight in task.model.parameters():

@@ -84,7 +84,7 @@ def test_both_players_move_by_their_own_objective_in_one_step(
             optimizers.append(slow)
         first_step = not self.optimizer.state
         for which in (0, 1):
-            images, captions = model.embed_images(*seen), model.embed_captions(*self.task.captions.of(batch))
+            images, captions = model.embed_images(*seen), model.embed_captions(*self.task.captions.read(batch))
             pairs = adversary.candidates(Batch(images, captions, self.pairs.image_of[batch], batch), model)
             cost = objective(pairs, 0)
             loss = cost.loss if which == 0 else adversary.objective(cost, pairs)

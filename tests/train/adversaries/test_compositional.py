@@ -15,7 +15,7 @@ from tests.train.adversaries.conftest import SCAN, batch_of, grid, task_of
 from tests.train.conftest import experiment, table
 from vse.pipeline.errors import UserError
 from vse.train.adversaries import compositional as module
-from vse.train.adversaries.base import Drawn, draw
+from vse.train.adversaries.base import SampledCandidates, sample_candidates
 from vse.train.adversaries.compositional import Compositional
 from vse.train.kinds import Encoded
 from vse.train.losses.base import Batch
@@ -56,16 +56,16 @@ def allowed(task: RetrievalTask, batch: Batch) -> list[list[bool]]:
 
 def played(
     adversary: Compositional, task: RetrievalTask, batch: Batch, monkeypatch: pytest.MonkeyPatch
-) -> tuple[module.Round, list[tuple[torch.Tensor, torch.Tensor, Drawn]]]:
+) -> tuple[module.AdversarialLosses, list[tuple[torch.Tensor, torch.Tensor, SampledCandidates]]]:
     seen = []
 
-    def spied(logits: torch.Tensor, masked: torch.Tensor, samples: int) -> Drawn:
-        seen.append((logits.detach(), masked, draw(logits, masked, samples)))
+    def spied(logits: torch.Tensor, masked: torch.Tensor, samples: int) -> SampledCandidates:
+        seen.append((logits.detach(), masked, sample_candidates(logits, masked, samples)))
         return seen[-1][2]
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "draw", spied)
-        return adversary.play(batch, task.model, task.loss.objective(task.model.similarity), 0), seen
+        patch.setattr(module, "sample_candidates", spied)
+        return adversary.compute_losses(batch, task.model, task.loss.objective(task.model.similarity), 0), seen
 
 
 @pytest.mark.parametrize("form", ["difference", "hinge"])
@@ -88,7 +88,7 @@ def test_compositions_cost_what_each_scores_alone(
         starts = np.cumsum([0, *map(len, queries)])
         for k, query in enumerate(queries):
             for s in range(2):
-                numbers = drawn.numbers[starts[k] : starts[k + 1], s]
+                numbers = drawn.indices[starts[k] : starts[k + 1], s]
                 assert len(numbers) == len(query), "a part for each vector of the query"
                 composed = score(task, flat[numbers], query) if side == "images" else score(task, query, flat[numbers])
                 cost = composed - score(task, images[k], captions[k])
@@ -113,7 +113,7 @@ def test_parts_come_from_other_images_alone(positions: Path, monkeypatch: pytest
     batch = batch_of(task, ROWS)
     _, ((_, _, drawn),) = played(adversary, task, batch, monkeypatch)
     (parts, there), queries = (batch.images, batch.captions) if sides == "images" else (batch.captions, batch.images)
-    rows, columns = drawn.numbers // parts.shape[1], drawn.numbers % parts.shape[1]
+    rows, columns = drawn.indices // parts.shape[1], drawn.indices % parts.shape[1]
     may = allowed(task, batch)
     assert not may[0][3], "pairs 0 and 1 are of one image"
     query_of = queries[1].nonzero()[:, 0].tolist()
@@ -142,14 +142,16 @@ def test_the_expected_gradient_is_that_of_the_expected_score(positions: Path, mo
     for choice in itertools.product(range(3), repeat=4):  # of both words of both captions
         numbers = torch.tensor([[choice[0] + 3], [choice[1] + 3], [choice[2]], [choice[3]]])
 
-        def chosen(logits: torch.Tensor, masked: torch.Tensor, samples: int, numbers: torch.Tensor = numbers) -> Drawn:
-            real = draw(logits, masked, samples)
+        def chosen(
+            logits: torch.Tensor, masked: torch.Tensor, samples: int, numbers: torch.Tensor = numbers
+        ) -> SampledCandidates:
+            real = sample_candidates(logits, masked, samples)
             log_p = logits.masked_fill(masked, -torch.inf).log_softmax(1)
-            return real._replace(numbers=numbers, log_probabilities=log_p.gather(1, numbers))
+            return real._replace(indices=numbers, log_probabilities=log_p.gather(1, numbers))
 
         with monkeypatch.context() as patch:
-            patch.setattr(module, "draw", chosen)
-            loss = adversary.play(batch, task.model, objective, 0).loss
+            patch.setattr(module, "sample_candidates", chosen)
+            loss = adversary.compute_losses(batch, task.model, objective, 0).loss
         likely = p[0][0, choice[0]] * p[0][1, choice[1]] * p[1][0, choice[2]] * p[1][1, choice[3]]
         for total, gradient in zip(expected_gradients, grid(loss, weights), strict=True):
             total += likely.detach() * gradient
@@ -182,7 +184,7 @@ def test_it_learns_to_compose_harder_negatives(positions: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        ([], "compositional samples regions for words, .* 'cosine' compares single vectors; the adversary ace"),
+        ([], "compositional samples regions, .* 'cosine' compares single vectors; use the adversary ace"),
         ([*SCAN, "loss=logistic"], "compositional requires a ranking loss, and logistic"),
     ],
 )

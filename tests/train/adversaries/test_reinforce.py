@@ -13,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vse.train.adversaries.base import Baseline, Drawn, Inference, ReinforceSettings, draw, numbers_at, surrogate
+from vse.train.adversaries.base import (
+    Baseline,
+    CandidateLogits,
+    ReinforceSettings,
+    SampledCandidates,
+    find_quantiles,
+    reinforce_loss,
+    sample_candidates,
+)
 
 
 def settings(**changes: Any) -> ReinforceSettings:
@@ -36,12 +44,12 @@ def probabilities(logits: Tensor, mask: Tensor) -> Tensor:
 def test_candidates_are_drawn_as_often_as_their_probability_says() -> None:
     torch.manual_seed(0)
     expected = probabilities(LOGITS, MASK)
-    drawn = draw(LOGITS, MASK, 40_000)
-    for numbers, p in zip(drawn.numbers, expected, strict=True):
+    drawn = sample_candidates(LOGITS, MASK, 40_000)
+    for numbers, p in zip(drawn.indices, expected, strict=True):
         shares = torch.bincount(numbers, minlength=4) / len(numbers)
         assert (shares - p).abs().max() < 4 * 0.5 / math.sqrt(len(numbers))
         assert not shares[p == 0].any()
-    torch.testing.assert_close(drawn.log_probabilities.exp(), expected.gather(1, drawn.numbers))
+    torch.testing.assert_close(drawn.log_probabilities.exp(), expected.gather(1, drawn.indices))
     assert drawn.likeliest.tolist() == [1, 0]
     entropy = [-sum(p * math.log(p) for p in row if p) for row in expected.tolist()]
     assert drawn.entropies.tolist() == pytest.approx(entropy)
@@ -53,37 +61,41 @@ def test_every_one_of_566_000_candidates_can_be_drawn() -> None:
     exact = p[0].numpy().astype(np.longdouble)
     ends = exact.cumsum()
     middles = ((ends - exact / 2) / ends[-1]).astype(np.float64)
-    assert torch.equal(numbers_at(p, torch.from_numpy(middles)[None])[0], torch.arange(566_000))
+    assert torch.equal(find_quantiles(p, torch.from_numpy(middles)[None])[0], torch.arange(566_000))
 
 
 def test_draws_depend_on_the_seed_alone() -> None:
     torch.manual_seed(3)
-    first = draw(LOGITS, None, 50).numbers
+    first = sample_candidates(LOGITS, None, 50).indices
     torch.manual_seed(3)
-    assert torch.equal(draw(LOGITS, None, 50).numbers, first)
-    assert not torch.equal(draw(LOGITS, None, 50).numbers, first)
+    assert torch.equal(sample_candidates(LOGITS, None, 50).indices, first)
+    assert not torch.equal(sample_candidates(LOGITS, None, 50).indices, first)
 
 
 def test_a_query_whose_candidates_are_all_masked_counts_nowhere() -> None:
     mask = torch.tensor([[True] * 4, [False] * 4])
     logits = LOGITS.clone().requires_grad_()
-    drawn = draw(logits, mask, 2)
+    drawn = sample_candidates(logits, mask, 2)
     assert drawn.possible.tolist() == [False, True]
-    (gradient,) = torch.autograd.grad(surrogate(drawn, torch.ones(2, 2), settings(entropy_weight=1.0, entropy_of=4)), logits)
+    (gradient,) = torch.autograd.grad(
+        reinforce_loss(drawn, torch.ones(2, 2), settings(entropy_weight=1.0, entropy_of=4)), logits
+    )
     assert gradient.isfinite().all()
     assert not gradient[0].any()
     assert gradient[1].any()
 
 
 def enumerated(logits: Tensor, rewards: Tensor, baseline: float) -> Tensor:
-    """The mean of the surrogate's gradient over all that can be drawn, each as often as its probability says."""
+    """The mean of the reinforce_loss's gradient over all that can be drawn, each as often as its probability says."""
     p = logits.detach().log_softmax(1).exp()
     total = torch.zeros_like(logits)
     for numbers in itertools.product(range(logits.shape[1]), repeat=len(logits)):
         chosen = torch.tensor(numbers)[:, None]
         log_p = logits.log_softmax(1)
-        drawn = Drawn(chosen, log_p.gather(1, chosen), torch.zeros(len(logits)), chosen[:, 0], torch.ones(len(logits)).bool())
-        loss = surrogate(drawn, rewards.gather(1, chosen) - baseline, settings())
+        drawn = SampledCandidates(
+            chosen, log_p.gather(1, chosen), torch.zeros(len(logits)), chosen[:, 0], torch.ones(len(logits)).bool()
+        )
+        loss = reinforce_loss(drawn, rewards.gather(1, chosen) - baseline, settings())
         total += p.gather(1, chosen).prod() * torch.autograd.grad(loss, logits)[0]
     return total
 
@@ -106,8 +118,8 @@ def test_sampled_gradients_come_near_it() -> None:
     torch.manual_seed(1)
     logits = LOGITS.clone().requires_grad_()
     rewards = torch.tensor([[1.0, 0.0, 9.0, 0.5], [0.2, 9.0, 0.9, 0.0]], dtype=torch.float64)
-    drawn = draw(logits, MASK, 100_000)
-    (sampled,) = torch.autograd.grad(surrogate(drawn, rewards.gather(1, drawn.numbers), settings()), logits)
+    drawn = sample_candidates(logits, MASK, 100_000)
+    (sampled,) = torch.autograd.grad(reinforce_loss(drawn, rewards.gather(1, drawn.indices), settings()), logits)
     p = logits.masked_fill(MASK, -torch.inf).softmax(1)
     (exact,) = torch.autograd.grad(-(p * rewards).sum(1).mean(), logits)
     torch.testing.assert_close(sampled, exact, rtol=0, atol=0.005)
@@ -116,8 +128,8 @@ def test_sampled_gradients_come_near_it() -> None:
 @pytest.mark.parametrize(("k", "acts"), [(2, False), (4, True)])
 def test_the_entropy_term_holds_the_entropy_of_a_uniform_choice_of_k(k: int, acts: bool) -> None:
     logits = torch.tensor([[1.0, 1.0, 1.0, -20.0]], requires_grad=True)  # the entropy of three
-    drawn = draw(logits, None, 1)
-    loss = surrogate(drawn, torch.zeros(1, 1), settings(entropy_weight=2.0, entropy_of=k))
+    drawn = sample_candidates(logits, None, 1)
+    loss = reinforce_loss(drawn, torch.zeros(1, 1), settings(entropy_weight=2.0, entropy_of=k))
     assert loss.item() == pytest.approx(2 * max(0.0, math.log(k) - math.log(3)), abs=1e-5)
     (gradient,) = torch.autograd.grad(loss, logits)
     assert bool((gradient[0, 3] < 0).item()) == acts
@@ -142,7 +154,7 @@ def test_other_baselines() -> None:
 def test_logits_are_products_of_what_the_network_makes_of_queries(architecture: str) -> None:
     torch.manual_seed(0)
     queries, candidates = torch.randn(3, 5), torch.randn(4, 5)
-    network = Inference(5, settings(architecture=architecture, hidden=7))
+    network = CandidateLogits(5, settings(architecture=architecture, hidden=7))
     logits = network(queries, candidates)
     slow = [[torch.dot(network.layers(query), candidate).item() for candidate in candidates] for query in queries]
     torch.testing.assert_close(logits, torch.tensor(slow))
@@ -154,9 +166,9 @@ def test_the_scale_makes_near_candidates_likelier_from_the_start() -> None:
     torch.manual_seed(0)
     queries, candidates = torch.randn(3, 5), torch.randn(4, 5)
     torch.manual_seed(1)
-    plain = Inference(5, settings())
+    plain = CandidateLogits(5, settings())
     torch.manual_seed(1)
-    scaled = Inference(5, settings(scale=20.0))
+    scaled = CandidateLogits(5, settings(scale=20.0))
     torch.testing.assert_close(
         scaled(queries, candidates) - plain(queries, candidates), 20 * queries @ candidates.T, rtol=1e-4, atol=1e-4
     )

@@ -47,7 +47,7 @@ def test_vectors_belong_to_their_ids_in_any_order(where: str, cache: Path, data:
     expected = torch.from_numpy(np.stack([stored[ids[number]] for number in numbers]))
     images = cached(opened, where, ids)
     assert images.kind == Kind.VECTORS
-    (vectors,) = images.of(numbers)
+    (vectors,) = images.read(numbers)
     assert torch.equal(vectors, expected)
 
 
@@ -57,7 +57,7 @@ def test_captions_are_read_as_images_are(where: str, tfidf: Path) -> None:
     stored, ids = rows_by_id(opened), np.random.default_rng(0).permutation(opened.ids)[:20]
     captions = CachedFeatures(FeatureReader(opened, 0), ids, CPU, PLACES[where])
     numbers = np.asarray([19, 3, 3, 0])
-    (vectors,) = captions.of(numbers)
+    (vectors,) = captions.read(numbers)
     assert torch.equal(vectors, torch.from_numpy(np.stack([stored[int(ids[number])] for number in numbers])))
 
 
@@ -76,7 +76,7 @@ def test_vectors_are_the_same_from_memory(cache: Path, monkeypatch: pytest.Monke
     ids = np.random.default_rng(0).permutation(N_IMAGES)
     kept, mapped = (cached(open_cache(cache), where, ids.tolist()) for where in ("in memory", "mapped"))
     assert kept.gb_kept > mapped.gb_kept == 0
-    assert torch.equal(*(images.of(np.arange(N_IMAGES))[0] for images in (kept, mapped)))
+    assert torch.equal(*(images.read(np.arange(N_IMAGES))[0] for images in (kept, mapped)))
 
 
 @pytest.mark.parametrize("where", PLACES)
@@ -87,7 +87,7 @@ def test_regions_are_padded_to_the_longest_of_a_batch(
     sets = [drawn(count, DIM, seed=k) for k, count in enumerate(COUNTS)]
     images = cached(regions_by_hand(tmp_path_factory.mktemp("regions"), sets, IDS), where, IDS)
     assert images.kind == Kind.SETS
-    vectors, mask = images.of(np.asarray(numbers))
+    vectors, mask = images.read(np.asarray(numbers))
     counts = [max(1, COUNTS[number]) for number in numbers]
     assert vectors.dtype == torch.float32
     assert mask.dtype == torch.bool
@@ -104,7 +104,7 @@ def test_positions_are_sets_that_are_all_there(where: str, tmp_path: Path) -> No
     features = drawn(6, 3, DIM)
     images = cached(made_by_hand(tmp_path, features, IDS), where, [40, 10])
     assert images.kind == Kind.SETS
-    vectors, mask = images.of(np.asarray([1, 0, 1]))
+    vectors, mask = images.read(np.asarray([1, 0, 1]))
     assert np.array_equal(vectors, features[[1, 5, 1]])
     assert mask.shape == (3, 3)
     assert mask.all()
@@ -124,7 +124,7 @@ def test_sets_are_the_same_from_memory(
     kept, mapped = (cached(cache, where, ids) for where in ("in memory", "mapped"))
     assert kept.gb_kept > mapped.gb_kept == 0
     for numbers in ([0, 1, 2, 3, 4], [4], [2, 2, 0]):
-        for one, other in zip(*(images.of(np.asarray(numbers, np.int64)) for images in (kept, mapped)), strict=True):
+        for one, other in zip(*(images.read(np.asarray(numbers, np.int64)) for images in (kept, mapped)), strict=True):
             assert one.dtype == other.dtype
             assert torch.equal(one, other)
 
@@ -132,7 +132,7 @@ def test_sets_are_the_same_from_memory(
 @pytest.mark.parametrize("where", PLACES)
 def test_no_image_may_have_a_region(where: str, tmp_path: Path) -> None:
     images = cached(regions_by_hand(tmp_path, [drawn(0, DIM)] * 6, IDS), where)
-    vectors, mask = images.of(np.asarray([3, 5]))
+    vectors, mask = images.read(np.asarray([3, 5]))
     assert torch.equal(vectors, torch.zeros(2, 1, DIM))
     assert mask.tolist() == [[True], [True]]
 
@@ -141,8 +141,8 @@ def test_no_image_may_have_a_region(where: str, tmp_path: Path) -> None:
 def test_a_batch_may_be_empty(where: str, tmp_path: Path) -> None:
     none = np.empty(0, np.int64)
     sets = cached(regions_by_hand(tmp_path / "regions", [drawn(2, DIM)] * 6, IDS), where)
-    assert [part.shape for part in sets.of(none)] == [(0, 1, DIM), (0, 1)]
-    (vectors,) = cached(made_by_hand(tmp_path / "vectors", drawn(6, DIM), IDS), where).of(none)
+    assert [part.shape for part in sets.read(none)] == [(0, 1, DIM), (0, 1)]
+    (vectors,) = cached(made_by_hand(tmp_path / "vectors", drawn(6, DIM), IDS), where).read(none)
     assert vectors.shape == (0, DIM)
 
 
@@ -151,9 +151,9 @@ def test_a_batch_may_be_empty(where: str, tmp_path: Path) -> None:
 def test_a_vector_that_is_not_finite_is_refused_with_its_id(where: str, value: float, own_cache: Path) -> None:
     spoil(own_cache, 41, value)
     opened = open_cache(own_cache)
-    cached(opened, where, [1, 2, 3]).of(np.arange(3))
+    cached(opened, where, [1, 2, 3]).read(np.arange(3))
     with pytest.raises(UserError, match="the features of id 41 are not finite"):
-        cached(opened, where, [5, 41, 6]).of(np.arange(3))
+        cached(opened, where, [5, 41, 6]).read(np.arange(3))
 
 
 @pytest.mark.parametrize("where", PLACES)
@@ -161,9 +161,9 @@ def test_a_region_that_is_not_finite_is_refused_with_its_id(where: str, tmp_path
     path = regions_by_hand(tmp_path, [drawn(count, DIM) for count in COUNTS], IDS).path
     spoil(path, 50, np.nan)
     cache = open_cache(path)
-    cached(cache, where, [30, 60]).of(np.arange(2))
+    cached(cache, where, [30, 60]).read(np.arange(2))
     with pytest.raises(UserError, match="the features of id 50 are not finite"):
-        cached(cache, where, [30, 50]).of(np.arange(2))
+        cached(cache, where, [30, 50]).read(np.arange(2))
 
 
 @pytest.mark.parametrize(("bytes_allowed", "kept"), [(46, False), (50, True)])
@@ -173,7 +173,7 @@ def test_what_fits_into_memory_is_read_once(bytes_allowed: int, kept: bool, tmp_
     images = CachedFeatures(FeatureReader(cache, 0), cache.ids, CPU, 1e-9 * bytes_allowed)
     assert images.gb_kept == pytest.approx(48e-9 if kept else 0)
     spoil(cache.path, 3, 99)
-    (vectors,) = images.of(np.asarray([3]))
+    (vectors,) = images.read(np.asarray([3]))
     assert vectors[0, -1] == (15 if kept else 99)
 
 
@@ -188,7 +188,7 @@ def test_of_regions_as_many_bytes_as_there_are_vectors_count(bytes_allowed: int,
 def test_large_numbers_are_no_reason_to_refuse(where: str, tmp_path: Path) -> None:
     """Their sum is infinite, each of them is not."""
     features = np.full((6, 4), 3e38, np.float32)
-    (vectors,) = cached(made_by_hand(tmp_path, features, range(6)), where).of(np.arange(6))
+    (vectors,) = cached(made_by_hand(tmp_path, features, range(6)), where).read(np.arange(6))
     assert torch.equal(vectors, torch.from_numpy(features))
 
 

@@ -20,7 +20,7 @@ from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import decode_image
 from vse.train.data import images as cached_module
-from vse.train.data.images import CachedImages, Numbers, PhotoCrops
+from vse.train.data.images import CachedImages, Indices, PhotoCrops
 
 N_IMAGES, N_CROPS = 66, 3
 IMAGE_OF = np.repeat(np.arange(N_IMAGES), 5)
@@ -35,15 +35,15 @@ def crop_bank(request: pytest.FixtureRequest, demo: Path, tmp_path_factory: pyte
     return open_cache(merge(demo, out, 2))
 
 
-def cut(order: Sequence[int], size: int) -> list[Numbers]:
+def cut(order: Sequence[int], size: int) -> list[Indices]:
     return [np.asarray(order[start : start + size], np.int64) for start in range(0, len(order), size)]
 
 
 def each_pair(
-    images: CachedImages | PhotoCrops, batches: Sequence[Numbers], image_of: Numbers, seed: int, epoch: int
+    images: CachedImages | PhotoCrops, batches: Sequence[Indices], image_of: Indices, seed: int, epoch: int
 ) -> dict[int, Tensor]:
     """What is handed out for each pair."""
-    inputs = images.of_pairs(batches, image_of, seed, epoch)
+    inputs = images.read_batches(batches, image_of, seed, epoch)
     parts = [zip(pairs.tolist(), seen, strict=True) for pairs, (seen,) in zip(batches, inputs, strict=True)]
     return {pair: tensor for part in parts for pair, tensor in part}
 
@@ -59,7 +59,7 @@ def test_a_bank_is_the_same_from_memory(crop_bank: FeatureCache, monkeypatch: py
     batches = cut(np.random.default_rng(1).permutation(len(IMAGE_OF)), 32)
     for epoch in range(3):
         assert same(each_pair(kept, batches, IMAGE_OF, 4, epoch), each_pair(mapped, batches, IMAGE_OF, 4, epoch))
-    assert torch.equal(*(images.of_images(np.arange(N_IMAGES))[0] for images in (kept, mapped)))
+    assert torch.equal(*(images.read_images(np.arange(N_IMAGES))[0] for images in (kept, mapped)))
 
 
 def crops_drawn(cache: FeatureCache, images: CachedImages, epoch: int, seed: int = 0) -> list[int]:
@@ -121,7 +121,7 @@ def test_a_bank_stands_for_an_image_by_the_mean_of_its_crops(where: str, crop_ba
     mean = np.stack([stored[image_id].mean(0) for image_id in (40, 2, 7)])
     if crop_bank.provenance["config"]["normalize"]:
         mean /= np.linalg.norm(mean, axis=1, keepdims=True)
-    (vectors,) = cached(crop_bank, where, [2, 40, 7]).of_images(np.asarray([1, 0, 2]))
+    (vectors,) = cached(crop_bank, where, [2, 40, 7]).read_images(np.asarray([1, 0, 2]))
     np.testing.assert_allclose(vectors, mean, rtol=1e-5, atol=1e-6)
 
 
@@ -131,9 +131,9 @@ def test_a_bank_with_a_nan_is_refused_with_its_id(where: str, tmp_path: Path) ->
     path = made_by_hand(tmp_path, features, [30, 10, 50, 20, 60, 40], bank=True).path
     spoil(path, 60, np.nan)
     with pytest.raises(UserError, match="the features of id 60 are not finite"):
-        cached(open_cache(path), where).of_images(np.arange(6))
+        cached(open_cache(path), where).read_images(np.arange(6))
     with pytest.raises(UserError, match="the features of id 60 are not finite"):
-        list(cached(open_cache(path), where).of_pairs([np.arange(99)], np.repeat(4, 99), 0, 0))
+        list(cached(open_cache(path), where).read_batches([np.arange(99)], np.repeat(4, 99), 0, 0))
 
 
 @pytest.mark.parametrize("where", PLACES)
@@ -141,7 +141,7 @@ def test_a_bank_with_a_nan_is_refused_with_its_id(where: str, tmp_path: Path) ->
 def test_a_share_of_a_batch_may_be_empty(where: str, shape: tuple[int, ...], tmp_path: Path) -> None:
     images = cached(made_by_hand(tmp_path, np.ones((6, *shape), np.float16), range(6), bank=len(shape) > 1), where)
     batches = [np.asarray([2, 0]), np.empty(0, np.int64), np.asarray([1])]
-    assert [part.shape for (part,) in images.of_pairs(batches, np.arange(3), 0, 0)] == [(2, 4), (0, 4), (1, 4)]
+    assert [part.shape for (part,) in images.read_batches(batches, np.arange(3), 0, 0)] == [(2, 4), (0, 4), (1, 4)]
 
 
 PHOTO_OF = np.repeat(np.arange(6), 5)
@@ -155,7 +155,7 @@ def extractor() -> CnnExtractor:
     return CnnExtractor(TINY_FEATURE.model_copy(update={"resize": 40, "batch_size": 3}))
 
 
-def val_photos(dataset_file: Path) -> tuple[list[Path], Numbers]:
+def val_photos(dataset_file: Path) -> tuple[list[Path], Indices]:
     dataset = load_dataset_file(dataset_file)
     images = dataset.split("val")
     return [dataset.image_path(image) for image in images], np.asarray([image.imgid for image in images])
@@ -247,7 +247,7 @@ def test_photos_are_evaluated_on_fixed_crops(crops: str, demo: Path) -> None:
     """All ten where the features are their mean, else the centre; never random ones."""
     config = TINY_FEATURE.model_copy(update={"resize": 40, "crops": crops})
     paths, ids = val_photos(demo)
-    (pixels,) = PhotoCrops(CnnExtractor(config), paths, ids).of_images(np.asarray([4, 0]))
+    (pixels,) = PhotoCrops(CnnExtractor(config), paths, ids).read_images(np.asarray([4, 0]))
     fixed = config.model_copy(update={"crops": "10c" if crops == "10c" else "1c"})
     assert torch.equal(pixels, torch.stack([cut_crops(decode_image(paths[number]), fixed) for number in (4, 0)]))
 
@@ -256,7 +256,7 @@ def test_evaluated_photos_have_the_features_of_their_cache(cache: Path, demo: Pa
     opened = open_cache(cache)
     extractor = rebuild_cnn_extractor(opened)
     paths, ids = val_photos(demo)
-    features = extractor.features(*PhotoCrops(extractor, paths, ids).of_images(np.arange(6)))
+    features = extractor.features(*PhotoCrops(extractor, paths, ids).read_images(np.arange(6)))
     stored = rows_by_id(opened)
     np.testing.assert_allclose(features, [stored[image_id] for image_id in ids.tolist()], rtol=1e-3, atol=1e-4)
 
@@ -264,7 +264,7 @@ def test_evaluated_photos_have_the_features_of_their_cache(cache: Path, demo: Pa
 @pytest.mark.parametrize("workers", [0, 3])
 def test_threads_change_nothing(workers: int, photos: MakePhotos) -> None:
     numbers = np.asarray([5, 1, 1, 0, 3, 2, 4, 5])
-    assert torch.equal(*(photos(workers=n).of_images(numbers)[0] for n in (workers, 1)))
+    assert torch.equal(*(photos(workers=n).read_images(numbers)[0] for n in (workers, 1)))
     one, other = (each_pair(photos(workers=n), BATCHES, PHOTO_OF, 0, 0) for n in (1, workers))
     assert same(one, other)
 
@@ -272,10 +272,10 @@ def test_threads_change_nothing(workers: int, photos: MakePhotos) -> None:
 @pytest.mark.parametrize("through", [False, True])
 def test_a_share_of_photos_may_be_empty(through: bool, photos: MakePhotos) -> None:
     batches = [np.asarray([2, 0]), np.empty(0, np.int64), np.asarray([1])]
-    parts = [part for (part,) in photos(through=through).of_pairs(batches, PHOTO_OF, 0, 0)]
+    parts = [part for (part,) in photos(through=through).read_batches(batches, PHOTO_OF, 0, 0)]
     assert [len(part) for part in parts] == [2, 0, 1]
     assert len({part.shape[1:] for part in parts}) == 1
-    assert not list(photos(through=through).of_pairs([], PHOTO_OF, 0, 0))
+    assert not list(photos(through=through).read_batches([], PHOTO_OF, 0, 0))
 
 
 @pytest.mark.parametrize("workers", [0, 3])
@@ -284,7 +284,7 @@ def test_a_missing_photo_is_named(workers: int, own_demo: Path, extractor: CnnEx
     images = PhotoCrops(extractor, paths, ids, workers=workers)
     paths[4].unlink()
     with pytest.raises(UserError, match=f"{paths[4]}: no such image file"):
-        list(images.of_pairs(BATCHES, PHOTO_OF, 0, 0))
+        list(images.read_batches(BATCHES, PHOTO_OF, 0, 0))
     with pytest.raises(UserError, match=f"{paths[4]}: no such image file"):
-        images.of_images(np.arange(6))
-    assert len(images.of_images(np.arange(4))[0]) == 4
+        images.read_images(np.arange(6))
+    assert len(images.read_images(np.arange(4))[0]) == 4

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.transformers_made import WORDS, make_bert
 from vse.features.backbones.transformer import Transformer, read_transformer
 from vse.train.data import captions as tokens
-from vse.train.data.captions import TokenNumbers
+from vse.train.data.captions import TokenIndices
 
 CPU = torch.device("cpu")
 TEXTS = [" ".join(WORDS[:n]) for n in (3, 0, 12, 1, 7)]
@@ -22,7 +22,7 @@ def transformer(tmp_path_factory: pytest.TempPathFactory) -> Transformer:
 
 @given(numbers=st.lists(st.integers(0, 4), min_size=1, max_size=9))
 def test_tokens_are_padded_with_the_model_s_own_number_and_masked(transformer: Transformer, numbers: list[int]) -> None:
-    padded, mask = TokenNumbers(TEXTS, transformer, CPU).of(np.asarray(numbers))
+    padded, mask = TokenIndices(TEXTS, transformer, CPU).read(np.asarray(numbers))
     encoded = [transformer.tokenizer.encode(TEXTS[number]).ids for number in numbers]
     longest = max(map(len, encoded))
     assert padded.tolist() == [ids + [4] * (longest - len(ids)) for ids in encoded]
@@ -30,17 +30,17 @@ def test_tokens_are_padded_with_the_model_s_own_number_and_masked(transformer: T
 
 
 def test_captions_that_are_cut_are_counted_in_one_line(transformer: Transformer, caplog: pytest.LogCaptureFixture) -> None:
-    assert TokenNumbers(TEXTS, transformer, CPU).n_cut == 1, "7 words and 2 special tokens just fit"
+    assert TokenIndices(TEXTS, transformer, CPU).n_cut == 1, "7 words and 2 special tokens just fit"
     assert caplog.messages == [
         f"1 of 5 captions are longer than the 9 tokens that {transformer.name} reads, and are truncated"
     ]
     caplog.clear()
-    assert TokenNumbers(TEXTS[:2], transformer, CPU).n_cut == 0
+    assert TokenIndices(TEXTS[:2], transformer, CPU).n_cut == 0
     assert not caplog.messages
 
 
 def test_many_captions_are_read_in_parts(transformer: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = TokenNumbers(TEXTS, transformer, CPU).of(np.arange(5))
+    whole = TokenIndices(TEXTS, transformer, CPU).read(np.arange(5))
     monkeypatch.setattr(tokens, "_AT_ONCE", 2)
-    for part, other in zip(TokenNumbers(TEXTS, transformer, CPU).of(np.arange(5)), whole, strict=True):
+    for part, other in zip(TokenIndices(TEXTS, transformer, CPU).read(np.arange(5)), whole, strict=True):
         assert torch.equal(part, other)

@@ -18,9 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.train.losses.pairs_of_images import Pairs, similarity
 from vse.train.losses import LOSSES
 from vse.train.losses.base import Cost, LearnedScale
-from vse.train.losses.contrastive import ContrastiveLoss
-from vse.train.losses.infonce import InfoNce
-from vse.train.losses.sigmoid import Sigmoid
+from vse.train.losses.contrastive import ContrastiveLoss, InfoNce, Sigmoid
 
 NAMES = ["infonce", "sigmoid"]
 SAME_IMAGE = ["keep", "mask", "positive"]

@@ -23,7 +23,7 @@ from tests.train.losses.pairs_of_images import (
     top,
 )
 from tests.train.losses.slow_losses import RANKING, ranking_loss
-from vse.train.losses.neighbourhood import related
+from vse.train.losses.ranking import find_neighbours
 
 DISTANCES = [("euclidean", {}, euclidean), ("euclidean", {"floor": 1e-4}, floored), ("cosine", {}, one_minus_cosine)]
 COUNTS = [[1, 2, 3, 4], [2, 2, 2, 2, 2], [1, 1, 1], [4, 1], [3]]
@@ -140,5 +140,5 @@ def slow_related(own: list[int], others: list[int]) -> tuple[list[int], list[lis
 @given(pairs=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=12))
 def test_what_shares_a_partner_is_related(pairs: list[tuple[int, int]]) -> None:
     own, others = ([pair[side] for pair in pairs] for side in (0, 1))
-    parts = related(torch.tensor(own), torch.tensor(others))
+    parts = find_neighbours(torch.tensor(own), torch.tensor(others))
     assert tuple(part.tolist() for part in parts) == slow_related(own, others)

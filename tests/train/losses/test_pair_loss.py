@@ -15,7 +15,7 @@ from tests.train.losses.pairs_of_images import Pairs, cost, similarity
 from tests.train.losses.slow_losses import Table, numbered
 from vse.pipeline.errors import UserError
 from vse.train.losses.base import Batch
-from vse.train.losses.pair_loss import Logistic, Numbers, balanced_pairs
+from vse.train.losses.pair_loss import Indices, Logistic, balanced_pairs
 from vse.train.models.similarities.network import SimilarityNetwork
 
 
@@ -91,13 +91,13 @@ def test_a_similarity_with_a_direction_is_refused() -> None:
 
 
 @st.composite
-def image_numbers(draw: st.DrawFn) -> Numbers:
+def image_numbers(draw: st.DrawFn) -> Indices:
     counts = draw(st.lists(st.integers(1, 6), min_size=2, max_size=9))
     return np.random.default_rng(draw(st.integers(0, 99))).permutation(np.repeat(5 * np.arange(len(counts)), counts))
 
 
 @given(image_of=image_numbers(), seed=st.integers(0, 99))
-def test_there_is_a_negative_pair_for_each_positive_one(image_of: Numbers, seed: int) -> None:
+def test_there_is_a_negative_pair_for_each_positive_one(image_of: Indices, seed: int) -> None:
     rows, columns = balanced_pairs(image_of, np.random.default_rng(seed))
     n = len(image_of)
     assert rows.tolist() == [*range(n), *range(n)]

@@ -179,8 +179,8 @@ COMPILED = """
 import functools, sys
 import numpy as np, torch
 from vse.train.losses.base import Batch
-from vse.train.losses.max_of_hinges import MaxOfHinges
-from vse.train.models.similarities.cosine import Cosine
+from vse.train.losses.hinges import MaxOfHinges
+from vse.train.models.similarities.vectors import Cosine
 torch.compile = functools.partial(torch.compile, backend=sys.argv[1])
 sides = [torch.rand(5, 3, generator=torch.Generator().manual_seed(k), requires_grad=True) for k in (0, 1)]
 batch = Batch(*[(side,) for side in sides], np.arange(5), np.arange(5))

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from vse.pipeline.errors import UserError
 from vse.train.kinds import Encoded, Kind
 from vse.train.models.build import PARTS, Input, Model, ModelConfig, build_model
-from vse.train.models.encoders.branch import Branch
 from vse.train.models.encoders.linear import LinearEncoder
+from vse.train.models.encoders.mlp import Branch
 from vse.train.models.encoders.recurrent import RecurrentEncoder
 from vse.train.models.similarities import SIMILARITIES
 from vse.train.models.similarities.base import Similarity, SimilaritySettings

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vse.train.models.size_augmentation import WordAugmentation, some_of_sets
+from vse.train.models.encoders.gpo import WordAugmentation, some_of_sets
 
 PAD, START, END, UNKNOWN = range(4)
 WORDS = 500

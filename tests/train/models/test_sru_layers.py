@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
-from vse.train.models.encoders.sru import SruLayer, SruLayers
+from vse.train.models.encoders.recurrent import SruLayer, SruLayers
 
 INPUT_DIM, DIM = 5, 4
 LENGTHS = [6, 3, 3, 1]

@@ -53,8 +53,8 @@ def test_scores_are_those_of_each_phrase_alone(name: str, split: PhraseSplit) ->
         if not len(own):
             continue
         with torch.inference_mode():
-            regions = model.embed_images(split.regions.of(own))
-            asked = model.embed_captions(*split.texts.of(split.pairs.text_of[phrase : phrase + 1]))
+            regions = model.embed_images(split.regions.read(own))
+            asked = model.embed_captions(*split.texts.read(split.pairs.text_of[phrase : phrase + 1]))
             pairwise = name == "network"
             expected = model.similarity(regions, asked)[:, 0] if pairwise else regions[0] @ asked[0][0]
         np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-6)
@@ -71,15 +71,15 @@ def test_recalls_are_those_of_a_loop_over_phrases(split: PhraseSplit) -> None:
         n, bound = n + 1, bound + right.any()
         for k in found:
             found[k] += any(is_right for _, is_right in order[:k])
-    measured = recalls(split.localised(scores))
+    measured = recalls(split.rank_phrases(scores))
     assert measured == pytest.approx(
         {**{f"phrase_r{k}": 100 * count / n for k, count in found.items()}, "rsum": 100 * sum(found.values()) / n}
     )
-    assert split.bound() == pytest.approx(100 * bound / n)
+    assert split.recall_bound() == pytest.approx(100 * bound / n)
     assert 0 < bound < n
 
 
 def test_what_is_expected_of_chance_is_near_what_it_gets(split: PhraseSplit) -> None:
     rng = np.random.default_rng(0)
-    drawn = [recalls(split.localised(rng.random(int(split.offsets[-1]), dtype=np.float32)))["rsum"] for _ in range(200)]
-    assert 0.7 * np.mean(drawn) < split.expected() <= np.mean(drawn) + 2
+    drawn = [recalls(split.rank_phrases(rng.random(int(split.offsets[-1]), dtype=np.float32)))["rsum"] for _ in range(200)]
+    assert 0.7 * np.mean(drawn) < split.expected_rsum() <= np.mean(drawn) + 2

@@ -22,7 +22,7 @@ from vse.pipeline.errors import Interrupted, UserError
 from vse.train.cli import train_main
 from vse.train.experiment import load_experiment
 from vse.train.phrases.regions import BoxFeatures
-from vse.train.phrases.trainer import PhraseTrainer
+from vse.train.phrases.solvers import PhraseTrainer
 from vse.train.run.folder import RunFolder
 from vse.train.run.inputs import InputPaths
 from vse.train.run.resume import Existing
@@ -131,7 +131,7 @@ def test_coordinates_alone_read_no_vector(caches: Caches, tmp_path: Path, monkey
 
 REFUSED = {
     "loss.lambda3=0.1": "loss.lambda3 and lambda4 require neighbours in a batch: --set solver.neighbours=true",
-    "loss=logistic solver.neighbours=true": "neighbourhood sampling adds triplets, .* loss logistic",
+    "loss=logistic solver.neighbours=true": "solver.neighbours adds triplets, .* loss logistic",
     "train.validate_fold=5": "train.validate_fold: ",
     "truth_feature=null": r"name their feature \(--set truth_feature=boxes_truth\)",
     "truth_feature=other": "trained on 'other': extract it, or name its cache with --truth-features",

@@ -54,7 +54,7 @@ def test_truths_stand_behind_the_candidates(caches: Caches, coordinates: str) ->
     sides = [BoxFeatures(cache, cache.ids, CPU) for cache in map(open_cache, (caches.candidates, caches.truths))]
     inputs = RegionInputs(*sides, coordinates, CPU)
     n = len(sides[0])
-    found = inputs.of(np.asarray([n + 2, 1, n, 0]))
+    found = inputs.read(np.asarray([n + 2, 1, n, 0]))
     assert found.shape == (4, inputs.dim)
     for row, (side, region) in enumerate(((1, 2), (0, 1), (1, 0), (0, 0))):
         width, height = sides[side].sizes[sides[side].image_of[region]]

@@ -24,10 +24,10 @@ def slow_score(model: Model, split: PhraseSplit, image: int, phrases: list[int])
     candidates, best = split.regions.candidates, []
     own = np.arange(candidates.counts[image]) + candidates.starts[image]
     for phrase in phrases:
-        text = model.embed_captions(*split.texts.of(split.pairs.text_of[phrase : phrase + 1]))
+        text = model.embed_captions(*split.texts.read(split.pairs.text_of[phrase : phrase + 1]))
         scores = []
         for region in own:
-            seen = model.embed_images(split.regions.of(np.asarray([region])))
+            seen = model.embed_images(split.regions.read(np.asarray([region])))
             if model.pairwise:
                 scores.append(float(model.similarity(seen, text)))
             else:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.train.phrases.some_regions import World
-from vse.train.losses.top_of_hinges import TopOfHinges
-from vse.train.models.similarities.euclidean import Euclidean
+from vse.train.losses.hinges import TopOfHinges
+from vse.train.models.similarities.vectors import Euclidean
 from vse.train.phrases.batches import SamplingSettings, TripletBatch, TripletSampler, triplet_cost
 
 SEEDS = st.integers(0, 999)

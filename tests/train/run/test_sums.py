@@ -208,14 +208,14 @@ def test_weights_that_change_during_the_training_are_noticed(
 ) -> None:
     from tests.train.conftest import experiment
 
-    real = adam.Trainer.described
+    real = adam.Trainer.describe
 
     def described(self: adam.Trainer, row: dict[str, float]) -> str:
         if row["epoch"] == 3:
             (tmp_path / "run" / "best.safetensors").write_bytes(b"junk")
         return real(self, row)
 
-    monkeypatch.setattr(adam.Trainer, "described", described)
+    monkeypatch.setattr(adam.Trainer, "describe", described)
     with pytest.raises(UserError, match=r"best\.safetensors: was changed during the training"):
         train(cache, experiment(), out=tmp_path / "run")
     monkeypatch.undo()

@@ -20,7 +20,7 @@ from vse.train.run.inputs import InputPaths
 from vse.train.run.resume import Existing
 from vse.train.training import train
 from vse.train.use.model import load_run
-from vse.train.use.search import search_split
+from vse.train.use.search import SearchRequest, search_run
 
 KNOWN = ("red", "circle", "a")
 SETS = ["train.epochs=1", "train.learning_rate=1e-12"]  # so that a run ends as it starts
@@ -103,7 +103,7 @@ def test_a_trained_run_needs_the_file_no_more(cache: Path, tmp_path: Path) -> No
     run = train(cache, experiment("train.epochs=1", setting("sru", file)), out=tmp_path / "run")
     file.unlink()
     assert load_run(run, "test").model.dim == 16
-    assert len(search_split(run, "a red circle", 3)) == 3
+    assert len(search_run(run, "a red circle", SearchRequest(3))) == 3
 
 
 def test_a_run_is_known_by_what_is_in_the_file_not_by_its_place(

@@ -15,8 +15,8 @@ from tests.train.conftest import COMMAND, assert_same, experiment, state, table,
 from vse.train.cli import train_main
 from vse.train.kinds import select
 from vse.train.losses.base import Batch, Cost, Objective
+from vse.train.losses.hinges import SumOfHinges
 from vse.train.losses.ranking import RankingLoss
-from vse.train.losses.sum_of_hinges import SumOfHinges
 from vse.train.run.folder import RunFolder
 from vse.train.solvers import adam
 from vse.train.solvers.encode import encode
@@ -114,7 +114,7 @@ def test_the_loss_of_an_epoch_is_that_of_its_pairs(
     edit(own_cache.parent.parent / "data" / "dataset.json", say_the_same)
     run = train(own_cache, experiment(*STILL, *sets, "train.epochs=1"), out=tmp_path / "run")
     found = load_run(run, "train", device="cpu")
-    images, captions = (side.all() for side in encode(found.model, found.split, found.device))
+    images, captions = (side.unpack_all() for side in encode(found.model, found.split, found.device))
     pairs, settings = found.split.pairs, found.experiment
     assert len(set(pairs.text_of)) < len(pairs), "some images share a text"
     loss = settings.loss if not settings.warmup.epochs else SumOfHinges(margin=settings.loss.margin)

@@ -17,11 +17,9 @@ from numpy.typing import NDArray
 from tests.train.conftest import experiment
 from tests.train.solvers.test_cca import of_pairs, pairs, slow_directions, split, vectors
 from vse.pipeline.errors import UserError
-from vse.train.models.encoders.relative import RelativeEncoder
-from vse.train.models.encoders.weighted import WeightedEncoder
+from vse.train.models.encoders.linear import RelativeEncoder, WeightedEncoder
 from vse.train.run.folder import RunFolder
-from vse.train.solvers.asif import anchor_pairs
-from vse.train.solvers.ridge import reduced, ridge_maps
+from vse.train.solvers.closed_form import anchor_pairs, reduce_maps, ridge_maps
 from vse.train.training import train
 from vse.train.use.embed import embed_split
 
@@ -115,7 +113,7 @@ def test_a_smaller_space_keeps_what_varies_most(dim: int) -> None:
     x, y = pairs(5, 8)
     statistics = of_pairs(x, y)
     images, captions = ridge_maps(statistics, "captions", 0.1)
-    small_images, small_captions = reduced(images, captions, statistics, dim)
+    small_images, small_captions = reduce_maps(images, captions, statistics, dim)
     both = np.vstack([(x - x.mean(0)) @ images.T, (y - y.mean(0)) @ captions.T])
     _, _, principal = np.linalg.svd(both, full_matrices=False)
     kept = both @ principal[:dim].T @ principal[:dim]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tests.eval.slow_ranks import slow_ranks
 from tests.train.toy_similarity import ToySettings
-from vse.train.kinds import Encoded, Kind, packed, select
+from vse.train.kinds import Encoded, Kind, pack, select
 from vse.train.models.build import Input, Model, ModelConfig, build_model
 from vse.train.models.similarities import SIMILARITIES
 from vse.train.models.similarities.base import Similarity, SimilaritySettings
@@ -113,7 +113,7 @@ SIZES = [(1, 1), (3, 16), (8, 17), (9, 5), (16, 39)]
 def test_scores_are_those_of_each_pair(similarity: str, n_images: int, n_captions: int) -> None:
     made, (images, captions) = model(similarity), sides(similarity, n_images, n_captions, 3)
     slow = slow_scores(made, images, captions)
-    scores = PairScores(made, packed([images]), packed([captions]))
+    scores = PairScores(made, pack([images]), pack([captions]))
     assert scores.has_directions == (similarity == "toy")
     for rows in (slice(start, min(start + 8, n_images)) for start in range(0, n_images, 8)):
         for columns in (None, torch.arange(n_captions - 1, -1, -2), torch.empty(0, dtype=torch.int64)):
@@ -129,7 +129,7 @@ def test_a_pair_scores_the_same_whatever_it_is_scored_with(similarity: str, n_im
     """Bit for bit, and equal captions as well: ranks with ties depend on it."""
     n_captions = n_images * per_image
     made, (images, captions) = model(similarity), sides(similarity, n_images, n_captions, seed)
-    scores = PairScores(made, packed([images]), packed([captions]))
+    scores = PairScores(made, pack([images]), pack([captions]))
     whole = [direction.clone() for direction in scores(slice(0, n_images), None)]
     columns = torch.randperm(n_captions)[: max(1, n_captions // 2)]
     for one, all_of_them in zip(scores(slice(0, n_images), columns), whole, strict=True):
@@ -145,17 +145,17 @@ def test_a_pair_scores_the_same_whatever_it_is_scored_with(similarity: str, n_im
 def test_ranks_are_those_of_the_whole_matrix(similarity: str, n_images: int) -> None:
     image_of_caption = torch.arange(n_images).repeat_interleave(3)
     made, (images, captions) = model(similarity), sides(similarity, n_images, 3 * n_images, n_images)
-    scores = PairScores(made, packed([images]), packed([captions]))
+    scores = PairScores(made, pack([images]), pack([captions]))
     parts = [scores(slice(start, min(start + 4, n_images)), None) for start in range(0, n_images, 4)]
     i2t, t2i = (torch.cat([part[k] for part in parts]).numpy() for k in (0, 1))
-    fast = ranks(made, packed([images]), packed([captions]), image_of_caption)
+    fast = ranks(made, pack([images]), pack([captions]), image_of_caption)
     assert fast.i2t.tolist() == slow_ranks(i2t, image_of_caption.tolist())[0]
     assert fast.t2i.tolist() == slow_ranks(t2i, image_of_caption.tolist())[1]
 
 
 def test_both_directions_are_computed_at_once() -> None:
     made, (images, captions) = model("toy"), sides("toy", 4, 12, 0)
-    i2t, t2i = PairScores(made, packed([images]), packed([captions])).blocks(torch.arange(4).repeat_interleave(3))
+    i2t, t2i = PairScores(made, pack([images]), pack([captions])).blocks(torch.arange(4).repeat_interleave(3))
     calls = []
     made.similarity.register_forward_hook(lambda *_: calls.append(1))
     i2t.score(slice(0, 4), None)
@@ -170,7 +170,7 @@ def test_large_sets_are_scored_in_smaller_tiles(monkeypatch: pytest.MonkeyPatch)
     made, (images, captions) = model("toy"), sides("toy", 3, 40, 2)
     slow = slow_scores(made, images, captions)
     shapes = []
-    scores = PairScores(made, packed([images]), packed([captions]))
+    scores = PairScores(made, pack([images]), pack([captions]))
     made.similarity.register_forward_pre_hook(lambda _, sides: shapes.append((*sides[0][1].shape, *sides[1][1].shape)))
     for direction, fast in zip(slow, scores(slice(0, 3), None), strict=True):
         np.testing.assert_allclose(fast, direction, atol=1e-6)

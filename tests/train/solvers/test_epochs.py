@@ -17,7 +17,7 @@ from tests.train.phrases.some_regions import Caches, small
 from vse.pipeline.errors import Interrupted
 from vse.train.losses import LOSSES
 from vse.train.losses.base import Batch, Cost, Loss, Objective
-from vse.train.losses.top_of_hinges import TopOfHinges
+from vse.train.losses.hinges import TopOfHinges
 from vse.train.models.similarities.base import Similarity
 from vse.train.run.folder import RunFolder
 from vse.train.run.resume import Existing
@@ -38,7 +38,7 @@ class Attraction(Loss):
     def objective(self, similarity: Similarity, compiled: bool = False, weights: nn.Module | None = None) -> Objective:
         def cost(batch: Batch, seed: int) -> Cost:
             pairs = torch.arange(len(batch.image_of))
-            costs = 1 - similarity.of_pairs(batch.images, batch.captions, pairs, pairs)
+            costs = 1 - similarity.score_pairs(batch.images, batch.captions, pairs, pairs)
             loss = costs.mean() if self.averages else costs.sum()
             return Cost(loss, torch.zeros_like(loss))
 

@@ -110,10 +110,10 @@ def test_in_a_large_last_batch_each_pair_counts_once(cache: Path, tmp_path: Path
 REFUSED = {
     "model.similarity=network": "loss.block compares single vectors, not by network, which scores pair by pair",
     "model.similarity=scan": "loss.block compares single vectors, not by scan, which scores pair by pair",
-    "train.compile=true": "loss.block does not go with train.compile",
-    "loss.lambda4=0.1": "loss.block does not go with lambda3 and lambda4",
+    "train.compile=true": "loss.block cannot be combined with train.compile",
+    "loss.lambda4=0.1": "loss.block cannot be combined with lambda3 and lambda4",
     "warmup.epochs=1": "loss.block bounds no memory of the warm-up loss sum; warmup.epochs: 0 leaves it out",
-    "adversary=ace": "loss.block does not go with an adversary",
+    "adversary=ace": "loss.block cannot be combined with an adversary",
     "loss.block=0": "loss.block: Input should be greater than 0",
     "loss.temperature=0": "loss.temperature: Input should be greater than or equal to 0.000001",
     "loss.temperature=0.005": "temperature 0.005 is below least_temperature 0.01",
@@ -149,5 +149,5 @@ def test_hard_negatives_are_not_listed_by_blocks(cache: Path, tmp_path: Path, fa
     [("sigmoid", "learned: false"), ("{name: infonce, block: 3}", "block: null"), (INFONCE[5:], "learned: false")],
 )
 def test_phrases_are_matched_by_what_has_nothing_to_learn(loss: str, cure: str) -> None:
-    with pytest.raises(UserError, match=f"with phrases the loss (sigmoid|infonce) takes {cure}"):
+    with pytest.raises(UserError, match=f"with phrases the loss (sigmoid|infonce) requires {cure}"):
         experiment(f"loss={loss}", name="phrase_embedding_effnet")

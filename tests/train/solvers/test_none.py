@@ -206,7 +206,7 @@ def test_words_are_no_vectors(images: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        (["loss=infonce"], "solver: none trains nothing, so it uses no loss; remove the loss infonce"),
+        (["loss=infonce"], "solver: none trains nothing; remove the loss infonce"),
         (["loss.margin=0.4"], "uses no loss; remove the loss max"),
         (["adversary=ace"], "solver: none takes no gradient steps, so it cannot have an adversary"),
         (["start_from=vsepp"], "solver: none reads cached features only and cannot start from a run"),

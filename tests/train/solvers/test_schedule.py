@@ -16,7 +16,7 @@ from vse.pipeline.errors import UserError
 from vse.train.cli import train_main
 from vse.train.kinds import Kind
 from vse.train.models.build import Input, Model, ModelConfig, build_model
-from vse.train.models.encoders.branch import BranchSettings
+from vse.train.models.encoders.mlp import BranchSettings
 from vse.train.run.folder import RunFolder
 from vse.train.settings import TrainConfig
 from vse.train.solvers.optimisation import Schedule

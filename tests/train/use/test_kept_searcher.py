@@ -21,7 +21,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files import inputs as input_files
 from vse.train.run.folder import RunFolder
 from vse.train.use import search as search_module
-from vse.train.use.search import search_split
+from vse.train.use.search import SearchRequest, search_run
 from vse.train.use.trained_run import RunPlaces
 
 TEXT = "a red square above a blue circle"
@@ -45,7 +45,12 @@ def dataset(own_cache: Path, edit: Edit) -> Path:
 def search(own_run: Path, own_cache: Path, dataset: Path, tmp_path: Path) -> Search:
     """A search of that data set, with an index."""
     places = RunPlaces(features=forget_captions(own_cache), captions=dataset)
-    return partial(search_split, own_run, places=places, device="cpu", index=tmp_path / "x.faiss")
+
+    def search(query: str | Path, **options: Any) -> list[SearchHit]:
+        request = SearchRequest(**{"index": tmp_path / "x.faiss", **options})
+        return search_run(own_run, query, request, places=places, device="cpu")
+
+    return search
 
 
 @pytest.fixture

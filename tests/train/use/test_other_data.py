@@ -22,7 +22,7 @@ from vse.pipeline.demo import create_demo
 from vse.train.cli import embed_main, report_main, search_main, train_main
 from vse.train.run.folder import RunFolder
 from vse.train.training import train
-from vse.train.use.search import search_split
+from vse.train.use.search import SearchRequest, search_run
 
 Run = Callable[..., None]
 
@@ -182,7 +182,7 @@ def test_captions_of_another_data_set_go_through_the_encoder_of_the_run(
     done(embed_main, run, "--features", shapes)
     with h5py.File(run / "shapes_test.h5") as file:
         captions = file["captions"][:]
-    hits = search_split(run, "a red circle", k=3)
+    hits = search_run(run, "a red circle", SearchRequest(3))
     assert len(hits) == 3
     content = json.loads((shapes.parent.parent / "data" / "dataset.json").read_text())
     tokens = [s["tokens"] for image in content["images"] if image["split"] == "test" for s in image["sentences"]]

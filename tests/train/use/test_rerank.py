@@ -56,7 +56,7 @@ def slow_pooled(run: Path) -> tuple[np.ndarray, np.ndarray]:
     trained = load_run(run, "test", device="cpu")
     sides = []
     for side in encode(trained.model, trained.split, trained.device):
-        vectors, mask = side.all()
+        vectors, mask = side.unpack_all()
         means = [
             sum(v / np.linalg.norm(v) for v in of.numpy()[there]) for of, there in zip(vectors, mask.numpy(), strict=True)
         ]
@@ -187,4 +187,4 @@ def test_of_single_vectors_only_order_scores_are_re_ranked(
             assert "FAISS finds 11 candidates" in printed(capsys, run, "a disc", "--rerank", 11)[1]
         else:
             line = fails(search_main, run, "a disc", "--rerank", 11)
-            assert "its scores are inner products, of which FAISS finds the highest; leave --rerank out" in line
+            assert "its scores are inner products, and FAISS finds the highest of them; leave --rerank out" in line

@@ -26,7 +26,7 @@ from vse.train.cli import embed_main, search_main
 from vse.train.experiment import ExperimentConfig
 from vse.train.run.folder import RunFolder
 from vse.train.training import train
-from vse.train.use.search import search_split
+from vse.train.use.search import SearchRequest, search_run
 from vse.train.use.trained_run import RunPlaces
 
 NETWORK = ["model.similarity=network", "loss.name=logistic", "train.epochs=1"]
@@ -53,7 +53,7 @@ def test_a_caption_finds_the_images_that_its_embedding_is_nearest_to(run: Path, 
     with h5py.File(run / "test.h5") as file:
         scores = order_or_product(run, file["images"][:], file["captions"][:])[:, 7]
     text = " ".join(images[1].captions[2].tokens)  # caption 7 of the split
-    hits = search_split(run, text, k=4)
+    hits = search_run(run, text, SearchRequest(4))
     assert [hit.photo.name for hit in hits] == [images[k].file for k in np.argsort(-scores)[:4]]
     np.testing.assert_allclose([hit.score for hit in hits], np.sort(scores)[::-1][:4], atol=1e-4)
 
@@ -63,10 +63,10 @@ def test_a_picture_finds_the_captions_that_its_embedding_is_nearest_to(run: Path
     captions = [caption for image in dataset.split("test") for caption in image.captions]
     with h5py.File(run / "test.h5") as file:
         scores = order_or_product(run, file["images"][:], file["captions"][:])[3]
-    hits = search_split(run, dataset.image_path(dataset.split("test")[3]), k=5)
+    hits = search_run(run, dataset.image_path(dataset.split("test")[3]), SearchRequest(5))
     found = [hit.score for hit in hits]
     np.testing.assert_allclose(found, np.sort(scores)[::-1][:5], atol=2e-3)  # the cache holds float16
-    every = search_split(run, dataset.image_path(dataset.split("test")[3]), k=60)
+    every = search_run(run, dataset.image_path(dataset.split("test")[3]), SearchRequest(60))
     assert sorted((hit.caption_id, hit.caption) for hit in every) == sorted((c.sentid, c.raw) for c in captions)
     assert [hit.photo.name for hit in every] == [f"demo_{hit.image_id:06}.jpg" for hit in every]
 
@@ -85,7 +85,7 @@ def test_what_cannot_be_searched_for_is_one_line(run: Path, tmp_path: Path, fail
     assert "no such image file" in fails(search_main, run, tmp_path / "none.jpg")
     assert "no images in split 'tset'" in fails(search_main, run, "a dog", "--split", "tset")
     Image.new("RGB", (20, 20)).save(tmp_path / "black.png")
-    assert len(search_split(run, tmp_path / "black.png", k=2)) == 2
+    assert len(search_run(run, tmp_path / "black.png", SearchRequest(2))) == 2
 
 
 def test_a_cache_of_captions_for_a_run_that_reads_words_is_one_line(run: Path, tfidf: Path, fails: Callable[..., str]) -> None:
@@ -181,7 +181,7 @@ def test_order_says_that_it_re_ranks_and_needs_vectors_as_they_are(
     assert (f"order scores are no inner products: by these FAISS finds {CANDIDATES} candidates" in told) == order
     options = ("a disc", "--index", tmp_path / "x.faiss", "--index-type", "SQ8")
     if order:
-        assert "keeps vectors roughly, and order scores need them as they are" in fails(search_main, run, *options)
+        assert "approximates vectors, but order scores need them exactly" in fails(search_main, run, *options)
         assert not (tmp_path / "x.faiss").exists()
     else:
         assert len(printed(capsys, run, *options)[0]) == 10
@@ -263,7 +263,7 @@ def test_a_network_that_scores_pairs_has_no_index(cache: Path, tmp_path: Path, f
     run = train(cache, experiment(*NETWORK), out=tmp_path / "run")
     for option in ("--index", "--corpus"):
         line = fails(search_main, run, "a disc", option, tmp_path / "x")
-        assert f"its model scores every pair, vectors alone do not tell which is best; leave {option} out" in line
+        assert f"its model scores every pair; leave {option} out" in line
     assert not (tmp_path / "x").exists()
 
 
@@ -280,10 +280,10 @@ def test_what_an_index_does_not_find_is_said(
 
 
 def test_words_that_no_training_caption_has_are_named(run: Path, caplog: pytest.LogCaptureFixture) -> None:
-    search_split(run, "a zebra on the photosynthesis", k=1)
+    search_run(run, "a zebra on the photosynthesis", SearchRequest(1))
     assert "not a word of the training captions: zebra, photosynthesis" in caplog.text
     caplog.clear()
-    search_split(run, "a", k=1)
+    search_run(run, "a", SearchRequest(1))
     assert "not a word" not in caplog.text
 
 
@@ -294,8 +294,8 @@ def test_a_cache_that_was_moved_is_missed_with_the_option_that_names_it(
     shutil.copytree(run, moved)
     error = fails(search_main, moved, "a red circle")
     assert "no feature cache " in error
-    assert "with which it was trained; if it was moved, give --features" in error
-    assert len(search_split(moved, "a red circle", k=2, places=RunPlaces(features=own_cache))) == 2
+    assert "is missing; if it was moved, add --features" in error
+    assert len(search_run(moved, "a red circle", SearchRequest(2), places=RunPlaces(features=own_cache))) == 2
 
 
 def test_a_caption_is_one_line_that_no_terminal_obeys(own_cache: Path, tmp_path: Path, capsys: Any, edit: Any) -> None:
@@ -321,8 +321,8 @@ def test_a_text_is_cut_as_the_captions_of_the_training_were(
     run = train(cache, experiment("train.epochs=1"), out=tmp_path / "run")
     record = read_json(RunFolder(run).record_file)
     assert record["tokeniser"] == "letters_and_digits"
-    search_split(run, "eine weiße Scheibe", k=1)
+    search_run(run, "eine weiße Scheibe", SearchRequest(1))
     assert "not a word of the training captions: eine, wei, e, scheibe" in caplog.text
     write_json(RunFolder(run).record_file, {**record, "tokeniser": "unicode_words"})
-    search_split(run, "eine weiße Scheibe", k=1)
+    search_run(run, "eine weiße Scheibe", SearchRequest(1))
     assert "not a word of the training captions: eine, weiße, scheibe" in caplog.text

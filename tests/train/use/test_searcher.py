@@ -15,9 +15,9 @@ from vse.pipeline.files.images import decode_image
 from vse.train.solvers.encode import pooled
 from vse.train.training import train
 from vse.train.use import corpus as searched
-from vse.train.use.corpus import encoded_side, pooled_side
+from vse.train.use.corpus import encode_side, pool_side
 from vse.train.use.model import load_run
-from vse.train.use.search import search_split
+from vse.train.use.search import SearchRequest, search_run
 from vse.train.use.searcher import Searcher, SearchOptions
 
 FORMS = {"cosine": [], "order": ["model.similarity=order", "train.epochs=1"], "scan": scan("i2t")}
@@ -42,7 +42,7 @@ def test_each_of_many_queries_finds_what_it_finds_alone(run: Path, photo: Path, 
     options = SearchOptions(rerank=60 if many else None, many=many, held_bytes=held)
     of_run = Searcher(opened, "test", options=options)
     for query in ("a red square", photo, "a circle above a star", photo):
-        expected = search_split(run, query, k=5, device="cpu")
+        expected = search_run(run, query, SearchRequest(5), device="cpu")
         asked = decode_image(query) if isinstance(query, Path) else query
         answer = of_run.answer(asked, of_run.read(asked), 5)
         assert [(hit.image_id, hit.caption_id) for hit in answer.hits] == [(hit.image_id, hit.caption_id) for hit in expected]
@@ -55,14 +55,14 @@ def test_pooled_vectors_made_in_blocks_are_those_made_at_once(
     run: Path, by_photo: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = load_run(run, "test", device="cpu")
-    whole = encoded_side(opened, by_photo)
+    whole = encode_side(opened, by_photo)
     monkeypatch.setattr(searched, "_BLOCK", 5)
-    vectors, kept = pooled_side(opened, by_photo, held_bytes=2**30)
+    vectors, kept = pool_side(opened, by_photo, held_bytes=2**30)
     np.testing.assert_allclose(vectors, pooled(whole), atol=1e-5)
     np.testing.assert_allclose(kept.vectors, whole.vectors, atol=1e-5)
     assert (kept.lengths is None) == (whole.lengths is None)
     assert kept.lengths is None or kept.lengths.tolist() == whole.lengths.tolist()
-    assert pooled_side(opened, by_photo, held_bytes=100)[1] is None
+    assert pool_side(opened, by_photo, held_bytes=100)[1] is None
 
 
 def test_a_model_that_does_not_attend_looks_nowhere(cache: Path, tmp_path: Path) -> None:

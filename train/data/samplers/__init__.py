@@ -9,9 +9,9 @@ SAMPLERS: Registry[Sampler] = Registry(
     "sampler",
     base=Sampler,
     lazy={
-        "shuffled": "vse.train.data.samplers.shuffled:Shuffled",
-        "neighbourhood": "vse.train.data.samplers.neighbourhood_sampling:NeighbourhoodSampling",
-        "by_image": "vse.train.data.samplers.by_image:ByImage",
-        "neighbourhood_added": "vse.train.data.samplers.added_neighbours:AddedNeighbours",
+        "shuffled": "vse.train.data.samplers.base:Shuffled",
+        "neighbourhood": "vse.train.data.samplers.neighbourhood:NeighbourhoodSampling",
+        "by_image": "vse.train.data.samplers.base:ByImage",
+        "neighbourhood_added": "vse.train.data.samplers.neighbourhood:AddedNeighbours",
     },
 )

@@ -1,13 +1,15 @@
-"""The base class of samplers, which split the pairs of an epoch into batches."""
+"""The base class of samplers, which split the pairs of an epoch into batches, and samplers that take each pair once."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vse.pipeline.presets.schema import Settings
 
-Numbers = NDArray[np.int64]
+Indices = NDArray[np.int64]
 
 
 class Sampler(Settings):
@@ -15,10 +17,35 @@ class Sampler(Settings):
 
     name: str
 
-    def batches(self, image_of: Numbers, batch_size: int, rng: np.random.Generator) -> list[Numbers]:
+    def batches(self, image_of: Indices, batch_size: int, rng: np.random.Generator) -> list[Indices]:
         """Return the pair indices of each batch, given the image index of every pair (n_pairs,)."""
         raise NotImplementedError
 
-    def batches_of_epoch(self, image_of: Numbers, batch_size: int, seed: int, epoch: int) -> list[Numbers]:
+    def batches_of_epoch(self, image_of: Indices, batch_size: int, seed: int, epoch: int) -> list[Indices]:
         """Return the batches of an epoch, which depend on the seed and the epoch only."""
         return self.batches(image_of, batch_size, np.random.default_rng([seed, epoch]))
+
+
+class Shuffled(Sampler):
+    """Every pair once, in random order. A last batch of one pair has no negatives and is left out."""
+
+    name: Literal["shuffled"] = "shuffled"
+
+    def batches(self, image_of: Indices, batch_size: int, rng: np.random.Generator) -> list[Indices]:
+        return _cut(rng.permutation(len(image_of)), batch_size)
+
+
+class ByImage(Sampler):
+    """Every pair once, image by image, in random order; a last batch of one pair is left out."""
+
+    name: Literal["by_image"] = "by_image"
+
+    def batches(self, image_of: Indices, batch_size: int, rng: np.random.Generator) -> list[Indices]:
+        _, image = np.unique(image_of, return_inverse=True)
+        rank = rng.permutation(image.max(initial=0) + 1)
+        return _cut(np.lexsort((rng.random(len(image_of)), rank[image])), batch_size)
+
+
+def _cut(order: Indices, batch_size: int) -> list[Indices]:
+    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    return [batch for batch in batches if len(batch) > 1]

@@ -1,7 +1,7 @@
 """Encoders of images and of captions. A new encoder is one file here and one line below.
 
-An encoder is a class of settings, derived from :class:`vse.train.models.encoders.base.EncoderSettings`, whose ``build``
-returns a network from one side of a batch to its embeddings, see :mod:`vse.train.kinds`.
+An encoder is a class of settings, derived from :class:`vse.train.models.encoders.base.EncoderSettings`. Its ``build`` returns
+a network from the inputs of a batch to embeddings, see :mod:`vse.train.kinds`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ IMAGE_ENCODERS: Registry[EncoderSettings] = Registry(
     lazy={
         "linear": "vse.train.models.encoders.linear:Linear",
         "mlp": "vse.train.models.encoders.mlp:Mlp",
-        "residual": "vse.train.models.encoders.residual:Residual",
-        "identity": "vse.train.models.encoders.identity:IdentitySettings",
-        "branch": "vse.train.models.encoders.branch:BranchSettings",
-        "pooled": "vse.train.models.encoders.pooled:Pooled",
+        "residual": "vse.train.models.encoders.mlp:Residual",
+        "identity": "vse.train.models.encoders.linear:IdentitySettings",
+        "branch": "vse.train.models.encoders.mlp:BranchSettings",
+        "pooled": "vse.train.models.encoders.pooling:Pooled",
         "gpo": "vse.train.models.encoders.gpo:Gpo",
-        "weldon": "vse.train.models.encoders.weldon:Weldon",
-        "weighted": "vse.train.models.encoders.weighted:Weighted",
-        "relative": "vse.train.models.encoders.relative:Relative",
+        "weldon": "vse.train.models.encoders.pooling:Weldon",
+        "weighted": "vse.train.models.encoders.linear:Weighted",
+        "relative": "vse.train.models.encoders.linear:Relative",
     },
 )
 CAPTION_ENCODERS: Registry[EncoderSettings] = Registry(
@@ -32,15 +32,15 @@ CAPTION_ENCODERS: Registry[EncoderSettings] = Registry(
     lazy={
         "gru": "vse.train.models.encoders.recurrent:Gru",
         "lstm": "vse.train.models.encoders.recurrent:Lstm",
-        "sru": "vse.train.models.encoders.sru:Sru",
+        "sru": "vse.train.models.encoders.recurrent:Sru",
         "bert": "vse.train.models.encoders.bert:Bert",
         "linear": "vse.train.models.encoders.linear:Linear",
         "mlp": "vse.train.models.encoders.mlp:Mlp",
-        "residual": "vse.train.models.encoders.residual:Residual",
-        "identity": "vse.train.models.encoders.identity:IdentitySettings",
-        "branch": "vse.train.models.encoders.branch:BranchSettings",
+        "residual": "vse.train.models.encoders.mlp:Residual",
+        "identity": "vse.train.models.encoders.linear:IdentitySettings",
+        "branch": "vse.train.models.encoders.mlp:BranchSettings",
         "gpo": "vse.train.models.encoders.gpo:Gpo",
-        "relative": "vse.train.models.encoders.relative:Relative",
+        "relative": "vse.train.models.encoders.linear:Relative",
     },
 )
 

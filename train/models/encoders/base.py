@@ -20,11 +20,10 @@ from vse.train.kinds import Encoded, Kind
 class Sizes:
     """The input and output of an encoder.
 
-    kind : kind of the input
-    input_dim : length of an input vector; for words and tokens, the size of the vocabulary
-    dim : length of an embedding, unless the settings of the encoder set it
-    word_dim : length of a word vector
-    transformer : for tokens, the transformer that they belong to
+    ``input_dim`` : length of an input vector; for words and tokens, the size of the vocabulary.
+    ``dim`` : length of an embedding, unless the settings of the encoder set it.
+    ``word_dim`` : length of a word vector.
+    ``transformer`` : for tokens, the transformer that they belong to.
     """
 
     kind: Kind
@@ -35,7 +34,7 @@ class Sizes:
 
 
 class Encoder(nn.Module):
-    """A network from one side of a batch to its embeddings.
+    """A network from the inputs of a batch to embeddings.
 
     Its ``forward`` takes the tensors of one kind of input, and returns embeddings (n, dim), or sets of embeddings with their
     mask. They do not have unit length yet. ``dim`` is the length of an embedding.
@@ -68,10 +67,7 @@ class EncoderSettings(Settings):
         return None
 
     def transformer(self, weights_dir: Path | None, words: Callable[[], Iterable[str]]) -> Transformer | None:
-        """Return the transformer whose tokens the encoder reads; None if it reads other input.
-
-        ``weights_dir`` is a folder with models that are not downloaded; ``words`` returns the words of the training captions.
-        """
+        """Return the transformer whose tokens the encoder reads, or None; ``words`` returns those of the training captions."""
         return None
 
     def build(self, sizes: Sizes) -> Encoder:

@@ -14,19 +14,15 @@ from torch.utils.checkpoint import checkpoint
 
 from vse.features.backbones.transformer import TINY, Transformer, find_layers, read_transformer, tiny_transformer
 from vse.pipeline.errors import UserError
-from vse.train.kinds import Encoded, Kind, padded
+from vse.train.kinds import Encoded, Kind, pad_sets
 from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes, xavier_linear
-from vse.train.models.encoders.gpo import GeneralisedPooling
-from vse.train.models.size_augmentation import WordAugmentation
+from vse.train.models.encoders.gpo import GeneralisedPooling, WordAugmentation
 
 _TOGETHER = 32  # captions that a CPU encodes at once
 
 
 class Bert(EncoderSettings):
-    """A pretrained transformer on the tokens of its own tokenizer, and a linear map of the output of its last layer.
-
-    This is the text encoder of the BERT model in the TOD-Net paper, section IV-A. Dropout is that of the pretrained model.
-    """
+    """A pretrained transformer on its own tokens, and a linear map of its last layer (TOD-Net paper, section IV-A)."""
 
     name: Literal["bert"] = "bert"
     takes: ClassVar = (Kind.TOKENS,)
@@ -51,9 +47,7 @@ class Bert(EncoderSettings):
         "random tokens, and the rest are removed (VSE-infinity: 0.2)",
     )
     frozen_layers: int = Field(
-        0,
-        ge=0,
-        description="number of layers, from the first, that stay untrained, as the embeddings below them; 0: none",
+        0, ge=0, description="number of layers, from the first, that stay untrained, as the embeddings below them; 0: none"
     )
     max_length: PositiveInt | None = Field(
         None,
@@ -81,10 +75,7 @@ class Bert(EncoderSettings):
 
 
 class BertEncoder(Encoder):
-    """The transformer, ``network``, and a linear map of its pooled outputs, or of every output without pooling.
-
-    Frozen layers have no gradients and stay in evaluation mode.
-    """
+    """The transformer, ``network``, and a linear map of its pooled outputs, or of every output without pooling."""
 
     def __init__(self, transformer: Transformer, dim: int, settings: Bert) -> None:
         super().__init__()
@@ -103,7 +94,7 @@ class BertEncoder(Encoder):
         for module in self._frozen:
             module.requires_grad_(False)
         for layer in layers[n_frozen:] if settings.gradient_checkpointing else []:
-            layer.forward = _recomputed(layer.forward)
+            layer.forward = _recompute(layer.forward)
 
     def forward(self, tokens: Int[Tensor, "n n_tokens"], mask: Bool[Tensor, "n n_tokens"]) -> Encoded:
         """Return the embeddings. On a CPU, captions of similar lengths are encoded together, which halves the padding."""
@@ -116,7 +107,7 @@ class BertEncoder(Encoder):
         parts = []
         for rows in torch.split(order, _TOGETHER):
             longest = int(lengths[rows[-1]])
-            parts.append(padded(self._read(tokens[rows, :longest], mask[rows, :longest]), mask.shape[1]))
+            parts.append(pad_sets(self._read(tokens[rows, :longest], mask[rows, :longest]), mask.shape[1]))
         back = order.argsort()
         return tuple(torch.cat(tensors)[back] for tensors in zip(*parts, strict=True))
 
@@ -132,7 +123,7 @@ class BertEncoder(Encoder):
         return (self.linear((states * weights[:, :, None]).sum(1)),)
 
     def train(self, mode: bool = True) -> BertEncoder:
-        """Set the mode of all layers but the frozen ones, which stay in evaluation mode."""
+        """Set the mode of all layers except the frozen ones, which stay in evaluation mode."""
         super().train(mode)
         for module in self._frozen:
             module.train(False)
@@ -143,7 +134,6 @@ class BertEncoder(Encoder):
 
 
 def _augmentation(transformer: Transformer, share: float) -> WordAugmentation:
-    """Return the augmentation of a transformer's tokens; the pieces of a word are treated together."""
     tokenizer = transformer.tokenizer
     number_of = tokenizer.get_vocab()
     masked = next((number_of[name] for name in ("[MASK]", "<mask>") if name in number_of), None)
@@ -154,7 +144,7 @@ def _augmentation(transformer: Transformer, share: float) -> WordAugmentation:
     return WordAugmentation(share, 1 + max(number_of.values()), special, masked, transformer.pad_index, pieces)
 
 
-def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _recompute(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Return a forward pass that stores no activations; the backward pass computes them again, with the same dropout."""
 
     def run(*inputs: Any, **options: Any) -> Any:

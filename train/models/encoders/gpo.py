@@ -1,11 +1,9 @@
-"""The generalised pooling operator (GPO), and the image encoder of VSE-infinity that uses it.
-
-GPO is a weighted mean of sorted features. A small network computes the weights from the ranks.
-"""
+"""The generalised pooling operator (GPO), the encoder of VSE-infinity, and its augmentation of sets and captions."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 import torch
@@ -16,19 +14,18 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from vse.train.kinds import Encoded, Kind
 from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes, xavier_linear
-from vse.train.models.size_augmentation import some_of_sets
 
 _DIM = 32  # length of the encoding of a rank, and of a state of the network
 _TEMPERATURE = 0.1
+_MASKED, _CHANGED = 0.5, 0.6  # of the selected words, half are masked, a tenth are changed, and the others are removed
 
 
 class GeneralisedPooling(nn.Module):
     """Pooling of a set into one vector, sum_k theta_k max_k (VSE-infinity, Chen et al., CVPR 2021, section 4).
 
-    max_k is the k-th highest number of the set, separately in each dimension. The weights theta depend only on the size of the
-    set. A bidirectional GRU reads the sinusoidal encodings of the ranks from 1 to the size, the logit of rank k is a linear
-    map of the mean of its two states, and theta is the softmax of the logits at the temperature 0.1. The weights sum to 1.
-    Equal weights give the mean, a weight of 1 for the first rank gives the maximum, and a set of one vector gives that vector.
+    max_k is the k-th highest value of the set, separately in each dimension. The weights theta depend only on the size of the
+    set and sum to 1. A bidirectional GRU reads the sinusoidal encodings of the ranks from 1 to the size. The logit of rank k
+    is a linear map of the mean of its two states, and theta is the softmax of the logits at the temperature 0.1.
     """
 
     def __init__(self) -> None:
@@ -66,10 +63,7 @@ def rank_encodings(longest: int, like: Tensor) -> Float[Tensor, "longest 32"]:
 
 
 class Gpo(EncoderSettings):
-    """A linear map of each vector of a set, a small residual network, and generalised pooling (Chen et al., CVPR 2021).
-
-    It reads regions, positions of a grid, or the vectors of the tokens of a caption.
-    """
+    """A linear map of each vector of a set, a small residual network, and generalised pooling (Chen et al., CVPR 2021)."""
 
     name: Literal["gpo"] = "gpo"
     takes: ClassVar = (Kind.SETS,)
@@ -113,8 +107,6 @@ class GpoEncoder(Encoder):
 
 
 class _ResidualLayers(nn.Module):
-    """Two layers with batch normalisation and ReLU between them, for vectors without padding."""
-
     def __init__(self, input_dim: int, hidden: int, dim: int) -> None:
         super().__init__()
         self.first = nn.Linear(input_dim, hidden)
@@ -130,3 +122,60 @@ class _ResidualLayers(nn.Module):
             hidden = self.batch_norm(hidden)
         mapped: Tensor = self.last(hidden.relu())
         return mapped
+
+
+def some_of_sets(mask: Bool[Tensor, "n longest"], share: float) -> Bool[Tensor, "n longest"]:
+    """Return the mask without a random ``share`` of its elements; at least one element of each set stays."""
+    drawn = torch.rand(mask.shape, device=mask.device).masked_fill(~mask, -1)
+    return mask & ((drawn >= share) | (drawn == drawn.amax(1, keepdim=True)))
+
+
+class WordAugmentation(nn.Module):
+    """Random masking, change and removal of words during training (VSE-infinity, Chen et al., CVPR 2021).
+
+    Half of the selected words are replaced by the mask, a tenth by a random word, and the others are removed, as in the
+    authors' code. The marks of the start and the end of a caption stay.
+
+    ``share`` : probability that a word is selected, in [0, 1[.
+    ``n_words`` : size of the vocabulary.
+    ``special`` : words that are never selected, and never replace another word.
+    ``masked`` : the word that replaces a masked word.
+    ``padding`` : the word that pads short captions.
+    ``continued`` : pieces that continue the word before them, and are treated like it.
+    """
+
+    special: Tensor
+    continued: Tensor
+    choices: Tensor
+
+    def __init__(
+        self, share: float, n_words: int, special: Iterable[int], masked: int, padding: int = 0, continued: Iterable[int] = ()
+    ) -> None:
+        super().__init__()
+        self.share, self.masked, self.padding = share, masked, padding
+        marks = torch.zeros(2, n_words, dtype=torch.bool)
+        marks[0, list(special)] = True
+        marks[1, list(continued)] = True
+        others = (~marks[0]).nonzero()[:, 0]
+        self.register_buffer("special", marks[0], persistent=False)
+        self.register_buffer("continued", marks[1], persistent=False)
+        self.register_buffer("choices", others if len(others) else torch.tensor([masked]), persistent=False)
+
+    def forward(
+        self, words: Int[Tensor, "n n_words"], mask: Bool[Tensor, "n n_words"]
+    ) -> tuple[Int[Tensor, "n n_left"], Bool[Tensor, "n n_left"]]:
+        """Return the remaining words without gaps, and their mask. No caption becomes empty. In evaluation nothing changes."""
+        if not self.training or not self.share:
+            return words, mask
+        drawn = torch.rand(words.shape, device=words.device)
+        drawn = drawn.gather(1, (~self.continued[words]).cumsum(1).sub(1).clamp(min=0)) / self.share
+        may = mask & ~self.special[words]
+        others = self.choices[torch.randint(len(self.choices), words.shape, device=words.device)]
+        changed = torch.where(may & (drawn >= _MASKED) & (drawn < _CHANGED), others, words)
+        changed = changed.masked_fill(may & (drawn < _MASKED), self.masked)
+        kept = mask & ~(may & (drawn >= _CHANGED) & (drawn < 1))
+        kept = kept | (mask & ~kept.any(1, keepdim=True))
+        lengths = kept.sum(1)
+        order = (~kept).byte().argsort(dim=1, stable=True)[:, : int(lengths.max())]
+        left = torch.arange(order.shape[1], device=words.device) < lengths[:, None]
+        return changed.gather(1, order).masked_fill(~left, self.padding), left

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+import torch
+from jaxtyping import Float
+from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from torch.nn.utils.rnn import PackedSequence
 
 from vse.train.models.encoders.base import Encoder, Sizes
 from vse.train.models.encoders.word_reader import WordReader, WordReaderSettings
-from vse.train.models.recurrent_states import last_states, packed_states
+from vse.train.models.recurrent_states import last_of, last_states, packed_states
+
+_MANY = 256  # rows are rounded up to a multiple of this, because oneDNN compiles a kernel for every new shape
 
 
 class RecurrentSettings(WordReaderSettings):
@@ -67,7 +72,6 @@ class RecurrentEncoder(WordReader):
         return state
 
     def after_each(self, words: PackedSequence) -> Tensor:
-        """Return the state after each word; with two networks, their mean."""
         if words.data.device.type == "cpu":
             directions = [
                 packed_states(self.recurrent, self.words.weight, words, backwards=bool(k))
@@ -77,3 +81,127 @@ class RecurrentEncoder(WordReader):
             output, _ = self.recurrent(words._replace(data=self.words(words.data)))
             directions = output.data.chunk(len(self.recurrent.all_weights), 1)
         return directions[0] if len(directions) == 1 else (directions[0] + directions[1]) / 2
+
+
+class SruLayers(nn.Module):
+    """A stack of SRU layers (Lei et al., EMNLP 2018).
+
+    ``dropout`` acts on the input of each layer and, except in the last layer, on what the layer adds to its input. A caption
+    has one mask for all steps.
+    """
+
+    def __init__(self, input_dim: int, dim: int, n_layers: int, dropout: float) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            SruLayer(input_dim if k == 0 else dim, dim, dropout, dropout if k + 1 < n_layers else 0.0) for k in range(n_layers)
+        )
+
+    def forward(self, inputs: Float[Tensor, "n_packed input_dim"], sizes: list[int]) -> Float[Tensor, "n_packed dim"]:
+        """Return the state of the last layer after each step; ``sizes[t]`` captions, the longest first, have a step t."""
+        n_packed = len(inputs)
+        states = nn.functional.pad(inputs, (0, 0, 0, -n_packed % _MANY))
+        for layer in self.layers:
+            states = layer(states, sizes)
+        return states[:n_packed]
+
+
+class SruLayer(nn.Module):
+    """A layer with tanh and a highway from its input, in the form of the paper's first version, as in DSVE-loc.
+
+    With the forget gate f, the reset gate r and the cell c::
+
+        f_t = sigmoid(W_f x_t + b_f)                r_t = sigmoid(W_r x_t + b_r)
+        c_t = f_t c_{t-1} + (1 - f_t) W x_t         h_t = r_t tanh(c_t) + (1 - r_t) x_t
+
+    The printed paper adds v c_{t-1} to both gates. If x and h differ in length, W_h x_t replaces x_t in h_t. Weights start
+    as U(-a, a), a = sqrt(3 / input_dim), smaller where there is dropout, and biases as 0 (the authors' package).
+    """
+
+    def __init__(self, input_dim: int, dim: int, input_dropout: float, dropout: float) -> None:
+        super().__init__()
+        self.dim, self.input_dropout, self.dropout = dim, input_dropout, dropout
+        n_products = 3 if input_dim == dim else 4
+        self.weight = nn.Parameter(torch.empty(n_products * dim, input_dim))  # W, W_f, W_r and, if it is needed, W_h
+        self.bias = nn.Parameter(torch.zeros(2 * dim))  # b_f and b_r
+        nn.init.uniform_(self.weight, -((3 / input_dim) ** 0.5), (3 / input_dim) ** 0.5)
+        with torch.no_grad():
+            self.weight.mul_((1 - input_dropout) ** 0.5)
+            self.weight[:dim].mul_((1 - dropout) ** 0.5)
+
+    def forward(self, inputs: Float[Tensor, "n_rows input_dim"], sizes: list[int]) -> Float[Tensor, "n_rows dim"]:
+        seen = self._dropout(inputs, self.input_dropout, sizes)
+        products = linear(seen, self.weight).to(self.weight.dtype)
+        gates = (products[:, self.dim : 3 * self.dim] + self.bias).sigmoid()
+        cells: Tensor = _Cells.apply(products[:, : self.dim], gates[:, : self.dim], sizes)
+        passed = inputs if len(self.weight) == 3 * self.dim else products[:, 3 * self.dim :]
+        return passed + self._dropout(cells.tanh() - passed, self.dropout, sizes) * gates[:, self.dim :]
+
+    def _dropout(self, rows: Tensor, rate: float, sizes: list[int]) -> Tensor:
+        """Apply dropout to packed captions, with one mask for each caption."""
+        if not rate or not self.training:
+            return rows
+        kept = rows.new_empty(sizes[0], rows.shape[1]).bernoulli_(1 - rate).div_(1 - rate)
+        caption = torch.cat([torch.arange(size) for size in (*sizes, len(rows) - sum(sizes))]).clamp(max=sizes[0] - 1)
+        return rows * kept[caption.to(rows.device)]
+
+
+class _Cells(torch.autograd.Function):
+    """The recurrence c_t = f_t c_{t-1} + (1 - f_t) u_t, step by step for all captions at once."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, forget: Tensor, sizes: list[int]) -> Tensor:
+        cells = torch.zeros_like(inputs)
+        start, before = 0, torch.zeros_like(inputs[: sizes[0]])
+        for size in sizes:
+            step = slice(start, start := start + size)
+            before = torch.lerp(inputs[step], before[:size], forget[step], out=cells[step])
+        ctx.save_for_backward(inputs, forget, cells)
+        ctx.sizes = sizes
+        return cells
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        inputs, forget, cells = ctx.saved_tensors
+        of_cells, of_forget = torch.zeros_like(inputs), torch.zeros_like(inputs)
+        end = sum(ctx.sizes)
+        later: Tensor | None = None  # the gradient with respect to the cells of a step, through the next one
+        for size, earlier in zip(reversed(ctx.sizes), [*reversed(ctx.sizes[:-1]), 0], strict=True):
+            start = end - size
+            step = slice(start, end)
+            of_cell = of_cells[step].copy_(gradients[0][step])
+            if later is not None:
+                of_cell[: len(later)] += later
+            if earlier:
+                torch.sub(cells[start - earlier : start - earlier + size], inputs[step], out=of_forget[step])
+            else:
+                torch.neg(inputs[step], out=of_forget[step])
+            later = of_cell * forget[step]
+            end = start
+        return of_cells * (1 - forget), of_cells * of_forget, None
+
+
+class Sru(WordReaderSettings):
+    """Word embeddings and SRU layers; the last state is the caption (DSVE-loc, Engilberge et al., CVPR 2018)."""
+
+    name: Literal["sru"] = "sru"
+    layers: PositiveInt = 4
+    dropout: float = Field(0.25, ge=0, lt=1, description="dropout in each layer, with one mask for all words of a caption")
+
+    def build(self, sizes: Sizes) -> Encoder:
+        return SruEncoder(sizes, self)
+
+    def network(self, sizes: Sizes) -> nn.Module:
+        return SruLayers(sizes.word_dim, sizes.dim, self.layers, self.dropout)
+
+
+class SruEncoder(WordReader):
+    """Word embeddings and SRU layers."""
+
+    recurrent: SruLayers
+
+    def after_last(self, words: PackedSequence) -> Tensor:
+        return last_of(self.after_each(words), words)
+
+    def after_each(self, words: PackedSequence) -> Tensor:
+        states: Tensor = self.recurrent(self.words(words.data), words.batch_sizes.tolist())
+        return states

@@ -14,15 +14,14 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from vse.pipeline.dataset.captions import END, PAD, START, UNKNOWN
 from vse.train.kinds import Encoded, Kind
 from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes
-from vse.train.models.encoders.branch import Branch, LayersSettings
-from vse.train.models.encoders.gpo import GeneralisedPooling
-from vse.train.models.size_augmentation import WordAugmentation
+from vse.train.models.encoders.gpo import GeneralisedPooling, WordAugmentation
+from vse.train.models.encoders.mlp import Branch, LayersSettings
 
 _RANGE = 0.1  # range of randomly initialised word embeddings
 
 
 class WordReaderSettings(EncoderSettings):
-    """Settings that all recurrent encoders of words have."""
+    """Settings of all recurrent encoders of words."""
 
     takes: ClassVar = (Kind.WORDS,)
     states: Literal["last", "all", "pooled"] = Field(
@@ -121,5 +120,4 @@ class WordReader(Encoder):
 
 
 def _mask(lengths: Tensor, longest: int, device: torch.device) -> Bool[Tensor, "n longest"]:
-    """Return a mask of the places of padded captions that hold a word."""
     return torch.arange(longest, device=device) < lengths.to(device)[:, None]

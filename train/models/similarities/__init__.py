@@ -13,9 +13,9 @@ SIMILARITIES: Registry[SimilaritySettings] = Registry(
     "similarity",
     base=SimilaritySettings,
     lazy={
-        "cosine": "vse.train.models.similarities.cosine:CosineSettings",
+        "cosine": "vse.train.models.similarities.vectors:CosineSettings",
         "order": "vse.train.models.similarities.order:OrderSettings",
-        "euclidean": "vse.train.models.similarities.euclidean:EuclideanSettings",
+        "euclidean": "vse.train.models.similarities.vectors:EuclideanSettings",
         "network": "vse.train.models.similarities.network:SimilarityNetworkSettings",
         "scan": "vse.train.models.similarities.scan:ScanSettings",
         "todnet": "vse.train.models.similarities.todnet:TodNetSettings",

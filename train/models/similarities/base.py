@@ -17,19 +17,16 @@ Scores = Tensor | tuple[Tensor, Tensor]
 
 
 class Similarity(nn.Module):
-    """A network that scores n images with m captions, for any n and m.
-
-    The score of a pair depends only on that image and that caption, not on the other items of the batch.
-    """
+    """A network that scores n images with m captions; a score does not depend on other images or captions."""
 
     def forward(self, images: Encoded, captions: Encoded) -> Scores:
         """Return scores (n, m) for both directions, or two matrices (n, m), i2t and t2i, if the directions differ."""
         raise NotImplementedError
 
-    def of_pairs(
+    def score_pairs(
         self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, " k"]:
-        """Return the score of each image in ``rows`` with the caption at the same place in ``columns``."""
+        """Return the score of each image in ``rows`` with the caption at the same position in ``columns``."""
         scores = self(images, captions)
         if isinstance(scores, tuple):
             raise UserError("a loss of single pairs has no direction, but this similarity has a score for each direction")
@@ -46,15 +43,11 @@ class Similarity(nn.Module):
 class SimilaritySettings(Settings):
     """Settings of a similarity, chosen by its ``name``.
 
-    Attributes
-    ----------
-    images, captions : the kind of embeddings that it compares, on each side
-    ranked_by : the similarity of :mod:`vse.eval.ranking.scores` that ranks single vectors in the same order; None: the model
-        scores every pair, and ``vse-embed`` writes the scores
-    compares_one_side : whether it can also compare two images, or two captions
-    needs_unit_length : whether it requires unit vectors
-    attends : the direction of the attention. ``t2i``: weights (k, n_regions, n_words) of each word over the regions; ``i2t``:
-        weights (k, n_words, n_regions) of each region over the words; None: no attention
+    ``images``, ``captions`` : the kinds of embeddings that it compares.
+    ``ranked_by`` : the similarity of :mod:`vse.eval.ranking.scores` with equal ranks; None: the model must score every pair.
+    ``compares_one_side`` : whether it can also compare two images, or two captions.
+    ``needs_unit_length`` : whether it requires unit vectors.
+    ``attends`` : ``t2i`` if each word attends to regions, ``i2t`` if each region attends to words, None without attention.
     """
 
     name: str

@@ -30,13 +30,7 @@ class SimilarityNetworkSettings(SimilaritySettings):
 
 
 class SimilarityNetwork(Similarity):
-    """Fully connected layers with ReLU on the product of two embeddings, down to a score (two-branch paper, section 3.3).
-
-    Parameters
-    ----------
-    dim : length of an embedding
-    widths : output lengths of the layers before the last one, whose output is the score
-    """
+    """Fully connected layers with ReLU on the product of two embeddings, down to a score (two-branch paper, section 3.3)."""
 
     def __init__(self, dim: int, widths: Sequence[int]) -> None:
         super().__init__()
@@ -44,7 +38,6 @@ class SimilarityNetwork(Similarity):
         self.linears = nn.ModuleList(xavier_linear(n_in, n_out) for n_in, n_out in zip(inputs, [*widths, 1], strict=True))
 
     def forward(self, images: Encoded, captions: Encoded) -> Float[Tensor, "n_images n_captions"]:
-        """Return the scores of all images with all captions, computed in blocks of pairs."""
         n, m = len(images[0]), len(captions[0])
         blocks = [
             self._of_products(images[0][pairs // m] * captions[0][pairs % m])
@@ -52,7 +45,7 @@ class SimilarityNetwork(Similarity):
         ]
         return torch.cat([*blocks, images[0].new_empty(0)]).view(n, m)
 
-    def of_pairs(
+    def score_pairs(
         self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, " k"]:
         return self._of_products(select(images, rows)[0] * select(captions, columns)[0])

@@ -18,7 +18,7 @@ _BLOCK = {"cpu": 2**18, "cuda": 2**26}  # differences in memory at a time; on a 
 
 
 class OrderSettings(SimilaritySettings):
-    """Minus the violation of the order by a caption, the more general side (VSE++ paper, section 3.5)."""
+    """Order embeddings (VSE++ paper, section 3.5): minus the excess of a caption over an image."""
 
     name: Literal["order"] = "order"
     ranked_by: ClassVar = "order"
@@ -44,10 +44,7 @@ class Order(Similarity):
 def order(
     images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"], form: str = "squared"
 ) -> Float[Tensor, "n_images n_captions"]:
-    """Return minus the order violation of each pair: s(i, c) = -||max(0, c - v)||^2.
-
-    With the form ``norm`` the score is -||max(0, c - v)||; its gradient is 0 where there is no violation.
-    """
+    """Return minus the order violation of each pair, -||max(0, c - v)||^2, or its root for the form ``norm``."""
     squared: Tensor = _Violations.apply(images, captions)
     return squared if form == "squared" else -root_or_zero(-squared)
 
@@ -66,15 +63,14 @@ class _Violations(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         images, captions = ctx.saved_tensors
         of_images, of_captions = torch.empty_like(images), torch.zeros_like(captions)
-        for rows, exceeding in _exceeding(images, captions):
+        for rows, exceeding in _iterate_violations(images, captions):
             weights = 2 * gradients[0][rows]
             of_images[rows] = torch.bmm(weights[:, None], exceeding)[:, 0]
             of_captions -= exceeding.mul_(weights[:, :, None]).sum(0) if len(exceeding) > 1 else exceeding[0].mul_(weights.T)
         return of_images, of_captions
 
 
-def _exceeding(images: Tensor, captions: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield max(0, c - v) of blocks of images with all captions, (rows, n_captions, dim)."""
+def _iterate_violations(images: Tensor, captions: Tensor) -> Iterator[tuple[slice, Tensor]]:
     size = max(1, _BLOCK.get(images.device.type, 2**26) // max(1, captions.numel()))
     for start in range(0, len(images), size):
         rows = slice(start, min(start + size, len(images)))

@@ -65,8 +65,7 @@ class Scan(Similarity):
 
     Attended vectors are not computed. The product of one with a query is e_j . sum_k w_kj v_k = sum_k w_kj a_kj. Its length is
     |sum_k w_kj v_k|^2 = w_j' G w_j, where G has the inner products of the vectors of one set. Softmaxes are not normalised,
-    because cosines do not depend on it. Pairs are scored in blocks. For large batches the backward pass computes each block
-    again.
+    because cosines do not depend on it. For large batches the backward pass computes each block of pairs again.
     """
 
     def __init__(self, settings: ScanSettings) -> None:
@@ -74,28 +73,30 @@ class Scan(Similarity):
         self.settings = settings
 
     def forward(self, images: Encoded, captions: Encoded) -> Float[Tensor, "n_images n_captions"]:
-        """Return the score of every image (row) with every caption (column)."""
         if not torch.is_grad_enabled():  # the arithmetic of a pair must not depend on other pairs
-            return self._of_all(images, captions)
+            return self._score_all(images, captions)
         order = captions[1].sum(1).argsort()
         groups = order.chunk(_GROUPS)
-        return torch.cat([self._of_all(images, _cut(select(captions, group))) for group in groups], 1)[:, order.argsort()]
+        return torch.cat([self._score_all(images, _trim_padding(select(captions, group))) for group in groups], 1)[
+            :, order.argsort()
+        ]
 
-    def of_pairs(
+    def score_pairs(
         self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, " k"]:
-        """Return the scores of single pairs."""
-        context, inside, queries, asked = self._of_single(images, captions, rows, columns)
+        context, context_mask, queries, query_mask = self._select_pairs(images, captions, rows, columns)
         with torch.autocast(context.device.type, enabled=False):
             cosines, squares = (context @ queries.transpose(1, 2))[..., None], queries.square().sum(2, keepdim=True)
-            return self._aggregated(self._relevance(cosines, _gram(context), squares, inside, asked), asked)[:, 0]
+            return self._aggregate(self._relevance(cosines, _gram(context), squares, context_mask, query_mask), query_mask)[
+                :, 0
+            ]
 
     def attention(
         self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, "k n_context n_queries"]:
         """Return the weights w of single pairs: over regions for each word or, with i2t, over words for each region."""
-        context, inside, queries, asked = self._of_single(images, captions, rows, columns)
-        weights = self._weights((context @ queries.transpose(1, 2))[..., None], inside, asked)
+        context, context_mask, queries, query_mask = self._select_pairs(images, captions, rows, columns)
+        weights = self._weights((context @ queries.transpose(1, 2))[..., None], context_mask, query_mask)
         return (weights / weights.sum(1, keepdim=True))[..., 0]
 
     def _sides(self, images: Encoded, captions: Encoded) -> tuple[Encoded, Encoded]:
@@ -104,16 +105,16 @@ class Scan(Similarity):
         context, queries = sides if self.settings.attention == "t2i" else reversed(sides)
         return context, queries
 
-    def _of_single(
+    def _select_pairs(
         self, images: Encoded, captions: Encoded, rows: Tensor, columns: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return context (k, n_context, dim), its mask, queries (k, n_queries, dim), and their mask (k, n_queries, 1)."""
-        (context, inside), (queries, asked) = self._sides(select(images, rows), select(captions, columns))
-        return context, inside, queries, asked[:, :, None]
+        """Return context vectors, their mask, query vectors and their mask (k, n_queries, 1) of single pairs."""
+        (context, context_mask), (queries, query_mask) = self._sides(select(images, rows), select(captions, columns))
+        return context, context_mask, queries, query_mask[:, :, None]
 
-    def _of_all(self, images: Encoded, captions: Encoded) -> Float[Tensor, "n_images n_captions"]:
-        (context, inside), (queries, asked) = self._sides(images, captions)
-        (n, n_context, dim), (m, n_queries) = context.shape, asked.shape
+    def _score_all(self, images: Encoded, captions: Encoded) -> Float[Tensor, "n_images n_captions"]:
+        (context, context_mask), (queries, query_mask) = self._sides(images, captions)
+        (n, n_context, dim), (m, n_queries) = context.shape, query_mask.shape
         of_one = n_context * n_queries * m
         size = 2 ** max(0, (_BLOCK.get(context.device.type, 2**26) // max(1, of_one)).bit_length() - 1)
         again = torch.is_grad_enabled() and n * of_one > _KEPT
@@ -126,8 +127,8 @@ class Scan(Similarity):
         def block(rows: slice) -> Tensor:
             with torch.autocast(device, enabled=False):
                 cosines = (low[rows].flatten(0, 1) @ columns).to(context.dtype).view(-1, n_context, n_queries, m)
-                relevance = self._relevance(cosines, _gram(context[rows]), squares, inside[rows], asked.T)
-                return self._aggregated(relevance, asked.T)
+                relevance = self._relevance(cosines, _gram(context[rows]), squares, context_mask[rows], query_mask.T)
+                return self._aggregate(relevance, query_mask.T)
 
         blocks = [slice(start, start + size) for start in range(0, n, size)]
         parts = [
@@ -141,11 +142,11 @@ class Scan(Similarity):
         cosines: Float[Tensor, "k n_context n_queries m"],
         gram: Float[Tensor, "k n_context n_context"],
         squares: Float[Tensor, "... n_queries m"],
-        inside: Bool[Tensor, "k n_context"],
-        asked: Bool[Tensor, "... n_queries m"],
+        context_mask: Bool[Tensor, "k n_context"],
+        query_mask: Bool[Tensor, "... n_queries m"],
     ) -> Float[Tensor, "k n_queries m"]:
         """Return R, the cosine of each query, with squared length ``squares``, with its attended vector; 0 for padding."""
-        weights = self._weights(cosines, inside, asked)
+        weights = self._weights(cosines, context_mask, query_mask)
         products = (weights * cosines).sum(1)
         flat = weights.flatten(2)
         attended = (torch.bmm(gram, flat) * flat).sum(1).view_as(products)
@@ -153,21 +154,21 @@ class Scan(Similarity):
         return products * torch.maximum(attended * squares, least.square()).rsqrt()
 
     def _weights(
-        self, cosines: Float[Tensor, "k n_context n_queries m"], inside: Bool[Tensor, "k n_context"], asked: Tensor
+        self, cosines: Float[Tensor, "k n_context n_queries m"], context_mask: Bool[Tensor, "k n_context"], query_mask: Tensor
     ) -> Float[Tensor, "k n_context n_queries m"]:
         """Return attention weights, up to a factor for each query."""
-        exponents = self._exponents(cosines, asked)
-        there = inside[:, :, None, None]
+        exponents = self._exponents(cosines, query_mask)
+        there = context_mask[:, :, None, None]
         if self.settings.sharpness > _STEEP:
             exponents = exponents - exponents.detach().masked_fill(~there, -torch.inf).amax(1, keepdim=True)
         weights = exponents.exp_()
-        return weights if bool(inside.all()) else weights * there
+        return weights if bool(context_mask.all()) else weights * there
 
-    def _exponents(self, cosines: Tensor, asked: Tensor) -> Tensor:
+    def _exponents(self, cosines: Tensor, query_mask: Tensor) -> Tensor:
         """Return the sharpness times h: the cosines, normalised by ``raw_feature_norm`` over the queries (dimension 2)."""
         norm, sharpness = self.settings.raw_feature_norm, self.settings.sharpness
         if norm == "softmax":
-            return sharpness * cosines.masked_fill(~asked, -torch.inf).softmax(2).masked_fill(~asked, 0)
+            return sharpness * cosines.masked_fill(~query_mask, -torch.inf).softmax(2).masked_fill(~query_mask, 0)
         if norm.startswith("clipped"):
             cosines = cosines.relu() if self.settings.rectifier == "relu" else leaky_relu(cosines, 0.1)
         if norm in ("clipped", "no_norm"):
@@ -175,25 +176,23 @@ class Scan(Similarity):
         sums = (cosines.square() if norm.endswith("l2norm") else cosines.abs()).sum(2, keepdim=True)
         return cosines * (sharpness / ((root_or_zero(sums) if norm.endswith("l2norm") else sums) + _EPS))
 
-    def _aggregated(
-        self, relevance: Float[Tensor, "k n_queries m"], asked: Bool[Tensor, "... n_queries m"]
+    def _aggregate(
+        self, relevance: Float[Tensor, "k n_queries m"], query_mask: Bool[Tensor, "... n_queries m"]
     ) -> Float[Tensor, "k m"]:
-        """Aggregate R over the queries of each pair into its score."""
         kind, sharpness = self.settings.aggregation, self.settings.lse_sharpness
         if kind == "max":
-            return relevance.masked_fill(~asked, -torch.inf).amax(1)
+            return relevance.masked_fill(~query_mask, -torch.inf).amax(1)
         if kind == "lse":
-            return (sharpness * relevance).masked_fill(~asked, -torch.inf).logsumexp(1) / sharpness
+            return (sharpness * relevance).masked_fill(~query_mask, -torch.inf).logsumexp(1) / sharpness
         total = relevance.sum(1)
-        return total / asked.sum(-2) if kind == "avg" else total
+        return total / query_mask.sum(-2) if kind == "avg" else total
 
 
 def _gram(sets: Float[Tensor, "k n dim"]) -> Float[Tensor, "k n n"]:
     return sets @ sets.transpose(1, 2)
 
 
-def _cut(sets: Encoded) -> Encoded:
-    """Remove the columns that are padding in all sets."""
+def _trim_padding(sets: Encoded) -> Encoded:
     vectors, mask = sets
     longest = int((mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax())
     return vectors[:, :longest], mask[:, :longest]

@@ -1,7 +1,4 @@
-"""Target-oriented deformation (TOD-Net): both vectors of a pair are mapped, depending on one of them, and then compared.
-
-The map is a conditional Real-NVP flow, which has an inverse, or an MLP.
-"""
+"""Target-oriented deformation (TOD-Net): both vectors of a pair are mapped, depending on one of them, and then compared."""
 
 from __future__ import annotations
 
@@ -20,6 +17,17 @@ from vse.train.kinds import Encoded
 from vse.train.models.encoders.base import unit_length, xavier_linear
 from vse.train.models.similarities.base import Scores, Similarity, SimilaritySettings
 
+_EPS = 1e-8  # the smallest denominator of a cosine
+_BLOCK = {"cpu": 2**11, "cuda": 2**15}  # pairs that are mapped at a time
+_KEPT = 2**28  # most numbers that are stored for the backward pass of a matrix of scores
+_SIDES = {  # the side of the condition, in the directions i2t and t2i
+    "target": ("captions", "images"),
+    "query": ("images", "captions"),
+    "caption": ("captions", "captions"),
+    "image": ("images", "images"),
+    "none": (None, None),
+}
+
 # The scale as a function of a network's output s, and the s with which the scale is (nearly) 1.
 SCALES: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "exp": (torch.exp, 0.0),
@@ -34,14 +42,7 @@ class ConditionalNetwork(nn.Module):
 
     Both may have further leading axes, which broadcast. The first layer is computed separately for vectors and conditions, and
     summed for every combination. So vectors (1, n, dim) and conditions (k, 1, dim) cost n + k passes through the first layer,
-    and k n passes through the others.
-
-    Parameters
-    ----------
-    dim, condition_dim : lengths of a vector and of its condition; 0: no condition
-    widths : output lengths of the layers before the last
-    n_out : output length of the last layer
-    zero : whether the weights of the last layer start as 0
+    and k n passes through the others. With ``zero``, the weights of the last layer start as 0.
     """
 
     def __init__(self, dim: int, condition_dim: int, widths: Sequence[int], n_out: int, zero: bool) -> None:
@@ -54,7 +55,6 @@ class ConditionalNetwork(nn.Module):
 
     @property
     def last(self) -> nn.Linear:
-        """The last layer, which has no ReLU."""
         last = self.linears[-1]
         assert isinstance(last, nn.Linear)
         return last
@@ -71,10 +71,7 @@ class ConditionalNetwork(nn.Module):
 
 
 class ConditionalMlp(nn.Module):
-    """T(x; c) as an MLP of x and c: a continuous map that need not be injective (TOD-Net paper, section V-C).
-
-    If it starts as the identity, its output is added to x.
-    """
+    """T(x; c) as an MLP of x and c, added to x if it starts as the identity (TOD-Net paper, section V-C)."""
 
     def __init__(self, dim: int, condition_dim: int, widths: Sequence[int], identity: bool) -> None:
         super().__init__()
@@ -82,12 +79,11 @@ class ConditionalMlp(nn.Module):
         self.adds = identity
 
     def parts(self, x: Float[Tensor, "... dim"], condition: Tensor | None) -> list[Tensor]:
-        """Return T(x; c) as a list of one part."""
         out = self.network(x, condition).to(x.dtype)
         return [x + out if self.adds else out]
 
     def forward(self, x: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
-        """T(x; c) of vectors and conditions whose axes in front broadcast."""
+        """Return T(x; c) of vectors and conditions whose leading axes broadcast."""
         return self.parts(x, condition)[0]
 
 
@@ -100,15 +96,11 @@ class ConditionalFlow(nn.Module):
 
     Halves alternate. The inverse is x_m = (y_m - t) / scale(s), layer by layer from the last.
 
-    Parameters
-    ----------
-    dim : even length of a vector
-    condition_dim : length of a condition; 0: no condition
-    layers : number of coupling layers
-    widths : widths of the hidden layers of each network
-    scale : one of :data:`SCALES`
-    identity : whether scale(s) starts as 1 (for ``sigmoid``, as 0.88) and t as 0
-    kept : the half that the first layer keeps, 0 or 1
+    ``dim``, ``condition_dim`` : lengths of a vector (even) and of a condition; 0: no condition.
+    ``layers``, ``widths`` : number of coupling layers, and widths of the hidden layers of each network.
+    ``scale`` : one of :data:`SCALES`.
+    ``identity`` : whether scale(s) starts as 1 (for ``sigmoid``, as 0.88) and t as 0.
+    ``kept`` : the half that the first layer keeps, 0 or 1.
     """
 
     def __init__(
@@ -132,46 +124,32 @@ class ConditionalFlow(nn.Module):
         halves = list(x.chunk(2, -1))
         for number, network in enumerate(self.networks):
             kept = (self._kept + number) % 2
-            scale, shift = self._of(network, halves[kept], condition)
+            scale, shift = self._scale_and_shift(network, halves[kept], condition)
             halves[1 - kept] = torch.addcmul(shift, halves[1 - kept], scale)
         return halves
 
     def forward(self, x: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
-        """T(x; c) of vectors and conditions whose axes in front broadcast."""
-        return _joined(self.parts(x, condition))
+        """Return T(x; c) of vectors and conditions whose leading axes broadcast."""
+        return _concatenate(self.parts(x, condition))
 
     def inverse(self, y: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
         """Return the x with T(x; c) = y."""
         halves = list(y.chunk(2, -1))
         for number, network in reversed(list(enumerate(self.networks))):
             kept = (self._kept + number) % 2
-            scale, shift = self._of(network, halves[kept], condition)
+            scale, shift = self._scale_and_shift(network, halves[kept], condition)
             halves[1 - kept] = (halves[1 - kept] - shift) / scale
-        return _joined(halves)
+        return _concatenate(halves)
 
-    def _of(self, network: nn.Module, kept: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the scale and the shift of a layer, in the precision of the vectors."""
+    def _scale_and_shift(self, network: nn.Module, kept: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor]:
         s, t = network(kept, condition).to(kept.dtype).chunk(2, -1)
         return self._scale(s), t
 
 
-def _joined(halves: Sequence[Tensor]) -> Tensor:
-    """Concatenate halves whose leading axes broadcast."""
+def _concatenate(halves: Sequence[Tensor]) -> Tensor:
     first, second = halves
     whole = first + second  # has the broadcast shape
     return torch.cat([first.expand_as(whole), second.expand_as(whole)], -1)
-
-
-_EPS = 1e-8  # the smallest denominator of a cosine
-_BLOCK = {"cpu": 2**11, "cuda": 2**15}  # pairs that are mapped at a time
-_KEPT = 2**28  # most numbers that are stored for the backward pass of a matrix of scores
-_SIDES = {  # the side of the condition, in the directions i2t and t2i
-    "target": ("captions", "images"),
-    "query": ("images", "captions"),
-    "caption": ("captions", "captions"),
-    "image": ("images", "images"),
-    "none": (None, None),
-}
 
 
 class TodNetSettings(SimilaritySettings):
@@ -221,16 +199,15 @@ class TodNetSettings(SimilaritySettings):
 class TodNet(Similarity):
     """Scores of images with captions in deformed spaces; two matrices if they depend on the direction.
 
-    Each combination of a condition and a vector of the other side needs a pass through T. Some work is shared: the first layer
-    of each network splits into a part for x and a part for v. In the first coupling layer the part for x does not depend on
-    the pair. T(v; v) is computed once for each condition. The rest is matrix products of blocks of pairs. For large batches
-    the backward pass computes each block again.
+    Each combination of a condition and a vector of the other side needs a pass through T. In the first layer of each network
+    the part for x and the part for v are computed separately, and T(v; v) is computed once for each condition. The rest is
+    matrix products of blocks of pairs. For large batches the backward pass computes each block again.
     """
 
     def __init__(self, settings: TodNetSettings, dim: int) -> None:
         super().__init__()
         self.settings = settings
-        self._given = _SIDES[settings.condition]
+        self._conditions = _SIDES[settings.condition]
         self.maps = nn.ModuleList(self._map(dim) for _ in range(1 if settings.networks == "one" else 2))
         width = settings.width or dim
         per_layer = self._hidden * width + dim
@@ -255,27 +232,25 @@ class TodNet(Similarity):
         return ConditionalFlow(dim, condition_dim, settings.layers, widths, settings.scale, settings.identity, kept)
 
     def forward(self, images: Encoded, captions: Encoded) -> Scores:
-        """Return the scores of every image (row) with every caption (column): (i2t, t2i), or one matrix if they are equal."""
         vectors = {"images": images[0], "captions": captions[0]}
         if self.settings.normalize_before:
             vectors = {side: unit_length(values) for side, values in vectors.items()}
-        i2t = self._scores(self.maps[0], self._given[0], vectors)
-        if len(self.maps) == 1 and self._given[0] == self._given[1]:
+        i2t = self._direction_scores(self.maps[0], self._conditions[0], vectors)
+        if len(self.maps) == 1 and self._conditions[0] == self._conditions[1]:
             return i2t
-        return i2t, self._scores(self.maps[-1], self._given[1], vectors)
+        return i2t, self._direction_scores(self.maps[-1], self._conditions[1], vectors)
 
-    def _scores(
+    def _direction_scores(
         self, deform: nn.Module, given: str | None, vectors: dict[str, Tensor]
     ) -> Float[Tensor, "n_images n_captions"]:
-        """Return the scores of one direction; the conditions are the vectors of the side ``given``."""
         assert isinstance(deform, ConditionalFlow | ConditionalMlp)
         if given is None:
-            return self._compared(*([part[None] for part in deform.parts(side, None)] for side in vectors.values()))[0]
+            return self._compare(*([part[None] for part in deform.parts(side, None)] for side in vectors.values()))[0]
         if given == "images":
-            return self._under(deform, vectors["images"], vectors["captions"])
-        return self._under(deform, vectors["captions"], vectors["images"]).T
+            return self._score_conditions(deform, vectors["images"], vectors["captions"])
+        return self._score_conditions(deform, vectors["captions"], vectors["images"]).T
 
-    def _under(
+    def _score_conditions(
         self, deform: ConditionalFlow | ConditionalMlp, conditions: Float[Tensor, "k dim"], others: Float[Tensor, "n dim"]
     ) -> Float[Tensor, "k n"]:
         """Return the score of each condition (row) with each vector of the other side."""
@@ -285,7 +260,7 @@ class TodNet(Similarity):
 
         def block(given: Tensor) -> Tensor:
             own = [part[:, None] for part in deform.parts(given, given)]
-            return self._compared(own, deform.parts(others[None], given[:, None]))[:, 0]
+            return self._compare(own, deform.parts(others[None], given[:, None]))[:, 0]
 
         parts = [
             checkpoint(block, part, use_reentrant=False, preserve_rng_state=False) if again else block(part)
@@ -293,18 +268,17 @@ class TodNet(Similarity):
         ]
         return torch.cat([*parts, conditions.new_empty(0, n)])
 
-    def _compared(self, first: list[Tensor], second: list[Tensor]) -> Float[Tensor, "b n m"]:
+    def _compare(self, first: list[Tensor], second: list[Tensor]) -> Float[Tensor, "b n m"]:
         """Return cosines or inner products of vectors (b, n, ...) with vectors (b or 1, m, ...), both given in parts."""
         with torch.autocast(first[0].device.type, enabled=False):
-            products = _total([a @ b.transpose(1, 2) for a, b in zip(first, second, strict=True)])
+            products = _sum([a @ b.transpose(1, 2) for a, b in zip(first, second, strict=True)])
             if not self.settings.normalize_after:
                 return products
-            lengths = [_total([part.square().sum(2) for part in side]) for side in (first, second)]
+            lengths = [_sum([part.square().sum(2) for part in side]) for side in (first, second)]
             return products * torch.maximum(lengths[0][:, :, None] * lengths[1][:, None], products.new_tensor(_EPS**2)).rsqrt()
 
 
-def _total(parts: list[Tensor]) -> Tensor:
-    """Return the sum of tensors whose axes broadcast."""
+def _sum(parts: list[Tensor]) -> Tensor:
     total = parts[0]
     for part in parts[1:]:
         total = total + part

@@ -11,25 +11,25 @@ from hypothesis import strategies as st
 
 from vse.pipeline.errors import UserError
 from vse.train.data.samplers import SAMPLERS
-from vse.train.data.samplers.base import Numbers
+from vse.train.data.samplers.base import Indices
 
 SIZES = st.integers(4, 40)
 SEEDS = st.integers(0, 99)
 
 
 @st.composite
-def image_numbers(draw: st.DrawFn, min_images: int = 1) -> Numbers:
+def image_numbers(draw: st.DrawFn, min_images: int = 1) -> Indices:
     """The image of every pair: images with 1 to 8 captions, whose pairs lie anywhere; not all numbers are in use."""
     counts = draw(st.lists(st.integers(1, 8), min_size=min_images, max_size=20))
     numbers = 3 * np.random.default_rng(draw(SEEDS)).permutation(len(counts))
     return np.random.default_rng(draw(SEEDS)).permutation(np.repeat(numbers, counts))
 
 
-def twice(n_images: int, n_captions: int = 5) -> Numbers:
+def twice(n_images: int, n_captions: int = 5) -> Indices:
     return np.repeat(np.arange(n_images), n_captions)
 
 
-def counts_of(image_of: Numbers, batch: Numbers) -> dict[int, int]:
+def counts_of(image_of: Indices, batch: Indices) -> dict[int, int]:
     """How many captions of each of its images a batch has."""
     return Counter(image_of[batch].tolist())
 
@@ -44,7 +44,7 @@ def test_shuffled_visits_every_pair_once(n: int, size: int, seed: int, epoch: in
 
 
 @given(image_of=image_numbers(), size=SIZES, seed=SEEDS)
-def test_by_image_visits_every_pair_once_and_image_after_image(image_of: Numbers, size: int, seed: int) -> None:
+def test_by_image_visits_every_pair_once_and_image_after_image(image_of: Indices, size: int, seed: int) -> None:
     batches = SAMPLERS["by_image"]().batches_of_epoch(image_of, size, seed, 0)
     seen = np.concatenate([*batches, np.empty(0, np.int64)])
     assert len(set(seen.tolist())) == len(seen) == len(image_of) - (len(image_of) % size == 1)
@@ -53,13 +53,13 @@ def test_by_image_visits_every_pair_once_and_image_after_image(image_of: Numbers
 
 
 @given(image_of=image_numbers(), size=SIZES, seed=SEEDS)
-def test_neighbourhood_visits_every_pair_once(image_of: Numbers, size: int, seed: int) -> None:
+def test_neighbourhood_visits_every_pair_once(image_of: Indices, size: int, seed: int) -> None:
     batches = SAMPLERS["neighbourhood"]().batches_of_epoch(image_of, size, seed, 0)
     assert sorted(np.concatenate(batches).tolist()) == list(range(len(image_of)))
 
 
 @given(image_of=image_numbers(), size=SIZES, seed=SEEDS)
-def test_neighbourhood_has_two_captions_or_more_of_each_image_of_a_batch(image_of: Numbers, size: int, seed: int) -> None:
+def test_neighbourhood_has_two_captions_or_more_of_each_image_of_a_batch(image_of: Indices, size: int, seed: int) -> None:
     there_are = counts_of(image_of, np.arange(len(image_of)))
     for batch in SAMPLERS["neighbourhood"]().batches_of_epoch(image_of, size, seed, 0):
         for image, count in counts_of(image_of, batch).items():
@@ -67,7 +67,7 @@ def test_neighbourhood_has_two_captions_or_more_of_each_image_of_a_batch(image_o
 
 
 @given(image_of=image_numbers(), size=SIZES, seed=SEEDS)
-def test_neighbourhood_never_exceeds_the_batch_size_but_for_a_last_image(image_of: Numbers, size: int, seed: int) -> None:
+def test_neighbourhood_never_exceeds_the_batch_size_but_for_a_last_image(image_of: Indices, size: int, seed: int) -> None:
     *batches, last = SAMPLERS["neighbourhood"]().batches_of_epoch(image_of, size, seed, 0)
     assert all(len(batch) <= size for batch in batches)
     images = image_of[last]
@@ -77,7 +77,7 @@ def test_neighbourhood_never_exceeds_the_batch_size_but_for_a_last_image(image_o
 
 @given(image_of=image_numbers(min_images=2), size=st.integers(11, 40), seed=SEEDS)
 def test_neighbourhood_never_leaves_an_image_alone_where_a_batch_has_room_for_more(
-    image_of: Numbers, size: int, seed: int
+    image_of: Indices, size: int, seed: int
 ) -> None:
     """Eleven pairs are all eight captions of an image and three of another."""
     for batch in SAMPLERS["neighbourhood"]().batches_of_epoch(image_of, size, seed, 0):
@@ -85,14 +85,14 @@ def test_neighbourhood_never_leaves_an_image_alone_where_a_batch_has_room_for_mo
 
 
 @given(image_of=image_numbers(), size=SIZES, seed=SEEDS)
-def test_neighbourhood_fills_its_batches(image_of: Numbers, size: int, seed: int) -> None:
+def test_neighbourhood_fills_its_batches(image_of: Indices, size: int, seed: int) -> None:
     """What follows a batch did not fit into it: two or three captions of an image."""
     *batches, _ = SAMPLERS["neighbourhood"]().batches_of_epoch(image_of, size, seed, 0)
     assert all(len(batch) > size - 3 for batch in batches)
 
 
 @given(image_of=image_numbers(), size=SIZES, seed=SEEDS)
-def test_neighbourhood_added_is_shuffled_with_a_second_caption_on_top(image_of: Numbers, size: int, seed: int) -> None:
+def test_neighbourhood_added_is_shuffled_with_a_second_caption_on_top(image_of: Indices, size: int, seed: int) -> None:
     there_are = counts_of(image_of, np.arange(len(image_of)))
     plain, added = (SAMPLERS[name]().batches_of_epoch(image_of, size, seed, 0) for name in ("shuffled", "neighbourhood_added"))
     assert len(added) == len(plain)

@@ -18,7 +18,7 @@ from torch import Tensor
 from tests.transformers_made import WORDS, make_bert
 from vse.features.backbones.transformer import read_transformer
 from vse.pipeline.errors import UserError
-from vse.train.data.captions import TokenNumbers
+from vse.train.data.captions import TokenIndices
 from vse.train.kinds import Kind
 from vse.train.models.encoders.base import Sizes
 from vse.train.models.encoders.bert import Bert, BertEncoder
@@ -43,7 +43,7 @@ def made(folder: Path, **settings: Any) -> BertEncoder:
 
 
 def read(folder: Path, captions: list[str] = CAPTIONS) -> tuple[Tensor, Tensor]:
-    return TokenNumbers(captions, read_transformer(str(folder)), CPU).of(np.arange(len(captions)))
+    return TokenIndices(captions, read_transformer(str(folder)), CPU).read(np.arange(len(captions)))
 
 
 def slow_states(folder: Path, encoder: BertEncoder, caption: str) -> Tensor:

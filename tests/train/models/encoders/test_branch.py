@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vse.train.kinds import Kind
 from vse.train.models.encoders.base import Sizes
-from vse.train.models.encoders.branch import Branch, BranchSettings
+from vse.train.models.encoders.mlp import Branch, BranchSettings
 
 
 def branch(widths: list[int], **settings: Any) -> Branch:

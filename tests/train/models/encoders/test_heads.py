@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from vse.train.kinds import Kind
 from vse.train.models.encoders import CAPTION_ENCODERS, IMAGE_ENCODERS
 from vse.train.models.encoders.base import Encoder, Sizes
-from vse.train.models.encoders.mlp import MlpEncoder
-from vse.train.models.encoders.residual import ResidualEncoder
+from vse.train.models.encoders.mlp import MlpEncoder, ResidualEncoder
 
 INPUT, DIM = 5, 4
 HEADS: dict[str, list[dict[str, Any]]] = {

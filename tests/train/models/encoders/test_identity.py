@@ -5,7 +5,7 @@ import torch
 from vse.train.kinds import Kind
 from vse.train.models.build import Input, ModelConfig, build_model
 from vse.train.models.encoders.base import Encoder, Sizes
-from vse.train.models.encoders.identity import IdentitySettings
+from vse.train.models.encoders.linear import IdentitySettings
 
 
 def made(kind: Kind = Kind.VECTORS) -> Encoder:

@@ -5,8 +5,8 @@ from torch import Tensor, nn
 
 from vse.train.kinds import Kind
 from vse.train.models.encoders.base import Encoder, Sizes
-from vse.train.models.encoders.branch import Branch, BranchSettings
 from vse.train.models.encoders.linear import Linear, LinearEncoder
+from vse.train.models.encoders.mlp import Branch, BranchSettings
 
 
 def made(kind: Kind = Kind.VECTORS) -> LinearEncoder:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tests.train.models.test_sru_layers import slow_layers
 from vse.train.kinds import Kind
 from vse.train.models.encoders.base import Sizes
-from vse.train.models.encoders.sru import Sru, SruEncoder
+from vse.train.models.encoders.recurrent import Sru, SruEncoder
 
 CAPTIONS = [[1, 5, 2], [1, 9, 8, 7, 6, 2], [1, 2]]
 LENGTHS = torch.tensor([len(caption) for caption in CAPTIONS])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vse.train.kinds import Kind
 from vse.train.models.encoders.base import Sizes
-from vse.train.models.encoders.weldon import Weldon, WeldonEncoder, weldon_pooling
+from vse.train.models.encoders.pooling import Weldon, WeldonEncoder, weldon_pooling
 
 COUNTS = [6, 1, 4]
 

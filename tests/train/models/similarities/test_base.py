@@ -49,7 +49,7 @@ def test_pairs_are_scored_as_the_matrix_is(name: str, settings: dict[str, Any]) 
     images, captions = compared(name)
     scores = similarity(images, captions)
     assert scores.shape == (3, 5)
-    torch.testing.assert_close(similarity.of_pairs(images, captions, ROWS, COLUMNS), scores[ROWS, COLUMNS])
+    torch.testing.assert_close(similarity.score_pairs(images, captions, ROWS, COLUMNS), scores[ROWS, COLUMNS])
 
 
 @pytest.mark.parametrize("name", list(SIMILARITIES))
@@ -72,4 +72,4 @@ class Directional(Similarity):
 def test_single_pairs_have_no_direction() -> None:
     images, captions = embeddings(3, 5, 6)
     with pytest.raises(UserError, match="a loss of single pairs has no direction"):
-        Directional().of_pairs((images,), (captions,), ROWS, COLUMNS)
+        Directional().score_pairs((images,), (captions,), ROWS, COLUMNS)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from tests.train.models.similarities.sides import embeddings, with_gradients
-from vse.train.models.similarities.cosine import CosineSettings, cosine
+from vse.train.models.similarities.vectors import CosineSettings, cosine
 
 
 def test_scores_and_gradients_are_those_of_inner_products_number_by_number() -> None:

@@ -10,8 +10,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from tests.train.models.similarities.sides import embeddings, unit, with_gradients
-from vse.train.models.similarities.cosine import cosine
-from vse.train.models.similarities.euclidean import EuclideanSettings, euclidean
+from vse.train.models.similarities.vectors import EuclideanSettings, cosine, euclidean
 
 
 def slow_euclidean(images: Tensor, captions: Tensor, floor: float) -> Tensor:

@@ -44,11 +44,11 @@ def test_a_score_is_what_layers_make_of_the_product(widths: tuple[int, ...]) -> 
     assert [layer.out_features for layer in made.linears] == [*widths, 1]
     rows, columns = torch.tensor([0, 5, 2, 2]), torch.tensor([4, 0, 1, 1])
     slow = torch.stack([slow_score(made, images[i], captions[j]) for i, j in zip(rows, columns, strict=True)])
-    torch.testing.assert_close(made.of_pairs((images,), (captions,), rows, columns), slow)
+    torch.testing.assert_close(made.score_pairs((images,), (captions,), rows, columns), slow)
     with torch.no_grad():
         for parameter in made.linears[-1].parameters():
             parameter.neg_()
-    negated = made.of_pairs((images,), (captions,), rows, columns)
+    negated = made.score_pairs((images,), (captions,), rows, columns)
     torch.testing.assert_close(negated, -slow, msg="a ReLU follows the last layer")
 
 
@@ -75,4 +75,4 @@ def test_more_pairs_than_a_block_holds() -> None:
         scores = made((images,), (captions,))
         for row in (0, 99, 199):
             rows, columns = torch.full((190,), row), torch.arange(190)
-            torch.testing.assert_close(scores[row], made.of_pairs((images,), (captions,), rows, columns))
+            torch.testing.assert_close(scores[row], made.score_pairs((images,), (captions,), rows, columns))

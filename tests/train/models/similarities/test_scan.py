@@ -101,7 +101,7 @@ def test_values_and_gradients_are_those_of_the_loop(settings: dict[str, Any]) ->
 def test_single_pairs_have_the_values_and_gradients_of_the_matrix(attention: str, aggregation: str) -> None:
     similarity = ScanSettings(attention=attention, aggregation=aggregation).build(DIM)
     rows, columns = torch.tensor([3, 0, 1, 1]), torch.tensor([5, 5, 2, 0])
-    alone = with_gradients(lambda i, c: similarity.of_pairs(i, c, rows, columns), IMAGES, CAPTIONS)
+    alone = with_gradients(lambda i, c: similarity.score_pairs(i, c, rows, columns), IMAGES, CAPTIONS)
     of_matrix = with_gradients(lambda i, c: similarity(i, c)[rows, columns], IMAGES, CAPTIONS)
     torch.testing.assert_close(alone, of_matrix, rtol=1e-9, atol=1e-10)
 

@@ -1,4 +1,4 @@
-"""WELDON pooling: the image encoder of DSVE-loc, from the highest and lowest responses of each channel."""
+"""Image encoders that pool a set into one vector: mean, attention, or WELDON's highest and lowest responses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,43 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from vse.train.kinds import Encoded, Kind
-from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes, xavier_linear
+from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes, unit_length, xavier_linear
+
+
+class Pooled(EncoderSettings):
+    """A linear map of each vector of a set, and pooling into one vector, for similarities that compare vectors."""
+
+    name: Literal["pooled"] = "pooled"
+    takes: ClassVar = (Kind.SETS,)
+    pooling: Literal["mean", "attention"] = Field(
+        "mean",
+        description="mean: the mean of the mapped vectors x_k at unit length; attention: sum_k w_k x_k, w = "
+        "softmax_k(q . x_k), with a learned vector q",
+    )
+
+    def gives(self, kind: Kind) -> Kind:
+        return Kind.VECTORS
+
+    def build(self, sizes: Sizes) -> Encoder:
+        return PooledEncoder(sizes.input_dim, sizes.dim, self.pooling == "attention")
+
+
+class PooledEncoder(Encoder):
+    """The linear map and the pooling. The vector ``query`` is q; it starts as zeros, and then attention is the mean."""
+
+    def __init__(self, input_dim: int, dim: int, attends: bool) -> None:
+        super().__init__()
+        self.dim = dim
+        self.linear = xavier_linear(input_dim, dim)
+        self.query = nn.Parameter(torch.zeros(dim)) if attends else None
+
+    def forward(self, vectors: Float[Tensor, "n longest input_dim"], mask: Bool[Tensor, "n longest"]) -> Encoded:
+        mapped = unit_length(self.linear(vectors))
+        if self.query is None:
+            weights = mask / mask.sum(1, keepdim=True)
+        else:
+            weights = (mapped @ self.query).float().masked_fill(~mask, -torch.inf).softmax(1)
+        return ((mapped * weights[:, :, None]).sum(1),)
 
 
 class Weldon(EncoderSettings):
@@ -53,17 +89,13 @@ class WeldonEncoder(Encoder):
 def weldon_pooling(
     responses: Float[Tensor, "n longest channels"], mask: Bool[Tensor, "n longest"], k_max: int, k_min: int
 ) -> Float[Tensor, "n channels"]:
-    """Return the mean of the ``k_max`` highest plus that of the ``k_min`` lowest responses of each channel in the mask.
-
-    If there are fewer positions, all of them count (Durand et al., CVPR 2016).
-    """
+    """Return the mean of the ``k_max`` highest plus that of the ``k_min`` lowest responses (Durand et al., CVPR 2016)."""
     by_channel = responses.transpose(1, 2).contiguous()
     pooled = _mean_of_highest(by_channel, mask, k_max)
     return pooled - _mean_of_highest(-by_channel, mask, k_min) if k_min else pooled
 
 
 def _mean_of_highest(responses: Tensor, mask: Tensor, k: int) -> Tensor:
-    """Return the mean of the ``k`` highest of the responses (n, channels, longest)."""
     k = min(k, mask.shape[1])
     top = responses.masked_fill(~mask[:, None], -torch.inf).topk(k, sorted=True).values
     top = top.to(torch.promote_types(top.dtype, torch.float32))

@@ -1,4 +1,4 @@
-"""The negative Euclidean distance, the similarity of two-branch networks."""
+"""Similarities of single vectors: the inner product (the cosine of unit vectors) and minus the Euclidean distance."""
 
 from __future__ import annotations
 
@@ -10,6 +10,31 @@ from torch import Tensor
 
 from vse.train.kinds import Encoded
 from vse.train.models.similarities.base import Similarity, SimilaritySettings, root_or_zero
+
+
+class CosineSettings(SimilaritySettings):
+    """Inner products of embeddings; cosines, if both have unit length (VSE++ paper, Eq. 3)."""
+
+    name: Literal["cosine"] = "cosine"
+    ranked_by: ClassVar = "cosine"
+    compares_one_side: ClassVar = True
+
+    def build(self, dim: int) -> Similarity:
+        return Cosine()
+
+
+class Cosine(Similarity):
+    """Inner products. The model sets unit length; in VSE0 only captions have it."""
+
+    def forward(self, images: Encoded, captions: Encoded) -> Tensor:
+        return cosine(images[0], captions[0])
+
+
+def cosine(
+    images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"]
+) -> Float[Tensor, "n_images n_captions"]:
+    """Return the inner product of each image with each caption."""
+    return images @ captions.T
 
 
 class EuclideanSettings(SimilaritySettings):
@@ -43,9 +68,6 @@ class Euclidean(Similarity):
 def euclidean(
     images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"], floor: float = 0.0
 ) -> Float[Tensor, "n_images n_captions"]:
-    """Return minus the distance of each image to each caption, -sqrt(||v - c||^2 + floor).
-
-    The gradient is 0 where two vectors are equal and the floor is 0.
-    """
+    """Return minus the distance of each pair, -sqrt(||v - c||^2 + floor); the gradient of the distance 0 is 0."""
     squares = images.square().sum(1)[:, None] + captions.square().sum(1)[None, :]
     return -root_or_zero((squares - 2 * images @ captions.T).clamp(min=0) + floor)
