@@ -47,8 +47,8 @@ class ImageWithBoxes:
     boxes : (n, 4) float32, xyxy in pixels of the original image
     scores : (n,) float32
     size : width and height of the original image
-    original : the original image (3, height, width) uint8, if the region-proposal network is to find the boxes; else None
-    at_most : maximum number of boxes of the region-proposal network; None: all of them
+    original : the original image (3, height, width) uint8 for a region-proposal network; None without such a network
+    at_most : maximum number of proposals; None: all of them
     """
 
     pixels: Tensor
@@ -62,16 +62,15 @@ class ImageWithBoxes:
 class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
     """A CNN whose layers up to ``map`` read the complete image, and whose further layers read each of its boxes.
 
-    ROI-align pools each box on the map to ``pool`` x ``pool``. The map should have this size for an image of the network's own
-    input size, so that the further layers get an input as in their training. For VGG19 the map is the output of conv5_4, 14 x
-    14; the last pooling, fc6 and fc7 follow. Images run one by one, so the vector of a box depends only on its own image.
+    ROI-align pools each box on the map to ``pool`` x ``pool`` cells, the map's size for an image of the network's own input
+    size. For VGG19 the map is the output of conv5_4, 14 x 14; the last pooling, fc6 and fc7 follow. Images run one by one, so
+    the vectors of an image do not depend on other images.
     """
 
     config: BoxesConfig
 
     @classmethod
     def from_job(cls, config: BoxesConfig, job: Job) -> Self:
-        """Return the extractor with the network's weights and the boxes of the job's data set."""
         return cls(config, job.weights_dir, job.device, job.dataset)
 
     def __init__(
@@ -93,7 +92,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         self._try_once()
 
     def prepare(self, image: Image.Image, image_id: int) -> ImageWithBoxes:
-        """Return the scaled image and its boxes; the boxes are empty if the region-proposal network is to find them."""
+        """Return the scaled image and its boxes, which are empty if the region-proposal network will find them."""
         boxes, scores = self._boxes(image, image_id)
         size = scaled_size(image.size, self.config.shorter, self.config.longer)
         small = image_to_tensor(image.resize(size, Image.Resampling.BILINEAR))
@@ -121,7 +120,6 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return {"train_ids_sha256": sha256_json(sorted(self._limited_ids)), **self._load_proposal_source(weights_dir)}
 
     def _load_proposal_source(self, weights_dir: Path | None) -> dict[str, str]:
-        """Load the file of boxes, the edge model or the region-proposal network; return its hash."""
         config = self.config
         if config.from_file:
             self._given, sha256 = read_and_hash(Path(config.boxes), read_boxes)
@@ -157,11 +155,10 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return clip_boxes(boxes[:n_boxes], image.size, f"image {image_id}"), scores[:n_boxes]
 
     def _max_boxes(self, image_id: int) -> int | None:
-        """Return the maximum number of boxes of an image; None: all boxes."""
         return self.config.train_boxes if image_id in self._limited_ids else None
 
     def _with_proposals(self, item: ImageWithBoxes) -> ImageWithBoxes:
-        """Return the image with the boxes of the region-proposal network; with one box around the image if there are none."""
+        """Return the image with the network's proposals, or with one box around the image if there are none."""
         assert item.original is not None
         with torch.inference_mode():
             proposals = propose(self._detector, move_tensor(item.original, self.device))
@@ -191,10 +188,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return ImageVectors(features.cpu().numpy(), item.boxes, item.scores, item.size)
 
     def _pool_boxes(self, output: Tensor) -> Tensor:
-        """Pool the current boxes on the map; this replaces the map as the input of the further layers.
-
-        ``self._rois`` holds the boxes, relative to the sides of the image.
-        """
+        """Pool the boxes ``self._rois``, relative to the image's sides, on the map; the result replaces the map."""
         if output.ndim != 4:
             raise UserError(
                 f"map {self.config.map!r}: its output has {output.ndim} axes; a layer with height and width is needed"
@@ -206,7 +200,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return pooled.to(output.dtype)
 
     def _try_once(self) -> None:
-        """Compute a blank image with two boxes, so that layers that do not fit raise UserError before the first image."""
+        """Compute a blank image with two boxes. Raises UserError if the layers do not fit."""
         config, side = self.config, self.config.shorter
         boxes = np.asarray([[0, 0, side, side], [0, 0, side / 2, side / 2]], np.float32)
         try:
@@ -221,7 +215,7 @@ def cells_per_pixel(cells: int, pixels: int) -> float:
     """Return the number of a map's cells per input pixel, the inverse of the map's stride.
 
     Strides are powers of two, but an image of 600 pixels gives a map of 37 cells at stride 16, not 37.5. The stride is
-    therefore rounded to the nearest power of two, unless that is off by 20% or more.
+    therefore rounded to the nearest power of two if this changes it by less than 20%.
     """
     stride = 2.0 ** round(math.log2(pixels / cells))
     return 1 / stride if abs(pixels / cells / stride - 1) < 0.2 else cells / pixels

@@ -1,4 +1,4 @@
-"""Caption features whose encoder is fitted to the training captions, and the file of the fitted encoder."""
+"""Fit the encoders of caption features to training captions, save them, and compute vectors with them."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ log = logging.getLogger(__name__)
 
 
 def encoder_path(cache: Path) -> Path:
-    """Return the encoder's file for a cache: ``demo_hglmm.encoder.safetensors`` next to ``demo_hglmm.h5``."""
+    """Return the path of a cache's encoder: ``demo_hglmm.encoder.safetensors`` next to ``demo_hglmm.h5``."""
     return cache.with_suffix(".encoder.safetensors")
 
 
 class CaptionExtractor(Extractor):
     """A fitted encoder that computes the vectors of captions.
 
-    Raises UserError if the file of the encoder is missing or damaged, or if the encoder was fitted with other settings.
+    Raises UserError if the encoder's file is missing or damaged, or belongs to other settings.
     """
 
     config: CaptionSettings
 
     @classmethod
     def from_job(cls, config: CaptionSettings, job: Job) -> Self:
-        """Return the extractor with the encoder next to the cache; with ``job.fit`` the encoder is fitted first."""
+        """Return the extractor with the encoder next to the cache; with ``job.fit`` fit the encoder first."""
         encoder_file = encoder_path(job.out)
         if job.fit:
             fit_encoder(job.dataset, config, encoder_file, job.device, job.words)
@@ -70,7 +70,7 @@ class CaptionExtractor(Extractor):
         }
 
     def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
-        """Compute the rows of captions, in order; the rows of captions without a known word are zeros, and are counted."""
+        """Compute the rows of captions, in order. Rows of captions without a known word are zeros and are counted."""
         chunk, parts, noun = self.config.chunk, [], self.config.of
         dtype = getattr(torch, self.config.dtype)  # torch rounds to float16 many times as fast as NumPy
         with progress_bar(total=len(items), desc=self.progress_label, unit=noun.removesuffix("s")) as progress:
@@ -86,7 +86,7 @@ class CaptionExtractor(Extractor):
 
 @dataclass(frozen=True)
 class EncoderFile:
-    """The content of an encoder's file: its tensors, and the settings and hashes that it was fitted with."""
+    """The tensors in an encoder's file, and the settings and hashes of its fit."""
 
     tensors: dict[str, Tensor]
     metadata: dict[str, Any]
@@ -97,9 +97,9 @@ def fit_encoder(
 ) -> Path:
     """Fit the encoder of a caption feature to the training captions, write it to ``out`` and return ``out``.
 
-    ``words`` is the file of word vectors and overrides the preset's file. Without either, word vectors are trained on the
-    training captions. An undamaged file of the same settings, words and captions is kept. Raises UserError if the file was
-    fitted with others; the message names the changes.
+    ``words``, a file of word vectors, replaces the preset's file. Without either, word vectors are trained on the captions. An
+    undamaged file of the same settings, words and captions is kept. Raises UserError, which names the changes, if the file has
+    others.
     """
     words = config.word_file(words)
     watched = WatchedFile(words) if words is not None and words.is_file() else None
@@ -126,9 +126,9 @@ def fit_encoder(
 
 
 def build_corpus(dataset: Dataset, config: CaptionSettings) -> CaptionCorpus:
-    """Return the texts that the encoder of a caption feature is fitted to.
+    """Return the texts to which the encoder of a caption feature is fitted.
 
-    Raises UserError if it is a feature of phrases and no training caption marks a phrase.
+    Raises UserError if a feature of phrases lacks training captions with phrases.
     """
     sentences = [caption.tokens for image in dataset.split("train") for caption in image.captions]
     if config.of == "captions":
@@ -151,12 +151,12 @@ def _write(out: Path, config: CaptionSettings, inputs: dict[str, Any], tensors: 
 
 
 def load_encoder(path: Path, device: str = "auto") -> CaptionEncoder:
-    """Load a fitted encoder; raise UserError if the file is missing or damaged."""
+    """Load a fitted encoder. Raises UserError if the file is missing or damaged."""
     return _build_encoder(path, _read_encoder(path), device)
 
 
 def load_cache_encoder(cache: FeatureCache, device: str = "auto") -> CaptionEncoder:
-    """Load the encoder next to a cache of captions; raise UserError if it is not the one that computed the cache."""
+    """Load the encoder next to a cache of captions. Raises UserError unless it computed the cache."""
     path = encoder_path(cache.path)
     fitted = _try_read_encoder(path)
     if fitted is None or fitted.metadata["sha256"] != cache.provenance.get("weights_sha256"):
@@ -177,7 +177,7 @@ def _build_encoder(path: Path, fitted: EncoderFile, device: str) -> CaptionEncod
 
 
 def _check_inputs(path: Path, fitted: EncoderFile, inputs: dict[str, Any], *only: str) -> None:
-    """Raise UserError if an encoder was fitted with other ``inputs``; ``only`` limits the comparison to some of their keys."""
+    """Raise UserError if an encoder was fitted with other ``inputs``; ``only`` names the entries to compare."""
     recorded = fitted.metadata["inputs"]
     changes = list_changes({key: recorded[key] for key in only} if only else recorded, inputs)
     if changes:
@@ -188,7 +188,6 @@ def _check_inputs(path: Path, fitted: EncoderFile, inputs: dict[str, Any], *only
 
 
 def _read_encoder(path: Path) -> EncoderFile:
-    """Return the content of an encoder's file; raise UserError if the file is missing or damaged."""
     fitted = _try_read_encoder(path)
     if fitted is None:
         raise UserError(f"{path}: no such encoder, or its bytes changed; fit it again with vse-extract fit")

@@ -21,7 +21,7 @@ from vse.features.extraction import extract_shards, merge, verify_sources
 from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder, load_encoder
 from vse.features.extractors.hglmm import HglmmEncoder
 from vse.features.extractors.text import TextExtractor, caption_reader
-from vse.features.extractors.tfidf import TfidfEncoder
+from vse.features.extractors.words import TfidfEncoder
 from vse.features.settings import load_feature
 from vse.features.settings.texts import HglmmConfig, MeanVectorConfig, TextConfig, TfidfConfig
 from vse.pipeline.dataset.dataset import load_dataset_file, mentions, phrase_texts
