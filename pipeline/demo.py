@@ -1,8 +1,7 @@
 """Draw the demo data set: images of simple scenes with five captions each. The same seed gives the same data set.
 
-``compose_captions`` is the grammar of the captions; each caption is about another part of the scene. A caption is a list of
-pieces. A piece that names drawn objects becomes a phrase with their boxes; a piece that names the background becomes a phrase
-of kind ``scene`` without boxes. ``create_demo`` draws the images and writes the data set.
+A caption is a list of pieces. A piece that names objects becomes a phrase with their boxes, and a piece that names the
+background becomes a phrase of kind ``scene`` without boxes.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ class _PhraseText:
 def compose_captions(scene: Scene, rng: np.random.Generator) -> tuple[DemoCaption, ...]:
     """Return five captions of ``scene``: all objects, one object, a relation, the background, another object.
 
-    Each of them states another set of facts, so none paraphrases another.
+    Each caption states other facts than the others.
     """
     writer = _CaptionWriter(scene, rng)
     return (writer.inventory(), writer.one_object(), writer.relation(), writer.background(), writer.on_background())
@@ -196,7 +195,6 @@ class _CaptionWriter:
 
     @staticmethod
     def join(parts: Sequence[Sequence[str | _PhraseText]]) -> list[str | _PhraseText]:
-        """Join parts as in ``a, b and c``."""
         pieces = [*parts[0]]
         for k, part in enumerate(parts[1:], start=2):
             pieces += ["and" if k == len(parts) else ",", *part]

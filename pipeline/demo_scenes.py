@@ -1,8 +1,7 @@
 """Scenes of the demo data set: their random composition, and how they are drawn.
 
-A scene is one to four flat objects, each in its own cell of a 3 x 3 grid, on a textured background. The random generator of a
-scene depends on the seed and on the index of the image only, so the first hundred images are the same in a data set of a
-hundred or of ten thousand images.
+A scene is one to four flat objects, each in its own cell of a 3 x 3 grid, on a textured background. Its random generator
+depends only on the seed and the index of the image, so smaller data sets are the beginning of larger ones.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Image networks: build one by its name, load its weights, read one of its layers, and fold its batch norms.
-
-Networks come from torchvision, timm or OpenCLIP. Weights come from the same library, from a file, or from a random seed.
-"""
+"""Image networks of torchvision, timm or OpenCLIP: build, load weights, read a layer, fold batch norms."""
 
 from __future__ import annotations
 
@@ -39,8 +36,8 @@ def load_backbone(
 
     A file ``<model>.safetensors`` or ``<model>.pth`` in ``weights_dir`` replaces a download. ``family`` is the module of
     torchvision with the model's builder (None: classification networks), which receives ``options``. The commit of a download
-    from the Hugging Face hub is added to ``notes`` under ``commit``. Raises UserError if the model or its weights are not
-    available.
+    from the Hugging Face hub becomes the entry ``commit`` of ``notes``. Raises UserError if the model or its weights are
+    missing.
     """
     file = find_weights_file(config.model, config.weights, weights_dir)
     with torch.random.fork_rng(devices=[]):
@@ -67,8 +64,8 @@ class LayerOutput(nn.Module):
 
     ``layer`` is the name of a module of ``model``; or ``penultimate``, the input of its last Linear layer; or ``output``, the
     output of the model. An output with height and width, or with one token per patch, is averaged to ``grid`` x ``grid``
-    positions; with ``all`` every position is kept. Positions are flattened into one vector unless ``positions`` is true.
-    Tokens in front of the patches (class, registers) are dropped. The layers after this one are not computed.
+    positions; ``all`` keeps every position. Without ``positions``, positions are flattened into one vector. Tokens in front of
+    the patches (class, registers) are dropped. Later layers are not computed.
     """
 
     def __init__(self, model: nn.Module, layer: str, grid: int | Literal["all"] = 1, positions: bool = False) -> None:
@@ -116,7 +113,7 @@ class LayerOutput(nn.Module):
 def find_module(model: nn.Module, name: str, *others: str) -> nn.Module:
     """Return the module of ``model`` with the dotted name ``name``.
 
-    Raises UserError if the model has no such module. The message suggests similar names, among them ``others``.
+    Raises UserError, which suggests similar names, among them ``others``, if the model lacks it.
     """
     modules: dict[str, nn.Module] = {key: module for key, module in model.named_modules() if key}
     if name not in modules:
@@ -141,15 +138,11 @@ def _as_map(tokens: Tensor) -> Tensor:
     return patches.reshape(*patches.shape[:2], side, side)
 
 
-class _LayerReached(Exception):
-    """Stops a forward pass at the requested layer."""
+class _LayerReached(Exception): ...
 
 
 def find_weights_file(model: str, weights: str, weights_dir: Path | None) -> Path | None:
-    """Return the file of weights: the one that ``weights`` names, or the one in ``weights_dir`` that replaces a download.
-
-    Returns None if there is no such file.
-    """
+    """Return the file of weights that ``weights`` names, or that replaces a download in ``weights_dir``; None without one."""
     if weights.endswith(WEIGHT_SUFFIXES):
         return Path(weights)
     if weights == "random" or weights_dir is None:
@@ -164,7 +157,7 @@ def _build(
     library, _, name = config.model.rpartition("/")
     if library:
         builders: dict[str, Callable[[str, str | None, dict[str, Any]], nn.Module]]
-        builders = {"timm": _build_timm, "open_clip": _build_open_clip}
+        builders = {"timm": _build_timm, "open_clip": lambda *args: build_open_clip(*args).visual}
         if library not in builders:
             raise UserError(f"unknown library {library!r} of model {config.model}{did_you_mean(library, builders)}")
         return builders[library](name, config.weights if pretrained else None, notes)
@@ -186,8 +179,8 @@ def _match_names(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor
     """Return published weights with the names that ``model`` has.
 
     DenseNet's files have ``norm.1`` for torchvision's ``norm1``. Files of networks that were trained with frozen batch norms
-    lack the batch norms' counters, which evaluation does not read. From an OpenCLIP checkpoint with both towers the image
-    tower is taken.
+    lack the batch norms' counters, which evaluation does not read. An OpenCLIP checkpoint with both towers gives its image
+    tower.
     """
     pattern = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
     counters = {name: tensor for name, tensor in model.state_dict().items() if name.endswith("num_batches_tracked")}
@@ -236,17 +229,11 @@ def _timm_weights(timm: Any, name: str, notes: dict[str, Any]) -> dict[str, Any]
     return {"file": str(file), "custom_load": False}
 
 
-def _build_open_clip(name: str, weights: str | None, notes: dict[str, Any]) -> nn.Module:
-    """Build the image tower of an OpenCLIP model, with its projection."""
-    tower: nn.Module = build_open_clip(name, weights, notes).visual
-    return tower
-
-
 def build_open_clip(name: str, weights: str | None, notes: dict[str, Any]) -> Any:
-    """Build both towers of an OpenCLIP model.
+    """Build both towers of an OpenCLIP model. Raises UserError if the model or its weights are missing.
 
     ``weights`` is the name of weights in the library; None: random weights. The commit of a download from the Hugging Face hub
-    is added to ``notes`` under ``commit``. Raises UserError if the model or its weights are not available.
+    becomes the entry ``commit`` of ``notes``.
     """
     open_clip = LIBRARIES["open_clip"].load(f"open_clip/{name}")
     if name not in open_clip.list_models():
@@ -278,18 +265,13 @@ def _open_clip_weights(open_clip: Any, name: str, weights: str, notes: dict[str,
     return str(file)
 
 
-def _refuse_remote_code() -> None:
-    """Make transformers refuse the code of a model that OpenCLIP loads, instead of asking on the terminal."""
-    with suppress(ImportError):
+@contextmanager
+def silence_root_logger() -> Iterator[None]:
+    """Keep OpenCLIP from adding a handler to the root logger in this block, which would print our log lines twice."""
+    with suppress(ImportError):  # refuse the code of a model that OpenCLIP loads, instead of asking on the terminal
         from transformers import dynamic_module_utils
 
         dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
-
-
-@contextmanager
-def silence_root_logger() -> Iterator[None]:
-    """Keep OpenCLIP from adding a handler to the root logger in this block; our log lines would then be printed twice."""
-    _refuse_remote_code()
     root, silent = logging.getLogger(), logging.NullHandler()
     root.addHandler(silent)
     try:
@@ -314,7 +296,7 @@ def load_weights_file(
 ) -> None:
     """Load the weights in a file into ``model``; ``match_names(model, weights)`` returns them with the model's names.
 
-    Raises UserError if the file does not exist, does not have the SHA-256 ``expected_sha256``, or does not fit the model.
+    Raises UserError if the file is missing, lacks the SHA-256 ``expected_sha256``, or does not fit the model.
     """
     if not file.is_file():
         raise UserError(f"{file}: no such weights file")

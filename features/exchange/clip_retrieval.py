@@ -1,7 +1,4 @@
-"""Import the folder that clip-retrieval writes as a data set with two caches.
-
-The folder holds vectors of images, vectors of texts and tables of metadata, in numbered parts.
-"""
+"""Import the folder that clip-retrieval writes as a data set with two caches."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ def is_clip_folder(folder: Path) -> bool:
 
 
 def import_clip(folder: Path, settings: ImportSettings, out_features: Path, images: Path | None = None) -> tuple[Path, Path]:
-    """Import a folder of clip-retrieval: write ``dataset.json`` and the caches of images and captions; returns the two caches.
+    """Import a folder of clip-retrieval: write ``dataset.json`` and the caches of images and captions; returns the caches.
 
     The folder holds ``img_emb_N.npy``, ``text_emb_N.npy`` and ``metadata_N.parquet`` (or ``.jsonl``, ``.csv``), or has them in
     the folders ``img_emb``, ``text_emb`` and ``metadata``. Row k of all three describes the same pair. Rows of the same image
@@ -89,7 +86,7 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
 
 
 def _row_reader(arrays: list[NDArray[Any]], ids: Ids, places: list[_Place]) -> Callable[[slice], Rows]:
-    """Return a function from a slice of ``ids`` to their rows; ``places[k]`` is the place of the vector of ``ids[k]``."""
+    """Return a function from a slice of ``ids`` to their rows; the vector of ``ids[k]`` is at ``places[k]``."""
 
     def rows(part: slice) -> Rows:
         values = np.stack([arrays[index][row] for index, row in places[part]])
@@ -99,10 +96,7 @@ def _row_reader(arrays: list[NDArray[Any]], ids: Ids, places: list[_Place]) -> C
 
 
 def _open_parts(folder: Path) -> list[_Part]:
-    """Return the parts of a folder in the order of their numbers.
-
-    Raises UserError if a part lacks a file, or if the vectors of its files or of two parts do not fit together.
-    """
+    """Return the parts of a folder in order. Raises UserError if a part lacks a file, or if vectors do not fit together."""
     files: dict[tuple[int, str], Path] = {}
     for subfolder in (folder, folder / "img_emb", folder / "text_emb", folder / "metadata"):
         for path in sorted(subfolder.iterdir() if subfolder.is_dir() else ()):
@@ -169,7 +163,7 @@ def _add_part(
 
 
 def _with_relative_file(row: ImportedRow, images: Path | None) -> ImportedRow:
-    """Return the row with the path of its image relative to the folder of photos or, without such a folder, to the root."""
+    """Return the row with its image's path relative to the folder of photos or, without such a folder, to the root."""
     path = Path(row.file)
     if images is not None and path.is_absolute():
         if not path.is_relative_to(images.absolute()):

@@ -1,7 +1,4 @@
-"""Write the embeddings of a trained model as caches of images and captions, on which another model can be trained.
-
-The model is then called the backbone of the other one, and its caches record it (:class:`Backbone`).
-"""
+"""Write the embeddings of a trained model, the *backbone*, as caches from which another model is trained."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ class Backbone:
 
     Attributes
     ----------
-    sha256 : hash of its weights, or of the files that another program wrote; the caches of both sides share it
+    sha256 : hash of its weights, or of the imported files; equal in the caches of images and captions
     experiment : name of its experiment
     details : further entries of the provenance, e.g. its seed
     run : its run folder; None if another program trained the model
@@ -45,10 +42,9 @@ class Backbone:
 
 
 def cache_paths(out: Path) -> dict[Kind, Path]:
-    """Return the paths of the two caches of a model.
+    """Return the paths of the two caches of a model. Raises UserError if ``out`` ends in ``.h5``.
 
     For ``features/demo_vsepp-0`` they are ``features/demo_vsepp-0_images.h5`` and ``features/demo_vsepp-0_captions.h5``.
-    Raises UserError if ``out`` ends in ``.h5``.
     """
     if out.suffix == ".h5":
         raise UserError(f"{out}: is the beginning of the names of two caches, so leave .h5 out")
@@ -56,7 +52,7 @@ def cache_paths(out: Path) -> dict[Kind, Path]:
 
 
 def captions_cache_path(images: Path) -> Path:
-    """Return the path of the cache of captions that belongs to a model's cache of images."""
+    """Return the path of a model's cache of captions, given its cache of images."""
     return images.with_name(f"{images.name.removesuffix('_images.h5')}_captions.h5")
 
 
@@ -85,7 +81,7 @@ def write_backbone_cache(
     Parameters
     ----------
     ids : (n,) ids of the images or captions of the data set, in the order of ``dataset.json``
-    vectors : called with m of these ids, returns their embeddings (m, dim)
+    vectors : function from m ids to their embeddings (m, dim)
     skipped : the reasons for ids without an embedding
     """
     content = {

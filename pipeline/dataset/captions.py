@@ -1,9 +1,7 @@
-"""The text of captions: tokenisers, the vocabulary, and the comparison of one caption in two files.
+"""Captions: tokenisers, the vocabulary, phrases and their boxes, and the comparison of one caption in two files.
 
-A data set names the tokeniser of its captions (``TOKENISERS``). Tokens that ``dataset.json`` lists, as the Karpathy splits do,
-are used unchanged; the tokeniser splits captions without tokens, and new text. A ``Vocabulary`` turns tokens into integer ids.
-``match_captions`` and ``transfer_spans`` carry annotations from the captions of one file to the same captions of another file
-with other tokens.
+A data set names the tokeniser of its captions (``TOKENISERS``). Tokens in ``dataset.json``, as in the Karpathy splits, are
+used unchanged; the tokeniser splits captions without tokens, and new text.
 """
 
 from __future__ import annotations
@@ -36,11 +34,10 @@ def tokenize(text: str) -> list[str]:
 
 
 def unicode_words(text: str) -> list[str]:
-    """Return the lower-case runs of letters, digits and accents of any script.
+    """Return the lower-case runs of letters, digits and accents of any script; for ASCII text those of :func:`tokenize`.
 
-    ASCII text gives the same tokens as ``letters_and_digits``. *é* is one character however it was typed (NFC). Soft hyphens
-    do not split a word. Each Chinese character and each hiragana is a token, because these scripts have no blanks between
-    words.
+    Characters are composed (NFC). Soft hyphens do not split a word. Each Chinese character and each hiragana is a token,
+    because these scripts have no blanks between words.
     """
     lower = unicodedata.normalize("NFC", text.lower())
     if lower.isascii():
@@ -60,9 +57,8 @@ def _word_character(character: str) -> str:
 def nltk_words(text: str) -> list[str]:
     """Return the tokens of NLTK's ``word_tokenize`` of the lower-cased text, as in the vocabularies of VSE++ and SCAN.
 
-    Punctuation marks are tokens. The caption is treated as one sentence, so no data files of NLTK are needed. The published
-    vocabularies split captions into sentences first, which changes the tokens of 4 of 40,070 published captions.
-    Raises UserError if NLTK is not installed.
+    Punctuation marks are tokens. A caption counts as one sentence; the published vocabularies split it into sentences first,
+    which changes the tokens of 4 of 40,070 published captions. Raises UserError if NLTK is not installed.
     """
     library = import_extra("nltk.tokenize", "the tokeniser 'nltk'", "nltk")
     words: list[str] = library.NLTKWordTokenizer().tokenize(text.lower())
@@ -77,11 +73,7 @@ TOKENISERS: dict[str, Callable[[str], list[str]]] = {
 
 
 def find_tokeniser(name: object, where: object) -> Callable[[str], list[str]]:
-    """Return the tokeniser called ``name``.
-
-    Raises UserError if there is no tokeniser of that name. The message begins with ``where``: the file or option that names
-    it.
-    """
+    """Return the tokeniser called ``name``. Raises UserError if it is unknown; ``where`` begins the message."""
     if not isinstance(name, str) or name not in TOKENISERS:
         raise UserError(f"{where}: no tokeniser {name!r}{did_you_mean(str(name), TOKENISERS)}")
     return TOKENISERS[name]
@@ -153,12 +145,12 @@ def compact_text(words: _Words) -> str:
 def match_captions(captions: Sequence[_Words], others: Sequence[_Words], min_similarity: float = 1.0) -> dict[int, int]:
     """Match the captions of one file with those of another file by their text.
 
-    Returns the index of a caption in ``others`` for each index of ``captions``. Each of the others is used at most once;
-    captions without a counterpart are missing from the result.
+    Returns the index of a caption in ``others`` for each matched index of ``captions``; each of the others is used once at
+    most.
 
-    Captions with the same letters and digits are matched first, whatever their case and tokens. The remaining captions may
-    differ in spelling. They are matched in the order of their similarity, 2 x equal tokens / (tokens of both captions), as
-    long as it is at least ``min_similarity``; 1 matches none of them.
+    Captions with the same letters and digits are matched first. The remaining captions may differ in spelling. They are
+    matched in the order of their similarity, 2 x equal tokens / (tokens of both captions), down to ``min_similarity``; 1
+    matches none of them.
     """
     by_text: dict[str, list[int]] = {}
     for index, other in enumerate(others):
@@ -180,7 +172,7 @@ def match_captions(captions: Sequence[_Words], others: Sequence[_Words], min_sim
 def transfer_spans(spans: Sequence[tuple[int, int]], words: _Words, tokens: _Words) -> list[tuple[int, int]]:
     """Convert spans (start, stop) of ``words`` to spans of ``tokens``, the tokens of the same caption or a similar one.
 
-    A new span holds every token that has a letter or digit of the old one. It is (0, 0) if there is no such token.
+    A new span holds every token that has a letter or digit of the old one. It is (0, 0) without such a token.
     """
     plain = tokenize(" ".join(words))
     plain_spans = [_same_letters(span, words, plain) for span in spans]

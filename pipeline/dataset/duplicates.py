@@ -1,8 +1,4 @@
-"""Find images and captions that occur in several splits of a data set, or in two data sets: leaks from training to test.
-
-``audit_dataset`` writes the whole report. Images are the same if they have the same published id or the same bytes
-(``same_images``); similar photos have perceptual hashes with few different bits (``near_pairs``).
-"""
+"""Find images and captions that occur in several splits of a data set, or in two data sets: leaks from training to test."""
 
 from __future__ import annotations
 
@@ -38,8 +34,8 @@ _COSINES = np.cos(np.pi * np.arange(_FREQUENCIES)[:, None] * (2 * np.arange(_SID
 def perceptual_hash(path: Path) -> Bool[np.ndarray, f" {N_BITS}"]:
     """Compute the perceptual hash (pHash) of an image file: 64 bits that depend on the coarse appearance only.
 
-    The image is resized to 32 x 32 grey pixels, whatever its shape. A bit is set if one of the 8 x 8 lowest frequencies of its
-    cosine transform is above their median. Raises BadImage if the file cannot be read.
+    The image is resized to 32 x 32 grey pixels. A bit is set if one of the 8 x 8 lowest frequencies of its cosine transform is
+    above their median. Raises BadImage if the file cannot be read.
     """
     content = read_image_bytes(path)
     try:
@@ -79,8 +75,8 @@ _COCO = re.compile(r"(?:COCO_[a-z]+[0-9]{4}_)?0{4,11}([0-9]{1,8})")
 def published_id(image: Image) -> str | None:
     """Return the id of an image on Flickr or in MS-COCO, such as ``flickr 1000268201`` or ``coco 42``; None if it is unknown.
 
-    The id is read from the name of the file: ``1000268201_693b08cb0e.jpg`` (Flickr8k), ``1000268201.jpg`` (Flickr30K),
-    ``COCO_val2014_000000000042.jpg`` or ``000000000042.jpg`` (COCO). The field ``cocoid`` takes precedence.
+    It is the field ``cocoid``, or comes from the name of the file: ``1000268201_693b08cb0e.jpg`` (Flickr8k),
+    ``1000268201.jpg`` (Flickr30K), ``COCO_val2014_000000000042.jpg`` or ``000000000042.jpg`` (COCO).
     """
     if image.cocoid is not None:
         return f"coco {image.cocoid}"
@@ -97,9 +93,9 @@ def same_images(
     checksums: Mapping[int, bytes] | None = None,
     other_checksums: Mapping[int, bytes] | None = None,
 ) -> list[tuple[Image, Image]]:
-    """Return the pairs of an image and the same image among ``others``: with the same published id or the same file content.
+    """Return the pairs of an image and the same image among ``others``, by the published id or the file content.
 
-    ``checksums`` and ``other_checksums`` map the ``imgid`` to the SHA-256 of the file, for images where it is known.
+    ``checksums`` and ``other_checksums`` map the ``imgid`` to the SHA-256 of the file, as far as it is known.
     """
     known = defaultdict[str | bytes, list[Image]](list)
     for other in others:
@@ -129,10 +125,7 @@ def report_shared_images(dataset: Dataset, other: Dataset) -> str:
 
 
 def report_similar_photos(dataset: Dataset, other: Dataset | None = None) -> str:
-    """Report the pairs of similar photos in different splits of a data set, or in two data sets.
-
-    Raises :class:`vse.pipeline.files.images.BadImage` if a photo cannot be read.
-    """
+    """Report the pairs of similar photos in different splits of a data set, or in two data sets. Raises BadImage."""
     hashes = _perceptual_hashes(dataset)
     images, twins = dataset.images, (dataset if other is None else other).images
     pairs = [
@@ -178,7 +171,6 @@ def _checksums_of_equal_sizes(dataset: Dataset, other: Dataset) -> tuple[dict[in
 
 
 def _perceptual_hashes(dataset: Dataset) -> Any:
-    """Compute the perceptual hashes of all images, (n_images, 64)."""
     bar = progress_bar(dataset.images, desc=f"hash images of {dataset.name}", unit="image")
     return np.stack([perceptual_hash(dataset.image_path(image)) for image in bar])
 
@@ -190,10 +182,9 @@ _ID_SOURCES = {"coco": ("coco",), "flickr": ("f30k", "f8k")}  # published data s
 def audit_dataset(path: Path, against: Path | None = None, look_alikes: bool = True) -> str:
     """Report equal captions and similar photos across the splits of a data set, and images that are in known test sets.
 
-    With ``against`` the report also compares the data set with another one. ``against`` is the path of its ``dataset.json``,
-    or its name; a data set of that name is searched next to this one and in ``data/``, and may lack its photos. Without
-    ``look_alikes`` photos are not compared, and none is read. Raises UserError if a data set is invalid or an image file is
-    missing.
+    ``against``, a ``dataset.json`` or the name of a data set next to this one or in ``data/``, is compared with the data set;
+    it may lack its photos. Without ``look_alikes`` no photos are read. Raises UserError if a data set is invalid or an image
+    file is missing.
     """
     dataset = load_checked_dataset(path)
     others = [] if against is None else [_load_other(against, dataset)]
@@ -211,10 +202,7 @@ def audit_dataset(path: Path, against: Path | None = None, look_alikes: bool = T
 
 
 def report_shared_captions(dataset: Dataset, other: Dataset | None = None) -> str:
-    """Report captions with the same tokens in different splits of a data set, or in two data sets.
-
-    The case of the tokens is ignored.
-    """
+    """Report captions with the same tokens, in any case, in different splits of a data set, or in two data sets."""
     own = _count_splits_of_texts(dataset)
     twins = own if other is None else _count_splits_of_texts(other)
     counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
@@ -251,8 +239,8 @@ def _count_splits_of_texts(dataset: Dataset) -> dict[str, Counter[str]]:
 def report_known_test_images(dataset: Dataset) -> list[str]:
     """Report the images of a data set that published data sets test on, by their published ids.
 
-    The published data sets are read from their ``dataset.json``, next to this data set or in ``data/``. If a data set that may
-    share images has none there, a line reports that it was not compared.
+    The ``dataset.json`` of a published data set is searched next to this data set and in ``data/``. A line names data sets
+    that may share images but are missing.
     """
     lines: list[str] = []
     missing = set(_published()) - {dataset.name}
@@ -283,16 +271,11 @@ def _published() -> list[str]:
 
 
 def _find_dataset_file(name: str, dataset: Dataset) -> Path | None:
-    """Return the ``dataset.json`` of the data set ``name``, next to another data set or in ``data/``, or None."""
     paths = (dataset.path.parent.parent / name / "dataset.json", Path("data", name, "dataset.json"))
     return next((path for path in paths if path.is_file()), None)
 
 
 def _load_other(against: Path, dataset: Dataset) -> Dataset:
-    """Load a data set by its path or name. Raises UserError if it does not exist.
-
-    A data set that is given by its name may lack its images; then only names and captions are compared.
-    """
     name = str(against)
     if against.exists() or not is_name(name) or name.endswith(".json"):
         return load_checked_dataset(against)

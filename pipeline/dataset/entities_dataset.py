@@ -83,11 +83,11 @@ def mark_entities_phrases(
     """Return the content of a checked ``dataset.json`` with the phrases of Flickr30K Entities instead of its earlier phrases.
 
     An image is matched by the number at the beginning of its file name. A caption is matched with the captions of its image in
-    Entities by its letters and digits, whatever their case, tokens and order. If the spelling differs (*grey*, *gray*), it is
-    matched with the most similar remaining caption, provided that the share of equal tokens is at least ``min_similarity``; 1
-    allows no difference. A caption without a counterpart gets no phrases.
+    Entities by its letters and digits. If the spelling differs (*grey*, *gray*), it is matched with the most similar remaining
+    caption with a share of equal tokens of at least ``min_similarity``; 1 allows no difference. A caption without a
+    counterpart gets no phrases.
 
-    Boxes are scaled to the size of the files in ``images``. Without ``images`` they are in pixels of the annotated photos.
+    Boxes are scaled to the size of the files in ``images``; without ``images`` they are in pixels of the annotated photos.
     Logs counts. Raises UserError if no image is annotated.
     """
     reader, tokenise = _EntitiesReader(folder, images), find_tokeniser(content.get("tokeniser", DEFAULT_TOKENISER), folder)
@@ -122,7 +122,7 @@ def _mark_sentences(
     min_similarity: float,
     tokenise: Callable[[str], list[str]],
 ) -> None:
-    """Add phrases to the sentences of an image that match a caption of Entities; each of these is used at most once."""
+    """Add phrases to the sentences of an image that match a caption of Entities; each caption is used once at most."""
     texts = [sentence["tokens"] if "tokens" in sentence else tokenise(sentence["raw"]) for sentence in sentences]
     captions = [caption.words for caption in photo.captions]
     for index, other in match_captions(texts, captions, min_similarity).items():
@@ -163,7 +163,6 @@ class _EntitiesReader:
         self.unrelated = read_unrelated_captions(listed) if listed.is_file() else frozenset()
 
     def sentences_file(self, number: str) -> Path:
-        """Return the path of the captions of a photo."""
         return self.folder / "Sentences" / f"{number}.txt"
 
     def read(self, number: str, file: str) -> _Photo:
@@ -175,14 +174,8 @@ class _EntitiesReader:
         annotation = read_annotation(self.folder / "Annotations" / f"{number}.xml")
         marked = [phrase for caption in captions for phrase in caption.phrases]
         with_box = sum(phrase.chain != NOT_VISUAL and phrase.chain in annotation.boxes for phrase in marked)
-        self.counts.update(
-            images=1,
-            boxes=annotation.n_boxes,
-            clipped=annotation.n_clipped,
-            captions=len(captions),
-            marked=len(marked),
-            with_box=with_box,
-        )
+        self.counts.update(images=1, boxes=annotation.n_boxes, clipped=annotation.n_clipped)
+        self.counts.update(captions=len(captions), marked=len(marked), with_box=with_box)
         for photo, index in self.unrelated:
             if photo == number and index < len(captions):
                 self.counts["unrelated"] += len(captions[index].phrases)
@@ -190,7 +183,7 @@ class _EntitiesReader:
         return _Photo(tuple(captions), self._scaled(annotation, file), annotation.unboxed)
 
     def _scaled(self, annotation: Annotation, file: str) -> Mapping[str, Sequence[Box]]:
-        """Return the boxes in pixels of the file, whose size may differ from that of the annotated photo."""
+        """Return the boxes in pixels of the file, whose size may differ from the size of the annotated photo."""
         size = annotation.width, annotation.height
         actual_size = size if self.images is None else read_image_size(self.images / file)
         if actual_size == size:
@@ -216,15 +209,8 @@ class _EntitiesReader:
             self.counts.update(
                 phrases=1, boxed=bool(boxes), unknown=visual and not boxes and phrase.chain not in photo.unboxed
             )
-            entries.append(
-                {
-                    "first_token": first,
-                    "n_tokens": last - first,
-                    "chain": phrase.chain if visual else "",
-                    "types": list(phrase.types),
-                    "boxes": [list(box) for box in boxes],
-                }
-            )
+            span = {"first_token": first, "n_tokens": last - first, "chain": phrase.chain if visual else ""}
+            entries.append({**span, "types": list(phrase.types), "boxes": [list(box) for box in boxes]})
         return entries
 
     def report(self) -> None:
@@ -244,14 +230,10 @@ class _EntitiesReader:
             if count:
                 log.info("%d %s", count, message)
         if self.first_scaled:
-            log.warning(
-                "%d photos do not have the annotated size (%s); their boxes were scaled",
-                counts["scaled"],
-                self.first_scaled,
-            )
+            message = "%d photos do not have the annotated size (%s); their boxes were scaled"
+            log.warning(message, counts["scaled"], self.first_scaled)
 
 
 def _scale_box(box: Box, size: tuple[int, int], new_size: tuple[int, int]) -> Box:
-    """Return the box in an image that was scaled from ``size`` (width, height) to ``new_size``."""
     x1, y1, x2, y2 = (round(x * new / old, _DECIMALS) for x, old, new in zip(box, size * 2, new_size * 2, strict=True))
     return x1, y1, x2, y2

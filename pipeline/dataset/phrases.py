@@ -18,10 +18,9 @@ Box = tuple[float, float, float, float]
 class Phrase:
     """Tokens ``start`` to ``stop`` (exclusive) of a caption that name something in the image.
 
-    ``chain`` is the id of the coreference chain: all phrases of an image that name the same thing have the same chain. It is
-    empty for a phrase without a chain. ``types`` are categories such as ``people`` or ``scene``. ``boxes`` are (x1, y1, x2,
-    y2) in pixels of the original image, with x2 and y2 exclusive. A phrase may have no boxes, for example if it names the
-    background.
+    ``chain`` is the id of the coreference chain, which all phrases of an image for the same thing share; empty without a
+    chain. ``types`` are categories such as ``people`` or ``scene``. ``boxes`` are (x1, y1, x2, y2) in pixels of the original
+    image, with x2 and y2 exclusive; a phrase for the background has none.
     """
 
     start: int
@@ -32,9 +31,9 @@ class Phrase:
 
     @property
     def truth(self) -> Box | None:
-        """The ground truth of localisation: the smallest box around all boxes of the phrase, or None if it has no box.
+        """The ground truth of localisation: the smallest box around all boxes of the phrase; None without boxes.
 
-        A plural such as *two dogs* has several boxes; the published evaluation of Flickr30K Entities takes their union.
+        The published evaluation of Flickr30K Entities takes this union for plurals such as *two dogs*.
         """
         if not self.boxes:
             return None
@@ -45,8 +44,8 @@ class Phrase:
 def read_phrases(entries: Any, n_tokens: int, where: str) -> tuple[Phrase, ...]:
     """Check and convert the field ``phrases`` of a sentence of ``dataset.json``; None gives no phrases.
 
-    Raises UserError if an entry is invalid. The message begins with ``where``, the file and caption, and names the phrase,
-    counted from 1.
+    Raises UserError if an entry is invalid. The message begins with ``where``, the file and caption, and names the phrase by
+    its 1-based number.
     """
     if entries is None:
         return ()
@@ -104,9 +103,8 @@ def _box(box: Any, where: str) -> Box:
 def iou(a: Num[np.ndarray, "n_boxes 4"], b: Num[np.ndarray, "n_others 4"]) -> Float[np.ndarray, "n_boxes n_others"]:
     """Return the intersection over union of every box of ``a`` with every box of ``b``, in float64.
 
-    Boxes are (x1, y1, x2, y2) with x2 and y2 exclusive, so their area is (x2 - x1)(y2 - y1). For boxes of whole pixels the
-    result equals the IoU of the published evaluations; they take x2 and y2 as inclusive and add 1 to each side. A box without
-    area has an IoU of 0 with every box.
+    Boxes are (x1, y1, x2, y2) with x2 and y2 exclusive. For boxes of integers the result equals the IoU of the published
+    evaluations, which take x2 and y2 as inclusive and add 1 to each side. A box without area has an IoU of 0 with every box.
     """
     first, second = (np.asarray(boxes, np.float64) for boxes in (a, b))
     near = np.maximum(first[:, None, :2], second[None, :, :2])

@@ -1,15 +1,13 @@
 """Write ``data/<name>/dataset.json``: from published files, from another data set, or from a folder of photos.
 
-``prepare_dataset`` converts the published files of a data set. ``add_phrases`` adds phrases to the captions of a data set:
-those of Flickr30K Entities, or noun phrases that a spaCy pipeline finds. ``create_album`` describes a folder of photos without
-captions. All of them link the folder of images to ``images`` next to ``dataset.json``.
+All functions link the folder of images to ``images`` next to ``dataset.json``.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +78,7 @@ def annotation_paths(config: DatasetConfig, source: Path) -> list[Path]:
 def prepare_dataset(config: DatasetConfig, source: Path, out: Path) -> Path:
     """Write ``out/dataset.json`` from the published files in ``source``, and link their images to ``out/images``.
 
-    Before it writes anything, it checks the annotations and that every image file exists. Returns the path of
-    ``dataset.json``.
+    All annotations and image files are checked first. Returns the path of ``dataset.json``.
     """
     annotations, images = source_files(config, source)
     check_dataset_out(out, config.name, annotations)
@@ -134,10 +131,9 @@ def add_phrases(
 ) -> Path:
     """Write a copy of a data set with phrases in its captions to ``out/dataset.json``, and link its images to ``out/images``.
 
-    The phrases come from Flickr30K Entities, whose folder ``entities`` holds ``Annotations`` and ``Sentences``, or from the
-    spaCy pipeline ``chunker`` (see :func:`mark_noun_phrases`). The docstring of
-    :func:`vse.pipeline.dataset.entities_dataset.mark_entities_phrases` describes how captions of Entities are matched. Ids,
-    splits and captions do not change. The data set is called ``name``, or like the folder ``out``. Returns the path of
+    The phrases come from the folder ``entities`` of Flickr30K Entities
+    (:func:`vse.pipeline.dataset.entities_dataset.mark_entities_phrases`), or from the spaCy pipeline ``chunker``
+    (:func:`mark_noun_phrases`). The data set is called ``name``, or like the folder ``out``. Returns the path of
     ``dataset.json``.
     """
     check_dataset(dataset_file)
@@ -157,9 +153,9 @@ def add_phrases(
 def mark_noun_phrases(content: dict[str, Any], pipeline: str) -> dict[str, Any]:
     """Return the content of a checked ``dataset.json`` with the noun phrases of each caption instead of its earlier phrases.
 
-    ``pipeline`` is an installed spaCy package, such as ``en_core_web_sm``, or a folder; it needs a tagger and a parser. The
-    phrases are its noun chunks without pronouns, such as *a black dog* and *the snow* in *a black dog in the snow*. It parses
-    the tokens of the data set. Raises UserError if spaCy or the pipeline is not installed, or if it lacks a tagger or parser.
+    ``pipeline`` is an installed spaCy package, such as ``en_core_web_sm``, or a folder. The phrases are its noun chunks
+    without pronouns in the tokens of the data set, such as *a black dog* and *the snow* in *a black dog in the snow*. Raises
+    UserError if spaCy or the pipeline is not installed, or if it lacks a tagger or parser.
     """
     nlp = _load_chunker(pipeline)
     doc_type = import_extra("spacy.tokens", "--chunker", "chunker").Doc
@@ -203,12 +199,12 @@ def check_dataset_name(name: str) -> None:
 
 def check_dataset_out(out: Path, name: str, inputs: Iterable[Path] = ()) -> None:
     """Raise UserError if the data set ``name`` may not be written to the folder ``out``; call it before any long work."""
-    kind = OutputKind(f"the data set {name!r}", lambda path: _is_dataset(read_json_object(path), name))
-    check_output(out / "dataset.json", kind, inputs)
 
+    def is_dataset(path: Path) -> bool:
+        content = read_json_object(path)
+        return content.get("dataset") == name and isinstance(content.get("images"), list)
 
-def _is_dataset(content: Mapping[str, Any], name: str) -> bool:
-    return content.get("dataset") == name and isinstance(content.get("images"), list)
+    check_output(out / "dataset.json", OutputKind(f"the data set {name!r}", is_dataset), inputs)
 
 
 def write_dataset(content: dict[str, Any], out: Path, images: Path | None, inputs: list[Path]) -> Path:
@@ -223,7 +219,7 @@ def write_dataset(content: dict[str, Any], out: Path, images: Path | None, input
 
 
 def check_dataset(path: Path) -> str:
-    """Check a data set file and return its counts per split. Raises UserError if it is invalid or an image file is missing."""
+    """Return the counts per split of a data set file. Raises UserError if it is invalid or an image file is missing."""
     return count_splits(load_checked_dataset(path))
 
 
@@ -250,8 +246,8 @@ def create_album(photos: Path, out: Path, name: str | None = None) -> Path:
     """Write ``out/dataset.json`` for a folder of photos without captions, and link the folder to ``out/images``.
 
     All JPEG, PNG and WebP files in the folder and its subfolders become images of the split ``test``. Ids follow the order of
-    the file names, so a new photo changes the ids of those after it. The data set is called ``name``, or like the folder
-    ``out``. Returns the path of ``dataset.json``.
+    the file names, so a new photo changes the ids of later ones. The data set is called ``name``, or like the folder ``out``.
+    Returns the path of ``dataset.json``.
     """
     if not photos.is_dir():
         raise UserError(f"{photos}: no such folder of photos")

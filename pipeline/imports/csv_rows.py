@@ -26,19 +26,16 @@ def csv_rows(
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the place and the cells of each row of a CSV file; its first line has the names of the columns.
 
-    The delimiter is the one of comma, semicolon, tab and bar that occurs most often in the first line. With the quoting
-    "minimal" a cell may be quoted, and a quoted cell may span several lines. With "none" quotation marks are text, and every
-    line is a row. Each line is blank, or belongs to the header or to one row that is yielded or refused.
+    The delimiter is the most frequent one of comma, semicolon, tab and bar in the first line. With the quoting "minimal" a
+    cell may be quoted and span several lines; with "none" quotation marks are text. A stray quotation mark never hides another
+    row: each line is blank, or belongs to the header or to one row that is yielded or refused.
 
-    Parameters
-    ----------
-    refuse : called with the place and the reason of a row that cannot be read. If its quotation marks are unbalanced, only
-        its first line is refused, and wrap_read_errors continues at the next line.
-    file_column : returns the name of the column of image files, given the names of all columns
+    Raises UserError if the file has no proper header, or if it is unclear which lines are rows: if a quoted cell contains the
+    image file of another row, or if the first line of a refused row has a quotation mark and no image file.
 
-    Raises UserError if the file has no proper header, or if it is unclear which lines are rows. This is unclear if a quoted
-    cell contains the image file of another row. It is also unclear if the first line of a refused row has a quotation mark and
-    no image file, because the next line may then belong to this row.
+    refuse : called with the place and the reason of an unreadable row; after unbalanced quotation marks, reading continues at
+        the next line
+    file_column : function from the names of all columns to the name of the column of image files
     """
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as stream:
         first = stream.readline(100_000)
@@ -99,13 +96,11 @@ class _Lines:
         return line
 
     def put_back(self, lines: Sequence[str]) -> None:
-        """Put back the last lines that were taken; they are read next."""
         self._waiting.extendleft(reversed(lines))
         self.number -= len(lines)
 
 
 def _header(path: Path, rows: Iterator[list[str]], lines: _Lines) -> list[str]:
-    """Return the names of the columns. Raises UserError if the first line does not have unique names."""
     with wrap_read_errors(path, "a CSV file with the names of its columns in the first line"):
         header = [name.strip() for name in next(rows, [])]
         if lines.number > 1:
@@ -120,7 +115,6 @@ def _header(path: Path, rows: Iterator[list[str]], lines: _Lines) -> list[str]:
 
 
 def _fault(cells: list[str], n_columns: int, taken: Sequence[str]) -> str | None:
-    """Return the reason why a row cannot be read, or None."""
     if len(cells) != n_columns:
         fault = f"{len(cells)} cells, but the header has {n_columns}"
         return fault if len(taken) == 1 else f"{fault}; a quotation mark is open for {len(taken)} lines; {_HINT}"
@@ -134,9 +128,9 @@ def _fault(cells: list[str], n_columns: int, taken: Sequence[str]) -> str | None
 class _RowBounds:
     """Checks that a stray quotation mark has not merged two rows.
 
-    A quoted cell that contains the end of one row and the beginning of another one contains the image file of one of them. A
-    file is recognised by the suffix of its name: the suffix of an image format, or of a file in another row. If the names have
-    no suffix, a cell without blanks in the column of files counts as a file.
+    A quoted cell with the end of one row and the beginning of another one contains the image file of one of them. A file is
+    recognised by the suffix of its name: the suffix of an image format, or of a file in another row. If the names have no
+    suffix, a cell without blanks in the column of files counts as a file.
     """
 
     def __init__(self, path: Path, delimiter: str, header: Sequence[str], column: int) -> None:

@@ -21,7 +21,7 @@ _SUFFIXES = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"RIFF": ".webp"}
 
 
 def is_saved_dataset(folder: Path) -> bool:
-    """Return whether ``save_to_disk`` of the library wrote this folder."""
+    """Return whether the library's ``save_to_disk`` wrote this folder."""
     return any((folder / name).is_file() for name in ("dataset_dict.json", "dataset_info.json"))
 
 
@@ -29,13 +29,12 @@ def import_hugging_face(folder: Path, settings: ImportSettings, images: Path | N
     """Import a Hugging Face data set: write ``dataset.json`` and the photos, and return the path of ``dataset.json``.
 
     ``folder`` is a folder that ``save_to_disk`` wrote, or an argument of ``load_dataset``: another folder of a data set, or a
-    name on the hub, ``OWNER/NAME`` or ``OWNER/NAME:CONFIGURATION``. The library downloads the latter into its cache. No code
-    of the data set is run.
+    name on the hub, ``OWNER/NAME`` or ``OWNER/NAME:CONFIGURATION``. No code of the data set is run.
 
-    One column has images, as files or as bytes; another one has a caption or a list of captions. Splits are kept if their
-    names are known; a column may give the splits of a data set without any. An image that is given by a path must be inside
-    ``folder``, the folder ``images``, or the folders of the library. An import that was stopped continues where it ended.
-    Raises UserError if the library is not installed.
+    One column has images, as files or as bytes; another one has a caption or a list of captions. Splits with known names are
+    kept; a column may give the splits of a data set without any. The path of an image must lie inside ``folder``, the folder
+    ``images``, or the folders of the library. An interrupted import continues. Raises UserError if the library is not
+    installed.
     """
     check_dataset_name(settings.name)
     library = import_extra("datasets", f"{folder}: a Hugging Face data set", "datasets")
@@ -78,7 +77,6 @@ def _folders(library: Any, source: Path, images: Path | None) -> list[Path]:
 
 
 def _load(library: Any, source: Path) -> Any:
-    """Load the data set with the library; no code of the data set is run."""
     if source.is_dir():
         _check_files(source)
     if is_saved_dataset(source):

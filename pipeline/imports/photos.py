@@ -25,15 +25,14 @@ _HINT = "--images FOLDER allows another folder"
 class ImageFolders:
     """The folders in which a table may name images.
 
-    A relative path is searched in each of ``folders``, in this order. A symbolic link is followed only to a file in one of
-    them.
+    A relative path is searched in each of ``folders``, in this order. A symbolic link must lead to a file in one of them.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = [Path(os.path.realpath(folder)) for folder in folders]
 
     def find(self, name: str) -> Path:
-        """Return the image file of this name with links resolved. Raises BadRow if it is in none of the folders."""
+        """Return the image file of this name with links resolved. Raises BadRow if it is outside all folders."""
         if _ADDRESS.match(name):
             raise BadRow(f"the image {name[:200]!r} is an address; only paths of files are allowed")
         if not is_path(name) or not name:
@@ -47,7 +46,10 @@ class ImageFolders:
 
 
 class PhotoWriter:
-    """Writes imported photos into the folder ``images`` of a data set, and adds their rows to a collector."""
+    """Writes imported photos into the folder ``images`` of a data set, and adds their rows to a collector.
+
+    An interrupted import continues with the missing photos.
+    """
 
     def __init__(self, out: Path, collector: RowCollector) -> None:
         self.folder = out / "images"

@@ -1,9 +1,4 @@
-"""Collect rows of imported data, each an image with some of its captions, and write them as a ``dataset.json``.
-
-The importers of tables, WebDataset archives and Hugging Face data sets create an ``ImportedRow`` for each row and add it to a
-``RowCollector``. The collector checks rows, groups them by image, and returns the content of ``dataset.json``.
-``write_imported_data`` writes the file, unless the folder has another data set.
-"""
+"""Collect rows of imported data, each an image with some of its captions, and write their photos and ``dataset.json``."""
 
 from __future__ import annotations
 
@@ -44,10 +39,10 @@ class ImportSettings:
     """The settings of an import, for all formats.
 
     name, out : the name of the data set, and the folder of its ``dataset.json``
-    val, test, seed : the shares of images that are sampled for these splits if the source has no splits; None is 0.1
+    val, test, seed : the shares of images to sample for these splits if the source has no splits; None is 0.1
     tokeniser : the name of the tokeniser for the captions
     skip_bad : leave bad rows out and list them, instead of an error
-    columns : the columns of the source by field of a row; a missing field is read from a column with one of its usual names
+    columns : the columns of the source by field of a row; a missing field is read from a column with a usual name
     quoting : "minimal" or "none", for CSV files; None is "minimal"
     """
 
@@ -96,7 +91,7 @@ class ImportedRow:
 
 @dataclass
 class BadRows:
-    """Rows that cannot be imported, each with its place and the reason; if ``skipped`` is true, they are left out."""
+    """Invalid rows, each with its place and the reason; if ``skipped`` is true, they are left out."""
 
     skipped: bool
     rows: list[tuple[str, str]] = field(default_factory=list)
@@ -108,7 +103,7 @@ class BadRows:
             log.warning("%s: %s", *self.rows[-1])
 
     def finish(self, file: Path, n_rows: int) -> None:
-        """Write the bad rows to ``file`` if they are left out. Raises UserError if there are any and they are not left out."""
+        """Write the bad rows to ``file`` if they are left out. Otherwise raises UserError if there are any."""
         if not self.rows:
             file.unlink(missing_ok=True)
             return
@@ -147,7 +142,7 @@ class RowCollector:
 
     @property
     def can_succeed(self) -> bool:
-        """Whether the import can still succeed, because there is no bad row yet or bad rows are left out."""
+        """True as long as all rows are good, or if bad rows are left out."""
         return self.bad.skipped or not self.bad.rows
 
     def add(self, row: ImportedRow) -> str | None:
@@ -200,7 +195,7 @@ class RowCollector:
         raise BadRow(self._faults[file])
 
     def _check_ids(self, row: ImportedRow, file: str, known: _CollectedImage | None, split: str | None) -> None:
-        """Raise BadRow if an id is not unique, or if the split or id of an image differs from its earlier rows."""
+        """Raise BadRow if an id is duplicate, or if the split or id of an image differs from its earlier rows."""
         if known is not None:
             for name, value, earlier in (("split", split, known.split), ("imgid", row.imgid, known.imgid)):
                 if value != earlier:
@@ -216,8 +211,8 @@ class RowCollector:
     def content(self, **record: Any) -> dict[str, Any]:
         """Return the content of ``dataset.json``; ``record`` is stored in it under ``imported``.
 
-        Images and captions without ids are numbered in their order. If the source has no splits, they are sampled. Bad rows
-        are listed in ``import.failures.jsonl`` if the settings leave them out. Otherwise raises UserError if there are any.
+        Images and captions without ids are numbered in their order, and missing splits are sampled. Bad rows are listed in
+        ``import.failures.jsonl`` if the settings leave them out; otherwise raises UserError if there are any.
         """
         self._drop_incomplete("split", [image.split for image in self._images.values()])
         self._drop_incomplete("imgid", [image.imgid for image in self._images.values()])
@@ -305,9 +300,9 @@ def _entry(imgid: int, file: str, image: _CollectedImage, sampled: dict[str, str
 
 
 def parse_id(value: object, field_name: str) -> int | None:
-    """Convert an id of a row, a number or a text, to an integer; None or an empty text is None.
+    """Return an id of a row, a number or a text, as an integer; None for an empty value.
 
-    Raises BadRow, which names the field, if it is not an integer.
+    Raises BadRow, which names the field, for another value.
     """
     if value is None or value == "":
         return None
@@ -350,7 +345,7 @@ def check_import_out(settings: ImportSettings) -> None:
 
 
 def write_imported_data(content: dict[str, Any], settings: ImportSettings, images: Path | None, inputs: list[Path]) -> Path:
-    """Write ``dataset.json`` and link the folder of images, if there is one; return the path of ``dataset.json``.
+    """Write ``dataset.json``, link the folder of images if there is one, and return the path of ``dataset.json``.
 
     Raises UserError if the folder has another data set.
     """

@@ -1,8 +1,4 @@
-"""Import a folder of images and a table of their captions in CSV, JSON lines or parquet.
-
-``table_rows`` reads the rows of any of these formats; ``build_row`` converts one to an ``ImportedRow``. A row that cannot be
-read is reported with its line.
-"""
+"""Import a folder of images and a table of their captions in CSV, JSON lines or parquet."""
 
 from __future__ import annotations
 
@@ -57,9 +53,9 @@ def add_table(path: Path, collector: RowCollector, settings: ImportSettings) -> 
 
 
 def table_rows(path: Path, settings: ImportSettings, refuse: _Refuse) -> Iterator[tuple[str, dict[str, list[Any]]]]:
-    """Yield the place of each row and, by field, the values of its columns.
+    """Yield the place of each row and, by field, the values of its columns. Raises UserError if ``path`` is not a table.
 
-    Calls ``refuse`` with the place and the reason of a row that cannot be read. Raises UserError if ``path`` is not a table.
+    Calls ``refuse`` with the place and the reason of an unreadable row.
     """
     check_input(path)
     kind = path.suffix.lower()
@@ -141,7 +137,6 @@ def choose_columns(
 
 
 def _json_rows(path: Path, refuse: _Refuse) -> Iterator[tuple[str, _Values]]:
-    """Yield the place and the values of each line, a JSON object."""
     with path.open("rb") as stream:
         for line_number, line in enumerate(stream, 1):
             place = f"{path}: line {line_number}"
@@ -159,8 +154,6 @@ def _json_rows(path: Path, refuse: _Refuse) -> Iterator[tuple[str, _Values]]:
 
 
 def _parquet_rows(path: Path, choose: _Choose) -> Iterator[tuple[str, _Values]]:
-    """Yield the place and the values of each row of a parquet file; rows are counted from 1."""
-
     def columns(names: list[str]) -> list[str]:
         return [name for chosen in choose(dict.fromkeys(names)).values() for name in chosen]
 
@@ -189,7 +182,7 @@ def import_table(images: Path, table: Path, settings: ImportSettings, others: Pa
     """Write ``dataset.json`` for the images in a CSV, JSON lines or parquet file, and link their folder; return its path.
 
     A row has the path of an image, relative to the folder ``images``, and one or more captions; an image may have several
-    rows. Symbolic links in that folder may lead to files in it or in the folder ``others``. The header of each image file is
+    rows. Symbolic links may lead to files in this folder or in the folder ``others``. The header of each image file is
     checked.
     """
     if not images.is_dir():
@@ -202,9 +195,9 @@ def import_table(images: Path, table: Path, settings: ImportSettings, others: Pa
 
 
 def photo_checker(images: Path, others: Path | None = None) -> Callable[[str], None]:
-    """Return a function that checks a file in the folder ``images``.
+    """Return a function that raises BadRow if a file in the folder ``images`` is missing or is not a readable image.
 
-    It raises BadRow if the file is missing, is not a readable image, or is a link that leads out of both folders.
+    It also raises BadRow if the file is a link that leads out of both folders.
     """
     folders = ImageFolders([folder for folder in (images, others) if folder is not None])
 

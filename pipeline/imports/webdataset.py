@@ -1,8 +1,4 @@
-"""Import WebDataset archives: tar files in which ``<key>.jpg`` is followed by its captions, ``<key>.txt`` or ``<key>.json``.
-
-``SampleReader`` groups consecutive members with the same key into samples. ``import_webdataset`` converts the samples to
-images with captions and unpacks the photos.
-"""
+"""Import WebDataset archives: tar files in which ``<key>.jpg`` is followed by its captions, ``<key>.txt`` or ``<key>.json``."""
 
 from __future__ import annotations
 
@@ -43,8 +39,7 @@ class Sample:
     """Consecutive members of an archive with the same key.
 
     content, names : the bytes and the name of each member that was read, by its extension
-    longer : members that were not read because their extension has a dot, although it ends like that of a photo or caption,
-        such as ``a.b.jpg`` in the sample ``a``
+    longer : unread members with a dot before an extension of photos or captions, such as ``a.b.jpg`` in the sample ``a``
     fault : the first fault of a member
     """
 
@@ -61,7 +56,7 @@ class Sample:
 
     @property
     def photo_extension(self) -> str:
-        """The extension of the photo. Raises BadRow if there is no photo."""
+        """The extension of the photo. Raises BadRow without a photo."""
         for extension in PHOTOS:
             if extension in self.content:
                 return extension
@@ -119,7 +114,7 @@ class SampleReader:
 
     @property
     def n_unread(self) -> int:
-        """The number of members that have not been read so far."""
+        """The number of unread members so far."""
         return self._unread.total()
 
     def summary(self) -> str:
@@ -158,7 +153,6 @@ class SampleReader:
 
 
 def _is_pair(extensions: Collection[str]) -> bool:
-    """Return whether the extensions are those of a photo and of its captions."""
     return any(extension in extensions for extension in PHOTOS) and any(extension in extensions for extension in _CAPTIONS)
 
 
@@ -178,12 +172,11 @@ def import_webdataset(sources: Sequence[Path], settings: ImportSettings, key_unt
 
     A sample has a photo and its captions: the lines of its ``.txt``, or a list or object in its ``.json``. The object may also
     have the split and ids; otherwise the name of the archive or its folder may name the split (``train-0001.tar``,
-    ``test/0.tar``). A member whose path leads out of the archive is refused. An import that was stopped continues where it
-    ended: photos that exist are compared and not written again.
+    ``test/0.tar``). An interrupted import continues.
 
     As in WebDataset itself, a key ends at the first dot of a file name: ``a.b.jpg`` is the field ``b.jpg`` of the sample
-    ``a``. With ``key_until="last-dot"`` it ends at the last dot. A second sample with the same key is refused. Members that
-    are not read are counted.
+    ``a``. With ``key_until="last-dot"`` it ends at the last dot. A second sample with the same key, and a member whose path
+    leads out of the archive, are refused. Unread members are counted.
     """
     check_dataset_name(settings.name)
     if key_until not in KEY_ENDS:
@@ -230,7 +223,6 @@ def _add_archive(
     photos: PhotoWriter,
     settings: ImportSettings,
 ) -> None:
-    """Add the samples of an archive; ``seen`` has the first member of each earlier sample."""
     split = _split_of(folder)
     try:
         with open_archive(archive) as members:
@@ -252,7 +244,7 @@ def _add_archive(
 
 
 def _has_end(archive: Path) -> bool:
-    """Return whether a tar file ends with zeros, as all complete ones do; reading stops without an error where it is cut."""
+    """Return whether a tar file ends with zeros, as all complete ones do; readers stop without an error at a cut."""
     if archive.suffix != ".tar":
         return True  # decompression fails if a compressed file is cut
     with archive.open("rb") as stream:

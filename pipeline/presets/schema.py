@@ -1,13 +1,9 @@
-"""The schemas of presets: experiments (as the workflow reads them), data sets, ladders and the settings of the workflow.
-
-The schemas of features are in :mod:`vse.features.settings`.
+"""The schemas of experiments (as the workflow reads them), data sets, ladders and the settings of the workflow.
 
 An experiment can be composed by its name: ``vsepp+tfidf+effnet`` is the experiment ``vsepp`` with the caption feature
 ``tfidf`` (or ``words``) and the image feature ``effnet``. ``vsepp@f8k+tfidf+effnet`` has the settings of ``vsepp`` in the
-ladder ``f8k``.
-
-A ladder (``config/ladders/``) compares experiments, image features and caption features. Each of its combinations is a
-composed experiment.
+ladder ``f8k``. A ladder compares experiments, image features and caption features; each of its combinations is a composed
+experiment.
 """
 
 from __future__ import annotations
@@ -200,7 +196,6 @@ class ComposedName(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The composed name."""
         ladder = "" if self.ladder is None else f"@{self.ladder}"
         return f"{self.experiment}{ladder}+{self.caption_feature or WORDS}+{self.feature}"
 
