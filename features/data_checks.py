@@ -76,7 +76,9 @@ def check_box_photos(path: Path, dataset: Dataset) -> None:
 
 def data_set_differences(cache: FeatureCache, dataset: Dataset) -> list[str]:
     """Return the differences between a data set and the data set of a cache; see :func:`check_data`."""
-    recorded, changed = recorded_identity(cache), not records_file_of(cache, dataset)
+    data = cache.provenance.get("data")
+    is_same_file = isinstance(data, Mapping) and bool(dataset.sha256) and data.get("sha256") == dataset.sha256
+    recorded, changed = recorded_identity(cache), not is_same_file
     captions, ids_of_captions = recorded.captions, recorded.caption_ids
     if changed and captions is not None:
         captions, ids_of_captions = caption_hashes(dataset.images), caption_ids(dataset.images)
@@ -96,12 +98,6 @@ def data_set_differences(cache: FeatureCache, dataset: Dataset) -> list[str]:
 def holds_texts_of(cache: FeatureCache, dataset: Dataset) -> bool:
     """Return whether the rows of a cache belong to the captions or phrases of this data set."""
     return cache.dataset == dataset.name and not data_set_differences(cache, dataset)
-
-
-def records_file_of(cache: FeatureCache, dataset: Dataset) -> bool:
-    """Return whether the cache records the SHA-256 of this version of ``dataset.json``."""
-    data = cache.provenance.get("data")
-    return isinstance(data, Mapping) and bool(dataset.sha256) and data.get("sha256") == dataset.sha256
 
 
 def recorded_identity(cache: FeatureCache) -> DataIdentity:

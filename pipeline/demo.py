@@ -276,14 +276,12 @@ def _draw(out: Path, splits: list[str], seed: int, name: str) -> Path:
         scene = compose_scene(rng)
         filename = _filename(imgid)
         write_bytes(out / "images" / filename, _jpeg(draw_scene(scene, rng)), sync=False)
-        entries.append(_entry(imgid, filename, split, scene, compose_captions(scene, rng)))
+        captions = compose_captions(scene, rng)
+        sentids = [imgid * len(captions) + k for k in range(len(captions))]
+        sentences = [_sentence(sentid, imgid, scene, c) for sentid, c in zip(sentids, captions, strict=True)]
+        entry = {"imgid": imgid, "filename": filename, "split": split, "sentids": sentids}
+        entries.append({**entry, "sentences": sentences})
     return write_json(out / "dataset.json", {"dataset": name, "images": entries})
-
-
-def _entry(imgid: int, filename: str, split: str, scene: Scene, captions: tuple[DemoCaption, ...]) -> dict[str, Any]:
-    sentids = [imgid * len(captions) + k for k in range(len(captions))]
-    sentences = [_sentence(sentid, imgid, scene, c) for sentid, c in zip(sentids, captions, strict=True)]
-    return {"imgid": imgid, "filename": filename, "split": split, "sentids": sentids, "sentences": sentences}
 
 
 def _sentence(sentid: int, imgid: int, scene: Scene, caption: DemoCaption) -> dict[str, Any]:

@@ -51,6 +51,6 @@ def progress_bar(
     if sys.stderr.isatty() or notebook or hidden:
         bar: Any = import_module("tqdm.auto").tqdm if notebook else tqdm  # widgets, or text in a notebook without widgets
         return bar(items, unit=unit, disable=hidden, file=sys.stderr, **options)
-    intervals = dict.fromkeys(("delay", "mininterval", "maxinterval"), LOG_SECONDS)
+    options |= dict.fromkeys(("delay", "mininterval", "maxinterval"), LOG_SECONDS)
     unit = unit if unit_scale else f" {unit}"
-    return _LoggedBar(items, unit=unit, file=io.StringIO(), miniters=1, bar_format=LOG_FORMAT, **intervals, **options)
+    return _LoggedBar(items, unit=unit, file=io.StringIO(), miniters=1, bar_format=LOG_FORMAT, **options)

@@ -70,7 +70,6 @@ class GpuLeases:
         return shared
 
     def release(self) -> None:
-        """Release all GPUs of this process."""
         for descriptor in self._held.values():
             os.close(descriptor)
         self._held.clear()

@@ -125,7 +125,8 @@ def copy_checked_model(folder: Path) -> Iterator[Path]:
     """
     with tempfile.TemporaryDirectory(prefix="vse-model-") as temporary:
         copy = Path(temporary) / (folder.name or "model")
-        for place, name in _module_folders(folder).items():
+        classes = {module["path"]: MODULE_CLASSES[module["type"]] for module in read_modules(folder)}
+        for place, name in {"": "", **(classes or {"": "Transformer"})}.items():  # the root may have no module of its own
             _copy_module(folder / place, copy / place, name)
         yield copy
 
@@ -176,13 +177,6 @@ def check_settings(file: Path, content: Any) -> None:
             for kind in value.values() if isinstance(value, dict) else [value]:
                 if kind is not None and kind not in _ATTENTION:
                     raise UserError(f"{file}: {key} names code of the model ({kind}); remove the line")
-
-
-def _module_folders(folder: Path) -> dict[str, str]:
-    """Map the path of each module's folder, and of the root, to the name of the module's class."""
-    modules = read_modules(folder)
-    class_of_path = {module["path"]: MODULE_CLASSES[module["type"]] for module in modules} or {"": "Transformer"}
-    return {"": "", **class_of_path}
 
 
 def _copy_module(source: Path, target: Path, name: str) -> None:

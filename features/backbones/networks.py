@@ -86,7 +86,6 @@ class LayerOutput(nn.Module):
             find_module(model, layer, "penultimate", "output").register_forward_hook(lambda _, __, output: self._stop(output))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute the features of a batch of images."""
         with suppress(_LayerReached):
             self.model(images)
         output, self._output = self._output, None
@@ -357,15 +356,13 @@ def _foldable_pairs(network: nn.Module, images: Tensor) -> list[tuple[nn.Conv2d,
 
     plain = [module for module in network.modules() if not module._forward_hooks and not module._forward_pre_hooks]
     hooks = [m.register_forward_hook(after_convolution) for m in plain if isinstance(m, nn.Conv2d)]
-    hooks += [m.register_forward_pre_hook(before_norm) for m in plain if isinstance(m, nn.BatchNorm2d) and _can_fold(m)]
+    norms = [m for m in plain if isinstance(m, nn.BatchNorm2d) and m.running_mean is not None]
+    norms = [m for m in norms if type(m) is nn.BatchNorm2d or {"drop", "act"} <= m._modules.keys()]  # the latter in timm
+    hooks += [m.register_forward_pre_hook(before_norm) for m in norms]
     network(images)
     for hook in hooks:
         hook.remove()
     return [pair for pair in pairs if runs[pair[0]] == runs[pair[1]] == 1]
-
-
-def _can_fold(norm: nn.BatchNorm2d) -> bool:
-    return norm.running_mean is not None and (type(norm) is nn.BatchNorm2d or {"drop", "act"} <= norm._modules.keys())
 
 
 def _without_norm(norm: nn.BatchNorm2d) -> nn.Module:

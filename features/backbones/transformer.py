@@ -98,7 +98,6 @@ class Transformer:
 
     @property
     def pad_index(self) -> int:
-        """The token id of padding."""
         return int(self.config.get("pad_token_id") or 0)
 
     @property

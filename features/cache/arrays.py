@@ -38,12 +38,10 @@ class StoredArray:
 
     @property
     def nbytes(self) -> int:
-        """Size of the array in bytes."""
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
     @property
     def n_blocks(self) -> int:
-        """Number of blocks; the last one may be short."""
         return -(-self.nbytes // BLOCK)
 
     def map(self) -> NDArray[Any]:

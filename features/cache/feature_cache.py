@@ -84,7 +84,6 @@ class FeatureCache:
 
     @property
     def n_bytes(self) -> int:
-        """Size of the cache and its shards in bytes."""
         files = [self.path, *(shard["features"].path for shard in self.shards)]
         return sum(file.stat().st_size for file in files)
 

@@ -100,7 +100,6 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return ImageWithBoxes(small, boxes, scores, image.size, original, self._max_boxes(image_id))
 
     def compute(self, batch: Sequence[ImageWithBoxes]) -> list[ImageVectors]:
-        """Return the vectors of each image's boxes."""
         return [self._vectors(self._with_proposals(item) if self._detector is not None else item) for item in batch]
 
     def _load_box_source(self, weights_dir: Path | None, dataset: Path | None) -> dict[str, str]:

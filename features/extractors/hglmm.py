@@ -43,7 +43,6 @@ class MixturePart:
 
     @property
     def dim(self) -> int:
-        """Length of a vector."""
         return 2 * self.mixture.mean.numel() if self.components is None else len(self.components)
 
     def to(self, like: Tensor) -> MixturePart:

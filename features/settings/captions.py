@@ -158,7 +158,6 @@ class CaptionSettings(TextSettings):
 
     @classmethod
     def encoder_class(cls) -> type[CaptionEncoder]:
-        """Return the class of the encoder."""
         encoder: type[CaptionEncoder] = import_object(cls.encoder)
         return encoder
 

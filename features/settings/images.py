@@ -197,7 +197,6 @@ class BoxesConfig(LayerSettings):
         return {name: value for name, value in content.items() if name not in ("train_boxes", "thin_edges") or value}
 
     def files(self) -> list[str]:
-        """Return the files of weights, boxes and the edge model."""
         proposer = [self.proposer_weights] if self.proposer_weights.endswith(WEIGHT_SUFFIXES) else []
         edge_model = [self.edge_model] if self.edge_model is not None else []
         return [*super().files(), *([self.boxes] if self.from_file else []), *proposer, *edge_model]

@@ -173,7 +173,6 @@ class InputFile:
 
     @property
     def size(self) -> int:
-        """The current size in bytes."""
         return self._current_state().size
 
     def read(self) -> bytes:

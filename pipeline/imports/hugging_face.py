@@ -12,8 +12,15 @@ from vse.pipeline.files.columnar import check_arrow, check_compressed_file
 from vse.pipeline.files.images import BadImage, read_image_bytes
 from vse.pipeline.files.inputs import error_reason, is_path, wrap_read_errors
 from vse.pipeline.files.writing import lock_for_writing, read_json
-from vse.pipeline.imports.photos import MAX_PHOTO_BYTES, ImageFolders, PhotoWriter
-from vse.pipeline.imports.rows import BadRow, ImportSettings, RowCollector, write_imported_data
+from vse.pipeline.imports.rows import (
+    MAX_PHOTO_BYTES,
+    BadRow,
+    ImageFolders,
+    ImportSettings,
+    PhotoWriter,
+    RowCollector,
+    write_imported_data,
+)
 from vse.pipeline.imports.tables import build_row, choose_columns
 from vse.pipeline.progress import progress_bar
 

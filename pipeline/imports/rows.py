@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -15,17 +17,13 @@ from vse.pipeline.dataset.captions import IMPORT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.dataset import SPLITS
 from vse.pipeline.dataset.sources import check_dataset_name, check_dataset_out, write_dataset
 from vse.pipeline.errors import UserError, printable
+from vse.pipeline.files.images import BadImage, read_image_size
 from vse.pipeline.files.inputs import is_path
 from vse.pipeline.files.outputs import check_output, may_replace_others, text_kind
-from vse.pipeline.files.writing import read_json, write_text
+from vse.pipeline.files.writing import clear_temporaries, read_json, write_bytes, write_text
 
-_SPLIT_NAMES = {split: split for split in SPLITS} | {
-    "training": "train",
-    "dev": "val",
-    "valid": "val",
-    "validation": "val",
-    "testing": "test",
-}
+_SPLIT_NAMES = {split: split for split in SPLITS} | {"training": "train", "testing": "test"}
+_SPLIT_NAMES |= dict.fromkeys(("dev", "valid", "validation"), "val")
 _MAX_LOGGED = 5  # bad rows in the log; import.failures.jsonl lists all of them
 log = logging.getLogger(__name__)
 
@@ -174,7 +172,13 @@ class RowCollector:
             raise BadRow("has no caption")
         known = self._images.get(file)
         if known is None:
-            self._check_file(file)
+            if file not in self._faults:
+                try:
+                    self._check(file)
+                except BadRow as fault:
+                    self._faults[file] = str(fault)
+            if file in self._faults:
+                raise BadRow(self._faults[file])
         self._check_ids(row, file, known, split)
         image = self._images.setdefault(file, _CollectedImage([], row.imgid, row.cocoid, split, []))
         image.places.append(row.place)
@@ -184,15 +188,6 @@ class RowCollector:
         if row.imgid is not None:
             self._files[row.imgid] = file
         return file
-
-    def _check_file(self, file: str) -> None:
-        if file not in self._faults:
-            try:
-                self._check(file)
-                return
-            except BadRow as fault:
-                self._faults[file] = str(fault)
-        raise BadRow(self._faults[file])
 
     def _check_ids(self, row: ImportedRow, file: str, known: _CollectedImage | None, split: str | None) -> None:
         """Raise BadRow if an id is duplicate, or if the split or id of an image differs from its earlier rows."""
@@ -214,11 +209,10 @@ class RowCollector:
         Images and captions without ids are numbered in their order, and missing splits are sampled. Bad rows are listed in
         ``import.failures.jsonl`` if the settings leave them out; otherwise raises UserError if there are any.
         """
-        self._drop_incomplete("split", [image.split for image in self._images.values()])
-        self._drop_incomplete("imgid", [image.imgid for image in self._images.values()])
-        self._drop_incomplete("sentid", [image.captions[0][0] for image in self._images.values()])
-        n_taken = sum(len(image.places) for image in self._images.values())
-        n_refused = len(self.bad.rows)
+        self._drop_incomplete("split", lambda image: image.split)
+        self._drop_incomplete("imgid", lambda image: image.imgid)
+        self._drop_incomplete("sentid", lambda image: image.captions[0][0])
+        n_taken, n_refused = sum(len(image.places) for image in self._images.values()), len(self.bad.rows)
         assert n_taken + n_refused == self.n_rows, "each row is taken or refused"
         self.bad.finish(self._settings.out / "import.failures.jsonl", self.n_rows)
         log.info("%d rows read: %d taken, %d refused", self.n_rows, n_taken, n_refused)
@@ -238,12 +232,11 @@ class RowCollector:
         head = {"dataset": self._settings.name, "tokeniser": self._settings.tokeniser, "imported": imported}
         return {**head, "images": entries}
 
-    def _drop_incomplete(self, field_name: str, values: list[Any]) -> None:
-        """Count images without a value as bad and remove them, if other images have one; ``values`` has one per image."""
-        if all(value is None for value in values):
-            return
-        for (file, image), value in zip(list(self._images.items()), values, strict=True):
-            if value is None:
+    def _drop_incomplete(self, field_name: str, get: Callable[[_CollectedImage], Any]) -> None:
+        """Count images without a value as bad and remove them, if other images have one."""
+        incomplete = {file: image for file, image in self._images.items() if get(image) is None}
+        if len(incomplete) < len(self._images):
+            for file, image in incomplete.items():
                 for place in image.places:
                     self.bad.add(place, f"{file} has no {field_name}, although other images have one")
                 del self._images[file]
@@ -299,22 +292,6 @@ def _entry(imgid: int, file: str, image: _CollectedImage, sampled: dict[str, str
     }
 
 
-def parse_id(value: object, field_name: str) -> int | None:
-    """Return an id of a row, a number or a text, as an integer; None for an empty value.
-
-    Raises BadRow, which names the field, for another value.
-    """
-    if value is None or value == "":
-        return None
-    try:
-        number = int(value) if isinstance(value, str) else value
-    except ValueError:
-        number = None
-    if type(number) is not int or abs(number) >= 2**63:
-        raise BadRow(f"{field_name} {value!r} is not an integer")
-    return number
-
-
 def caption_texts(values: Iterable[object]) -> tuple[str, ...]:
     """Return the captions of a row, whose values are texts or lists of texts. Raises BadRow for any other value."""
     flat = [text for value in values for text in (value if isinstance(value, list) else [value])]
@@ -359,3 +336,64 @@ def write_imported_data(content: dict[str, Any], settings: ImportSettings, image
     written = write_dataset(content, settings.out, images, inputs)
     log.info("%s: %d images (%s) with %d captions", file, len(content["images"]), split_counts, n_captions)
     return written
+
+
+MAX_PHOTO_BYTES = 100_000_000
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//|/)")
+_HINT = "--images FOLDER allows another folder"
+
+
+class ImageFolders:
+    """The folders in which a table may name images.
+
+    A relative path is searched in each of ``folders``, in this order. A symbolic link must lead to a file in one of them.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = [Path(os.path.realpath(folder)) for folder in folders]
+
+    def find(self, name: str) -> Path:
+        """Return the image file of this name with links resolved. Raises BadRow if it is outside all folders."""
+        if _ADDRESS.match(name):
+            raise BadRow(f"the image {name[:200]!r} is an address; only paths of files are allowed")
+        if not is_path(name) or not name:
+            raise BadRow("names no image file")
+        targets = [Path(os.path.realpath(folder / name)) for folder in self._folders]
+        inside = [target for target in targets if any(target.is_relative_to(folder) for folder in self._folders)]
+        if not inside:
+            folders = " or ".join(map(str, self._folders))
+            raise BadRow(f"the image {name[:200]!r} is outside {folders}; {_HINT}")
+        return next((target for target in inside if target.is_file()), inside[0])
+
+
+class PhotoWriter:
+    """Writes imported photos into the folder ``images`` of a data set, and adds their rows to a collector.
+
+    An interrupted import continues with the missing photos.
+    """
+
+    def __init__(self, out: Path, collector: RowCollector) -> None:
+        self.folder = out / "images"
+        if self.folder.is_symlink():
+            raise UserError(f"{self.folder} is a link to another folder of images; give another --out")
+        clear_temporaries(self.folder, recursive=True)
+        self._collector = collector
+
+    def add(self, row: ImportedRow, content: bytes) -> None:
+        """Add a row and write its photo; count the row as bad if the photo cannot be read.
+
+        After a bad row nothing more is written, unless bad rows are left out.
+        """
+        try:
+            read_image_size(Path(row.file), content)
+        except BadImage as fault:
+            self._collector.refuse(row.place, fault)
+            return
+        file = self._collector.add(row)
+        if file is None or not self._collector.can_succeed:
+            return
+        path = self.folder / file
+        if not (path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content):
+            if path.exists():
+                raise UserError(f"{path} already exists and is another photo; move {self.folder} away, or give another --out")
+            write_bytes(path, content, sync=False)

@@ -1,9 +1,9 @@
-"""Import WebDataset archives: tar files in which ``<key>.jpg`` is followed by its captions, ``<key>.txt`` or ``<key>.json``."""
+"""Import WebDataset archives, tar files with photos ``<key>.jpg`` and captions, ``<key>.txt`` or ``<key>.json``."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -13,11 +13,12 @@ from vse.pipeline.errors import UserError, did_you_mean, printable
 from vse.pipeline.files.archives import ARCHIVE_ERRORS, ArchiveMember, member_fault, open_archive
 from vse.pipeline.files.inputs import check_input, error_reason
 from vse.pipeline.files.writing import lock_for_writing, parse_json
-from vse.pipeline.imports.photos import MAX_PHOTO_BYTES, PhotoWriter
 from vse.pipeline.imports.rows import (
+    MAX_PHOTO_BYTES,
     BadRow,
     ImportedRow,
     ImportSettings,
+    PhotoWriter,
     RowCollector,
     caption_texts,
     log,
@@ -76,7 +77,8 @@ class Sample:
         extensions: dict[PurePosixPath, set[str]] = {}
         for path in self.longer:
             extensions.setdefault(path.with_suffix(""), set()).add(path.suffix[1:].lower())
-        pair = next((stem for stem, each in extensions.items() if _is_pair(each)), None)
+        pairs = (stem for stem, each in extensions.items() if each & set(PHOTOS) and each & set(_CAPTIONS))
+        pair = next(pairs, None)
         if pair is None:
             return
         first = next(str(path) for path in self.longer if path.with_suffix("") == pair)
@@ -150,10 +152,6 @@ class SampleReader:
         assert stream is not None, "a plain file can be read"
         with stream:
             sample.content[extension], sample.names[extension] = stream.read(max_bytes), member.name
-
-
-def _is_pair(extensions: Collection[str]) -> bool:
-    return any(extension in extensions for extension in PHOTOS) and any(extension in extensions for extension in _CAPTIONS)
 
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz")
