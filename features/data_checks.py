@@ -28,10 +28,10 @@ from vse.pipeline.dataset.identity import (
     DataChecksums,
     DataIdentity,
     Hashes,
+    build_identity,
     caption_hashes,
-    data_differences,
+    compare_data,
     hash_available_photos,
-    identity_of_images,
 )
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import find_hdf5_dataset, open_hdf5
@@ -48,7 +48,7 @@ def check_data(cache: FeatureCache, dataset: Dataset) -> None:
     """
     if cache.dataset != dataset.name:
         raise UserError(f"{cache.path} holds features of {cache.dataset!r}, but {dataset.path} is {dataset.name!r}")
-    if differences := data_set_differences(cache, dataset):
+    if differences := compare_with_dataset(cache, dataset):
         raise UserError(
             f"{dataset.path}: the data set has changed since {cache.path} was made: {'; '.join(differences)}. Give the data "
             "set of the cache, or run the same vse-extract again, which keeps unchanged rows"
@@ -57,7 +57,7 @@ def check_data(cache: FeatureCache, dataset: Dataset) -> None:
 
 def check_same_photos(cache: FeatureCache, other: FeatureCache) -> None:
     """Check that two caches of images belong to the same data set, by their photographs and captions. Raises UserError."""
-    if differences := data_differences(recorded_identity(other), recorded_identity(cache)):
+    if differences := compare_data(recorded_identity(other), recorded_identity(cache)):
         raise UserError(f"{other.path} and {cache.path} are of different data sets: {'; '.join(differences)}")
 
 
@@ -70,11 +70,11 @@ def check_box_photos(path: Path, dataset: Dataset) -> None:
         return
     recorded = replace(recorded_identity(open_cache(path)), caption_ids=_NO_IDS, captions=None)
     photo_ids, photos = hash_available_photos(dataset, recorded, COMPARED_PHOTOS_IF_CHANGED)
-    if differences := data_differences(DataIdentity(photo_ids, _NO_IDS, photos), recorded):
+    if differences := compare_data(DataIdentity(photo_ids, _NO_IDS, photos), recorded):
         raise UserError(f"{path}: its boxes are those of another data set than {dataset.path}: {differences[0]}")
 
 
-def data_set_differences(cache: FeatureCache, dataset: Dataset) -> list[str]:
+def compare_with_dataset(cache: FeatureCache, dataset: Dataset) -> list[str]:
     """Return the differences between a data set and the data set of a cache; see :func:`check_data`."""
     data = cache.provenance.get("data")
     is_same_file = isinstance(data, Mapping) and bool(dataset.sha256) and data.get("sha256") == dataset.sha256
@@ -85,19 +85,19 @@ def data_set_differences(cache: FeatureCache, dataset: Dataset) -> list[str]:
     max_photos = COMPARED_PHOTOS_IF_CHANGED if changed else COMPARED_PHOTOS
     photo_ids, photos = hash_available_photos(dataset, recorded, max_photos)
     current = DataIdentity(photo_ids, ids_of_captions, photos, captions)
-    differences = data_differences(current, recorded)
+    differences = compare_data(current, recorded)
     if differences or not changed:
         return differences
     if cache.kind == "text" and has_input_hashes(cache):
-        return text_differences(dataset, cache.ids, read_sources(cache), cache.provenance.get("config", {}))
+        return compare_texts(dataset, cache.ids, read_sources(cache), cache.provenance.get("config", {}))
     if has_truth_boxes(cache) and boxes_sha256(ground_truth_boxes(dataset)) != cache.provenance.get("boxes_sha256"):
         return ["the boxes of its phrases differ"]
     return []
 
 
-def holds_texts_of(cache: FeatureCache, dataset: Dataset) -> bool:
+def belongs_to_dataset(cache: FeatureCache, dataset: Dataset) -> bool:
     """Return whether the rows of a cache belong to the captions or phrases of this data set."""
-    return cache.dataset == dataset.name and not data_set_differences(cache, dataset)
+    return cache.dataset == dataset.name and not compare_with_dataset(cache, dataset)
 
 
 def recorded_identity(cache: FeatureCache) -> DataIdentity:
@@ -116,15 +116,15 @@ def recorded_identity(cache: FeatureCache) -> DataIdentity:
     )
 
 
-def data_sums(cache: FeatureCache, dataset: Dataset) -> DataChecksums:
+def hash_dataset(cache: FeatureCache, dataset: Dataset) -> DataChecksums:
     """Return the hashes of a data set; the photographs' hash covers the rows of ``cache`` and is None without hashes."""
     photos = replace(recorded_identity(cache), caption_ids=_NO_IDS, captions=None).checksums.photos_sha256
-    identity = identity_of_images(dataset.images)
+    identity = build_identity(dataset.images)
     splits = {split: sorted(image_ids(images).tolist()) for split, images in dataset.splits.items()}
     return identity.checksums.model_copy(update={"photos_sha256": photos, "splits_sha256": sha256_json(splits)})
 
 
-def text_differences(dataset: Dataset, ids: Ids, sources: Hashes, config: Mapping[str, Any]) -> list[str]:
+def compare_texts(dataset: Dataset, ids: Ids, sources: Hashes, config: Mapping[str, Any]) -> list[str]:
     """Return a message if texts of a data set differ from the texts of a cache or shard, else an empty list.
 
     ``ids`` (n,) and ``sources`` (n, 32) are the rows of the cache or shard, ``config`` the recorded settings of its extractor.

@@ -86,9 +86,9 @@ def import_command(
     val and test.
     """
     from vse.features.exchange.formats import ImportJob, import_data
-    from vse.pipeline.imports.rows import import_settings
+    from vse.pipeline.imports.rows import build_import_settings
 
-    settings = import_settings(out, name, val, test, seed, tokeniser, skip_bad, columns, quoting)
+    settings = build_import_settings(out, name, val, test, seed, tokeniser, skip_bad, columns, quoting)
     for path in import_data(ImportJob(sources, settings, captions, images, out_features, key_until), format_name):
         click.echo(path)
 

@@ -20,9 +20,9 @@ from vse.features.cache.rows import Identity, Ids, Item, Kind, TextRows, config_
 from vse.features.cache.shards import (
     concatenate_offsets,
     mixed_precision_error,
-    precision_of,
     read_arrays,
     read_finished_shard,
+    read_precision,
     read_record,
     shard_path,
     shard_slice,
@@ -30,14 +30,14 @@ from vse.features.cache.shards import (
     shards_in_other_precision,
     write_shard,
 )
-from vse.features.data_checks import text_differences
+from vse.features.data_checks import compare_texts
 from vse.features.exchange.embeddings import read_backbone
 from vse.features.extractors.proposals import TRUTH_BOXES, boxes_sha256, ground_truth_boxes, has_truth_boxes
 from vse.features.settings import EXTRACTORS
 from vse.features.settings.base import Extractor
 from vse.pipeline.dataset.captions import iou
 from vse.pipeline.dataset.dataset import SPLITS, Dataset, Mention, load_dataset_file, mentions
-from vse.pipeline.dataset.identity import COMPARED_PHOTOS, DataIdentity, data_differences, hash_available_photos
+from vse.pipeline.dataset.identity import COMPARED_PHOTOS, DataIdentity, compare_data, hash_available_photos
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import open_hdf5
 from vse.pipeline.files.images import BadImage
@@ -49,7 +49,7 @@ IOU = 0.5
 """Smallest IoU of a correct box, as in the evaluation of Flickr30K Entities."""
 
 
-def split_upper_bounds(
+def count_covered_phrases(
     dataset: Dataset,
     ids: Ids,
     offsets: Ids,
@@ -90,7 +90,9 @@ def _upper_bound(
         if config.get("boxes") == TRUTH_BOXES or not {"boxes", "offsets"} <= first.keys():
             return {}
     ids, offsets, boxes = zip(*(read_arrays(path, "ids", "offsets", "boxes") for path in shards), strict=True)
-    splits = split_upper_bounds(dataset, np.concatenate(ids), concatenate_offsets(offsets), np.concatenate(boxes), image_ids)
+    splits = count_covered_phrases(
+        dataset, np.concatenate(ids), concatenate_offsets(offsets), np.concatenate(boxes), image_ids
+    )
     shares = {name: {**counts, "share": counts["covered"] / counts["phrases"]} for name, counts in splits.items()}
     return {"upper_bound": {"iou": IOU, "splits": shares}} if splits else {}
 
@@ -176,7 +178,7 @@ def extract_shards(
         with lock_for_writing(path):
             shard_identity = others.get(path, identity)
             if _is_finished(path, shard_identity, items, extractor.config.text_rows, skip_bad):
-                suffix = f" in {precision_of(shard_identity)}, the precision of another machine" if path in others else ""
+                suffix = f" in {read_precision(shard_identity)}, the precision of another machine" if path in others else ""
                 log.info("%s: finished, kept%s", path, suffix)
                 continue
             if other := next((identity for other_path, identity in others.items() if other_path != path), None):
@@ -249,11 +251,11 @@ def _check_sources(path: Path, dataset: Dataset, kind: Kind, config: Mapping[str
         return
     ids, sources = read_arrays(path, "ids", "sources")
     if kind == "text":
-        differences = text_differences(dataset, ids, sources, config)
+        differences = compare_texts(dataset, ids, sources, config)
     else:
         recorded = DataIdentity(ids, ids[:0], sources if sources.any() else None)
         found, photos = hash_available_photos(dataset, recorded, COMPARED_PHOTOS)
-        differences = data_differences(DataIdentity(found, ids[:0], photos), recorded)
+        differences = compare_data(DataIdentity(found, ids[:0], photos), recorded)
     if differences:
         raise UserError(
             f"{path}: the data set {dataset.path} has changed since the shard was made: {differences[0]}; give the data set "

@@ -21,7 +21,7 @@ class UserError(Exception):
 
 
 class Interrupted(Exception):
-    """A signal stopped the work, which can be resumed. Commands exit with 128 + the number of the signal, as shells do."""
+    """Raised when a signal stops work that can be resumed. Commands exit with 128 + the number of the signal, as shells do."""
 
     def __init__(self, message: str, signal: int) -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class Interrupted(Exception):
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the end of an error message with the nearest and all valid names: `` (did you mean 'vsepp'? known: ...)``.
 
-    Of a long list, only the nearest five names appear.
+    A long list is cut to the nearest five names.
     """
     names = sorted(known)
     name = name[:_LONGEST]

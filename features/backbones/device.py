@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class GpuLeases:
-    """The GPUs that this process has taken, each marked by a lock on a file, which the system frees when the process ends.
+    """The GPUs that this process has taken. A lock on a file marks each GPU until the process ends.
 
     Parameters
     ----------
@@ -208,7 +208,7 @@ def choose_precision(device: torch.device, requested: str, workload: Workload, s
     return requested
 
 
-def query_precision(recorded: str) -> str:
+def choose_query_precision(recorded: str) -> str:
     """Return the precision of queries to a cache: ``auto`` for a cache in bf16, else ``recorded``.
 
     Vectors in fp32 differ from bf16 only by rounding, and emulated bf16 is slower.

@@ -151,7 +151,10 @@ class FeatureReader:
         return self._gather(positions, positions + 1)
 
     def sets(self, positions: NDArray[np.int64]) -> PaddedSets:
-        """Return the set of vectors of each row with its mask, for a cache of sets. A result has one or more columns."""
+        """Return the set of vectors of each row of a cache of sets, with its mask.
+
+        There is at least one column, so that a maximum over a set exists even if all images lack regions.
+        """
         assert self.cache.row_kind == "sets", f"rows are {self.cache.row_kind}"
         if self.cache.offsets is not None:
             return self.regions(positions, at_least=1)

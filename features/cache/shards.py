@@ -128,7 +128,7 @@ def read_finished_shard(path: Path, identity: Identity) -> Shard | None:
     return shard if path.stat().st_size == shard.bytes and sha256_file(path) == shard.sha256 else None
 
 
-def precision_of(identity: Identity) -> str | None:
+def read_precision(identity: Identity) -> str | None:
     """Return the precision of the network that computed the rows; None if there is no network."""
     config = identity.content.get("config")
     return config.get("precision") if isinstance(config, Mapping) else None
@@ -149,7 +149,7 @@ def shards_in_other_precision(cache: Path, n_shards: int, identity: Identity) ->
 
 def mixed_precision_error(folder: Path, one: Identity, other: Identity) -> UserError:
     """Return the error for a cache whose shards would have two precisions."""
-    there, here = precision_of(one), precision_of(other)
+    there, here = read_precision(one), read_precision(other)
     return UserError(
         f"{folder} was made with other settings (config.precision: {there} -> {here}), and a cache has one precision; "
         f"use --set precision={there} to continue in that precision, or delete that folder and use "
@@ -226,7 +226,7 @@ def build_cache_file(
     more_provenance: Mapping[str, Any],
     more_arrays: Mapping[str, NDArray[Any]],
 ) -> tuple[bytes, str]:
-    """Return the bytes of the cache file over some shards, and its key: a hash of identity, ids and input hashes."""
+    """Return the bytes of the cache file with views of some shards, and its key: a hash of identity, ids and input hashes."""
     folder, identity = shards_folder(cache), shards[0].identity
     files = [folder / shard.file for shard in shards]
     ids, sources = (np.concatenate(parts) for parts in zip(*(read_arrays(f, "ids", "sources") for f in files), strict=True))

@@ -17,7 +17,7 @@ from urllib.parse import quote, urlsplit
 
 from vse.features.cache.feature_cache import open_cache
 from vse.features.exchange.bundles import ARCHIVE_FOLDER, CHUNK, DATASET, LIST, NOTES, BundledFile, BundleList, read_list
-from vse.pipeline.dataset.downloads import download, download_unverified, open_url, read_url, remote_size
+from vse.pipeline.dataset.downloads import download, download_unverified, open_url, read_url, request_size
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.archives import ARCHIVE_ERRORS, open_archive, unpack
 from vse.pipeline.files.inputs import check_input
@@ -83,7 +83,7 @@ class _Readable(Protocol):
 
 
 class DamagedBundle(UserError):
-    """The files of a bundle differ from its list."""
+    """Raised if the files of a bundle differ from its list."""
 
 
 class _BundleSource(ABC):
@@ -221,7 +221,7 @@ def _open_source(source: str, out: Path) -> Iterator[_BundleSource]:
         archive = out / f".{name}"
         with lock_for_writing(archive):
             try:
-                yield _ArchiveSource(source, download_unverified(source, archive, remote_size(source)))
+                yield _ArchiveSource(source, download_unverified(source, archive, request_size(source)))
             except DamagedBundle:
                 archive.unlink()
                 raise

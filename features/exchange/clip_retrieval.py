@@ -19,7 +19,7 @@ from vse.pipeline.dataset.sources import check_dataset_name
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import WatchedFile
 from vse.pipeline.imports.rows import BadRow, ImportedRow, ImportSettings, RowCollector, image_file, write_imported_data
-from vse.pipeline.imports.tables import build_row, photo_checker, table_rows
+from vse.pipeline.imports.tables import build_row, photo_checker, read_table_rows
 from vse.pipeline.progress import progress_bar
 
 METADATA = (".parquet", ".jsonl", ".csv")
@@ -144,7 +144,7 @@ def _add_part(
         gathered.refuse(place, reason)
 
     n_read = 0
-    for n_read, (place, values) in enumerate(table_rows(part.metadata, settings, refuse), 1):
+    for n_read, (place, values) in enumerate(read_table_rows(part.metadata, settings, refuse), 1):
         row_index = n_read - 1 + refused
         try:
             if row_index >= len(part.images):

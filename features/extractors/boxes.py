@@ -92,7 +92,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         self._try_once()
 
     def prepare(self, image: Image.Image, image_id: int) -> ImageWithBoxes:
-        """Return the scaled image and its boxes, which are empty if the region-proposal network will find them."""
+        """Return the scaled image and its boxes. They are empty if the region-proposal network will find them."""
         boxes, scores = self._boxes(image, image_id)
         size = scaled_size(image.size, self.config.shorter, self.config.longer)
         small = image_to_tensor(image.resize(size, Image.Resampling.BILINEAR))

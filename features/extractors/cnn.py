@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vse.features.backbones.device import move_tensor, query_precision
+from vse.features.backbones.device import choose_query_precision, move_tensor
 from vse.features.backbones.networks import LayerOutput, autocast, fold_batch_norms, load_backbone, weights_sha256
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.reader import RegionBoxes
@@ -240,7 +240,7 @@ def rebuild_cnn_extractor(
     """
     changed: dict[str, object] = {"fold_batch_norm": False} if trained or trainable else {}
     config = read_cnn_config(cache, positions, **changed, **({"weights": "random"} if trained else {}))
-    config = config.model_copy(update={"precision": query_precision(config.precision)})
+    config = config.model_copy(update={"precision": choose_query_precision(config.precision)})
     extractor = CnnExtractor(config, weights_dir, device)
     if not trained and extractor.weights_sha256 != cache.provenance.get("weights_sha256"):
         raise UserError(

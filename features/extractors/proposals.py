@@ -139,8 +139,8 @@ def suppress_non_ridges(edges: Floats, orientation: Floats) -> Floats:
 def selective_search(pixels: NDArray[np.uint8], n_boxes: int) -> tuple[Floats, Floats]:
     """Return the first boxes of selective search in its fast mode (Uijlings et al., IJCV 2013), with scores falling from 1.
 
-    The random order of the boxes comes from the C library's generator, which is seeded, so that it is repeatable. The only box
-    of an image without boxes is the complete image.
+    The random order of the boxes is repeatable: the C library's generator gets a seed first. The only box of an image without
+    boxes is the complete image.
     """
     cv2 = import_opencv()
     with _LOCK:

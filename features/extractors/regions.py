@@ -107,11 +107,11 @@ def load_detector(config: RegionsConfig, weights_dir: Path | None = None) -> nn.
         for module in detector.modules():  # its weights were trained with batch norms without an epsilon
             if isinstance(module, nn.BatchNorm2d):
                 module.eps = 0.0
-    fix_scales(detector)
+    set_map_strides(detector)
     return detector
 
 
-def fix_scales(detector: Any) -> None:
+def set_map_strides(detector: Any) -> None:
     """Set the strides of the detector's maps, by a forward pass on an image of 256 x 256 pixels.
 
     torchvision computes the strides from its first image; for a small image they are wrong.

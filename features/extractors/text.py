@@ -15,12 +15,12 @@ from torch.nn.functional import normalize
 
 from vse.features.backbones.device import (
     choose_precision,
+    choose_query_precision,
     describe_device,
     library_versions,
     memory_guard,
     move_tensor,
     pick_device,
-    query_precision,
 )
 from vse.features.backbones.networks import autocast
 from vse.features.backbones.texts import load_text_backbone
@@ -161,7 +161,7 @@ def rebuild_text_extractor(cache: FeatureCache, weights_dir: Path | None = None,
         if "revision" in sources and not str(provenance["config"]["model"]).startswith("open_clip/"):
             sources["revision"] = provenance.get("commit", sources["revision"])  # a branch may have another commit now
         config = TextConfig(name=cache.feature, **sources, **provenance["config"])
-        config = config.model_copy(update={"precision": query_precision(config.precision)})
+        config = config.model_copy(update={"precision": choose_query_precision(config.precision)})
     extractor = TextExtractor(config, weights_dir, device)
     hashes = {"weights_sha256": extractor.weights_sha256, **extractor.extra_hashes}
     for name, part in _HASHES.items():
@@ -182,7 +182,7 @@ class CaptionReader(Protocol):
         """Return (vectors (n, dim),), or (sets (n, n_tokens, dim), mask (n, n_tokens)); vectors and sets are float32."""
 
 
-def caption_reader(cache: FeatureCache, weights_dir: Path | None = None, device: str = "auto") -> CaptionReader:
+def load_caption_reader(cache: FeatureCache, weights_dir: Path | None = None, device: str = "auto") -> CaptionReader:
     """Load the encoder that computed a cache of captions. Raises UserError if it is missing or has changed."""
     if cache.provenance.get("config", {}).get("extractor") == "text":
         return rebuild_text_extractor(cache, weights_dir, device)

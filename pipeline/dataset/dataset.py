@@ -43,7 +43,7 @@ __all__ = [
     "Caption",
     "Dataset",
     "Image",
-    "count_splits",
+    "describe_splits",
     "load_dataset_file",
     "missing_images",
 ]
@@ -191,7 +191,7 @@ def _garbage_collection_off() -> Iterator[None]:
             gc.enable()
 
 
-def count_splits(dataset: Dataset) -> str:
+def describe_splits(dataset: Dataset) -> str:
     """Return a report with a line per split: the number of images, of captions, and of captions per image."""
     lines = [f"{dataset.path}: data set {dataset.name!r}{'' if dataset.has_image_files else ', without image files'}"]
     for split, images in dataset.splits.items():

@@ -16,7 +16,7 @@ import PIL.Image
 from jaxtyping import Bool
 from PIL import ImageOps
 
-from vse.pipeline.dataset.dataset import SPLITS, Dataset, Image, count_splits, load_dataset_file, missing_images
+from vse.pipeline.dataset.dataset import SPLITS, Dataset, Image, describe_splits, load_dataset_file, missing_images
 from vse.pipeline.dataset.sources import load_checked_dataset
 from vse.pipeline.errors import UserError, did_you_mean, printable
 from vse.pipeline.files.images import IMAGE_FORMATS, MAX_PIXELS, BadImage, convert_to_rgb, read_image_bytes
@@ -53,7 +53,7 @@ def perceptual_hash(path: Path) -> Bool[np.ndarray, f" {N_BITS}"]:
     return bits
 
 
-def near_pairs(
+def find_similar_hashes(
     hashes: Bool[np.ndarray, f"n_images {N_BITS}"],
     others: Bool[np.ndarray, f"n_others {N_BITS}"],
     max_bits: int = MAX_DIFFERENT_BITS,
@@ -72,7 +72,7 @@ _FLICKR = re.compile(r"([1-9][0-9]{4,17})(?:_.*)?")  # 36979 is the lowest numbe
 _COCO = re.compile(r"(?:COCO_[a-z]+[0-9]{4}_)?0{4,11}([0-9]{1,8})")
 
 
-def published_id(image: Image) -> str | None:
+def parse_published_id(image: Image) -> str | None:
     """Return the id of an image on Flickr or in MS-COCO, such as ``flickr 1000268201`` or ``coco 42``; None if it is unknown.
 
     It is the field ``cocoid``, or comes from the name of the file: ``1000268201_693b08cb0e.jpg`` (Flickr8k),
@@ -87,7 +87,7 @@ def published_id(image: Image) -> str | None:
     return f"flickr {match[1]}" if match else None
 
 
-def same_images(
+def find_same_images(
     images: Iterable[Image],
     others: Iterable[Image],
     checksums: Mapping[int, bytes] | None = None,
@@ -106,7 +106,7 @@ def same_images(
 
 
 def _keys(image: Image, checksums: Mapping[int, bytes]) -> list[str | bytes]:
-    keys = (published_id(image), checksums.get(image.imgid))
+    keys = (parse_published_id(image), checksums.get(image.imgid))
     return [key for key in keys if key is not None]
 
 
@@ -115,7 +115,7 @@ def report_shared_images(dataset: Dataset, other: Dataset) -> str:
 
     Images are compared by their published ids; files of the same size are also compared by their bytes.
     """
-    pairs = same_images(dataset.images, other.images, *_checksums_of_equal_sizes(dataset, other))
+    pairs = find_same_images(dataset.images, other.images, *_checksums_of_equal_sizes(dataset, other))
     lines = [f"{len(pairs)} images of {dataset.path} are in {other.path}, too"]
     counts = Counter((image.split, twin.split) for image, twin in pairs)
     names = f"{dataset.name!r}", f"{other.name!r}" if other.name != dataset.name else "the other one"
@@ -130,7 +130,7 @@ def report_similar_photos(dataset: Dataset, other: Dataset | None = None) -> str
     images, twins = dataset.images, (dataset if other is None else other).images
     pairs = [
         (images[i], twins[j])
-        for i, j in near_pairs(hashes, hashes if other is None else _perceptual_hashes(other))
+        for i, j in find_similar_hashes(hashes, hashes if other is None else _perceptual_hashes(other))
         if other is not None or (i < j and images[i].split != twins[j].split)
     ]
     pairs_of_splits: dict[tuple[str, str], list[tuple[Image, Image]]] = defaultdict(list)
@@ -188,9 +188,9 @@ def audit_dataset(path: Path, against: Path | None = None, look_alikes: bool = T
     """
     dataset = load_checked_dataset(path)
     others = [] if against is None else [_load_other(against, dataset)]
-    lines = [count_splits(dataset)]
+    lines = [describe_splits(dataset)]
     for other in others:
-        lines += [count_splits(other), report_shared_images(dataset, other)]
+        lines += [describe_splits(other), report_shared_images(dataset, other)]
     for twin in (None, *others):
         lines.append(report_shared_captions(dataset, twin))
         without = [str(one.path) for one in (dataset, twin) if one is not None and not one.has_image_files]
@@ -250,11 +250,11 @@ def report_known_test_images(dataset: Dataset) -> list[str]:
             continue
         known = load_dataset_file(file)
         missing.discard(name)
-        pairs = same_images(dataset.images, known.splits.get("test", ()))
+        pairs = find_same_images(dataset.images, known.splits.get("test", ()))
         lines.append(f"{len(pairs)} images of {dataset.path} have names of test images of {name!r}")
         for split, count in Counter(image.split for image, _ in pairs).items():
             lines.append(f"  {count:7d} in {split}{leak_mark(split, 'test')}")
-    sources = Counter((published_id(image) or "").partition(" ")[0] for image in dataset.images)
+    sources = Counter((parse_published_id(image) or "").partition(" ")[0] for image in dataset.images)
     for source, names in _ID_SOURCES.items():
         unknown = [name for name in names if name in missing]
         if sources[source] and unknown and dataset.name not in names:

@@ -40,8 +40,8 @@ class Element:
 def read_xml(path: Path) -> Element:
     """Return the root element of a small XML file from an untrusted source.
 
-    Raises UserError, which names the file and usually the line, if the file is not well-formed, has more than ``MAX_BYTES``
-    bytes or ``MAX_DEPTH`` levels of elements, or has a document type declaration, which could define entities that expand
+    Raises UserError with the file and usually the line if the file is not well-formed, has more than ``MAX_BYTES`` bytes or
+    ``MAX_DEPTH`` levels of elements, or has a document type declaration. Such a declaration could define entities that expand
     without end (`billion laughs`) or load files or addresses.
     """
     file = InputFile(path)

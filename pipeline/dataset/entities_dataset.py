@@ -93,7 +93,7 @@ def mark_entities_phrases(
     reader, tokenise = _EntitiesReader(folder, images), find_tokeniser(content.get("tokeniser", DEFAULT_TOKENISER), folder)
     entries, n_captions = [], 0
     for entry in progress_bar(content["images"], desc="read phrases", unit="image"):
-        number = photo_number(entry["filename"])
+        number = parse_photo_number(entry["filename"])
         before = entry.get("sentences", ())
         sentences = [{key: value for key, value in sentence.items() if key != "phrases"} for sentence in before]
         n_captions += len(sentences)
@@ -131,7 +131,7 @@ def _mark_sentences(
         reader.counts.update(joined=1, corrected=not same)
 
 
-def photo_number(filename: str) -> str | None:
+def parse_photo_number(filename: str) -> str | None:
     """Return the number of a photo on Flickr, ``1000268201`` for ``1000268201_693b08cb0e.jpg``; None if the name has none."""
     match = re.fullmatch(r"([0-9]{1,18})(?:_.*)?", Path(filename).stem)
     return match[1] if match else None

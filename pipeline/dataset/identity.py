@@ -85,12 +85,12 @@ def caption_hashes(images: Sequence[Image]) -> Hashes:
     return np.frombuffer(hashes, np.uint8).reshape(-1, CAPTION_BYTES)
 
 
-def identity_of_images(images: Sequence[Image], photos: Hashes | None = None) -> DataIdentity:
+def build_identity(images: Sequence[Image], photos: Hashes | None = None) -> DataIdentity:
     """Return the identity of images of a data set; ``photos`` (n_images, 32) are the hashes of their files, if known."""
     return DataIdentity(image_ids(images), caption_ids(images), photos, caption_hashes(images))
 
 
-def data_differences(ours: DataIdentity, theirs: DataIdentity) -> list[str]:
+def compare_data(ours: DataIdentity, theirs: DataIdentity) -> list[str]:
     """Return messages about the differences between two data sets; an empty list if there are none.
 
     A message is ``12 of 300 compared captions differ, the first is id 5``. Only common ids are compared, so a split does not
@@ -113,7 +113,7 @@ def data_differences(ours: DataIdentity, theirs: DataIdentity) -> list[str]:
 
 def check_same_data(path: Path, ours: DataIdentity, other_path: Path, theirs: DataIdentity) -> None:
     """Raise UserError if two files come from different data sets that have ids in common."""
-    if differences := data_differences(ours, theirs):
+    if differences := compare_data(ours, theirs):
         raise UserError(f"{path} and {other_path} come from different data sets: {'; '.join(differences)}")
 
 
@@ -152,7 +152,7 @@ def check_recorded_data(dataset: Dataset, recorded: DataIdentity) -> None:
     captions = None if recorded.captions is None else caption_hashes(dataset.images)
     photo_ids, photos = hash_available_photos(dataset, recorded, COMPARED_PHOTOS_IF_CHANGED)
     ours = DataIdentity(photo_ids, caption_ids(dataset.images), photos, captions)
-    if differences := data_differences(ours, recorded):
+    if differences := compare_data(ours, recorded):
         raise UserError(
             f"{dataset.path}: the embeddings or scores come from another data set: {'; '.join(differences)}; give that data "
             "set, or embed this one"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
-from vse.pipeline.dataset.dataset import Dataset, count_splits, load_dataset_file, missing_images
+from vse.pipeline.dataset.dataset import Dataset, describe_splits, load_dataset_file, missing_images
 from vse.pipeline.dataset.entities_dataset import ENTITIES_SPLITS, MIN_SIMILARITY, entities_content, mark_entities_phrases
 from vse.pipeline.errors import UserError, import_extra
 from vse.pipeline.files.inputs import is_name
@@ -27,7 +27,7 @@ _BATCH = 1000  # captions that spaCy parses at once
 log = logging.getLogger(__name__)
 
 
-def published_preset(name: str) -> DatasetConfig:
+def load_published_preset(name: str) -> DatasetConfig:
     """Load the preset of a published data set. Raises UserError if the data set has no published files."""
     config = load_dataset(name)
     if not config.is_published:
@@ -220,7 +220,7 @@ def write_dataset(content: dict[str, Any], out: Path, images: Path | None, input
 
 def check_dataset(path: Path) -> str:
     """Return the counts per split of a data set file. Raises UserError if it is invalid or an image file is missing."""
-    return count_splits(load_checked_dataset(path))
+    return describe_splits(load_checked_dataset(path))
 
 
 def load_checked_dataset(path: Path) -> Dataset:

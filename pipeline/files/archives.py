@@ -103,7 +103,7 @@ def _select_members(
     total = 0
     for member in members:
         path = PurePosixPath(member.name)
-        fault = member_fault(member, path)
+        fault = find_member_fault(member, path)
         if fault is None and path in seen:
             fault = "is a duplicate"
         if fault is None and member.is_file and path.is_relative_to(wanted):
@@ -119,7 +119,7 @@ def _select_members(
     return files
 
 
-def member_fault(member: ArchiveMember, path: PurePosixPath) -> str | None:
+def find_member_fault(member: ArchiveMember, path: PurePosixPath) -> str | None:
     """Return why a member must not be unpacked, as the end of a message; None if it may be unpacked."""
     if not (member.is_file or member.is_folder):
         return "is neither a plain file nor a folder"

@@ -31,8 +31,8 @@ def open_hdf5(path: Path, what: str) -> Iterator[h5py.File]:
 def find_hdf5_dataset(file: h5py.File, name: str, virtual: bool = False, path: Path | None = None) -> h5py.Dataset | None:
     """Return the dataset ``name`` at the root of a file; None if the file lacks it, or if it is a group.
 
-    Raises UserError if the dataset is a link, lies in other files, or states a larger size than the file holds (HDF5 would
-    invent the rest), if its compression is not accepted, or if it decodes to more bytes than the limit.
+    Raises UserError if the dataset is a link, lies in other files, or states a larger size than the file holds: HDF5 would
+    invent the rest. Raises UserError for other compressions than gzip and lzf, and for more decoded bytes than the limit.
 
     virtual : accept a virtual dataset, whose sources lie in other files; the caller must not read them
     path : the path of the file, if it was opened as a stream

@@ -157,7 +157,7 @@ def _insert_noise(content: bytes) -> bytes | None:
 
 
 class BadImage(UserError):
-    """An image file that is missing or cannot be decoded."""
+    """Raised for an image file that is missing or cannot be decoded."""
 
 
 def read_image_bytes(path: Path) -> bytes:

@@ -64,7 +64,7 @@ _checked: ContextVar[dict[Path, FileState]] = ContextVar("_checked")  # states o
 
 @contextmanager
 def report_changed_inputs() -> Iterator[None]:
-    """Turn an unexpected error in the block into a UserError if an input file has changed since its :func:`check_input`."""
+    """Turn an unexpected error in the block into a UserError if an input file has changed since :func:`check_input`."""
     token = _checked.set({})
     try:
         yield

@@ -90,9 +90,9 @@ def _is_locked(path: Path) -> bool:
 def lock_for_writing(path: Path, folder: bool = False) -> Iterator[None]:
     """Lock the file ``path``, or the folder ``path`` if ``folder``, against other writers during the block.
 
-    The lock is taken on the file ``.<name>.lock`` next to ``path``, or on ``.lock`` in the folder, which is removed at the
-    end. A process may take a lock again that it holds. On a file system without locks a warning is logged. Raises UserError,
-    which names the machine and the process, if another process holds the lock.
+    The lock file is ``.<name>.lock`` next to ``path``, or ``.lock`` in the folder. It is removed at the end. A process may
+    take a lock again that it holds. On a file system without locks a warning is logged. Raises UserError, which names the
+    machine and the process, if another process holds the lock.
     """
     file = (path / ".lock" if folder else path.with_name(f".{path.name}.lock")).absolute()
     if file in _locks_held:

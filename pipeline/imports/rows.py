@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class BadRow(Exception):
-    """A row is invalid; the message is the reason."""
+    """Raised for an invalid row; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class ImportSettings:
     quoting: str | None = None
 
 
-def import_settings(
+def build_import_settings(
     out: Path,
     name: str | None = None,
     val: float | None = None,
@@ -101,7 +101,7 @@ class BadRows:
             log.warning("%s: %s", *self.rows[-1])
 
     def finish(self, file: Path, n_rows: int) -> None:
-        """Write the bad rows to ``file`` if they are left out. Otherwise raises UserError if there are any."""
+        """Raise UserError if there are bad rows, or write them to ``file`` if they are left out."""
         if not self.rows:
             file.unlink(missing_ok=True)
             return

@@ -35,7 +35,7 @@ _HINT = "--quoting none reads quotation marks as text"
 _Refuse = Callable[[str, object], None]
 
 
-def csv_rows(
+def read_csv_rows(
     path: Path, refuse: _Refuse, file_column: Callable[[Mapping[str, None]], str], quoting: str = "minimal"
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the place and the cells of each row of a CSV file; its first line has the names of the columns.
@@ -44,8 +44,8 @@ def csv_rows(
     cell may be quoted and span several lines; with "none" quotation marks are text. A stray quotation mark never hides another
     row: each line is blank, or belongs to the header or to one row that is yielded or refused.
 
-    Raises UserError if the file has no proper header, or if it is unclear which lines are rows: if a quoted cell contains the
-    image file of another row, or if the first line of a refused row has a quotation mark and no image file.
+    Raises UserError if the file has no proper header, or if it is unclear which lines are rows. It is unclear if a quoted cell
+    contains the image file of another row, or if the first line of a refused row has a quotation mark and no image file.
 
     refuse : called with the place and the reason of an unreadable row; after unbalanced quotation marks, reading continues at
         the next line
@@ -209,7 +209,7 @@ _Choose = Callable[[Mapping[str, Any]], dict[str, tuple[str, ...]]]
 
 def add_table(path: Path, collector: RowCollector, settings: ImportSettings) -> None:
     """Add all rows of a table. Raises UserError if it cannot be read, or has no column of files or of captions."""
-    rows = table_rows(path, settings, collector.refuse)
+    rows = read_table_rows(path, settings, collector.refuse)
     for place, row in progress_bar(rows, desc=f"read {path.name}", unit="row"):
         try:
             collector.add(build_row(place, row))
@@ -217,7 +217,7 @@ def add_table(path: Path, collector: RowCollector, settings: ImportSettings) -> 
             collector.refuse(place, reason)
 
 
-def table_rows(path: Path, settings: ImportSettings, refuse: _Refuse) -> Iterator[tuple[str, dict[str, list[Any]]]]:
+def read_table_rows(path: Path, settings: ImportSettings, refuse: _Refuse) -> Iterator[tuple[str, dict[str, list[Any]]]]:
     """Yield the place of each row and, by field, the values of its columns. Raises UserError if ``path`` is not a table.
 
     Calls ``refuse`` with the place and the reason of an unreadable row.
@@ -235,7 +235,7 @@ def table_rows(path: Path, settings: ImportSettings, refuse: _Refuse) -> Iterato
 
     if kind in _CSV:
         rows: Iterator[tuple[str, _Values]]
-        rows = csv_rows(path, refuse, lambda header: choose(header)["file"][0], settings.quoting or QUOTING[0])
+        rows = read_csv_rows(path, refuse, lambda header: choose(header)["file"][0], settings.quoting or QUOTING[0])
     elif kind == ".parquet":
         rows = _parquet_rows(path, choose)
     else:

@@ -10,7 +10,7 @@ from typing import Any
 
 from vse.pipeline.dataset.sources import check_dataset_name
 from vse.pipeline.errors import UserError, did_you_mean, printable
-from vse.pipeline.files.archives import ARCHIVE_ERRORS, ArchiveMember, member_fault, open_archive
+from vse.pipeline.files.archives import ARCHIVE_ERRORS, ArchiveMember, find_member_fault, open_archive
 from vse.pipeline.files.inputs import check_input, error_reason
 from vse.pipeline.files.writing import lock_for_writing, parse_json
 from vse.pipeline.imports.rows import (
@@ -100,7 +100,7 @@ class SampleReader:
         sample = Sample("")
         for member in members:
             path = PurePosixPath(member.name)
-            fault = member_fault(member, path)
+            fault = find_member_fault(member, path)
             if member.is_folder and fault is None:
                 continue
             stem, dot, extension = path.name.partition(".") if self._key_until == "first-dot" else path.name.rpartition(".")

@@ -28,7 +28,7 @@ _SHORT = 12  # hexadecimal digits of a SHA-256 in names and messages
 
 
 class CodeNotAllowed(UserError):
-    """Code that must not run, because the user has not allowed it or its file has changed."""
+    """Raised for code that must not run, because the user has not allowed it or its file has changed."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from vse.features.backbones.transformer import read_transformer
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cache.rows import Item
 from vse.features.cli import main
-from vse.features.extractors.text import caption_reader
+from vse.features.extractors.text import load_caption_reader
 from vse.features.settings.images import CnnConfig
 from vse.features.settings.texts import TextConfig
 from vse.pipeline.errors import UserError
@@ -74,9 +74,9 @@ def test_a_cache_of_captions_records_the_commit_and_reads_others_with_it(hub: Pa
     assert stop.value.code == 0
     cache = open_cache(out)
     assert cache.provenance["commit"] == OLD
-    before = caption_reader(cache, device="cpu").encode_items([Item(0, raw="a red dog")])[0]
+    before = load_caption_reader(cache, device="cpu").encode_items([Item(0, raw="a red dog")])[0]
     tiny_bert(snapshot(hub, "tests/tiny", NEW), seed=1)  # the branch moves on
-    assert torch.equal(caption_reader(cache, device="cpu").encode_items([Item(0, raw="a red dog")])[0], before)
+    assert torch.equal(load_caption_reader(cache, device="cpu").encode_items([Item(0, raw="a red dog")])[0], before)
 
 
 def test_a_network_of_timm_is_read_at_a_commit_that_the_cache_records(

@@ -297,7 +297,7 @@ def test_the_error_for_missing_sources_tells_where_to_get_them(tmp_path: Path, f
 
 
 def test_a_drawn_data_set_has_no_sources() -> None:
-    from vse.pipeline.dataset.sources import published_preset
+    from vse.pipeline.dataset.sources import load_published_preset
 
     with pytest.raises(UserError, match="'demo' has no published files"):
-        published_preset("demo")
+        load_published_preset("demo")

@@ -10,7 +10,7 @@ from PIL import Image, ImageFilter
 
 from tests.hostile import NOT_FILES
 from vse.pipeline.dataset import duplicates as image_hash
-from vse.pipeline.dataset.duplicates import MAX_DIFFERENT_BITS, N_BITS, near_pairs, perceptual_hash
+from vse.pipeline.dataset.duplicates import MAX_DIFFERENT_BITS, N_BITS, find_similar_hashes, perceptual_hash
 from vse.pipeline.files.images import BadImage
 
 
@@ -69,14 +69,14 @@ def test_near_pairs_are_those_that_a_loop_over_bits_finds(n: int, m: int, most: 
     expected = [
         (i, j) for i in range(n) for j in range(m) if sum(x != y for x, y in zip(hashes[i], others[j], strict=True)) <= most
     ]
-    assert near_pairs(hashes, others, most) == expected
+    assert find_similar_hashes(hashes, others, most) == expected
 
 
 def test_many_hashes_are_compared_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     hashes = np.random.default_rng(0).random((7, N_BITS)) < 0.5
-    whole = near_pairs(hashes, hashes, 28)
+    whole = find_similar_hashes(hashes, hashes, 28)
     monkeypatch.setattr(image_hash, "_CHUNK", 2)
-    assert near_pairs(hashes, hashes, 28) == whole
+    assert find_similar_hashes(hashes, hashes, 28) == whole
     assert len(whole) > 7
 
 

@@ -18,7 +18,7 @@ from vse.features.backbones.transformer import Transformer
 from vse.features.cache.feature_cache import FeatureCache, open_cache
 from vse.features.cache.reader import check_text_rows
 from vse.features.cache.rows import TextRows
-from vse.features.data_checks import check_data, check_same_photos, data_sums
+from vse.features.data_checks import check_data, check_same_photos, hash_dataset
 from vse.features.exchange.embeddings import captions_cache_path, read_backbone
 from vse.features.extractors.words import read_word_vectors
 from vse.features.settings.captions import word_file_sha256
@@ -150,7 +150,7 @@ class Inputs:
             "features": place(self.cache),
             "captions": relative_path(self.dataset.path, folder),
             "tokeniser": self.dataset.tokeniser,
-            "data": data_sums(self.evaluated, self.dataset).model_dump(),
+            "data": hash_dataset(self.evaluated, self.dataset).model_dump(),
         }
         if self.evaluated is not self.cache:
             record["eval_features"] = place(self.evaluated)

@@ -27,11 +27,11 @@ from vse.features.backbones.device import MEMORY_ADVICE, memory_guard
 from vse.features.cache.rows import Ids, row_ids
 from vse.features.cache.rows import Kind as RowKind
 from vse.features.cache.shards import check_cache_out, feature_from_path
-from vse.features.data_checks import data_sums
+from vse.features.data_checks import hash_dataset
 from vse.features.exchange.embeddings import SIDES, Backbone, cache_paths, write_backbone_cache
 from vse.pipeline.dataset.captions import UNKNOWN
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
-from vse.pipeline.dataset.identity import check_recorded_data, data_differences, identity_of_images
+from vse.pipeline.dataset.identity import build_identity, check_recorded_data, compare_data
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.outputs import check_output
 from vse.pipeline.files.writing import sha256_json
@@ -138,10 +138,10 @@ def _name_of_other_data(opened: OpenedRun, split: str, name: str) -> Path:
     out = opened.folder.path / f"{opened.data_label}_{name}"
     there = identity_in(out) if out.is_file() else None
     images = images_of(opened.dataset, [split], opened.cache)
-    if there is None or not data_differences(identity_of_images(images, opened.hashes(images)["photo_hashes"]), there):
+    if there is None or not compare_data(build_identity(images, opened.hashes(images)["photo_hashes"]), there):
         return out
     log.warning("%s: of another data set of this name, and is kept", out)
-    return out.with_name(f"{opened.dataset.name}-{data_sums(opened.cache, opened.dataset).short}_{name}")
+    return out.with_name(f"{opened.dataset.name}-{hash_dataset(opened.cache, opened.dataset).short}_{name}")
 
 
 def unknown_words(trained: TrainedRun) -> dict[str, int]:
