@@ -114,9 +114,7 @@ def _boxed_mentions(dataset: Dataset) -> dict[int, list[Mention]]:
 def images_sha256(dataset_file: Path, cache: Path, index: int, n_shards: int) -> str:
     """Return a SHA-256 over the hashes of a shard's images in order; "" without a data set.
 
-    The workflow detects changes by it.
-
-    Images older than the shard are not read again, because the shard holds their SHA-256.
+    The workflow detects changes by it. Images older than the shard are not read again, because the shard holds their SHA-256.
     """
     if not dataset_file.is_file():
         return ""

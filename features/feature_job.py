@@ -27,8 +27,6 @@ log = logging.getLogger(__name__)
 class FeatureRequest:
     """A feature to extract, with the options of ``vse-extract``.
 
-    Attributes
-    ----------
     dataset : the data set's ``dataset.json``
     feature : a preset of ``config/features``, or a YAML file
     out : the cache to write; by default ``features/<dataset>_<feature>.h5``
@@ -95,10 +93,7 @@ def _log_preset(request: FeatureRequest, dataset: Dataset, config: FeatureSettin
 
 
 def fit_feature(request: FeatureRequest) -> Path:
-    """Fit the encoder of a caption feature on the training captions and write it next to the cache; returns its file.
-
-    Raises UserError if the feature has no encoder.
-    """
+    """Fit the encoder of a caption feature on the training captions; return its file. Raises UserError without an encoder."""
     dataset = load_dataset_file(request.dataset)
     config, out = _load_settings(request, dataset)
     if not isinstance(config, CaptionSettings):

@@ -47,10 +47,7 @@ class Rates(Settings):
 
 
 def load_rates(own: Path | None = None) -> Rates:
-    """Return the rates of ``config/rates.yaml``, with those of the file ``own`` on top.
-
-    The text ``machine`` then names both machines.
-    """
+    """Return the rates of ``config/rates.yaml`` with those of the file ``own`` on top; ``machine`` names both."""
     shipped = read_yaml(Path(str(files("vse.presets").joinpath("rates.yaml"))))
     if own is None:
         return validate_settings(Rates, "rates", "rates.yaml", shipped)
@@ -88,8 +85,6 @@ Counts = dict[str, tuple[int, int]]  # numbers of images and captions, by split
 class TargetPlan:
     """The estimate for some targets.
 
-    Attributes
-    ----------
     jobs : number of jobs of each rule
     downloads : (bytes, description) of each download
     stored : (bytes, description) of each feature cache

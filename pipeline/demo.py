@@ -90,10 +90,7 @@ class _PhraseText:
 
 
 def compose_captions(scene: Scene, rng: np.random.Generator) -> tuple[DemoCaption, ...]:
-    """Return five captions of ``scene``: all objects, one object, a relation, the background, another object.
-
-    Each caption states other facts than the others.
-    """
+    """Return five captions with different facts: all objects, one object, a relation, the background, another object."""
     writer = _CaptionWriter(scene, rng)
     return (writer.inventory(), writer.one_object(), writer.relation(), writer.background(), writer.on_background())
 

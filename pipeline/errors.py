@@ -29,10 +29,7 @@ class Interrupted(Exception):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error message with the nearest and all valid names: `` (did you mean 'vsepp'? known: ...)``.
-
-    A long list is cut to the nearest five names.
-    """
+    """Return the end of a message with the nearest and all names, `` (did you mean 'vsepp'? known: ...)``, or five of many."""
     names = sorted(known)
     name = name[:_LONGEST]
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)

@@ -27,8 +27,6 @@ log = logging.getLogger(__name__)
 class GpuLeases:
     """The GPUs that this process has taken. A lock on a file marks each GPU until the process ends.
 
-    Parameters
-    ----------
     uuids : UUID of every GPU that this process can use, in the order of torch's indices
     folder : folder of the lock files; None: the folder for temporary files
     """
@@ -56,10 +54,7 @@ class GpuLeases:
         return True
 
     def take_free(self) -> int:
-        """Return the GPU of this process; without one, take the first free GPU.
-
-        If there is no free GPU, share one and log a warning.
-        """
+        """Return the GPU of this process; without one, take a free one, or share one and log a warning."""
         if self._held:
             return min(self._held)
         free = next((index for index in range(len(self._files)) if self.take(index)), None)

@@ -110,10 +110,7 @@ class LayerOutput(nn.Module):
 
 
 def find_module(model: nn.Module, name: str, *others: str) -> nn.Module:
-    """Return the module of ``model`` with the dotted name ``name``.
-
-    Raises UserError, which suggests similar names, among them ``others``, if the model lacks it.
-    """
+    """Return the module of ``model`` with a dotted name. Raises UserError with similar names, also of ``others``."""
     modules: dict[str, nn.Module] = {key: module for key, module in model.named_modules() if key}
     if name not in modules:
         raise UserError(f"unknown layer {name!r}{did_you_mean(name, [*others, *modules])}")

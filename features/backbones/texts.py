@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 class TextBackbone(ABC):
     """A tokenizer and a network that reads its tokens, in evaluation mode.
 
-    Attributes
-    ----------
     network : the module; the caller moves it to a device
     max_length : maximum number of tokens of a text, with special tokens
     pad : token that a batch is padded with

@@ -148,10 +148,7 @@ class Transformer:
 
 
 def find_layers(network: Any, name: str) -> tuple[nn.Module, list[nn.Module]]:
-    """Return the embeddings of a transformer, and its layers in order.
-
-    Raises UserError if they have other names than in BERT.
-    """
+    """Return the embeddings and the layers of a transformer, in order. Raises UserError for other names than in BERT."""
     embeddings = getattr(network, "embeddings", None)
     n_layers = getattr(network.config, "num_hidden_layers", None)
     lists = [module for module in network.modules() if isinstance(module, nn.ModuleList) and len(module) == n_layers]

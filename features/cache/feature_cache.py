@@ -55,8 +55,6 @@ _ROW_HASHES = ("requested_ids_sha256", "ids_sha256", "sources_sha256", "boxes_sh
 class FeatureCache:
     """An opened cache without its features; :class:`vse.features.cache.reader.FeatureReader` reads them. No file stays open.
 
-    Attributes
-    ----------
     ids : (n,) ids of the rows
     offsets : (n + 1,), row k has the regions (or tokens) ``offsets[k]:offsets[k + 1]``; None if each row has the same shape
     row_shape : the shape of a row or, with ``offsets``, of one region
@@ -147,8 +145,6 @@ def merge_shards(
 ) -> Path:
     """Check the finished shards of a cache, write its manifest and its file, and return the path ``cache``.
 
-    Parameters
-    ----------
     cache : the cache file to write
     n_shards : number of shards
     dataset_file : the ``dataset.json`` to which the cache refers
@@ -193,9 +189,8 @@ def merge_shards(
 def open_cache(path: Path) -> FeatureCache:
     """Open a cache and check its attributes, row counts and ids, and the size of every shard.
 
-    Raises UserError with the fault.
-
-    Features are not read through the virtual views, because HDF5 returns fill values for a missing or short shard.
+    Raises UserError with the fault. Features are not read through the virtual views, because HDF5 returns fill values for a
+    missing or short shard.
     """
     attributes, arrays, shape, dtype = _read_cache_file(path)
     ids, offsets = arrays["ids"], arrays.get("offsets")

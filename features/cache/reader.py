@@ -24,8 +24,6 @@ _SHAPES = {"boxes": (4,), "image_size": (2,)}  # the shape of one entry: for a r
 class RegionBoxes:
     """The boxes of all regions of a cache, in memory. Raises UserError if the cache has no boxes.
 
-    Attributes
-    ----------
     offsets : (n + 1,), image k of the cache has the regions ``offsets[k]:offsets[k + 1]``
     boxes : (n_regions, 4) float32, x1, y1, x2, y2 in pixels of the original image
     image_size : (n, 2) int32, width and height of the original images
@@ -91,8 +89,6 @@ class FeatureReader:
     The first read of a block of 1 MiB in a process compares it with its checksum, if the cache has checksums. Reading raises
     UserError, which names the first block that differs.
 
-    Parameters
-    ----------
     cache : an opened cache (:func:`vse.features.cache.feature_cache.open_cache`)
     memory_gb : limit for features in memory, in units of 1e9 bytes
     mapped : read the other shards from memory maps (True) or from files (False)

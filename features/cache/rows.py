@@ -113,8 +113,6 @@ class Identity:
 class Rows:
     """Rows that an extractor computed, in order.
 
-    Attributes
-    ----------
     ids : (n,) ids of images or captions
     features : (n, dim), (n, n_crops, dim) or, with ``offsets``, (n_regions, dim)
     sources : (n, 32) uint8, the SHA-256 of the input of each row (:meth:`Item.source`)

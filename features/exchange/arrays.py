@@ -114,8 +114,6 @@ def write_imported(
 ) -> Path:
     """Write a cache of imported features in shards of half a gigabyte; finished shards are kept. Returns ``out``.
 
-    Parameters
-    ----------
     layout : the entry ``imported`` of the provenance
     files : the input files; a change of one of them while it is read raises UserError
     ids : (n,) ids of all rows

@@ -48,8 +48,6 @@ def fetch_features(source: str, out: Path, out_data: Path | None = None, sha256:
     second call continues. Existing files with the listed bytes are kept. Raises UserError if a file of the bundle is damaged
     or missing, if another file has its name, or if the server is out of reach.
 
-    Parameters
-    ----------
     source : a folder, a ``.tar`` archive, or the http:// or https:// address of either
     out_data : folder for the bundle's ``dataset.json``; by default ``../data/<dataset>`` from ``out``
     sha256 : the required SHA-256 of the list; by default any list is accepted

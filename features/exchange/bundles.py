@@ -93,8 +93,6 @@ def pack(caches: Sequence[Path], out: Path, with_dataset: bool = False, notes: P
     ``out`` appears only when the bundle is complete. An existing bundle of the same files is kept. Raises UserError if
     something else exists there, if a cache is damaged, or if the caches belong to several data sets.
 
-    Parameters
-    ----------
     with_dataset : add the ``dataset.json`` of the caches
     notes : a text file to add, on the licence for example
     """
@@ -110,10 +108,7 @@ def pack(caches: Sequence[Path], out: Path, with_dataset: bool = False, notes: P
 
 
 def read_list(location: str, content: bytes) -> BundleList:
-    """Return the list of a bundle from the bytes of its file at ``location``, a path or an address.
-
-    Raises UserError if it is no valid list, or if it was changed.
-    """
+    """Return a bundle's list from its bytes; ``location`` names it. Raises UserError if it is not valid or was changed."""
     try:
         entries = parse_json(Path(location), content)
     except UserError as error:

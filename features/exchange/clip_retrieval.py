@@ -29,10 +29,7 @@ _Place = tuple[int, int]  # place of a vector: index of its part, and its row th
 
 @dataclass(frozen=True)
 class _Part:
-    """One part of the folder: row k of ``images`` and of ``texts`` belongs to row k of the table ``metadata``.
-
-    ``files`` are the files of ``images`` and ``texts``.
-    """
+    """One part of the folder: row k of ``images``, ``texts`` and the table ``metadata`` is one pair of image and text."""
 
     images: NDArray[Any]
     texts: NDArray[Any]

@@ -27,8 +27,6 @@ SIDES: dict[Kind, str] = {"image": "images", "text": "captions"}
 class Backbone:
     """The model whose embeddings a cache holds.
 
-    Attributes
-    ----------
     sha256 : hash of its weights, or of the imported files; equal in the caches of images and captions
     experiment : name of its experiment
     details : further entries of the provenance, e.g. its seed
@@ -78,8 +76,6 @@ def write_backbone_cache(
 
     An existing cache of the same data set and feature is replaced.
 
-    Parameters
-    ----------
     ids : (n,) ids of the images or captions of the data set, in the order of ``dataset.json``
     vectors : function from m ids to their embeddings (m, dim)
     skipped : the reasons for ids without an embedding

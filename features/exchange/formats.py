@@ -21,8 +21,6 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 class ImportJob:
     """The sources of an import and its options.
 
-    Attributes
-    ----------
     sources : folders, archives, or the name of a data set on the Hugging Face hub
     settings : options that all formats share
     captions : the table of captions; by default one in the folder

@@ -128,8 +128,6 @@ def import_precomp(
     Arrays (n, dim) become vectors and (n, n_regions, dim) become regions. Without ids, images are counted from 0 over all
     splits. Raises UserError, which names the file and line of a fault.
 
-    Parameters
-    ----------
     captions_per_image : needed to recognise arrays with one row per image
     test : the test split if both exist, ``test`` or ``testall`` (the default)
     tokeniser : by default that of an existing ``out_data``, else ``unicode_words``

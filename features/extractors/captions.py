@@ -42,10 +42,7 @@ def encoder_path(cache: Path) -> Path:
 
 
 class CaptionExtractor(Extractor):
-    """A fitted encoder that computes the vectors of captions.
-
-    Raises UserError if the encoder's file is missing or damaged, or belongs to other settings.
-    """
+    """A fitted encoder that computes the vectors of captions. Raises UserError for a missing, damaged or other encoder."""
 
     config: CaptionSettings
 
@@ -126,10 +123,7 @@ def fit_encoder(
 
 
 def build_corpus(dataset: Dataset, config: CaptionSettings) -> CaptionCorpus:
-    """Return the texts to which the encoder of a caption feature is fitted.
-
-    Raises UserError if a feature of phrases lacks training captions with phrases.
-    """
+    """Return the texts to which an encoder is fitted. Raises UserError if an encoder of phrases has no phrases."""
     sentences = [caption.tokens for image in dataset.split("train") for caption in image.captions]
     if config.of == "captions":
         words = frozenset(word for image in dataset.images for caption in image.captions for word in caption.tokens)

@@ -148,8 +148,6 @@ _CROPS_AT_ONCE = 4  # on a CPU; for more crops the system clears new memory for 
 class CnnExtractor(NetworkExtractor[Tensor]):
     """A CNN that computes the vectors of image files, as a feature preset defines them.
 
-    Parameters
-    ----------
     config : the preset
     weights_dir : folder whose ``<model>.pth`` or ``.safetensors`` replaces a download
     device : ``auto``, or a device of torch
@@ -228,8 +226,6 @@ def rebuild_cnn_extractor(
 ) -> CnnExtractor:
     """Load the CNN that computed a cache.
 
-    Parameters
-    ----------
     weights_dir : folder whose files replace downloads of weights
     trained : use random weights, because the caller will replace them by trained weights; batch norms are not folded
     positions : accept a cache with one vector per position

@@ -89,8 +89,6 @@ def fisher_vectors(
 ) -> Float[Tensor, "n two_K_D"]:
     """Return the Fisher vectors of n sets of words.
 
-    Parameters
-    ----------
     table : vectors of all words
     words : rows of ``table``, one set after the other
     lengths : number of words of each set; an empty set gives zeros

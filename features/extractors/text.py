@@ -43,8 +43,6 @@ _HASHES = {
 class TextExtractor(Extractor):
     """A pretrained text encoder that computes the vectors of captions, as a feature preset defines them.
 
-    Parameters
-    ----------
     config : the preset
     weights_dir : folder whose folder or file with the model's name replaces a download
     device : ``auto``, or a device of torch

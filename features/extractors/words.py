@@ -201,10 +201,7 @@ class TfidfEncoder(CaptionEncoder):
 
     @classmethod
     def fit(cls, captions: TokenLists, config: TfidfConfig) -> TfidfEncoder:
-        """Fit the encoder to the ``config.max_words`` most frequent words of those in at least ``config.min_count`` captions.
-
-        Raises UserError if there is no such word.
-        """
+        """Fit the encoder to the words in at least ``config.min_count`` captions. Raises UserError if there are none."""
         vectorizer = _vectorizer(config.sublinear, min_df=config.min_count, max_features=config.max_words)
         try:
             vectorizer.fit(captions)

@@ -284,7 +284,4 @@ class Extractor(ABC):
 
     @abstractmethod
     def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
-        """Compute the rows of ``items``, in order.
-
-        With ``skip_bad``, unreadable images are listed in the result. Otherwise the first one raises :class:`BadImage`.
-        """
+        """Compute the rows of ``items``, in order. An unreadable image raises :class:`BadImage` without ``skip_bad``."""

@@ -162,10 +162,7 @@ class CaptionSettings(TextSettings):
         return encoder
 
     def fit(self, corpus: CaptionCorpus, words: Path | None, device: str) -> CaptionEncoder:
-        """Fit the encoder to captions; ``words`` is the file of word vectors.
-
-        Settings in the same file as their code override this method and :meth:`encoder_class`.
-        """
+        """Fit the encoder to captions; ``words`` is the file of word vectors. Settings next to their code override it."""
         encoder: CaptionEncoder = import_object(self.encoder).fit_to_corpus(self, corpus, words, device)
         return encoder
 

@@ -95,10 +95,7 @@ class TextColumn:
 
 
 class ImageColumns(Sequence[Image]):
-    """A sequence of images in columns, whose ``rows`` they are; it equals any sequence of equal images.
-
-    An ``Image`` is created each time it is read.
-    """
+    """The images in some ``rows`` of columns, created when they are read; equal to any sequence of equal images."""
 
     def __init__(self, columns: Mapping[str, Any], rows: NDArray[np.int64]) -> None:
         self._columns, self._rows = columns, rows

@@ -122,11 +122,9 @@ class Dataset:
 def load_dataset_file(path: Path) -> Dataset:
     """Read and check ``dataset.json``, or its columns if it is large and was read before.
 
-    Returns the same object again while it is in use and the file has not changed.
-
-    Raises UserError, which names the image or caption, if the content is invalid: duplicate ids or files, captions with the id
-    of another image, empty captions, unknown splits or tokenisers, image files outside the folder, phrases outside their
-    caption.
+    Returns the same object again while it is in use and the file has not changed. Raises UserError, which names the image or
+    caption, if the content is invalid: duplicate ids or files, captions with the id of another image, empty captions, unknown
+    splits or tokenisers, image files outside the folder, phrases outside their caption.
     """
     file, now = InputFile(path), time.time_ns()
     loaded = _LOADED.get((path, file.state))

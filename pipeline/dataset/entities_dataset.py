@@ -166,10 +166,7 @@ class _EntitiesReader:
         return self.folder / "Sentences" / f"{number}.txt"
 
     def read(self, number: str, file: str) -> _Photo:
-        """Read the captions and boxes of a photo; ``file`` is its path in the folder of images.
-
-        Captions listed as unrelated to their photo lose their phrases.
-        """
+        """Read the captions and boxes of a photo with the path ``file``. Unrelated captions lose their phrases."""
         captions = list(read_captions(self.sentences_file(number)))
         annotation = read_annotation(self.folder / "Annotations" / f"{number}.xml")
         marked = [phrase for caption in captions for phrase in caption.phrases]

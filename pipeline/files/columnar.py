@@ -141,10 +141,7 @@ def parquet_batches(path: Path, stream: BinaryIO, choose: Callable[[list[str]], 
 
 
 def check_parquet(path: Path) -> None:
-    """Raise UserError if a parquet file decodes to more bytes than the limit, before a library opens it.
-
-    Such a library copies a text for each row, so every row counts.
-    """
+    """Raise UserError if a parquet file is beyond the limit, with a text for each row, as some libraries copy it."""
     with path.open("rb") as stream:
         for _ in parquet_batches(path, stream, lambda names: names):
             pass

@@ -176,10 +176,7 @@ class InputFile:
         return self._current_state().size
 
     def read(self) -> bytes:
-        """Return all bytes of the file and set :attr:`sha256`.
-
-        Raises UserError if the file was written to since it was opened.
-        """
+        """Return all bytes and set :attr:`sha256`. Raises UserError if the file was written to since it was opened."""
         self.stream.seek(0)
         content = self.stream.read()
         if self.has_changed:
@@ -207,10 +204,7 @@ class InputFile:
 
 
 def read_run_file(file: Path, record: object) -> tuple[bytes, str]:
-    """Read a file of a run folder; return its bytes and their SHA-256.
-
-    Raises UserError if ``record``, the content of ``run.json``, has another SHA-256 for the file.
-    """
+    """Return the bytes and the SHA-256 of a file of a run. Raises UserError if its ``run.json``, ``record``, has another."""
     source = InputFile(file)
     content = source.read()
     checksums = record.get("files") if isinstance(record, Mapping) else None
@@ -248,10 +242,7 @@ def read_and_hash(path: Path, read: Callable[[Path], _Content]) -> tuple[_Conten
 
 
 class WatchedFile:
-    """A file that a library opens by its path.
-
-    Create this object before the library reads it, and call :meth:`check` afterwards.
-    """
+    """A file that a library opens by its path. Create this object before that, and call :meth:`check` afterwards."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

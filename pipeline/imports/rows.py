@@ -322,10 +322,7 @@ def check_import_out(settings: ImportSettings) -> None:
 
 
 def write_imported_data(content: dict[str, Any], settings: ImportSettings, images: Path | None, inputs: list[Path]) -> Path:
-    """Write ``dataset.json``, link the folder of images if there is one, and return the path of ``dataset.json``.
-
-    Raises UserError if the folder has another data set.
-    """
+    """Write ``dataset.json`` and link its images; return its path. Raises UserError if the folder has another data set."""
     check_dataset_name(settings.name)
     file = settings.out / "dataset.json"
     if file.exists() and read_json(file) != content and not may_replace_others():
@@ -367,10 +364,7 @@ class ImageFolders:
 
 
 class PhotoWriter:
-    """Writes imported photos into the folder ``images`` of a data set, and adds their rows to a collector.
-
-    An interrupted import continues with the missing photos.
-    """
+    """Writes the missing photos of an import into the folder ``images``, and adds their rows to a collector."""
 
     def __init__(self, out: Path, collector: RowCollector) -> None:
         self.folder = out / "images"
@@ -380,10 +374,7 @@ class PhotoWriter:
         self._collector = collector
 
     def add(self, row: ImportedRow, content: bytes) -> None:
-        """Add a row and write its photo; count the row as bad if the photo cannot be read.
-
-        After a bad row nothing more is written, unless bad rows are left out.
-        """
+        """Add a row and write its photo; count an unreadable photo as bad. Nothing is written once the import must fail."""
         try:
             read_image_size(Path(row.file), content)
         except BadImage as fault:

@@ -271,10 +271,7 @@ def build_row(place: str, values: Mapping[str, list[Any]]) -> ImportedRow:
 
 
 def parse_id(value: object, field_name: str) -> int | None:
-    """Return an id of a row, a number or a text, as an integer; None for an empty value.
-
-    Raises BadRow, which names the field, for another value.
-    """
+    """Return an id of a row as an integer; None for an empty value. Raises BadRow for another value."""
     if value is None or value == "":
         return None
     try:

@@ -30,8 +30,6 @@ def import_object(name: str) -> Any:
 class Registry(Generic[_Part]):
     """The parts of one kind by name. A lazy part is imported on first use.
 
-    Parameters
-    ----------
     kind : the kind of the parts in messages, such as ``similarity``
     parts : classes; each has its name as the default of the field ``key``
     key : the field that names a part
@@ -84,10 +82,7 @@ class Registry(Generic[_Part]):
         return part
 
     def parse(self, value: Any) -> Any:
-        """Return the part for a name, or a mapping of settings with a name; parts and None are returned unchanged.
-
-        Raises ValueError for another value.
-        """
+        """Return the part for a name, or settings with a name; return parts and None unchanged. Raises ValueError."""
         if value is None or isinstance(value, BaseModel):
             return value
         settings = self.as_settings(value)

@@ -78,10 +78,7 @@ def is_experiment(name: str) -> bool:
 
 
 def load_workflow(overrides: Mapping[str, Any]) -> WorkflowConfig:
-    """Load the settings of the workflow with ``overrides``, the values of ``--config``.
-
-    The key ``<dataset>_dir`` sets the source folder of a data set.
-    """
+    """Load the settings of the workflow with the values of ``--config``; ``<dataset>_dir`` is a data set's folder."""
     datasets = known_presets("datasets")
     sources = {
         key.removesuffix("_dir"): str(value) for key, value in overrides.items() if key.removesuffix("_dir") in datasets
@@ -154,8 +151,6 @@ def merge_settings(
     which omit the name if it stays the same. If ``over`` names another part than ``base``, settings of ``base`` that the new
     part lacks are dropped.
 
-    Parameters
-    ----------
     lenient : ignore settings of ``over`` that the part does not have
     replace : replace a dictionary whose keys no schema lists; else it is merged key by key, and only an empty one replaces it
     """
@@ -205,10 +200,7 @@ def apply_overrides(schema: type[Settings], content: Mapping[str, Any], sets: Se
 
 
 def validate_settings(schema: type[_Schema], kind: str, name: str, content: Mapping[str, Any]) -> _Schema:
-    """Return the settings ``content`` as a ``schema``.
-
-    Raises UserError, which names the ``kind`` and the ``name`` of the preset, if a setting is not valid.
-    """
+    """Return ``content`` as a ``schema``. Raises UserError, which names the preset's kind and name, if it is not valid."""
     for key in _all_keys(content):
         if key in schema.renamed:
             raise UserError(f"{kind} {name!r}: {key} is now {schema.renamed[key]}")
