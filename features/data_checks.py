@@ -71,7 +71,7 @@ def check_box_photos(path: Path, dataset: Dataset) -> None:
     recorded = replace(recorded_identity(open_cache(path)), caption_ids=_NO_IDS, captions=None)
     photo_ids, photos = hash_available_photos(dataset, recorded, COMPARED_PHOTOS_IF_CHANGED)
     if differences := compare_data(DataIdentity(photo_ids, _NO_IDS, photos), recorded):
-        raise UserError(f"{path}: its boxes are those of another data set than {dataset.path}: {differences[0]}")
+        raise UserError(f"{path}: its boxes belong to another data set than {dataset.path}: {differences[0]}")
 
 
 def compare_with_dataset(cache: FeatureCache, dataset: Dataset) -> list[str]:

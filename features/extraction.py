@@ -57,7 +57,7 @@ def count_covered_phrases(
     image_ids: Collection[int] | None = None,
     threshold: float = IOU,
 ) -> dict[str, dict[str, int]]:
-    """Count for each split the phrases with a ground-truth box, and those of them that a candidate box covers.
+    """Count for each split the phrases with a ground-truth box, and the covered ones among them.
 
     A candidate covers a phrase if its IoU with the smallest box around all boxes of the phrase is at least ``threshold``.
     Image ``ids[k]`` has the candidates ``boxes[offsets[k]:offsets[k + 1]]``; other images have no candidates. ``image_ids``
@@ -297,7 +297,7 @@ def verify_sources(cache: FeatureCache) -> str:
     raw = extractor in EXTRACTORS and EXTRACTORS[extractor].reads_raw
     items = dataset_items(dataset, kind, raw, cache.text_rows)
     if kind == "image" and not any(item.path is not None and item.path.is_file() for item in items):
-        return f"not at hand (none of the images of {dataset.path} is there)"
+        return f"not at hand (all images of {dataset.path} are missing)"
     changed = find_changed_source(items, cache.ids, read_sources(cache), cache.text_rows)
     boxes = boxes_sha256(ground_truth_boxes(dataset)) if changed is None and has_truth_boxes(cache) else None
     if boxes is not None and boxes != cache.provenance.get("boxes_sha256"):

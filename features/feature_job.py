@@ -31,8 +31,8 @@ class FeatureRequest:
     feature : a preset of ``config/features``, or a YAML file
     out : the cache to write; by default ``features/<dataset>_<feature>.h5``
     sets : changes of the preset's settings, as ``key=value``
-    like : a cache whose settings and weights replace those of ``feature``
-    shards : number of shards; by default that of the data set's preset
+    like : a cache whose settings and weights replace the preset's
+    shards : number of shards; by default the number in the data set's preset
     skip_bad : leave unreadable images out, and list them
     weights_dir : folder of weights to read instead of downloads; by default ``$VSE_WEIGHTS_DIR``
     words : file of word vectors; by default ``$VSE_WORDS``

@@ -47,7 +47,7 @@ class Rates(Settings):
 
 
 def load_rates(own: Path | None = None) -> Rates:
-    """Return the rates of ``config/rates.yaml`` with those of the file ``own`` on top; ``machine`` names both."""
+    """Return the rates of ``config/rates.yaml`` with the rates in ``own`` on top; ``machine`` names both."""
     shipped = read_yaml(Path(str(files("vse.presets").joinpath("rates.yaml"))))
     if own is None:
         return validate_settings(Rates, "rates", "rates.yaml", shipped)
@@ -102,8 +102,8 @@ class TargetPlan:
 def plan_target(targets: Sequence[str], settings: Sequence[str] = (), rates_file: Path | None = None) -> str:
     """Return a report of the remaining work of the workflow for some targets. Nothing is run.
 
-    ``settings`` are those of ``snakemake --config``. ``rates_file`` holds rates of another machine. Raises UserError if the
-    workflow lacks a target.
+    ``settings`` are the arguments of ``snakemake --config``. ``rates_file`` holds rates of another machine. Raises UserError
+    if the workflow lacks a target.
     """
     rates = load_rates(rates_file)
     plan = estimate_plan(plan_files(targets, settings), rates, read_training_rates())
@@ -113,7 +113,7 @@ def plan_target(targets: Sequence[str], settings: Sequence[str] = (), rates_file
 def estimate_plan(planned: Sequence[PlannedFile], rates: Rates, training_rates: dict[str, float]) -> TargetPlan:
     """Return the estimate for the files that jobs still have to write.
 
-    ``training_rates`` holds pairs per second of experiments measured in this folder; they replace those of ``rates``.
+    ``training_rates`` holds pairs per second of experiments measured in this folder; they replace the entries of ``rates``.
     """
     plan = TargetPlan()
     shards: Counter[tuple[str, str, int]] = Counter()

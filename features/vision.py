@@ -1,4 +1,4 @@
-"""Import torchvision without torch's compiler, whose import takes longer than that of torch itself.
+"""Import torchvision without torch's compiler, whose import takes longer than torch's own import.
 
 ``torchvision.ops.roi_align`` imports a function from the compiler, but calls it only for deterministic algorithms on a GPU. A
 stand-in module provides the function here, and imports the compiler when it is called.

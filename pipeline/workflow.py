@@ -30,7 +30,7 @@ class PlannedFile:
 
 
 def plan_files(targets: Sequence[str], settings: Sequence[str] = (), snakefile: Path = Path("Snakefile")) -> list[PlannedFile]:
-    """Return the files that the workflow would write for ``targets``, without those that are up to date.
+    """Return the files that the workflow would write for ``targets``, without files that are up to date.
 
     ``settings`` are the arguments of ``snakemake --config``. Raises UserError with Snakemake's message if Snakemake fails.
     """

@@ -109,7 +109,7 @@ class _BundleSource(ABC):
             sizes = f"{n_bytes} bytes, but its list has {file.bytes}"
             raise DamagedBundle(f"{self.location}/{file.path}: {sizes}; it was truncated or replaced")
         if sha256 != file.sha256:
-            raise DamagedBundle(f"{self.location}/{file.path}: its bytes are not those of the list (sha256 differs)")
+            raise DamagedBundle(f"{self.location}/{file.path}: its bytes differ from the list (sha256 differs)")
 
 
 class _FolderSource(_BundleSource):

@@ -117,7 +117,7 @@ def read_list(location: str, content: bytes) -> BundleList:
     if not isinstance(entries, dict) or entries.get("format") != FORMAT or entries.get("version") != VERSION:
         raise UserError(f"{location}: not the list of a bundle of version {VERSION}")
     if entries.get("sha256") != _list_sha256(entries):
-        raise UserError(f"{location}: was changed after the bundle was packed (its sha256 is that of another list)")
+        raise UserError(f"{location}: was changed after the bundle was packed (its sha256 differs)")
     try:
         bundle = BundleList.model_validate(entries)
     except ValidationError as error:

@@ -130,7 +130,7 @@ def import_precomp(
 
     captions_per_image : needed to recognise arrays with one row per image
     test : the test split if both exist, ``test`` or ``testall`` (the default)
-    tokeniser : by default that of an existing ``out_data``, else ``unicode_words``
+    tokeniser : by default the one in an existing ``out_data``, else ``unicode_words``
     """
     if not is_name(dataset):
         raise UserError(

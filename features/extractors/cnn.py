@@ -240,7 +240,7 @@ def rebuild_cnn_extractor(
     extractor = CnnExtractor(config, weights_dir, device)
     if not trained and extractor.weights_sha256 != cache.provenance.get("weights_sha256"):
         raise UserError(
-            f"{cache.path} was computed with other weights of {config.model} than those found now (their SHA-256 differ)"
+            f"{cache.path} was computed with other weights of {config.model} than the current ones (the SHA-256 differs)"
         )
     return extractor
 

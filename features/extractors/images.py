@@ -103,7 +103,7 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
                         vectors += [replace(v, features=v.features.astype(self.config.dtype)) for v in self.compute(good)]
                 progress.update(len(batch))
         if not kept:
-            raise UserError(f"none of {len(items)} images can be read; the first: {skipped[0]['reason']}")
+            raise UserError(f"all {len(items)} images are unreadable, the first:  {skipped[0]['reason']}")
         ids, sources = zip(*kept, strict=True)
         return _rows(np.asarray(ids, np.int64), np.stack(sources), vectors, skipped)
 

@@ -25,7 +25,7 @@ _MEDIAN_BLOCK = 1 << 17  # number of weights that are gathered at once, in the o
 class Mixture:
     """A mixture of K clusters over D dimensions.
 
-    ``median`` and ``deviation`` are the parameters of Laplacian dimensions, ``mean`` and ``variance`` those of Gaussian ones.
+    Laplacian dimensions have the parameters ``median`` and ``deviation``, Gaussian ones ``mean`` and ``variance``.
     """
 
     priors: Float[Tensor, " K"]

@@ -39,7 +39,7 @@ def tokenize(text: str) -> list[str]:
 
 
 def unicode_words(text: str) -> list[str]:
-    """Return the lower-case runs of letters, digits and accents of any script; for ASCII text those of :func:`tokenize`.
+    """Return the lower-case runs of letters, digits and accents of any script; for ASCII text as :func:`tokenize` does.
 
     Characters are composed (NFC). Soft hyphens do not split a word. Each Chinese character and each hiragana is a token,
     because these scripts have no blanks between words.
@@ -148,14 +148,14 @@ def compact_text(words: _Words) -> str:
 
 
 def match_captions(captions: Sequence[_Words], others: Sequence[_Words], min_similarity: float = 1.0) -> dict[int, int]:
-    """Match the captions of one file with those of another file by their text.
+    """Match the captions of one file with the captions of another file by their text.
 
     Returns the index of a caption in ``others`` for each matched index of ``captions``; each of the others is used once at
     most.
 
     Captions with the same letters and digits are matched first. The remaining captions may differ in spelling. They are
     matched in the order of their similarity, 2 x equal tokens / (tokens of both captions), down to ``min_similarity``; 1
-    matches none of them.
+    matches no further captions.
     """
     by_text: dict[str, list[int]] = {}
     for index, other in enumerate(others):

@@ -33,7 +33,7 @@ from vse.pipeline.files.images import read_image_size
 from vse.pipeline.progress import progress_bar
 
 ENTITIES_SPLITS = ("train", "val", "test")
-MIN_SIMILARITY = 0.7  # matches 562 of the 563 captions of Flickr8k that differ in a letter from those of Entities
+MIN_SIMILARITY = 0.7  # matches 562 of the 563 captions of Flickr8k that differ in a letter from Entities
 _DECIMALS = 4  # of a scaled coordinate
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ def mark_entities_phrases(
     n_images, n_joined = reader.counts["images"], reader.counts["joined"]
     if not n_images:
         raise UserError(
-            f"{folder}: annotates none of the {len(entries)} images; a file name must begin with the number of the photo"
+            f"{folder}: annotates other images than these {len(entries)}; a file name must begin with the number of the photo"
         )
     log.info(
         "%s: matched %d of %d images and %d of %d captions, %d of them with another spelling; %d captions have no "
@@ -211,7 +211,7 @@ class _EntitiesReader:
         return entries
 
     def report(self) -> None:
-        """Log the counts; those of exceptions only if they are not 0."""
+        """Log the counts; counts of exceptions only if they are not 0."""
         counts = self.counts
         log.info(
             "%s: read %d photos, %d captions and %d boxes; the captions mark %d phrases, %d of them with a box",

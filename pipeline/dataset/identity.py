@@ -145,7 +145,7 @@ _NO_IDS = np.empty(0, np.int64)
 
 
 def check_recorded_data(dataset: Dataset, recorded: DataIdentity) -> None:
-    """Raise UserError if captions or photographs of a data set differ from those recorded in a file of embeddings or scores.
+    """Raise UserError if captions or photographs of a data set differ from the recorded ones of embeddings or scores.
 
     Compares all captions, and an evenly spread sample of the photographs whose files exist.
     """

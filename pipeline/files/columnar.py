@@ -1,6 +1,6 @@
 """Read untrusted parquet files, and check parquet, Arrow and other compressed files against the limit on decoded bytes.
 
-A reader of parquet allocates the memory that the headers of the pages state, whatever the footer says. The headers of all
+A reader of parquet allocates the memory that the headers of the pages state, not the footer. The headers of all
 pages of a row group are therefore checked before the row group is read. They are structs of Thrift's compact protocol
 (https://parquet.apache.org/docs/file-format/).
 """

@@ -218,7 +218,7 @@ def read_run_file(file: Path, record: object) -> tuple[bytes, str]:
 
 
 class InputFolder:
-    """Some plain files of the folder ``path``, each of which is opened once."""
+    """Some plain files of the folder ``path``, each opened once."""
 
     def __init__(self, path: Path, files: Sequence[InputFile]) -> None:
         self.path = path

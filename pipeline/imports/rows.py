@@ -66,7 +66,7 @@ def build_import_settings(
     columns: Iterable[str] = (),
     quoting: str | None = None,
 ) -> ImportSettings:
-    """Return the settings of an import for the options of a command; the default name is that of the folder ``out``."""
+    """Return the settings of an import for the options of a command; the default name is the name of the folder ``out``."""
     name, tokeniser = name or out.resolve().name, tokeniser or IMPORT_TOKENISER
     return ImportSettings(name, out, val, test, seed, tokeniser, skip_bad, parse_columns(columns), quoting)
 
@@ -217,7 +217,7 @@ class RowCollector:
         self.bad.finish(self._settings.out / "import.failures.jsonl", self.n_rows)
         log.info("%d rows read: %d taken, %d refused", self.n_rows, n_taken, n_refused)
         if not self._images:
-            raise UserError(f"none of the {self.n_rows} rows has an image with a caption")
+            raise UserError(f"all {self.n_rows} rows lack an image with a caption")
         has_splits = next(iter(self._images.values())).split is not None
         if has_splits and (self._settings.val, self._settings.test) != (None, None):
             raise UserError("the source has splits, so none are sampled; leave --val and --test out")

@@ -286,7 +286,7 @@ def parse_id(value: object, field_name: str) -> int | None:
 def choose_columns(
     path: Path, header: Mapping[str, Any], given: Mapping[str, tuple[str, ...]], required: tuple[str, ...] = REQUIRED
 ) -> dict[str, tuple[str, ...]]:
-    """Return the columns of each field: those ``given``, or else the first of the usual names that the header has.
+    """Return the columns of each field: the ``given`` ones, or else the first usual name in the header.
 
     Raises UserError if a given field or column does not exist, or if a required field has no column.
     """

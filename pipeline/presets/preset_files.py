@@ -57,7 +57,7 @@ def preset_descriptions(kind: str) -> list[tuple[str, str]]:
 
 
 def preset_layers(kind: str, name: str, extended_by: tuple[Preset, ...] = ()) -> list[dict[str, Any]]:
-    """Return the settings of a preset as layers: first those of the presets that it ``extends``, last its own.
+    """Return the settings of a preset as layers: first the presets that it ``extends``, last its own settings.
 
     ``extended_by`` are the presets that led to this one. Raises UserError if the preset is unknown, or extends itself.
     """

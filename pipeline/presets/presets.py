@@ -90,7 +90,7 @@ def load_workflow(overrides: Mapping[str, Any]) -> WorkflowConfig:
 
 
 def read_preset(kind: str, name: str, schema: type[BaseModel] | None = None) -> dict[str, Any]:
-    """Return the settings of the preset with this name or path, merged with those of the presets that it ``extends``."""
+    """Return the settings of the preset with this name or path, merged with the presets that it ``extends``."""
     composed = parse_composed_name(name) if kind == "experiments" else None
     content: dict[str, Any] = {}
     for layer in preset_layers(kind, name if composed is None else composed.experiment):
@@ -185,7 +185,7 @@ def apply_overrides(schema: type[Settings], content: Mapping[str, Any], sets: Se
             raise UserError(f"--set takes key=value, got {item!r}")
         try:
             value = parse_yaml(text)
-        except Exception:  # odd dates and very long integers raise other errors than those of YAML
+        except Exception:  # odd dates and very long integers raise other errors than YAML's
             raise UserError(f"--set {item}: {text!r} is not a YAML value") from None
         for name in reversed(key.split(".")):
             value = {name: value}
@@ -265,7 +265,7 @@ def _is_known(schema: type[BaseModel], content: Mapping[str, Any], path: Sequenc
 
 
 def _known_keys(schema: type[BaseModel], content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the keys of all settings, with those of the parts that ``content`` names."""
+    """Yield the keys of all settings, also in the parts that ``content`` names."""
     for name in schema.model_fields:
         value = content.get(name)
         group = find_group(schema, name)

@@ -169,7 +169,7 @@ class WorkflowConfig(Settings):
         default_factory=dict, description="rule -> number of GPUs of one job; default: 1"
     )
     gpu_models: dict[GpuRule, str] = Field(default_factory=dict, description="rule -> type of GPU, as SLURM names it")
-    seeds: list[Seed] | None = Field(None, min_length=1, description="seeds that replace those of the experiments")
+    seeds: list[Seed] | None = Field(None, min_length=1, description="seeds that replace the experiments' seeds")
     experiments: list[str] = Field(default=["vse0", "vsepp"], min_length=1)
     ladder: str | None = Field(
         None, description="ladder of results/tables/ladder_<dataset>; default: the ladder with the data set's name"
@@ -272,7 +272,7 @@ class LadderConfig(Settings):
         return {**changes.settings, "title": changes.title, "seeds": changes.seeds or self.seeds}
 
     def combinations(self) -> list[ComposedName]:
-        """Return every combination of an experiment, a caption feature and an image feature, also those that do not fit."""
+        """Return every combination of an experiment, a caption feature and an image feature, also unsuitable ones."""
         return [
             ComposedName(name, None if captions == WORDS else captions, feature, self.name)
             for name in self.experiments
