@@ -18,7 +18,7 @@ from vse.features.cache.feature_cache import FeatureCache, open_cache, read_sour
 from vse.features.cache.rows import Ids, config_text_rows, dataset_items
 from vse.features.cache.shards import shards_folder
 from vse.features.exchange.embeddings import read_backbone
-from vse.features.extractors.proposals import boxes_sha256, ground_truth_boxes, has_truth_boxes
+from vse.features.extractors.proposals import collect_truth_boxes, has_truth_boxes, hash_boxes
 from vse.features.settings import EXTRACTORS
 from vse.pipeline.dataset.columns import IdRows, caption_ids, image_ids
 from vse.pipeline.dataset.dataset import Dataset
@@ -90,7 +90,7 @@ def compare_with_dataset(cache: FeatureCache, dataset: Dataset) -> list[str]:
         return differences
     if cache.kind == "text" and has_input_hashes(cache):
         return compare_texts(dataset, cache.ids, read_sources(cache), cache.provenance.get("config", {}))
-    if has_truth_boxes(cache) and boxes_sha256(ground_truth_boxes(dataset)) != cache.provenance.get("boxes_sha256"):
+    if has_truth_boxes(cache) and hash_boxes(collect_truth_boxes(dataset)) != cache.provenance.get("boxes_sha256"):
         return ["the boxes of its phrases differ"]
     return []
 

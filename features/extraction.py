@@ -19,6 +19,7 @@ from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_ca
 from vse.features.cache.rows import Identity, Ids, Item, Kind, TextRows, config_text_rows, dataset_items, row_ids
 from vse.features.cache.shards import (
     concatenate_offsets,
+    find_other_precision_shards,
     mixed_precision_error,
     read_arrays,
     read_finished_shard,
@@ -27,12 +28,11 @@ from vse.features.cache.shards import (
     shard_path,
     shard_slice,
     shards_folder,
-    shards_in_other_precision,
     write_shard,
 )
 from vse.features.data_checks import compare_texts
 from vse.features.exchange.embeddings import read_backbone
-from vse.features.extractors.proposals import TRUTH_BOXES, boxes_sha256, ground_truth_boxes, has_truth_boxes
+from vse.features.extractors.proposals import TRUTH_BOXES, collect_truth_boxes, has_truth_boxes, hash_boxes
 from vse.features.settings import EXTRACTORS
 from vse.features.settings.base import Extractor
 from vse.pipeline.dataset.captions import iou
@@ -111,7 +111,7 @@ def _boxed_mentions(dataset: Dataset) -> dict[int, list[Mention]]:
     return by_image
 
 
-def images_sha256(dataset_file: Path, cache: Path, index: int, n_shards: int) -> str:
+def hash_shard_images(dataset_file: Path, cache: Path, index: int, n_shards: int) -> str:
     """Return a SHA-256 over the hashes of a shard's images in order; "" without a data set.
 
     The workflow detects changes by it. Images older than the shard are not read again, because the shard holds their SHA-256.
@@ -169,7 +169,7 @@ def extract_shards(
     if only is not None and not 0 <= only < n_shards:
         raise UserError(f"shard {only} is not one of 0-{n_shards - 1}")
     identity = extractor.identity(dataset)
-    others = shards_in_other_precision(out, n_shards, identity) if extractor.requested_precision == "auto" else {}
+    others = find_other_precision_shards(out, n_shards, identity) if extractor.requested_precision == "auto" else {}
     for index in range(n_shards) if only is None else [only]:
         path = shard_path(out, index, n_shards)
         items = dataset_items(dataset, *input_form, shard_slice(n_rows, index, n_shards))
@@ -299,7 +299,7 @@ def verify_sources(cache: FeatureCache) -> str:
     if kind == "image" and not any(item.path is not None and item.path.is_file() for item in items):
         return f"not at hand (all images of {dataset.path} are missing)"
     changed = find_changed_source(items, cache.ids, read_sources(cache), cache.text_rows)
-    boxes = boxes_sha256(ground_truth_boxes(dataset)) if changed is None and has_truth_boxes(cache) else None
+    boxes = hash_boxes(collect_truth_boxes(dataset)) if changed is None and has_truth_boxes(cache) else None
     if boxes is not None and boxes != cache.provenance.get("boxes_sha256"):
         changed = "data set: boxes of its phrases differ"
     if changed is not None:

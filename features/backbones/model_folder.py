@@ -267,7 +267,7 @@ def _shorten(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
+def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of the names, types, shapes and values of tensors on any device."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):

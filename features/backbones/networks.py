@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from vse.features.backbones.model_folder import download_file, tensors_sha256
+from vse.features.backbones.model_folder import download_file, hash_tensors
 from vse.features.settings.base import LIBRARIES, WEIGHT_SUFFIXES, NetworkSettings
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.inputs import InputFile
@@ -48,9 +48,9 @@ def load_backbone(
     return model.eval().requires_grad_(False)
 
 
-def weights_sha256(model: nn.Module) -> str:
+def hash_weights(model: nn.Module) -> str:
     """Return the SHA-256 of all parameters and buffers."""
-    return tensors_sha256(model.state_dict())
+    return hash_tensors(model.state_dict())
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vse.features.backbones.model_folder import copy_checked_model, download, find_local_folder, read_modules, tensors_sha256
+from vse.features.backbones.model_folder import copy_checked_model, download, find_local_folder, hash_tensors, read_modules
 from vse.features.backbones.networks import build_open_clip, find_weights_file, load_weights_file, silence_root_logger
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import read_json, sha256_json
@@ -115,7 +115,7 @@ class SentenceText(TextBackbone):
         weights = {f"0.{name}": tensor for name, tensor in transformer.state_dict().items() if "pooler." not in name}
         if config.pooling == "own":  # the model's own vector also depends on the modules after the transformer
             weights |= {n: t for n, t in self._model.state_dict().items() if not n.startswith("0.")}
-        self.weights_sha256 = tensors_sha256(weights)
+        self.weights_sha256 = hash_tensors(weights)
         self.network_sha256 = sha256_json(_network_settings(folder, modules, config.pooling == "own"))
         self.tokenizer_sha256 = hash_tokenizer(tokenizer, self._prompt, self.max_length, self._lower)
 
@@ -232,7 +232,7 @@ class OpenClipText(TextBackbone):
         self.notes = notes
         if file is not None:
             load_weights_file(model, file, _match_text_names)
-        self.weights_sha256 = tensors_sha256({k: v for k, v in model.state_dict().items() if not k.startswith("visual.")})
+        self.weights_sha256 = hash_tensors({k: v for k, v in model.state_dict().items() if not k.startswith("visual.")})
         model.visual = nn.Identity()
         self.network = self._model = model.eval().requires_grad_(False)
         self._tower = _causal_tower(model)

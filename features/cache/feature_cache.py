@@ -33,7 +33,7 @@ from vse.features.cache.shards import (
     shard_path,
     shard_slice,
     shards_folder,
-    total_seconds,
+    sum_seconds,
 )
 from vse.pipeline.dataset.columns import caption_ids
 from vse.pipeline.dataset.dataset import Dataset
@@ -181,7 +181,7 @@ def merge_shards(
         | {CHECKSUMS: shard_checksums(shards_folder(cache) / shard.file, ARRAYS)}
         for shard in shards
     ]
-    manifest = {"key": key, "shard_key": shards[0].identity.key, "seconds": total_seconds(cache, shards), "shards": entries}
+    manifest = {"key": key, "shard_key": shards[0].identity.key, "seconds": sum_seconds(cache, shards), "shards": entries}
     write_json(shards_folder(cache) / "manifest.json", manifest)
     return write_bytes(cache, content)
 

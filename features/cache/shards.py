@@ -68,7 +68,7 @@ def fit_record_path(cache: Path) -> Path:
     return cache.with_suffix(".encoder.json")
 
 
-def total_seconds(cache: Path, shards: Sequence[Shard]) -> float | None:
+def sum_seconds(cache: Path, shards: Sequence[Shard]) -> float | None:
     """Return the duration of all shards and of the encoder's fit in seconds; None if one of them is unknown."""
     record = fit_record_path(cache)
     fit = read_json(record) if record.is_file() else {"seconds": 0.0}
@@ -140,7 +140,7 @@ def differ_only_in_precision(one: Identity, other: Identity) -> bool:
     return len(changes) == 1 and changes[0].startswith("content.config.precision: ")
 
 
-def shards_in_other_precision(cache: Path, n_shards: int, identity: Identity) -> dict[Path, Identity]:
+def find_other_precision_shards(cache: Path, n_shards: int, identity: Identity) -> dict[Path, Identity]:
     """Return the identities of a cache's existing shards that differ from ``identity`` only in precision, by path."""
     paths = [shard_path(cache, index, n_shards) for index in range(n_shards)]
     found = {path: record.identity for path in paths if (record := read_record(path)) is not None}
@@ -323,7 +323,7 @@ def check_cache_out(out: Path, dataset: str, feature: str, inputs: Iterable[Path
         raise UserError(f"{out}: holds the feature {existing[1]!r} of {existing[0]!r}; give another --out, or delete it")
 
 
-def feature_from_path(out: Path, dataset: str) -> str:
+def parse_feature_name(out: Path, dataset: str) -> str:
     """Return the feature name in the file name of a cache: ``birds_clip.h5`` of the data set ``birds`` has ``clip``."""
     return out.stem.removeprefix(f"{dataset}_")
 

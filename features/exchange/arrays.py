@@ -15,7 +15,7 @@ from tqdm import tqdm
 from vse.features.cache import shards
 from vse.features.cache.feature_cache import merge_shards
 from vse.features.cache.rows import Identity, Ids, Rows, row_ids, sha256_bytes
-from vse.features.cache.shards import check_cache_out, feature_from_path
+from vse.features.cache.shards import check_cache_out, parse_feature_name
 from vse.features.extractors.proposals import clip_boxes
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
@@ -125,7 +125,7 @@ def write_imported(
         "requested_ids_sha256": sha256_json(ids.tolist()),
         "extractor_version": 1,
     }
-    identity = Identity(dataset.name, feature_from_path(out, dataset.name), kind, content)
+    identity = Identity(dataset.name, parse_feature_name(out, dataset.name), kind, content)
     n_shards = min(len(ids), max(1, -(-len(ids) * row_bytes // SHARD_BYTES)))
     check_cache_out(out, dataset.name, identity.feature, [dataset.path, *(file.path for file in files)])
     with lock_for_writing(out):

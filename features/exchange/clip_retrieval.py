@@ -18,8 +18,15 @@ from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.sources import check_dataset_name
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import WatchedFile
-from vse.pipeline.imports.rows import BadRow, ImportedRow, ImportSettings, RowCollector, image_file, write_imported_data
-from vse.pipeline.imports.tables import build_row, photo_checker, read_table_rows
+from vse.pipeline.imports.rows import (
+    BadRow,
+    ImportedRow,
+    ImportSettings,
+    RowCollector,
+    normalize_image_path,
+    write_imported_data,
+)
+from vse.pipeline.imports.tables import build_photo_checker, build_row, read_table_rows
 from vse.pipeline.progress import progress_bar
 
 METADATA = (".parquet", ".jsonl", ".csv")
@@ -55,7 +62,7 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
     inputs = [path for part in parts for path in (*part.files, part.metadata)]
     for feature in ("img_emb", "text_emb"):
         check_cache_out(out_features / f"{settings.name}_{feature}.h5", settings.name, feature, inputs)
-    gathered = RowCollector(settings, (lambda file: None) if images is None else photo_checker(images))
+    gathered = RowCollector(settings, (lambda file: None) if images is None else build_photo_checker(images))
     places_by_file: dict[str, list[_Place]] = {}
     for index in progress_bar(range(len(parts)), desc=f"read {folder.name}", unit="part"):
         _add_part(index, parts, gathered, places_by_file, settings, images)
@@ -166,7 +173,7 @@ def _with_relative_file(row: ImportedRow, images: Path | None) -> ImportedRow:
         if not path.is_relative_to(images.absolute()):
             raise BadRow(f"{path} is not in {images}")
         path = path.relative_to(images.absolute())
-    file = image_file(path.as_posix().lstrip("/"))
+    file = normalize_image_path(path.as_posix().lstrip("/"))
     return ImportedRow(**{**vars(row), "file": file})
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_cache
 from vse.features.cache.rows import Identity, Ids, Kind, Rows
-from vse.features.cache.shards import check_cache_out, feature_from_path, shard_path, shard_slice, shards_folder, write_shard
+from vse.features.cache.shards import check_cache_out, parse_feature_name, shard_path, shard_slice, shards_folder, write_shard
 from vse.features.exchange.arrays import SHARD_BYTES, hash_rows
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.errors import UserError
@@ -86,7 +86,7 @@ def write_backbone_cache(
         "requested_ids_sha256": sha256_json(ids.tolist()),
         "extractor_version": 1,
     }
-    identity = Identity(dataset.name, feature_from_path(out, dataset.name), kind, content)
+    identity = Identity(dataset.name, parse_feature_name(out, dataset.name), kind, content)
     notes = {} if backbone.run is None else {"backbone_run": Path(os.path.relpath(backbone.run, out.parent)).as_posix()}
     embedded = np.asarray([i for i in ids.tolist() if i not in skipped], np.int64)
     n_shards = min(len(ids), max(1, -(-len(embedded) * vectors(embedded[:1]).nbytes // SHARD_BYTES)))

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from vse.features.cache.feature_cache import open_cache, read_sources
 from vse.features.cache.reader import FeatureReader
 from vse.features.cache.rows import Rows
-from vse.features.cache.shards import check_cache_out, feature_from_path
+from vse.features.cache.shards import check_cache_out, parse_feature_name
 from vse.features.data_checks import check_data
 from vse.features.exchange.arrays import hash_rows, open_array, read_ids, write_imported
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, IMPORT_TOKENISER, find_tokeniser, tokenize
@@ -69,7 +69,7 @@ class CaptionFile:
                 raise UserError(f"{path}: line {number} is not UTF-8 ({error.reason})") from None
             if "\r" in text:
                 stray.append(number)
-            if not caption_tokens(text):
+            if not tokenize_caption(text):
                 raise UserError(f"{path}: line {number} is an empty caption")
             captions.append(text)
         if stray:
@@ -139,7 +139,7 @@ def import_precomp(
     splits = [_read_split(folder, name, captions_per_image) for name in _find_splits(folder, test)]
     sources = [file.path for split in splits for file in split.files]
     check_output(out_data, _DATASET, sources)
-    check_cache_out(out_features, dataset, feature_from_path(out_features, dataset), [out_data, *sources])
+    check_cache_out(out_features, dataset, parse_feature_name(out_features, dataset), [out_data, *sources])
     present = {SPLITS[split.name] for split in splits}
     for name, use in (("train", "trained on"), ("dev", "validated on"), ("test", "tested on")):
         if SPLITS[name] not in present:
@@ -181,7 +181,7 @@ def import_precomp(
     return path
 
 
-def caption_tokens(text: str, tokenise: Callable[[str], list[str]] = tokenize) -> list[str]:
+def tokenize_caption(text: str, tokenise: Callable[[str], list[str]] = tokenize) -> list[str]:
     """Return the tokens of a caption; if ``tokenise`` finds none, its words or the parts between its spaces."""
     return tokenise(text) or re.findall(r"\w+", text.lower()) or text.split()
 
@@ -279,7 +279,7 @@ def _dataset_content(
         for k, imgid in enumerate(split_ids.tolist()):
             sentences = []
             for raw in split.text.captions[k * n_captions : (k + 1) * n_captions]:
-                tokens = caption_tokens(raw, tokenise)
+                tokens = tokenize_caption(raw, tokenise)
                 sentences.append({"sentid": sentid, "imgid": imgid, "raw": raw, "tokens": tokens})
                 sentid += 1
             entry = {"imgid": imgid, "filename": f"{imgid}.jpg", "split": SPLITS[split.name]}

@@ -14,17 +14,17 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vse.features.backbones.device import move_tensor
-from vse.features.backbones.networks import LayerOutput, autocast, find_module, load_backbone, weights_sha256
+from vse.features.backbones.networks import LayerOutput, autocast, find_module, hash_weights, load_backbone
 from vse.features.data_checks import check_box_photos
 from vse.features.extractors.cnn import image_to_tensor, normalize_pixels, scaled_size
 from vse.features.extractors.images import ImageVectors, NetworkExtractor
 from vse.features.extractors.proposals import (
     EdgeModel,
     Floats,
-    boxes_sha256,
     clip_boxes,
+    collect_truth_boxes,
     edge_boxes,
-    ground_truth_boxes,
+    hash_boxes,
     import_opencv,
     read_boxes,
     selective_search,
@@ -78,7 +78,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
     ) -> None:
         super().__init__(config, device)
         backbone = load_backbone(config, weights_dir, notes=self.notes)
-        self.weights_sha256 = weights_sha256(backbone)
+        self.weights_sha256 = hash_weights(backbone)
         self.network = LayerOutput(backbone, config.layer, config.grid).to(self.device).to(memory_format=torch.channels_last)
         find_module(backbone, config.map).register_forward_hook(lambda _, __, output: self._pool_boxes(output))
         self._rois, self._input, self._dim = torch.zeros(1, 4), (1, 1), 0
@@ -113,8 +113,8 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
             raise ValueError("these boxes depend on the data set, but no data set was given")
         loaded = load_dataset_file(dataset)
         if config.boxes == "phrases":
-            self._given, self._has_truth_boxes = ground_truth_boxes(loaded), True
-            return {"boxes_sha256": boxes_sha256(self._given)}
+            self._given, self._has_truth_boxes = collect_truth_boxes(loaded), True
+            return {"boxes_sha256": hash_boxes(self._given)}
         self._limited_ids = frozenset(image.imgid for image in loaded.images if image.split in ("train", "restval"))
         return {"train_ids_sha256": sha256_json(sorted(self._limited_ids)), **self._load_proposal_source(weights_dir)}
 
@@ -132,7 +132,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
                 shorter=config.shorter, longer=config.longer, proposals=config.n_boxes,
             )  # fmt: skip
             detector = load_detector(proposer, weights_dir)
-            digest = weights_sha256(detector)
+            digest = hash_weights(detector)
             self._detector = detector.to(self.device)
             return {"proposer_sha256": digest}
         return {}

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vse.features.backbones.device import library_versions, pick_device
-from vse.features.backbones.model_folder import tensors_sha256
+from vse.features.backbones.model_folder import hash_tensors
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.rows import Item, Rows, item_ids
 from vse.features.settings import EXTRACTORS
@@ -138,7 +138,7 @@ def build_corpus(dataset: Dataset, config: CaptionSettings) -> CaptionCorpus:
 
 
 def _write(out: Path, config: CaptionSettings, inputs: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
-    sha256 = tensors_sha256(tensors)
+    sha256 = hash_tensors(tensors)
     metadata = {"format": FORMAT, "extractor": config.extractor_name(), "inputs": inputs, "sha256": sha256}
     one_key = {"vse": json.dumps(metadata, sort_keys=True)}  # safetensors writes several keys in varying order
     return write_bytes(out, safetensors.torch.save(tensors, one_key))
@@ -196,7 +196,7 @@ def _try_read_encoder(path: Path) -> EncoderFile | None:
         with safe_open(path, framework="pt") as file:
             metadata = json.loads((file.metadata() or {})["vse"])
         fitted = EncoderFile(safetensors.torch.load_file(path), metadata)
-        undamaged = metadata["format"] == FORMAT and metadata["sha256"] == tensors_sha256(fitted.tensors)
+        undamaged = metadata["format"] == FORMAT and metadata["sha256"] == hash_tensors(fitted.tensors)
     except (SafetensorError, OSError, ValueError, KeyError):
         return None
     return fitted if undamaged else None

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from vse.features.backbones.device import choose_query_precision, move_tensor
-from vse.features.backbones.networks import LayerOutput, autocast, fold_batch_norms, load_backbone, weights_sha256
+from vse.features.backbones.networks import LayerOutput, autocast, fold_batch_norms, hash_weights, load_backbone
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.reader import RegionBoxes
 from vse.features.extractors.images import ImageVectors, NetworkExtractor, UnfitSize
@@ -160,7 +160,7 @@ class CnnExtractor(NetworkExtractor[Tensor]):
         super().__init__(config, device)
         self.batch_size = max(1, config.batch_size // config.n_crops)
         backbone = load_backbone(config, weights_dir, notes=self.notes)
-        self.weights_sha256 = weights_sha256(backbone)
+        self.weights_sha256 = hash_weights(backbone)
         network = LayerOutput(backbone, config.layer, config.grid, config.positions)
         self.network = network.to(self.device).to(memory_format=torch.channels_last)
         self._try_once()

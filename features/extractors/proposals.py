@@ -185,7 +185,7 @@ def _read_hdf5_boxes(path: Path) -> dict[int, Floats]:
     return {int(i): boxes[start:end] for i, start, end in zip(ids, offsets[:-1], offsets[1:], strict=True)}
 
 
-def ground_truth_boxes(dataset: Dataset) -> dict[int, NDArray[np.float32]]:
+def collect_truth_boxes(dataset: Dataset) -> dict[int, NDArray[np.float32]]:
     """Return the distinct ground-truth boxes (n, 4) of each image's phrases by image id, in the order of their first phrase.
 
     The box of a phrase is its attribute ``truth``. An image has no entry if its phrases have no boxes. Raises UserError if no
@@ -201,7 +201,7 @@ def ground_truth_boxes(dataset: Dataset) -> dict[int, NDArray[np.float32]]:
     return {image_id: np.asarray(list(boxes), np.float32) for image_id, boxes in boxes_by_id.items()}
 
 
-def boxes_sha256(boxes_by_id: Mapping[int, NDArray[np.float32]]) -> str:
+def hash_boxes(boxes_by_id: Mapping[int, NDArray[np.float32]]) -> str:
     """Return the SHA-256 of images' ids, numbers of boxes, and boxes."""
     digest = hashlib.sha256()
     for image_id, boxes in boxes_by_id.items():

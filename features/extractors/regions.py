@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vse.features.backbones.device import move_tensor
-from vse.features.backbones.networks import autocast, load_backbone, weights_sha256
+from vse.features.backbones.networks import autocast, hash_weights, load_backbone
 from vse.features.extractors.cnn import image_to_tensor, scaled_size
 from vse.features.extractors.images import ImageVectors, NetworkExtractor
 from vse.features.settings.images import RegionsConfig
@@ -64,7 +64,7 @@ class RegionsExtractor(NetworkExtractor[Tensor]):
     def __init__(self, config: RegionsConfig, weights_dir: Path | None = None, device: str = "auto") -> None:
         super().__init__(config, device)
         self.detector = load_detector(config, weights_dir)
-        self.weights_sha256 = weights_sha256(self.detector)
+        self.weights_sha256 = hash_weights(self.detector)
         self.detector = self.detector.to(self.device)
 
     def prepare(self, image: Image.Image, image_id: int) -> Tensor:

@@ -172,7 +172,7 @@ def dictionary_path(table: Path) -> Path | None:
     return table.with_name("dictionary.txt") if table.suffix == ".npy" else None
 
 
-def word_file_sha256(path: Path) -> str:
+def hash_word_file(path: Path) -> str:
     """Return the SHA-256 of a file of word vectors, with the dictionary of a table. Raises UserError if a file is missing."""
     dictionary = dictionary_path(path)
     for file in (path, dictionary):
@@ -224,6 +224,6 @@ class WordSettings(CaptionSettings):
         trained = {"training_captions_sha256": sha256_json(corpus.sentences)} if words is None and self.of == "phrases" else {}
         return {
             **trained,
-            "words_sha256": word_file_sha256(words) if words is not None else None,
+            "words_sha256": hash_word_file(words) if words is not None else None,
             "words_used_sha256": sha256_json(sorted(corpus.words)),
         }

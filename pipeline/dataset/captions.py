@@ -162,12 +162,12 @@ def match_captions(captions: Sequence[_Words], others: Sequence[_Words], min_sim
         by_text.setdefault(compact_text(other), []).append(index)
     pairs = {k: same.pop(0) for k, caption in enumerate(captions) if (same := by_text.get(compact_text(caption)))}
     rest = [index for same in by_text.values() for index in same]
+    tokens, other_tokens = ([tokenize(" ".join(words)) for words in texts] for texts in (captions, others))
     similar = [
-        (-SequenceMatcher(None, *(tokenize(" ".join(words)) for words in both), autojunk=False).ratio(), index, other)
-        for index, caption in enumerate(captions)
+        (-SequenceMatcher(None, tokens[index], other_tokens[other], autojunk=False).ratio(), index, other)
+        for index in range(len(captions))
         if index not in pairs
         for other in rest
-        for both in [(caption, others[other])]
     ]
     for difference, index, other_index in sorted(similar):
         if min_similarity <= -difference < 1 and index not in pairs and other_index not in pairs.values():

@@ -59,13 +59,16 @@ def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None,
             if file.member is None:
                 log.info("%s: %s", download(url, target, file.sha256, file.bytes), url)
                 continue
-            # A file of the same name with another SHA-256 came from elsewhere and is not replaced.
-            kind = OutputKind(f"the archive at {url}", lambda path, sha256=file.sha256: sha256_file(path) == sha256)
-            check_output(out / name, kind)
+            _check_archive(out / name, file.sha256, part_of=url)
             archive = download(url, out / name, file.sha256, file.bytes)
             unpack(archive, file.member, target, file.max_bytes)
             log.info("%s: unpacked %s from %s; the archive is no longer needed", target, file.member, archive)
         return _prepare(config, out)
+
+
+def _check_archive(path: Path, sha256: str, part_of: str) -> None:
+    """Raise UserError if the download would replace a file with another SHA-256."""
+    check_output(path, OutputKind(f"the archive at {part_of}", lambda existing: sha256_file(existing) == sha256))
 
 
 def _prepare(config: DatasetConfig, out: Path) -> str:

@@ -31,7 +31,7 @@ _CHUNK = 1024
 _COSINES = np.cos(np.pi * np.arange(_FREQUENCIES)[:, None] * (2 * np.arange(_SIDE) + 1) / (2 * _SIDE))  # of the DCT-II
 
 
-def perceptual_hash(path: Path) -> Bool[np.ndarray, f" {N_BITS}"]:
+def compute_perceptual_hash(path: Path) -> Bool[np.ndarray, f" {N_BITS}"]:
     """Compute the perceptual hash (pHash) of an image file: 64 bits that depend on the coarse appearance only.
 
     The image is resized to 32 x 32 grey pixels. A bit is set if one of the 8 x 8 lowest frequencies of its cosine transform is
@@ -120,7 +120,7 @@ def report_shared_images(dataset: Dataset, other: Dataset) -> str:
     counts = Counter((image.split, twin.split) for image, twin in pairs)
     names = f"{dataset.name!r}", f"{other.name!r}" if other.name != dataset.name else "the other one"
     for (split, twin), count in sort_by_splits(counts):
-        lines.append(f"  {count:7d} in {split} of {names[0]} and {twin} of {names[1]}{leak_mark(split, twin)}")
+        lines.append(f"  {count:7d} in {split} of {names[0]} and {twin} of {names[1]}{describe_leak(split, twin)}")
     return "\n".join(lines)
 
 
@@ -142,11 +142,11 @@ def report_similar_photos(dataset: Dataset, other: Dataset | None = None) -> str
     lines = [f"{len(pairs)} pairs of photos {where} look alike (perceptual hash)"]
     for (split, twin_split), some in sort_by_splits(pairs_of_splits):
         example = f"e.g. {some[0][0].file} and {some[0][1].file}"
-        lines.append(f"  {len(some):7d} in {split} and {twin_split}, {example}{leak_mark(split, twin_split)}")
+        lines.append(f"  {len(some):7d} in {split} and {twin_split}, {example}{describe_leak(split, twin_split)}")
     return "\n".join(lines)
 
 
-def leak_mark(split: str, other: str) -> str:
+def describe_leak(split: str, other: str) -> str:
     """Return a remark for the report if one of two splits that share data is for training and the other is not."""
     return "  <- trained on in one, tested on in the other" if (split in TRAINING_SPLITS) != (other in TRAINING_SPLITS) else ""
 
@@ -172,7 +172,7 @@ def _checksums_of_equal_sizes(dataset: Dataset, other: Dataset) -> tuple[dict[in
 
 def _perceptual_hashes(dataset: Dataset) -> Any:
     bar = progress_bar(dataset.images, desc=f"hash images of {dataset.name}", unit="image")
-    return np.stack([perceptual_hash(dataset.image_path(image)) for image in bar])
+    return np.stack([compute_perceptual_hash(dataset.image_path(image)) for image in bar])
 
 
 _LONGEST = 60  # characters of a caption in the report
@@ -223,7 +223,7 @@ def report_shared_captions(dataset: Dataset, other: Dataset | None = None) -> st
         example = printable(examples[split, twin])
         example = example if len(example) <= _LONGEST else f"{example[:_LONGEST]}..."
         count = f"{n_captions:7d} in {split} and {n_twins} in {twin}"
-        lines.append(f"  {count}, e.g. {example!r}{leak_mark(split, twin)}")
+        lines.append(f"  {count}, e.g. {example!r}{describe_leak(split, twin)}")
     return "\n".join(lines)
 
 
@@ -253,7 +253,7 @@ def report_known_test_images(dataset: Dataset) -> list[str]:
         pairs = find_same_images(dataset.images, known.splits.get("test", ()))
         lines.append(f"{len(pairs)} images of {dataset.path} have names of test images of {name!r}")
         for split, count in Counter(image.split for image, _ in pairs).items():
-            lines.append(f"  {count:7d} in {split}{leak_mark(split, 'test')}")
+            lines.append(f"  {count:7d} in {split}{describe_leak(split, 'test')}")
     sources = Counter((parse_published_id(image) or "").partition(" ")[0] for image in dataset.images)
     for source, names in _ID_SOURCES.items():
         unknown = [name for name in names if name in missing]

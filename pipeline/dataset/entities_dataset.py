@@ -38,7 +38,7 @@ _DECIMALS = 4  # of a scaled coordinate
 log = logging.getLogger(__name__)
 
 
-def entities_content(folder: Path, images: Path) -> dict[str, Any]:
+def build_entities_content(folder: Path, images: Path) -> dict[str, Any]:
     """Build the content of ``dataset.json`` from the official files of Flickr30K Entities, with their captions and splits.
 
     ``folder`` has ``Annotations``, ``Sentences``, ``train.txt``, ``val.txt`` and ``test.txt``, and may have

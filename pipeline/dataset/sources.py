@@ -13,7 +13,12 @@ from typing import Any
 
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.dataset import Dataset, describe_splits, load_dataset_file, missing_images
-from vse.pipeline.dataset.entities_dataset import ENTITIES_SPLITS, MIN_SIMILARITY, entities_content, mark_entities_phrases
+from vse.pipeline.dataset.entities_dataset import (
+    ENTITIES_SPLITS,
+    MIN_SIMILARITY,
+    build_entities_content,
+    mark_entities_phrases,
+)
 from vse.pipeline.errors import UserError, import_extra
 from vse.pipeline.files.inputs import is_name
 from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_others, read_json_object
@@ -46,7 +51,7 @@ def source_folder(name: str) -> Path:
     return Path(os.environ.get(folder_variable(name)) or Path("data", name))
 
 
-def source_files(config: DatasetConfig, source: Path) -> tuple[list[Path], Path]:
+def find_source_files(config: DatasetConfig, source: Path) -> tuple[list[Path], Path]:
     """Return the paths of the annotations (files and folders) and of the images folder of a data set in ``source``.
 
     Raises UserError if a path does not exist; the message explains how to get the missing files and where to put them.
@@ -80,12 +85,12 @@ def prepare_dataset(config: DatasetConfig, source: Path, out: Path) -> Path:
 
     All annotations and image files are checked first. Returns the path of ``dataset.json``.
     """
-    annotations, images = source_files(config, source)
+    annotations, images = find_source_files(config, source)
     check_dataset_out(out, config.name, annotations)
     if config.entities is None:
         content = _karpathy_content(annotations[0], images)
     elif config.annotations is None:
-        content = entities_content(source / config.entities, images)
+        content = build_entities_content(source / config.entities, images)
     else:
         content = mark_entities_phrases(_karpathy_content(annotations[0], images), source / config.entities, images)
     if config.tokeniser is not None:

@@ -108,7 +108,7 @@ class _ThriftReader:
         return (value >> 1) ^ -(value & 1)
 
 
-def parquet_batches(path: Path, stream: BinaryIO, choose: Callable[[list[str]], Sequence[str]]) -> Iterator[Any]:
+def read_parquet_batches(path: Path, stream: BinaryIO, choose: Callable[[list[str]], Sequence[str]]) -> Iterator[Any]:
     """Yield record batches (pyarrow) of a parquet file, row group by row group; one empty batch if the file has no rows.
 
     Texts are read as dictionaries, so that a repeated text is in memory once. Raises UserError if the file is damaged, or if a
@@ -143,7 +143,7 @@ def parquet_batches(path: Path, stream: BinaryIO, choose: Callable[[list[str]], 
 def check_parquet(path: Path) -> None:
     """Raise UserError if a parquet file is beyond the limit, with a text for each row, as some libraries copy it."""
     with path.open("rb") as stream:
-        for _ in parquet_batches(path, stream, lambda names: names):
+        for _ in read_parquet_batches(path, stream, lambda names: names):
             pass
 
 

@@ -162,7 +162,7 @@ class RowCollector:
         return list(self._images)
 
     def _add(self, row: ImportedRow) -> str:
-        file = image_file(row.file)
+        file = normalize_image_path(row.file)
         split = _split(row.split)
         captions = [(text.strip(), self._tokenise(text)) for text in row.captions]
         for text, tokens in captions:
@@ -255,7 +255,7 @@ class RowCollector:
         return {file: "val" if k < n_val else "test" if k < n_val + n_test else "train" for k, file in enumerate(order)}
 
 
-def image_file(name: str) -> str:
+def normalize_image_path(name: str) -> str:
     """Return the normalised path of an image in the folder of images. Raises BadRow if it leads out of the folder."""
     path = PurePosixPath(name)
     if not is_path(name) or not path.name:
@@ -292,7 +292,7 @@ def _entry(imgid: int, file: str, image: _CollectedImage, sampled: dict[str, str
     }
 
 
-def caption_texts(values: Iterable[object]) -> tuple[str, ...]:
+def flatten_captions(values: Iterable[object]) -> tuple[str, ...]:
     """Return the captions of a row, whose values are texts or lists of texts. Raises BadRow for any other value."""
     flat = [text for value in values for text in (value if isinstance(value, list) else [value])]
     for text in flat:

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from vse.pipeline.dataset.sources import check_dataset_name
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files.columnar import parquet_batches
+from vse.pipeline.files.columnar import read_parquet_batches
 from vse.pipeline.files.images import BadImage, read_image_size
 from vse.pipeline.files.inputs import check_input, wrap_read_errors
 from vse.pipeline.files.writing import parse_json
@@ -21,7 +21,7 @@ from vse.pipeline.imports.rows import (
     ImportedRow,
     ImportSettings,
     RowCollector,
-    caption_texts,
+    flatten_captions,
     log,
     write_imported_data,
 )
@@ -263,7 +263,7 @@ def build_row(place: str, values: Mapping[str, list[Any]]) -> ImportedRow:
     if split is not None and not isinstance(split, str):
         raise BadRow(f"the split {split!r:.50} is not a text")
     several = len(values["caption"]) > 1  # then columns of captions may be empty
-    texts = caption_texts(text for text in values["caption"] if not several or (text is not None and str(text).strip()))
+    texts = flatten_captions(text for text in values["caption"] if not several or (text is not None and str(text).strip()))
     sentids = [each for value in values.get("sentid", []) for each in (value if isinstance(value, list) else [value])]
     parsed = [number for sentid in sentids if (number := parse_id(sentid, "sentid")) is not None]
     (imgid,), (cocoid,) = values.get("imgid", [None]), values.get("cocoid", [None])
@@ -337,7 +337,7 @@ def _parquet_rows(path: Path, choose: _Choose) -> Iterator[tuple[str, _Values]]:
 
     row_number = 0
     with path.open("rb") as stream:
-        for batch in parquet_batches(path, stream, columns):
+        for batch in read_parquet_batches(path, stream, columns):
             with wrap_read_errors(path, "a parquet file"):
                 rows = batch.to_pylist()
             for row in rows:
@@ -366,13 +366,13 @@ def import_table(images: Path, table: Path, settings: ImportSettings, others: Pa
     if not images.is_dir():
         raise UserError(f"{images}: no such folder of images")
     check_dataset_name(settings.name)
-    collector = RowCollector(settings, photo_checker(images, others))
+    collector = RowCollector(settings, build_photo_checker(images, others))
     add_table(table, collector, settings)
     content = collector.content(format="table", files=[table.name])
     return write_imported_data(content, settings, images, [table])
 
 
-def photo_checker(images: Path, others: Path | None = None) -> Callable[[str], None]:
+def build_photo_checker(images: Path, others: Path | None = None) -> Callable[[str], None]:
     """Return a function that raises BadRow if a file in the folder ``images`` is missing or is not a readable image.
 
     It also raises BadRow if the file is a link that leads out of both folders.

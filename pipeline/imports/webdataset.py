@@ -20,7 +20,7 @@ from vse.pipeline.imports.rows import (
     ImportSettings,
     PhotoWriter,
     RowCollector,
-    caption_texts,
+    flatten_captions,
     log,
     write_imported_data,
 )
@@ -279,6 +279,6 @@ def _row(
             values["caption"] = [line for line in parts["txt"].decode("utf-8-sig").splitlines() if line.strip()]
         except UnicodeDecodeError:
             raise BadRow("its text is not UTF-8") from None
-    if not caption_texts(values.get("caption", [])):
+    if not flatten_captions(values.get("caption", [])):
         raise BadRow(f"no caption (txt, json){sample.unread_hint()}")
     return build_row(place, {"split": [split], **values, "file": [f"{file}.{extension}"]}), parts[extension]

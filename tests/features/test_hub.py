@@ -13,7 +13,7 @@ from huggingface_hub import constants
 
 from tests.features.tiny_text import add_tiny_clip, tiny_bert
 from vse.features.backbones.model_folder import download
-from vse.features.backbones.networks import load_backbone, weights_sha256
+from vse.features.backbones.networks import hash_weights, load_backbone
 from vse.features.backbones.texts import load_text_backbone
 from vse.features.backbones.transformer import read_transformer
 from vse.features.cache.feature_cache import open_cache
@@ -100,7 +100,7 @@ def test_a_network_of_timm_is_read_at_a_commit_that_the_cache_records(
         main([*arguments, "--out", str(out)])
     assert stop.value.code == 0
     provenance = open_cache(out).provenance
-    assert (provenance["commit"], provenance["weights_sha256"]) == (NEW, weights_sha256(network))
+    assert (provenance["commit"], provenance["weights_sha256"]) == (NEW, hash_weights(network))
 
 
 @pytest.mark.parametrize("file", ["open_clip_model.safetensors", "open_clip_pytorch_model.bin"])
@@ -120,7 +120,7 @@ def test_both_towers_of_openclip_are_read_at_a_commit(
     notes: dict[str, str] = {}
     settings = {"name": "x", "model": f"open_clip/{name}", "weights": "some_tag"}
     images = load_backbone(CnnConfig(**settings, layer="output"), notes=notes)
-    assert weights_sha256(images) == weights_sha256(network.visual)
+    assert hash_weights(images) == hash_weights(network.visual)
     assert notes == {"commit": NEW}
     assert load_text_backbone(TextConfig(**settings)).notes == {"commit": NEW}
     with pytest.raises(UserError, match="unknown weights"):

@@ -21,7 +21,7 @@ from vse.features.cache.rows import TextRows
 from vse.features.data_checks import check_data, check_same_photos, hash_dataset
 from vse.features.exchange.embeddings import captions_cache_path, read_backbone
 from vse.features.extractors.words import read_word_vectors
-from vse.features.settings.captions import word_file_sha256
+from vse.features.settings.captions import hash_word_file
 from vse.pipeline.dataset.captions import SPECIAL_TOKENS, Vocabulary
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.errors import UserError
@@ -195,7 +195,7 @@ def open_inputs(
     if captions is None and caption_encoder is not None:
         transformer = caption_encoder.transformer(paths.weights_dir, lambda: _training_words(dataset))
     base_sha256 = "" if base is None else InputFile(base.best_file).sha256
-    words_sha256 = None if paths.words is None else word_file_sha256(paths.words)
+    words_sha256 = None if paths.words is None else hash_word_file(paths.words)
     read = cache, evaluated, captions, transformer, dataset, base, base_sha256
     return Inputs(*read, paths.weights_dir, paths.words, words_sha256, truths)
 

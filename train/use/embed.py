@@ -26,7 +26,7 @@ from vse.eval.files.phrase_scores import PHRASE_SCORES
 from vse.features.backbones.device import MEMORY_ADVICE, memory_guard
 from vse.features.cache.rows import Ids, row_ids
 from vse.features.cache.rows import Kind as RowKind
-from vse.features.cache.shards import check_cache_out, feature_from_path
+from vse.features.cache.shards import check_cache_out, parse_feature_name
 from vse.features.data_checks import hash_dataset
 from vse.features.exchange.embeddings import SIDES, Backbone, cache_paths, write_backbone_cache
 from vse.pipeline.dataset.captions import UNKNOWN
@@ -179,7 +179,7 @@ def run_as_features(
     outs = cache_paths(out)
     trained = load_run(run, None, places, device, unfinished)
     for path in outs.values():
-        check_cache_out(path, trained.dataset.name, feature_from_path(path, trained.dataset.name), trained.inputs)
+        check_cache_out(path, trained.dataset.name, parse_feature_name(path, trained.dataset.name), trained.inputs)
     if trained.model.pairwise:
         raise UserError(
             f"{run}: its model ({trained.model.config.similarity.name}) scores every pair, so single vectors do not stand for "
@@ -218,7 +218,7 @@ def files_as_features(files: Sequence[Path], out: Path, captions: Path | None = 
     runs = [read_embeddings(file) for file in files]
     (path, first), dataset = (files[0], runs[0]), _dataset(files[0], runs[0], captions)
     for one in outs.values():
-        check_cache_out(one, dataset.name, feature_from_path(one, dataset.name), [*files, dataset.path])
+        check_cache_out(one, dataset.name, parse_feature_name(one, dataset.name), [*files, dataset.path])
     rows: dict[RowKind, dict[int, NDArray[np.float32]]] = {"image": {}, "text": {}}
     for file, run in zip(files, runs, strict=True):
         if run.vectors is None:
