@@ -118,25 +118,18 @@ _WEIGHTS = ("model.safetensors", "model-*.safetensors")
 
 
 @contextmanager
-def copy_checked_model(folder: Path) -> Iterator[Path]:
+def copy_checked_model(folder: Path, all_modules: bool = True) -> Iterator[Path]:
     """Yield a temporary copy of a text encoder's folder with the checked files only; files of weights are links.
 
-    Raises UserError if a file names code, another model or an unknown module class, or if weights are not safetensors.
+    Without ``all_modules``, only the transformer itself is copied. Raises UserError if a file names code, another model or an
+    unknown module class, or if weights are not safetensors.
     """
     with tempfile.TemporaryDirectory(prefix="vse-model-") as temporary:
         copy = Path(temporary) / (folder.name or "model")
-        classes = {module["path"]: MODULE_CLASSES[module["type"]] for module in read_modules(folder)}
+        modules = read_modules(folder) if all_modules else []
+        classes = {module["path"]: MODULE_CLASSES[module["type"]] for module in modules}
         for place, name in {"": "", **(classes or {"": "Transformer"})}.items():  # the root may have no module of its own
             _copy_module(folder / place, copy / place, name)
-        yield copy
-
-
-@contextmanager
-def copy_checked_transformer(folder: Path) -> Iterator[Path]:
-    """Yield a copy as :func:`copy_checked_model` does, of a transformer without the modules that follow it."""
-    with tempfile.TemporaryDirectory(prefix="vse-model-") as temporary:
-        copy = Path(temporary) / (folder.name or "model")
-        _copy_module(folder, copy, "Transformer")
         yield copy
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vse.features.backbones.model_folder import check_settings, copy_checked_transformer, download, find_local_folder
+from vse.features.backbones.model_folder import check_settings, copy_checked_model, download, find_local_folder
 from vse.features.settings.base import Library
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, WatchedFile, wrap_read_errors
@@ -127,7 +127,7 @@ class Transformer:
                 return _without_pooler(transformers.AutoModel.from_config(config, trust_remote_code=False))
         folder = self.weights[0].path.parent
         with (
-            copy_checked_transformer(folder) as copy,
+            copy_checked_model(folder, all_modules=False) as copy,
             torch.random.fork_rng(devices=[]),
             wrap_read_errors(folder, "a folder with the weights of this transformer"),
         ):

@@ -29,7 +29,7 @@ from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, IMPORT_TOKENISER, f
 from vse.pipeline.dataset.dataset import Image, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, WatchedFile, is_name, wrap_read_errors
-from vse.pipeline.files.outputs import OutputKind, check_output, json_kind, may_replace_others, read_first_bytes
+from vse.pipeline.files.outputs import bytes_kind, check_output, json_kind, may_replace_others
 from vse.pipeline.files.writing import lock_for_writing, open_atomic, read_json, write_bytes, write_json
 
 SPLITS = {"train": "train", "dev": "val", "test": "test", "testall": "test"}
@@ -338,8 +338,7 @@ def export_precomp(features: Path, out: Path, captions: Path | None = None, repe
     for file in (*texts, *arrays):
         # A text must have exactly these bytes, an array must begin with its header and first rows.
         start = texts[file] if file in texts else b"".join(islice(_array_parts(reader, *arrays[file]), 2))
-        n_bytes = len(start) + (file in texts)
-        kind = OutputKind("the same export", lambda path, start=start, n=n_bytes: read_first_bytes(path, n) == start)
+        kind = bytes_kind("the same export", start, complete=file in texts)
         check_output(file, kind, [path, cache.path])
     for file, content in texts.items():
         write_bytes(file, content)

@@ -97,6 +97,11 @@ def text_kind(name: str, marker: str, within: int = 4096) -> OutputKind:
     return OutputKind(name, lambda path: marker.encode() in read_first_bytes(path, within))
 
 
+def bytes_kind(name: str, start: bytes, complete: bool) -> OutputKind:
+    """Return the kind of files that begin with the bytes ``start`` or, if ``complete``, consist of them."""
+    return OutputKind(name, lambda path: read_first_bytes(path, len(start) + complete) == start)
+
+
 def csv_kind(name: str, *columns: str) -> OutputKind:
     """Return the kind of CSV files whose header has all these ``columns``."""
 
