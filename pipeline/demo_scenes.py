@@ -145,7 +145,7 @@ def _background(name: str, rng: np.random.Generator) -> NDArray[np.uint8]:
 
 
 def _fill(item: SceneObject, side: int) -> Image.Image:
-    """Return the colour and texture of an object as a square image. The texture's second tone is darker, or lighter."""
+    """Return the colour and texture of an object as a square image; a dark colour gets a lighter second tone."""
     colour = np.asarray(COLOURS[item.colour], np.float32)
     second = colour * 0.55 if colour.mean() > 90 else colour * 0.6 + 90
     y, x = np.mgrid[0:side, 0:side]

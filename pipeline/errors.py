@@ -29,7 +29,7 @@ class Interrupted(Exception):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message with the nearest and all names, `` (did you mean 'vsepp'? known: ...)``, or five of many."""
+    """Return the end of an error message, with the nearest name and all names, or the nearest five of a long list."""
     names = sorted(known)
     name = name[:_LONGEST]
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)

@@ -42,7 +42,7 @@ def encoder_path(cache: Path) -> Path:
 
 
 class CaptionExtractor(Extractor):
-    """A fitted encoder that computes the vectors of captions. Raises UserError for a missing, damaged or other encoder."""
+    """A fitted encoder of captions. Raises UserError if its file is missing, damaged or fitted with other settings."""
 
     config: CaptionSettings
 

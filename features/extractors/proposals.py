@@ -56,7 +56,7 @@ def read_boxes(path: Path) -> dict[int, Floats]:
 
 
 def clip_boxes(boxes: Floats, size: tuple[int, int], where: str) -> Floats:
-    """Return boxes, clipped to width and height ``size``. Raises UserError, after ``where``, for a box outside the image."""
+    """Return boxes, clipped to width and height ``size``. Raises UserError with ``where`` for a box outside the image."""
     clipped = np.clip(boxes, 0, np.asarray(size * 2, np.float32))
     empty = ~(clipped[:, 2:] > clipped[:, :2]).all(axis=1)  # written so that NaN counts as empty
     if empty.any():

@@ -284,4 +284,4 @@ class Extractor(ABC):
 
     @abstractmethod
     def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
-        """Compute the rows of ``items``, in order. An unreadable image raises :class:`BadImage` without ``skip_bad``."""
+        """Compute the rows of ``items``, in order. Unreadable images raise :class:`BadImage`; ``skip_bad`` lists them."""

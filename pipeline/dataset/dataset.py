@@ -179,7 +179,7 @@ def _parse(path: Path, file: InputFile) -> Dataset:
 
 @contextmanager
 def _garbage_collection_off() -> Iterator[None]:
-    """Switch the garbage collector off, which would visit millions of new objects again and again."""
+    """Switch the garbage collector off in this block; it would visit millions of new objects again and again."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -141,7 +141,7 @@ def read_parquet_batches(path: Path, stream: BinaryIO, choose: Callable[[list[st
 
 
 def check_parquet(path: Path) -> None:
-    """Raise UserError if a parquet file is beyond the limit, with a text for each row, as some libraries copy it."""
+    """Raise UserError if a parquet file with a copy of its text for each row has more bytes than the limit."""
     with path.open("rb") as stream:
         for _ in read_parquet_batches(path, stream, lambda names: names):
             pass

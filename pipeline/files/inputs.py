@@ -204,7 +204,7 @@ class InputFile:
 
 
 def read_run_file(file: Path, record: object) -> tuple[bytes, str]:
-    """Return the bytes and the SHA-256 of a file of a run. Raises UserError if its ``run.json``, ``record``, has another."""
+    """Return the bytes and SHA-256 of a file of a run. Raises UserError if ``record``, its run.json, has another SHA-256."""
     source = InputFile(file)
     content = source.read()
     checksums = record.get("files") if isinstance(record, Mapping) else None

@@ -307,7 +307,7 @@ def sha256_json(content: object) -> str:
 
 
 def resolve_target(path: Path) -> Path:
-    """Return ``path``, or the target of a link, which a write replaces. Raises UserError unless it is a plain file."""
+    """Return the file that a write replaces: ``path``, or a link's target. Raises UserError unless it is a plain file."""
     try:
         target = Path(os.path.realpath(path)) if path.is_symlink() else path
         mode = os.lstat(target).st_mode
@@ -329,7 +329,7 @@ def _remove_orphans(folder: Path, pattern: str) -> None:
 
 
 def _is_abandoned(temporary: Path) -> bool:
-    """Return whether a temporary file has no writer; on another machine, whether it is unchanged for a day."""
+    """Return whether a temporary file has no writer; for other machines, whether it is unchanged for a day."""
     name, separator, rest = temporary.name.partition(f".{MACHINE_ID}-")
     if name and separator:
         try:

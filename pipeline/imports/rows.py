@@ -140,7 +140,7 @@ class RowCollector:
 
     @property
     def can_succeed(self) -> bool:
-        """True as long as all rows are good, or if bad rows are left out."""
+        """True if all rows so far are valid, or if invalid rows are left out."""
         return self.bad.skipped or not self.bad.rows
 
     def add(self, row: ImportedRow) -> str | None:

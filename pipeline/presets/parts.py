@@ -82,7 +82,7 @@ class Registry(Generic[_Part]):
         return part
 
     def parse(self, value: Any) -> Any:
-        """Return the part for a name, or settings with a name; return parts and None unchanged. Raises ValueError."""
+        """Return the part for a name, or for settings with a name; parts and None stay. Raises ValueError for other values."""
         if value is None or isinstance(value, BaseModel):
             return value
         settings = self.as_settings(value)
