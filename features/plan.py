@@ -139,7 +139,6 @@ def estimate_plan(planned: Sequence[PlannedFile], rates: Rates, training_rates: 
 
 
 def _add_downloads(plan: TargetPlan, config: DatasetConfig) -> None:
-    """Add the published files of a data set that are missing in its folder."""
     folder = source_folder(config.name)
     missing = {one.url: one.bytes for one in config.files if not (folder / one.to).exists()}
     for url, size in missing.items():
@@ -182,7 +181,6 @@ def _add_extraction(plan: TargetPlan, dataset: str, feature: str, share: float, 
 
 
 def _numbers_per_row(config: FeatureSettings, rates: Rates) -> int | None:
-    """Return the largest number of values in a row of a feature; None if it is unknown."""
     if config.fits_encoder:
         if (pca := getattr(config, "pca", None)) is not None:
             return int(pca) * len(getattr(config, "mixtures", ["hybrid"]))
@@ -195,7 +193,6 @@ def _numbers_per_row(config: FeatureSettings, rates: Rates) -> int | None:
 
 
 def _rows_per_s(config: FeatureSettings, rates: Rates) -> float | None:
-    """Return the rows of a feature that are extracted per second; None if this is unknown."""
     if config.name in rates.features:
         return rates.features[config.name]
     network = rates.networks.get(str(getattr(config, "model", "")))
@@ -227,7 +224,6 @@ def _add_training(
 
 
 def _split_counts(dataset: str) -> Counts | None:
-    """Return the numbers of images and captions of each split, from the data set or its preset; None if they are unknown."""
     file = Path("data", dataset, "dataset.json")
     if file.is_file():
         splits = load_dataset_file(file).splits

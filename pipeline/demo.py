@@ -96,8 +96,6 @@ def compose_captions(scene: Scene, rng: np.random.Generator) -> tuple[DemoCaptio
 
 
 class _CaptionWriter:
-    """Writes captions of a scene; ``rng`` chooses the words and the objects."""
-
     def __init__(self, scene: Scene, rng: np.random.Generator) -> None:
         self.scene = scene
         self.rng = rng

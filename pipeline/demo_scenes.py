@@ -116,7 +116,6 @@ def draw_scene(scene: Scene, rng: np.random.Generator) -> Image.Image:
 
 
 def _background(name: str, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Return the pixels (IMAGE_SIZE, IMAGE_SIZE, 3) of a background with its pattern."""
     n = IMAGE_SIZE
     y, x = np.mgrid[0:n, 0:n].astype(np.float32)
     dx, dy = rng.uniform(0, 32, 2)

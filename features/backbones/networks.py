@@ -246,7 +246,6 @@ def build_open_clip(name: str, weights: str | None, notes: dict[str, Any]) -> An
 
 
 def _open_clip_weights(open_clip: Any, name: str, weights: str, notes: dict[str, Any]) -> str | None:
-    """Return the file of weights at one commit of the hub; None if they are not from the hub."""
     source = open_clip.get_pretrained_cfg(name, weights)
     model, _, file_name = source.get("hf_hub", "").rpartition("/")
     if not model:
@@ -336,7 +335,6 @@ def fold_batch_norms(network: nn.Module, images: Float[Tensor, "n 3 height width
 
 
 def _foldable_pairs(network: nn.Module, images: Tensor) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
-    """Return each convolution with the batch norm that reads its output."""
     # The convolution of each output, by the output's id(). The output is stored as well, so that no other gets its id.
     convolution_of: dict[int, tuple[nn.Conv2d, Tensor]] = {}
     runs: dict[nn.Module, int] = {}

@@ -148,7 +148,6 @@ class SentenceText(TextBackbone):
 
 
 def _find_folder(config: TextConfig, weights_dir: Path | None) -> tuple[Path, Mapping[str, Any]]:
-    """Return the folder of a model, of the user or downloaded, and its provenance: the commit of a download."""
     if config.from_files:
         folder = Path(config.weights)
         if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
@@ -306,7 +305,6 @@ class _CausalTower:
 
 
 def _causal_tower(model: Any) -> _CausalTower | None:
-    """Return the text tower of a model if it is causal, else None."""
     is_clip = hasattr(model, "token_embedding")  # CLIP itself has the tower's layers; other classes have them in ``text``
     module = model if is_clip else model.text
     pool = getattr(module, "text_pool_type" if is_clip else "pool_type", "")

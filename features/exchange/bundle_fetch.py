@@ -235,7 +235,6 @@ def _load_list(source: _BundleSource, sha256: str | None) -> BundleList:
 
 
 def _missing_files(bundle: BundleList, targets: Mapping[str, Path]) -> list[BundledFile]:
-    """Return the files that are missing at their target paths. Raises UserError if another file exists there."""
     missing = []
     for file in bundle.files:
         target = targets[file.path]

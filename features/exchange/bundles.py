@@ -130,7 +130,6 @@ def read_list(location: str, content: bytes) -> BundleList:
 
 
 def _name_errors(bundle: BundleList) -> Iterator[str]:
-    """Yield the errors in a bundle's names: invalid names, and files that are unknown, listed twice or missing."""
     counts = Counter(file.path for file in bundle.files)
     names = [bundle.dataset, *(cache.file for cache in bundle.caches)]
     yield from (f"{name!r} is not a valid name" for name in names if not is_name(name))

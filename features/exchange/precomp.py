@@ -272,7 +272,6 @@ def _image_ids(splits: Sequence[PrecompSplit]) -> list[NDArray[np.int64]]:
 def _dataset_content(
     name: str, splits: Sequence[PrecompSplit], ids: Sequence[NDArray[np.int64]], tokeniser: str
 ) -> dict[str, Any]:
-    """Return the content of ``dataset.json``, with the layout of each split for a later export."""
     tokenise, images, sentid = find_tokeniser(tokeniser, "--tokeniser"), [], 0
     for split, split_ids in zip(splits, ids, strict=True):
         n_captions = split.captions_per_image

@@ -189,7 +189,6 @@ def _read_encoder(path: Path) -> EncoderFile:
 
 
 def _try_read_encoder(path: Path) -> EncoderFile | None:
-    """Return the content of an encoder's file; None if the file is missing or damaged."""
     if not path.is_file():
         return None
     try:

@@ -322,6 +322,5 @@ def iou(a: Num[np.ndarray, "n_boxes 4"], b: Num[np.ndarray, "n_others 4"]) -> Fl
 
 
 def _areas(boxes: Float[np.ndarray, "n_boxes 4"]) -> Float[np.ndarray, " n_boxes"]:
-    """Return the area of each box; 0 if the box is empty or x2 < x1 or y2 < y1."""
     areas: Float[np.ndarray, " n_boxes"] = np.clip(boxes[:, 2:] - boxes[:, :2], 0, None).prod(axis=1)
     return areas

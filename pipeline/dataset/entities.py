@@ -160,7 +160,6 @@ def _caption(line: str, where: str) -> MarkedCaption:
 
 
 def _mark(token: str, where: str) -> tuple[str, tuple[str, ...]]:
-    """Return the chain and the types of a mark such as ``[/EN#12/people/other``."""
     if token.endswith("]"):
         raise UserError(f"{where}: the phrase {token!r} has no words")
     match = _MARK.fullmatch(token)

@@ -139,8 +139,6 @@ def parse_photo_number(filename: str) -> str | None:
 
 @dataclass(frozen=True)
 class _Photo:
-    """A photo of Entities: its captions, and the boxes of its chains in pixels of the image file."""
-
     captions: tuple[MarkedCaption, ...]
     boxes: Mapping[str, Sequence[Box]]
     unboxed: frozenset[str]
@@ -211,7 +209,6 @@ class _EntitiesReader:
         return entries
 
     def report(self) -> None:
-        """Log the counts; counts of exceptions only if they are not 0."""
         counts = self.counts
         log.info(
             "%s: read %d photos, %d captions and %d boxes; the captions mark %d phrases, %d of them with a box",

@@ -115,7 +115,6 @@ def retokenise(content: dict[str, Any], tokeniser: str, where: str) -> dict[str,
 
 
 def _karpathy_content(file: Path, images: Path) -> dict[str, Any]:
-    """Return the content of a file of the Karpathy splits. Raises UserError if an image file is missing."""
     dataset = load_dataset_file(file)
     missing = [image.file for image in dataset.images if not (images / image.file).is_file()]
     if missing:

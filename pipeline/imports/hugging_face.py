@@ -108,7 +108,6 @@ def _add_split(
     photos: PhotoWriter,
     columns: Mapping[str, tuple[str, ...]],
 ) -> None:
-    """Add the rows of one split; images are copied without decoding."""
     image_columns = [name for name, kind in rows.features.items() if isinstance(kind, image_type)]
     (image,) = columns.get("file", tuple(image_columns[:1]) or ("",))
     if image not in image_columns:

@@ -190,7 +190,6 @@ class RowCollector:
         return file
 
     def _check_ids(self, row: ImportedRow, file: str, known: _CollectedImage | None, split: str | None) -> None:
-        """Raise BadRow if an id is duplicate, or if the split or id of an image differs from its earlier rows."""
         if known is not None:
             for name, value, earlier in (("split", split, known.split), ("imgid", row.imgid, known.imgid)):
                 if value != earlier:

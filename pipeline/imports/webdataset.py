@@ -133,7 +133,6 @@ class SampleReader:
             yield sample
 
     def _add(self, sample: Sample, member: ArchiveMember, path: PurePosixPath, extension: str, fault: str | None) -> None:
-        """Read a member into its sample, or record its fault, or count it as unread."""
         if fault is None and extension not in _READ:
             self._unread[f"*.{extension}"] += 1
             if extension.rpartition(".")[2] in _READ:
@@ -263,7 +262,6 @@ def _split_of(folder: str) -> str | None:
 def _row(
     place: str, file: str, sample: Sample, split: str | None, columns: Mapping[str, tuple[str, ...]]
 ) -> tuple[ImportedRow, bytes]:
-    """Return the row and the photo of a sample. Raises BadRow if the photo or the captions are missing or invalid."""
     extension, parts = sample.photo_extension, sample.content
     values: dict[str, list[Any]] = {}
     if "json" in parts:

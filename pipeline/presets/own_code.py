@@ -149,7 +149,6 @@ def load_code(name: str, sha256: str | None = None) -> OwnCode:
 
 
 def _find_copy(name: str, sha256: str | None, copies: Path, allowed: bool) -> Path:
-    """Return the copy of the code ``name`` in the run folder. Raises CodeNotAllowed if it is missing or may not run."""
     if sha256 is None:
         raise CodeNotAllowed(f"{copies.parent}: its settings name {name}, but not the SHA-256 of that code; train again")
     file = copies / code_copy_name(name, sha256)

@@ -107,7 +107,6 @@ class Registry(Generic[_Part]):
         return self[name] if isinstance(name, str) and name in self else None
 
     def _own_part(self, base: type[_Part], code: OwnCode) -> type[_Part]:
-        """Return a user's own class with two more settings: its name and the SHA-256 of its file."""
         if (code.name, code.sha256) not in self._own:
             part = code.member
             if not isinstance(part, type) and callable(part) and self._from_function is not None:

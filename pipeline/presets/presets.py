@@ -265,7 +265,6 @@ def _is_known(schema: type[BaseModel], content: Mapping[str, Any], path: Sequenc
 
 
 def _known_keys(schema: type[BaseModel], content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the keys of all settings, also in the parts that ``content`` names."""
     for name in schema.model_fields:
         value = content.get(name)
         group = find_group(schema, name)
