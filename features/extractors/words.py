@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
-from sklearn.feature_extraction.text import TfidfVectorizer
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -222,9 +222,10 @@ class TfidfEncoder(CaptionEncoder):
         return cls(tensor_to_words(tensors["words"]), tensors["rarity"].numpy(), bool(tensors["sublinear"]))
 
 
-def _vectorizer(sublinear: bool, **options: object) -> TfidfVectorizer:
-    # Captions are already tokenised.
-    return TfidfVectorizer(analyzer=list, sublinear_tf=sublinear, **options)
+def _vectorizer(sublinear: bool, **options: object) -> Any:
+    from sklearn.feature_extraction.text import TfidfVectorizer  # slow to import, and other encoders do not need it
+
+    return TfidfVectorizer(analyzer=list, sublinear_tf=sublinear, **options)  # captions are already lists of words
 
 
 class MeanVectorEncoder(CaptionEncoder):
