@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from common import report
 
-from vse.features.extractors.tfidf import TfidfEncoder
+from vse.features.extractors.words import TfidfEncoder
 from vse.features.settings.texts import TfidfConfig
 
 CHUNK = TfidfConfig(name="tfidf").chunk

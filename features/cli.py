@@ -1,7 +1,4 @@
-"""Define the command ``vse-extract``.
-
-Each subcommand imports its code when it runs, so that ``--help`` is quick.
-"""
+"""The command ``vse-extract``. Each subcommand imports its code when it runs, so that ``--help`` is quick."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Check that a cache belongs to a data set, and that two caches of images belong to the same data set.
 
-Caches and data sets are joined by id, and two data sets may use the same ids for other images or captions. The functions here
-compare the contents behind the ids: hashes of photographs, captions and texts, and boxes of phrases.
+Two data sets may use the same ids for other images or captions. The functions therefore compare hashes of photographs,
+captions and texts, and boxes of phrases.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vse.features.cache.feature_cache import FeatureCache, open_cache, read_sour
 from vse.features.cache.rows import Ids, config_text_rows, dataset_items
 from vse.features.cache.shards import shards_folder
 from vse.features.exchange.embeddings import read_backbone
-from vse.features.extractors.proposals import boxes_sha256, ground_truth_boxes, has_truth_boxes
+from vse.features.extractors.proposals import collect_truth_boxes, has_truth_boxes, hash_boxes
 from vse.features.settings import EXTRACTORS
 from vse.pipeline.dataset.columns import IdRows, caption_ids, image_ids
 from vse.pipeline.dataset.dataset import Dataset
@@ -28,10 +28,10 @@ from vse.pipeline.dataset.identity import (
     DataChecksums,
     DataIdentity,
     Hashes,
+    build_identity,
     caption_hashes,
-    data_differences,
+    compare_data,
     hash_available_photos,
-    identity_of_images,
 )
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import find_hdf5_dataset, open_hdf5
@@ -43,74 +43,65 @@ _NO_IDS = np.empty(0, np.int64)
 def check_data(cache: FeatureCache, dataset: Dataset) -> None:
     """Check that the features in a cache belong to a data set. Raises UserError if names or contents differ.
 
-    A sample of the photographs is compared, evenly spread, as far as their files exist. If the cache was built from another
-    version of ``dataset.json``, all recorded captions are compared, too. So are the texts of phrases, or the boxes of phrases,
-    that the rows represent. Missing ids are not reported here, but when rows are read.
+    An evenly spread sample of the existing photographs is compared. If ``dataset.json`` has changed since, all recorded
+    captions are compared as well, and the texts or boxes of phrases in the rows. Missing ids are reported when rows are read.
     """
     if cache.dataset != dataset.name:
         raise UserError(f"{cache.path} holds features of {cache.dataset!r}, but {dataset.path} is {dataset.name!r}")
-    if differences := data_set_differences(cache, dataset):
+    if differences := compare_with_dataset(cache, dataset):
         raise UserError(
-            f"{dataset.path}: the data set has changed since the cache was made, {cache.path}: {'; '.join(differences)}. Give "
-            "the data set of the cache, or run the same vse-extract again: rows whose sources are the same are kept"
+            f"{dataset.path}: the data set has changed since {cache.path} was made: {'; '.join(differences)}. Give the data "
+            "set of the cache, or run the same vse-extract again, which keeps unchanged rows"
         )
 
 
 def check_same_photos(cache: FeatureCache, other: FeatureCache) -> None:
-    """Check that two caches of images belong to the same data set.
-
-    Raises UserError if photographs or captions with the same ids differ.
-    """
-    if differences := data_differences(recorded_identity(other), recorded_identity(cache)):
+    """Check that two caches of images belong to the same data set, by their photographs and captions. Raises UserError."""
+    if differences := compare_data(recorded_identity(other), recorded_identity(cache)):
         raise UserError(f"{other.path} and {cache.path} are of different data sets: {'; '.join(differences)}")
 
 
 def check_box_photos(path: Path, dataset: Dataset) -> None:
-    """Check that a cache which supplies boxes belongs to the photographs of a data set.
+    """Check that a cache of boxes belongs to the photographs of a data set. Raises UserError if photographs differ.
 
-    Raises UserError if photographs with the same ids differ. The data sets may have different names. Files of boxes that are
-    not caches hold no hashes and are not checked.
+    The names of the data sets may differ. Other files of boxes hold no hashes and are not checked.
     """
     if path.suffix != ".h5" or not shards_folder(path).is_dir():
         return
     recorded = replace(recorded_identity(open_cache(path)), caption_ids=_NO_IDS, captions=None)
     photo_ids, photos = hash_available_photos(dataset, recorded, COMPARED_PHOTOS_IF_CHANGED)
-    if differences := data_differences(DataIdentity(photo_ids, _NO_IDS, photos), recorded):
-        raise UserError(f"{path}: its boxes are those of another data set than {dataset.path}: {differences[0]}")
+    if differences := compare_data(DataIdentity(photo_ids, _NO_IDS, photos), recorded):
+        raise UserError(f"{path}: its boxes belong to another data set than {dataset.path}: {differences[0]}")
 
 
-def data_set_differences(cache: FeatureCache, dataset: Dataset) -> list[str]:
-    """Return the differences between a data set and the one from which a cache was built; see :func:`check_data`."""
-    recorded, changed = recorded_identity(cache), not records_file_of(cache, dataset)
+def compare_with_dataset(cache: FeatureCache, dataset: Dataset) -> list[str]:
+    """Return the differences between a data set and the data set of a cache; see :func:`check_data`."""
+    data = cache.provenance.get("data")
+    is_same_file = isinstance(data, Mapping) and bool(dataset.sha256) and data.get("sha256") == dataset.sha256
+    recorded, changed = recorded_identity(cache), not is_same_file
     captions, ids_of_captions = recorded.captions, recorded.caption_ids
     if changed and captions is not None:
         captions, ids_of_captions = caption_hashes(dataset.images), caption_ids(dataset.images)
     max_photos = COMPARED_PHOTOS_IF_CHANGED if changed else COMPARED_PHOTOS
     photo_ids, photos = hash_available_photos(dataset, recorded, max_photos)
     current = DataIdentity(photo_ids, ids_of_captions, photos, captions)
-    differences = data_differences(current, recorded)
+    differences = compare_data(current, recorded)
     if differences or not changed:
         return differences
     if cache.kind == "text" and has_input_hashes(cache):
-        return text_differences(dataset, cache.ids, read_sources(cache), cache.provenance.get("config", {}))
-    if has_truth_boxes(cache) and boxes_sha256(ground_truth_boxes(dataset)) != cache.provenance.get("boxes_sha256"):
+        return compare_texts(dataset, cache.ids, read_sources(cache), cache.provenance.get("config", {}))
+    if has_truth_boxes(cache) and hash_boxes(collect_truth_boxes(dataset)) != cache.provenance.get("boxes_sha256"):
         return ["the boxes of its phrases differ"]
     return []
 
 
-def holds_texts_of(cache: FeatureCache, dataset: Dataset) -> bool:
-    """Return whether the rows of a cache of captions or phrases belong to the texts of this data set."""
-    return cache.dataset == dataset.name and not data_set_differences(cache, dataset)
-
-
-def records_file_of(cache: FeatureCache, dataset: Dataset) -> bool:
-    """Return whether the cache was built from this version of ``dataset.json``, by the SHA-256 that it records."""
-    data = cache.provenance.get("data")
-    return isinstance(data, Mapping) and bool(dataset.sha256) and data.get("sha256") == dataset.sha256
+def belongs_to_dataset(cache: FeatureCache, dataset: Dataset) -> bool:
+    """Return whether the rows of a cache belong to the captions or phrases of this data set."""
+    return cache.dataset == dataset.name and not compare_with_dataset(cache, dataset)
 
 
 def recorded_identity(cache: FeatureCache) -> DataIdentity:
-    """Return the recorded identity of the data set from which a cache was built: its ids and the hashes that the cache has."""
+    """Return the ids and hashes of a cache's data set that the cache records."""
     names = ("caption_ids", "caption_hashes", "photo_hashes")
     with open_hdf5(cache.path, "a readable feature cache") as file:
         stored = {name: data[:] for name in names if (data := find_hdf5_dataset(file, name)) is not None}
@@ -125,22 +116,18 @@ def recorded_identity(cache: FeatureCache) -> DataIdentity:
     )
 
 
-def data_sums(cache: FeatureCache, dataset: Dataset) -> DataChecksums:
-    """Return the hashes of a data set.
-
-    The hash of the photographs covers the rows of ``cache``. It is None if the cache has no hashes of photographs.
-    """
+def hash_dataset(cache: FeatureCache, dataset: Dataset) -> DataChecksums:
+    """Return the hashes of a data set; the photographs' hash covers the rows of ``cache`` and is None without hashes."""
     photos = replace(recorded_identity(cache), caption_ids=_NO_IDS, captions=None).checksums.photos_sha256
-    identity = identity_of_images(dataset.images)
+    identity = build_identity(dataset.images)
     splits = {split: sorted(image_ids(images).tolist()) for split, images in dataset.splits.items()}
     return identity.checksums.model_copy(update={"photos_sha256": photos, "splits_sha256": sha256_json(splits)})
 
 
-def text_differences(dataset: Dataset, ids: Ids, sources: Hashes, config: Mapping[str, Any]) -> list[str]:
-    """Compare the texts of a data set with those of a cache or shard; return a message if some differ, or an empty list.
+def compare_texts(dataset: Dataset, ids: Ids, sources: Hashes, config: Mapping[str, Any]) -> list[str]:
+    """Return a message if texts of a data set differ from the texts of a cache or shard, else an empty list.
 
-    The rows of the cache or shard have the ``ids`` (n,) and the hashes of their texts ``sources`` (n, 32). ``config`` holds
-    the recorded settings of its extractor.
+    ``ids`` (n,) and ``sources`` (n, 32) are the rows of the cache or shard, ``config`` the recorded settings of its extractor.
     """
     extractor, text_rows = config.get("extractor"), config_text_rows(config)
     raw = isinstance(extractor, str) and extractor in EXTRACTORS and EXTRACTORS[extractor].reads_raw
@@ -154,15 +141,11 @@ def text_differences(dataset: Dataset, ids: Ids, sources: Hashes, config: Mappin
 
 
 def has_input_hashes(cache: FeatureCache) -> bool:
-    """Return whether the ``sources`` of a cache are hashes of photographs or texts.
-
-    Caches of imported features and of a trained model's embeddings have other hashes there.
-    """
+    """Return whether the ``sources`` of a cache are hashes of photographs or texts; imported features have other hashes."""
     return "imported" not in cache.provenance and read_backbone(cache) is None
 
 
 def _caption_array(path: Path, stored: Mapping[str, NDArray[Any]], name: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return an array with one entry of this ``shape`` per recorded caption. Raises UserError if it has another shape."""
     values = stored.get(name, _NO_IDS)
     if values.shape != (len(stored.get("caption_ids", _NO_IDS)), *shape):
         raise UserError(f"{path}: its {name} are of shape {values.shape}; run the same vse-extract again")

@@ -1,7 +1,4 @@
-"""Define the subcommands of ``vse-data`` that read or write feature caches, and ``vse-data plan``.
-
-Each subcommand imports its code when it runs, so that ``--help`` is quick.
-"""
+"""The subcommands of ``vse-data`` that read or write feature caches, and ``vse-data plan``."""
 
 from __future__ import annotations
 
@@ -89,9 +86,9 @@ def import_command(
     val and test.
     """
     from vse.features.exchange.formats import ImportJob, import_data
-    from vse.pipeline.imports.rows import import_settings
+    from vse.pipeline.imports.rows import build_import_settings
 
-    settings = import_settings(out, name, val, test, seed, tokeniser, skip_bad, columns, quoting)
+    settings = build_import_settings(out, name, val, test, seed, tokeniser, skip_bad, columns, quoting)
     for path in import_data(ImportJob(sources, settings, captions, images, out_features, key_until), format_name):
         click.echo(path)
 
@@ -133,7 +130,7 @@ def import_precomp_command(
 @FORCE
 def export_precomp_command(features: Path, out: Path, captions: Path | None, repeat: int | None) -> None:
     """Write a cache and its captions in the layout of VSE++ and SCAN."""
-    from vse.features.exchange.precomp_export import export_precomp
+    from vse.features.exchange.precomp import export_precomp
 
     click.echo(export_precomp(features, out, captions, repeat))
 

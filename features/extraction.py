@@ -1,9 +1,4 @@
-"""Extract the shards of a feature, merge them to a cache and verify a cache.
-
-Each shard is computed once and kept; a shard whose images or texts changed since is refused. For caches of boxes,
-:func:`split_upper_bounds` computes the upper bound of phrase localisation: the share of phrases for which a box overlaps the
-ground truth enough. :func:`images_sha256` hashes the images of a shard, so that the workflow detects replaced images.
-"""
+"""Extract the shards of a feature, merge them to a cache, and verify a cache."""
 
 from __future__ import annotations
 
@@ -21,28 +16,28 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_cache, read_sources, verify_cache
-from vse.features.cache.rows import Identity, Ids, Item, Kind, Rows, TextRows, config_text_rows, dataset_items, row_ids
+from vse.features.cache.rows import Identity, Ids, Item, Kind, TextRows, config_text_rows, dataset_items, row_ids
 from vse.features.cache.shards import (
     concatenate_offsets,
+    find_other_precision_shards,
     mixed_precision_error,
-    precision_of,
     read_arrays,
     read_finished_shard,
+    read_precision,
     read_record,
     shard_path,
     shard_slice,
     shards_folder,
-    shards_in_other_precision,
     write_shard,
 )
-from vse.features.data_checks import text_differences
+from vse.features.data_checks import compare_texts
 from vse.features.exchange.embeddings import read_backbone
-from vse.features.extractors.proposals import TRUTH_BOXES, boxes_sha256, ground_truth_boxes, has_truth_boxes
+from vse.features.extractors.proposals import TRUTH_BOXES, collect_truth_boxes, has_truth_boxes, hash_boxes
 from vse.features.settings import EXTRACTORS
 from vse.features.settings.base import Extractor
+from vse.pipeline.dataset.captions import iou
 from vse.pipeline.dataset.dataset import SPLITS, Dataset, Mention, load_dataset_file, mentions
-from vse.pipeline.dataset.identity import COMPARED_PHOTOS, DataIdentity, data_differences, hash_available_photos
-from vse.pipeline.dataset.phrases import iou
+from vse.pipeline.dataset.identity import COMPARED_PHOTOS, DataIdentity, compare_data, hash_available_photos
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import open_hdf5
 from vse.pipeline.files.images import BadImage
@@ -51,10 +46,10 @@ from vse.pipeline.files.writing import lock_for_writing
 log = logging.getLogger(__name__)
 
 IOU = 0.5
-"""The IoU from which a box counts as correct, as in the evaluation of Flickr30K Entities."""
+"""Smallest IoU of a correct box, as in the evaluation of Flickr30K Entities."""
 
 
-def split_upper_bounds(
+def count_covered_phrases(
     dataset: Dataset,
     ids: Ids,
     offsets: Ids,
@@ -62,14 +57,11 @@ def split_upper_bounds(
     image_ids: Collection[int] | None = None,
     threshold: float = IOU,
 ) -> dict[str, dict[str, int]]:
-    """Count for each split the phrases with a ground-truth box, and those of them that a candidate box covers.
+    """Count for each split the phrases with a ground-truth box, and the covered ones among them.
 
-    A candidate covers a phrase if their IoU is at least ``threshold``. The ground-truth box of a phrase is the smallest box
-    around all of its boxes. Image ``ids[k]`` has the candidates ``boxes[offsets[k]:offsets[k + 1]]``. Phrases of an image
-    without candidates count as not covered. ``image_ids`` selects images, by default all. Splits without such phrases are left
-    out.
-
-    Returns ``{split: {"phrases": n, "covered": n}}``.
+    A candidate covers a phrase if its IoU with the smallest box around all boxes of the phrase is at least ``threshold``.
+    Image ``ids[k]`` has the candidates ``boxes[offsets[k]:offsets[k + 1]]``; other images have no candidates. ``image_ids``
+    selects images, by default all. Returns ``{split: {"phrases": n, "covered": n}}`` for splits with such phrases.
     """
     rows = {int(identity): k for k, identity in enumerate(ids)}
     counts: dict[str, dict[str, int]] = {}
@@ -91,14 +83,16 @@ def _upper_bound(
 ) -> dict[str, Any]:
     """Return the provenance entry ``upper_bound`` for the boxes in some ``shards``: the share of each split.
 
-    The result is empty if the shards have no boxes, if no phrase has a box, and for caches of the ground-truth boxes
-    themselves. ``config`` holds the settings of the extractor.
+    It is empty if the shards or the phrases have no boxes, and for ground-truth boxes. ``config`` holds the extractor's
+    settings.
     """
     with open_hdf5(shards[0], "a readable shard") as first:
         if config.get("boxes") == TRUTH_BOXES or not {"boxes", "offsets"} <= first.keys():
             return {}
     ids, offsets, boxes = zip(*(read_arrays(path, "ids", "offsets", "boxes") for path in shards), strict=True)
-    splits = split_upper_bounds(dataset, np.concatenate(ids), concatenate_offsets(offsets), np.concatenate(boxes), image_ids)
+    splits = count_covered_phrases(
+        dataset, np.concatenate(ids), concatenate_offsets(offsets), np.concatenate(boxes), image_ids
+    )
     shares = {name: {**counts, "share": counts["covered"] / counts["phrases"]} for name, counts in splits.items()}
     return {"upper_bound": {"iou": IOU, "splits": shares}} if splits else {}
 
@@ -110,7 +104,6 @@ def _describe_upper_bound(bound: Mapping[str, Any]) -> str:
 
 
 def _boxed_mentions(dataset: Dataset) -> dict[int, list[Mention]]:
-    """Return the mentions of phrases with a box, by image id."""
     by_image: dict[int, list[Mention]] = defaultdict(list)
     for mention in mentions(dataset):
         if mention.phrase.boxes:
@@ -118,11 +111,10 @@ def _boxed_mentions(dataset: Dataset) -> dict[int, list[Mention]]:
     return by_image
 
 
-def images_sha256(dataset_file: Path, cache: Path, index: int, n_shards: int) -> str:
-    """Return a SHA-256 over the hashes of a shard's images in order; the empty text if there is no data set yet.
+def hash_shard_images(dataset_file: Path, cache: Path, index: int, n_shards: int) -> str:
+    """Return a SHA-256 over the hashes of a shard's images in order; "" without a data set.
 
-    An image that has not changed since the shard was written (by the times of both files) is not read again, because the
-    shard holds its SHA-256.
+    The workflow detects changes by it. Images older than the shard are not read again, because the shard holds their SHA-256.
     """
     if not dataset_file.is_file():
         return ""
@@ -154,21 +146,18 @@ def _image_sha256(item: Item, known: dict[int, bytes], written_ns: int) -> bytes
 
 @lru_cache(maxsize=4)
 def _load_images(dataset_file: Path, mtime_ns: int, size: int) -> list[Item]:
-    """Return the images of a data set. Time and size are part of the memory's key, so a changed file is loaded again."""
+    """Return the images of a data set. Its time and size are keys of the memory, so a changed file is loaded again."""
     return dataset_items(load_dataset_file(dataset_file), "image")
 
 
 def extract_shards(
     dataset_file: Path, extractor: Extractor, out: Path, n_shards: int, only: int | None = None, skip_bad: bool = False
 ) -> Path:
-    """Extract the unfinished shards of a feature, or ``only`` one of them (0-based index).
+    """Extract the unfinished shards of a feature, or ``only`` one of them (0-based); return their folder, or the one shard.
 
-    Without ``skip_bad``, a finished shard that skipped images is extracted again, because they may be readable by now. If the
-    precision is ``auto``, finished shards of another machine in another precision are kept, but no shard in this machine's
-    precision is added to them. Returns the folder of the shards, or the path of the one shard; :func:`merge` then joins the
-    shards to the cache ``out``.
-
-    Raises UserError if the images or captions of a finished shard have changed, or the cache would have two precisions.
+    Without ``skip_bad``, a finished shard with skipped images is extracted again. If the precision is ``auto``, finished
+    shards of another machine in another precision are kept, but not completed. Raises UserError if images or captions of a
+    finished shard have changed, or the cache would have two precisions.
     """
     dataset = load_dataset_file(dataset_file)
     if extractor.kind == "image" and not dataset.has_image_files:
@@ -180,14 +169,14 @@ def extract_shards(
     if only is not None and not 0 <= only < n_shards:
         raise UserError(f"shard {only} is not one of 0-{n_shards - 1}")
     identity = extractor.identity(dataset)
-    others = shards_in_other_precision(out, n_shards, identity) if extractor.requested_precision == "auto" else {}
+    others = find_other_precision_shards(out, n_shards, identity) if extractor.requested_precision == "auto" else {}
     for index in range(n_shards) if only is None else [only]:
         path = shard_path(out, index, n_shards)
         items = dataset_items(dataset, *input_form, shard_slice(n_rows, index, n_shards))
         with lock_for_writing(path):
             shard_identity = others.get(path, identity)
             if _is_finished(path, shard_identity, items, extractor.config.text_rows, skip_bad):
-                suffix = f" in {precision_of(shard_identity)}, the precision of another machine" if path in others else ""
+                suffix = f" in {read_precision(shard_identity)}, the precision of another machine" if path in others else ""
                 log.info("%s: finished, kept%s", path, suffix)
                 continue
             if other := next((identity for other_path, identity in others.items() if other_path != path), None):
@@ -196,7 +185,9 @@ def extract_shards(
             log.info("%s: %d rows", extractor.progress_label, len(items))
             started = time.perf_counter()
             rows = extractor.extract(items, skip_bad)
-            _check_axes(extractor, rows)
+            axes, declared = rows.features.ndim + (rows.offsets is not None), extractor.config.row_kind
+            if axes != (2 if declared == "vectors" else 3):
+                raise ValueError(f"rows of {type(extractor).__name__} have {axes} axes, but its settings declare {declared}")
             write_shard(path, identity, rows, extractor.notes, round(time.perf_counter() - started, 4))
             ids = {item.id for item in items}
             if n_shards > 1 and (entry := _upper_bound(dataset, extractor.config.content(), [path], ids)):
@@ -219,7 +210,7 @@ def _is_finished(path: Path, identity: Identity, items: Sequence[Item], text_row
 def merge(dataset_file: Path, out: Path, n_shards: int) -> Path:
     """Join the finished shards of a feature to the cache ``out``; returns ``out``.
 
-    Raises UserError if a shard is missing or damaged, or if the data set has changed since it was extracted.
+    Raises UserError if a shard is missing or damaged, or if the data set has changed since the extraction.
     """
     first = read_record(shard_path(out, 0, n_shards))
     kind = first.identity.kind if first is not None else "image"
@@ -245,7 +236,7 @@ def merge(dataset_file: Path, out: Path, n_shards: int) -> Path:
 
 
 def verify(path: Path, write: bool = False) -> FeatureCache:
-    """Verify a cache (:func:`vse.features.cache.feature_cache.verify_cache`); with ``write``, hold its lock meanwhile."""
+    """Verify a cache with :func:`vse.features.cache.feature_cache.verify_cache`; with ``write``, hold its lock meanwhile."""
     if not write:
         return verify_cache(path)
     with lock_for_writing(path):
@@ -253,19 +244,16 @@ def verify(path: Path, write: bool = False) -> FeatureCache:
 
 
 def _check_sources(path: Path, dataset: Dataset, kind: Kind, config: Mapping[str, Any]) -> None:
-    """Check that a shard was extracted from the texts or photographs of the data set. Raises UserError if they differ.
-
-    All texts are compared, and a sample of the photographs, as far as their files exist.
-    """
+    """Check that a shard belongs to the texts, or to a sample of the photographs, of the data set. Raises UserError."""
     if read_record(path) is None:
         return
     ids, sources = read_arrays(path, "ids", "sources")
     if kind == "text":
-        differences = text_differences(dataset, ids, sources, config)
+        differences = compare_texts(dataset, ids, sources, config)
     else:
         recorded = DataIdentity(ids, ids[:0], sources if sources.any() else None)
         found, photos = hash_available_photos(dataset, recorded, COMPARED_PHOTOS)
-        differences = data_differences(DataIdentity(found, ids[:0], photos), recorded)
+        differences = compare_data(DataIdentity(found, ids[:0], photos), recorded)
     if differences:
         raise UserError(
             f"{path}: the data set {dataset.path} has changed since the shard was made: {differences[0]}; give the data set "
@@ -274,7 +262,7 @@ def _check_sources(path: Path, dataset: Dataset, kind: Kind, config: Mapping[str
 
 
 def find_changed_source(items: Sequence[Item], ids: Ids, sources: NDArray[np.uint8], text_rows: TextRows) -> str | None:
-    """Compare items with the hashes of existing rows; return a description of the first difference, or None.
+    """Return a description of the first item whose hash differs from a row's hash, or None.
 
     The rows have the ``ids`` (n,) and the hashes of their inputs ``sources`` (n, 32).
     """
@@ -293,7 +281,7 @@ def find_changed_source(items: Sequence[Item], ids: Ids, sources: NDArray[np.uin
 
 
 def verify_sources(cache: FeatureCache) -> str:
-    """Hash the images or texts of a cache again; returns ``unchanged``, or the reason why they cannot be compared.
+    """Hash the images or texts of a cache again; return ``unchanged``, or the reason why they cannot be compared.
 
     Raises UserError, which names the first image or text that has changed.
     """
@@ -309,18 +297,11 @@ def verify_sources(cache: FeatureCache) -> str:
     raw = extractor in EXTRACTORS and EXTRACTORS[extractor].reads_raw
     items = dataset_items(dataset, kind, raw, cache.text_rows)
     if kind == "image" and not any(item.path is not None and item.path.is_file() for item in items):
-        return f"not at hand (none of the images of {dataset.path} is there)"
+        return f"not at hand (all images of {dataset.path} are missing)"
     changed = find_changed_source(items, cache.ids, read_sources(cache), cache.text_rows)
-    boxes = boxes_sha256(ground_truth_boxes(dataset)) if changed is None and has_truth_boxes(cache) else None
+    boxes = hash_boxes(collect_truth_boxes(dataset)) if changed is None and has_truth_boxes(cache) else None
     if boxes is not None and boxes != cache.provenance.get("boxes_sha256"):
         changed = "data set: boxes of its phrases differ"
     if changed is not None:
         raise UserError(f"{cache.path} was made from another {changed}")
     return "unchanged"
-
-
-def _check_axes(extractor: Extractor, rows: Rows) -> None:
-    """Check that rows have the number of axes that the extractor's settings declare. Raises ValueError."""
-    axes, declared = rows.features.ndim + (rows.offsets is not None), extractor.config.row_kind
-    if axes != (2 if declared == "vectors" else 3):
-        raise ValueError(f"rows of {type(extractor).__name__} have {axes} axes, but its settings declare {declared}")

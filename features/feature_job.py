@@ -1,7 +1,6 @@
 """Extract a feature of a data set by the name of its preset, or fit its encoder.
 
-:func:`extract_feature` extracts the unfinished shards and merges them to a cache. Modules that need torch are imported inside
-the functions, so that a wrong name is reported quickly.
+Modules that need torch are imported inside the functions, so that a wrong name is reported quickly.
 """
 
 from __future__ import annotations
@@ -28,14 +27,12 @@ log = logging.getLogger(__name__)
 class FeatureRequest:
     """A feature to extract, with the options of ``vse-extract``.
 
-    Attributes
-    ----------
     dataset : the data set's ``dataset.json``
     feature : a preset of ``config/features``, or a YAML file
     out : the cache to write; by default ``features/<dataset>_<feature>.h5``
     sets : changes of the preset's settings, as ``key=value``
-    like : a cache whose settings and weights replace those of ``feature``
-    shards : number of shards; by default that of the data set's preset
+    like : a cache whose settings and weights replace the preset's
+    shards : number of shards; by default the number in the data set's preset
     skip_bad : leave unreadable images out, and list them
     weights_dir : folder of weights to read instead of downloads; by default ``$VSE_WEIGHTS_DIR``
     words : file of word vectors; by default ``$VSE_WORDS``
@@ -87,7 +84,6 @@ def extract_feature(request: FeatureRequest, extractor: str | None = None, shard
 
 
 def _log_preset(request: FeatureRequest, dataset: Dataset, config: FeatureSettings) -> None:
-    """Log the settings that the preset of the data set changes, and warn if ``--weights-dir`` has no effect."""
     plain = load_feature(request.feature, None, request.sets)
     changes = presets.list_changes(plain.model_dump(), config.model_dump())
     if changes:
@@ -97,10 +93,7 @@ def _log_preset(request: FeatureRequest, dataset: Dataset, config: FeatureSettin
 
 
 def fit_feature(request: FeatureRequest) -> Path:
-    """Fit the encoder of a caption feature on the training captions and write it next to the cache; returns its file.
-
-    Raises UserError if the feature has no encoder.
-    """
+    """Fit the encoder of a caption feature on the training captions; return its file. Raises UserError without an encoder."""
     dataset = load_dataset_file(request.dataset)
     config, out = _load_settings(request, dataset)
     if not isinstance(config, CaptionSettings):
@@ -116,26 +109,25 @@ def fit_feature(request: FeatureRequest) -> Path:
 
 
 def default_shards(dataset: Dataset) -> int:
-    """Return the default number of shards: that of the data set's preset or, without a preset, at most 4."""
+    """Return the number of shards in the data set's preset or, without a preset, at most 4."""
     known = dataset.name in presets.known_presets("datasets")
     return presets.load_dataset(dataset.name).shards if known else min(4, len(dataset.images))
 
 
 def _option_path(request: FeatureRequest, config: FeatureSettings, option: Option) -> Path | None:
-    """Return the path of an option: of the request or, if the extractor has this option, of its environment variable."""
+    """Return the path of an option in the request or, if the extractor has this option, in its environment variable."""
     path: Path | None = getattr(request, option)
     variable = os.environ.get(f"VSE_{option.upper()}") if option in config.options else None
     return path or (Path(variable) if variable else None)
 
 
 def _load_settings(request: FeatureRequest, dataset: Dataset) -> tuple[FeatureSettings, Path]:
-    """Return the settings of the preset and the path of the cache."""
     config = load_feature(request.feature, dataset.name, request.sets)
     return config, request.out or Path("features", f"{dataset.name}_{config.name}.h5")
 
 
 def _copy_settings(request: FeatureRequest, like: Path, dataset: Dataset) -> tuple[FeatureSettings, Path]:
-    """Return the settings that the cache ``like`` records and the path of the new cache (``--like``)."""
+    """Return the settings that the cache ``like`` records, and the path of the new cache."""
     from vse.features.cache.feature_cache import open_cache
 
     cache = open_cache(like)
@@ -154,7 +146,6 @@ def _copy_settings(request: FeatureRequest, like: Path, dataset: Dataset) -> tup
 
 
 def _check_out(dataset: Dataset, config: FeatureSettings, out: Path, words: Path | None) -> None:
-    """Check that the cache would not overwrite one of the feature's inputs. Raises UserError."""
     from vse.features.cache.shards import check_cache_out
 
     word_file = config.word_file(words)

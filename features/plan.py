@@ -1,7 +1,7 @@
 """Estimate the downloads, the disk space and the time of a workflow target before it runs (``vse-data plan``).
 
-The estimate multiplies the work of the planned jobs (rows of features, training pairs) by sizes and measured rates of
-``config/rates.yaml``. Sizes and rates that are not known are listed, not guessed.
+The estimate multiplies the rows of features and training pairs of the planned jobs by the sizes and rates of
+``config/rates.yaml``. Unknown sizes and rates are listed, not guessed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vse.pipeline.workflow import PlannedFile, dataset_pattern, plan_files
 
 
 class NetworkRates(Settings):
-    """Known sizes and rates of a network; unknown ones are left out."""
+    """Known sizes and rates of a network."""
 
     numbers: dict[str, PositiveInt] = Field(
         default_factory=dict, description="length of a vector, by the name of the layer; text: of a caption's vector"
@@ -47,10 +47,7 @@ class Rates(Settings):
 
 
 def load_rates(own: Path | None = None) -> Rates:
-    """Return the rates of ``config/rates.yaml``, replaced by those of the file ``own`` where it has them.
-
-    ``machine`` then names both machines.
-    """
+    """Return the rates of ``config/rates.yaml`` with the rates in ``own`` on top; ``machine`` names both."""
     shipped = read_yaml(Path(str(files("vse.presets").joinpath("rates.yaml"))))
     if own is None:
         return validate_settings(Rates, "rates", "rates.yaml", shipped)
@@ -88,13 +85,11 @@ Counts = dict[str, tuple[int, int]]  # numbers of images and captions, by split
 class TargetPlan:
     """The estimate for some targets.
 
-    Attributes
-    ----------
     jobs : number of jobs of each rule
     downloads : (bytes, description) of each download
     stored : (bytes, description) of each feature cache
     seconds : (seconds, description) of each extraction and training, if jobs run one after the other
-    unknown : descriptions of sizes and times that are not known
+    unknown : descriptions of unknown sizes and times
     """
 
     jobs: Counter[str] = field(default_factory=Counter)
@@ -105,10 +100,10 @@ class TargetPlan:
 
 
 def plan_target(targets: Sequence[str], settings: Sequence[str] = (), rates_file: Path | None = None) -> str:
-    """Return a report of the work that the workflow still has to do for some targets, without running anything.
+    """Return a report of the remaining work of the workflow for some targets. Nothing is run.
 
-    ``settings`` are those of ``snakemake --config``. ``rates_file`` holds rates of another machine. Raises UserError if the
-    workflow has no such target.
+    ``settings`` are the arguments of ``snakemake --config``. ``rates_file`` holds rates of another machine. Raises UserError
+    if the workflow lacks a target.
     """
     rates = load_rates(rates_file)
     plan = estimate_plan(plan_files(targets, settings), rates, read_training_rates())
@@ -118,7 +113,7 @@ def plan_target(targets: Sequence[str], settings: Sequence[str] = (), rates_file
 def estimate_plan(planned: Sequence[PlannedFile], rates: Rates, training_rates: dict[str, float]) -> TargetPlan:
     """Return the estimate for the files that jobs still have to write.
 
-    ``training_rates`` holds pairs per second of experiments measured in this folder; they replace those of ``rates``.
+    ``training_rates`` holds pairs per second of experiments measured in this folder; they replace the entries of ``rates``.
     """
     plan = TargetPlan()
     shards: Counter[tuple[str, str, int]] = Counter()
@@ -144,7 +139,6 @@ def estimate_plan(planned: Sequence[PlannedFile], rates: Rates, training_rates: 
 
 
 def _add_downloads(plan: TargetPlan, config: DatasetConfig) -> None:
-    """Add the published files of a data set that are not in its folder yet."""
     folder = source_folder(config.name)
     missing = {one.url: one.bytes for one in config.files if not (folder / one.to).exists()}
     for url, size in missing.items():
@@ -187,7 +181,6 @@ def _add_extraction(plan: TargetPlan, dataset: str, feature: str, share: float, 
 
 
 def _numbers_per_row(config: FeatureSettings, rates: Rates) -> int | None:
-    """Return the largest number of values in a row of a feature; None if it is not known."""
     if config.fits_encoder:
         if (pca := getattr(config, "pca", None)) is not None:
             return int(pca) * len(getattr(config, "mixtures", ["hybrid"]))
@@ -200,7 +193,6 @@ def _numbers_per_row(config: FeatureSettings, rates: Rates) -> int | None:
 
 
 def _rows_per_s(config: FeatureSettings, rates: Rates) -> float | None:
-    """Return the rows of a feature that are extracted per second; None if it is not known."""
     if config.name in rates.features:
         return rates.features[config.name]
     network = rates.networks.get(str(getattr(config, "model", "")))
@@ -217,7 +209,6 @@ def _rows_per_s(config: FeatureSettings, rates: Rates) -> float | None:
 def _add_training(
     plan: TargetPlan, dataset: str, experiment: str, seed: str, rates: Rates, training_rates: dict[str, float]
 ) -> None:
-    """Add the time of a training run, by the rate of earlier runs."""
     name, counts = f"runs/{dataset}_{experiment}/seed-{seed}", _split_counts(dataset)
     settings = load_plan(experiment, dataset).content().get("train") or {}
     rate = training_rates.get(experiment, rates.training.get(experiment))
@@ -233,10 +224,6 @@ def _add_training(
 
 
 def _split_counts(dataset: str) -> Counts | None:
-    """Return the numbers of images and captions of each split; None if they are not known.
-
-    They are counted in ``data/<dataset>/dataset.json`` if it exists; otherwise the preset of the data set has them.
-    """
     file = Path("data", dataset, "dataset.json")
     if file.is_file():
         splits = load_dataset_file(file).splits
@@ -253,7 +240,7 @@ def _split_counts(dataset: str) -> Counts | None:
 
 
 def _report_lines(targets: str, plan: TargetPlan, rates: Rates) -> Iterator[str]:
-    """Yield the lines of the report: jobs, then each kind of amount with its largest items first, then what is not known."""
+    """Yield the lines of the report: jobs, then each kind of amount with its largest items first, then unknown amounts."""
     jobs = ", ".join(f"{n} {rule}" for rule, n in sorted(plan.jobs.items()))
     n_jobs = sum(plan.jobs.values())
     yield f"{targets}: {n_jobs} jobs to run ({jobs})" if jobs else f"{targets}: nothing to run, all files exist"

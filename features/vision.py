@@ -1,8 +1,7 @@
-"""Import torchvision without torch's compiler, which takes longer to import than torch itself.
+"""Import torchvision without torch's compiler, whose import takes longer than torch's own import.
 
-``torchvision.ops.roi_align`` imports the function ``is_compile_supported`` from the compiler. It calls that function only
-where deterministic algorithms are required on a GPU. Here a stand-in module provides the function and imports the compiler
-when it is called.
+``torchvision.ops.roi_align`` imports a function from the compiler, but calls it only for deterministic algorithms on a GPU. A
+stand-in module provides the function here, and imports the compiler when it is called.
 """
 
 from __future__ import annotations
@@ -18,14 +17,13 @@ _COMPILER_MODULE = "torch._dynamo.utils"
 
 
 def _is_compile_supported(device: str) -> bool:
-    """Import torch's compiler and return whether it supports this device."""
     supported: bool = import_module(_COMPILER_MODULE).is_compile_supported(device)
     return supported
 
 
 @contextmanager
 def replace_compiler() -> Iterator[None]:
-    """Replace the compiler's module by the stand-in within this block, unless the compiler is already imported."""
+    """Replace the compiler's module by the stand-in in this block, unless the compiler is already imported."""
     if _COMPILER_MODULE in sys.modules:
         yield
         return

@@ -1,4 +1,4 @@
-"""The ground floor: configuration, data sets, captions, the demo data set, files that are never half-written."""
+"""Data sets, captions, presets, the demo data set, and atomic writes and safe reads of files."""
 
 __version__ = "0.1.0"
 

@@ -54,9 +54,9 @@ def fetch_command(name: str, out: Path | None, base_url: str | None, images: boo
     requested from their owners, the command prints where to get them.
     """
     from vse.pipeline.dataset.downloads import fetch_dataset
-    from vse.pipeline.dataset.sources import published_preset
+    from vse.pipeline.dataset.sources import load_published_preset
 
-    click.echo(fetch_dataset(published_preset(name), out or Path("data", name), base_url, images))
+    click.echo(fetch_dataset(load_published_preset(name), out or Path("data", name), base_url, images))
 
 
 @data.command("prepare")
@@ -66,9 +66,9 @@ def fetch_command(name: str, out: Path | None, base_url: str | None, images: boo
 @FORCE
 def prepare_command(name: str, source: Path | None, out: Path | None) -> None:
     """Make data/NAME/dataset.json from the published files of f8k, f30k, f30k_entities or coco."""
-    from vse.pipeline.dataset.sources import prepare_dataset, published_preset, source_folder
+    from vse.pipeline.dataset.sources import load_published_preset, prepare_dataset, source_folder
 
-    click.echo(prepare_dataset(published_preset(name), source or source_folder(name), out or Path("data", name)))
+    click.echo(prepare_dataset(load_published_preset(name), source or source_folder(name), out or Path("data", name)))
 
 
 @data.command("add-phrases")

@@ -1,7 +1,6 @@
 """Entry points of the commands, options that several commands share, and the provenance of output files.
 
-A user's mistake ends a command with one line on stderr and exit code 2. The log goes to stderr, too. Output files record the
-date, the command and the version of the code (:func:`current_provenance`).
+A user's mistake ends a command with one line on stderr and exit code 2. The log goes to stderr, too.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ def record_command(command: str) -> Iterator[None]:
 def current_provenance() -> dict[str, Any]:
     """Return the provenance of a file that is written now: ``date`` (UTC), ``command`` and ``code``.
 
-    ``command`` is None if Python code called a function that is not public. Provenance differs from one run to the next, so it
-    belongs to no key and to nothing that is compared.
+    ``command`` is None if Python code called a function that is not public. Provenance differs between runs, so it belongs to
+    no key.
     """
     return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "command": _command.get(), "code": dict(code_version())}
 
@@ -54,7 +53,7 @@ def current_provenance() -> dict[str, Any]:
 def code_version(root: Path | None = None) -> dict[str, Any]:
     """Return the ``version`` of this package and, in a checkout, its ``commit`` and whether files have ``changed`` since.
 
-    ``root`` is the folder that holds the folders of the package, by default those that this file belongs to.
+    ``root`` is the folder with the folders of the package, by default the folder above this file's.
     """
     root = Path(__file__).resolve().parents[1] if root is None else root
     version = {"version": __version__}
@@ -90,7 +89,6 @@ class SeedType(click.types.IntParamType):
     """The type of a seed: an integer that every random number generator accepts."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the integer. Raises a usage error if it is negative or beyond 64 bits."""
         seed: int = super().convert(value, param, ctx)
         if not 0 <= seed < 2**63:
             self.fail(f"{seed} is not a seed: seeds are from 0 to 2^63 - 1", param, ctx)

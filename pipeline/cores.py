@@ -1,7 +1,4 @@
-"""Find the cores that this process may use, and set the number of OpenMP's threads and how they wait.
-
-The facts come from the environment and from files of the kernel below ``proc`` and ``cgroups``. Torch is not imported.
-"""
+"""Find the cores that this process may use, and set the number of OpenMP's threads and how they wait."""
 
 from __future__ import annotations
 
@@ -29,15 +26,12 @@ def set_up_openmp(
 ) -> None:
     """Set OpenMP's variables for the number of threads and their waiting in ``environment``, unless they are set already.
 
-    ``OMP_NUM_THREADS`` is set only if a job or a cgroup allows fewer cores than the affinity mask, which OpenMP knows. The
-    load of the machine does not change the number of threads, because the last bits of results depend on it.
+    ``OMP_NUM_THREADS`` is set only if a job or a cgroup allows fewer cores than the affinity mask. It does not depend on the
+    load, because the number of threads changes the last bits of results.
 
-    Threads spin while they wait, as is OpenMP's default, if this process may use all cores of its mask and all are idle.
-    Else they sleep (``OMP_WAIT_POLICY=PASSIVE``). Sleeping costs up to 30% of the time on idle cores. Spinning costs a factor
-    of 3 on busy cores: a spinning thread occupies the core that the thread it waits for needs. Under a quota, spinning uses up
-    the time of the working threads.
-
-    A program that mostly waits, such as a server, passes ``may_spin=False``.
+    Waiting threads spin, OpenMP's default, if this process may use all cores of its mask and all are idle. Otherwise they
+    sleep (``OMP_WAIT_POLICY=PASSIVE``): sleeping costs up to 30% of the time on idle cores, spinning a factor of 3 on busy
+    cores. A program that mostly waits, such as a server, passes ``may_spin=False``.
 
     OpenMP reads these variables once, when torch is loaded.
     """
@@ -54,8 +48,8 @@ def set_up_openmp(
 def allowed_cores(environment: Mapping[str, str] = os.environ, proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     """Return the number of cores that this process may use, at least 1.
 
-    This is the smallest of the size of its affinity mask, the quota of its cgroups (rounded down), and the number of cores of
-    a SLURM job (``SLURM_CPUS_PER_TASK``).
+    This is the smallest of the size of its affinity mask, the quota of its cgroups (rounded down), and
+    ``SLURM_CPUS_PER_TASK``.
     """
     limits = [len(core_affinity()), cgroup_quota(proc, cgroups)]
     if (job := environment.get("SLURM_CPUS_PER_TASK", "")).isdecimal():
@@ -71,8 +65,8 @@ def core_affinity() -> set[int]:
 def cgroup_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> float:
     """Return the number of cores whose time this process's cgroups may use, e.g. 1.5; infinity without a limit.
 
-    This is the smallest limit of its own cgroup and those above it: ``cpu.max`` in version 2, ``cpu.cfs_quota_us`` and
-    ``cpu.cfs_period_us`` in version 1. The root is read, too, because a container may see its own cgroup there.
+    This is the smallest limit of its cgroup and its parents: ``cpu.max`` in version 2, ``cpu.cfs_quota_us`` and
+    ``cpu.cfs_period_us`` in version 1. The root counts, because a container may have its own cgroup there.
     """
     quotas = [math.inf]
     for line in _read_text(proc / "self" / "cgroup").splitlines():  # 0::/path is version 2, 4:cpu,cpuacct:/path version 1
@@ -92,10 +86,8 @@ def cgroup_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> float:
 def all_idle(cores: Iterable[int], proc: Path = PROC, pause: Callable[[], None] = _sleep_two_ticks) -> bool:
     """Return whether each of ``cores`` is idle for more than half of a ``pause``, by the counters of ``/proc/stat`` (10 ms).
 
-    Unlike the load average, these counters do not include a command that ended before. Unlike the number of runnable tasks,
-    they do not include other cores of the machine. Time that a hypervisor takes from a virtual machine counts as busy. This
-    process sleeps during the pause. A core whose counters cannot be read counts as busy. The default pause
-    of two ticks misses a load of less than half of the time, and any load that starts later.
+    These counters exclude earlier commands, unlike the load average, and other cores, unlike the number of runnable tasks.
+    Time that a hypervisor takes from a virtual machine counts as busy, and so does a core without counters.
     """
     before = _idle_minus_busy(proc)
     pause()
@@ -115,7 +107,6 @@ def _idle_minus_busy(proc: Path) -> dict[int, int]:
 
 
 def _read_text(file: Path) -> str:
-    """Return the text of a file; an empty text if it cannot be read."""
     try:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:

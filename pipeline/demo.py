@@ -1,8 +1,7 @@
 """Draw the demo data set: images of simple scenes with five captions each. The same seed gives the same data set.
 
-``compose_captions`` is the grammar of the captions; each caption is about another part of the scene. A caption is a list of
-pieces. A piece that names drawn objects becomes a phrase with their boxes; a piece that names the background becomes a phrase
-of kind ``scene`` without boxes. ``create_demo`` draws the images and writes the data set.
+A caption is a list of pieces. A piece that names objects becomes a phrase with their boxes, and a piece that names the
+background becomes a phrase of kind ``scene`` without boxes.
 """
 
 from __future__ import annotations
@@ -91,17 +90,12 @@ class _PhraseText:
 
 
 def compose_captions(scene: Scene, rng: np.random.Generator) -> tuple[DemoCaption, ...]:
-    """Return five captions of ``scene``: all objects, one object, a relation, the background, another object.
-
-    Each of them states another set of facts, so none paraphrases another.
-    """
+    """Return five captions with different facts: all objects, one object, a relation, the background, another object."""
     writer = _CaptionWriter(scene, rng)
     return (writer.inventory(), writer.one_object(), writer.relation(), writer.background(), writer.on_background())
 
 
 class _CaptionWriter:
-    """Writes captions of a scene; ``rng`` chooses the words and the objects."""
-
     def __init__(self, scene: Scene, rng: np.random.Generator) -> None:
         self.scene = scene
         self.rng = rng
@@ -196,7 +190,6 @@ class _CaptionWriter:
 
     @staticmethod
     def join(parts: Sequence[Sequence[str | _PhraseText]]) -> list[str | _PhraseText]:
-        """Join parts as in ``a, b and c``."""
         pieces = [*parts[0]]
         for k, part in enumerate(parts[1:], start=2):
             pieces += ["and" if k == len(parts) else ",", *part]
@@ -278,14 +271,12 @@ def _draw(out: Path, splits: list[str], seed: int, name: str) -> Path:
         scene = compose_scene(rng)
         filename = _filename(imgid)
         write_bytes(out / "images" / filename, _jpeg(draw_scene(scene, rng)), sync=False)
-        entries.append(_entry(imgid, filename, split, scene, compose_captions(scene, rng)))
+        captions = compose_captions(scene, rng)
+        sentids = [imgid * len(captions) + k for k in range(len(captions))]
+        sentences = [_sentence(sentid, imgid, scene, c) for sentid, c in zip(sentids, captions, strict=True)]
+        entry = {"imgid": imgid, "filename": filename, "split": split, "sentids": sentids}
+        entries.append({**entry, "sentences": sentences})
     return write_json(out / "dataset.json", {"dataset": name, "images": entries})
-
-
-def _entry(imgid: int, filename: str, split: str, scene: Scene, captions: tuple[DemoCaption, ...]) -> dict[str, Any]:
-    sentids = [imgid * len(captions) + k for k in range(len(captions))]
-    sentences = [_sentence(sentid, imgid, scene, c) for sentid, c in zip(sentids, captions, strict=True)]
-    return {"imgid": imgid, "filename": filename, "split": split, "sentids": sentids, "sentences": sentences}
 
 
 def _sentence(sentid: int, imgid: int, scene: Scene, caption: DemoCaption) -> dict[str, Any]:

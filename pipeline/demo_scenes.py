@@ -1,8 +1,7 @@
 """Scenes of the demo data set: their random composition, and how they are drawn.
 
-A scene is one to four flat objects, each in its own cell of a 3 x 3 grid, on a textured background. The random generator of a
-scene depends on the seed and on the index of the image only, so the first hundred images are the same in a data set of a
-hundred or of ten thousand images.
+A scene is one to four flat objects, each in its own cell of a 3 x 3 grid, on a textured background. Its random generator
+depends only on the seed and the index of the image, so smaller data sets are the beginning of larger ones.
 """
 
 from __future__ import annotations
@@ -117,7 +116,6 @@ def draw_scene(scene: Scene, rng: np.random.Generator) -> Image.Image:
 
 
 def _background(name: str, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Return the pixels (IMAGE_SIZE, IMAGE_SIZE, 3) of a background with its pattern."""
     n = IMAGE_SIZE
     y, x = np.mgrid[0:n, 0:n].astype(np.float32)
     dx, dy = rng.uniform(0, 32, 2)
@@ -146,10 +144,7 @@ def _background(name: str, rng: np.random.Generator) -> NDArray[np.uint8]:
 
 
 def _fill(item: SceneObject, side: int) -> Image.Image:
-    """Return the colour and texture of an object as a square image.
-
-    The second tone of a texture is darker than the colour, or lighter if the colour is dark.
-    """
+    """Return the colour and texture of an object as a square image; a dark colour gets a lighter second tone."""
     colour = np.asarray(COLOURS[item.colour], np.float32)
     second = colour * 0.55 if colour.mean() > 90 else colour * 0.6 + 90
     y, x = np.mgrid[0:side, 0:side]

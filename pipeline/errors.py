@@ -1,8 +1,4 @@
-"""Errors for the user, and the safe text that they and other outputs are built from.
-
-Names and texts of data sets are untrusted: :func:`printable` makes them safe for a terminal, and :func:`escape_csv_cell` for a
-spreadsheet.
-"""
+"""Errors for the user, and safe text for terminals and spreadsheets from untrusted names and captions."""
 
 from __future__ import annotations
 
@@ -21,14 +17,11 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\n")
 
 
 class UserError(Exception):
-    """An error that the user can fix, such as bad input. Its message is one line: what is wrong, where, and what to do.
-
-    Commands exit with 2.
-    """
+    """An error that the user can fix. Its message is one line: the fault, its place, and the remedy. Commands exit with 2."""
 
 
 class Interrupted(Exception):
-    """A signal stopped the work, which can be resumed. Commands exit with 128 + the number of the signal, as shells do."""
+    """Raised when a signal stops work that can be resumed. Commands exit with 128 + the number of the signal, as shells do."""
 
     def __init__(self, message: str, signal: int) -> None:
         super().__init__(message)
@@ -36,10 +29,7 @@ class Interrupted(Exception):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error message, `` (did you mean 'vsepp'? known: ...)``, with the nearest and all valid names.
-
-    If the names are longer than a line or two, only the nearest five are listed.
-    """
+    """Return the end of an error message, with the nearest name and all names, or the nearest five of a long list."""
     names = sorted(known)
     name = name[:_LONGEST]
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
@@ -52,10 +42,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def import_extra(module: str, what: str, extra: str) -> Any:
-    """Import a module that an extra of this package installs.
-
-    Raises UserError if the module is missing. The message says that ``what`` needs it, and how to install the ``extra``.
-    """
+    """Import a module of an extra of this package. Raises UserError if it is missing: ``what`` needs the ``extra``."""
     try:
         return import_module(module)
     except ImportError:
@@ -64,11 +51,9 @@ def import_extra(module: str, what: str, extra: str) -> Any:
 
 
 def printable(text: object) -> str:
-    """Return ``text`` on one line, without characters that control a terminal or an editor.
+    """Return ``text`` on one line, without characters that control a terminal or the direction of writing.
 
-    Escape sequences and control characters are removed, also those that change the direction of writing. Each run of white
-    space, line ends and tabs included, becomes one space. A lone surrogate (an undecodable byte of a file name) becomes
-    U+FFFD.
+    White space becomes single spaces. A lone surrogate (an undecodable byte of a file name) becomes U+FFFD.
     """
     line = " ".join(_ESCAPES.sub("", str(text)).split())
     return line if line.isascii() and line.isprintable() else "".join(map(_printable_character, line))
@@ -77,7 +62,7 @@ def printable(text: object) -> str:
 def escape_csv_cell(value: Any) -> Any:
     """Return a CSV cell that no spreadsheet reads as a formula: a text that begins like one gets a leading apostrophe.
 
-    Readers would end the row at a carriage return, so it becomes a line feed, which CSV quotes. Numbers stay as they are.
+    Carriage returns become line feeds, because readers would end the row there. Numbers stay unchanged.
     """
     if not isinstance(value, str):
         return value

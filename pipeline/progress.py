@@ -1,7 +1,4 @@
-"""Report the progress of a long job.
-
-A terminal or a notebook displays a bar. Elsewhere, e.g. in the log of a workflow, a line is logged now and then.
-"""
+"""Report the progress of a long job: by a bar in a terminal or a notebook, elsewhere by a log line now and then."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import io
 import logging
 import sys
 from collections.abc import Iterable
+from importlib import import_module
 from typing import Any
 
 from tqdm import tqdm
@@ -19,12 +17,11 @@ log = logging.getLogger(__name__)
 
 
 class _LoggedBar(tqdm):  # type: ignore[type-arg]
-    """A progress bar that logs a line whenever it would be drawn."""
+    """A progress bar that logs a line instead of drawing itself."""
 
     monitor_interval = 0  # no monitor thread
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Log the state of the bar."""
         log.info("%s", msg or self)
 
 
@@ -33,13 +30,6 @@ def in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and "IPKernelApp" in shell.config
-
-
-def _notebook_bar() -> Any:
-    """Return tqdm's bar for notebooks: a widget, or text if the notebook has no widgets."""
-    from tqdm.auto import tqdm as notebook_bar
-
-    return notebook_bar
 
 
 def progress_bar(
@@ -57,22 +47,10 @@ def progress_bar(
     Without a terminal or a notebook, progress, rate and remaining time are logged every ``LOG_SECONDS`` seconds.
     """
     notebook = in_notebook()
+    options: dict[str, Any] = {"desc": desc, "total": total, "initial": initial, "unit_scale": unit_scale}
     if sys.stderr.isatty() or notebook or hidden:
-        bar = _notebook_bar() if notebook else tqdm
-        return bar(
-            items, desc=desc, total=total, unit=unit, initial=initial, unit_scale=unit_scale, disable=hidden, file=sys.stderr
-        )
-    return _LoggedBar(
-        items,
-        desc=desc,
-        total=total,
-        unit=unit if unit_scale else f" {unit}",
-        initial=initial,
-        unit_scale=unit_scale,
-        file=io.StringIO(),
-        delay=LOG_SECONDS,
-        mininterval=LOG_SECONDS,
-        maxinterval=LOG_SECONDS,
-        miniters=1,
-        bar_format=LOG_FORMAT,
-    )
+        bar: Any = import_module("tqdm.auto").tqdm if notebook else tqdm  # widgets, or text in a notebook without widgets
+        return bar(items, unit=unit, disable=hidden, file=sys.stderr, **options)
+    options |= dict.fromkeys(("delay", "mininterval", "maxinterval"), LOG_SECONDS)
+    unit = unit if unit_scale else f" {unit}"
+    return _LoggedBar(items, unit=unit, file=io.StringIO(), miniters=1, bar_format=LOG_FORMAT, **options)

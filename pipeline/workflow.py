@@ -1,8 +1,4 @@
-"""Plan the jobs of the workflow without running them, and check the names of its targets.
-
-:func:`plan_files` asks Snakemake which files it would write. :func:`check_targets` finds mistyped targets before Snakemake
-builds anything, so that the user gets one line that suggests the nearest name.
-"""
+"""Plan the jobs of the workflow without running them, and check the names of its targets."""
 
 from __future__ import annotations
 
@@ -34,7 +30,7 @@ class PlannedFile:
 
 
 def plan_files(targets: Sequence[str], settings: Sequence[str] = (), snakefile: Path = Path("Snakefile")) -> list[PlannedFile]:
-    """Return the files that the workflow would write for ``targets``, without those that are up to date.
+    """Return the files that the workflow would write for ``targets``, without files that are up to date.
 
     ``settings`` are the arguments of ``snakemake --config``. Raises UserError with Snakemake's message if Snakemake fails.
     """
@@ -53,7 +49,6 @@ def plan_files(targets: Sequence[str], settings: Sequence[str] = (), snakefile: 
 
 
 def _error_line(text: str) -> str:
-    """Return the line of Snakemake's output that states the error, as a message of ours."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for mark in ("snakemake: error: ", "MissingRuleException", "WorkflowError", "Error"):
         for index, line in enumerate(lines):
@@ -64,18 +59,8 @@ def _error_line(text: str) -> str:
 
 
 _FOLDERS = ("data", "features", "results", "runs")
-_FLAGS = (
-    "--",
-    "-n",
-    "--dry-run",
-    "-p",
-    "-np",
-    "-k",
-    "--keep-going",
-    "-F",
-    "--forceall",
-    "--rerun-incomplete",
-)  # options without a value
+# Options without a value.
+_FLAGS = ("--", "-n", "--dry-run", "-p", "-np", "-k", "--keep-going", "-F", "--forceall", "--rerun-incomplete")
 _WITH_VALUE = re.compile(r"-[cj]\w+|--(cores|jobs)=\w+")  # -c4
 _SUFFIXES = (".csv", ".h5", ".html", ".json", ".tex")
 _TARGET_PATTERNS = (  # and the kind of presets that the further groups name; {dataset} is dataset_pattern()
@@ -99,8 +84,8 @@ def dataset_pattern() -> str:
 def check_targets(arguments: Sequence[str]) -> None:
     """Raise UserError, which suggests the nearest name, if a target has an unknown preset or an unknown folder.
 
-    ``arguments`` is the command line of Snakemake, with its program name first: Snakemake parses the rules before it knows its
-    targets. An argument that may be the value of an option, or that is not a file of the workflow, is left to Snakemake.
+    ``arguments`` is the command line of Snakemake, with its program name first. An argument that may be the value of an
+    option, or that is not a file of the workflow, is left to Snakemake.
     """
     for before, argument in pairwise(arguments):
         is_target = before in _FLAGS or not before.startswith("-") or _WITH_VALUE.fullmatch(before)
@@ -132,7 +117,6 @@ def _check_experiment(dataset: str, name: str, run: bool) -> None:
 
 
 def _check_names(kind: str, name: str) -> None:
-    """Raise UserError if a preset is unknown or, for a composed experiment, one of its parts."""
     composed = parse_composed_name(name) if kind == "experiments" else None
     _check_name(kind, name if composed is None else composed.experiment)
     for feature in (composed.feature, composed.caption_feature) if composed is not None else ():

@@ -238,11 +238,11 @@ def import_data(
     """
     from vse.features.exchange.formats import ImportJob
     from vse.features.exchange.formats import import_data as import_sources
-    from vse.pipeline.imports.rows import import_settings
+    from vse.pipeline.imports.rows import build_import_settings
 
     pairs = [(field, [names] if isinstance(names, str) else names) for field, names in (columns or {}).items()]
     column_options = [f"{field}={column}" for field, names in pairs for column in names]
-    settings = import_settings(
+    settings = build_import_settings(
         as_path(out),
         name,
         splits.val,

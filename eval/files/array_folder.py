@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.pipeline.errors import UserError, did_you_mean, import_extra
-from vse.pipeline.files.columnar import parquet_batches
+from vse.pipeline.files.columnar import read_parquet_batches
 from vse.pipeline.files.inputs import InputFile, InputFolder, wrap_read_errors
 from vse.pipeline.files.writing import parse_json
 
@@ -106,7 +106,7 @@ def _read_table(file: InputFile, vectors: str, columns: dict[str, str]) -> dict[
         def choose(names: Sequence[str]) -> list[str]:
             return [column for column in (*columns, *_VECTORS) if column in names]
 
-        batches = list(parquet_batches(file.path, file.stream, choose))
+        batches = list(read_parquet_batches(file.path, file.stream, choose))
         with wrap_read_errors(file.path, "a parquet file"):
             arrow = library.Table.from_batches(batches)
             present = arrow.column_names

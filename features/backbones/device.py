@@ -1,9 +1,4 @@
-"""The device that torch computes on, its precision and memory errors, the number of threads, and library versions.
-
-On a machine with several GPUs a command takes the first one that no other command uses. To mark it as taken, the command locks
-a file in the folder for temporary files (:class:`GpuLeases`). The operating system frees a lock when the process ends, however
-it ends.
-"""
+"""The device that torch computes on, its precision and memory errors, the number of threads, and library versions."""
 
 from __future__ import annotations
 
@@ -30,10 +25,8 @@ log = logging.getLogger(__name__)
 
 
 class GpuLeases:
-    """The GPUs that this process has taken.
+    """The GPUs that this process has taken. A lock on a file marks each GPU until the process ends.
 
-    Parameters
-    ----------
     uuids : UUID of every GPU that this process can use, in the order of torch's indices
     folder : folder of the lock files; None: the folder for temporary files
     """
@@ -43,7 +36,7 @@ class GpuLeases:
         self._held: dict[int, int] = {}
 
     def take(self, index: int) -> bool:
-        """Take one GPU. Return False if another process has taken it, and True otherwise."""
+        """Take one GPU; return False if another process has taken it."""
         if index in self._held:
             return True
         file = self._files[index]
@@ -61,10 +54,7 @@ class GpuLeases:
         return True
 
     def take_free(self) -> int:
-        """Return the index of this process's GPU. If it has none yet, take the first one that is free.
-
-        If other processes have taken all GPUs, share one of them and log a warning.
-        """
+        """Return the GPU of this process; without one, take a free one, or share one and log a warning."""
         if self._held:
             return min(self._held)
         free = next((index for index in range(len(self._files)) if self.take(index)), None)
@@ -75,7 +65,6 @@ class GpuLeases:
         return shared
 
     def release(self) -> None:
-        """Release all GPUs that this process has taken."""
         for descriptor in self._held.values():
             os.close(descriptor)
         self._held.clear()
@@ -85,11 +74,10 @@ MEMORY_ADVICE = "--device cpu runs without the GPU"  # for a user whose GPU has 
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device for ``--device``; ``auto`` is a CUDA GPU if there is one, else the CPU.
+    """Return the device for ``--device``. Raises UserError if torch cannot use it.
 
-    On a machine with several GPUs, ``auto`` and ``cuda`` stand for the first GPU that no other command uses. ``cuda:1`` stands
-    for that GPU. TF32, which cuDNN's convolutions and recurrent networks use by default for float32, is switched off. ``auto``
-    never chooses an Apple GPU, because these do not support float64. Raises UserError if torch cannot use the device here.
+    ``auto`` is a CUDA GPU or, without one, the CPU; an Apple GPU lacks float64. If there are several GPUs, ``auto`` and
+    ``cuda`` take the first one that no other command uses. TF32, cuDNN's default for float32, is switched off.
     """
     resolved = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
     try:
@@ -104,10 +92,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def _take_gpu(device: torch.device) -> torch.device:
-    """Return a GPU with its index, taken and set as torch's current device, so that no other GPU gets a CUDA context.
-
-    A device without an index stands for the first free GPU.
-    """
+    """Return a GPU with its index, taken and set as torch's current device, so that no other GPU gets a CUDA context."""
     if torch.cuda.device_count() > 1:
         if device.index is None:
             device = torch.device("cuda", _leases().take_free())
@@ -129,7 +114,7 @@ def describe_device(device: torch.device) -> str:
 
 
 def move_tensor(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to a device; a copy to a GPU starts from pinned memory, so that it overlaps with computation."""
+    """Copy a tensor to a device; a copy to a GPU starts from pinned memory, to overlap with computation."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
@@ -158,7 +143,7 @@ def deterministic_algorithms(enabled: bool) -> Iterator[None]:
 
 @contextmanager
 def memory_guard(advice: str) -> Iterator[None]:
-    """Raise UserError if the GPU runs out of memory in this block; the message ends with ``advice``, what to lower."""
+    """Raise UserError if the GPU runs out of memory in this block; ``advice`` ends the message."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -166,10 +151,10 @@ def memory_guard(advice: str) -> Iterator[None]:
 
 
 def use_threads(threads: int | None) -> None:
-    """Set the number of torch's threads, at most the number of cores that this process may use; None: keep the number.
+    """Set the number of torch's threads, at most the number of available cores; None: keep torch's number.
 
-    With None torch's own number is set explicitly, because MKL may use fewer threads until someone sets it, and small models
-    then train a fifth slower.
+    With None torch's own number is set explicitly: until then MKL may use fewer threads, and small models train a fifth
+    slower.
     """
     if threads is None:
         threads = torch.get_num_threads()
@@ -201,11 +186,10 @@ _WITH_BF16 = ("BF16", "FP16", "AMX", "AVX10", "ALL", "DEFAULT")  # parts of the 
 
 
 def choose_precision(device: torch.device, requested: str, workload: Workload, setting: str = "precision") -> str:
-    """Return the precision to compute in: the requested one or, for ``auto``, ``bf16`` or ``fp32``.
+    """Return the precision to compute in: ``requested`` or, for ``auto``, ``bf16`` or ``fp32``.
 
-    ``auto`` stands for ``bf16`` if the device has instructions for it (:func:`has_bf16`), and the choice is logged. A warning
-    is logged if ``bf16`` is requested on a device without them; ``workload`` decides which slowdown it names. ``setting`` is
-    the key of the precision in a preset.
+    ``auto`` is ``bf16`` if the device has instructions for it (:func:`has_bf16`), and is logged. For ``bf16`` on another
+    device a warning names the slowdown of the ``workload``. ``setting`` is the key of the precision in a preset.
     """
     native = has_bf16(device)
     if requested == "auto":
@@ -214,31 +198,24 @@ def choose_precision(device: torch.device, requested: str, workload: Workload, s
         return chosen
     if requested == "bf16" and not native:
         slower = _EMULATED[workload] if device.type == "cpu" else "it may take several times as long as fp32"
-        log.warning(
-            "%s: bf16 is emulated, because this %s has no instructions for it: %s; --set %s=auto selects fp32 here",
-            setting,
-            _noun(device),
-            slower,
-            setting,
-        )
+        message = "%s: bf16 is emulated, because this %s has no instructions for it: %s; --set %s=auto selects fp32 here"
+        log.warning(message, setting, _noun(device), slower, setting)
     return requested
 
 
-def query_precision(recorded: str) -> str:
-    """Return the precision to request when the network that computed a cache, in the precision ``recorded``, reads a query.
+def choose_query_precision(recorded: str) -> str:
+    """Return the precision of queries to a cache: ``auto`` for a cache in bf16, else ``recorded``.
 
-    A bf16 network may compute queries in fp32, because the vectors differ only by rounding. A device without bf16
-    instructions would emulate bf16, which is slower than fp32.
+    Vectors in fp32 differ from bf16 only by rounding, and emulated bf16 is slower.
     """
     return "auto" if recorded == "bf16" else recorded
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Return whether a device has instructions that multiply bf16 numbers, and PyTorch may use them.
+    """Return whether a device multiplies bf16 numbers in hardware and PyTorch may use these instructions.
 
-    On x86 these are ``avx512_bf16`` or ``amx_bf16``, on ARM ``bf16``; a GPU has them from compute capability 8.0 on.
-    On x86 the environment variables ``ONEDNN_MAX_CPU_ISA`` and ``ATEN_CPU_CAPABILITY`` can forbid them. Returns False for
-    devices other than CPUs and CUDA GPUs.
+    These are ``avx512_bf16`` or ``amx_bf16`` on x86, where ``ONEDNN_MAX_CPU_ISA`` and ``ATEN_CPU_CAPABILITY`` can forbid them,
+    and ``bf16`` on ARM. A GPU has them from compute capability 8.0 on.
     """
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
@@ -259,7 +236,6 @@ def _is_bf16_forbidden() -> bool:
 
 
 def _instructions() -> set[str]:
-    """Return the names of the processor's instruction sets."""
     if hasattr(torch.cpu, "get_capabilities"):  # older versions of PyTorch lack it
         return {name for name, value in torch.cpu.get_capabilities().items() if value is True}
     cpuinfo = Path("/proc/cpuinfo")
@@ -267,7 +243,7 @@ def _instructions() -> set[str]:
 
 
 def parse_cpuinfo(cpuinfo: str) -> set[str]:
-    """Return the names of the instruction sets in ``cpuinfo``, the text of Linux's ``/proc/cpuinfo``."""
+    """Return the names of the instruction sets in the text of Linux's ``/proc/cpuinfo``."""
     lines = (line.partition(":") for line in cpuinfo.splitlines())
     return {name for key, _, names in lines if key.strip() in ("flags", "Features") for name in names.split()}
 

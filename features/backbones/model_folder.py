@@ -1,9 +1,8 @@
 """Folders with pretrained models: find or download them, and check that nothing in them runs as code.
 
-A model of the Hugging Face hub is a folder of the user or a download. sentence-transformers and transformers import the names
-that the JSON files of such a folder contain: module classes, ``auto_map``, kernels, other models. This module checks these
-names against allow lists. It then gives the libraries a copy of the folder with the checked files only, without Python files,
-pickles and adapters.
+sentence-transformers and transformers import names from the JSON files of a model: module classes, ``auto_map``, kernels,
+other models. This module checks these names against allow lists, and gives the libraries a copy of the checked files only,
+without Python files, pickles and adapters.
 """
 
 from __future__ import annotations
@@ -31,10 +30,7 @@ HUB = Library("the library of the Hugging Face hub", "huggingface_hub", "hugging
 
 
 def find_local_folder(model: str, weights_dir: Path | None) -> Path | None:
-    """Return the folder in ``weights_dir`` that replaces a download: the one named as the last part of the model's name.
-
-    Returns None if there is no such folder.
-    """
+    """Return the folder in ``weights_dir`` named like the last part of the model's name; None without it."""
     folder = None if weights_dir is None else weights_dir / model.rstrip("/").rpartition("/")[2]
     return folder if folder is not None and folder.is_dir() else None
 
@@ -50,9 +46,8 @@ class Download:
 def download(model: str, files: Sequence[str], revision: str | None = None, advice: str | None = None) -> Download:
     """Download the files of a model at one commit, or return the folder of an earlier download.
 
-    ``files`` are patterns of file names. A ``revision`` that is a branch or tag, or None, is resolved to a commit before the
-    first download, so that all files belong to one commit. Raises UserError if the hub cannot be reached or if its library
-    returns a folder without a commit. ``advice``, the end of the message, explains how to work without the hub.
+    ``files`` are patterns of file names. A ``revision`` that is a branch or tag, or None, is resolved to a commit first.
+    Raises UserError if the hub is out of reach or its library returns a folder without a commit. ``advice`` ends the message.
     """
     hub = HUB.load(model)
     try:
@@ -71,9 +66,9 @@ def download(model: str, files: Sequence[str], revision: str | None = None, advi
 
 
 def download_file(model: str, names: Sequence[str], revision: str | None, advice: str) -> tuple[Path, str]:
-    """Download the first of the files ``names`` that exists in a model's repository.
+    """Download the first existing file of ``names`` in a model's repository; return its path and the hash of the commit.
 
-    Returns its path and the hash of the commit. Raises UserError as :func:`download` does, and if none of the files exists.
+    Raises UserError if the hub is out of reach or the repository lacks all of the files.
     """
     for name in names:  # one download per file, because the later files are large and rarely needed
         found = download(model, [name], revision, advice)
@@ -123,27 +118,18 @@ _WEIGHTS = ("model.safetensors", "model-*.safetensors")
 
 
 @contextmanager
-def copy_checked_model(folder: Path) -> Iterator[Path]:
+def copy_checked_model(folder: Path, all_modules: bool = True) -> Iterator[Path]:
     """Yield a temporary copy of a text encoder's folder with the checked files only; files of weights are links.
 
-    Raises UserError if a file names code, another model or an unknown module class, or if weights are not safetensors.
+    Without ``all_modules``, only the transformer itself is copied. Raises UserError if a file names code, another model or an
+    unknown module class, or if weights are not safetensors.
     """
     with tempfile.TemporaryDirectory(prefix="vse-model-") as temporary:
         copy = Path(temporary) / (folder.name or "model")
-        for place, name in _module_folders(folder).items():
+        modules = read_modules(folder) if all_modules else []
+        classes = {module["path"]: MODULE_CLASSES[module["type"]] for module in modules}
+        for place, name in {"": "", **(classes or {"": "Transformer"})}.items():  # the root may have no module of its own
             _copy_module(folder / place, copy / place, name)
-        yield copy
-
-
-@contextmanager
-def copy_checked_transformer(folder: Path) -> Iterator[Path]:
-    """Yield a temporary copy of a transformer's checked files, without the modules that follow it in a text encoder.
-
-    Raises UserError as :func:`copy_checked_model` does.
-    """
-    with tempfile.TemporaryDirectory(prefix="vse-model-") as temporary:
-        copy = Path(temporary) / (folder.name or "model")
-        _copy_module(folder, copy, "Transformer")
         yield copy
 
 
@@ -174,36 +160,20 @@ def read_modules(folder: Path) -> list[dict[str, Any]]:
 
 
 def check_settings(file: Path, content: Any) -> None:
-    """Raise UserError if the settings of a model name code or another model, at any depth.
-
-    ``content`` is the content of ``file``, the file that the message names.
-    """
+    """Raise UserError if settings of a model, the ``content`` of ``file``, name code or another model at any depth."""
     for key, value in _entries(content):
         if key in _NAMES_CODE and value:
-            raise UserError(
-                f"{file}: {key} names the model's own code ({_shorten(value)}), which is never run; use another model"
-            )
+            raise UserError(f"{file}: {key} names code of the model ({_shorten(value)}); use a model without code")
         if key in _NAMES_ANOTHER_MODEL and isinstance(value, str):
-            raise UserError(
-                f"{file}: {key} names another model ({value}), and other models are not loaded; use a complete model"
-            )
+            raise UserError(f"{file}: {key} names another model ({value}); use a complete model")
         if key.endswith("attn_implementation"):
             for kind in value.values() if isinstance(value, dict) else [value]:
                 if kind is not None and kind not in _ATTENTION:
-                    raise UserError(
-                        f"{file}: {key} names the model's own code ({kind}), and such code is never run; remove the line"
-                    )
-
-
-def _module_folders(folder: Path) -> dict[str, str]:
-    """Map the path of each module's folder, and of the root, to the name of the module's class."""
-    modules = read_modules(folder)
-    class_of_path = {module["path"]: MODULE_CLASSES[module["type"]] for module in modules} or {"": "Transformer"}
-    return {"": "", **class_of_path}
+                    raise UserError(f"{file}: {key} names code of the model ({kind}); remove the line")
 
 
 def _copy_module(source: Path, target: Path, name: str) -> None:
-    """Check and copy the files of one module. ``name`` is its class; it is empty for the root if that holds no module."""
+    """Check and copy the files of one module of the class ``name``; "" is the root without a module."""
     if not source.is_dir():  # a module without settings has no folder
         return
     target.mkdir(parents=True, exist_ok=True)
@@ -267,14 +237,11 @@ def _check_class(file: Path, name: str) -> None:
     if name in MODULE_CLASSES:
         return
     if not name.startswith(_LIBRARY):
-        raise UserError(
-            f"{file}: {name} is the model's own code, and such code is never run; use a model of {', '.join(_CLASS_MODULES)}"
-        )
+        raise UserError(f"{file}: {name} is code of the model; use a model of {', '.join(_CLASS_MODULES)}")
     raise UserError(f"{file}: the module class {name} is not supported; use a model of {', '.join(_CLASS_MODULES)}")
 
 
 def _entries(content: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each key with its value, at every depth."""
     if isinstance(content, dict):
         for key, value in content.items():
             yield key, value
@@ -289,13 +256,12 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _shorten(value: Any) -> str:
-    """Return a value as a text of at most 60 characters for a message."""
     text = ", ".join(map(str, value.values())) if isinstance(value, dict) else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of the names, types, shapes and values of tensors, which may be on any device."""
+def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of the names, types, shapes and values of tensors on any device."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())

@@ -1,7 +1,4 @@
-"""Image networks: build one by its name, load its weights, read one of its layers, and fold its batch norms.
-
-Networks come from torchvision, timm or OpenCLIP. Weights come from the same library, from a file, or from a random seed.
-"""
+"""Image networks of torchvision, timm or OpenCLIP: build, load weights, read a layer, fold batch norms."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from vse.features.backbones.model_folder import download_file, tensors_sha256
+from vse.features.backbones.model_folder import download_file, hash_tensors
 from vse.features.settings.base import LIBRARIES, WEIGHT_SUFFIXES, NetworkSettings
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.inputs import InputFile
@@ -39,8 +36,8 @@ def load_backbone(
 
     A file ``<model>.safetensors`` or ``<model>.pth`` in ``weights_dir`` replaces a download. ``family`` is the module of
     torchvision with the model's builder (None: classification networks), which receives ``options``. The commit of a download
-    from the Hugging Face hub is added to ``notes`` under ``commit``. Raises UserError if the model or its weights are not
-    available.
+    from the Hugging Face hub becomes the entry ``commit`` of ``notes``. Raises UserError if the model or its weights are
+    missing.
     """
     file = find_weights_file(config.model, config.weights, weights_dir)
     with torch.random.fork_rng(devices=[]):
@@ -51,9 +48,9 @@ def load_backbone(
     return model.eval().requires_grad_(False)
 
 
-def weights_sha256(model: nn.Module) -> str:
+def hash_weights(model: nn.Module) -> str:
     """Return the SHA-256 of all parameters and buffers."""
-    return tensors_sha256(model.state_dict())
+    return hash_tensors(model.state_dict())
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:
@@ -67,8 +64,8 @@ class LayerOutput(nn.Module):
 
     ``layer`` is the name of a module of ``model``; or ``penultimate``, the input of its last Linear layer; or ``output``, the
     output of the model. An output with height and width, or with one token per patch, is averaged to ``grid`` x ``grid``
-    positions; with ``all`` every position is kept. Positions are flattened into one vector unless ``positions`` is true.
-    Tokens in front of the patches (class, registers) are dropped. The layers after this one are not computed.
+    positions; ``all`` keeps every position. Without ``positions``, positions are flattened into one vector. Tokens in front of
+    the patches (class, registers) are dropped. Later layers are not computed.
     """
 
     def __init__(self, model: nn.Module, layer: str, grid: int | Literal["all"] = 1, positions: bool = False) -> None:
@@ -89,7 +86,6 @@ class LayerOutput(nn.Module):
             find_module(model, layer, "penultimate", "output").register_forward_hook(lambda _, __, output: self._stop(output))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute the features of a batch of images."""
         with suppress(_LayerReached):
             self.model(images)
         output, self._output = self._output, None
@@ -114,10 +110,7 @@ class LayerOutput(nn.Module):
 
 
 def find_module(model: nn.Module, name: str, *others: str) -> nn.Module:
-    """Return the module of ``model`` with the dotted name ``name``.
-
-    Raises UserError if the model has no such module. The message suggests similar names, among them ``others``.
-    """
+    """Return the module of ``model`` with a dotted name. Raises UserError with similar names, also of ``others``."""
     modules: dict[str, nn.Module] = {key: module for key, module in model.named_modules() if key}
     if name not in modules:
         raise UserError(f"unknown layer {name!r}{did_you_mean(name, [*others, *modules])}")
@@ -141,15 +134,11 @@ def _as_map(tokens: Tensor) -> Tensor:
     return patches.reshape(*patches.shape[:2], side, side)
 
 
-class _LayerReached(Exception):
-    """Stops a forward pass at the requested layer."""
+class _LayerReached(Exception): ...
 
 
 def find_weights_file(model: str, weights: str, weights_dir: Path | None) -> Path | None:
-    """Return the file of weights: the one that ``weights`` names, or the one in ``weights_dir`` that replaces a download.
-
-    Returns None if there is no such file.
-    """
+    """Return the file of weights that ``weights`` names, or that replaces a download in ``weights_dir``; None without one."""
     if weights.endswith(WEIGHT_SUFFIXES):
         return Path(weights)
     if weights == "random" or weights_dir is None:
@@ -164,7 +153,7 @@ def _build(
     library, _, name = config.model.rpartition("/")
     if library:
         builders: dict[str, Callable[[str, str | None, dict[str, Any]], nn.Module]]
-        builders = {"timm": _build_timm, "open_clip": _build_open_clip}
+        builders = {"timm": _build_timm, "open_clip": lambda *args: build_open_clip(*args).visual}
         if library not in builders:
             raise UserError(f"unknown library {library!r} of model {config.model}{did_you_mean(library, builders)}")
         return builders[library](name, config.weights if pretrained else None, notes)
@@ -186,8 +175,8 @@ def _match_names(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor
     """Return published weights with the names that ``model`` has.
 
     DenseNet's files have ``norm.1`` for torchvision's ``norm1``. Files of networks that were trained with frozen batch norms
-    lack the batch norms' counters, which evaluation does not read. From an OpenCLIP checkpoint with both towers the image
-    tower is taken.
+    lack the batch norms' counters, which evaluation does not read. An OpenCLIP checkpoint with both towers gives its image
+    tower.
     """
     pattern = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
     counters = {name: tensor for name, tensor in model.state_dict().items() if name.endswith("num_batches_tracked")}
@@ -236,17 +225,11 @@ def _timm_weights(timm: Any, name: str, notes: dict[str, Any]) -> dict[str, Any]
     return {"file": str(file), "custom_load": False}
 
 
-def _build_open_clip(name: str, weights: str | None, notes: dict[str, Any]) -> nn.Module:
-    """Build the image tower of an OpenCLIP model, with its projection."""
-    tower: nn.Module = build_open_clip(name, weights, notes).visual
-    return tower
-
-
 def build_open_clip(name: str, weights: str | None, notes: dict[str, Any]) -> Any:
-    """Build both towers of an OpenCLIP model.
+    """Build both towers of an OpenCLIP model. Raises UserError if the model or its weights are missing.
 
     ``weights`` is the name of weights in the library; None: random weights. The commit of a download from the Hugging Face hub
-    is added to ``notes`` under ``commit``. Raises UserError if the model or its weights are not available.
+    becomes the entry ``commit`` of ``notes``.
     """
     open_clip = LIBRARIES["open_clip"].load(f"open_clip/{name}")
     if name not in open_clip.list_models():
@@ -263,7 +246,6 @@ def build_open_clip(name: str, weights: str | None, notes: dict[str, Any]) -> An
 
 
 def _open_clip_weights(open_clip: Any, name: str, weights: str, notes: dict[str, Any]) -> str | None:
-    """Return the file of weights at one commit of the hub; None if they are not from the hub."""
     source = open_clip.get_pretrained_cfg(name, weights)
     model, _, file_name = source.get("hf_hub", "").rpartition("/")
     if not model:
@@ -278,18 +260,13 @@ def _open_clip_weights(open_clip: Any, name: str, weights: str, notes: dict[str,
     return str(file)
 
 
-def _refuse_remote_code() -> None:
-    """Make transformers refuse the code of a model that OpenCLIP loads, instead of asking on the terminal."""
-    with suppress(ImportError):
+@contextmanager
+def silence_root_logger() -> Iterator[None]:
+    """Keep OpenCLIP from adding a handler to the root logger in this block, which would print our log lines twice."""
+    with suppress(ImportError):  # refuse the code of a model that OpenCLIP loads, instead of asking on the terminal
         from transformers import dynamic_module_utils
 
         dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
-
-
-@contextmanager
-def silence_root_logger() -> Iterator[None]:
-    """Keep OpenCLIP from adding a handler to the root logger in this block; our log lines would then be printed twice."""
-    _refuse_remote_code()
     root, silent = logging.getLogger(), logging.NullHandler()
     root.addHandler(silent)
     try:
@@ -314,7 +291,7 @@ def load_weights_file(
 ) -> None:
     """Load the weights in a file into ``model``; ``match_names(model, weights)`` returns them with the model's names.
 
-    Raises UserError if the file does not exist, does not have the SHA-256 ``expected_sha256``, or does not fit the model.
+    Raises UserError if the file is missing, lacks the SHA-256 ``expected_sha256``, or does not fit the model.
     """
     if not file.is_file():
         raise UserError(f"{file}: no such weights file")
@@ -358,7 +335,6 @@ def fold_batch_norms(network: nn.Module, images: Float[Tensor, "n 3 height width
 
 
 def _foldable_pairs(network: nn.Module, images: Tensor) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
-    """Return each convolution with the batch norm that reads its output."""
     # The convolution of each output, by the output's id(). The output is stored as well, so that no other gets its id.
     convolution_of: dict[int, tuple[nn.Conv2d, Tensor]] = {}
     runs: dict[nn.Module, int] = {}
@@ -375,15 +351,13 @@ def _foldable_pairs(network: nn.Module, images: Tensor) -> list[tuple[nn.Conv2d,
 
     plain = [module for module in network.modules() if not module._forward_hooks and not module._forward_pre_hooks]
     hooks = [m.register_forward_hook(after_convolution) for m in plain if isinstance(m, nn.Conv2d)]
-    hooks += [m.register_forward_pre_hook(before_norm) for m in plain if isinstance(m, nn.BatchNorm2d) and _can_fold(m)]
+    norms = [m for m in plain if isinstance(m, nn.BatchNorm2d) and m.running_mean is not None]
+    norms = [m for m in norms if type(m) is nn.BatchNorm2d or {"drop", "act"} <= m._modules.keys()]  # the latter in timm
+    hooks += [m.register_forward_pre_hook(before_norm) for m in norms]
     network(images)
     for hook in hooks:
         hook.remove()
     return [pair for pair in pairs if runs[pair[0]] == runs[pair[1]] == 1]
-
-
-def _can_fold(norm: nn.BatchNorm2d) -> bool:
-    return norm.running_mean is not None and (type(norm) is nn.BatchNorm2d or {"drop", "act"} <= norm._modules.keys())
 
 
 def _without_norm(norm: nn.BatchNorm2d) -> nn.Module:

@@ -1,7 +1,7 @@
 """Pretrained text encoders, each a tokenizer and a network.
 
-:class:`TextBackbone` is their common interface. :class:`SentenceText` loads models of the Hugging Face hub with
-sentence-transformers (BERT, MiniLM, E5, GTE and others), and :class:`OpenClipText` loads the text towers of OpenCLIP.
+:class:`SentenceText` loads models of the Hugging Face hub with sentence-transformers (BERT, MiniLM, E5, GTE and others), and
+:class:`OpenClipText` loads the text towers of OpenCLIP.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vse.features.backbones.model_folder import copy_checked_model, download, find_local_folder, read_modules, tensors_sha256
+from vse.features.backbones.model_folder import copy_checked_model, download, find_local_folder, hash_tensors, read_modules
 from vse.features.backbones.networks import build_open_clip, find_weights_file, load_weights_file, silence_root_logger
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import read_json, sha256_json
@@ -30,14 +30,12 @@ if TYPE_CHECKING:
 class TextBackbone(ABC):
     """A tokenizer and a network that reads its tokens, in evaluation mode.
 
-    Attributes
-    ----------
     network : the module; the caller moves it to a device
     max_length : maximum number of tokens of a text, with special tokens
     pad : token that a batch is padded with
     weights_sha256 : SHA-256 of all learned parameters
-    tokenizer_sha256 : SHA-256 of all that decides a text's tokens: the tokenizer, the prompt, the maximum length
-    network_sha256 : SHA-256 of further settings that decide the vectors, such as the sizes of layers; "" if there are none
+    tokenizer_sha256 : SHA-256 of the tokenizer, the prompt and the maximum length
+    network_sha256 : SHA-256 of further settings that decide the vectors, such as the sizes of layers; "" without any
     notes : provenance, such as the commit of a download
     """
 
@@ -64,10 +62,9 @@ class TextBackbone(ABC):
 
 
 def load_text_backbone(config: TextConfig, weights_dir: Path | None = None) -> TextBackbone:
-    """Load the text encoder of a feature preset, on the CPU.
+    """Load the text encoder of a feature preset, on the CPU. Raises UserError if the library or the weights are missing.
 
-    A folder in ``weights_dir`` that is named as the last part of the model's name replaces a download; for OpenCLIP, a file.
-    Raises UserError if the library or the weights are missing.
+    A folder in ``weights_dir`` named like the last part of the model's name replaces a download; for OpenCLIP, a file.
     """
     config.library.load(config.model)
     return SentenceText(config, weights_dir) if config.open_clip is None else OpenClipText(config, weights_dir)
@@ -93,7 +90,7 @@ _MAX_LENGTH = 100_000  # for models without a limit of their own
 
 
 class SentenceText(TextBackbone):
-    """A model of sentence-transformers or transformers; the own vector of the latter is the mean of its states."""
+    """A model of sentence-transformers, or of transformers, whose own vector is then the mean of its states."""
 
     libraries = ("sentence-transformers", "transformers")
 
@@ -118,12 +115,11 @@ class SentenceText(TextBackbone):
         weights = {f"0.{name}": tensor for name, tensor in transformer.state_dict().items() if "pooler." not in name}
         if config.pooling == "own":  # the model's own vector also depends on the modules after the transformer
             weights |= {n: t for n, t in self._model.state_dict().items() if not n.startswith("0.")}
-        self.weights_sha256 = tensors_sha256(weights)
+        self.weights_sha256 = hash_tensors(weights)
         self.network_sha256 = sha256_json(_network_settings(folder, modules, config.pooling == "own"))
         self.tokenizer_sha256 = hash_tokenizer(tokenizer, self._prompt, self.max_length, self._lower)
 
     def tokenize(self, texts: Sequence[str]) -> tuple[list[list[int]], int]:
-        """Return the tokens of each text after the prompt, at most ``max_length``, and the number of truncated texts."""
         if not texts:
             return [], 0
         prompted = [self._prompt + (text.lower() if self._lower else text) for text in texts]
@@ -133,12 +129,10 @@ class SentenceText(TextBackbone):
         return rows, sum(len(row) > self.max_length for row in untruncated)
 
     def text_vectors(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n dim"]:
-        """Return the model's own vectors."""
         vectors: Tensor = self._model(self._features(tokens, mask))["sentence_embedding"]
         return vectors
 
     def token_states(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n width dim"]:
-        """Return the last layer's states."""
         states: Tensor = self._first(self._features(tokens, mask))["token_embeddings"]
         return states
 
@@ -154,7 +148,6 @@ class SentenceText(TextBackbone):
 
 
 def _find_folder(config: TextConfig, weights_dir: Path | None) -> tuple[Path, Mapping[str, Any]]:
-    """Return the folder of a model, of the user or downloaded, and its provenance: the commit of a download."""
     if config.from_files:
         folder = Path(config.weights)
         if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
@@ -167,7 +160,7 @@ def _find_folder(config: TextConfig, weights_dir: Path | None) -> tuple[Path, Ma
 
 
 def _network_settings(folder: Path, modules: Sequence[Mapping[str, Any]], own: bool) -> list[Any]:
-    """Return the settings of the network and, if the model's ``own`` vectors are used, of the modules after it."""
+    """Return the settings of the network and, for the model's ``own`` vectors, of the modules after it."""
 
     def settings(path: str) -> Any:
         file = folder / path / "config.json"
@@ -199,7 +192,6 @@ def _load_model(folder: Path, config: TextConfig) -> Any:
 
 @contextmanager
 def _quiet_libraries() -> Iterator[None]:
-    """Make transformers log errors only, without progress bars, and sentence-transformers warnings only, in this block."""
     import transformers
 
     theirs: Any = transformers.utils.logging
@@ -220,8 +212,8 @@ def _quiet_libraries() -> Iterator[None]:
 class OpenClipText(TextBackbone):
     """The text tower of an OpenCLIP model, with its projection.
 
-    OpenCLIP computes all positions, 77 in CLIP. In most towers (causal ones) no token attends to a later one. A batch for them
-    is only as wide as its longest caption, which gives the same vectors. Other towers attend to padding and run at full width.
+    In most towers (causal ones) no token attends to a later one. Their batches are therefore only as wide as the longest
+    caption, which gives the same vectors as all positions (77 in CLIP). Other towers attend to padding and run at full width.
     """
 
     libraries = ("open_clip_torch",)
@@ -239,7 +231,7 @@ class OpenClipText(TextBackbone):
         self.notes = notes
         if file is not None:
             load_weights_file(model, file, _match_text_names)
-        self.weights_sha256 = tensors_sha256({k: v for k, v in model.state_dict().items() if not _is_image_weight(k)})
+        self.weights_sha256 = hash_tensors({k: v for k, v in model.state_dict().items() if not k.startswith("visual.")})
         model.visual = nn.Identity()
         self.network = self._model = model.eval().requires_grad_(False)
         self._tower = _causal_tower(model)
@@ -267,7 +259,6 @@ class OpenClipText(TextBackbone):
         )
 
     def tokenize(self, texts: Sequence[str]) -> tuple[list[list[int]], int]:
-        """Return the tokens of each text, for causal towers without padding, and the number of truncated texts."""
         if not texts:
             return [], 0
         texts = [self._prompt + text for text in texts]
@@ -281,7 +272,6 @@ class OpenClipText(TextBackbone):
         return [row[:length] for row, length in zip(rows.tolist(), lengths, strict=True)], n_cut
 
     def text_vectors(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n dim"]:
-        """Return the vectors that are compared with those of images."""
         if self._tower is None:
             vectors: Tensor = self._model.encode_text(tokens)
             return vectors
@@ -295,7 +285,6 @@ class OpenClipText(TextBackbone):
         return state if projection is None else state @ projection
 
     def token_states(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n width dim"]:
-        """Return the states after the last normalisation, before the projection."""
         assert self._tower is not None, "the constructor checks this"
         module, width = self._tower.module, tokens.shape[1]
         embedded = module.token_embedding(tokens) + module.positional_embedding[:width]
@@ -307,7 +296,7 @@ class _CausalTower:
     """A text tower in which no token attends to a later one, and whose vector is the state of the last token.
 
     module : the module with the tower's layers
-    pool : how the last token is found: ``argmax``, the token with the highest id, or ``eos``, the token ``end``
+    pool : the rule for the last token: ``argmax``, the token with the highest id, or ``eos``, the token ``end``
     end : id of the token at the end of a text
     """
 
@@ -316,7 +305,6 @@ class _CausalTower:
 
 
 def _causal_tower(model: Any) -> _CausalTower | None:
-    """Return the text tower of a model if it is causal, so that padding can be dropped; otherwise None."""
     is_clip = hasattr(model, "token_embedding")  # CLIP itself has the tower's layers; other classes have them in ``text``
     module = model if is_clip else model.text
     pool = getattr(module, "text_pool_type" if is_clip else "pool_type", "")
@@ -326,11 +314,7 @@ def _causal_tower(model: Any) -> _CausalTower | None:
     return _CausalTower(module, pool, getattr(module, "text_eos_id" if is_clip else "eos_id", 0))
 
 
-def _is_image_weight(name: str) -> bool:
-    return name.startswith("visual.")
-
-
 def _match_text_names(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return published weights of the text tower, together with the model's current weights of the image tower."""
-    images = {name: tensor for name, tensor in model.state_dict().items() if _is_image_weight(name)}
-    return {**images, **{name: tensor for name, tensor in state.items() if not _is_image_weight(name)}}
+    images = {name: tensor for name, tensor in model.state_dict().items() if name.startswith("visual.")}
+    return {**images, **{name: tensor for name, tensor in state.items() if not name.startswith("visual.")}}

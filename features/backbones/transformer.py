@@ -1,8 +1,4 @@
-"""Pretrained transformers that read texts: configuration, tokenizer, and weights from safetensors files.
-
-A transformer is a folder with ``config.json``, ``tokenizer.json`` and ``model.safetensors``, as on the Hugging Face hub.
-Weights in other formats are not read, because they may run code.
-"""
+"""Pretrained transformers that read texts: configuration, tokenizer, and weights from safetensors files."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vse.features.backbones.model_folder import check_settings, copy_checked_transformer, download, find_local_folder
+from vse.features.backbones.model_folder import check_settings, copy_checked_model, download, find_local_folder
 from vse.features.settings.base import Library
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, WatchedFile, wrap_read_errors
@@ -45,9 +41,9 @@ class Transformer:
     name : name of the model, for messages
     config : content of its ``config.json``
     tokenizer_json : content of its ``tokenizer.json``
-    max_length : number of tokens, with special tokens, to which texts are truncated; None: the number of its positions
+    max_length : number of tokens, with special tokens, at which texts are truncated; None: the number of positions
     weights : files of its weights; empty if the weights are random or will be replaced
-    commit : hash of the commit of a download from the Hugging Face hub; None if there was no download
+    commit : hash of the commit of a download from the Hugging Face hub
     """
 
     name: str
@@ -84,14 +80,14 @@ class Transformer:
         return tokenizer
 
     def unknown_words(self, text: str) -> list[str]:
-        """Return the words of a text that the tokenizer has no tokens for."""
+        """Return the words of a text without tokens in the tokenizer."""
         encoding, unknown = self.tokenizer.encode(text), getattr(self.tokenizer.model, "unk_token", None)
         return [
             text[slice(*place)] for token, place in zip(encoding.tokens, encoding.offsets, strict=True) if token == unknown
         ]
 
     def tokens(self, text: str) -> list[str]:
-        """Return the tokens of a text, with special tokens, as the network reads them."""
+        """Return the tokens of a text, with special tokens."""
         return list(self.tokenizer.encode(text).tokens)
 
     @property
@@ -102,7 +98,6 @@ class Transformer:
 
     @property
     def pad_index(self) -> int:
-        """The token id that stands for padding."""
         return int(self.config.get("pad_token_id") or 0)
 
     @property
@@ -118,8 +113,8 @@ class Transformer:
     def network(self) -> Any:
         """Load the network with its weights, in float32, without the pooler after its last layer.
 
-        Without files of weights, random weights are drawn from torch's default generator. Raises UserError if the library
-        cannot build the network, or if the weights do not fit it.
+        Without files of weights, torch's default generator draws random weights. Raises UserError if the library cannot build
+        the network, or if the weights do not fit it.
         """
         check_settings(Path(self.name), self.config)
         transformers = TRANSFORMERS.load(self.name)
@@ -132,7 +127,7 @@ class Transformer:
                 return _without_pooler(transformers.AutoModel.from_config(config, trust_remote_code=False))
         folder = self.weights[0].path.parent
         with (
-            copy_checked_transformer(folder) as copy,
+            copy_checked_model(folder, all_modules=False) as copy,
             torch.random.fork_rng(devices=[]),
             wrap_read_errors(folder, "a folder with the weights of this transformer"),
         ):
@@ -153,7 +148,7 @@ class Transformer:
 
 
 def find_layers(network: Any, name: str) -> tuple[nn.Module, list[nn.Module]]:
-    """Return the embeddings of a transformer, and its layers in order; raise UserError if it is not built like BERT."""
+    """Return the embeddings and the layers of a transformer, in order. Raises UserError for other names than in BERT."""
     embeddings = getattr(network, "embeddings", None)
     n_layers = getattr(network.config, "num_hidden_layers", None)
     lists = [module for module in network.modules() if isinstance(module, nn.ModuleList) and len(module) == n_layers]
@@ -165,8 +160,8 @@ def find_layers(network: Any, name: str) -> tuple[nn.Module, list[nn.Module]]:
 def read_transformer(model: str, weights_dir: Path | None = None, max_length: int | None = None) -> Transformer:
     """Read a transformer from a local folder, or from the Hugging Face hub by its name.
 
-    A folder in ``weights_dir`` that is named as the last part of the model's name replaces a download. Raises UserError if
-    the folder is not that of a transformer, or its files name code.
+    A folder in ``weights_dir`` named like the last part of the model's name replaces a download. Raises UserError if the
+    folder does not hold a transformer, or its files name code.
     """
     folder, commit = _find_folder(model, weights_dir)
     for name in ("config.json", "tokenizer.json"):
@@ -186,8 +181,7 @@ def read_transformer(model: str, weights_dir: Path | None = None, max_length: in
 def _apply_tokenizer_config(folder: Path, tokenizer_json: str) -> str:
     """Return ``tokenizer.json`` with the normalizer that ``tokenizer_config.json`` requires, as in transformers.
 
-    It is returned unchanged if the two agree. Raises UserError if ``tokenizer_config.json`` requires lower case and the
-    normalizer in ``tokenizer.json`` cannot be set to it.
+    Raises UserError if the normalizer cannot be set to the required lower case.
     """
     file = folder / "tokenizer_config.json"
     settings = read_json(file) if file.is_file() else {}
@@ -238,7 +232,6 @@ def _without_pooler(network: Any) -> Any:
 
 
 def _find_folder(model: str, weights_dir: Path | None) -> tuple[Path, str | None]:
-    """Return the folder of a model and, if it was downloaded, the hash of its commit."""
     if (folder := Path(model)).is_dir():
         return folder, None
     if model.startswith((".", "/", "~")) or model.count("/") > 1:

@@ -1,8 +1,4 @@
-"""Locate arrays in shards, and check their blocks of 1 MiB against checksums.
-
-A manifest holds the checksums of each array of a shard. :class:`BlockChecker` compares a block with its checksum when the
-block is read for the first time in a process.
-"""
+"""The arrays in a shard: the location of their bytes, and checksums of their blocks of 1 MiB."""
 
 from __future__ import annotations
 
@@ -32,10 +28,7 @@ class ByteSource(Protocol):
 
 @dataclass(frozen=True)
 class StoredArray:
-    """The place of an array in a shard: contiguous bytes that start at ``offset``.
-
-    ``checksums`` holds the checksums of its blocks (:func:`block_checksums`), or None if the cache has none.
-    """
+    """An array in a shard: contiguous bytes from ``offset``, and the array's :func:`block_checksums`, if known."""
 
     path: Path
     offset: int
@@ -45,19 +38,14 @@ class StoredArray:
 
     @property
     def nbytes(self) -> int:
-        """Size of the array in bytes."""
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
     @property
     def n_blocks(self) -> int:
-        """Number of blocks of the array; the last block may be shorter than the others."""
         return -(-self.nbytes // BLOCK)
 
     def map(self) -> NDArray[Any]:
-        """Map the array into memory, read only.
-
-        The map uses no HDF5 handle, so it survives a fork and needs no lock.
-        """
+        """Map the array into memory, read only. The map needs no HDF5 handle and no lock, and survives a fork."""
         if 0 in self.shape:
             return np.empty(self.shape, self.dtype)
         try:
@@ -79,16 +67,15 @@ def array_bytes(array: NDArray[Any]) -> memoryview:
 
 
 def block_checksums(array: NDArray[Any]) -> str:
-    """Return the 64-bit XXH3 checksums of an array's blocks of 1 MiB, joined: 16 hexadecimal digits for each block."""
+    """Return the 64-bit XXH3 checksum of each block of an array, 16 hexadecimal digits each, as one text."""
     content = array_bytes(array)
     return "".join(xxhash.xxh3_64_hexdigest(content[first : first + BLOCK]) for first in range(0, len(content), BLOCK))
 
 
 def locate_array(path: Path, data: h5py.Dataset, checksums: Mapping[str, str] = {}) -> StoredArray:
-    """Return the place of an HDF5 dataset in its shard file.
+    """Return the location of a shard's HDF5 dataset. Raises UserError if it is not contiguous or extends beyond the file.
 
-    ``checksums`` holds the block checksums of the shard's arrays, by array name. Raises UserError if the dataset is not
-    contiguous, or ends after the end of the file.
+    ``checksums`` holds the block checksums of the shard's arrays by name.
     """
     name, offset = data.name[1:], data.id.get_offset()
     if offset is None and data.size:
@@ -100,28 +87,24 @@ def locate_array(path: Path, data: h5py.Dataset, checksums: Mapping[str, str] = 
 
 
 def shard_checksums(path: Path, names: Sequence[str]) -> dict[str, str]:
-    """Compute the block checksums of a shard's arrays, by array name; ``names`` that the shard lacks are left out."""
+    """Compute the block checksums of the arrays ``names`` in a shard, by name. A missing array has no entry."""
     with open_hdf5(path, "a readable shard") as file:
         arrays = {name: find_hdf5_dataset(file, name) for name in names}
         return {name: block_checksums(locate_array(path, data).map()) for name, data in arrays.items() if data is not None}
 
 
 def are_checksums(value: object) -> bool:
-    """Return whether ``value`` has the form of a shard's checksums: hexadecimal texts by array name, with ``features``."""
+    """Return whether ``value`` is a valid entry of a manifest: hexadecimal texts by array name, with ``features``."""
     if not isinstance(value, Mapping) or "features" not in value:
         return False
     return all(isinstance(text, str) and set(text) <= set("0123456789abcdef") for text in value.values())
 
 
 class BlockChecker:
-    """A check of an array in several shards: each block is compared once with its checksum.
+    """Compare the blocks of an array with their checksums, each block once per process.
 
-    All readers of one cache share one checker. A pickled copy in another process starts again: it has checked no block. The
-    blocks of a shard without checksums count as checked.
-
-    Parameters
-    ----------
-    shards : the place of the array in each shard
+    All readers of a cache share one checker. A pickled copy has checked no block. Shards without checksums count as checked.
+    ``shards`` holds the array's part in each shard.
     """
 
     def __init__(self, shards: Sequence[StoredArray]) -> None:
@@ -134,7 +117,7 @@ class BlockChecker:
 
     @property
     def all_checked(self) -> bool:
-        """Whether every block has been compared with its checksum."""
+        """True if no block is left to check."""
         return bool(self._checked.all())
 
     def check(
@@ -144,10 +127,10 @@ class BlockChecker:
         ends: NDArray[np.int64],
         contents: Sequence[ByteSource],
     ) -> None:
-        """Check the blocks that contain the bytes ``firsts[k]:ends[k]`` of shard ``shards[k]``, for every k.
+        """Check the blocks with the bytes ``firsts[k]:ends[k]`` of shard ``shards[k]``, for every k.
 
-        Blocks that were checked before are skipped. ``contents`` holds the bytes of the array in each shard. Raises UserError,
-        which names the first block that differs from its checksum.
+        ``contents`` holds the bytes of the array in each shard. Raises UserError, which names the first block with another
+        checksum.
         """
         low = self._firsts[shards] + firsts // BLOCK
         high = self._firsts[shards] + (ends - 1) // BLOCK
@@ -158,7 +141,7 @@ class BlockChecker:
                 self._check_block(shard, block - int(self._firsts[shard]), contents[shard])
 
     def check_shard(self, shard: int, content: ByteSource) -> None:
-        """Check all blocks of a shard. Raises UserError, which names the first block that differs from its checksum."""
+        """Check all blocks of a shard. Raises UserError, which names the first block with another checksum."""
         for block in range(self._shards[shard].n_blocks):
             self._check_block(shard, block, content)
 
@@ -171,7 +154,7 @@ class BlockChecker:
         expected = stored.checksums[block * _DIGITS : (block + 1) * _DIGITS]
         if xxhash.xxh3_64_hexdigest(content[first:end]) != expected:
             raise UserError(
-                f"{stored.path}: its bytes {stored.offset + first} to {stored.offset + end} are not those that were written "
-                "(their checksum differs); delete it and extract it again"
+                f"{stored.path}: its bytes {stored.offset + first} to {stored.offset + end} have changed since they were "
+                "written (their checksum differs); delete it and extract it again"
             )
         self._checked[self._firsts[shard] + block] = True

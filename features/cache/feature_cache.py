@@ -1,9 +1,7 @@
 """Merge shards into a feature cache, open a cache and verify it.
 
-A feature cache is an HDF5 file ``features/<dataset>_<feature>.h5`` with virtual views of the arrays in its shards. It refers
-to ``features/<dataset>_<feature>.shards/shard-00000-of-00004.h5`` ... by relative names (:mod:`vse.features.cache.shards`).
-The ``manifest.json`` next to the shards holds their records. ``docs/formats.md`` lists all attributes and datasets. Every
-error names the file.
+A cache is an HDF5 file ``features/<dataset>_<feature>.h5`` with virtual views of the arrays in its shards. The shards and
+their list, ``manifest.json``, lie in the folder ``features/<dataset>_<feature>.shards``. See ``docs/formats.md``.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from vse.features.cache.shards import (
     shard_path,
     shard_slice,
     shards_folder,
-    total_seconds,
+    sum_seconds,
 )
 from vse.pipeline.dataset.columns import caption_ids
 from vse.pipeline.dataset.dataset import Dataset
@@ -55,17 +53,15 @@ _ROW_HASHES = ("requested_ids_sha256", "ids_sha256", "sources_sha256", "boxes_sh
 
 @dataclass(frozen=True)
 class FeatureCache:
-    """A checked cache, without its features: :class:`vse.features.cache.reader.FeatureReader` reads them. No file stays open.
+    """An opened cache without its features; :class:`vse.features.cache.reader.FeatureReader` reads them. No file stays open.
 
-    Attributes
-    ----------
     ids : (n,) ids of the rows
     offsets : (n + 1,), row k has the regions (or tokens) ``offsets[k]:offsets[k + 1]``; None if each row has the same shape
     row_shape : the shape of a row or, with ``offsets``, of one region
-    shards : for each shard, the places of its arrays by name
+    shards : the arrays of each shard by name
     skipped : ids of the inputs that the extractor left out
     block_checker : checks the blocks of the features
-    seconds : the time that the extraction took, None if it is not known
+    seconds : the duration of the extraction; None if it is unknown
     """
 
     path: Path
@@ -86,7 +82,6 @@ class FeatureCache:
 
     @property
     def n_bytes(self) -> int:
-        """Size of the cache and its shards on disk, in bytes."""
         files = [self.path, *(shard["features"].path for shard in self.shards)]
         return sum(file.stat().st_size for file in files)
 
@@ -97,9 +92,9 @@ class FeatureCache:
 
     @property
     def extractor(self) -> Mapping[str, Any]:
-        """Settings, weights and version of the extractor that computed the rows.
+        """Settings, hashes of the weights and version of the extractor; for imported features only their layout and shape.
 
-        The same model can read all caches for which this is equal. For imported features only layout and shape are known.
+        A model that was trained on one cache can read every cache with an equal extractor.
         """
         provenance = self.provenance
         known = {name: provenance[name] for name in ("config", "extractor_version") if name in provenance}
@@ -112,9 +107,8 @@ class FeatureCache:
     def row_kind(self) -> Literal["vectors", "crops", "sets"]:
         """The kind of a row: a vector (dim,), a bank of crops (n_crops, dim), or a set of vectors.
 
-        A set holds the regions of an image (perhaps none), or positions (n_positions, dim): those of a grid, the patches of a
-        transformer, or the second axis of an imported array. Only extractors of this program write banks of crops, so their
-        recorded settings tell banks from sets.
+        A set holds the regions of an image, perhaps none, or the positions (n_positions, dim) of a grid, of the patches of a
+        transformer, or of an imported array. The recorded settings distinguish banks from sets.
         """
         if self.offsets is not None:
             return "sets"
@@ -124,11 +118,11 @@ class FeatureCache:
 
     @property
     def text_rows(self) -> TextRows:
-        """Whether a cache of texts has one row per caption, or per distinct text of the captions' phrases."""
+        """The texts of a cache of texts: captions, or the distinct phrases in captions."""
         return config_text_rows(self.provenance.get("config", {}))
 
     def describe(self) -> str:
-        """Return a short description of the contents for a person: ``66 image rows of 10 x 4096 float16``."""
+        """Return a description for a person, such as ``66 image rows of 10 x 4096 float16``."""
         each = f"{' x '.join(map(str, self.row_shape))} {self.dtype}"
         if self.offsets is None:
             return f"{len(self.ids)} {'phrase' if self.text_rows == 'phrases' else self.kind} rows of {each}"
@@ -137,7 +131,7 @@ class FeatureCache:
 
 
 def failures_path(cache: Path) -> Path:
-    """Return the path of the list of images that ``--skip-bad`` left out: ``features/demo_fc7.h5.failures.jsonl``."""
+    """Return the path of the list of skipped images: ``features/demo_fc7.h5.failures.jsonl``."""
     return cache.with_name(f"{cache.name}.failures.jsonl")
 
 
@@ -149,17 +143,14 @@ def merge_shards(
     more_provenance: Callable[[Sequence[Path]], Mapping[str, Any]] = lambda _: {},
     dataset: Dataset | None = None,
 ) -> Path:
-    """Check the finished shards, then write ``manifest.json`` and the cache file with its virtual views; returns the latter.
+    """Check the finished shards of a cache, write its manifest and its file, and return the path ``cache``.
 
-    Parameters
-    ----------
     cache : the cache file to write
     n_shards : number of shards
     dataset_file : the ``dataset.json`` to which the cache refers
-    row_ids : the ids of all rows of the cache in order, including those that shards skipped
-    more_provenance : called with the paths of the checked shards, returns additional entries of the provenance
+    row_ids : ids of all rows in order, including skipped ones
+    more_provenance : function from the paths of the checked shards to further entries of the provenance
     dataset : if given, the cache records hashes of its captions, to recognise the data set later
-
     """
     shards: list[Shard] = []
     for index in range(n_shards):
@@ -171,10 +162,13 @@ def merge_shards(
         expected = row_ids[shard_slice(len(row_ids), index, n_shards)]
         left_out = {int(item["id"]) for item in shard.skipped}
         if read_arrays(path, "ids")[0].tolist() != [i for i in expected.tolist() if i not in left_out]:
-            raise UserError(f"{path}: its ids are not those of part {index} of {n_shards} of {dataset_file}")
+            raise UserError(f"{path}: its ids differ from the ids of part {index} of {n_shards} of {dataset_file}")
         shards.append(shard)
     skipped = [item for shard in shards for item in shard.skipped]
-    _write_failures(cache, skipped)
+    if skipped:
+        write_bytes(failures_path(cache), "".join(json.dumps(dict(item)) + "\n" for item in skipped).encode())
+    else:
+        failures_path(cache).unlink(missing_ok=True)
     provenance = more_provenance([shards_folder(cache) / shard.file for shard in shards])
     arrays: dict[str, NDArray[Any]] = {}
     if dataset is not None:
@@ -182,17 +176,21 @@ def merge_shards(
         arrays |= {"caption_ids": caption_ids(dataset.images), "caption_hashes": caption_hashes(dataset.images)}
     skipped_ids = [int(item["id"]) for item in skipped]
     content, key = build_cache_file(cache, shards, dataset_file, skipped_ids, provenance, arrays)
-    entries = [_manifest_entry(shards_folder(cache), shard) for shard in shards]
-    manifest = {"key": key, "shard_key": shards[0].identity.key, "seconds": total_seconds(cache, shards), "shards": entries}
+    entries = [
+        {"file": shard.file, "sha256": shard.sha256, "bytes": shard.bytes, "rows": shard.rows}
+        | {CHECKSUMS: shard_checksums(shards_folder(cache) / shard.file, ARRAYS)}
+        for shard in shards
+    ]
+    manifest = {"key": key, "shard_key": shards[0].identity.key, "seconds": sum_seconds(cache, shards), "shards": entries}
     write_json(shards_folder(cache) / "manifest.json", manifest)
     return write_bytes(cache, content)
 
 
 def open_cache(path: Path) -> FeatureCache:
-    """Open a cache and check its format, version, row counts and ids, and that every shard exists with its full size.
+    """Open a cache and check its attributes, row counts and ids, and the size of every shard.
 
-    Features are never read through the virtual views, because HDF5 returns fill values for a missing or short shard. Raises
-    UserError, which names the file and the fault.
+    Raises UserError with the fault. Features are not read through the virtual views, because HDF5 returns fill values for a
+    missing or short shard.
     """
     attributes, arrays, shape, dtype = _read_cache_file(path)
     ids, offsets = arrays["ids"], arrays.get("offsets")
@@ -205,10 +203,7 @@ def open_cache(path: Path) -> FeatureCache:
         for entry in manifest["shards"]
     )
     if any(CHECKSUMS not in entry for entry in manifest["shards"]):
-        log.info(
-            "%s: has no block checksums, so changed features are not detected; vse-extract verify --write adds them",
-            path,
-        )
+        log.info("%s: has no block checksums to detect changed features; vse-extract verify --write adds them", path)
     rows, vectors = sum(entry["rows"] for entry in manifest["shards"]), sum(s["features"].shape[0] for s in shards)
     n_vectors = len(ids) if offsets is None else int(offsets[-1])
     if rows != len(ids) or not vectors == n_vectors == shape[0] or (offsets is not None and len(offsets) != len(ids) + 1):
@@ -236,9 +231,9 @@ def open_cache(path: Path) -> FeatureCache:
 
 
 def verify_cache(path: Path, write: bool = False) -> FeatureCache:
-    """Open a cache, hash every shard again, and compare ids and sources. Raises UserError, which names the fault.
+    """Open a cache and compare the hashes of shards and inputs and the ids. Raises UserError, which names the fault.
 
-    ``write`` writes the block checksums of the verified shards to the manifest where they are missing or differ.
+    ``write`` writes missing or wrong block checksums of the verified shards to the manifest.
     """
     cache, manifest = open_cache(path), read_manifest(path)
     folder, entries = shards_folder(path), []
@@ -266,18 +261,11 @@ def verify_cache(path: Path, write: bool = False) -> FeatureCache:
 
 
 def read_sources(cache: FeatureCache) -> NDArray[np.uint8]:
-    """Return the SHA-256 of the input of each row, (n, 32) uint8."""
+    """Return the SHA-256 of the input of each row, (n, 32)."""
     return read_arrays(cache.path, "sources")[0]
 
 
-def _manifest_entry(folder: Path, shard: Shard) -> dict[str, Any]:
-    """Return the manifest's entry of a verified shard, with its block checksums."""
-    entry = {"file": shard.file, "sha256": shard.sha256, "bytes": shard.bytes, "rows": shard.rows}
-    return {**entry, CHECKSUMS: shard_checksums(folder / shard.file, ARRAYS)}
-
-
 def _read_cache_file(path: Path) -> tuple[dict[str, Any], dict[str, Ids], tuple[int, ...], np.dtype[Any]]:
-    """Return attributes, ids and offsets of a cache file, and shape and dtype of its features."""
     if not path.exists():
         raise UserError(f"{path}: no such feature cache; create it with vse-extract or snakemake --cores all {path}")
     with open_hdf5(path, "a readable feature cache") as file:
@@ -292,7 +280,9 @@ def _read_cache_file(path: Path) -> tuple[dict[str, Any], dict[str, Ids], tuple[
         _check_attributes(attributes)
         arrays = {name: _integers(file, name) for name in ("ids", "offsets", "skipped_ids") if name in file or name == "ids"}
         arrays.setdefault("skipped_ids", np.empty(0, np.int64))
-        _check_offsets(arrays.get("offsets"))
+        offsets = arrays.get("offsets")
+        if offsets is not None and (not len(offsets) or offsets[0] != 0 or (np.diff(offsets) < 0).any()):
+            raise ValueError("its offsets do not ascend from 0")
         require_hdf5_dataset(file, "sources")
         features = require_hdf5_dataset(file, "features", virtual=True)
         if features.ndim < 2 or features.dtype not in (np.float16, np.float32):
@@ -301,7 +291,6 @@ def _read_cache_file(path: Path) -> tuple[dict[str, Any], dict[str, Ids], tuple[
 
 
 def _check_attributes(attributes: Mapping[str, Any]) -> None:
-    """Check the types of the attributes, and that names and relative paths are safe. Raises ValueError."""
     provenance = attributes["provenance"]
     valid = {
         "dataset": is_name(attributes["dataset"]),
@@ -314,7 +303,7 @@ def _check_attributes(attributes: Mapping[str, Any]) -> None:
     }
     for name, is_valid in valid.items():
         if not is_valid:
-            raise ValueError(f"its attribute {name} is not that of a cache")
+            raise ValueError(f"its attribute {name} is not valid")
 
 
 def _integers(file: h5py.File, name: str) -> Ids:
@@ -325,15 +314,9 @@ def _integers(file: h5py.File, name: str) -> Ids:
     return values
 
 
-def _check_offsets(offsets: Ids | None) -> None:
-    if offsets is not None and (not len(offsets) or offsets[0] != 0 or (np.diff(offsets) < 0).any()):
-        raise ValueError("its offsets do not ascend from 0")
-
-
 def _locate_arrays(
     path: Path, entry: Mapping[str, Any], key: str, shape: tuple[int, ...], dtype: np.dtype[Any], ragged: bool
 ) -> dict[str, StoredArray]:
-    """Return the places of a shard's arrays by name, after a check of the shard against its manifest ``entry``."""
     if not path.is_file():
         advice = f"run the same vse-extract again, or delete {path.parent.with_suffix('.h5')} and run snakemake again"
         raise UserError(f"{path}: this shard is missing; {advice}: only missing shards are extracted")
@@ -361,11 +344,3 @@ def _locate_arrays(
         if wrong:
             raise ValueError(f"its {wrong[0]} are of shape {stored[wrong[0]].shape} for {lengths[wrong[0]]} rows")
         return stored
-
-
-def _write_failures(cache: Path, skipped: Sequence[Mapping[str, Any]]) -> None:
-    path = failures_path(cache)
-    if skipped:
-        write_bytes(path, "".join(json.dumps(dict(item)) + "\n" for item in skipped).encode())
-    else:
-        path.unlink(missing_ok=True)

@@ -1,8 +1,4 @@
-"""Read the rows of a feature cache by position or id.
-
-:class:`FeatureReader` holds shards in memory up to a limit and reads the others from disk. :class:`RegionBoxes` holds the
-boxes of all regions in memory, which take a ten-thousandth of the space of the features.
-"""
+"""Read the rows of a feature cache by position or id, and the boxes of its regions."""
 
 from __future__ import annotations
 
@@ -26,12 +22,8 @@ _SHAPES = {"boxes": (4,), "image_size": (2,)}  # the shape of one entry: for a r
 
 
 class RegionBoxes:
-    """The boxes of all regions of a cache.
+    """The boxes of all regions of a cache, in memory. Raises UserError if the cache has no boxes.
 
-    Raises UserError if the cache has no boxes, as a cache of imported regions may.
-
-    Attributes
-    ----------
     offsets : (n + 1,), image k of the cache has the regions ``offsets[k]:offsets[k + 1]``
     boxes : (n_regions, 4) float32, x1, y1, x2, y2 in pixels of the original image
     image_size : (n, 2) int32, width and height of the original images
@@ -42,16 +34,13 @@ class RegionBoxes:
             name in shard and shard[name].shape[1:] == shape for shard in cache.shards for name, shape in _SHAPES.items()
         )
         if cache.offsets is None or not complete:
-            raise UserError(f"{cache.path}: has no boxes, so the places of its {cache.feature} on the images are not known")
+            raise UserError(f"{cache.path}: has no boxes, so the positions of its {cache.feature} in the images are unknown")
         self.offsets = cache.offsets
         self.boxes: Float[np.ndarray, "n_regions 4"] = np.concatenate([shard["boxes"].read() for shard in cache.shards])
         self.image_size: Int[np.ndarray, "n 2"] = np.concatenate([shard["image_size"].read() for shard in cache.shards])
 
     def padded_boxes(self, positions: Int[np.ndarray, " n"], at_most: int | None = None) -> Float[np.ndarray, "n n_longest 4"]:
-        """Return the boxes of some images, padded with zeros, in the order of :meth:`FeatureReader.regions`.
-
-        With ``at_most``, only the first ``at_most`` boxes of each image are returned.
-        """
+        """Return the first ``at_most`` boxes (None: all) of some images, padded with zeros to equal numbers."""
         starts, counts = self.offsets[positions], self.offsets[positions + 1] - self.offsets[positions]
         counts = counts if at_most is None else counts.clip(max=at_most)
         column = np.arange(counts.max(initial=0))
@@ -65,8 +54,7 @@ class RegionBoxes:
 class PaddedSets:
     """The sets of vectors of n rows, padded with zeros to the longest set.
 
-    ``features`` has shape (n, n_longest, dim). ``mask`` (n, n_longest) is True for vectors and False for padding. The vectors
-    of a set come before its padding.
+    ``features`` has shape (n, n_longest, dim). ``mask`` (n, n_longest) is False for the padding at the end of a set.
     """
 
     features: NDArray[np.generic]
@@ -74,10 +62,7 @@ class PaddedSets:
 
 
 class _ArrayFile:
-    """The bytes of an array in a shard file, read on request.
-
-    Reads give their position explicitly, so a forked process may share the file descriptor.
-    """
+    """The bytes of an array in a shard file, read at explicit positions, so that forked processes can share the file."""
 
     def __init__(self, stored: StoredArray) -> None:
         try:
@@ -95,21 +80,18 @@ class _ArrayFile:
 
 
 class FeatureReader:
-    """Random access to the rows of a cache, in the dtype in which they are stored.
+    """Random access to the rows of a cache, in the dtype of the cache.
 
-    The reader loads shards into memory in order while they fit into ``memory_gb``. It reads the rows of the other shards from
-    a memory map or from the file itself. A map is faster, but for each row the system maps hundreds of kilobytes around it and
-    counts them as memory of this process. No HDF5 handle stays open, so a reader survives a fork and works on file systems
-    without locks. Each shard that is not in memory and not mapped holds one open file descriptor.
+    The reader loads the first shards into memory, up to ``memory_gb``. It reads the other shards from a memory map or from the
+    file. A map is faster, but the system maps hundreds of kilobytes around each row and counts them as memory of this process.
+    Readers survive a fork and need no file locks. Each shard that is read from its file keeps one file descriptor open.
 
-    Each block of 1 MiB is compared with its checksum when it is read for the first time in this process. Reading raises
-    UserError, which names the first block that differs. Old caches without checksums are read without this check.
+    The first read of a block of 1 MiB in a process compares it with its checksum, if the cache has checksums. Reading raises
+    UserError, which names the first block that differs.
 
-    Parameters
-    ----------
-    cache : the opened cache (:func:`vse.features.cache.feature_cache.open_cache`)
-    memory_gb : limit for features held in memory, in units of 1e9 bytes
-    mapped : whether the other shards are read from memory maps (True) or from files (False)
+    cache : an opened cache (:func:`vse.features.cache.feature_cache.open_cache`)
+    memory_gb : limit for features in memory, in units of 1e9 bytes
+    mapped : read the other shards from memory maps (True) or from files (False)
     """
 
     def __init__(self, cache: FeatureCache, memory_gb: float = 2.0, mapped: bool = True) -> None:
@@ -133,7 +115,6 @@ class FeatureReader:
             cache.block_checker.check_shard(shard, self._shard_bytes[shard])
 
     def __reduce__(self) -> tuple[type[FeatureReader], tuple[FeatureCache, float, bool]]:
-        """Pickle the arguments, so that another process opens the shards itself."""
         return FeatureReader, (self.cache, self._memory_gb, self._mapped)
 
     def positions(self, ids: Iterable[int] | NDArray[np.int64]) -> NDArray[np.int64]:
@@ -166,11 +147,9 @@ class FeatureReader:
         return self._gather(positions, positions + 1)
 
     def sets(self, positions: NDArray[np.int64]) -> PaddedSets:
-        """Return the set of vectors of each row, with its mask, for a cache whose ``row_kind`` is ``sets``.
+        """Return the set of vectors of each row of a cache of sets, with its mask.
 
-        Regions are padded to the longest of these sets; the mask of an image without regions is False throughout. The sets of
-        a grid or of patches have equal lengths and need no padding. There is at least one column, so that a maximum over a set
-        exists.
+        There is at least one column, so that a maximum over a set exists even if all images lack regions.
         """
         assert self.cache.row_kind == "sets", f"rows are {self.cache.row_kind}"
         if self.cache.offsets is not None:
@@ -178,20 +157,17 @@ class FeatureReader:
         return PaddedSets(self.rows(positions), np.ones((len(positions), self.cache.row_shape[0]), bool))
 
     def vectors(self, regions: NDArray[np.int64]) -> NDArray[np.generic]:
-        """Return single regions (len(regions), dim), chosen by their 0-based indices among all regions of the cache."""
+        """Return regions (len(regions), dim) by their 0-based indices among all regions of the cache."""
         assert self.cache.offsets is not None, "not a cache of regions"
         return self._gather(regions, regions + 1)
 
     @cached_property
     def boxes(self) -> RegionBoxes:
-        """The boxes of the regions and the sizes of the images. Raises UserError if the cache has none."""
+        """The boxes of the regions. Raises UserError if the cache has no boxes."""
         return RegionBoxes(self.cache)
 
     def regions(self, positions: NDArray[np.int64], at_least: int = 0, at_most: int | None = None) -> PaddedSets:
-        """Return the regions of images with their mask, padded to the longest of these sets or to ``at_least`` columns.
-
-        With ``at_most``, only the first ``at_most`` regions of each image are returned; extractors store the best ones first.
-        """
+        """Return the first ``at_most`` regions (None: all) of images with their mask, in ``at_least`` or more columns."""
         assert self.cache.offsets is not None, "not a cache of regions"
         starts, counts = self.cache.offsets[positions], self.cache.offsets[positions + 1] - self.cache.offsets[positions]
         counts = counts if at_most is None else counts.clip(max=at_most)
@@ -202,7 +178,7 @@ class FeatureReader:
         return PaddedSets(features, mask)
 
     def check_finite(self, positions: NDArray[np.int64]) -> None:
-        """Check that features are finite. Raises UserError, which names the first of these rows that has a NaN or infinity."""
+        """Check that some rows are finite. Raises UserError, which names the first row with a NaN or infinity."""
         for position in positions:
             row = np.asarray([position])
             features = self.rows(row) if self.cache.offsets is None else self.regions(row).features
@@ -210,10 +186,9 @@ class FeatureReader:
                 raise UserError(f"{self.cache.path}: the features of id {self.cache.ids[position]} are not finite (NaN)")
 
     def _gather(self, firsts: NDArray[np.int64], ends: NDArray[np.int64], per_row: int = 1) -> NDArray[np.generic]:
-        """Return the vectors ``firsts[k]:ends[k]`` for every k, concatenated.
+        """Return the vectors ``firsts[k]:ends[k]`` for every k, concatenated; ``per_row`` vectors form a row.
 
-        A row has ``per_row`` vectors. No span ``firsts[k]:ends[k]`` crosses the end of a shard. Joining the bytes copies each
-        vector once and is as fast as numpy's own indexing.
+        Each span lies in one shard. Joining the bytes copies each vector once and is as fast as indexing by numpy.
         """
         shape = self.cache.row_shape[-1:] if per_row > 1 else self.cache.row_shape
         size = self.cache.dtype.itemsize * int(np.prod(shape))
@@ -227,7 +202,6 @@ class FeatureReader:
         return np.frombuffer(joined, self.cache.dtype).reshape(-1, *shape)
 
     def _check(self, part_of: NDArray[np.int64], firsts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        """Check the blocks on disk that are read for the first time. Shards in memory were checked when they were loaded."""
         if self.cache.block_checker.all_checked:
             return
         on_disk = part_of > 0
@@ -237,13 +211,7 @@ class FeatureReader:
 
 
 def check_text_rows(cache: FeatureCache, wanted: TextRows) -> None:
-    """Check that a cache holds features of texts, one row per caption or per phrase as ``wanted`` requires.
-
-    Raises UserError if it holds the other kind of rows: ids of captions and ids of phrases are different numbers.
-    """
+    """Check that a cache holds one row per caption, or per phrase, as ``wanted`` requires. Raises UserError if it does not."""
     if cache.kind != "text" or cache.text_rows != wanted:
-        raise UserError(
-            f"{cache.path} holds {cache.describe()}; features of {wanted} are needed (a preset with of: {wanted})"
-            if cache.kind == "text"
-            else f"{cache.path} holds {cache.describe()}; features of {wanted} are needed"
-        )
+        hint = f" (a preset with of: {wanted})" if cache.kind == "text" else ""
+        raise UserError(f"{cache.path} holds {cache.describe()}; features of {wanted} are needed{hint}")

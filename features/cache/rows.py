@@ -1,8 +1,4 @@
-"""Define the data that extractors exchange with a cache.
-
-:class:`Item` is one image or text to extract, :class:`Rows` holds the extracted features, and :class:`Identity` holds all
-settings that determine the features of a cache.
-"""
+"""The inputs and results of extractors (:class:`Item`, :class:`Rows`), and the identity of a cache."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ TextRows = Literal["captions", "phrases"]  # whether a text feature has one row 
 
 @dataclass(frozen=True)
 class Item:
-    """The input of one row: an image (``path``), or a text as its words (``tokens``) or as it was written (``raw``)."""
+    """The input of one row: an image file (``path``), or a text as words (``tokens``) or unchanged (``raw``)."""
 
     id: int
     path: Path | None = None
@@ -37,7 +33,7 @@ class Item:
     raw: str = ""
 
     def source(self) -> NDArray[np.uint8]:
-        """Return the SHA-256 of the input: of the image file, of the raw text, or of the words joined by spaces."""
+        """Return the SHA-256 of the image file, of the raw text, or of the words joined by spaces, as (32,) uint8."""
         return sha256_bytes(
             read_image_bytes(self.path) if self.path is not None else (self.raw or " ".join(self.tokens)).encode()
         )
@@ -46,11 +42,10 @@ class Item:
 def dataset_items(
     dataset: Dataset, kind: Kind, raw: bool = False, text_rows: TextRows = "captions", rows: slice = slice(None)
 ) -> list[Item]:
-    """Return the inputs of a feature of ``dataset``, all or those of some ``rows``, in the order of ``dataset.json``.
+    """Return the inputs of a feature (selected by ``rows``) in the order of ``dataset.json``: images, captions or phrases.
 
-    Inputs are images, captions as words, or captions as they were written (``raw``). With ``text_rows="phrases"`` the inputs
-    are the distinct texts of the marked phrases, in order of first appearance; their index is their id. Raises UserError if
-    the data set marks no phrases.
+    A caption is given as words or, with ``raw``, as raw text. Phrases are the distinct texts of the marked phrases in order of
+    first appearance, and their index is their id. Raises UserError if the data set marks no phrases.
     """
     if kind == "image":
         return [Item(image.imgid, dataset.image_path(image)) for image in dataset.images[rows]]
@@ -85,7 +80,7 @@ def _captions(images: Sequence[Image], rows: slice) -> list[Caption]:
 
 
 def config_text_rows(config: Mapping[str, Any]) -> TextRows:
-    """Return whether a text cache with these settings has one row per caption or per phrase; captions are the default."""
+    """Return the texts of a cache with these settings: phrases or captions, the default."""
     return "phrases" if config.get("of") == "phrases" else "captions"
 
 
@@ -95,13 +90,13 @@ def item_ids(items: Sequence[Item]) -> Ids:
 
 
 def sha256_bytes(content: bytes) -> NDArray[np.uint8]:
-    """Return the SHA-256 of ``content`` as (32,) uint8, the form in which a cache stores it for each row."""
+    """Return the SHA-256 of ``content`` as (32,) uint8."""
     return np.frombuffer(hashlib.sha256(content).digest(), np.uint8)
 
 
 @dataclass(frozen=True)
 class Identity:
-    """The identity of a cache: ``content`` holds everything that determines its vectors, except the inputs themselves."""
+    """The identity of a cache: data set, feature, and ``content``, the settings and hashes that determine its vectors."""
 
     dataset: str
     feature: str
@@ -118,16 +113,14 @@ class Identity:
 class Rows:
     """Rows that an extractor computed, in order.
 
-    Attributes
-    ----------
-    ids : (n,) image or sentence ids
+    ids : (n,) ids of images or captions
     features : (n, dim), (n, n_crops, dim) or, with ``offsets``, (n_regions, dim)
     sources : (n, 32) uint8, the SHA-256 of the input of each row (:meth:`Item.source`)
     offsets : (n + 1,), row k has the regions (or tokens) ``offsets[k]:offsets[k + 1]``; None if each row has the same shape
     boxes : (n_regions, 4), x1, y1, x2, y2 in pixels of the original image; None if the rows have no boxes
     scores : (n_regions,), the score of each region
     image_size : (n, 2), width and height of images with regions
-    skipped : id, path and reason of each input that was left out
+    skipped : id, path and reason of each skipped input
     counts : further counts to report, by name
     """
 

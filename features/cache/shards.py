@@ -1,9 +1,6 @@
 """Write and read the shards of a feature cache, and build the cache file over them.
 
-An extractor writes each shard atomically, and then its record: ``shard-00000-of-00004.json`` (sha256, bytes, rows, identity)
-next to ``shard-00000-of-00004.h5``. A shard without a record is unfinished. :func:`build_cache_file` builds the HDF5 file with
-ids, sources, provenance and virtual views of the shards' arrays. :func:`check_cache_out` checks that an existing file may be
-replaced by a cache. Every error names the file.
+An extractor writes each shard, ``shard-00000-of-00004.h5``, and then its record, ``shard-00000-of-00004.json``.
 """
 
 from __future__ import annotations
@@ -41,8 +38,8 @@ PAGE = 4096  # bytes of a memory page
 class Shard:
     """The record of a finished shard.
 
-    ``notes`` (library versions, the source of the weights) and ``seconds`` (the time of the extraction, None for imported
-    rows) are not part of the identity, so an upgrade of a library does not make a cache stale.
+    ``notes`` (library versions, source of the weights) and ``seconds`` (duration, None for imported rows) do not belong to the
+    identity, so a new version of a library does not invalidate a cache.
     """
 
     file: str
@@ -67,12 +64,12 @@ def shard_path(cache: Path, index: int, n_shards: int) -> Path:
 
 
 def fit_record_path(cache: Path) -> Path:
-    """Return the path of the record of an encoder's fit, which holds its seconds: ``features/demo_hglmm.encoder.json``."""
+    """Return the path of the file with the duration of an encoder's fit: ``features/demo_hglmm.encoder.json``."""
     return cache.with_suffix(".encoder.json")
 
 
-def total_seconds(cache: Path, shards: Sequence[Shard]) -> float | None:
-    """Return the seconds of all shards plus those of the encoder's fit, if there is one; None if one of them is not known."""
+def sum_seconds(cache: Path, shards: Sequence[Shard]) -> float | None:
+    """Return the duration of all shards and of the encoder's fit in seconds; None if one of them is unknown."""
     record = fit_record_path(cache)
     fit = read_json(record) if record.is_file() else {"seconds": 0.0}
     seconds = [*(shard.seconds for shard in shards), fit.get("seconds") if isinstance(fit, dict) else None]
@@ -81,14 +78,14 @@ def total_seconds(cache: Path, shards: Sequence[Shard]) -> float | None:
 
 
 def shard_slice(n_rows: int, index: int, n_shards: int) -> slice:
-    """Return the rows of shard ``index``: consecutive rows, whose number differs by at most 1 between shards."""
+    """Return the rows of shard ``index``. The sizes of shards differ by at most one row."""
     return slice(n_rows * index // n_shards, n_rows * (index + 1) // n_shards)
 
 
 def write_shard(
     path: Path, identity: Identity, rows: Rows, notes: Mapping[str, Any] | None = None, seconds: float | None = None
 ) -> Shard:
-    """Write one shard, then its record. Raises UserError if a feature is not finite."""
+    """Write a shard, then its record. Raises UserError if a feature is not finite."""
     _check_rows(path, rows)
     record = path.with_suffix(".json")
     record.unlink(missing_ok=True)  # a record must never describe another file than the one next to it
@@ -116,10 +113,7 @@ def write_shard(
 
 
 def read_finished_shard(path: Path, identity: Identity) -> Shard | None:
-    """Return the record of a finished shard; None if it is missing or damaged and must be extracted.
-
-    Raises UserError, which names the setting, if the shard has another identity than ``identity``.
-    """
+    """Return the record of a shard; None if it is missing or damaged. Raises UserError if its identity is not ``identity``."""
     shard = read_record(path)
     if shard is None:
         return None
@@ -134,28 +128,28 @@ def read_finished_shard(path: Path, identity: Identity) -> Shard | None:
     return shard if path.stat().st_size == shard.bytes and sha256_file(path) == shard.sha256 else None
 
 
-def precision_of(identity: Identity) -> str | None:
-    """Return the precision in which the rows were computed; None if no network computed them."""
+def read_precision(identity: Identity) -> str | None:
+    """Return the precision of the network that computed the rows; None if there is no network."""
     config = identity.content.get("config")
     return config.get("precision") if isinstance(config, Mapping) else None
 
 
 def differ_only_in_precision(one: Identity, other: Identity) -> bool:
-    """Return whether the precision of a network is the only difference between two identities."""
+    """Return whether two identities differ only in the precision of a network."""
     changes = list_changes(asdict(one), asdict(other))
     return len(changes) == 1 and changes[0].startswith("content.config.precision: ")
 
 
-def shards_in_other_precision(cache: Path, n_shards: int, identity: Identity) -> dict[Path, Identity]:
-    """Return the existing shards of a cache that differ from ``identity`` only in precision, with their identities."""
+def find_other_precision_shards(cache: Path, n_shards: int, identity: Identity) -> dict[Path, Identity]:
+    """Return the identities of a cache's existing shards that differ from ``identity`` only in precision, by path."""
     paths = [shard_path(cache, index, n_shards) for index in range(n_shards)]
     found = {path: record.identity for path in paths if (record := read_record(path)) is not None}
     return {path: own for path, own in found.items() if differ_only_in_precision(own, identity)}
 
 
 def mixed_precision_error(folder: Path, one: Identity, other: Identity) -> UserError:
-    """Return the error for shards of a cache that would have two precisions."""
-    there, here = precision_of(one), precision_of(other)
+    """Return the error for a cache whose shards would have two precisions."""
+    there, here = read_precision(one), read_precision(other)
     return UserError(
         f"{folder} was made with other settings (config.precision: {there} -> {here}), and a cache has one precision; "
         f"use --set precision={there} to continue in that precision, or delete that folder and use "
@@ -179,7 +173,7 @@ def read_record(path: Path) -> Shard | None:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest of a cache. Raises UserError if one of the required fields is missing or has the wrong type."""
+    """Return the manifest of a cache. Raises UserError if a field is missing or invalid."""
     file = shards_folder(path) / "manifest.json"
     manifest: dict[str, Any] = read_json(file)
     try:
@@ -197,34 +191,19 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def merge_notes(shards: Sequence[Shard]) -> dict[str, Any]:
-    """Return the notes of the first shard, with ``device`` naming the devices of all shards."""
-    devices = sorted({str(shard.notes["device"]) for shard in shards if "device" in shard.notes})
-    return {**shards[0].notes, **({"device": ", ".join(devices)} if devices else {})}
-
-
 def read_arrays(path: Path, *names: str) -> list[NDArray[Any]]:
-    """Read complete arrays of a shard or a cache by name. The file is not locked, so a read-only file system will do."""
+    """Read complete arrays of a shard or a cache by name. The file is not locked."""
     with open_hdf5(path, "a readable shard or cache") as file:
         return [require_hdf5_dataset(file, name)[:] for name in names]
 
 
 def write_attributes(file: h5py.File, identity: Identity, key: str) -> None:
     """Write the HDF5 attributes that shards and cache files share."""
-    file.attrs.update(
-        {
-            "format": FORMAT,
-            "version": VERSION,
-            "dataset": identity.dataset,
-            "feature": identity.feature,
-            "kind": identity.kind,
-            "key": key,
-        }
-    )
+    names = {"dataset": identity.dataset, "feature": identity.feature, "kind": identity.kind, "key": key}
+    file.attrs.update({"format": FORMAT, "version": VERSION, **names})
 
 
 def _check_rows(path: Path, rows: Rows) -> None:
-    """Check that the arrays have matching lengths (ValueError) and the features are finite (UserError)."""
     n = len(rows.ids)
     last = rows.offsets[-1] if rows.offsets is not None else n
     lengths = {len(rows.sources), n if rows.offsets is None else len(rows.offsets) - 1}
@@ -247,11 +226,7 @@ def build_cache_file(
     more_provenance: Mapping[str, Any],
     more_arrays: Mapping[str, NDArray[Any]],
 ) -> tuple[bytes, str]:
-    """Return the bytes of the cache file over some shards, and its key.
-
-    The key is a hash of the identity, the ids of the rows and the hashes of their inputs. ``skipped`` holds the ids of inputs
-    that were left out.
-    """
+    """Return the bytes of the cache file with views of some shards, and its key: a hash of identity, ids and input hashes."""
     folder, identity = shards_folder(cache), shards[0].identity
     files = [folder / shard.file for shard in shards]
     ids, sources = (np.concatenate(parts) for parts in zip(*(read_arrays(f, "ids", "sources") for f in files), strict=True))
@@ -261,11 +236,13 @@ def build_cache_file(
     }
     key = sha256_json([identity.key, digests])
     counts = {name: sum(shard.counts.get(name, 0) for shard in shards) for shard in shards for name in shard.counts}
+    devices = sorted({str(shard.notes["device"]) for shard in shards if "device" in shard.notes})
+    notes = {**shards[0].notes, **({"device": ", ".join(devices)} if devices else {})}
     buffer = BytesIO()
     with h5py.File(buffer, "w") as file:
         write_attributes(file, identity, key)
         file.attrs["captions"] = Path(os.path.relpath(dataset_file, cache.parent)).as_posix()
-        provenance = {**identity.content, **merge_notes(shards), **digests, "counts": counts, **more_provenance}
+        provenance = {**identity.content, **notes, **digests, "counts": counts, **more_provenance}
         file.attrs["provenance"] = json.dumps(provenance, sort_keys=True)
         file.create_dataset("ids", data=ids)
         file.create_dataset("sources", data=sources)
@@ -310,15 +287,13 @@ _RECORD = json_kind("the record of a shard", "identity", "sha256")
 _MANIFEST = json_kind("the manifest of a feature cache", "shards", "key")
 _ENCODER = OutputKind("an encoder of captions", lambda path: b'"vse"' in read_first_bytes(path, 2**16))
 _ENCODER_RECORD = json_kind("the record of an encoder", "seconds")
-_FAILURES = OutputKind("a list of images that were left out", lambda path: "id" in json.loads(_first_line(path)))
+_FAILURES = OutputKind(
+    "a list of images that were left out", lambda path: "id" in json.loads(read_first_bytes(path, 2**16).partition(b"\n")[0])
+)
 
 
 def cache_kind(out: Path) -> OutputKind:
-    """Return the kind of output that feature caches are, with the test that recognises one.
-
-    A file that cannot be read as a cache still counts as a damaged one if it begins as HDF5 does and its folder of shards has
-    a manifest.
-    """
+    """Return the output kind of feature caches. A damaged cache counts if it begins like HDF5 and has a manifest."""
     manifest = shards_folder(out) / "manifest.json"
     return OutputKind(
         "a feature cache",
@@ -327,10 +302,10 @@ def cache_kind(out: Path) -> OutputKind:
 
 
 def check_cache_out(out: Path, dataset: str, feature: str, inputs: Iterable[Path], encoder: Path | None = None) -> None:
-    """Check that ``out`` may be written as the cache of this data set and feature.
+    """Check that ``out`` may be written as the cache of this data set and feature. Raises UserError if it may not.
 
-    Raises UserError if ``out``, one of its shards or the ``encoder`` exists and is one of the ``inputs`` or another kind of
-    file, or if ``out`` is a cache of another data set or feature.
+    ``out``, its shards and the ``encoder`` may replace files of the same kind, but neither the ``inputs`` nor a cache of
+    another data set or feature.
     """
     files = list(inputs)
     check_output(out, cache_kind(out), files)
@@ -348,13 +323,12 @@ def check_cache_out(out: Path, dataset: str, feature: str, inputs: Iterable[Path
         raise UserError(f"{out}: holds the feature {existing[1]!r} of {existing[0]!r}; give another --out, or delete it")
 
 
-def feature_from_path(out: Path, dataset: str) -> str:
-    """Return the feature name of a cache without a preset, from its file name: ``birds_clip.h5`` of ``birds`` has ``clip``."""
+def parse_feature_name(out: Path, dataset: str) -> str:
+    """Return the feature name in the file name of a cache: ``birds_clip.h5`` of the data set ``birds`` has ``clip``."""
     return out.stem.removeprefix(f"{dataset}_")
 
 
 def _dataset_and_feature(path: Path) -> tuple[str, str] | None:
-    """Return the data set and feature of a cache; None if the file is not a readable cache."""
     try:
         with h5py.File(path, "r", locking=False) as file:
             if file.attrs.get("format") != FORMAT:
@@ -362,7 +336,3 @@ def _dataset_and_feature(path: Path) -> tuple[str, str] | None:
             return str(file.attrs["dataset"]), str(file.attrs["feature"])
     except (OSError, KeyError):
         return None
-
-
-def _first_line(path: Path) -> bytes:
-    return read_first_bytes(path, 2**16).partition(b"\n")[0]

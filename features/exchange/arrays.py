@@ -1,7 +1,4 @@
-"""Import features of other programs into caches: arrays with ids, and TSV files of bottom-up attention.
-
-:func:`write_imported` also writes the caches of the other importers.
-"""
+"""Import features of other programs into caches: arrays with ids, and TSV files of bottom-up attention."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from tqdm import tqdm
 from vse.features.cache import shards
 from vse.features.cache.feature_cache import merge_shards
 from vse.features.cache.rows import Identity, Ids, Rows, row_ids, sha256_bytes
-from vse.features.cache.shards import check_cache_out, feature_from_path
+from vse.features.cache.shards import check_cache_out, parse_feature_name
 from vse.features.extractors.proposals import clip_boxes
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
@@ -37,8 +34,8 @@ def import_arrays(
     """Import the rows of a ``.npy`` file into the cache ``out``; returns ``out``.
 
     ``ids`` is a ``.txt`` or ``.npy`` file with one id per row. A ``.npz`` file holds both arrays, ``features`` and ``ids``.
-    Rows (n, dim) or (n, n_crops, dim) may come in any order, and the cache has their dtype, float16 or float32. Raises
-    UserError if an image (or a caption, with ``kind="text"``) of the data set has no row.
+    Rows (n, dim) or (n, n_crops, dim), float16 or float32, may come in any order. Raises UserError if an image (or a caption,
+    with ``kind="text"``) of the data set has no row.
     """
     files = [WatchedFile(file) for file in (features, ids) if file is not None]
     array, array_ids = _load_arrays(features, ids)
@@ -57,9 +54,9 @@ def import_tsv(files: Sequence[Path], dataset_file: Path, out: Path, match: str 
     """Import regions from TSV files of bottom-up attention into the cache ``out``; returns ``out``.
 
     Their fields are image_id, image_w, image_h, num_boxes, boxes and features; boxes and features are base64 of float32.
-    ``match`` names the property that an image_id holds: ``cocoid`` (the default if all images have one), ``imgid``, or
-    ``filename``, of which it holds the digits. Duplicate lines are read once. Raises UserError if an image of the data set
-    has no line, or two lines that differ.
+    ``match`` is the field of an image that equals image_id: ``cocoid`` (the default if all images have one), ``imgid``, or
+    ``filename`` for the digits of the file name. Duplicate lines are read once. Raises UserError if an image of the data set
+    has no line, or two different lines.
     """
     for path in files:
         if not path.is_file():
@@ -117,12 +114,10 @@ def write_imported(
 ) -> Path:
     """Write a cache of imported features in shards of half a gigabyte; finished shards are kept. Returns ``out``.
 
-    Parameters
-    ----------
     layout : the entry ``imported`` of the provenance
     files : the input files; a change of one of them while it is read raises UserError
     ids : (n,) ids of all rows
-    rows : called with a slice of the ids, returns their rows
+    rows : function from a slice of the ids to their rows
     row_bytes : size of one row's features
     """
     content = {
@@ -130,7 +125,7 @@ def write_imported(
         "requested_ids_sha256": sha256_json(ids.tolist()),
         "extractor_version": 1,
     }
-    identity = Identity(dataset.name, feature_from_path(out, dataset.name), kind, content)
+    identity = Identity(dataset.name, parse_feature_name(out, dataset.name), kind, content)
     n_shards = min(len(ids), max(1, -(-len(ids) * row_bytes // SHARD_BYTES)))
     check_cache_out(out, dataset.name, identity.feature, [dataset.path, *(file.path for file in files)])
     with lock_for_writing(out):
@@ -158,7 +153,6 @@ def _write_shards(
 
 
 def _find_zero_rows(rows: Rows) -> list[int]:
-    """Return the ids of rows whose features are zero in all crops or regions."""
     filled = (rows.features != 0).reshape(len(rows.features), -1).any(axis=1)
     if rows.offsets is not None:
         filled = np.asarray([part.any() for part in np.split(filled, rows.offsets[1:-1])])
@@ -171,7 +165,7 @@ def hash_rows(rows: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def open_array(path: Path) -> NDArray[Any]:
-    """Map a ``.npy`` file of features into memory. Raises UserError if it is not a 2-D or 3-D array of float16 or float32."""
+    """Map a ``.npy`` file of features into memory. Raises UserError unless it is a 2-D or 3-D array of float16 or float32."""
     check_input(path)
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -181,7 +175,7 @@ def open_array(path: Path) -> NDArray[Any]:
 
 
 def read_ids(path: Path) -> list[int]:
-    """Read the ids in a text file, one integer per line, or in a ``.npy`` file. Raises UserError if they are not integers."""
+    """Read the ids in a text file, one integer per line, or in a ``.npy`` file. Raises UserError for other content."""
     check_input(path)
     with wrap_read_errors(path, "a file of integer ids"):
         if path.suffix == ".npy":
@@ -192,7 +186,6 @@ def read_ids(path: Path) -> list[int]:
 
 
 def _check_ids(path: Path, ids: NDArray[Any]) -> Ids:
-    """Return ids as int64. Raises UserError if they are not a 1-D array of integers in that range."""
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise UserError(f"{path}: ids are {ids.dtype} of shape {ids.shape}; they must be a 1-D integer array")
     if ids.dtype.kind == "u" and len(ids) and ids.max() > np.iinfo(np.int64).max:
@@ -209,7 +202,6 @@ def _check_features(path: Path, array: Any) -> NDArray[Any]:
 
 
 def _load_arrays(features: Path, ids: Path | None) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return the features and one id per row. Raises UserError if a file cannot be read or the lengths differ."""
     if features.suffix == ".npz":
         check_input(features)
         try:
@@ -232,10 +224,7 @@ def _load_arrays(features: Path, ids: Path | None) -> tuple[NDArray[Any], NDArra
 
 
 def _one_id_per_row(ids: Ids, n_rows: int) -> Ids:
-    """Return one id per row from a list with one id per caption; any other list of ids is returned unchanged.
-
-    In a list with one id per caption each id is repeated ``len(ids) / n_rows`` times in succession.
-    """
+    """Return one id per row from a list that repeats each id once per caption; other lists are returned unchanged."""
     times, rest = divmod(len(ids), n_rows)
     if rest or times < 2 or (ids.reshape(n_rows, times) != ids[::times, None]).any():
         return ids
@@ -244,7 +233,6 @@ def _one_id_per_row(ids: Ids, n_rows: int) -> Ids:
 
 
 def _rows_by_id(path: Path, ids: Sequence[int], wanted: Ids) -> dict[int, int]:
-    """Return the row of each id. Raises UserError if an id occurs twice, or one of the ``wanted`` ids is missing."""
     row_of = {identity: row for row, identity in enumerate(ids)}
     if len(row_of) != len(ids):
         repeated = next(identity for row, identity in enumerate(ids) if row_of[identity] != row)
@@ -258,7 +246,6 @@ def _rows_by_id(path: Path, ids: Sequence[int], wanted: Ids) -> dict[int, int]:
 
 
 def _tsv_ids(dataset: Dataset, match: str | None) -> dict[int, int]:
-    """Return the image_id that identifies each image in the TSV files, by imgid."""
     match = match or ("cocoid" if all(image.cocoid is not None for image in dataset.images) else "imgid")
     tsv_ids: dict[int, int] = {}
     for image in dataset.images:
@@ -298,7 +285,6 @@ def _find_tsv_lines(files: Sequence[Path], wanted: set[str]) -> dict[str, tuple[
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
-    """Yield number (from 1), byte offset and bytes of each line, with a progress bar."""
     offset = 0
     with path.open("rb") as stream, tqdm(
         total=path.stat().st_size, desc=f"read {path.name}", unit="B", unit_scale=True, disable=None

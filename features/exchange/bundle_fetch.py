@@ -1,8 +1,4 @@
-"""Check and fetch bundles of caches (:mod:`vse.features.exchange.bundles`).
-
-A bundle may be a folder, a tar archive, or a folder or archive at an http address; each has a subclass of
-:class:`_BundleSource`.
-"""
+"""Check and fetch bundles of caches from a folder, a tar archive, or an http address of either."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ from urllib.parse import quote, urlsplit
 
 from vse.features.cache.feature_cache import open_cache
 from vse.features.exchange.bundles import ARCHIVE_FOLDER, CHUNK, DATASET, LIST, NOTES, BundledFile, BundleList, read_list
-from vse.pipeline.dataset.downloads import download, download_unverified, open_url, read_url, remote_size
+from vse.pipeline.dataset.downloads import download, download_unverified, open_url, read_url, request_size
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.archives import ARCHIVE_ERRORS, open_archive, unpack
 from vse.pipeline.files.inputs import check_input
@@ -34,7 +30,7 @@ _MAX_LIST_BYTES = 50_000_000
 
 
 def check_bundle(source: str, sha256: str | None = None) -> BundleList:
-    """Read every file of a bundle and compare it with the list; nothing is stored. Returns the list.
+    """Compare every file of a bundle with the list, without storing anything, and return the list.
 
     With ``sha256`` the list must have this SHA-256. Raises UserError, which names the first fault.
     """
@@ -48,22 +44,20 @@ def check_bundle(source: str, sha256: str | None = None) -> BundleList:
 def fetch_features(source: str, out: Path, out_data: Path | None = None, sha256: str | None = None) -> list[Path]:
     """Fetch the caches of a bundle into the folder ``out``; returns their paths.
 
-    Each file gets its name only after it was compared with the list, and a cache file after its shards. After an interruption,
-    a second call with the same list continues with the files that have arrived. Existing files with the listed bytes are kept.
+    Each file gets its name after it was compared with the list, and a cache file after its shards. After an interruption, a
+    second call continues. Existing files with the listed bytes are kept. Raises UserError if a file of the bundle is damaged
+    or missing, if another file has its name, or if the server is out of reach.
 
-    Raises UserError if a file of the bundle is damaged or missing, if another file exists in its place, or if the server
-    cannot be reached.
-
-    Parameters
-    ----------
     source : a folder, a ``.tar`` archive, or the http:// or https:// address of either
-    out_data : folder for the bundle's ``dataset.json``, if it has one; by default ``../data/<dataset>`` from ``out``
+    out_data : folder for the bundle's ``dataset.json``; by default ``../data/<dataset>`` from ``out``
     sha256 : the required SHA-256 of the list; by default any list is accepted
     """
     with ExitStack() as stack:
         bundle_source = stack.enter_context(_open_source(source, out))
         bundle = _load_list(bundle_source, sha256)
-        targets = _target_paths(bundle, out, out.absolute().parent / "data" / bundle.dataset if out_data is None else out_data)
+        out_data = out.absolute().parent / "data" / bundle.dataset if out_data is None else out_data
+        others = {DATASET: out_data / DATASET, NOTES: out / f"{bundle.dataset}_{NOTES}"}
+        targets = {file.path: others.get(file.path, out / file.path) for file in bundle.files}
         cache_files = {cache.file for cache in bundle.caches}
         for name in cache_files:
             stack.enter_context(lock_for_writing(out / name))
@@ -87,39 +81,38 @@ class _Readable(Protocol):
 
 
 class DamagedBundle(UserError):
-    """The files of a bundle differ from its list."""
+    """Raised if the files of a bundle differ from its list."""
 
 
 class _BundleSource(ABC):
-    """A place from which a bundle is read; ``location`` is its path or address, for messages."""
+    """The source of a bundle; ``location`` is its path or address, for messages."""
 
     def __init__(self, location: str) -> None:
         self.location = location.rstrip("/")
 
     @abstractmethod
     def list_bytes(self) -> bytes:
-        """Return the bytes of the bundle's list."""
+        pass
 
     @abstractmethod
     def fetch(self, files: list[BundledFile], staged: Path) -> None:
         """Write files into the folder ``staged`` and compare them with the list; intact files that exist there are kept."""
+        pass
 
     @abstractmethod
     def check(self, bundle: BundleList, bar: Any) -> None:
         """Compare all files with the list. Raises DamagedBundle."""
+        pass
 
     def compare(self, file: BundledFile, n_bytes: int, sha256: str) -> None:
-        """Compare size and hash of a file with its entry in the list. Raises DamagedBundle."""
         if n_bytes != file.bytes:
             sizes = f"{n_bytes} bytes, but its list has {file.bytes}"
             raise DamagedBundle(f"{self.location}/{file.path}: {sizes}; it was truncated or replaced")
         if sha256 != file.sha256:
-            raise DamagedBundle(f"{self.location}/{file.path}: its bytes are not those of the list (sha256 differs)")
+            raise DamagedBundle(f"{self.location}/{file.path}: its bytes differ from the list (sha256 differs)")
 
 
 class _FolderSource(_BundleSource):
-    """A bundle in a local folder."""
-
     def list_bytes(self) -> bytes:
         return check_input(Path(self.location, LIST)).read_bytes()
 
@@ -180,7 +173,6 @@ class _ArchiveSource(_BundleSource):
 
     @contextmanager
     def _members(self) -> Iterator[Iterator[tuple[str, IO[bytes]]]]:
-        """Yield the regular files of the archive in order, each as its path in the bundle and a readable stream."""
         path = check_input(self._path)
         try:
             with open_archive(path) as members:
@@ -193,8 +185,6 @@ class _ArchiveSource(_BundleSource):
 
 
 class _AddressSource(_BundleSource):
-    """A bundle in a folder at an http address."""
-
     def list_bytes(self) -> bytes:
         return read_url(f"{self.location}/{LIST}", _MAX_LIST_BYTES)
 
@@ -229,7 +219,7 @@ def _open_source(source: str, out: Path) -> Iterator[_BundleSource]:
         archive = out / f".{name}"
         with lock_for_writing(archive):
             try:
-                yield _ArchiveSource(source, download_unverified(source, archive, remote_size(source)))
+                yield _ArchiveSource(source, download_unverified(source, archive, request_size(source)))
             except DamagedBundle:
                 archive.unlink()
                 raise
@@ -237,7 +227,6 @@ def _open_source(source: str, out: Path) -> Iterator[_BundleSource]:
 
 
 def _load_list(source: _BundleSource, sha256: str | None) -> BundleList:
-    """Return the list of a bundle. Raises UserError if ``sha256`` is given and the list has another one."""
     bundle = read_list(f"{source.location}/{LIST}", source.list_bytes())
     if sha256 is not None and bundle.sha256 != sha256.lower():
         raise UserError(f"{source.location}: another bundle, its list has the sha256 {bundle.sha256}")
@@ -245,14 +234,7 @@ def _load_list(source: _BundleSource, sha256: str | None) -> BundleList:
     return bundle
 
 
-def _target_paths(bundle: BundleList, out: Path, out_data: Path) -> dict[str, Path]:
-    """Return the path to which each file is fetched, by its path in the bundle."""
-    others = {DATASET: out_data / DATASET, NOTES: out / f"{bundle.dataset}_{NOTES}"}
-    return {file.path: others.get(file.path, out / file.path) for file in bundle.files}
-
-
 def _missing_files(bundle: BundleList, targets: Mapping[str, Path]) -> list[BundledFile]:
-    """Return the files that do not exist at their target paths yet. Raises UserError if another file exists there."""
     missing = []
     for file in bundle.files:
         target = targets[file.path]
@@ -268,12 +250,10 @@ def _missing_files(bundle: BundleList, targets: Mapping[str, Path]) -> list[Bund
 
 
 def _is_intact(file: BundledFile, path: Path) -> bool:
-    """Return whether ``path`` exists and has the listed size and hash."""
     return path.is_file() and path.stat().st_size == file.bytes and sha256_file(path) == file.sha256
 
 
 def _check_caches(bundle: BundleList, folder: Path) -> None:
-    """Open the caches in ``folder`` and compare them with the list. Raises UserError if one differs."""
     for entry in bundle.caches:
         cache = open_cache(folder / entry.file)
         if (cache.dataset, cache.feature, cache.key) != (bundle.dataset, entry.feature, entry.key):
@@ -281,7 +261,6 @@ def _check_caches(bundle: BundleList, folder: Path) -> None:
 
 
 def _move_file(path: Path, target: Path) -> None:
-    """Move a complete file to its target, which may be on another file system."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(path, target)

@@ -1,8 +1,7 @@
 """Pack feature caches into a bundle for publication, and read the list of a bundle.
 
-A bundle is a folder, or a tar archive of a folder. It holds the files of some caches of one data set, under their names in
-``features/``, and their list ``bundle.json`` (``docs/formats.md``). The list has the SHA-256 of each file, and a SHA-256 of
-itself that identifies the bundle. :mod:`vse.features.exchange.bundle_fetch` checks and fetches bundles.
+A bundle is a folder, or a tar archive of a folder. It holds the files of some caches of one data set, and their list
+``bundle.json`` (``docs/formats.md``) with the SHA-256 of each file and of the list itself.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from vse.features.data_checks import check_data, recorded_identity
 from vse.features.extractors.captions import encoder_path
 from vse.pipeline.command import current_provenance
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.pipeline.dataset.identity import data_differences
+from vse.pipeline.dataset.identity import compare_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import check_input, is_name
 from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_others
@@ -59,7 +58,7 @@ class BundledCache(BaseModel):
 
 
 class BundleList(BaseModel):
-    """The list of a bundle, ``bundle.json``; ``sha256`` is the hash of all its other entries."""
+    """The list of a bundle, ``bundle.json``; ``sha256`` is the hash of its other entries."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     format: Literal["vse-bundle"]
@@ -71,17 +70,16 @@ class BundleList(BaseModel):
 
     @property
     def n_bytes(self) -> int:
-        """The total size of all files."""
         return sum(file.bytes for file in self.files)
 
     def describe(self) -> str:
-        """Return a short description of the bundle for a person: features, data set, number and size of files, SHA-256."""
+        """Return a description of the bundle for a person: features, data set, number and size of files, SHA-256."""
         features = ", ".join(cache.feature for cache in self.caches)
         return f"{features} of {self.dataset}: {len(self.files)} files, {self.n_bytes / 1e6:.1f} MB, sha256 {self.sha256}"
 
 
 def cache_files(cache: FeatureCache) -> list[Path]:
-    """Return the files of a cache: shards, their records, the encoder's files, the manifest and last the cache file itself."""
+    """Return the files of a cache: shards, their records, the encoder's files, the manifest and last the cache file."""
     shards = [shard["features"].path for shard in cache.shards]
     records = [shard.with_suffix(".json") for shard in shards]
     others = [encoder_path(cache.path), fit_record_path(cache.path), failures_path(cache.path)]
@@ -95,9 +93,7 @@ def pack(caches: Sequence[Path], out: Path, with_dataset: bool = False, notes: P
     ``out`` appears only when the bundle is complete. An existing bundle of the same files is kept. Raises UserError if
     something else exists there, if a cache is damaged, or if the caches belong to several data sets.
 
-    Parameters
-    ----------
-    with_dataset : add the ``dataset.json`` to which the caches refer
+    with_dataset : add the ``dataset.json`` of the caches
     notes : a text file to add, on the licence for example
     """
     verified = [verify_cache(path) for path in caches]
@@ -112,10 +108,7 @@ def pack(caches: Sequence[Path], out: Path, with_dataset: bool = False, notes: P
 
 
 def read_list(location: str, content: bytes) -> BundleList:
-    """Return the list of a bundle from the bytes of its file at ``location``, a path or an address.
-
-    Raises UserError if it is not such a list, if it was changed, or if its names are not valid (:func:`_name_errors`).
-    """
+    """Return a bundle's list from its bytes; ``location`` names it. Raises UserError if it is not valid or was changed."""
     try:
         entries = parse_json(Path(location), content)
     except UserError as error:
@@ -124,7 +117,7 @@ def read_list(location: str, content: bytes) -> BundleList:
     if not isinstance(entries, dict) or entries.get("format") != FORMAT or entries.get("version") != VERSION:
         raise UserError(f"{location}: not the list of a bundle of version {VERSION}")
     if entries.get("sha256") != _list_sha256(entries):
-        raise UserError(f"{location}: was changed after the bundle was packed (its sha256 is that of another list)")
+        raise UserError(f"{location}: was changed after the bundle was packed (its sha256 differs)")
     try:
         bundle = BundleList.model_validate(entries)
     except ValidationError as error:
@@ -137,7 +130,6 @@ def read_list(location: str, content: bytes) -> BundleList:
 
 
 def _name_errors(bundle: BundleList) -> Iterator[str]:
-    """Yield the errors in a bundle's names: invalid names, and files that are unknown, listed twice or missing."""
     counts = Counter(file.path for file in bundle.files)
     names = [bundle.dataset, *(cache.file for cache in bundle.caches)]
     yield from (f"{name!r} is not a valid name" for name in names if not is_name(name))
@@ -158,10 +150,7 @@ def _name_errors(bundle: BundleList) -> Iterator[str]:
 
 
 def _collect_files(caches: Sequence[FeatureCache], with_dataset: bool, notes: Path | None) -> dict[str, Path]:
-    """Return the files of a bundle by their paths in it, each cache file after its shards.
-
-    Raises UserError if the caches belong to several data sets, or if two files would have the same path.
-    """
+    """Return the files of a bundle by their paths in it, each cache file after its shards."""
     first = caches[0]
     sources: dict[str, Path] = {}
     for cache in caches:
@@ -169,7 +158,7 @@ def _collect_files(caches: Sequence[FeatureCache], with_dataset: bool, notes: Pa
             raise UserError(
                 f"{cache.path} is of {cache.dataset!r}, {first.path} of {first.dataset!r}; a bundle holds one data set"
             )
-        if cache is not first and (differences := data_differences(recorded_identity(cache), recorded_identity(first))):
+        if cache is not first and (differences := compare_data(recorded_identity(cache), recorded_identity(first))):
             raise UserError(f"{cache.path} and {first.path} are of different data sets: {'; '.join(differences)}")
         files = {file.relative_to(cache.path.parent).as_posix(): file for file in cache_files(cache)}
         duplicate = next((path for path in files if path in sources), None)
@@ -187,12 +176,11 @@ def _collect_files(caches: Sequence[FeatureCache], with_dataset: bool, notes: Pa
 
 
 def _build_list(caches: Sequence[FeatureCache], sources: Mapping[str, Path]) -> dict[str, Any]:
-    """Hash all files of a bundle and return the content of its list."""
     files = []
-    with progress_bar(desc="hash", total=_size(sources), unit="B", unit_scale=True) as bar:
-        for path, source in sources.items():
-            size = source.stat().st_size
-            files.append({"path": path, "bytes": size, "sha256": sha256_file(source)})
+    sizes = {path: source.stat().st_size for path, source in sources.items()}
+    with progress_bar(desc="hash", total=sum(sizes.values()), unit="B", unit_scale=True) as bar:
+        for path, size in sizes.items():
+            files.append({"path": path, "bytes": size, "sha256": sha256_file(sources[path])})
             bar.update(size)
     origin = current_provenance()
     content: dict[str, Any] = {
@@ -210,7 +198,6 @@ def _build_list(caches: Sequence[FeatureCache], sources: Mapping[str, Path]) -> 
 
 
 def _read_existing(out: Path, content: Mapping[str, Any]) -> BundleList:
-    """Return the list of the bundle at ``out`` if it has the same files. Raises UserError if it is another one."""
     existing = None
     with suppress(OSError, KeyError, tarfile.TarError, UserError):
         if out.is_dir():
@@ -225,7 +212,6 @@ def _read_existing(out: Path, content: Mapping[str, Any]) -> BundleList:
 
 
 def _write_folder(out: Path, content: Mapping[str, Any], sources: Mapping[str, Path]) -> BundleList:
-    """Write the bundle as a temporary folder and rename it to ``out`` when it is complete."""
     bundle, staged = BundleList.model_validate(content), out.with_name(f".{out.name}.packing")
     try:
         shutil.rmtree(staged, ignore_errors=True)
@@ -243,7 +229,6 @@ def _write_folder(out: Path, content: Mapping[str, Any], sources: Mapping[str, P
 
 
 def _write_archive(out: Path, content: Mapping[str, Any], sources: Mapping[str, Path]) -> BundleList:
-    """Write the bundle as a tar archive, its list first."""
     bundle, list_bytes = BundleList.model_validate(content), json.dumps(content, indent=1).encode()
     with open_atomic(out) as stream, tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
         archive.addfile(_tar_header(LIST, len(list_bytes)), BytesIO(list_bytes))
@@ -254,7 +239,7 @@ def _write_archive(out: Path, content: Mapping[str, Any], sources: Mapping[str, 
 
 
 class _HashedFile:
-    """A file that is being packed; the bytes that are read are hashed, to compare them with the list."""
+    """A file that is being packed. It hashes the bytes that it returns, to compare them with the list."""
 
     def __init__(self, stream: BinaryIO, path: Path, bar: Any) -> None:
         self._stream, self._path, self._bar, self._digest = stream, path, bar, hashlib.sha256()
@@ -266,13 +251,11 @@ class _HashedFile:
         return chunk
 
     def check(self, file: BundledFile) -> None:
-        """Check that the file was read completely and has the listed hash. Raises UserError if it has changed."""
         if self._stream.read(1) or self._digest.hexdigest() != file.sha256:
             raise UserError(f"{self._path}: was written to while it was packed; run the command again")
 
 
 def _open_files(bundle: BundleList, sources: Mapping[str, Path], out: Path) -> Iterator[tuple[BundledFile, _HashedFile]]:
-    """Yield the files of a bundle, each open while it is packed."""
     with progress_bar(desc=f"pack {out.name}", total=bundle.n_bytes, unit="B", unit_scale=True) as bar:
         for file in bundle.files:
             with sources[file.path].open("rb") as stream:
@@ -280,16 +263,10 @@ def _open_files(bundle: BundleList, sources: Mapping[str, Path], out: Path) -> I
 
 
 def _tar_header(path: str, size: int) -> tarfile.TarInfo:
-    """Return the tar header of a file, without date and owner and with the same permissions for all files."""
     header = tarfile.TarInfo(f"{ARCHIVE_FOLDER}/{path}")
     header.size, header.mode = size, 0o644
     return header
 
 
-def _size(sources: Mapping[str, Path]) -> int:
-    return sum(source.stat().st_size for source in sources.values())
-
-
 def _list_sha256(content: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a list's entries, without the entry ``sha256`` itself."""
     return sha256_json({name: value for name, value in content.items() if name != "sha256"})

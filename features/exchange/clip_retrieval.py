@@ -1,7 +1,4 @@
-"""Import the folder that clip-retrieval writes as a data set with two caches.
-
-The folder holds vectors of images, vectors of texts and tables of metadata, in numbered parts.
-"""
+"""Import the folder that clip-retrieval writes as a data set with two caches."""
 
 from __future__ import annotations
 
@@ -21,8 +18,15 @@ from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.sources import check_dataset_name
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import WatchedFile
-from vse.pipeline.imports.rows import BadRow, ImportedRow, ImportSettings, RowCollector, image_file, write_imported_data
-from vse.pipeline.imports.tables import build_row, photo_checker, table_rows
+from vse.pipeline.imports.rows import (
+    BadRow,
+    ImportedRow,
+    ImportSettings,
+    RowCollector,
+    normalize_image_path,
+    write_imported_data,
+)
+from vse.pipeline.imports.tables import build_photo_checker, build_row, read_table_rows
 from vse.pipeline.progress import progress_bar
 
 METADATA = (".parquet", ".jsonl", ".csv")
@@ -32,10 +36,7 @@ _Place = tuple[int, int]  # place of a vector: index of its part, and its row th
 
 @dataclass(frozen=True)
 class _Part:
-    """One part of the folder: row k of ``images`` and of ``texts`` belongs to row k of the table ``metadata``.
-
-    ``files`` are the files of ``images`` and ``texts``.
-    """
+    """One part of the folder: row k of ``images``, ``texts`` and the table ``metadata`` is one pair of image and text."""
 
     images: NDArray[Any]
     texts: NDArray[Any]
@@ -49,7 +50,7 @@ def is_clip_folder(folder: Path) -> bool:
 
 
 def import_clip(folder: Path, settings: ImportSettings, out_features: Path, images: Path | None = None) -> tuple[Path, Path]:
-    """Import a folder of clip-retrieval: write ``dataset.json`` and the caches of images and captions; returns the two caches.
+    """Import a folder of clip-retrieval: write ``dataset.json`` and the caches of images and captions; returns the caches.
 
     The folder holds ``img_emb_N.npy``, ``text_emb_N.npy`` and ``metadata_N.parquet`` (or ``.jsonl``, ``.csv``), or has them in
     the folders ``img_emb``, ``text_emb`` and ``metadata``. Row k of all three describes the same pair. Rows of the same image
@@ -61,7 +62,7 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
     inputs = [path for part in parts for path in (*part.files, part.metadata)]
     for feature in ("img_emb", "text_emb"):
         check_cache_out(out_features / f"{settings.name}_{feature}.h5", settings.name, feature, inputs)
-    gathered = RowCollector(settings, (lambda file: None) if images is None else photo_checker(images))
+    gathered = RowCollector(settings, (lambda file: None) if images is None else build_photo_checker(images))
     places_by_file: dict[str, list[_Place]] = {}
     for index in progress_bar(range(len(parts)), desc=f"read {folder.name}", unit="part"):
         _add_part(index, parts, gathered, places_by_file, settings, images)
@@ -89,7 +90,7 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
 
 
 def _row_reader(arrays: list[NDArray[Any]], ids: Ids, places: list[_Place]) -> Callable[[slice], Rows]:
-    """Return a function from a slice of ``ids`` to their rows; ``places[k]`` is the place of the vector of ``ids[k]``."""
+    """Return a function from a slice of ``ids`` to their rows; the vector of ``ids[k]`` is at ``places[k]``."""
 
     def rows(part: slice) -> Rows:
         values = np.stack([arrays[index][row] for index, row in places[part]])
@@ -99,10 +100,7 @@ def _row_reader(arrays: list[NDArray[Any]], ids: Ids, places: list[_Place]) -> C
 
 
 def _open_parts(folder: Path) -> list[_Part]:
-    """Return the parts of a folder in the order of their numbers.
-
-    Raises UserError if a part lacks a file, or if the vectors of its files or of two parts do not fit together.
-    """
+    """Return the parts of a folder in order. Raises UserError if a part lacks a file, or if vectors do not fit together."""
     files: dict[tuple[int, str], Path] = {}
     for subfolder in (folder, folder / "img_emb", folder / "text_emb", folder / "metadata"):
         for path in sorted(subfolder.iterdir() if subfolder.is_dir() else ()):
@@ -150,7 +148,7 @@ def _add_part(
         gathered.refuse(place, reason)
 
     n_read = 0
-    for n_read, (place, values) in enumerate(table_rows(part.metadata, settings, refuse), 1):
+    for n_read, (place, values) in enumerate(read_table_rows(part.metadata, settings, refuse), 1):
         row_index = n_read - 1 + refused
         try:
             if row_index >= len(part.images):
@@ -169,13 +167,13 @@ def _add_part(
 
 
 def _with_relative_file(row: ImportedRow, images: Path | None) -> ImportedRow:
-    """Return the row with the path of its image relative to the folder of photos or, without such a folder, to the root."""
+    """Return the row with its image's path relative to the folder of photos or, without such a folder, to the root."""
     path = Path(row.file)
     if images is not None and path.is_absolute():
         if not path.is_relative_to(images.absolute()):
             raise BadRow(f"{path} is not in {images}")
         path = path.relative_to(images.absolute())
-    file = image_file(path.as_posix().lstrip("/"))
+    file = normalize_image_path(path.as_posix().lstrip("/"))
     return ImportedRow(**{**vars(row), "file": file})
 
 

@@ -1,7 +1,4 @@
-"""Write the embeddings of a trained model as caches of images and captions, on which another model can be trained.
-
-The model is then called the backbone of the other one, and its caches record it (:class:`Backbone`).
-"""
+"""Write the embeddings of a trained model, the *backbone*, as caches from which another model is trained."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from numpy.typing import NDArray
 
 from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_cache
 from vse.features.cache.rows import Identity, Ids, Kind, Rows
-from vse.features.cache.shards import check_cache_out, feature_from_path, shard_path, shard_slice, shards_folder, write_shard
+from vse.features.cache.shards import check_cache_out, parse_feature_name, shard_path, shard_slice, shards_folder, write_shard
 from vse.features.exchange.arrays import SHARD_BYTES, hash_rows
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.errors import UserError
@@ -30,9 +27,7 @@ SIDES: dict[Kind, str] = {"image": "images", "text": "captions"}
 class Backbone:
     """The model whose embeddings a cache holds.
 
-    Attributes
-    ----------
-    sha256 : hash of its weights, or of the files that another program wrote; the caches of both sides share it
+    sha256 : hash of its weights, or of the imported files; equal in the caches of images and captions
     experiment : name of its experiment
     details : further entries of the provenance, e.g. its seed
     run : its run folder; None if another program trained the model
@@ -45,10 +40,9 @@ class Backbone:
 
 
 def cache_paths(out: Path) -> dict[Kind, Path]:
-    """Return the paths of the two caches of a model.
+    """Return the paths of the two caches of a model. Raises UserError if ``out`` ends in ``.h5``.
 
     For ``features/demo_vsepp-0`` they are ``features/demo_vsepp-0_images.h5`` and ``features/demo_vsepp-0_captions.h5``.
-    Raises UserError if ``out`` ends in ``.h5``.
     """
     if out.suffix == ".h5":
         raise UserError(f"{out}: is the beginning of the names of two caches, so leave .h5 out")
@@ -56,7 +50,7 @@ def cache_paths(out: Path) -> dict[Kind, Path]:
 
 
 def captions_cache_path(images: Path) -> Path:
-    """Return the path of the cache of captions that belongs to a model's cache of images."""
+    """Return the path of a model's cache of captions, given its cache of images."""
     return images.with_name(f"{images.name.removesuffix('_images.h5')}_captions.h5")
 
 
@@ -82,10 +76,8 @@ def write_backbone_cache(
 
     An existing cache of the same data set and feature is replaced.
 
-    Parameters
-    ----------
     ids : (n,) ids of the images or captions of the data set, in the order of ``dataset.json``
-    vectors : called with m of these ids, returns their embeddings (m, dim)
+    vectors : function from m ids to their embeddings (m, dim)
     skipped : the reasons for ids without an embedding
     """
     content = {
@@ -94,7 +86,7 @@ def write_backbone_cache(
         "requested_ids_sha256": sha256_json(ids.tolist()),
         "extractor_version": 1,
     }
-    identity = Identity(dataset.name, feature_from_path(out, dataset.name), kind, content)
+    identity = Identity(dataset.name, parse_feature_name(out, dataset.name), kind, content)
     notes = {} if backbone.run is None else {"backbone_run": Path(os.path.relpath(backbone.run, out.parent)).as_posix()}
     embedded = np.asarray([i for i in ids.tolist() if i not in skipped], np.int64)
     n_shards = min(len(ids), max(1, -(-len(embedded) * vectors(embedded[:1]).nbytes // SHARD_BYTES)))

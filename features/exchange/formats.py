@@ -21,14 +21,12 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 class ImportJob:
     """The sources of an import and its options.
 
-    Attributes
-    ----------
     sources : folders, archives, or the name of a data set on the Hugging Face hub
     settings : options that all formats share
-    captions : the table of captions; by default it is looked for in the folder
+    captions : the table of captions; by default one in the folder
     images : a folder of photos besides the source
     out_features : folder of the caches of imported vectors
-    key_until : where the key of a WebDataset member ends, ``first-dot`` (the default) or ``last-dot``
+    key_until : end of the key in the name of a WebDataset member, ``first-dot`` (the default) or ``last-dot``
     """
 
     sources: Sequence[Path]
@@ -48,11 +46,7 @@ class ImportJob:
 
 @dataclass(frozen=True)
 class ImportFormat:
-    """A format of sources.
-
-    ``matches`` returns whether the sources of a job have this format, ``run`` imports them and returns the written files, and
-    ``options`` names the options that only some formats have.
-    """
+    """A format of sources: a test for it, a function that imports a job and returns the written files, and further options."""
 
     matches: Callable[[ImportJob], bool]
     run: Callable[[ImportJob], Sequence[Path]]
@@ -91,7 +85,7 @@ FORMATS: Mapping[str, ImportFormat] = {
 
 
 def import_data(job: ImportJob, format_name: str | None = None) -> Sequence[Path]:
-    """Import data of the named format or, without a name, of the first format that matches; returns the written files.
+    """Import data of the named format, by default the first format that matches, and return the written files.
 
     Raises UserError if a source does not exist, if no format matches, or if an option belongs to another format.
     """

@@ -1,16 +1,18 @@
-"""Import features and captions in the layout of VSE++ and SCAN.
+"""Import and export features and captions in the layout of VSE++ and SCAN.
 
-A folder of the layout holds ``<split>_caps.txt``, ``<split>_ims.npy`` and optionally ``<split>_ids.txt``. A file of captions
-has one caption per line, those of the same image in succession. An array has one row per image, or repeats each row once per
-caption. The importer compares the rows themselves to tell these two forms apart; the number of rows alone does not decide.
+A folder of the layout holds ``<split>_caps.txt`` with a caption per line, ``<split>_ims.npy`` and optionally
+``<split>_ids.txt``. Captions of an image follow each other. An array has one row per image, or repeats each row once per
+caption; the importer compares the rows to distinguish these two forms.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.features.cache.feature_cache import open_cache, read_sources
+from vse.features.cache.reader import FeatureReader
 from vse.features.cache.rows import Rows
-from vse.features.cache.shards import check_cache_out, feature_from_path
+from vse.features.cache.shards import check_cache_out, parse_feature_name
+from vse.features.data_checks import check_data
 from vse.features.exchange.arrays import hash_rows, open_array, read_ids, write_imported
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, IMPORT_TOKENISER, find_tokeniser, tokenize
-from vse.pipeline.dataset.dataset import load_dataset_file
+from vse.pipeline.dataset.dataset import Image, load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import WatchedFile, check_input, is_name
-from vse.pipeline.files.outputs import check_output, json_kind, may_replace_others
-from vse.pipeline.files.writing import lock_for_writing, read_json, write_json
+from vse.pipeline.files.inputs import InputFile, WatchedFile, is_name, wrap_read_errors
+from vse.pipeline.files.outputs import bytes_kind, check_output, json_kind, may_replace_others
+from vse.pipeline.files.writing import lock_for_writing, open_atomic, read_json, write_bytes, write_json
 
 SPLITS = {"train": "train", "dev": "val", "test": "test", "testall": "test"}
 BOM = b"\xef\xbb\xbf"
@@ -35,13 +39,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CaptionFile:
-    """The captions of a file, and what is needed to write the same bytes again.
+    """The captions of a file, and the details to write the same bytes again.
 
-    Attributes
-    ----------
-    bom : whether the file begins with a byte-order mark
-    newline : the end of a line, LF or CR LF
-    final_newline : whether the last line has this end
+    ``bom`` is true for a byte-order mark at the beginning. Lines end in ``newline``, LF or CR LF, the last one only with
+    ``final_newline``.
     """
 
     captions: tuple[str, ...]
@@ -53,14 +54,9 @@ class CaptionFile:
     def read(cls, path: Path) -> CaptionFile:
         """Read a file of captions, one per line. Raises UserError, which names a line that is empty or not UTF-8.
 
-        If all lines end in CR LF, the carriage returns belong to the line ends. Otherwise carriage returns stay in the
-        captions, and a warning is logged.
+        Carriage returns are line ends if all lines end in CR LF; otherwise they stay in the captions and a warning is logged.
         """
-        check_input(path)
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise UserError(f"{path}: {error.strerror}") from None
+        content = InputFile(path).read()
         bom, final_newline = content.startswith(BOM), content.endswith(b"\n")
         lines = content.removeprefix(BOM).removesuffix(b"\n").split(b"\n")
         crlf = all(line.endswith(b"\r") for line in (lines if final_newline else lines[:-1])) and b"\r\n" in content
@@ -73,36 +69,26 @@ class CaptionFile:
                 raise UserError(f"{path}: line {number} is not UTF-8 ({error.reason})") from None
             if "\r" in text:
                 stray.append(number)
-            if not caption_tokens(text):
+            if not tokenize_caption(text):
                 raise UserError(f"{path}: line {number} is an empty caption")
             captions.append(text)
         if stray:
-            log.warning(
-                "%s: %d of %d lines contain a carriage return inside the line, the first is line %d; it stays in the caption",
-                path,
-                len(stray),
-                len(lines),
-                stray[0],
-            )
+            message = "%s: %d of %d lines contain a carriage return, the first is line %d; it stays in the caption"
+            log.warning(message, path, len(stray), len(lines), stray[0])
         return cls(tuple(captions), bom, "\r\n" if crlf else "\n", final_newline)
 
     def to_bytes(self) -> bytes:
-        """Return the bytes of the file."""
         text = self.newline.join(self.captions) + (self.newline if self.final_newline else "")
         return (BOM if self.bom else b"") + text.encode()
 
 
 @dataclass(frozen=True)
 class PrecompSplit:
-    """The files of one split in the layout.
+    """The files of one split in the layout; ``name`` is the prefix of their names.
 
-    Attributes
-    ----------
-    name : prefix of the file names
-    text : the captions, those of the same image in succession
     rows : (n_images * repeats, ...), the features; each image has ``repeats`` equal rows in succession
-    ids : an id per image, or None without a file of ids
-    ids_repeats : how often the file of ids repeats the id of an image
+    ids : an id per image; None without a file of ids
+    ids_repeats : number of equal ids of an image in the file of ids
     files : the input files; a change of one of them while it is read raises UserError
     """
 
@@ -122,7 +108,6 @@ class PrecompSplit:
 
     @property
     def captions_per_image(self) -> int:
-        """The number of captions of each image."""
         return len(self.text.captions) // self.n_images
 
 
@@ -140,15 +125,12 @@ def import_precomp(
 ) -> Path:
     """Import a folder of the layout: write ``dataset.json`` and the cache; returns the cache.
 
-    Arrays (n, dim) become vectors and (n, n_regions, dim) become regions. Ids become image ids; without ids, images are
-    counted from 0 over all splits. Raises UserError, which names the file and line of a fault.
+    Arrays (n, dim) become vectors and (n, n_regions, dim) become regions. Without ids, images are counted from 0 over all
+    splits. Raises UserError, which names the file and line of a fault.
 
-    Parameters
-    ----------
-    dataset : name of the data set
     captions_per_image : needed to recognise arrays with one row per image
-    test : which of ``test`` and ``testall`` becomes the test split if both exist; by default ``testall``
-    tokeniser : name of the tokeniser; by default that of an existing ``out_data``, else ``unicode_words``
+    test : the test split if both exist, ``test`` or ``testall`` (the default)
+    tokeniser : by default the one in an existing ``out_data``, else ``unicode_words``
     """
     if not is_name(dataset):
         raise UserError(
@@ -157,8 +139,12 @@ def import_precomp(
     splits = [_read_split(folder, name, captions_per_image) for name in _find_splits(folder, test)]
     sources = [file.path for split in splits for file in split.files]
     check_output(out_data, _DATASET, sources)
-    check_cache_out(out_features, dataset, feature_from_path(out_features, dataset), [out_data, *sources])
-    _warn_of_missing(folder, [split.name for split in splits])
+    check_cache_out(out_features, dataset, parse_feature_name(out_features, dataset), [out_data, *sources])
+    present = {SPLITS[split.name] for split in splits}
+    for name, use in (("train", "trained on"), ("dev", "validated on"), ("test", "tested on")):
+        if SPLITS[name] not in present:
+            message = "%s: no split %s, so nothing can be %s; for that put %s_ims.npy and %s_caps.txt there and import again"
+            log.warning(message, folder, name, use, name, name)
     shapes = {split.rows.shape[1:] for split in splits} | {split.rows.dtype for split in splits}
     if len(shapes) != 2:
         raise UserError(f"{folder}: the splits' features differ in shape or type: {', '.join(map(str, shapes))}")
@@ -172,7 +158,7 @@ def import_precomp(
         write_json(out_data, content)
     loaded = load_dataset_file(out_data)
     all_ids = np.concatenate(ids)
-    starts = _split_ends(splits) - [split.n_images for split in splits]
+    starts = np.cumsum([0, *(split.n_images for split in splits[:-1])])
 
     def rows(part: slice) -> Rows:
         parts = [
@@ -189,17 +175,18 @@ def import_precomp(
     files = [file for split in splits for file in split.files]
     row_bytes = splits[0].rows[:1].nbytes
     path = write_imported(out_features, loaded, "image", {"layout": "precomp"}, files, all_ids, rows, row_bytes)
-    _warn_of_duplicates(path)
+    hashes = read_sources(open_cache(path))
+    if repeated := len(hashes) - len(np.unique(hashes, axis=0)):
+        log.warning("%s: %d images have exactly the features of another image", path, repeated)
     return path
 
 
-def caption_tokens(text: str, tokenise: Callable[[str], list[str]] = tokenize) -> list[str]:
+def tokenize_caption(text: str, tokenise: Callable[[str], list[str]] = tokenize) -> list[str]:
     """Return the tokens of a caption; if ``tokenise`` finds none, its words or the parts between its spaces."""
     return tokenise(text) or re.findall(r"\w+", text.lower()) or text.split()
 
 
 def _find_splits(folder: Path, test: str | None) -> list[str]:
-    """Return the names of the layout's splits in a folder; of ``test`` and ``testall`` only one."""
     names = [name for name in SPLITS if (folder / f"{name}_ims.npy").is_file() or (folder / f"{name}_caps.txt").is_file()]
     if not names:
         raise UserError(f"{folder}: no <split>_ims.npy and <split>_caps.txt of {', '.join(SPLITS)}")
@@ -213,7 +200,6 @@ def _find_splits(folder: Path, test: str | None) -> list[str]:
 
 
 def _read_split(folder: Path, name: str, captions_per_image: int) -> PrecompSplit:
-    """Read the files of a split. Raises UserError if their numbers of rows, captions and ids do not fit together."""
     caps, ims, ids_file = (folder / f"{name}_{suffix}" for suffix in ("caps.txt", "ims.npy", "ids.txt"))
     files = tuple(WatchedFile(file) for file in (caps, ims, ids_file) if file != ids_file or ids_file.is_file())
     text, rows = CaptionFile.read(caps), open_array(ims)
@@ -266,10 +252,11 @@ def _are_repeated(path: Path, rows: NDArray[Any], times: int) -> bool:
 
 
 def _image_ids(splits: Sequence[PrecompSplit]) -> list[NDArray[np.int64]]:
-    """Return the ids of the images of each split. Raises UserError if an id occurs twice, or some splits have no ids."""
+    """Return the ids of each split's images. Raises UserError if an id is duplicate, or if only some splits have ids."""
     with_ids = [split for split in splits if split.ids is not None]
     if not with_ids:
-        return [np.arange(end - split.n_images, end) for split, end in zip(splits, _split_ends(splits), strict=True)]
+        starts = np.cumsum([0, *(split.n_images for split in splits[:-1])])
+        return [np.arange(start, start + split.n_images) for split, start in zip(splits, starts, strict=True)]
     if len(with_ids) < len(splits):
         without = next(split for split in splits if split.ids is None)
         raise UserError(f"{without.files[0].path.parent}: {with_ids[0].name} has an ids file, but {without.name} has none")
@@ -282,66 +269,127 @@ def _image_ids(splits: Sequence[PrecompSplit]) -> list[NDArray[np.int64]]:
     return [np.asarray(split.ids, np.int64) for split in splits]
 
 
-def _split_ends(splits: Sequence[PrecompSplit]) -> NDArray[np.int64]:
-    """Return for each split the number of images up to its end."""
-    return np.cumsum([split.n_images for split in splits])
-
-
 def _dataset_content(
     name: str, splits: Sequence[PrecompSplit], ids: Sequence[NDArray[np.int64]], tokeniser: str
 ) -> dict[str, Any]:
-    """Return the content of ``dataset.json``, with the layout of each split for a later export."""
     tokenise, images, sentid = find_tokeniser(tokeniser, "--tokeniser"), [], 0
     for split, split_ids in zip(splits, ids, strict=True):
         n_captions = split.captions_per_image
         for k, imgid in enumerate(split_ids.tolist()):
             sentences = []
             for raw in split.text.captions[k * n_captions : (k + 1) * n_captions]:
-                tokens = caption_tokens(raw, tokenise)
+                tokens = tokenize_caption(raw, tokenise)
                 sentences.append({"sentid": sentid, "imgid": imgid, "raw": raw, "tokens": tokens})
                 sentid += 1
-            image = {"imgid": imgid, "filename": f"{imgid}.jpg", "split": SPLITS[split.name], "sentences": sentences}
-            images.append(image)
+            entry = {"imgid": imgid, "filename": f"{imgid}.jpg", "split": SPLITS[split.name]}
+            images.append({**entry, "sentences": sentences})
     layouts = {
         SPLITS[s.name]: {
-            "name": s.name,
-            "repeats": s.repeats,
-            "bom": s.text.bom,
-            "newline": s.text.newline,
-            "ends": s.text.final_newline,
-            "ids": s.ids is not None,
+            **{"name": s.name, "repeats": s.repeats, "bom": s.text.bom, "newline": s.text.newline},
+            **{"ends": s.text.final_newline, "ids": s.ids is not None},
             **({"ids_repeats": s.ids_repeats} if s.ids_repeats != s.repeats else {}),
-            "ids_text": list(_line_ends(s.files[2].path)) if s.ids is not None else None,
+            # The line end of the file of ids, and whether its last line has one.
+            "ids_text": ["\r\n" if b"\r\n" in text else "\n", text.endswith(b"\n")] if s.ids is not None else None,
         }
         for s in splits
+        for text in [b"" if s.ids is None else s.files[2].path.read_bytes()]
     }
     tokeniser_entry = {} if tokeniser == DEFAULT_TOKENISER else {"tokeniser": tokeniser}
     return {"dataset": name, **tokeniser_entry, "pictures": False, "precomp": layouts, "images": images}
 
 
-def _line_ends(path: Path) -> tuple[str, bool]:
-    """Return the line end of a file, and whether its last line has one."""
-    content = path.read_bytes()
-    return "\r\n" if b"\r\n" in content else "\n", content.endswith(b"\n")
+def export_precomp(features: Path, out: Path, captions: Path | None = None, repeats: int | None = None) -> Path:
+    """Write a cache and its captions in the layout; returns the folder ``out``.
+
+    An imported data set is exported byte for byte (docs/formats.md lists the exceptions). Others get one row per image (or
+    ``repeats``), LF as the line end, and ids. ``captions`` is the ``dataset.json``, by default the one in the cache's
+    attributes. Raises UserError if the layout cannot hold the data set.
+    """
+    cache = open_cache(features)
+    if cache.kind != "image":
+        raise UserError(f"{features}: {cache.kind} features; the layout holds features of images")
+    path = captions or cache.captions
+    dataset = load_dataset_file(path)
+    check_data(cache, dataset)
+    layouts: Mapping[str, Any] = read_json(path).get("precomp", {})
+    with wrap_read_errors(path, "a data set with a valid entry 'precomp'"):
+        _check_layouts(layouts)
+    reader = FeatureReader(cache)
+    texts: dict[Path, bytes] = {}
+    arrays: dict[Path, tuple[Sequence[Image], int]] = {}
+    for split, images in dataset.splits.items():
+        layout = layouts.get(split, {"name": "dev" if split == "val" else split})
+        name, times = layout["name"], repeats or layout.get("repeats", 1)
+        text = CaptionFile(
+            captions=tuple(caption.raw for image in images for caption in image.captions),
+            bom=layout.get("bom", False),
+            newline=layout.get("newline", "\n"),
+            final_newline=layout.get("ends", True),
+        )
+        _check_split(path, images, times, text)
+        arrays[out / f"{name}_ims.npy"] = images, times
+        texts[out / f"{name}_caps.txt"] = text.to_bytes()
+        if layout.get("ids", True):
+            id_times = times if repeats else layout.get("ids_repeats", times)
+            lines = [str(image.imgid) for image in images for _ in range(id_times)]
+            newline, final_newline = layout.get("ids_text") or ("\n", True)
+            texts[out / f"{name}_ids.txt"] = (newline.join(lines) + newline * final_newline).encode()
+    for file in (*texts, *arrays):
+        # A text must have exactly these bytes, an array must begin with its header and first rows.
+        start = texts[file] if file in texts else b"".join(islice(_array_parts(reader, *arrays[file]), 2))
+        kind = bytes_kind("the same export", start, complete=file in texts)
+        check_output(file, kind, [path, cache.path])
+    for file, content in texts.items():
+        write_bytes(file, content)
+    for file, (images, times) in arrays.items():
+        with open_atomic(file) as stream:  # not a memory map: on a full disk, writing to it ends the process with a bus error
+            stream.writelines(_array_parts(reader, images, times))
+    return out
 
 
-def _warn_of_missing(folder: Path, names: Sequence[str]) -> None:
-    """Log a warning for each missing split, with the files that it needs."""
-    for name, use in (("train", "trained on"), ("dev", "validated on"), ("test", "tested on")):
-        if not any(SPLITS[present] == SPLITS[name] for present in names):
-            log.warning(
-                "%s: no split %s, so nothing can be %s; for that put %s_ims.npy and %s_caps.txt there and import again",
-                folder,
-                name,
-                use,
-                name,
-                name,
+def _check_layouts(layouts: Mapping[str, Any]) -> None:
+    """Check the entry ``precomp`` of ``dataset.json``, whose names become file names. Raises ValueError."""
+    for split, layout in layouts.items():
+        newline, final_newline = layout.get("ids_text") or ("\n", True)
+        newlines = {newline, layout.get("newline", "\n")}
+        flags = [final_newline, *(layout.get(name, True) for name in ("bom", "ends", "ids"))]
+        times = layout.get("repeats", 1)
+        is_split = isinstance(layout["name"], str) and SPLITS.get(layout["name"]) == split
+        types = {type(flag) for flag in flags}, type(times)
+        if not is_split or not newlines <= {"\n", "\r\n"} or types != ({bool}, int):
+            raise ValueError(f"the layout of split {split!r} is not valid")
+
+
+def _check_split(path: Path, images: Sequence[Image], times: int, text: CaptionFile) -> None:
+    counts = {len(image.captions) for image in images}
+    if len(counts) > 1:
+        raise UserError(
+            f"{path}: images have {min(counts)} to {max(counts)} captions; the layout needs the same number for each image"
+        )
+    if times not in (1, *counts):
+        raise UserError(f"--repeat {times}: an image has {counts.pop()} captions, so --repeat must be 1 or that number")
+    multiline = next((caption for caption in text.captions if "\n" in caption), None)
+    if multiline is not None:
+        raise UserError(f"{path}: the caption {multiline!r} contains a line feed; the layout needs one line per caption")
+
+
+def _array_parts(reader: FeatureReader, images: Sequence[Image], times: int) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of a ``.npy`` file of the images' features: first its header, then blocks of rows."""
+    cache = reader.cache
+    positions = reader.positions(image.imgid for image in images)
+    shape: tuple[int, ...] = cache.row_shape
+    if cache.offsets is not None:
+        counts = np.unique(np.diff(cache.offsets)[positions])
+        if len(counts) > 1:
+            raise UserError(
+                f"{cache.path}: images have {counts[0]} to {counts[-1]} regions; the layout needs equally many for each image"
             )
-
-
-def _warn_of_duplicates(path: Path) -> None:
-    """Log a warning if images have exactly the same features as another image."""
-    sources = read_sources(open_cache(path))
-    repeated = len(sources) - len(np.unique(sources, axis=0))
-    if repeated:
-        log.warning("%s: %d images have exactly the features of another image", path, repeated)
+        shape = (int(counts[0]), *shape)
+    header = {"descr": np.lib.format.dtype_to_descr(cache.dtype), "fortran_order": False}
+    stream = BytesIO()
+    np.lib.format.write_array_header_1_0(stream, {**header, "shape": (len(positions) * times, *shape)})
+    yield stream.getvalue()
+    for k in range(0, len(positions), 512):
+        block = positions[k : k + 512]
+        values = reader.rows(block) if cache.offsets is None else reader.regions(block).features
+        yield np.ascontiguousarray(np.repeat(values, times, axis=0)).data.cast("B")

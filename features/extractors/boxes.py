@@ -14,17 +14,17 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vse.features.backbones.device import move_tensor
-from vse.features.backbones.networks import LayerOutput, autocast, find_module, load_backbone, weights_sha256
+from vse.features.backbones.networks import LayerOutput, autocast, find_module, hash_weights, load_backbone
 from vse.features.data_checks import check_box_photos
 from vse.features.extractors.cnn import image_to_tensor, normalize_pixels, scaled_size
 from vse.features.extractors.images import ImageVectors, NetworkExtractor
 from vse.features.extractors.proposals import (
     EdgeModel,
     Floats,
-    boxes_sha256,
     clip_boxes,
+    collect_truth_boxes,
     edge_boxes,
-    ground_truth_boxes,
+    hash_boxes,
     import_opencv,
     read_boxes,
     selective_search,
@@ -47,8 +47,8 @@ class ImageWithBoxes:
     boxes : (n, 4) float32, xyxy in pixels of the original image
     scores : (n,) float32
     size : width and height of the original image
-    original : the original image (3, height, width) uint8, if the region-proposal network is to find the boxes; else None
-    at_most : maximum number of boxes of the region-proposal network; None: all of them
+    original : the original image (3, height, width) uint8 for a region-proposal network; None without such a network
+    at_most : maximum number of proposals; None: all of them
     """
 
     pixels: Tensor
@@ -62,16 +62,15 @@ class ImageWithBoxes:
 class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
     """A CNN whose layers up to ``map`` read the complete image, and whose further layers read each of its boxes.
 
-    ROI-align pools each box on the map to ``pool`` x ``pool``. The map should have this size for an image of the network's own
-    input size, so that the further layers get an input as in their training. For VGG19 the map is the output of conv5_4, 14 x
-    14; the last pooling, fc6 and fc7 follow. Images run one by one, so the vector of a box depends only on its own image.
+    ROI-align pools each box on the map to ``pool`` x ``pool`` cells, the map's size for an image of the network's own input
+    size. For VGG19 the map is the output of conv5_4, 14 x 14; the last pooling, fc6 and fc7 follow. Images run one by one, so
+    the vectors of an image do not depend on other images.
     """
 
     config: BoxesConfig
 
     @classmethod
     def from_job(cls, config: BoxesConfig, job: Job) -> Self:
-        """Return the extractor with the network's weights and the boxes of the job's data set."""
         return cls(config, job.weights_dir, job.device, job.dataset)
 
     def __init__(
@@ -79,7 +78,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
     ) -> None:
         super().__init__(config, device)
         backbone = load_backbone(config, weights_dir, notes=self.notes)
-        self.weights_sha256 = weights_sha256(backbone)
+        self.weights_sha256 = hash_weights(backbone)
         self.network = LayerOutput(backbone, config.layer, config.grid).to(self.device).to(memory_format=torch.channels_last)
         find_module(backbone, config.map).register_forward_hook(lambda _, __, output: self._pool_boxes(output))
         self._rois, self._input, self._dim = torch.zeros(1, 4), (1, 1), 0
@@ -93,7 +92,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         self._try_once()
 
     def prepare(self, image: Image.Image, image_id: int) -> ImageWithBoxes:
-        """Return the scaled image and its boxes; the boxes are empty if the region-proposal network is to find them."""
+        """Return the scaled image and its boxes. They are empty if the region-proposal network will find them."""
         boxes, scores = self._boxes(image, image_id)
         size = scaled_size(image.size, self.config.shorter, self.config.longer)
         small = image_to_tensor(image.resize(size, Image.Resampling.BILINEAR))
@@ -101,7 +100,6 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return ImageWithBoxes(small, boxes, scores, image.size, original, self._max_boxes(image_id))
 
     def compute(self, batch: Sequence[ImageWithBoxes]) -> list[ImageVectors]:
-        """Return the vectors of each image's boxes."""
         return [self._vectors(self._with_proposals(item) if self._detector is not None else item) for item in batch]
 
     def _load_box_source(self, weights_dir: Path | None, dataset: Path | None) -> dict[str, str]:
@@ -115,13 +113,12 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
             raise ValueError("these boxes depend on the data set, but no data set was given")
         loaded = load_dataset_file(dataset)
         if config.boxes == "phrases":
-            self._given, self._has_truth_boxes = ground_truth_boxes(loaded), True
-            return {"boxes_sha256": boxes_sha256(self._given)}
+            self._given, self._has_truth_boxes = collect_truth_boxes(loaded), True
+            return {"boxes_sha256": hash_boxes(self._given)}
         self._limited_ids = frozenset(image.imgid for image in loaded.images if image.split in ("train", "restval"))
         return {"train_ids_sha256": sha256_json(sorted(self._limited_ids)), **self._load_proposal_source(weights_dir)}
 
     def _load_proposal_source(self, weights_dir: Path | None) -> dict[str, str]:
-        """Load the file of boxes, the edge model or the region-proposal network; return its hash."""
         config = self.config
         if config.from_file:
             self._given, sha256 = read_and_hash(Path(config.boxes), read_boxes)
@@ -135,7 +132,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
                 shorter=config.shorter, longer=config.longer, proposals=config.n_boxes,
             )  # fmt: skip
             detector = load_detector(proposer, weights_dir)
-            digest = weights_sha256(detector)
+            digest = hash_weights(detector)
             self._detector = detector.to(self.device)
             return {"proposer_sha256": digest}
         return {}
@@ -157,11 +154,10 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return clip_boxes(boxes[:n_boxes], image.size, f"image {image_id}"), scores[:n_boxes]
 
     def _max_boxes(self, image_id: int) -> int | None:
-        """Return the maximum number of boxes of an image; None: all boxes."""
         return self.config.train_boxes if image_id in self._limited_ids else None
 
     def _with_proposals(self, item: ImageWithBoxes) -> ImageWithBoxes:
-        """Return the image with the boxes of the region-proposal network; with one box around the image if there are none."""
+        """Return the image with the network's proposals, or with one box around the image if there are none."""
         assert item.original is not None
         with torch.inference_mode():
             proposals = propose(self._detector, move_tensor(item.original, self.device))
@@ -191,10 +187,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return ImageVectors(features.cpu().numpy(), item.boxes, item.scores, item.size)
 
     def _pool_boxes(self, output: Tensor) -> Tensor:
-        """Pool the current boxes on the map; this replaces the map as the input of the further layers.
-
-        ``self._rois`` holds the boxes, relative to the sides of the image.
-        """
+        """Pool the boxes ``self._rois``, relative to the image's sides, on the map; the result replaces the map."""
         if output.ndim != 4:
             raise UserError(
                 f"map {self.config.map!r}: its output has {output.ndim} axes; a layer with height and width is needed"
@@ -206,7 +199,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return pooled.to(output.dtype)
 
     def _try_once(self) -> None:
-        """Compute a blank image with two boxes, so that layers that do not fit raise UserError before the first image."""
+        """Compute a blank image with two boxes. Raises UserError if the layers do not fit."""
         config, side = self.config, self.config.shorter
         boxes = np.asarray([[0, 0, side, side], [0, 0, side / 2, side / 2]], np.float32)
         try:
@@ -221,7 +214,7 @@ def cells_per_pixel(cells: int, pixels: int) -> float:
     """Return the number of a map's cells per input pixel, the inverse of the map's stride.
 
     Strides are powers of two, but an image of 600 pixels gives a map of 37 cells at stride 16, not 37.5. The stride is
-    therefore rounded to the nearest power of two, unless that is off by 20% or more.
+    therefore rounded to the nearest power of two if this changes it by less than 20%.
     """
     stride = 2.0 ** round(math.log2(pixels / cells))
     return 1 / stride if abs(pixels / cells / stride - 1) < 0.2 else cells / pixels

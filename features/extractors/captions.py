@@ -1,4 +1,4 @@
-"""Caption features whose encoder is fitted to the training captions, and the file of the fitted encoder."""
+"""Fit the encoders of caption features to training captions, save them, and compute vectors with them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vse.features.backbones.device import library_versions, pick_device
-from vse.features.backbones.model_folder import tensors_sha256
+from vse.features.backbones.model_folder import hash_tensors
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.rows import Item, Rows, item_ids
 from vse.features.settings import EXTRACTORS
@@ -37,21 +37,18 @@ log = logging.getLogger(__name__)
 
 
 def encoder_path(cache: Path) -> Path:
-    """Return the encoder's file for a cache: ``demo_hglmm.encoder.safetensors`` next to ``demo_hglmm.h5``."""
+    """Return the path of a cache's encoder: ``demo_hglmm.encoder.safetensors`` next to ``demo_hglmm.h5``."""
     return cache.with_suffix(".encoder.safetensors")
 
 
 class CaptionExtractor(Extractor):
-    """A fitted encoder that computes the vectors of captions.
-
-    Raises UserError if the file of the encoder is missing or damaged, or if the encoder was fitted with other settings.
-    """
+    """A fitted encoder of captions. Raises UserError if its file is missing, damaged or fitted with other settings."""
 
     config: CaptionSettings
 
     @classmethod
     def from_job(cls, config: CaptionSettings, job: Job) -> Self:
-        """Return the extractor with the encoder next to the cache; with ``job.fit`` the encoder is fitted first."""
+        """Return the extractor with the encoder next to the cache; with ``job.fit`` fit the encoder first."""
         encoder_file = encoder_path(job.out)
         if job.fit:
             fit_encoder(job.dataset, config, encoder_file, job.device, job.words)
@@ -70,7 +67,7 @@ class CaptionExtractor(Extractor):
         }
 
     def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
-        """Compute the rows of captions, in order; the rows of captions without a known word are zeros, and are counted."""
+        """Compute the rows of captions, in order. Rows of captions without a known word are zeros and are counted."""
         chunk, parts, noun = self.config.chunk, [], self.config.of
         dtype = getattr(torch, self.config.dtype)  # torch rounds to float16 many times as fast as NumPy
         with progress_bar(total=len(items), desc=self.progress_label, unit=noun.removesuffix("s")) as progress:
@@ -86,7 +83,7 @@ class CaptionExtractor(Extractor):
 
 @dataclass(frozen=True)
 class EncoderFile:
-    """The content of an encoder's file: its tensors, and the settings and hashes that it was fitted with."""
+    """The tensors in an encoder's file, and the settings and hashes of its fit."""
 
     tensors: dict[str, Tensor]
     metadata: dict[str, Any]
@@ -97,9 +94,9 @@ def fit_encoder(
 ) -> Path:
     """Fit the encoder of a caption feature to the training captions, write it to ``out`` and return ``out``.
 
-    ``words`` is the file of word vectors and overrides the preset's file. Without either, word vectors are trained on the
-    training captions. An undamaged file of the same settings, words and captions is kept. Raises UserError if the file was
-    fitted with others; the message names the changes.
+    ``words``, a file of word vectors, replaces the preset's file. Without either, word vectors are trained on the captions. An
+    undamaged file of the same settings, words and captions is kept. Raises UserError, which names the changes, if the file has
+    others.
     """
     words = config.word_file(words)
     watched = WatchedFile(words) if words is not None and words.is_file() else None
@@ -126,10 +123,7 @@ def fit_encoder(
 
 
 def build_corpus(dataset: Dataset, config: CaptionSettings) -> CaptionCorpus:
-    """Return the texts that the encoder of a caption feature is fitted to.
-
-    Raises UserError if it is a feature of phrases and no training caption marks a phrase.
-    """
+    """Return the texts to which an encoder is fitted. Raises UserError if an encoder of phrases has no phrases."""
     sentences = [caption.tokens for image in dataset.split("train") for caption in image.captions]
     if config.of == "captions":
         words = frozenset(word for image in dataset.images for caption in image.captions for word in caption.tokens)
@@ -144,19 +138,19 @@ def build_corpus(dataset: Dataset, config: CaptionSettings) -> CaptionCorpus:
 
 
 def _write(out: Path, config: CaptionSettings, inputs: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
-    sha256 = tensors_sha256(tensors)
+    sha256 = hash_tensors(tensors)
     metadata = {"format": FORMAT, "extractor": config.extractor_name(), "inputs": inputs, "sha256": sha256}
     one_key = {"vse": json.dumps(metadata, sort_keys=True)}  # safetensors writes several keys in varying order
     return write_bytes(out, safetensors.torch.save(tensors, one_key))
 
 
 def load_encoder(path: Path, device: str = "auto") -> CaptionEncoder:
-    """Load a fitted encoder; raise UserError if the file is missing or damaged."""
+    """Load a fitted encoder. Raises UserError if the file is missing or damaged."""
     return _build_encoder(path, _read_encoder(path), device)
 
 
 def load_cache_encoder(cache: FeatureCache, device: str = "auto") -> CaptionEncoder:
-    """Load the encoder next to a cache of captions; raise UserError if it is not the one that computed the cache."""
+    """Load the encoder next to a cache of captions. Raises UserError unless it computed the cache."""
     path = encoder_path(cache.path)
     fitted = _try_read_encoder(path)
     if fitted is None or fitted.metadata["sha256"] != cache.provenance.get("weights_sha256"):
@@ -177,7 +171,7 @@ def _build_encoder(path: Path, fitted: EncoderFile, device: str) -> CaptionEncod
 
 
 def _check_inputs(path: Path, fitted: EncoderFile, inputs: dict[str, Any], *only: str) -> None:
-    """Raise UserError if an encoder was fitted with other ``inputs``; ``only`` limits the comparison to some of their keys."""
+    """Raise UserError if an encoder was fitted with other ``inputs``; ``only`` names the entries to compare."""
     recorded = fitted.metadata["inputs"]
     changes = list_changes({key: recorded[key] for key in only} if only else recorded, inputs)
     if changes:
@@ -188,7 +182,6 @@ def _check_inputs(path: Path, fitted: EncoderFile, inputs: dict[str, Any], *only
 
 
 def _read_encoder(path: Path) -> EncoderFile:
-    """Return the content of an encoder's file; raise UserError if the file is missing or damaged."""
     fitted = _try_read_encoder(path)
     if fitted is None:
         raise UserError(f"{path}: no such encoder, or its bytes changed; fit it again with vse-extract fit")
@@ -196,14 +189,13 @@ def _read_encoder(path: Path) -> EncoderFile:
 
 
 def _try_read_encoder(path: Path) -> EncoderFile | None:
-    """Return the content of an encoder's file; None if the file is missing or damaged."""
     if not path.is_file():
         return None
     try:
         with safe_open(path, framework="pt") as file:
             metadata = json.loads((file.metadata() or {})["vse"])
         fitted = EncoderFile(safetensors.torch.load_file(path), metadata)
-        undamaged = metadata["format"] == FORMAT and metadata["sha256"] == tensors_sha256(fitted.tensors)
+        undamaged = metadata["format"] == FORMAT and metadata["sha256"] == hash_tensors(fitted.tensors)
     except (SafetensorError, OSError, ValueError, KeyError):
         return None
     return fitted if undamaged else None

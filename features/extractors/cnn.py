@@ -1,8 +1,4 @@
-"""The extractor ``cnn``: one vector per image, per crop or per position (VSE++ paper, section 3).
-
-The module also cuts the crops that a CNN reads (:func:`cut_crops`), loads the CNN that computed a cache
-(:func:`rebuild_cnn_extractor`), and computes where on its photo each vector of an image lies (:class:`VectorBoxes`).
-"""
+"""The extractor ``cnn``: one vector per image, per crop or per position (VSE++ paper, section 3)."""
 
 from __future__ import annotations
 
@@ -17,8 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vse.features.backbones.device import move_tensor, query_precision
-from vse.features.backbones.networks import LayerOutput, autocast, fold_batch_norms, load_backbone, weights_sha256
+from vse.features.backbones.device import choose_query_precision, move_tensor
+from vse.features.backbones.networks import LayerOutput, autocast, fold_batch_norms, hash_weights, load_backbone
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.reader import RegionBoxes
 from vse.features.extractors.images import ImageVectors, NetworkExtractor, UnfitSize
@@ -39,8 +35,8 @@ def cut_crops(
 ) -> UInt8[Tensor, "n_crops 3 crop crop"]:
     """Resize ``image`` and cut its crops according to ``config.crops``.
 
-    Ten crops are the four corners and the centre, then their mirror images. Random crops depend only on ``config.crop_seed``,
-    ``image_id`` and ``visit``.
+    Ten crops are the four corners and the centre, then their mirror images. ``config.crop_seed``, ``image_id`` and ``visit``
+    determine random crops.
     """
     if config.crops == "rc_bank" and config.random_crop == "resized":
         return _stack([_random_resized_crop(image, config, rng) for rng in _crop_generators(config, image_id, visit)])
@@ -53,7 +49,7 @@ def cut_crops(
             top, left = int(rng.integers(bottom + 1)), int(rng.integers(right + 1))
             views.append(_mirror_at_random(_cut(small, top, left, config.crop), rng))
         return _stack(views)
-    centre = _centre(width, height, config.crop)
+    centre = round(bottom / 2), round(right / 2)
     if config.crops == "1c":
         return _stack([_cut(small, *centre, config.crop)])
     corners = [(0, 0), (0, right), (bottom, 0), (bottom, right), centre]
@@ -62,9 +58,9 @@ def cut_crops(
 
 
 def centre_crop_box(size: tuple[int, int], config: CnnConfig) -> tuple[float, float, float, float]:
-    """Return the box of the centre crop in an image of width and height ``size``: x1, y1, x2, y2 in its pixels."""
+    """Return the box x1, y1, x2, y2 of the centre crop in pixels of an image of width and height ``size``."""
     width, height = _resized_size(size, config)
-    top, left = _centre(width, height, config.crop)
+    top, left = round((height - config.crop) / 2), round((width - config.crop) / 2)
     x, y = size[0] / width, size[1] / height
     return left * x, top * y, (left + config.crop) * x, (top + config.crop) * y
 
@@ -91,10 +87,7 @@ def image_to_tensor(image: Image.Image) -> UInt8[Tensor, "3 height width"]:
 
 
 def normalize_pixels(pixels: Tensor, mean: Mean, std: Mean, device: torch.device) -> Float[Tensor, "n 3 height width"]:
-    """Return pixels 0-255 (n, 3, height, width) as the network's input: less the mean, divided by the standard deviation.
-
-    The tensor's memory format is channels last.
-    """
+    """Return pixels 0-255 (n, 3, height, width) minus the mean, divided by the standard deviation; channels last."""
     images = move_tensor(pixels, device).to(torch.float32, memory_format=torch.channels_last)
     shift = torch.tensor(mean, device=device).view(3, 1, 1) * 255
     scale = torch.tensor(std, device=device).view(3, 1, 1) * 255
@@ -102,7 +95,6 @@ def normalize_pixels(pixels: Tensor, mean: Mean, std: Mean, device: torch.device
 
 
 def _resized_size(size: tuple[int, int], config: CnnConfig) -> tuple[int, int]:
-    """Return the width and height to which an image is resized before the crops are cut."""
     if config.resize_mode == "square":
         return config.resize, config.resize
     width, height = scaled_size(size, config.resize)
@@ -111,13 +103,8 @@ def _resized_size(size: tuple[int, int], config: CnnConfig) -> tuple[int, int]:
     return width, height
 
 
-def _centre(width: int, height: int, crop: int) -> tuple[int, int]:
-    """Return top and left of the centre crop."""
-    return round((height - crop) / 2), round((width - crop) / 2)
-
-
 def _crop_generators(config: CnnConfig, image_id: int, visit: tuple[int, ...]) -> list[np.random.Generator]:
-    """Return one random generator per crop, so that a larger number of crops does not change the first ones."""
+    """Return one random generator per crop, so that further crops do not change the first ones."""
     seeds = np.random.SeedSequence([config.crop_seed, image_id, *visit]).spawn(config.n_random)
     return [np.random.default_rng(seed) for seed in seeds]
 
@@ -161,8 +148,6 @@ _CROPS_AT_ONCE = 4  # on a CPU; for more crops the system clears new memory for 
 class CnnExtractor(NetworkExtractor[Tensor]):
     """A CNN that computes the vectors of image files, as a feature preset defines them.
 
-    Parameters
-    ----------
     config : the preset
     weights_dir : folder whose ``<model>.pth`` or ``.safetensors`` replaces a download
     device : ``auto``, or a device of torch
@@ -175,7 +160,7 @@ class CnnExtractor(NetworkExtractor[Tensor]):
         super().__init__(config, device)
         self.batch_size = max(1, config.batch_size // config.n_crops)
         backbone = load_backbone(config, weights_dir, notes=self.notes)
-        self.weights_sha256 = weights_sha256(backbone)
+        self.weights_sha256 = hash_weights(backbone)
         network = LayerOutput(backbone, config.layer, config.grid, config.positions)
         self.network = network.to(self.device).to(memory_format=torch.channels_last)
         self._try_once()
@@ -185,7 +170,7 @@ class CnnExtractor(NetworkExtractor[Tensor]):
         self._forward = torch.compile(self.network) if config.compile else self.network
 
     def _try_once(self) -> None:
-        """Compute a blank image, so that an unsuitable layer or size raises UserError before the first image."""
+        """Compute a blank image. Raises UserError if the layer or the size is unsuitable."""
         config = self.config
         self._forward = self.network
         try:
@@ -199,7 +184,6 @@ class CnnExtractor(NetworkExtractor[Tensor]):
         return cut_crops(image, self.config, image_id)
 
     def compute(self, batch: Sequence[Tensor]) -> list[ImageVectors]:
-        """Return the vectors of each image of a batch."""
         return [ImageVectors(features) for features in self.features(torch.stack(list(batch))).cpu().numpy()]
 
     def features(self, pixels: Tensor) -> Float[Tensor, "n_images *shape dim"]:
@@ -221,8 +205,7 @@ class CnnExtractor(NetworkExtractor[Tensor]):
 def read_cnn_config(cache: FeatureCache, positions: bool = False, **changed: object) -> CnnConfig:
     """Return the settings of the CNN that computed a cache, with the values in ``changed``.
 
-    Raises UserError if the cache is not one of CNN vectors. A cache with one vector per position is accepted only with
-    ``positions``.
+    Raises UserError if the cache has other vectors, or, without ``positions``, a vector per position.
     """
     provenance = cache.provenance
     settings = provenance.get("config", {})
@@ -243,23 +226,21 @@ def rebuild_cnn_extractor(
 ) -> CnnExtractor:
     """Load the CNN that computed a cache.
 
-    Parameters
-    ----------
     weights_dir : folder whose files replace downloads of weights
     trained : use random weights, because the caller will replace them by trained weights; batch norms are not folded
     positions : accept a cache with one vector per position
     trainable : do not fold batch norms, because the caller will train the CNN
 
-    A CNN in bf16 computes in fp32 on a device without bf16. Raises UserError if the cache is not one of CNN vectors, or if the
-    CNN's weights are no longer available.
+    A bf16 CNN computes in fp32 on a device without bf16. Raises UserError if the cache has other vectors, or if the CNN's
+    weights are missing.
     """
     changed: dict[str, object] = {"fold_batch_norm": False} if trained or trainable else {}
     config = read_cnn_config(cache, positions, **changed, **({"weights": "random"} if trained else {}))
-    config = config.model_copy(update={"precision": query_precision(config.precision)})
+    config = config.model_copy(update={"precision": choose_query_precision(config.precision)})
     extractor = CnnExtractor(config, weights_dir, device)
     if not trained and extractor.weights_sha256 != cache.provenance.get("weights_sha256"):
         raise UserError(
-            f"{cache.path} was computed with other weights of {config.model} than those found now (their SHA-256 differ)"
+            f"{cache.path} was computed with other weights of {config.model} than the current ones (the SHA-256 differs)"
         )
     return extractor
 
@@ -267,9 +248,8 @@ def rebuild_cnn_extractor(
 class VectorBoxes:
     """The boxes of the vectors in a cache of regions or of a CNN's positions.
 
-    The boxes of regions are stored in the cache. Positions form a grid on the centre crop, row by row. If the sides of the
-    network's map are not multiples of the grid's, cells of the map on the border of two positions belong to both. Raises
-    UserError if the cache has no boxes.
+    Positions form a grid on the centre crop, row by row. If the sides of the map are not multiples of the grid's sides, two
+    positions may share cells of the map. Raises UserError if the cache has no boxes.
     """
 
     def __init__(self, cache: FeatureCache) -> None:
@@ -288,13 +268,13 @@ class VectorBoxes:
             if grid.crops == "1c" and cache.row_shape[0] == side**2 and grid.grid in (side, "all"):
                 self._grid, self._side = grid, side
                 return
-        raise UserError(f"{cache.path}: does not record where on the photos its {cache.feature} lie")
+        raise UserError(f"{cache.path}: does not record the positions of its {cache.feature} in the photos")
 
     def boxes(self, size: tuple[int, int], image_id: int | None = None) -> Float[np.ndarray, "n 4"]:
         """Return the boxes x1, y1, x2, y2 of an image's vectors, in pixels of its photo of width and height ``size``.
 
-        The boxes of a grid depend only on ``size``. The boxes of regions are those of the image ``image_id``; the result is
-        empty if the cache does not have this image.
+        The boxes of a grid depend only on ``size``. Regions belong to the image ``image_id``; the result is empty if the cache
+        lacks this image.
         """
         if self._grid is None:
             return self._regions(size, image_id)
@@ -304,7 +284,6 @@ class VectorBoxes:
         return np.asarray([(x[j], y[i], x[j + 1], y[i + 1]) for i in range(n) for j in range(n)])
 
     def _regions(self, size: tuple[int, int], image_id: int | None) -> NDArray[np.float64]:
-        """Return the boxes of a row's regions, scaled to ``size`` if the cache records another size of the photo."""
         row = None if image_id is None else self._rows.get(image_id)
         if row is None or self._boxes is None:
             return np.empty((0, 4))

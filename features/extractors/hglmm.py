@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 class MixturePart:
     """One mixture of an encoder, with the principal components of the Fisher vectors on it.
 
-    The part of a caption's vector is its Fisher vector minus ``centre``, projected on the axes ``components``. If the two are
-    None, it is the Fisher vector itself.
+    A caption's vector is its Fisher vector minus ``centre``, projected on the axes ``components``; without these two tensors
+    it is the Fisher vector itself.
     """
 
     mixture: Mixture
@@ -43,11 +43,9 @@ class MixturePart:
 
     @property
     def dim(self) -> int:
-        """Length of this part of a caption's vector."""
         return 2 * self.mixture.mean.numel() if self.components is None else len(self.components)
 
     def to(self, like: Tensor) -> MixturePart:
-        """Return this part with the type and device of ``like``."""
         projection = (None if tensor is None else tensor.to(like) for tensor in (self.centre, self.components))
         return MixturePart(self.mixture.to(like), *projection)
 
@@ -68,9 +66,8 @@ class HglmmEncoder(CaptionEncoder):
     """Fisher vectors of a caption's words on a mixture: signed square root, unit length, then principal components.
 
     Word vectors are normalised to unit length, multiplied by the unmixing matrix of the independent components (without
-    subtracting the mean, as in the authors' code), normalised again, and scaled to the length ``scale``. Several mixtures are
-    fitted to the same words. Each has its own principal components, and their vectors are concatenated (see
-    :class:`HglmmConfig`).
+    subtracting the mean, as in the authors' code), normalised again, and scaled to the length ``scale``. The vectors of
+    several mixtures are concatenated (see :class:`HglmmConfig`).
     """
 
     def __init__(
@@ -91,8 +88,8 @@ class HglmmEncoder(CaptionEncoder):
     def fit_to_corpus(cls, config: HglmmConfig, corpus: CaptionCorpus, words: Path | None, device: str) -> HglmmEncoder:
         """Fit independent components and mixtures to a sample of words, then principal components to the training captions.
 
-        For phrases, the principal components are fitted to each distinct phrase once. Otherwise they would describe the few
-        phrases that many captions share, such as *a man*. Raises UserError if there are too few words for a mixture.
+        Each distinct phrase counts once for the principal components: they would otherwise describe the few phrases that many
+        captions share, such as *a man*. Raises UserError if there are too few words for a mixture.
         """
         kept, sample = select_vectors(corpus, config, words, config.ica_words)
         n_sampled, dim = sample.vectors.shape
@@ -129,7 +126,6 @@ class HglmmEncoder(CaptionEncoder):
         return cls(words, unmixing, config.scale, parts, config.normalize, device)
 
     def encode(self, captions: TokenLists) -> Float[Tensor, "n dim"]:
-        """Return the vectors of captions."""
         rows, lengths = self.words.flatten(captions)
         vectors = torch.cat([self._part_vectors(part, rows, lengths) for part in self._parts], dim=1)
         vectors[lengths.to(vectors.device) == 0] = 0
@@ -154,7 +150,6 @@ class HglmmEncoder(CaptionEncoder):
         return normalize(vectors) if self.normalized else vectors
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return word vectors, independent components, and each mixture with its principal components, by name."""
         tensors = self.words.tensors()
         tensors |= {"scale": torch.tensor(self.scale), "normalized": torch.tensor(self.normalized)}
         tensors |= {} if self.unmixing is None else {"unmixing": self.unmixing}
@@ -164,7 +159,6 @@ class HglmmEncoder(CaptionEncoder):
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> HglmmEncoder:
-        """Build the encoder from its :meth:`tensors`."""
         n_parts = sum(name.endswith("mixture.priors") for name in tensors)
         parts = [MixturePart.from_tensors(tensors, _prefix(k)) for k in range(n_parts)]
         scale, normalized = float(tensors["scale"]), bool(tensors["normalized"])
@@ -176,9 +170,9 @@ def fit_principal_components(
 ) -> tuple[Float[Tensor, " dim"], Float[Tensor, "n_components dim"]]:
     """Return the mean and the principal axes of the captions' Fisher vectors on one mixture.
 
-    A first pass over the captions computes the mean, and a second one the covariance. The memory holds the covariance (18,000
-    x 18,000 float32 are 1.3 GB), the axes and one chunk, for any number of captions. The sign of each axis is such that its
-    largest coordinate by absolute value is positive. Raises UserError if fewer than two captions have a known word.
+    A first pass over the captions computes the mean, a second one the covariance. The memory holds the covariance (18,000 x
+    18,000 float32 are 1.3 GB), the axes and one chunk. The coordinate of an axis with the largest absolute value is positive.
+    Raises UserError if fewer than two captions have a known word.
     """
     device, dim = encoder._table.device, 2 * mixture.mean.numel()
     total, count = torch.zeros(dim, dtype=torch.float64, device=device), 0
@@ -208,7 +202,6 @@ def fit_principal_components(
 
 
 def _fit_unmixing(vectors: NDArray[np.float32], config: HglmmConfig) -> Float[Tensor, "D dim"]:
-    """Return the unmixing matrix of FastICA on unit-length word vectors."""
     unit = normalize(torch.from_numpy(vectors)).numpy().astype(np.float64)
     log.info("finding %d independent components of %d words", unit.shape[1], len(unit))
     ica = FastICA(whiten="unit-variance", max_iter=config.ica_iterations, random_state=config.seed)
@@ -221,11 +214,10 @@ def _fit_unmixing(vectors: NDArray[np.float32], config: HglmmConfig) -> Float[Te
 
 
 def _mixture_inputs(words: WordVectors, unmixing: Tensor | None, scale: float) -> Float[Tensor, "V D"]:
-    """Return word vectors as the mixture reads them."""
     vectors = normalize(torch.from_numpy(words.vectors))
     return scale * normalize(vectors @ unmixing.T if unmixing is not None else vectors)
 
 
 def _prefix(k: int) -> str:
-    """Return the prefix of the names of part ``k``'s tensors; it is empty for the first part, and so for a single mixture."""
+    """Return the prefix of the names of part ``k``'s tensors; the first part has none."""
     return f"{k}." if k else ""

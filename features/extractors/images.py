@@ -25,7 +25,7 @@ _Loaded = TypeVar("_Loaded")
 def read_ahead(items: Sequence[_Item], load: Callable[[_Item], _Loaded], workers: int, ahead: int) -> Iterator[_Loaded]:
     """Yield ``load(item)`` for every item in order, computed by ``workers`` threads at most ``ahead`` items in advance.
 
-    Threads are enough, because Pillow and NumPy release the interpreter lock while they decode and resize.
+    Threads suffice, because Pillow and NumPy release the interpreter lock while they decode and resize.
     """
     if workers == 0:
         yield from map(load, items)
@@ -46,7 +46,7 @@ _Prepared = TypeVar("_Prepared")
 
 
 class UnfitSize(ValueError):
-    """Raised for an image that is so long and narrow that, once scaled, it is too large or too small for the network."""
+    """Raised for a long and narrow image that becomes too large or too small for the network when it is scaled."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ImageVectors:
     """The vectors of one image.
 
     features : (dim,) of the image, or (n, dim) of its crops, positions or regions
-    boxes : (n, 4) of the regions, xyxy in pixels of the image; None if there are no regions
+    boxes : (n, 4) of the regions, xyxy in pixels of the image; None without regions
     scores : (n,) of the regions
     image_size : width and height of the image, with ``boxes``
     """
@@ -66,7 +66,7 @@ class ImageVectors:
 
 
 class ImageExtractor(Extractor, Generic[_Prepared]):
-    """Base class of extractors that read images; threads call :meth:`prepare`, and :meth:`compute` gets batches."""
+    """Base class of extractors of images; threads call :meth:`prepare`, and :meth:`compute` gets batches."""
 
     config: ImageSettings
     weights_sha256 = "none"  # for extractors without learned parameters; other subclasses set it
@@ -81,7 +81,6 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
         """Return the vectors of each image of a batch."""
 
     def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
-        """Compute the rows of ``items``, as :meth:`Extractor.extract` describes."""
         from vse.features.backbones.device import memory_guard
 
         vectors: list[ImageVectors] = []
@@ -104,7 +103,7 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
                         vectors += [replace(v, features=v.features.astype(self.config.dtype)) for v in self.compute(good)]
                 progress.update(len(batch))
         if not kept:
-            raise UserError(f"none of {len(items)} images can be read; the first: {skipped[0]['reason']}")
+            raise UserError(f"all {len(items)} images are unreadable, the first:  {skipped[0]['reason']}")
         ids, sources = zip(*kept, strict=True)
         return _rows(np.asarray(ids, np.int64), np.stack(sources), vectors, skipped)
 
@@ -132,7 +131,7 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
 
 
 class NetworkExtractor(ImageExtractor[_Prepared]):
-    """Base class of extractors that run a network on ``device``; raises UserError if the network's library is missing."""
+    """Base class of extractors that run a network. Raises UserError if the network's library is missing."""
 
     config: NetworkSettings
     notes: dict[str, Any]
@@ -154,7 +153,7 @@ class NetworkExtractor(ImageExtractor[_Prepared]):
 
 
 def _rows(ids: Ids, sources: NDArray[np.uint8], images: list[ImageVectors], skipped: Sequence[Mapping[str, Any]]) -> Rows:
-    """Return the vectors of images as rows, and empty the list ``images``, so that memory holds the vectors only once."""
+    """Return the vectors of images as rows, and empty the list ``images``, so that the vectors are in memory once."""
     first = images[0]
     if first.boxes is None:
         features = np.empty((len(images), *first.features.shape), first.features.dtype)

@@ -1,8 +1,7 @@
 """Hybrid Gaussian-Laplacian mixtures, and Fisher vectors of sets of words on them (Klein et al., CVPR 2015).
 
-In each cluster k, each dimension d is either a Laplacian with a median and a mean absolute deviation, or a Gaussian with a
-mean and a variance. ``laplacian[k, d]`` is true for a Laplacian. If it is false everywhere, the mixture is a Gaussian mixture
-with diagonal covariances; if it is true everywhere, a Laplacian mixture. All functions compute in the type of their input.
+Each dimension d of a cluster k is either a Laplacian (``laplacian[k, d]`` is true) with a median and a mean absolute
+deviation, or a Gaussian with a mean and a variance. All functions compute in the type of their input.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _MEDIAN_BLOCK = 1 << 17  # number of weights that are gathered at once, in the o
 class Mixture:
     """A mixture of K clusters over D dimensions.
 
-    ``median`` and ``deviation`` are the parameters of Laplacian dimensions, ``mean`` and ``variance`` those of Gaussian ones.
+    Laplacian dimensions have the parameters ``median`` and ``deviation``, Gaussian ones ``mean`` and ``variance``.
     """
 
     priors: Float[Tensor, " K"]
@@ -43,10 +42,9 @@ class Mixture:
 
 
 def initial_mixture(samples: Float[Tensor, "N D"], n_centres: int, seed: int) -> Mixture:
-    """Return the start of expectation maximisation.
+    """Return the start of expectation maximisation: random samples are the centres.
 
-    The centres are random samples, deviations and variances are those of all samples, and each dimension is Laplacian with
-    probability 1/2.
+    Deviations and variances are computed over all samples. A dimension is Laplacian with probability 1/2.
     """
     rng = torch.Generator().manual_seed(seed)
     centres = samples[torch.randperm(len(samples), generator=rng)[:n_centres]]
@@ -67,10 +65,9 @@ def fit_mixture(samples: Float[Tensor, "N D"], mixture: Mixture, n_iterations: i
     """Run ``n_iterations`` steps of expectation maximisation from ``mixture``, without a test of convergence.
 
     A step computes posteriors, then weighted medians and mean absolute deviations, means and variances, and priors. The
-    weighted median is the first sample, in ascending order, at which half of the weight is reached. In a hybrid mixture each
-    dimension of a cluster then becomes Laplacian or Gaussian, whichever is likelier under the new parameters. A ``gaussian``
-    or ``laplacian`` mixture has only dimensions of that kind. Medians and deviations of a Gaussian mixture are not updated,
-    because nothing reads them.
+    weighted median is the first sample in ascending order that reaches half of the weight. Each dimension of a hybrid mixture
+    then becomes Laplacian or Gaussian, whichever is likelier; a ``gaussian`` or ``laplacian`` mixture keeps its kind. The
+    medians and deviations of a Gaussian mixture stay unchanged.
 
     Squared distances are expanded into matrix products, as in scikit-learn. This loses precision, so use float64.
     """
@@ -92,16 +89,14 @@ def fisher_vectors(
 ) -> Float[Tensor, "n two_K_D"]:
     """Return the Fisher vectors of n sets of words.
 
-    Parameters
-    ----------
     table : vectors of all words
     words : rows of ``table``, one set after the other
     lengths : number of words of each set; an empty set gives zeros
 
-    A vector has the derivatives by the locations (medians or means), cluster by cluster, then those by the scales (deviations
-    or variances). A derivative is a sum over the words. Each word's term is weighted by its posterior divided by the square
-    root of the cluster's prior, and for the variance of a Gaussian also by the square root of 2. The sum is divided by the
-    square root of the number of words. The terms of a word that occurs several times are computed once.
+    A vector has the derivatives by the locations (medians or means), cluster by cluster, then the derivatives by the scales
+    (deviations or variances). A derivative is a sum over the words, divided by the square root of their number. A word's term
+    is weighted by its posterior divided by the square root of the cluster's prior, and for the variance of a Gaussian also by
+    the square root of 2. The terms of a repeated word are computed once.
     """
     n_clusters, dim = mixture.mean.shape
     out = table.new_zeros(len(lengths), 2, n_clusters, dim)
@@ -127,17 +122,13 @@ def power_normalize(vectors: Float[Tensor, "n dim"]) -> Float[Tensor, "n dim"]:
 
 
 def _with_kind(mixture: Mixture, kind: MixtureKind) -> Mixture:
-    """Return the mixture with all dimensions ``gaussian`` or ``laplacian``; unchanged if ``hybrid``."""
     if kind == "hybrid":
         return mixture
     return replace(mixture, laplacian=torch.full_like(mixture.laplacian, kind == "laplacian"))
 
 
 def _standardised(samples: Tensor, mixture: Mixture, k: int) -> Tensor:
-    """Return samples minus the location of cluster k, divided by its scale.
-
-    Location and scale are median and mean absolute deviation for Laplacians, and mean and standard deviation for Gaussians.
-    """
+    """Return samples minus the median or mean of cluster k, divided by its mean absolute or standard deviation."""
     laplacian = mixture.laplacian[k]
     location = torch.where(laplacian, mixture.median[k], mixture.mean[k])
     return (samples - location).mul_(torch.where(laplacian, 1 / mixture.deviation[k], mixture.variance[k].rsqrt()))
@@ -159,7 +150,6 @@ def _log_constants(mixture: Mixture) -> Tensor:
 
 
 def _fitting_posteriors(samples: Tensor, squares: Tensor, mixture: Mixture, kind: MixtureKind) -> Float[Tensor, "K N"]:
-    """Return the :func:`posteriors`, transposed; matrix products compute the Gaussian dimensions."""
     precision = (~mixture.laplacian) / mixture.variance
     costs = (precision / 2) @ squares.T - (precision * mixture.mean) @ samples.T
     costs += ((precision * mixture.mean.square()).sum(1) / 2 - _log_constants(mixture))[:, None]
@@ -212,10 +202,7 @@ class _SortedSamples:
         return cls(indices.reshape(len(indices), -1, _RUN), values)
 
     def weighted_medians(self, weights: Float[Tensor, "K N"]) -> Float[Tensor, "K D"]:
-        """Return, for each cluster and dimension, the first sample in order at which half of the weight is reached.
-
-        The sums of the runs' weights give the run with this sample; then the sample is found in the run.
-        """
+        """Return, for each cluster and dimension, the first sample in order that reaches half of the weight."""
         weights = torch.nn.functional.pad(weights, (0, 1)).T.contiguous()
         medians, block = [], max(1, _MEDIAN_BLOCK // weights.numel())
         for indices, values in zip(torch.split(self.indices, block), torch.split(self.values, block), strict=True):

@@ -1,8 +1,4 @@
-"""Sources of boxes for images: a file, EdgeBoxes, selective search, and the ground-truth boxes of phrases.
-
-:func:`check_truth_cache` and :class:`TruthBoxIndex` read caches whose regions are ground-truth boxes. The region-proposal
-network of a detector, another source, is in :mod:`vse.features.extractors.regions`.
-"""
+"""Sources of boxes: files, EdgeBoxes, selective search and ground truth; the index of a cache of ground-truth boxes."""
 
 from __future__ import annotations
 
@@ -42,13 +38,17 @@ log = logging.getLogger(__name__)
 def read_boxes(path: Path) -> dict[int, Floats]:
     """Read the boxes of images from a file: (n, 4) by image id, xyxy in pixels of the image.
 
-    The file is a JSON object ``{"<image id>": [[x1, y1, x2, y2], ...]}``, or an HDF5 file with ``ids`` (n,), ``offsets``
-    (n + 1,) and ``boxes`` (n_boxes, 4), such as a cache of regions. Raises UserError if the file does not exist or has another
-    content.
+    The file is a JSON object ``{"<image id>": [[x1, y1, x2, y2], ...]}``, or an HDF5 file with ``ids`` (n,), ``offsets`` (n +
+    1,) and ``boxes`` (n_boxes, 4), such as a cache of regions. Raises UserError if it is neither.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file of boxes")
-    boxes_by_id = _read_json_boxes(path) if path.suffix == ".json" else _read_hdf5_boxes(path)
+    if path.suffix == ".json":
+        content = read_json(path)
+        with wrap_read_errors(path, 'of the form {"<image id>": [[x1, y1, x2, y2], ...]}'), np.errstate(over="ignore"):
+            boxes_by_id = {int(key): np.asarray(boxes, np.float32).reshape(-1, 4) for key, boxes in content.items()}
+    else:
+        boxes_by_id = _read_hdf5_boxes(path)
     for image_id, boxes in boxes_by_id.items():
         if boxes.ndim != 2 or boxes.shape[1] != 4 or not np.isfinite(boxes).all():
             raise UserError(f"{path}: the boxes of image {image_id} are not rows of four numbers")
@@ -56,10 +56,7 @@ def read_boxes(path: Path) -> dict[int, Floats]:
 
 
 def clip_boxes(boxes: Floats, size: tuple[int, int], where: str) -> Floats:
-    """Return boxes, clipped to an image of width and height ``size``.
-
-    Raises UserError if a box does not overlap the image; ``where`` is the beginning of the message.
-    """
+    """Return boxes, clipped to width and height ``size``. Raises UserError with ``where`` for a box outside the image."""
     clipped = np.clip(boxes, 0, np.asarray(size * 2, np.float32))
     empty = ~(clipped[:, 2:] > clipped[:, :2]).all(axis=1)  # written so that NaN counts as empty
     if empty.any():
@@ -69,10 +66,7 @@ def clip_boxes(boxes: Floats, size: tuple[int, int], where: str) -> Floats:
 
 
 class EdgeModel:
-    """A structured-edge model (Dollar and Zitnick, ICCV 2013), loaded once for each thread.
-
-    Raises UserError if the file does not hold such a model.
-    """
+    """A structured-edge model (Dollar and Zitnick, ICCV 2013), loaded once per thread. Raises UserError for other files."""
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
@@ -103,9 +97,9 @@ def edge_boxes(
 ) -> tuple[Floats, Floats]:
     """Return the best EdgeBoxes (Zitnick and Dollar, ECCV 2014) of an image (height, width, 3), and their scores, best first.
 
-    Edges come from a structured-edge model. Without one they are the gradient of the smoothed grey image, thinned to ridges
-    if ``thin``, as a model's edges are. Alpha, beta and the lowest score are those of the phrase-localisation protocol (0.65,
-    0.65, 0.01). An image without an edge has one box, the complete image.
+    Without a model, edges are the gradient of the smoothed grey image, thinned to ridges if ``thin``. Alpha, beta and the
+    lowest score are 0.65, 0.65 and 0.01, as in the phrase-localisation protocol. The only box of an image without edges is the
+    complete image.
     """
     cv2 = import_opencv()
     if edge_model is None:
@@ -127,8 +121,7 @@ def edge_boxes(
 def suppress_non_ridges(edges: Floats, orientation: Floats) -> Floats:
     """Return edges (height, width) with zeros at pixels that are weaker than a neighbour across their edge by 1% or more.
 
-    ``orientation`` is the angle of the gradient. Edges between pixels are interpolated, and edges outside the image are
-    those on its border.
+    ``orientation`` is the angle of the gradient. Edges are interpolated, and continue beyond the border of the image.
     """
     cv2 = import_opencv()
     y, x = np.indices(edges.shape, np.float32)
@@ -143,8 +136,8 @@ def suppress_non_ridges(edges: Floats, orientation: Floats) -> Floats:
 def selective_search(pixels: NDArray[np.uint8], n_boxes: int) -> tuple[Floats, Floats]:
     """Return the first boxes of selective search in its fast mode (Uijlings et al., IJCV 2013), with scores falling from 1.
 
-    The method's order is random. It comes from the C library's generator. The generator is seeded here, so that an image
-    always has the same boxes. An image without boxes has one, the complete image.
+    The random order of the boxes is repeatable: the C library's generator gets a seed first. The only box of an image without
+    boxes is the complete image.
     """
     cv2 = import_opencv()
     with _LOCK:
@@ -169,14 +162,8 @@ def _whole_image(pixels: NDArray[np.uint8]) -> tuple[Floats, Floats]:
 
 
 def import_opencv() -> Any:
-    """Return the module cv2 of opencv-contrib; raise UserError with the command that installs it if it is missing."""
+    """Return the module cv2 of opencv-contrib. Raises UserError, with the command that installs it, if it is missing."""
     return import_extra("cv2", "a proposal of boxes (EdgeBoxes, selective search)", "edgeboxes")
-
-
-def _read_json_boxes(path: Path) -> dict[int, Floats]:
-    content = read_json(path)
-    with wrap_read_errors(path, 'of the form {"<image id>": [[x1, y1, x2, y2], ...]}'), np.errstate(over="ignore"):
-        return {int(image_id): np.asarray(boxes, np.float32).reshape(-1, 4) for image_id, boxes in content.items()}
 
 
 def _read_hdf5_boxes(path: Path) -> dict[int, Floats]:
@@ -198,11 +185,11 @@ def _read_hdf5_boxes(path: Path) -> dict[int, Floats]:
     return {int(i): boxes[start:end] for i, start, end in zip(ids, offsets[:-1], offsets[1:], strict=True)}
 
 
-def ground_truth_boxes(dataset: Dataset) -> dict[int, NDArray[np.float32]]:
+def collect_truth_boxes(dataset: Dataset) -> dict[int, NDArray[np.float32]]:
     """Return the distinct ground-truth boxes (n, 4) of each image's phrases by image id, in the order of their first phrase.
 
-    The box of a phrase is :attr:`vse.pipeline.dataset.phrases.Phrase.truth`. An image has no entry if none of its phrases has
-    a box. Raises UserError if no image has an entry.
+    The box of a phrase is its attribute ``truth``. An image has no entry if its phrases have no boxes. Raises UserError if no
+    image has an entry.
     """
     boxes_by_id: dict[int, dict[tuple[float, ...], None]] = {}
     for mention in mentions(dataset):
@@ -214,7 +201,7 @@ def ground_truth_boxes(dataset: Dataset) -> dict[int, NDArray[np.float32]]:
     return {image_id: np.asarray(list(boxes), np.float32) for image_id, boxes in boxes_by_id.items()}
 
 
-def boxes_sha256(boxes_by_id: Mapping[int, NDArray[np.float32]]) -> str:
+def hash_boxes(boxes_by_id: Mapping[int, NDArray[np.float32]]) -> str:
     """Return the SHA-256 of images' ids, numbers of boxes, and boxes."""
     digest = hashlib.sha256()
     for image_id, boxes in boxes_by_id.items():
@@ -229,9 +216,9 @@ def has_truth_boxes(cache: FeatureCache) -> bool:
 
 
 def check_truth_cache(truths: FeatureCache, candidates: FeatureCache) -> None:
-    """Raise UserError unless ``truths`` are ground-truth boxes of the same data set as ``candidates``, computed as these are.
+    """Check that ``truths`` are ground-truth boxes of the data set of ``candidates``, with vectors of the same extractor.
 
-    The precision may differ if the presets of both caches have ``precision: auto``.
+    Raises UserError if they are not. The precision may differ if the presets of both caches have ``precision: auto``.
     """
     _check_has_truth_boxes(truths)
     if truths.dataset != candidates.dataset:
@@ -248,10 +235,7 @@ def check_truth_cache(truths: FeatureCache, candidates: FeatureCache) -> None:
 
 
 class TruthBoxIndex:
-    """An index from the boxes of images to the vectors in a cache of ground-truth boxes.
-
-    Raises UserError if the cache does not hold ground-truth boxes.
-    """
+    """An index from boxes to vectors in a cache of ground-truth boxes. Raises UserError for other caches."""
 
     def __init__(self, cache: FeatureCache) -> None:
         _check_has_truth_boxes(cache)
@@ -264,7 +248,7 @@ class TruthBoxIndex:
     def indices(self, image_ids: Iterable[int], boxes: Float[np.ndarray, "n 4"]) -> Int[np.ndarray, " n"]:
         """Return the index, among all regions of the cache, of each box of the image with the same position in ``image_ids``.
 
-        Boxes are compared as float32. Raises UserError if the cache lacks a box; the message names the first one.
+        Boxes are compared as float32. Raises UserError, which names the first box that the cache lacks.
         """
         keys = list(zip(map(int, image_ids), map(tuple, boxes.astype(np.float32).tolist()), strict=True))
         for image_id, box in keys:
@@ -284,7 +268,6 @@ def _check_has_truth_boxes(cache: FeatureCache) -> None:
 
 
 def _vector_settings(cache: FeatureCache) -> dict[str, object]:
-    """Return the settings, versions and hashes that decide the vector of a box in a cache, by name."""
     extractor = {name: value for name, value in cache.extractor.items() if name not in ("config", *_BOX_HASHES)}
     config = {name: value for name, value in cache.extractor.get("config", {}).items() if name not in _BOX_SETTINGS}
     return {**extractor, **config}

@@ -1,8 +1,8 @@
 """The extractor ``regions``: the boxes that a Faster R-CNN finds, each with the output of the detector's box head.
 
-By default the boxes are the detector's own detections. With ``selection: bottom_up`` they are its proposals. The score of a
-proposal is then its highest score among the classes whose non-maximum suppression keeps it. The bottom-up attention features
-(Anderson et al., CVPR 2018) of SCAN and its successors were computed in this way.
+The boxes are the detections or, with ``selection: bottom_up``, the proposals, as in the bottom-up attention features (Anderson
+et al., CVPR 2018) of SCAN and its successors. The score of a proposal is its highest score among the classes whose non-maximum
+suppression keeps it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vse.features.backbones.device import move_tensor
-from vse.features.backbones.networks import autocast, load_backbone, weights_sha256
+from vse.features.backbones.networks import autocast, hash_weights, load_backbone
 from vse.features.extractors.cnn import image_to_tensor, scaled_size
 from vse.features.extractors.images import ImageVectors, NetworkExtractor
 from vse.features.settings.images import RegionsConfig
@@ -56,8 +56,7 @@ class ScoredBoxes:
 class RegionsExtractor(NetworkExtractor[Tensor]):
     """A Faster R-CNN that computes boxes of image files and their vectors.
 
-    Images run one by one. In a batch each image would be padded to the size of the largest, so its features would depend on
-    the other images.
+    Images run one by one: a batch would be padded to its largest image, which changes the features of the others.
     """
 
     config: RegionsConfig
@@ -65,11 +64,11 @@ class RegionsExtractor(NetworkExtractor[Tensor]):
     def __init__(self, config: RegionsConfig, weights_dir: Path | None = None, device: str = "auto") -> None:
         super().__init__(config, device)
         self.detector = load_detector(config, weights_dir)
-        self.weights_sha256 = weights_sha256(self.detector)
+        self.weights_sha256 = hash_weights(self.detector)
         self.detector = self.detector.to(self.device)
 
     def prepare(self, image: Image.Image, image_id: int) -> Tensor:
-        """Return the image as (3, height, width) uint8; the detector scales it. Raises :class:`UnfitSize` as it would."""
+        """Return the image as (3, height, width) uint8; the detector scales it. Raises :class:`UnfitSize`."""
         scaled_size(image.size, self.config.shorter, self.config.longer)
         return image_to_tensor(image)
 
@@ -91,7 +90,7 @@ class RegionsExtractor(NetworkExtractor[Tensor]):
 def load_detector(config: RegionsConfig, weights_dir: Path | None = None) -> nn.Module:
     """Load the Faster R-CNN of ``config`` with its weights, in evaluation mode, on the CPU.
 
-    Raises UserError if torchvision has no such model or its weights are not available.
+    Raises UserError if torchvision has no such model or its weights are missing.
     """
     options: dict[str, Any] = {
         "weights_backbone": None,
@@ -108,14 +107,14 @@ def load_detector(config: RegionsConfig, weights_dir: Path | None = None) -> nn.
         for module in detector.modules():  # its weights were trained with batch norms without an epsilon
             if isinstance(module, nn.BatchNorm2d):
                 module.eps = 0.0
-    fix_scales(detector)
+    set_map_strides(detector)
     return detector
 
 
-def fix_scales(detector: Any) -> None:
-    """Set the strides of the detector's maps, with a forward pass on an image of 256 x 256, a multiple of all strides.
+def set_map_strides(detector: Any) -> None:
+    """Set the strides of the detector's maps, by a forward pass on an image of 256 x 256 pixels.
 
-    torchvision computes the strides from the first image and keeps them for all others. They are wrong if that image is small.
+    torchvision computes the strides from its first image; for a small image they are wrong.
     """
     with torch.inference_mode():
         maps = detector.backbone(torch.zeros(1, 3, 256, 256))
@@ -138,8 +137,8 @@ def propose(detector: Any, pixels: Tensor) -> Proposals:
 def detect(detector: Any, pixels: Tensor, config: RegionsConfig) -> tuple[ScoredBoxes, tuple[int, int]]:
     """Return the boxes of one image (3, height, width), best first, and the height and width of the network's input.
 
-    The boxes with scores above ``config.score`` are kept, at least ``min_boxes`` and at most ``max_boxes``. If the detector
-    finds no box at all, the box is the complete image.
+    These are the boxes with scores above ``config.score``, at least ``min_boxes`` and at most ``max_boxes``. If the detector
+    finds no box, the box is the complete image.
     """
     proposed = propose(detector, pixels)
     proposals, size, heads = proposed.boxes, proposed.size, detector.roi_heads
@@ -196,7 +195,6 @@ def _suppress_by_class(
 
 
 def _select_best(scores: Tensor, config: RegionsConfig) -> Tensor:
-    """Return the indices of the boxes to keep, best first."""
     order = scores.argsort(descending=True, stable=True)
     above = int((scores > config.score).sum())
     return order[: min(max(above, config.min_boxes), config.max_boxes)]

@@ -1,8 +1,4 @@
-"""The extractor ``text``: vectors of captions, or of their tokens, from a pretrained text encoder.
-
-:func:`caption_reader` loads the encoder of any cache of captions, to encode new texts in the same way: search queries, or the
-captions of another data set.
-"""
+"""The extractor ``text``, a pretrained text encoder, and the loading of any cache's encoder for new texts."""
 
 from __future__ import annotations
 
@@ -19,12 +15,12 @@ from torch.nn.functional import normalize
 
 from vse.features.backbones.device import (
     choose_precision,
+    choose_query_precision,
     describe_device,
     library_versions,
     memory_guard,
     move_tensor,
     pick_device,
-    query_precision,
 )
 from vse.features.backbones.networks import autocast
 from vse.features.backbones.texts import load_text_backbone
@@ -47,8 +43,6 @@ _HASHES = {
 class TextExtractor(Extractor):
     """A pretrained text encoder that computes the vectors of captions, as a feature preset defines them.
 
-    Parameters
-    ----------
     config : the preset
     weights_dir : folder whose folder or file with the model's name replaces a download
     device : ``auto``, or a device of torch
@@ -79,7 +73,7 @@ class TextExtractor(Extractor):
         }
 
     def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
-        """Compute the rows of captions, in order; captions with more tokens than the encoder reads are counted."""
+        """Compute the rows of captions, in order; truncated captions are counted."""
         with progress_bar(total=len(items), desc=self.progress_label, unit=self.config.of.removesuffix("s")) as progress:
             parts, n_truncated = self._encode(self._texts(items), np.dtype(self.config.dtype), progress.update)
         sources = np.stack([item.source() for item in items])
@@ -93,10 +87,7 @@ class TextExtractor(Extractor):
         return Rows(item_ids(items), features, sources, offsets, counts=counts)
 
     def encode_items(self, captions: Sequence[Item]) -> tuple[Tensor, ...]:
-        """Return captions as the inputs of a model.
-
-        The result is (vectors (n, dim),), or with ``pooling: tokens`` (states (n, n_tokens, dim), mask (n, n_tokens)).
-        """
+        """Return (vectors (n, dim),), or with ``pooling: tokens`` (states (n, n_tokens, dim), mask (n, n_tokens))."""
         parts = [torch.from_numpy(part) for part in self._encode(self._texts(captions), np.dtype(np.float32))[0]]
         if self.config.row_kind == "vectors":
             return (torch.stack(parts),)
@@ -105,7 +96,6 @@ class TextExtractor(Extractor):
         return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True), mask
 
     def _texts(self, items: Sequence[Item]) -> list[str]:
-        """Return the original texts of captions, or for phrases their words, joined by blanks."""
         if self.config.of == "captions":
             return [item.raw for item in items]
         return [" ".join(self.config.select_words(item.tokens)) for item in items]
@@ -147,10 +137,9 @@ class TextExtractor(Extractor):
 
 
 def _batches(lengths: Sequence[int], bound: int) -> Iterator[list[int]]:
-    """Yield the indices of the texts of each batch, the longest texts first.
+    """Yield the indices of each batch of at most ``bound`` tokens with padding, the longest texts first.
 
-    Texts of similar length need little padding, and a lack of memory shows in the first batch. ``bound`` limits the number of
-    tokens in a batch, with padding.
+    Texts of similar length need little padding, and a lack of memory appears in the first batch.
     """
     order = np.argsort(-np.asarray(lengths, np.int64), kind="stable").tolist()
     while order:
@@ -162,7 +151,7 @@ def _batches(lengths: Sequence[int], bound: int) -> Iterator[list[int]]:
 def rebuild_text_extractor(cache: FeatureCache, weights_dir: Path | None = None, device: str = "auto") -> TextExtractor:
     """Load the text encoder that computed a cache, for other texts.
 
-    A bf16 encoder computes in fp32 on a device without bf16. Raises UserError if the encoder is not available, or has changed.
+    A bf16 encoder computes in fp32 on a device without bf16. Raises UserError if the encoder is missing or has changed.
     """
     provenance = cache.provenance
     with wrap_read_errors(cache.path, "a cache of a text encoder's vectors, by its provenance"):
@@ -170,19 +159,19 @@ def rebuild_text_extractor(cache: FeatureCache, weights_dir: Path | None = None,
         if "revision" in sources and not str(provenance["config"]["model"]).startswith("open_clip/"):
             sources["revision"] = provenance.get("commit", sources["revision"])  # a branch may have another commit now
         config = TextConfig(name=cache.feature, **sources, **provenance["config"])
-        config = config.model_copy(update={"precision": query_precision(config.precision)})
+        config = config.model_copy(update={"precision": choose_query_precision(config.precision)})
     extractor = TextExtractor(config, weights_dir, device)
     hashes = {"weights_sha256": extractor.weights_sha256, **extractor.extra_hashes}
     for name, part in _HASHES.items():
         if hashes.get(name) != provenance.get(name):
-            raise UserError(f"{cache.path} was computed with {part} of {config.model}: {name} differs from that found now")
+            raise UserError(f"{cache.path} was computed with {part} of {config.model}: {name} differs from the current one")
     return extractor
 
 
 class CaptionReader(Protocol):
     """An encoder of captions: a fitted :class:`CaptionEncoder`, or a :class:`TextExtractor`.
 
-    ``reads_raw`` is true if it reads the original text of a caption, and false if it reads the caption's words.
+    ``reads_raw`` is true if the encoder reads raw text, and false if it reads words.
     """
 
     reads_raw: ClassVar[bool]
@@ -191,11 +180,8 @@ class CaptionReader(Protocol):
         """Return (vectors (n, dim),), or (sets (n, n_tokens, dim), mask (n, n_tokens)); vectors and sets are float32."""
 
 
-def caption_reader(cache: FeatureCache, weights_dir: Path | None = None, device: str = "auto") -> CaptionReader:
-    """Load the encoder that computed a cache of captions: the file next to it, or the pretrained encoder in its provenance.
-
-    Raises UserError if the encoder is not available, or if another one is found in its place.
-    """
+def load_caption_reader(cache: FeatureCache, weights_dir: Path | None = None, device: str = "auto") -> CaptionReader:
+    """Load the encoder that computed a cache of captions. Raises UserError if it is missing or has changed."""
     if cache.provenance.get("config", {}).get("extractor") == "text":
         return rebuild_text_extractor(cache, weights_dir, device)
     return load_cache_encoder(cache, device)

@@ -1,4 +1,4 @@
-"""Word vectors: read from a word2vec file, a GloVe file or a table, or trained on captions."""
+"""Word vectors, from a file or trained on captions, and the encoders ``tfidf`` and ``mean_vector``."""
 
 from __future__ import annotations
 
@@ -8,20 +8,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from vse.features.settings.captions import (
     CaptionCorpus,
+    CaptionEncoder,
     TokenLists,
     WordSettings,
     dictionary_path,
     tensor_to_words,
     words_to_tensor,
 )
+from vse.features.settings.texts import MeanVectorConfig, TfidfConfig
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.decoded_limit import check_stream, open_decoded
 
@@ -37,7 +42,6 @@ class WordVectors:
 
     @cached_property
     def rows(self) -> dict[str, int]:
-        """The row of each word."""
         return {word: row for row, word in enumerate(self.words)}
 
     def encode(self, caption: Sequence[str]) -> list[int]:
@@ -45,13 +49,12 @@ class WordVectors:
         return [self.rows[word] for word in caption if word in self.rows]
 
     def flatten(self, captions: TokenLists) -> tuple[Tensor, Tensor]:
-        """Return the rows of the known words of all captions, one caption after the other, and their number per caption."""
+        """Return the rows of the known words of all captions, concatenated, and their number per caption."""
         encoded = [self.encode(caption) for caption in captions]
         lengths = torch.tensor([len(rows) for rows in encoded], dtype=torch.int64)
         return torch.tensor([row for rows in encoded for row in rows], dtype=torch.int64), lengths
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the words and their vectors, as an encoder's file stores them."""
         return {"words": words_to_tensor(self.words), "vectors": torch.from_numpy(self.vectors)}
 
     @classmethod
@@ -67,10 +70,10 @@ class WordVectors:
 
 
 def read_word_vectors(path: Path) -> WordVectors:
-    """Read word vectors from a word2vec file (binary if its name has ``.bin``, else text) or a GloVe text file, or gzipped.
+    """Read a file of word vectors, plain or gzipped: GloVe, or word2vec (binary if its name has ``.bin``, else text).
 
-    The words of Skip-Thought's table, ``utable.npy``, are the lines of ``dictionary.txt`` next to it. Raises UserError if the
-    file does not exist or has another content.
+    The words of a ``.npy`` table, such as Skip-Thought's, are the lines of ``dictionary.txt`` next to it. Raises UserError if
+    the file is missing or has another format.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file of word vectors")
@@ -111,8 +114,8 @@ def select_vectors(
 ) -> tuple[WordVectors, WordVectors]:
     """Return the word vectors that the encoder keeps, and a sample of ``n_sampled`` word vectors to fit the encoder to.
 
-    They are read from ``file`` or, without one, trained on the training captions. The encoder keeps the words of the data set
-    and the first ``config.keep`` words of the file.     are fewer. Raises UserError if no word of the data set has a vector.
+    They are read from ``file`` or, without a file, trained on the training captions. The encoder keeps the words of the data
+    set and the first ``config.keep`` words. Raises UserError if no word of the data set has a vector.
     """
     if file is None:
         log.info("training word vectors on %d captions", len(corpus.sentences))
@@ -155,9 +158,9 @@ def _read_table(path: Path, dictionary: Path) -> WordVectors:
 
 
 def _read_text(path: Path) -> WordVectors:
-    """Read lines of a word and its numbers; a word2vec file has a first line with the number of words and their length.
+    """Read lines of a word and its numbers; the first line of word2vec has the number of words and their length.
 
-    A word may contain blanks, as in GloVe. For a word that occurs twice the first line counts.
+    A word of GloVe may contain blanks. For a repeated word the first line counts.
     """
     words: dict[str, None] = {}
     numbers = bytearray()  # of all words; one array per word would take twice the memory
@@ -182,3 +185,70 @@ def _read_text(path: Path) -> WordVectors:
     if expected is not None and n_lines != expected:
         raise UserError(f"{path}: {n_lines} words, but its first line declares {expected}")
     return WordVectors(tuple(words), np.frombuffer(numbers, np.float32).reshape(len(words), dim))
+
+
+class TfidfEncoder(CaptionEncoder):
+    """Word counts times the words' inverse document frequencies ``idf``, of unit length (scikit-learn's TfidfVectorizer)."""
+
+    def __init__(self, words: Sequence[str], idf: NDArray[np.float64], sublinear: bool) -> None:
+        self.words, self.idf, self.sublinear, self.dim = words, idf, sublinear, len(words)
+        self._vectorizer = _vectorizer(sublinear, vocabulary={word: k for k, word in enumerate(words)})
+        self._vectorizer.idf_ = idf
+
+    @classmethod
+    def fit_to_corpus(cls, config: TfidfConfig, corpus: CaptionCorpus, words: Path | None, device: str) -> TfidfEncoder:
+        return cls.fit(corpus.training, config)
+
+    @classmethod
+    def fit(cls, captions: TokenLists, config: TfidfConfig) -> TfidfEncoder:
+        """Fit the encoder to the words in at least ``config.min_count`` captions. Raises UserError if there are none."""
+        vectorizer = _vectorizer(config.sublinear, min_df=config.min_count, max_features=config.max_words)
+        try:
+            vectorizer.fit(captions)
+        except ValueError as error:
+            raise UserError(f"no word occurs in {config.min_count} training captions ({error})") from None
+        return cls(list(vectorizer.get_feature_names_out()), vectorizer.idf_, config.sublinear)
+
+    def encode(self, captions: TokenLists) -> Float[Tensor, "n dim"]:
+        return torch.from_numpy(self._vectorizer.transform(captions).astype(np.float32).toarray())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the words, their inverse document frequencies (as ``rarity``) and ``sublinear``."""
+        idf = torch.from_numpy(np.asarray(self.idf))
+        return {"words": words_to_tensor(self.words), "rarity": idf, "sublinear": torch.tensor(self.sublinear)}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> TfidfEncoder:
+        return cls(tensor_to_words(tensors["words"]), tensors["rarity"].numpy(), bool(tensors["sublinear"]))
+
+
+def _vectorizer(sublinear: bool, **options: object) -> Any:
+    from sklearn.feature_extraction.text import TfidfVectorizer  # slow to import, and other encoders do not need it
+
+    return TfidfVectorizer(analyzer=list, sublinear_tf=sublinear, **options)  # captions are already lists of words
+
+
+class MeanVectorEncoder(CaptionEncoder):
+    """The mean of a caption's word vectors, of unit length."""
+
+    @classmethod
+    def fit_to_corpus(
+        cls, config: MeanVectorConfig, corpus: CaptionCorpus, words: Path | None, device: str
+    ) -> MeanVectorEncoder:
+        kept, _ = select_vectors(corpus, config, words, n_sampled=0)
+        return cls(kept)
+
+    def __init__(self, words: WordVectors) -> None:
+        self.words, self.dim = words, words.vectors.shape[1]
+
+    def encode(self, captions: TokenLists) -> Float[Tensor, "n dim"]:
+        rows, lengths = self.words.flatten(captions)
+        starts = lengths.cumsum(0) - lengths
+        return normalize(torch.nn.functional.embedding_bag(rows, torch.from_numpy(self.words.vectors), starts, mode="mean"))
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.words.tensors()
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> MeanVectorEncoder:
+        return cls(WordVectors.from_tensors(tensors))

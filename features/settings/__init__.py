@@ -1,9 +1,8 @@
 """The registry of extractors, and the feature presets that use them.
 
-Each extractor is one line below, and nothing else names one. The commands of ``vse-extract``, the workflow's rules and the
-presets' schema read what they need from its settings (:class:`vse.features.settings.base.FeatureSettings`). Nothing in this
-package imports torch, so that a workflow which only reads presets starts quickly. The settings name the class that computes
-the feature in ``code``, or in ``encoder`` for caption encoders. That class is imported when it runs.
+Each extractor is one line of the registry. The commands of ``vse-extract``, the workflow and the schema of presets read its
+settings (:class:`vse.features.settings.base.FeatureSettings`). This package does not import torch: the settings name the class
+that computes the feature, ``code`` or ``encoder``, and import it lazily.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ DEFAULT: str = next(iter(EXTRACTORS))  # the extractor of a preset that names no
 
 
 def load_feature(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> FeatureSettings:
-    """Load a feature preset, with the changes of the preset ``dataset`` and then the ``key=value`` settings ``sets``.
+    """Load a feature preset with the changes of the preset ``dataset`` and of the ``key=value`` settings ``sets``.
 
     Raises UserError if the extractor is unknown or a setting is not valid.
     """
@@ -54,7 +53,7 @@ def load_feature(name: str, dataset: str | None = None, sets: Sequence[str] = ()
 
 
 def has_auto_precision(name: str, dataset: str) -> bool:
-    """Return whether a feature's preset has ``precision: auto``, so that the machine decides the precision of its cache."""
+    """Return whether a feature's preset has ``precision: auto``: each machine then chooses the precision."""
     try:
         return getattr(load_feature(name, dataset), "precision", None) == "auto"
     except UserError:

@@ -30,13 +30,7 @@ WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt")
 
 @dataclass(frozen=True)
 class Library:
-    """An optional library of networks.
-
-    name : the library's name in messages
-    module : the name that is imported
-    distribution : the name of its distribution
-    extra : the extra of this package that installs it
-    """
+    """An optional library of networks: its name in messages, its module, its distribution, and the extra that installs it."""
 
     name: str
     module: str
@@ -44,7 +38,7 @@ class Library:
     extra: str
 
     def load(self, model: str) -> Any:
-        """Import and return the module; raise UserError, with the extra that ``model`` needs, if it is not installed."""
+        """Import and return the module. Raises UserError, which names the missing extra, if the library is not installed."""
         from vse.features import vision  # noqa: F401  these libraries import torchvision, too
 
         try:
@@ -53,7 +47,7 @@ class Library:
             raise self._missing_error(model) from None
 
     def version(self, model: str) -> str:
-        """Return the installed version; raise UserError as :meth:`load` does."""
+        """Return the installed version. Raises UserError if the library is not installed."""
         self.load(model)
         try:
             return metadata.version(self.distribution)
@@ -80,7 +74,7 @@ class Job:
     device : ``auto``, or a device of torch
     weights_dir : folder whose files replace downloads of weights
     words : file of word vectors
-    fit : whether the encoder of a caption feature is fitted first
+    fit : fit the encoder of a caption feature first
     """
 
     dataset: Path
@@ -94,23 +88,23 @@ class Job:
 class FeatureSettings(Settings):
     """Settings that every feature preset has.
 
-    Each extractor derives a class from this one, with a field ``extractor`` whose value is the extractor's name in the
-    registry. The docstring of that class is the help text of its command, ``vse-extract <extractor>``.
+    An extractor derives its settings from this class, with a field ``extractor`` whose default is the extractor's name. The
+    docstring of the derived class is the help text of its command, ``vse-extract <extractor>``.
     """
 
     code: ClassVar[str]
-    """The class that computes the feature, as ``module:Class``. It is imported when it runs, because it needs torch."""
+    """The class that computes the feature, as ``module:Class``; imported lazily, because it needs torch."""
     kind: ClassVar[Literal["image", "text"]] = "image"
     options: ClassVar[tuple[Option, ...]] = ()
-    """Options of the extractor's command, besides those of every extractor."""
+    """Further options of the extractor's command."""
     memory_mb: ClassVar[int] = 6000
-    """Memory in MB that the workflow reserves for the job of one shard."""
+    """Memory in MB that a job of the workflow reserves for one shard."""
     fits_encoder: ClassVar[bool] = False
-    """Whether an encoder is fitted before the rows are computed."""
+    """True if an encoder is fitted before the extraction."""
     reads_raw: ClassVar[bool] = False
-    """Whether the extractor reads the captions' original text instead of their tokens."""
+    """True if the extractor reads the raw text of captions instead of their tokens."""
     default_preset: ClassVar[str | None] = None
-    """The default preset of the extractor's command; None: the preset with the extractor's name."""
+    """The default preset of the command; None: the preset with the extractor's name."""
 
     name: str = Field(description="name of the preset, part of the cache's file name")
     dtype: Literal["float16", "float32"] = Field("float16", description="number type of the vectors in the cache")
@@ -123,10 +117,7 @@ class FeatureSettings(Settings):
 
     @classmethod
     def excluded_fields(cls) -> set[str]:
-        """Return the names of the fields that :meth:`content` leaves out.
-
-        They do not change the vectors, or a hash in the cache's key stands for them.
-        """
+        """Return the fields that :meth:`content` omits: they do not change the vectors, or a hash in the key replaces them."""
         return {"name"}
 
     def content(self) -> dict[str, Any]:
@@ -134,9 +125,9 @@ class FeatureSettings(Settings):
         return self.model_dump(mode="json", exclude=self.excluded_fields())
 
     def triggers(self) -> dict[str, Any]:
-        """Return the settings whose change makes the workflow run a job again: the content, and sources of weights and boxes.
+        """Return the settings whose change makes the workflow run a job again.
 
-        The dictionary has the same keys for every feature. Adding a key to it would make the jobs of all features run again.
+        The keys are the same for all features. A new key would make the jobs of all features run again.
         """
         sources = ("weights", "seed", "boxes", "proposer_weights")
         return {**self.content(), **{key: getattr(self, key, None) for key in sources}}
@@ -148,26 +139,26 @@ class FeatureSettings(Settings):
 
     @property
     def max_vectors(self) -> int | None:
-        """The largest number of vectors in a row; None if it is not known before the rows are computed."""
+        """The largest number of vectors in a row; None if it is unknown before the extraction."""
         return 1
 
     @property
     def network_passes(self) -> int | None:
-        """Number of forward passes of the network for a row; None if their number does not predict the speed."""
+        """Number of forward passes of the network for a row; None if this number does not predict the speed."""
         return None
 
     @property
     def text_rows(self) -> Literal["captions", "phrases"]:
-        """Whether a text feature has one row per caption, or one per distinct text of the captions' phrases."""
+        """The texts of a text feature: captions, or the distinct phrases of captions."""
         return "captions"
 
     @property
     def extra(self) -> str | None:
-        """The extra of this package that must be installed, such as ``timm``; None if the feature needs no extra."""
+        """The extra of this package that the feature needs, such as ``timm``."""
         return None
 
     def files(self) -> list[str]:
-        """Return the user's files that the feature is computed from, besides images, captions and word vectors."""
+        """Return the user's files that the feature reads, besides images, captions and word vectors."""
         return []
 
     def word_file(self, given: str | Path | None = None) -> Path | None:
@@ -175,11 +166,7 @@ class FeatureSettings(Settings):
         return None
 
     def build(self, job: Job) -> Extractor:
-        """Return the extractor, ready to compute rows.
-
-        The class that :attr:`code` names is imported here. An extractor with its settings and its code in one file overrides
-        this method instead.
-        """
+        """Return the extractor for a job. It imports :attr:`code`; settings in the same file as their code override it."""
         extractor: type[Extractor] = import_object(self.code)
         return extractor.from_job(self, job)
 
@@ -193,7 +180,6 @@ class ImageSettings(FeatureSettings):
 
     @classmethod
     def excluded_fields(cls) -> set[str]:
-        """Return the excluded fields; threads do not change the vectors."""
         return super().excluded_fields() | {"workers"}
 
 
@@ -216,7 +202,6 @@ class NetworkSettings(ImageSettings):
 
     @classmethod
     def excluded_fields(cls) -> set[str]:
-        """Return the excluded fields; the hash of the weights is part of the key."""
         return super().excluded_fields() | {"weights", "seed", "weights_sha256"}
 
     @property
@@ -226,11 +211,9 @@ class NetworkSettings(ImageSettings):
 
     @property
     def extra(self) -> str | None:
-        """The extra that installs the model's library."""
         return self.library.extra if self.library is not None else None
 
     def files(self) -> list[str]:
-        """Return the file of weights, if ``weights`` names a file."""
         return [self.weights] if self.weights.endswith(WEIGHT_SUFFIXES) else []
 
 
@@ -252,12 +235,12 @@ class LayerSettings(NetworkSettings):
 class Extractor(ABC):
     """Base class of the code that computes a feature.
 
-    version : number of the code's version, raised when the code starts to compute other vectors
-    config : settings, with the precision that the vectors are computed in
+    version : number of the code's version, raised when its vectors change
+    config : settings, with the precision of the computation
     weights_sha256 : SHA-256 of all learned parameters (a network's weights, a fitted encoder)
-    extra_hashes : further hashes that are part of the cache's key, such as those of boxes or a tokenizer
-    notes : provenance that is stored in the cache without being part of its key, such as versions
-    part : the part of the feature that is computed now, for the progress bar
+    extra_hashes : further hashes in the cache's key, such as the hash of a tokenizer
+    notes : provenance in the cache that is not part of its key, such as versions
+    part : the current part of the feature in the label of the progress bar
     requested_precision : the precision of the preset, which may be ``auto``
     """
 
@@ -271,11 +254,11 @@ class Extractor(ABC):
 
     @property
     def kind(self) -> Literal["image", "text"]:
-        """Whether the rows belong to images or to captions."""
+        """The kind of the rows: images or captions."""
         return self.config.kind
 
     def identity(self, dataset: Dataset) -> Identity:
-        """Return all that determines the vectors of ``dataset``, besides the images or captions themselves."""
+        """Return the identity of the feature's cache for ``dataset``."""
         from vse.features.cache.rows import Identity, row_ids  # imports h5py
 
         content = {
@@ -289,20 +272,16 @@ class Extractor(ABC):
 
     @property
     def progress_label(self) -> str:
-        """The text next to the progress bar, such as ``extract fc7, shard 2 of 4``."""
+        """The label of the progress bar, such as ``extract fc7, shard 2 of 4``."""
         return f"extract {self.config.name}" + (f", {self.part}" if self.part else "")
 
     @classmethod
     def from_job(cls, config: Any, job: Job) -> Self:
-        """Return the extractor with the settings ``config`` for one extraction, ``job``."""
+        """Return the extractor with the settings ``config`` for one extraction."""
         build: Any = cls
         extractor: Self = build(config, job.weights_dir, job.device)
         return extractor
 
     @abstractmethod
     def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
-        """Compute the rows of ``items``, in order.
-
-        With ``skip_bad``, unreadable images are left out and listed in the result. Otherwise the first one raises
-        :class:`BadImage`.
-        """
+        """Compute the rows of ``items``, in order. Unreadable images raise :class:`BadImage`; ``skip_bad`` lists them."""

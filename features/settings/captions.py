@@ -37,8 +37,8 @@ STOP_WORDS = frozenset(word for words in _CLOSED_CLASSES for word in words.split
 def phrase_words(tokens: Sequence[str], drop_stop_words: bool = False) -> tuple[str, ...]:
     """Return the words of a phrase in lower case, without stop words if ``drop_stop_words``.
 
-    A phrase that has only stop words, such as *them*, keeps them. Plummer et al. remove stop words from phrases but did not
-    publish their list; :data:`STOP_WORDS` is a list of closed word classes.
+    A phrase of stop words only, such as *them*, keeps them. Plummer et al. did not publish their list of stop words;
+    :data:`STOP_WORDS` lists closed word classes.
     """
     words = tuple(token.lower() for token in tokens)
     return (tuple(word for word in words if word not in STOP_WORDS) or words) if drop_stop_words else words
@@ -52,8 +52,8 @@ class CaptionCorpus:
     """The texts that a caption encoder is fitted to.
 
     training : the training captions, or all their phrases
-    words : all words of the data set's captions, or of its phrases
-    sentences : the training captions; word vectors are trained on them, because in phrases a word has too little context
+    words : all words of the data set's captions or phrases
+    sentences : the training captions, to train word vectors: in phrases a word has too little context
     """
 
     training: TokenLists
@@ -64,8 +64,7 @@ class CaptionCorpus:
 class CaptionEncoder(ABC):
     """Base class of encoders that map captions, given as words, to vectors of length ``dim``.
 
-    ``select_words`` is a function that returns the words of a new caption that the encoder reads. An encoder of captions reads
-    all words; an encoder of phrases may drop stop words.
+    ``select_words`` selects the words of a caption that the encoder reads; an encoder of phrases may drop stop words.
     """
 
     dim: int
@@ -77,7 +76,7 @@ class CaptionEncoder(ABC):
         """Return the vectors of captions (n, dim), float32 on the CPU; zeros for a caption without a known word."""
 
     def encode_items(self, captions: Sequence[Item]) -> tuple[Tensor, ...]:
-        """Return a tuple with the vectors of captions (n, dim), as the inputs of a model."""
+        """Return a tuple with the vectors of captions (n, dim)."""
         return (self.encode([self.select_words(caption.tokens) for caption in captions]),)
 
     @abstractmethod
@@ -98,12 +97,12 @@ def words_to_tensor(words: Sequence[str]) -> Tensor:
 
 
 def tensor_to_words(tensor: Tensor) -> list[str]:
-    """Return the words in a tensor of :func:`words_to_tensor`."""
+    """Return the words of :func:`words_to_tensor`."""
     return bytes(tensor.numpy()).decode().split("\n")
 
 
 class TextSettings(FeatureSettings):
-    """Settings of a feature of texts: of captions, or of the phrases that captions mark."""
+    """Settings of a feature of captions, or of the phrases that captions mark."""
 
     kind: ClassVar[Literal["image", "text"]] = "text"
 
@@ -116,10 +115,7 @@ class TextSettings(FeatureSettings):
     )
 
     def content(self) -> dict[str, Any]:
-        """Return the settings that determine the vectors.
-
-        ``of`` and ``stop_words`` are left out at their defaults, so that caches older than these settings keep their keys.
-        """
+        """Return the settings; defaults of ``of`` and ``stop_words`` are omitted, so that older caches keep their keys."""
         content = super().content()
         for name in ("of", "stop_words"):
             if content[name] == type(self).model_fields[name].default:
@@ -128,11 +124,11 @@ class TextSettings(FeatureSettings):
 
     @property
     def text_rows(self) -> Literal["captions", "phrases"]:
-        """The kind of the rows, from the setting ``of``."""
+        """The setting ``of``."""
         return self.of
 
     def select_words(self, tokens: Sequence[str]) -> Sequence[str]:
-        """Return the words of a caption, or of a phrase, that the encoder reads."""
+        """Return the words of a caption or phrase that the encoder reads."""
         return phrase_words(tokens, self.stop_words == "drop") if self.of == "phrases" else tokens
 
     @model_validator(mode="after")
@@ -143,53 +139,41 @@ class TextSettings(FeatureSettings):
 
 
 class CaptionSettings(TextSettings):
-    """Settings of a feature whose encoder is fitted to the training captions, or for phrases to the phrases in them."""
+    """Settings of a feature whose encoder is fitted to the training captions, or to their phrases."""
 
     code: ClassVar[str] = "vse.features.extractors.captions:CaptionExtractor"
     encoder: ClassVar[str]
-    """The class of the caption encoder, as ``module:Class``. It is imported when it runs, because it needs torch."""
+    """The class of the caption encoder, as ``module:Class``; imported lazily, because it needs torch."""
     fits_encoder: ClassVar[bool] = True
 
     chunk: PositiveInt = Field(2048, description="captions encoded at once")
 
     @classmethod
     def excluded_fields(cls) -> set[str]:
-        """Return the excluded fields; ``chunk`` only limits the memory."""
         return super().excluded_fields() | {"chunk"}
 
     def fit_inputs(self, corpus: CaptionCorpus, words: Path | None) -> Mapping[str, str | None]:
-        """Return the SHA-256 of each input that the encoder is fitted to, besides the training captions."""
+        """Return the SHA-256 of each input of the fit, besides the training captions."""
         return {}
 
     @classmethod
     def encoder_class(cls) -> type[CaptionEncoder]:
-        """Return the encoder's class, which also loads a fitted encoder from its tensors."""
         encoder: type[CaptionEncoder] = import_object(cls.encoder)
         return encoder
 
     def fit(self, corpus: CaptionCorpus, words: Path | None, device: str) -> CaptionEncoder:
-        """Fit the encoder to the captions of a data set; ``words`` is the file of word vectors.
-
-        A class that keeps settings and code in one file overrides this method and :meth:`encoder_class` instead of setting
-        ``encoder``.
-        """
+        """Fit the encoder to captions; ``words`` is the file of word vectors. Settings next to their code override it."""
         encoder: CaptionEncoder = import_object(self.encoder).fit_to_corpus(self, corpus, words, device)
         return encoder
 
 
 def dictionary_path(table: Path) -> Path | None:
-    """Return the file with the words of a table of vectors (``.npy``, as Skip-Thought's ``utable.npy``).
-
-    The other formats hold their words in the same file; for them the result is None.
-    """
+    """Return the file with the words of a ``.npy`` table of vectors, such as Skip-Thought's; None for other formats."""
     return table.with_name("dictionary.txt") if table.suffix == ".npy" else None
 
 
-def word_file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file of word vectors; for a table, a hash of the table and its dictionary.
-
-    Raises UserError if one of the files does not exist.
-    """
+def hash_word_file(path: Path) -> str:
+    """Return the SHA-256 of a file of word vectors, with the dictionary of a table. Raises UserError if a file is missing."""
     dictionary = dictionary_path(path)
     for file in (path, dictionary):
         if file is not None and not file.is_file():
@@ -225,22 +209,21 @@ class WordSettings(CaptionSettings):
 
     @classmethod
     def excluded_fields(cls) -> set[str]:
-        """Return the excluded fields; the encoder's hash covers the word vectors."""
         return super().excluded_fields() | {"words"}
 
     def word_file(self, given: str | Path | None = None) -> Path | None:
-        """Return the file of word vectors, ``given`` before the preset's; None if they are trained on the captions."""
+        """Return the file of word vectors: ``given``, else the preset's file; None if they are trained on the captions."""
         file = given or self.words
         return Path(file) if file else None
 
     def fit_inputs(self, corpus: CaptionCorpus, words: Path | None) -> Mapping[str, str | None]:
-        """Return hashes of the file of word vectors and of the words of the complete data set, whose vectors are kept.
+        """Return hashes of the file of word vectors and of the words whose vectors are kept.
 
         For phrases without such a file, the hash of the training captions is added: word vectors are trained on them.
         """
         trained = {"training_captions_sha256": sha256_json(corpus.sentences)} if words is None and self.of == "phrases" else {}
         return {
             **trained,
-            "words_sha256": word_file_sha256(words) if words is not None else None,
+            "words_sha256": hash_word_file(words) if words is not None else None,
             "words_used_sha256": sha256_json(sorted(corpus.words)),
         }

@@ -1,7 +1,4 @@
-"""Settings of the image extractors: ``vse-extract cnn``, ``regions`` and ``boxes``.
-
-The code of each is in the module of :mod:`vse.features.extractors` with the same name.
-"""
+"""Settings of the image extractors ``cnn``, ``regions`` and ``boxes``; their code is in :mod:`vse.features.extractors`."""
 
 from __future__ import annotations
 
@@ -55,14 +52,10 @@ class CnnConfig(LayerSettings):
 
     @classmethod
     def excluded_fields(cls) -> set[str]:
-        """Return the excluded fields; batches and compilation do not change the vectors."""
         return super().excluded_fields() | {"batch_size", "compile"}
 
     def content(self) -> dict[str, Any]:
-        """Return the settings that determine the vectors.
-
-        ``fold_batch_norm`` is left out if it is false, so that caches older than this setting keep their keys.
-        """
+        """Return the settings; a false ``fold_batch_norm`` is omitted, so that caches older than it keep their keys."""
         content = super().content()
         if not self.fold_batch_norm:
             del content["fold_batch_norm"]
@@ -70,7 +63,6 @@ class CnnConfig(LayerSettings):
 
     @property
     def row_kind(self) -> Literal["vectors", "crops", "sets"]:
-        """``crops`` for a bank of crops, ``sets`` for separate positions, else ``vectors``."""
         return "crops" if self.bank else "sets" if self.positions else "vectors"
 
     @property
@@ -80,7 +72,6 @@ class CnnConfig(LayerSettings):
 
     @property
     def max_vectors(self) -> int | None:
-        """The largest number of vectors of an image; None if the size of the network's map decides it."""
         if not self.positions:
             return self.n_crops if self.bank else 1
         return self.grid**2 if isinstance(self.grid, int) else None
@@ -91,7 +82,7 @@ class CnnConfig(LayerSettings):
 
     @property
     def bank(self) -> bool:
-        """Whether each crop of an image has its own vector in the cache."""
+        """True if the cache has a vector for each crop of an image."""
         return self.crops.endswith("_bank")
 
     @model_validator(mode="after")
@@ -130,7 +121,6 @@ class RegionsConfig(NetworkSettings):
 
     @property
     def row_kind(self) -> Literal["vectors", "crops", "sets"]:
-        """``sets``, the regions of an image."""
         return "sets"
 
     @property
@@ -183,35 +173,30 @@ class BoxesConfig(LayerSettings):
 
     @classmethod
     def excluded_fields(cls) -> set[str]:
-        """Return the excluded fields; hashes stand for the files."""
         return super().excluded_fields() | {"chunk", "proposer_weights", "edge_model"}
 
     @property
     def row_kind(self) -> Literal["vectors", "crops", "sets"]:
-        """``sets``, the boxes of an image."""
         return "sets"
 
     @property
     def max_vectors(self) -> int | None:
-        """The largest number of boxes of an image; None if the boxes come from a file or from phrases."""
         return None if self.from_file or self.boxes == "phrases" else self.n_boxes
 
     @property
     def from_file(self) -> bool:
-        """Whether ``boxes`` names a file."""
+        """True if ``boxes`` names a file."""
         return self.boxes.endswith((".json", ".h5"))
 
     def content(self) -> dict[str, Any]:
-        """Return the settings that determine the vectors.
+        """Return the settings; ``boxes`` is ``file`` for any file of boxes, because the key has the hash of the file.
 
-        ``boxes`` is ``file`` for a file of boxes, because its hash is part of the key. ``train_boxes`` and ``thin_edges`` are
-        left out at their defaults, so that caches older than these settings keep their keys.
+        Defaults of ``train_boxes`` and ``thin_edges`` are omitted, so that caches older than these settings keep their keys.
         """
         content = {**super().content(), **({"boxes": "file"} if self.from_file else {})}
         return {name: value for name, value in content.items() if name not in ("train_boxes", "thin_edges") or value}
 
     def files(self) -> list[str]:
-        """Return the files among the weights of both networks, the boxes and the edge model."""
         proposer = [self.proposer_weights] if self.proposer_weights.endswith(WEIGHT_SUFFIXES) else []
         edge_model = [self.edge_model] if self.edge_model is not None else []
         return [*super().files(), *([self.boxes] if self.from_file else []), *proposer, *edge_model]

@@ -1,7 +1,4 @@
-"""Settings of the caption extractors: ``vse-extract text``, ``tfidf``, ``mean_vector`` and ``hglmm``.
-
-The code of each is in :mod:`vse.features.extractors`; ``mean_vector`` is in the module of ``tfidf``.
-"""
+"""Settings of the caption extractors ``text``, ``tfidf``, ``mean_vector`` and ``hglmm``."""
 
 from __future__ import annotations
 
@@ -56,16 +53,13 @@ class TextConfig(TextSettings):
 
     @classmethod
     def excluded_fields(cls) -> set[str]:
-        """Return the excluded fields; the hash of the weights is part of the key, and batches do not change the vectors."""
         return super().excluded_fields() | {"weights", "revision", "seed", "batch_tokens"}
 
     def triggers(self) -> dict[str, Any]:
-        """Return the settings whose change makes the workflow run a job again, with the requested revision."""
         return {**super().triggers(), "revision": self.revision}
 
     @property
     def row_kind(self) -> Literal["vectors", "crops", "sets"]:
-        """``sets`` if a row holds the states of a caption's tokens, else ``vectors``."""
         return "sets" if self.pooling == "tokens" else "vectors"
 
     @property
@@ -88,18 +82,16 @@ class TextConfig(TextSettings):
 
     @property
     def extra(self) -> str | None:
-        """The extra that installs the model's library."""
         return self.library.extra
 
     @property
     def from_files(self) -> bool:
-        """Whether ``weights`` names a folder of the user or, for OpenCLIP, a file."""
+        """True if ``weights`` names a folder of the user or, for OpenCLIP, a file."""
         if self.open_clip is not None:
             return self.weights.endswith(WEIGHT_SUFFIXES)
         return self.weights not in ("pretrained", "random")
 
     def files(self) -> list[str]:
-        """Return the folder or file of weights, if ``weights`` names one."""
         return [self.weights] if self.from_files else []
 
     @model_validator(mode="after")
@@ -116,7 +108,7 @@ class TextConfig(TextSettings):
 class TfidfConfig(CaptionSettings):
     """TF-IDF vectors of captions, of unit length (scikit-learn)."""
 
-    encoder: ClassVar[str] = "vse.features.extractors.tfidf:TfidfEncoder"
+    encoder: ClassVar[str] = "vse.features.extractors.words:TfidfEncoder"
 
     extractor: Literal["tfidf"] = "tfidf"
     min_count: PositiveInt = Field(4, description="number of training captions in which a word must occur")
@@ -127,7 +119,7 @@ class TfidfConfig(CaptionSettings):
 class MeanVectorConfig(WordSettings):
     """Means of the captions' word vectors, of unit length."""
 
-    encoder: ClassVar[str] = "vse.features.extractors.tfidf:MeanVectorEncoder"
+    encoder: ClassVar[str] = "vse.features.extractors.words:MeanVectorEncoder"
 
     extractor: Literal["mean_vector"] = "mean_vector"
 
@@ -171,10 +163,7 @@ class HglmmConfig(WordSettings):
     normalize: bool = Field(False, description="L2-normalise each mixture's vectors once more after the projection")
 
     def content(self) -> dict[str, Any]:
-        """Return the settings that determine the vectors.
-
-        ``mixtures`` is left out for a single hybrid mixture, so that caches older than this setting keep their keys.
-        """
+        """Return the settings; a single hybrid mixture is omitted, so that caches older than ``mixtures`` keep their keys."""
         content = super().content()
         if self.mixtures == ["hybrid"]:
             del content["mixtures"]

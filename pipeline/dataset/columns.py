@@ -1,12 +1,8 @@
 """The images and captions of a data set, as Python objects or as columns of arrays.
 
-A large ``dataset.json`` is parsed only once. Its first reader writes ``dataset.json.columns.h5`` next to it, after all checks,
-together with the SHA-256 of ``dataset.json``; later readers load these columns and create an ``Image`` only when it is
-requested. If ``dataset.json`` has another SHA-256, the columns are written again. The file may be deleted at any time. HDF5
-checks the checksums of the arrays when it reads them.
-
-``image_ids``, ``caption_ids`` and similar functions return the ids and counts of either form as arrays. ``IdRows`` finds the
-rows of ids.
+The first reader of a large ``dataset.json`` checks it and writes ``dataset.json.columns.h5`` next to it, with the SHA-256 of
+``dataset.json``. Later readers load these columns and create an ``Image`` only when it is requested. The file may be deleted
+at any time.
 """
 
 from __future__ import annotations
@@ -24,7 +20,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.pipeline.dataset.phrases import Phrase
+from vse.pipeline.dataset.captions import Phrase
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import open_hdf5, require_hdf5_dataset
 from vse.pipeline.files.writing import write_bytes
@@ -40,7 +36,7 @@ class IdRows:
         self._sorted = ids[self._order]
 
     def find(self, wanted: Ids) -> NDArray[np.int64]:
-        """Return the row of each wanted id, (n_wanted,); -1 if there is no such id."""
+        """Return the row of each wanted id, (n_wanted,); -1 for an unknown id."""
         if not len(self._sorted):
             return np.full(len(wanted), -1, np.int64)
         places = np.searchsorted(self._sorted, wanted).clip(max=len(self._sorted) - 1)
@@ -85,7 +81,7 @@ _TEXTS = ("files", "raws", "words")
 
 
 class TextColumn:
-    """A column of texts, stored as their concatenated UTF-8 bytes and the end of each; a text is decoded when it is read."""
+    """A column of texts: their concatenated UTF-8 bytes and the end of each. A text is decoded when it is read."""
 
     def __init__(self, content: NDArray[np.uint8], ends: NDArray[np.int64]) -> None:
         self.content, self.ends = content, ends
@@ -99,17 +95,13 @@ class TextColumn:
 
 
 class ImageColumns(Sequence[Image]):
-    """A sequence of images that is backed by columns; it equals any sequence of equal images.
-
-    ``rows`` are the rows of these images in the columns. An ``Image`` is created each time it is read.
-    """
+    """The images in some ``rows`` of columns, created when they are read; equal to any sequence of equal images."""
 
     def __init__(self, columns: Mapping[str, Any], rows: NDArray[np.int64]) -> None:
         self._columns, self._rows = columns, rows
 
     @property
     def imgids(self) -> NDArray[np.int64]:
-        """The ids of the images, (n_images,)."""
         return self._values("imgids")
 
     @property
@@ -190,7 +182,7 @@ def columns_file(dataset: Path) -> Path:
 def write_columns(path: Path, sha256: str, images: Sequence[Image], attributes: Mapping[str, Any]) -> Path | None:
     """Write the columns of the ``dataset.json`` at ``path``, which has this SHA-256, and return the path of the new file.
 
-    Returns None and writes nothing if the folder is not writable, or if a caption has phrases; columns cannot store phrases.
+    Returns None and writes nothing if the folder is not writable, or if a caption has phrases, which columns cannot store.
     """
     captions = [caption for image in images for caption in image.captions]
     if any(caption.phrases for caption in captions):
@@ -220,9 +212,9 @@ def write_columns(path: Path, sha256: str, images: Sequence[Image], attributes: 
 
 
 def read_columns(path: Path, sha256: str) -> tuple[ImageColumns, dict[str, Any]] | None:
-    """Read the columns of the ``dataset.json`` at ``path``, which has this SHA-256.
+    """Read the columns of the ``dataset.json`` at ``path``, which has this SHA-256; None if they are missing or invalid.
 
-    Returns its images and attributes (``name``, ``pictures``, ``tokeniser``), or None if there are no valid columns.
+    Returns its images and attributes (``name``, ``pictures``, ``tokeniser``).
     """
     file = columns_file(path)
     if not file.is_file():
@@ -235,7 +227,8 @@ def read_columns(path: Path, sha256: str) -> tuple[ImageColumns, dict[str, Any]]
             attributes = {name: stored.attrs[name] for name in _ATTRIBUTES}
             if any(not isinstance(attributes[name], kind) for name, kind in _ATTRIBUTES.items()):
                 return None
-            arrays = {name: require_hdf5_dataset(stored, name)[()] for name in (*_COLUMNS, *_text_arrays())}
+            names = [*_COLUMNS, *(name for text in _TEXTS for name in (text, f"{text}_ends"))]
+            arrays = {name: require_hdf5_dataset(stored, name)[()] for name in names}
     except UserError as error:
         log.warning("%s; dataset.json is parsed instead", error)
         return None
@@ -246,10 +239,6 @@ def read_columns(path: Path, sha256: str) -> tuple[ImageColumns, dict[str, Any]]
     words = texts.pop("words")
     columns = {**arrays, **texts, "words": [words[index] for index in range(len(words))]}
     return ImageColumns(columns, np.arange(len(arrays["imgids"]))), attributes | {"pictures": bool(attributes["pictures"])}
-
-
-def _text_arrays() -> list[str]:
-    return [name for text in _TEXTS for name in (text, f"{text}_ends")]
 
 
 def _array(values: Iterable[int], dtype: type[np.integer[Any]] = np.int64) -> NDArray[Any]:
@@ -263,7 +252,7 @@ def _text_columns(name: str, texts: Sequence[str]) -> dict[str, NDArray[Any]]:
 
 
 def _are_consistent(arrays: Mapping[str, NDArray[Any]]) -> bool:
-    """Return whether the lengths of the arrays match and all indices and ends lie inside the arrays that they refer to."""
+    """Return whether the lengths of the arrays match and all indices and ends lie inside their arrays."""
     n_images, n_captions = len(arrays["imgids"]), len(arrays["sentids"])
     if any(values.ndim != 1 or values.dtype.kind not in "iu" for values in arrays.values()):
         return False

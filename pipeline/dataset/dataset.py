@@ -1,8 +1,7 @@
 """A data set: images, their captions and splits, in the layout of the Karpathy splits.
 
-``data/<name>/dataset.json`` lies next to the folder ``images``. The file of an image is
-``images/<filepath>/<filename>``; ``filepath`` may be missing. ``load_dataset_file`` reads and checks ``dataset.json``;
-``mentions`` lists all phrases of its captions.
+``data/<name>/dataset.json`` lies next to the folder ``images``. The file of an image is ``images/<filepath>/<filename>``;
+``filepath`` may be missing.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
+from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, Phrase, find_tokeniser, read_phrases
 from vse.pipeline.dataset.columns import (
     SPLITS,
     Caption,
@@ -35,7 +34,6 @@ from vse.pipeline.dataset.columns import (
     read_columns,
     write_columns,
 )
-from vse.pipeline.dataset.phrases import Phrase, read_phrases
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.inputs import LONGEST_NAME, FileState, InputFile, error_reason, is_name, is_path
 from vse.pipeline.files.writing import parse_json
@@ -45,7 +43,7 @@ __all__ = [
     "Caption",
     "Dataset",
     "Image",
-    "count_splits",
+    "describe_splits",
     "load_dataset_file",
     "missing_images",
 ]
@@ -58,9 +56,8 @@ _Tokeniser = Callable[[str], list[str]]
 class Dataset:
     """All images of ``dataset.json`` in file order; ``path`` is that file.
 
-    ``has_image_files`` is false for a data set without image files, whose features were imported. ``sha256`` is the SHA-256 of
-    the file, or empty if the data set was not read from a file. ``tokeniser`` names the tokeniser for captions without tokens
-    and for new text.
+    ``has_image_files`` is false for a data set of imported features. ``sha256`` is the SHA-256 of the file, or empty if the
+    data set was not read from a file. ``tokeniser`` names the tokeniser for captions without tokens and for new text.
     """
 
     name: str
@@ -71,7 +68,6 @@ class Dataset:
     tokeniser: str = DEFAULT_TOKENISER
 
     def image_path(self, image: Image) -> Path:
-        """Return the path of the file of an image."""
         return self.path.parent / "images" / image.file
 
     @cached_property
@@ -85,18 +81,18 @@ class Dataset:
         return {split: tuple(by_split[split]) for split in SPLITS if split in by_split}
 
     def find_image(self, imgid: int) -> Image | None:
-        """Return the image with this id, or None if there is no such image."""
+        """Return the image with this id; None without such an image."""
         row = int(self.image_rows(np.asarray([imgid]))[0])
         return None if row < 0 else self.images[row]
 
     def image_rows(self, imgids: Ids) -> NDArray[np.int64]:
-        """Return the index in ``images`` of each image id, (n,); -1 if there is no such image."""
+        """Return the index in ``images`` of each image id, (n,); -1 for an unknown id."""
         return self._image_rows.find(imgids)
 
     def caption_rows(self, sentids: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return two indices for each caption id, (n,) each: of its image in ``images``, and of the caption in the image.
 
-        The index of the image is -1 if there is no such caption.
+        The index of the image is -1 for an unknown id.
         """
         rows = self._caption_rows.find(sentids)
         images = np.searchsorted(self._caption_ends, rows, side="right")
@@ -126,11 +122,9 @@ class Dataset:
 def load_dataset_file(path: Path) -> Dataset:
     """Read and check ``dataset.json``, or its columns if it is large and was read before.
 
-    Returns the same object again while it is in use and the file has not changed.
-
-    Raises UserError if the content is invalid: duplicate ids or files, captions with the id of another image, empty captions,
-    unknown splits or tokenisers, image files outside the ``images`` folder, phrases outside their caption. The message names
-    the image or caption.
+    Returns the same object again while it is in use and the file has not changed. Raises UserError, which names the image or
+    caption, if the content is invalid: duplicate ids or files, captions with the id of another image, empty captions, unknown
+    splits or tokenisers, image files outside the folder, phrases outside their caption.
     """
     file, now = InputFile(path), time.time_ns()
     loaded = _LOADED.get((path, file.state))
@@ -185,7 +179,7 @@ def _parse(path: Path, file: InputFile) -> Dataset:
 
 @contextmanager
 def _garbage_collection_off() -> Iterator[None]:
-    """Switch the garbage collector off: it would visit the millions of new objects, all of which stay, again and again."""
+    """Switch the garbage collector off in this block; it would visit millions of new objects again and again."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -195,7 +189,7 @@ def _garbage_collection_off() -> Iterator[None]:
             gc.enable()
 
 
-def count_splits(dataset: Dataset) -> str:
+def describe_splits(dataset: Dataset) -> str:
     """Return a report with a line per split: the number of images, of captions, and of captions per image."""
     lines = [f"{dataset.path}: data set {dataset.name!r}{'' if dataset.has_image_files else ', without image files'}"]
     for split, images in dataset.splits.items():
@@ -271,8 +265,8 @@ def _unique(path: Path, what: str, values: Iterable[int | str]) -> None:
 class Mention(NamedTuple):
     """A phrase with its caption and image.
 
-    ``phrase_id`` is the index of the phrase among all phrases of the data set in file order (from 0), and its id in all files.
-    ``text`` is its tokens in lower case, separated by blanks.
+    ``phrase_id`` is the index of the phrase among all phrases of the data set in file order, and its id in all files. ``text``
+    is its tokens in lower case, separated by blanks.
     """
 
     phrase_id: int
@@ -292,8 +286,5 @@ def mentions(dataset: Dataset) -> list[Mention]:
 
 
 def phrase_texts(dataset: Dataset) -> list[str]:
-    """Return the distinct texts of the phrases of a data set, in the order of their first appearance.
-
-    The index of a text in this list is its id in a cache of phrases.
-    """
+    """Return the distinct texts of a data set's phrases in order of appearance; the index of a text is its id in a cache."""
     return list(dict.fromkeys(mention.text for mention in mentions(dataset)))

@@ -1,8 +1,6 @@
 """Download the published files of a data set over HTTP, check them, unpack them and prepare the data set.
 
-``fetch_dataset`` does all of this for a data set. ``download`` resumes an interrupted download and checks the SHA-256 of the
-file; ``open_url`` streams a file without storing it. The functions at the end do not trust the server: they refuse redirects
-to other kinds of addresses and endless redirects, and give up on a server that sends its header or content too slowly.
+Servers are not trusted: redirects to other kinds of addresses, endless redirects, and slow answers are errors.
 """
 
 from __future__ import annotations
@@ -42,9 +40,9 @@ log = logging.getLogger(__name__)
 def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None, images: bool = True) -> str:
     """Download the files of ``config`` into ``out``, unpack them there, and write ``out/dataset.json``.
 
-    Keeps files that exist, so a second call resumes where the first one stopped. ``base_url`` replaces everything in a URL
-    except the file name; ``images=False`` leaves the images out. Returns the path of ``dataset.json``, or, if the images are
-    missing, instructions for the user.
+    Keeps files that exist, so a second call resumes. ``base_url`` replaces everything in a URL except the file name;
+    ``images=False`` leaves the images out. Returns the path of ``dataset.json``, or instructions for the user if the images
+    are missing.
     """
     if not config.is_published or not config.files:
         raise UserError(f"data set {config.name!r}: its preset names no files to download. {config.where}".strip())
@@ -69,12 +67,11 @@ def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None,
 
 
 def _check_archive(path: Path, sha256: str, part_of: str) -> None:
-    """Raise UserError if the download would replace a file with another SHA-256, which came from elsewhere."""
+    """Raise UserError if the download would replace a file with another SHA-256."""
     check_output(path, OutputKind(f"the archive at {part_of}", lambda existing: sha256_file(existing) == sha256))
 
 
 def _prepare(config: DatasetConfig, out: Path) -> str:
-    """Write ``dataset.json`` and return its path, or return instructions if the images are missing."""
     images_folder = out / config.images
     if not images_folder.is_dir():
         return (
@@ -87,9 +84,8 @@ def _prepare(config: DatasetConfig, out: Path) -> str:
 def download(url: str, path: Path, sha256: str, n_bytes: int) -> Path:
     """Download ``url`` to ``path``, unless a file with this SHA-256 is already there, and return ``path``.
 
-    The bytes that arrive are stored in ``<path>.part``. They stay there if the process is killed, and the next call requests
-    only the rest. Raises UserError if the server cannot be reached or has another file; a complete ``<path>.part`` with the
-    wrong SHA-256 is removed.
+    The bytes arrive in ``<path>.part``, so that a second call requests only the rest. Raises UserError if the server is out of
+    reach or has another file; a complete ``<path>.part`` with the wrong SHA-256 is removed.
     """
     if not url.startswith(("http://", "https://")):
         raise UserError(f"{url}: not an http:// or https:// address")
@@ -113,9 +109,9 @@ def download(url: str, path: Path, sha256: str, n_bytes: int) -> Path:
 
 
 def download_unverified(url: str, path: Path, n_bytes: int) -> Path:
-    """Download ``url`` to ``path``, unless a file of this size is already there, and return ``path``.
+    """Download ``url`` to ``path`` without a check of its content, unless a file of this size is there, and return ``path``.
 
-    The content is not verified; the caller does that. An interrupted download is resumed as in :func:`download`.
+    An interrupted download is resumed as in :func:`download`.
     """
     if _size(path) != n_bytes:
         part = path.with_name(f"{path.name}.part")
@@ -132,14 +128,14 @@ def download_unverified(url: str, path: Path, n_bytes: int) -> Path:
 
 def read_url(url: str, max_bytes: int) -> bytes:
     """Return the content of a small file at ``url``. Raises UserError if it has more than ``max_bytes``."""
-    if (n_bytes := remote_size(url)) > max_bytes:
+    if (n_bytes := request_size(url)) > max_bytes:
         raise UserError(f"{url}: the file has {n_bytes} bytes; at most {max_bytes} are allowed")
     with TemporaryDirectory() as folder:
         return download_unverified(url, Path(folder, "content"), n_bytes).read_bytes()
 
 
-def remote_size(url: str) -> int:
-    """Return the size in bytes of the file at ``url``. Raises UserError if the server cannot be reached or reports no size."""
+def request_size(url: str) -> int:
+    """Return the size in bytes of the file at ``url``. Raises UserError if the server is out of reach or reports no size."""
     with open_url(url) as stream:
         length = parse_length(stream.headers.get("Content-Length", ""))
     if length is None:
@@ -149,10 +145,7 @@ def remote_size(url: str) -> int:
 
 @contextmanager
 def open_url(url: str) -> Iterator[ResponseStream]:
-    """Open a file at ``url`` as a stream of bytes, and close it at the end.
-
-    Raises UserError if the server cannot be reached, or later if the connection breaks while the stream is read.
-    """
+    """Open a file at ``url`` as a stream of bytes. Raises UserError, also while it is read, if the connection fails."""
     reason = ""
     for attempt in range(ATTEMPTS):
         try:
@@ -245,7 +238,7 @@ def _append(url: str, part: Path, n_bytes: int) -> None:
 def request_url(url: str, headers: Mapping[str, str], seconds: float) -> requests.Response:
     """Send a GET request and return the response; its body has not been read yet.
 
-    Follows redirects to http:// and https:// addresses only. Raises requests.RequestException if the server cannot be reached,
+    Follows redirects to http:// and https:// addresses only. Raises requests.RequestException if the server is out of reach,
     or if it does not send a complete header within twice ``seconds``.
     """
     deadline = time.monotonic() + 2 * seconds

@@ -1,8 +1,4 @@
-"""Find images and captions that occur in several splits of a data set, or in two data sets: leaks from training to test.
-
-``audit_dataset`` writes the whole report. Images are the same if they have the same published id or the same bytes
-(``same_images``); similar photos have perceptual hashes with few different bits (``near_pairs``).
-"""
+"""Find images and captions that occur in several splits of a data set, or in two data sets: leaks from training to test."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ import PIL.Image
 from jaxtyping import Bool
 from PIL import ImageOps
 
-from vse.pipeline.dataset.dataset import SPLITS, Dataset, Image, count_splits, load_dataset_file, missing_images
+from vse.pipeline.dataset.dataset import SPLITS, Dataset, Image, describe_splits, load_dataset_file, missing_images
 from vse.pipeline.dataset.sources import load_checked_dataset
 from vse.pipeline.errors import UserError, did_you_mean, printable
 from vse.pipeline.files.images import IMAGE_FORMATS, MAX_PIXELS, BadImage, convert_to_rgb, read_image_bytes
@@ -35,11 +31,11 @@ _CHUNK = 1024
 _COSINES = np.cos(np.pi * np.arange(_FREQUENCIES)[:, None] * (2 * np.arange(_SIDE) + 1) / (2 * _SIDE))  # of the DCT-II
 
 
-def perceptual_hash(path: Path) -> Bool[np.ndarray, f" {N_BITS}"]:
+def compute_perceptual_hash(path: Path) -> Bool[np.ndarray, f" {N_BITS}"]:
     """Compute the perceptual hash (pHash) of an image file: 64 bits that depend on the coarse appearance only.
 
-    The image is resized to 32 x 32 grey pixels, whatever its shape. A bit is set if one of the 8 x 8 lowest frequencies of its
-    cosine transform is above their median. Raises BadImage if the file cannot be read.
+    The image is resized to 32 x 32 grey pixels. A bit is set if one of the 8 x 8 lowest frequencies of its cosine transform is
+    above their median. Raises BadImage if the file cannot be read.
     """
     content = read_image_bytes(path)
     try:
@@ -57,7 +53,7 @@ def perceptual_hash(path: Path) -> Bool[np.ndarray, f" {N_BITS}"]:
     return bits
 
 
-def near_pairs(
+def find_similar_hashes(
     hashes: Bool[np.ndarray, f"n_images {N_BITS}"],
     others: Bool[np.ndarray, f"n_others {N_BITS}"],
     max_bits: int = MAX_DIFFERENT_BITS,
@@ -76,11 +72,11 @@ _FLICKR = re.compile(r"([1-9][0-9]{4,17})(?:_.*)?")  # 36979 is the lowest numbe
 _COCO = re.compile(r"(?:COCO_[a-z]+[0-9]{4}_)?0{4,11}([0-9]{1,8})")
 
 
-def published_id(image: Image) -> str | None:
+def parse_published_id(image: Image) -> str | None:
     """Return the id of an image on Flickr or in MS-COCO, such as ``flickr 1000268201`` or ``coco 42``; None if it is unknown.
 
-    The id is read from the name of the file: ``1000268201_693b08cb0e.jpg`` (Flickr8k), ``1000268201.jpg`` (Flickr30K),
-    ``COCO_val2014_000000000042.jpg`` or ``000000000042.jpg`` (COCO). The field ``cocoid`` takes precedence.
+    It is the field ``cocoid``, or comes from the name of the file: ``1000268201_693b08cb0e.jpg`` (Flickr8k),
+    ``1000268201.jpg`` (Flickr30K), ``COCO_val2014_000000000042.jpg`` or ``000000000042.jpg`` (COCO).
     """
     if image.cocoid is not None:
         return f"coco {image.cocoid}"
@@ -91,15 +87,15 @@ def published_id(image: Image) -> str | None:
     return f"flickr {match[1]}" if match else None
 
 
-def same_images(
+def find_same_images(
     images: Iterable[Image],
     others: Iterable[Image],
     checksums: Mapping[int, bytes] | None = None,
     other_checksums: Mapping[int, bytes] | None = None,
 ) -> list[tuple[Image, Image]]:
-    """Return the pairs of an image and the same image among ``others``: with the same published id or the same file content.
+    """Return the pairs of an image and the same image among ``others``, by the published id or the file content.
 
-    ``checksums`` and ``other_checksums`` map the ``imgid`` to the SHA-256 of the file, for images where it is known.
+    ``checksums`` and ``other_checksums`` map the ``imgid`` to the SHA-256 of the file, as far as it is known.
     """
     known = defaultdict[str | bytes, list[Image]](list)
     for other in others:
@@ -110,7 +106,7 @@ def same_images(
 
 
 def _keys(image: Image, checksums: Mapping[int, bytes]) -> list[str | bytes]:
-    keys = (published_id(image), checksums.get(image.imgid))
+    keys = (parse_published_id(image), checksums.get(image.imgid))
     return [key for key in keys if key is not None]
 
 
@@ -119,25 +115,22 @@ def report_shared_images(dataset: Dataset, other: Dataset) -> str:
 
     Images are compared by their published ids; files of the same size are also compared by their bytes.
     """
-    pairs = same_images(dataset.images, other.images, *_checksums_of_equal_sizes(dataset, other))
+    pairs = find_same_images(dataset.images, other.images, *_checksums_of_equal_sizes(dataset, other))
     lines = [f"{len(pairs)} images of {dataset.path} are in {other.path}, too"]
     counts = Counter((image.split, twin.split) for image, twin in pairs)
     names = f"{dataset.name!r}", f"{other.name!r}" if other.name != dataset.name else "the other one"
     for (split, twin), count in sort_by_splits(counts):
-        lines.append(f"  {count:7d} in {split} of {names[0]} and {twin} of {names[1]}{leak_mark(split, twin)}")
+        lines.append(f"  {count:7d} in {split} of {names[0]} and {twin} of {names[1]}{describe_leak(split, twin)}")
     return "\n".join(lines)
 
 
 def report_similar_photos(dataset: Dataset, other: Dataset | None = None) -> str:
-    """Report the pairs of similar photos in different splits of a data set, or in two data sets.
-
-    Raises :class:`vse.pipeline.files.images.BadImage` if a photo cannot be read.
-    """
+    """Report the pairs of similar photos in different splits of a data set, or in two data sets. Raises BadImage."""
     hashes = _perceptual_hashes(dataset)
     images, twins = dataset.images, (dataset if other is None else other).images
     pairs = [
         (images[i], twins[j])
-        for i, j in near_pairs(hashes, hashes if other is None else _perceptual_hashes(other))
+        for i, j in find_similar_hashes(hashes, hashes if other is None else _perceptual_hashes(other))
         if other is not None or (i < j and images[i].split != twins[j].split)
     ]
     pairs_of_splits: dict[tuple[str, str], list[tuple[Image, Image]]] = defaultdict(list)
@@ -149,11 +142,11 @@ def report_similar_photos(dataset: Dataset, other: Dataset | None = None) -> str
     lines = [f"{len(pairs)} pairs of photos {where} look alike (perceptual hash)"]
     for (split, twin_split), some in sort_by_splits(pairs_of_splits):
         example = f"e.g. {some[0][0].file} and {some[0][1].file}"
-        lines.append(f"  {len(some):7d} in {split} and {twin_split}, {example}{leak_mark(split, twin_split)}")
+        lines.append(f"  {len(some):7d} in {split} and {twin_split}, {example}{describe_leak(split, twin_split)}")
     return "\n".join(lines)
 
 
-def leak_mark(split: str, other: str) -> str:
+def describe_leak(split: str, other: str) -> str:
     """Return a remark for the report if one of two splits that share data is for training and the other is not."""
     return "  <- trained on in one, tested on in the other" if (split in TRAINING_SPLITS) != (other in TRAINING_SPLITS) else ""
 
@@ -178,9 +171,8 @@ def _checksums_of_equal_sizes(dataset: Dataset, other: Dataset) -> tuple[dict[in
 
 
 def _perceptual_hashes(dataset: Dataset) -> Any:
-    """Compute the perceptual hashes of all images, (n_images, 64)."""
     bar = progress_bar(dataset.images, desc=f"hash images of {dataset.name}", unit="image")
-    return np.stack([perceptual_hash(dataset.image_path(image)) for image in bar])
+    return np.stack([compute_perceptual_hash(dataset.image_path(image)) for image in bar])
 
 
 _LONGEST = 60  # characters of a caption in the report
@@ -190,16 +182,15 @@ _ID_SOURCES = {"coco": ("coco",), "flickr": ("f30k", "f8k")}  # published data s
 def audit_dataset(path: Path, against: Path | None = None, look_alikes: bool = True) -> str:
     """Report equal captions and similar photos across the splits of a data set, and images that are in known test sets.
 
-    With ``against`` the report also compares the data set with another one. ``against`` is the path of its ``dataset.json``,
-    or its name; a data set of that name is searched next to this one and in ``data/``, and may lack its photos. Without
-    ``look_alikes`` photos are not compared, and none is read. Raises UserError if a data set is invalid or an image file is
-    missing.
+    ``against``, a ``dataset.json`` or the name of a data set next to this one or in ``data/``, is compared with the data set;
+    it may lack its photos. Without ``look_alikes`` no photos are read. Raises UserError if a data set is invalid or an image
+    file is missing.
     """
     dataset = load_checked_dataset(path)
     others = [] if against is None else [_load_other(against, dataset)]
-    lines = [count_splits(dataset)]
+    lines = [describe_splits(dataset)]
     for other in others:
-        lines += [count_splits(other), report_shared_images(dataset, other)]
+        lines += [describe_splits(other), report_shared_images(dataset, other)]
     for twin in (None, *others):
         lines.append(report_shared_captions(dataset, twin))
         without = [str(one.path) for one in (dataset, twin) if one is not None and not one.has_image_files]
@@ -211,10 +202,7 @@ def audit_dataset(path: Path, against: Path | None = None, look_alikes: bool = T
 
 
 def report_shared_captions(dataset: Dataset, other: Dataset | None = None) -> str:
-    """Report captions with the same tokens in different splits of a data set, or in two data sets.
-
-    The case of the tokens is ignored.
-    """
+    """Report captions with the same tokens, in any case, in different splits of a data set, or in two data sets."""
     own = _count_splits_of_texts(dataset)
     twins = own if other is None else _count_splits_of_texts(other)
     counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
@@ -235,7 +223,7 @@ def report_shared_captions(dataset: Dataset, other: Dataset | None = None) -> st
         example = printable(examples[split, twin])
         example = example if len(example) <= _LONGEST else f"{example[:_LONGEST]}..."
         count = f"{n_captions:7d} in {split} and {n_twins} in {twin}"
-        lines.append(f"  {count}, e.g. {example!r}{leak_mark(split, twin)}")
+        lines.append(f"  {count}, e.g. {example!r}{describe_leak(split, twin)}")
     return "\n".join(lines)
 
 
@@ -251,8 +239,8 @@ def _count_splits_of_texts(dataset: Dataset) -> dict[str, Counter[str]]:
 def report_known_test_images(dataset: Dataset) -> list[str]:
     """Report the images of a data set that published data sets test on, by their published ids.
 
-    The published data sets are read from their ``dataset.json``, next to this data set or in ``data/``. If a data set that may
-    share images has none there, a line reports that it was not compared.
+    The ``dataset.json`` of a published data set is searched next to this data set and in ``data/``. A line names data sets
+    that may share images but are missing.
     """
     lines: list[str] = []
     missing = set(_published()) - {dataset.name}
@@ -262,11 +250,11 @@ def report_known_test_images(dataset: Dataset) -> list[str]:
             continue
         known = load_dataset_file(file)
         missing.discard(name)
-        pairs = same_images(dataset.images, known.splits.get("test", ()))
+        pairs = find_same_images(dataset.images, known.splits.get("test", ()))
         lines.append(f"{len(pairs)} images of {dataset.path} have names of test images of {name!r}")
         for split, count in Counter(image.split for image, _ in pairs).items():
-            lines.append(f"  {count:7d} in {split}{leak_mark(split, 'test')}")
-    sources = Counter((published_id(image) or "").partition(" ")[0] for image in dataset.images)
+            lines.append(f"  {count:7d} in {split}{describe_leak(split, 'test')}")
+    sources = Counter((parse_published_id(image) or "").partition(" ")[0] for image in dataset.images)
     for source, names in _ID_SOURCES.items():
         unknown = [name for name in names if name in missing]
         if sources[source] and unknown and dataset.name not in names:
@@ -283,16 +271,11 @@ def _published() -> list[str]:
 
 
 def _find_dataset_file(name: str, dataset: Dataset) -> Path | None:
-    """Return the ``dataset.json`` of the data set ``name``, next to another data set or in ``data/``, or None."""
     paths = (dataset.path.parent.parent / name / "dataset.json", Path("data", name, "dataset.json"))
     return next((path for path in paths if path.is_file()), None)
 
 
 def _load_other(against: Path, dataset: Dataset) -> Dataset:
-    """Load a data set by its path or name. Raises UserError if it does not exist.
-
-    A data set that is given by its name may lack its images; then only names and captions are compared.
-    """
     name = str(against)
     if against.exists() or not is_name(name) or name.endswith(".json"):
         return load_checked_dataset(against)

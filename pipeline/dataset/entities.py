@@ -1,11 +1,8 @@
 """Read the files of Flickr30K Entities: captions with marked phrases, and the boxes of the things that the phrases name.
 
 ``Sentences/<number>.txt`` has a caption per line; ``[/EN#<chain>/<type>[/<type>...] word ...]`` marks a phrase.
-``Annotations/<number>.xml`` has the boxes of the coreference chains. The number is that of the photo on Flickr.
-(Plummer et al., Flickr30k Entities, ICCV 2015 and IJCV 2017.)
-
-``read_xml`` reads small XML files from untrusted sources. It refuses document type declarations, expands no entities and
-loads nothing from other files or addresses.
+``Annotations/<number>.xml`` has the boxes of the coreference chains. The number is the id of the photo on Flickr. (Plummer et
+al., Flickr30k Entities, ICCV 2015 and IJCV 2017.)
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from typing import NamedTuple
 
 from lxml import etree
 
-from vse.pipeline.dataset.phrases import Box
+from vse.pipeline.dataset.captions import Box
 from vse.pipeline.errors import UserError, printable
 from vse.pipeline.files.inputs import InputFile, wrap_read_errors
 
@@ -41,11 +38,11 @@ class Element:
 
 
 def read_xml(path: Path) -> Element:
-    """Return the root element of an XML file.
+    """Return the root element of a small XML file from an untrusted source.
 
-    Raises UserError, which names the file and usually the line, if the file is not well-formed, has more than ``MAX_BYTES``
-    bytes or ``MAX_DEPTH`` levels of elements, or has a document type declaration. Only such a declaration can define entities
-    that expand without end (`billion laughs`) or that load files or addresses.
+    Raises UserError with the file and usually the line if the file is not well-formed, has more than ``MAX_BYTES`` bytes or
+    ``MAX_DEPTH`` levels of elements, or has a document type declaration. Such a declaration could define entities that expand
+    without end (`billion laughs`) or load files or addresses.
     """
     file = InputFile(path)
     size = file.stream.seek(0, 2)
@@ -163,7 +160,6 @@ def _caption(line: str, where: str) -> MarkedCaption:
 
 
 def _mark(token: str, where: str) -> tuple[str, tuple[str, ...]]:
-    """Return the chain and the types of a mark such as ``[/EN#12/people/other``."""
     if token.endswith("]"):
         raise UserError(f"{where}: the phrase {token!r} has no words")
     match = _MARK.fullmatch(token)
@@ -173,10 +169,9 @@ def _mark(token: str, where: str) -> tuple[str, tuple[str, ...]]:
 
 
 def read_annotation(path: Path) -> Annotation:
-    """Read the size and the boxes of a file in ``Annotations``.
+    """Read the size and the boxes of a file in ``Annotations``, clipped to the image.
 
-    A box that extends beyond the image is clipped. Raises UserError, which names the file and line, if an element is missing
-    or has an impossible value.
+    Raises UserError, which names the file and line, if an element is missing or has an impossible value.
     """
     top = read_xml(path)
     size = _only_child(top, "size", path)
@@ -256,10 +251,9 @@ def read_split(path: Path) -> tuple[str, ...]:
 
 
 def read_unrelated_captions(path: Path) -> frozenset[tuple[str, int]]:
-    """Read ``UNRELATED_CAPTIONS``, the list of captions that do not describe their photo.
+    """Read ``UNRELATED_CAPTIONS``: the captions that do not describe their photo, by its number and their 0-based index.
 
-    Returns pairs of the number of the photo and the index of the caption, from 0. Raises UserError, which names the file and
-    line, if a line is not such a pair.
+    Raises UserError, which names the file and line, if a line is not such a pair.
     """
     with wrap_read_errors(path, "a list of captions"):
         lines = InputFile(path).read().decode("ascii").split("\n")

@@ -12,6 +12,7 @@ from typing import Any
 
 from vse.pipeline.dataset.captions import (
     DEFAULT_TOKENISER,
+    Box,
     compact_text,
     find_tokeniser,
     match_captions,
@@ -27,18 +28,17 @@ from vse.pipeline.dataset.entities import (
     read_split,
     read_unrelated_captions,
 )
-from vse.pipeline.dataset.phrases import Box
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import read_image_size
 from vse.pipeline.progress import progress_bar
 
 ENTITIES_SPLITS = ("train", "val", "test")
-MIN_SIMILARITY = 0.7  # matches 562 of the 563 captions of Flickr8k that differ in a letter from those of Entities
+MIN_SIMILARITY = 0.7  # matches 562 of the 563 captions of Flickr8k that differ in a letter from Entities
 _DECIMALS = 4  # of a scaled coordinate
 log = logging.getLogger(__name__)
 
 
-def entities_content(folder: Path, images: Path) -> dict[str, Any]:
+def build_entities_content(folder: Path, images: Path) -> dict[str, Any]:
     """Build the content of ``dataset.json`` from the official files of Flickr30K Entities, with their captions and splits.
 
     ``folder`` has ``Annotations``, ``Sentences``, ``train.txt``, ``val.txt`` and ``test.txt``, and may have
@@ -83,17 +83,17 @@ def mark_entities_phrases(
     """Return the content of a checked ``dataset.json`` with the phrases of Flickr30K Entities instead of its earlier phrases.
 
     An image is matched by the number at the beginning of its file name. A caption is matched with the captions of its image in
-    Entities by its letters and digits, whatever their case, tokens and order. If the spelling differs (*grey*, *gray*), it is
-    matched with the most similar remaining caption, provided that the share of equal tokens is at least ``min_similarity``; 1
-    allows no difference. A caption without a counterpart gets no phrases.
+    Entities by its letters and digits. If the spelling differs (*grey*, *gray*), it is matched with the most similar remaining
+    caption with a share of equal tokens of at least ``min_similarity``; 1 allows no difference. A caption without a
+    counterpart gets no phrases.
 
-    Boxes are scaled to the size of the files in ``images``. Without ``images`` they are in pixels of the annotated photos.
+    Boxes are scaled to the size of the files in ``images``; without ``images`` they are in pixels of the annotated photos.
     Logs counts. Raises UserError if no image is annotated.
     """
     reader, tokenise = _EntitiesReader(folder, images), find_tokeniser(content.get("tokeniser", DEFAULT_TOKENISER), folder)
     entries, n_captions = [], 0
     for entry in progress_bar(content["images"], desc="read phrases", unit="image"):
-        number = photo_number(entry["filename"])
+        number = parse_photo_number(entry["filename"])
         before = entry.get("sentences", ())
         sentences = [{key: value for key, value in sentence.items() if key != "phrases"} for sentence in before]
         n_captions += len(sentences)
@@ -104,7 +104,7 @@ def mark_entities_phrases(
     n_images, n_joined = reader.counts["images"], reader.counts["joined"]
     if not n_images:
         raise UserError(
-            f"{folder}: annotates none of the {len(entries)} images; a file name must begin with the number of the photo"
+            f"{folder}: annotates other images than these {len(entries)}; a file name must begin with the number of the photo"
         )
     log.info(
         "%s: matched %d of %d images and %d of %d captions, %d of them with another spelling; %d captions have no "
@@ -122,7 +122,7 @@ def _mark_sentences(
     min_similarity: float,
     tokenise: Callable[[str], list[str]],
 ) -> None:
-    """Add phrases to the sentences of an image that match a caption of Entities; each of these is used at most once."""
+    """Add phrases to the sentences of an image that match a caption of Entities; each caption is used once at most."""
     texts = [sentence["tokens"] if "tokens" in sentence else tokenise(sentence["raw"]) for sentence in sentences]
     captions = [caption.words for caption in photo.captions]
     for index, other in match_captions(texts, captions, min_similarity).items():
@@ -131,7 +131,7 @@ def _mark_sentences(
         reader.counts.update(joined=1, corrected=not same)
 
 
-def photo_number(filename: str) -> str | None:
+def parse_photo_number(filename: str) -> str | None:
     """Return the number of a photo on Flickr, ``1000268201`` for ``1000268201_693b08cb0e.jpg``; None if the name has none."""
     match = re.fullmatch(r"([0-9]{1,18})(?:_.*)?", Path(filename).stem)
     return match[1] if match else None
@@ -139,8 +139,6 @@ def photo_number(filename: str) -> str | None:
 
 @dataclass(frozen=True)
 class _Photo:
-    """A photo of Entities: its captions, and the boxes of its chains in pixels of the image file."""
-
     captions: tuple[MarkedCaption, ...]
     boxes: Mapping[str, Sequence[Box]]
     unboxed: frozenset[str]
@@ -163,26 +161,16 @@ class _EntitiesReader:
         self.unrelated = read_unrelated_captions(listed) if listed.is_file() else frozenset()
 
     def sentences_file(self, number: str) -> Path:
-        """Return the path of the captions of a photo."""
         return self.folder / "Sentences" / f"{number}.txt"
 
     def read(self, number: str, file: str) -> _Photo:
-        """Read the captions and boxes of a photo; ``file`` is its path in the folder of images.
-
-        Captions listed as unrelated to their photo lose their phrases.
-        """
+        """Read the captions and boxes of a photo with the path ``file``. Unrelated captions lose their phrases."""
         captions = list(read_captions(self.sentences_file(number)))
         annotation = read_annotation(self.folder / "Annotations" / f"{number}.xml")
         marked = [phrase for caption in captions for phrase in caption.phrases]
         with_box = sum(phrase.chain != NOT_VISUAL and phrase.chain in annotation.boxes for phrase in marked)
-        self.counts.update(
-            images=1,
-            boxes=annotation.n_boxes,
-            clipped=annotation.n_clipped,
-            captions=len(captions),
-            marked=len(marked),
-            with_box=with_box,
-        )
+        self.counts.update(images=1, boxes=annotation.n_boxes, clipped=annotation.n_clipped)
+        self.counts.update(captions=len(captions), marked=len(marked), with_box=with_box)
         for photo, index in self.unrelated:
             if photo == number and index < len(captions):
                 self.counts["unrelated"] += len(captions[index].phrases)
@@ -190,7 +178,7 @@ class _EntitiesReader:
         return _Photo(tuple(captions), self._scaled(annotation, file), annotation.unboxed)
 
     def _scaled(self, annotation: Annotation, file: str) -> Mapping[str, Sequence[Box]]:
-        """Return the boxes in pixels of the file, whose size may differ from that of the annotated photo."""
+        """Return the boxes in pixels of the file, whose size may differ from the size of the annotated photo."""
         size = annotation.width, annotation.height
         actual_size = size if self.images is None else read_image_size(self.images / file)
         if actual_size == size:
@@ -216,19 +204,11 @@ class _EntitiesReader:
             self.counts.update(
                 phrases=1, boxed=bool(boxes), unknown=visual and not boxes and phrase.chain not in photo.unboxed
             )
-            entries.append(
-                {
-                    "first_token": first,
-                    "n_tokens": last - first,
-                    "chain": phrase.chain if visual else "",
-                    "types": list(phrase.types),
-                    "boxes": [list(box) for box in boxes],
-                }
-            )
+            span = {"first_token": first, "n_tokens": last - first, "chain": phrase.chain if visual else ""}
+            entries.append({**span, "types": list(phrase.types), "boxes": [list(box) for box in boxes]})
         return entries
 
     def report(self) -> None:
-        """Log the counts; those of exceptions only if they are not 0."""
         counts = self.counts
         log.info(
             "%s: read %d photos, %d captions and %d boxes; the captions mark %d phrases, %d of them with a box",
@@ -244,14 +224,10 @@ class _EntitiesReader:
             if count:
                 log.info("%d %s", count, message)
         if self.first_scaled:
-            log.warning(
-                "%d photos do not have the annotated size (%s); their boxes were scaled",
-                counts["scaled"],
-                self.first_scaled,
-            )
+            message = "%d photos do not have the annotated size (%s); their boxes were scaled"
+            log.warning(message, counts["scaled"], self.first_scaled)
 
 
 def _scale_box(box: Box, size: tuple[int, int], new_size: tuple[int, int]) -> Box:
-    """Return the box in an image that was scaled from ``size`` (width, height) to ``new_size``."""
     x1, y1, x2, y2 = (round(x * new / old, _DECIMALS) for x, old, new in zip(box, size * 2, new_size * 2, strict=True))
     return x1, y1, x2, y2

@@ -1,8 +1,7 @@
 """The identity of a data set: its ids, and hashes of its photographs and captions.
 
 Two data sets may share their name and all of their ids. Files that are used together are therefore compared by the hashes of
-the images and captions whose ids they share. The last functions hash the photographs and captions of a data set on disk, and
-compare them with the identity that a file records.
+the images and captions whose ids they share.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ Hashes = NDArray[np.uint8]
 class DataChecksums(BaseModel):
     """SHA-256 checksums of a data set or a split: of its ids, its photographs and its captions, each sorted by id.
 
-    None is an unknown checksum. The checksum of the captions also covers the assignment of captions to images. A complete data
-    set also has a checksum of the image ids of its splits.
+    None is an unknown checksum. The checksum of the captions also covers their images. A complete data set also has a checksum
+    of the image ids of its splits.
     """
 
     ids_sha256: str
@@ -46,7 +45,7 @@ class DataChecksums(BaseModel):
         return hashlib.sha256("".join(str(value) for value in self.model_dump().values()).encode()).hexdigest()[:8]
 
     def differences(self, other: DataChecksums) -> list[str]:
-        """Return the names of the checksums that are known to both sides and differ: ids, photographs, captions, splits."""
+        """Return the names of the known checksums that differ: ids, photographs, captions, splits."""
         names = {"ids": "ids", "photographs": "photos", "captions": "captions", "splits": "splits"}
         pairs = {name: (getattr(self, f"{key}_sha256"), getattr(other, f"{key}_sha256")) for name, key in names.items()}
         return [name for name, pair in pairs.items() if None not in pair and pair[0] != pair[1]]
@@ -57,7 +56,7 @@ class DataIdentity:
     """The ids of images and captions with hashes of their contents; None means that the hashes are unknown.
 
     ``photos`` (n_images, 32) are the SHA-256 of the image files. ``captions`` (n_captions, 8) are the results of
-    :func:`caption_hash`, which cover the image id and the raw text of a caption.
+    :func:`caption_hash`.
     """
 
     image_ids: Ids
@@ -67,7 +66,6 @@ class DataIdentity:
 
     @property
     def checksums(self) -> DataChecksums:
-        """The checksums of all ids and hashes."""
         images, captions = np.argsort(self.image_ids), np.argsort(self.caption_ids)
         return DataChecksums(
             ids_sha256=_checksum(self.image_ids[images], self.caption_ids[captions]),
@@ -87,17 +85,16 @@ def caption_hashes(images: Sequence[Image]) -> Hashes:
     return np.frombuffer(hashes, np.uint8).reshape(-1, CAPTION_BYTES)
 
 
-def identity_of_images(images: Sequence[Image], photos: Hashes | None = None) -> DataIdentity:
+def build_identity(images: Sequence[Image], photos: Hashes | None = None) -> DataIdentity:
     """Return the identity of images of a data set; ``photos`` (n_images, 32) are the hashes of their files, if known."""
     return DataIdentity(image_ids(images), caption_ids(images), photos, caption_hashes(images))
 
 
-def data_differences(ours: DataIdentity, theirs: DataIdentity) -> list[str]:
+def compare_data(ours: DataIdentity, theirs: DataIdentity) -> list[str]:
     """Return messages about the differences between two data sets; an empty list if there are none.
 
-    A message is ``12 of 300 compared captions differ, the first is id 5``. Images and captions are compared by their ids, so a
-    split or a subset does not differ from the complete data set. If photographs differ and captions do not, or the reverse, a
-    second message reports that the others are equal or were not compared.
+    A message is ``12 of 300 compared captions differ, the first is id 5``. Only common ids are compared, so a split does not
+    differ from the complete data set. If only photographs or only captions differ, a second message names the others.
     """
     parts = {
         "photographs": _compare_hashes(ours.image_ids, ours.photos, theirs.image_ids, theirs.photos),
@@ -116,7 +113,7 @@ def data_differences(ours: DataIdentity, theirs: DataIdentity) -> list[str]:
 
 def check_same_data(path: Path, ours: DataIdentity, other_path: Path, theirs: DataIdentity) -> None:
     """Raise UserError if two files come from different data sets that have ids in common."""
-    if differences := data_differences(ours, theirs):
+    if differences := compare_data(ours, theirs):
         raise UserError(f"{path} and {other_path} come from different data sets: {'; '.join(differences)}")
 
 
@@ -127,7 +124,7 @@ def check_all_same_data(files: Sequence[tuple[Path, DataIdentity]]) -> None:
 
 
 def _compare_hashes(ids: Ids, hashes: Hashes | None, other_ids: Ids, other_hashes: Hashes | None) -> tuple[int, Ids]:
-    """Compare the hashes of the ids that both sides have; return their number and the ids whose hashes differ."""
+    """Return the number of ids that both sides have, and the ids whose hashes differ."""
     if hashes is None or other_hashes is None:
         return 0, ids[:0]
     rows = IdRows(other_ids).find(ids)
@@ -148,14 +145,14 @@ _NO_IDS = np.empty(0, np.int64)
 
 
 def check_recorded_data(dataset: Dataset, recorded: DataIdentity) -> None:
-    """Raise UserError if captions or photographs of a data set differ from those recorded in a file of embeddings or scores.
+    """Raise UserError if captions or photographs of a data set differ from the recorded ones of embeddings or scores.
 
     Compares all captions, and an evenly spread sample of the photographs whose files exist.
     """
     captions = None if recorded.captions is None else caption_hashes(dataset.images)
     photo_ids, photos = hash_available_photos(dataset, recorded, COMPARED_PHOTOS_IF_CHANGED)
     ours = DataIdentity(photo_ids, caption_ids(dataset.images), photos, captions)
-    if differences := data_differences(ours, recorded):
+    if differences := compare_data(ours, recorded):
         raise UserError(
             f"{dataset.path}: the embeddings or scores come from another data set: {'; '.join(differences)}; give that data "
             "set, or embed this one"
@@ -165,7 +162,7 @@ def check_recorded_data(dataset: Dataset, recorded: DataIdentity) -> None:
 def hash_available_photos(dataset: Dataset, recorded: DataIdentity, max_photos: int) -> tuple[Ids, Hashes | None]:
     """Hash at most ``max_photos`` photographs of a data set, evenly spread over the images whose photographs are recorded.
 
-    Returns their ids (n,) and hashes (n, 32); the hashes are None if no file can be read.
+    Returns their ids (n,) and hashes (n, 32); the hashes are None if all files are unreadable.
     """
     if recorded.photos is None or not dataset.has_image_files:
         return _NO_IDS, None
@@ -176,7 +173,7 @@ def hash_available_photos(dataset: Dataset, recorded: DataIdentity, max_photos: 
 
 
 def hash_photos(files: Sequence[tuple[int, Path]]) -> tuple[Ids, Hashes | None]:
-    """Return the ids (n,) and SHA-256 (n, 32) of the readable files; the latter is None if no file can be read."""
+    """Return the ids (n,) and SHA-256 (n, 32) of the readable files; the SHA-256 are None without such files."""
     hashes = {}
     for imgid, path in files:
         try:

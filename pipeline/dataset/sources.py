@@ -1,21 +1,24 @@
 """Write ``data/<name>/dataset.json``: from published files, from another data set, or from a folder of photos.
 
-``prepare_dataset`` converts the published files of a data set. ``add_phrases`` adds phrases to the captions of a data set:
-those of Flickr30K Entities, or noun phrases that a spaCy pipeline finds. ``create_album`` describes a folder of photos without
-captions. All of them link the folder of images to ``images`` next to ``dataset.json``.
+All functions link the folder of images to ``images`` next to ``dataset.json``.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
-from vse.pipeline.dataset.dataset import Dataset, count_splits, load_dataset_file, missing_images
-from vse.pipeline.dataset.entities_dataset import ENTITIES_SPLITS, MIN_SIMILARITY, entities_content, mark_entities_phrases
+from vse.pipeline.dataset.dataset import Dataset, describe_splits, load_dataset_file, missing_images
+from vse.pipeline.dataset.entities_dataset import (
+    ENTITIES_SPLITS,
+    MIN_SIMILARITY,
+    build_entities_content,
+    mark_entities_phrases,
+)
 from vse.pipeline.errors import UserError, import_extra
 from vse.pipeline.files.inputs import is_name
 from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_others, read_json_object
@@ -29,7 +32,7 @@ _BATCH = 1000  # captions that spaCy parses at once
 log = logging.getLogger(__name__)
 
 
-def published_preset(name: str) -> DatasetConfig:
+def load_published_preset(name: str) -> DatasetConfig:
     """Load the preset of a published data set. Raises UserError if the data set has no published files."""
     config = load_dataset(name)
     if not config.is_published:
@@ -48,7 +51,7 @@ def source_folder(name: str) -> Path:
     return Path(os.environ.get(folder_variable(name)) or Path("data", name))
 
 
-def source_files(config: DatasetConfig, source: Path) -> tuple[list[Path], Path]:
+def find_source_files(config: DatasetConfig, source: Path) -> tuple[list[Path], Path]:
     """Return the paths of the annotations (files and folders) and of the images folder of a data set in ``source``.
 
     Raises UserError if a path does not exist; the message explains how to get the missing files and where to put them.
@@ -80,15 +83,14 @@ def annotation_paths(config: DatasetConfig, source: Path) -> list[Path]:
 def prepare_dataset(config: DatasetConfig, source: Path, out: Path) -> Path:
     """Write ``out/dataset.json`` from the published files in ``source``, and link their images to ``out/images``.
 
-    Before it writes anything, it checks the annotations and that every image file exists. Returns the path of
-    ``dataset.json``.
+    All annotations and image files are checked first. Returns the path of ``dataset.json``.
     """
-    annotations, images = source_files(config, source)
+    annotations, images = find_source_files(config, source)
     check_dataset_out(out, config.name, annotations)
     if config.entities is None:
         content = _karpathy_content(annotations[0], images)
     elif config.annotations is None:
-        content = entities_content(source / config.entities, images)
+        content = build_entities_content(source / config.entities, images)
     else:
         content = mark_entities_phrases(_karpathy_content(annotations[0], images), source / config.entities, images)
     if config.tokeniser is not None:
@@ -113,7 +115,6 @@ def retokenise(content: dict[str, Any], tokeniser: str, where: str) -> dict[str,
 
 
 def _karpathy_content(file: Path, images: Path) -> dict[str, Any]:
-    """Return the content of a file of the Karpathy splits. Raises UserError if an image file is missing."""
     dataset = load_dataset_file(file)
     missing = [image.file for image in dataset.images if not (images / image.file).is_file()]
     if missing:
@@ -134,10 +135,9 @@ def add_phrases(
 ) -> Path:
     """Write a copy of a data set with phrases in its captions to ``out/dataset.json``, and link its images to ``out/images``.
 
-    The phrases come from Flickr30K Entities, whose folder ``entities`` holds ``Annotations`` and ``Sentences``, or from the
-    spaCy pipeline ``chunker`` (see :func:`mark_noun_phrases`). The docstring of
-    :func:`vse.pipeline.dataset.entities_dataset.mark_entities_phrases` describes how captions of Entities are matched. Ids,
-    splits and captions do not change. The data set is called ``name``, or like the folder ``out``. Returns the path of
+    The phrases come from the folder ``entities`` of Flickr30K Entities
+    (:func:`vse.pipeline.dataset.entities_dataset.mark_entities_phrases`), or from the spaCy pipeline ``chunker``
+    (:func:`mark_noun_phrases`). The data set is called ``name``, or like the folder ``out``. Returns the path of
     ``dataset.json``.
     """
     check_dataset(dataset_file)
@@ -157,9 +157,9 @@ def add_phrases(
 def mark_noun_phrases(content: dict[str, Any], pipeline: str) -> dict[str, Any]:
     """Return the content of a checked ``dataset.json`` with the noun phrases of each caption instead of its earlier phrases.
 
-    ``pipeline`` is an installed spaCy package, such as ``en_core_web_sm``, or a folder; it needs a tagger and a parser. The
-    phrases are its noun chunks without pronouns, such as *a black dog* and *the snow* in *a black dog in the snow*. It parses
-    the tokens of the data set. Raises UserError if spaCy or the pipeline is not installed, or if it lacks a tagger or parser.
+    ``pipeline`` is an installed spaCy package, such as ``en_core_web_sm``, or a folder. The phrases are its noun chunks
+    without pronouns in the tokens of the data set, such as *a black dog* and *the snow* in *a black dog in the snow*. Raises
+    UserError if spaCy or the pipeline is not installed, or if it lacks a tagger or parser.
     """
     nlp = _load_chunker(pipeline)
     doc_type = import_extra("spacy.tokens", "--chunker", "chunker").Doc
@@ -203,12 +203,12 @@ def check_dataset_name(name: str) -> None:
 
 def check_dataset_out(out: Path, name: str, inputs: Iterable[Path] = ()) -> None:
     """Raise UserError if the data set ``name`` may not be written to the folder ``out``; call it before any long work."""
-    kind = OutputKind(f"the data set {name!r}", lambda path: _is_dataset(read_json_object(path), name))
-    check_output(out / "dataset.json", kind, inputs)
 
+    def is_dataset(path: Path) -> bool:
+        content = read_json_object(path)
+        return content.get("dataset") == name and isinstance(content.get("images"), list)
 
-def _is_dataset(content: Mapping[str, Any], name: str) -> bool:
-    return content.get("dataset") == name and isinstance(content.get("images"), list)
+    check_output(out / "dataset.json", OutputKind(f"the data set {name!r}", is_dataset), inputs)
 
 
 def write_dataset(content: dict[str, Any], out: Path, images: Path | None, inputs: list[Path]) -> Path:
@@ -223,8 +223,8 @@ def write_dataset(content: dict[str, Any], out: Path, images: Path | None, input
 
 
 def check_dataset(path: Path) -> str:
-    """Check a data set file and return its counts per split. Raises UserError if it is invalid or an image file is missing."""
-    return count_splits(load_checked_dataset(path))
+    """Return the counts per split of a data set file. Raises UserError if it is invalid or an image file is missing."""
+    return describe_splits(load_checked_dataset(path))
 
 
 def load_checked_dataset(path: Path) -> Dataset:
@@ -250,8 +250,8 @@ def create_album(photos: Path, out: Path, name: str | None = None) -> Path:
     """Write ``out/dataset.json`` for a folder of photos without captions, and link the folder to ``out/images``.
 
     All JPEG, PNG and WebP files in the folder and its subfolders become images of the split ``test``. Ids follow the order of
-    the file names, so a new photo changes the ids of those after it. The data set is called ``name``, or like the folder
-    ``out``. Returns the path of ``dataset.json``.
+    the file names, so a new photo changes the ids of later ones. The data set is called ``name``, or like the folder ``out``.
+    Returns the path of ``dataset.json``.
     """
     if not photos.is_dir():
         raise UserError(f"{photos}: no such folder of photos")

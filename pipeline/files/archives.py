@@ -26,10 +26,7 @@ ARCHIVE_ERRORS = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAErr
 
 @dataclass(frozen=True, slots=True)
 class ArchiveMember:
-    """A member of an archive.
-
-    ``size`` is the size that the archive states. ``open`` returns a stream of the content, or None for a member without one.
-    """
+    """A member of an archive. ``open`` returns its content as a stream; None without content."""
 
     name: str
     size: int
@@ -41,11 +38,9 @@ class ArchiveMember:
 def unpack(archive: Path, member: str, target: Path, max_bytes: int) -> Path:
     """Unpack the file or folder ``member`` of a zip or tar archive as ``target``, which must not exist; return ``target``.
 
-    Every member is checked before anything is written: it must be a plain file or a folder, its path must stay inside the
-    archive, and no path may occur twice. The files of ``member`` may have at most ``max_bytes`` together. They are written to
-    a hidden folder next to ``target`` and renamed to ``target`` when all are complete. After an error nothing remains.
-
-    Raises UserError, which names the archive and the member, if a check fails.
+    Every member must be a plain file or a folder, its path must stay inside the archive, and no path may occur twice. The
+    files of ``member`` may have at most ``max_bytes`` together. ``target`` appears when all files are complete; after an error
+    nothing remains. Raises UserError, which names the archive and the member, if a check fails.
     """
     temporary = _hidden_folder(target)
     try:
@@ -108,7 +103,7 @@ def _select_members(
     total = 0
     for member in members:
         path = PurePosixPath(member.name)
-        fault = member_fault(member, path)
+        fault = find_member_fault(member, path)
         if fault is None and path in seen:
             fault = "is a duplicate"
         if fault is None and member.is_file and path.is_relative_to(wanted):
@@ -124,7 +119,7 @@ def _select_members(
     return files
 
 
-def member_fault(member: ArchiveMember, path: PurePosixPath) -> str | None:
+def find_member_fault(member: ArchiveMember, path: PurePosixPath) -> str | None:
     """Return why a member must not be unpacked, as the end of a message; None if it may be unpacked."""
     if not (member.is_file or member.is_folder):
         return "is neither a plain file nor a folder"
@@ -134,7 +129,6 @@ def member_fault(member: ArchiveMember, path: PurePosixPath) -> str | None:
 
 
 def _copy(archive: Path, member: ArchiveMember, path: Path) -> None:
-    """Write the content of a member to the new file ``path``, up to the size that the archive states."""
     path.parent.mkdir(parents=True, exist_ok=True)
     source = member.open()
     assert source is not None, "a plain file can be read"

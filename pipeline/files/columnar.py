@@ -1,10 +1,8 @@
 """Read untrusted parquet files, and check parquet, Arrow and other compressed files against the limit on decoded bytes.
 
-:func:`parquet_batches` reads a parquet file batch by batch. A reader allocates as much memory as the headers of the pages
-state; the sizes in the footer of the file are not binding. So the headers of all pages of a row group are checked before the
-row group is read. They are structs of Thrift's compact protocol (https://parquet.apache.org/docs/file-format/).
-
-:func:`check_compressed_file` checks a file that a library is going to open itself.
+A reader of parquet allocates the memory that the headers of the pages state, not the footer. The headers of all
+pages of a row group are therefore checked before the row group is read. They are structs of Thrift's compact protocol
+(https://parquet.apache.org/docs/file-format/).
 """
 
 from __future__ import annotations
@@ -41,7 +39,6 @@ class _Page(NamedTuple):
 
 
 def _pages(stream: BinaryIO, start: int, n_bytes: int) -> Iterator[_Page]:
-    """Yield the pages of a column chunk that begins at ``start``. Raises ValueError if a header is malformed."""
     position, end = start, start + n_bytes
     while position < end:
         stream.seek(position)
@@ -64,7 +61,6 @@ class _ThriftReader:
         self._n_fields = 0
 
     def read_struct(self) -> dict[int, Any]:
-        """Return the fields of the struct at the current position, by field id."""
         fields: dict[int, Any] = {}
         field_id = 0
         while head := self._byte():
@@ -112,19 +108,15 @@ class _ThriftReader:
         return (value >> 1) ^ -(value & 1)
 
 
-def parquet_batches(path: Path, stream: BinaryIO, choose: Callable[[list[str]], Sequence[str]]) -> Iterator[Any]:
-    """Yield record batches (pyarrow) of a parquet file, row group by row group.
+def read_parquet_batches(path: Path, stream: BinaryIO, choose: Callable[[list[str]], Sequence[str]]) -> Iterator[Any]:
+    """Yield record batches (pyarrow) of a parquet file, row group by row group; one empty batch if the file has no rows.
 
-    Texts are read as dictionaries, so that a long text in many rows is in memory once. A file without rows yields one empty
-    batch.
+    Texts are read as dictionaries, so that a repeated text is in memory once. Raises UserError if the file is damaged, or if a
+    row group or all texts together decode to more bytes than the limit.
 
-    Parameters
-    ----------
     path : the name of the file in messages
     stream : the open file
-    choose : takes the names of all columns and returns those of the columns to read
-
-    Raises UserError if the file is damaged, or if a row group or all texts together decode to more bytes than the limit.
+    choose : function from the names of all columns to the names of the columns to read
     """
     library = import_extra("pyarrow.parquet", str(path), "parquet")
     arrow = import_extra("pyarrow", str(path), "parquet")
@@ -149,17 +141,13 @@ def parquet_batches(path: Path, stream: BinaryIO, choose: Callable[[list[str]], 
 
 
 def check_parquet(path: Path) -> None:
-    """Raise UserError if a parquet file decodes to more bytes than the limit.
-
-    Call this before a library opens the file itself. Such a library copies a text for each row, so every row counts.
-    """
+    """Raise UserError if a parquet file with a copy of its text for each row has more bytes than the limit."""
     with path.open("rb") as stream:
-        for _ in parquet_batches(path, stream, lambda names: names):
+        for _ in read_parquet_batches(path, stream, lambda names: names):
             pass
 
 
 def _select_leaves(schema: Any, columns: Sequence[str]) -> dict[int, Any]:
-    """Return the leaf columns of a parquet schema that belong to ``columns`` of the table, by their index."""
     starts = tuple(f"{name}." for name in columns)
     leaves = map(schema.column, range(len(schema)))
     return {index: leaf for index, leaf in enumerate(leaves) if f"{leaf.path}.".startswith(starts)}
@@ -245,7 +233,6 @@ class _FlatTable:
         self._vtable = self._start - struct.unpack_from("<i", content, self._start)[0]
 
     def field(self, index: int) -> int:
-        """Return the position of a field in the content; 0 if the table lacks the field."""
         (size,) = struct.unpack_from("<H", self._content, self._vtable)
         if 4 + 2 * index >= size:
             return 0

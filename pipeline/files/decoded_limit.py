@@ -50,10 +50,7 @@ def check_decoded(path: Path | str, n_decoded: int, n_stored: int) -> None:
 
 @contextmanager
 def open_decoded(path: Path) -> Iterator[io.BufferedReader]:
-    """Open a plain, gzip, xz or bzip2 file for reading, and decode it. The first bytes tell which of these it is.
-
-    Reading raises UserError as soon as a compressed file has decoded to more bytes than the limit.
-    """
+    """Open and decode a plain, gzip, xz or bzip2 file, by its first bytes. Reading beyond the limit raises UserError."""
     with ExitStack() as stack:
         stream = stack.enter_context(check_input(path).open("rb"))
         start = stream.read(6)
@@ -66,10 +63,7 @@ def open_decoded(path: Path) -> Iterator[io.BufferedReader]:
 
 
 def check_stream(path: Path) -> None:
-    """Raise UserError if a gzip, xz or bzip2 file decodes to more bytes than the limit.
-
-    Call this before a library opens the file itself.
-    """
+    """Raise UserError if a gzip, xz or bzip2 file decodes to more bytes than the limit, before a library opens it."""
     with open_decoded(path) as stream:
         if isinstance(stream.raw, _LimitedStream):
             while stream.read(_CHUNK):
@@ -77,17 +71,12 @@ def check_stream(path: Path) -> None:
 
 
 def check_zip(path: Path) -> None:
-    """Raise UserError if the members of a zip file are larger than the limit.
-
-    The sizes are those that the file states: no reader returns more bytes of a member.
-    """
+    """Raise UserError if a zip file states more bytes than the limit; readers return no more than the stated sizes."""
     with zipfile.ZipFile(check_input(path)) as archive:
         check_decoded(path, sum(member.file_size for member in archive.infolist()), path.stat().st_size)
 
 
 class _LimitedStream(io.RawIOBase):
-    """A decoded stream that raises UserError when it is read beyond the limit."""
-
     def __init__(self, path: Path, stream: io.BufferedIOBase) -> None:
         self._path, self._stream = path, stream
         self._n_stored = path.stat().st_size

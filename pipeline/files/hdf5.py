@@ -22,10 +22,7 @@ _FILTERS = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_LZF, h5py.h5z.FILTER_SHUFFL
 
 @contextmanager
 def open_hdf5(path: Path, what: str) -> Iterator[h5py.File]:
-    """Open an HDF5 file for reading; ``what`` names the expected content in messages, e.g. ``a feature cache``.
-
-    Any error in the block becomes a UserError. HDF5 takes no lock on the file, so that read-only file systems work.
-    """
+    """Open an HDF5 file without a lock; ``what`` names the expected content. Any error in the block becomes a UserError."""
     check_input(path)
     with wrap_read_errors(path, what), h5py.File(path, "r", locking=False) as file:
         yield file
@@ -34,13 +31,11 @@ def open_hdf5(path: Path, what: str) -> Iterator[h5py.File]:
 def find_hdf5_dataset(file: h5py.File, name: str, virtual: bool = False, path: Path | None = None) -> h5py.Dataset | None:
     """Return the dataset ``name`` at the root of a file; None if the file lacks it, or if it is a group.
 
-    Parameters
-    ----------
+    Raises UserError if the dataset is a link, lies in other files, or states a larger size than the file holds: HDF5 would
+    invent the rest. Raises UserError for other compressions than gzip and lzf, and for more decoded bytes than the limit.
+
     virtual : accept a virtual dataset, whose sources lie in other files; the caller must not read them
     path : the path of the file, if it was opened as a stream
-
-    Raises UserError if the dataset is a link, lies in other files, or states a larger size than the file holds (HDF5 would
-    make up the rest). Raises UserError if its compression is not accepted, or if it decodes to more bytes than the limit.
     """
     path = path or file.filename
     link = file.get(name, getlink=True)
@@ -62,10 +57,10 @@ def find_hdf5_dataset(file: h5py.File, name: str, virtual: bool = False, path: P
 
 
 def _check_filters(path: Path | str, name: str, data: h5py.Dataset) -> None:
-    """Raise UserError if a dataset decodes to more bytes than the limit, or if it is compressed, but not by gzip or lzf.
+    """Raise UserError if a dataset decodes to more bytes than the limit, or is compressed by others than gzip or lzf.
 
-    HDF5 does not stop a chunk that inflates beyond its stated size. Large chunks are therefore inflated here first, up to
-    that size.
+    HDF5 does not stop a chunk that inflates beyond its stated size. Large chunks are therefore inflated here first, up to that
+    size.
     """
     n_stored, chunk_bytes = data.id.get_storage_size(), math.prod(data.chunks) * data.dtype.itemsize
     check_decoded(f"{path}: {name}", max(data.nbytes, chunk_bytes), n_stored)

@@ -1,9 +1,8 @@
 """Decode untrusted image files to upright RGB, and reject files that lack a part of their pixels.
 
-Pillow decodes incomplete files without an error. In a PNG file it leaves missing rows black and does not check the checksums
-of the pixel data (:func:`_is_png_incomplete` does). In a JPEG file libjpeg fills missing blocks with grey and only warns, and
-Pillow drops the warning. This happens when a file was cut and closed with an end marker, or when its header is that of a
-larger image. A second decoding with noise in the file finds such files (:func:`_insert_noise`).
+Pillow decodes incomplete files without an error. Missing rows of a PNG file stay black, and the checksums of its pixels are
+not checked (:func:`_is_png_incomplete` does). Missing blocks of a JPEG file become grey if the file was cut and closed with an
+end marker, or has the header of a larger image. A second decoding with noise in the file finds them (:func:`_insert_noise`).
 """
 
 from __future__ import annotations
@@ -121,11 +120,10 @@ class _Frame:
 
 
 def _insert_noise(content: bytes) -> bytes | None:
-    """Return a JPEG file with noise after the data of each scan; None if data are missing, as far as markers tell.
+    """Return a JPEG file with noise after the data of each scan; None if markers are missing.
 
-    In a complete file a decoder has read all blocks of the scan before the noise, and ignores it. In an incomplete file the
-    decoder reads the noise as the missing data, so that the image differs from that of the original file. A file without
-    Huffman coding is returned unchanged.
+    A decoder ignores the noise in a complete file, and reads it as the missing data in an incomplete file, so that the image
+    differs. A file without Huffman coding is returned unchanged.
     """
     frame, interval, position, parts = None, 0, 0, []
     copied = 0
@@ -159,7 +157,7 @@ def _insert_noise(content: bytes) -> bytes | None:
 
 
 class BadImage(UserError):
-    """An image file that is missing or cannot be decoded."""
+    """Raised for an image file that is missing or cannot be decoded."""
 
 
 def read_image_bytes(path: Path) -> bytes:
@@ -173,19 +171,11 @@ def read_image_bytes(path: Path) -> bytes:
 
 
 def decode_image(path: Path, content: bytes | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Decode an image file to 8-bit RGB.
+    """Decode an image file to 8-bit RGB, upright according to its EXIF data, with transparent pixels blended with white.
 
-    The image is turned upright according to its EXIF data. Transparent pixels are blended with white. Grey, palette, CMYK and
-    16-bit images are converted. A JPEG file is decoded twice to find missing data (see the module), which takes 2 ms more for
-    an image of 500 x 375 pixels.
-
-    Parameters
-    ----------
-    path : the file
-    content : the bytes of the file, if they were read before; ``path`` then only serves for messages
-    max_pixels : images whose header states more pixels are not decoded
-
-    Raises BadImage if the file is not a JPEG, PNG or WebP file, is damaged or incomplete, or has too many pixels.
+    A JPEG file is decoded twice to find missing data, which takes 2 ms more for an image of 500 x 375 pixels. ``content``
+    holds the bytes of the file, if known; ``path`` then only serves for messages. Raises BadImage if the file is not a JPEG,
+    PNG or WebP file, is damaged or incomplete, or if its header states more than ``max_pixels``.
     """
     content = read_image_bytes(path) if content is None else content
     with _decode_errors(path), Image.open(BytesIO(content), formats=IMAGE_FORMATS) as image:
@@ -199,19 +189,15 @@ def decode_image(path: Path, content: bytes | None = None, max_pixels: int = MAX
 
 
 def count_pixels(path: Path, content: bytes) -> int:
-    """Return the number of pixels that the header of an image file states, without decoding the image.
-
-    Raises BadImage if the header is not that of a JPEG, PNG or WebP file.
-    """
+    """Return the number of pixels that the header of an image file states. Raises BadImage for other files."""
     with _decode_errors(path), Image.open(BytesIO(content), formats=IMAGE_FORMATS) as image:
         return image.width * image.height
 
 
 def read_image_size(path: Path, content: bytes | None = None) -> tuple[int, int]:
-    """Return the width and height of the upright image that the header of an image file describes.
+    """Return the width and height of the upright image by its header; ``content`` holds the bytes of the file, if known.
 
-    ``content`` are the bytes of the file, if they were read before. Raises BadImage if the file is missing, is not a JPEG,
-    PNG or WebP file, or has more than ``MAX_PIXELS``.
+    Raises BadImage if the file is missing, is not a JPEG, PNG or WebP file, or has more than ``MAX_PIXELS``.
     """
     if content is None and not path.is_file():
         raise BadImage(f"{path}: no such image file")

@@ -1,9 +1,6 @@
 """Read untrusted input files, and detect files that change while they are read.
 
-:func:`check_input` accepts only plain files: reading a FIFO or a device may never end. :func:`wrap_read_errors` turns the
-errors of a library into one line for the user.
-
-:class:`InputFile` keeps a file open, so that its SHA-256 is that of the bytes that were read. :class:`WatchedFile` is for
+:class:`InputFile` keeps a file open, so that its SHA-256 belongs to the bytes that were read. :class:`WatchedFile` is for
 libraries that open a file by its path.
 """
 
@@ -67,11 +64,7 @@ _checked: ContextVar[dict[Path, FileState]] = ContextVar("_checked")  # states o
 
 @contextmanager
 def report_changed_inputs() -> Iterator[None]:
-    """Turn an unexpected error in the block into a UserError if an input file has changed since it was checked.
-
-    The state of the file is compared with that of its first :func:`check_input`. Files that the program itself has written
-    since then do not count.
-    """
+    """Turn an unexpected error in the block into a UserError if an input file has changed since :func:`check_input`."""
     token = _checked.set({})
     try:
         yield
@@ -111,10 +104,7 @@ def check_input(path: Path) -> Path:
 
 @contextmanager
 def wrap_read_errors(path: Path, what: str) -> Iterator[None]:
-    """Turn any error in the block into a UserError: the file is not ``what`` (e.g. ``valid JSON``), or changed meanwhile.
-
-    Libraries raise many kinds of errors for a file of another format, and a hostile file can provoke more.
-    """
+    """Turn any error in the block into a UserError: the file is not ``what`` (e.g. ``valid JSON``), or changed meanwhile."""
     before = read_file_state(path)
     try:
         yield
@@ -139,7 +129,7 @@ def error_reason(error: Exception) -> str:
 
 
 def is_name(value: object) -> TypeGuard[str]:
-    """Return whether ``value`` can name a data set, a feature or an experiment. Such names become parts of file names."""
+    """Return whether ``value`` can name a data set, a feature or an experiment, and so a part of file names."""
     return (
         isinstance(value, str)
         and value.isprintable()
@@ -161,10 +151,7 @@ _Content = TypeVar("_Content")
 
 
 class InputFile:
-    """A plain file that is opened once. A file that is renamed to its path later is another file and is not read.
-
-    Raises UserError if the file is missing or not a plain file.
-    """
+    """A plain file that is opened once, so that a file renamed to its path later is not read. Raises UserError for others."""
 
     def __init__(self, path: Path) -> None:
         self.path = check_input(path)
@@ -186,14 +173,10 @@ class InputFile:
 
     @property
     def size(self) -> int:
-        """The current size in bytes."""
         return self._current_state().size
 
     def read(self) -> bytes:
-        """Return all bytes of the file; from then on :attr:`sha256` is that of these bytes.
-
-        Raises UserError if the file was written to since it was opened.
-        """
+        """Return all bytes and set :attr:`sha256`. Raises UserError if the file was written to since it was opened."""
         self.stream.seek(0)
         content = self.stream.read()
         if self.has_changed:
@@ -221,10 +204,7 @@ class InputFile:
 
 
 def read_run_file(file: Path, record: object) -> tuple[bytes, str]:
-    """Read a file of a run folder; return its bytes and their SHA-256.
-
-    Raises UserError if ``record``, the content of ``run.json``, has another SHA-256 for the file.
-    """
+    """Return the bytes and SHA-256 of a file of a run. Raises UserError if ``record``, its run.json, has another SHA-256."""
     source = InputFile(file)
     content = source.read()
     checksums = record.get("files") if isinstance(record, Mapping) else None
@@ -238,7 +218,7 @@ def read_run_file(file: Path, record: object) -> tuple[bytes, str]:
 
 
 class InputFolder:
-    """Some plain files of the folder ``path``, each of which is opened once."""
+    """Some plain files of the folder ``path``, each opened once."""
 
     def __init__(self, path: Path, files: Sequence[InputFile]) -> None:
         self.path = path
@@ -252,10 +232,7 @@ class InputFolder:
 
 
 def read_and_hash(path: Path, read: Callable[[Path], _Content]) -> tuple[_Content, str]:
-    """Return ``read(path)`` and the SHA-256 of the file.
-
-    Raises UserError if the file is missing, or was replaced or written to while ``read`` ran.
-    """
+    """Return ``read(path)`` and the SHA-256 of the file. Raises UserError if the file is missing or changed meanwhile."""
     watched = WatchedFile(path) if path.is_file() else None
     content = read(path)
     if watched is None:
@@ -265,11 +242,7 @@ def read_and_hash(path: Path, read: Callable[[Path], _Content]) -> tuple[_Conten
 
 
 class WatchedFile:
-    """A file that a library opens by its path.
-
-    Create this object before the library reads the file, and call :meth:`check` afterwards: it raises an error if the library
-    may have read other bytes than those of :attr:`sha256`.
-    """
+    """A file that a library opens by its path. Create this object before that, and call :meth:`check` afterwards."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -278,7 +251,6 @@ class WatchedFile:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the bytes in hexadecimal."""
         return self._file.sha256
 
     def check(self) -> None:

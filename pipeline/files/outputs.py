@@ -1,4 +1,4 @@
-"""Decide whether a command may replace an existing file, which :func:`check_output` does for all commands."""
+"""Decide whether a command may replace an existing file (:func:`check_output`)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,7 @@ _force: ContextVar[bool] = ContextVar("_force", default=False)
 
 @dataclass(frozen=True)
 class OutputKind:
-    """A kind of output file.
-
-    Attributes
-    ----------
-    name : the name in messages, e.g. ``a result of vse-eval``
-    recognises : returns whether a plain file is of this kind; any error means that it is not
-    """
+    """A kind of output file: its ``name`` in messages, and a test that ``recognises`` it; an error in the test means no."""
 
     name: str
     recognises: Callable[[Path], bool]
@@ -58,19 +52,9 @@ def may_replace_others() -> bool:
 def check_output(out: Path, kind: OutputKind, inputs: Iterable[Path] = ()) -> None:
     """Check whether a command may write the file ``out``, before the command starts to work.
 
-    An existing file may be replaced if it is of the same ``kind``, or with ``--force``.
-
-    Parameters
-    ----------
-    out : the file to write
-    kind : the kind of the new file
-    inputs : files that the same command reads, and folders with such files
-
-    Raises
-    ------
-    UserError
-        if ``out`` exists and is not a plain file; if it is one of the ``inputs`` (also through a link) or lies in one, even
-        with ``--force``; or if it is a file of another kind and ``--force`` is not given
+    An existing file may be replaced if it is of the same ``kind``, or with ``--force``. Raises UserError for other existing
+    files, for anything else than a plain file, and, even with ``--force``, if ``out`` is one of the ``inputs`` (also through a
+    link) or lies in one of them.
     """
     target = resolve_target(out)
     if not target.exists():
@@ -84,7 +68,7 @@ def check_output(out: Path, kind: OutputKind, inputs: Iterable[Path] = ()) -> No
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file. Raises ValueError or another error if the file is something else."""
+    """Return the JSON object in a file. Raises ValueError or another error for other content."""
     content = json.loads(path.read_bytes())
     if not isinstance(content, dict):
         raise ValueError("not a JSON object")
@@ -111,6 +95,11 @@ def hdf5_kind(name: str, recognises: Callable[[h5py.File], bool]) -> OutputKind:
 def text_kind(name: str, marker: str, within: int = 4096) -> OutputKind:
     """Return the kind of files with the text ``marker`` in their first ``within`` bytes."""
     return OutputKind(name, lambda path: marker.encode() in read_first_bytes(path, within))
+
+
+def bytes_kind(name: str, start: bytes, complete: bool) -> OutputKind:
+    """Return the kind of files that begin with the bytes ``start`` or, if ``complete``, consist of them."""
+    return OutputKind(name, lambda path: read_first_bytes(path, len(start) + complete) == start)
 
 
 def csv_kind(name: str, *columns: str) -> OutputKind:

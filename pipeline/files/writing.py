@@ -1,7 +1,6 @@
-"""Write files atomically and lock them. This project writes all its files by these functions.
+"""Write files atomically (:func:`open_atomic`), and lock them against other writers (:func:`lock_for_writing`).
 
-:func:`open_atomic` writes a temporary file and renames it, so that no reader finds half a file. :func:`lock_for_writing`
-admits one writer at a time with advisory locks. The system frees a lock when its process ends for whatever reason.
+Locks are advisory. The system frees a lock when its process ends.
 """
 
 from __future__ import annotations
@@ -64,10 +63,7 @@ MACHINE_ID = _machine_id()
 
 
 def try_lock(handle: int) -> bool:
-    """Lock an open file for this process; return False if another process has locked it.
-
-    Raises OSError if the file system has no locks.
-    """
+    """Lock an open file; return False if another process has locked it. Raises OSError if the file system has no locks."""
     if fcntl is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     try:
@@ -80,7 +76,7 @@ def try_lock(handle: int) -> bool:
 
 
 def _is_locked(path: Path) -> bool:
-    """Return whether a process has locked a file; True if the file system cannot tell."""
+    """Return whether a process has locked a file; True if the file system has no locks."""
     handle = os.open(path, os.O_RDWR)
     try:
         return not try_lock(handle)
@@ -94,11 +90,9 @@ def _is_locked(path: Path) -> bool:
 def lock_for_writing(path: Path, folder: bool = False) -> Iterator[None]:
     """Lock the file ``path``, or the folder ``path`` if ``folder``, against other writers during the block.
 
-    The lock is taken on the file ``.<name>.lock`` next to ``path``, or on ``.lock`` in the folder. This file is removed at the
-    end. After a kill it remains, but it is not locked. A process may take a lock again that it holds. On a file system without
-    locks a warning is logged.
-
-    Raises UserError, which names the machine and the process, if another process holds the lock.
+    The lock file is ``.<name>.lock`` next to ``path``, or ``.lock`` in the folder. It is removed at the end. A process may
+    take a lock again that it holds. On a file system without locks a warning is logged. Raises UserError, which names the
+    machine and the process, if another process holds the lock.
     """
     file = (path / ".lock" if folder else path.with_name(f".{path.name}.lock")).absolute()
     if file in _locks_held:
@@ -195,7 +189,6 @@ def _is_same_file(file: Path, handle: int) -> bool:
 
 
 def _read_holder(handle: int) -> str:
-    """Return the process that holds the lock, as it has written into the lock file."""
     text = os.pread(handle, 300, 0).decode(errors="replace").strip()
     return text if text.startswith("process ") and text.isprintable() else "another process"
 
@@ -204,10 +197,8 @@ def _read_holder(handle: int) -> str:
 def open_atomic(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
     """Write ``path`` atomically: yield a temporary file in the same folder, then flush it to disk and rename it.
 
-    After any error, such as a full disk, the temporary file is removed and ``path`` is unchanged. Only a plain file is
-    replaced. If ``path`` is a symbolic link, the link stays and its target is written. ``sync=False`` leaves the flush to the
-    system, for many small files that only count once a later file is written.
-
+    After any error, such as a full disk, ``path`` is unchanged. Only a plain file is replaced, or the target of a symbolic
+    link. ``sync=False`` leaves the flush to the system, for many small files that only count once a later file is written.
     Raises UserError if the file cannot be written.
     """
     target = resolve_target(path)
@@ -221,7 +212,9 @@ def open_atomic(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
         with os.fdopen(handle, "wb") as stream:
             with suppress(OSError):  # without locks, the name of the file names its writer
                 try_lock(handle)
-            os.fchmod(handle, 0o666 & ~_umask())
+            mask = os.umask(0)
+            os.umask(mask)
+            os.fchmod(handle, 0o666 & ~mask)
             yield stream
             stream.flush()
             if sync:
@@ -229,7 +222,11 @@ def open_atomic(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
         os.replace(temporary, target)
         forget_input(path)
         if sync:
-            _fsync_folder(target.parent)
+            folder = os.open(target.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
     except BaseException as error:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
@@ -239,10 +236,7 @@ def open_atomic(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
 
 
 def clear_temporaries(folder: Path, recursive: bool = False) -> None:
-    """Remove the temporary files of killed writers from a folder, and from its sub-folders if ``recursive``.
-
-    Temporary files of running writers stay.
-    """
+    """Remove the temporary files of killed writers from a folder, and from its sub-folders if ``recursive``."""
     _remove_orphans(folder, "**/.*.tmp" if recursive else ".*.tmp")
 
 
@@ -276,8 +270,8 @@ def read_json(path: Path, object_hook: Callable[[dict[str, Any]], Any] | None = 
 def parse_json(path: Path, content: bytes, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
     """Parse the content of a JSON file; ``object_hook`` converts each object, and ``path`` names the file in messages.
 
-    Raises UserError if the content is not JSON. Values that only Python accepts are errors too: NaN, infinities, numbers that
-    become infinite, integers beyond 64 bits, and single halves of a surrogate pair.
+    Raises UserError if the content is not JSON, or has values that only Python accepts: NaN, infinities, numbers that become
+    infinite, integers beyond 64 bits, and single halves of a surrogate pair.
     """
     with wrap_read_errors(path, "valid JSON"):
         text = content.decode()
@@ -288,7 +282,6 @@ def parse_json(path: Path, content: bytes, object_hook: Callable[[dict[str, Any]
 
 
 def _integer(text: str) -> int:
-    """Parse an integer of JSON. Raises ValueError if it is beyond 64 bits, so that no array can hold it."""
     number = int(text)
     if abs(number) > _LARGEST:
         raise ValueError(f"the integer {text} is beyond 64 bits")
@@ -296,7 +289,6 @@ def _integer(text: str) -> int:
 
 
 def _finite(text: str) -> float:
-    """Parse a number of JSON. Raises ValueError if it is NaN, infinite or too large for a float."""
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{text} is not a finite number")
@@ -315,10 +307,7 @@ def sha256_json(content: object) -> str:
 
 
 def resolve_target(path: Path) -> Path:
-    """Return the file that a write to ``path`` replaces: the target of ``path`` if it is a symbolic link.
-
-    Raises UserError if that is a folder, a device or anything else than a plain file.
-    """
+    """Return the file that a write replaces: ``path``, or a link's target. Raises UserError unless it is a plain file."""
     try:
         target = Path(os.path.realpath(path)) if path.is_symlink() else path
         mode = os.lstat(target).st_mode
@@ -333,7 +322,6 @@ def resolve_target(path: Path) -> Path:
 
 
 def _remove_orphans(folder: Path, pattern: str) -> None:
-    """Remove the temporary files of killed processes. Keep those of running processes, also on other machines."""
     for temporary in folder.glob(pattern):
         with suppress(OSError):
             if _is_abandoned(temporary):
@@ -341,10 +329,7 @@ def _remove_orphans(folder: Path, pattern: str) -> None:
 
 
 def _is_abandoned(temporary: Path) -> bool:
-    """Return whether no process writes a temporary file any more.
-
-    If another machine or container wrote it, this is only known after a day without a change.
-    """
+    """Return whether a temporary file has no writer; for other machines, whether it is unchanged for a day."""
     name, separator, rest = temporary.name.partition(f".{MACHINE_ID}-")
     if name and separator:
         try:
@@ -357,17 +342,3 @@ def _is_abandoned(temporary: Path) -> bool:
     is_ours = temporary.name.rpartition("-")[2].partition(".")[0].isdigit()
     idle = time.time() - temporary.lstat().st_mtime
     return is_ours and temporary.is_file() and idle > _ABANDONED and not _is_locked(temporary)
-
-
-def _fsync_folder(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

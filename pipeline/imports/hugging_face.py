@@ -12,8 +12,15 @@ from vse.pipeline.files.columnar import check_arrow, check_compressed_file
 from vse.pipeline.files.images import BadImage, read_image_bytes
 from vse.pipeline.files.inputs import error_reason, is_path, wrap_read_errors
 from vse.pipeline.files.writing import lock_for_writing, read_json
-from vse.pipeline.imports.photos import MAX_PHOTO_BYTES, ImageFolders, PhotoWriter
-from vse.pipeline.imports.rows import BadRow, ImportSettings, RowCollector, write_imported_data
+from vse.pipeline.imports.rows import (
+    MAX_PHOTO_BYTES,
+    BadRow,
+    ImageFolders,
+    ImportSettings,
+    PhotoWriter,
+    RowCollector,
+    write_imported_data,
+)
 from vse.pipeline.imports.tables import build_row, choose_columns
 from vse.pipeline.progress import progress_bar
 
@@ -21,7 +28,7 @@ _SUFFIXES = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"RIFF": ".webp"}
 
 
 def is_saved_dataset(folder: Path) -> bool:
-    """Return whether ``save_to_disk`` of the library wrote this folder."""
+    """Return whether the library's ``save_to_disk`` wrote this folder."""
     return any((folder / name).is_file() for name in ("dataset_dict.json", "dataset_info.json"))
 
 
@@ -29,13 +36,12 @@ def import_hugging_face(folder: Path, settings: ImportSettings, images: Path | N
     """Import a Hugging Face data set: write ``dataset.json`` and the photos, and return the path of ``dataset.json``.
 
     ``folder`` is a folder that ``save_to_disk`` wrote, or an argument of ``load_dataset``: another folder of a data set, or a
-    name on the hub, ``OWNER/NAME`` or ``OWNER/NAME:CONFIGURATION``. The library downloads the latter into its cache. No code
-    of the data set is run.
+    name on the hub, ``OWNER/NAME`` or ``OWNER/NAME:CONFIGURATION``. No code of the data set is run.
 
-    One column has images, as files or as bytes; another one has a caption or a list of captions. Splits are kept if their
-    names are known; a column may give the splits of a data set without any. An image that is given by a path must be inside
-    ``folder``, the folder ``images``, or the folders of the library. An import that was stopped continues where it ended.
-    Raises UserError if the library is not installed.
+    One column has images, as files or as bytes; another one has a caption or a list of captions. Splits with known names are
+    kept; a column may give the splits of a data set without any. The path of an image must lie inside ``folder``, the folder
+    ``images``, or the folders of the library. An interrupted import continues. Raises UserError if the library is not
+    installed.
     """
     check_dataset_name(settings.name)
     library = import_extra("datasets", f"{folder}: a Hugging Face data set", "datasets")
@@ -78,7 +84,6 @@ def _folders(library: Any, source: Path, images: Path | None) -> list[Path]:
 
 
 def _load(library: Any, source: Path) -> Any:
-    """Load the data set with the library; no code of the data set is run."""
     if source.is_dir():
         _check_files(source)
     if is_saved_dataset(source):
@@ -103,7 +108,6 @@ def _add_split(
     photos: PhotoWriter,
     columns: Mapping[str, tuple[str, ...]],
 ) -> None:
-    """Add the rows of one split; images are copied without decoding."""
     image_columns = [name for name, kind in rows.features.items() if isinstance(kind, image_type)]
     (image,) = columns.get("file", tuple(image_columns[:1]) or ("",))
     if image not in image_columns:

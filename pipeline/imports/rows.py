@@ -1,17 +1,14 @@
-"""Collect rows of imported data, each an image with some of its captions, and write them as a ``dataset.json``.
-
-The importers of tables, WebDataset archives and Hugging Face data sets create an ``ImportedRow`` for each row and add it to a
-``RowCollector``. The collector checks rows, groups them by image, and returns the content of ``dataset.json``.
-``write_imported_data`` writes the file, unless the folder has another data set.
-"""
+"""Collect rows of imported data, each an image with some of its captions, and write their photos and ``dataset.json``."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
+import os
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -20,23 +17,19 @@ from vse.pipeline.dataset.captions import IMPORT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.dataset import SPLITS
 from vse.pipeline.dataset.sources import check_dataset_name, check_dataset_out, write_dataset
 from vse.pipeline.errors import UserError, printable
+from vse.pipeline.files.images import BadImage, read_image_size
 from vse.pipeline.files.inputs import is_path
 from vse.pipeline.files.outputs import check_output, may_replace_others, text_kind
-from vse.pipeline.files.writing import read_json, write_text
+from vse.pipeline.files.writing import clear_temporaries, read_json, write_bytes, write_text
 
-_SPLIT_NAMES = {split: split for split in SPLITS} | {
-    "training": "train",
-    "dev": "val",
-    "valid": "val",
-    "validation": "val",
-    "testing": "test",
-}
+_SPLIT_NAMES = {split: split for split in SPLITS} | {"training": "train", "testing": "test"}
+_SPLIT_NAMES |= dict.fromkeys(("dev", "valid", "validation"), "val")
 _MAX_LOGGED = 5  # bad rows in the log; import.failures.jsonl lists all of them
 log = logging.getLogger(__name__)
 
 
 class BadRow(Exception):
-    """A row is invalid; the message is the reason."""
+    """Raised for an invalid row; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +37,10 @@ class ImportSettings:
     """The settings of an import, for all formats.
 
     name, out : the name of the data set, and the folder of its ``dataset.json``
-    val, test, seed : the shares of images that are sampled for these splits if the source has no splits; None is 0.1
+    val, test, seed : the shares of images to sample for these splits if the source has no splits; None is 0.1
     tokeniser : the name of the tokeniser for the captions
     skip_bad : leave bad rows out and list them, instead of an error
-    columns : the columns of the source by field of a row; a missing field is read from a column with one of its usual names
+    columns : the columns of the source by field of a row; a missing field is read from a column with a usual name
     quoting : "minimal" or "none", for CSV files; None is "minimal"
     """
 
@@ -62,7 +55,7 @@ class ImportSettings:
     quoting: str | None = None
 
 
-def import_settings(
+def build_import_settings(
     out: Path,
     name: str | None = None,
     val: float | None = None,
@@ -73,7 +66,7 @@ def import_settings(
     columns: Iterable[str] = (),
     quoting: str | None = None,
 ) -> ImportSettings:
-    """Return the settings of an import for the options of a command; the default name is that of the folder ``out``."""
+    """Return the settings of an import for the options of a command; the default name is the name of the folder ``out``."""
     name, tokeniser = name or out.resolve().name, tokeniser or IMPORT_TOKENISER
     return ImportSettings(name, out, val, test, seed, tokeniser, skip_bad, parse_columns(columns), quoting)
 
@@ -96,7 +89,7 @@ class ImportedRow:
 
 @dataclass
 class BadRows:
-    """Rows that cannot be imported, each with its place and the reason; if ``skipped`` is true, they are left out."""
+    """Invalid rows, each with its place and the reason; if ``skipped`` is true, they are left out."""
 
     skipped: bool
     rows: list[tuple[str, str]] = field(default_factory=list)
@@ -108,7 +101,7 @@ class BadRows:
             log.warning("%s: %s", *self.rows[-1])
 
     def finish(self, file: Path, n_rows: int) -> None:
-        """Write the bad rows to ``file`` if they are left out. Raises UserError if there are any and they are not left out."""
+        """Raise UserError if there are bad rows, or write them to ``file`` if they are left out."""
         if not self.rows:
             file.unlink(missing_ok=True)
             return
@@ -147,7 +140,7 @@ class RowCollector:
 
     @property
     def can_succeed(self) -> bool:
-        """Whether the import can still succeed, because there is no bad row yet or bad rows are left out."""
+        """True if all rows so far are valid, or if invalid rows are left out."""
         return self.bad.skipped or not self.bad.rows
 
     def add(self, row: ImportedRow) -> str | None:
@@ -169,7 +162,7 @@ class RowCollector:
         return list(self._images)
 
     def _add(self, row: ImportedRow) -> str:
-        file = image_file(row.file)
+        file = normalize_image_path(row.file)
         split = _split(row.split)
         captions = [(text.strip(), self._tokenise(text)) for text in row.captions]
         for text, tokens in captions:
@@ -179,7 +172,13 @@ class RowCollector:
             raise BadRow("has no caption")
         known = self._images.get(file)
         if known is None:
-            self._check_file(file)
+            if file not in self._faults:
+                try:
+                    self._check(file)
+                except BadRow as fault:
+                    self._faults[file] = str(fault)
+            if file in self._faults:
+                raise BadRow(self._faults[file])
         self._check_ids(row, file, known, split)
         image = self._images.setdefault(file, _CollectedImage([], row.imgid, row.cocoid, split, []))
         image.places.append(row.place)
@@ -190,17 +189,7 @@ class RowCollector:
             self._files[row.imgid] = file
         return file
 
-    def _check_file(self, file: str) -> None:
-        if file not in self._faults:
-            try:
-                self._check(file)
-                return
-            except BadRow as fault:
-                self._faults[file] = str(fault)
-        raise BadRow(self._faults[file])
-
     def _check_ids(self, row: ImportedRow, file: str, known: _CollectedImage | None, split: str | None) -> None:
-        """Raise BadRow if an id is not unique, or if the split or id of an image differs from its earlier rows."""
         if known is not None:
             for name, value, earlier in (("split", split, known.split), ("imgid", row.imgid, known.imgid)):
                 if value != earlier:
@@ -216,19 +205,18 @@ class RowCollector:
     def content(self, **record: Any) -> dict[str, Any]:
         """Return the content of ``dataset.json``; ``record`` is stored in it under ``imported``.
 
-        Images and captions without ids are numbered in their order. If the source has no splits, they are sampled. Bad rows
-        are listed in ``import.failures.jsonl`` if the settings leave them out. Otherwise raises UserError if there are any.
+        Images and captions without ids are numbered in their order, and missing splits are sampled. Bad rows are listed in
+        ``import.failures.jsonl`` if the settings leave them out; otherwise raises UserError if there are any.
         """
-        self._drop_incomplete("split", [image.split for image in self._images.values()])
-        self._drop_incomplete("imgid", [image.imgid for image in self._images.values()])
-        self._drop_incomplete("sentid", [image.captions[0][0] for image in self._images.values()])
-        n_taken = sum(len(image.places) for image in self._images.values())
-        n_refused = len(self.bad.rows)
+        self._drop_incomplete("split", lambda image: image.split)
+        self._drop_incomplete("imgid", lambda image: image.imgid)
+        self._drop_incomplete("sentid", lambda image: image.captions[0][0])
+        n_taken, n_refused = sum(len(image.places) for image in self._images.values()), len(self.bad.rows)
         assert n_taken + n_refused == self.n_rows, "each row is taken or refused"
         self.bad.finish(self._settings.out / "import.failures.jsonl", self.n_rows)
         log.info("%d rows read: %d taken, %d refused", self.n_rows, n_taken, n_refused)
         if not self._images:
-            raise UserError(f"none of the {self.n_rows} rows has an image with a caption")
+            raise UserError(f"all {self.n_rows} rows lack an image with a caption")
         has_splits = next(iter(self._images.values())).split is not None
         if has_splits and (self._settings.val, self._settings.test) != (None, None):
             raise UserError("the source has splits, so none are sampled; leave --val and --test out")
@@ -243,12 +231,11 @@ class RowCollector:
         head = {"dataset": self._settings.name, "tokeniser": self._settings.tokeniser, "imported": imported}
         return {**head, "images": entries}
 
-    def _drop_incomplete(self, field_name: str, values: list[Any]) -> None:
-        """Count images without a value as bad and remove them, if other images have one; ``values`` has one per image."""
-        if all(value is None for value in values):
-            return
-        for (file, image), value in zip(list(self._images.items()), values, strict=True):
-            if value is None:
+    def _drop_incomplete(self, field_name: str, get: Callable[[_CollectedImage], Any]) -> None:
+        """Count images without a value as bad and remove them, if other images have one."""
+        incomplete = {file: image for file, image in self._images.items() if get(image) is None}
+        if len(incomplete) < len(self._images):
+            for file, image in incomplete.items():
                 for place in image.places:
                     self.bad.add(place, f"{file} has no {field_name}, although other images have one")
                 del self._images[file]
@@ -267,7 +254,7 @@ class RowCollector:
         return {file: "val" if k < n_val else "test" if k < n_val + n_test else "train" for k, file in enumerate(order)}
 
 
-def image_file(name: str) -> str:
+def normalize_image_path(name: str) -> str:
     """Return the normalised path of an image in the folder of images. Raises BadRow if it leads out of the folder."""
     path = PurePosixPath(name)
     if not is_path(name) or not path.name:
@@ -304,23 +291,7 @@ def _entry(imgid: int, file: str, image: _CollectedImage, sampled: dict[str, str
     }
 
 
-def parse_id(value: object, field_name: str) -> int | None:
-    """Convert an id of a row, a number or a text, to an integer; None or an empty text is None.
-
-    Raises BadRow, which names the field, if it is not an integer.
-    """
-    if value is None or value == "":
-        return None
-    try:
-        number = int(value) if isinstance(value, str) else value
-    except ValueError:
-        number = None
-    if type(number) is not int or abs(number) >= 2**63:
-        raise BadRow(f"{field_name} {value!r} is not an integer")
-    return number
-
-
-def caption_texts(values: Iterable[object]) -> tuple[str, ...]:
+def flatten_captions(values: Iterable[object]) -> tuple[str, ...]:
     """Return the captions of a row, whose values are texts or lists of texts. Raises BadRow for any other value."""
     flat = [text for value in values for text in (value if isinstance(value, list) else [value])]
     for text in flat:
@@ -350,10 +321,7 @@ def check_import_out(settings: ImportSettings) -> None:
 
 
 def write_imported_data(content: dict[str, Any], settings: ImportSettings, images: Path | None, inputs: list[Path]) -> Path:
-    """Write ``dataset.json`` and link the folder of images, if there is one; return the path of ``dataset.json``.
-
-    Raises UserError if the folder has another data set.
-    """
+    """Write ``dataset.json`` and link its images; return its path. Raises UserError if the folder has another data set."""
     check_dataset_name(settings.name)
     file = settings.out / "dataset.json"
     if file.exists() and read_json(file) != content and not may_replace_others():
@@ -364,3 +332,58 @@ def write_imported_data(content: dict[str, Any], settings: ImportSettings, image
     written = write_dataset(content, settings.out, images, inputs)
     log.info("%s: %d images (%s) with %d captions", file, len(content["images"]), split_counts, n_captions)
     return written
+
+
+MAX_PHOTO_BYTES = 100_000_000
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//|/)")
+_HINT = "--images FOLDER allows another folder"
+
+
+class ImageFolders:
+    """The folders in which a table may name images.
+
+    A relative path is searched in each of ``folders``, in this order. A symbolic link must lead to a file in one of them.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = [Path(os.path.realpath(folder)) for folder in folders]
+
+    def find(self, name: str) -> Path:
+        """Return the image file of this name with links resolved. Raises BadRow if it is outside all folders."""
+        if _ADDRESS.match(name):
+            raise BadRow(f"the image {name[:200]!r} is an address; only paths of files are allowed")
+        if not is_path(name) or not name:
+            raise BadRow("names no image file")
+        targets = [Path(os.path.realpath(folder / name)) for folder in self._folders]
+        inside = [target for target in targets if any(target.is_relative_to(folder) for folder in self._folders)]
+        if not inside:
+            folders = " or ".join(map(str, self._folders))
+            raise BadRow(f"the image {name[:200]!r} is outside {folders}; {_HINT}")
+        return next((target for target in inside if target.is_file()), inside[0])
+
+
+class PhotoWriter:
+    """Writes the missing photos of an import into the folder ``images``, and adds their rows to a collector."""
+
+    def __init__(self, out: Path, collector: RowCollector) -> None:
+        self.folder = out / "images"
+        if self.folder.is_symlink():
+            raise UserError(f"{self.folder} is a link to another folder of images; give another --out")
+        clear_temporaries(self.folder, recursive=True)
+        self._collector = collector
+
+    def add(self, row: ImportedRow, content: bytes) -> None:
+        """Add a row and write its photo; count an unreadable photo as bad. Nothing is written once the import must fail."""
+        try:
+            read_image_size(Path(row.file), content)
+        except BadImage as fault:
+            self._collector.refuse(row.place, fault)
+            return
+        file = self._collector.add(row)
+        if file is None or not self._collector.can_succeed:
+            return
+        path = self.folder / file
+        if not (path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content):
+            if path.exists():
+                raise UserError(f"{path} already exists and is another photo; move {self.folder} away, or give another --out")
+            write_bytes(path, content, sync=False)

@@ -1,33 +1,195 @@
-"""Import a folder of images and a table of their captions in CSV, JSON lines or parquet.
-
-``table_rows`` reads the rows of any of these formats; ``build_row`` converts one to an ``ImportedRow``. A row that cannot be
-read is reported with its line.
-"""
+"""Import a folder of images and a table of their captions in CSV, JSON lines or parquet."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any
+import csv
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, TextIO
 
 from vse.pipeline.dataset.sources import check_dataset_name
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files.columnar import parquet_batches
+from vse.pipeline.files.columnar import read_parquet_batches
 from vse.pipeline.files.images import BadImage, read_image_size
 from vse.pipeline.files.inputs import check_input, wrap_read_errors
 from vse.pipeline.files.writing import parse_json
-from vse.pipeline.imports.csv_rows import QUOTING, csv_rows
-from vse.pipeline.imports.photos import ImageFolders
 from vse.pipeline.imports.rows import (
     BadRow,
+    ImageFolders,
     ImportedRow,
     ImportSettings,
     RowCollector,
-    caption_texts,
-    parse_id,
+    flatten_captions,
+    log,
     write_imported_data,
 )
 from vse.pipeline.progress import progress_bar
+
+QUOTING = ("minimal", "none")
+_DELIMITERS = ",;\t|"
+_PHOTO_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp"))
+_SUFFIX = re.compile(r"\.\w{1,5}")
+_HINT = "--quoting none reads quotation marks as text"
+_Refuse = Callable[[str, object], None]
+
+
+def read_csv_rows(
+    path: Path, refuse: _Refuse, file_column: Callable[[Mapping[str, None]], str], quoting: str = "minimal"
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the place and the cells of each row of a CSV file; its first line has the names of the columns.
+
+    The delimiter is the most frequent one of comma, semicolon, tab and bar in the first line. With the quoting "minimal" a
+    cell may be quoted and span several lines; with "none" quotation marks are text. A stray quotation mark never hides another
+    row: each line is blank, or belongs to the header or to one row that is yielded or refused.
+
+    Raises UserError if the file has no proper header, or if it is unclear which lines are rows. It is unclear if a quoted cell
+    contains the image file of another row, or if the first line of a refused row has a quotation mark and no image file.
+
+    refuse : called with the place and the reason of an unreadable row; after unbalanced quotation marks, reading continues at
+        the next line
+    file_column : function from the names of all columns to the name of the column of image files
+    """
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as stream:
+        first = stream.readline(100_000)
+        stream.seek(0)
+        delimiter = max(_DELIMITERS, key=first.count)
+        lines = _Lines(stream)
+        rule: Any = csv.QUOTE_NONE if quoting == "none" else csv.QUOTE_MINIMAL
+        cells_of_lines = csv.reader(lines, delimiter=delimiter, strict=True, quoting=rule)
+        header = _header(path, cells_of_lines, lines)
+        bounds = _RowBounds(path, delimiter, header, header.index(file_column(dict.fromkeys(header))))
+        n_rows = n_blank = 0
+        while True:
+            line_number = lines.number + 1
+            place = f"{path}: line {line_number}"
+            lines.taken.clear()
+            try:
+                cells = next(cells_of_lines)
+            except StopIteration:
+                break
+            except csv.Error as error:
+                fault: str | None = f"{error}; {_HINT}"
+            else:
+                if not cells:
+                    n_blank += 1
+                    continue
+                fault = _fault(cells, len(header), lines.taken)
+            n_rows += 1
+            if fault is not None:
+                if '"' in lines.taken[0] and quoting != "none":
+                    bounds.check_line(place, lines.taken[0], fault)
+                lines.put_back(lines.taken[1:])
+                refuse(place, fault)
+                continue
+            bounds.check_row(line_number, cells, lines.taken)
+            yield place, dict(zip(header, cells, strict=True))
+        log.info("%s: %d lines: 1 header, %d blank, %d rows", path, lines.number, n_blank, n_rows)
+
+
+class _Lines:
+    """The lines of a text file as an iterator; lines can be put back.
+
+    ``number`` is the number of lines that were taken, and ``taken`` has the lines since the caller cleared it.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.number = 0
+        self.taken: list[str] = []
+        self._stream = stream
+        self._waiting: deque[str] = deque()
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._waiting.popleft() if self._waiting else next(self._stream)
+        self.number += 1
+        self.taken.append(line)
+        return line
+
+    def put_back(self, lines: Sequence[str]) -> None:
+        self._waiting.extendleft(reversed(lines))
+        self.number -= len(lines)
+
+
+def _header(path: Path, rows: Iterator[list[str]], lines: _Lines) -> list[str]:
+    with wrap_read_errors(path, "a CSV file with the names of its columns in the first line"):
+        header = [name.strip() for name in next(rows, [])]
+        if lines.number > 1:
+            raise ValueError(f"a quotation mark in line 1 is open until line {lines.number}; {_HINT}")
+        if not any(header) or len(set(header)) < len(header):
+            raise ValueError("names are missing or occur twice")
+        "".join(header).encode()
+        marked = next((name for name in header if '"' in name), None)
+        if marked is not None:
+            raise ValueError(f"the name {marked} has a quotation mark")
+    return header
+
+
+def _fault(cells: list[str], n_columns: int, taken: Sequence[str]) -> str | None:
+    if len(cells) != n_columns:
+        fault = f"{len(cells)} cells, but the header has {n_columns}"
+        return fault if len(taken) == 1 else f"{fault}; a quotation mark is open for {len(taken)} lines; {_HINT}"
+    try:
+        "".join(cells).encode()
+    except UnicodeEncodeError:
+        return "not UTF-8"
+    return None
+
+
+class _RowBounds:
+    """Checks that a stray quotation mark has not merged two rows.
+
+    A quoted cell with the end of one row and the beginning of another one contains the image file of one of them. A file is
+    recognised by the suffix of its name: the suffix of an image format, or of a file in another row. If the names have no
+    suffix, a cell without blanks in the column of files counts as a file.
+    """
+
+    def __init__(self, path: Path, delimiter: str, header: Sequence[str], column: int) -> None:
+        self._path, self._delimiter, self._names, self._column = path, delimiter, header, column
+        self._suffixes, self._has_bare_names = set(_PHOTO_SUFFIXES), False
+
+    def check_line(self, place: str, line: str, fault: str) -> None:
+        """Raise UserError if ``line``, the first line of a refused row with a quotation mark, has no image file."""
+        if not self._names_file(line):
+            raise UserError(f"{place}: {fault}; it is unclear whether the row ends in this line; correct its quotation marks")
+
+    def check_row(self, line_number: int, cells: Sequence[str], taken: Sequence[str]) -> None:
+        """Raise UserError if a cell of the row that begins at ``line_number`` contains another row."""
+        suffix = PurePosixPath(cells[self._column].strip()).suffix.lower()
+        if _SUFFIX.fullmatch(suffix):
+            self._suffixes.add(suffix)
+        else:
+            self._has_bare_names = True
+        if len(taken) == 1:
+            return
+        for column, cell in enumerate(cells):
+            pieces = re.split(r"\r\n|\r|\n", cell)
+            if len(pieces) > 1 and (column == self._column or self._has_file(pieces, column)):
+                raise UserError(
+                    f"{self._path}: line {line_number}: a quotation mark in the column {self._names[column]} is open until a "
+                    f"later line, up to line {line_number + len(taken) - 1}, and hides other rows. Remove it, or double it "
+                    f"in a quoted cell; {_HINT}"
+                )
+
+    def _names_file(self, line: str) -> bool:
+        cells = (cell.strip(' "\r\n') for cell in line.split(self._delimiter))
+        return any(PurePosixPath(cell).suffix.lower() in self._suffixes for cell in cells)
+
+    def _has_file(self, pieces: Sequence[str], column: int) -> bool:
+        for index, piece in enumerate(pieces):
+            parts = [part.strip(' "') for part in piece.split(self._delimiter)]
+            if self._names_file(piece):
+                return True
+            position = self._column if index else self._column - column
+            is_last = index == len(pieces) - 1
+            is_inside = 0 <= position < len(parts) and not (is_last and self._column > column) and len(parts) > 1
+            if self._has_bare_names and is_inside and parts[position] and " " not in parts[position]:
+                return True
+        return False
+
 
 # The usual names of the column of each field; the first one that exists is read.
 COLUMNS = {
@@ -42,13 +204,12 @@ REQUIRED = ("file", "caption")
 _CSV, _JSON = (".csv", ".tsv", ".txt"), (".jsonl", ".ndjson")
 TABLES = (*_CSV, *_JSON, ".parquet")
 _Values = Mapping[str, Any]
-_Refuse = Callable[[str, object], None]
 _Choose = Callable[[Mapping[str, Any]], dict[str, tuple[str, ...]]]
 
 
 def add_table(path: Path, collector: RowCollector, settings: ImportSettings) -> None:
     """Add all rows of a table. Raises UserError if it cannot be read, or has no column of files or of captions."""
-    rows = table_rows(path, settings, collector.refuse)
+    rows = read_table_rows(path, settings, collector.refuse)
     for place, row in progress_bar(rows, desc=f"read {path.name}", unit="row"):
         try:
             collector.add(build_row(place, row))
@@ -56,10 +217,10 @@ def add_table(path: Path, collector: RowCollector, settings: ImportSettings) -> 
             collector.refuse(place, reason)
 
 
-def table_rows(path: Path, settings: ImportSettings, refuse: _Refuse) -> Iterator[tuple[str, dict[str, list[Any]]]]:
-    """Yield the place of each row and, by field, the values of its columns.
+def read_table_rows(path: Path, settings: ImportSettings, refuse: _Refuse) -> Iterator[tuple[str, dict[str, list[Any]]]]:
+    """Yield the place of each row and, by field, the values of its columns. Raises UserError if ``path`` is not a table.
 
-    Calls ``refuse`` with the place and the reason of a row that cannot be read. Raises UserError if ``path`` is not a table.
+    Calls ``refuse`` with the place and the reason of an unreadable row.
     """
     check_input(path)
     kind = path.suffix.lower()
@@ -74,7 +235,7 @@ def table_rows(path: Path, settings: ImportSettings, refuse: _Refuse) -> Iterato
 
     if kind in _CSV:
         rows: Iterator[tuple[str, _Values]]
-        rows = csv_rows(path, refuse, lambda header: choose(header)["file"][0], settings.quoting or QUOTING[0])
+        rows = read_csv_rows(path, refuse, lambda header: choose(header)["file"][0], settings.quoting or QUOTING[0])
     elif kind == ".parquet":
         rows = _parquet_rows(path, choose)
     else:
@@ -102,17 +263,30 @@ def build_row(place: str, values: Mapping[str, list[Any]]) -> ImportedRow:
     if split is not None and not isinstance(split, str):
         raise BadRow(f"the split {split!r:.50} is not a text")
     several = len(values["caption"]) > 1  # then columns of captions may be empty
-    texts = caption_texts(text for text in values["caption"] if not several or (text is not None and str(text).strip()))
+    texts = flatten_captions(text for text in values["caption"] if not several or (text is not None and str(text).strip()))
     sentids = [each for value in values.get("sentid", []) for each in (value if isinstance(value, list) else [value])]
     parsed = [number for sentid in sentids if (number := parse_id(sentid, "sentid")) is not None]
     (imgid,), (cocoid,) = values.get("imgid", [None]), values.get("cocoid", [None])
     return ImportedRow(place, file, texts, split, parse_id(imgid, "imgid"), tuple(parsed), parse_id(cocoid, "cocoid"))
 
 
+def parse_id(value: object, field_name: str) -> int | None:
+    """Return an id of a row as an integer; None for an empty value. Raises BadRow for another value."""
+    if value is None or value == "":
+        return None
+    try:
+        number = int(value) if isinstance(value, str) else value
+    except ValueError:
+        number = None
+    if type(number) is not int or abs(number) >= 2**63:
+        raise BadRow(f"{field_name} {value!r} is not an integer")
+    return number
+
+
 def choose_columns(
     path: Path, header: Mapping[str, Any], given: Mapping[str, tuple[str, ...]], required: tuple[str, ...] = REQUIRED
 ) -> dict[str, tuple[str, ...]]:
-    """Return the columns of each field: those ``given``, or else the first of the usual names that the header has.
+    """Return the columns of each field: the ``given`` ones, or else the first usual name in the header.
 
     Raises UserError if a given field or column does not exist, or if a required field has no column.
     """
@@ -141,7 +315,6 @@ def choose_columns(
 
 
 def _json_rows(path: Path, refuse: _Refuse) -> Iterator[tuple[str, _Values]]:
-    """Yield the place and the values of each line, a JSON object."""
     with path.open("rb") as stream:
         for line_number, line in enumerate(stream, 1):
             place = f"{path}: line {line_number}"
@@ -159,14 +332,12 @@ def _json_rows(path: Path, refuse: _Refuse) -> Iterator[tuple[str, _Values]]:
 
 
 def _parquet_rows(path: Path, choose: _Choose) -> Iterator[tuple[str, _Values]]:
-    """Yield the place and the values of each row of a parquet file; rows are counted from 1."""
-
     def columns(names: list[str]) -> list[str]:
         return [name for chosen in choose(dict.fromkeys(names)).values() for name in chosen]
 
     row_number = 0
     with path.open("rb") as stream:
-        for batch in parquet_batches(path, stream, columns):
+        for batch in read_parquet_batches(path, stream, columns):
             with wrap_read_errors(path, "a parquet file"):
                 rows = batch.to_pylist()
             for row in rows:
@@ -189,22 +360,22 @@ def import_table(images: Path, table: Path, settings: ImportSettings, others: Pa
     """Write ``dataset.json`` for the images in a CSV, JSON lines or parquet file, and link their folder; return its path.
 
     A row has the path of an image, relative to the folder ``images``, and one or more captions; an image may have several
-    rows. Symbolic links in that folder may lead to files in it or in the folder ``others``. The header of each image file is
+    rows. Symbolic links may lead to files in this folder or in the folder ``others``. The header of each image file is
     checked.
     """
     if not images.is_dir():
         raise UserError(f"{images}: no such folder of images")
     check_dataset_name(settings.name)
-    collector = RowCollector(settings, photo_checker(images, others))
+    collector = RowCollector(settings, build_photo_checker(images, others))
     add_table(table, collector, settings)
     content = collector.content(format="table", files=[table.name])
     return write_imported_data(content, settings, images, [table])
 
 
-def photo_checker(images: Path, others: Path | None = None) -> Callable[[str], None]:
-    """Return a function that checks a file in the folder ``images``.
+def build_photo_checker(images: Path, others: Path | None = None) -> Callable[[str], None]:
+    """Return a function that raises BadRow if a file in the folder ``images`` is missing or is not a readable image.
 
-    It raises BadRow if the file is missing, is not a readable image, or is a link that leads out of both folders.
+    It also raises BadRow if the file is a link that leads out of both folders.
     """
     folders = ImageFolders([folder for folder in (images, others) if folder is not None])
 

@@ -1,29 +1,26 @@
-"""Import WebDataset archives: tar files in which ``<key>.jpg`` is followed by its captions, ``<key>.txt`` or ``<key>.json``.
-
-``SampleReader`` groups consecutive members with the same key into samples. ``import_webdataset`` converts the samples to
-images with captions and unpacks the photos.
-"""
+"""Import WebDataset archives, tar files with photos ``<key>.jpg`` and captions, ``<key>.txt`` or ``<key>.json``."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vse.pipeline.dataset.sources import check_dataset_name
 from vse.pipeline.errors import UserError, did_you_mean, printable
-from vse.pipeline.files.archives import ARCHIVE_ERRORS, ArchiveMember, member_fault, open_archive
+from vse.pipeline.files.archives import ARCHIVE_ERRORS, ArchiveMember, find_member_fault, open_archive
 from vse.pipeline.files.inputs import check_input, error_reason
 from vse.pipeline.files.writing import lock_for_writing, parse_json
-from vse.pipeline.imports.photos import MAX_PHOTO_BYTES, PhotoWriter
 from vse.pipeline.imports.rows import (
+    MAX_PHOTO_BYTES,
     BadRow,
     ImportedRow,
     ImportSettings,
+    PhotoWriter,
     RowCollector,
-    caption_texts,
+    flatten_captions,
     log,
     write_imported_data,
 )
@@ -43,8 +40,7 @@ class Sample:
     """Consecutive members of an archive with the same key.
 
     content, names : the bytes and the name of each member that was read, by its extension
-    longer : members that were not read because their extension has a dot, although it ends like that of a photo or caption,
-        such as ``a.b.jpg`` in the sample ``a``
+    longer : unread members with a dot before an extension of photos or captions, such as ``a.b.jpg`` in the sample ``a``
     fault : the first fault of a member
     """
 
@@ -61,7 +57,7 @@ class Sample:
 
     @property
     def photo_extension(self) -> str:
-        """The extension of the photo. Raises BadRow if there is no photo."""
+        """The extension of the photo. Raises BadRow without a photo."""
         for extension in PHOTOS:
             if extension in self.content:
                 return extension
@@ -81,7 +77,8 @@ class Sample:
         extensions: dict[PurePosixPath, set[str]] = {}
         for path in self.longer:
             extensions.setdefault(path.with_suffix(""), set()).add(path.suffix[1:].lower())
-        pair = next((stem for stem, each in extensions.items() if _is_pair(each)), None)
+        pairs = (stem for stem, each in extensions.items() if each & set(PHOTOS) and each & set(_CAPTIONS))
+        pair = next(pairs, None)
         if pair is None:
             return
         first = next(str(path) for path in self.longer if path.with_suffix("") == pair)
@@ -103,7 +100,7 @@ class SampleReader:
         sample = Sample("")
         for member in members:
             path = PurePosixPath(member.name)
-            fault = member_fault(member, path)
+            fault = find_member_fault(member, path)
             if member.is_folder and fault is None:
                 continue
             stem, dot, extension = path.name.partition(".") if self._key_until == "first-dot" else path.name.rpartition(".")
@@ -119,7 +116,7 @@ class SampleReader:
 
     @property
     def n_unread(self) -> int:
-        """The number of members that have not been read so far."""
+        """The number of unread members so far."""
         return self._unread.total()
 
     def summary(self) -> str:
@@ -136,7 +133,6 @@ class SampleReader:
             yield sample
 
     def _add(self, sample: Sample, member: ArchiveMember, path: PurePosixPath, extension: str, fault: str | None) -> None:
-        """Read a member into its sample, or record its fault, or count it as unread."""
         if fault is None and extension not in _READ:
             self._unread[f"*.{extension}"] += 1
             if extension.rpartition(".")[2] in _READ:
@@ -157,11 +153,6 @@ class SampleReader:
             sample.content[extension], sample.names[extension] = stream.read(max_bytes), member.name
 
 
-def _is_pair(extensions: Collection[str]) -> bool:
-    """Return whether the extensions are those of a photo and of its captions."""
-    return any(extension in extensions for extension in PHOTOS) and any(extension in extensions for extension in _CAPTIONS)
-
-
 ARCHIVES = (".tar", ".tar.gz", ".tgz")
 _SPLITS = ("train", "val", "valid", "validation", "dev", "test")
 _BLOCK = 512
@@ -178,12 +169,11 @@ def import_webdataset(sources: Sequence[Path], settings: ImportSettings, key_unt
 
     A sample has a photo and its captions: the lines of its ``.txt``, or a list or object in its ``.json``. The object may also
     have the split and ids; otherwise the name of the archive or its folder may name the split (``train-0001.tar``,
-    ``test/0.tar``). A member whose path leads out of the archive is refused. An import that was stopped continues where it
-    ended: photos that exist are compared and not written again.
+    ``test/0.tar``). An interrupted import continues.
 
     As in WebDataset itself, a key ends at the first dot of a file name: ``a.b.jpg`` is the field ``b.jpg`` of the sample
-    ``a``. With ``key_until="last-dot"`` it ends at the last dot. A second sample with the same key is refused. Members that
-    are not read are counted.
+    ``a``. With ``key_until="last-dot"`` it ends at the last dot. A second sample with the same key, and a member whose path
+    leads out of the archive, are refused. Unread members are counted.
     """
     check_dataset_name(settings.name)
     if key_until not in KEY_ENDS:
@@ -230,7 +220,6 @@ def _add_archive(
     photos: PhotoWriter,
     settings: ImportSettings,
 ) -> None:
-    """Add the samples of an archive; ``seen`` has the first member of each earlier sample."""
     split = _split_of(folder)
     try:
         with open_archive(archive) as members:
@@ -252,7 +241,7 @@ def _add_archive(
 
 
 def _has_end(archive: Path) -> bool:
-    """Return whether a tar file ends with zeros, as all complete ones do; reading stops without an error where it is cut."""
+    """Return whether a tar file ends with zeros, as all complete ones do; readers stop without an error at a cut."""
     if archive.suffix != ".tar":
         return True  # decompression fails if a compressed file is cut
     with archive.open("rb") as stream:
@@ -273,7 +262,6 @@ def _split_of(folder: str) -> str | None:
 def _row(
     place: str, file: str, sample: Sample, split: str | None, columns: Mapping[str, tuple[str, ...]]
 ) -> tuple[ImportedRow, bytes]:
-    """Return the row and the photo of a sample. Raises BadRow if the photo or the captions are missing or invalid."""
     extension, parts = sample.photo_extension, sample.content
     values: dict[str, list[Any]] = {}
     if "json" in parts:
@@ -289,6 +277,6 @@ def _row(
             values["caption"] = [line for line in parts["txt"].decode("utf-8-sig").splitlines() if line.strip()]
         except UnicodeDecodeError:
             raise BadRow("its text is not UTF-8") from None
-    if not caption_texts(values.get("caption", [])):
+    if not flatten_captions(values.get("caption", [])):
         raise BadRow(f"no caption (txt, json){sample.unread_hint()}")
     return build_row(place, {"split": [split], **values, "file": [f"{file}.{extension}"]}), parts[extension]

@@ -1,8 +1,8 @@
 """Run a user's own code, which settings name as ``my_loss.py:MyLoss`` or ``package.module:MyLoss``, if it is allowed to run.
 
 Code may run if the command line names it by ``--set``, or if all code is allowed (``--allow-code``). Code that only a preset
-or the settings of a run name is rejected: opening a run that somebody has sent must not execute its code. A run folder keeps
-copies of its code, and its settings hold their SHA-256, so that a run is always opened with the same bytes.
+or the settings of a run name is rejected, so that a run from somebody else cannot execute its code. A run folder keeps copies
+of its code, and its settings hold their SHA-256.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SHORT = 12  # hexadecimal digits of a SHA-256 in names and messages
 
 
 class CodeNotAllowed(UserError):
-    """Code that must not run, because nobody has allowed it or its file has changed."""
+    """Raised for code that must not run, because the user has not allowed it or its file has changed."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class OwnCode:
 class _Rules:
     """The code that may run.
 
-    everything : whether all code may run
-    named : names of code that may run, because the command line has them
-    copies : the folder with the code of the run that is being opened, if any
+    everything : true if all code may run
+    named : names of code on the command line
+    copies : the folder with the code of the run that is being opened
     """
 
     everything: bool = False
@@ -114,10 +114,8 @@ def load_code(name: str, sha256: str | None = None) -> OwnCode:
     """Run the file or module that ``name`` names, once in a process, and return its class or function.
 
     The path of a file is relative to the working folder, and Python's search path finds a module. In :func:`use_code_of_run`
-    the copy in the run folder is run instead; ``sha256`` must then be given.
-
-    Raises CodeNotAllowed if the code may not run or has another SHA-256 than ``sha256``, and UserError if it is missing, fails
-    when it is run, or lacks the class or function.
+    the copy in the run folder is run instead; ``sha256`` must then be given. Raises CodeNotAllowed if the code may not run or
+    has another SHA-256 than ``sha256``, and UserError if it is missing, fails when it is run, or lacks the class or function.
     """
     if sha256 is not None and (name, sha256) in _LOADED:
         return _LOADED[name, sha256]
@@ -151,7 +149,6 @@ def load_code(name: str, sha256: str | None = None) -> OwnCode:
 
 
 def _find_copy(name: str, sha256: str | None, copies: Path, allowed: bool) -> Path:
-    """Return the copy of the code ``name`` in the run folder. Raises CodeNotAllowed if it is missing or may not run."""
     if sha256 is None:
         raise CodeNotAllowed(f"{copies.parent}: its settings name {name}, but not the SHA-256 of that code; train again")
     file = copies / code_copy_name(name, sha256)
@@ -188,10 +185,9 @@ def _import(name: str, module: str) -> ModuleType:
 
 
 def _execute(file: Path, source: bytes, sha256: str, location: str) -> ModuleType:
-    """Execute source code as a new module and return the module.
+    """Execute source code as a new module, registered in ``sys.modules`` to resolve annotations, and return the module.
 
-    The module is registered in ``sys.modules``, so that the annotations of its classes can be resolved. The copy of a module
-    of a package imports its neighbours from the installed package.
+    The copy of a module of a package imports its neighbours from the installed package.
     """
     module = ModuleType(f"vse_own_code_{sha256[:_SHORT]}")
     module.__file__ = str(file)
@@ -229,7 +225,6 @@ def _change_rules(**changes: Any) -> Iterator[None]:
 
 
 def _find_code_names(value: object) -> Iterator[str]:
-    """Yield all names of code in nested values."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, str):

@@ -1,8 +1,8 @@
 """Registries of parts. Experiments and features are composed of parts, such as losses or extractors.
 
-A part is a class of settings together with the code that they configure. It has a file of its own and one line in the registry
-of its kind. Settings name it: ``similarity: { name: order, form: norm }``, or just ``similarity: order``. A user's own part is
-named by its file, ``loss: my_loss.py:MyLoss`` (:mod:`vse.pipeline.presets.own_code`).
+A part is a class of settings together with their code. It has a file of its own and one line in the registry of its kind.
+Settings name it: ``similarity: { name: order, form: norm }``, or just ``similarity: order``. A user's own part is named by its
+file, ``loss: my_loss.py:MyLoss`` (:mod:`vse.pipeline.presets.own_code`).
 """
 
 from __future__ import annotations
@@ -30,13 +30,11 @@ def import_object(name: str) -> Any:
 class Registry(Generic[_Part]):
     """The parts of one kind by name. A lazy part is imported on first use.
 
-    Parameters
-    ----------
     kind : the kind of the parts in messages, such as ``similarity``
     parts : classes; each has its name as the default of the field ``key``
     key : the field that names a part
     lazy : classes by name, as ``module:Class``
-    base : the class from which a user's own parts derive; without it, users cannot add parts
+    base : the base class of users' own parts; without it, users cannot add parts
     from_function : turns a user's own function into a class; without it, only classes are accepted
     """
 
@@ -61,7 +59,6 @@ class Registry(Generic[_Part]):
         self._parts[part.model_fields[self.key].default] = part
 
     def remove(self, name: str) -> None:
-        """Remove a part from the registry."""
         del self._parts[name]
 
     def __contains__(self, name: object) -> bool:
@@ -71,10 +68,9 @@ class Registry(Generic[_Part]):
         return iter(self._parts)
 
     def __getitem__(self, name: str) -> type[_Part]:
-        """Return the class of the part ``name``.
+        """Return the class of the part ``name``. Raises ValueError, with the nearest name, if it is unknown.
 
-        Raises ValueError, which suggests the nearest name, if no part has this name. For a user's own part, raises UserError
-        if it is not such a part or may not run.
+        Raises UserError if a user's own part is of another kind or may not run.
         """
         if self._base is not None and is_code_name(name):
             return self._own_part(self._base, load_code(name))
@@ -86,10 +82,7 @@ class Registry(Generic[_Part]):
         return part
 
     def parse(self, value: Any) -> Any:
-        """Return the part that a name, or a mapping of settings with a name, describes; return a part or None unchanged.
-
-        Raises ValueError if the value describes no part.
-        """
+        """Return the part for a name, or for settings with a name; parts and None stay. Raises ValueError for other values."""
         if value is None or isinstance(value, BaseModel):
             return value
         settings = self.as_settings(value)
@@ -114,10 +107,6 @@ class Registry(Generic[_Part]):
         return self[name] if isinstance(name, str) and name in self else None
 
     def _own_part(self, base: type[_Part], code: OwnCode) -> type[_Part]:
-        """Return a user's own class with two more settings: its name and the SHA-256 of its file.
-
-        Raises UserError if it does not derive from ``base``.
-        """
         if (code.name, code.sha256) not in self._own:
             part = code.member
             if not isinstance(part, type) and callable(part) and self._from_function is not None:
@@ -126,7 +115,8 @@ class Registry(Generic[_Part]):
                 kinds = f"a class that derives from {base.__module__}.{base.__qualname__}"
                 function = ", or a function" if self._from_function is not None else ""
                 raise UserError(f"{code.name}: a {self.kind} of your own is {kinds}{function}, and this is not")
-            fields: dict[str, Any] = {name: (Literal[value], value) for name, value in _identity(self.key, code).items()}
+            identity = {self.key: code.name, "code_sha256": code.sha256}
+            fields: dict[str, Any] = {name: (Literal[value], value) for name, value in identity.items()}
             create: Any = create_model  # mypy would read a direct call as the definition of a class
             own = create(part.__name__, __base__=part, __module__=part.__module__, **fields)
             own.__doc__ = part.__doc__
@@ -144,7 +134,7 @@ def part_field(registry: Registry[Any]) -> BeforeValidator:
 
 
 def find_registry(schema: type[BaseModel], field: str) -> Registry[Any] | None:
-    """Return the registry of the part that a field of a schema holds; None if the field holds something else."""
+    """Return the registry of the part that a field of a schema holds; None for another field."""
     info = schema.model_fields[field]
     for item in (*info.metadata, *_annotation_metadata(info.annotation)):
         owner = getattr(getattr(item, "func", None), "__self__", None)
@@ -154,7 +144,7 @@ def find_registry(schema: type[BaseModel], field: str) -> Registry[Any] | None:
 
 
 def find_group(schema: type[BaseModel], field: str) -> type[BaseModel] | None:
-    """Return the class of the group of settings that a field of a schema holds; None if the field holds something else."""
+    """Return the class of the group of settings that a field of a schema holds; None for another field."""
     annotation = schema.model_fields[field].annotation
     for kind in (annotation, *get_args(annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -177,10 +167,6 @@ def find_own_code(settings: BaseModel) -> list[OwnCode]:
             codes |= {code.copy_name: code for code in find_own_code(value)}
     code = type(settings).__dict__.get("own_code")
     return [*codes.values(), *([code] if isinstance(code, OwnCode) and code.copy_name not in codes else [])]
-
-
-def _identity(key: str, code: OwnCode) -> dict[str, str]:
-    return {key: code.name, "code_sha256": code.sha256}
 
 
 def _annotation_metadata(annotation: Any) -> Iterator[Any]:

@@ -1,7 +1,7 @@
 """Read the YAML files of presets.
 
 A file holds one preset of the same name, or a family of presets under the key ``presets``. Presets ship with the package. The
-environment variable ``VSE_PRESETS`` names a folder that is searched first; it is laid out like ``config/``. A file with one
+environment variable ``VSE_PRESETS`` names a folder, with the layout of ``config/``, that is searched first. A file with one
 preset can also be given by its path.
 """
 
@@ -43,7 +43,7 @@ class Preset:
 
 
 def known_presets(kind: str) -> list[str]:
-    """Return the names of all presets of a ``kind`` (``datasets``, ``features``, ``experiments`` or ``ladders``), sorted."""
+    """Return the sorted names of all presets of a ``kind``: ``datasets``, ``features``, ``experiments`` or ``ladders``."""
     return sorted({name for folder in _folders(kind) for name in _read_folder(folder)})
 
 
@@ -57,7 +57,7 @@ def preset_descriptions(kind: str) -> list[tuple[str, str]]:
 
 
 def preset_layers(kind: str, name: str, extended_by: tuple[Preset, ...] = ()) -> list[dict[str, Any]]:
-    """Return the settings of a preset as layers: first those of the presets that it ``extends``, last its own.
+    """Return the settings of a preset as layers: first the presets that it ``extends``, last its own settings.
 
     ``extended_by`` are the presets that led to this one. Raises UserError if the preset is unknown, or extends itself.
     """
@@ -84,10 +84,9 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """Return the content of a YAML text.
+    """Return the content of a YAML text. Raises an error of any class if the text is not valid, or repeats a key.
 
-    Size and depth are limited before anything is built, because aliases of aliases can stand for billions of nodes. A key may
-    occur once in a mapping. Raises an error of any class if the text is not valid.
+    Size and depth are limited before anything is built, because aliases of aliases can stand for billions of nodes.
     """
     _check_size(text)
     return yaml.load(text, _StrictSafeLoader)
@@ -161,7 +160,8 @@ def _find_preset(kind: str, name: str) -> Preset:
 def _read_single_preset(path: Path) -> Preset:
     if not path.is_file():
         raise UserError(f"{path}: no such preset file")
-    presets = _read_current(path)
+    status = path.stat()
+    presets = _read_file(path, status.st_mtime_ns, status.st_size)
     if list(presets) != [path.stem]:
         raise UserError(
             f"{path}: is a family of presets ({', '.join(presets)}), but a path can only name one preset; put the file into "
@@ -171,7 +171,6 @@ def _read_single_preset(path: Path) -> Preset:
 
 
 def _read_folder(folder: Path) -> Mapping[str, Preset]:
-    """Return the presets of a folder by name; none if the folder is missing."""
     if not folder.is_dir():
         return {}
     with os.scandir(folder) as entries:
@@ -189,11 +188,6 @@ def _read_files(folder: Path, states: tuple[tuple[str, int, int], ...]) -> Mappi
                 raise UserError(f"the preset {name!r} is in two files, {presets[name].path} and {path}; rename one of them")
             presets[name] = preset
     return presets
-
-
-def _read_current(path: Path) -> Mapping[str, Preset]:
-    status = path.stat()
-    return _read_file(path, status.st_mtime_ns, status.st_size)
 
 
 @lru_cache(maxsize=1000)

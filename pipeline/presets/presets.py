@@ -1,7 +1,6 @@
 """Load presets: merge their layers of settings and validate the result against a schema.
 
-The layers of a preset are the presets that it extends, its own settings, the changes of the data set, and ``--set``. If a
-field of the schema holds a part (:mod:`vse.pipeline.presets.parts`), its layers are merged by the name of the part.
+The layers of a preset are the presets that it extends, its own settings, the changes of the data set, and ``--set``.
 """
 
 from __future__ import annotations
@@ -42,13 +41,8 @@ def load_dataset(name: str) -> DatasetConfig:
 def load_plan(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> ExperimentPlan:
     """Load the settings of the experiment ``name`` that the workflow needs; its other settings are not checked.
 
-    Parameters
-    ----------
-    dataset : the data set whose changes are applied
-    sets : further changes, as ``key=value``
-
-    Raises UserError if a setting is not valid, if a member of an ensemble is not an experiment or is an ensemble itself, or if
-    the experiment starts from an ensemble.
+    Applies the changes of the preset ``dataset`` and ``sets``, texts ``key=value``. Raises UserError if a setting is not
+    valid, if a member of an ensemble is no experiment or is an ensemble itself, or if the experiment starts from an ensemble.
     """
     plan = validate_settings(ExperimentPlan, "experiment", name, read_experiment_settings(name, dataset, sets, ExperimentPlan))
     known = known_presets("experiments")
@@ -64,7 +58,7 @@ def load_plan(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -
 
 
 def load_ladder(name: str) -> LadderConfig:
-    """Load the ladder ``name``. Raises UserError if it is unknown or not valid, or if one of its experiments is unknown."""
+    """Load the ladder ``name``. Raises UserError if it is unknown or not valid, or has an unknown experiment."""
     ladder = validate_settings(LadderConfig, "ladder", name, read_preset("ladders", name))
     for experiment in ladder.experiments:
         if experiment not in known_presets("experiments"):
@@ -74,7 +68,7 @@ def load_ladder(name: str) -> LadderConfig:
 
 
 def is_experiment(name: str) -> bool:
-    """Return whether ``name`` is that of an experiment: a preset, or a name composed of a preset and features."""
+    """Return whether ``name`` is the name of an experiment: a preset, or a composition of a preset and features."""
     composed = parse_composed_name(name)
     if composed is None or composed.experiment not in known_presets("experiments"):
         return composed is None and name in known_presets("experiments")
@@ -84,10 +78,7 @@ def is_experiment(name: str) -> bool:
 
 
 def load_workflow(overrides: Mapping[str, Any]) -> WorkflowConfig:
-    """Load the settings of the workflow and apply ``overrides``, the values of ``--config``.
-
-    The key ``<dataset>_dir`` sets the source folder of a data set.
-    """
+    """Load the settings of the workflow with the values of ``--config``; ``<dataset>_dir`` is a data set's folder."""
     datasets = known_presets("datasets")
     sources = {
         key.removesuffix("_dir"): str(value) for key, value in overrides.items() if key.removesuffix("_dir") in datasets
@@ -99,7 +90,7 @@ def load_workflow(overrides: Mapping[str, Any]) -> WorkflowConfig:
 
 
 def read_preset(kind: str, name: str, schema: type[BaseModel] | None = None) -> dict[str, Any]:
-    """Return the settings of the preset with this name or path, merged with those of the presets that it ``extends``."""
+    """Return the settings of the preset with this name or path, merged with the presets that it ``extends``."""
     composed = parse_composed_name(name) if kind == "experiments" else None
     content: dict[str, Any] = {}
     for layer in preset_layers(kind, name if composed is None else composed.experiment):
@@ -156,11 +147,10 @@ def merge_settings(
 ) -> dict[str, Any]:
     """Return ``base`` with the values of ``over`` on top, merged group by group.
 
-    With a schema, parts are merged by name. A part is given as its name alone, or as its settings; these omit the name if it
-    stays the same. If ``over`` names another part than ``base``, the settings of ``base`` that the new part lacks are dropped.
+    With a schema, parts (:mod:`vse.pipeline.presets.parts`) are merged by name. A part is its name alone, or its settings,
+    which omit the name if it stays the same. If ``over`` names another part than ``base``, settings of ``base`` that the new
+    part lacks are dropped.
 
-    Parameters
-    ----------
     lenient : ignore settings of ``over`` that the part does not have
     replace : replace a dictionary whose keys no schema lists; else it is merged key by key, and only an empty one replaces it
     """
@@ -185,8 +175,8 @@ def merge_settings(
 def apply_overrides(schema: type[Settings], content: Mapping[str, Any], sets: Sequence[str]) -> dict[str, Any]:
     """Return ``content`` with the settings ``sets`` on top, each given as ``key=value``.
 
-    A key of a part, such as ``loss.margin``, must be a setting of the part that is chosen in the end. A dictionary, such as
-    ``train.frozen``, is replaced. Raises UserError, which suggests the nearest key, if a key is unknown.
+    A key of a part, such as ``loss.margin``, must be a setting of the final part. A dictionary, such as ``train.frozen``, is
+    replaced. Raises UserError, which suggests the nearest key, if a key is unknown.
     """
     result, keys = dict(content), []
     for item in sets:
@@ -195,7 +185,7 @@ def apply_overrides(schema: type[Settings], content: Mapping[str, Any], sets: Se
             raise UserError(f"--set takes key=value, got {item!r}")
         try:
             value = parse_yaml(text)
-        except Exception:  # odd dates and very long integers raise other errors than those of YAML
+        except Exception:  # odd dates and very long integers raise other errors than YAML's
             raise UserError(f"--set {item}: {text!r} is not a YAML value") from None
         for name in reversed(key.split(".")):
             value = {name: value}
@@ -210,10 +200,7 @@ def apply_overrides(schema: type[Settings], content: Mapping[str, Any], sets: Se
 
 
 def validate_settings(schema: type[_Schema], kind: str, name: str, content: Mapping[str, Any]) -> _Schema:
-    """Return the settings ``content`` as a ``schema``.
-
-    Raises UserError, which names the ``kind`` and the ``name`` of the preset, if a setting is not valid.
-    """
+    """Return ``content`` as a ``schema``. Raises UserError, which names the preset's kind and name, if it is not valid."""
     for key in _all_keys(content):
         if key in schema.renamed:
             raise UserError(f"{kind} {name!r}: {key} is now {schema.renamed[key]}")
@@ -278,7 +265,6 @@ def _is_known(schema: type[BaseModel], content: Mapping[str, Any], path: Sequenc
 
 
 def _known_keys(schema: type[BaseModel], content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the keys of all settings, with those of the parts that ``content`` names."""
     for name in schema.model_fields:
         value = content.get(name)
         group = find_group(schema, name)
@@ -291,7 +277,6 @@ def _known_keys(schema: type[BaseModel], content: Mapping[str, Any], prefix: str
 
 
 def _all_keys(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the keys of all settings and groups in ``content``."""
     for key, value in content.items():
         yield f"{prefix}{key}"
         yield from _all_keys(_mapping(value), f"{prefix}{key}.")

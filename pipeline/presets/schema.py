@@ -1,13 +1,9 @@
-"""The schemas of presets: experiments (as the workflow reads them), data sets, ladders and the settings of the workflow.
-
-The schemas of features are in :mod:`vse.features.settings`.
+"""The schemas of experiments (as the workflow reads them), data sets, ladders and the settings of the workflow.
 
 An experiment can be composed by its name: ``vsepp+tfidf+effnet`` is the experiment ``vsepp`` with the caption feature
 ``tfidf`` (or ``words``) and the image feature ``effnet``. ``vsepp@f8k+tfidf+effnet`` has the settings of ``vsepp`` in the
-ladder ``f8k``.
-
-A ladder (``config/ladders/``) compares experiments, image features and caption features. Each of its combinations is a
-composed experiment.
+ladder ``f8k``. A ladder compares experiments, image features and caption features; each of its combinations is a composed
+experiment.
 """
 
 from __future__ import annotations
@@ -173,7 +169,7 @@ class WorkflowConfig(Settings):
         default_factory=dict, description="rule -> number of GPUs of one job; default: 1"
     )
     gpu_models: dict[GpuRule, str] = Field(default_factory=dict, description="rule -> type of GPU, as SLURM names it")
-    seeds: list[Seed] | None = Field(None, min_length=1, description="seeds that replace those of the experiments")
+    seeds: list[Seed] | None = Field(None, min_length=1, description="seeds that replace the experiments' seeds")
     experiments: list[str] = Field(default=["vse0", "vsepp"], min_length=1)
     ladder: str | None = Field(
         None, description="ladder of results/tables/ladder_<dataset>; default: the ladder with the data set's name"
@@ -200,7 +196,6 @@ class ComposedName(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The composed name."""
         ladder = "" if self.ladder is None else f"@{self.ladder}"
         return f"{self.experiment}{ladder}+{self.caption_feature or WORDS}+{self.feature}"
 
@@ -277,7 +272,7 @@ class LadderConfig(Settings):
         return {**changes.settings, "title": changes.title, "seeds": changes.seeds or self.seeds}
 
     def combinations(self) -> list[ComposedName]:
-        """Return every combination of an experiment, a caption feature and an image feature, also those that do not fit."""
+        """Return every combination of an experiment, a caption feature and an image feature, also unsuitable ones."""
         return [
             ComposedName(name, None if captions == WORDS else captions, feature, self.name)
             for name in self.experiments

@@ -8,7 +8,7 @@ from snakemake.exceptions import WorkflowError
 
 from vse.eval.tables import published_rows, published_tables
 from vse.features.settings import load_feature
-from vse.features.extraction import images_sha256
+from vse.features.extraction import hash_shard_images
 from vse.pipeline.presets import presets
 from vse.pipeline.dataset import sources
 from vse.pipeline.errors import UserError
@@ -79,7 +79,7 @@ def image_state(wildcards):
         return ""
     cache = Path("features", f"{wildcards.dataset}_{wildcards.feature}.h5")
     dataset = Path("data", wildcards.dataset, "dataset.json")
-    return resolved(images_sha256, dataset, cache, int(wildcards.shard), int(wildcards.shards))
+    return resolved(hash_shard_images, dataset, cache, int(wildcards.shard), int(wildcards.shards))
 
 
 def word_file(wildcards):
@@ -113,7 +113,7 @@ def published_files(wildcards):
     """Return no inputs. End the workflow with instructions if the published files of a data set are missing."""
     config = resolved(presets.load_dataset, wildcards.dataset)
     if os.environ.get(PLANNING_VARIABLE) != "1" and not Path("data", wildcards.dataset, "dataset.json").exists():
-        resolved(sources.source_files, config, sources.source_folder(wildcards.dataset))
+        resolved(sources.find_source_files, config, sources.source_folder(wildcards.dataset))
     return []
 
 

@@ -1,4 +1,4 @@
-"""Damaged and unusual images through ``decode``, ``image_size`` and ``perceptual_hash``, and through two commands."""
+"""Damaged and unusual images through ``decode``, ``image_size`` and ``compute_perceptual_hash``, and through two commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.pipeline.import_files import write_table
 from vse.features.cli import main as extract_main
 from vse.features.data_cli import main
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.pipeline.dataset.duplicates import perceptual_hash
+from vse.pipeline.dataset.duplicates import compute_perceptual_hash
 from vse.pipeline.files.images import BadImage, decode_image, read_image_size
 
 Start = Callable[[str, int], Suite]
@@ -103,7 +103,7 @@ def outcome(path: Path, content: bytes) -> Image.Image | str | None:
     """Return the image, or None if it is refused; a text says what else happens."""
     path.write_bytes(content)
     results: list[Image.Image | str | None] = []
-    for read in (decode_image, read_image_size, perceptual_hash):
+    for read in (decode_image, read_image_size, compute_perceptual_hash):
         try:
             with hanging_is_an_error():
                 results.append(read(path))

@@ -9,7 +9,7 @@ import torch
 import torchvision
 
 from tests.conftest import TINY_FEATURE
-from vse.features.backbones.networks import LayerOutput, load_backbone, weights_sha256
+from vse.features.backbones.networks import LayerOutput, hash_weights, load_backbone
 from vse.features.settings.images import CnnConfig
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_file
@@ -77,10 +77,10 @@ def test_an_unknown_layer_or_model_is_answered_with_the_nearest() -> None:
 
 def test_random_weights_depend_on_the_seed_alone() -> None:
     torch.manual_seed(1)
-    a = weights_sha256(load_backbone(config(seed=3)))
+    a = hash_weights(load_backbone(config(seed=3)))
     torch.manual_seed(2)
-    assert weights_sha256(load_backbone(config(seed=3))) == a
-    assert weights_sha256(load_backbone(config(seed=4))) != a
+    assert hash_weights(load_backbone(config(seed=3))) == a
+    assert hash_weights(load_backbone(config(seed=4))) != a
 
 
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
@@ -91,9 +91,9 @@ def test_weights_come_from_a_file_or_from_a_folder(suffix: str, tmp_path: Path) 
         torch.save(saved.state_dict(), file)
     else:
         safetensors.torch.save_file(saved.state_dict(), file)
-    expected = weights_sha256(saved)
-    assert weights_sha256(load_backbone(config(weights=str(file), weights_sha256=sha256_file(file)))) == expected
-    assert weights_sha256(load_backbone(config(weights="IMAGENET1K_V1"), weights_dir=tmp_path)) == expected
+    expected = hash_weights(saved)
+    assert hash_weights(load_backbone(config(weights=str(file), weights_sha256=sha256_file(file)))) == expected
+    assert hash_weights(load_backbone(config(weights="IMAGENET1K_V1"), weights_dir=tmp_path)) == expected
     with pytest.raises(UserError, match=f"{file}: sha256 is .* expected"):
         load_backbone(config(weights=str(file), weights_sha256="0" * 64))
 
@@ -155,7 +155,7 @@ def test_the_image_tower_of_openclip_is_a_backbone(tmp_path: Path) -> None:
     whole = open_clip.create_model("RN50")
     torch.save(whole.state_dict(), tmp_path / "RN50.pth")
     loaded = load_backbone(config(model="open_clip/RN50", weights="openai"), weights_dir=tmp_path)
-    assert weights_sha256(loaded) == weights_sha256(whole.visual)
+    assert hash_weights(loaded) == hash_weights(whole.visual)
     with pytest.raises(UserError, match="unknown OpenCLIP model 'RN51'.*did you mean"):
         load_backbone(config(model="open_clip/RN51"))
     with pytest.raises(UserError, match="unknown weights 'openia' of open_clip/RN50.*did you mean 'openai'"):

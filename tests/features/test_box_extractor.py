@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torchvision.ops import roi_align
 
-from vse.features.backbones.model_folder import tensors_sha256
+from vse.features.backbones.model_folder import hash_tensors
 from vse.features.backbones.networks import LayerOutput, load_backbone
 from vse.features.cache.feature_cache import open_cache, verify_cache
 from vse.features.cache.reader import FeatureReader
@@ -138,7 +138,7 @@ class OnGpu(torch.Tensor):
 
 def test_weights_are_hashed_wherever_they_are() -> None:
     tensors = {"a": torch.arange(3.0), "b": torch.ones(2, dtype=torch.float16)}
-    assert tensors_sha256({name: tensor.as_subclass(OnGpu) for name, tensor in tensors.items()}) == tensors_sha256(tensors)
+    assert hash_tensors({name: tensor.as_subclass(OnGpu) for name, tensor in tensors.items()}) == hash_tensors(tensors)
 
 
 def test_the_proposal_network_is_hashed_before_it_moves_to_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,7 @@ def test_merging_needs_every_shard(tmp_path: Path) -> None:
 
 
 def test_merging_refuses_shards_of_another_data_set(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="its ids are not those of part 0 of 3"):
+    with pytest.raises(UserError, match="its ids differ from the ids of part 0 of 3"):
         merge_shards(make(tmp_path), 3, tmp_path / "dataset.json", np.arange(10))
 
 

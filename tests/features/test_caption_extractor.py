@@ -17,8 +17,7 @@ from vse.features.cli import main
 from vse.features.extraction import extract_shards, merge
 from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder, load_encoder
 from vse.features.extractors.hglmm import HglmmEncoder, fit_principal_components
-from vse.features.extractors.tfidf import TfidfEncoder
-from vse.features.extractors.words import WordVectors
+from vse.features.extractors.words import TfidfEncoder, WordVectors
 from vse.features.settings import load_feature
 from vse.features.settings.texts import HglmmConfig, MeanVectorConfig, TfidfConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
@@ -65,7 +64,7 @@ def test_tfidf_is_scikit_learn_s_on_the_training_captions(demo: Path, tmp_path: 
 
 
 def test_the_mean_vector_is_a_mean() -> None:
-    from vse.features.extractors.tfidf import MeanVectorEncoder
+    from vse.features.extractors.words import MeanVectorEncoder
 
     encoder = MeanVectorEncoder(WordVectors(("a", "b"), np.array([[3, 0], [1, 4]], np.float32)))
     found = encoder.encode([["a", "b"], ["b", "x"], ["x"]])

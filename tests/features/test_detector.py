@@ -17,7 +17,7 @@ from vse.features.cache.feature_cache import open_cache, verify_cache
 from vse.features.cache.reader import FeatureReader
 from vse.features.cache.rows import dataset_items
 from vse.features.extraction import extract_shards, merge
-from vse.features.extractors.regions import RegionsExtractor, detect, fix_scales, load_detector
+from vse.features.extractors.regions import RegionsExtractor, detect, load_detector, set_map_strides
 from vse.features.settings.images import RegionsConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
@@ -203,7 +203,7 @@ def test_weights_trained_with_frozen_norms_are_read_from_a_file(tmp_path: Path) 
     torch.save(reference.state_dict(), tmp_path / "fasterrcnn_resnet50_fpn.pth")
     config = SMALL.model_copy(update={"weights": "COCO_V1"})
     pixels = torch.from_numpy(np.array(photographs()[0])).permute(2, 0, 1)
-    fix_scales(reference.eval())
+    set_map_strides(reference.eval())
     with torch.inference_mode():
         expected = reference([pixels.float() / 255])[0]
     found = RegionsExtractor(config, weights_dir=tmp_path).compute([pixels])[0]

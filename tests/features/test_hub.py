@@ -13,13 +13,13 @@ from huggingface_hub import constants
 
 from tests.features.tiny_text import add_tiny_clip, tiny_bert
 from vse.features.backbones.model_folder import download
-from vse.features.backbones.networks import load_backbone, weights_sha256
+from vse.features.backbones.networks import hash_weights, load_backbone
 from vse.features.backbones.texts import load_text_backbone
 from vse.features.backbones.transformer import read_transformer
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cache.rows import Item
 from vse.features.cli import main
-from vse.features.extractors.text import caption_reader
+from vse.features.extractors.text import load_caption_reader
 from vse.features.settings.images import CnnConfig
 from vse.features.settings.texts import TextConfig
 from vse.pipeline.errors import UserError
@@ -74,9 +74,9 @@ def test_a_cache_of_captions_records_the_commit_and_reads_others_with_it(hub: Pa
     assert stop.value.code == 0
     cache = open_cache(out)
     assert cache.provenance["commit"] == OLD
-    before = caption_reader(cache, device="cpu").encode_items([Item(0, raw="a red dog")])[0]
+    before = load_caption_reader(cache, device="cpu").encode_items([Item(0, raw="a red dog")])[0]
     tiny_bert(snapshot(hub, "tests/tiny", NEW), seed=1)  # the branch moves on
-    assert torch.equal(caption_reader(cache, device="cpu").encode_items([Item(0, raw="a red dog")])[0], before)
+    assert torch.equal(load_caption_reader(cache, device="cpu").encode_items([Item(0, raw="a red dog")])[0], before)
 
 
 def test_a_network_of_timm_is_read_at_a_commit_that_the_cache_records(
@@ -100,7 +100,7 @@ def test_a_network_of_timm_is_read_at_a_commit_that_the_cache_records(
         main([*arguments, "--out", str(out)])
     assert stop.value.code == 0
     provenance = open_cache(out).provenance
-    assert (provenance["commit"], provenance["weights_sha256"]) == (NEW, weights_sha256(network))
+    assert (provenance["commit"], provenance["weights_sha256"]) == (NEW, hash_weights(network))
 
 
 @pytest.mark.parametrize("file", ["open_clip_model.safetensors", "open_clip_pytorch_model.bin"])
@@ -120,7 +120,7 @@ def test_both_towers_of_openclip_are_read_at_a_commit(
     notes: dict[str, str] = {}
     settings = {"name": "x", "model": f"open_clip/{name}", "weights": "some_tag"}
     images = load_backbone(CnnConfig(**settings, layer="output"), notes=notes)
-    assert weights_sha256(images) == weights_sha256(network.visual)
+    assert hash_weights(images) == hash_weights(network.visual)
     assert notes == {"commit": NEW}
     assert load_text_backbone(TextConfig(**settings)).notes == {"commit": NEW}
     with pytest.raises(UserError, match="unknown weights"):

@@ -4,11 +4,11 @@ import os
 import shutil
 from pathlib import Path
 
-from vse.features.extraction import images_sha256
+from vse.features.extraction import hash_shard_images
 
 
 def states(cache: Path) -> list[str]:
-    return [images_sha256(cache.parent.parent / "data" / "dataset.json", cache, k, 3) for k in range(3)]
+    return [hash_shard_images(cache.parent.parent / "data" / "dataset.json", cache, k, 3) for k in range(3)]
 
 
 def test_the_state_is_that_of_the_images_content(own_cache: Path) -> None:

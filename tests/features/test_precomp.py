@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from vse.features.cache.feature_cache import open_cache, verify_cache
 from vse.features.cache.reader import FeatureReader
 from vse.features.data_cli import main
-from vse.features.exchange.precomp import BOM, CaptionFile, import_precomp
-from vse.features.exchange.precomp_export import export_precomp
+from vse.features.exchange.precomp import BOM, CaptionFile, export_precomp, import_precomp
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 

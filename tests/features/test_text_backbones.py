@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 
 from tests.features.tiny_text import add_tiny_clip, pooling_module, tiny_bert, with_modules
-from vse.features.backbones.networks import load_backbone, weights_sha256
+from vse.features.backbones.networks import hash_weights, load_backbone
 from vse.features.backbones.texts import TextBackbone, load_text_backbone
 from vse.features.cache.rows import Item
 from vse.features.cli import main
@@ -112,7 +112,7 @@ def test_both_towers_of_an_openclip_file_are_read(clip: str, tmp_path: Path) -> 
     assert hashes(loaded(tmp_path, model=clip, weights="anything")) == hashes(seeded)
     images = CnnConfig(name="x", model=clip, layer="output", weights="random", seed=5)
     from_file = images.model_copy(update={"weights": str(tmp_path / f"{name}.pth")})
-    assert weights_sha256(load_backbone(from_file)) == weights_sha256(load_backbone(images))
+    assert hash_weights(load_backbone(from_file)) == hash_weights(load_backbone(images))
     torch.save({k: v for k, v in whole.state_dict().items() if k.startswith("visual.")}, tmp_path / "images.pth")
     with pytest.raises(UserError, match=r"images\.pth: not weights of this model"):
         loaded(model=clip, weights=str(tmp_path / "images.pth"))

@@ -20,7 +20,7 @@ from vse.features.cache.reader import FeatureReader
 from vse.features.cache.rows import Item, dataset_items
 from vse.features.cli import main
 from vse.features.extraction import extract_shards, merge, verify_sources
-from vse.features.extractors.text import TextExtractor, caption_reader
+from vse.features.extractors.text import TextExtractor, load_caption_reader
 from vse.features.settings.texts import TextConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
@@ -321,7 +321,7 @@ def test_the_encoder_of_a_cache_reads_other_captions(pooling: str, demo: Path, b
     for extractor in (of_bert(bert, pooling=pooling, prompt="the "), of_clip(clip, pooling=pooling, seed=3)):
         out = tmp_path / extractor.config.model.replace("/", "_") / "demo_x.h5"
         extract_shards(demo, extractor, out, 2)
-        again = caption_reader(open_cache(merge(demo, out, 2)), device="cpu").encode_items(items(TEXTS))
+        again = load_caption_reader(open_cache(merge(demo, out, 2)), device="cpu").encode_items(items(TEXTS))
         for one, other in zip(again, extractor.encode_items(items(TEXTS)), strict=True):
             assert torch.equal(one, other)
 
@@ -347,7 +347,7 @@ def test_captions_are_read_by_no_other_encoder_than_that_of_the_cache(
     else:
         tiny_bert(folder, **change)
     with pytest.raises(UserError, match=said):
-        caption_reader(cache)
+        load_caption_reader(cache)
 
 
 def test_a_cache_of_another_data_set_is_made_like_one(demo: Path, few: Path, bert: Path, tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from vse.features.cli import main
 from vse.features.extraction import extract_shards, merge, verify_sources
 from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder, load_encoder
 from vse.features.extractors.hglmm import HglmmEncoder
-from vse.features.extractors.text import TextExtractor, caption_reader
-from vse.features.extractors.tfidf import TfidfEncoder
+from vse.features.extractors.text import TextExtractor, load_caption_reader
+from vse.features.extractors.words import TfidfEncoder
 from vse.features.settings import load_feature
 from vse.features.settings.texts import HglmmConfig, MeanVectorConfig, TextConfig, TfidfConfig
 from vse.pipeline.dataset.dataset import load_dataset_file, mentions, phrase_texts
@@ -73,7 +73,7 @@ def test_a_row_is_a_different_text_in_any_number_of_shards(config: Any, demo: Pa
         assert verify_sources(cache) == "unchanged"
         found.append(FeatureReader(cache).rows(cache.ids))
     np.testing.assert_allclose(found[0], found[1], atol=1e-6)
-    reader = caption_reader(cache)
+    reader = load_caption_reader(cache)
     (asked,) = reader.encode_items([Item(0, tokens=tuple(texts[7].upper().split()))])
     np.testing.assert_allclose(asked[0].numpy(), found[0][7], atol=1e-6)
 
@@ -121,7 +121,7 @@ def test_stop_words_are_dropped_from_phrases_of_training_of_the_cache_and_of_a_s
     encoder = load_encoder(encoder_path(cache.path))
     assert isinstance(encoder, TfidfEncoder)
     assert encoder.words == ["balls", "beach", "empty", "man", "night", "two"]
-    (asked,) = caption_reader(cache).encode_items([Item(0, tokens=("The", "Man"))])
+    (asked,) = load_caption_reader(cache).encode_items([Item(0, tokens=("The", "Man"))])
     np.testing.assert_array_equal(asked[0].numpy(), FeatureReader(cache).rows(np.asarray([0]))[0])
     assert cache.ids.tolist() == list(range(len(TEXTS)))
     with pytest.raises(UserError, match="config.stop_words: drop -> None"):
@@ -137,7 +137,7 @@ def test_a_text_encoder_reads_phrases_as_their_words(drawn: Path, bert: Path, tm
     read = TEXTS if stop_words == "keep" else ["man", "two balls", "night", "empty beach", "red hat"]
     (expected,) = encoded_by(bert).encode_items([Item(0, raw=text) for text in read])
     np.testing.assert_allclose(FeatureReader(cache).rows(cache.ids), expected, atol=1e-6)
-    (asked,) = caption_reader(cache).encode_items([Item(0, tokens=("A", "MAN"), raw="A MAN!")])
+    (asked,) = load_caption_reader(cache).encode_items([Item(0, tokens=("A", "MAN"), raw="A MAN!")])
     np.testing.assert_allclose(asked, expected[:1], atol=1e-6)
 
 

@@ -14,7 +14,7 @@ from vse.features.cache.reader import FeatureReader
 from vse.features.cli import main
 from vse.features.extraction import extract_shards, merge, verify_sources
 from vse.features.extractors.boxes import BoxesExtractor
-from vse.features.extractors.proposals import TruthBoxIndex, check_truth_cache, ground_truth_boxes
+from vse.features.extractors.proposals import TruthBoxIndex, check_truth_cache, collect_truth_boxes
 from vse.features.settings.images import BoxesConfig
 from vse.pipeline.dataset.dataset import load_dataset_file, mentions
 from vse.pipeline.errors import UserError
@@ -44,7 +44,7 @@ def truths(few: Path, tmp_path_factory: pytest.TempPathFactory) -> FeatureCache:
 
 
 def test_an_image_has_each_of_its_phrases_boxes_once_and_that_of_a_plural_is_the_one_around_all(drawn: Path) -> None:
-    found = ground_truth_boxes(load_dataset_file(drawn))
+    found = collect_truth_boxes(load_dataset_file(drawn))
     assert {image_id: boxes.tolist() for image_id, boxes in found.items()} == TRUTHS
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tests.features.drawn_phrases import drawn_phrases
 from tests.features.test_truth_boxes import CANDIDATES, TRUTH, extracted
-from vse.features.extraction import split_upper_bounds
+from vse.features.extraction import count_covered_phrases
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 
 
@@ -49,7 +49,7 @@ def flat(boxes_of: dict[int, list[list[float]]]) -> tuple[NDArray[np.int64], NDA
 def test_a_phrase_is_covered_if_a_box_of_its_image_overlaps_its_truth_by_half(
     boxes_of: dict[int, list[list[float]]], covered: dict[str, int], drawn: Path
 ) -> None:
-    found = split_upper_bounds(load_dataset_file(drawn), *flat(boxes_of))
+    found = count_covered_phrases(load_dataset_file(drawn), *flat(boxes_of))
     assert found == {
         "train": {"phrases": 3, "covered": covered["train"]},
         "test": {"phrases": 2, "covered": covered["test"]},
@@ -83,7 +83,7 @@ def test_it_is_what_loops_over_phrases_and_boxes_count(
             of_split["phrases"] += 1
             truth = list(phrase.truth)
             of_split["covered"] += any(slow_iou(truth, box) >= threshold for box in boxes.get(image.imgid, []))
-    assert split_upper_bounds(loaded, *flat(boxes), some, threshold) == expected
+    assert count_covered_phrases(loaded, *flat(boxes), some, threshold) == expected
 
 
 def test_it_is_reported_at_extraction_and_in_the_cache(drawn: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vse.features.settings.captions import word_file_sha256
+from vse.features.settings.captions import hash_word_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_file
 
@@ -13,7 +13,7 @@ from vse.pipeline.files.writing import sha256_file
 def test_a_file_is_known_by_its_bytes(tmp_path: Path) -> None:
     path = tmp_path / "glove.txt"
     path.write_text("a 1 2\n")
-    assert word_file_sha256(path) == sha256_file(path)
+    assert hash_word_file(path) == sha256_file(path)
 
 
 def test_a_table_is_known_by_its_numbers_and_its_words(tmp_path: Path) -> None:
@@ -22,13 +22,13 @@ def test_a_table_is_known_by_its_numbers_and_its_words(tmp_path: Path) -> None:
     for vectors, words in ((np.zeros((1, 2)), "a\n"), (np.ones((1, 2)), "a\n"), (np.ones((1, 2)), "b\n")):
         np.save(path, vectors)
         dictionary.write_text(words)
-        seen |= {word_file_sha256(path), word_file_sha256(path)}
+        seen |= {hash_word_file(path), hash_word_file(path)}
     assert len(seen) == 3
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"gone.txt: no such file of word vectors"):
-        word_file_sha256(tmp_path / "gone.txt")
+        hash_word_file(tmp_path / "gone.txt")
     np.save(tmp_path / "utable.npy", np.zeros((1, 2)))
     with pytest.raises(UserError, match=r"dictionary.txt: no such file .*the words of utable.npy belong there"):
-        word_file_sha256(tmp_path / "utable.npy")
+        hash_word_file(tmp_path / "utable.npy")

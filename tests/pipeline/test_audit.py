@@ -12,7 +12,7 @@ from PIL import Image as Picture
 
 from vse.pipeline.cli import main
 from vse.pipeline.dataset.dataset import Image
-from vse.pipeline.dataset.duplicates import published_id
+from vse.pipeline.dataset.duplicates import parse_published_id
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ from vse.pipeline.dataset.duplicates import published_id
     ],
 )
 def test_the_published_id_is_read_from_the_file_name(file: str, cocoid: int | None, published: str | None) -> None:
-    assert published_id(Image(0, file, "test", (), cocoid)) == published
+    assert parse_published_id(Image(0, file, "test", (), cocoid)) == published
 
 
 def data(folder: Path, name: str, splits: Mapping[str, str], seeds: Mapping[str, int] | None = None) -> Path:

@@ -11,8 +11,8 @@ import pytest
 
 from tests.pipeline.entities_files import annotation, thing, write_entities, write_photo
 from vse.pipeline.cli import main
+from vse.pipeline.dataset.captions import Phrase
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
-from vse.pipeline.dataset.phrases import Phrase
 from vse.pipeline.errors import UserError
 
 CAPTIONS = {
@@ -255,7 +255,7 @@ def test_no_photo_in_common_is_an_error(official: Path, tmp_path: Path, fails: C
     for names in (["13_1.jpg"], ["a11.jpg", "photo.jpg"]):
         data = karpathy(tmp_path / "x" / "dataset.json", [(name, ["Two dogs run ."]) for name in names], pictures=False)
         line = fails(main, "add-phrases", data, "--entities", official, "--out", tmp_path / "both")
-        assert f"{official}: annotates none of the {len(names)} images" in line
+        assert f"{official}: annotates other images than these {len(names)};" in line
     assert not (tmp_path / "both").exists()
 
 
@@ -297,7 +297,7 @@ def test_the_error_for_missing_sources_tells_where_to_get_them(tmp_path: Path, f
 
 
 def test_a_drawn_data_set_has_no_sources() -> None:
-    from vse.pipeline.dataset.sources import published_preset
+    from vse.pipeline.dataset.sources import load_published_preset
 
     with pytest.raises(UserError, match="'demo' has no published files"):
-        published_preset("demo")
+        load_published_preset("demo")

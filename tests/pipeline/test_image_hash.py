@@ -10,7 +10,7 @@ from PIL import Image, ImageFilter
 
 from tests.hostile import NOT_FILES
 from vse.pipeline.dataset import duplicates as image_hash
-from vse.pipeline.dataset.duplicates import MAX_DIFFERENT_BITS, N_BITS, near_pairs, perceptual_hash
+from vse.pipeline.dataset.duplicates import MAX_DIFFERENT_BITS, N_BITS, compute_perceptual_hash, find_similar_hashes
 from vse.pipeline.files.images import BadImage
 
 
@@ -21,7 +21,7 @@ def photo(seed: int, size: tuple[int, int] = (300, 200)) -> Image.Image:
 
 
 def distance(a: Path, b: Path) -> int:
-    return int((perceptual_hash(a) != perceptual_hash(b)).sum())
+    return int((compute_perceptual_hash(a) != compute_perceptual_hash(b)).sum())
 
 
 def test_the_bits_compare_the_lowest_frequencies_with_their_median(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_the_bits_compare_the_lowest_frequencies_with_their_median(tmp_path: Pat
     grey = np.asarray(Image.open(tmp_path / "a.png"), np.float64)
     wave = [[np.cos(np.pi * u * (2 * x + 1) / 64) for x in range(32)] for u in range(8)]
     low = [sum(grey[y, x] * wave[v][y] * wave[u][x] for y in range(32) for x in range(32)) for v in range(8) for u in range(8)]
-    assert perceptual_hash(tmp_path / "a.png").tolist() == [value > np.median(low) for value in low]
+    assert compute_perceptual_hash(tmp_path / "a.png").tolist() == [value > np.median(low) for value in low]
 
 
 def test_16_bits_and_transparency_are_handled(tmp_path: Path) -> None:
@@ -69,25 +69,25 @@ def test_near_pairs_are_those_that_a_loop_over_bits_finds(n: int, m: int, most: 
     expected = [
         (i, j) for i in range(n) for j in range(m) if sum(x != y for x, y in zip(hashes[i], others[j], strict=True)) <= most
     ]
-    assert near_pairs(hashes, others, most) == expected
+    assert find_similar_hashes(hashes, others, most) == expected
 
 
 def test_many_hashes_are_compared_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     hashes = np.random.default_rng(0).random((7, N_BITS)) < 0.5
-    whole = near_pairs(hashes, hashes, 28)
+    whole = find_similar_hashes(hashes, hashes, 28)
     monkeypatch.setattr(image_hash, "_CHUNK", 2)
-    assert near_pairs(hashes, hashes, 28) == whole
+    assert find_similar_hashes(hashes, hashes, 28) == whole
     assert len(whole) > 7
 
 
 def test_a_file_that_is_not_an_image_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_text("x")
     with pytest.raises(BadImage, match=r"a\.jpg: not a readable image"):
-        perceptual_hash(tmp_path / "a.jpg")
+        compute_perceptual_hash(tmp_path / "a.jpg")
     for make in NOT_FILES.values():
         make(tmp_path / "b.jpg")
         with pytest.raises(BadImage, match=r"b\.jpg: no such image file"):
-            perceptual_hash(tmp_path / "b.jpg")
+            compute_perceptual_hash(tmp_path / "b.jpg")
         (tmp_path / "b.jpg").rmdir() if (tmp_path / "b.jpg").is_dir() else (tmp_path / "b.jpg").unlink()
 
 
@@ -95,4 +95,4 @@ def test_a_bomb_is_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     photo(0).save(tmp_path / "a.png")
     monkeypatch.setattr(image_hash, "MAX_PIXELS", 59_999)
     with pytest.raises(BadImage, match="300 x 200 pixels are too many"):
-        perceptual_hash(tmp_path / "a.png")
+        compute_perceptual_hash(tmp_path / "a.png")

@@ -15,10 +15,10 @@ from vse.features.backbones.transformer import Transformer
 from vse.features.cache.feature_cache import FeatureCache, open_cache
 from vse.features.cache.reader import check_text_rows
 from vse.features.cache.rows import TextRows
-from vse.features.data_checks import check_data, check_same_photos, data_sums
+from vse.features.data_checks import check_data, check_same_photos, hash_dataset
 from vse.features.exchange.embeddings import captions_cache_path, read_backbone
 from vse.features.extractors.words import read_word_vectors
-from vse.features.settings.captions import word_file_sha256
+from vse.features.settings.captions import hash_word_file
 from vse.pipeline.dataset.captions import SPECIAL_TOKENS, Vocabulary
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.errors import UserError
@@ -150,7 +150,7 @@ class Inputs:
             "features": place(self.cache),
             "captions": relative_path(self.dataset.path, folder),
             "tokeniser": self.dataset.tokeniser,
-            "data": data_sums(self.evaluated, self.dataset).model_dump(),
+            "data": hash_dataset(self.evaluated, self.dataset).model_dump(),
             **{name: value for name, value in optional.items() if value is not None},
         }
 
@@ -198,7 +198,7 @@ def open_inputs(
 
         transformer = caption_encoder.transformer(paths.weights_dir, words)
     base_sha256 = "" if base is None else InputFile(base.best_file).sha256
-    words_sha256 = None if paths.words is None else word_file_sha256(paths.words)
+    words_sha256 = None if paths.words is None else hash_word_file(paths.words)
     read = cache, evaluated, captions, transformer, dataset, base, base_sha256
     return Inputs(*read, paths.weights_dir, paths.words, words_sha256, truths)
 

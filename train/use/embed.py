@@ -26,12 +26,12 @@ from vse.eval.files.phrase_scores import PHRASE_SCORES
 from vse.features.backbones.device import MEMORY_ADVICE, memory_guard
 from vse.features.cache.rows import Ids, row_ids
 from vse.features.cache.rows import Kind as RowKind
-from vse.features.cache.shards import check_cache_out, feature_from_path
-from vse.features.data_checks import data_sums
+from vse.features.cache.shards import check_cache_out, parse_feature_name
+from vse.features.data_checks import hash_dataset
 from vse.features.exchange.embeddings import SIDES, Backbone, cache_paths, write_backbone_cache
 from vse.pipeline.dataset.captions import UNKNOWN
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
-from vse.pipeline.dataset.identity import check_recorded_data, data_differences, identity_of_images
+from vse.pipeline.dataset.identity import build_identity, check_recorded_data, compare_data
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.outputs import check_output
 from vse.pipeline.files.writing import sha256_json
@@ -135,10 +135,10 @@ def _name_of_other_data(opened: OpenedRun, split: str, name: str) -> Path:
     out = opened.folder.path / f"{opened.data_label}_{name}"
     there = read_identity(out) if out.is_file() else None
     images = images_of(opened.dataset, [split], opened.cache)
-    if there is None or not data_differences(identity_of_images(images, opened.hashes(images)["photo_hashes"]), there):
+    if there is None or not compare_data(build_identity(images, opened.hashes(images)["photo_hashes"]), there):
         return out
     log.warning("%s: of another data set of this name, and is kept", out)
-    return out.with_name(f"{opened.dataset.name}-{data_sums(opened.cache, opened.dataset).short}_{name}")
+    return out.with_name(f"{opened.dataset.name}-{hash_dataset(opened.cache, opened.dataset).short}_{name}")
 
 
 def unknown_words(trained: TrainedRun) -> dict[str, int]:
@@ -172,7 +172,7 @@ def run_as_features(
     outs = cache_paths(out)
     trained = load_run(run, None, places, device, unfinished)
     for path in outs.values():
-        check_cache_out(path, trained.dataset.name, feature_from_path(path, trained.dataset.name), trained.inputs)
+        check_cache_out(path, trained.dataset.name, parse_feature_name(path, trained.dataset.name), trained.inputs)
     if trained.model.pairwise:
         raise UserError(
             f"{run}: its model ({trained.model.config.similarity.name}) scores every pair, so single vectors do not stand for "
@@ -211,7 +211,7 @@ def files_as_features(files: Sequence[Path], out: Path, captions: Path | None = 
     runs = [read_embeddings(file) for file in files]
     (path, first), dataset = (files[0], runs[0]), _load_dataset(files[0], runs[0], captions)
     for one in outs.values():
-        check_cache_out(one, dataset.name, feature_from_path(one, dataset.name), [*files, dataset.path])
+        check_cache_out(one, dataset.name, parse_feature_name(one, dataset.name), [*files, dataset.path])
     rows: dict[RowKind, dict[int, NDArray[np.float32]]] = {"image": {}, "text": {}}
     for file, run in zip(files, runs, strict=True):
         if run.vectors is None:

@@ -19,8 +19,8 @@ from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
 from vse.features.cache.feature_cache import FeatureCache, read_sources
 from vse.features.cache.rows import sha256_bytes
-from vse.features.data_checks import holds_texts_of
-from vse.features.extractors.text import CaptionReader, caption_reader
+from vse.features.data_checks import belongs_to_dataset
+from vse.features.extractors.text import CaptionReader, load_caption_reader
 from vse.pipeline.dataset.columns import IdRows, caption_ids
 from vse.pipeline.dataset.dataset import Dataset, phrase_texts
 from vse.pipeline.errors import UserError
@@ -140,7 +140,7 @@ def localise_phrase(
             "with the same settings, and name its cache with --features"
         )
     model = _best_model(opened, reading)
-    reader = caption_reader(phrases, places.weights_dir, str(opened.device))
+    reader = load_caption_reader(phrases, places.weights_dir, str(opened.device))
     asked = encode_like(phrases, reader, [(text.lower(), opened.words_of(text))], opened.device)
     if not text.strip() or not asked[0].any():
         raise UserError(f"{text!r}: none of its words is known to {phrases.feature!r}")
@@ -190,7 +190,9 @@ def _phrase_hashes(opened: OpenedRun, pairs: PhrasePairs) -> dict[str, Any]:
 
 def _phrase_vectors(dataset: Dataset, phrases: FeatureCache, places: RunPlaces, device: torch.device) -> PhraseVectors:
     """Return the vectors of the phrases of a data set, from the cache or, for another data set, from the same encoder."""
-    if holds_texts_of(phrases, dataset):
+    if belongs_to_dataset(phrases, dataset):
         check_phrase_cache(phrases, dataset)
         return cached_phrases(phrases, device)
-    return EncodedPhrases(phrase_texts(dataset), caption_reader(phrases, places.weights_dir, str(device)), phrases, device)
+    return EncodedPhrases(
+        phrase_texts(dataset), load_caption_reader(phrases, places.weights_dir, str(device)), phrases, device
+    )

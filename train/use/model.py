@@ -9,10 +9,10 @@ from pathlib import Path
 from vse.features.backbones.transformer import Transformer
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.reader import FeatureReader
-from vse.features.data_checks import holds_texts_of
+from vse.features.data_checks import belongs_to_dataset
 from vse.features.exchange.embeddings import read_backbone
 from vse.features.extractors.cnn import rebuild_cnn_extractor
-from vse.features.extractors.text import caption_reader
+from vse.features.extractors.text import load_caption_reader
 from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.errors import UserError
 from vse.train.data.captions import CaptionInputs, CaptionsOnDemand, EncodedCaptions
@@ -67,8 +67,8 @@ def load_opened(opened: OpenedRun, split: str | None, places: RunPlaces = RunPla
     encoder = experiment.model.caption_encoder
     transformer = folder.read_transformer() if encoder is not None and Kind.TOKENS in encoder.takes else None
     captions: CaptionInputs
-    if caption_cache is not None and not holds_texts_of(caption_cache, dataset):  # its encoder reads any captions
-        reader = caption_reader(caption_cache, places.weights_dir, str(where))
+    if caption_cache is not None and not belongs_to_dataset(caption_cache, dataset):  # its encoder reads any captions
+        reader = load_caption_reader(caption_cache, places.weights_dir, str(where))
         captions = EncodedCaptions(pairs.captions, reader, caption_cache, where)
     else:
         read = partial(read_captions, caption_cache, transformer, vocabulary, pairs, where)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.extractors.cnn import CnnExtractor, rebuild_cnn_extractor
-from vse.features.extractors.text import CaptionReader, caption_reader
+from vse.features.extractors.text import CaptionReader, load_caption_reader
 from vse.pipeline.dataset.captions import UNKNOWN
 from vse.pipeline.errors import UserError
 from vse.train.data.captions import TokenIndices, encode_like
@@ -75,7 +75,7 @@ class QueryReader:
     @cached_property
     def _caption_reader(self) -> CaptionReader | None:
         cache = self._trained.caption_cache
-        return None if cache is None else caption_reader(cache, self._weights_dir, str(self._trained.device))
+        return None if cache is None else load_caption_reader(cache, self._weights_dir, str(self._trained.device))
 
     @cached_property
     def _extractor(self) -> CnnExtractor:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from vse.features.backbones.device import pick_device
 from vse.features.cache.feature_cache import FeatureCache, open_cache, read_sources
 from vse.features.cache.shards import shards_folder
-from vse.features.data_checks import check_data, data_sums, recorded_identity
+from vse.features.data_checks import check_data, hash_dataset, recorded_identity
 from vse.features.exchange.embeddings import captions_cache_path, read_backbone
 from vse.features.extractors.captions import encoder_path
 from vse.features.settings import has_auto_precision
@@ -25,8 +25,8 @@ from vse.pipeline.command import current_provenance
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.columns import IdRows, image_ids
 from vse.pipeline.dataset.dataset import Dataset, Image, load_dataset_file
-from vse.pipeline.dataset.duplicates import same_images
-from vse.pipeline.dataset.identity import DataChecksums, DataIdentity, caption_hashes, data_differences
+from vse.pipeline.dataset.duplicates import find_same_images
+from vse.pipeline.dataset.identity import DataChecksums, DataIdentity, caption_hashes, compare_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import find_hdf5_dataset, open_hdf5
 from vse.pipeline.presets.presets import list_changes
@@ -46,7 +46,7 @@ def other_data(folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache
     same_captions, same_cache = dataset.sha256 == record.get("captions_sha256"), cache.key == folder.evaluated()["key"]
     if same_captions and same_cache:
         return None
-    now, trained_on = data_sums(cache, dataset), data_of_training(folder, record)
+    now, trained_on = hash_dataset(cache, dataset), data_of_training(folder, record)
     if trained_on is None:
         return None if same_captions and "captions_sha256" in record else now
     recorded = recorded_identity(cache)
@@ -70,7 +70,7 @@ def data_of_training(folder: RunFolder, record: Mapping[str, Any]) -> DataChecks
         own = load_dataset_file(folder.path / str(place))
         cache = open_cache(folder.feature_file())
         if own.sha256 == record.get("captions_sha256") and cache.key == folder.evaluated()["key"]:
-            return data_sums(cache, own)
+            return hash_dataset(cache, own)
     return None
 
 
@@ -96,7 +96,7 @@ def _holds_same_photos(folder: RunFolder, cache: FeatureCache) -> bool:
         return bool(
             own.key == folder.evaluated()["key"]
             and shared
-            and not data_differences(recorded_identity(cache), recorded_identity(own))
+            and not compare_data(recorded_identity(cache), recorded_identity(own))
         )
     return False
 
@@ -308,7 +308,7 @@ def images_trained_on(
         return 0
     splits = ("train", "restval") if restval else ("train",)
     learned = [image for image in own.images if image.split in splits]
-    shared = same_images(tested.split(split), learned, _photo_checksums(cache), _photo_checksums(own_cache))
+    shared = find_same_images(tested.split(split), learned, _photo_checksums(cache), _photo_checksums(own_cache))
     if not shared:
         return 0
     image, twin = shared[0]

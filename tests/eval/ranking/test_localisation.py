@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from vse.eval.ranking import localisation
 from vse.eval.ranking.localisation import MISSED, PhraseRanks, pairwise_iou, phrase_ranks
-from vse.pipeline.dataset.phrases import iou as iou_of_all
+from vse.pipeline.dataset.captions import iou as iou_of_all
 
 TRUTH = (0, 0, 10, 10)
 BOXES = {

@@ -8,8 +8,8 @@ import torch
 
 from tests.train.phrases.some_regions import CPU, DIM, TEXT_DIM, Caches
 from vse.features.cache.feature_cache import open_cache
+from vse.pipeline.dataset.captions import iou
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.pipeline.dataset.phrases import iou
 from vse.train.kinds import Kind
 from vse.train.models.build import Input, Model, ModelConfig, build_model
 from vse.train.phrases.localisation import PhraseSplit, recalls, score_candidates
