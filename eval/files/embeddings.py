@@ -33,8 +33,7 @@ from vse.eval.files.hdf5_fields import (
     stored_ids,
 )
 from vse.eval.files.split import MATRICES, POOLED, SCORES, VECTORS, Embeddings
-from vse.eval.ranking.ranks import ScoreBlocks, ScoreMatrix
-from vse.eval.ranking.scores import SIMILARITIES
+from vse.eval.ranking.ranks import SIMILARITIES, ScoreBlocks, ScoreMatrix
 from vse.pipeline.dataset.identity import CAPTION_BYTES, PHOTO_BYTES, check_same_data
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.hdf5 import find_hdf5_dataset

@@ -146,7 +146,7 @@ class Embeddings:
     caption_image_ids : (n_captions,) id of each caption's image
     dataset, split : names of the data set and of its split
     experiment, seed : experiment and seed of the model, or None if the writer did not store them
-    similarity : how embeddings are compared; for a file without scores one of :data:`vse.eval.ranking.scores.SIMILARITIES`
+    similarity : how embeddings are compared; for a file without scores one of :data:`vse.eval.ranking.ranks.SIMILARITIES`
     provenance : JSON text with features, settings and versions
     trained_on : data set that the model was trained on, or None if it is ``dataset``
     coco_ids : (n_images,) ids of the images in MS-COCO, or None

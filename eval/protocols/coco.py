@@ -33,10 +33,9 @@ from numpy.typing import NDArray
 
 from vse.eval.defaults import RECALLS
 from vse.eval.files.embeddings import Embeddings
-from vse.eval.ranking.answers import BestAnswers
+from vse.eval.ranking.answers import BestAnswers, unit_rows
 from vse.eval.ranking.metrics import Fold, Queries, position_metrics
 from vse.eval.ranking.ranks import ScoreBlocks, blocks_from_embeddings, caption_scores, check_finite, shared_tensor
-from vse.eval.ranking.sentences import unit_rows
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, wrap_read_errors
 

@@ -22,10 +22,9 @@ from vse.eval.defaults import COCO_PROTOCOLS, CROSS_CHECK_QUERIES, FOLD, FOLDED_
 from vse.eval.files.embeddings import Embeddings, check_same_split, experiment_name, read_embeddings
 from vse.eval.files.phrase_scores import PhraseScores
 from vse.eval.protocols.coco import JudgedPairs, coco_fold, intramodal_fold, is_coco_test
-from vse.eval.ranking.answers import best_answers
+from vse.eval.ranking.answers import best_answers, sentence_answers
 from vse.eval.ranking.metrics import Fold, Queries, build_fold
 from vse.eval.ranking.ranks import ranks_from_blocks, shared_tensor
-from vse.eval.ranking.sentences import sentence_ranks
 from vse.eval.search.cross_check import (
     BY_SEARCH,
     Agreement,
@@ -211,8 +210,8 @@ def _rank_sentences(run: Embeddings, checked: int | None, ks: Sequence[int]) -> 
     """Rank the captions of a fold that query its other captions; cross-check ``checked`` queries, 0 for all, None for none."""
     assert run.captions is not None
     image_of_caption = run.image_of_caption()
-    exact = sentence_ranks(shared_tensor(run.captions), torch.from_numpy(image_of_caption))
-    fold = {"s2s": replace(Queries.from_ranks(exact.ranks, image_of_caption[exact.queries], ks), answers=exact.answers)}
+    exact = sentence_answers(shared_tensor(run.captions), torch.from_numpy(image_of_caption))
+    fold = {"s2s": replace(Queries.from_ranks(exact.ranks, image_of_caption[exact.queries], ks), answers=exact)}
     if checked is None:
         return _with_ids(run, fold), None
     return _with_ids(run, fold), check_sentences_against_search(run.captions, image_of_caption, exact, RECALLS, checked)

@@ -18,10 +18,20 @@ from torch import Tensor
 from vse.eval.defaults import RECALLS
 from vse.eval.ranking.metrics import IMAGE_TEXT, metrics
 from vse.eval.ranking.ranks import Ranks, ScoreBlocks, ranks_from_blocks
-from vse.eval.search.exact import BLOCK, DirectionSearch, Rows, Scores, TopK, both_directions, exact_scores, exact_search
 from vse.eval.search.gpu import copy_to_gpu
 from vse.eval.search.index import build_index, min_training_rows, set_parameters
-from vse.eval.search.top_k import CANDIDATES, search
+from vse.eval.search.top_k import (
+    BLOCK,
+    CANDIDATES,
+    DirectionSearch,
+    Rows,
+    Scores,
+    TopK,
+    both_directions,
+    exact_scores,
+    exact_search,
+    search,
+)
 from vse.pipeline.errors import UserError
 
 _MAX_CANDIDATES = 2**24  # candidates of captions that are held at once

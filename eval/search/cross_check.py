@@ -14,11 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vse.eval.ranking.ranks import Ranks, shared_tensor
-from vse.eval.ranking.scores import similarity_by_name
-from vse.eval.ranking.sentences import SentenceRanks, unit_rows
-from vse.eval.search.exact import DirectionSearch, Rows, Scores, TopK, both_directions
-from vse.eval.search.top_k import CANDIDATES, search
+from vse.eval.ranking.answers import BestAnswers, unit_rows
+from vse.eval.ranking.ranks import Ranks, shared_tensor, similarity_by_name
+from vse.eval.search.top_k import CANDIDATES, DirectionSearch, Rows, Scores, TopK, both_directions, search
 
 # Relative to the product of both lengths, or to a sum of squares: float32 sums in another order differ by less.
 _ROUNDING = 1e-5
@@ -83,7 +81,7 @@ def check_against_search(
 def check_sentences_against_search(
     captions: NDArray[np.float32],
     image_of_caption: NDArray[np.int64],
-    exact_ranks: SentenceRanks,
+    exact_ranks: BestAnswers,
     ks: tuple[int, ...],
     most: int = 0,
 ) -> Agreement:

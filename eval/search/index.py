@@ -29,8 +29,8 @@ from pydantic import (
 )
 
 from vse.eval.files.array_folder import IN_MEMORY_BYTES
-from vse.eval.search.exact import BLOCK, Corpus, TopK, merge_top_k, read_blocks
 from vse.eval.search.gpu import faiss_reason
+from vse.eval.search.top_k import BLOCK, Corpus, read_blocks, search_index
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, changed_file_error
 from vse.pipeline.files.outputs import OutputKind, json_kind, may_replace_others
@@ -111,16 +111,8 @@ def set_parameters(index: Any, parameters: str) -> None:
             raise UserError(f"this index has no parameter {parameter.partition('=')[0]!r}; {known}") from None
 
 
-def search_index(index: Any, queries: NDArray[np.float32], k: int) -> TopK:
-    """Return the ``k`` rows (or all, if there are fewer) that the index finds for each query (m, dim)."""
-    k = min(k, index.ntotal)
-    if not k or not len(queries):
-        return TopK(np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64))
-    return merge_top_k(k, TopK(*index.search(np.ascontiguousarray(queries, np.float32), k)))
-
-
 class IndexVectors:
-    """The vectors (n, dim) in an index, as a :class:`vse.eval.search.exact.Corpus`; those in PQ or SQ are approximate."""
+    """The vectors (n, dim) in an index, as a :class:`vse.eval.search.top_k.Corpus`; those in PQ or SQ are approximate."""
 
     def __init__(self, index: Any) -> None:
         self.index = index

@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tests.eval.slow_ranks import slow_order_scores, slow_ranks
-from vse.eval.ranking.ranks import Ranks, ScoreBlocks, ranks_from_blocks, ranks_from_embeddings, ranks_from_scores
-from vse.eval.ranking.scores import SIMILARITIES
+from vse.eval.ranking.ranks import (
+    SIMILARITIES,
+    Ranks,
+    ScoreBlocks,
+    ranks_from_blocks,
+    ranks_from_embeddings,
+    ranks_from_scores,
+)
 from vse.pipeline.errors import UserError
 
 

@@ -49,7 +49,7 @@ class SimilaritySettings(Settings):
     Attributes
     ----------
     images, captions : the kind of embeddings that it compares, on each side
-    ranked_by : the similarity of :mod:`vse.eval.ranking.scores` that ranks single vectors in the same order; None: the model
+    ranked_by : the similarity of :mod:`vse.eval.ranking.ranks` that ranks single vectors in the same order; None: the model
         scores every pair, and ``vse-embed`` writes the scores
     compares_one_side : whether it can also compare two images, or two captions
     needs_unit_length : whether it requires unit vectors
