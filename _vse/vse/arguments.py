@@ -63,12 +63,11 @@ _LONGEST = 200  # characters of a value in an error
 class Allowed(NamedTuple):
     """The allowed values of an argument.
 
-    Attributes
-    ----------
-    words : a description of the allowed values, for errors
-    holds : a test that the allowed values pass
-    convert : converts an allowed value to a plain Python value
-    names_path : whether the value may be a path; then an error about this path names the argument
+    Attributes:
+        words (a description of the allowed values, for errors):
+        holds (a test that the allowed values pass):
+        convert (converts an allowed value to a plain Python value):
+        names_path (whether the value may be a path; then an error about this path names the argument):
     """
 
     words: str

@@ -75,20 +75,15 @@ def html_summary(title: object, facts: str, frame: pd.DataFrame | None = None) -
 class DatasetFile(FileHandle):
     """A data set, which lies in a file ``dataset.json``: images, their captions and their splits.
 
-    Attributes
-    ----------
-    path : Path
-        the file
-    name : str
-        the name of the data set
-    frame : pandas.DataFrame
-        one row per caption: ``image_id``, ``caption_id``, ``split``, ``file`` (relative to the folder of images), ``caption``
-    images : pandas.DataFrame
-        one row per image, also for images without a caption: ``image_id``, ``split``, ``file``, ``n_captions``, ``coco_id``
-    splits : pandas.DataFrame
-        one row per split: ``n_images``, ``n_captions``
-    json : dict[str, Any]
-        the content of the file
+    Attributes:
+        path (Path): the file
+        name (str): the name of the data set
+        frame (pandas.DataFrame): one row per caption: ``image_id``, ``caption_id``, ``split``, ``file`` (relative to the
+            folder of images), ``caption``
+        images (pandas.DataFrame): one row per image, also for images without a caption: ``image_id``, ``split``, ``file``,
+            ``n_captions``, ``coco_id``
+        splits (pandas.DataFrame): one row per split: ``n_images``, ``n_captions``
+        json (dict[str, Any]): the content of the file
     """
 
     @checked
@@ -164,24 +159,16 @@ class FeatureFile(FileHandle):
     number of vectors; there ``features[ids]`` is a list of n arrays (n_regions, dim). ``features[7]`` is the row of one id,
     and ``features[:]`` returns all rows. [`vse.UserError`][] names an id that is not in the cache.
 
-    Attributes
-    ----------
-    path : Path
-        the file
-    dataset : str
-        the name of the data set
-    feature : str
-        the name of the feature
-    kind : str
-        ``image`` or ``text``: whether the ids are those of images or of captions
-    ids : NDArray[int64]
-        the ids of the rows, (n,), in the order of the rows
-    shape : tuple[int | None, ...]
-        the shape of all rows together: (n, dim), (n, n_crops, dim), or (n, None, dim) for a ragged cache
-    ragged : bool
-        whether rows differ in their number of vectors
-    json : dict[str, Any]
-        how the rows were computed: settings, weights, versions
+    Attributes:
+        path (Path): the file
+        dataset (str): the name of the data set
+        feature (str): the name of the feature
+        kind (str): ``image`` or ``text``: whether the ids are those of images or of captions
+        ids (NDArray[int64]): the ids of the rows, (n,), in the order of the rows
+        shape (tuple[int | None, ...]): the shape of all rows together: (n, dim), (n, n_crops, dim), or (n, None, dim) for a
+            ragged cache
+        ragged (bool): whether rows differ in their number of vectors
+        json (dict[str, Any]): how the rows were computed: settings, weights, versions
     """
 
     @checked
@@ -287,12 +274,10 @@ class FeatureFile(FileHandle):
 class ImportedData:
     """The files that an import wrote.
 
-    Attributes
-    ----------
-    dataset : DatasetFile
-        the data set
-    features : tuple[FeatureFile, ...]
-        the caches of imported vectors, for example those of clip-retrieval; empty if only photos were imported
+    Attributes:
+        dataset (DatasetFile): the data set
+        features (tuple[FeatureFile, ...]): the caches of imported vectors, for example those of clip-retrieval; empty if only
+            photos were imported
     """
 
     def __init__(self, written: Sequence[Path]) -> None:

@@ -50,20 +50,15 @@ Members = Annotated[
 class EvaluateOptions:
     """Rarely used options of [`vse.evaluate`][].
 
-    Attributes
-    ----------
-    cross_check : bool
-        compare the ranks with a search by FAISS
-    cross_checked : int
-        the number of queries that are compared, sampled for each direction of a protocol; 0 compares all
-    iou : float | None
-        for phrase scores: a candidate box is right from this IoU with the true box on; None is 0.5
-    cxc : str | os.PathLike[str] | None
-        the folder with the judged pairs of Crisscrossed Captions, for the protocol ``cxc``
-    unfinished : bool
-        accept runs whose training did not finish
-    device : str | None
-        the device on which FAISS searches: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None is ``$VSE_DEVICE``, or ``auto``
+    Attributes:
+        cross_check (bool): compare the ranks with a search by FAISS
+        cross_checked (int): the number of queries that are compared, sampled for each direction of a protocol; 0 compares all
+        iou (float | None): for phrase scores: a candidate box is right from this IoU with the true box on; None is 0.5
+        cxc (str | os.PathLike[str] | None): the folder with the judged pairs of Crisscrossed Captions, for the protocol
+            ``cxc``
+        unfinished (bool): accept runs whose training did not finish
+        device (str | None): the device on which FAISS searches: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None is
+            ``$VSE_DEVICE``, or ``auto``
     """
 
     cross_check: bool = True
@@ -78,14 +73,11 @@ class EvaluateOptions:
 class Ensemble:
     """The members of an ensemble, for [`vse.evaluate`][]: their scores are average.
 
-    Attributes
-    ----------
-    members : list[SplitEmbeddings | str | os.PathLike[str]]
-        the embeddings of the members; with several seeds, those of all members and seeds
-    experiment : str | None
-        the preset of the ensemble; None names the ensemble by its members
-    alpha : float | None
-        the share of the member that scores by phrases; None chooses it on the validation split
+    Attributes:
+        members (list[SplitEmbeddings | str | os.PathLike[str]]): the embeddings of the members; with several seeds, those of
+            all members and seeds
+        experiment (str | None): the preset of the ensemble; None names the ensemble by its members
+        alpha (float | None): the share of the member that scores by phrases; None chooses it on the validation split
     """
 
     members: Members
@@ -157,18 +149,13 @@ class EvaluationRequest:
 class Evaluation(SavableResult):
     """The metrics of a model on a split. Printed, it has one line per protocol.
 
-    Attributes
-    ----------
-    metrics : dict[str, Any]
-        the metrics by protocol and direction, e.g. ``metrics["1k"]["i2t"]["r1"]`` and ``metrics["1k"]["rsum"]``; with several
-        seeds each metric has ``mean`` and ``std``
-    frame : pandas.DataFrame
-        one row per protocol, as in ``vse-table summary``: e.g. ``i2t_r1``, its 95% interval ``i2t_r1_low`` and
-        ``i2t_r1_high``, with several seeds its standard deviation ``i2t_r1_std``, and ``rsum``
-    json : dict[str, Any]
-        the content of the result file (docs/formats.md)
-    path : Path | None
-        the result file; None if the evaluation was not saved
+    Attributes:
+        metrics (dict[str, Any]): the metrics by protocol and direction, e.g. ``metrics["1k"]["i2t"]["r1"]`` and
+            ``metrics["1k"]["rsum"]``; with several seeds each metric has ``mean`` and ``std``
+        frame (pandas.DataFrame): one row per protocol, as in ``vse-table summary``: e.g. ``i2t_r1``, its 95% interval
+            ``i2t_r1_low`` and ``i2t_r1_high``, with several seeds its standard deviation ``i2t_r1_std``, and ``rsum``
+        json (dict[str, Any]): the content of the result file (docs/formats.md)
+        path (Path | None): the result file; None if the evaluation was not saved
     """
 
     _kind = RESULT
@@ -272,14 +259,11 @@ class Evaluation(SavableResult):
 class ModelComparison(SavableResult):
     """The differences of two models on the same queries, metric by metric. Printed, it has one line per protocol.
 
-    Attributes
-    ----------
-    frame : pandas.DataFrame
-        one row per protocol and metric: both values, their ``difference``, its 95% interval ``low`` and ``high``, and ``p``
-    json : dict[str, Any]
-        the content of the comparison file (docs/formats.md)
-    path : Path | None
-        the comparison file; None if the comparison was not saved
+    Attributes:
+        frame (pandas.DataFrame): one row per protocol and metric: both values, their ``difference``, its 95% interval ``low``
+            and ``high``, and ``p``
+        json (dict[str, Any]): the content of the comparison file (docs/formats.md)
+        path (Path | None): the comparison file; None if the comparison was not saved
     """
 
     _kind = COMPARISON
@@ -314,36 +298,27 @@ def evaluate(
 ) -> Evaluation:
     """Compute R@K, median rank, mean rank, rsum and more of a model, with 95% intervals (``vse-eval``).
 
-    Parameters
-    ----------
-    embeddings
-        the embeddings or scores of one model: the object that [`vse.embeddings`][] returned, or a path. A list holds one for
-        each seed. A [`vse.Ensemble`][] averages the scores of its members
-    protocol
-        one or several of ``auto``, ``full``, ``1k``, ``sentence``, ``sentence-1k``, ``cxc`` and ``eccv`` (docs/evaluation.md)
-    k
-        further K of R@K, besides 1, 5 and 10
-    bootstrap
-        the number of samples of the images for the intervals, 0 for no intervals; None is 1,000
-    options
-        rarely used options, see [`vse.EvaluateOptions`][]
+    Args:
+        embeddings: the embeddings or scores of one model: the object that [`vse.embeddings`][] returned, or a path. A list
+            holds one for each seed. A [`vse.Ensemble`][] averages the scores of its members
+        protocol: one or several of ``auto``, ``full``, ``1k``, ``sentence``, ``sentence-1k``, ``cxc`` and ``eccv``
+            (docs/evaluation.md)
+        k: further K of R@K, besides 1, 5 and 10
+        bootstrap: the number of samples of the images for the intervals, 0 for no intervals; None is 1,000
+        options: rarely used options, see [`vse.EvaluateOptions`][]
 
-    Returns
-    -------
-    Evaluation
-        the metrics; its methods save them, compare them, and write the results of each query
+    Returns:
+        Evaluation: the metrics; its methods save them, compare them, and write the results of each query
 
-    Raises
-    ------
-    vse.UserError
-        if embeddings are missing, duplicate, not finite or of different lengths, or if options contradict each other
+    Raises:
+        vse.UserError: if embeddings are missing, duplicate, not finite or of different lengths, or if options contradict each
+            other
 
-    Examples
-    --------
-    ```python
-    result = vse.evaluate("runs/demo_vsepp/seed-0/test.h5").save("results/demo_vsepp.json")
-    result.frame[["protocol", "i2t_r1", "t2i_r1", "rsum"]]
-    ```
+    Examples:
+        ```python
+        result = vse.evaluate("runs/demo_vsepp/seed-0/test.h5").save("results/demo_vsepp.json")
+        result.frame[["protocol", "i2t_r1", "t2i_r1", "rsum"]]
+        ```
     """
     ensemble = embeddings if isinstance(embeddings, Ensemble) else None
     members = embeddings.members if isinstance(embeddings, Ensemble) else embeddings

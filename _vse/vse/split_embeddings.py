@@ -28,12 +28,9 @@ _ALIGNED = {"image_ids": "images", "caption_ids": "captions", "image_of_caption"
 class SplitName:
     """The names that a result reports for the data of arrays.
 
-    Attributes
-    ----------
-    dataset : str
-        the name of the data set
-    split : str
-        the name of the split
+    Attributes:
+        dataset (str): the name of the data set
+        split (str): the name of the split
     """
 
     dataset: str = "arrays"
@@ -46,31 +43,19 @@ class SplitEmbeddings(Savable):
     For a model that localises phrases, the file has the scores of phrases and boxes instead; there the arrays of embeddings
     raise a [`vse.UserError`][].
 
-    Attributes
-    ----------
-    path : Path | None
-        the file or folder; None for arrays that were not saved
-    name : str
-        the name of the model: its experiment, or the name of the file
-    dataset : str
-        the name of the data set
-    split : str
-        the name of the split
-    frame : pandas.DataFrame
-        one row per caption, in the order of ``captions``: ``caption_id`` and ``image_id``; for phrases one row per phrase:
-        ``phrase_id``, ``image_id``, ``caption_id``, ``types``, ``n_candidates``
-    json : dict[str, Any]
-        how the embeddings were computed: features, settings, versions; empty for arrays
-    images : NDArray[float32] | None
-        the embeddings of the images, (n_images, dim); None for scores of pairs
-    captions : NDArray[float32] | None
-        the embeddings of the captions, (n_captions, dim); None for scores of pairs
-    image_ids : NDArray[int64]
-        the ids of the images, (n_images,)
-    caption_ids : NDArray[int64]
-        the ids of the captions, (n_captions,)
-    caption_image_ids : NDArray[int64]
-        the id of each caption's image, (n_captions,)
+    Attributes:
+        path (Path | None): the file or folder; None for arrays that were not saved
+        name (str): the name of the model: its experiment, or the name of the file
+        dataset (str): the name of the data set
+        split (str): the name of the split
+        frame (pandas.DataFrame): one row per caption, in the order of ``captions``: ``caption_id`` and ``image_id``; for
+            phrases one row per phrase: ``phrase_id``, ``image_id``, ``caption_id``, ``types``, ``n_candidates``
+        json (dict[str, Any]): how the embeddings were computed: features, settings, versions; empty for arrays
+        images (NDArray[float32] | None): the embeddings of the images, (n_images, dim); None for scores of pairs
+        captions (NDArray[float32] | None): the embeddings of the captions, (n_captions, dim); None for scores of pairs
+        image_ids (NDArray[int64]): the ids of the images, (n_images,)
+        caption_ids (NDArray[int64]): the ids of the captions, (n_captions,)
+        caption_image_ids (NDArray[int64]): the id of each caption's image, (n_captions,)
     """
 
     def __init__(self, path: Path | None, content: Embeddings | PhraseScores) -> None:
@@ -184,42 +169,30 @@ def embeddings(
 
     Arrays may be those of numpy or torch. Nothing is written to disk.
 
-    Parameters
-    ----------
-    images
-        the embeddings of the images, (n_images, dim); or the path of an embeddings file or of a folder of arrays
-        (docs/formats.md), without any further argument
-    captions
-        the embeddings of the captions, (n_captions, dim)
-    image_of_caption
-        the id of each caption's image, (n_captions,); without ``image_ids`` this is the row of the image in ``images``
-    image_ids
-        the ids of the images, (n_images,) whole numbers; None numbers the rows from 0
-    caption_ids
-        the ids of the captions, (n_captions,) whole numbers; None numbers the rows from 0
-    similarity
-        ``cosine``, the inner product (vectors are not divided by their lengths), or ``order``
-    name
-        the name of the model in results
-    split
-        the names of the data set and the split in results
+    Args:
+        images: the embeddings of the images, (n_images, dim); or the path of an embeddings file or of a folder of arrays
+            (docs/formats.md), without any further argument
+        captions: the embeddings of the captions, (n_captions, dim)
+        image_of_caption: the id of each caption's image, (n_captions,); without ``image_ids`` this is the row of the image in
+            ``images``
+        image_ids: the ids of the images, (n_images,) whole numbers; None numbers the rows from 0
+        caption_ids: the ids of the captions, (n_captions,) whole numbers; None numbers the rows from 0
+        similarity: ``cosine``, the inner product (vectors are not divided by their lengths), or ``order``
+        name: the name of the model in results
+        split: the names of the data set and the split in results
 
-    Returns
-    -------
-    SplitEmbeddings
-        the embeddings, for [`vse.evaluate`][]
+    Returns:
+        SplitEmbeddings: the embeddings, for [`vse.evaluate`][]
 
-    Raises
-    ------
-    vse.UserError
-        if an array is missing, has another length, is not finite, or has duplicate ids; the message names the array
+    Raises:
+        vse.UserError: if an array is missing, has another length, is not finite, or has duplicate ids; the message names the
+            array
 
-    Examples
-    --------
-    ```python
-    embedded = vse.embeddings("runs/demo_vsepp/seed-0/test.h5")
-    embedded.images @ embedded.captions[0]
-    ```
+    Examples:
+        ```python
+        embedded = vse.embeddings("runs/demo_vsepp/seed-0/test.h5")
+        embedded.images @ embedded.captions[0]
+        ```
     """
     named = {"captions": captions, "image_of_caption": image_of_caption, "image_ids": image_ids, "caption_ids": caption_ids}
     given = {argument: _as_array(array) for argument, array in named.items() if array is not None}
@@ -242,32 +215,22 @@ def pair_scores(
 ) -> SplitEmbeddings:
     """Open scores of all pairs of images and captions, for a model that does not compare two vectors.
 
-    Parameters
-    ----------
-    scores
-        the score of each image with each caption, (n_images, n_captions)
-    image_of_caption
-        as in [`vse.embeddings`][]
-    image_ids
-        as in [`vse.embeddings`][]
-    caption_ids
-        as in [`vse.embeddings`][]
-    name
-        the name of the model in results
-    split
-        the names of the data set and the split in results
+    Args:
+        scores: the score of each image with each caption, (n_images, n_captions)
+        image_of_caption: as in [`vse.embeddings`][]
+        image_ids: as in [`vse.embeddings`][]
+        caption_ids: as in [`vse.embeddings`][]
+        name: the name of the model in results
+        split: the names of the data set and the split in results
 
-    Raises
-    ------
-    vse.UserError
-        as [`vse.embeddings`][]
+    Raises:
+        vse.UserError: as [`vse.embeddings`][]
 
-    Examples
-    --------
-    ```python
-    scored = vse.pair_scores([[0.9, 0.1], [0.2, 0.8]], image_of_caption=[0, 1])
-    vse.evaluate(scored, bootstrap=0).metrics["full"]["rsum"]
-    ```
+    Examples:
+        ```python
+        scored = vse.pair_scores([[0.9, 0.1], [0.2, 0.8]], image_of_caption=[0, 1])
+        vse.evaluate(scored, bootstrap=0).metrics["full"]["rsum"]
+        ```
     """
     named = {"scores": scores, "image_of_caption": image_of_caption, "image_ids": image_ids, "caption_ids": caption_ids}
     given = {argument: _as_array(array) for argument, array in named.items() if array is not None}
