@@ -29,7 +29,7 @@ from vse.arguments import (
 )
 from vse.eval.defaults import BOOTSTRAP_SAMPLES, COMPARISON_SAMPLES, CROSS_CHECK_QUERIES
 from vse.eval.files.embeddings import write_embeddings
-from vse.eval.files.results import COMPARISON, RESULT, Result, read_comparison
+from vse.eval.files.results import COMPARISON, RESULT, UNSAVED_RESULT, Result, read_comparison
 from vse.eval.protocols.options import EvaluationOptions
 from vse.eval.protocols.result_content import result_lines
 from vse.eval.tables.significance import build_significance, difference_lines, significance_cells
@@ -39,7 +39,6 @@ from vse.pipeline.files.writing import read_json
 from vse.reports import SavableResult, move_references, table_html
 from vse.split_embeddings import SplitEmbeddings
 
-_RESULT = Path("result.json")  # the name of an unsaved result; references are relative to its folder, the current one
 _EMBEDDINGS = "vse.embeddings(...), a path, or a list of these"
 Members = Annotated[
     str | os.PathLike[str] | Sequence[str | os.PathLike[str]], Allowed(_EMBEDDINGS, are_paths, names_path=True)
@@ -71,11 +70,11 @@ class EvaluateOptions:
 
 @option_class
 class Ensemble:
-    """The members of an ensemble, for [`vse.evaluate`][]: their scores are average.
+    """The members of an ensemble, for [`vse.evaluate`][]: their scores are averaged.
 
     Attributes:
-        members (list[SplitEmbeddings | str | os.PathLike[str]]): the embeddings of the members; with several seeds, those of
-            all members and seeds
+        members (list[SplitEmbeddings | str | os.PathLike[str]]): the embeddings of the members; with several seeds, of all
+            members and seeds
         experiment (str | None): the preset of the ensemble; None names the ensemble by its members
         alpha (float | None): the share of the member that scores by phrases; None chooses it on the validation split
     """
@@ -88,9 +87,7 @@ class Ensemble:
 Evaluated = Annotated[
     Ensemble | str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     Allowed(
-        f"{_EMBEDDINGS}, or a vse.Ensemble",
-        lambda value: isinstance(value, Ensemble) or are_paths(value),
-        names_path=True,
+        f"{_EMBEDDINGS}, or a vse.Ensemble", lambda value: isinstance(value, Ensemble) or are_paths(value), names_path=True
     ),
 ]
 
@@ -119,7 +116,7 @@ class EvaluationRequest:
         options.check()
         if self.iou is not None:
             raise UserError("iou: only files of phrase scores have boxes, arrays have not; leave iou out")
-        return evaluate_arrays(first.name, first.content, None, self.protocol, options)
+        return evaluate_arrays(first.name, first.content, self.protocol, options)
 
     @contextmanager
     def model_files(self, folder: Path) -> Iterator[list[Path]]:
@@ -133,7 +130,7 @@ class EvaluationRequest:
 
     @contextmanager
     def _files(self, folder: Path) -> Iterator[list[Path]]:
-        """Yield a file for each source; arrays are written to ``folder``, and errors call them by their names."""
+        """Yield a file for each source; arrays are written to ``folder``, and errors refer to them by their names."""
         arrays = {folder / f"{k}.h5": one for k, one in enumerate(self.sources) if isinstance(one, SplitEmbeddings)}
         for path, one in arrays.items():
             write_embeddings(path, one.content)
@@ -168,13 +165,11 @@ class Evaluation(SavableResult):
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """The metrics by protocol and direction."""
         return dict(self.json["protocols"])
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """One row per protocol."""
-        return summarise_results([(_RESULT, self._result)])
+        return summarise_results([(UNSAVED_RESULT, self._result)])
 
     @public
     def per_query(self, path: StrPath | None = None, *, force: bool = False) -> pd.DataFrame:
@@ -242,7 +237,7 @@ class Evaluation(SavableResult):
                 return ModelComparison([*own, *others], folder, ours, COMPARISON_SAMPLES if bootstrap is None else bootstrap)
 
     def _repeat(self, **changes: Any) -> None:
-        """Evaluate once more to write further files, without the parts that these files do not need."""
+        """Evaluate once more to write further files."""
         left_out = {"bootstrap": 0, "cross_check": False, "index": None, "index_parameters": "", "rerank": ()}
         self._request.evaluate(**left_out, **changes)
 

@@ -33,9 +33,7 @@ ARGUMENTS = {
     "import_data": {
         **_grouped("import_data", "splits=vse.SplitShares({})", "val test seed"),
         **_grouped(
-            "import_data",
-            "options=vse.ImportOptions({})",
-            "format key_until quoting tokeniser skip_bad out_features force",
+            "import_data", "options=vse.ImportOptions({})", "format key_until quoting tokeniser skip_bad out_features force"
         ),
     },
     "train": {

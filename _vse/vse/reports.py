@@ -38,7 +38,7 @@ class SavableResult(Savable):
 
     @public
     def save(self, path: StrPath, *, force: bool = False) -> Self:
-        """Write the file (docs/formats.md), and return this object, which then stands for the file.
+        """Write the file (docs/formats.md), and return this object.
 
         ``force`` replaces a file of another kind. Raises [`vse.UserError`][] if ``path`` is a file that was evaluated.
         """
@@ -99,7 +99,6 @@ class SearchResults:
 
     @property
     def json(self) -> list[dict[str, Any]]:
-        """The rows of the frame as objects."""
         return _records(self.frame)
 
     def __len__(self) -> int:
@@ -131,7 +130,6 @@ class HtmlReport(FileHandle):
 
     @property
     def html(self) -> str:
-        """The content of the file."""
         return self.path.read_text(encoding="utf-8")
 
     def _repr_html_(self) -> str:
@@ -154,12 +152,10 @@ class ResultTable:
 
     @property
     def json(self) -> list[dict[str, Any]]:
-        """The rows of the frame as objects."""
         return _records(self.frame)
 
     @property
     def latex(self) -> str:
-        """The printed table in LaTeX."""
         return as_latex(self._cells)
 
     def __repr__(self) -> str:
@@ -274,7 +270,6 @@ def _file_name(hit: SearchHit) -> str | None:
 
 
 def _caption(hit: SearchHit) -> str | None:
-    """Return the caption that was found, or the first caption of the image that was found."""
     return hit.captions[0] if hit.captions else None
 
 

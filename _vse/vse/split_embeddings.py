@@ -75,27 +75,22 @@ class SplitEmbeddings(Savable):
 
     @property
     def images(self) -> NDArray[np.float32] | None:
-        """The embeddings of the images."""
         return self.content.images
 
     @property
     def captions(self) -> NDArray[np.float32] | None:
-        """The embeddings of the captions."""
         return self.content.captions
 
     @property
     def image_ids(self) -> NDArray[np.int64]:
-        """The ids of the images."""
         return self.content.image_ids
 
     @property
     def caption_ids(self) -> NDArray[np.int64]:
-        """The ids of the captions."""
         return self.content.caption_ids
 
     @property
     def caption_image_ids(self) -> NDArray[np.int64]:
-        """The id of each caption's image."""
         return self.content.caption_image_ids
 
     @checked
@@ -109,14 +104,13 @@ class SplitEmbeddings(Savable):
             raise UserError(f"direction {direction!r}: known are i2t and t2i")
         i2t, t2i = self.content.score_blocks()
         blocks = t2i if direction == "t2i" and t2i is not None else i2t
-        spans = (slice(start, min(start + blocks.rows, blocks.n_images)) for start in range(0, blocks.n_images, blocks.rows))
-        return np.concatenate([blocks.score(span, None).cpu().numpy().copy() for span in spans])
+        return np.concatenate([blocks.score(rows, None).cpu().numpy().copy() for rows in blocks.row_slices])
 
     @public
     def save(self, path: StrPath, *, force: bool = False) -> SplitEmbeddings:
         """Write the embeddings or scores to an HDF5 file (docs/formats.md), and return this object.
 
-        ``force`` replaces a file of another kind. Raises [`vse.UserError`][] if ``path`` is the file that they were read from.
+        ``force`` replaces a file of another kind. Raises [`vse.UserError`][] if ``path`` is the file that was opened.
         """
         from vse.eval.files.embeddings import EMBEDDINGS, write_embeddings
         from vse.pipeline.files.outputs import check_output
@@ -128,13 +122,11 @@ class SplitEmbeddings(Savable):
 
     @property
     def json(self) -> dict[str, Any]:
-        """The settings, features and versions with which the embeddings were computed."""
         provenance = json.loads(self._provenance or "{}")
         return dict(provenance) if isinstance(provenance, Mapping) else {"note": provenance}
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """One row per caption, or per phrase."""
         if self.phrases is None:
             return pd.DataFrame({"caption_id": self.caption_ids, "image_id": self.caption_image_ids})
         names = {"phrase_id": "phrase_ids", "image_id": "image_ids", "caption_id": "caption_ids", "types": "types"}
@@ -244,7 +236,6 @@ def _read_file(path: Path) -> SplitEmbeddings:
 
 
 def _as_array(array: Any) -> NDArray[Any]:
-    """Return an array of numpy from an array of numpy or of torch, on any device, or from nested lists."""
     if hasattr(array, "detach"):
         tensor = array.detach().cpu()
         array = tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor
@@ -252,7 +243,7 @@ def _as_array(array: Any) -> NDArray[Any]:
 
 
 def _from_arrays(arrays: dict[str, NDArray[Any]], similarity: str, name: str, split: SplitName) -> SplitEmbeddings:
-    """Check arrays as those of a file are checked, and number the rows whose ids are missing."""
+    """Check arrays as if they came from a file, and number the rows whose ids are missing."""
     from vse.eval.files.embeddings import build_embeddings
 
     for argument, array in arrays.items():

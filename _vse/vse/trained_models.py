@@ -14,19 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from vse.arguments import (
-    Allowed,
-    From1,
-    Paths,
-    Query,
-    StrPath,
-    Texts,
-    as_path,
-    as_paths,
-    is_path,
-    option_class,
-    public,
-)
+from vse.arguments import Allowed, From1, Paths, Query, StrPath, Texts, as_path, as_paths, is_path, option_class, public
 from vse.data_files import DISPLAYED_ROWS, FeatureFile, FileHandle, html_summary
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import read_run_file
@@ -85,19 +73,16 @@ class TrainedModel(FileHandle):
 
     @cached_property
     def json(self) -> dict[str, Any]:
-        """The record of the run."""
         record: dict[str, Any] = read_json(self.path / "run.json")
         return record
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """All settings of the experiment."""
         settings: dict[str, Any] = read_yaml(self.path / "config.yaml")
         return settings
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """One row per epoch."""
         return pd.read_csv(BytesIO(read_run_file(self.path / "metrics.csv", self.json)[0]))
 
     @public

@@ -1,6 +1,6 @@
-"""Reader and writer of the file of phrase scores that a model which localises phrases passes to the evaluator.
+"""Reader and writer of the file of phrase scores: the score of each phrase with each candidate box of its image.
 
-The file has the score of each phrase with each candidate box of its image. Any program can write it; see ``docs/formats.md``.
+Any program can write this file (docs/formats.md).
 """
 
 from __future__ import annotations
@@ -47,15 +47,20 @@ _MAX_TYPES = 1000
 class PhraseScores:
     """The phrases of a split, with the scores and boxes of the candidates of each phrase.
 
-    ``phrase_ids``, ``image_ids`` and ``caption_ids`` are (n_phrases,). The id of a phrase is its index among all phrases of
-    the data set, in file order. The candidates of phrase k are ``scores`` (n,) and ``boxes`` (n, 4) at
-    ``offsets[k]:offsets[k + 1]``. ``truth`` (n_phrases, 4) is the ground-truth box of each phrase, or NaN if it has none.
-    Boxes are x1, y1, x2, y2 in pixels of the original image, with x2 and y2 exclusive. ``types`` (n_phrases,) are texts such
-    as ``people``; several types of a phrase are joined by ``/``.
+    Boxes are x1, y1, x2, y2 in pixels of the original image, with x2 and y2 exclusive. Attributes that are not listed are as
+    in :class:`vse.eval.files.split.Embeddings`.
 
-    ``photo_hashes`` (n_phrases, 32) and ``caption_hashes`` (n_phrases, 8) are the hashes of each phrase's image and caption,
-    as :class:`vse.pipeline.dataset.identity.DataIdentity` has them, or None if they are unknown. The attributes are those of
-    :class:`vse.eval.files.split.Embeddings`.
+    Attributes
+    ----------
+    phrase_ids : (n_phrases,) index of each phrase among all phrases of the data set, in file order
+    image_ids, caption_ids : (n_phrases,) ids of the image and of the caption of each phrase
+    offsets : (n_phrases + 1,) the candidates of phrase k are the rows ``offsets[k]:offsets[k + 1]`` of ``scores`` and
+        ``boxes``
+    scores, boxes : (n_candidates,) and (n_candidates, 4)
+    truth : (n_phrases, 4) ground-truth box of each phrase; NaN if it has none
+    types : (n_phrases,) texts such as ``people``; several types of a phrase are joined by ``/``
+    photo_hashes, caption_hashes : (n_phrases, 32) and (n_phrases, 8) hashes of each phrase's image and caption, as in
+        :class:`vse.pipeline.dataset.identity.DataIdentity`; None if they are unknown
     """
 
     phrase_ids: NDArray[np.int64]
@@ -92,7 +97,6 @@ class PhraseScores:
         return np.asarray(~np.isnan(self.truth).any(1))
 
     def candidates(self, phrase: int) -> slice:
-        """Return the rows of ``scores`` and ``boxes`` with the candidates of the phrase in row ``phrase``."""
         return slice(int(self.offsets[phrase]), int(self.offsets[phrase + 1]))
 
 
@@ -208,7 +212,7 @@ def _values(path: Path, name: str, item: h5py.Dataset) -> NDArray[Any] | h5py.Em
 
 
 def _numbers(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArray[Any]:
-    """Return values in float32; scores in float64 keep their precision, so that different scores stay different."""
+    """Return values in float32; scores in float64 keep their precision, since rounding would create ties."""
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu":
         raise UserError(f"{path}: {name} holds no numbers")
     if name == "scores" and values.dtype == np.float64:
@@ -224,7 +228,6 @@ def _texts(path: Path, values: NDArray[Any] | h5py.Empty) -> NDArray[Any]:
 
 
 def _check(path: Path, run: PhraseScores) -> None:
-    """Raise UserError if the arrays do not fit together."""
     n_phrases, n_candidates = len(run.phrase_ids), len(run.scores) if run.scores.ndim == 1 else -1
     if not n_phrases:
         raise UserError(f"{path}: no phrases")
@@ -274,7 +277,6 @@ def _check_boxes(path: Path, run: PhraseScores) -> None:
 
 
 def _check_rows(path: Path, name: str, wrong: NDArray[np.bool_], why: str, run: PhraseScores) -> None:
-    """Raise UserError if a row is wrong; the message names the first such row and its phrase."""
     for row in np.flatnonzero(wrong)[:1]:
         phrase = row if name == "truth" else np.searchsorted(run.offsets, row, "right") - 1
         raise UserError(f"{path}: {name} row {row}, of phrase {run.phrase_ids[phrase]}, {why}")

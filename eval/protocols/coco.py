@@ -1,17 +1,15 @@
-"""Protocols on the test set of MS-COCO with more right answers than the captions of an image: ``cxc`` and ``eccv``.
+"""The protocols ``cxc`` and ``eccv`` on the test set of MS-COCO, whose right answers people judged.
 
 ``cxc`` has the metrics of ``full``, with the right answers of Crisscrossed Captions (Parekh et al., "Crisscrossed Captions:
 Extended Intramodal and Intermodal Semantic Similarity Judgments for MS-COCO", EACL 2021). ``eccv`` has mAP@R, R-Precision and
-R@1 of ECCV Caption (Chun et al., ECCV 2022) for the queries that it annotates. Both need complete rankings. Their right
-answers come from the package eccv-caption, which identifies images by ``cocoid`` and captions by their id in COCO, the
-``sentid`` of the Karpathy split. The candidates are the five captions that the package has for each image; a sixth or seventh
-caption is left out.
+R@1 of ECCV Caption (Chun et al., ECCV 2022) for the queries that it annotates. Their right answers come from the package
+eccv-caption, which identifies images by ``cocoid`` and captions by their id in COCO, the ``sentid`` of the Karpathy split. The
+candidates are the five captions that the package has for each image.
 
-With the judgement files of Crisscrossed Captions, ``cxc`` also has image-to-image and text-to-text retrieval. An image queries
-all other test images; right answers are the images that people judged to be similar enough, and an image without any is not a
-query. A caption queries all other captions; right answers are those judged similar enough, and the other captions of its
-image. A judgement counts in both directions, nothing is a candidate for itself, and both sides are compared by the cosine of
-their embeddings. VSE-infinity was evaluated by these rules, with inner products of unit vectors (Chen et al., CVPR 2021).
+With the judgement files of Crisscrossed Captions, ``cxc`` also has image-to-image (``i2i``) and text-to-text (``t2t``)
+retrieval. An image queries all other test images; its right answers are the images that people judged to be similar enough. A
+caption queries all other captions; its right answers are the captions judged similar enough, and the other captions of its
+image. A judgement counts in both directions. Embeddings are compared by their cosine (VSE-infinity, Chen et al., CVPR 2021).
 """
 
 from __future__ import annotations
@@ -64,8 +62,8 @@ class JudgedPairs(NamedTuple):
 def read_judged_pairs(folder: Path) -> JudgedPairs:
     """Read the right pairs from ``sis_test.csv`` (images) and ``sts_test.csv`` (captions) of Crisscrossed Captions.
 
-    A pair of images is right if its score is at least 2.5, a pair of captions if it is at least 3. Pairs of an item with
-    itself are left out. Raises UserError with the file that is missing, or the row that is not a judgement.
+    A pair of images is right if its score is at least 2.5, a pair of captions if it is at least 3. Raises UserError with the
+    file that is missing, or the row that is not a judgement.
     """
     images, captions = InputFile(folder / IMAGE_FILE), InputFile(folder / CAPTION_FILE)
     return JudgedPairs(
@@ -123,17 +121,13 @@ def intramodal_fold(run: Embeddings, coco_ids: Rows, pairs: JudgedPairs, ks: Seq
     return {
         "i2i": ranked_queries([i2i[row] for row in sorted(i2i)], image_queries, image_queries, images, ks),
         "t2t": ranked_queries(
-            [t2t[row] for row in sorted(t2t)],
-            captions[caption_queries],
-            image_of_caption[caption_queries],
-            captions,
-            ks,
+            [t2t[row] for row in sorted(t2t)], captions[caption_queries], image_of_caption[caption_queries], captions, ks
         ),
     }
 
 
 def _right_answers(rows: dict[int, int], pairs: NDArray[np.int64]) -> dict[int, set[int]]:
-    """Return the rows of the right answers to each row; pairs with an id that has no row are left out."""
+    """Return the rows of the right answers to each row; pairs with an unknown id are left out."""
     right: dict[int, set[int]] = {}
     for one, other in pairs.tolist():
         if one in rows and other in rows:
@@ -143,18 +137,18 @@ def _right_answers(rows: dict[int, int], pairs: NDArray[np.int64]) -> dict[int, 
 
 
 def _search_others(vectors: NDArray[np.float32], right: dict[int, set[int]]) -> dict[int, AnsweredQuery]:
-    """Rank all other rows of ``vectors`` (n, dim) for each row that has right answers, a block of rows at a time."""
+    """Rank all other rows of ``vectors`` (n, dim) for each row that has right answers."""
     check_finite("embeddings", shared_tensor(vectors))
     units = unit_rows(shared_tensor(vectors))
     blocks = blocks_from_embeddings(units, units, torch.arange(len(units)))
     answered = {}
-    for start in range(0, len(units), blocks.rows):
-        rows = range(start, min(start + blocks.rows, len(units)))
-        queries = [row for row in rows if row in right]
-        scores = blocks.score(slice(rows.start, rows.stop), None).numpy() if queries else None
+    for rows in blocks.row_slices:
+        queries = [row for row in range(rows.start, rows.stop) if row in right]
+        if not queries:
+            continue
+        scores = blocks.score(rows, None).numpy()
         for row in queries:
-            assert scores is not None
-            of_query = scores[row - start].copy()
+            of_query = scores[row - rows.start].copy()
             of_query[row] = -np.inf
             answered[row] = answered_query(of_query, np.array(sorted(right[row])))
     return answered
@@ -193,11 +187,10 @@ def coco_fold(
 
     queries, answers = _annotations(f"{protocol}_image_to_caption.json", images, "image", rows_by_id(candidates))
     answered = []
-    for start in range(0, len(coco_ids), i2t_blocks.rows):
-        stop = min(start + i2t_blocks.rows, len(coco_ids))
-        here = np.flatnonzero((queries >= start) & (queries < stop))
-        scores = i2t_blocks.score(slice(start, stop), columns).numpy()
-        answered += [answered_query(scores[queries[k] - start], answers[k]) for k in here]
+    for span in i2t_blocks.row_slices:
+        here = np.flatnonzero((queries >= span.start) & (queries < span.stop))
+        scores = i2t_blocks.score(span, columns).numpy()
+        answered += [answered_query(scores[queries[k] - span.start], answers[k]) for k in here]
     i2t = measure(answered, queries, queries, columns.numpy())
 
     candidates = coco_test_images()
@@ -213,8 +206,8 @@ def right_positions(scores: NDArray[np.float32], right: Rows) -> Rows:
     """Return the 0-based positions (n_right,) of the right answers to a query among all candidates, in ascending order.
 
     ``scores`` is (n_candidates,). ``right`` (n_right,) has the rows of the right answers, at least one of them a candidate. A
-    wrong candidate with the same score comes first. A right answer with row -1 is not a candidate: its position is
-    ``n_candidates``, after all others.
+    wrong candidate with the same score comes first. Row -1 is a right answer that is not a candidate; its position is
+    ``n_candidates``.
     """
     present = right[right >= 0]
     right_scores = np.sort(scores[present])[::-1]
@@ -292,7 +285,6 @@ def ranked_queries(
 
 
 def _precision_queries(answered: Sequence[AnsweredQuery], queries: Rows, images: Rows, candidates: Rows) -> Queries:
-    """Return queries with the metrics of ECCV Caption: mAP@R, R-Precision and R@1."""
     positions = [one.positions for one in answered]
     values = {
         "map_at_r": np.array([100 * average_precision_at_r(of_query) for of_query in positions]),
@@ -338,7 +330,7 @@ def rows_by_id(ids: Rows) -> dict[int, int]:
 
 
 def find_rows(rows: dict[int, int], ids: Sequence[int] | Rows, kind: str) -> Rows:
-    """Return the rows of ``ids``. Raises UserError with the id, of an image or caption (``kind``), that has no row."""
+    """Return the rows of ``ids``. Raises UserError with the id of an image or caption (``kind``) that has no row."""
     try:
         return np.array([rows[int(id_)] for id_ in ids], np.int64)
     except KeyError as missing:

@@ -64,10 +64,7 @@ def best_answers(i2t: ScoreBlocks, t2i: ScoreBlocks | None, ranks: Ranks) -> dic
             scores = t2i.score(rows, None)
         for_captions.update(slice(None), scores.T, right.T, rows.start)
     images_with_captions, captions = torch.unique(image_of_caption).numpy(), np.arange(len(image_of_caption))
-    return {
-        "i2t": for_images.answers(images_with_captions, ranks.i2t),
-        "t2i": for_captions.answers(captions, ranks.t2i),
-    }
+    return {"i2t": for_images.answers(images_with_captions, ranks.i2t), "t2i": for_captions.answers(captions, ranks.t2i)}
 
 
 class _BestSoFar:

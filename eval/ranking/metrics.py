@@ -1,11 +1,11 @@
-"""Metrics of retrieval, over the whole split or over folds of 1,000 images.
+"""Metrics of retrieval, over the complete split or over folds of 1,000 images.
 
 :class:`Queries` holds the value of each metric for each query of one direction; a :class:`Fold` holds the queries of each
 direction. :func:`fold_metrics` reduces a fold to the metrics of a result file: R@K, Med r, mean r and rsum. If the positions
 of all right answers are known, there are also nDCG@10, MRR and mAP, as trec_eval defines them.
 
-:data:`DIRECTIONS` describes the directions of retrieval. :data:`POSITION_METRICS` is the registry of metrics of positions:
-a further one is a function of :class:`RightAnswers` and a line there.
+:data:`DIRECTIONS` describes the directions of retrieval. :data:`POSITION_METRICS` is the registry of metrics of positions: a
+further metric is a function of :class:`RightAnswers` and a line there.
 
 Järvelin and Kekäläinen, "Cumulated gain-based evaluation of IR techniques", TOIS 2002 (nDCG, here with gains 0 and 1);
 Manning, Raghavan and Schütze, "Introduction to Information Retrieval", 2008, chapter 8 (mAP).
@@ -28,14 +28,14 @@ from vse.eval.ranking.ranks import Ranks
 
 @dataclass(frozen=True)
 class Direction:
-    """A direction of retrieval: what is a query, and what is ranked for it.
+    """A direction of retrieval: the kinds of its queries and candidates.
 
     Attributes
     ----------
     name : key of its metrics in files, e.g. ``i2t``
     title : its name in tables and reports, e.g. ``image to text``
-    query : what each query is: an ``image``, a ``caption`` or a ``phrase``
-    candidate : what each candidate is: an ``image``, a ``caption`` or a ``region``
+    query : kind of the queries: ``image``, ``caption`` or ``phrase``
+    candidate : kind of the candidates: ``image``, ``caption`` or ``region``
     """
 
     name: str
@@ -60,7 +60,7 @@ IMAGE_TEXT = (DIRECTIONS["i2t"], DIRECTIONS["t2i"])  # the directions whose reca
 
 @dataclass(frozen=True)
 class RightAnswers:
-    """All right answers to some queries: query after query, and each query's from the top of its ranked list.
+    """All right answers to some queries: query after query, and for each query from the top of its ranked list.
 
     Attributes
     ----------
@@ -79,7 +79,6 @@ class RightAnswers:
 
     @classmethod
     def from_wrong_before(cls, query_of: NDArray[np.int64], wrong_before: NDArray[np.int64]) -> RightAnswers:
-        """Build from the number of wrong candidates before each right answer; see :func:`position_metrics`."""
         order = np.lexsort((wrong_before, query_of))
         query, wrong = query_of[order], wrong_before[order]
         counts = np.bincount(query)
@@ -102,12 +101,12 @@ def ndcg(answers: RightAnswers) -> NDArray[np.float64]:
 
 
 def reciprocal_rank(answers: RightAnswers) -> NDArray[np.float64]:
-    """Return 1 / (1 + p) for the 0-based position p of the first right answer; its mean is MRR."""
+    """Return 1 / (1 + p) for the 0-based position p of the first right answer. Its mean is MRR."""
     return 1 / (1 + answers.positions[answers.first])
 
 
 def average_precision(answers: RightAnswers) -> NDArray[np.float64]:
-    """Return the mean, over all right answers, of the precision of the list down to each of them; its mean is mAP."""
+    """Return the mean, over all right answers, of the precision of the list down to each of them. Its mean is mAP."""
     precision = (1 + answers.right_before) / (1 + answers.positions)
     return np.bincount(answers.query, precision) / answers.counts
 
@@ -150,7 +149,7 @@ METRIC_TITLES = {
 
 
 def metric_title(metric: str) -> str:
-    """Return a metric's name for people, e.g. ``R@50`` for ``r50``; a metric without a title is returned unchanged."""
+    """Return the title of a metric, e.g. ``R@50`` for ``r50``; a metric without a title is returned unchanged."""
     return METRIC_TITLES.get(metric) or (f"R@{metric[1:]}" if metric[:1] == "r" and metric[1:].isdecimal() else metric)
 
 
@@ -208,8 +207,8 @@ Fold = Mapping[str, Queries]
 def build_fold(ranks: Ranks, image_of_caption: NDArray[np.int64], ks: Iterable[int] = RECALLS) -> Fold:
     """Build the queries in both directions among some images and all their captions.
 
-    ``image_of_caption`` (n_captions,) has the row of each caption's image. If the ranks of all own captions are known
-    (:attr:`vse.eval.ranking.ranks.Ranks.own`), the metrics of :data:`POSITION_METRICS` are included.
+    ``image_of_caption`` (n_captions,) has the row of each caption's image. :data:`POSITION_METRICS` are included if
+    :attr:`vse.eval.ranking.ranks.Ranks.own` is known.
     """
     images, query_of_caption = np.unique(image_of_caption, return_inverse=True)
     query_images = {"i2t": images, "t2i": image_of_caption}
@@ -239,7 +238,7 @@ def direction_metrics(ranks: NDArray[np.int64]) -> dict[str, float]:
 
 
 def metrics(ranks: Ranks) -> dict[str, Any]:
-    """Return the metrics of both directions, ``rsum`` (the sum of the six recalls) and ``mean_recall`` (a sixth of it)."""
+    """Return the metrics of both directions, ``rsum`` (the sum of the six recalls) and ``mean_recall`` (a sixth of rsum)."""
     directions: dict[str, Any] = {name: direction_metrics(values) for name, values in ranks.by_direction.items()}
     return {**directions, **_recall_sums(directions)}
 
@@ -256,7 +255,7 @@ def average(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def resample_metrics(folds: Sequence[Fold], weights: NDArray[np.float64]) -> dict[str, Any]:
     """Return every metric of :func:`fold_metrics`, averaged over folds, for each sample of the images.
 
-    ``weights`` (n_samples, n_images) has integers: how often a sample contains each image. A metric is (n_samples,); it is
+    ``weights`` (n_samples, n_images) is the number of times that a sample contains each image. A metric is (n_samples,), and
     NaN for a sample without any query.
     """
     results = []
@@ -298,7 +297,6 @@ def _weighted_means(
 def _weighted_median_rank(
     ranks: NDArray[np.int64], images: NDArray[np.int64], weights: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return floor(median) + 1 of ranks that count as often as their images."""
     from scipy.sparse import csr_array
 
     values, value_of_query = np.unique(ranks, return_inverse=True)

@@ -1,8 +1,8 @@
 """Drawings over a photo: regions shaded by the attention of words, and the boxes of phrases.
 
-:class:`ResultAttention` reads the attention of a result's model from its run. :func:`draw_attention` turns attention into a
-:class:`Drawing` of words and shaded regions. :class:`PhrasePhoto` is a photo with the boxes that a model and the annotators
-give to phrases, each phrase in its own colour. The templates ``drawing.html`` and ``phrase_boxes.html`` render them.
+:class:`ResultAttention` reads the attention of a model from its run, and :func:`draw_attention` turns it into a
+:class:`Drawing`. :class:`PhrasePhoto` is a photo with the boxes of phrases. The templates ``drawing.html`` and
+``phrase_boxes.html`` render them.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ It returns None if the model does not attend. It raises UserError if the attenti
 
 
 class ResultAttention:
-    """The attention of the model of one result; without any pairs if the model does not attend or its run is missing.
+    """The attention of the model of one result; empty if the model does not attend or its run is missing.
 
-    The reason why attention is not displayed is appended to ``missing``. It names no folders, since reports are passed on.
+    The reason why attention is missing is appended to ``missing``. It names no folders, since reports are passed on.
     """
 
     def __init__(
@@ -77,11 +77,10 @@ class ResultAttention:
 
     @property
     def inputs(self) -> Sequence[Path]:
-        """The files and folders that the attention is read from."""
         return self._run.inputs if self._run else ()
 
     def for_pairs(self, scores: Mapping[Pair, float]) -> dict[Pair, Attention]:
-        """Return the attention of the pairs in ``scores``; none if the run now gives other scores."""
+        """Return the attention of the pairs in ``scores``; empty if the run now gives other scores."""
         if self._run is None or not scores:
             return {}
         results = zip(scores, self._run.read_attention(list(scores)), strict=True)
@@ -128,7 +127,7 @@ class DrawnWord:
 
     @property
     def quiet(self) -> bool:
-        """Whether the text is a marker, such as the end of a caption, and not a known word."""
+        """True for a marker, such as the end of a caption, and for an unknown word."""
         return self.text.startswith("<")
 
 
@@ -151,11 +150,10 @@ class Drawing:
 
     @property
     def words(self) -> Sequence[DrawnWord]:
-        """The words of all captions."""
         return [word for words in self.captions for word in words]
 
     def text_height(self, text: str, lines: int) -> float:
-        """Return a font size, in pixels of the photo: ``lines`` fit its height, and ``text`` and a number its width."""
+        """Return a font size in pixels of the photo: ``lines`` fit its height, and ``text`` and a number its width."""
         return round(min(max(self.size) / lines, 1.5 * self.size[0] / (len(text) + 5)), 1)
 
 
@@ -174,8 +172,7 @@ def draw_attention(name: str, attentions: Sequence[Attention], first: int = 0) -
 def _draw_words(attention: Attention, first: int) -> list[DrawnWord]:
     """Return the words of a caption, numbered from ``first``, with opacities proportional to the weights.
 
-    If words attend, the highest weight of each word is the darkest; if regions attend, the highest weight of the pair is,
-    since a word may have hardly any attention.
+    If words attend, the highest weight of each word is the darkest; if regions attend, the highest weight of the pair.
     """
     weights = attention.weights
     highest = weights.max(0) if attention.side == "t2i" else np.full(weights.shape[1], weights.max())
@@ -221,7 +218,7 @@ class PhrasePhoto(NamedTuple):
     file : the name of its file
     size : width and height in pixels
     boxes : the boxes to draw
-    repeats : the name of another drawing of the same photo, whose image is reused; blank if there is none
+    repeats : the name of an earlier drawing of the same photo, whose image is reused; blank otherwise
     """
 
     name: str

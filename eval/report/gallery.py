@@ -1,7 +1,7 @@
 """The gallery of a report: queries with the best answers of one or two models, as photos and captions.
 
-:func:`build_gallery` selects queries of one direction, retrieves their best candidates by exact scores, and returns a card for
-each query. :func:`find_hardest_negatives` reads the costliest negatives of the training.
+:func:`build_gallery` selects queries of one direction and returns a card for each. :func:`find_hardest_negatives` reads the
+costliest negatives of the training.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class QueryResult:
 
 @dataclass(frozen=True)
 class AnswerCard:
-    """A candidate as it is displayed: a caption, or a photo with one of its captions. ``rank`` is 1-based.
+    """A candidate to display: a caption, or a photo with one of its captions. ``rank`` is 1-based.
 
     Attributes
     ----------
@@ -217,10 +217,10 @@ def select_queries(ranks: Rows, images: Rows, n: int, seed: int) -> tuple[list[i
     sample = np.random.default_rng(seed).permutation(len(ranks))
     worst = np.argsort(-ranks, kind="stable")
     used: set[int] = set()
-    failures = _take_new_images(worst[ranks[worst] > 0], images, parts[2], used)
+    failures = take_new_images(worst[ranks[worst] > 0], images, parts[2], used)
     near = sample[(ranks[sample] > 0) & (ranks[sample] < NEAR)]
-    near_misses = _take_new_images(near, images, parts[1], used)
-    successes = _take_new_images(sample[ranks[sample] == 0], images, parts[0], used)
+    near_misses = take_new_images(near, images, parts[1], used)
+    successes = take_new_images(sample[ranks[sample] == 0], images, parts[0], used)
     near_misses.sort(key=lambda query: int(ranks[query]))
     return successes, near_misses, failures
 
@@ -228,9 +228,8 @@ def select_queries(ranks: Rows, images: Rows, n: int, seed: int) -> tuple[list[i
 def select_contrasting_queries(first: Rows, second: Rows, images: Rows, n: int) -> tuple[list[int], list[int]]:
     """Return the indices of up to ``n`` queries that one model ranks better: half for the first model, half for the second.
 
-    ``first`` and ``second`` are the ranks (n_queries,) of the two models. Queries that one model ranks at 0 and the other does
-    not come first (Tables II and III of the TOD-Net paper). Within both groups, queries are in descending order of the factor
-    between the ranks.
+    ``first`` and ``second`` are the ranks (n_queries,) of the two models. Queries that one model alone ranks at 0 come first
+    (Tables II and III of the TOD-Net paper), then queries are in descending order of the factor between the ranks.
     """
     gain = np.log1p(second) - np.log1p(first)
     solved = (first == 0) | (second == 0)
@@ -238,11 +237,11 @@ def select_contrasting_queries(first: Rows, second: Rows, images: Rows, n: int) 
     halves = []
     for sign, size in ((1, n - n // 2), (-1, n // 2)):
         order = np.lexsort((-sign * gain, ~solved))
-        halves.append(_take_new_images(order[sign * gain[order] > 0], images, size, used))
+        halves.append(take_new_images(order[sign * gain[order] > 0], images, size, used))
     return halves[0], halves[1]
 
 
-def _take_new_images(queries: Rows, images: Rows, n: int, used: set[int]) -> list[int]:
+def take_new_images(queries: Rows, images: Rows, n: int, used: set[int]) -> list[int]:
     """Return the first ``n`` queries whose images are not in ``used``, and add these images to it."""
     selected: list[int] = []
     for query in queries.tolist():
@@ -278,7 +277,6 @@ def _query_result(query: int, scores: Tensor, right: NDArray[np.bool_], top: int
 
 
 def _scores_of_images(run: Embeddings, queries: Sequence[int]) -> Iterator[Tensor]:
-    """Yield the scores (n_captions,) of each query image with all captions."""
     scores = run.direction_scores("i2t")
     if scores is not None:
         yield from (torch.as_tensor(scores[query : query + 1])[0] for query in queries)
@@ -286,18 +284,16 @@ def _scores_of_images(run: Embeddings, queries: Sequence[int]) -> Iterator[Tenso
         images, captions = map(shared_tensor, run.vectors)
         image_of_caption = torch.zeros(len(captions), dtype=torch.int64)  # without influence on scores
         blocks = blocks_from_embeddings(images[list(queries)], captions, image_of_caption, run.similarity)
-        for start in range(0, len(queries), blocks.rows):
-            yield from blocks.score(slice(start, min(start + blocks.rows, len(queries))), None)
+        for rows in blocks.row_slices:
+            yield from blocks.score(rows, None)
 
 
 def _scores_of_captions(run: Embeddings, queries: Sequence[int]) -> Iterator[Tensor]:
-    """Yield the scores (n_images,) of each query caption with all images."""
     i2t, t2i = run.score_blocks()
     blocks = t2i or i2t
     columns = torch.tensor(list(queries), dtype=torch.int64)
-    starts = range(0, blocks.n_images, blocks.rows)
-    parts = (blocks.score(slice(start, min(start + blocks.rows, blocks.n_images)), columns) for start in starts)
-    yield from torch.cat([part.clone() for part in parts]).T  # a block may overwrite the previous one
+    parts = [blocks.score(rows, columns).clone() for rows in blocks.row_slices]  # a block may overwrite the previous one
+    yield from torch.cat(parts).T
 
 
 def _pair(direction: Direction, run: Embeddings, query: int, candidate: Candidate) -> Pair:
@@ -306,7 +302,6 @@ def _pair(direction: Direction, run: Embeddings, query: int, candidate: Candidat
 
 
 def _pair_scores(direction: Direction, run: Embeddings, results: Iterable[QueryResult]) -> dict[Pair, float]:
-    """Return the scores of all displayed pairs."""
     return {_pair(direction, run, result.query, one): one.score for result in results for one in result.displayed}
 
 

@@ -1,8 +1,4 @@
-"""The HTML report of one result, or of two results side by side: settings, metrics, training curves and a gallery.
-
-:func:`write_report` is the function behind ``vse-report``. It reads the inputs, builds each section, and renders the template
-``report.html``.
-"""
+"""The HTML report of one result, or of two results side by side: settings, metrics, training curves and a gallery."""
 
 from __future__ import annotations
 
@@ -21,14 +17,7 @@ from vse.eval.files.results import Member, Result
 from vse.eval.protocols.result_content import combination_line
 from vse.eval.ranking.metrics import DIRECTIONS
 from vse.eval.ranking.ranks import Ranks, ranks_from_blocks
-from vse.eval.report.charts import (
-    COLOURS,
-    Curve,
-    captions_per_image,
-    chance_rsum,
-    draw_rank_histogram,
-    draw_training_curves,
-)
+from vse.eval.report.charts import COLOURS, Curve, captions_per_image, chance_rsum, draw_rank_histogram, draw_training_curves
 from vse.eval.report.drawings import BRACKETS, EXPLANATIONS, AttentionOpener, ResultAttention
 from vse.eval.report.gallery import Gallery, HardNegative, build_gallery, find_hardest_negatives
 from vse.eval.report.metrics_section import ReportDifference, build_sections, headline_metrics, rank_differences
@@ -84,7 +73,7 @@ def write_report(
 ) -> Path:
     """Write an HTML report of one result file, or of two results on the same queries; return ``out``.
 
-    Parts whose inputs are missing are left out, and the report names them.
+    Sections whose inputs are missing are left out, and the report names them.
 
     Parameters
     ----------
@@ -173,7 +162,6 @@ def _read_inputs(
 
 
 def _differences(inputs: Sequence[ReportInput], ranks: Sequence[Ranks], phrases: bool) -> list[ReportDifference]:
-    """Return the differences of two results on the same queries; empty if their ranks or phrase scores are missing."""
     if len(ranks) == 2 and inputs[0].embeddings:
         return rank_differences(inputs[0].embeddings.image_of_caption(), *ranks)
     return phrase_metric_differences(inputs) if phrases and len(inputs) == 2 else []
@@ -184,7 +172,6 @@ def _title(inputs: Sequence[ReportInput]) -> str:
 
 
 def _missing_parts(inputs: Sequence[ReportInput]) -> Iterator[str]:
-    """Yield a sentence for each missing input; with two results it begins with the letter of the result."""
     for letter, one in zip("AB", inputs, strict=False):
         for sentence in one.missing:
             yield sentence if len(inputs) == 1 else f"{letter}: {sentence}"
@@ -208,7 +195,6 @@ def _dataset_photos(inputs: Sequence[ReportInput], data: Path | None, missing: l
 
 
 def _unreadable_photos(photos: DatasetPhotos) -> Iterator[str]:
-    """Yield a sentence if the data set has no photos, or if some could not be read."""
     if not photos.dataset.has_image_files:
         yield "the data set has no photos, since its features were imported: captions are displayed in their place"
     if photos.unreadable:
@@ -222,7 +208,6 @@ def _summarise(report_input: ReportInput, letter: str) -> ResultSummary:
 
 
 def _facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
-    """Yield label and text of each known fact about a result: data, seeds, settings, features, training, versions."""
     result = report_input.result
     yield "Data", f"{result.dataset}, split {result.split}: {result.n_images:,} images, {result.n_captions:,} captions"
     if result.trained_on:
@@ -247,7 +232,6 @@ def _facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
 
 
 def _main_settings(report_input: ReportInput) -> list[str]:
-    """Return label and value of the most important settings."""
     settings = flatten_settings(report_input.config)
     if settings.get("backbone"):  # a backbone does not use the feature
         settings.pop("feature", None)
@@ -257,7 +241,6 @@ def _main_settings(report_input: ReportInput) -> list[str]:
 
 
 def _run_facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
-    """Yield the facts about features, training, versions, code and commands."""
     record = report_input.record
     features = _mapping(report_input.provenance.get("features"))
     if features:
@@ -278,7 +261,6 @@ def _run_facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
 
 
 def _differing_settings(inputs: Sequence[ReportInput]) -> list[tuple[str, str, str]]:
-    """Return name and both values of each setting in which two results differ."""
     if len(inputs) < 2 or not all(each.config for each in inputs):
         return []
     one, two = (flatten_settings(each.config) for each in inputs)
@@ -295,10 +277,7 @@ def flatten_settings(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any
 
 
 def _curves(inputs: Sequence[ReportInput], photos: DatasetPhotos | None) -> list[Chart]:
-    """Return the charts of training loss and validation rsum per epoch, or for CCA of rsum per regularisation.
-
-    Lines mark the end of a warm-up, after which the loss changes, and the rsum of a random order.
-    """
+    """Return the charts of training loss and validation rsum per epoch, or for CCA of rsum per regularisation."""
     warm_ups = [(series, epochs) for series, one in enumerate(inputs) if (epochs := _warm_up(one))]
     charts = []
     for column, title in (("loss", "Training loss"), ("rsum", "Validation rsum")):
@@ -327,7 +306,6 @@ def _warm_up(report_input: ReportInput) -> int:
 
 
 def _training_notes(inputs: Sequence[ReportInput], photos: DatasetPhotos | None) -> Iterator[str]:
-    """Yield the meaning of the lines in the training charts."""
     if _validation_chance(inputs[0], photos) is not None:
         yield "The dotted line is chance on the validation split."
     for one in inputs:
@@ -349,7 +327,6 @@ def _validation_chance(report_input: ReportInput, photos: DatasetPhotos | None) 
 
 
 def _curve(series: int, table: pd.DataFrame, x: str, y: str) -> Curve | None:
-    """Return the curve of a column of ``metrics.csv``; None if it has no numbers."""
     if y not in table:
         return None
     numbers = table[[x, y]].apply(pd.to_numeric, errors="coerce").replace([np.inf, -np.inf], np.nan).dropna()

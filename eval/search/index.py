@@ -1,7 +1,7 @@
-"""FAISS indexes for approximate search: built from a factory string, searched, and stored in files.
+"""FAISS indexes for approximate search, in memory and in files.
 
-An index in the file ``x.faiss`` has its metadata next to it, in ``x.faiss.json``. They record what the index was built from,
-so that :func:`read_index` refuses an index of other vectors.
+An index in the file ``x.faiss`` has its metadata next to it, in ``x.faiss.json``. They record the source of the index, and
+:func:`read_index` refuses an index of other vectors.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LINKS = range(2, 257)  # links of a node of a graph: FAISS crashes with fewer, 
 
 @dataclass(frozen=True)
 class BuiltIndex:
-    """An index with the rows of a corpus in their order; it was trained on ``trained_on`` rows, 0 if it needs no training."""
+    """An index with the rows of a corpus in their order, trained on ``trained_on`` rows; 0 if it needs no training."""
 
     index: Any
     factory: str
@@ -60,8 +60,8 @@ def build_index(
     """Build an index for the highest inner products with the rows of ``corpus`` (n, dim).
 
     ``factory`` is a factory string of FAISS. An index that needs training is trained on a sample of rows that depends on
-    ``seed``; then all rows are added, ``block`` at a time. With one thread the index is the same every time, except that the
-    links of HNSW depend on ``block``; with several threads they also depend on the order in which threads run.
+    ``seed``; then all rows are added, ``block`` at a time. With one thread the index is the same every time for the same
+    ``block``.
 
     Raises UserError if there is no such index, if it does not fit the dimensions, or if there are too few rows to train it;
     the message names the corpus by ``name``.
@@ -90,13 +90,13 @@ def build_index(
 
 
 def min_training_rows(factory: str, dim: int) -> int:
-    """Return how many rows such an index needs for training. Raises UserError if there is no such index."""
+    """Return the number of rows that such an index needs for training. Raises UserError if there is no such index."""
     index = _create_index(factory, dim)
     return ROWS_PER_CENTROID * _max_centroids(index)
 
 
 def set_parameters(index: Any, parameters: str) -> None:
-    """Set how thoroughly an index searches: ``nprobe=16`` for IVF or ``efSearch=64`` for HNSW, several separated by commas.
+    """Set the search parameters of an index: ``nprobe=16`` for IVF or ``efSearch=64`` for HNSW, several separated by commas.
 
     Raises UserError if a value is not a positive integer, or if the index does not have such a parameter.
     """
@@ -112,7 +112,7 @@ def set_parameters(index: Any, parameters: str) -> None:
 
 
 class IndexVectors:
-    """The vectors (n, dim) in an index, as a :class:`vse.eval.search.top_k.Corpus`; those in PQ or SQ are approximate."""
+    """The vectors (n, dim) in an index, as a :class:`vse.eval.search.top_k.Corpus`; vectors in PQ or SQ are approximate."""
 
     def __init__(self, index: Any) -> None:
         self.index = index
@@ -131,7 +131,7 @@ class IndexVectors:
 
 
 def stores_exactly(index: Any, corpus: Corpus) -> bool:
-    """Return whether an index stores its corpus bit for bit, judged by its first rows."""
+    """Return whether an index stores its corpus bit for bit, judged by the first 100 rows."""
     first_rows = slice(0, 100)
     try:
         return bool(np.array_equal(IndexVectors(index)[first_rows], np.asarray(corpus[first_rows], np.float32)))
@@ -140,7 +140,7 @@ def stores_exactly(index: Any, corpus: Corpus) -> bool:
 
 
 def _create_index(factory: str, dim: int) -> Any:
-    """Create an empty index; refuse numbers on which FAISS crashes."""
+    """Create an empty index. Raises UserError for numbers on which FAISS crashes."""
     links = [int(number) for number in re.findall(r"(?:HNSW|NSG)(\d+)", factory)]
     if re.search(r"(?<!\d)0+(?!\d)", factory) or any(number not in _LINKS for number in links):
         raise UserError(f"{factory}: a number in it is too small or too large; such as {EXAMPLES} work")
@@ -215,7 +215,7 @@ class _IndexMetadata(BaseModel):
 class IndexSource:
     """The source of an index: ``count`` rows of ``dim`` dimensions, whose ids have the hash ``ids_sha256``.
 
-    ``properties`` determine the vectors; they map names that a person understands, such as ``split``, to texts. Metadata files
+    ``properties`` map names that a person understands, such as ``split``, to texts that determine the vectors. Metadata files
     store them as ``of``.
     """
 
@@ -245,8 +245,7 @@ def metadata_file(path: Path) -> Path:
 def write_index(path: Path, built: BuiltIndex, source: IndexSource) -> Path:
     """Write the index and its metadata, each atomically, and return ``path``.
 
-    The metadata are written first, so that a killed process never leaves an index without metadata. Metadata without an index
-    are harmless.
+    The metadata are written first: metadata without an index are harmless.
     """
     digest = hashlib.sha256()
     with open_atomic(path) as stream:
@@ -274,10 +273,10 @@ def write_index(path: Path, built: BuiltIndex, source: IndexSource) -> Path:
 
 
 def index_exists(path: Path, source: IndexSource) -> bool:
-    """Return whether there is an index file that should be read rather than built.
+    """Return whether there is an index file to read; otherwise it must be built.
 
-    An index that lost its metadata, but has the expected number of rows and dimensions, counts as absent and is built again.
-    Any other file without metadata counts as present, so that :func:`read_index` refuses it: it may belong to somebody else.
+    An index that lost its metadata, but has the expected number of rows and dimensions, counts as absent. Any other file
+    without metadata may belong to somebody else: it counts as present, and :func:`read_index` refuses it.
     """
     if may_replace_others() and not INDEX.is_at(path):
         return False
@@ -297,8 +296,8 @@ def index_exists(path: Path, source: IndexSource) -> bool:
 def read_index(path: Path, source: IndexSource, factory: str | None = None) -> BuiltIndex:
     """Read an index from a file; the vectors of a large one are mapped if FAISS can do that.
 
-    Raises UserError if the file is missing, was built from another source (the message names the difference) or by another
-    ``factory`` than requested, has changed since it was written, or cannot be read by FAISS.
+    Raises UserError if the file is missing, was built from another source or by another ``factory``, has changed since it was
+    written, or cannot be read by FAISS.
     """
     metadata = _read_metadata(path)
     if difference := _source_difference(source, metadata):
@@ -323,7 +322,6 @@ def read_index(path: Path, source: IndexSource, factory: str | None = None) -> B
 
 
 def _source_difference(source: IndexSource, metadata: Mapping[str, Any]) -> str:
-    """Return the first difference between a source and the source in an index's metadata, or an empty text."""
     properties = metadata["of"]
     compared = [(name, properties.get(name), source.properties.get(name)) for name in {**source.properties, **properties}]
     compared += [(name, metadata[name], getattr(source, name)) for name in ("similarity", "count", "dim", "ids_sha256")]

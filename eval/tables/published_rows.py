@@ -1,7 +1,7 @@
 """The rows of published tables with their printed metrics, and the experiments that reproduce them.
 
-A table is a CSV file in ``config/published/``, named ``<paper>_<table>``; docs/tables.md describes its columns. The workflow
-reads the rows whenever it reads its rules, so nothing heavy is imported here.
+A table is a CSV file in ``config/published/``, named ``<paper>_<table>`` (docs/tables.md). This module imports no large
+library, because the workflow reads the rows with its rules.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def published_rows(table: str) -> tuple[PublishedRow, ...]:
 def table_experiments(table: str, dataset: str | None = None) -> list[tuple[str, str]]:
     """Return data set and experiment of every row that the preset of an experiment names, each pair once.
 
-    The data set is that of the row, unless one is given. Raises UserError if two experiments name the same row.
+    ``dataset`` replaces the data set of the row. Raises UserError if two experiments name the same row.
     """
     rows = {row.key: row for row in published_rows(table)}
     experiments: dict[str, str] = {}
