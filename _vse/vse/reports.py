@@ -92,7 +92,16 @@ class SearchResults:
             corners = pd.DataFrame(results.boxes, columns=["x1", "y1", "x2", "y2"])
             self.frame = pd.concat([pd.DataFrame({"score": results.scores}), corners], axis=1)
         else:
-            rows = [(hit.score, hit.image_id, _file_name(hit), hit.caption_id, _caption(hit)) for hit in results]
+            rows = [
+                (
+                    hit.score,
+                    hit.image_id,
+                    None if hit.photo is None else str(hit.photo),
+                    hit.caption_id,
+                    hit.captions[0] if hit.captions else None,
+                )
+                for hit in results
+            ]
             frame = pd.DataFrame(rows, columns=["score", "image_id", "file", "caption_id", "caption"])
             self.frame = frame.astype({"caption_id": "Int64"})
         self.frame.insert(0, "rank", range(1, len(self.frame) + 1))
@@ -263,14 +272,6 @@ def table_html(cells: Cells) -> str:
 def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = json.loads(frame.to_json(orient="records", double_precision=15))
     return records
-
-
-def _file_name(hit: SearchHit) -> str | None:
-    return None if hit.photo is None else str(hit.photo)
-
-
-def _caption(hit: SearchHit) -> str | None:
-    return hit.captions[0] if hit.captions else None
 
 
 def _image_html(photo: str | Path | None) -> str:

@@ -191,7 +191,10 @@ def embeddings(
     if is_path(images):
         for argument in given:
             raise UserError(f"images={images!r} is a path, and the file has all arrays; leave {argument} out")
-        return _read_file(as_path(images))  # type: ignore[arg-type]
+        from vse.eval.files.embeddings import read_embeddings
+
+        path = as_path(images)  # type: ignore[arg-type]
+        return SplitEmbeddings(path, read_phrase_scores(path) if is_phrase_scores(path) else read_embeddings(path))
     return _from_arrays({"images": _as_array(images), **given}, similarity, name, split)
 
 
@@ -227,12 +230,6 @@ def pair_scores(
     named = {"scores": scores, "image_of_caption": image_of_caption, "image_ids": image_ids, "caption_ids": caption_ids}
     given = {argument: _as_array(array) for argument, array in named.items() if array is not None}
     return _from_arrays(given, "scores", name, split)
-
-
-def _read_file(path: Path) -> SplitEmbeddings:
-    from vse.eval.files.embeddings import read_embeddings
-
-    return SplitEmbeddings(path, read_phrase_scores(path) if is_phrase_scores(path) else read_embeddings(path))
 
 
 def _as_array(array: Any) -> NDArray[Any]:

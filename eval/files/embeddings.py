@@ -1,8 +1,4 @@
-"""Reader and writer of the file of embeddings or scores of a split, with ids, that a model passes to the evaluator.
-
-Any program can write this file (docs/formats.md). :func:`write_embeddings` writes a file from memory, :func:`write_scores`
-writes scores block by block, and :func:`read_embeddings` reads and checks a file or a folder of arrays.
-"""
+"""Reader and writer of the file of embeddings or scores of a split. Any program can write this file (docs/formats.md)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Reader and writer of the file of phrase scores: the score of each phrase with each candidate box of its image.
-
-Any program can write this file (docs/formats.md).
-"""
+"""Reader and writer of the file of phrase scores: the score of each phrase with each candidate box of its image."""
 
 from __future__ import annotations
 
@@ -128,7 +125,10 @@ def read_phrase_scores(path: Path) -> PhraseScores:
     with wrap_read_errors(path, "a readable HDF5 file of phrase scores"), h5py.File(source.stream, "r") as file:
         _check_format(path, file)
         items = {name: find_hdf5_dataset(file, name, path=path) for name in _ARRAYS}
-        _check_complete(path, items, file)
+        missing = [name for name, item in items.items() if item is None]
+        missing += [f"the attribute {name}" for name in _REQUIRED if name not in file.attrs]
+        if missing:
+            raise UserError(f"{path}: not a complete file of phrase scores, it lacks {', '.join(missing)} (docs/formats.md)")
         items |= {name: item for name in _HASHES if (item := find_hdf5_dataset(file, name, path=path)) is not None}
         arrays = {name: _values(path, name, item) for name, item in items.items() if item is not None}
         attributes = {name: stored_attribute(path, name, file.attrs[name]) for name in _ATTRIBUTES if name in file.attrs}
@@ -137,7 +137,10 @@ def read_phrase_scores(path: Path) -> PhraseScores:
     fields |= {name: _numbers(path, name, arrays[name]) for name in ("scores", "boxes", "truth")}
     n = len(fields["phrase_ids"])
     fields |= {name: stored_hashes(path, name, arrays[name], n, width) for name, width in _HASHES.items() if name in arrays}
-    run = PhraseScores(**fields, types=_texts(path, arrays["types"]), **attributes, source=source)
+    types = arrays["types"]
+    if not isinstance(types, np.ndarray) or types.dtype != object or not all(isinstance(text, str) for text in types.flat):
+        raise UserError(f"{path}: types must be texts (UTF-8)")
+    run = PhraseScores(**fields, types=types.astype(np.str_), **attributes, source=source)
     _check(path, run)
     check_hash(path, content_sha256, lambda: _content_hash(arrays, _attributes_of(run)))
     return run
@@ -158,11 +161,9 @@ def check_same_phrases(
 ) -> None:
     """Raise UserError if two files differ in their phrases or ground-truth boxes, or in one of the ``attributes``."""
     check_same_attributes(first_path, first, path, run, ("dataset", "split", *attributes))
-    for name in (*_IDS, "types"):
-        if not np.array_equal(getattr(first, name), getattr(run, name)):
+    for name in (*_IDS, "types", "truth"):
+        if not np.array_equal(getattr(first, name), getattr(run, name), equal_nan=name == "truth"):
             raise UserError(f"{path} and {first_path} differ in {name}; files that are evaluated together must have the same")
-    if not np.array_equal(first.truth, run.truth, equal_nan=True):
-        raise UserError(f"{path} and {first_path} differ in truth; files that are evaluated together must have the same")
     check_same_data(path, run.identity, first_path, first.identity)
 
 
@@ -184,13 +185,6 @@ def _check_format(path: Path, file: h5py.File) -> None:
     version = file.attrs.get("version")
     if not isinstance(version, int | np.integer) or version != VERSION:
         raise UserError(f"{path}: phrase scores in version {version} of their format; this program reads version {VERSION}")
-
-
-def _check_complete(path: Path, items: Mapping[str, h5py.Dataset | None], file: h5py.File) -> None:
-    missing = [name for name, item in items.items() if item is None]
-    missing += [f"the attribute {name}" for name in _REQUIRED if name not in file.attrs]
-    if missing:
-        raise UserError(f"{path}: not a complete file of phrase scores, it lacks {', '.join(missing)} (docs/formats.md)")
 
 
 def _text_of(value: Any) -> str | None:
@@ -219,12 +213,6 @@ def _numbers(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArra
         return values
     with np.errstate(over="ignore"):  # values that overflow are refused below, with their row
         return values.astype(np.float32, copy=False)
-
-
-def _texts(path: Path, values: NDArray[Any] | h5py.Empty) -> NDArray[Any]:
-    if not isinstance(values, np.ndarray) or values.dtype != object or not all(isinstance(text, str) for text in values.flat):
-        raise UserError(f"{path}: types must be texts (UTF-8)")
-    return values.astype(np.str_)
 
 
 def _check(path: Path, run: PhraseScores) -> None:

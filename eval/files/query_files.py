@@ -1,8 +1,4 @@
-"""Writers of files with the answers to each query.
-
-:func:`write_per_query` writes a table with a row per query, as CSV or parquet. :func:`write_trec` writes run and qrels files
-for trec_eval, ranx and ir_measures, in which images are ``image-<id>`` and captions ``caption-<id>``.
-"""
+"""Writers of files with the answers to each query: a table, and the run and qrels files of trec_eval, ranx and ir_measures."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Schemas and readers of the JSON files that ``vse-eval`` writes: results and comparisons.
-
-Each file has a SHA-256 of its content, and the reader refuses a file that was edited.
-"""
+"""Schemas and readers of the signed JSON files that ``vse-eval`` writes: results and comparisons."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Embeddings or scores of a split, with ids and the identity of the data.
-
-:class:`Embeddings` holds the content of a file of embeddings or scores. Large score matrices are read some rows at a time.
-:func:`split_identity` hashes the ids of the images and finds the name of the split in ``config/published/splits.yaml``.
-"""
+"""Embeddings or scores of a split, with ids and the identity of the data."""
 
 from __future__ import annotations
 

@@ -46,12 +46,9 @@ Rows = NDArray[np.int64]
 
 
 class JudgedPairs(NamedTuple):
-    """The pairs that Crisscrossed Captions judges to be right.
+    """The pairs that Crisscrossed Captions judges to be right: ``images`` and ``captions`` are (n, 2) COCO ids.
 
-    Attributes
-    ----------
-    images, captions : (n, 2) COCO ids, each pair in one order
-    files : the SHA-256 of each file by its name
+    ``files`` has the SHA-256 of each file by its name.
     """
 
     images: NDArray[np.int64]
@@ -231,13 +228,9 @@ def average_precision_at_r(positions: Rows) -> float:
 
 
 class AnsweredQuery(NamedTuple):
-    """The ranking of one query.
+    """The ranking of one query: the 0-based ``positions`` (n_right,) of its right answers, ascending.
 
-    Attributes
-    ----------
-    positions : 0-based positions (n_right,) of its right answers, ascending
-    right, right_score : index of the best right answer among the candidates, and its score
-    wrong, wrong_score : the same for the best wrong answer
+    ``right`` and ``wrong`` are the indices of the best right and wrong answer among the candidates.
     """
 
     positions: Rows

@@ -199,12 +199,9 @@ def _concatenate(parts: Sequence[NDArray[np.float32] | None]) -> NDArray[np.floa
 
 @dataclass(frozen=True)
 class PhraseShare:
-    """The share of phrases in the scores of an ensemble.
+    """The share of phrases in the scores of an ensemble, ``alpha`` from 0 to 1.
 
-    Attributes
-    ----------
-    alpha : the share, from 0 to 1
-    validated : the mean rsum on the validation split for each share that was tried there; None if the share was given
+    ``validated`` has the mean rsum on the validation split for each share that was tried there; None if the share was given.
     """
 
     alpha: float

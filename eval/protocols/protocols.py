@@ -1,8 +1,7 @@
 """The protocols of embeddings: the queries of each protocol, and their ranks among its candidates.
 
 ``full`` searches the complete split, ``1k`` folds of 1,000 images. In ``sentence`` and ``sentence-1k`` captions query
-captions. For ``cxc`` and ``eccv`` see :mod:`vse.eval.protocols.coco`. :func:`read_seeds` reads the seeds of a model,
-:func:`select_protocols` selects the protocols that apply to all of them, and :func:`rank_seeds` ranks their queries.
+captions. For ``cxc`` and ``eccv`` see :mod:`vse.eval.protocols.coco`.
 """
 
 from __future__ import annotations

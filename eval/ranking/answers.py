@@ -1,8 +1,4 @@
-"""The best answers to each query, from scores that are computed or read block by block.
-
-:func:`best_answers` finds the best right and the best wrong answer to each query, :func:`sentence_answers` also ranks captions
-that query captions. :func:`rank_captions` and :func:`rank_images` list the best candidates of each query.
-"""
+"""The best answers to each query, from scores that are computed or read block by block."""
 
 from __future__ import annotations
 

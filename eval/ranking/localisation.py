@@ -73,13 +73,8 @@ def pairwise_iou(boxes: Float[np.ndarray, "n 4"], others: Float[np.ndarray, "n 4
     first, second = (values.astype(np.float64) for values in (boxes, others))
     width, height = (np.minimum(first[:, k + 2], second[:, k + 2]) - np.maximum(first[:, k], second[:, k]) for k in (0, 1))
     shared = np.where((width > 0) & (height > 0), width * height, 0.0)
-    union = _areas(first) + _areas(second) - shared
-    return np.divide(shared, union, out=np.zeros(len(shared)), where=shared > 0)
-
-
-def _areas(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
-    areas: NDArray[np.float64] = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
-    return areas
+    areas = [(sides[:, 2] - sides[:, 0]) * (sides[:, 3] - sides[:, 1]) for sides in (first, second)]
+    return np.divide(shared, areas[0] + areas[1] - shared, out=np.zeros(len(shared)), where=shared > 0)
 
 
 def _blocks(offsets: NDArray[np.int64]) -> Iterator[tuple[slice, slice]]:

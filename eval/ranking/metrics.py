@@ -1,11 +1,8 @@
 """Metrics of retrieval, over the complete split or over folds of 1,000 images.
 
-:class:`Queries` holds the value of each metric for each query of one direction; a :class:`Fold` holds the queries of each
-direction. :func:`fold_metrics` reduces a fold to the metrics of a result file: R@K, Med r, mean r and rsum. If the positions
-of all right answers are known, there are also nDCG@10, MRR and mAP, as trec_eval defines them.
-
-:data:`DIRECTIONS` describes the directions of retrieval. :data:`POSITION_METRICS` is the registry of metrics of positions: a
-further metric is a function of :class:`RightAnswers` and a line there.
+:class:`Queries` holds the value of each metric for each query of one direction, and :func:`fold_metrics` reduces them to the
+metrics of a result file. A further metric of positions is a function of :class:`RightAnswers` and a line in
+:data:`POSITION_METRICS`. nDCG@10, MRR and mAP are defined as in trec_eval.
 
 Järvelin and Kekäläinen, "Cumulated gain-based evaluation of IR techniques", TOIS 2002 (nDCG, here with gains 0 and 1);
 Manning, Raghavan and Schütze, "Introduction to Information Retrieval", 2008, chapter 8 (mAP).

@@ -2,9 +2,6 @@
 
 A rank is 0-based: the number of wrong candidates that score at least as high as the best right one. Ties therefore count
 against the model, and a model that gives every pair the same score gets the worst ranks.
-
-:data:`SIMILARITIES` has the functions that score embeddings. :class:`ScoreBlocks` holds the scores of all pairs, a block of
-images at a time. :func:`ranks_from_blocks` counts ranks in both directions without holding the complete matrix.
 """
 
 from __future__ import annotations

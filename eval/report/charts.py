@@ -1,7 +1,6 @@
 """Charts of a report as inline SVG, and the metrics of a random order that they mark as chance.
 
-The charts are bars of recalls, training curves and histograms of ranks. They contain no names that a user chose; those are in
-the HTML around a chart, where they are escaped. In a chart a result has only a colour.
+They contain no names that a user chose; those are in the HTML around a chart, where they are escaped.
 """
 
 from __future__ import annotations
@@ -234,10 +233,7 @@ def _inline_svg(svg: str, label: str) -> Markup:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
     used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', svg))
-    svg = re.sub(r"#[0-9a-f]{6}\b", lambda match: _themed_colour(match[0]), svg)
+    for colour, variable in _VARIABLES.items():  # the style of the report may replace these colours
+        svg = svg.replace(colour, f"var(--{variable}, {colour})")
     svg = re.sub(r' id="([^"]*)"', lambda attribute: attribute[0] if attribute[1] in used else "", svg)
     return Markup(svg.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1))
-
-
-def _themed_colour(colour: str) -> str:
-    return f"var(--{_VARIABLES[colour]}, {colour})" if colour in _VARIABLES else colour

@@ -1,9 +1,4 @@
-"""Drawings over a photo: regions shaded by the attention of words, and the boxes of phrases.
-
-:class:`ResultAttention` reads the attention of a model from its run, and :func:`draw_attention` turns it into a
-:class:`Drawing`. :class:`PhrasePhoto` is a photo with the boxes of phrases. The templates ``drawing.html`` and
-``phrase_boxes.html`` render them.
-"""
+"""Drawings over a photo: regions shaded by the attention of words, and the boxes of phrases."""
 
 from __future__ import annotations
 
@@ -32,12 +27,9 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class AttendingRun:
-    """A run whose model attends.
+    """A run whose model attends. ``inputs`` are the files and folders that ``read_attention`` reads.
 
-    Attributes
-    ----------
-    read_attention : function that returns the attention of some pairs, with None for a pair that cannot be drawn
-    inputs : the files and folders that the function reads
+    ``read_attention`` returns the attention of some pairs, with None for a pair that cannot be drawn.
     """
 
     read_attention: Callable[[Sequence[Pair]], Sequence[Attention | None]]
@@ -135,12 +127,8 @@ class DrawnWord:
 class Drawing:
     """The attention between a photo and one or more captions.
 
-    Attributes
-    ----------
-    name : an identifier that is unique in the report
-    size : width and height of the photo in pixels
-    regions : x, y, width and height of each region, in pixels of the photo
-    captions : the words of each caption
+    ``name`` is an identifier that is unique in the report. ``size`` is width and height of the photo in pixels. ``regions``
+    are x, y, width and height in pixels of the photo. ``captions`` has the words of each caption.
     """
 
     name: str
@@ -192,14 +180,9 @@ _Rectangle = tuple[float, float, float, float]
 
 
 class PhraseBox(NamedTuple):
-    """A box to draw on a photo.
+    """A box to draw on a photo: ``rectangle`` is x, y, width and height in pixels of the photo.
 
-    Attributes
-    ----------
-    rectangle : x, y, width and height in pixels of the photo
-    number : the number of the phrase in its caption, from 1
-    colour : the colour of the phrase
-    truth : whether annotators drew the box; it then has a dashed line
+    ``number`` is the number of the phrase in its caption, from 1. ``truth`` marks a box by annotators; it has a dashed line.
     """
 
     rectangle: _Rectangle
@@ -209,16 +192,10 @@ class PhraseBox(NamedTuple):
 
 
 class PhrasePhoto(NamedTuple):
-    """A photo with the boxes of phrases.
+    """A photo with the boxes of phrases. ``name`` is an identifier that is unique in the report; ``size`` is in pixels.
 
-    Attributes
-    ----------
-    name : an identifier of the drawing that is unique in the report
-    source : the ``src`` of the photo; None if it cannot be read, and the boxes are then drawn on an empty area
-    file : the name of its file
-    size : width and height in pixels
-    boxes : the boxes to draw
-    repeats : the name of an earlier drawing of the same photo, whose image is reused; blank otherwise
+    ``source`` is the ``src`` of the photo; None if it cannot be read, and the boxes are then drawn on an empty area.
+    ``repeats`` is the name of an earlier drawing of the same photo, whose image is reused; blank otherwise.
     """
 
     name: str

@@ -1,14 +1,10 @@
-"""The gallery of a report: queries with the best answers of one or two models, as photos and captions.
-
-:func:`build_gallery` selects queries of one direction and returns a card for each. :func:`find_hardest_negatives` reads the
-costliest negatives of the training.
-"""
+"""The gallery of a report: queries with the best answers of one or two models, as photos and captions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -61,10 +57,8 @@ class QueryResult:
 class AnswerCard:
     """A candidate to display: a caption, or a photo with one of its captions. ``rank`` is 1-based.
 
-    Attributes
-    ----------
-    words : the words of the caption, if their attention is drawn on the photo of the query
-    drawing : the attention of the query, if it is drawn on the candidate photo
+    ``words`` are the words of the caption, if their attention is drawn on the photo of the query. ``drawing`` is the attention
+    of the query, if it is drawn on the candidate photo.
     """
 
     rank: int
@@ -78,13 +72,9 @@ class AnswerCard:
 
 @dataclass(frozen=True)
 class ModelColumn:
-    """The answers of one model to a query.
+    """The answers of one model to a query. ``rank`` is the 1-based rank of the best right answer.
 
-    Attributes
-    ----------
-    rank : the 1-based rank of the best right answer
-    answers : the best candidates
-    right_answer : the best right answer, if it is not among ``answers``
+    ``right_answer`` is the best right answer, if it is not among ``answers``.
     """
 
     rank: int
@@ -123,10 +113,8 @@ class CardGroup:
 class Gallery:
     """The queries of one direction.
 
-    Attributes
-    ----------
-    counts : with two models, the number of queries for which the first, the second and neither is better
-    attends : the sides (``t2i``, ``i2t``) that attend to the other side in the drawings
+    ``counts`` has, with two models, the number of queries for which the first, the second and neither is better. ``attends``
+    has the sides (``t2i``, ``i2t``) that attend to the other side in the drawings.
     """
 
     direction: Direction
@@ -176,10 +164,11 @@ def build_gallery(
     queries = [rows[group].tolist() for group in groups]
     everything = [query for group in queries for query in group]
     results = [dict(zip(everything, retrieve(run, direction, everything), strict=True)) for run in runs]
-    attentions = [
-        of_model.for_pairs(_pair_scores(direction, runs[0], of_run.values()))
-        for of_model, of_run in zip(attention, results, strict=True)
+    scores = [
+        {_pair(direction, runs[0], one.query, each): each.score for one in of_run.values() for each in one.displayed}
+        for of_run in results
     ]
+    attentions = [of_model.for_pairs(of_run) for of_model, of_run in zip(attention, scores, strict=True)]
     cards = [
         CardGroup(
             title, [_query_card(direction, runs[0], photos, [one[query] for one in results], attentions) for query in group]
@@ -301,10 +290,6 @@ def _pair(direction: Direction, run: Embeddings, query: int, candidate: Candidat
     return int(run.image_ids[image]), int(run.caption_ids[caption])
 
 
-def _pair_scores(direction: Direction, run: Embeddings, results: Iterable[QueryResult]) -> dict[Pair, float]:
-    return {_pair(direction, run, result.query, one): one.score for result in results for one in result.displayed}
-
-
 def _query_card(
     direction: Direction,
     run: Embeddings,
@@ -361,10 +346,14 @@ def find_hardest_negatives(table: pd.DataFrame, photos: DatasetPhotos) -> tuple[
     for query in ("image", "caption"):
         rows = table[table["query"] == query].head(_NEGATIVES).to_dict("records")
         if rows:
-            costliest[query] = [_hard_negative(row, photos) for row in rows]
+            costliest[query] = [
+                HardNegative(
+                    f"{row['cost']:#.3g}",
+                    photos.photo(int(row["imgid"])),
+                    str(row["caption"]),
+                    photos.photo(int(row["negative_imgid"])),
+                    str(row["negative_caption"]),
+                )
+                for row in rows
+            ]
     return epoch, costliest
-
-
-def _hard_negative(row: Any, photos: DatasetPhotos) -> HardNegative:
-    positive, negative = photos.photo(int(row["imgid"])), photos.photo(int(row["negative_imgid"]))
-    return HardNegative(f"{row['cost']:#.3g}", positive, str(row["caption"]), negative, str(row["negative_caption"]))

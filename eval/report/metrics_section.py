@@ -62,12 +62,8 @@ class MetricRow(NamedTuple):
 class ProtocolSection:
     """The section of a protocol in a report.
 
-    Attributes
-    ----------
-    sums : index of the result, name and value of each metric over both directions, such as rsum
-    chart : the bars; None without recalls
-    notes : the meaning of whiskers and small numbers
-    chance : the meaning of the dotted lines
+    ``sums`` has index of the result, name and value of each metric over both directions. ``chart`` is None without recalls.
+    ``notes`` explains whiskers and small numbers, ``chance`` the dotted lines.
     """
 
     title: str

@@ -1,8 +1,4 @@
-"""HTML pages of one file: photos and charts are embedded, and a page loads no other file.
-
-:func:`write_page` renders a template of ``eval/report/templates``. :class:`DatasetPhotos` reads photos of a data set as
-thumbnails. :func:`write_search_page` and :func:`write_phrase_page` write the pages of ``vse-search``.
-"""
+"""HTML pages of one file with photos and charts, and the pages of ``vse-search``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The phrase section of a report: R@1 by type, and captions with their phrases drawn on the photos.
-
-:func:`build_phrase_gallery` selects captions that one model localises best and worst, or on which two models differ.
-"""
+"""The phrase section of a report: R@1 by type, and captions with their phrases drawn on the photos."""
 
 from __future__ import annotations
 
@@ -45,13 +42,9 @@ class CaptionPiece(NamedTuple):
 
 
 class PhraseOutcome(NamedTuple):
-    """The best box of a model for a phrase.
+    """The best box of a model for a phrase: whether it is ``right``, and its ``iou`` with the true box.
 
-    Attributes
-    ----------
-    right : whether the box is right
-    iou : its IoU with the true box
-    answer : the rank of the first right box, if the best box is wrong
+    ``answer`` has the rank of the first right box, if the best box is wrong.
     """
 
     number: int
@@ -90,12 +83,9 @@ class PhraseGroup(NamedTuple):
 
 @dataclass(frozen=True)
 class PhraseGallery:
-    """The captions of a phrase section.
+    """The captions of a phrase section. ``unreadable`` is the number of photos that cannot be read.
 
-    Attributes
-    ----------
-    unreadable : the number of photos that cannot be read
-    counts : with two models, the number of phrases that only the first, only the second, and both or neither localise
+    ``counts`` has, with two models, the number of phrases that only the first, only the second, and both or neither localise.
     """
 
     groups: Sequence[PhraseGroup]
@@ -106,10 +96,8 @@ class PhraseGallery:
 class _CaptionStats(NamedTuple):
     """The captions that have phrases with a true box; every array is (n_captions,).
 
-    Attributes
-    ----------
-    n_phrases : number of phrases with a true box
-    n_right, mean_iou : for each model, the number of right phrases and the mean IoU of the best boxes
+    ``n_phrases`` counts phrases with a true box. ``n_right`` and ``mean_iou`` have, for each model, the number of right
+    phrases and the mean IoU of the best boxes.
     """
 
     ids: NDArray[np.int64]

@@ -13,7 +13,7 @@ import yaml
 from markupsafe import Markup
 
 from vse.eval.defaults import PHRASE, REPORT_QUERIES
-from vse.eval.files.results import Member, Result
+from vse.eval.files.results import Result
 from vse.eval.protocols.result_content import combination_line
 from vse.eval.ranking.metrics import DIRECTIONS
 from vse.eval.ranking.ranks import Ranks, ranks_from_blocks
@@ -88,7 +88,9 @@ def write_report(
     kind = page_kind("report.html")
     inputs = _read_inputs(results, out, kind, data, embeddings, queries)
     ranks = [ranks_from_blocks(*one.embeddings.score_blocks()) for one in inputs if one.embeddings]
-    missing = list(_missing_parts(inputs))
+    letters = ["A", "B"] if len(inputs) == 2 else [""]
+    labels = [f"{letter}: " if letter else "" for letter in letters]
+    missing = [label + sentence for label, one in zip(labels, inputs, strict=True) for sentence in one.missing]
     photos = _dataset_photos(inputs, data, missing)
     galleries: list[Gallery] = []
     phrases, hardest = None, _Hardest()
@@ -107,18 +109,23 @@ def write_report(
         if len(inputs) == 1 and inputs[0].negatives is not None:
             hardest = _Hardest(*find_hardest_negatives(inputs[0].negatives, photos))
         missing += _unreadable_photos(photos)
+    differences: list[ReportDifference] = []
+    if len(ranks) == 2 and inputs[0].embeddings:
+        differences = rank_differences(inputs[0].embeddings.image_of_caption(), *ranks)
+    elif phrases is not None and len(inputs) == 2:
+        differences = phrase_metric_differences(inputs)
     return write_page(
         out,
         "report.html",
-        title=_title(inputs),
+        title=f"{inputs[0].result.dataset} {' and '.join(one.result.experiment for one in inputs)}",
         result=inputs[0].result,
         seed=inputs[0].result.seeds[0],
-        summaries=[_summarise(one, "AB"[k] if len(inputs) == 2 else "") for k, one in enumerate(inputs)],
+        summaries=[_summarise(one, letter) for one, letter in zip(inputs, letters, strict=True)],
         colours=COLOURS,
         directions=DIRECTIONS,
         headline=headline_metrics(inputs[0].result) if len(inputs) == 1 else [],
         sections=build_sections([one.result for one in inputs]),
-        differences=_differences(inputs, ranks, phrases is not None),
+        differences=differences,
         curves=_curves(inputs, photos),
         training_notes=[*_training_notes(inputs, photos)],
         histograms=_histograms(ranks, inputs[0].result) if len(ranks) == len(inputs) else [],
@@ -161,22 +168,6 @@ def _read_inputs(
     return inputs
 
 
-def _differences(inputs: Sequence[ReportInput], ranks: Sequence[Ranks], phrases: bool) -> list[ReportDifference]:
-    if len(ranks) == 2 and inputs[0].embeddings:
-        return rank_differences(inputs[0].embeddings.image_of_caption(), *ranks)
-    return phrase_metric_differences(inputs) if phrases and len(inputs) == 2 else []
-
-
-def _title(inputs: Sequence[ReportInput]) -> str:
-    return f"{inputs[0].result.dataset} {' and '.join(one.result.experiment for one in inputs)}"
-
-
-def _missing_parts(inputs: Sequence[ReportInput]) -> Iterator[str]:
-    for letter, one in zip("AB", inputs, strict=False):
-        for sentence in one.missing:
-            yield sentence if len(inputs) == 1 else f"{letter}: {sentence}"
-
-
 def _dataset_photos(inputs: Sequence[ReportInput], data: Path | None, missing: list[str]) -> DatasetPhotos | None:
     """Return the photos of the data set; None, with the reason in ``missing``, if ``dataset.json`` is not found."""
     if not any(one.embeddings or one.phrases for one in inputs):
@@ -215,7 +206,8 @@ def _facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
     if result.unfinished:
         yield "Unfinished", f"the training did not finish ({', '.join(run['state'] for run in result.unfinished)})"
     if result.ensemble:
-        yield "Members", ", ".join(map(_member, result.ensemble))
+        names = (one.experiment if one.seed is None else f"{one.experiment} seed {one.seed}" for one in result.ensemble)
+        yield "Members", ", ".join(names)
         if result.combination:
             yield "Combined", combination_line(result.combination)
     elif any(seed is not None for seed in result.seeds):
@@ -334,10 +326,6 @@ def _curve(series: int, table: pd.DataFrame, x: str, y: str) -> Curve | None:
         return None
     best = float(numbers[x].loc[numbers[y].idxmax()]) if y == "rsum" else None
     return Curve(series, numbers[x].tolist(), numbers[y].tolist(), best)
-
-
-def _member(member: Member) -> str:
-    return member.experiment if member.seed is None else f"{member.experiment} seed {member.seed}"
 
 
 def _histograms(ranks: Sequence[Ranks], result: Result) -> list[Chart]:

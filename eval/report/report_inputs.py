@@ -32,19 +32,10 @@ log = logging.getLogger(__name__)
 class ReportInput:
     """A result with the embeddings and run files that were found at the places that it names.
 
-    Attributes
-    ----------
-    path : the result file
-    result : its content
-    embeddings : the embeddings of the first seed; None if they are missing, or for phrase results
-    phrases : the phrase scores of the first seed
-    dataset_file : the place of ``dataset.json`` that the embeddings record
-    record : ``run.json`` of the first seed
-    folder : the run folder of the first seed
-    curves : the table ``metrics.csv`` of each seed that has one
-    negatives : the table ``negatives.csv`` of the first seed
-    missing : a sentence for each missing input; they name no folders, since reports are passed on
-    files : all files that a report may read
+    ``embeddings``, ``phrases``, ``record`` (``run.json``), ``folder`` (of the run) and ``negatives`` (``negatives.csv``)
+    belong to the first seed, ``curves`` (``metrics.csv``) to all seeds. ``dataset_file`` is the place of ``dataset.json`` that
+    the embeddings record. ``missing`` has a sentence for each missing input, without names of folders, since reports are
+    passed on. ``files`` are all files that a report may read.
     """
 
     path: Path

@@ -1,8 +1,4 @@
-"""Quality and cost of searches that do not score all pairs, in both directions, compared with exact search.
-
-:func:`reranked_metrics` evaluates lists of K candidates from a fast first stage, re-ranked by their exact scores.
-:func:`approximate_recalls` evaluates an approximate FAISS index.
-"""
+"""Quality and cost of searches that do not score all pairs, in both directions, compared with exact search."""
 
 from __future__ import annotations
 

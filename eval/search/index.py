@@ -1,6 +1,6 @@
 """FAISS indexes for approximate search, in memory and in files.
 
-An index in the file ``x.faiss`` has its metadata next to it, in ``x.faiss.json``. They record the source of the index, and
+An index in the file ``x.faiss`` has its metadata in ``x.faiss.json``. They record the source of the index, and
 :func:`read_index` refuses an index of other vectors.
 """
 

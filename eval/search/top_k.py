@@ -1,8 +1,4 @@
-"""Top-K search of embeddings: exact, block by block, or with a FAISS index; and the search results that people read.
-
-:func:`search` returns rows and scores, and :func:`both_directions` prepares the searches of images by captions and of
-captions by images. :class:`SearchHit`, :class:`PhraseHit` and :class:`Attention` describe results with photos and captions.
-"""
+"""Top-K search of embeddings: exact, block by block, or with a FAISS index; and the search results that people read."""
 
 from __future__ import annotations
 

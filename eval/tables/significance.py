@@ -1,8 +1,4 @@
-"""Compare two models on the same queries: write the comparison file, and tabulate comparison files.
-
-:func:`compare_files` tests whether a difference is larger than the choice of test images explains (``vse-eval --compare``).
-:class:`SignificanceTable` is ``vse-table significance``.
-"""
+"""Compare two models on the same queries: write the comparison file, and tabulate comparison files."""
 
 from __future__ import annotations
 

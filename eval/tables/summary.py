@@ -125,11 +125,9 @@ def summarise_results(results: Sequence[tuple[Path, Result]]) -> pd.DataFrame:
     table = pd.DataFrame(rows)
     empty = [name for name in _OPTIONAL_COLUMNS if not table[name].any()]
     empty += [] if (table["protocol"] == PHRASE).any() else _PHRASE_COLUMNS
-    return table.drop(columns=[*empty, *(_retrieval_columns(table) if (table["protocol"] == PHRASE).all() else [])])
-
-
-def _retrieval_columns(table: pd.DataFrame) -> list[str]:
-    return [name for name in map(str, table) if name.removesuffix("_low").removesuffix("_high") in _COLUMNS]
+    if (table["protocol"] == PHRASE).all():  # phrase results have no image-caption metrics
+        empty += [name for name in map(str, table) if name.removesuffix("_low").removesuffix("_high") in _COLUMNS]
+    return table.drop(columns=empty)
 
 
 class SummaryTable(TableKind):
