@@ -41,7 +41,6 @@ IMAGE_FILE, CAPTION_FILE = "sis_test.csv", "sts_test.csv"
 IMAGE_THRESHOLD, CAPTION_THRESHOLD = 2.5, 3.0  # lowest score, on a scale from 0 to 5, of a right pair
 _COCO_ID = re.compile(r"(?:.*[_:])?(\d{1,18})(?:\.jpg)?")
 
-
 Rows = NDArray[np.int64]
 
 
@@ -51,8 +50,8 @@ class JudgedPairs(NamedTuple):
     ``files`` has the SHA-256 of each file by its name.
     """
 
-    images: NDArray[np.int64]
-    captions: NDArray[np.int64]
+    images: Rows
+    captions: Rows
     files: dict[str, str]
 
 
@@ -70,7 +69,7 @@ def read_judged_pairs(folder: Path) -> JudgedPairs:
     )
 
 
-def _pairs(file: InputFile, columns: tuple[str, str], threshold: float) -> NDArray[np.int64]:
+def _pairs(file: InputFile, columns: tuple[str, str], threshold: float) -> Rows:
     """Return the COCO ids (n, 2) of the pairs whose score is at least ``threshold``."""
     import pandas as pd
 
@@ -123,7 +122,7 @@ def intramodal_fold(run: Embeddings, coco_ids: Rows, pairs: JudgedPairs, ks: Seq
     }
 
 
-def _right_answers(rows: dict[int, int], pairs: NDArray[np.int64]) -> dict[int, set[int]]:
+def _right_answers(rows: dict[int, int], pairs: Rows) -> dict[int, set[int]]:
     """Return the rows of the right answers to each row; pairs with an unknown id are left out."""
     right: dict[int, set[int]] = {}
     for one, other in pairs.tolist():

@@ -15,6 +15,9 @@ from torch import Tensor
 from vse.eval.ranking.ranks import Ranks, ScoreBlocks, blocks_from_embeddings, caption_scores, check_finite, row_blocks
 from vse.pipeline.errors import UserError
 
+Rows = NDArray[np.int64]
+Scores = NDArray[np.floating]
+
 
 @dataclass(frozen=True)
 class BestAnswers:
@@ -30,14 +33,14 @@ class BestAnswers:
     wrong, wrong_scores : (n,) the best wrong answer and its score; the score is -inf if the query has no wrong answer
     """
 
-    queries: NDArray[np.int64]
-    ranks: NDArray[np.int64]
-    right: NDArray[np.int64]
-    right_scores: NDArray[np.floating]
-    wrong: NDArray[np.int64]
-    wrong_scores: NDArray[np.floating]
+    queries: Rows
+    ranks: Rows
+    right: Rows
+    right_scores: Scores
+    wrong: Rows
+    wrong_scores: Scores
 
-    def with_ids(self, query_ids: NDArray[np.int64], answer_ids: NDArray[np.int64]) -> BestAnswers:
+    def with_ids(self, query_ids: Rows, answer_ids: Rows) -> BestAnswers:
         """Replace rows by ids; ``wrong`` keeps its row for a query without a wrong answer."""
         wrong = np.where(np.isneginf(self.wrong_scores), self.wrong, answer_ids[self.wrong])
         return replace(self, queries=query_ids[self.queries], right=answer_ids[self.right], wrong=wrong)
@@ -81,7 +84,7 @@ class _BestSoFar:
             self._rows[k, queries] = torch.where(better, row + first, rows)
             self._scores[k, queries] = torch.where(better, best.double(), before)
 
-    def answers(self, queries: NDArray[np.int64], ranks: NDArray[np.int64]) -> BestAnswers:
+    def answers(self, queries: Rows, ranks: Rows) -> BestAnswers:
         scores, rows = self._scores.cpu().numpy()[:, queries].astype(self._dtype), self._rows.cpu().numpy()[:, queries]
         return BestAnswers(queries, ranks, rows[0], scores[0], rows[1], scores[1])
 
@@ -141,8 +144,8 @@ class RankedList(NamedTuple):
     """The row of a query, and the rows (n,) and scores (n,) of its best candidates, best first."""
 
     query: int
-    rows: NDArray[np.int64]
-    scores: NDArray[np.floating]
+    rows: Rows
+    scores: Scores
 
 
 def rank_captions(blocks: ScoreBlocks, depth: int) -> Iterator[RankedList]:
@@ -165,7 +168,7 @@ def rank_images(blocks: ScoreBlocks, depth: int) -> Iterator[RankedList]:
             yield _ranked_list(int(caption), column, image_of_caption[caption, None], depth)
 
 
-def strictly_descending(scores: NDArray[np.floating]) -> NDArray[np.float32]:
+def strictly_descending(scores: Scores) -> NDArray[np.float32]:
     """Return descending scores as strictly descending ones in single precision.
 
     Each score is unchanged, or becomes the next smaller number after the score before it. A program that sorts by these scores
@@ -181,7 +184,7 @@ def strictly_descending(scores: NDArray[np.floating]) -> NDArray[np.float32]:
     return strict
 
 
-def _ranked_list(query: int, scores: NDArray[np.floating], right: NDArray[np.int64], depth: int) -> RankedList:
+def _ranked_list(query: int, scores: Scores, right: Rows, depth: int) -> RankedList:
     """Return the best of all candidates; ``scores`` is (n_candidates,), and ``right`` has the rows of the right ones."""
     n = len(scores)
     rows = np.arange(n)

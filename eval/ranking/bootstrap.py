@@ -15,10 +15,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vse.eval.defaults import BOOTSTRAP_SAMPLES
-from vse.eval.ranking.metrics import Fold, average, fold_metrics, resample_metrics
+from vse.eval.ranking.metrics import Fold, Values, average, fold_metrics, resample_metrics
 
 LEVEL = 0.95
 ALPHA = 0.05  # a difference with a p-value below is called significant
@@ -66,7 +65,7 @@ def differences(
     return _map_leaves(_difference, *observed, _concatenate(resampled), _concatenate(swapped))
 
 
-def _difference(a: float, b: float, resampled: NDArray[np.float64], swapped: NDArray[np.float64]) -> dict[str, Any]:
+def _difference(a: float, b: float, resampled: Values, swapped: Values) -> dict[str, Any]:
     difference = a - b
     # A swap that only changes the order of a sum must count as equal. Metrics are in percent, and 1e-9 is no difference.
     as_large = np.abs(swapped) >= abs(difference) - 1e-9
@@ -84,7 +83,7 @@ def _batch_sizes(samples: int, n_images: int) -> list[int]:
     return [min(size, samples - start) for start in range(0, samples, size)]
 
 
-def _mean_over_seeds(runs: Sequence[Run], weights: NDArray[np.float64]) -> dict[str, Any]:
+def _mean_over_seeds(runs: Sequence[Run], weights: Values) -> dict[str, Any]:
     return average([resample_metrics(run, weights) for run in runs])
 
 
@@ -92,7 +91,7 @@ def _concatenate(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return _map_leaves(lambda *values: np.concatenate(values), *batches)
 
 
-def _sample_weights(run: Run, n_images: int, samples: int, rng: np.random.Generator) -> NDArray[np.float64]:
+def _sample_weights(run: Run, n_images: int, samples: int, rng: np.random.Generator) -> Values:
     """Sample the images that have queries, with replacement within each fold.
 
     Returns how often each sample contains each image, (samples, n_images).
@@ -125,7 +124,7 @@ def _merge_folds(first: Fold, second: Fold, n_images: int) -> Fold:
     return both
 
 
-def _interval(values: NDArray[np.float64]) -> list[float]:
+def _interval(values: Values) -> list[float]:
     """Return the percentile interval; a sample without queries of this metric has NaN and is ignored."""
     outside = 100 * (1 - LEVEL) / 2
     low, high = np.percentile(values[~np.isnan(values)], [outside, 100 - outside])

@@ -22,6 +22,9 @@ from vse.eval.defaults import RECALLS
 from vse.eval.ranking.answers import BestAnswers
 from vse.eval.ranking.ranks import Ranks
 
+Rows = NDArray[np.int64]
+Values = NDArray[np.float64]
+
 
 @dataclass(frozen=True)
 class Direction:
@@ -68,14 +71,14 @@ class RightAnswers:
     first : (n_queries,) index of each query's first right answer
     """
 
-    query: NDArray[np.int64]
-    right_before: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    first: NDArray[np.int64]
+    query: Rows
+    right_before: Rows
+    positions: Rows
+    counts: Rows
+    first: Rows
 
     @classmethod
-    def from_wrong_before(cls, query_of: NDArray[np.int64], wrong_before: NDArray[np.int64]) -> RightAnswers:
+    def from_wrong_before(cls, query_of: Rows, wrong_before: Rows) -> RightAnswers:
         order = np.lexsort((wrong_before, query_of))
         query, wrong = query_of[order], wrong_before[order]
         counts = np.bincount(query)
@@ -89,20 +92,20 @@ _DISCOUNTS = 1 / np.log2(np.arange(_NDCG_DEPTH) + 2)
 _IDEAL_GAINS = np.cumsum(_DISCOUNTS)  # discounted gains of 1, 2, ... right answers at the top of the list
 
 
-def ndcg(answers: RightAnswers) -> NDArray[np.float64]:
+def ndcg(answers: RightAnswers) -> Values:
     """Return nDCG@10: the sum of 1 / log2(2 + position) over right positions below 10, divided by its largest value."""
     counted = answers.positions < _NDCG_DEPTH
     gains = np.where(counted, _DISCOUNTS[np.minimum(answers.positions, _NDCG_DEPTH - 1)], 0)
-    values: NDArray[np.float64] = np.bincount(answers.query, gains) / _IDEAL_GAINS[np.minimum(answers.counts, _NDCG_DEPTH) - 1]
+    values: Values = np.bincount(answers.query, gains) / _IDEAL_GAINS[np.minimum(answers.counts, _NDCG_DEPTH) - 1]
     return values
 
 
-def reciprocal_rank(answers: RightAnswers) -> NDArray[np.float64]:
+def reciprocal_rank(answers: RightAnswers) -> Values:
     """Return 1 / (1 + p) for the 0-based position p of the first right answer. Its mean is MRR."""
     return 1 / (1 + answers.positions[answers.first])
 
 
-def average_precision(answers: RightAnswers) -> NDArray[np.float64]:
+def average_precision(answers: RightAnswers) -> Values:
     """Return the mean, over all right answers, of the precision of the list down to each of them. Its mean is mAP."""
     precision = (1 + answers.right_before) / (1 + answers.positions)
     return np.bincount(answers.query, precision) / answers.counts
@@ -120,7 +123,7 @@ class PositionMetric(NamedTuple):
 
     name: str
     title: str
-    values: Callable[[RightAnswers], NDArray[np.float64]]
+    values: Callable[[RightAnswers], Values]
 
 
 POSITION_METRICS = {
@@ -150,7 +153,7 @@ def metric_title(metric: str) -> str:
     return METRIC_TITLES.get(metric) or (f"R@{metric[1:]}" if metric[:1] == "r" and metric[1:].isdecimal() else metric)
 
 
-def position_metrics(query_of: NDArray[np.int64], wrong_before: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
+def position_metrics(query_of: Rows, wrong_before: Rows) -> dict[str, Values]:
     """Return each metric of :data:`POSITION_METRICS` for each query, (n_queries,) in percent.
 
     Parameters
@@ -174,18 +177,14 @@ class Queries:
     answers : the best right and wrong answer to each query, by their ids, if they were requested
     """
 
-    images: NDArray[np.int64]
-    values: Mapping[str, NDArray[np.float64]]
-    ranks: NDArray[np.int64] | None = None
+    images: Rows
+    values: Mapping[str, Values]
+    ranks: Rows | None = None
     answers: BestAnswers | None = None
 
     @classmethod
     def from_ranks(
-        cls,
-        ranks: NDArray[np.int64],
-        images: NDArray[np.int64],
-        ks: Iterable[int] = RECALLS,
-        more_values: Mapping[str, NDArray[np.float64]] = MappingProxyType({}),
+        cls, ranks: Rows, images: Rows, ks: Iterable[int] = RECALLS, more_values: Mapping[str, Values] = MappingProxyType({})
     ) -> Queries:
         """Build queries with R@K, mean r and Med r of their 0-based ranks (n,), and with ``more_values`` (n,) of metrics."""
         values = {f"r{k}": np.where(ranks < k, 100.0, 0.0) for k in ks}
@@ -201,7 +200,7 @@ class Queries:
 Fold = Mapping[str, Queries]
 
 
-def build_fold(ranks: Ranks, image_of_caption: NDArray[np.int64], ks: Iterable[int] = RECALLS) -> Fold:
+def build_fold(ranks: Ranks, image_of_caption: Rows, ks: Iterable[int] = RECALLS) -> Fold:
     """Build the queries in both directions among some images and all their captions.
 
     ``image_of_caption`` (n_captions,) has the row of each caption's image. :data:`POSITION_METRICS` are included if
@@ -209,7 +208,7 @@ def build_fold(ranks: Ranks, image_of_caption: NDArray[np.int64], ks: Iterable[i
     """
     images, query_of_caption = np.unique(image_of_caption, return_inverse=True)
     query_images = {"i2t": images, "t2i": image_of_caption}
-    more_values: dict[str, dict[str, NDArray[np.float64]]] = {"i2t": {}, "t2i": {}}
+    more_values: dict[str, dict[str, Values]] = {"i2t": {}, "t2i": {}}
     if ranks.own is not None:
         more_values["i2t"] = position_metrics(query_of_caption, ranks.own)
         more_values["t2i"] = position_metrics(np.arange(len(ranks.t2i)), ranks.t2i)
@@ -225,7 +224,7 @@ def fold_metrics(fold: Fold) -> dict[str, Any]:
     return {**directions, **_recall_sums(directions)}
 
 
-def direction_metrics(ranks: NDArray[np.int64]) -> dict[str, float]:
+def direction_metrics(ranks: Rows) -> dict[str, float]:
     """Return the metrics of one direction from 0-based ranks.
 
     ``r1``, ``r5``, ``r10`` = 100 x the share of queries whose rank is below K; ``medr`` = floor(median) + 1;
@@ -249,7 +248,7 @@ def average(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def resample_metrics(folds: Sequence[Fold], weights: NDArray[np.float64]) -> dict[str, Any]:
+def resample_metrics(folds: Sequence[Fold], weights: Values) -> dict[str, Any]:
     """Return every metric of :func:`fold_metrics`, averaged over folds, for each sample of the images.
 
     ``weights`` (n_samples, n_images) is the number of times that a sample contains each image. A metric is (n_samples,), and
@@ -276,9 +275,7 @@ def _means(queries: Queries) -> dict[str, float]:
     return _insert_median(means, float(np.floor(np.median(queries.ranks)) + 1))
 
 
-def _weighted_means(
-    queries: Queries, images: NDArray[np.int64], weights: NDArray[np.float64]
-) -> dict[str, NDArray[np.float64]]:
+def _weighted_means(queries: Queries, images: Rows, weights: Values) -> dict[str, Values]:
     """Return means and median of queries that count as often as their ``images``; ``weights`` is (n_images, n_samples)."""
     n_images = len(weights)
     counts = np.bincount(images, minlength=n_images)
@@ -291,9 +288,7 @@ def _weighted_means(
     return _insert_median(means, _weighted_median_rank(queries.ranks, images, weights))
 
 
-def _weighted_median_rank(
-    ranks: NDArray[np.int64], images: NDArray[np.int64], weights: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _weighted_median_rank(ranks: Rows, images: Rows, weights: Values) -> Values:
     from scipy.sparse import csr_array
 
     values, value_of_query = np.unique(ranks, return_inverse=True)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from vse.eval.defaults import RECALLS
@@ -23,6 +22,7 @@ from vse.eval.search.top_k import (
     Rows,
     Scores,
     TopK,
+    Vectors,
     both_directions,
     exact_scores,
     exact_search,
@@ -55,7 +55,7 @@ class _CandidateLists(NamedTuple):
 
 
 def reranked_metrics(
-    i2t: ScoreBlocks, t2i: ScoreBlocks | None, images: NDArray[np.float32], captions: NDArray[np.float32], candidates: int
+    i2t: ScoreBlocks, t2i: ScoreBlocks | None, images: Vectors, captions: Vectors, candidates: int
 ) -> dict[str, Any]:
     """Return the metrics of lists of ``candidates`` rows, re-ranked by exact scores, and their loss, for a result file.
 
@@ -89,9 +89,7 @@ def reranked_metrics(
     return {"reranked": candidates, "factory": "Flat", **found, "exact": exact, "lost": _losses(exact, found)}
 
 
-def _lists_for_images(
-    blocks: ScoreBlocks, images: NDArray[np.float32], captions: NDArray[np.float32], candidates: int
-) -> Iterator[_CandidateLists]:
+def _lists_for_images(blocks: ScoreBlocks, images: Vectors, captions: Vectors, candidates: int) -> Iterator[_CandidateLists]:
     with_captions = torch.unique(blocks.image_of_caption)
     for rows in blocks.row_slices:
         queries = with_captions[(with_captions >= rows.start) & (with_captions < rows.stop)]
@@ -101,9 +99,7 @@ def _lists_for_images(
             yield _CandidateLists(queries, near, sure, scores.gather(1, near), _highest(scores.T).T, seconds)
 
 
-def _lists_for_captions(
-    blocks: ScoreBlocks, images: NDArray[np.float32], captions: NDArray[np.float32], candidates: int
-) -> Iterator[_CandidateLists]:
+def _lists_for_captions(blocks: ScoreBlocks, images: Vectors, captions: Vectors, candidates: int) -> Iterator[_CandidateLists]:
     for queries in torch.split(torch.arange(len(captions)), max(1, _MAX_CANDIDATES // candidates)):
         near, sure, seconds = _first_stage(images, captions[queries.numpy()], candidates)
         scores, best = torch.empty(near.shape, dtype=torch.float64), torch.empty(0, len(queries))
@@ -115,7 +111,7 @@ def _lists_for_captions(
         yield _CandidateLists(queries, near, sure, scores, best.T, seconds)
 
 
-def _first_stage(corpus: NDArray[np.float32], queries: NDArray[np.float32], candidates: int) -> tuple[Tensor, Tensor, float]:
+def _first_stage(corpus: Vectors, queries: Vectors, candidates: int) -> tuple[Tensor, Tensor, float]:
     """Return the rows of each query's candidates, whether each is surely among the best, and the duration in seconds."""
     started = time.perf_counter()
     scores, rows = exact_search(corpus, queries, min(candidates + 1, len(corpus)))
@@ -126,7 +122,7 @@ def _first_stage(corpus: NDArray[np.float32], queries: NDArray[np.float32], cand
 
 def _evaluate_lists(
     chunks: Iterator[_CandidateLists], image_of_row: Tensor, query_images: Tensor
-) -> tuple[NDArray[np.int64], dict[str, float]]:
+) -> tuple[Rows, dict[str, float]]:
     """Return the ranks of the queries of one direction, in their order, and the quality and duration of their lists.
 
     ``image_of_row`` has the image of each row of the corpus, ``query_images`` the image of each row of images or captions that
@@ -166,9 +162,9 @@ def _highest(scores: Tensor) -> Tensor:
 
 
 def approximate_recalls(
-    images: NDArray[np.float32],
-    captions: NDArray[np.float32],
-    image_of_caption: NDArray[np.int64],
+    images: Vectors,
+    captions: Vectors,
+    image_of_caption: Rows,
     similarity: str = "cosine",
     factory: str = "Flat",
     parameters: str = "",

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from vse.eval.ranking.answers import BestAnswers, unit_rows
 from vse.eval.ranking.ranks import Ranks, shared_tensor, similarity_by_name
-from vse.eval.search.top_k import CANDIDATES, DirectionSearch, Rows, Scores, TopK, both_directions, search
+from vse.eval.search.top_k import CANDIDATES, DirectionSearch, Rows, Scores, TopK, Vectors, both_directions, search
 
 # Relative to the product of both lengths, or to a sum of squares: float32 sums in another order differ by less.
 _ROUNDING = 1e-5
@@ -45,12 +45,7 @@ class Agreement:
 
 
 def check_against_search(
-    images: NDArray[np.float32],
-    captions: NDArray[np.float32],
-    image_of_caption: NDArray[np.int64],
-    ranks: Ranks,
-    ks: tuple[int, ...],
-    most: int = 0,
+    images: Vectors, captions: Vectors, image_of_caption: Rows, ranks: Ranks, ks: tuple[int, ...], most: int = 0
 ) -> Agreement:
     """Search both directions with FAISS, check every query against its exact rank, and return the agreement.
 
@@ -71,11 +66,7 @@ def check_against_search(
 
 
 def check_sentences_against_search(
-    captions: NDArray[np.float32],
-    image_of_caption: NDArray[np.int64],
-    exact_ranks: BestAnswers,
-    ks: tuple[int, ...],
-    most: int = 0,
+    captions: Vectors, image_of_caption: Rows, exact_ranks: BestAnswers, ks: tuple[int, ...], most: int = 0
 ) -> Agreement:
     """Search captions with captions by FAISS, and check the results as :func:`check_against_search` does."""
     units, sample = unit_rows(shared_tensor(captions)).numpy(), _sample_queries(len(exact_ranks.queries), most)
@@ -93,9 +84,9 @@ def check_sentences_against_search(
 
 
 def check_against_candidates(
-    images: NDArray[np.float32],
-    captions: NDArray[np.float32],
-    image_of_caption: NDArray[np.int64],
+    images: Vectors,
+    captions: Vectors,
+    image_of_caption: Rows,
     ranks: Ranks,
     ks: tuple[int, ...],
     similarity: str,
@@ -130,18 +121,11 @@ class _Compared(NamedTuple):
 
     direction: str
     sample: Rows
-    exact_ranks: NDArray[np.int64]
+    exact_ranks: Rows
     right: Scores
     rounding: NDArray[np.floating[Any]]
 
-    def check(
-        self,
-        agreement: Agreement,
-        top: TopK,
-        image_of_query: NDArray[np.int64],
-        image_of_row: NDArray[np.int64],
-        ks: Sequence[int],
-    ) -> None:
+    def check(self, agreement: Agreement, top: TopK, image_of_query: Rows, image_of_row: Rows, ks: Sequence[int]) -> None:
         """Add this direction to the agreement. Raises RuntimeError if a rank is outside of the bounds by the search ``top``.
 
         A rank counts at least the wrong results that score higher than the right answer. It counts at most those that score as
@@ -168,7 +152,7 @@ class _Compared(NamedTuple):
 
 
 def _sample_tasks(
-    images: NDArray[np.float32], captions: NDArray[np.float32], image_of_caption: NDArray[np.int64], most: int
+    images: Vectors, captions: Vectors, image_of_caption: Rows, most: int
 ) -> tuple[dict[str, Rows], dict[str, DirectionSearch]]:
     tasks = both_directions(images, captions, image_of_caption)
     samples = {name: _sample_queries(len(task.query_rows), most) for name, task in tasks.items()}
@@ -183,11 +167,7 @@ def _sample_queries(n: int, most: int) -> Rows:
 
 
 def _right_scores(
-    tasks: Mapping[str, DirectionSearch],
-    images: NDArray[np.float32],
-    captions: NDArray[np.float32],
-    image_of_caption: NDArray[np.int64],
-    similarity: str,
+    tasks: Mapping[str, DirectionSearch], images: Vectors, captions: Vectors, image_of_caption: Rows, similarity: str
 ) -> dict[str, Scores]:
     """Return for each direction the score of each query (n_queries,) with its best right answer, computed pair by pair."""
     needed = np.isin(image_of_caption, tasks["i2t"].query_rows)
@@ -198,13 +178,7 @@ def _right_scores(
     return {"i2t": best_of_image[tasks["i2t"].query_rows], "t2i": scores[tasks["t2i"].query_rows]}
 
 
-def _scores_of_pairs(
-    images: NDArray[np.float32],
-    captions: NDArray[np.float32],
-    image_of_caption: NDArray[np.int64],
-    needed: Rows,
-    similarity: str,
-) -> Scores:
+def _scores_of_pairs(images: Vectors, captions: Vectors, image_of_caption: Rows, needed: Rows, similarity: str) -> Scores:
     """Return the scores (n_captions,) of the ``needed`` captions with their images, pair by pair; -inf for the others."""
     score = similarity_by_name(similarity).score
     scores = np.full(len(captions), -np.inf, np.float32)
@@ -221,7 +195,7 @@ def _scores_of_pairs(
     return scores
 
 
-def _best_other(captions: NDArray[np.float32], image_of_caption: NDArray[np.int64]) -> Scores:
+def _best_other(captions: Vectors, image_of_caption: Rows) -> Scores:
     """Return the highest score of each caption (n_captions,) with another one of its image; -inf for an only caption."""
     best = np.empty(len(captions), np.float32)
     order = np.argsort(image_of_caption, kind="stable")

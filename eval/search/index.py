@@ -16,7 +16,6 @@ from typing import Any
 
 import faiss
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -30,7 +29,7 @@ from pydantic import (
 
 from vse.eval.files.array_folder import IN_MEMORY_BYTES
 from vse.eval.search.gpu import faiss_reason
-from vse.eval.search.top_k import BLOCK, Corpus, read_blocks, search_index
+from vse.eval.search.top_k import BLOCK, Corpus, Rows, Vectors, read_blocks, search_index
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, changed_file_error
 from vse.pipeline.files.outputs import OutputKind, json_kind, may_replace_others
@@ -121,12 +120,12 @@ class IndexVectors:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, rows: slice | NDArray[np.int64]) -> NDArray[np.float32]:
+    def __getitem__(self, rows: slice | Rows) -> Vectors:
         wanted = np.arange(len(self))[rows]
         lists = faiss.try_extract_index_ivf(self.index)
         if lists is not None:
             lists.make_direct_map()
-        vectors: NDArray[np.float32] = self.index.reconstruct_batch(wanted)
+        vectors: Vectors = self.index.reconstruct_batch(wanted)
         return vectors
 
 
@@ -171,7 +170,7 @@ def _max_centroids(index: Any) -> int:
     return max([*counts, *(_max_centroids(part) for part in parts if part is not None)])
 
 
-def _training_sample(corpus: Corpus, size: int, seed: int) -> NDArray[np.float32]:
+def _training_sample(corpus: Corpus, size: int, seed: int) -> Vectors:
     rows = np.sort(np.random.default_rng(seed).choice(len(corpus), size, replace=False))
     sample = np.ascontiguousarray(corpus[rows], np.float32)
     finite = np.isfinite(sample.sum(1, dtype=np.float64))
@@ -232,7 +231,7 @@ INDEX = OutputKind(
 )
 
 
-def ids_sha256(ids: NDArray[np.int64]) -> str:
+def ids_sha256(ids: Rows) -> str:
     """Return the SHA-256 of ids in their order."""
     return hashlib.sha256(np.ascontiguousarray(ids, "<i8").tobytes()).hexdigest()
 

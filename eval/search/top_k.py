@@ -22,6 +22,7 @@ BLOCK = 65_536  # rows that are read at once: 256 MB for 1,024 dimensions
 CANDIDATES = 200  # candidates of a query that are scored exactly
 _SHORT = 12  # up to this number of dimensions, FAISS rounds the scores of a single query differently
 
+Vectors = NDArray[np.float32]
 Scores = NDArray[np.float32]
 Rows = NDArray[np.int64]
 
@@ -59,14 +60,14 @@ class DirectionSearch:
     """
 
     direction: Direction
-    corpus: NDArray[np.float32]
+    corpus: Vectors
     image_of_row: Rows
-    vectors: NDArray[np.float32]
+    vectors: Vectors
     query_rows: Rows
     image_of_query: Rows
 
     @property
-    def queries(self) -> NDArray[np.float32]:
+    def queries(self) -> Vectors:
         """The vectors of the queries; not a copy if all rows are queries."""
         return self.vectors if len(self.query_rows) == len(self.vectors) else self.vectors[self.query_rows]
 
@@ -75,9 +76,7 @@ class DirectionSearch:
         return replace(self, query_rows=self.query_rows[queries], image_of_query=self.image_of_query[queries])
 
 
-def both_directions(
-    images: NDArray[np.float32], captions: NDArray[np.float32], image_of_caption: NDArray[np.int64]
-) -> dict[str, DirectionSearch]:
+def both_directions(images: Vectors, captions: Vectors, image_of_caption: Rows) -> dict[str, DirectionSearch]:
     """Return the searches of both directions by their names; an image without captions is a candidate but no query."""
     vectors = {"image": images, "caption": captions}
     image_of_row = {"image": np.arange(len(images)), "caption": image_of_caption}
@@ -97,7 +96,7 @@ def both_directions(
 
 def search(
     corpus: Corpus,
-    queries: NDArray[np.float32],
+    queries: Vectors,
     k: int,
     similarity: str = "cosine",
     *,
@@ -127,7 +126,7 @@ def search(
     return _merge(k, TopK(exact_scores(corpus, queries, near, similarity, direction), near))
 
 
-def search_index(index: Any, queries: NDArray[np.float32], k: int) -> TopK:
+def search_index(index: Any, queries: Vectors, k: int) -> TopK:
     """Return the ``k`` rows (or all, if there are fewer) that a FAISS index finds for each query (m, dim)."""
     k = min(k, index.ntotal)
     if not k or not len(queries):
@@ -136,13 +135,7 @@ def search_index(index: Any, queries: NDArray[np.float32], k: int) -> TopK:
 
 
 def exact_search(
-    corpus: Corpus,
-    queries: NDArray[np.float32],
-    k: int,
-    similarity: str = "cosine",
-    *,
-    direction: str | None = None,
-    block: int = BLOCK,
+    corpus: Corpus, queries: Vectors, k: int, similarity: str = "cosine", *, direction: str | None = None, block: int = BLOCK
 ) -> TopK:
     """Return the ``k`` rows of ``corpus`` (n, dim) that are most similar to each query (m, dim); all rows are scored.
 
@@ -169,7 +162,7 @@ def exact_search(
     return best
 
 
-def exact_scores(corpus: Corpus, queries: NDArray[np.float32], rows: Rows, similarity: str, direction: str | None) -> Scores:
+def exact_scores(corpus: Corpus, queries: Vectors, rows: Rows, similarity: str, direction: str | None) -> Scores:
     """Return the score of each query (m, dim) with some rows (m, k) of the corpus, pair by pair; -inf for row -1."""
     scorer = similarity_by_name(similarity)
     scores = np.full(rows.shape, -np.inf, np.float32)
@@ -189,7 +182,7 @@ def exact_scores(corpus: Corpus, queries: NDArray[np.float32], rows: Rows, simil
     return scores
 
 
-def read_blocks(corpus: Corpus, block: int, checked: bool = True) -> Iterator[tuple[int, NDArray[np.float32]]]:
+def read_blocks(corpus: Corpus, block: int, checked: bool = True) -> Iterator[tuple[int, Vectors]]:
     """Yield the corpus in blocks of rows, each with the index of its first row; if ``checked``, refuse rows with NaN."""
     if block < 1:
         raise ValueError(f"blocks of {block} rows")
@@ -200,7 +193,7 @@ def read_blocks(corpus: Corpus, block: int, checked: bool = True) -> Iterator[tu
         yield start, rows
 
 
-def _check_queries(corpus: Corpus, queries: NDArray[np.float32]) -> NDArray[np.float32]:
+def _check_queries(corpus: Corpus, queries: Vectors) -> Vectors:
     """Return queries as FAISS needs them. Raises UserError if their shape does not fit, or if a row is not finite."""
     if len(corpus.shape) != 2 or queries.ndim != 2 or queries.shape[1] != corpus.shape[1]:
         raise UserError(f"queries of shape {queries.shape} do not fit a corpus of shape {corpus.shape}")
@@ -222,7 +215,7 @@ def _merge(k: int, *parts: TopK) -> TopK:
     return TopK(np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1))
 
 
-def _search_single(query: NDArray[np.float32], rows: NDArray[np.float32], k: int, least: float, start: int) -> TopK:
+def _search_single(query: Vectors, rows: Vectors, k: int, least: float, start: int) -> TopK:
     """Return the highest inner products of one query (1, dim) that are at least ``least``; more than ``k`` if they tie.
 
     The rows are read only once, because a row that is not finite has a score that is not finite. The scores are bit for bit
@@ -243,7 +236,7 @@ def _search_single(query: NDArray[np.float32], rows: NDArray[np.float32], k: int
     return TopK(scores[None, near], near[None])
 
 
-def _search_faiss(queries: NDArray[np.float32], rows: NDArray[np.float32], k: int) -> TopK:
+def _search_faiss(queries: Vectors, rows: Vectors, k: int) -> TopK:
     used = gpu()
     if used is not None and k <= GPU_RESULTS:
         try:
@@ -254,9 +247,7 @@ def _search_faiss(queries: NDArray[np.float32], rows: NDArray[np.float32], k: in
     return TopK(*faiss.knn(queries, rows, k, metric=faiss.METRIC_INNER_PRODUCT))
 
 
-def _search_tiles(
-    scorer: RankingSimilarity, queries: NDArray[np.float32], rows: NDArray[np.float32], k: int, direction: str | None
-) -> TopK:
+def _search_tiles(scorer: RankingSimilarity, queries: Vectors, rows: Vectors, k: int, direction: str | None) -> TopK:
     """Return the highest scores of any similarity, scored a tile of images and captions at a time."""
     all_queries, entries = shared_tensor(queries), shared_tensor(rows)
     n_queries, n_entries = scorer.tile_images, scorer.tile_captions
