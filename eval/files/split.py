@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -197,7 +197,7 @@ class Embeddings:
             return None
         return self.pooled_images, self.pooled_captions
 
-    def direction_scores(self, direction: Literal["i2t", "t2i"]) -> ScoreMatrix | None:
+    def direction_scores(self, direction: str) -> ScoreMatrix | None:
         """Return the scores (n_images, n_captions) of a direction; None if embeddings are compared."""
         if self.scores is not None:
             return self.scores

@@ -181,10 +181,13 @@ def _provenance(members: Members, plan: ExperimentPlan | None) -> dict[str, Any]
 def _mean_scores(members: Sequence[Embeddings]) -> dict[str, Any]:
     if members[0].vectors is not None:
         return {"scores": None}
-    i2t, t2i = (MeanScores([member.direction_scores(name) for member in members]) for name in ("i2t", "t2i"))
+    means = {}
+    for direction in ("i2t", "t2i"):
+        scores = [member.direction_scores(direction) for member in members]
+        means[f"scores_{direction}"] = MeanScores([one for one in scores if one is not None])
     if any(member.directional for member in members):
-        return {"scores": None, "scores_i2t": i2t, "scores_t2i": t2i}
-    return {"scores": i2t}
+        return {"scores": None, **means}
+    return {"scores": means["scores_i2t"]}
 
 
 def _concatenate(parts: Sequence[NDArray[np.float32] | None]) -> NDArray[np.float32] | None:

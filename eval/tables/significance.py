@@ -74,8 +74,8 @@ def compare_files(
     ranking, compared = RankingOptions(cross_check, cross_checked), {}
     for name in names:
         if name in others:
-            ranked = [rank_seeds(paths, seeds, name, ranking) for paths, seeds in zip(models, runs, strict=True)]
-            compared[name] = differences(*([one.folds for one in seeds] for seeds in ranked), samples=samples)
+            first, second = (rank_seeds(paths, seeds, name, ranking) for paths, seeds in zip(models, runs, strict=True))
+            compared[name] = differences([one.folds for one in first], [one.folds for one in second], samples)
     return _write_comparison(runs, out, compared, samples, not_finished)
 
 
