@@ -56,7 +56,7 @@ _RENAMED_OPTIONS = {
     "no_cross_check": "cross_check=False",
 }
 LAST_SEED = 2**63 - 1
-_LONGEST = 200  # characters of a value in an error
+_MAX_CHARACTERS = 200  # characters of a value in an error
 
 
 class Allowed(NamedTuple):
@@ -75,7 +75,7 @@ class Allowed(NamedTuple):
     names_path: bool = False
 
 
-def is_whole(value: object, low: int = 0) -> bool:
+def is_integer_from(value: object, low: int = 0) -> bool:
     """Return whether a value is an integer of Python or numpy that is at least ``low`` and fits into 63 bits."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or getattr(value, "shape", ()) != ():
         return False
@@ -84,7 +84,7 @@ def is_whole(value: object, low: int = 0) -> bool:
 
 def is_integer(value: object) -> bool:
     """Return whether a value is an integer of Python or numpy, of any sign, that fits into 63 bits."""
-    return is_whole(value, -LAST_SEED)
+    return is_integer_from(value, -LAST_SEED)
 
 
 def is_share(value: object) -> bool:
@@ -131,7 +131,7 @@ def are_paths(value: object) -> bool:
     return one_or_list_of(is_path, value) or isinstance(value, Iterator)
 
 
-def are_sets(value: object) -> bool:
+def are_settings(value: object) -> bool:
     """Return whether a value is a mapping of names to settings, or a list of texts, or one text."""
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and key for key in value)
@@ -158,20 +158,20 @@ def is_array(value: object) -> bool:
         return False
 
 
-_from_1 = partial(is_whole, low=1)
+_from_1 = partial(is_integer_from, low=1)
 StrPath = Annotated[str | os.PathLike[str], Allowed("a path", is_path, names_path=True)]
 Paths = Annotated[
     str | os.PathLike[str] | Sequence[str | os.PathLike[str]], Allowed("a path or a list of paths", are_paths, names_path=True)
 ]
 Sets = Annotated[
     Mapping[str, object] | Sequence[str],
-    Allowed('a mapping such as {"train.epochs": 3} or a list such as ["train.epochs=3"]', are_sets),
+    Allowed('a mapping such as {"train.epochs": 3} or a list such as ["train.epochs=3"]', are_settings),
 ]
 Columns = Annotated[Mapping[str, str | Sequence[str]], Allowed('a mapping such as {"file": "picture"}', are_columns)]
 Names = Annotated[str | Sequence[str], Allowed("a name or a list of names", partial(one_or_list_of, is_text))]
 Texts = Annotated[str | Sequence[str], Allowed("a text or a list of texts", partial(one_or_list_of, is_text))]
 Query = Annotated[str | os.PathLike[str], Allowed("a text, or the path of an image", is_query, names_path=True)]
-From0 = Annotated[int, Allowed("a whole number from 0 on", is_whole, int)]
+From0 = Annotated[int, Allowed("a whole number from 0 on", is_integer_from, int)]
 From1 = Annotated[int, Allowed("a whole number from 1 on", _from_1, int)]
 ListFrom1 = Annotated[
     Sequence[int], Allowed("a list of whole numbers from 1 on", partial(is_list_of, _from_1), lambda many: [*map(int, many)])
@@ -182,7 +182,7 @@ ArrayOrPath = Annotated[
     ArrayLike | os.PathLike[str],
     Allowed("an array of numbers, or a path", lambda value: is_path(value) or is_array(value), names_path=True),
 ]
-_PLAIN = {str: Allowed("a text", is_text), bool: Allowed("True or False", is_flag, bool)}
+_PLAIN_TYPES = {str: Allowed("a text", is_text), bool: Allowed("True or False", is_flag, bool)}
 
 
 def checked(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters, _Returned]:
@@ -308,7 +308,7 @@ def format_value(value: object) -> str:
         text = f"<{type(value).__name__} {' x '.join(map(str, value.shape))}>"
     else:
         text = " ".join(repr(value).split())
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}..."
 
 
 @overload
@@ -371,7 +371,7 @@ def _allowed(hint: Any) -> tuple[Allowed, bool]:
     for mark in getattr(hint, "__metadata__", ()):
         if isinstance(mark, Allowed):
             return mark, False
-    return _PLAIN.get(hint) or Allowed(f"a vse.{hint.__name__}", lambda value: isinstance(value, hint)), False
+    return _PLAIN_TYPES.get(hint) or Allowed(f"a vse.{hint.__name__}", lambda value: isinstance(value, hint)), False
 
 
 def _call_text(function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> str:

@@ -180,7 +180,7 @@ class Evaluation(SavableResult):
         """
         with TemporaryDirectory() as folder:
             out = Path(folder, "queries.csv") if path is None else as_path(path)
-            self._repeat(per_query=out)
+            self._evaluate_again(per_query=out)
             frame = pd.read_parquet(out) if out.suffix == ".parquet" else pd.read_csv(out, engine="python")  # exact numbers
         return frame.astype({"seed": "Int64", "wrong_id": "Int64"})
 
@@ -192,7 +192,7 @@ class Evaluation(SavableResult):
         another kind. Raises [`vse.UserError`][] for phrase scores.
         """
         out = as_path(folder)
-        self._repeat(trec=out, trec_depth=depth)
+        self._evaluate_again(trec=out, trec_depth=depth)
         return out
 
     @public
@@ -201,7 +201,7 @@ class Evaluation(SavableResult):
 
         The index is compared with the exact search. Raises [`vse.UserError`][] if it cannot be built, or for scores of pairs.
         """
-        return self._changed(index=index, index_parameters=parameters)
+        return self._with_options(index=index, index_parameters=parameters)
 
     @public
     def with_rerank(self, candidates: ListFrom1) -> Evaluation:
@@ -209,7 +209,7 @@ class Evaluation(SavableResult):
 
         ``candidates`` lists these numbers. Raises [`vse.UserError`][] if the embeddings have no vectors that find candidates.
         """
-        return self._changed(rerank=candidates)
+        return self._with_options(rerank=candidates)
 
     @public
     def save_ensemble(self, path: StrPath, *, force: bool = False) -> Path:
@@ -218,7 +218,7 @@ class Evaluation(SavableResult):
         With several seeds the files are ``<name>-<seed>.h5``. ``force`` replaces files of another kind. Raises
         [`vse.UserError`][] if this is not the evaluation of an ensemble.
         """
-        self._repeat(save=as_path(path))
+        self._evaluate_again(save=as_path(path))
         return as_path(path)
 
     @public
@@ -236,12 +236,12 @@ class Evaluation(SavableResult):
             with ours.model_files(folder / "a") as own, theirs.model_files(folder / "b") as others:
                 return ModelComparison([*own, *others], folder, ours, COMPARISON_SAMPLES if bootstrap is None else bootstrap)
 
-    def _repeat(self, **changes: Any) -> None:
+    def _evaluate_again(self, **changes: Any) -> None:
         """Evaluate once more to write further files."""
         left_out = {"bootstrap": 0, "cross_check": False, "index": None, "index_parameters": "", "rerank": ()}
         self._request.evaluate(**left_out, **changes)
 
-    def _changed(self, **changes: Any) -> Evaluation:
+    def _with_options(self, **changes: Any) -> Evaluation:
         return Evaluation(replace(self._request, options=replace(self._request.options, **changes)))
 
     def __repr__(self) -> str:

@@ -100,7 +100,7 @@ def write_scores(
             raise ValueError(
                 f"{name}: blocks of {blocks.n_images} images for {shape[0]} image ids, or blocks with another number of rows"
             )
-    with open_atomic(path) as stream, _hdf5(stream) as file:
+    with open_atomic(path) as stream, _open_hdf5(stream) as file:
         hashes = _write_ids_and_vectors(file, embeddings)
         matrices = {name: file.create_dataset(name, shape, np.float32) for name in directions}
         hashes |= {name: ArrayHash(np.float32, shape) for name in directions}
@@ -136,7 +136,7 @@ def read_embeddings(path: Path) -> Embeddings:
             items = {name: find_hdf5_dataset(file, name, path=path) for name in names}
             in_memory = sum(item.nbytes for item in items.values() if item is not None) <= IN_MEMORY_BYTES
             arrays = {
-                name: _array(source, item, in_memory and not name.startswith("scores"))
+                name: _read_array(source, item, in_memory and not name.startswith("scores"))
                 for name, item in items.items()
                 if item is not None
             }
@@ -162,7 +162,7 @@ def build_embeddings(
         values[name] = stored_ids(path, name, arrays[name]) if name in arrays else None
     for (name, width), ids in zip(_HASHES.items(), (values["image_ids"], values["caption_ids"]), strict=True):
         values[name] = stored_hashes(path, name, arrays[name], len(ids), width) if name in arrays else None
-    values |= {name: _matrix(path, name, arrays[name]) if name in arrays else None for name in MATRICES}
+    values |= {name: _as_float_matrix(path, name, arrays[name]) if name in arrays else None for name in MATRICES}
     run = Embeddings(**values, **attributes, source=source)
     _check(path, run)
     return run
@@ -211,8 +211,8 @@ def _attributes_of(embeddings: Embeddings) -> dict[str, Any]:
 
 
 @contextmanager
-def _hdf5(stream: BinaryIO) -> Iterator[h5py.File]:
-    """Yield an HDF5 file that writes into ``stream``, from which HDF5 also reads."""
+def _open_hdf5(stream: BinaryIO) -> Iterator[h5py.File]:
+    """Yield an HDF5 file that writes into ``stream``. HDF5 also reads from it."""
     with open(os.dup(stream.fileno()), "r+b") as both, h5py.File(both, "w") as file:
         yield file
 
@@ -236,14 +236,14 @@ def _check_complete(path: Path, arrays: set[str], attributes: set[str]) -> None:
         raise UserError(f"{path}: not a complete embeddings file, it lacks {', '.join(missing)} (docs/formats.md)")
 
 
-def _array(source: InputFile, item: h5py.Dataset, in_memory: bool) -> NDArray[Any] | h5py.Empty:
+def _read_array(source: InputFile, item: h5py.Dataset, in_memory: bool) -> NDArray[Any] | h5py.Empty:
     if not in_memory and item.ndim == 2 and item.size and item.dtype == np.float32 and item.id.get_offset() is not None:
         return np.memmap(source.stream, np.float32, "r", item.id.get_offset(), item.shape)
     values = item[()]
     return values if isinstance(values, h5py.Empty) else np.asarray(values)
 
 
-def _matrix(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArray[Any]:
+def _as_float_matrix(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArray[Any]:
     """Return a matrix in float32; scores in float64 keep their precision, since rounding would create ties."""
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiub":
         raise UserError(f"{path}: {name} holds no numbers")

@@ -22,7 +22,7 @@ _HASH_ROWS = 4096  # rows that are hashed at once
 
 
 class ArrayHash:
-    """The type and shape of an array, and the SHA-256 of its rows, which are added in their order."""
+    """The type and shape of an array, and the SHA-256 of its rows; the rows are added in their order."""
 
     def __init__(self, dtype: Any, shape: Iterable[int]) -> None:
         self._description = f"{np.dtype(dtype).str} {' x '.join(map(str, shape))}"

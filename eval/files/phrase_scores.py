@@ -130,11 +130,11 @@ def read_phrase_scores(path: Path) -> PhraseScores:
         if missing:
             raise UserError(f"{path}: not a complete file of phrase scores, it lacks {', '.join(missing)} (docs/formats.md)")
         items |= {name: item for name in _HASHES if (item := find_hdf5_dataset(file, name, path=path)) is not None}
-        arrays = {name: _values(path, name, item) for name, item in items.items() if item is not None}
+        arrays = {name: _read_values(path, name, item) for name, item in items.items() if item is not None}
         attributes = {name: stored_attribute(path, name, file.attrs[name]) for name in _ATTRIBUTES if name in file.attrs}
         content_sha256 = file.attrs.get(HASH_ATTRIBUTE)
     fields: dict[str, Any] = {name: stored_ids(path, name, arrays[name]) for name in (*_IDS, "offsets")}
-    fields |= {name: _numbers(path, name, arrays[name]) for name in ("scores", "boxes", "truth")}
+    fields |= {name: _as_floats(path, name, arrays[name]) for name in ("scores", "boxes", "truth")}
     n = len(fields["phrase_ids"])
     fields |= {name: stored_hashes(path, name, arrays[name], n, width) for name, width in _HASHES.items() if name in arrays}
     types = arrays["types"]
@@ -193,7 +193,7 @@ def _text_of(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def _values(path: Path, name: str, item: h5py.Dataset) -> NDArray[Any] | h5py.Empty:
+def _read_values(path: Path, name: str, item: h5py.Dataset) -> NDArray[Any] | h5py.Empty:
     if item.size is not None and item.size > 4 * _MAX_ROWS:
         raise UserError(f"{path}: {name} has shape {item.shape}, more values than any file of phrase scores")
     if name == "types" and h5py.check_string_dtype(item.dtype) is not None:
@@ -205,7 +205,7 @@ def _values(path: Path, name: str, item: h5py.Dataset) -> NDArray[Any] | h5py.Em
     return values if isinstance(values, h5py.Empty) else np.asarray(values)
 
 
-def _numbers(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArray[Any]:
+def _as_floats(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArray[Any]:
     """Return values in float32; scores in float64 keep their precision, since rounding would create ties."""
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu":
         raise UserError(f"{path}: {name} holds no numbers")

@@ -36,7 +36,7 @@ from vse.pipeline.errors import UserError, did_you_mean
 
 log = logging.getLogger(__name__)
 _Run = TypeVar("_Run", Embeddings, PhraseScores)
-_SAME = ("experiment", "similarity")  # attributes that all seeds of a model share
+_SHARED_ATTRIBUTES = ("experiment", "similarity")  # attributes that all seeds of a model share
 
 
 class RankingOptions(NamedTuple):
@@ -83,7 +83,7 @@ def check_seeds(files: Sequence[Path], runs: Sequence[Embeddings]) -> list[Embed
     The experiment is the first that a file names; if no file names one, it is the name of the first file. Raises UserError if
     the embeddings are not seeds of one model on one split.
     """
-    return check_one_model(files, runs, check_same_split, _SAME)
+    return check_one_model(files, runs, check_same_split, _SHARED_ATTRIBUTES)
 
 
 def check_one_model(
@@ -182,7 +182,7 @@ def rank_queries(run: Embeddings, protocol: str, options: RankingOptions = DEFAU
     rank_fold = _rank_sentences if protocol.startswith("sentence") else partial(_rank_pairs, answers=options.answers)
     n_folds = len(run.image_ids) // FOLD if protocol in FOLDED_PROTOCOLS else 1
     checked = -(-options.cross_checked // n_folds) if options.cross_check else None
-    parts = _thousands(run) if protocol in FOLDED_PROTOCOLS else [run]
+    parts = _split_into_folds(run) if protocol in FOLDED_PROTOCOLS else [run]
     ranked = [rank_fold(part, checked, options.ks) for part in parts]
     folds, agreements = [fold for fold, _ in ranked], [agreement for _, agreement in ranked if agreement is not None]
     if agreements:
@@ -196,7 +196,7 @@ def _coco_ids(run: Embeddings) -> NDArray[np.int64]:
     return run.image_ids if run.coco_ids is None else run.coco_ids
 
 
-def _thousands(run: Embeddings) -> Iterator[Embeddings]:
+def _split_into_folds(run: Embeddings) -> Iterator[Embeddings]:
     """Yield folds of 1,000 consecutive images with their captions; fewer than 1,000 images at the end are left out."""
     image_of_caption = run.image_of_caption()
     for start in range(0, len(run.image_ids) // FOLD * FOLD, FOLD):

@@ -18,8 +18,8 @@ from vse.eval.report.drawings import Drawing, DrawnWord, Pair, ResultAttention, 
 from vse.eval.report.pages import DatasetPhotos, Photo
 from vse.eval.search.top_k import Attention
 
-TOP = 5  # candidates displayed for each query
-NEAR = 10  # a right answer up to this (1-based) rank is a near miss
+N_CANDIDATES = 5  # candidates displayed for each query
+MAX_NEAR_MISS_RANK = 10  # a right answer up to this (1-based) rank is a near miss
 _NEGATIVES = 4  # displayed in each direction
 
 Direction = Literal["i2t", "t2i"]
@@ -163,7 +163,7 @@ def build_gallery(
     titles, groups, counts = _select_groups([getattr(one, direction) for one in ranks], images, n, seed)
     queries = [rows[group].tolist() for group in groups]
     everything = [query for group in queries for query in group]
-    results = [dict(zip(everything, retrieve(run, direction, everything), strict=True)) for run in runs]
+    results = [dict(zip(everything, retrieve_candidates(run, direction, everything), strict=True)) for run in runs]
     scores = [
         {_pair(direction, runs[0], one.query, each): each.score for one in of_run.values() for each in one.displayed}
         for of_run in results
@@ -186,7 +186,7 @@ def _select_groups(
     if len(ranks) == 1:
         titles = [
             "Right answer at rank 1",
-            f"Near misses: right answer at rank 2 to {NEAR}",
+            f"Near misses: right answer at rank 2 to {MAX_NEAR_MISS_RANK}",
             "Failures: the largest ranks of all",
         ]
         return titles, select_queries(ranks[0], images, n, seed), None
@@ -199,15 +199,15 @@ def _select_groups(
 def select_queries(ranks: Rows, images: Rows, n: int, seed: int) -> tuple[list[int], list[int], list[int]]:
     """Return the indices of up to ``n`` queries, a third each of successes, near misses and failures.
 
-    Successes (rank 0) and near misses (rank below :data:`NEAR`) are sampled with ``seed``; failures have the largest ranks.
-    ``images`` (n_queries,) is the row of the image that a query is or belongs to. Each image is selected once.
+    Successes (rank 0) and near misses are sampled with ``seed``; failures have the largest ranks. ``images`` (n_queries,) is
+    the row of the image that a query is or belongs to. Each image is selected once.
     """
     parts = [n // 3 + (part < n % 3) for part in range(3)]
     sample = np.random.default_rng(seed).permutation(len(ranks))
     worst = np.argsort(-ranks, kind="stable")
     used: set[int] = set()
     failures = take_new_images(worst[ranks[worst] > 0], images, parts[2], used)
-    near = sample[(ranks[sample] > 0) & (ranks[sample] < NEAR)]
+    near = sample[(ranks[sample] > 0) & (ranks[sample] < MAX_NEAR_MISS_RANK)]
     near_misses = take_new_images(near, images, parts[1], used)
     successes = take_new_images(sample[ranks[sample] == 0], images, parts[0], used)
     near_misses.sort(key=lambda query: int(ranks[query]))
@@ -242,8 +242,10 @@ def take_new_images(queries: Rows, images: Rows, n: int, used: set[int]) -> list
     return selected
 
 
-def retrieve(run: Embeddings, direction: Direction, queries: Sequence[int], top: int = TOP) -> list[QueryResult]:
-    """Return the best candidates of the whole split for some rows of images (``i2t``) or of captions (``t2i``)."""
+def retrieve_candidates(
+    run: Embeddings, direction: Direction, queries: Sequence[int], top: int = N_CANDIDATES
+) -> list[QueryResult]:
+    """Return the best candidates of the complete split for some rows of images (``i2t``) or of captions (``t2i``)."""
     image_of_caption = run.image_of_caption()
     scores_of_queries = _scores_of_images(run, queries) if direction == "i2t" else _scores_of_captions(run, queries)
     results = []

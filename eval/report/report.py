@@ -93,7 +93,7 @@ def write_report(
     missing = [label + sentence for label, one in zip(labels, inputs, strict=True) for sentence in one.missing]
     photos = _dataset_photos(inputs, data, missing)
     galleries: list[Gallery] = []
-    phrases, hardest = None, _Hardest()
+    phrases, hardest = None, _HardestNegatives()
     if are_phrase_results(inputs):
         phrases = build_phrase_section(inputs, photos.dataset if photos else None, queries, seed, missing)
     elif photos:
@@ -107,7 +107,7 @@ def write_report(
                 build_gallery(direction, runs, ranks, photos, queries, seed, attention) for direction in ("i2t", "t2i")
             ]
         if len(inputs) == 1 and inputs[0].negatives is not None:
-            hardest = _Hardest(*find_hardest_negatives(inputs[0].negatives, photos))
+            hardest = _HardestNegatives(*find_hardest_negatives(inputs[0].negatives, photos))
         missing += _unreadable_photos(photos)
     differences: list[ReportDifference] = []
     if len(ranks) == 2 and inputs[0].embeddings:
@@ -140,7 +140,7 @@ def write_report(
     )
 
 
-class _Hardest(NamedTuple):
+class _HardestNegatives(NamedTuple):
     """The hardest negatives of the last epoch, for image and caption queries; empty if they are not known."""
 
     epoch: int = 0

@@ -60,7 +60,7 @@ def check_against_search(
     for name, task in tasks.items():
         top = search(task.corpus, task.queries, max(ks) + 1)
         rounding = np.full(len(right[name]), _ROUNDING * longest[0] * longest[1])
-        compared = _Compared(name, samples[name], ranks.by_direction[name], right[name], rounding)
+        compared = _ComparedQueries(name, samples[name], ranks.by_direction[name], right[name], rounding)
         compared.check(agreement, top, task.image_of_query, task.image_of_row, ks)
     return agreement
 
@@ -78,7 +78,7 @@ def check_sentences_against_search(
     others = TopK(*(values[~drop].reshape(len(queries), -1) for values in (scores, rows)))
     right, rounding = _best_other(units, image_of_caption)[queries], np.full(len(queries), _ROUNDING)
     agreement = Agreement(BY_SEARCH)
-    compared = _Compared("s2s", sample, exact_ranks.ranks, right, rounding)
+    compared = _ComparedQueries("s2s", sample, exact_ranks.ranks, right, rounding)
     compared.check(agreement, others, image_of_caption[queries], image_of_caption, ks)
     return agreement
 
@@ -104,12 +104,12 @@ def check_against_candidates(
     for name, task in tasks.items():
         top = search(task.corpus, task.queries, candidates, similarity, direction=name, candidates=candidates)
         rounding = _ROUNDING * np.abs(right[name])
-        compared = _Compared(name, samples[name], ranks.by_direction[name], right[name], rounding)
+        compared = _ComparedQueries(name, samples[name], ranks.by_direction[name], right[name], rounding)
         compared.check(agreement, top, task.image_of_query, task.image_of_row, ks)
     return agreement
 
 
-class _Compared(NamedTuple):
+class _ComparedQueries(NamedTuple):
     """The queries of one direction whose exact ranks are compared.
 
     Attributes

@@ -35,7 +35,7 @@ def use_device(name: str) -> None:
     _current["gpu"] = None if name == "cpu" else _gpu(int(name.partition(":")[2] or 0), requested=name != "auto")
 
 
-def gpu() -> FaissGpu | None:
+def current_gpu() -> FaissGpu | None:
     """Return the GPU that FAISS uses; None for the CPU."""
     if "gpu" not in _current:
         use_device("auto")
@@ -88,7 +88,7 @@ def copy_to_gpu(index: Any, k: int) -> Any:
 
     Raises UserError if the index is set to search more lists than a GPU can search.
     """
-    used = gpu()
+    used = current_gpu()
     graph = isinstance(faiss.downcast_index(index), faiss.IndexHNSW)
     if used is None or graph or k > GPU_RESULTS:
         return index

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from vse.eval.ranking.metrics import IMAGE_TEXT, Direction
 from vse.eval.ranking.ranks import RankingSimilarity, check_finite, shared_tensor, similarity_by_name
-from vse.eval.search.gpu import GPU_RESULTS, fall_back_to_cpu, gpu
+from vse.eval.search.gpu import GPU_RESULTS, current_gpu, fall_back_to_cpu
 from vse.pipeline.errors import UserError
 
 BLOCK = 65_536  # rows that are read at once: 256 MB for 1,024 dimensions
@@ -148,7 +148,7 @@ def exact_search(
     if similarity != "cosine":
         _check_direction(similarity, direction)
     best = TopK(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64))
-    single = similarity == "cosine" and len(queries) == 1 and queries.shape[1] > _SHORT and gpu() is None
+    single = similarity == "cosine" and len(queries) == 1 and queries.shape[1] > _SHORT and current_gpu() is None
     for start, rows in read_blocks(corpus, block, checked=not single):
         n_best = min(k, len(rows))
         if single:
@@ -237,7 +237,7 @@ def _search_single(query: Vectors, rows: Vectors, k: int, least: float, start: i
 
 
 def _search_faiss(queries: Vectors, rows: Vectors, k: int) -> TopK:
-    used = gpu()
+    used = current_gpu()
     if used is not None and k <= GPU_RESULTS:
         try:
             found = faiss.knn_gpu(used.resources, queries, rows, k, metric=faiss.METRIC_INNER_PRODUCT, device=used.number)
