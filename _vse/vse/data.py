@@ -23,7 +23,7 @@ from vse.pipeline.errors import UserError
 
 @option_class
 class SplitShares:
-    """How [`vse.import_data`][] samples splits, where the imported data have none.
+    """The shares of images in the splits that [`vse.import_data`][] samples, if the imported data have no splits.
 
     Attributes:
         val (float | None): the share of the images for validation; None is 0.1
@@ -234,9 +234,6 @@ def extract(
         like: a cache whose settings and weights are used, instead of those of ``feature``
         shards: the number of shards; None is the number in the preset of the data set
         options: rarely used options, see [`vse.ExtractOptions`][]
-
-    Returns:
-        FeatureFile: the cache
 
     Raises:
         vse.UserError: if a preset, setting or image is wrong, or a package or weights are missing; the message names it

@@ -200,9 +200,6 @@ def report(
         force: replace a file of another kind at ``out``; inputs are never replaced
         allow_code: run the own code of the author of the run, for a model with attention; read it first
 
-    Returns:
-        HtmlReport: the report
-
     Raises:
         vse.UserError: if a result was edited, or the embeddings differ from those that were evaluated
 
@@ -241,9 +238,6 @@ def table(
         cost: for a ladder: the cost that is compared with rsum; None is ``total_s``
         out: the table to write, .csv or .tex; for a ladder also its chart, .svg or .png; None writes nothing
         force: replace a file of another kind at ``out``; inputs are never replaced
-
-    Returns:
-        ResultTable: the table as a frame, as text and in LaTeX
 
     Raises:
         vse.UserError: if no table has this name, or a result was edited

@@ -167,9 +167,6 @@ def load(
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None is ``$VSE_DEVICE``, or ``auto``
         threads: the number of processor cores that torch may use from now on; None changes nothing
 
-    Returns:
-        TrainedModel: the model; its methods encode, embed and search
-
     Raises:
         vse.UserError: if the folder is not a run
 
@@ -198,9 +195,6 @@ def embeddings_as_features(
         prefix: the start of the names of the caches: ``<prefix>_images.h5`` and ``<prefix>_captions.h5``
         captions: the data set's ``dataset.json``; None is the file that the first embeddings file names
         force: replace files of another kind; inputs are never replaced
-
-    Returns:
-        tuple[FeatureFile, FeatureFile]: the caches of images and of captions
 
     Raises:
         vse.UserError: if the files belong to different models or data sets, hold scores, or lack images or captions of their

@@ -173,9 +173,6 @@ def embeddings(
         name: the name of the model in results
         split: the names of the data set and the split in results
 
-    Returns:
-        SplitEmbeddings: the embeddings, for [`vse.evaluate`][]
-
     Raises:
         vse.UserError: if an array is missing, has another length, is not finite, or has duplicate ids; the message names the
             array

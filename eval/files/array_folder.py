@@ -102,11 +102,8 @@ def _read_table(file: InputFile, vectors: str, columns: dict[str, str]) -> dict[
 
     if file.path.suffix == ".parquet":
         library = import_extra("pyarrow", str(file.path), "parquet")
-
-        def choose(names: Sequence[str]) -> list[str]:
-            return [column for column in (*columns, *_VECTORS) if column in names]
-
-        batches = list(parquet_batches(file.path, file.stream, choose))
+        known = (*columns, *_VECTORS)
+        batches = list(parquet_batches(file.path, file.stream, lambda names: [name for name in known if name in names]))
         with wrap_read_errors(file.path, "a parquet file"):
             arrow = library.Table.from_batches(batches)
             present = arrow.column_names
@@ -129,7 +126,7 @@ def _read_table(file: InputFile, vectors: str, columns: dict[str, str]) -> dict[
 
 
 def _vectors(path: Path, name: str, column: Any) -> NDArray[Any]:
-    """Return the matrix of a pyarrow column of lists. Raises UserError if a row has another length."""
+    """Return the matrix of a pyarrow column of lists. Raises UserError if two rows have different lengths."""
     lists = column.combine_chunks()
     inner = getattr(column.type, "value_type", None)
     with wrap_read_errors(path, f"a parquet file whose column {name} has lists of numbers"):

@@ -60,16 +60,13 @@ def _known_splits(dataset: str) -> Iterator[tuple[str, str]]:
         path = folder / "splits.yaml"
         if not path.is_file():
             continue
-        splits = _mapping(path, read_yaml(path)).get(dataset)
-        for name, hashes in _mapping(path, splits).items():
+        content = read_yaml(path) or {}
+        splits = (content.get(dataset) or {}) if isinstance(content, dict) else None
+        if not isinstance(splits, dict):
+            raise UserError(f"{path}: names splits as DATASET: {{ NAME: SHA-256 }}")
+        for name, hashes in splits.items():
             for sha256 in hashes if isinstance(hashes, list) else [hashes]:
                 yield str(name), str(sha256)
-
-
-def _mapping(path: Path, content: Any) -> dict[str, Any]:
-    if content is not None and not isinstance(content, dict):
-        raise UserError(f"{path}: names splits as DATASET: {{ NAME: SHA-256 }}")
-    return content or {}
 
 
 @dataclass(frozen=True)

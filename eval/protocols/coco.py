@@ -45,7 +45,7 @@ Rows = NDArray[np.int64]
 
 
 class JudgedPairs(NamedTuple):
-    """The pairs that Crisscrossed Captions judges to be right: ``images`` and ``captions`` are (n, 2) COCO ids.
+    """The pairs that people judged to be similar, from Crisscrossed Captions: ``images`` and ``captions`` are (n, 2) COCO ids.
 
     ``files`` has the SHA-256 of each file by its name.
     """
@@ -251,10 +251,8 @@ def answered_query(scores: NDArray[np.float32], right: Rows) -> AnsweredQuery:
 def _best_answers(answered: Sequence[AnsweredQuery], queries: Rows, candidates: Rows) -> BestAnswers:
     """Return the best answers to ``queries`` as rows of the split; ``candidates`` are the rows of the candidates."""
     positions, right, right_scores, wrong, wrong_scores = zip(*answered, strict=True)
-    ranks = np.array([of_query[0] for of_query in positions])
-    return BestAnswers(
-        queries, ranks, candidates[list(right)], np.array(right_scores), candidates[list(wrong)], np.array(wrong_scores)
-    )
+    ranks, right_rows, wrong_rows = np.array([one[0] for one in positions]), candidates[list(right)], candidates[list(wrong)]
+    return BestAnswers(queries, ranks, right_rows, np.array(right_scores), wrong_rows, np.array(wrong_scores))
 
 
 def ranked_queries(

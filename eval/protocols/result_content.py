@@ -181,7 +181,6 @@ def combination_line(combination: Combination) -> str:
 
 
 def _model(result: Result) -> str:
-    """Return the data set and the model of a result, with the facts that limit a comparison in parentheses."""
     facts = [f"trained on {result.trained_on}"] if result.trained_on else []
     facts += ["not finished"] if result.unfinished else []
     limits = f" ({', '.join(facts)})" if facts else ""

@@ -235,11 +235,6 @@ def ranks_from_embeddings(
     return ranks_from_blocks(blocks_from_embeddings(images, captions, image_of_caption, similarity))
 
 
-def ranks_from_scores(scores: ScoreMatrix, image_of_caption: Int[Tensor, " n_captions"]) -> Ranks:
-    """Return ranks from a complete score matrix (n_images, n_captions)."""
-    return ranks_from_blocks(blocks_from_scores(scores, image_of_caption))
-
-
 def blocks_from_embeddings(
     images: Float[Tensor, "n_images dim"],
     captions: Float[Tensor, "n_captions dim"],

@@ -102,7 +102,7 @@ def rank_differences(image_of_caption: NDArray[np.int64], first: Ranks, second: 
 
 
 def report_difference(name: str, leaf: Mapping[str, Any]) -> ReportDifference:
-    """Return the difference of a metric, given by :func:`vse.eval.ranking.bootstrap.differences`, for a table."""
+    """Format the difference of a metric, given by :func:`vse.eval.ranking.bootstrap.differences`, for a table."""
     return ReportDifference(
         name,
         f"{leaf['difference']:+.1f}",

@@ -56,7 +56,6 @@ def method_name(result: Result) -> str:
 
 
 def _features(result: Result) -> str:
-    """Return the backbone, or else the image features and, if the model reads features of captions, those features as well."""
     config = result.provenance.get("config")
     config = config if isinstance(config, Mapping) else {}
     settings = [config.get(key) for key in (["backbone"] if config.get("backbone") else ["feature", "caption_feature"])]

@@ -177,7 +177,7 @@ def column_title(metric: str) -> tuple[str, str]:
 
 
 def metric_cell(value: float, digits: int, deviation: float = math.nan, sign: str = "-") -> str:
-    """Return the text of a metric with its deviation; blank if the metric is NaN."""
+    """Return the text of a metric and its standard deviation; blank if the metric is NaN."""
     if math.isnan(value):
         return ""
     text = f"{value:{sign}.{digits}f}".replace("-", "−")

@@ -14,11 +14,16 @@ from vse.eval.ranking.ranks import (
     SIMILARITIES,
     Ranks,
     ScoreBlocks,
+    ScoreMatrix,
+    blocks_from_scores,
     ranks_from_blocks,
     ranks_from_embeddings,
-    ranks_from_scores,
 )
 from vse.pipeline.errors import UserError
+
+
+def ranks_from_scores(scores: ScoreMatrix, image_of_caption: torch.Tensor) -> Ranks:
+    return ranks_from_blocks(blocks_from_scores(scores, image_of_caption))
 
 
 def check(scores: np.ndarray, image_of_caption: list[int]) -> None:
