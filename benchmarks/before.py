@@ -58,7 +58,7 @@ captions = torch.nn.functional.normalize(images[image_of_caption] + 0.3 * torch.
 """
 QUERY = """
 import numpy as np
-from vse.eval.search.exact import exact_search
+from vse.eval.search.top_k import exact_search
 rng = np.random.default_rng(0)
 corpus, query = rng.standard_normal((1_000_000, 512), np.float32), rng.standard_normal((1, 512), np.float32)
 """

@@ -36,8 +36,8 @@ from torch import Tensor, distributed
 from training import make_up
 
 from vse.eval.ranking.ranks import ScoreBlocks, ranks_from_blocks
-from vse.eval.search.exact import exact_search
 from vse.eval.search.gpu import use_device
+from vse.eval.search.top_k import exact_search
 from vse.features.backbones.device import describe_device, pick_device
 from vse.features.backbones.networks import autocast
 from vse.features.cache.rows import Item

@@ -42,7 +42,7 @@ from training import make_up
 
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.protocols.evaluate import evaluate_files
-from vse.eval.search.exact import exact_search
+from vse.eval.search.top_k import exact_search
 from vse.features.feature_job import FeatureRequest, extract_feature
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.demo import create_demo

@@ -35,8 +35,8 @@ import numpy as np
 from common import report, seconds
 from numpy.typing import NDArray
 
-from vse.eval.search.exact import TopK, exact_search
 from vse.eval.search.index import BuiltIndex, build_index, search_index, set_parameters
+from vse.eval.search.top_k import TopK, exact_search
 
 QUERIES, K, LATENT, CLUSTERS = 1000, 10, 64, 2000
 # (share of the rows, factory, parameters); without a factory, exact search, the reference for the next methods.

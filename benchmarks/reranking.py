@@ -26,7 +26,7 @@ from common import report
 
 from vse.eval.files.embeddings import read_embeddings
 from vse.eval.search.approximate import reranked_metrics
-from vse.eval.search.exact import exact_search
+from vse.eval.search.top_k import exact_search
 from vse.train.kinds import Packed, pack
 from vse.train.solvers.encode import (
     TILE_IMAGES,

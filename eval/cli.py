@@ -1,7 +1,4 @@
-"""The commands ``vse-eval`` and ``vse-table``.
-
-Each command imports the modules that it needs only when it runs, so that ``--help`` is fast.
-"""
+"""The commands ``vse-eval`` and ``vse-table``. They import their modules only when they run, which keeps ``--help`` fast."""
 
 from __future__ import annotations
 

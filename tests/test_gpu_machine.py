@@ -10,8 +10,8 @@ import torch
 
 from tests.conftest import TINY_FEATURE
 from tests.train.conftest import experiment, table, weights
-from vse.eval.search.exact import exact_search
 from vse.eval.search.gpu import use_device
+from vse.eval.search.top_k import exact_search
 from vse.features.cache.rows import dataset_items
 from vse.features.extractors.boxes import BoxesExtractor
 from vse.features.extractors.cnn import CnnExtractor

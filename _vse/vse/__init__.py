@@ -1,7 +1,6 @@
 """Baselines for image-caption retrieval: a feature cache, small trainers and exact evaluators.
 
-The names in ``__all__`` are the public Python interface (docs/python.md). Each is imported when it is first used, so that
-``import vse`` itself loads no large library.
+Each public name (``__all__``, docs/python.md) is imported when it is first used: ``import vse`` loads no large library.
 """
 
 # The sub-packages are links to the folders at the root of the repository. An editable install puts the folder above this one

@@ -1,8 +1,7 @@
-"""Check the arguments of the Python interface against their annotations, and convert them to what the commands take.
+"""Check the arguments of the Python interface against their annotations, and convert them to the types of the commands.
 
-An annotation such as ``From0`` combines a type, for type checkers, with an :class:`Allowed`. The :class:`Allowed` tests the
-value of a call and describes the allowed values in an error. :func:`public` decorates the functions and methods of the
-interface, :func:`option_class` its small classes of options.
+An annotation such as ``From0`` combines a type, for type checkers, with an :class:`Allowed`. :func:`public` decorates the
+functions and methods of the interface, :func:`option_class` its small classes of options.
 """
 
 from __future__ import annotations
@@ -57,18 +56,17 @@ _RENAMED_OPTIONS = {
     "no_cross_check": "cross_check=False",
 }
 LAST_SEED = 2**63 - 1
-_LONGEST = 200  # characters of a value in an error
+_MAX_CHARACTERS = 200  # characters of a value in an error
 
 
 class Allowed(NamedTuple):
     """The allowed values of an argument.
 
-    Attributes
-    ----------
-    words : a description of the allowed values, for errors
-    holds : a test that the allowed values pass
-    convert : converts an allowed value to a plain Python value
-    names_path : whether the value may be a path; then an error about this path names the argument
+    Attributes:
+        words: a description of the allowed values, for errors
+        holds: a test that the allowed values pass
+        convert: converts an allowed value to a plain Python value
+        names_path: whether the value may be a path; then an error about this path names the argument
     """
 
     words: str
@@ -77,7 +75,7 @@ class Allowed(NamedTuple):
     names_path: bool = False
 
 
-def is_whole(value: object, low: int = 0) -> bool:
+def is_integer_from(value: object, low: int = 0) -> bool:
     """Return whether a value is an integer of Python or numpy that is at least ``low`` and fits into 63 bits."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or getattr(value, "shape", ()) != ():
         return False
@@ -86,7 +84,7 @@ def is_whole(value: object, low: int = 0) -> bool:
 
 def is_integer(value: object) -> bool:
     """Return whether a value is an integer of Python or numpy, of any sign, that fits into 63 bits."""
-    return is_whole(value, -LAST_SEED)
+    return is_integer_from(value, -LAST_SEED)
 
 
 def is_share(value: object) -> bool:
@@ -133,7 +131,7 @@ def are_paths(value: object) -> bool:
     return one_or_list_of(is_path, value) or isinstance(value, Iterator)
 
 
-def are_sets(value: object) -> bool:
+def are_settings(value: object) -> bool:
     """Return whether a value is a mapping of names to settings, or a list of texts, or one text."""
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and key for key in value)
@@ -160,25 +158,23 @@ def is_array(value: object) -> bool:
         return False
 
 
-_from_1 = partial(is_whole, low=1)
+_from_1 = partial(is_integer_from, low=1)
 StrPath = Annotated[str | os.PathLike[str], Allowed("a path", is_path, names_path=True)]
 Paths = Annotated[
-    str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    Allowed("a path or a list of paths", are_paths, names_path=True),
+    str | os.PathLike[str] | Sequence[str | os.PathLike[str]], Allowed("a path or a list of paths", are_paths, names_path=True)
 ]
 Sets = Annotated[
     Mapping[str, object] | Sequence[str],
-    Allowed('a mapping such as {"train.epochs": 3} or a list such as ["train.epochs=3"]', are_sets),
+    Allowed('a mapping such as {"train.epochs": 3} or a list such as ["train.epochs=3"]', are_settings),
 ]
 Columns = Annotated[Mapping[str, str | Sequence[str]], Allowed('a mapping such as {"file": "picture"}', are_columns)]
 Names = Annotated[str | Sequence[str], Allowed("a name or a list of names", partial(one_or_list_of, is_text))]
 Texts = Annotated[str | Sequence[str], Allowed("a text or a list of texts", partial(one_or_list_of, is_text))]
 Query = Annotated[str | os.PathLike[str], Allowed("a text, or the path of an image", is_query, names_path=True)]
-From0 = Annotated[int, Allowed("a whole number from 0 on", is_whole, int)]
+From0 = Annotated[int, Allowed("a whole number from 0 on", is_integer_from, int)]
 From1 = Annotated[int, Allowed("a whole number from 1 on", _from_1, int)]
 ListFrom1 = Annotated[
-    Sequence[int],
-    Allowed("a list of whole numbers from 1 on", partial(is_list_of, _from_1), lambda many: [*map(int, many)]),
+    Sequence[int], Allowed("a list of whole numbers from 1 on", partial(is_list_of, _from_1), lambda many: [*map(int, many)])
 ]
 Share = Annotated[float, Allowed("a number from 0 to 1", is_share, float)]
 Array = Annotated[ArrayLike, Allowed("an array of numbers, of numpy or torch, or a list of lists", is_array)]
@@ -186,7 +182,7 @@ ArrayOrPath = Annotated[
     ArrayLike | os.PathLike[str],
     Allowed("an array of numbers, or a path", lambda value: is_path(value) or is_array(value), names_path=True),
 ]
-_PLAIN = {str: Allowed("a text", is_text), bool: Allowed("True or False", is_flag, bool)}
+_PLAIN_TYPES = {str: Allowed("a text", is_text), bool: Allowed("True or False", is_flag, bool)}
 
 
 def checked(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters, _Returned]:
@@ -203,9 +199,8 @@ def checked(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters,
 def public(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters, _Returned]:
     """Decorate a function or method of the interface.
 
-    The arguments are checked, written files record the call, and every mistake of the user raises a UserError, which names
-    arguments where the commands name options. With ``force=True`` outputs replace files of other kinds (see
-    :func:`vse.pipeline.files.outputs.check_output`).
+    The arguments are checked, written files record the call, and every mistake of the user raises a UserError that names
+    arguments in place of the options of commands. With ``force=True`` outputs replace files of other kinds.
     """
 
     @wraps(function)
@@ -239,7 +234,7 @@ def option_class(kind: type[_Options]) -> type[_Options]:
 
 
 def options_as_arguments(message: str) -> str:
-    """Return a message with the options of commands, such as ``--skip-bad``, as Python arguments: ``skip_bad``."""
+    """Return a message with options of commands, such as ``--skip-bad``, replaced by Python arguments: ``skip_bad``."""
 
     def argument(option: re.Match[str]) -> str:
         name = option[1].rstrip("-").replace("-", "_")
@@ -251,8 +246,8 @@ def options_as_arguments(message: str) -> str:
 def bind_arguments(function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> inspect.BoundArguments:
     """Return the arguments of a call as plain values.
 
-    Raises UserError if an argument is unknown, missing or not allowed. For an argument of an earlier version, the error
-    shows the new call.
+    Raises UserError if an argument is unknown, missing or not allowed. For an argument of an earlier version, the error shows
+    the new call.
     """
     signature = inspect.signature(function)
     name = function.__qualname__.removesuffix(".__init__")
@@ -281,7 +276,7 @@ def bind_arguments(function: Callable[..., Any], arguments: Sequence[Any], named
 def name_path(message: str, function: Callable[..., Any], given: Mapping[str, Any]) -> str:
     """Return an error that starts with a path, such as ``a.h5: no such file``, after the argument that named this path.
 
-    The argument may be one of an object of options.
+    The argument may belong to an object of options.
     """
     for argument, (allowed, _) in allowed_arguments(function).items():
         value = given.get(argument)
@@ -313,7 +308,7 @@ def format_value(value: object) -> str:
         text = f"<{type(value).__name__} {' x '.join(map(str, value.shape))}>"
     else:
         text = " ".join(repr(value).split())
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}..."
 
 
 @overload
@@ -321,7 +316,7 @@ def as_path(value: str | os.PathLike[str]) -> Path: ...
 @overload
 def as_path(value: str | os.PathLike[str] | None) -> Path | None: ...
 def as_path(value: str | os.PathLike[str] | None) -> Path | None:
-    """Return a path as the commands take it. Raises UserError if the value is not a path."""
+    """Return a path as a ``pathlib`` path. Raises UserError if the value is not a path."""
     if value is None:
         return None
     if not isinstance(value, str | os.PathLike):
@@ -349,12 +344,12 @@ def as_sets(sets: Mapping[str, object] | Sequence[str] | None) -> list[str]:
 
 
 def default_device(device: str | None) -> str:
-    """Return the device, or ``$VSE_DEVICE`` or ``auto`` if it is None, as the commands do."""
+    """Return the device; if it is None, ``$VSE_DEVICE`` or ``auto``."""
     return device or os.environ.get("VSE_DEVICE") or "auto"
 
 
 def default_weights_dir(folder: str | os.PathLike[str] | None) -> Path | None:
-    """Return the folder of weights, or ``$VSE_WEIGHTS_DIR`` if it is None, as the commands do."""
+    """Return the folder of weights; if it is None, ``$VSE_WEIGHTS_DIR``."""
     return as_path(folder or os.environ.get("VSE_WEIGHTS_DIR") or None)
 
 
@@ -376,7 +371,7 @@ def _allowed(hint: Any) -> tuple[Allowed, bool]:
     for mark in getattr(hint, "__metadata__", ()):
         if isinstance(mark, Allowed):
             return mark, False
-    return _PLAIN.get(hint) or Allowed(f"a vse.{hint.__name__}", lambda value: isinstance(value, hint)), False
+    return _PLAIN_TYPES.get(hint) or Allowed(f"a vse.{hint.__name__}", lambda value: isinstance(value, hint)), False
 
 
 def _call_text(function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> str:

@@ -23,16 +23,12 @@ from vse.pipeline.errors import UserError
 
 @option_class
 class SplitShares:
-    """How [`vse.import_data`][] samples splits, where the imported data have none.
+    """The shares of images in the splits that [`vse.import_data`][] samples, if the imported data have no splits.
 
-    Attributes
-    ----------
-    val : float | None
-        the share of the images for validation; None is 0.1
-    test : float | None
-        the share of the images for the test; None is 0.1
-    seed : int
-        the seed of the sample
+    Attributes:
+        val (float | None): the share of the images for validation; None is 0.1
+        test (float | None): the share of the images for the test; None is 0.1
+        seed (int): the seed of the sample
     """
 
     val: Share | None = None
@@ -44,22 +40,17 @@ class SplitShares:
 class ImportOptions:
     """Rarely used options of [`vse.import_data`][].
 
-    Attributes
-    ----------
-    format : str | None
-        ``table``, ``webdataset``, ``clip-retrieval`` or ``hugging-face``; None detects the format
-    key_until : str | None
-        where the key of a WebDataset member ends: ``last-dot``, or None for ``first-dot``, as in WebDataset itself
-    quoting : str | None
-        ``minimal``, or ``none`` if quotation marks in a CSV file are part of the text; None is ``minimal``
-    tokeniser : str | None
-        the tokeniser that splits captions into words: ``unicode_words``, ``letters_and_digits`` or ``nltk``
-    skip_bad : bool
-        leave bad rows out, and list them in ``import.failures.jsonl``
-    out_features : str | os.PathLike[str]
-        the folder to which caches of imported vectors are written
-    force : bool
-        replace another data set or file in ``out``; inputs are never replaced
+    Attributes:
+        format (str | None): ``table``, ``webdataset``, ``clip-retrieval`` or ``hugging-face``; None detects the format
+        key_until (str | None): where the key of a WebDataset member ends: ``last-dot``, or None for ``first-dot``, as in
+            WebDataset itself
+        quoting (str | None): ``minimal``, or ``none`` if quotation marks in a CSV file are part of the text; None is
+            ``minimal``
+        tokeniser (str | None): the tokeniser that splits captions into words: ``unicode_words``, ``letters_and_digits`` or
+            ``nltk``
+        skip_bad (bool): leave bad rows out, and list them in ``import.failures.jsonl``
+        out_features (str | os.PathLike[str]): the folder to which caches of imported vectors are written
+        force (bool): replace another data set or file in ``out``; inputs are never replaced
     """
 
     format: str | None = None
@@ -75,20 +66,14 @@ class ImportOptions:
 class ExtractOptions:
     """Rarely used options of [`vse.extract`][].
 
-    Attributes
-    ----------
-    skip_bad : bool
-        leave unreadable images out, and list them next to the cache
-    weights_dir : str | os.PathLike[str] | None
-        a folder of weights to use instead of downloads; None is ``$VSE_WEIGHTS_DIR``
-    words : str | os.PathLike[str] | None
-        a file of word vectors, for features that need one; None is ``$VSE_WORDS``
-    device : str | None
-        ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None is ``$VSE_DEVICE``, or ``auto``
-    threads : int | None
-        the number of processor cores that torch may use from now on; None changes nothing
-    force : bool
-        replace a file of another kind at ``out``; inputs are never replaced
+    Attributes:
+        skip_bad (bool): leave unreadable images out, and list them next to the cache
+        weights_dir (str | os.PathLike[str] | None): a folder of weights to use instead of downloads; None is
+            ``$VSE_WEIGHTS_DIR``
+        words (str | os.PathLike[str] | None): a file of word vectors, for features that need one; None is ``$VSE_WORDS``
+        device (str | None): ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None is ``$VSE_DEVICE``, or ``auto``
+        threads (int | None): the number of processor cores that torch may use from now on; None changes nothing
+        force (bool): replace a file of another kind at ``out``; inputs are never replaced
     """
 
     skip_bad: bool = False
@@ -103,27 +88,21 @@ class ExtractOptions:
 def open_dataset(path: StrPath) -> DatasetFile:
     """Open a data set, ``dataset.json`` (docs/formats.md), and check it.
 
-    Parameters
-    ----------
-    path
-        the file
+    Args:
+        path: the file
 
-    Returns
-    -------
-    DatasetFile
-        the data set; its ``frame`` has one row per caption
+    Returns:
+        DatasetFile: the data set; its ``frame`` has one row per caption
 
-    Raises
-    ------
-    vse.UserError
-        if the file is not a valid data set, for example if an id occurs twice; the message names the image or caption
+    Raises:
+        vse.UserError: if the file is not a valid data set, for example if an id occurs twice; the message names the image or
+            caption
 
-    Examples
-    --------
-    ```python
-    data = vse.open_dataset("data/demo/dataset.json")
-    data.frame[data.frame["split"] == "test"]["caption"]
-    ```
+    Examples:
+        ```python
+        data = vse.open_dataset("data/demo/dataset.json")
+        data.frame[data.frame["split"] == "test"]["caption"]
+        ```
     """
     return DatasetFile(as_path(path))
 
@@ -132,27 +111,21 @@ def open_dataset(path: StrPath) -> DatasetFile:
 def open_features(path: StrPath) -> FeatureFile:
     """Open a feature cache.
 
-    Parameters
-    ----------
-    path
-        the cache, e.g. ``features/demo_fc7.h5``
+    Args:
+        path: the cache, e.g. ``features/demo_fc7.h5``
 
-    Returns
-    -------
-    FeatureFile
-        the cache; ``features[ids]`` reads the rows of some ids from the disk
+    Returns:
+        FeatureFile: the cache; ``features[ids]`` reads the rows of some ids from the disk
 
-    Raises
-    ------
-    vse.UserError
-        if the cache or one of its shards is missing or damaged; when rows are read, if an id is not in the cache
+    Raises:
+        vse.UserError: if the cache or one of its shards is missing or damaged; when rows are read, if an id is not in the
+            cache
 
-    Examples
-    --------
-    ```python
-    features = vse.open_features("features/demo_fc7.h5")
-    features[vse.open_dataset("data/demo/dataset.json").image_ids("test")].shape
-    ```
+    Examples:
+        ```python
+        features = vse.open_features("features/demo_fc7.h5")
+        features[vse.open_dataset("data/demo/dataset.json").image_ids("test")].shape
+        ```
     """
     return FeatureFile(as_path(path))
 
@@ -163,28 +136,20 @@ def draw_demo(out: StrPath, images: From1 | None = None, seed: From0 = 0, *, for
 
     Each image is a scene of simple shapes with five captions.
 
-    Parameters
-    ----------
-    out
-        the folder to write, e.g. ``data/demo``
-    images
-        the number of images in all splits together; None is 5,500
-    seed
-        the seed of the scenes
-    force
-        replace another data set or other images in ``out``
+    Args:
+        out: the folder to write, e.g. ``data/demo``
+        images: the number of images in all splits together; None is 5,500
+        seed: the seed of the scenes
+        force: replace another data set or other images in ``out``
 
-    Raises
-    ------
-    vse.UserError
-        if ``images`` is below 6, or ``out`` holds another data set
+    Raises:
+        vse.UserError: if ``images`` is below 6, or ``out`` holds another data set
 
-    Examples
-    --------
-    ```python
-    data = vse.draw_demo("data/shapes", images=110)
-    data.splits
-    ```
+    Examples:
+        ```python
+        data = vse.draw_demo("data/shapes", images=110)
+        data.splits
+        ```
     """
     from vse.pipeline.demo import DEFAULT_IMAGES, create_demo
 
@@ -205,36 +170,24 @@ def import_data(
 ) -> ImportedData:
     """Create a data set from your own photos or vectors (``vse-data import``).
 
-    Parameters
-    ----------
-    sources
-        the folder of photos or of vectors, or archives
-    out
-        the folder to write, e.g. ``data/birds``
-    name
-        the name of the data set; None is the name of ``out``
-    captions
-        the table of captions; None is ``captions.*`` or ``metadata.*`` among the photos
-    images
-        the folder of photos for vectors of clip-retrieval; for tables, a further folder in which image paths may lie
-    columns
-        maps a field (``file``, ``caption``, ``split`` or an id) to the name of its column, or to several names
-    splits
-        the shares of validation and test, where the data have no splits
-    options
-        rarely used options, see [`vse.ImportOptions`][]
+    Args:
+        sources: the folder of photos or of vectors, or archives
+        out: the folder to write, e.g. ``data/birds``
+        name: the name of the data set; None is the name of ``out``
+        captions: the table of captions; None is ``captions.*`` or ``metadata.*`` among the photos
+        images: the folder of photos for vectors of clip-retrieval; for tables, a further folder in which image paths may lie
+        columns: maps a field (``file``, ``caption``, ``split`` or an id) to the name of its column, or to several names
+        splits: the shares of validation and test, where the data have no splits
+        options: rarely used options, see [`vse.ImportOptions`][]
 
-    Raises
-    ------
-    vse.UserError
-        if a file or a row cannot be read; the message names it
+    Raises:
+        vse.UserError: if a file or a row cannot be read; the message names it
 
-    Examples
-    --------
-    ```python
-    birds = vse.import_data("birds/images", "data/birds", captions="birds/captions.csv")
-    birds.dataset.splits
-    ```
+    Examples:
+        ```python
+        birds = vse.import_data("birds/images", "data/birds", captions="birds/captions.csv")
+        birds.dataset.splits
+        ```
     """
     from vse.features.exchange.formats import ImportJob
     from vse.features.exchange.formats import import_data as import_sources
@@ -273,39 +226,23 @@ def extract(
 
     If the extraction was interrupted, the same call continues it. If the cache is finished, the call opens it.
 
-    Parameters
-    ----------
-    dataset
-        the data set's ``dataset.json``, or the object that [`vse.open_dataset`][] returned
-    feature
-        a preset of ``config/features``, such as ``effnet`` or ``minilm``, or a YAML file
-    out
-        the cache to write; None is ``features/<dataset>_<feature>.h5``
-    sets
-        changes settings of the preset, e.g. ``{"crop": 224}``
-    like
-        a cache whose settings and weights are used, instead of those of ``feature``
-    shards
-        the number of shards; None is the number in the preset of the data set
-    options
-        rarely used options, see [`vse.ExtractOptions`][]
+    Args:
+        dataset: the data set's ``dataset.json``, or the object that [`vse.open_dataset`][] returned
+        feature: a preset of ``config/features``, such as ``effnet`` or ``minilm``, or a YAML file
+        out: the cache to write; None is ``features/<dataset>_<feature>.h5``
+        sets: changes settings of the preset, e.g. ``{"crop": 224}``
+        like: a cache whose settings and weights are used, instead of those of ``feature``
+        shards: the number of shards; None is the number in the preset of the data set
+        options: rarely used options, see [`vse.ExtractOptions`][]
 
-    Returns
-    -------
-    FeatureFile
-        the cache
+    Raises:
+        vse.UserError: if a preset, setting or image is wrong, or a package or weights are missing; the message names it
 
-    Raises
-    ------
-    vse.UserError
-        if a preset, setting or image is wrong, or a package or weights are missing; the message names it
-
-    Examples
-    --------
-    ```python
-    features = vse.extract("data/demo/dataset.json", "fc7")
-    features[features.ids[:2]].shape
-    ```
+    Examples:
+        ```python
+        features = vse.extract("data/demo/dataset.json", "fc7")
+        features[features.ids[:2]].shape
+        ```
     """
     from vse.features.feature_job import FeatureRequest, extract_feature
 

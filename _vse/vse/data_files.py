@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 
 def _are_ids(value: object) -> bool:
-    """Return whether a value is a slice, an id, an array (whose type is checked where it is used), or a list of ids."""
     if isinstance(value, slice | np.ndarray | Iterator) or is_integer(value):
         return True
     return isinstance(value, Iterable) and all(isinstance(one, int | np.integer) for one in value)
@@ -39,7 +38,7 @@ DISPLAYED_ROWS = 5  # of a frame in a notebook
 
 
 class FileHandle:
-    """A file or folder that the interface opened or wrote; every function that takes its path takes this object too."""
+    """A file or folder that the interface opened or wrote. A function that takes its path also takes this object."""
 
     @checked
     def __init__(self, path: StrPath) -> None:
@@ -56,7 +55,7 @@ class FileHandle:
 
 
 class Savable:
-    """An object that lies in a file once it was saved; then every function that takes the file's path takes it too."""
+    """An object that can be saved to a file. After that, a function that takes the file's path also takes this object."""
 
     path: Path | None = None
 
@@ -75,20 +74,15 @@ def html_summary(title: object, facts: str, frame: pd.DataFrame | None = None) -
 class DatasetFile(FileHandle):
     """A data set, which lies in a file ``dataset.json``: images, their captions and their splits.
 
-    Attributes
-    ----------
-    path : Path
-        the file
-    name : str
-        the name of the data set
-    frame : pandas.DataFrame
-        one row per caption: ``image_id``, ``caption_id``, ``split``, ``file`` (relative to the folder of images), ``caption``
-    images : pandas.DataFrame
-        one row per image, also for images without a caption: ``image_id``, ``split``, ``file``, ``n_captions``, ``coco_id``
-    splits : pandas.DataFrame
-        one row per split: ``n_images``, ``n_captions``
-    json : dict[str, Any]
-        the content of the file
+    Attributes:
+        path (Path): the file
+        name (str): the name of the data set
+        frame (pandas.DataFrame): one row per caption: ``image_id``, ``caption_id``, ``split``, ``file`` (relative to the
+            folder of images), ``caption``
+        images (pandas.DataFrame): one row per image, also for images without a caption: ``image_id``, ``split``, ``file``,
+            ``n_captions``, ``coco_id``
+        splits (pandas.DataFrame): one row per split: ``n_images``, ``n_captions``
+        json (dict[str, Any]): the content of the file
     """
 
     @checked
@@ -99,26 +93,22 @@ class DatasetFile(FileHandle):
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """One row per caption."""
         rows = [(i.imgid, c.sentid, i.split, i.file, c.raw) for i in self._dataset.images for c in i.captions]
         return pd.DataFrame(rows, columns=["image_id", "caption_id", "split", "file", "caption"])
 
     @cached_property
     def images(self) -> pd.DataFrame:
-        """One row per image."""
         rows = [(i.imgid, i.split, i.file, len(i.captions), i.cocoid) for i in self._dataset.images]
         frame = pd.DataFrame(rows, columns=["image_id", "split", "file", "n_captions", "coco_id"])
         return frame.astype({"coco_id": "Int64"})
 
     @cached_property
     def splits(self) -> pd.DataFrame:
-        """One row per split."""
         counts = self.images.groupby("split", sort=False)["n_captions"].agg(["size", "sum"])
         return counts.set_axis(["n_images", "n_captions"], axis=1)
 
     @property
     def json(self) -> dict[str, Any]:
-        """The content of the file."""
         content: dict[str, Any] = read_json(self.path)
         return content
 
@@ -162,26 +152,18 @@ class FeatureFile(FileHandle):
     ``features[ids]`` returns the rows of some ids in the order of the ids: an array (n, dim), or (n, n_crops, dim) for a bank
     of crops and (n, n_positions, dim) for a grid. In a ``ragged`` cache, such as a cache of regions, images differ in their
     number of vectors; there ``features[ids]`` is a list of n arrays (n_regions, dim). ``features[7]`` is the row of one id,
-    and ``features[:]`` returns all rows. [`vse.UserError`][] names an id that is not in the cache.
+    and ``features[:]`` returns all rows. An id that is not in the cache raises [`vse.UserError`][].
 
-    Attributes
-    ----------
-    path : Path
-        the file
-    dataset : str
-        the name of the data set
-    feature : str
-        the name of the feature
-    kind : str
-        ``image`` or ``text``: whether the ids are those of images or of captions
-    ids : NDArray[int64]
-        the ids of the rows, (n,), in the order of the rows
-    shape : tuple[int | None, ...]
-        the shape of all rows together: (n, dim), (n, n_crops, dim), or (n, None, dim) for a ragged cache
-    ragged : bool
-        whether rows differ in their number of vectors
-    json : dict[str, Any]
-        how the rows were computed: settings, weights, versions
+    Attributes:
+        path (Path): the file
+        dataset (str): the name of the data set
+        feature (str): the name of the feature
+        kind (str): ``image`` or ``text``: whether the ids are those of images or of captions
+        ids (NDArray[int64]): the ids of the rows, (n,), in the order of the rows
+        shape (tuple[int | None, ...]): the shape of all rows together: (n, dim), (n, n_crops, dim), or (n, None, dim) for a
+            ragged cache
+        ragged (bool): whether rows differ in their number of vectors
+        json (dict[str, Any]): the record of how the rows were computed: settings, weights, versions
     """
 
     @checked
@@ -197,7 +179,6 @@ class FeatureFile(FileHandle):
 
     @property
     def json(self) -> dict[str, Any]:
-        """How the rows were computed."""
         return dict(self._cache.provenance)
 
     @checked
@@ -287,12 +268,10 @@ class FeatureFile(FileHandle):
 class ImportedData:
     """The files that an import wrote.
 
-    Attributes
-    ----------
-    dataset : DatasetFile
-        the data set
-    features : tuple[FeatureFile, ...]
-        the caches of imported vectors, for example those of clip-retrieval; empty if only photos were imported
+    Attributes:
+        dataset (DatasetFile): the data set
+        features (tuple[FeatureFile, ...]): the caches of imported vectors, for example those of clip-retrieval; empty if only
+            photos were imported
     """
 
     def __init__(self, written: Sequence[Path]) -> None:
@@ -307,5 +286,4 @@ class ImportedData:
 
 
 def _is_one(ids: object) -> bool:
-    """Return whether a value is a single id."""
     return isinstance(ids, int | np.integer)

@@ -29,7 +29,7 @@ from vse.arguments import (
 )
 from vse.eval.defaults import BOOTSTRAP_SAMPLES, COMPARISON_SAMPLES, CROSS_CHECK_QUERIES
 from vse.eval.files.embeddings import write_embeddings
-from vse.eval.files.results import COMPARISON, RESULT, Result, read_comparison
+from vse.eval.files.results import COMPARISON, RESULT, UNSAVED_RESULT, Result, read_comparison
 from vse.eval.protocols.options import EvaluationOptions
 from vse.eval.protocols.result_content import result_lines
 from vse.eval.tables.significance import build_significance, difference_lines, significance_cells
@@ -39,7 +39,6 @@ from vse.pipeline.files.writing import read_json
 from vse.reports import SavableResult, move_references, table_html
 from vse.split_embeddings import SplitEmbeddings
 
-_RESULT = Path("result.json")  # the name of an unsaved result; references are relative to its folder, the current one
 _EMBEDDINGS = "vse.embeddings(...), a path, or a list of these"
 Members = Annotated[
     str | os.PathLike[str] | Sequence[str | os.PathLike[str]], Allowed(_EMBEDDINGS, are_paths, names_path=True)
@@ -50,20 +49,15 @@ Members = Annotated[
 class EvaluateOptions:
     """Rarely used options of [`vse.evaluate`][].
 
-    Attributes
-    ----------
-    cross_check : bool
-        compare the ranks with a search by FAISS
-    cross_checked : int
-        the number of queries that are compared, sampled for each direction of a protocol; 0 compares all
-    iou : float | None
-        for phrase scores: a candidate box is right from this IoU with the true box on; None is 0.5
-    cxc : str | os.PathLike[str] | None
-        the folder with the judged pairs of Crisscrossed Captions, for the protocol ``cxc``
-    unfinished : bool
-        accept runs whose training did not finish
-    device : str | None
-        the device on which FAISS searches: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None is ``$VSE_DEVICE``, or ``auto``
+    Attributes:
+        cross_check (bool): compare the ranks with a search by FAISS
+        cross_checked (int): the number of queries that are compared, sampled for each direction of a protocol; 0 compares all
+        iou (float | None): for phrase scores: a candidate box is right from this IoU with the true box on; None is 0.5
+        cxc (str | os.PathLike[str] | None): the folder with the judged pairs of Crisscrossed Captions, for the protocol
+            ``cxc``
+        unfinished (bool): accept runs whose training did not finish
+        device (str | None): the device on which FAISS searches: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None is
+            ``$VSE_DEVICE``, or ``auto``
     """
 
     cross_check: bool = True
@@ -76,16 +70,13 @@ class EvaluateOptions:
 
 @option_class
 class Ensemble:
-    """The members of an ensemble, for [`vse.evaluate`][]: their scores are average.
+    """The members of an ensemble, for [`vse.evaluate`][]: their scores are averaged.
 
-    Attributes
-    ----------
-    members : list[SplitEmbeddings | str | os.PathLike[str]]
-        the embeddings of the members; with several seeds, those of all members and seeds
-    experiment : str | None
-        the preset of the ensemble; None names the ensemble by its members
-    alpha : float | None
-        the share of the member that scores by phrases; None chooses it on the validation split
+    Attributes:
+        members (list[SplitEmbeddings | str | os.PathLike[str]]): the embeddings of the members; with several seeds, of all
+            members and seeds
+        experiment (str | None): the preset of the ensemble; None names the ensemble by its members
+        alpha (float | None): the share of the member that scores by phrases; None chooses it on the validation split
     """
 
     members: Members
@@ -96,9 +87,7 @@ class Ensemble:
 Evaluated = Annotated[
     Ensemble | str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     Allowed(
-        f"{_EMBEDDINGS}, or a vse.Ensemble",
-        lambda value: isinstance(value, Ensemble) or are_paths(value),
-        names_path=True,
+        f"{_EMBEDDINGS}, or a vse.Ensemble", lambda value: isinstance(value, Ensemble) or are_paths(value), names_path=True
     ),
 ]
 
@@ -127,7 +116,7 @@ class EvaluationRequest:
         options.check()
         if self.iou is not None:
             raise UserError("iou: only files of phrase scores have boxes, arrays have not; leave iou out")
-        return evaluate_arrays(first.name, first.content, None, self.protocol, options)
+        return evaluate_arrays(first.name, first.content, self.protocol, options)
 
     @contextmanager
     def model_files(self, folder: Path) -> Iterator[list[Path]]:
@@ -141,7 +130,7 @@ class EvaluationRequest:
 
     @contextmanager
     def _files(self, folder: Path) -> Iterator[list[Path]]:
-        """Yield a file for each source; arrays are written to ``folder``, and errors call them by their names."""
+        """Yield a file for each source; arrays are written to ``folder``, and errors refer to them by their names."""
         arrays = {folder / f"{k}.h5": one for k, one in enumerate(self.sources) if isinstance(one, SplitEmbeddings)}
         for path, one in arrays.items():
             write_embeddings(path, one.content)
@@ -157,18 +146,13 @@ class EvaluationRequest:
 class Evaluation(SavableResult):
     """The metrics of a model on a split. Printed, it has one line per protocol.
 
-    Attributes
-    ----------
-    metrics : dict[str, Any]
-        the metrics by protocol and direction, e.g. ``metrics["1k"]["i2t"]["r1"]`` and ``metrics["1k"]["rsum"]``; with several
-        seeds each metric has ``mean`` and ``std``
-    frame : pandas.DataFrame
-        one row per protocol, as in ``vse-table summary``: e.g. ``i2t_r1``, its 95% interval ``i2t_r1_low`` and
-        ``i2t_r1_high``, with several seeds its standard deviation ``i2t_r1_std``, and ``rsum``
-    json : dict[str, Any]
-        the content of the result file (docs/formats.md)
-    path : Path | None
-        the result file; None if the evaluation was not saved
+    Attributes:
+        metrics (dict[str, Any]): the metrics by protocol and direction, e.g. ``metrics["1k"]["i2t"]["r1"]`` and
+            ``metrics["1k"]["rsum"]``; with several seeds each metric has ``mean`` and ``std``
+        frame (pandas.DataFrame): one row per protocol, as in ``vse-table summary``: e.g. ``i2t_r1``, its 95% interval
+            ``i2t_r1_low`` and ``i2t_r1_high``, with several seeds its standard deviation ``i2t_r1_std``, and ``rsum``
+        json (dict[str, Any]): the content of the result file (docs/formats.md)
+        path (Path | None): the result file; None if the evaluation was not saved
     """
 
     _kind = RESULT
@@ -181,13 +165,11 @@ class Evaluation(SavableResult):
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """The metrics by protocol and direction."""
         return dict(self.json["protocols"])
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """One row per protocol."""
-        return summarise_results([(_RESULT, self._result)])
+        return summarise_results([(UNSAVED_RESULT, self._result)])
 
     @public
     def per_query(self, path: StrPath | None = None, *, force: bool = False) -> pd.DataFrame:
@@ -198,7 +180,7 @@ class Evaluation(SavableResult):
         """
         with TemporaryDirectory() as folder:
             out = Path(folder, "queries.csv") if path is None else as_path(path)
-            self._repeat(per_query=out)
+            self._evaluate_again(per_query=out)
             frame = pd.read_parquet(out) if out.suffix == ".parquet" else pd.read_csv(out, engine="python")  # exact numbers
         return frame.astype({"seed": "Int64", "wrong_id": "Int64"})
 
@@ -210,7 +192,7 @@ class Evaluation(SavableResult):
         another kind. Raises [`vse.UserError`][] for phrase scores.
         """
         out = as_path(folder)
-        self._repeat(trec=out, trec_depth=depth)
+        self._evaluate_again(trec=out, trec_depth=depth)
         return out
 
     @public
@@ -219,7 +201,7 @@ class Evaluation(SavableResult):
 
         The index is compared with the exact search. Raises [`vse.UserError`][] if it cannot be built, or for scores of pairs.
         """
-        return self._changed(index=index, index_parameters=parameters)
+        return self._with_options(index=index, index_parameters=parameters)
 
     @public
     def with_rerank(self, candidates: ListFrom1) -> Evaluation:
@@ -227,7 +209,7 @@ class Evaluation(SavableResult):
 
         ``candidates`` lists these numbers. Raises [`vse.UserError`][] if the embeddings have no vectors that find candidates.
         """
-        return self._changed(rerank=candidates)
+        return self._with_options(rerank=candidates)
 
     @public
     def save_ensemble(self, path: StrPath, *, force: bool = False) -> Path:
@@ -236,7 +218,7 @@ class Evaluation(SavableResult):
         With several seeds the files are ``<name>-<seed>.h5``. ``force`` replaces files of another kind. Raises
         [`vse.UserError`][] if this is not the evaluation of an ensemble.
         """
-        self._repeat(save=as_path(path))
+        self._evaluate_again(save=as_path(path))
         return as_path(path)
 
     @public
@@ -254,12 +236,12 @@ class Evaluation(SavableResult):
             with ours.model_files(folder / "a") as own, theirs.model_files(folder / "b") as others:
                 return ModelComparison([*own, *others], folder, ours, COMPARISON_SAMPLES if bootstrap is None else bootstrap)
 
-    def _repeat(self, **changes: Any) -> None:
-        """Evaluate once more to write further files, without the parts that these files do not need."""
+    def _evaluate_again(self, **changes: Any) -> None:
+        """Evaluate once more to write further files."""
         left_out = {"bootstrap": 0, "cross_check": False, "index": None, "index_parameters": "", "rerank": ()}
         self._request.evaluate(**left_out, **changes)
 
-    def _changed(self, **changes: Any) -> Evaluation:
+    def _with_options(self, **changes: Any) -> Evaluation:
         return Evaluation(replace(self._request, options=replace(self._request.options, **changes)))
 
     def __repr__(self) -> str:
@@ -272,14 +254,11 @@ class Evaluation(SavableResult):
 class ModelComparison(SavableResult):
     """The differences of two models on the same queries, metric by metric. Printed, it has one line per protocol.
 
-    Attributes
-    ----------
-    frame : pandas.DataFrame
-        one row per protocol and metric: both values, their ``difference``, its 95% interval ``low`` and ``high``, and ``p``
-    json : dict[str, Any]
-        the content of the comparison file (docs/formats.md)
-    path : Path | None
-        the comparison file; None if the comparison was not saved
+    Attributes:
+        frame (pandas.DataFrame): one row per protocol and metric: both values, their ``difference``, its 95% interval ``low``
+            and ``high``, and ``p``
+        json (dict[str, Any]): the content of the comparison file (docs/formats.md)
+        path (Path | None): the comparison file; None if the comparison was not saved
     """
 
     _kind = COMPARISON
@@ -314,36 +293,27 @@ def evaluate(
 ) -> Evaluation:
     """Compute R@K, median rank, mean rank, rsum and more of a model, with 95% intervals (``vse-eval``).
 
-    Parameters
-    ----------
-    embeddings
-        the embeddings or scores of one model: the object that [`vse.embeddings`][] returned, or a path. A list holds one for
-        each seed. A [`vse.Ensemble`][] averages the scores of its members
-    protocol
-        one or several of ``auto``, ``full``, ``1k``, ``sentence``, ``sentence-1k``, ``cxc`` and ``eccv`` (docs/evaluation.md)
-    k
-        further K of R@K, besides 1, 5 and 10
-    bootstrap
-        the number of samples of the images for the intervals, 0 for no intervals; None is 1,000
-    options
-        rarely used options, see [`vse.EvaluateOptions`][]
+    Args:
+        embeddings: the embeddings or scores of one model: the object that [`vse.embeddings`][] returned, or a path. A list
+            holds one for each seed. A [`vse.Ensemble`][] averages the scores of its members
+        protocol: one or several of ``auto``, ``full``, ``1k``, ``sentence``, ``sentence-1k``, ``cxc`` and ``eccv``
+            (docs/evaluation.md)
+        k: further K of R@K, besides 1, 5 and 10
+        bootstrap: the number of samples of the images for the intervals, 0 for no intervals; None is 1,000
+        options: rarely used options, see [`vse.EvaluateOptions`][]
 
-    Returns
-    -------
-    Evaluation
-        the metrics; its methods save them, compare them, and write the results of each query
+    Returns:
+        Evaluation: the metrics; its methods save them, compare them, and write the results of each query
 
-    Raises
-    ------
-    vse.UserError
-        if embeddings are missing, duplicate, not finite or of different lengths, or if options contradict each other
+    Raises:
+        vse.UserError: if embeddings are missing, duplicate, not finite or of different lengths, or if options contradict each
+            other
 
-    Examples
-    --------
-    ```python
-    result = vse.evaluate("runs/demo_vsepp/seed-0/test.h5").save("results/demo_vsepp.json")
-    result.frame[["protocol", "i2t_r1", "t2i_r1", "rsum"]]
-    ```
+    Examples:
+        ```python
+        result = vse.evaluate("runs/demo_vsepp/seed-0/test.h5").save("results/demo_vsepp.json")
+        result.frame[["protocol", "i2t_r1", "t2i_r1", "rsum"]]
+        ```
     """
     ensemble = embeddings if isinstance(embeddings, Ensemble) else None
     members = embeddings.members if isinstance(embeddings, Ensemble) else embeddings

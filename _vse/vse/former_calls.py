@@ -18,53 +18,51 @@ FUNCTIONS = {
 }
 
 
-def _grouped(call: str, options: str, names: str) -> dict[str, str]:
+def _as_options(call: str, options: str, names: str) -> dict[str, str]:
     """Return the new call for each argument that moved into an object of options."""
     return {name: f"vse.{call}(..., {options.format(f'{name}=...')})" for name in names.split()}
 
 
-def _replaced(call: str, names: str) -> dict[str, str]:
+def _same_call(call: str, names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), call)
 
 
 _ARRAYS = "vse.evaluate(vse.embeddings(images, captions, image_of_caption))"
 ARGUMENTS = {
-    "extract": _grouped("extract", "options=vse.ExtractOptions({})", "skip_bad weights_dir words device threads force"),
+    "extract": _as_options("extract", "options=vse.ExtractOptions({})", "skip_bad weights_dir words device threads force"),
     "import_data": {
-        **_grouped("import_data", "splits=vse.SplitShares({})", "val test seed"),
-        **_grouped(
-            "import_data",
-            "options=vse.ImportOptions({})",
-            "format key_until quoting tokeniser skip_bad out_features force",
+        **_as_options("import_data", "splits=vse.SplitShares({})", "val test seed"),
+        **_as_options(
+            "import_data", "options=vse.ImportOptions({})", "format key_until quoting tokeniser skip_bad out_features force"
         ),
     },
     "train": {
-        **_grouped(
+        **_as_options(
             "train",
             "inputs=vse.TrainInputs({})",
             "captions eval_features caption_features truth_features start_from weights_dir words",
         ),
-        **_grouped(
+        **_as_options(
             "train",
             "options=vse.TrainOptions({})",
             "log_negatives tensorboard resume overwrite force allow_code device threads",
         ),
     },
     "evaluate": {
-        **_replaced(_ARRAYS, "images captions image_ids caption_ids caption_image_ids similarity name dataset split"),
-        **_replaced("vse.evaluate(vse.pair_scores(scores, image_of_caption))", "scores"),
-        **_replaced("vse.evaluate(files)", "files"),
-        **_replaced("vse.evaluate(...).save(path)", "out"),
-        **_replaced("vse.evaluate(...).save(path, force=True)", "force"),
-        **_replaced("vse.evaluate(vse.Ensemble([a, b]))", "ensemble"),
-        **_replaced("vse.evaluate(vse.Ensemble([a, b], experiment=...))", "experiment"),
-        **_replaced("vse.evaluate(vse.Ensemble([a, b], alpha=...))", "alpha"),
-        **_replaced("vse.evaluate(vse.Ensemble([a, b])).save_ensemble(path)", "save"),
-        **_replaced("vse.evaluate(...).with_index(index, parameters)", "index index_parameters"),
-        **_replaced("vse.evaluate(...).with_rerank(candidates)", "rerank"),
-        **_replaced("vse.evaluate(...).per_query(path)", "per_query"),
-        **_replaced("vse.evaluate(...).to_trec(folder, depth)", "trec trec_depth"),
-        **_grouped("evaluate", "options=vse.EvaluateOptions({})", "cross_check cross_checked iou cxc unfinished device"),
+        **_same_call(_ARRAYS, "images captions image_ids caption_ids caption_image_ids similarity name dataset split"),
+        **_same_call("vse.evaluate(vse.pair_scores(scores, image_of_caption))", "scores"),
+        **_same_call("vse.evaluate(files)", "files"),
+        **_same_call("vse.evaluate(...).save(path)", "out"),
+        **_same_call("vse.evaluate(...).save(path, force=True)", "force"),
+        **_same_call("vse.evaluate(vse.Ensemble([a, b]))", "ensemble"),
+        **_same_call("vse.evaluate(vse.Ensemble([a, b], experiment=...))", "experiment"),
+        **_same_call("vse.evaluate(vse.Ensemble([a, b], alpha=...))", "alpha"),
+        **_same_call("vse.evaluate(vse.Ensemble([a, b])).save_ensemble(path)", "save"),
+        **_same_call("vse.evaluate(...).with_index(index, parameters)", "index index_parameters"),
+        **_same_call("vse.evaluate(...).with_rerank(candidates)", "rerank"),
+        **_same_call("vse.evaluate(...).per_query(path)", "per_query"),
+        **_same_call("vse.evaluate(...).to_trec(folder, depth)", "trec trec_depth"),
+        **_as_options("evaluate", "options=vse.EvaluateOptions({})", "cross_check cross_checked iou cxc unfinished device"),
     },
 }
 

@@ -38,7 +38,7 @@ class SavableResult(Savable):
 
     @public
     def save(self, path: StrPath, *, force: bool = False) -> Self:
-        """Write the file (docs/formats.md), and return this object, which then stands for the file.
+        """Write the file (docs/formats.md), and return this object.
 
         ``force`` replaces a file of another kind. Raises [`vse.UserError`][] if ``path`` is a file that was evaluated.
         """
@@ -78,16 +78,12 @@ def move_references(content: dict[str, Any], old: Path, new: Path, without: Path
 class SearchResults:
     """The results of a search, best first. A notebook displays the photos.
 
-    Attributes
-    ----------
-    query : str
-        the text, or the path of the photo
-    frame : pandas.DataFrame
-        one row per result: ``rank`` (from 1), ``score``, ``image_id``, ``file`` (None if ``dataset.json`` has no such image),
-        ``caption_id`` (if captions were searched), ``caption``; for a phrase in a photo one row per box: ``rank``, ``score``,
-        and ``x1``, ``y1``, ``x2``, ``y2`` in pixels
-    json : list[dict[str, Any]]
-        the rows of the frame as objects
+    Attributes:
+        query (str): the text, or the path of the photo
+        frame (pandas.DataFrame): one row per result: ``rank`` (from 1), ``score``, ``image_id``, ``file`` (None if
+            ``dataset.json`` has no such image), ``caption_id`` (if captions were searched), ``caption``; for a phrase in a
+            photo one row per box: ``rank``, ``score``, and ``x1``, ``y1``, ``x2``, ``y2`` in pixels
+        json (list[dict[str, Any]]): the rows of the frame as objects
     """
 
     def __init__(self, query: str, results: Sequence[SearchHit] | PhraseHit, photo: Path | None = None) -> None:
@@ -96,14 +92,22 @@ class SearchResults:
             corners = pd.DataFrame(results.boxes, columns=["x1", "y1", "x2", "y2"])
             self.frame = pd.concat([pd.DataFrame({"score": results.scores}), corners], axis=1)
         else:
-            rows = [(hit.score, hit.image_id, _file_name(hit), hit.caption_id, _caption(hit)) for hit in results]
+            rows = [
+                (
+                    hit.score,
+                    hit.image_id,
+                    None if hit.photo is None else str(hit.photo),
+                    hit.caption_id,
+                    hit.captions[0] if hit.captions else None,
+                )
+                for hit in results
+            ]
             frame = pd.DataFrame(rows, columns=["score", "image_id", "file", "caption_id", "caption"])
             self.frame = frame.astype({"caption_id": "Int64"})
         self.frame.insert(0, "rank", range(1, len(self.frame) + 1))
 
     @property
     def json(self) -> list[dict[str, Any]]:
-        """The rows of the frame as objects."""
         return _records(self.frame)
 
     def __len__(self) -> int:
@@ -128,17 +132,13 @@ class SearchResults:
 class HtmlReport(FileHandle):
     """A report that was written as one HTML file. A notebook displays it.
 
-    Attributes
-    ----------
-    path : Path
-        the file
-    html : str
-        the content of the file
+    Attributes:
+        path (Path): the file
+        html (str): the content of the file
     """
 
     @property
     def html(self) -> str:
-        """The content of the file."""
         return self.path.read_text(encoding="utf-8")
 
     def _repr_html_(self) -> str:
@@ -149,16 +149,11 @@ class HtmlReport(FileHandle):
 class ResultTable:
     """A table of results. Printed, it looks like the output of ``vse-table``.
 
-    Attributes
-    ----------
-    frame : pandas.DataFrame
-        all columns of the table, as in its CSV file
-    json : list[dict[str, Any]]
-        the rows of the frame as objects
-    latex : str
-        the printed table in LaTeX, for the package booktabs
-    path : Path | None
-        the file that was written; None if no file was written
+    Attributes:
+        frame (pandas.DataFrame): all columns of the table, as in its CSV file
+        json (list[dict[str, Any]]): the rows of the frame as objects
+        latex (str): the printed table in LaTeX, for the package booktabs
+        path (Path | None): the file that was written; None if no file was written
     """
 
     def __init__(self, table: BuiltTable, path: Path | None) -> None:
@@ -166,12 +161,10 @@ class ResultTable:
 
     @property
     def json(self) -> list[dict[str, Any]]:
-        """The rows of the frame as objects."""
         return _records(self.frame)
 
     @property
     def latex(self) -> str:
-        """The printed table in LaTeX."""
         return as_latex(self._cells)
 
     def __repr__(self) -> str:
@@ -197,41 +190,24 @@ def report(
 
     The report has metrics, curves, and the results of some queries with photos.
 
-    Parameters
-    ----------
-    results
-        one or two result files, or saved evaluations
-    out
-        the report to write
-    data
-        the file ``dataset.json``; None is the file that the embeddings name
-    embeddings
-        the embeddings of the first seed, one file for each result; empty is the file that the result names
-    queries
-        the number of queries that are displayed in each direction
-    seed
-        the seed that selects the queries among many similar ones
-    force
-        replace a file of another kind at ``out``; inputs are never replaced
-    allow_code
-        run the own code of the author of the run, for a model with attention; read it first
+    Args:
+        results: one or two result files, or saved evaluations
+        out: the report to write
+        data: the file ``dataset.json``; None is the file that the embeddings name
+        embeddings: the embeddings of the first seed, one file for each result; empty is the file that the result names
+        queries: the number of queries that are displayed in each direction
+        seed: the seed that selects the queries among many similar ones
+        force: replace a file of another kind at ``out``; inputs are never replaced
+        allow_code: run the own code of the author of the run, for a model with attention; read it first
 
-    Returns
-    -------
-    HtmlReport
-        the report
+    Raises:
+        vse.UserError: if a result was edited, or the embeddings differ from those that were evaluated
 
-    Raises
-    ------
-    vse.UserError
-        if a result was edited, or the embeddings differ from those that were evaluated
-
-    Examples
-    --------
-    ```python
-    page = vse.report("results/demo_vsepp.json", "report.html")
-    page
-    ```
+    Examples:
+        ```python
+        page = vse.report("results/demo_vsepp.json", "report.html")
+        page
+        ```
     """
     from vse.eval.report.report import write_report
     from vse.pipeline.presets.own_code import allow_own_code
@@ -254,38 +230,23 @@ def table(
 ) -> ResultTable:
     """Build a table of result files (``vse-table``).
 
-    Parameters
-    ----------
-    name
-        ``summary``: one row per result and protocol; ``ladder``: one row per result with its cost; ``significance``: one row
-        per metric of comparisons; or a published table, such as ``vsepp_3``, with our metrics next to the printed ones
-    results
-        result files, or saved evaluations and comparisons
-    dataset
-        for a published table: use our results on this data set
-    cost
-        for a ladder: the cost that is compared with rsum; None is ``total_s``
-    out
-        the table to write, .csv or .tex; for a ladder also its chart, .svg or .png; None writes nothing
-    force
-        replace a file of another kind at ``out``; inputs are never replaced
+    Args:
+        name: ``summary``: one row per result and protocol; ``ladder``: one row per result with its cost; ``significance``: one
+            row per metric of comparisons; or a published table, such as ``vsepp_3``, with our metrics next to the printed ones
+        results: result files, or saved evaluations and comparisons
+        dataset: for a published table: use our results on this data set
+        cost: for a ladder: the cost that is compared with rsum; None is ``total_s``
+        out: the table to write, .csv or .tex; for a ladder also its chart, .svg or .png; None writes nothing
+        force: replace a file of another kind at ``out``; inputs are never replaced
 
-    Returns
-    -------
-    ResultTable
-        the table as a frame, as text and in LaTeX
+    Raises:
+        vse.UserError: if no table has this name, or a result was edited
 
-    Raises
-    ------
-    vse.UserError
-        if no table has this name, or a result was edited
-
-    Examples
-    --------
-    ```python
-    rows = vse.table("summary", ["results/demo_vsepp.json", "results/demo_vse0.json"])
-    print(rows.latex)
-    ```
+    Examples:
+        ```python
+        rows = vse.table("summary", ["results/demo_vsepp.json", "results/demo_vse0.json"])
+        print(rows.latex)
+        ```
     """
     from vse.eval.tables import table_kind
     from vse.eval.tables.table import TableRequest
@@ -305,15 +266,6 @@ def table_html(cells: Cells) -> str:
 def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = json.loads(frame.to_json(orient="records", double_precision=15))
     return records
-
-
-def _file_name(hit: SearchHit) -> str | None:
-    return None if hit.photo is None else str(hit.photo)
-
-
-def _caption(hit: SearchHit) -> str | None:
-    """Return the caption that was found, or the first caption of the image that was found."""
-    return hit.captions[0] if hit.captions else None
 
 
 def _image_html(photo: str | Path | None) -> str:

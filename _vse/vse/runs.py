@@ -27,22 +27,16 @@ from vse.trained_models import TrainedModel
 class TrainInputs:
     """Further files that [`vse.train`][vse.runs.train] reads. None is the file that the cache or the experiment names.
 
-    Attributes
-    ----------
-    captions : str | os.PathLike[str] | None
-        the data set's ``dataset.json``
-    eval_features : str | os.PathLike[str] | None
-        a feature cache for validation
-    caption_features : str | os.PathLike[str] | None
-        a cache of captions
-    truth_features : str | os.PathLike[str] | None
-        a cache of ground-truth regions
-    start_from : str | os.PathLike[str] | None
-        a run whose weights the model starts from; by default a run of the same seed
-    weights_dir : str | os.PathLike[str] | None
-        a folder of CNN weights, for models that read photos; None is ``$VSE_WEIGHTS_DIR``
-    words : str | os.PathLike[str] | None
-        a file of word vectors that the word embeddings start from
+    Attributes:
+        captions (str | os.PathLike[str] | None): the data set's ``dataset.json``
+        eval_features (str | os.PathLike[str] | None): a feature cache for validation
+        caption_features (str | os.PathLike[str] | None): a cache of captions
+        truth_features (str | os.PathLike[str] | None): a cache of ground-truth regions
+        start_from (str | os.PathLike[str] | None): a run whose weights the model starts from; by default a run of the same
+            seed
+        weights_dir (str | os.PathLike[str] | None): a folder of CNN weights, for models that read photos; None is
+            ``$VSE_WEIGHTS_DIR``
+        words (str | os.PathLike[str] | None): a file of word vectors that the word embeddings start from
     """
 
     captions: StrPath | None = None
@@ -58,24 +52,15 @@ class TrainInputs:
 class TrainOptions:
     """Rarely used options of [`vse.train`][vse.runs.train].
 
-    Attributes
-    ----------
-    log_negatives : int
-        the number of hardest negatives that are listed for each epoch and direction
-    tensorboard : bool
-        write TensorBoard events too
-    resume : bool
-        continue an unfinished run from its last checkpoint
-    overwrite : bool
-        replace a run with other settings
-    force : bool
-        replace files in ``out`` that no training wrote; inputs are never replaced
-    allow_code : bool
-        run your own code that a preset or ``start_from`` names; code that ``sets`` names runs in any case
-    device : str | None
-        ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None is ``$VSE_DEVICE``, or ``auto``
-    threads : int | None
-        the number of processor cores that torch may use from now on; None changes nothing
+    Attributes:
+        log_negatives (int): the number of hardest negatives that are listed for each epoch and direction
+        tensorboard (bool): write TensorBoard events too
+        resume (bool): continue an unfinished run from its last checkpoint
+        overwrite (bool): replace a run with other settings
+        force (bool): replace files in ``out`` that no training wrote; inputs are never replaced
+        allow_code (bool): run your own code that a preset or ``start_from`` names; code that ``sets`` names runs in any case
+        device (str | None): ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None is ``$VSE_DEVICE``, or ``auto``
+        threads (int | None): the number of processor cores that torch may use from now on; None changes nothing
     """
 
     log_negatives: From0 = 0
@@ -104,43 +89,28 @@ def train(
 
     If the run is finished, it is loaded and not trained again. An interrupted training saves its state.
 
-    Parameters
-    ----------
-    features
-        the feature cache of images, or the object that [`vse.extract`][] returned
-    experiment
-        a preset (docs/experiments.md), or a YAML file; by default VSE++ with the paper's settings
-    sets
-        changes settings, e.g. ``{"loss.margin": 0.1, "train.epochs": 3}``
-    name
-        the name of this run in tables; None is the experiment with the changes in ``sets``
-    seed
-        the seed of the initial weights and of the order of pairs
-    out
-        the run folder; None is ``runs/<dataset>_<experiment>/seed-<seed>``
-    inputs
-        further files that the training reads, see [`vse.TrainInputs`][]
-    options
-        rarely used options, see [`vse.TrainOptions`][]
+    Args:
+        features: the feature cache of images, or the object that [`vse.extract`][] returned
+        experiment: a preset (docs/experiments.md), or a YAML file; by default VSE++ with the paper's settings
+        sets: changes settings, e.g. ``{"loss.margin": 0.1, "train.epochs": 3}``
+        name: the name of this run in tables; None is the experiment with the changes in ``sets``
+        seed: the seed of the initial weights and of the order of pairs
+        out: the run folder; None is ``runs/<dataset>_<experiment>/seed-<seed>``
+        inputs: further files that the training reads, see [`vse.TrainInputs`][]
+        options: rarely used options, see [`vse.TrainOptions`][]
 
-    Returns
-    -------
-    TrainedModel
-        the model with the weights of its best epoch
+    Returns:
+        TrainedModel: the model with the weights of its best epoch
 
-    Raises
-    ------
-    vse.UserError
-        if a setting, cache or run is wrong; the message names it and the most similar valid name
-    vse.Interrupted
-        if the training was stopped (Ctrl-C); ``vse.TrainOptions(resume=True)`` continues it
+    Raises:
+        vse.UserError: if a setting, cache or run is wrong; the message names it and the most similar valid name
+        vse.Interrupted: if the training was stopped (Ctrl-C); ``vse.TrainOptions(resume=True)`` continues it
 
-    Examples
-    --------
-    ```python
-    model = vse.train("features/demo_fc7.h5", "vsepp")
-    model.frame[["epoch", "loss", "rsum"]]
-    ```
+    Examples:
+        ```python
+        model = vse.train("features/demo_fc7.h5", "vsepp")
+        model.frame[["epoch", "loss", "rsum"]]
+        ```
     """
     from vse.pipeline.presets.own_code import allow_own_code
     from vse.train.named_experiment import train_experiment
@@ -187,41 +157,24 @@ def load(
 ) -> TrainedModel:
     """Load a trained model from the folder of its run.
 
-    Parameters
-    ----------
-    run
-        the folder of the run
-    features
-        the feature cache, if it was moved, or the cache of another data set by the same extractor
-    captions
-        the file ``dataset.json``, if it was moved
-    caption_features
-        the cache of captions, if it was moved
-    weights_dir
-        a folder of weights of the networks that read new photos and texts; None is ``$VSE_WEIGHTS_DIR``
-    allow_code
-        run the own code of the run's author; read it first
-    device
-        ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None is ``$VSE_DEVICE``, or ``auto``
-    threads
-        the number of processor cores that torch may use from now on; None changes nothing
+    Args:
+        run: the folder of the run
+        features: the feature cache, if it was moved, or the cache of another data set by the same extractor
+        captions: the file ``dataset.json``, if it was moved
+        caption_features: the cache of captions, if it was moved
+        weights_dir: a folder of weights of the networks that read new photos and texts; None is ``$VSE_WEIGHTS_DIR``
+        allow_code: run the own code of the run's author; read it first
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None is ``$VSE_DEVICE``, or ``auto``
+        threads: the number of processor cores that torch may use from now on; None changes nothing
 
-    Returns
-    -------
-    TrainedModel
-        the model; its methods encode, embed and search
+    Raises:
+        vse.UserError: if the folder is not a run
 
-    Raises
-    ------
-    vse.UserError
-        if the folder is not a run
-
-    Examples
-    --------
-    ```python
-    model = vse.load("runs/demo_vsepp/seed-0")
-    model.search("a red circle above a blue square", k=3).frame[["rank", "score", "file"]]
-    ```
+    Examples:
+        ```python
+        model = vse.load("runs/demo_vsepp/seed-0")
+        model.search("a red circle above a blue square", k=3).frame[["rank", "score", "file"]]
+        ```
     """
     from vse.features.backbones.device import use_threads
 
@@ -237,33 +190,21 @@ def embeddings_as_features(
 ) -> tuple[FeatureFile, FeatureFile]:
     """Write embeddings files of any program as two feature caches, of images and of captions (``vse-embed``).
 
-    Parameters
-    ----------
-    files
-        the embeddings files, one for each split of the data set
-    prefix
-        the start of the names of the caches: ``<prefix>_images.h5`` and ``<prefix>_captions.h5``
-    captions
-        the data set's ``dataset.json``; None is the file that the first embeddings file names
-    force
-        replace files of another kind; inputs are never replaced
+    Args:
+        files: the embeddings files, one for each split of the data set
+        prefix: the start of the names of the caches: ``<prefix>_images.h5`` and ``<prefix>_captions.h5``
+        captions: the data set's ``dataset.json``; None is the file that the first embeddings file names
+        force: replace files of another kind; inputs are never replaced
 
-    Returns
-    -------
-    tuple[FeatureFile, FeatureFile]
-        the caches of images and of captions
+    Raises:
+        vse.UserError: if the files belong to different models or data sets, hold scores, or lack images or captions of their
+            splits
 
-    Raises
-    ------
-    vse.UserError
-        if the files belong to different models or data sets, hold scores, or lack images or captions of their splits
-
-    Examples
-    --------
-    ```python
-    images, captions = vse.embeddings_as_features("runs/demo_vsepp/seed-0/test.h5", "features/demo_vsepp")
-    images[images.ids[:2]].shape
-    ```
+    Examples:
+        ```python
+        images, captions = vse.embeddings_as_features("runs/demo_vsepp/seed-0/test.h5", "features/demo_vsepp")
+        images[images.ids[:2]].shape
+        ```
     """
     from vse.train.use.embed import embed_runs
     from vse.train.use.trained_run import RunPlaces

@@ -21,19 +21,16 @@ if TYPE_CHECKING:
     from vse.eval.files.embeddings import Embeddings
 
 _CAPTION_IMAGE_IDS = "caption_image_ids"  # the name of image_of_caption in files
-_ALIGNED = {"image_ids": "images", "caption_ids": "captions", "image_of_caption": "captions"}
+_ID_ARRAYS = {"image_ids": "images", "caption_ids": "captions", "image_of_caption": "captions"}
 
 
 @option_class
 class SplitName:
     """The names that a result reports for the data of arrays.
 
-    Attributes
-    ----------
-    dataset : str
-        the name of the data set
-    split : str
-        the name of the split
+    Attributes:
+        dataset (str): the name of the data set
+        split (str): the name of the split
     """
 
     dataset: str = "arrays"
@@ -46,31 +43,19 @@ class SplitEmbeddings(Savable):
     For a model that localises phrases, the file has the scores of phrases and boxes instead; there the arrays of embeddings
     raise a [`vse.UserError`][].
 
-    Attributes
-    ----------
-    path : Path | None
-        the file or folder; None for arrays that were not saved
-    name : str
-        the name of the model: its experiment, or the name of the file
-    dataset : str
-        the name of the data set
-    split : str
-        the name of the split
-    frame : pandas.DataFrame
-        one row per caption, in the order of ``captions``: ``caption_id`` and ``image_id``; for phrases one row per phrase:
-        ``phrase_id``, ``image_id``, ``caption_id``, ``types``, ``n_candidates``
-    json : dict[str, Any]
-        how the embeddings were computed: features, settings, versions; empty for arrays
-    images : NDArray[float32] | None
-        the embeddings of the images, (n_images, dim); None for scores of pairs
-    captions : NDArray[float32] | None
-        the embeddings of the captions, (n_captions, dim); None for scores of pairs
-    image_ids : NDArray[int64]
-        the ids of the images, (n_images,)
-    caption_ids : NDArray[int64]
-        the ids of the captions, (n_captions,)
-    caption_image_ids : NDArray[int64]
-        the id of each caption's image, (n_captions,)
+    Attributes:
+        path (Path | None): the file or folder; None for arrays that were not saved
+        name (str): the name of the model: its experiment, or the name of the file
+        dataset (str): the name of the data set
+        split (str): the name of the split
+        frame (pandas.DataFrame): one row per caption, in the order of ``captions``: ``caption_id`` and ``image_id``; for
+            phrases one row per phrase: ``phrase_id``, ``image_id``, ``caption_id``, ``types``, ``n_candidates``
+        json (dict[str, Any]): how the embeddings were computed: features, settings, versions; empty for arrays
+        images (NDArray[float32] | None): the embeddings of the images, (n_images, dim); None for scores of pairs
+        captions (NDArray[float32] | None): the embeddings of the captions, (n_captions, dim); None for scores of pairs
+        image_ids (NDArray[int64]): the ids of the images, (n_images,)
+        caption_ids (NDArray[int64]): the ids of the captions, (n_captions,)
+        caption_image_ids (NDArray[int64]): the id of each caption's image, (n_captions,)
     """
 
     def __init__(self, path: Path | None, content: Embeddings | PhraseScores) -> None:
@@ -90,27 +75,22 @@ class SplitEmbeddings(Savable):
 
     @property
     def images(self) -> NDArray[np.float32] | None:
-        """The embeddings of the images."""
         return self.content.images
 
     @property
     def captions(self) -> NDArray[np.float32] | None:
-        """The embeddings of the captions."""
         return self.content.captions
 
     @property
     def image_ids(self) -> NDArray[np.int64]:
-        """The ids of the images."""
         return self.content.image_ids
 
     @property
     def caption_ids(self) -> NDArray[np.int64]:
-        """The ids of the captions."""
         return self.content.caption_ids
 
     @property
     def caption_image_ids(self) -> NDArray[np.int64]:
-        """The id of each caption's image."""
         return self.content.caption_image_ids
 
     @checked
@@ -124,14 +104,13 @@ class SplitEmbeddings(Savable):
             raise UserError(f"direction {direction!r}: known are i2t and t2i")
         i2t, t2i = self.content.score_blocks()
         blocks = t2i if direction == "t2i" and t2i is not None else i2t
-        spans = (slice(start, min(start + blocks.rows, blocks.n_images)) for start in range(0, blocks.n_images, blocks.rows))
-        return np.concatenate([blocks.score(span, None).cpu().numpy().copy() for span in spans])
+        return np.concatenate([blocks.score(rows, None).cpu().numpy().copy() for rows in blocks.row_slices])
 
     @public
     def save(self, path: StrPath, *, force: bool = False) -> SplitEmbeddings:
         """Write the embeddings or scores to an HDF5 file (docs/formats.md), and return this object.
 
-        ``force`` replaces a file of another kind. Raises [`vse.UserError`][] if ``path`` is the file that they were read from.
+        ``force`` replaces a file of another kind. Raises [`vse.UserError`][] if ``path`` is the file that was opened.
         """
         from vse.eval.files.embeddings import EMBEDDINGS, write_embeddings
         from vse.pipeline.files.outputs import check_output
@@ -143,13 +122,11 @@ class SplitEmbeddings(Savable):
 
     @property
     def json(self) -> dict[str, Any]:
-        """The settings, features and versions with which the embeddings were computed."""
         provenance = json.loads(self._provenance or "{}")
         return dict(provenance) if isinstance(provenance, Mapping) else {"note": provenance}
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """One row per caption, or per phrase."""
         if self.phrases is None:
             return pd.DataFrame({"caption_id": self.caption_ids, "image_id": self.caption_image_ids})
         names = {"phrase_id": "phrase_ids", "image_id": "image_ids", "caption_id": "caption_ids", "types": "types"}
@@ -184,49 +161,37 @@ def embeddings(
 
     Arrays may be those of numpy or torch. Nothing is written to disk.
 
-    Parameters
-    ----------
-    images
-        the embeddings of the images, (n_images, dim); or the path of an embeddings file or of a folder of arrays
-        (docs/formats.md), without any further argument
-    captions
-        the embeddings of the captions, (n_captions, dim)
-    image_of_caption
-        the id of each caption's image, (n_captions,); without ``image_ids`` this is the row of the image in ``images``
-    image_ids
-        the ids of the images, (n_images,) whole numbers; None numbers the rows from 0
-    caption_ids
-        the ids of the captions, (n_captions,) whole numbers; None numbers the rows from 0
-    similarity
-        ``cosine``, the inner product (vectors are not divided by their lengths), or ``order``
-    name
-        the name of the model in results
-    split
-        the names of the data set and the split in results
+    Args:
+        images: the embeddings of the images, (n_images, dim); or the path of an embeddings file or of a folder of arrays
+            (docs/formats.md), without any further argument
+        captions: the embeddings of the captions, (n_captions, dim)
+        image_of_caption: the id of each caption's image, (n_captions,); without ``image_ids`` this is the row of the image in
+            ``images``
+        image_ids: the ids of the images, (n_images,) whole numbers; None numbers the rows from 0
+        caption_ids: the ids of the captions, (n_captions,) whole numbers; None numbers the rows from 0
+        similarity: ``cosine``, the inner product (vectors are not divided by their lengths), or ``order``
+        name: the name of the model in results
+        split: the names of the data set and the split in results
 
-    Returns
-    -------
-    SplitEmbeddings
-        the embeddings, for [`vse.evaluate`][]
+    Raises:
+        vse.UserError: if an array is missing, has another length, is not finite, or has duplicate ids; the message names the
+            array
 
-    Raises
-    ------
-    vse.UserError
-        if an array is missing, has another length, is not finite, or has duplicate ids; the message names the array
-
-    Examples
-    --------
-    ```python
-    embedded = vse.embeddings("runs/demo_vsepp/seed-0/test.h5")
-    embedded.images @ embedded.captions[0]
-    ```
+    Examples:
+        ```python
+        embedded = vse.embeddings("runs/demo_vsepp/seed-0/test.h5")
+        embedded.images @ embedded.captions[0]
+        ```
     """
     named = {"captions": captions, "image_of_caption": image_of_caption, "image_ids": image_ids, "caption_ids": caption_ids}
     given = {argument: _as_array(array) for argument, array in named.items() if array is not None}
     if is_path(images):
         for argument in given:
             raise UserError(f"images={images!r} is a path, and the file has all arrays; leave {argument} out")
-        return _read_file(as_path(images))  # type: ignore[arg-type]
+        from vse.eval.files.embeddings import read_embeddings
+
+        path = as_path(images)  # type: ignore[arg-type]
+        return SplitEmbeddings(path, read_phrase_scores(path) if is_phrase_scores(path) else read_embeddings(path))
     return _from_arrays({"images": _as_array(images), **given}, similarity, name, split)
 
 
@@ -242,46 +207,29 @@ def pair_scores(
 ) -> SplitEmbeddings:
     """Open scores of all pairs of images and captions, for a model that does not compare two vectors.
 
-    Parameters
-    ----------
-    scores
-        the score of each image with each caption, (n_images, n_captions)
-    image_of_caption
-        as in [`vse.embeddings`][]
-    image_ids
-        as in [`vse.embeddings`][]
-    caption_ids
-        as in [`vse.embeddings`][]
-    name
-        the name of the model in results
-    split
-        the names of the data set and the split in results
+    Args:
+        scores: the score of each image with each caption, (n_images, n_captions)
+        image_of_caption: as in [`vse.embeddings`][]
+        image_ids: as in [`vse.embeddings`][]
+        caption_ids: as in [`vse.embeddings`][]
+        name: the name of the model in results
+        split: the names of the data set and the split in results
 
-    Raises
-    ------
-    vse.UserError
-        as [`vse.embeddings`][]
+    Raises:
+        vse.UserError: as [`vse.embeddings`][]
 
-    Examples
-    --------
-    ```python
-    scored = vse.pair_scores([[0.9, 0.1], [0.2, 0.8]], image_of_caption=[0, 1])
-    vse.evaluate(scored, bootstrap=0).metrics["full"]["rsum"]
-    ```
+    Examples:
+        ```python
+        scored = vse.pair_scores([[0.9, 0.1], [0.2, 0.8]], image_of_caption=[0, 1])
+        vse.evaluate(scored, bootstrap=0).metrics["full"]["rsum"]
+        ```
     """
     named = {"scores": scores, "image_of_caption": image_of_caption, "image_ids": image_ids, "caption_ids": caption_ids}
     given = {argument: _as_array(array) for argument, array in named.items() if array is not None}
     return _from_arrays(given, "scores", name, split)
 
 
-def _read_file(path: Path) -> SplitEmbeddings:
-    from vse.eval.files.embeddings import read_embeddings
-
-    return SplitEmbeddings(path, read_phrase_scores(path) if is_phrase_scores(path) else read_embeddings(path))
-
-
 def _as_array(array: Any) -> NDArray[Any]:
-    """Return an array of numpy from an array of numpy or of torch, on any device, or from nested lists."""
     if hasattr(array, "detach"):
         tensor = array.detach().cpu()
         array = tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor
@@ -289,11 +237,11 @@ def _as_array(array: Any) -> NDArray[Any]:
 
 
 def _from_arrays(arrays: dict[str, NDArray[Any]], similarity: str, name: str, split: SplitName) -> SplitEmbeddings:
-    """Check arrays as those of a file are checked, and number the rows whose ids are missing."""
+    """Check arrays as if they came from a file, and number the rows whose ids are missing."""
     from vse.eval.files.embeddings import build_embeddings
 
     for argument, array in arrays.items():
-        axes = 1 if argument in _ALIGNED else 2
+        axes = 1 if argument in _ID_ARRAYS else 2
         if array.ndim != axes:
             raise UserError(f"{argument}: an array of {axes} axes is needed, not of shape {array.shape}")
     for argument in ("captions", "image_of_caption"):
@@ -301,7 +249,7 @@ def _from_arrays(arrays: dict[str, NDArray[Any]], similarity: str, name: str, sp
             raise UserError(f"{argument}=None: an array is needed")
     n_rows = {"images": len(arrays.get("images", arrays.get("scores", ())))}
     n_rows["captions"] = arrays["scores"].shape[1] if "scores" in arrays else len(arrays["captions"])
-    for argument, side in _ALIGNED.items():
+    for argument, side in _ID_ARRAYS.items():
         if argument in arrays and len(arrays[argument]) != n_rows[side]:
             origin = "scores" if "scores" in arrays else side
             raise UserError(f"{argument}: {len(arrays[argument])} ids for the {n_rows[side]} {side} in {origin}")

@@ -14,19 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from vse.arguments import (
-    Allowed,
-    From1,
-    Paths,
-    Query,
-    StrPath,
-    Texts,
-    as_path,
-    as_paths,
-    is_path,
-    option_class,
-    public,
-)
+from vse.arguments import Allowed, From1, Paths, Query, StrPath, Texts, as_path, as_paths, is_path, option_class, public
 from vse.data_files import DISPLAYED_ROWS, FeatureFile, FileHandle, html_summary
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import read_run_file
@@ -46,14 +34,10 @@ if TYPE_CHECKING:
 class SearchIndex:
     """The file of a FAISS index for [`vse.TrainedModel`][]'s method ``search``. The first search builds a missing file.
 
-    Attributes
-    ----------
-    path : str | os.PathLike[str]
-        the file
-    factory : str | None
-        the type of the index to build, e.g. ``IVF1024,Flat``; None is ``Flat``
-    parameters : str
-        search parameters, e.g. ``nprobe=16``
+    Attributes:
+        path (str | os.PathLike[str]): the file
+        factory (str | None): the type of the index to build, e.g. ``IVF1024,Flat``; None is ``Flat``
+        parameters (str): search parameters, e.g. ``nprobe=16``
     """
 
     path: StrPath
@@ -72,16 +56,12 @@ class TrainedModel(FileHandle):
 
     The methods load the weights when they first need them, and keep them in memory for further calls.
 
-    Attributes
-    ----------
-    path : Path
-        the folder of the run
-    frame : pandas.DataFrame
-        one row per epoch, as in ``metrics.csv``: learning rate, loss, recalls on the validation split, seconds
-    json : dict[str, Any]
-        the record of the run, ``run.json``: its inputs, its state, its best epoch
-    settings : dict[str, Any]
-        all settings of the experiment, as in ``config.yaml``
+    Attributes:
+        path (Path): the folder of the run
+        frame (pandas.DataFrame): one row per epoch, as in ``metrics.csv``: learning rate, loss, recalls on the validation
+            split, seconds
+        json (dict[str, Any]): the record of the run, ``run.json``: its inputs, its state, its best epoch
+        settings (dict[str, Any]): all settings of the experiment, as in ``config.yaml``
     """
 
     def __init__(self, path: Path, inputs: RunPlaces, device: str = "auto", allow_code: bool = False) -> None:
@@ -93,19 +73,16 @@ class TrainedModel(FileHandle):
 
     @cached_property
     def json(self) -> dict[str, Any]:
-        """The record of the run."""
         record: dict[str, Any] = read_json(self.path / "run.json")
         return record
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """All settings of the experiment."""
         settings: dict[str, Any] = read_yaml(self.path / "config.yaml")
         return settings
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """One row per epoch."""
         return pd.read_csv(BytesIO(read_run_file(self.path / "metrics.csv", self.json)[0]))
 
     @public
@@ -148,29 +125,18 @@ class TrainedModel(FileHandle):
 
         The first search of a split embeds it. Further searches of the same split take milliseconds.
 
-        Parameters
-        ----------
-        query
-            a text, or the path of a JPEG, PNG or WebP file
-        k
-            the number of results
-        split
-            the split of the data set that is searched; None is ``test``
-        corpus
-            a file of embeddings by this model that is searched instead of a split
-        index
-            a FAISS index file, or a [`vse.SearchIndex`][], that is searched instead of embedding the split
-        rerank
-            score only this number of candidates, which pooled vectors find, for a model that scores every pair
-        html
-            a report with photos to write
-        force
-            replace files of another kind at ``index`` or ``html``; inputs are never replaced
+        Args:
+            query: a text, or the path of a JPEG, PNG or WebP file
+            k: the number of results
+            split: the split of the data set that is searched; None is ``test``
+            corpus: a file of embeddings by this model that is searched instead of a split
+            index: a FAISS index file, or a [`vse.SearchIndex`][], that is searched instead of embedding the split
+            rerank: score only this number of candidates, which pooled vectors find, for a model that scores every pair
+            html: a report with photos to write
+            force: replace files of another kind at ``index`` or ``html``; inputs are never replaced
 
-        Raises
-        ------
-        vse.UserError
-            if the query has no word, the photo cannot be read, or an option does not suit the model
+        Raises:
+            vse.UserError: if the query has no word, the photo cannot be read, or an option does not suit the model
         """
         from vse.train.use.search import SearchRequest, search_run
 
@@ -213,25 +179,16 @@ class TrainedModel(FileHandle):
     ) -> SplitEmbeddings:
         """Embed the images and captions of a split into a file (``vse-embed``).
 
-        Parameters
-        ----------
-        split
-            the split; None is ``test``
-        out
-            the file to write; None is ``<split>.h5`` in the run, and for another data set ``<dataset>_<split>.h5``
-        unfinished
-            accept a run whose training did not finish
-        allow_leak
-            accept images that the model was trained on
-        sentences
-            for a model that localises phrases: score all images for all captions by the phrases of the captions
-        force
-            replace a file of another kind at ``out``; inputs are never replaced
+        Args:
+            split: the split; None is ``test``
+            out: the file to write; None is ``<split>.h5`` in the run, and for another data set ``<dataset>_<split>.h5``
+            unfinished: accept a run whose training did not finish
+            allow_leak: accept images that the model was trained on
+            sentences: for a model that localises phrases: score all images for all captions by the phrases of the captions
+            force: replace a file of another kind at ``out``; inputs are never replaced
 
-        Raises
-        ------
-        vse.UserError
-            if the run did not finish, was trained on images of the split, or lacks its feature cache
+        Raises:
+            vse.UserError: if the run did not finish, was trained on images of the split, or lacks its feature cache
         """
         from vse.train.use.embed import embed_runs
 

@@ -1,4 +1,1 @@
-"""Readers and writers of the files of an evaluation: embeddings, scores, results and comparisons.
-
-This package may import ``vse.eval.ranking``.
-"""
+"""Readers and writers of the files of an evaluation. Imports ``vse.eval.ranking`` only."""

@@ -1,4 +1,4 @@
-"""Embeddings in a folder of plain arrays: ``.npy`` files next to tables of ids, or parquet tables of ids and vectors."""
+"""Reader of embeddings in a folder of plain arrays: ``.npy`` files and tables of ids, or parquet tables of ids and vectors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IN_MEMORY_BYTES = 2**27
 
 
 class FolderArrays(NamedTuple):
-    """Arrays and attributes of a folder, by their names in an embeddings file, and the files they were read from."""
+    """Arrays and attributes of a folder, by their names in an embeddings file, and the files that they were read from."""
 
     arrays: dict[str, NDArray[Any]]
     attributes: dict[str, Any]
@@ -38,13 +38,13 @@ def read_array_folder(folder: Path, names: Sequence[str], attributes: Sequence[s
     """Read from a folder the arrays and attributes that an embeddings file has under these names.
 
     An array lies in ``<name>.npy``. The ids may also be columns of ``images.csv`` or ``.parquet`` (``image_id``, ``coco_id``)
-    and of ``captions.csv`` or ``.parquet`` (``caption_id``, and ``image_id`` for the caption's image). Without ``image_ids``
-    or ``caption_ids`` the rows are numbered from 0. A parquet table may also have the vectors: a list of numbers in each row
-    of the column ``vector`` or ``embedding``. ``about.json`` has the attributes. Defaults are the folder's name for
-    ``dataset``, ``test`` for ``split``, and ``cosine`` for ``similarity`` (``scores`` if the folder has scores).
+    and of ``captions.csv`` or ``.parquet`` (``caption_id``, and ``image_id`` for the caption's image). Without ids the rows
+    are numbered from 0. A parquet table may also have a column ``vector`` or ``embedding``, with a list of numbers in each
+    row. ``about.json`` has the attributes. Defaults are the folder's name for ``dataset``, ``test`` for ``split``, and
+    ``cosine`` for ``similarity`` (``scores`` if the folder has scores).
 
-    Nothing is unpickled. A large matrix of float32 in C order is mapped, and so are scores. Values are not checked here: the
-    caller does that. Raises UserError if a file has another form.
+    Nothing is unpickled. Large matrices of float32 in C order are mapped, and so are scores. The caller checks the values.
+    Raises UserError if a file has another form.
     """
     files: dict[str, InputFile] = {}
     arrays: dict[str, NDArray[Any]] = {}
@@ -129,7 +129,7 @@ def _read_table(file: InputFile, vectors: str, columns: dict[str, str]) -> dict[
 
 
 def _vectors(path: Path, name: str, column: Any) -> NDArray[Any]:
-    """Return the matrix of a pyarrow column of lists. Raises UserError if a row has another length."""
+    """Return the matrix of a pyarrow column of lists. Raises UserError if two rows have different lengths."""
     lists = column.combine_chunks()
     inner = getattr(column.type, "value_type", None)
     with wrap_read_errors(path, f"a parquet file whose column {name} has lists of numbers"):
@@ -148,7 +148,6 @@ def _vectors(path: Path, name: str, column: Any) -> NDArray[Any]:
 
 
 def _integers(path: Path, column: str, cells: Sequence[Any]) -> NDArray[np.int64]:
-    """Return a column as integers. Raises UserError if a cell is not one and names its row."""
     numbers = np.empty(len(cells), np.int64)
     for row, cell in enumerate(cells):
         try:
@@ -159,7 +158,6 @@ def _integers(path: Path, column: str, cells: Sequence[Any]) -> NDArray[np.int64
 
 
 def _read_about(file: InputFile, names: Sequence[str]) -> dict[str, Any]:
-    """Return the attributes in ``about.json``; its ``provenance`` may be any JSON."""
     stored = parse_json(file.path, file.read())
     if not isinstance(stored, dict):
         raise UserError(f"{file.path}: not an object with {', '.join(names)}")

@@ -1,8 +1,4 @@
-"""Reader and writer of the file of embeddings or scores of a split, with ids, that a model passes to the evaluator.
-
-Any program can write this file; see ``docs/formats.md``. :func:`write_embeddings` writes a file from memory,
-:func:`write_scores` writes scores block by block, and :func:`read_embeddings` reads and checks a file or a folder of arrays.
-"""
+"""Reader and writer of the file of embeddings or scores of a split. Any program can write this file (docs/formats.md)."""
 
 from __future__ import annotations
 
@@ -33,8 +29,7 @@ from vse.eval.files.hdf5_fields import (
     stored_ids,
 )
 from vse.eval.files.split import MATRICES, POOLED, SCORES, VECTORS, Embeddings
-from vse.eval.ranking.ranks import ScoreBlocks, ScoreMatrix
-from vse.eval.ranking.scores import SIMILARITIES
+from vse.eval.ranking.ranks import SIMILARITIES, ScoreBlocks, ScoreMatrix
 from vse.pipeline.dataset.identity import CAPTION_BYTES, PHOTO_BYTES, check_same_data
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.hdf5 import find_hdf5_dataset
@@ -66,7 +61,7 @@ EMBEDDINGS = hdf5_kind(
 
 
 def write_embeddings(path: Path, embeddings: Embeddings) -> Path:
-    """Write the file atomically and return ``path``; :func:`write_scores` writes scores that do not fit into memory."""
+    """Write the file atomically and return ``path``. For scores that do not fit into memory see :func:`write_scores`."""
     buffer = BytesIO()
     with h5py.File(buffer, "w") as file:
         hashes = _write_ids_and_vectors(file, embeddings)
@@ -89,12 +84,14 @@ def write_scores(
 ) -> Path:
     """Write a file of scores that a model computes, block by block and atomically; return ``path``.
 
-    ``embeddings`` has the ids and attributes, no scores, and ``captions`` if captions can be compared with each other. The
-    blocks are those of :func:`vse.eval.ranking.ranks.ranks_from_blocks` and are requested in the same order. They become
-    ``scores``, or with ``t2i`` the two matrices ``scores_i2t`` and ``scores_t2i``, as contiguous float32, so that a reader can
-    map them. Only one block is held at a time. ``provenance`` is called at the end, when everything has been computed.
+    Raises UserError if scores are not finite; the message names the image row. After an error ``path`` is unchanged.
 
-    After an error or an interruption ``path`` is unchanged. Raises UserError if scores are not finite; it names the image row.
+    Parameters
+    ----------
+    embeddings : ids and attributes, no scores, and ``captions`` if captions can be compared with each other
+    i2t : the scores of both directions, which become ``scores``; with ``t2i`` they become ``scores_i2t``
+    t2i : the scores of text-to-image, if they differ; each block is requested after the same block of ``i2t``
+    provenance : function that returns the provenance; it is called after all scores have been computed
     """
     directions = {"scores": i2t} if t2i is None else {"scores_i2t": i2t, "scores_t2i": t2i}
     shape = len(embeddings.image_ids), len(embeddings.caption_ids)
@@ -103,15 +100,14 @@ def write_scores(
             raise ValueError(
                 f"{name}: blocks of {blocks.n_images} images for {shape[0]} image ids, or blocks with another number of rows"
             )
-    with open_atomic(path) as stream, _hdf5(stream) as file:
+    with open_atomic(path) as stream, _open_hdf5(stream) as file:
         hashes = _write_ids_and_vectors(file, embeddings)
         matrices = {name: file.create_dataset(name, shape, np.float32) for name in directions}
         hashes |= {name: ArrayHash(np.float32, shape) for name in directions}
-        for start in range(0, i2t.n_images, i2t.rows):
-            rows = slice(start, min(start + i2t.rows, i2t.n_images))
+        for rows in i2t.row_slices:
             for name, blocks in directions.items():
                 scores = blocks.score(rows, None).float().cpu().numpy()
-                _check_finite(path, name, scores, start)
+                _check_finite(path, name, scores, rows.start)
                 matrices[name][rows] = scores
                 hashes[name].add(scores)
         if provenance is not None:
@@ -124,8 +120,7 @@ def write_scores(
 def read_embeddings(path: Path) -> Embeddings:
     """Read and check a file, or a folder of arrays (see :func:`vse.eval.files.array_folder.read_array_folder`).
 
-    Each file is opened once, so that a file that replaces it meanwhile is not read. Vectors are read into memory if all
-    arrays take up to 128 MiB. In a larger file, contiguous matrices of float32 are mapped and may be larger than memory.
+    Vectors are read into memory if all arrays take up to 128 MiB; in a larger file, contiguous matrices of float32 are mapped.
     Scores are always mapped if possible. Raises UserError if something is missing, duplicate or of the wrong length.
     """
     if not path.exists():
@@ -141,7 +136,7 @@ def read_embeddings(path: Path) -> Embeddings:
             items = {name: find_hdf5_dataset(file, name, path=path) for name in names}
             in_memory = sum(item.nbytes for item in items.values() if item is not None) <= IN_MEMORY_BYTES
             arrays = {
-                name: _array(source, item, in_memory and not name.startswith("scores"))
+                name: _read_array(source, item, in_memory and not name.startswith("scores"))
                 for name, item in items.items()
                 if item is not None
             }
@@ -167,43 +162,37 @@ def build_embeddings(
         values[name] = stored_ids(path, name, arrays[name]) if name in arrays else None
     for (name, width), ids in zip(_HASHES.items(), (values["image_ids"], values["caption_ids"]), strict=True):
         values[name] = stored_hashes(path, name, arrays[name], len(ids), width) if name in arrays else None
-    values |= {name: _matrix(path, name, arrays[name]) if name in arrays else None for name in MATRICES}
+    values |= {name: _as_float_matrix(path, name, arrays[name]) if name in arrays else None for name in MATRICES}
     run = Embeddings(**values, **attributes, source=source)
     _check(path, run)
     return run
 
 
 def experiment_name(path: Path, run: FileMetadata) -> str:
-    """Return the name of a file's experiment, or the file's name if it does not name one."""
+    """Return the name of a file's experiment; without one, the name of the file."""
     return path.stem if run.experiment is None else run.experiment
 
 
 def parse_provenance(run: FileMetadata) -> dict[str, Any]:
-    """Return a file's record of features, settings and versions; empty if it is not JSON, as other programs may write."""
+    """Return a file's record of features, settings and versions; empty if it is not JSON."""
     try:
-        record = json.loads(run.provenance, parse_constant=_null)
+        record = json.loads(run.provenance, parse_constant=lambda constant: None)  # JSON has no NaN and no infinities
     except (ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {"note": record}
 
 
-def _null(constant: str) -> None:
-    """Replace NaN and infinities, which JSON does not have, by null."""
-
-
 def check_same_split(first_path: Path, first: Embeddings, path: Path, run: Embeddings, attributes: Sequence[str] = ()) -> None:
-    """Raise UserError if two files differ in their split, row by row, or in one of the ``attributes`` that both have."""
+    """Raise UserError if two files differ in their split, row by row, or in an attribute that both have."""
     check_same_attributes(first_path, first, path, run, ("dataset", "split", *attributes))
-    for name in _IDS:
+    has_coco_ids = first.coco_ids is not None and run.coco_ids is not None
+    for name in (*_IDS, *(["coco_ids"] if has_coco_ids else [])):
         if not np.array_equal(getattr(first, name), getattr(run, name)):
             raise UserError(f"{path} and {first_path} differ in {name}; files that are evaluated together must have the same")
-    if first.coco_ids is not None and run.coco_ids is not None and not np.array_equal(first.coco_ids, run.coco_ids):
-        raise UserError(f"{path} and {first_path} differ in coco_ids; files that are evaluated together must have the same")
     check_same_data(path, run.identity, first_path, first.identity)
 
 
 def _write_ids_and_vectors(file: h5py.File, embeddings: Embeddings) -> dict[str, ArrayHash]:
-    """Write ids, vectors and attributes; return the hashes of these arrays by their names."""
     hashes = {}
     for name in (*_IDS, "coco_ids", *_COUNTS, *_HASHES, *VECTORS):
         values = getattr(embeddings, name)
@@ -222,8 +211,8 @@ def _attributes_of(embeddings: Embeddings) -> dict[str, Any]:
 
 
 @contextmanager
-def _hdf5(stream: BinaryIO) -> Iterator[h5py.File]:
-    """Yield an HDF5 file that writes into a temporary file; HDF5 also reads from it."""
+def _open_hdf5(stream: BinaryIO) -> Iterator[h5py.File]:
+    """Yield an HDF5 file that writes into ``stream``. HDF5 also reads from it."""
     with open(os.dup(stream.fileno()), "r+b") as both, h5py.File(both, "w") as file:
         yield file
 
@@ -247,16 +236,15 @@ def _check_complete(path: Path, arrays: set[str], attributes: set[str]) -> None:
         raise UserError(f"{path}: not a complete embeddings file, it lacks {', '.join(missing)} (docs/formats.md)")
 
 
-def _array(source: InputFile, item: h5py.Dataset, in_memory: bool) -> NDArray[Any] | h5py.Empty:
-    """Return the values of a data set; unless ``in_memory``, a contiguous matrix of float32 is mapped."""
+def _read_array(source: InputFile, item: h5py.Dataset, in_memory: bool) -> NDArray[Any] | h5py.Empty:
     if not in_memory and item.ndim == 2 and item.size and item.dtype == np.float32 and item.id.get_offset() is not None:
         return np.memmap(source.stream, np.float32, "r", item.id.get_offset(), item.shape)
     values = item[()]
     return values if isinstance(values, h5py.Empty) else np.asarray(values)
 
 
-def _matrix(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArray[Any]:
-    """Return a matrix in float32; scores in float64 keep their precision, so that different scores stay different."""
+def _as_float_matrix(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArray[Any]:
+    """Return a matrix in float32; scores in float64 keep their precision, since rounding would create ties."""
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiub":
         raise UserError(f"{path}: {name} holds no numbers")
     if name in SCORES and values.dtype == np.float64:

@@ -1,8 +1,4 @@
-"""Fields of HDF5 files that any program may have written: checked ids and attributes, and the hash of a file's content.
-
-:func:`stored_ids`, :func:`stored_attribute` and :func:`stored_hashes` check what was read. :func:`hash_content` computes the
-hash that a file stores, so that the reader notices a later change.
-"""
+"""Fields of HDF5 files that any program may have written: checked ids and attributes, and the hash of a file's content."""
 
 from __future__ import annotations
 
@@ -26,14 +22,13 @@ _HASH_ROWS = 4096  # rows that are hashed at once
 
 
 class ArrayHash:
-    """The type and shape of an array, and the SHA-256 of its rows, which :meth:`add` takes in their order."""
+    """The type and shape of an array, and the SHA-256 of its rows; the rows are added in their order."""
 
     def __init__(self, dtype: Any, shape: Iterable[int]) -> None:
         self._description = f"{np.dtype(dtype).str} {' x '.join(map(str, shape))}"
         self._digest = hashlib.sha256()
 
     def add(self, rows: NDArray[Any]) -> None:
-        """Add the next rows."""
         self._digest.update(np.ascontiguousarray(rows).data)
 
     def __str__(self) -> str:
@@ -41,7 +36,7 @@ class ArrayHash:
 
 
 def hash_array(values: NDArray[Any]) -> ArrayHash:
-    """Hash a complete array, reading some rows at a time."""
+    """Hash a complete array, some rows at a time."""
     array_hash = ArrayHash(values.dtype, values.shape)
     for start in range(0, len(values), _HASH_ROWS):
         array_hash.add(values[start : start + _HASH_ROWS])
@@ -56,7 +51,7 @@ def hash_content(array_hashes: Mapping[str, ArrayHash], attributes: Mapping[str,
 
 
 def check_hash(path: Path, stored: object, compute: Callable[[], str]) -> None:
-    """Raise UserError if the stored hash of a file's content is not the computed one; log a line if none is stored."""
+    """Raise UserError if the stored hash of a file's content differs from the computed one; log a line if none is stored."""
     if stored is None:
         log.info("%s: has no %s, so its content is not checked", path, HASH_ATTRIBUTE)
     elif not isinstance(stored, str) or stored != compute():
@@ -68,37 +63,25 @@ def check_hash(path: Path, stored: object, compute: Callable[[], str]) -> None:
 class FileMetadata(Protocol):
     """Metadata of a file of embeddings or phrase scores: its split and the model that computed it.
 
-    ``experiment`` and ``seed`` are None if the writer did not store them, and ``trained_on`` is None if it is the same as
-    ``dataset``. ``source`` is the file or folder that was read, or None.
+    ``experiment`` and ``seed`` are None if the file has none. ``trained_on`` is the data set of the training, or None if it is
+    ``dataset``. ``provenance`` is a JSON text with features, settings and versions. ``source`` is the file or folder that was
+    read, or None.
     """
 
     @property
-    def dataset(self) -> str:
-        """The name of the data set."""
-
+    def dataset(self) -> str: ...
     @property
-    def split(self) -> str:
-        """The name of the split of the data set."""
-
+    def split(self) -> str: ...
     @property
-    def experiment(self) -> str | None:
-        """The name of the model's experiment."""
-
+    def experiment(self) -> str | None: ...
     @property
-    def seed(self) -> int | None:
-        """The seed of the model."""
-
+    def seed(self) -> int | None: ...
     @property
-    def trained_on(self) -> str | None:
-        """The data set that the model was trained on."""
-
+    def trained_on(self) -> str | None: ...
     @property
-    def provenance(self) -> str:
-        """JSON text with features, settings and versions."""
-
+    def provenance(self) -> str: ...
     @property
-    def source(self) -> InputFile | InputFolder | None:
-        """The file or folder that was read."""
+    def source(self) -> InputFile | InputFolder | None: ...
 
 
 def check_same_attributes(

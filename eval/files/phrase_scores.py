@@ -1,7 +1,4 @@
-"""Reader and writer of the file of phrase scores that a model which localises phrases passes to the evaluator.
-
-The file has the score of each phrase with each candidate box of its image. Any program can write it; see ``docs/formats.md``.
-"""
+"""Reader and writer of the file of phrase scores: the score of each phrase with each candidate box of its image."""
 
 from __future__ import annotations
 
@@ -47,15 +44,20 @@ _MAX_TYPES = 1000
 class PhraseScores:
     """The phrases of a split, with the scores and boxes of the candidates of each phrase.
 
-    ``phrase_ids``, ``image_ids`` and ``caption_ids`` are (n_phrases,). The id of a phrase is its index among all phrases of
-    the data set, in file order. The candidates of phrase k are ``scores`` (n,) and ``boxes`` (n, 4) at
-    ``offsets[k]:offsets[k + 1]``. ``truth`` (n_phrases, 4) is the ground-truth box of each phrase, or NaN if it has none.
-    Boxes are x1, y1, x2, y2 in pixels of the original image, with x2 and y2 exclusive. ``types`` (n_phrases,) are texts such
-    as ``people``; several types of a phrase are joined by ``/``.
+    Boxes are x1, y1, x2, y2 in pixels of the original image, with x2 and y2 exclusive. Attributes that are not listed are as
+    in :class:`vse.eval.files.split.Embeddings`.
 
-    ``photo_hashes`` (n_phrases, 32) and ``caption_hashes`` (n_phrases, 8) are the hashes of each phrase's image and caption,
-    as :class:`vse.pipeline.dataset.identity.DataIdentity` has them, or None if they are unknown. The attributes are those of
-    :class:`vse.eval.files.split.Embeddings`.
+    Attributes
+    ----------
+    phrase_ids : (n_phrases,) index of each phrase among all phrases of the data set, in file order
+    image_ids, caption_ids : (n_phrases,) ids of the image and of the caption of each phrase
+    offsets : (n_phrases + 1,) the candidates of phrase k are the rows ``offsets[k]:offsets[k + 1]`` of ``scores`` and
+        ``boxes``
+    scores, boxes : (n_candidates,) and (n_candidates, 4)
+    truth : (n_phrases, 4) ground-truth box of each phrase; NaN if it has none
+    types : (n_phrases,) texts such as ``people``; several types of a phrase are joined by ``/``
+    photo_hashes, caption_hashes : (n_phrases, 32) and (n_phrases, 8) hashes of each phrase's image and caption, as in
+        :class:`vse.pipeline.dataset.identity.DataIdentity`; None if they are unknown
     """
 
     phrase_ids: NDArray[np.int64]
@@ -92,7 +94,6 @@ class PhraseScores:
         return np.asarray(~np.isnan(self.truth).any(1))
 
     def candidates(self, phrase: int) -> slice:
-        """Return the rows of ``scores`` and ``boxes`` with the candidates of the phrase in row ``phrase``."""
         return slice(int(self.offsets[phrase]), int(self.offsets[phrase + 1]))
 
 
@@ -124,16 +125,22 @@ def read_phrase_scores(path: Path) -> PhraseScores:
     with wrap_read_errors(path, "a readable HDF5 file of phrase scores"), h5py.File(source.stream, "r") as file:
         _check_format(path, file)
         items = {name: find_hdf5_dataset(file, name, path=path) for name in _ARRAYS}
-        _check_complete(path, items, file)
+        missing = [name for name, item in items.items() if item is None]
+        missing += [f"the attribute {name}" for name in _REQUIRED if name not in file.attrs]
+        if missing:
+            raise UserError(f"{path}: not a complete file of phrase scores, it lacks {', '.join(missing)} (docs/formats.md)")
         items |= {name: item for name in _HASHES if (item := find_hdf5_dataset(file, name, path=path)) is not None}
-        arrays = {name: _values(path, name, item) for name, item in items.items() if item is not None}
+        arrays = {name: _read_values(path, name, item) for name, item in items.items() if item is not None}
         attributes = {name: stored_attribute(path, name, file.attrs[name]) for name in _ATTRIBUTES if name in file.attrs}
         content_sha256 = file.attrs.get(HASH_ATTRIBUTE)
     fields: dict[str, Any] = {name: stored_ids(path, name, arrays[name]) for name in (*_IDS, "offsets")}
-    fields |= {name: _numbers(path, name, arrays[name]) for name in ("scores", "boxes", "truth")}
+    fields |= {name: _as_floats(path, name, arrays[name]) for name in ("scores", "boxes", "truth")}
     n = len(fields["phrase_ids"])
     fields |= {name: stored_hashes(path, name, arrays[name], n, width) for name, width in _HASHES.items() if name in arrays}
-    run = PhraseScores(**fields, types=_texts(path, arrays["types"]), **attributes, source=source)
+    types = arrays["types"]
+    if not isinstance(types, np.ndarray) or types.dtype != object or not all(isinstance(text, str) for text in types.flat):
+        raise UserError(f"{path}: types must be texts (UTF-8)")
+    run = PhraseScores(**fields, types=types.astype(np.str_), **attributes, source=source)
     _check(path, run)
     check_hash(path, content_sha256, lambda: _content_hash(arrays, _attributes_of(run)))
     return run
@@ -154,11 +161,9 @@ def check_same_phrases(
 ) -> None:
     """Raise UserError if two files differ in their phrases or ground-truth boxes, or in one of the ``attributes``."""
     check_same_attributes(first_path, first, path, run, ("dataset", "split", *attributes))
-    for name in (*_IDS, "types"):
-        if not np.array_equal(getattr(first, name), getattr(run, name)):
+    for name in (*_IDS, "types", "truth"):
+        if not np.array_equal(getattr(first, name), getattr(run, name), equal_nan=name == "truth"):
             raise UserError(f"{path} and {first_path} differ in {name}; files that are evaluated together must have the same")
-    if not np.array_equal(first.truth, run.truth, equal_nan=True):
-        raise UserError(f"{path} and {first_path} differ in truth; files that are evaluated together must have the same")
     check_same_data(path, run.identity, first_path, first.identity)
 
 
@@ -182,20 +187,13 @@ def _check_format(path: Path, file: h5py.File) -> None:
         raise UserError(f"{path}: phrase scores in version {version} of their format; this program reads version {VERSION}")
 
 
-def _check_complete(path: Path, items: Mapping[str, h5py.Dataset | None], file: h5py.File) -> None:
-    missing = [name for name, item in items.items() if item is None]
-    missing += [f"the attribute {name}" for name in _REQUIRED if name not in file.attrs]
-    if missing:
-        raise UserError(f"{path}: not a complete file of phrase scores, it lacks {', '.join(missing)} (docs/formats.md)")
-
-
 def _text_of(value: Any) -> str | None:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return None if value is None else str(value)
 
 
-def _values(path: Path, name: str, item: h5py.Dataset) -> NDArray[Any] | h5py.Empty:
+def _read_values(path: Path, name: str, item: h5py.Dataset) -> NDArray[Any] | h5py.Empty:
     if item.size is not None and item.size > 4 * _MAX_ROWS:
         raise UserError(f"{path}: {name} has shape {item.shape}, more values than any file of phrase scores")
     if name == "types" and h5py.check_string_dtype(item.dtype) is not None:
@@ -207,8 +205,8 @@ def _values(path: Path, name: str, item: h5py.Dataset) -> NDArray[Any] | h5py.Em
     return values if isinstance(values, h5py.Empty) else np.asarray(values)
 
 
-def _numbers(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArray[Any]:
-    """Return values in float32; scores in float64 keep their precision, so that different scores stay different."""
+def _as_floats(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArray[Any]:
+    """Return values in float32; scores in float64 keep their precision, since rounding would create ties."""
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu":
         raise UserError(f"{path}: {name} holds no numbers")
     if name == "scores" and values.dtype == np.float64:
@@ -217,14 +215,7 @@ def _numbers(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArra
         return values.astype(np.float32, copy=False)
 
 
-def _texts(path: Path, values: NDArray[Any] | h5py.Empty) -> NDArray[Any]:
-    if not isinstance(values, np.ndarray) or values.dtype != object or not all(isinstance(text, str) for text in values.flat):
-        raise UserError(f"{path}: types must be texts (UTF-8)")
-    return values.astype(np.str_)
-
-
 def _check(path: Path, run: PhraseScores) -> None:
-    """Raise UserError if the arrays do not fit together."""
     n_phrases, n_candidates = len(run.phrase_ids), len(run.scores) if run.scores.ndim == 1 else -1
     if not n_phrases:
         raise UserError(f"{path}: no phrases")
@@ -274,7 +265,6 @@ def _check_boxes(path: Path, run: PhraseScores) -> None:
 
 
 def _check_rows(path: Path, name: str, wrong: NDArray[np.bool_], why: str, run: PhraseScores) -> None:
-    """Raise UserError if a row is wrong; the message names the first such row and its phrase."""
     for row in np.flatnonzero(wrong)[:1]:
         phrase = row if name == "truth" else np.searchsorted(run.offsets, row, "right") - 1
         raise UserError(f"{path}: {name} row {row}, of phrase {run.phrase_ids[phrase]}, {why}")

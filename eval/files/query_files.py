@@ -1,9 +1,4 @@
-"""Writers of files with the answers to each query.
-
-:func:`write_per_query` writes a table with a row per query, as CSV or parquet: its rank, its best right answer and its best
-wrong one. :func:`write_trec` writes run and qrels files, which trec_eval, ranx and ir_measures read. These call images
-``image-<id>`` and captions ``caption-<id>``.
-"""
+"""Writers of files with the answers to each query: a table, and the run and qrels files of trec_eval, ranx and ir_measures."""
 
 from __future__ import annotations
 
@@ -15,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.ranking.answers import BestAnswers, RankedList, rank_captions, rank_images, strictly_descending
@@ -35,10 +29,16 @@ _COLUMNS = (
     *("right_id", "right_score", "wrong_id", "wrong_score"),
 )
 _TABLE = "a file of queries that vse-eval wrote"
+_PARQUET = OutputKind(_TABLE, lambda path: (*import_module("pyarrow.parquet").read_schema(path).names,) == _COLUMNS)
+_LINE = re.compile(rb"(image|caption)-\d+ (0 (image|caption)-\d+ 1|Q0 (image|caption)-\d+ \d+ \S+ \S+)")
+_TREC = OutputKind(
+    "a run or qrels file of vse-eval",
+    lambda path: _LINE.fullmatch(read_first_bytes(path, 4096).partition(b"\n")[0]) is not None,
+)
 
 
 class FoldAnswers(NamedTuple):
-    """The best answers of one direction in a fold (0-based) of a protocol; ``seed`` is None if the file does not name it."""
+    """The best answers of one direction in a fold (0-based) of a protocol; ``seed`` is None if it is not known."""
 
     seed: int | None
     protocol: str
@@ -48,8 +48,8 @@ class FoldAnswers(NamedTuple):
 
 
 def check_per_query(out: Path, inputs: Iterable[Path] = ()) -> None:
-    """Check the output path of a table of queries before it is computed. Raises UserError if it cannot be written."""
-    check_output(out, csv_kind(_TABLE, *_COLUMNS) if out.suffix == ".csv" else OutputKind(_TABLE, _is_parquet), inputs)
+    """Raise UserError if ``out`` cannot be written as a table of queries, or is one of the ``inputs``."""
+    check_output(out, csv_kind(_TABLE, *_COLUMNS) if out.suffix == ".csv" else _PARQUET, inputs)
     if out.suffix not in _SUFFIXES:
         raise UserError(f"{out}: the file of queries is written as {' or '.join(_SUFFIXES)}")
     if out.suffix == ".parquet" and not find_spec("pyarrow"):
@@ -59,10 +59,9 @@ def check_per_query(out: Path, inputs: Iterable[Path] = ()) -> None:
 def write_per_query(out: Path, folds: Iterable[FoldAnswers]) -> Path:
     """Write a row per query, atomically, and return ``out``.
 
-    The columns are ``seed``, ``protocol``, ``fold``, ``direction``, ``query_id``, ``rank``, ``right_id``, ``right_score``,
-    ``wrong_id`` and ``wrong_score``. The rank is 0-based with ties against the model, so that R@K counts ranks below K. The
-    last four columns have the best right and the best wrong answer; a query without a wrong answer has missing values there.
-    Scores have the precision in which they were ranked.
+    The columns are ``seed``, ``protocol``, ``fold``, ``direction``, ``query_id``, ``rank`` (0-based, with ties against the
+    model), ``right_id``, ``right_score``, ``wrong_id`` and ``wrong_score``. The last four columns have the best right and the
+    best wrong answer; values are missing if there is no wrong answer.
     """
     import pandas as pd
 
@@ -74,10 +73,6 @@ def write_per_query(out: Path, folds: Iterable[FoldAnswers]) -> Path:
         else:
             table.to_csv(stream, index=False, lineterminator="\n")
     return out
-
-
-def _is_parquet(path: Path) -> bool:
-    return tuple(import_module("pyarrow.parquet").read_schema(path).names) == _COLUMNS
 
 
 def _rows(fold: FoldAnswers) -> pd.DataFrame:
@@ -101,15 +96,8 @@ def _rows(fold: FoldAnswers) -> pd.DataFrame:
     )
 
 
-_LINE = re.compile(rb"(image|caption)-\d+ (0 (image|caption)-\d+ 1|Q0 (image|caption)-\d+ \d+ \S+ \S+)")
-_TREC = OutputKind("a run or qrels file of vse-eval", lambda path: _LINE.fullmatch(_first_line(path)) is not None)
-
-
 def check_trec(folder: Path, inputs: Sequence[Path] = ()) -> None:
-    """Check an output folder for run files before they are computed.
-
-    Raises UserError if it is not a folder, or if a file in it that would be replaced is an input or not a run file.
-    """
+    """Raise UserError if ``folder`` is not a folder, or has an input or a file of another kind that would be replaced."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: run files are written to a folder, but this is not one")
     for file in sorted([*folder.glob("*.run"), *folder.glob("*.qrels")]):
@@ -118,16 +106,16 @@ def check_trec(folder: Path, inputs: Sequence[Path] = ()) -> None:
 
 
 def write_trec(folder: Path, runs: Sequence[Embeddings], depth: int) -> list[Path]:
-    """Write qrels and run files for the seeds of a model, over the whole split, and return their paths.
+    """Write qrels and run files for the seeds of a model, over the complete split, and return their paths.
 
     ``i2t.qrels`` and ``t2i.qrels`` have the right answers: the captions of each image, and the image of each caption.
-    ``i2t.run`` and ``t2i.run`` have the best ``depth`` answers to each query (all if it is 0); for several seeds these files
-    are ``i2t-<seed>.run`` and so on. Answers are in our order, with ties against the model, and their scores are made strictly
-    descending by :func:`vse.eval.ranking.answers.strictly_descending`.
+    ``i2t.run`` and ``t2i.run`` have the best ``depth`` answers to each query (0 for all), with ties against the model and
+    strictly descending scores; for several seeds these files are ``i2t-<seed>.run`` and so on.
     """
     check_trec(folder)
     first = runs[0]
-    names = {"image": _names("image", first.image_ids), "caption": _names("caption", first.caption_ids)}
+    ids = {"image": first.image_ids, "caption": first.caption_ids}
+    names = {kind: [f"{kind}-{number}" for number in numbers.tolist()] for kind, numbers in ids.items()}
     image_of_caption = first.image_of_caption()
     n_queries = {"image": len(np.unique(image_of_caption)), "caption": len(image_of_caption)}
     files = []
@@ -160,11 +148,3 @@ def _write_run(
             ranked = enumerate(zip(rows.tolist(), strictly_descending(scores).tolist(), strict=True), 1)
             lines = (f"{queries[query]} Q0 {answers[row]} {place} {score:.9g} {tag}\n" for place, (row, score) in ranked)
             stream.write("".join(lines).encode())
-
-
-def _first_line(path: Path) -> bytes:
-    return read_first_bytes(path, 4096).partition(b"\n")[0]
-
-
-def _names(kind: str, ids: NDArray[np.int64]) -> list[str]:
-    return [f"{kind}-{number}" for number in ids.tolist()]

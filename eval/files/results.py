@@ -1,8 +1,4 @@
-"""Schemas and readers of the JSON files that ``vse-eval`` writes: results and comparisons.
-
-Each file has a SHA-256 of its content, so that the reader refuses a file that was edited. The module also has the functions
-that tables and reports share: the display name of a model, and the selection of protocols and files.
-"""
+"""Schemas and readers of the signed JSON files that ``vse-eval`` writes: results and comparisons."""
 
 from __future__ import annotations
 
@@ -29,6 +25,7 @@ from vse.pipeline.files.writing import read_json, sha256_json
 log = logging.getLogger(__name__)
 RESULT = json_kind("a result of vse-eval", "version", "dataset", "split", "seeds", "protocols")
 COMPARISON = json_kind("a comparison of vse-eval", "version", "dataset", "split", "comparisons")
+UNSAVED_RESULT = Path("result.json")  # paths in a result that is not written are relative to the working directory
 VERSION = 1
 COMPARISON_VERSION = 1
 
@@ -54,11 +51,10 @@ _Fold = dict[str, Metric | dict[str, Metric]]
 class ProtocolMetrics(BaseModel):
     """The metrics of a protocol.
 
-    A file has the metrics of each direction under the name of the direction (see
-    :data:`vse.eval.ranking.metrics.DIRECTIONS`); here :attr:`directions` holds those that have any. ``rsum`` and
-    ``mean_recall`` summarise both directions between images and captions, and ``ci95`` has the 95% intervals of all metrics.
-    The protocol ``phrase`` also has the metrics of each type of phrases, ``per_type``, and ``iou``, the threshold for a right
-    candidate.
+    ``directions`` has the metrics of each direction; in a file they are under the names in
+    :data:`vse.eval.ranking.metrics.DIRECTIONS`. ``rsum`` and ``mean_recall`` summarise both directions between images and
+    captions. ``ci95`` has the 95% intervals of all metrics. The protocol ``phrase`` also has ``per_type``, the metrics of each
+    type of phrases, and ``iou``, the threshold for a right candidate.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -77,7 +73,6 @@ class ProtocolMetrics(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _group_directions(cls, content: Any) -> Any:
-        """Collect the metrics of all directions under ``directions``."""
         if not isinstance(content, Mapping):
             return content
         others = {name: value for name, value in content.items() if name not in DIRECTIONS and name != "directions"}
@@ -85,7 +80,6 @@ class ProtocolMetrics(BaseModel):
 
     @property
     def sums(self) -> dict[str, Metric]:
-        """The metrics that summarise both directions between images and captions."""
         sums = {"rsum": self.rsum, "mean_recall": self.mean_recall}
         return {name: metric for name, metric in sums.items() if metric is not None}
 
@@ -120,7 +114,7 @@ class Member(BaseModel):
 class Combination(BaseModel):
     """The combination of an image-sentence model with a phrase model (see :mod:`vse.eval.protocols.ensemble`).
 
-    ``alpha`` is the share of phrases. ``rsum_val`` has the rsum on the validation split for each share that was tried there.
+    ``alpha`` is the share of phrases, ``rsum_val`` the rsum on the validation split for each share that was tried there.
     """
 
     alpha: float
@@ -132,8 +126,8 @@ class Combination(BaseModel):
 class Result(BaseModel):
     """A result file.
 
-    A seed is None if its embeddings do not name it. ``trained_on`` is the data set that the model was trained on, if it is not
-    ``dataset``. ``unfinished`` lists runs whose training did not finish, each with its embeddings ``file`` and its ``state``.
+    ``trained_on`` is the data set of the training, if it is not ``dataset``. ``unfinished`` lists runs whose training did not
+    finish, each with its embeddings ``file`` and its ``state``. A seed is None if it is not known.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -158,7 +152,6 @@ class Result(BaseModel):
 
     @property
     def display_name(self) -> str:
-        """The name of the model in tables; see :func:`display_name`."""
         return display_name(self.experiment, self.provenance)
 
 
@@ -173,7 +166,7 @@ class ComparedMetric(BaseModel):
 
 
 class ComparedModel(BaseModel):
-    """One of two compared models; ``name`` is its display name, or empty if that is the experiment."""
+    """One of two compared models. ``name`` is its display name, or empty if that is the experiment."""
 
     experiment: str
     name: str = ""
@@ -226,10 +219,9 @@ def check_one_dataset(files: Sequence[tuple[Path, Result | Comparison]]) -> None
 
 
 def display_name(experiment: str, provenance: Mapping[str, Any]) -> str:
-    """Return the name of a model in tables: its label, or its experiment followed by the settings that were changed.
+    """Return the name of a model in tables: its label (``vse-train --name``), or its experiment and its changed settings.
 
-    The label is what ``vse-train --name`` set. ``vsepp[margin=0.1]`` is a run of ``vsepp`` with another margin; the features
-    that it read are left out.
+    For example, ``vsepp[margin=0.1]`` is a run of ``vsepp`` with another margin; changed features are left out.
     """
     config = provenance.get("config")
     label = config.get("label") if isinstance(config, Mapping) else None
@@ -252,21 +244,21 @@ def changed_settings(provenance: Mapping[str, Any]) -> list[str]:
 
 
 def mean_and_std(metric: Metric | None) -> tuple[float, float]:
-    """Return a metric and its standard deviation over seeds; NaN replaces an unknown value."""
+    """Return a metric and its standard deviation over seeds; NaN for an unknown value."""
     if isinstance(metric, SeedStatistics):
         return metric.mean, metric.std
     return (math.nan if metric is None else metric), math.nan
 
 
 def distinct_protocols(protocols: Mapping[str, _Protocol], n_images: int) -> dict[str, _Protocol]:
-    """Drop each protocol over folds whose only fold is the whole split, if the protocol over the whole split is present."""
+    """Drop each protocol over folds that has a single fold, the complete split, if the protocol over the split is present."""
     folded = {"1k": "full", "sentence-1k": "sentence"}
     repeated = {name for name, whole in folded.items() if n_images <= FOLD and whole in protocols}
     return {name: protocol for name, protocol in protocols.items() if name not in repeated}
 
 
 def drop_comparisons(paths: Sequence[Path]) -> list[Path]:
-    """Return the files that are not comparisons, which may lie in the same folder; log a warning for each comparison."""
+    """Return the files that are not comparisons; log a warning for each comparison."""
     kept = []
     for path in paths:
         content = read_json(path)

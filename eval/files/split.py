@@ -1,9 +1,4 @@
-"""Embeddings or scores of a split, with ids and the identity of the data.
-
-:class:`Embeddings` holds what a file of embeddings or scores has. Large score matrices are read some rows at a time:
-:class:`MeanScores` averages several matrices, and :func:`select_scores` selects rows and columns of one.
-:func:`split_identity` hashes the ids of the images and finds the name of the split in ``config/published/splits.yaml``.
-"""
+"""Embeddings or scores of a split, with ids and the identity of the data."""
 
 from __future__ import annotations
 
@@ -11,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,7 +38,7 @@ class SplitIdentity(BaseModel):
 
 
 def split_identity(run: Embeddings) -> SplitIdentity:
-    """Return the identity of the images of some embeddings or scores."""
+    """Return the identity of the images of embeddings or scores."""
     ids, values = ("image_ids", run.image_ids) if run.coco_ids is None else ("coco_ids", run.coco_ids)
     return image_identity(run.dataset, ids, values)
 
@@ -60,27 +55,23 @@ def split_name(dataset: str, sha256: str) -> str | None:
 
 
 def _known_splits(dataset: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and hash of each known split of a data set."""
     own = os.environ.get("VSE_PRESETS")
     for folder in [*([Path(own, "published")] if own else []), published_folder()]:
         path = folder / "splits.yaml"
         if not path.is_file():
             continue
-        splits = _mapping(path, read_yaml(path)).get(dataset)
-        for name, hashes in _mapping(path, splits).items():
+        content = read_yaml(path) or {}
+        splits = (content.get(dataset) or {}) if isinstance(content, dict) else None
+        if not isinstance(splits, dict):
+            raise UserError(f"{path}: names splits as DATASET: {{ NAME: SHA-256 }}")
+        for name, hashes in splits.items():
             for sha256 in hashes if isinstance(hashes, list) else [hashes]:
                 yield str(name), str(sha256)
 
 
-def _mapping(path: Path, content: Any) -> dict[str, Any]:
-    if content is not None and not isinstance(content, dict):
-        raise UserError(f"{path}: names splits as DATASET: {{ NAME: SHA-256 }}")
-    return content or {}
-
-
 @dataclass(frozen=True)
 class MeanScores:
-    """The mean of several score matrices of one shape: computed for the rows that are read, in the precision of the first."""
+    """The mean of several score matrices of one shape, computed for the rows that are read, in the precision of the first."""
 
     members: Sequence[ScoreMatrix]
 
@@ -100,7 +91,9 @@ class MeanScores:
 
 
 @dataclass(frozen=True)
-class _SelectedScores:
+class SelectedScores:
+    """The scores of some images with some captions, by rows and columns, selected when they are read."""
+
     scores: ScoreMatrix
     images: NDArray[np.int64]
     captions: NDArray[np.int64]
@@ -117,11 +110,6 @@ class _SelectedScores:
         return selected
 
 
-def select_scores(scores: ScoreMatrix, images: NDArray[np.int64], captions: NDArray[np.int64]) -> ScoreMatrix:
-    """Return the scores of some images with some captions, by rows and columns; values are selected when they are read."""
-    return _SelectedScores(scores, images, captions)
-
-
 SCORES = ("scores", "scores_i2t", "scores_t2i")
 POOLED = ("pooled_images", "pooled_captions")
 VECTORS = ("images", "captions", *POOLED)
@@ -134,27 +122,27 @@ _CAPTION_FIELDS = ("caption_ids", "caption_image_ids", "n_phrases", "caption_has
 class Embeddings:
     """Embeddings or scores of a split.
 
-    A file has either embeddings, ``images`` (n_images, dim) and ``captions`` (n_captions, dim), or the scores of all pairs.
-    Scores (n_images, n_captions) are ``scores``, or ``scores_i2t`` and ``scores_t2i`` if they depend on the direction. Images
-    and captions are then compared by scores alone; a file of scores may still have ``captions``, to compare captions with
-    captions. It may also have ``pooled_images`` (n_images, dim) and ``pooled_captions`` (n_captions, dim): single vectors
-    whose inner products a search may use to choose the pairs that it scores.
+    Either ``images`` and ``captions`` are compared, or the scores of all pairs are given: ``scores``, or ``scores_i2t`` and
+    ``scores_t2i`` if they depend on the direction. With scores, ``captions`` serve to compare captions with captions.
 
     Attributes
     ----------
     image_ids, caption_ids : (n_images,) and (n_captions,)
     caption_image_ids : (n_captions,) id of each caption's image
     dataset, split : names of the data set and of its split
-    experiment, seed : experiment and seed of the model, or None if the writer did not store them
-    similarity : how embeddings are compared; for a file without scores one of :data:`vse.eval.ranking.scores.SIMILARITIES`
+    images, captions : (n_images, dim) and (n_captions, dim) vectors
+    scores, scores_i2t, scores_t2i : (n_images, n_captions)
+    pooled_images, pooled_captions : (n_images, dim) and (n_captions, dim) vectors by which a search selects the pairs to score
+    experiment, seed : experiment and seed of the model; None if the writer did not store them
+    similarity : name of the comparison; without scores one of :data:`vse.eval.ranking.ranks.SIMILARITIES`
     provenance : JSON text with features, settings and versions
-    trained_on : data set that the model was trained on, or None if it is ``dataset``
+    trained_on : data set of the training, or None if it is ``dataset``
     coco_ids : (n_images,) ids of the images in MS-COCO, or None
     n_phrases, n_regions : (n_captions,) and (n_images,), only if scores compare phrases with regions: the number of phrases of
         each caption and of regions of each image; if one of them is 0, the score of a pair has no meaning
-    photo_hashes, caption_hashes : (n_images, 32) and (n_captions, 8), as
-        :class:`vse.pipeline.dataset.identity.DataIdentity` has them, or None if they are unknown
-    source : file or folder that they were read from, or None
+    photo_hashes, caption_hashes : (n_images, 32) and (n_captions, 8), as in
+        :class:`vse.pipeline.dataset.identity.DataIdentity`; None if they are unknown
+    source : file or folder that was read, or None
     """
 
     image_ids: NDArray[np.int64]
@@ -183,34 +171,30 @@ class Embeddings:
 
     @property
     def identity(self) -> DataIdentity:
-        """The identity of the images and captions."""
         return DataIdentity(self.image_ids, self.caption_ids, self.photo_hashes, self.caption_hashes)
 
     @property
     def directional(self) -> bool:
-        """Whether the two directions have different scores."""
         return self.scores is None and self.scores_i2t is not None
 
     @property
     def has_phrase_scores(self) -> bool:
-        """Whether the scores compare the phrases of captions with regions of images."""
         return self.n_phrases is not None
 
     @property
     def vectors(self) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-        """The embeddings of images and captions; None if scores compare images and captions."""
+        """The embeddings of images and captions; None if the file has scores."""
         if self.direction_scores("i2t") is not None or self.images is None or self.captions is None:
             return None
         return self.images, self.captions
 
     @property
     def pooled(self) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-        """The single vectors of images and captions that accompany scores, or None."""
         if self.pooled_images is None or self.pooled_captions is None:
             return None
         return self.pooled_images, self.pooled_captions
 
-    def direction_scores(self, direction: Literal["i2t", "t2i"]) -> ScoreMatrix | None:
+    def direction_scores(self, direction: str) -> ScoreMatrix | None:
         """Return the scores (n_images, n_captions) of a direction; None if embeddings are compared."""
         if self.scores is not None:
             return self.scores
@@ -229,13 +213,13 @@ class Embeddings:
         return blocks, blocks_from_scores(t2i, image_of_caption) if self.directional else None
 
     def select(self, images: NDArray[np.int64], captions: NDArray[np.int64]) -> Embeddings:
-        """Return some images and captions, by their rows; scores are not copied but selected when they are read."""
+        """Return some images and captions, by their rows; scores are selected when they are read."""
         selected: dict[str, Any] = {}
         for name in MATRICES:
             matrix = getattr(self, name)
             if matrix is not None:
                 rows = captions if name.endswith("captions") else images
-                selected[name] = select_scores(matrix, images, captions) if name in SCORES else matrix[rows]
+                selected[name] = SelectedScores(matrix, images, captions) if name in SCORES else matrix[rows]
         for rows, names in ((images, _IMAGE_FIELDS), (captions, _CAPTION_FIELDS)):
             selected |= {name: getattr(self, name)[rows] for name in names if getattr(self, name) is not None}
         return replace(self, **selected)

@@ -1,17 +1,15 @@
-"""Protocols on the test set of MS-COCO with more right answers than the captions of an image: ``cxc`` and ``eccv``.
+"""The protocols ``cxc`` and ``eccv`` on the test set of MS-COCO, whose right answers people judged.
 
 ``cxc`` has the metrics of ``full``, with the right answers of Crisscrossed Captions (Parekh et al., "Crisscrossed Captions:
 Extended Intramodal and Intermodal Semantic Similarity Judgments for MS-COCO", EACL 2021). ``eccv`` has mAP@R, R-Precision and
-R@1 of ECCV Caption (Chun et al., ECCV 2022) for the queries that it annotates. Both need complete rankings. Their right
-answers come from the package eccv-caption, which identifies images by ``cocoid`` and captions by their id in COCO, the
-``sentid`` of the Karpathy split. The candidates are the five captions that the package has for each image; a sixth or seventh
-caption is left out.
+R@1 of ECCV Caption (Chun et al., ECCV 2022) for the queries that it annotates. Their right answers come from the package
+eccv-caption, which identifies images by ``cocoid`` and captions by their id in COCO, the ``sentid`` of the Karpathy split. The
+candidates are the five captions that the package has for each image.
 
-With the judgement files of Crisscrossed Captions, ``cxc`` also has image-to-image and text-to-text retrieval. An image queries
-all other test images; right answers are the images that people judged to be similar enough, and an image without any is not a
-query. A caption queries all other captions; right answers are those judged similar enough, and the other captions of its
-image. A judgement counts in both directions, nothing is a candidate for itself, and both sides are compared by the cosine of
-their embeddings. VSE-infinity was evaluated by these rules, with inner products of unit vectors (Chen et al., CVPR 2021).
+With the judgement files of Crisscrossed Captions, ``cxc`` also has image-to-image (``i2i``) and text-to-text (``t2t``)
+retrieval. An image queries all other test images; its right answers are the images that people judged to be similar enough. A
+caption queries all other captions; its right answers are the captions judged similar enough, and the other captions of its
+image. A judgement counts in both directions. Embeddings are compared by their cosine (VSE-infinity, Chen et al., CVPR 2021).
 """
 
 from __future__ import annotations
@@ -33,10 +31,9 @@ from numpy.typing import NDArray
 
 from vse.eval.defaults import RECALLS
 from vse.eval.files.embeddings import Embeddings
-from vse.eval.ranking.answers import BestAnswers
+from vse.eval.ranking.answers import BestAnswers, unit_rows
 from vse.eval.ranking.metrics import Fold, Queries, position_metrics
 from vse.eval.ranking.ranks import ScoreBlocks, blocks_from_embeddings, caption_scores, check_finite, shared_tensor
-from vse.eval.ranking.sentences import unit_rows
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, wrap_read_errors
 
@@ -44,29 +41,25 @@ IMAGE_FILE, CAPTION_FILE = "sis_test.csv", "sts_test.csv"
 IMAGE_THRESHOLD, CAPTION_THRESHOLD = 2.5, 3.0  # lowest score, on a scale from 0 to 5, of a right pair
 _COCO_ID = re.compile(r"(?:.*[_:])?(\d{1,18})(?:\.jpg)?")
 
-
 Rows = NDArray[np.int64]
 
 
 class JudgedPairs(NamedTuple):
-    """The pairs that Crisscrossed Captions judges to be right.
+    """The pairs that people judged to be similar, from Crisscrossed Captions: ``images`` and ``captions`` are (n, 2) COCO ids.
 
-    Attributes
-    ----------
-    images, captions : (n, 2) COCO ids, each pair in one order
-    files : the SHA-256 of each file by its name
+    ``files`` has the SHA-256 of each file by its name.
     """
 
-    images: NDArray[np.int64]
-    captions: NDArray[np.int64]
+    images: Rows
+    captions: Rows
     files: dict[str, str]
 
 
 def read_judged_pairs(folder: Path) -> JudgedPairs:
     """Read the right pairs from ``sis_test.csv`` (images) and ``sts_test.csv`` (captions) of Crisscrossed Captions.
 
-    A pair of images is right if its score is at least 2.5, a pair of captions if it is at least 3. Pairs of an item with
-    itself are left out. Raises UserError with the file that is missing, or the row that is not a judgement.
+    A pair of images is right if its score is at least 2.5, a pair of captions if it is at least 3. Raises UserError with the
+    file that is missing, or the row that is not a judgement.
     """
     images, captions = InputFile(folder / IMAGE_FILE), InputFile(folder / CAPTION_FILE)
     return JudgedPairs(
@@ -76,7 +69,7 @@ def read_judged_pairs(folder: Path) -> JudgedPairs:
     )
 
 
-def _pairs(file: InputFile, columns: tuple[str, str], threshold: float) -> NDArray[np.int64]:
+def _pairs(file: InputFile, columns: tuple[str, str], threshold: float) -> Rows:
     """Return the COCO ids (n, 2) of the pairs whose score is at least ``threshold``."""
     import pandas as pd
 
@@ -124,17 +117,13 @@ def intramodal_fold(run: Embeddings, coco_ids: Rows, pairs: JudgedPairs, ks: Seq
     return {
         "i2i": ranked_queries([i2i[row] for row in sorted(i2i)], image_queries, image_queries, images, ks),
         "t2t": ranked_queries(
-            [t2t[row] for row in sorted(t2t)],
-            captions[caption_queries],
-            image_of_caption[caption_queries],
-            captions,
-            ks,
+            [t2t[row] for row in sorted(t2t)], captions[caption_queries], image_of_caption[caption_queries], captions, ks
         ),
     }
 
 
-def _right_answers(rows: dict[int, int], pairs: NDArray[np.int64]) -> dict[int, set[int]]:
-    """Return the rows of the right answers to each row; pairs with an id that has no row are left out."""
+def _right_answers(rows: dict[int, int], pairs: Rows) -> dict[int, set[int]]:
+    """Return the rows of the right answers to each row; pairs with an unknown id are left out."""
     right: dict[int, set[int]] = {}
     for one, other in pairs.tolist():
         if one in rows and other in rows:
@@ -144,18 +133,18 @@ def _right_answers(rows: dict[int, int], pairs: NDArray[np.int64]) -> dict[int, 
 
 
 def _search_others(vectors: NDArray[np.float32], right: dict[int, set[int]]) -> dict[int, AnsweredQuery]:
-    """Rank all other rows of ``vectors`` (n, dim) for each row that has right answers, a block of rows at a time."""
+    """Rank all other rows of ``vectors`` (n, dim) for each row that has right answers."""
     check_finite("embeddings", shared_tensor(vectors))
     units = unit_rows(shared_tensor(vectors))
     blocks = blocks_from_embeddings(units, units, torch.arange(len(units)))
     answered = {}
-    for start in range(0, len(units), blocks.rows):
-        rows = range(start, min(start + blocks.rows, len(units)))
-        queries = [row for row in rows if row in right]
-        scores = blocks.score(slice(rows.start, rows.stop), None).numpy() if queries else None
+    for rows in blocks.row_slices:
+        queries = [row for row in range(rows.start, rows.stop) if row in right]
+        if not queries:
+            continue
+        scores = blocks.score(rows, None).numpy()
         for row in queries:
-            assert scores is not None
-            of_query = scores[row - start].copy()
+            of_query = scores[row - rows.start].copy()
             of_query[row] = -np.inf
             answered[row] = answered_query(of_query, np.array(sorted(right[row])))
     return answered
@@ -194,11 +183,10 @@ def coco_fold(
 
     queries, answers = _annotations(f"{protocol}_image_to_caption.json", images, "image", rows_by_id(candidates))
     answered = []
-    for start in range(0, len(coco_ids), i2t_blocks.rows):
-        stop = min(start + i2t_blocks.rows, len(coco_ids))
-        here = np.flatnonzero((queries >= start) & (queries < stop))
-        scores = i2t_blocks.score(slice(start, stop), columns).numpy()
-        answered += [answered_query(scores[queries[k] - start], answers[k]) for k in here]
+    for span in i2t_blocks.row_slices:
+        here = np.flatnonzero((queries >= span.start) & (queries < span.stop))
+        scores = i2t_blocks.score(span, columns).numpy()
+        answered += [answered_query(scores[queries[k] - span.start], answers[k]) for k in here]
     i2t = measure(answered, queries, queries, columns.numpy())
 
     candidates = coco_test_images()
@@ -214,8 +202,8 @@ def right_positions(scores: NDArray[np.float32], right: Rows) -> Rows:
     """Return the 0-based positions (n_right,) of the right answers to a query among all candidates, in ascending order.
 
     ``scores`` is (n_candidates,). ``right`` (n_right,) has the rows of the right answers, at least one of them a candidate. A
-    wrong candidate with the same score comes first. A right answer with row -1 is not a candidate: its position is
-    ``n_candidates``, after all others.
+    wrong candidate with the same score comes first. Row -1 is a right answer that is not a candidate; its position is
+    ``n_candidates``.
     """
     present = right[right >= 0]
     right_scores = np.sort(scores[present])[::-1]
@@ -239,13 +227,9 @@ def average_precision_at_r(positions: Rows) -> float:
 
 
 class AnsweredQuery(NamedTuple):
-    """The ranking of one query.
+    """The ranking of one query: the 0-based ``positions`` (n_right,) of its right answers, ascending.
 
-    Attributes
-    ----------
-    positions : 0-based positions (n_right,) of its right answers, ascending
-    right, right_score : index of the best right answer among the candidates, and its score
-    wrong, wrong_score : the same for the best wrong answer
+    ``right`` and ``wrong`` are the indices of the best right and wrong answer among the candidates.
     """
 
     positions: Rows
@@ -267,10 +251,8 @@ def answered_query(scores: NDArray[np.float32], right: Rows) -> AnsweredQuery:
 def _best_answers(answered: Sequence[AnsweredQuery], queries: Rows, candidates: Rows) -> BestAnswers:
     """Return the best answers to ``queries`` as rows of the split; ``candidates`` are the rows of the candidates."""
     positions, right, right_scores, wrong, wrong_scores = zip(*answered, strict=True)
-    ranks = np.array([of_query[0] for of_query in positions])
-    return BestAnswers(
-        queries, ranks, candidates[list(right)], np.array(right_scores), candidates[list(wrong)], np.array(wrong_scores)
-    )
+    ranks, right_rows, wrong_rows = np.array([one[0] for one in positions]), candidates[list(right)], candidates[list(wrong)]
+    return BestAnswers(queries, ranks, right_rows, np.array(right_scores), wrong_rows, np.array(wrong_scores))
 
 
 def ranked_queries(
@@ -293,7 +275,6 @@ def ranked_queries(
 
 
 def _precision_queries(answered: Sequence[AnsweredQuery], queries: Rows, images: Rows, candidates: Rows) -> Queries:
-    """Return queries with the metrics of ECCV Caption: mAP@R, R-Precision and R@1."""
     positions = [one.positions for one in answered]
     values = {
         "map_at_r": np.array([100 * average_precision_at_r(of_query) for of_query in positions]),
@@ -339,7 +320,7 @@ def rows_by_id(ids: Rows) -> dict[int, int]:
 
 
 def find_rows(rows: dict[int, int], ids: Sequence[int] | Rows, kind: str) -> Rows:
-    """Return the rows of ``ids``. Raises UserError with the id, of an image or caption (``kind``), that has no row."""
+    """Return the rows of ``ids``. Raises UserError with the id of an image or caption (``kind``) that has no row."""
     try:
         return np.array([rows[int(id_)] for id_ in ids], np.int64)
     except KeyError as missing:

@@ -1,9 +1,8 @@
 """Ensembles: the mean of the scores of several models, or a weighted sum of an image-sentence model and a phrase model.
 
-The weighted sum is Eq. 8 of the two-branch paper (Wang et al., TPAMI 2018, section 5.6):
-D(x, y) = (1 - alpha) d(x, y) + alpha d_rp(x, y). Here d is the distance between an image and a sentence, and d_rp is the mean,
-over the phrases of the sentence, of the distance to their best region. Scores are negative distances, so that a higher score
-is nearer.
+The weighted sum is Eq. 8 of the two-branch paper (Wang et al., TPAMI 2018, section 5.6): D(x, y) = (1 - alpha) d(x, y) + alpha
+d_rp(x, y). Here d is the distance between an image and a sentence, and d_rp is the mean, over the phrases of the sentence, of
+the distance to their best region. Scores are negative distances.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,9 +30,9 @@ from vse.eval.files.embeddings import (
     write_scores,
 )
 from vse.eval.files.results import changed_settings, display_name
-from vse.eval.files.split import MeanScores
+from vse.eval.files.split import SCORES, MeanScores
 from vse.eval.ranking.metrics import metrics
-from vse.eval.ranking.ranks import ScoreBlocks, ScoreMatrix, ranks_from_blocks
+from vse.eval.ranking.ranks import ScoreBlocks, ranks_from_blocks
 from vse.pipeline.dataset.identity import check_all_same_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import check_output
@@ -42,8 +41,6 @@ from vse.pipeline.presets.schema import ENSEMBLE_KEYS, ExperimentPlan
 
 log = logging.getLogger(__name__)
 ALPHAS = tuple(k / 10 for k in range(11))  # shares of phrases that are tried on the validation split
-_DIRECTIONS: tuple[Literal["i2t", "t2i"], ...] = ("i2t", "t2i")
-_SCORE_NAMES: tuple[Literal["scores", "scores_i2t", "scores_t2i"], ...] = ("scores", "scores_i2t", "scores_t2i")
 Member = tuple[Path, Embeddings]
 Members = list[Member]  # of an ensemble of one seed
 Matrices = dict[str, NDArray[np.float32]]
@@ -60,10 +57,9 @@ def load_ensemble_plan(name: str) -> ExperimentPlan:
 def members_by_seed(files: Sequence[Path], plan: ExperimentPlan | None = None) -> list[Members]:
     """Read each file once and return the members of the ensemble of each seed.
 
-    Several experiments with more than one file for some are several seeds: seed s of the ensemble combines seed s of every
-    experiment. Files of one experiment, or one file per experiment, are the members of a single ensemble, whatever their
-    seeds. A ``plan`` names the members and their order: the same seed of several experiments, or all seeds of one experiment.
-    Raises UserError for a member that is missing, given twice or not in the plan.
+    Files of one experiment, or one file per experiment, are the members of a single ensemble. Several experiments with more
+    than one file for some are several seeds: seed s of the ensemble combines seed s of every experiment. A ``plan`` names the
+    members and their order. Raises UserError for a member that is missing, given twice or not in the plan.
     """
     if len(files) < 2:
         raise UserError("an ensemble has at least two members: give several files of embeddings")
@@ -99,15 +95,16 @@ def build_ensemble(
 ) -> Embeddings:
     """Return embeddings whose scores are the means of the members' scores for all pairs.
 
-    The members share split and similarity; their dimensions, experiments and seeds may differ. The ensemble is named by the
-    ``plan`` or, without one, by its members. Vectors are not turned into a matrix of scores: an inner product and the order
-    score are sums over dimensions, so the vectors of the n members are concatenated, each divided by the square root of n.
-    Score matrices are averaged row by row as they are read. If the scores of a member depend on the direction, so do those of
-    the ensemble. An image-sentence model and a phrase model are combined by :func:`combine_scores` with the share ``alpha``;
-    that matrix is held in memory.
+    The members share split and similarity; their dimensions, experiments and seeds may differ. Vectors of the n members are
+    concatenated and divided by the square root of n: inner products and order scores are then the means. Score matrices are
+    averaged row by row when they are read. An image-sentence model and a phrase model are combined by :func:`combine_scores`.
 
-    In the protocol ``sentence`` the score is the mean of the members' cosines only if all captions are unit vectors. With
-    ``compares_captions`` a member whose captions are not raises UserError.
+    Parameters
+    ----------
+    members : the file and the embeddings of each member
+    compares_captions : raise UserError if a member's captions are not unit vectors, as the protocol ``sentence`` needs them
+    plan : the preset that names the ensemble; None names it by its members
+    alpha : the share of the phrase model
     """
     first = members[0][1]
     runs = [member for _, member in members]
@@ -136,7 +133,6 @@ def build_ensemble(
 
 
 def _check_members(members: Members, compares_captions: bool) -> None:
-    """Raise UserError if the scores of the members cannot be averaged."""
     (first_path, first), *_ = members
     for path, member in members:
         check_same_split(first_path, first, path, member, attributes=("similarity",))
@@ -150,9 +146,9 @@ def _check_members(members: Members, compares_captions: bool) -> None:
 
 
 def save_ensemble(path: Path, runs: Sequence[Embeddings], others: Sequence[Path]) -> list[Path]:
-    """Write the ensemble of a single seed to ``path``, or those of several seeds to ``<name>-<seed>.h5``; return the files.
+    """Write the ensemble of a single seed to ``path``, or of several seeds to ``<name>-<seed>.h5``; return the files.
 
-    ``others`` are files that must not be overwritten.
+    Files in ``others`` must not be overwritten.
     """
     paths = [path if len(runs) == 1 else path.with_name(f"{path.stem}-{run.seed}{path.suffix}") for run in runs]
     for one in paths:
@@ -166,10 +162,7 @@ def save_ensemble(path: Path, runs: Sequence[Embeddings], others: Sequence[Path]
 
 
 def _provenance(members: Members, plan: ExperimentPlan | None) -> dict[str, Any]:
-    """Return the provenance of an ensemble: the settings of its preset, and the features and changed settings of its members.
-
-    Without a preset, the label that tables display is the names of the members.
-    """
+    """Return the provenance of an ensemble: the settings of its preset, features and changed settings of its members."""
     features: dict[str, Any] = {}
     changed: dict[str, None] = {}
     names: dict[str, None] = {}
@@ -186,15 +179,19 @@ def _provenance(members: Members, plan: ExperimentPlan | None) -> dict[str, Any]
 
 
 def _mean_scores(members: Sequence[Embeddings]) -> dict[str, Any]:
-    """Return the score matrices of the ensemble by name; None for each if its vectors are compared."""
-    i2t, t2i = (_mean([member.direction_scores(direction) for member in members]) for direction in _DIRECTIONS)
+    if members[0].vectors is not None:
+        return {"scores": None}
+    means = {}
+    for direction in ("i2t", "t2i"):
+        scores = [member.direction_scores(direction) for member in members]
+        means[f"scores_{direction}"] = MeanScores([one for one in scores if one is not None])
     if any(member.directional for member in members):
-        return {"scores": None, "scores_i2t": i2t, "scores_t2i": t2i}
-    return {"scores": i2t}
+        return {"scores": None, **means}
+    return {"scores": means["scores_i2t"]}
 
 
 def _concatenate(parts: Sequence[NDArray[np.float32] | None]) -> NDArray[np.float32] | None:
-    """Return the vectors of n members side by side, divided by the square root of n; None if a member has none."""
+    """Return the vectors of n members side by side, divided by the square root of n; None if a member has no vectors."""
     there = [part for part in parts if part is not None]
     if len(there) < len(parts):
         return None
@@ -203,19 +200,11 @@ def _concatenate(parts: Sequence[NDArray[np.float32] | None]) -> NDArray[np.floa
     return wide
 
 
-def _mean(parts: Sequence[ScoreMatrix | None]) -> ScoreMatrix | None:
-    there = [part for part in parts if part is not None]
-    return MeanScores(there) if there else None
-
-
 @dataclass(frozen=True)
 class PhraseShare:
-    """The share of phrases in the scores of an ensemble.
+    """The share of phrases in the scores of an ensemble, ``alpha`` from 0 to 1.
 
-    Attributes
-    ----------
-    alpha : the share, from 0 to 1
-    validated : the mean rsum on the validation split for each share that was tried there; None if the share was given
+    ``validated`` has the mean rsum on the validation split for each share that was tried there; None if the share was given.
     """
 
     alpha: float
@@ -224,7 +213,7 @@ class PhraseShare:
     def content(self, phrases: Embeddings) -> dict[str, Any]:
         """Return the entry ``combination`` of a result.
 
-        It counts the captions and images for which ``phrases`` has no score, so that the image-sentence model decides alone.
+        It counts the captions and images for which ``phrases`` has no score; the image-sentence model alone scores them.
         """
         assert phrases.n_phrases is not None
         assert phrases.n_regions is not None
@@ -263,7 +252,7 @@ def choose_alpha(by_seed: Sequence[Sequence[Member]], alpha: float | None) -> Ph
     """Return the share of phrases: ``alpha`` or, if it is None, the best of :data:`ALPHAS` on the validation split.
 
     The best share has the highest rsum, as a mean over the seeds. Returns None for ensembles without a phrase model. The
-    validation files lie next to those of the members: ``val.h5`` next to ``test.h5``, and ``val_sentences.h5`` next to
+    validation files lie next to the members: ``val.h5`` next to ``test.h5``, and ``val_sentences.h5`` next to
     ``test_sentences.h5``. Raises UserError if one is missing.
     """
     pairs = [pair for members in by_seed if (pair := sentence_and_phrase_members(members)) is not None]
@@ -291,9 +280,9 @@ def choose_alpha(by_seed: Sequence[Sequence[Member]], alpha: float | None) -> Ph
 def combine_scores(sentences: Member, phrases: Member, alpha: float, negative_distances: Matrices | None = None) -> Embeddings:
     """Return the embeddings of the image-sentence model with the scores -D of Eq. 8, (n_images, n_captions).
 
-    For embeddings compared by inner products, d is their Euclidean distance; for other models, d is the negative score.
-    ``negative_distances`` is -d, if it is already known. If a caption has no phrases, or an image no regions, D = d. One
-    complete matrix is held in memory, or two if the scores of the image-sentence model depend on the direction.
+    For embeddings compared by inner products, d is their Euclidean distance; for other models, d is the negative score. If a
+    caption has no phrases, or an image no regions, D = d. ``negative_distances`` is -d, if it is already known. One matrix is
+    held in memory, or two if the scores of the image-sentence model depend on the direction.
     """
     check_same_split(*sentences, *phrases)
     (_, model), (_, of_phrases) = sentences, phrases
@@ -302,14 +291,14 @@ def combine_scores(sentences: Member, phrases: Member, alpha: float, negative_di
     assert of_phrases.n_regions is not None
     alone = (of_phrases.n_regions == 0)[:, None] | (of_phrases.n_phrases == 0)
     by_phrases = np.asarray(of_phrases.scores[:], np.float32)
-    combined: dict[str, Any] = dict.fromkeys(_SCORE_NAMES)
+    combined: dict[str, Any] = dict.fromkeys(SCORES)
     for name, scores in (negative_distances or _negative_distances(model)).items():
         combined[name] = np.where(alone, scores, (1 - alpha) * scores + alpha * by_phrases).astype(np.float32)
     return replace(model, images=None, captions=None, pooled_images=None, pooled_captions=None, **combined)
 
 
 def _negative_distances(model: Embeddings) -> Matrices:
-    """Return -d for all pairs, or for all pairs in each direction, by the name of the scores that they replace."""
+    """Return -d for all pairs, or for all pairs in each direction, by the name of the scores that it replaces."""
     i2t, t2i = model.score_blocks()
     if t2i is not None:
         return {"scores_i2t": _all_scores(i2t), "scores_t2i": _all_scores(t2i)}
@@ -322,17 +311,13 @@ def _negative_distances(model: Embeddings) -> Matrices:
 
 
 def _all_scores(blocks: ScoreBlocks) -> NDArray[np.float32]:
-    """Compute the scores of all pairs (n_images, n_captions)."""
     scores = torch.empty(blocks.n_images, len(blocks.image_of_caption))
-    for start in range(0, blocks.n_images, blocks.rows):
-        rows = slice(start, min(start + blocks.rows, blocks.n_images))
+    for rows in blocks.row_slices:
         scores[rows] = blocks.score(rows, None)
-    dense: NDArray[np.float32] = scores.numpy()
-    return dense
+    return np.asarray(scores.numpy())
 
 
 def _read_validation_file(path: Path, run: Embeddings) -> Member:
-    """Read the file of the validation split that lies next to the file of another split."""
     name = path.name.replace(run.split, "val", 1)
     val_path = path.with_name(name)
     if run.split == "val" or name == path.name:

@@ -1,18 +1,17 @@
 """Evaluate a model: :func:`evaluate_files` turns files of embeddings, scores or phrase scores into the result file.
 
-The call of ``vse-eval FILE.h5``, in the order in which its modules are used:
+A call of ``vse-eval FILE.h5`` passes through these files:
 
-1. ``eval/cli.py`` reads the options and calls :func:`evaluate_files` here, which finds out what the files hold.
-2. ``eval/protocols/protocols.py`` reads the seeds, and chooses the protocols that all of them can serve.
-3. ``eval/files/embeddings.py`` reads and checks each file.
-4. ``eval/ranking/ranks.py`` computes the rank of the right answer to each query of a protocol.
+1. ``eval/cli.py`` reads the options and calls :func:`evaluate_files` here.
+2. ``eval/files/embeddings.py`` reads and checks each file, and returns it as the class in ``eval/files/split.py``.
+3. ``eval/protocols/protocols.py`` selects the protocols, and ranks the queries of each.
+4. ``eval/ranking/ranks.py`` computes scores, and the rank of the right answer to each query.
 5. ``eval/search/cross_check.py`` compares these ranks with a FAISS search.
 6. ``eval/ranking/metrics.py`` turns ranks into recalls and the other metrics.
 7. ``eval/ranking/bootstrap.py`` computes their 95% intervals.
-8. ``eval/protocols/result_content.py`` combines the seeds, builds the signed result and prints its lines.
+8. ``eval/protocols/result_content.py`` combines the seeds, builds the signed result and formats the printed lines.
 
-Ensembles (``ensemble.py``), the COCO protocols (``coco.py``) and phrase scores (``phrase_evaluation.py``) are read only where
-they are requested.
+Ensembles (``ensemble.py``), the COCO protocols (``coco.py``) and phrase scores (``phrase_evaluation.py``) are further modules.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vse.eval.defaults import IOU, TREC_DEPTH
+from vse.eval.defaults import FOLDED_PROTOCOLS, IOU, TREC_DEPTH
 from vse.eval.files.embeddings import Embeddings, experiment_name
 from vse.eval.files.query_files import FoldAnswers, check_per_query, check_trec, write_per_query, write_trec
-from vse.eval.files.results import RESULT
+from vse.eval.files.results import RESULT, UNSAVED_RESULT
 from vse.eval.files.split import split_identity
 from vse.eval.protocols.coco import JudgedPairs, read_judged_pairs
 from vse.eval.protocols.ensemble import (
@@ -42,7 +41,7 @@ from vse.eval.protocols.ensemble import (
     save_ensemble,
 )
 from vse.eval.protocols.options import EvaluationOptions
-from vse.eval.protocols.phrase_evaluation import check_iou_allowed, check_protocol_fits, evaluate_phrases, hold_phrase_scores
+from vse.eval.protocols.phrase_evaluation import check_file_kind, evaluate_phrases
 from vse.eval.protocols.protocols import (
     ProtocolQueries,
     RankingOptions,
@@ -61,7 +60,6 @@ from vse.pipeline.files.outputs import check_output
 from vse.pipeline.files.writing import write_json
 
 log = logging.getLogger(__name__)
-_NO_FILE = Path("result.json")  # the place that paths in a result are relative to if it is not written
 
 
 def evaluate_files(
@@ -71,77 +69,60 @@ def evaluate_files(
     options: EvaluationOptions = EvaluationOptions(),
     iou: float | None = None,
 ) -> dict[str, Any]:
-    """Evaluate one model, given as a file per seed, and return the content of its result file.
+    """Evaluate one model, given as a file per seed, or an ensemble; return the content of the result file.
 
-    The result is written to ``out`` unless that is None; the paths in it are then relative to the working directory. ``iou``
-    applies to phrase scores. See :func:`evaluate_embeddings` and
-    :func:`vse.eval.protocols.phrase_evaluation.evaluate_phrases` for the two kinds of files. Raises UserError for an option
-    that does not apply to the kind of the files.
+    With several seeds each metric is its mean and sample standard deviation, ``{"mean": ..., "std": ...}``; the 95% intervals
+    are in ``ci95``. Raises UserError for an option that does not apply to the kind of the files.
+
+    Parameters
+    ----------
+    out : the result file; None writes none, and paths in the result are then relative to the working directory
+    protocol : one name or several (see :func:`vse.eval.protocols.protocols.resolve_protocols`)
+    iou : for phrase scores, the lowest IoU of a right box (see :func:`vse.eval.protocols.phrase_evaluation.evaluate_phrases`)
     """
+    started = time.perf_counter()
     options.check()
     if out is not None:
         check_output(out, RESULT, files)
-    phrases, place = hold_phrase_scores(files), _NO_FILE if out is None else out
-    check_protocol_fits(files, protocol, phrases)
+    place = UNSAVED_RESULT if out is None else out
+    phrases = check_file_kind(files, protocol, iou)
     if phrases and options.embeddings_only:
         raise UserError(f"{files[0]}: {options.embeddings_only} does not apply to phrase scores; leave it out")
-    check_iou_allowed(files, iou, phrases)
     if phrases:
         content = evaluate_phrases(files, place, IOU if iou is None else iou, options.bootstrap, options.unfinished)
     else:
-        content = evaluate_embeddings(files, place, protocol, options)
+        _check_query_outputs(options, [*files, place])
+        content = _evaluate_model(_read_model(files, place, protocol, options), place, protocol, options, started)
     if out is not None:
         write_json(out, content)
     return content
 
 
-def evaluate_embeddings(
-    files: Sequence[Path], out: Path, protocol: str | Sequence[str], options: EvaluationOptions
-) -> dict[str, Any]:
-    """Return the content of the result file ``out`` for the embeddings or scores of one model, or for an ensemble.
-
-    ``protocol`` is one name or several (see :func:`vse.eval.protocols.protocols.resolve_protocols`). With several seeds each
-    metric is its mean and sample standard deviation, ``{"mean": ..., "std": ...}``. The 95% intervals are in ``ci95``.
-    ``out`` itself is not written, but the other outputs of ``options`` are.
-    """
-    started = time.perf_counter()
-    if options.per_query is not None:
-        check_per_query(options.per_query, [*files, out])
-    if options.trec is not None:
-        check_trec(options.trec, files)
-    return _evaluate_model(_read_model(files, out, protocol, options), out, protocol, options, started)
-
-
 def evaluate_arrays(
-    name: str,
-    run: Embeddings,
-    out: Path | None,
-    protocol: str | Sequence[str] = "auto",
-    options: EvaluationOptions = EvaluationOptions(),
+    name: str, run: Embeddings, protocol: str | Sequence[str] = "auto", options: EvaluationOptions = EvaluationOptions()
 ) -> dict[str, Any]:
     """Evaluate embeddings in memory as :func:`evaluate_files` evaluates a file; errors refer to them by ``name``."""
     started = time.perf_counter()
     if options.ensemble:
         raise UserError(f"{name}: an ensemble needs several files of embeddings; leave --ensemble out")
-    if out is not None:
-        check_output(out, RESULT)
-    place = _NO_FILE if out is None else out
-    if options.per_query is not None:
-        check_per_query(options.per_query, [place])
-    if options.trec is not None:
-        check_trec(options.trec)
+    _check_query_outputs(options, [UNSAVED_RESULT])
     path = Path(name)
     model = _Model([path], check_seeds([path], [run]), [[(path, run)]])
-    content = _evaluate_model(model, place, protocol, options, started)
-    if out is not None:
-        write_json(out, content)
-    return content
+    return _evaluate_model(model, UNSAVED_RESULT, protocol, options, started)
+
+
+def _check_query_outputs(options: EvaluationOptions, others: Sequence[Path]) -> None:
+    """Raise UserError if a file with answers to queries cannot be written, or is one of the files ``others``."""
+    if options.per_query is not None:
+        check_per_query(options.per_query, others)
+    if options.trec is not None:
+        check_trec(options.trec, others)
 
 
 class _Model(NamedTuple):
     """The embeddings of a model, one for each seed, and the files by which errors refer to them.
 
-    ``members`` are the embeddings that were read for each seed: the members of an ensemble, otherwise the seed itself.
+    ``members`` has for each seed the embeddings that were read: the members of an ensemble, otherwise the seed itself.
     """
 
     files: Sequence[Path]
@@ -151,7 +132,6 @@ class _Model(NamedTuple):
 
     @property
     def inputs(self) -> Members:
-        """All embeddings that were read, with their files."""
         return [member for members in self.members for member in members]
 
 
@@ -181,8 +161,10 @@ def _evaluate_model(
     for path, run in zip(model.files, model.seeds, strict=True):
         _warn_unless_unit_length(path, run)
     names = select_protocols(model.files, model.seeds, protocol)
-    searches = _try_searches(model.files[0], first, options)
-    pairs = _judged_pairs(options.cxc, names)
+    searches = _approximate_searches(model.files[0], first, options)
+    pairs = None if options.cxc is None else read_judged_pairs(options.cxc)
+    if pairs is not None and "cxc" not in names:
+        raise UserError(f"{options.cxc}: --cxc needs the protocol cxc, and it is not evaluated here (--protocol cxc)")
     measured, answers = _measure(model, names, options, pairs)
     content = {
         "split_identity": split_identity(first).model_dump(),
@@ -193,25 +175,26 @@ def _evaluate_model(
         **measured,
         **({"bootstrap": {"over": "images", "samples": options.bootstrap}} if options.bootstrap else {}),
         **searches,
-        **({"cxc": pairs.files} if pairs is not None else {}),
-        **({"ensemble": [_member(*member) for member in model.inputs]} if options.ensemble else {}),
-        **({"combination": model.share.content(phrase_member(model.members[0]))} if model.share else {}),
     }
+    if pairs is not None:
+        content["cxc"] = pairs.files
+    if options.ensemble:
+        content["ensemble"] = [{"experiment": experiment_name(path, run), "seed": run.seed} for path, run in model.inputs]
+    if model.share:
+        content["combination"] = model.share.content(phrase_member(model.members[0]))
     if options.per_query is not None:
         write_per_query(options.per_query, answers)
     if options.trec is not None:
         write_trec(options.trec, model.seeds, TREC_DEPTH if options.trec_depth is None else options.trec_depth)
-    seconds = round(time.perf_counter() - started, 2)
-    return build_result(first, inputs, out, unfinished, content, seconds)
+    return build_result(first, inputs, out, unfinished, content, round(time.perf_counter() - started, 2))
 
 
 def _measure(
     model: _Model, protocols: Sequence[str], options: EvaluationOptions, pairs: JudgedPairs | None
 ) -> tuple[dict[str, Any], list[FoldAnswers]]:
     """Return metrics and cross-check of each protocol, and the best answers to each query if ``per_query`` needs them."""
-    ranking = RankingOptions(
-        options.cross_check, options.cross_checked, options.per_query is not None, options.recall_ks, pairs
-    )
+    with_answers = options.per_query is not None
+    ranking = RankingOptions(options.cross_check, options.cross_checked, with_answers, options.recall_ks, pairs)
     metrics: dict[str, Any] = {}
     checks: dict[str, Any] = {}
     answers: list[FoldAnswers] = []
@@ -219,39 +202,23 @@ def _measure(
         queries = rank_seeds(model.files, model.seeds, name, ranking)
         folds = [of_seed.folds for of_seed in queries]
         checks[name] = _cross_check(queries)
-        metrics[name] = combine_seeds(
-            [_protocol_metrics(run, name, of_seed) for run, of_seed in zip(model.seeds, folds, strict=True)]
-        )
+        per_seed = [_protocol_metrics(run, name, of_seed) for run, of_seed in zip(model.seeds, folds, strict=True)]
+        metrics[name] = combine_seeds(per_seed)
         if options.bootstrap:
             metrics[name]["ci95"] = intervals(folds, options.bootstrap)
-        answers += _answers(model.seeds, name, folds) if ranking.answers else []
+        if with_answers:
+            answers += [
+                FoldAnswers(run.seed, name, k, direction, one.answers)
+                for run, of_seed in zip(model.seeds, folds, strict=True)
+                for k, fold in enumerate(of_seed)
+                for direction, one in fold.items()
+                if one.answers is not None
+            ]
     return {"protocols": metrics, "cross_check": checks}, answers
 
 
-def _judged_pairs(folder: Path | None, protocols: Sequence[str]) -> JudgedPairs | None:
-    """Read the pairs of Crisscrossed Captions. Raises UserError if the protocol ``cxc`` is not evaluated."""
-    pairs = None if folder is None else read_judged_pairs(folder)
-    if pairs is not None and "cxc" not in protocols:
-        raise UserError(f"{folder}: --cxc needs the protocol cxc, and it is not evaluated here (--protocol cxc)")
-    return pairs
-
-
-def _answers(runs: Sequence[Embeddings], protocol: str, folds: Sequence[Sequence[Fold]]) -> list[FoldAnswers]:
-    """Return the best answers to the queries of a protocol, for each seed, fold and direction."""
-    return [
-        FoldAnswers(run.seed, protocol, k, direction, queries.answers)
-        for run, of_run in zip(runs, folds, strict=True)
-        for k, fold in enumerate(of_run)
-        for direction, queries in fold.items()
-        if queries.answers is not None
-    ]
-
-
 def _cross_check(queries: Sequence[ProtocolQueries]) -> dict[str, Any]:
-    """Return how the ranks were compared with FAISS, with the numbers of compared queries, all queries and ties.
-
-    The numbers are totals over folds and seeds. Without a comparison the reason is returned.
-    """
+    """Return the numbers of compared queries, all queries and ties over folds and seeds, or why nothing was compared."""
     agreements = [agreement for of_run in queries for agreement in of_run.agreements]
     if not agreements:
         return {"checked": False, "why": queries[0].unchecked}
@@ -263,7 +230,6 @@ def _cross_check(queries: Sequence[ProtocolQueries]) -> dict[str, Any]:
 
 
 def _warn_unless_unit_length(path: Path, run: Embeddings) -> None:
-    """Log a warning if captions compared by ``cosine`` are not unit vectors: the model may not have normalised them."""
     if run.similarity != "cosine" or run.vectors is None:
         return
     _, captions = run.vectors
@@ -273,43 +239,34 @@ def _warn_unless_unit_length(path: Path, run: Embeddings) -> None:
         log.warning("%s: captions have lengths from %.3g to %.3g, not 1; they are ranked by inner products", path, low, high)
 
 
-def _member(path: Path, run: Embeddings) -> dict[str, Any]:
-    return {"experiment": experiment_name(path, run), "seed": run.seed}
-
-
-def _try_searches(path: Path, run: Embeddings, options: EvaluationOptions) -> dict[str, Any]:
-    """Return what the approximate index and the two-stage searches of the options find on one seed."""
-    tried: dict[str, Any] = {}
+def _approximate_searches(path: Path, run: Embeddings, options: EvaluationOptions) -> dict[str, Any]:
+    """Return the quality of the approximate index and of the two-stage searches that the options name, for one seed."""
+    measured: dict[str, Any] = {}
     if options.index is not None:
         if run.vectors is None:
             raise UserError(f"{path}: holds scores, but FAISS indexes embeddings; leave --index out")
-        parameters = options.index_parameters
-        tried["index"] = approximate_recalls(*run.vectors, run.image_of_caption(), run.similarity, options.index, parameters)
+        image_of_caption, parameters = run.image_of_caption(), options.index_parameters
+        measured["index"] = approximate_recalls(*run.vectors, image_of_caption, run.similarity, options.index, parameters)
     if options.rerank:
-        tried["rerank"] = _try_rerank(path, run, options.rerank)
-    return tried
-
-
-def _try_rerank(path: Path, run: Embeddings, rerank: Sequence[int]) -> list[dict[str, Any]]:
-    vectors = run.pooled if run.vectors is None else run.vectors
-    if vectors is None:
-        lacking = "has no pooled_images and pooled_captions, and a first stage needs them to find candidates"
-        raise UserError(f"{path}: {lacking} (vse-embed writes them, docs/formats.md); leave --rerank out")
-    if run.vectors is not None and run.similarity == "cosine":
-        raise UserError(f"{path}: its scores are inner products, which FAISS finds exactly; leave --rerank out")
-    return [reranked_metrics(*run.score_blocks(), *vectors, number) for number in rerank]
+        vectors = run.pooled if run.vectors is None else run.vectors
+        if vectors is None:
+            lacking = "has no pooled_images and pooled_captions, and a first stage needs them to find candidates"
+            raise UserError(f"{path}: {lacking} (vse-embed writes them, docs/formats.md); leave --rerank out")
+        if run.vectors is not None and run.similarity == "cosine":
+            raise UserError(f"{path}: its scores are inner products, which FAISS finds exactly; leave --rerank out")
+        measured["rerank"] = [reranked_metrics(*run.score_blocks(), *vectors, number) for number in options.rerank]
+    return measured
 
 
 def _protocol_metrics(run: Embeddings, protocol: str, folds: Sequence[Fold]) -> dict[str, Any]:
     """Return the metrics of one seed: the mean over folds, and for several folds each of them."""
     per_fold = [fold_metrics(fold) for fold in folds]
-    if protocol == "sentence-1k":
-        n_queries = sum(len(fold["s2s"].images) for fold in folds)
-        return {"folds": len(per_fold), **average(per_fold), "n_queries": n_queries, "per_fold": per_fold}
-    if protocol == "1k":
-        return {"folds": len(per_fold), **average(per_fold), "per_fold": per_fold}
-    if protocol == "sentence":
-        return {**per_fold[0], "n_queries": len(folds[0]["s2s"].images)}
+    n_queries = sum(len(fold["s2s"].images) for fold in folds) if protocol.startswith("sentence") else None
+    if protocol in FOLDED_PROTOCOLS:
+        counted = {} if n_queries is None else {"n_queries": n_queries}
+        return {"folds": len(per_fold), **average(per_fold), **counted, "per_fold": per_fold}
+    if n_queries is not None:
+        return {**per_fold[0], "n_queries": n_queries}
     n_queries_of = {direction: len(queries.images) for direction, queries in folds[0].items()}
     complete = {"i2t": len(run.image_ids), "t2i": len(run.caption_ids)}
     return per_fold[0] if n_queries_of == complete else {**per_fold[0], "n_queries": n_queries_of}

@@ -16,53 +16,18 @@ _FEWEST_SAMPLES = 100  # of an interval
 class EvaluationOptions:
     """The options of ``vse-eval``: how a model is evaluated, and which files are written besides the result.
 
-    All options apply to files of embeddings or scores. Phrase scores take only ``bootstrap`` and ``unfinished``.
+    All options apply to files of embeddings or scores; phrase scores take only ``bootstrap`` and ``unfinished``. The names are
+    those of the command, whose help describes them.
 
     Attributes
     ----------
-    cross_check : bool
-        Compare the exact ranks with a FAISS search, query by query. A difference that is not a tie raises RuntimeError.
-    cross_checked : int
-        Number of queries per direction of a protocol that are compared, sampled at random with a fixed seed. 0 compares all.
-    bootstrap : int
-        Number of bootstrap samples of the images for the 95% intervals of all metrics: at least 100, or 0 for no intervals.
-    unfinished : bool
-        Accept embeddings of runs whose training did not finish. The result then lists these runs.
-    ks : sequence of int
-        Further K of R@K, besides 1, 5 and 10. They do not count in rsum.
-    cxc : Path | None
-        Folder with the two files of Crisscrossed Captions (``sis_test.csv``, ``sts_test.csv``). The protocol ``cxc`` then
-        also has image-to-image and text-to-text retrieval (see :mod:`vse.eval.protocols.coco`).
-    ensemble : bool
-        The files are the members of an ensemble, whose scores are averaged. Files of several seeds make an ensemble per seed
-        (see :func:`vse.eval.protocols.ensemble.members_by_seed`).
-    experiment : str | None
-        With ``ensemble``: name of the preset that lists the members. None accepts any members, and names the ensemble by
-        their experiments.
-    alpha : float | None
-        With ``ensemble``, if a member scores by phrases: share of that member, from 0 to 1. None chooses the share with the
-        highest rsum on the validation split (see :func:`vse.eval.protocols.ensemble.choose_alpha`).
-    save : Path | None
-        With ``ensemble``: file for the embeddings or scores of the ensemble. With several seeds, seed S is
-        written to ``<name>-S.h5``.
-    index : str | None
-        Factory string of an approximate FAISS index to try on the first seed, such as ``IVF1024,Flat``. The result gets the
-        share of the exact top 10 that the index finds, and its R@K over the whole split (see
-        :func:`vse.eval.search.approximate.approximate_recalls`).
-    index_parameters : str
-        With ``index``: search parameters of the index, such as ``nprobe=16``.
-    rerank : sequence of int
-        Numbers of candidates. For each number, the result gets the metrics of a two-stage search on the first seed: a fast
-        first stage finds this number of candidates, and only these are scored (see
-        :func:`vse.eval.search.approximate.reranked_metrics`).
-    per_query : Path | None
-        File (``.csv`` or ``.parquet``) for the rank and the best right and wrong answers of each query (see
-        :func:`vse.eval.files.query_files.write_per_query`).
-    trec : Path | None
-        Folder for TREC run and qrels files of the whole split (see
-        :func:`vse.eval.files.query_files.write_trec`).
-    trec_depth : int | None
-        With ``trec``: number of answers per query in a run file. 0 writes all answers; None writes 1,000.
+    cross_checked : number of queries per direction of a protocol that are compared with FAISS; 0 compares all
+    bootstrap : number of bootstrap samples: at least 100, or 0 for no intervals
+    ks : further K of R@K, besides 1, 5 and 10
+    experiment : preset that lists the members of an ensemble; None accepts any members
+    alpha : share of the member that scores by phrases; None chooses it (:func:`vse.eval.protocols.ensemble.choose_alpha`)
+    save : file for the embeddings or scores of the ensemble; with several seeds, seed S is written to ``<name>-S.h5``
+    trec_depth : number of answers per query in a run file; 0 writes all answers, None 1,000
     """
 
     cross_check: bool = True

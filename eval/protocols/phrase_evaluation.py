@@ -1,7 +1,4 @@
-"""Evaluate phrase localisation: from phrase scores, a file per seed, to the result of the protocol ``phrase``.
-
-:func:`vse.eval.protocols.evaluate.evaluate_files` calls :func:`evaluate_phrases` if the files hold phrase scores.
-"""
+"""Evaluation of phrase localisation: phrase scores, a file per seed, become the result of the protocol ``phrase``."""
 
 from __future__ import annotations
 
@@ -23,20 +20,15 @@ from vse.eval.ranking.localisation import phrase_ranks
 from vse.eval.ranking.metrics import Fold, fold_metrics
 from vse.pipeline.errors import UserError
 
-_TYPE = "type "  # prefix of the name of a type, so that it differs from all other keys
-_TYPE_METRIC = "r1"  # the metric of a type that is compared
+_TYPE = "type "  # prefix of the name of a type, which makes it differ from all other keys
 
 
-def hold_phrase_scores(files: Sequence[Path]) -> bool:
-    """Return whether files hold phrase scores. Raises UserError if only some of them do."""
+def check_file_kind(files: Sequence[Path], protocol: str | Sequence[str], iou: float | None) -> bool:
+    """Return whether files hold phrase scores. Raises UserError if only some do, or if an argument does not apply to them."""
     kinds = [is_phrase_scores(path) for path in files]
     if any(kinds) and not all(kinds):
         raise UserError(f"{files[kinds.index(True)]} holds phrase scores, and {files[kinds.index(False)]} does not")
-    return all(kinds) and bool(kinds)
-
-
-def check_protocol_fits(files: Sequence[Path], protocol: str | Sequence[str], phrases: bool) -> None:
-    """Raise UserError if a protocol does not apply to the kind of the files: phrase scores, or embeddings and scores."""
+    phrases = all(kinds) and bool(kinds)
     for name in [protocol] if isinstance(protocol, str) else protocol:
         if phrases and name not in ("auto", PHRASE):
             raise UserError(
@@ -44,12 +36,9 @@ def check_protocol_fits(files: Sequence[Path], protocol: str | Sequence[str], ph
             )
         if not phrases and name == PHRASE:
             raise UserError(f"{files[0]}: holds no phrase scores, but the protocol {PHRASE} needs them (docs/formats.md)")
-
-
-def check_iou_allowed(files: Sequence[Path], iou: float | None, phrases: bool) -> None:
-    """Raise UserError if an IoU threshold is given for files that hold no phrase scores."""
     if iou is not None and not phrases:
         raise UserError(f"--iou applies to phrase scores, and {files[0]} holds none; leave it out")
+    return phrases
 
 
 def evaluate_phrases(
@@ -58,11 +47,9 @@ def evaluate_phrases(
     """Return the content of the result file ``out`` for the phrase scores of one model, a file per seed.
 
     A candidate box is right if its IoU with the true box is ``iou`` or more. Phrases without a true box are excluded and
-    counted; a phrase whose image has no candidate counts as missed. ``per_type`` has the metrics of each type of phrases, and
-    a phrase of several types counts in each. Seeds, intervals and ``unfinished`` are as in
-    :func:`vse.eval.protocols.evaluate.evaluate_embeddings`. Raises UserError if ``iou`` is not a threshold.
+    counted; a phrase whose image has no candidate counts as missed. ``per_type`` has the metrics of each type of phrases.
+    Raises UserError if ``iou`` is not above 0 and at most 1.
     """
-    _check_iou(iou)
     runs = read_phrase_seeds(files)
     not_finished = unfinished_runs(runs, out, unfinished)
     first, folds = runs[0], phrase_folds(files, runs, iou)
@@ -87,12 +74,12 @@ def phrase_differences(
 ) -> dict[str, Any]:
     """Return the differences of two models on the same phrases (see :func:`vse.eval.ranking.bootstrap.differences`).
 
-    ``files`` and ``runs`` have the seeds of each model. ``phrase`` has every metric, ``per_type`` R@1 of each type.
+    ``files`` and ``runs`` have the seeds of each model. The result has every metric of ``phrase``, and ``per_type`` R@1 of
+    each type.
     """
-    _check_iou(iou)
     a, b = ([[fold] for fold in phrase_folds(paths, seeds, iou)] for paths, seeds in zip(files, runs, strict=True))
     compared = _nest_types(differences(a, b, samples))
-    per_type = {name: metrics[_TYPE_METRIC] for name, metrics in compared.get("per_type", {}).items()}
+    per_type = {name: metrics["r1"] for name, metrics in compared.get("per_type", {}).items()}
     return compared | ({"per_type": per_type} if per_type else {})
 
 
@@ -104,15 +91,17 @@ def read_phrase_seeds(files: Sequence[Path]) -> list[PhraseScores]:
 def phrase_folds(files: Sequence[Path], runs: Sequence[PhraseScores], iou: float) -> list[Fold]:
     """Return the phrases with a true box as ranked queries, a fold per seed.
 
-    ``phrase`` has all phrases, and ``type <name>`` has those of a type. Raises UserError if no phrase has a true box.
+    The key ``phrase`` has all phrases, and ``type <name>`` has the phrases of a type. Raises UserError if no phrase has a true
+    box, or if ``iou`` is not above 0 and at most 1.
     """
+    if not 0 < iou <= 1:
+        raise UserError(f"--iou {iou:g}: a threshold must be above 0 and at most 1")
     folds: list[Fold] = []
     for path, run in zip(files, runs, strict=True):
         if not run.has_box.any():
             raise UserError(f"{path}: none of its {len(run.truth):,} phrases has a box, so there is nothing to evaluate")
-        outcome = phrase_ranks(run.scores, run.boxes, run.offsets, run.truth, iou)
-        images = np.unique(run.image_ids, return_inverse=True)[1]
-        queries, located = outcome.queries(images), run.has_box
+        ranks = phrase_ranks(run.scores, run.boxes, run.offsets, run.truth, iou)
+        queries, located = ranks.queries(np.unique(run.image_ids, return_inverse=True)[1]), run.has_box
         masks = {"phrase": located} | {f"{_TYPE}{name}": mask & located for name, mask in type_masks(run).items()}
         folds.append({name: queries.select(mask) for name, mask in masks.items() if mask.any()})
     return folds
@@ -127,9 +116,9 @@ def type_masks(run: PhraseScores) -> dict[str, NDArray[np.bool_]]:
 
 
 def phrase_counts(runs: Sequence[PhraseScores]) -> dict[str, int]:
-    """Return the number of evaluated phrases, of phrases without a true box, and of evaluated ones without a candidate box.
+    """Return the number of evaluated phrases, of phrases without a true box, and of evaluated phrases without a candidate box.
 
-    A phrase counts as without a candidate if one of the seeds has none.
+    A phrase has no candidate if it has none in one of the seeds.
     """
     located = runs[0].has_box
     without = np.any([np.diff(run.offsets) == 0 for run in runs], axis=0)
@@ -140,13 +129,7 @@ def phrase_counts(runs: Sequence[PhraseScores]) -> dict[str, int]:
     }
 
 
-def _check_iou(iou: float) -> None:
-    if not 0 < iou <= 1:
-        raise UserError(f"--iou {iou:g}: a threshold must be above 0 and at most 1")
-
-
 def _combined_metrics(metrics: Sequence[Mapping[str, Mapping[str, Metric]]], fold: Fold) -> dict[str, Any]:
-    """Return the metrics over seeds for all phrases and for each type, with the number of phrases of the type."""
     combined = {name: combine_seeds([dict(of_seed[name]) for of_seed in metrics]) for name in metrics[0]}
     nested = _nest_types(combined)
     for name, of_type in nested.get("per_type", {}).items():

@@ -1,8 +1,7 @@
-"""The protocols of embeddings. A protocol defines which queries search which candidates.
+"""The protocols of embeddings: the queries of each protocol, and their ranks among its candidates.
 
-``full`` searches the whole split, ``1k`` folds of 1,000 images. In ``sentence`` and ``sentence-1k`` captions query captions.
-For ``cxc`` and ``eccv`` see :mod:`vse.eval.protocols.coco`. :func:`read_seeds` reads the seeds of a model,
-:func:`select_protocols` chooses the protocols that all of them can serve, and :func:`rank_seeds` ranks their queries.
+``full`` searches the complete split, ``1k`` folds of 1,000 images. In ``sentence`` and ``sentence-1k`` captions query
+captions. For ``cxc`` and ``eccv`` see :mod:`vse.eval.protocols.coco`.
 """
 
 from __future__ import annotations
@@ -22,10 +21,9 @@ from vse.eval.defaults import COCO_PROTOCOLS, CROSS_CHECK_QUERIES, FOLD, FOLDED_
 from vse.eval.files.embeddings import Embeddings, check_same_split, experiment_name, read_embeddings
 from vse.eval.files.phrase_scores import PhraseScores
 from vse.eval.protocols.coco import JudgedPairs, coco_fold, intramodal_fold, is_coco_test
-from vse.eval.ranking.answers import best_answers
+from vse.eval.ranking.answers import best_answers, sentence_answers
 from vse.eval.ranking.metrics import Fold, Queries, build_fold
 from vse.eval.ranking.ranks import ranks_from_blocks, shared_tensor
-from vse.eval.ranking.sentences import sentence_ranks
 from vse.eval.search.cross_check import (
     BY_SEARCH,
     Agreement,
@@ -38,7 +36,7 @@ from vse.pipeline.errors import UserError, did_you_mean
 
 log = logging.getLogger(__name__)
 _Run = TypeVar("_Run", Embeddings, PhraseScores)
-_SAME = ("experiment", "similarity")  # attributes that all seeds of a model share
+_SHARED_ATTRIBUTES = ("experiment", "similarity")  # attributes that all seeds of a model share
 
 
 class RankingOptions(NamedTuple):
@@ -50,7 +48,7 @@ class RankingOptions(NamedTuple):
     cross_checked : number of queries per direction that are compared, over all folds, sampled at random; 0 for all
     answers : also find the best answers to each query, by scoring all pairs once more
     ks : the K of R@K
-    pairs : the judged pairs of Crisscrossed Captions; with them, ``cxc`` also has the directions ``i2i`` and ``t2t``
+    pairs : the judged pairs of Crisscrossed Captions, for the directions ``i2i`` and ``t2t`` of ``cxc``
     """
 
     cross_check: bool = True
@@ -82,10 +80,10 @@ def read_seeds(files: Sequence[Path]) -> list[Embeddings]:
 def check_seeds(files: Sequence[Path], runs: Sequence[Embeddings]) -> list[Embeddings]:
     """Return the embeddings of all seeds under the name of one experiment.
 
-    The experiment is the first that a file names; without any, it is named after the first file. Raises UserError if the
-    embeddings are not seeds of one model on one split.
+    The experiment is the first that a file names; if no file names one, it is the name of the first file. Raises UserError if
+    the embeddings are not seeds of one model on one split.
     """
-    return check_one_model(files, runs, check_same_split, _SAME)
+    return check_one_model(files, runs, check_same_split, _SHARED_ATTRIBUTES)
 
 
 def check_one_model(
@@ -97,7 +95,7 @@ def check_one_model(
     """Return embeddings or phrase scores under the name of one experiment.
 
     ``check_same`` raises UserError for two runs with different queries, or with different values of one of ``attributes``.
-    Raises UserError as well for different training data and for a file or a seed that is given twice.
+    Raises UserError as well for different training data, and for a file or a seed that is given twice.
     """
     first_path, first = next(
         ((path, run) for path, run in zip(files, runs, strict=True) if run.experiment), (files[0], runs[0])
@@ -117,7 +115,7 @@ def check_one_model(
 
 
 def select_protocols(files: Sequence[Path], runs: Sequence[Embeddings], protocol: str | Sequence[str]) -> list[str]:
-    """Return the protocols that all seeds can serve. Raises UserError with the file that cannot serve a named protocol."""
+    """Return the protocols that apply to all seeds. Raises UserError if a named protocol does not apply to a file."""
     names, served = protocol_names(protocol), []
     for path, run in zip(files, runs, strict=False):
         try:
@@ -153,7 +151,7 @@ def resolve_protocols(run: Embeddings, names: Sequence[str]) -> list[str]:
     """Return the named protocols in their fixed order, with ``auto`` resolved.
 
     ``auto`` stands for ``full``; ``1k`` if there are at least 1,000 images and each has a caption; and ``cxc`` and ``eccv`` on
-    the test set of COCO, if the package eccv-caption is installed. Raises UserError if the embeddings cannot serve a protocol.
+    the test set of COCO, if the package eccv-caption is installed. Raises UserError if a protocol does not apply.
     """
     n_images, n_captioned = len(run.image_ids), len(np.unique(run.image_of_caption()))
     for name in FOLDED_PROTOCOLS:
@@ -174,8 +172,7 @@ def resolve_protocols(run: Embeddings, names: Sequence[str]) -> list[str]:
 def rank_queries(run: Embeddings, protocol: str, options: RankingOptions = DEFAULT_RANKING) -> ProtocolQueries:
     """Return the ranked queries of a protocol; ``1k`` and ``sentence-1k`` have a fold per 1,000 images, the others one fold.
 
-    The cross-check applies to protocols other than ``cxc`` and ``eccv`` and to embeddings; FAISS cannot search scores of
-    pairs.
+    Ranks of embeddings are compared with FAISS; ranks of ``cxc`` and ``eccv`` and of scores of pairs cannot be.
     """
     if protocol in COCO_PROTOCOLS:
         fold = coco_fold(protocol, _coco_ids(run), run.caption_ids, *run.score_blocks(), ks=options.ks)
@@ -185,7 +182,7 @@ def rank_queries(run: Embeddings, protocol: str, options: RankingOptions = DEFAU
     rank_fold = _rank_sentences if protocol.startswith("sentence") else partial(_rank_pairs, answers=options.answers)
     n_folds = len(run.image_ids) // FOLD if protocol in FOLDED_PROTOCOLS else 1
     checked = -(-options.cross_checked // n_folds) if options.cross_check else None
-    parts = _thousands(run) if protocol in FOLDED_PROTOCOLS else [run]
+    parts = _split_into_folds(run) if protocol in FOLDED_PROTOCOLS else [run]
     ranked = [rank_fold(part, checked, options.ks) for part in parts]
     folds, agreements = [fold for fold, _ in ranked], [agreement for _, agreement in ranked if agreement is not None]
     if agreements:
@@ -199,8 +196,8 @@ def _coco_ids(run: Embeddings) -> NDArray[np.int64]:
     return run.image_ids if run.coco_ids is None else run.coco_ids
 
 
-def _thousands(run: Embeddings) -> Iterator[Embeddings]:
-    """Yield consecutive folds of 1,000 images with their captions; fewer than 1,000 images at the end are left out."""
+def _split_into_folds(run: Embeddings) -> Iterator[Embeddings]:
+    """Yield folds of 1,000 consecutive images with their captions; fewer than 1,000 images at the end are left out."""
     image_of_caption = run.image_of_caption()
     for start in range(0, len(run.image_ids) // FOLD * FOLD, FOLD):
         captions = np.flatnonzero((image_of_caption >= start) & (image_of_caption < start + FOLD))
@@ -208,18 +205,16 @@ def _thousands(run: Embeddings) -> Iterator[Embeddings]:
 
 
 def _rank_sentences(run: Embeddings, checked: int | None, ks: Sequence[int]) -> tuple[Fold, Agreement | None]:
-    """Rank the captions of a fold that query its other captions; cross-check ``checked`` queries, 0 for all, None for none."""
     assert run.captions is not None
     image_of_caption = run.image_of_caption()
-    exact = sentence_ranks(shared_tensor(run.captions), torch.from_numpy(image_of_caption))
-    fold = {"s2s": replace(Queries.from_ranks(exact.ranks, image_of_caption[exact.queries], ks), answers=exact.answers)}
+    exact = sentence_answers(shared_tensor(run.captions), torch.from_numpy(image_of_caption))
+    fold = {"s2s": replace(Queries.from_ranks(exact.ranks, image_of_caption[exact.queries], ks), answers=exact)}
     if checked is None:
         return _with_ids(run, fold), None
     return _with_ids(run, fold), check_sentences_against_search(run.captions, image_of_caption, exact, RECALLS, checked)
 
 
 def _rank_pairs(run: Embeddings, checked: int | None, ks: Sequence[int], answers: bool) -> tuple[Fold, Agreement | None]:
-    """Rank the images and captions of a fold in both directions; cross-check ``checked`` queries, 0 for all, None for none."""
     image_of_caption = run.image_of_caption()
     ranks = ranks_from_blocks(*run.score_blocks(), own_ranks=True)
     fold, vectors = build_fold(ranks, image_of_caption, ks), run.vectors
@@ -234,7 +229,7 @@ def _rank_pairs(run: Embeddings, checked: int | None, ks: Sequence[int], answers
 
 
 def _with_ids(run: Embeddings, fold: Fold) -> Fold:
-    """Return the fold with image and caption ids in its answers, in place of rows of ``run``."""
+    """Return the fold with image and caption ids in its answers, in place of rows."""
     ids = {"i": run.image_ids, "t": run.caption_ids, "s": run.caption_ids}
     return {
         direction: replace(
@@ -245,7 +240,6 @@ def _with_ids(run: Embeddings, fold: Fold) -> Fold:
 
 
 def _log_agreement(protocol: str, agreements: Sequence[Agreement]) -> None:
-    """Log that FAISS agrees with the exact ranks, with the number of queries and their mean R@1 over the folds."""
     parts = []
     for direction in agreements[0].recalls:
         found, exact = (

@@ -1,8 +1,4 @@
-"""The result of a model: metrics over seeds, the signed content of the result file, and the lines that are printed.
-
-:mod:`vse.eval.protocols.evaluate` and :mod:`vse.eval.protocols.phrase_evaluation` build their results here; the commands and
-the Python interface print a result with :func:`result_lines`.
-"""
+"""The result of a model: metrics over seeds, the signed content of the result file, and the lines that are printed."""
 
 from __future__ import annotations
 
@@ -19,15 +15,7 @@ import torch
 from vse.eval.defaults import PHRASE, RECALLS
 from vse.eval.files.embeddings import parse_provenance
 from vse.eval.files.hdf5_fields import FileMetadata
-from vse.eval.files.results import (
-    VERSION,
-    Combination,
-    ProtocolMetrics,
-    Result,
-    content_sha256,
-    file_reference,
-    mean_and_std,
-)
+from vse.eval.files.results import VERSION, Combination, Result, content_sha256, file_reference, mean_and_std
 from vse.eval.ranking.metrics import METRIC_TITLES, POSITION_METRICS, metric_title
 from vse.pipeline import __version__
 from vse.pipeline.command import current_provenance
@@ -84,15 +72,26 @@ def build_result(
     Parameters
     ----------
     first : the first seed, which names the data set, the experiment and the split
-    inputs : everything that was read; the result lists their files, relative to the folder of ``out``, and their costs
+    inputs : all files that were read; the result lists them, relative to the folder of ``out``, and their costs
     out : the result file
     unfinished : the list of :func:`unfinished_runs`
     measured : the metrics and counts
     seconds : the duration of the evaluation; None if it is not known
     """
-    embeddings = [file_reference(run, out) for run in inputs if run.source is not None]
+    versions = {
+        "vse": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "faiss": faiss.__version__,
+        "python": platform.python_version(),
+    }
+    provenance = {"features": {}, "config": {}, **parse_provenance(first), "versions": versions}
     costs = [parse_provenance(run).get("cost") for run in inputs]
-    spent = {**({"costs": costs} if any(costs) else {}), **({} if seconds is None else {"evaluation_s": seconds})}
+    if any(costs):
+        provenance["costs"] = costs
+    if seconds is not None:
+        provenance["evaluation_s"] = seconds
+    embeddings = [file_reference(run, out) for run in inputs if run.source is not None]
     result = {
         "version": VERSION,
         "dataset": first.dataset,
@@ -101,21 +100,9 @@ def build_result(
         **({"trained_on": first.trained_on} if first.trained_on not in (None, first.dataset) else {}),
         **({"unfinished": unfinished} if unfinished else {}),
         **measured,
-        "provenance": {**_provenance(first), **spent, "made": current_provenance(), "embeddings": embeddings},
+        "provenance": {**provenance, "made": current_provenance(), "embeddings": embeddings},
     }
     return {**result, "sha256": content_sha256(result)}
-
-
-def _provenance(run: FileMetadata) -> dict[str, Any]:
-    """Return the provenance that the embeddings record, with the versions of this evaluation."""
-    versions = {
-        "vse": __version__,
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "faiss": faiss.__version__,
-        "python": platform.python_version(),
-    }
-    return {"features": {}, "config": {}, **parse_provenance(run), "versions": versions}
 
 
 def result_lines(result: Result) -> list[str]:
@@ -149,14 +136,14 @@ def summary_line(result: Result, protocol: str) -> str:
 def phrase_line(result: Result) -> str:
     """Return a line with the metrics of a phrase localisation result."""
     protocol = result.protocols[PHRASE]
-    recalls = " / ".join(f"{mean_and_std(protocol.directions[PHRASE][f'r{k}'])[0]:.1f}" for k in RECALLS)
+    values = {name: f"{mean_and_std(metric)[0]:.1f}" for name, metric in protocol.directions[PHRASE].items()}
+    recalls = " / ".join(values[f"r{k}"] for k in RECALLS)
     interval = protocol.interval("phrase_r1")
     around = f" (R@1 [{interval[0]:.1f}, {interval[1]:.1f}])" if interval else ""
-    others = ", ".join(
-        f"{METRIC_TITLES[key]} {mean_and_std(protocol.directions[PHRASE][key])[0]:.1f}" for key in ("bound", "mean_iou")
-    )
-    head = f"{_model(result)} phrase: R@1/5/10 at IoU {protocol.iou:g} {recalls}{around}"
-    return f"{head}, {others}; {_phrase_counts(protocol)}"
+    others = ", ".join(f"{METRIC_TITLES[key]} {values[key]}" for key in ("bound", "mean_iou"))
+    missed = f", {protocol.n_without_candidate:,} of them without a candidate" if protocol.n_without_candidate else ""
+    counts = f"{protocol.n_phrases or 0:,} phrases{missed}, {protocol.n_without_box or 0:,} more without a box left out"
+    return f"{_model(result)} phrase: R@1/5/10 at IoU {protocol.iou:g} {recalls}{around}, {others}; {counts}"
 
 
 def index_line(index: Mapping[str, Any]) -> str:
@@ -194,16 +181,10 @@ def combination_line(combination: Combination) -> str:
 
 
 def _model(result: Result) -> str:
-    """Return the data set and the model of a result, with the facts that limit a comparison in parentheses."""
     facts = [f"trained on {result.trained_on}"] if result.trained_on else []
     facts += ["not finished"] if result.unfinished else []
     limits = f" ({', '.join(facts)})" if facts else ""
     return f"{result.dataset} {result.display_name}{limits}"
-
-
-def _phrase_counts(protocol: ProtocolMetrics) -> str:
-    missed = f", {protocol.n_without_candidate:,} of them without a candidate" if protocol.n_without_candidate else ""
-    return f"{protocol.n_phrases or 0:,} phrases{missed}, {protocol.n_without_box or 0:,} more without a box left out"
 
 
 def _slashed(recalls: Mapping[str, Any]) -> str:

@@ -1,4 +1,1 @@
-"""Scores, exact ranks, metrics and their confidence intervals, as pure functions of tensors and arrays.
-
-This package imports no other package of ``vse.eval``.
-"""
+"""Scores, exact ranks and metrics, as pure functions of tensors and arrays. Imports no package of ``vse.eval``."""

@@ -1,9 +1,4 @@
-"""The best answers to each query, from a stream of score blocks.
-
-:func:`best_answers` finds the best right and the best wrong answer to each query. :func:`rank_captions` and
-:func:`rank_images` list the best candidates of each query, and :func:`strictly_descending` gives these lists scores that
-other programs sort in the same order.
-"""
+"""The best answers to each query, from scores that are computed or read block by block."""
 
 from __future__ import annotations
 
@@ -13,11 +8,15 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vse.eval.ranking.ranks import Ranks, ScoreBlocks, caption_scores, row_blocks
+from vse.eval.ranking.ranks import Ranks, ScoreBlocks, blocks_from_embeddings, caption_scores, check_finite, row_blocks
+from vse.pipeline.errors import UserError
+
+Rows = NDArray[np.int64]
+Scores = NDArray[np.floating]
 
 
 @dataclass(frozen=True)
@@ -34,44 +33,41 @@ class BestAnswers:
     wrong, wrong_scores : (n,) the best wrong answer and its score; the score is -inf if the query has no wrong answer
     """
 
-    queries: NDArray[np.int64]
-    ranks: NDArray[np.int64]
-    right: NDArray[np.int64]
-    right_scores: NDArray[np.floating]
-    wrong: NDArray[np.int64]
-    wrong_scores: NDArray[np.floating]
+    queries: Rows
+    ranks: Rows
+    right: Rows
+    right_scores: Scores
+    wrong: Rows
+    wrong_scores: Scores
 
-    def with_ids(self, query_ids: NDArray[np.int64], answer_ids: NDArray[np.int64]) -> BestAnswers:
+    def with_ids(self, query_ids: Rows, answer_ids: Rows) -> BestAnswers:
         """Replace rows by ids; ``wrong`` keeps its row for a query without a wrong answer."""
         wrong = np.where(np.isneginf(self.wrong_scores), self.wrong, answer_ids[self.wrong])
         return replace(self, queries=query_ids[self.queries], right=answer_ids[self.right], wrong=wrong)
 
 
 def best_answers(i2t: ScoreBlocks, t2i: ScoreBlocks | None, ranks: Ranks) -> dict[str, BestAnswers]:
-    """Return the best answers in both directions, ``i2t`` and ``t2i``, in the order of the ``ranks`` of the same scores.
+    """Return the best answers in both directions, ``i2t`` and ``t2i``, with the ``ranks`` of the same scores.
 
-    ``i2t`` and ``t2i`` are as for :func:`vse.eval.ranking.ranks.ranks_from_blocks`. Each block is requested once, and at most
-    two copies of a block are held. For a caption, an image without captions is a wrong answer like any other.
+    ``i2t`` and ``t2i`` are as for :func:`vse.eval.ranking.ranks.ranks_from_blocks`; each block is requested once.
     """
     image_of_caption = i2t.image_of_caption
     for_images = _BestSoFar(i2t.n_images, image_of_caption.device)
     for_captions = _BestSoFar(len(image_of_caption), image_of_caption.device)
     for rows, own in row_blocks(i2t):
-        pairs = (image_of_caption[own] - rows.start, own)
         scores = i2t.score(rows, None)
-        for_images.update(slice(rows.start, rows.stop), scores, _pair_mask(scores, pairs), 0)
+        right = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
+        right[image_of_caption[own] - rows.start, own] = True
+        for_images.update(rows, scores, right, 0)
         if t2i is not None:
             scores = t2i.score(rows, None)
-        for_captions.update(slice(None), scores.T, _pair_mask(scores, pairs).T, rows.start)
+        for_captions.update(slice(None), scores.T, right.T, rows.start)
     images_with_captions, captions = torch.unique(image_of_caption).numpy(), np.arange(len(image_of_caption))
-    return {
-        "i2t": for_images.answers(images_with_captions, ranks.i2t),
-        "t2i": for_captions.answers(captions, ranks.t2i),
-    }
+    return {"i2t": for_images.answers(images_with_captions, ranks.i2t), "t2i": for_captions.answers(captions, ranks.t2i)}
 
 
 class _BestSoFar:
-    """The best right and wrong answers among the candidates that were scored so far."""
+    """The best right (first row) and wrong (second row) answers among the candidates that were scored so far."""
 
     def __init__(self, n_queries: int, device: torch.device) -> None:
         self._scores = torch.full((2, n_queries), -torch.inf, dtype=torch.float64, device=device)
@@ -79,7 +75,7 @@ class _BestSoFar:
         self._dtype = np.dtype(np.float32)
 
     def update(self, queries: slice, scores: Float[Tensor, "n m"], right: Tensor, first: int) -> None:
-        """Add the ``scores`` of some queries with the candidates from row ``first`` on; ``right`` masks the right ones."""
+        """Add ``scores`` of queries with m candidates from row ``first`` on; ``right`` is the mask of right answers."""
         self._dtype = np.dtype(str(scores.dtype).removeprefix("torch."))
         for k, others in enumerate((~right, right)):
             best, row = scores.masked_fill(others, -torch.inf).max(1)
@@ -88,27 +84,68 @@ class _BestSoFar:
             self._rows[k, queries] = torch.where(better, row + first, rows)
             self._scores[k, queries] = torch.where(better, best.double(), before)
 
-    def answers(self, queries: NDArray[np.int64], ranks: NDArray[np.int64]) -> BestAnswers:
-        """Return the best answers to the ``queries``, given by their rows."""
+    def answers(self, queries: Rows, ranks: Rows) -> BestAnswers:
         scores, rows = self._scores.cpu().numpy()[:, queries].astype(self._dtype), self._rows.cpu().numpy()[:, queries]
         return BestAnswers(queries, ranks, rows[0], scores[0], rows[1], scores[1])
 
 
-def _pair_mask(scores: Tensor, pairs: tuple[Tensor, Tensor]) -> Tensor:
-    mask = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
-    mask[pairs] = True
-    return mask
+def sentence_answers(captions: Float[Tensor, "n_captions dim"], image_of_caption: Int[Tensor, " n_captions"]) -> BestAnswers:
+    """Return the ranks and best answers of captions that query the other captions, as rows of ``captions``.
+
+    Right answers are the other captions of the same image (``image_of_caption`` has its row), and the only caption of an image
+    is not a query. Captions are compared by the cosine, also for models that compare images with captions in another way (Wang
+    et al., "Learning Two-Branch Neural Networks for Image-Text Matching Tasks", TPAMI 2018, section 5.5, Table 4). Raises
+    UserError if there is no query, or if a row is not finite.
+    """
+    check_finite("captions", captions)
+    queries = torch.nonzero(torch.bincount(image_of_caption)[image_of_caption] > 1)[:, 0]
+    if not len(queries):
+        raise UserError("the protocol sentence needs images with two captions or more: here every image has one")
+    # Sort captions by image, so that the right answers to a block of queries are neighbours.
+    order = torch.argsort(image_of_caption, stable=True)
+    units, images = unit_rows(captions[order]), image_of_caption[order]
+    blocks = blocks_from_embeddings(units, units, torch.arange(len(units)))
+    ranks, right_rows, wrong_rows = (torch.empty_like(image_of_caption) for _ in range(3))
+    right_scores, wrong_scores = torch.empty(len(units)), torch.empty(len(units))
+    for start in range(0, len(image_of_caption), blocks.rows):
+        rows = slice(start, min(start + blocks.rows, len(image_of_caption)))
+        scores = blocks.score(rows, None)
+        first = int(torch.searchsorted(images, images[start]))
+        last = int(torch.searchsorted(images, images[rows.stop - 1], right=True))
+        own = images[rows, None] == images[first:last]
+        near = scores[:, first:last]
+        right = near.masked_fill(~own, -torch.inf)
+        right.diagonal(start - first).fill_(-torch.inf)  # the queries themselves
+        best, place = right.max(1, keepdim=True)
+        queried = order[rows]
+        ranks[queried] = (scores >= best).sum(1) - (own & (near >= best)).sum(1)
+        right_scores[queried], right_rows[queried] = best[:, 0], order[first + place[:, 0]]
+        wrong = scores.clone()
+        wrong[:, first:last].masked_fill_(own, -torch.inf)
+        wrong_scores[queried], place = wrong.max(1)
+        wrong_rows[queried] = order[place]
+    found = (values[queries].numpy() for values in (ranks, right_rows, right_scores, wrong_rows, wrong_scores))
+    return BestAnswers(queries.numpy(), *found)
 
 
-_LARGEST = 1e38  # bound of absolute scores in single precision; it leaves room for larger numbers
+def unit_rows(rows: Float[Tensor, "n dim"]) -> Float[Tensor, "n dim"]:
+    """Divide each row by its length, in float32; a row of zeros does not change."""
+    largest = rows.float().abs().amax(1, keepdim=True)
+    # Divide by the largest value first: squares then do not overflow, and the length is at least 1 unless all values are 0.
+    scaled = rows.float() / largest.where(largest > 0, 1)
+    lengths: Tensor = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
+    return scaled / lengths.clamp_min(1)
+
+
+_LARGEST = 1e38  # bound of absolute scores in single precision, below the largest number
 
 
 class RankedList(NamedTuple):
     """The row of a query, and the rows (n,) and scores (n,) of its best candidates, best first."""
 
     query: int
-    rows: NDArray[np.int64]
-    scores: NDArray[np.floating]
+    rows: Rows
+    scores: Scores
 
 
 def rank_captions(blocks: ScoreBlocks, depth: int) -> Iterator[RankedList]:
@@ -131,11 +168,11 @@ def rank_images(blocks: ScoreBlocks, depth: int) -> Iterator[RankedList]:
             yield _ranked_list(int(caption), column, image_of_caption[caption, None], depth)
 
 
-def strictly_descending(scores: NDArray[np.floating]) -> NDArray[np.float32]:
+def strictly_descending(scores: Scores) -> NDArray[np.float32]:
     """Return descending scores as strictly descending ones in single precision.
 
-    Each score stays, or becomes the next smaller number after its predecessor. A program that sorts by these scores, in
-    single precision as trec_eval does or in double precision, finds no ties.
+    Each score is unchanged, or becomes the next smaller number after the score before it. A program that sorts by these scores
+    finds no ties.
     """
     bits = np.clip(scores, -_LARGEST, _LARGEST).astype(np.float32).view(np.int32).astype(np.int64)
     # Map the numbers of single precision, in their order, to consecutive integers; both zeros become 0.
@@ -147,7 +184,7 @@ def strictly_descending(scores: NDArray[np.floating]) -> NDArray[np.float32]:
     return strict
 
 
-def _ranked_list(query: int, scores: NDArray[np.floating], right: NDArray[np.int64], depth: int) -> RankedList:
+def _ranked_list(query: int, scores: Scores, right: Rows, depth: int) -> RankedList:
     """Return the best of all candidates; ``scores`` is (n_candidates,), and ``right`` has the rows of the right ones."""
     n = len(scores)
     rows = np.arange(n)

@@ -1,11 +1,11 @@
 """Bootstrap confidence intervals of metrics, and tests of the difference between two models.
 
-All functions resample images, and the captions of an image go with it, because the captions of one image are not independent
-queries. The candidates of a query stay those of the whole split; in folds, images are resampled within their fold.
+All functions resample images with their captions, because the captions of one image are not independent queries. The
+candidates of a query are always all candidates; in folds, images are resampled within their fold.
 
-Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13 (percentile intervals) and 15 (permutation
-tests); Smucker et al., "A Comparison of Statistical Significance Tests for Information Retrieval Evaluation", CIKM 2007
-(randomisation of paired systems).
+Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13 (percentile intervals) and 15 (permutation tests);
+Smucker et al., "A Comparison of Statistical Significance Tests for Information Retrieval Evaluation", CIKM 2007 (randomisation
+of paired systems).
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vse.eval.defaults import BOOTSTRAP_SAMPLES
-from vse.eval.ranking.metrics import Fold, average, fold_metrics, resample_metrics
+from vse.eval.ranking.metrics import Fold, Values, average, fold_metrics, resample_metrics
 
 LEVEL = 0.95
 ALPHA = 0.05  # a difference with a p-value below is called significant
@@ -30,8 +29,8 @@ Run = Sequence[Fold]  # the queries of one seed, fold by fold
 def intervals(runs: Sequence[Run], samples: int = BOOTSTRAP_SAMPLES, seed: int = 0) -> dict[str, Any]:
     """Return for each metric the percentile interval ``[low, high]`` that contains 95% of its means over ``runs``.
 
-    Each run has the queries of one seed, and all seeds use the same samples of images. The interval therefore estimates the
-    effect of other test images, while the standard deviation over seeds estimates the effect of other seeds.
+    Each run has the queries of one seed, and all seeds use the same samples of images: the interval estimates the effect of
+    other test images, the standard deviation over seeds the effect of other seeds.
     """
     runs, n_images = _renumber_images(runs)
     rng = np.random.default_rng(seed)
@@ -44,10 +43,10 @@ def differences(
 ) -> dict[str, Any]:
     """Return the difference of two models in each metric, and whether the choice of test images may explain it.
 
-    The metrics are means over the seeds of each model, which have the same queries; seeds are paired in their order.
-    For each metric the result is a dict: ``a``, ``b`` and ``difference`` (a - b); ``ci95``, the interval of the difference
-    by a paired bootstrap; ``p``, the two-sided p-value of a randomisation test. The test swaps the answers of both models to
-    an image and its captions with probability 1/2; p is how often the difference is then at least as large.
+    Metrics are means over the seeds of each model, which have the same queries and are paired in their order. For each metric
+    the result is a dict: ``a``, ``b`` and ``difference`` (a - b); ``ci95``, the interval of the difference by a paired
+    bootstrap; ``p``, the two-sided p-value of a randomisation test. The test swaps the answers of both models to an image and
+    its captions with probability 1/2; p is how often the difference is then at least as large.
     """
     both, n_images = _renumber_images([*first, *second])
     first, second = both[: len(first)], both[len(first) :]
@@ -66,7 +65,7 @@ def differences(
     return _map_leaves(_difference, *observed, _concatenate(resampled), _concatenate(swapped))
 
 
-def _difference(a: float, b: float, resampled: NDArray[np.float64], swapped: NDArray[np.float64]) -> dict[str, Any]:
+def _difference(a: float, b: float, resampled: Values, swapped: Values) -> dict[str, Any]:
     difference = a - b
     # A swap that only changes the order of a sum must count as equal. Metrics are in percent, and 1e-9 is no difference.
     as_large = np.abs(swapped) >= abs(difference) - 1e-9
@@ -80,13 +79,11 @@ def _difference(a: float, b: float, resampled: NDArray[np.float64], swapped: NDA
 
 
 def _batch_sizes(samples: int, n_images: int) -> list[int]:
-    """Split a number of samples into batches of at most ``_MAX_WEIGHTS`` weights."""
     size = max(1, _MAX_WEIGHTS // n_images)
     return [min(size, samples - start) for start in range(0, samples, size)]
 
 
-def _mean_over_seeds(runs: Sequence[Run], weights: NDArray[np.float64]) -> dict[str, Any]:
-    """Return every metric (n_samples,), averaged over seeds."""
+def _mean_over_seeds(runs: Sequence[Run], weights: Values) -> dict[str, Any]:
     return average([resample_metrics(run, weights) for run in runs])
 
 
@@ -94,8 +91,8 @@ def _concatenate(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return _map_leaves(lambda *values: np.concatenate(values), *batches)
 
 
-def _sample_weights(run: Run, n_images: int, samples: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Draw samples of the images that have queries, with replacement within each fold.
+def _sample_weights(run: Run, n_images: int, samples: int, rng: np.random.Generator) -> Values:
+    """Sample the images that have queries, with replacement within each fold.
 
     Returns how often each sample contains each image, (samples, n_images).
     """
@@ -117,7 +114,7 @@ def _renumber_images(runs: Sequence[Run]) -> tuple[list[Run], int]:
 
 
 def _merge_folds(first: Fold, second: Fold, n_images: int) -> Fold:
-    """Merge the queries of two models into one fold; the images of the second model are numbered after the first's."""
+    """Merge the queries of two models into one fold; the images of the second model are numbered after those of the first."""
     both = {}
     for direction, a in first.items():
         b = second[direction]
@@ -127,7 +124,7 @@ def _merge_folds(first: Fold, second: Fold, n_images: int) -> Fold:
     return both
 
 
-def _interval(values: NDArray[np.float64]) -> list[float]:
+def _interval(values: Values) -> list[float]:
     """Return the percentile interval; a sample without queries of this metric has NaN and is ignored."""
     outside = 100 * (1 - LEVEL) / 2
     low, high = np.percentile(values[~np.isnan(values)], [outside, 100 - outside])
@@ -135,7 +132,6 @@ def _interval(values: NDArray[np.float64]) -> list[float]:
 
 
 def _map_leaves(function: Callable[..., Any], tree: dict[str, Any], *others: dict[str, Any]) -> dict[str, Any]:
-    """Apply ``function`` to the corresponding leaves of nested dicts that have the same keys."""
     return {
         key: _map_leaves(function, value, *(other[key] for other in others))
         if isinstance(value, dict)

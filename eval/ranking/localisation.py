@@ -35,9 +35,9 @@ class PhraseRanks(NamedTuple):
     best_iou: Float[np.ndarray, " n_phrases"]
 
     def queries(self, images: NDArray[np.int64]) -> Queries:
-        """Return the metrics of each phrase, in percent; ``images`` (n_phrases,) has the image of each phrase.
+        """Return R@K, ``bound`` (100 if any candidate is right, else 0) and ``mean_iou`` of each phrase, in percent.
 
-        The metrics are R@K, ``bound`` (100 if any candidate is right, else 0) and ``mean_iou``.
+        ``images`` (n_phrases,) has the image of each phrase.
         """
         values = {f"r{k}": np.where(self.ranks < k, 100.0, 0.0) for k in RECALLS}
         return Queries(images, values | {"bound": np.where(self.ranks < MISSED, 100.0, 0.0), "mean_iou": 100 * self.best_iou})
@@ -73,17 +73,12 @@ def pairwise_iou(boxes: Float[np.ndarray, "n 4"], others: Float[np.ndarray, "n 4
     first, second = (values.astype(np.float64) for values in (boxes, others))
     width, height = (np.minimum(first[:, k + 2], second[:, k + 2]) - np.maximum(first[:, k], second[:, k]) for k in (0, 1))
     shared = np.where((width > 0) & (height > 0), width * height, 0.0)
-    union = _areas(first) + _areas(second) - shared
-    return np.divide(shared, union, out=np.zeros(len(shared)), where=shared > 0)
-
-
-def _areas(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
-    areas: NDArray[np.float64] = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
-    return areas
+    areas = [(sides[:, 2] - sides[:, 0]) * (sides[:, 3] - sides[:, 1]) for sides in (first, second)]
+    return np.divide(shared, areas[0] + areas[1] - shared, out=np.zeros(len(shared)), where=shared > 0)
 
 
 def _blocks(offsets: NDArray[np.int64]) -> Iterator[tuple[slice, slice]]:
-    """Yield the rows of some phrases and of their candidates: at most ``_MAX_CANDIDATES``, unless one phrase has more."""
+    """Yield the rows of some phrases and of their candidates: ``_MAX_CANDIDATES`` at most, unless one phrase has more."""
     start, n_phrases = 0, len(offsets) - 1
     while start < n_phrases:
         stop = max(start + 1, int(np.searchsorted(offsets, offsets[start] + _MAX_CANDIDATES, "right")) - 1)
@@ -110,7 +105,7 @@ def _rank_block(
 
 
 def _reduce(function: np.ufunc, values: NDArray[Any], offsets: NDArray[np.int64], empty: float) -> NDArray[Any]:
-    """Reduce ``values[offsets[k]:offsets[k + 1]]`` with ``function`` for each k; ``empty`` is the result of no values."""
+    """Reduce ``values[offsets[k]:offsets[k + 1]]`` with ``function`` for each k; without values the result is ``empty``."""
     reduced = np.full(len(offsets) - 1, empty, values.dtype)
     filled = offsets[1:] > offsets[:-1]
     if filled.any():

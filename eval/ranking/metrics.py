@@ -1,11 +1,8 @@
-"""Metrics of retrieval, over the whole split or over folds of 1,000 images.
+"""Metrics of retrieval, over the complete split or over folds of 1,000 images.
 
-:class:`Queries` holds the value of each metric for each query of one direction; a :class:`Fold` holds the queries of each
-direction. :func:`fold_metrics` reduces a fold to the metrics of a result file: R@K, Med r, mean r and rsum. If the positions
-of all right answers are known, there are also nDCG@10, MRR and mAP, as trec_eval defines them.
-
-:data:`DIRECTIONS` describes the directions of retrieval. :data:`POSITION_METRICS` is the registry of metrics of positions:
-a further one is a function of :class:`RightAnswers` and a line there.
+:class:`Queries` holds the value of each metric for each query of one direction, and :func:`fold_metrics` reduces them to the
+metrics of a result file. A further metric of positions is a function of :class:`RightAnswers` and a line in
+:data:`POSITION_METRICS`. nDCG@10, MRR and mAP are defined as in trec_eval.
 
 Järvelin and Kekäläinen, "Cumulated gain-based evaluation of IR techniques", TOIS 2002 (nDCG, here with gains 0 and 1);
 Manning, Raghavan and Schütze, "Introduction to Information Retrieval", 2008, chapter 8 (mAP).
@@ -25,17 +22,20 @@ from vse.eval.defaults import RECALLS
 from vse.eval.ranking.answers import BestAnswers
 from vse.eval.ranking.ranks import Ranks
 
+Rows = NDArray[np.int64]
+Values = NDArray[np.float64]
+
 
 @dataclass(frozen=True)
 class Direction:
-    """A direction of retrieval: what is a query, and what is ranked for it.
+    """A direction of retrieval: the kinds of its queries and candidates.
 
     Attributes
     ----------
     name : key of its metrics in files, e.g. ``i2t``
     title : its name in tables and reports, e.g. ``image to text``
-    query : what each query is: an ``image``, a ``caption`` or a ``phrase``
-    candidate : what each candidate is: an ``image``, a ``caption`` or a ``region``
+    query : kind of the queries: ``image``, ``caption`` or ``phrase``
+    candidate : kind of the candidates: ``image``, ``caption`` or ``region``
     """
 
     name: str
@@ -60,7 +60,7 @@ IMAGE_TEXT = (DIRECTIONS["i2t"], DIRECTIONS["t2i"])  # the directions whose reca
 
 @dataclass(frozen=True)
 class RightAnswers:
-    """All right answers to some queries: query after query, and each query's from the top of its ranked list.
+    """All right answers to some queries: query after query, and for each query from the top of its ranked list.
 
     Attributes
     ----------
@@ -71,15 +71,14 @@ class RightAnswers:
     first : (n_queries,) index of each query's first right answer
     """
 
-    query: NDArray[np.int64]
-    right_before: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    first: NDArray[np.int64]
+    query: Rows
+    right_before: Rows
+    positions: Rows
+    counts: Rows
+    first: Rows
 
     @classmethod
-    def from_wrong_before(cls, query_of: NDArray[np.int64], wrong_before: NDArray[np.int64]) -> RightAnswers:
-        """Build from the number of wrong candidates before each right answer; see :func:`position_metrics`."""
+    def from_wrong_before(cls, query_of: Rows, wrong_before: Rows) -> RightAnswers:
         order = np.lexsort((wrong_before, query_of))
         query, wrong = query_of[order], wrong_before[order]
         counts = np.bincount(query)
@@ -93,21 +92,21 @@ _DISCOUNTS = 1 / np.log2(np.arange(_NDCG_DEPTH) + 2)
 _IDEAL_GAINS = np.cumsum(_DISCOUNTS)  # discounted gains of 1, 2, ... right answers at the top of the list
 
 
-def ndcg(answers: RightAnswers) -> NDArray[np.float64]:
+def ndcg(answers: RightAnswers) -> Values:
     """Return nDCG@10: the sum of 1 / log2(2 + position) over right positions below 10, divided by its largest value."""
     counted = answers.positions < _NDCG_DEPTH
     gains = np.where(counted, _DISCOUNTS[np.minimum(answers.positions, _NDCG_DEPTH - 1)], 0)
-    values: NDArray[np.float64] = np.bincount(answers.query, gains) / _IDEAL_GAINS[np.minimum(answers.counts, _NDCG_DEPTH) - 1]
+    values: Values = np.bincount(answers.query, gains) / _IDEAL_GAINS[np.minimum(answers.counts, _NDCG_DEPTH) - 1]
     return values
 
 
-def reciprocal_rank(answers: RightAnswers) -> NDArray[np.float64]:
-    """Return 1 / (1 + p) for the 0-based position p of the first right answer; its mean is MRR."""
+def reciprocal_rank(answers: RightAnswers) -> Values:
+    """Return 1 / (1 + p) for the 0-based position p of the first right answer. Its mean is MRR."""
     return 1 / (1 + answers.positions[answers.first])
 
 
-def average_precision(answers: RightAnswers) -> NDArray[np.float64]:
-    """Return the mean, over all right answers, of the precision of the list down to each of them; its mean is mAP."""
+def average_precision(answers: RightAnswers) -> Values:
+    """Return the mean, over all right answers, of the precision of the list down to each of them. Its mean is mAP."""
     precision = (1 + answers.right_before) / (1 + answers.positions)
     return np.bincount(answers.query, precision) / answers.counts
 
@@ -124,7 +123,7 @@ class PositionMetric(NamedTuple):
 
     name: str
     title: str
-    values: Callable[[RightAnswers], NDArray[np.float64]]
+    values: Callable[[RightAnswers], Values]
 
 
 POSITION_METRICS = {
@@ -150,11 +149,11 @@ METRIC_TITLES = {
 
 
 def metric_title(metric: str) -> str:
-    """Return a metric's name for people, e.g. ``R@50`` for ``r50``; a metric without a title is returned unchanged."""
+    """Return the title of a metric, e.g. ``R@50`` for ``r50``; a metric without a title is returned unchanged."""
     return METRIC_TITLES.get(metric) or (f"R@{metric[1:]}" if metric[:1] == "r" and metric[1:].isdecimal() else metric)
 
 
-def position_metrics(query_of: NDArray[np.int64], wrong_before: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
+def position_metrics(query_of: Rows, wrong_before: Rows) -> dict[str, Values]:
     """Return each metric of :data:`POSITION_METRICS` for each query, (n_queries,) in percent.
 
     Parameters
@@ -178,18 +177,14 @@ class Queries:
     answers : the best right and wrong answer to each query, by their ids, if they were requested
     """
 
-    images: NDArray[np.int64]
-    values: Mapping[str, NDArray[np.float64]]
-    ranks: NDArray[np.int64] | None = None
+    images: Rows
+    values: Mapping[str, Values]
+    ranks: Rows | None = None
     answers: BestAnswers | None = None
 
     @classmethod
     def from_ranks(
-        cls,
-        ranks: NDArray[np.int64],
-        images: NDArray[np.int64],
-        ks: Iterable[int] = RECALLS,
-        more_values: Mapping[str, NDArray[np.float64]] = MappingProxyType({}),
+        cls, ranks: Rows, images: Rows, ks: Iterable[int] = RECALLS, more_values: Mapping[str, Values] = MappingProxyType({})
     ) -> Queries:
         """Build queries with R@K, mean r and Med r of their 0-based ranks (n,), and with ``more_values`` (n,) of metrics."""
         values = {f"r{k}": np.where(ranks < k, 100.0, 0.0) for k in ks}
@@ -205,15 +200,15 @@ class Queries:
 Fold = Mapping[str, Queries]
 
 
-def build_fold(ranks: Ranks, image_of_caption: NDArray[np.int64], ks: Iterable[int] = RECALLS) -> Fold:
+def build_fold(ranks: Ranks, image_of_caption: Rows, ks: Iterable[int] = RECALLS) -> Fold:
     """Build the queries in both directions among some images and all their captions.
 
-    ``image_of_caption`` (n_captions,) has the row of each caption's image. If the ranks of all own captions are known
-    (:attr:`vse.eval.ranking.ranks.Ranks.own`), the metrics of :data:`POSITION_METRICS` are included.
+    ``image_of_caption`` (n_captions,) has the row of each caption's image. :data:`POSITION_METRICS` are included if
+    :attr:`vse.eval.ranking.ranks.Ranks.own` is known.
     """
     images, query_of_caption = np.unique(image_of_caption, return_inverse=True)
     query_images = {"i2t": images, "t2i": image_of_caption}
-    more_values: dict[str, dict[str, NDArray[np.float64]]] = {"i2t": {}, "t2i": {}}
+    more_values: dict[str, dict[str, Values]] = {"i2t": {}, "t2i": {}}
     if ranks.own is not None:
         more_values["i2t"] = position_metrics(query_of_caption, ranks.own)
         more_values["t2i"] = position_metrics(np.arange(len(ranks.t2i)), ranks.t2i)
@@ -229,7 +224,7 @@ def fold_metrics(fold: Fold) -> dict[str, Any]:
     return {**directions, **_recall_sums(directions)}
 
 
-def direction_metrics(ranks: NDArray[np.int64]) -> dict[str, float]:
+def direction_metrics(ranks: Rows) -> dict[str, float]:
     """Return the metrics of one direction from 0-based ranks.
 
     ``r1``, ``r5``, ``r10`` = 100 x the share of queries whose rank is below K; ``medr`` = floor(median) + 1;
@@ -239,7 +234,7 @@ def direction_metrics(ranks: NDArray[np.int64]) -> dict[str, float]:
 
 
 def metrics(ranks: Ranks) -> dict[str, Any]:
-    """Return the metrics of both directions, ``rsum`` (the sum of the six recalls) and ``mean_recall`` (a sixth of it)."""
+    """Return the metrics of both directions, ``rsum`` (the sum of the six recalls) and ``mean_recall`` (a sixth of rsum)."""
     directions: dict[str, Any] = {name: direction_metrics(values) for name, values in ranks.by_direction.items()}
     return {**directions, **_recall_sums(directions)}
 
@@ -253,10 +248,10 @@ def average(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def resample_metrics(folds: Sequence[Fold], weights: NDArray[np.float64]) -> dict[str, Any]:
+def resample_metrics(folds: Sequence[Fold], weights: Values) -> dict[str, Any]:
     """Return every metric of :func:`fold_metrics`, averaged over folds, for each sample of the images.
 
-    ``weights`` (n_samples, n_images) has integers: how often a sample contains each image. A metric is (n_samples,); it is
+    ``weights`` (n_samples, n_images) is the number of times that a sample contains each image. A metric is (n_samples,), and
     NaN for a sample without any query.
     """
     results = []
@@ -280,9 +275,7 @@ def _means(queries: Queries) -> dict[str, float]:
     return _insert_median(means, float(np.floor(np.median(queries.ranks)) + 1))
 
 
-def _weighted_means(
-    queries: Queries, images: NDArray[np.int64], weights: NDArray[np.float64]
-) -> dict[str, NDArray[np.float64]]:
+def _weighted_means(queries: Queries, images: Rows, weights: Values) -> dict[str, Values]:
     """Return means and median of queries that count as often as their ``images``; ``weights`` is (n_images, n_samples)."""
     n_images = len(weights)
     counts = np.bincount(images, minlength=n_images)
@@ -295,10 +288,7 @@ def _weighted_means(
     return _insert_median(means, _weighted_median_rank(queries.ranks, images, weights))
 
 
-def _weighted_median_rank(
-    ranks: NDArray[np.int64], images: NDArray[np.int64], weights: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Return floor(median) + 1 of ranks that count as often as their images."""
+def _weighted_median_rank(ranks: Rows, images: Rows, weights: Values) -> Values:
     from scipy.sparse import csr_array
 
     values, value_of_query = np.unique(ranks, return_inverse=True)

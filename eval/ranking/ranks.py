@@ -1,10 +1,7 @@
-"""Exact ranks of the right answers, from a stream of score blocks.
+"""Exact ranks of the right answers, from scores that are computed or read block by block.
 
 A rank is 0-based: the number of wrong candidates that score at least as high as the best right one. Ties therefore count
 against the model, and a model that gives every pair the same score gets the worst ranks.
-
-:class:`ScoreBlocks` computes or reads scores a block of images at a time, from embeddings or from a score matrix.
-:func:`ranks_from_blocks` counts ranks in both directions without holding the complete matrix.
 """
 
 from __future__ import annotations
@@ -12,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -20,10 +17,73 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vse.eval.ranking.scores import similarity_by_name
-from vse.pipeline.errors import UserError
+from vse.pipeline.errors import UserError, did_you_mean
 
 _LARGEST_COUNT = 255  # largest number in a byte
+ROWS = 512  # rows of a score matrix that are ranked at once, if they have no more scores than this:
+_MAX_SCORES = 2**24
+_MAX_COLUMN_SCORES = 2**23  # scores of all images with some captions that are held at once
+_MIN_CAPTIONS = 2048  # captions that are scored at once where tiles are smaller
+_CHECK_ROWS = 4096  # rows whose values are checked at once
+# Differences that are held at once, 1 MB. More of them do not fit into the cache of a core and take 1.5 times as long; fewer
+# of them are not enough work for n_rows cores.
+_DIFFERENCES = 2**18
+
+# score(rows, columns): scores of some images with all captions (None), a slice of them, or the captions of some indices.
+ScoreBlock = Callable[[slice, slice | Tensor | None], Tensor]
+
+
+class RankingSimilarity(NamedTuple):
+    """A similarity, and the size of the tiles in which all pairs are scored fastest.
+
+    The function ``score(images, captions, out)`` writes the scores of ``images`` (n_images, dim) with ``captions``
+    (n_captions, dim) into ``out`` (n_images, n_captions).
+    """
+
+    score: Callable[[Tensor, Tensor, Tensor], None]
+    tile_images: int
+    tile_captions: int
+
+
+def cosine_scores(
+    images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"], out: Float[Tensor, "n_images n_captions"]
+) -> None:
+    """Write the inner products of all pairs into ``out``; for unit vectors these are the cosines. No gradient is recorded."""
+    torch.mm(images, captions.T, out=out)
+
+
+def order_scores(
+    images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"], out: Float[Tensor, "n_images n_captions"]
+) -> None:
+    """Write the order scores of all pairs into ``out``: the negative squared amount by which a caption exceeds an image.
+
+    s(i, c) = -||max(0, c - i)||^2 (Vendrov et al. 2016; VSE++ paper, section 3.5). The computation needs one megabyte besides
+    ``out``. It sums the differences themselves: the expansion |c|^2 - 2ci + |i|^2 would lose small differences. No gradient is
+    recorded.
+    """
+    n_rows = max(1, _DIFFERENCES // max(1, captions.numel()))
+    buffer = captions.new_empty(min(n_rows, len(images)), *captions.shape)
+    for start in range(0, len(images), n_rows):
+        rows = images[start : start + n_rows, None]
+        larger = torch.maximum(captions, rows, out=buffer[: len(rows)])
+        # max(0, c - i) = max(c, i) - i; torch subtracts and squares in one step, but only with this operator.
+        torch.ops.aten.mse_loss.out(larger, rows, 0, out=larger)
+        torch.sum(larger, 2, out=out[start : start + n_rows])
+    out.neg_()
+
+
+# Ranking first scores all images of a tile with all captions of these images; if a pair is expensive, tiles have few images.
+SIMILARITIES = {
+    "cosine": RankingSimilarity(cosine_scores, tile_images=512, tile_captions=2560),
+    "order": RankingSimilarity(order_scores, tile_images=64, tile_captions=32),
+}
+
+
+def similarity_by_name(name: str) -> RankingSimilarity:
+    """Return the similarity of that name. Raises UserError if it is unknown."""
+    if name not in SIMILARITIES:
+        raise UserError(f"unknown similarity {name!r}{did_you_mean(name, SIMILARITIES)}")
+    return SIMILARITIES[name]
 
 
 def row_counts(mask: Bool[Tensor, "n_rows n_columns"]) -> Int[Tensor, " n_rows"]:
@@ -48,19 +108,9 @@ def column_counts(mask: Bool[Tensor, "n_rows n_columns"]) -> Int[Tensor, " n_col
     return counts
 
 
-ROWS = 512  # rows of a score matrix that are ranked at once, if they have no more scores than this:
-_MAX_SCORES = 2**24
-_MAX_COLUMN_SCORES = 2**23  # scores of all images with some captions that are held at once
-_MIN_CAPTIONS = 2048  # captions that are scored at once where tiles are smaller
-_CHECK_ROWS = 4096  # rows whose values are checked at once
-
-# score(rows, columns): scores of some images with all captions (None), a slice of them, or the captions of some indices.
-ScoreBlock = Callable[[slice, slice | Tensor | None], Tensor]
-
-
 @runtime_checkable
 class ScoreMatrix(Protocol):
-    """Scores (n_images, n_captions) of which some rows are read at a time: an array, a memory map or a tensor."""
+    """Scores (n_images, n_captions) that are read some rows at a time: an array, a memory map or a tensor."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -89,7 +139,6 @@ class Ranks:
 
     @property
     def by_direction(self) -> dict[str, NDArray[np.int64]]:
-        """The ranks by the names of their directions."""
         return {"i2t": self.i2t, "t2i": self.t2i}
 
 
@@ -108,7 +157,7 @@ class ScoreBlocks:
         captions if ``columns`` is None, else (n_rows, n_columns) with the captions of a slice or of the given indices. A
         block may be overwritten by the next one: the caller finishes with a block before it requests the next, and never
         writes into it.
-    columns : number of captions that are best requested at once; None for all
+    columns : number of captions that are requested at once; None for all
     """
 
     n_images: int
@@ -126,23 +175,28 @@ class ScoreBlocks:
         if len(outside):
             raise UserError(f"a caption belongs to image row {int(outside[0])}, but there are {self.n_images} images")
 
+    @property
+    def row_slices(self) -> list[slice]:
+        """The image rows of each block."""
+        return slices(self.n_images, self.rows)
+
 
 def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None, own_ranks: bool = False) -> Ranks:
     """Return ranks in both directions from scores that are computed or read block by block.
 
-    ``i2t`` has the scores by which images rank captions. ``t2i`` has those by which captions rank images, also (n_images,
-    n_captions) and in blocks of the same shape; it is None if both directions share scores. Each block is requested first
-    from ``i2t``, then from ``t2i``, so that a model that computes both at once can keep the second half for ``t2i``.
+    Every pair is requested twice: first the right pairs alone (for a block of rows, ``columns`` has the captions of these
+    images, or is empty), then all captions in blocks of columns. The score of a pair must be bit for bit the same both times,
+    and equal images or captions must have equal scores in every request. Otherwise ties are missed, and a collapsed model gets
+    credit. Most kernels guarantee this only for inputs of one shape; a model should therefore score tiles of a fixed size and
+    pad the last one. Raises UserError if scores are not finite; the message names the image row.
 
-    Every pair is requested twice. The first request is for the right pairs alone: for a block of rows, ``columns`` has the
-    captions of these images, or is empty. The second request is for all captions, in blocks of columns. The score of a pair
-    must be the same both times, bit for bit, and equal images or captions must have equal scores, whatever
-    else is in the request. Otherwise ties are missed, and a collapsed model gets credit. Most kernels guarantee this only for
-    inputs of one shape; a model should therefore score tiles of a fixed size and pad the last one.
-
-    With ``own_ranks`` the ranks of all captions of an image are counted, not only that of the best one.
-
-    Raises UserError if scores are not finite, and names the image row.
+    Parameters
+    ----------
+    i2t : the scores by which images rank captions
+    t2i : the scores by which captions rank images, also (n_images, n_captions) and in blocks of the same shape; None if both
+        directions share scores. Each block is requested first from ``i2t``, then from ``t2i``: a model that computes both at
+        once can keep the second half
+    own_ranks : count the ranks of all captions of an image, not only the rank of the best one
     """
     other = i2t if t2i is None else t2i
     image_of_caption = i2t.image_of_caption
@@ -155,7 +209,7 @@ def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None, own_rank
     ranks_t2i, ranks_own = torch.zeros_like(image_of_caption), torch.zeros_like(image_of_caption)
     for rows, own in blocks:
         image_queries = _ImageQueries(rows, own, image_of_caption[own] - rows.start, positives_i2t[own], own_ranks)
-        for columns in _slices(n_captions, i2t.columns or n_captions):
+        for columns in slices(n_captions, i2t.columns or n_captions):
             inside = own[(own >= columns.start) & (own < columns.stop)]
             pairs = (image_of_caption[inside] - rows.start, inside - columns.start)
             scores = _finite_block(i2t, rows, columns)
@@ -177,21 +231,8 @@ def ranks_from_embeddings(
     image_of_caption: Int[Tensor, " n_captions"],
     similarity: str = "cosine",
 ) -> Ranks:
-    """Return ranks under a similarity of :data:`vse.eval.ranking.scores.SIMILARITIES`.
-
-    Parameters
-    ----------
-    images : image embeddings
-    captions : caption embeddings
-    image_of_caption : for each caption the row of its image
-    similarity : ``cosine`` (inner products) or ``order`` (see :func:`vse.eval.ranking.scores.order_scores`)
-    """
+    """Return ranks of embeddings under a similarity of :data:`SIMILARITIES`; a caption's image is given by its row."""
     return ranks_from_blocks(blocks_from_embeddings(images, captions, image_of_caption, similarity))
-
-
-def ranks_from_scores(scores: ScoreMatrix, image_of_caption: Int[Tensor, " n_captions"]) -> Ranks:
-    """Return ranks from a complete score matrix (n_images, n_captions)."""
-    return ranks_from_blocks(blocks_from_scores(scores, image_of_caption))
 
 
 def blocks_from_embeddings(
@@ -202,8 +243,7 @@ def blocks_from_embeddings(
 ) -> ScoreBlocks:
     """Return the scores of embeddings as blocks of ``tile_images`` images; each block is overwritten by the next.
 
-    Besides the embeddings, which may be memory maps of files larger than memory, only one block is held. The parameters are
-    those of :func:`ranks_from_embeddings`. Raises UserError if a row is not finite.
+    The embeddings may be memory maps of files larger than memory. Raises UserError if a row is not finite.
     """
     score, tile_images, tile_captions = similarity_by_name(similarity)
     if images.shape[1] != captions.shape[1]:
@@ -245,13 +285,10 @@ def blocks_from_scores(scores: ScoreMatrix, image_of_caption: Int[Tensor, " n_ca
 
 def row_blocks(blocks: ScoreBlocks) -> list[tuple[slice, Int[Tensor, " _"]]]:
     """Return the image rows of each block, and the indices of the captions of these images."""
-    n_images, image_of_caption, size = blocks.n_images, blocks.image_of_caption, blocks.rows
+    image_of_caption, size = blocks.image_of_caption, blocks.rows
     order = torch.argsort(image_of_caption, stable=True)
-    starts = torch.searchsorted(image_of_caption[order], torch.arange(0, n_images + size, size, device=order.device))
-    return [
-        (slice(start, min(start + size, n_images)), order[starts[k] : starts[k + 1]])
-        for k, start in enumerate(range(0, n_images, size))
-    ]
+    starts = torch.searchsorted(image_of_caption[order], torch.arange(0, blocks.n_images + size, size, device=order.device))
+    return [(rows, order[starts[k] : starts[k + 1]]) for k, rows in enumerate(blocks.row_slices)]
 
 
 def caption_scores(
@@ -259,11 +296,10 @@ def caption_scores(
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.floating]]]:
     """Yield parts of ``captions`` (n,), as indices into it, with the scores of all images with this part, (n_images, n)."""
     size = max(1, _MAX_COLUMN_SCORES // blocks.n_images)
-    slices = [slice(first, min(first + blocks.rows, blocks.n_images)) for first in range(0, blocks.n_images, blocks.rows)]
-    for start in range(0, len(captions), size):
-        part = np.arange(start, min(start + size, len(captions)))
-        columns = torch.from_numpy(captions[part])
-        yield part, np.concatenate([blocks.score(rows, columns).cpu().numpy().copy() for rows in slices])
+    for span in slices(len(captions), size):
+        columns = torch.from_numpy(captions[span])
+        scores = [blocks.score(rows, columns).cpu().numpy().copy() for rows in blocks.row_slices]
+        yield np.arange(span.start, span.stop), np.concatenate(scores)
 
 
 def shared_tensor(array: NDArray[Any]) -> Tensor:
@@ -273,21 +309,21 @@ def shared_tensor(array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array)
 
 
-def check_finite(name: str, rows: Float[Tensor, "n dim"]) -> None:
-    """Raise UserError if a row has NaN or an infinity; the message names the first such row."""
+def check_finite(name: str, rows: Float[Tensor, "n dim"], first: int = 0) -> None:
+    """Raise UserError if a row has NaN or an infinity; the message names this row, counted from ``first``."""
     # A check of the scores is not enough: an image of infinities has order scores of 0 with all captions.
     for start in range(0, len(rows), _CHECK_ROWS):
         part = rows[start : start + _CHECK_ROWS]
         # The sum of finite values may overflow. Only then are single values checked.
         if not torch.isfinite(part.sum()) and not (finite := torch.isfinite(part).all(1)).all():
-            raise UserError(f"{name} row {start + int(torch.nonzero(~finite)[0])} is not finite (NaN or infinite)")
+            raise UserError(f"{name} row {first + start + int(torch.nonzero(~finite)[0])} is not finite (NaN or infinite)")
 
 
 class _ImageQueries:
-    """The images of a block of rows as queries: counts the captions of other images that score as high as their own.
+    """Counts, for the images of a block, the captions of other images that score as high as their own captions.
 
-    An image has one place, for the best of its captions; with ``own_ranks`` it has a place for each of its captions. ``ranks``
-    is (n_rows, n_places), and :attr:`place_of_own` has the place of each own caption.
+    ``ranks`` (n_rows, n_places) has one rank for each image, or with ``own_ranks`` one for each of its captions.
+    ``place_of_own`` has the column of each own caption.
     """
 
     def __init__(self, rows: slice, own: Tensor, row_of_own: Tensor, positives: Tensor, own_ranks: bool) -> None:
@@ -305,7 +341,7 @@ class _ImageQueries:
         self.ranks[torch.isneginf(self._goals)] = torch.iinfo(torch.int64).max // 2
 
     def count(self, scores: Float[Tensor, "n_rows n_columns"], own: tuple[Tensor, Tensor]) -> None:
-        """Add the counts among some captions; ``own`` has the row and column of each pair of an image and its own caption."""
+        """Add the counts among some captions; ``own`` has row and column of each score of an image with its own caption."""
         own_scores = scores[own]
         for place in range(self._goals.shape[1]):
             goals = self._goals[:, place]
@@ -331,7 +367,7 @@ def _positive_scores(
 
 
 def _finite_block(blocks: ScoreBlocks, rows: slice, columns: slice) -> Float[Tensor, "n_rows n_columns"]:
-    """Return the scores of some images with some captions; raises UserError if one is not finite."""
+    """Return the scores of some images with some captions. Raises UserError if a score is not finite."""
     n_captions = len(blocks.image_of_caption)
     scores = blocks.score(rows, None if columns == slice(0, n_captions) else columns)
     if scores.shape != (expected := (rows.stop - rows.start, columns.stop - columns.start)):
@@ -343,11 +379,11 @@ def _finite_block(blocks: ScoreBlocks, rows: slice, columns: slice) -> Float[Ten
     return scores
 
 
-def _slices(n: int, size: int) -> list[slice]:
+def slices(n: int, size: int) -> list[slice]:
+    """Return slices of at most ``size`` rows that cover ``n`` rows."""
     return [slice(start, min(start + size, n)) for start in range(0, n, size)]
 
 
 def _pad_rows(rows: Tensor, multiple: int) -> Tensor:
-    """Append zero rows up to a multiple of a number of rows."""
     missing = -len(rows) % multiple
     return torch.cat([rows, rows.new_zeros(missing, rows.shape[1])]) if missing else rows

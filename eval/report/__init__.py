@@ -1,4 +1,1 @@
-"""HTML reports: of a result, of two results side by side, of what a search returned.
-
-May import ranking, files, search and protocols.
-"""
+"""HTML reports of results and of searches. Imports ranking, files, search and protocols."""

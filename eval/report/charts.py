@@ -1,8 +1,6 @@
 """Charts of a report as inline SVG, and the metrics of a random order that they mark as chance.
 
-The charts are bars of recalls, training curves and histograms of ranks. All their texts are constants of this program. Names
-that a user chose, such as an experiment, are in the HTML around a chart, where they are escaped; in a chart a result has only
-a colour.
+They contain no names that a user chose; those are in the HTML around a chart, where they are escaped.
 """
 
 from __future__ import annotations
@@ -71,7 +69,7 @@ _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
 class Bars(NamedTuple):
-    """A series of bars: ``values`` (n,), and the lower and upper ends (n,) of their whiskers, NaN for none."""
+    """A series of bars: ``values`` (n,), and the lower and upper ends (n,) of their whiskers, NaN without a whisker."""
 
     values: Sequence[float]
     lows: Sequence[float]
@@ -93,7 +91,7 @@ def draw_recall_bars(
     """Draw bars in percent, with the bars of all series next to each other.
 
     ``groups`` has the title of each group of bars and the names of its bars. ``chance`` has the height of each bar for a
-    random order; dotted lines mark it. ``label`` describes the chart for screen readers.
+    random order, drawn as dotted lines. ``label`` describes the chart for screen readers.
     """
     centers, middles, end = _bar_positions([len(names) for _, names in groups])
     width = 0.8 / len(series)
@@ -130,8 +128,8 @@ def draw_training_curves(
 ) -> Markup:
     """Draw a line per seed, with a ring at the epoch whose weights were kept.
 
-    ``log`` makes the x axis logarithmic. ``warm_ups`` has pairs of the index of a result and the last epoch of its warm-up;
-    dashed lines mark these epochs. A dotted line marks ``chance``.
+    ``log`` selects a logarithmic x axis. ``warm_ups`` has pairs of the index of a result and the last epoch of its warm-up,
+    drawn as dashed lines. ``chance`` is drawn as a dotted line.
     """
 
     def draw(axes: Axes) -> None:
@@ -217,7 +215,7 @@ def _write_above(axes: Axes, x: NDArray[Any], y: NDArray[Any], values: NDArray[A
 
 
 def _render(label: str, draw: Callable[[Axes], None], left: float, bottom: float) -> Markup:
-    """Return the chart that ``draw`` draws, always with the same bytes; margins are shares of its size."""
+    """Return the chart that ``draw`` draws; margins are shares of its size. The same chart has the same bytes."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # ignore the user's matplotlibrc
         matplotlib.rcParams.update({**_SETTINGS, "svg.hashsalt": label})
@@ -231,15 +229,11 @@ def _render(label: str, draw: Callable[[Axes], None], left: float, bottom: float
 
 
 def _inline_svg(svg: str, label: str) -> Markup:
-    """Return the SVG of matplotlib for use inside HTML: with a label, without prolog and without ids that are not used."""
+    """Return the SVG of matplotlib for use inside HTML: with a label, without prolog and without unused ids."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
     used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', svg))
-    svg = re.sub(r"#[0-9a-f]{6}\b", lambda match: _themed_colour(match[0]), svg)
+    for colour, variable in _VARIABLES.items():  # the style of the report may replace these colours
+        svg = svg.replace(colour, f"var(--{variable}, {colour})")
     svg = re.sub(r' id="([^"]*)"', lambda attribute: attribute[0] if attribute[1] in used else "", svg)
     return Markup(svg.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1))
-
-
-def _themed_colour(colour: str) -> str:
-    """Return a colour as a CSS variable with a default, if the report's style may replace it."""
-    return f"var(--{_VARIABLES[colour]}, {colour})" if colour in _VARIABLES else colour

@@ -1,9 +1,4 @@
-"""Drawings over a photo: regions shaded by the attention of words, and the boxes of phrases.
-
-:class:`ResultAttention` reads the attention of a result's model from its run. :func:`draw_attention` turns attention into a
-:class:`Drawing` of words and shaded regions. :class:`PhrasePhoto` is a photo with the boxes that a model and the annotators
-give to phrases, each phrase in its own colour. The templates ``drawing.html`` and ``phrase_boxes.html`` render them.
-"""
+"""Drawings over a photo: regions shaded by the attention of words, and the boxes of phrases."""
 
 from __future__ import annotations
 
@@ -32,12 +27,9 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class AttendingRun:
-    """A run whose model attends.
+    """A run whose model attends. ``inputs`` are the files and folders that ``read_attention`` reads.
 
-    Attributes
-    ----------
-    read_attention : function that returns the attention of some pairs, with None for a pair that cannot be drawn
-    inputs : the files and folders that the function reads
+    ``read_attention`` returns the attention of some pairs, with None for a pair that cannot be drawn.
     """
 
     read_attention: Callable[[Sequence[Pair]], Sequence[Attention | None]]
@@ -52,9 +44,9 @@ It returns None if the model does not attend. It raises UserError if the attenti
 
 
 class ResultAttention:
-    """The attention of the model of one result; without any pairs if the model does not attend or its run is missing.
+    """The attention of the model of one result; empty if the model does not attend or its run is missing.
 
-    The reason why attention is not displayed is appended to ``missing``. It names no folders, since reports are passed on.
+    The reason why attention is missing is appended to ``missing``. It names no folders, since reports are passed on.
     """
 
     def __init__(
@@ -77,11 +69,10 @@ class ResultAttention:
 
     @property
     def inputs(self) -> Sequence[Path]:
-        """The files and folders that the attention is read from."""
         return self._run.inputs if self._run else ()
 
     def for_pairs(self, scores: Mapping[Pair, float]) -> dict[Pair, Attention]:
-        """Return the attention of the pairs in ``scores``; none if the run now gives other scores."""
+        """Return the attention of the pairs in ``scores``; empty if the run now gives other scores."""
         if self._run is None or not scores:
             return {}
         results = zip(scores, self._run.read_attention(list(scores)), strict=True)
@@ -128,7 +119,7 @@ class DrawnWord:
 
     @property
     def quiet(self) -> bool:
-        """Whether the text is a marker, such as the end of a caption, and not a known word."""
+        """True for a marker, such as the end of a caption, and for an unknown word."""
         return self.text.startswith("<")
 
 
@@ -136,12 +127,8 @@ class DrawnWord:
 class Drawing:
     """The attention between a photo and one or more captions.
 
-    Attributes
-    ----------
-    name : an identifier that is unique in the report
-    size : width and height of the photo in pixels
-    regions : x, y, width and height of each region, in pixels of the photo
-    captions : the words of each caption
+    ``name`` is an identifier that is unique in the report. ``size`` is width and height of the photo in pixels. ``regions``
+    are x, y, width and height in pixels of the photo. ``captions`` has the words of each caption.
     """
 
     name: str
@@ -151,11 +138,10 @@ class Drawing:
 
     @property
     def words(self) -> Sequence[DrawnWord]:
-        """The words of all captions."""
         return [word for words in self.captions for word in words]
 
     def text_height(self, text: str, lines: int) -> float:
-        """Return a font size, in pixels of the photo: ``lines`` fit its height, and ``text`` and a number its width."""
+        """Return a font size in pixels of the photo: ``lines`` fit its height, and ``text`` and a number its width."""
         return round(min(max(self.size) / lines, 1.5 * self.size[0] / (len(text) + 5)), 1)
 
 
@@ -174,8 +160,7 @@ def draw_attention(name: str, attentions: Sequence[Attention], first: int = 0) -
 def _draw_words(attention: Attention, first: int) -> list[DrawnWord]:
     """Return the words of a caption, numbered from ``first``, with opacities proportional to the weights.
 
-    If words attend, the highest weight of each word is the darkest; if regions attend, the highest weight of the pair is,
-    since a word may have hardly any attention.
+    If words attend, the highest weight of each word is the darkest; if regions attend, the highest weight of the pair.
     """
     weights = attention.weights
     highest = weights.max(0) if attention.side == "t2i" else np.full(weights.shape[1], weights.max())
@@ -195,14 +180,9 @@ _Rectangle = tuple[float, float, float, float]
 
 
 class PhraseBox(NamedTuple):
-    """A box to draw on a photo.
+    """A box to draw on a photo: ``rectangle`` is x, y, width and height in pixels of the photo.
 
-    Attributes
-    ----------
-    rectangle : x, y, width and height in pixels of the photo
-    number : the number of the phrase in its caption, from 1
-    colour : the colour of the phrase
-    truth : whether annotators drew the box; it then has a dashed line
+    ``number`` is the number of the phrase in its caption, from 1. ``truth`` marks a box by annotators; it has a dashed line.
     """
 
     rectangle: _Rectangle
@@ -212,16 +192,10 @@ class PhraseBox(NamedTuple):
 
 
 class PhrasePhoto(NamedTuple):
-    """A photo with the boxes of phrases.
+    """A photo with the boxes of phrases. ``name`` is an identifier that is unique in the report; ``size`` is in pixels.
 
-    Attributes
-    ----------
-    name : an identifier of the drawing that is unique in the report
-    source : the ``src`` of the photo; None if it cannot be read, and the boxes are then drawn on an empty area
-    file : the name of its file
-    size : width and height in pixels
-    boxes : the boxes to draw
-    repeats : the name of another drawing of the same photo, whose image is reused; blank if there is none
+    ``source`` is the ``src`` of the photo; None if it cannot be read, and the boxes are then drawn on an empty area.
+    ``repeats`` is the name of an earlier drawing of the same photo, whose image is reused; blank otherwise.
     """
 
     name: str

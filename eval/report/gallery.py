@@ -1,14 +1,10 @@
-"""The gallery of a report: queries with the best answers of one or two models, as photos and captions.
-
-:func:`build_gallery` selects queries of one direction, retrieves their best candidates by exact scores, and returns a card for
-each query. :func:`find_hardest_negatives` reads the costliest negatives of the training.
-"""
+"""The gallery of a report: queries with the best answers of one or two models, as photos and captions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -22,8 +18,8 @@ from vse.eval.report.drawings import Drawing, DrawnWord, Pair, ResultAttention, 
 from vse.eval.report.pages import DatasetPhotos, Photo
 from vse.eval.search.top_k import Attention
 
-TOP = 5  # candidates displayed for each query
-NEAR = 10  # a right answer up to this (1-based) rank is a near miss
+N_CANDIDATES = 5  # candidates displayed for each query
+MAX_NEAR_MISS_RANK = 10  # a right answer up to this (1-based) rank is a near miss
 _NEGATIVES = 4  # displayed in each direction
 
 Direction = Literal["i2t", "t2i"]
@@ -59,12 +55,10 @@ class QueryResult:
 
 @dataclass(frozen=True)
 class AnswerCard:
-    """A candidate as it is displayed: a caption, or a photo with one of its captions. ``rank`` is 1-based.
+    """A candidate to display: a caption, or a photo with one of its captions. ``rank`` is 1-based.
 
-    Attributes
-    ----------
-    words : the words of the caption, if their attention is drawn on the photo of the query
-    drawing : the attention of the query, if it is drawn on the candidate photo
+    ``words`` are the words of the caption, if their attention is drawn on the photo of the query. ``drawing`` is the attention
+    of the query, if it is drawn on the candidate photo.
     """
 
     rank: int
@@ -78,13 +72,9 @@ class AnswerCard:
 
 @dataclass(frozen=True)
 class ModelColumn:
-    """The answers of one model to a query.
+    """The answers of one model to a query. ``rank`` is the 1-based rank of the best right answer.
 
-    Attributes
-    ----------
-    rank : the 1-based rank of the best right answer
-    answers : the best candidates
-    right_answer : the best right answer, if it is not among ``answers``
+    ``right_answer`` is the best right answer, if it is not among ``answers``.
     """
 
     rank: int
@@ -123,10 +113,8 @@ class CardGroup:
 class Gallery:
     """The queries of one direction.
 
-    Attributes
-    ----------
-    counts : with two models, the number of queries for which the first, the second and neither is better
-    attends : the sides (``t2i``, ``i2t``) that attend to the other side in the drawings
+    ``counts`` has, with two models, the number of queries for which the first, the second and neither is better. ``attends``
+    has the sides (``t2i``, ``i2t``) that attend to the other side in the drawings.
     """
 
     direction: Direction
@@ -175,11 +163,12 @@ def build_gallery(
     titles, groups, counts = _select_groups([getattr(one, direction) for one in ranks], images, n, seed)
     queries = [rows[group].tolist() for group in groups]
     everything = [query for group in queries for query in group]
-    results = [dict(zip(everything, retrieve(run, direction, everything), strict=True)) for run in runs]
-    attentions = [
-        of_model.for_pairs(_pair_scores(direction, runs[0], of_run.values()))
-        for of_model, of_run in zip(attention, results, strict=True)
+    results = [dict(zip(everything, retrieve_candidates(run, direction, everything), strict=True)) for run in runs]
+    scores = [
+        {_pair(direction, runs[0], one.query, each): each.score for one in of_run.values() for each in one.displayed}
+        for of_run in results
     ]
+    attentions = [of_model.for_pairs(of_run) for of_model, of_run in zip(attention, scores, strict=True)]
     cards = [
         CardGroup(
             title, [_query_card(direction, runs[0], photos, [one[query] for one in results], attentions) for query in group]
@@ -197,7 +186,7 @@ def _select_groups(
     if len(ranks) == 1:
         titles = [
             "Right answer at rank 1",
-            f"Near misses: right answer at rank 2 to {NEAR}",
+            f"Near misses: right answer at rank 2 to {MAX_NEAR_MISS_RANK}",
             "Failures: the largest ranks of all",
         ]
         return titles, select_queries(ranks[0], images, n, seed), None
@@ -210,17 +199,17 @@ def _select_groups(
 def select_queries(ranks: Rows, images: Rows, n: int, seed: int) -> tuple[list[int], list[int], list[int]]:
     """Return the indices of up to ``n`` queries, a third each of successes, near misses and failures.
 
-    Successes (rank 0) and near misses (rank below :data:`NEAR`) are sampled with ``seed``; failures have the largest ranks.
-    ``images`` (n_queries,) is the row of the image that a query is or belongs to. Each image is selected once.
+    Successes (rank 0) and near misses are sampled with ``seed``; failures have the largest ranks. ``images`` (n_queries,) is
+    the row of the image that a query is or belongs to. Each image is selected once.
     """
     parts = [n // 3 + (part < n % 3) for part in range(3)]
     sample = np.random.default_rng(seed).permutation(len(ranks))
     worst = np.argsort(-ranks, kind="stable")
     used: set[int] = set()
-    failures = _take_new_images(worst[ranks[worst] > 0], images, parts[2], used)
-    near = sample[(ranks[sample] > 0) & (ranks[sample] < NEAR)]
-    near_misses = _take_new_images(near, images, parts[1], used)
-    successes = _take_new_images(sample[ranks[sample] == 0], images, parts[0], used)
+    failures = take_new_images(worst[ranks[worst] > 0], images, parts[2], used)
+    near = sample[(ranks[sample] > 0) & (ranks[sample] < MAX_NEAR_MISS_RANK)]
+    near_misses = take_new_images(near, images, parts[1], used)
+    successes = take_new_images(sample[ranks[sample] == 0], images, parts[0], used)
     near_misses.sort(key=lambda query: int(ranks[query]))
     return successes, near_misses, failures
 
@@ -228,9 +217,8 @@ def select_queries(ranks: Rows, images: Rows, n: int, seed: int) -> tuple[list[i
 def select_contrasting_queries(first: Rows, second: Rows, images: Rows, n: int) -> tuple[list[int], list[int]]:
     """Return the indices of up to ``n`` queries that one model ranks better: half for the first model, half for the second.
 
-    ``first`` and ``second`` are the ranks (n_queries,) of the two models. Queries that one model ranks at 0 and the other does
-    not come first (Tables II and III of the TOD-Net paper). Within both groups, queries are in descending order of the factor
-    between the ranks.
+    ``first`` and ``second`` are the ranks (n_queries,) of the two models. Queries that one model alone ranks at 0 come first
+    (Tables II and III of the TOD-Net paper), then queries are in descending order of the factor between the ranks.
     """
     gain = np.log1p(second) - np.log1p(first)
     solved = (first == 0) | (second == 0)
@@ -238,11 +226,11 @@ def select_contrasting_queries(first: Rows, second: Rows, images: Rows, n: int) 
     halves = []
     for sign, size in ((1, n - n // 2), (-1, n // 2)):
         order = np.lexsort((-sign * gain, ~solved))
-        halves.append(_take_new_images(order[sign * gain[order] > 0], images, size, used))
+        halves.append(take_new_images(order[sign * gain[order] > 0], images, size, used))
     return halves[0], halves[1]
 
 
-def _take_new_images(queries: Rows, images: Rows, n: int, used: set[int]) -> list[int]:
+def take_new_images(queries: Rows, images: Rows, n: int, used: set[int]) -> list[int]:
     """Return the first ``n`` queries whose images are not in ``used``, and add these images to it."""
     selected: list[int] = []
     for query in queries.tolist():
@@ -254,8 +242,10 @@ def _take_new_images(queries: Rows, images: Rows, n: int, used: set[int]) -> lis
     return selected
 
 
-def retrieve(run: Embeddings, direction: Direction, queries: Sequence[int], top: int = TOP) -> list[QueryResult]:
-    """Return the best candidates of the whole split for some rows of images (``i2t``) or of captions (``t2i``)."""
+def retrieve_candidates(
+    run: Embeddings, direction: Direction, queries: Sequence[int], top: int = N_CANDIDATES
+) -> list[QueryResult]:
+    """Return the best candidates of the complete split for some rows of images (``i2t``) or of captions (``t2i``)."""
     image_of_caption = run.image_of_caption()
     scores_of_queries = _scores_of_images(run, queries) if direction == "i2t" else _scores_of_captions(run, queries)
     results = []
@@ -278,7 +268,6 @@ def _query_result(query: int, scores: Tensor, right: NDArray[np.bool_], top: int
 
 
 def _scores_of_images(run: Embeddings, queries: Sequence[int]) -> Iterator[Tensor]:
-    """Yield the scores (n_captions,) of each query image with all captions."""
     scores = run.direction_scores("i2t")
     if scores is not None:
         yield from (torch.as_tensor(scores[query : query + 1])[0] for query in queries)
@@ -286,28 +275,21 @@ def _scores_of_images(run: Embeddings, queries: Sequence[int]) -> Iterator[Tenso
         images, captions = map(shared_tensor, run.vectors)
         image_of_caption = torch.zeros(len(captions), dtype=torch.int64)  # without influence on scores
         blocks = blocks_from_embeddings(images[list(queries)], captions, image_of_caption, run.similarity)
-        for start in range(0, len(queries), blocks.rows):
-            yield from blocks.score(slice(start, min(start + blocks.rows, len(queries))), None)
+        for rows in blocks.row_slices:
+            yield from blocks.score(rows, None)
 
 
 def _scores_of_captions(run: Embeddings, queries: Sequence[int]) -> Iterator[Tensor]:
-    """Yield the scores (n_images,) of each query caption with all images."""
     i2t, t2i = run.score_blocks()
     blocks = t2i or i2t
     columns = torch.tensor(list(queries), dtype=torch.int64)
-    starts = range(0, blocks.n_images, blocks.rows)
-    parts = (blocks.score(slice(start, min(start + blocks.rows, blocks.n_images)), columns) for start in starts)
-    yield from torch.cat([part.clone() for part in parts]).T  # a block may overwrite the previous one
+    parts = [blocks.score(rows, columns).clone() for rows in blocks.row_slices]  # a block may overwrite the previous one
+    yield from torch.cat(parts).T
 
 
 def _pair(direction: Direction, run: Embeddings, query: int, candidate: Candidate) -> Pair:
     image, caption = (query, candidate.row) if direction == "i2t" else (candidate.row, query)
     return int(run.image_ids[image]), int(run.caption_ids[caption])
-
-
-def _pair_scores(direction: Direction, run: Embeddings, results: Iterable[QueryResult]) -> dict[Pair, float]:
-    """Return the scores of all displayed pairs."""
-    return {_pair(direction, run, result.query, one): one.score for result in results for one in result.displayed}
 
 
 def _query_card(
@@ -366,10 +348,14 @@ def find_hardest_negatives(table: pd.DataFrame, photos: DatasetPhotos) -> tuple[
     for query in ("image", "caption"):
         rows = table[table["query"] == query].head(_NEGATIVES).to_dict("records")
         if rows:
-            costliest[query] = [_hard_negative(row, photos) for row in rows]
+            costliest[query] = [
+                HardNegative(
+                    f"{row['cost']:#.3g}",
+                    photos.photo(int(row["imgid"])),
+                    str(row["caption"]),
+                    photos.photo(int(row["negative_imgid"])),
+                    str(row["negative_caption"]),
+                )
+                for row in rows
+            ]
     return epoch, costliest
-
-
-def _hard_negative(row: Any, photos: DatasetPhotos) -> HardNegative:
-    positive, negative = photos.photo(int(row["imgid"])), photos.photo(int(row["negative_imgid"]))
-    return HardNegative(f"{row['cost']:#.3g}", positive, str(row["caption"]), negative, str(row["negative_caption"]))

@@ -40,7 +40,6 @@ class ReportMetric(NamedTuple):
 
     @property
     def interval(self) -> str:
-        """The ends of the interval; blank if it is not known."""
         return "" if math.isnan(self.low) else f"{self.low:.1f} – {self.high:.1f}"
 
     def whisker(self) -> tuple[float, float]:
@@ -63,12 +62,8 @@ class MetricRow(NamedTuple):
 class ProtocolSection:
     """The section of a protocol in a report.
 
-    Attributes
-    ----------
-    sums : index of the result, name and value of each metric over both directions, such as rsum
-    chart : the bars; None without recalls
-    notes : the meaning of whiskers and small numbers
-    chance : the meaning of the dotted lines
+    ``sums`` has index of the result, name and value of each metric over both directions. ``chart`` is None without recalls.
+    ``notes`` explains whiskers and small numbers, ``chance`` the dotted lines.
     """
 
     title: str
@@ -91,7 +86,7 @@ class ReportDifference(NamedTuple):
 
 
 def rank_differences(image_of_caption: NDArray[np.int64], first: Ranks, second: Ranks) -> list[ReportDifference]:
-    """Return first minus second over the whole split, for the recalls of each direction and rsum.
+    """Return first minus second over the complete split, for the recalls of each direction and rsum.
 
     See :mod:`vse.eval.ranking.bootstrap` for the intervals and p-values.
     """
@@ -107,7 +102,7 @@ def rank_differences(image_of_caption: NDArray[np.int64], first: Ranks, second: 
 
 
 def report_difference(name: str, leaf: Mapping[str, Any]) -> ReportDifference:
-    """Return the difference of a metric, given by :func:`vse.eval.ranking.bootstrap.differences`, for a table."""
+    """Format the difference of a metric, given by :func:`vse.eval.ranking.bootstrap.differences`, for a table."""
     return ReportDifference(
         name,
         f"{leaf['difference']:+.1f}",
@@ -118,16 +113,16 @@ def report_difference(name: str, leaf: Mapping[str, Any]) -> ReportDifference:
 
 
 def build_sections(results: Sequence[Result]) -> list[ProtocolSection]:
-    """Return a section for each protocol of the results; ``1k`` is left out if its only fold is the whole split."""
+    """Return a section for each protocol of the results; ``1k`` is left out if its only fold is the complete split."""
     names = distinct_protocols({name: None for result in results for name in result.protocols}, results[0].n_images)
     return [_section(name, results) for name in names]
 
 
 def headline_metrics(result: Result) -> list[tuple[str, ReportMetric]]:
-    """Return name and value of the metrics at the top of a report.
+    """Return name and value of the metrics at the top of a report: rsum, and R@1 and Med r of both directions.
 
-    They are rsum, and R@1 and Med r of both directions, from the whole split or from the first protocol that has rsum. For
-    phrases they are the recalls and the upper bound.
+    They are from the complete split or from the first protocol that has rsum. For phrases they are the recalls and the upper
+    bound.
     """
     protocols = result.protocols
     if PHRASE in protocols:
@@ -170,7 +165,7 @@ def _section(name: str, results: Sequence[Result]) -> ProtocolSection:
 
 
 def excluded_phrases(protocol: ProtocolMetrics) -> str:
-    """Return a note on the number of phrases that are not evaluated, and of those that have no candidate."""
+    """Return a note on the numbers of phrases that are not evaluated, and of phrases without a candidate."""
     excluded = f"{protocol.n_without_box or 0:,} more phrases have no box and are left out."
     missed = protocol.n_without_candidate
     return excluded + (f" {missed:,} have no candidate, and count as missed." if missed else "")
@@ -190,7 +185,6 @@ def _chance(name: str, result: Result, directions: Sequence[str]) -> dict[str, d
 
 
 def _chance_note(chance: dict[str, dict[str, float]]) -> str:
-    """Return a note with the recalls of a random order."""
     levels = [
         f"{' / '.join(f'{level:.1f}' for level in recalls.values())} {DIRECTIONS[name].title}"
         for name, recalls in chance.items()
@@ -213,7 +207,6 @@ def _title(name: str, result: Result, protocol: ProtocolMetrics) -> str:
 def _chart(
     title: str, directions: Sequence[str], metrics: Sequence[_Directions], chance: dict[str, dict[str, float]]
 ) -> Markup | None:
-    """Draw the bars of all results; None if they have no recalls."""
     bars = [
         (direction, key) for direction in directions for key in _BARS if any(key in one.get(direction, {}) for one in metrics)
     ]
@@ -233,7 +226,6 @@ def _chart(
 
 
 def _notes(metrics: Sequence[_Directions]) -> str:
-    """Return the meaning of the small numbers, of ± and of the whiskers."""
     every = [metric for of_result in metrics for of_direction in of_result.values() for metric in of_direction.values()]
     notes = []
     if any(not math.isnan(metric.std) for metric in every):

@@ -1,8 +1,4 @@
-"""HTML pages of one file: photos and charts are embedded, and nothing is loaded or run.
-
-:func:`write_page` renders a template of ``eval/report/templates``. :class:`DatasetPhotos` reads photos of a data set as
-thumbnails. :func:`write_search_page` and :func:`write_phrase_page` write the pages of ``vse-search``.
-"""
+"""HTML pages of one file with photos and charts, and the pages of ``vse-search``."""
 
 from __future__ import annotations
 
@@ -132,7 +128,6 @@ class DatasetPhotos:
         return Photo(self._sources[imgid], image.file, image.captions[0].raw)
 
     def caption(self, sentid: int) -> str:
-        """Return the original text of a caption."""
         rows, numbers = self.dataset.caption_rows(np.asarray([sentid]))
         return self.dataset.images[int(rows[0])].captions[int(numbers[0])].raw
 
@@ -154,9 +149,8 @@ SEARCH_PAGE = page_kind(_SEARCH_TEMPLATE)
 def write_search_page(out: Path, query: str | Path, hits: Sequence[SearchHit], corpus: str) -> Path:
     """Write the page of a search: rank, score, thumbnail, captions and path of each hit; return ``out``.
 
-    ``query`` is a text or the path of a photo; ``corpus`` names the model and the split that was searched. A photo that cannot
-    be read is a blank with its name. Attention of a hit is drawn over the photo that was found, or, if captions were found,
-    over the photo of the query.
+    ``query`` is a text or the path of a photo; ``corpus`` names the model and the split. A photo that cannot be read is
+    replaced by its name. Attention is drawn over the photo of the hit or, if captions were found, over the photo of the query.
     """
     by_photo = isinstance(query, Path)
     query_photo = _readable_thumbnail(query) if isinstance(query, Path) else None
@@ -180,7 +174,6 @@ def write_search_page(out: Path, query: str | Path, hits: Sequence[SearchHit], c
 
 
 def _origin() -> str:
-    """Return the code, the date and the command that write the page."""
     record = current_provenance()
     return ", ".join(str(part) for part in (describe_code(record["code"]), record["date"], record["command"]) if part)
 

@@ -1,8 +1,4 @@
-"""The phrase section of a report: R@1 by type, and captions with their phrases drawn on the photos.
-
-:func:`build_phrase_section` is used for phrase results. :func:`build_phrase_gallery` selects captions that one model localises
-best and worst, or on which two models differ.
-"""
+"""The phrase section of a report: R@1 by type, and captions with their phrases drawn on the photos."""
 
 from __future__ import annotations
 
@@ -24,6 +20,7 @@ from vse.eval.ranking.bootstrap import differences
 from vse.eval.ranking.localisation import MISSED, PhraseRanks, pairwise_iou, phrase_ranks
 from vse.eval.ranking.metrics import METRIC_TITLES
 from vse.eval.report.drawings import PhraseBox, PhrasePhoto, bounding_size, phrase_box, phrase_colour
+from vse.eval.report.gallery import take_new_images
 from vse.eval.report.metrics_section import ReportDifference, ReportMetric, report_difference
 from vse.eval.report.pages import thumbnail_and_size
 from vse.eval.report.report_inputs import ReportInput
@@ -45,13 +42,9 @@ class CaptionPiece(NamedTuple):
 
 
 class PhraseOutcome(NamedTuple):
-    """The best box of a model for a phrase.
+    """The best box of a model for a phrase: whether it is ``right``, and its ``iou`` with the true box.
 
-    Attributes
-    ----------
-    right : whether the box is right
-    iou : its IoU with the true box
-    answer : the rank of the first right box, if the best box is wrong
+    ``answer`` has the rank of the first right box, if the best box is wrong.
     """
 
     number: int
@@ -71,7 +64,6 @@ class PhraseColumn(NamedTuple):
 
     @property
     def n_right(self) -> int:
-        """Number of phrases whose best box is right."""
         return sum(phrase.right for phrase in self.phrases)
 
 
@@ -91,12 +83,9 @@ class PhraseGroup(NamedTuple):
 
 @dataclass(frozen=True)
 class PhraseGallery:
-    """The captions of a phrase section.
+    """The captions of a phrase section. ``unreadable`` is the number of photos that cannot be read.
 
-    Attributes
-    ----------
-    unreadable : the number of photos that cannot be read
-    counts : with two models, the number of phrases that only the first, only the second, and both or neither localise
+    ``counts`` has, with two models, the number of phrases that only the first, only the second, and both or neither localise.
     """
 
     groups: Sequence[PhraseGroup]
@@ -107,10 +96,8 @@ class PhraseGallery:
 class _CaptionStats(NamedTuple):
     """The captions that have phrases with a true box; every array is (n_captions,).
 
-    Attributes
-    ----------
-    n_phrases : number of phrases with a true box
-    n_right, mean_iou : for each model, the number of right phrases and the mean IoU of the best boxes
+    ``n_phrases`` counts phrases with a true box. ``n_right`` and ``mean_iou`` have, for each model, the number of right
+    phrases and the mean IoU of the best boxes.
     """
 
     ids: NDArray[np.int64]
@@ -139,7 +126,7 @@ def match_mentions(run: PhraseScores, dataset: Dataset) -> dict[int, Mention]:
 def build_phrase_gallery(runs: Sequence[PhraseScores], dataset: Dataset, iou: float, n: int, seed: int) -> PhraseGallery:
     """Return the gallery of ``n`` captions of one model, or of two models on the same phrases.
 
-    With one model, a third of the captions is sampled at random with ``seed``.
+    With one model, a third of the captions is sampled with ``seed``.
     """
     known = match_mentions(runs[0], dataset)
     outcomes = [phrase_ranks(run.scores, run.boxes, run.offsets, run.truth, iou) for run in runs]
@@ -157,7 +144,6 @@ def build_phrase_gallery(runs: Sequence[PhraseScores], dataset: Dataset, iou: fl
 
 
 def _counts(run: PhraseScores, outcomes: Sequence[PhraseRanks]) -> tuple[int, int, int] | None:
-    """Return the counts of :class:`PhraseGallery`; None for a single model."""
     if len(outcomes) < 2:
         return None
     first, second = (outcome.ranks[run.has_box] == 0 for outcome in outcomes)
@@ -188,7 +174,7 @@ def _select(captions: _CaptionStats, n: int, seed: int) -> list[tuple[str, list[
     selected: dict[str, list[int]] = {}
     used: set[int] = set()
     for title in (best, worst, random):  # random cases must not use up the photos of the others
-        selected[title] = _take_new_photos(captions, orders[title], sizes[title], used)
+        selected[title] = captions.ids[take_new_images(orders[title], captions.images, sizes[title], used)].tolist()
     return [(title, selected[title]) for title in orders]
 
 
@@ -200,28 +186,13 @@ def _select_contrasting(captions: _CaptionStats, n: int) -> list[tuple[str, list
     groups = []
     for title, sign, size in (("A places more phrases right", 1, n - n // 2), ("B places more phrases right", -1, n // 2)):
         order = np.lexsort((-sign * nearer, -sign * more))
-        groups.append((title, _take_new_photos(captions, order[sign * more[order] > 0], size, used)))
+        rows = take_new_images(order[sign * more[order] > 0], captions.images, size, used)
+        groups.append((title, captions.ids[rows].tolist()))
     return groups
 
 
-def _take_new_photos(captions: _CaptionStats, order: NDArray[np.int64], size: int, used: set[int]) -> list[int]:
-    """Return the ids of the first captions in ``order`` whose photos are not in ``used``, and add these photos to it."""
-    selected: list[int] = []
-    for row in order.tolist():
-        if len(selected) == size:
-            break
-        if int(captions.images[row]) not in used:
-            used.add(int(captions.images[row]))
-            selected.append(int(captions.ids[row]))
-    return selected
-
-
 def _card(
-    sentid: int,
-    runs: Sequence[PhraseScores],
-    outcomes: Sequence[PhraseRanks],
-    known: Mapping[int, Mention],
-    dataset: Dataset,
+    sentid: int, runs: Sequence[PhraseScores], outcomes: Sequence[PhraseRanks], known: Mapping[int, Mention], dataset: Dataset
 ) -> PhraseCard:
     rows = np.flatnonzero((runs[0].caption_ids == sentid) & runs[0].has_box).tolist()
     phrases = [known[int(runs[0].phrase_ids[row])] for row in rows]
@@ -238,7 +209,6 @@ def _card(
 
 
 def _photo(mention: Mention, dataset: Dataset) -> tuple[str | None, tuple[int, int] | None]:
-    """Return the photo of a phrase and its size; None and None if it cannot be read."""
     if not dataset.has_image_files:
         return None, None
     try:
@@ -286,18 +256,15 @@ class TypeBar(NamedTuple):
 
     @property
     def share(self) -> float:
-        """The length of the bar."""
         return 0.0 if math.isnan(self.metric.value) else min(max(self.metric.value, 0.0), 100.0)
 
     @property
     def whisker_left(self) -> float:
-        """The left end of the whisker."""
         low = self.metric.whisker()[0]
         return 0.0 if math.isnan(low) else min(max(low, 0.0), 100.0)
 
     @property
     def whisker_width(self) -> float:
-        """The length of the whisker; 0 without one."""
         high = self.metric.whisker()[1]
         return 0.0 if math.isnan(high) else max(min(high, 100.0) - self.whisker_left, 0.0)
 

@@ -1,8 +1,4 @@
-"""The HTML report of one result, or of two results side by side: settings, metrics, training curves and a gallery.
-
-:func:`write_report` is the function behind ``vse-report``. It reads the inputs, builds each section, and renders the template
-``report.html``.
-"""
+"""The HTML report of one result, or of two results side by side: settings, metrics, training curves and a gallery."""
 
 from __future__ import annotations
 
@@ -17,18 +13,11 @@ import yaml
 from markupsafe import Markup
 
 from vse.eval.defaults import PHRASE, REPORT_QUERIES
-from vse.eval.files.results import Member, Result
+from vse.eval.files.results import Result
 from vse.eval.protocols.result_content import combination_line
 from vse.eval.ranking.metrics import DIRECTIONS
 from vse.eval.ranking.ranks import Ranks, ranks_from_blocks
-from vse.eval.report.charts import (
-    COLOURS,
-    Curve,
-    captions_per_image,
-    chance_rsum,
-    draw_rank_histogram,
-    draw_training_curves,
-)
+from vse.eval.report.charts import COLOURS, Curve, captions_per_image, chance_rsum, draw_rank_histogram, draw_training_curves
 from vse.eval.report.drawings import BRACKETS, EXPLANATIONS, AttentionOpener, ResultAttention
 from vse.eval.report.gallery import Gallery, HardNegative, build_gallery, find_hardest_negatives
 from vse.eval.report.metrics_section import ReportDifference, build_sections, headline_metrics, rank_differences
@@ -84,7 +73,7 @@ def write_report(
 ) -> Path:
     """Write an HTML report of one result file, or of two results on the same queries; return ``out``.
 
-    Parts whose inputs are missing are left out, and the report names them.
+    Sections whose inputs are missing are left out, and the report names them.
 
     Parameters
     ----------
@@ -99,10 +88,12 @@ def write_report(
     kind = page_kind("report.html")
     inputs = _read_inputs(results, out, kind, data, embeddings, queries)
     ranks = [ranks_from_blocks(*one.embeddings.score_blocks()) for one in inputs if one.embeddings]
-    missing = list(_missing_parts(inputs))
+    letters = ["A", "B"] if len(inputs) == 2 else [""]
+    labels = [f"{letter}: " if letter else "" for letter in letters]
+    missing = [label + sentence for label, one in zip(labels, inputs, strict=True) for sentence in one.missing]
     photos = _dataset_photos(inputs, data, missing)
     galleries: list[Gallery] = []
-    phrases, hardest = None, _Hardest()
+    phrases, hardest = None, _HardestNegatives()
     if are_phrase_results(inputs):
         phrases = build_phrase_section(inputs, photos.dataset if photos else None, queries, seed, missing)
     elif photos:
@@ -116,20 +107,25 @@ def write_report(
                 build_gallery(direction, runs, ranks, photos, queries, seed, attention) for direction in ("i2t", "t2i")
             ]
         if len(inputs) == 1 and inputs[0].negatives is not None:
-            hardest = _Hardest(*find_hardest_negatives(inputs[0].negatives, photos))
+            hardest = _HardestNegatives(*find_hardest_negatives(inputs[0].negatives, photos))
         missing += _unreadable_photos(photos)
+    differences: list[ReportDifference] = []
+    if len(ranks) == 2 and inputs[0].embeddings:
+        differences = rank_differences(inputs[0].embeddings.image_of_caption(), *ranks)
+    elif phrases is not None and len(inputs) == 2:
+        differences = phrase_metric_differences(inputs)
     return write_page(
         out,
         "report.html",
-        title=_title(inputs),
+        title=f"{inputs[0].result.dataset} {' and '.join(one.result.experiment for one in inputs)}",
         result=inputs[0].result,
         seed=inputs[0].result.seeds[0],
-        summaries=[_summarise(one, "AB"[k] if len(inputs) == 2 else "") for k, one in enumerate(inputs)],
+        summaries=[_summarise(one, letter) for one, letter in zip(inputs, letters, strict=True)],
         colours=COLOURS,
         directions=DIRECTIONS,
         headline=headline_metrics(inputs[0].result) if len(inputs) == 1 else [],
         sections=build_sections([one.result for one in inputs]),
-        differences=_differences(inputs, ranks, phrases is not None),
+        differences=differences,
         curves=_curves(inputs, photos),
         training_notes=[*_training_notes(inputs, photos)],
         histograms=_histograms(ranks, inputs[0].result) if len(ranks) == len(inputs) else [],
@@ -144,7 +140,7 @@ def write_report(
     )
 
 
-class _Hardest(NamedTuple):
+class _HardestNegatives(NamedTuple):
     """The hardest negatives of the last epoch, for image and caption queries; empty if they are not known."""
 
     epoch: int = 0
@@ -172,24 +168,6 @@ def _read_inputs(
     return inputs
 
 
-def _differences(inputs: Sequence[ReportInput], ranks: Sequence[Ranks], phrases: bool) -> list[ReportDifference]:
-    """Return the differences of two results on the same queries; empty if their ranks or phrase scores are missing."""
-    if len(ranks) == 2 and inputs[0].embeddings:
-        return rank_differences(inputs[0].embeddings.image_of_caption(), *ranks)
-    return phrase_metric_differences(inputs) if phrases and len(inputs) == 2 else []
-
-
-def _title(inputs: Sequence[ReportInput]) -> str:
-    return f"{inputs[0].result.dataset} {' and '.join(one.result.experiment for one in inputs)}"
-
-
-def _missing_parts(inputs: Sequence[ReportInput]) -> Iterator[str]:
-    """Yield a sentence for each missing input; with two results it begins with the letter of the result."""
-    for letter, one in zip("AB", inputs, strict=False):
-        for sentence in one.missing:
-            yield sentence if len(inputs) == 1 else f"{letter}: {sentence}"
-
-
 def _dataset_photos(inputs: Sequence[ReportInput], data: Path | None, missing: list[str]) -> DatasetPhotos | None:
     """Return the photos of the data set; None, with the reason in ``missing``, if ``dataset.json`` is not found."""
     if not any(one.embeddings or one.phrases for one in inputs):
@@ -208,7 +186,6 @@ def _dataset_photos(inputs: Sequence[ReportInput], data: Path | None, missing: l
 
 
 def _unreadable_photos(photos: DatasetPhotos) -> Iterator[str]:
-    """Yield a sentence if the data set has no photos, or if some could not be read."""
     if not photos.dataset.has_image_files:
         yield "the data set has no photos, since its features were imported: captions are displayed in their place"
     if photos.unreadable:
@@ -222,7 +199,6 @@ def _summarise(report_input: ReportInput, letter: str) -> ResultSummary:
 
 
 def _facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
-    """Yield label and text of each known fact about a result: data, seeds, settings, features, training, versions."""
     result = report_input.result
     yield "Data", f"{result.dataset}, split {result.split}: {result.n_images:,} images, {result.n_captions:,} captions"
     if result.trained_on:
@@ -230,7 +206,8 @@ def _facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
     if result.unfinished:
         yield "Unfinished", f"the training did not finish ({', '.join(run['state'] for run in result.unfinished)})"
     if result.ensemble:
-        yield "Members", ", ".join(map(_member, result.ensemble))
+        names = (one.experiment if one.seed is None else f"{one.experiment} seed {one.seed}" for one in result.ensemble)
+        yield "Members", ", ".join(names)
         if result.combination:
             yield "Combined", combination_line(result.combination)
     elif any(seed is not None for seed in result.seeds):
@@ -247,7 +224,6 @@ def _facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
 
 
 def _main_settings(report_input: ReportInput) -> list[str]:
-    """Return label and value of the most important settings."""
     settings = flatten_settings(report_input.config)
     if settings.get("backbone"):  # a backbone does not use the feature
         settings.pop("feature", None)
@@ -257,7 +233,6 @@ def _main_settings(report_input: ReportInput) -> list[str]:
 
 
 def _run_facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
-    """Yield the facts about features, training, versions, code and commands."""
     record = report_input.record
     features = _mapping(report_input.provenance.get("features"))
     if features:
@@ -278,7 +253,6 @@ def _run_facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
 
 
 def _differing_settings(inputs: Sequence[ReportInput]) -> list[tuple[str, str, str]]:
-    """Return name and both values of each setting in which two results differ."""
     if len(inputs) < 2 or not all(each.config for each in inputs):
         return []
     one, two = (flatten_settings(each.config) for each in inputs)
@@ -295,10 +269,7 @@ def flatten_settings(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any
 
 
 def _curves(inputs: Sequence[ReportInput], photos: DatasetPhotos | None) -> list[Chart]:
-    """Return the charts of training loss and validation rsum per epoch, or for CCA of rsum per regularisation.
-
-    Lines mark the end of a warm-up, after which the loss changes, and the rsum of a random order.
-    """
+    """Return the charts of training loss and validation rsum per epoch, or for CCA of rsum per regularisation."""
     warm_ups = [(series, epochs) for series, one in enumerate(inputs) if (epochs := _warm_up(one))]
     charts = []
     for column, title in (("loss", "Training loss"), ("rsum", "Validation rsum")):
@@ -327,7 +298,6 @@ def _warm_up(report_input: ReportInput) -> int:
 
 
 def _training_notes(inputs: Sequence[ReportInput], photos: DatasetPhotos | None) -> Iterator[str]:
-    """Yield the meaning of the lines in the training charts."""
     if _validation_chance(inputs[0], photos) is not None:
         yield "The dotted line is chance on the validation split."
     for one in inputs:
@@ -349,7 +319,6 @@ def _validation_chance(report_input: ReportInput, photos: DatasetPhotos | None) 
 
 
 def _curve(series: int, table: pd.DataFrame, x: str, y: str) -> Curve | None:
-    """Return the curve of a column of ``metrics.csv``; None if it has no numbers."""
     if y not in table:
         return None
     numbers = table[[x, y]].apply(pd.to_numeric, errors="coerce").replace([np.inf, -np.inf], np.nan).dropna()
@@ -357,10 +326,6 @@ def _curve(series: int, table: pd.DataFrame, x: str, y: str) -> Curve | None:
         return None
     best = float(numbers[x].loc[numbers[y].idxmax()]) if y == "rsum" else None
     return Curve(series, numbers[x].tolist(), numbers[y].tolist(), best)
-
-
-def _member(member: Member) -> str:
-    return member.experiment if member.seed is None else f"{member.experiment} seed {member.seed}"
 
 
 def _histograms(ranks: Sequence[Ranks], result: Result) -> list[Chart]:

@@ -32,19 +32,10 @@ log = logging.getLogger(__name__)
 class ReportInput:
     """A result with the embeddings and run files that were found at the places that it names.
 
-    Attributes
-    ----------
-    path : the result file
-    result : its content
-    embeddings : the embeddings of the first seed; None if they are missing, or for phrase results
-    phrases : the phrase scores of the first seed
-    dataset_file : the place of ``dataset.json``, as the embeddings record it
-    record : ``run.json`` of the first seed
-    folder : the run folder of the first seed
-    curves : the table ``metrics.csv`` of each seed that has one
-    negatives : the table ``negatives.csv`` of the first seed
-    missing : sentences on what is missing; they name no folders, since reports are passed on
-    files : all files that a report may read
+    ``embeddings``, ``phrases``, ``record`` (``run.json``), ``folder`` (of the run) and ``negatives`` (``negatives.csv``)
+    belong to the first seed, ``curves`` (``metrics.csv``) to all seeds. ``dataset_file`` is the place of ``dataset.json`` that
+    the embeddings record. ``missing`` has a sentence for each missing input, without names of folders, since reports are
+    passed on. ``files`` are all files that a report may read.
     """
 
     path: Path
@@ -61,12 +52,10 @@ class ReportInput:
 
     @property
     def provenance(self) -> Mapping[str, Any]:
-        """Features, settings and versions, as the evaluator recorded them."""
         return self.result.provenance
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The settings of the experiment; empty if the result does not have them."""
         config = self.provenance.get("config")
         return config if isinstance(config, Mapping) else {}
 
@@ -95,7 +84,6 @@ def read_report_input(path: Path, embeddings: Path | None = None) -> ReportInput
 
 
 def _file_references(report_input: ReportInput) -> list[Mapping[str, str]]:
-    """Return path and SHA-256 of each embeddings file that the result was computed from."""
     entries = report_input.provenance.get("embeddings")
     entries = entries if isinstance(entries, list) else []
     if not all(isinstance(entry, Mapping) and {"file", "sha256"} <= entry.keys() for entry in entries):
@@ -106,7 +94,6 @@ def _file_references(report_input: ReportInput) -> list[Mapping[str, str]]:
 def _add_embeddings(
     report_input: ReportInput, references: list[Mapping[str, str]], files: list[Path], given: bool
 ) -> ReportInput:
-    """Add the embeddings of one file, or the ensemble of several files, if all of them exist."""
     if reason := _missing_reason(files, given):
         return _add_missing(report_input, reason)
     members = [read_embeddings(file) for file in files]
@@ -125,7 +112,6 @@ def _add_embeddings(
 def _add_phrases(
     report_input: ReportInput, references: list[Mapping[str, str]], files: list[Path], given: bool
 ) -> ReportInput:
-    """Add the phrase scores of the first seed, if their file exists."""
     if reason := _missing_reason(files, given):
         return _add_missing(report_input, reason)
     run = read_phrase_scores(files[0])
@@ -136,10 +122,7 @@ def _add_phrases(
 
 
 def _missing_reason(files: Sequence[Path], given: bool) -> str:
-    """Return the reason why embeddings or phrase scores cannot be read; blank if all files exist.
-
-    It is blank as well if a ``given`` file does not exist, since reading it raises an error.
-    """
+    """Return why embeddings or phrase scores cannot be read; blank if all files exist, or if a ``given`` one is missing."""
     if not files:
         return "the result does not name its embeddings (give --embeddings): no ranks, no gallery"
     lost = [file for file in files if not file.is_file()]
@@ -158,7 +141,6 @@ def _check_sha256(report_input: ReportInput, file: Path, run: FileMetadata, entr
 
 
 def _check_same(report_input: ReportInput, file: Path, run: Embeddings | PhraseScores) -> None:
-    """Raise UserError if a file has another split or another model than the result."""
     result = report_input.result
     theirs = {"n_images": result.n_images, "n_captions": result.n_captions, "dataset": result.dataset, "split": result.split}
     n_images, n_captions = (len(np.unique(ids)) for ids in (run.image_ids, run.caption_ids))
@@ -171,7 +153,6 @@ def _check_same(report_input: ReportInput, file: Path, run: Embeddings | PhraseS
 
 
 def _dataset_file(file: Path, run: FileMetadata) -> Path | None:
-    """Return the place of ``dataset.json`` that the embeddings record; None if they record none."""
     try:
         captions = json.loads(run.provenance)["captions"]
     except (json.JSONDecodeError, TypeError, KeyError):
@@ -180,12 +161,11 @@ def _dataset_file(file: Path, run: FileMetadata) -> Path | None:
 
 
 def _resolve(file: Path, relative: str) -> Path:
-    """Return a path that is relative to the folder of ``file``, without following links, as it was when it was written."""
+    """Return a path that is relative to the folder of ``file``, without following links."""
     return Path(os.path.normpath(file.parent / relative))
 
 
 def _add_runs(report_input: ReportInput, files: list[Path]) -> ReportInput:
-    """Add the files in the folders of the embeddings, if these are the runs of the result."""
     records = [
         _run_record(report_input, file.parent, seed) for file, seed in zip(files, report_input.result.seeds, strict=False)
     ]
@@ -225,7 +205,7 @@ def _run_record(report_input: ReportInput, folder: Path, seed: int | None) -> Ma
 def _table(file: Path, columns: list[str], record: Mapping[str, Any]) -> pd.DataFrame | None:
     """Read a CSV file with at least these columns; None if the file is missing or empty.
 
-    Raises UserError if its content is not what ``record`` of the run states.
+    Raises UserError if its content is not the content that the ``record`` of the run states.
     """
     if not file.is_file():
         return None

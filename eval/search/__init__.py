@@ -1,4 +1,1 @@
-"""Top-K search of embeddings, exact or with a FAISS index, and the check of exact ranks against such a search.
-
-This package may import ``vse.eval.ranking`` and ``vse.eval.files``.
-"""
+"""Top-K search of embeddings, and the check of exact ranks against such a search. Imports ranking and files."""

@@ -1,8 +1,4 @@
-"""Quality and cost of searches that do not score all pairs, in both directions, compared with exact search.
-
-:func:`reranked_metrics` evaluates lists of K candidates from a fast first stage, re-ranked by their exact scores.
-:func:`approximate_recalls` evaluates an approximate FAISS index.
-"""
+"""Quality and cost of searches that do not score all pairs, in both directions, compared with exact search."""
 
 from __future__ import annotations
 
@@ -12,16 +8,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from vse.eval.defaults import RECALLS
 from vse.eval.ranking.metrics import IMAGE_TEXT, metrics
 from vse.eval.ranking.ranks import Ranks, ScoreBlocks, ranks_from_blocks
-from vse.eval.search.exact import BLOCK, DirectionSearch, Rows, Scores, TopK, both_directions, exact_scores, exact_search
 from vse.eval.search.gpu import copy_to_gpu
 from vse.eval.search.index import build_index, min_training_rows, set_parameters
-from vse.eval.search.top_k import CANDIDATES, search
+from vse.eval.search.top_k import (
+    BLOCK,
+    CANDIDATES,
+    DirectionSearch,
+    Rows,
+    Scores,
+    TopK,
+    Vectors,
+    both_directions,
+    exact_scores,
+    exact_search,
+    search,
+)
 from vse.pipeline.errors import UserError
 
 _MAX_CANDIDATES = 2**24  # candidates of captions that are held at once
@@ -49,23 +55,18 @@ class _CandidateLists(NamedTuple):
 
 
 def reranked_metrics(
-    i2t: ScoreBlocks,
-    t2i: ScoreBlocks | None,
-    images: NDArray[np.float32],
-    captions: NDArray[np.float32],
-    candidates: int,
+    i2t: ScoreBlocks, t2i: ScoreBlocks | None, images: Vectors, captions: Vectors, candidates: int
 ) -> dict[str, Any]:
     """Return the metrics of lists of ``candidates`` rows, re-ranked by exact scores, and their loss, for a result file.
 
     The candidates are the rows with the highest inner products of ``images`` (n_images, dim) and ``captions`` (n_captions,
-    dim), which approximate the exact scores; FAISS finds them by an exact search. The rank of a query counts the wrong
-    candidates that score at least as high as its best right candidate. If no right answer is among the candidates, the query
-    is ranked behind all wrong answers of the split; the same holds if its right answer ties, in the first stage, with a row
-    outside of the list. With as many candidates as rows the ranks are the exact ones.
+    dim). The rank of a query counts the wrong candidates that score at least as high as its best right candidate. A query
+    without a right candidate is ranked behind all wrong answers of the split; the same holds if its right answer ties, in the
+    first stage, with a row outside of the list.
 
     Each direction has its metrics; ``found``, the percentage of queries with a right answer among the candidates; and
-    ``recall_at_1`` ..., the percentage of the exact top K that is the top K of the list, as in :func:`approximate_recalls`.
-    ``exact`` has the exact metrics, and ``lost`` how much worse each metric is.
+    ``recall_at_1`` ..., the percentage of the exact top K that is the top K of the list. ``exact`` has the exact metrics, and
+    ``lost`` how much worse each metric is.
 
     Parameters
     ----------
@@ -88,12 +89,9 @@ def reranked_metrics(
     return {"reranked": candidates, "factory": "Flat", **found, "exact": exact, "lost": _losses(exact, found)}
 
 
-def _lists_for_images(
-    blocks: ScoreBlocks, images: NDArray[np.float32], captions: NDArray[np.float32], candidates: int
-) -> Iterator[_CandidateLists]:
-    """Yield the candidates of the images that have captions, a block of images at a time."""
+def _lists_for_images(blocks: ScoreBlocks, images: Vectors, captions: Vectors, candidates: int) -> Iterator[_CandidateLists]:
     with_captions = torch.unique(blocks.image_of_caption)
-    for rows in _row_slices(blocks):
+    for rows in blocks.row_slices:
         queries = with_captions[(with_captions >= rows.start) & (with_captions < rows.stop)]
         if len(queries):
             near, sure, seconds = _first_stage(captions, images[queries.numpy()], candidates)
@@ -101,14 +99,11 @@ def _lists_for_images(
             yield _CandidateLists(queries, near, sure, scores.gather(1, near), _highest(scores.T).T, seconds)
 
 
-def _lists_for_captions(
-    blocks: ScoreBlocks, images: NDArray[np.float32], captions: NDArray[np.float32], candidates: int
-) -> Iterator[_CandidateLists]:
-    """Yield the candidates of captions, for some captions at a time."""
+def _lists_for_captions(blocks: ScoreBlocks, images: Vectors, captions: Vectors, candidates: int) -> Iterator[_CandidateLists]:
     for queries in torch.split(torch.arange(len(captions)), max(1, _MAX_CANDIDATES // candidates)):
         near, sure, seconds = _first_stage(images, captions[queries.numpy()], candidates)
         scores, best = torch.empty(near.shape, dtype=torch.float64), torch.empty(0, len(queries))
-        for rows in _row_slices(blocks):
+        for rows in blocks.row_slices:
             block = blocks.score(rows, queries)
             best = _highest(torch.cat([best.to(block.dtype), block]))
             query, place = torch.nonzero((near >= rows.start) & (near < rows.stop), as_tuple=True)
@@ -116,7 +111,7 @@ def _lists_for_captions(
         yield _CandidateLists(queries, near, sure, scores, best.T, seconds)
 
 
-def _first_stage(corpus: NDArray[np.float32], queries: NDArray[np.float32], candidates: int) -> tuple[Tensor, Tensor, float]:
+def _first_stage(corpus: Vectors, queries: Vectors, candidates: int) -> tuple[Tensor, Tensor, float]:
     """Return the rows of each query's candidates, whether each is surely among the best, and the duration in seconds."""
     started = time.perf_counter()
     scores, rows = exact_search(corpus, queries, min(candidates + 1, len(corpus)))
@@ -127,10 +122,11 @@ def _first_stage(corpus: NDArray[np.float32], queries: NDArray[np.float32], cand
 
 def _evaluate_lists(
     chunks: Iterator[_CandidateLists], image_of_row: Tensor, query_images: Tensor
-) -> tuple[NDArray[np.int64], dict[str, float]]:
+) -> tuple[Rows, dict[str, float]]:
     """Return the ranks of the queries of one direction, in their order, and the quality and duration of their lists.
 
-    ``image_of_row`` has the image of each row of the corpus, ``query_images`` that of each row of the side that queries.
+    ``image_of_row`` has the image of each row of the corpus, ``query_images`` the image of each row of images or captions that
+    query.
     """
     n_right = torch.bincount(image_of_row, minlength=int(query_images.max()) + 1)
     depths = [min(k, len(image_of_row)) for k in RECALLS]
@@ -152,7 +148,6 @@ def _evaluate_lists(
 
 
 def _losses(exact: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """Return how much worse each metric is than the exact one: lower recalls, higher ranks."""
     return {
         name: _losses(value, found[name])
         if isinstance(value, dict)
@@ -161,19 +156,15 @@ def _losses(exact: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _row_slices(blocks: ScoreBlocks) -> list[slice]:
-    return [slice(start, min(start + blocks.rows, blocks.n_images)) for start in range(0, blocks.n_images, blocks.rows)]
-
-
 def _highest(scores: Tensor) -> Tensor:
     """Return the highest scores of each column, highest first."""
     return torch.topk(scores, min(max(RECALLS), len(scores)), dim=0).values
 
 
 def approximate_recalls(
-    images: NDArray[np.float32],
-    captions: NDArray[np.float32],
-    image_of_caption: NDArray[np.int64],
+    images: Vectors,
+    captions: Vectors,
+    image_of_caption: Rows,
     similarity: str = "cosine",
     factory: str = "Flat",
     parameters: str = "",
@@ -186,15 +177,14 @@ def approximate_recalls(
     """Return the recalls (in percent) and the cost of an index of this type in both directions, for a result file.
 
     ``r1`` ... are R@K of the results of the index; a wrong result that scores as high as the right one counts as before it.
-    ``recall_at_1`` ... are the percentage of the exact top K, by the true similarity, that the index returned as its top K; a
-    row that ties with the last of the exact top K counts as well. For ``order`` the index proposes ``reranked`` candidates;
-    these are sorted by their exact scores. Durations are wall-clock seconds on this machine. If a side has too few rows
-    to train the index, a ``Flat`` index is used and its ``factory`` is reported.
+    ``recall_at_1`` ... are the percentage of the exact top K that the index returned as its top K; a row that ties with the
+    last of the exact top K counts as well. For ``order`` the index proposes ``reranked`` candidates, which are sorted by their
+    exact scores. Durations are wall-clock seconds. If the images or the captions are too few to train the index, a ``Flat``
+    index is used and its ``factory`` is reported.
 
     Parameters
     ----------
-    images : embeddings (n_images, dim); a memory map stays on disk
-    captions : embeddings (n_captions, dim)
+    images, captions : embeddings (n_images, dim) and (n_captions, dim)
     image_of_caption : for each caption the row of its image; an image without captions is a candidate but no query
     factory, parameters : see :func:`vse.eval.search.index.build_index` and :func:`vse.eval.search.index.set_parameters`
     """
@@ -247,7 +237,7 @@ def approximate_recalls(
 
 
 def _ranks(top: TopK, task: DirectionSearch) -> Rows:
-    """Return for each query how many wrong results score as high as its best right one; the largest int64 if none is right."""
+    """Return for each query the number of wrong results that score as high as its best right one, or the largest int64."""
     found = top.rows >= 0
     right = found & (task.image_of_row[top.rows] == task.image_of_query[:, None])
     best = np.where(right, top.scores, -np.inf).max(1, keepdims=True)

@@ -1,4 +1,4 @@
-"""The GPU that FAISS uses: the one named by the user, until it fails, e.g. because its memory is full."""
+"""The GPU on which FAISS searches: the one named by the user, until it fails, e.g. because its memory is full."""
 
 from __future__ import annotations
 
@@ -26,17 +26,16 @@ _current: dict[str, FaissGpu | None] = {}
 
 
 def use_device(name: str) -> None:
-    """Let FAISS use ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:1``.
+    """Let FAISS use ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:1``. Raises UserError for any other name.
 
-    If FAISS does not have this GPU, e.g. because it was built without GPU support, it uses the CPU and logs a warning.
-    Raises UserError for any other name.
+    If FAISS does not have this GPU, it uses the CPU and logs a warning.
     """
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
         raise UserError(f"--device {name}: FAISS knows auto, cpu, cuda and cuda:N")
     _current["gpu"] = None if name == "cpu" else _gpu(int(name.partition(":")[2] or 0), requested=name != "auto")
 
 
-def gpu() -> FaissGpu | None:
+def current_gpu() -> FaissGpu | None:
     """Return the GPU that FAISS uses; None for the CPU."""
     if "gpu" not in _current:
         use_device("auto")
@@ -75,7 +74,6 @@ class GpuIndex:
         self.ntotal = int(index.ntotal)
 
     def search(self, queries: Any, k: int) -> Any:
-        """Search like an index of FAISS: return scores and rows."""
         if self._copy is not None:
             try:
                 return self._copy.search(queries, k)
@@ -86,11 +84,11 @@ class GpuIndex:
 
 
 def copy_to_gpu(index: Any, k: int) -> Any:
-    """Return a copy of an index on the GPU; the index itself without a GPU, or if the GPU cannot search for ``k``.
+    """Return a copy of an index on the GPU; the index itself without a GPU, or if the GPU cannot return ``k`` results.
 
-    Raises UserError if the index is set to search more lists than is possible on a GPU.
+    Raises UserError if the index is set to search more lists than a GPU can search.
     """
-    used = gpu()
+    used = current_gpu()
     graph = isinstance(faiss.downcast_index(index), faiss.IndexHNSW)
     if used is None or graph or k > GPU_RESULTS:
         return index

@@ -1,7 +1,7 @@
-"""FAISS indexes for approximate search: built from a factory string, searched, and stored in files.
+"""FAISS indexes for approximate search, in memory and in files.
 
-An index in the file ``x.faiss`` has its metadata next to it, in ``x.faiss.json``. They record what the index was built from,
-so that :func:`read_index` refuses an index of other vectors.
+An index in the file ``x.faiss`` has its metadata in ``x.faiss.json``. They record the source of the index, and
+:func:`read_index` refuses an index of other vectors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 
 import faiss
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -29,8 +28,8 @@ from pydantic import (
 )
 
 from vse.eval.files.array_folder import IN_MEMORY_BYTES
-from vse.eval.search.exact import BLOCK, Corpus, TopK, merge_top_k, read_blocks
 from vse.eval.search.gpu import faiss_reason
+from vse.eval.search.top_k import BLOCK, Corpus, Rows, Vectors, read_blocks, search_index
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, changed_file_error
 from vse.pipeline.files.outputs import OutputKind, json_kind, may_replace_others
@@ -47,7 +46,7 @@ _LINKS = range(2, 257)  # links of a node of a graph: FAISS crashes with fewer, 
 
 @dataclass(frozen=True)
 class BuiltIndex:
-    """An index with the rows of a corpus in their order; it was trained on ``trained_on`` rows, 0 if it needs no training."""
+    """An index with the rows of a corpus in their order, trained on ``trained_on`` rows; 0 if it needs no training."""
 
     index: Any
     factory: str
@@ -60,8 +59,8 @@ def build_index(
     """Build an index for the highest inner products with the rows of ``corpus`` (n, dim).
 
     ``factory`` is a factory string of FAISS. An index that needs training is trained on a sample of rows that depends on
-    ``seed``; then all rows are added, ``block`` at a time. With one thread the index is the same every time, except that the
-    links of HNSW depend on ``block``; with several threads they also depend on the order in which threads run.
+    ``seed``; then all rows are added, ``block`` at a time. With one thread the index is the same every time for the same
+    ``block``.
 
     Raises UserError if there is no such index, if it does not fit the dimensions, or if there are too few rows to train it;
     the message names the corpus by ``name``.
@@ -90,13 +89,13 @@ def build_index(
 
 
 def min_training_rows(factory: str, dim: int) -> int:
-    """Return how many rows such an index needs for training. Raises UserError if there is no such index."""
+    """Return the number of rows that such an index needs for training. Raises UserError if there is no such index."""
     index = _create_index(factory, dim)
     return ROWS_PER_CENTROID * _max_centroids(index)
 
 
 def set_parameters(index: Any, parameters: str) -> None:
-    """Set how thoroughly an index searches: ``nprobe=16`` for IVF or ``efSearch=64`` for HNSW, several separated by commas.
+    """Set the search parameters of an index: ``nprobe=16`` for IVF or ``efSearch=64`` for HNSW, several separated by commas.
 
     Raises UserError if a value is not a positive integer, or if the index does not have such a parameter.
     """
@@ -111,16 +110,8 @@ def set_parameters(index: Any, parameters: str) -> None:
             raise UserError(f"this index has no parameter {parameter.partition('=')[0]!r}; {known}") from None
 
 
-def search_index(index: Any, queries: NDArray[np.float32], k: int) -> TopK:
-    """Return the ``k`` rows (or all, if there are fewer) that the index finds for each query (m, dim)."""
-    k = min(k, index.ntotal)
-    if not k or not len(queries):
-        return TopK(np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64))
-    return merge_top_k(k, TopK(*index.search(np.ascontiguousarray(queries, np.float32), k)))
-
-
 class IndexVectors:
-    """The vectors (n, dim) in an index, as a :class:`vse.eval.search.exact.Corpus`; those in PQ or SQ are approximate."""
+    """The vectors (n, dim) in an index, as a :class:`vse.eval.search.top_k.Corpus`; vectors in PQ or SQ are approximate."""
 
     def __init__(self, index: Any) -> None:
         self.index = index
@@ -129,17 +120,17 @@ class IndexVectors:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, rows: slice | NDArray[np.int64]) -> NDArray[np.float32]:
+    def __getitem__(self, rows: slice | Rows) -> Vectors:
         wanted = np.arange(len(self))[rows]
         lists = faiss.try_extract_index_ivf(self.index)
         if lists is not None:
             lists.make_direct_map()
-        vectors: NDArray[np.float32] = self.index.reconstruct_batch(wanted)
+        vectors: Vectors = self.index.reconstruct_batch(wanted)
         return vectors
 
 
 def stores_exactly(index: Any, corpus: Corpus) -> bool:
-    """Return whether an index stores its corpus bit for bit, judged by its first rows."""
+    """Return whether an index stores its corpus bit for bit, judged by the first 100 rows."""
     first_rows = slice(0, 100)
     try:
         return bool(np.array_equal(IndexVectors(index)[first_rows], np.asarray(corpus[first_rows], np.float32)))
@@ -148,7 +139,7 @@ def stores_exactly(index: Any, corpus: Corpus) -> bool:
 
 
 def _create_index(factory: str, dim: int) -> Any:
-    """Create an empty index; refuse numbers on which FAISS crashes."""
+    """Create an empty index. Raises UserError for numbers on which FAISS crashes."""
     links = [int(number) for number in re.findall(r"(?:HNSW|NSG)(\d+)", factory)]
     if re.search(r"(?<!\d)0+(?!\d)", factory) or any(number not in _LINKS for number in links):
         raise UserError(f"{factory}: a number in it is too small or too large; such as {EXAMPLES} work")
@@ -179,7 +170,7 @@ def _max_centroids(index: Any) -> int:
     return max([*counts, *(_max_centroids(part) for part in parts if part is not None)])
 
 
-def _training_sample(corpus: Corpus, size: int, seed: int) -> NDArray[np.float32]:
+def _training_sample(corpus: Corpus, size: int, seed: int) -> Vectors:
     rows = np.sort(np.random.default_rng(seed).choice(len(corpus), size, replace=False))
     sample = np.ascontiguousarray(corpus[rows], np.float32)
     finite = np.isfinite(sample.sum(1, dtype=np.float64))
@@ -223,7 +214,7 @@ class _IndexMetadata(BaseModel):
 class IndexSource:
     """The source of an index: ``count`` rows of ``dim`` dimensions, whose ids have the hash ``ids_sha256``.
 
-    ``properties`` determine the vectors; they map names that a person understands, such as ``split``, to texts. Metadata files
+    ``properties`` map names that a person understands, such as ``split``, to texts that determine the vectors. Metadata files
     store them as ``of``.
     """
 
@@ -240,7 +231,7 @@ INDEX = OutputKind(
 )
 
 
-def ids_sha256(ids: NDArray[np.int64]) -> str:
+def ids_sha256(ids: Rows) -> str:
     """Return the SHA-256 of ids in their order."""
     return hashlib.sha256(np.ascontiguousarray(ids, "<i8").tobytes()).hexdigest()
 
@@ -253,8 +244,7 @@ def metadata_file(path: Path) -> Path:
 def write_index(path: Path, built: BuiltIndex, source: IndexSource) -> Path:
     """Write the index and its metadata, each atomically, and return ``path``.
 
-    The metadata are written first, so that a killed process never leaves an index without metadata. Metadata without an index
-    are harmless.
+    The metadata are written first: metadata without an index are harmless.
     """
     digest = hashlib.sha256()
     with open_atomic(path) as stream:
@@ -282,10 +272,10 @@ def write_index(path: Path, built: BuiltIndex, source: IndexSource) -> Path:
 
 
 def index_exists(path: Path, source: IndexSource) -> bool:
-    """Return whether there is an index file that should be read rather than built.
+    """Return whether there is an index file to read; otherwise it must be built.
 
-    An index that lost its metadata, but has the expected number of rows and dimensions, counts as absent and is built again.
-    Any other file without metadata counts as present, so that :func:`read_index` refuses it: it may belong to somebody else.
+    An index that lost its metadata, but has the expected number of rows and dimensions, counts as absent. Any other file
+    without metadata may belong to somebody else: it counts as present, and :func:`read_index` refuses it.
     """
     if may_replace_others() and not INDEX.is_at(path):
         return False
@@ -305,8 +295,8 @@ def index_exists(path: Path, source: IndexSource) -> bool:
 def read_index(path: Path, source: IndexSource, factory: str | None = None) -> BuiltIndex:
     """Read an index from a file; the vectors of a large one are mapped if FAISS can do that.
 
-    Raises UserError if the file is missing, was built from another source (the message names the difference) or by another
-    ``factory`` than requested, has changed since it was written, or cannot be read by FAISS.
+    Raises UserError if the file is missing, was built from another source or by another ``factory``, has changed since it was
+    written, or cannot be read by FAISS.
     """
     metadata = _read_metadata(path)
     if difference := _source_difference(source, metadata):
@@ -331,7 +321,6 @@ def read_index(path: Path, source: IndexSource, factory: str | None = None) -> B
 
 
 def _source_difference(source: IndexSource, metadata: Mapping[str, Any]) -> str:
-    """Return the first difference between a source and the source in an index's metadata, or an empty text."""
     properties = metadata["of"]
     compared = [(name, properties.get(name), source.properties.get(name)) for name in {**source.properties, **properties}]
     compared += [(name, metadata[name], getattr(source, name)) for name in ("similarity", "count", "dim", "ids_sha256")]

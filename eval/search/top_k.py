@@ -1,38 +1,102 @@
-"""Top-K search of embeddings with FAISS, and the search results that people read.
-
-:func:`search` returns rows and scores. :class:`SearchHit`, :class:`PhraseHit` and :class:`Attention` describe results with
-their photos, captions and boxes.
-"""
+"""Top-K search of embeddings: exact, block by block, or with a FAISS index; and the search results that people read."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Protocol
 
+import faiss
 import numpy as np
+import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-from vse.eval.ranking.scores import similarity_by_name
-from vse.eval.search.exact import (
-    BLOCK,
-    Corpus,
-    TopK,
-    check_direction,
-    check_queries,
-    exact_scores,
-    exact_search,
-    merge_top_k,
-)
-from vse.eval.search.index import search_index
+from vse.eval.ranking.metrics import IMAGE_TEXT, Direction
+from vse.eval.ranking.ranks import RankingSimilarity, check_finite, shared_tensor, similarity_by_name
+from vse.eval.search.gpu import GPU_RESULTS, current_gpu, fall_back_to_cpu
+from vse.pipeline.errors import UserError
 
+BLOCK = 65_536  # rows that are read at once: 256 MB for 1,024 dimensions
 CANDIDATES = 200  # candidates of a query that are scored exactly
+_SHORT = 12  # up to this number of dimensions, FAISS rounds the scores of a single query differently
+
+Vectors = NDArray[np.float32]
+Scores = NDArray[np.float32]
+Rows = NDArray[np.int64]
+
+
+class Corpus(Protocol):
+    """Vectors (n, dim) that are read a block at a time: an array, a memory map or a data set of an HDF5 file."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: Any, /) -> Any: ...
+
+
+class TopK(NamedTuple):
+    """The best rows for each query, best first: ``scores`` and ``rows`` (m, k), padded with -inf and -1."""
+
+    scores: Scores
+    rows: Rows
+
+
+@dataclass(frozen=True)
+class DirectionSearch:
+    """The queries and the corpus of one direction, with the image that each of them is or belongs to.
+
+    Attributes
+    ----------
+    direction : image to text or text to image
+    corpus : (n_corpus, dim) vectors of the candidates
+    image_of_row : (n_corpus,) row of the image of each candidate
+    vectors : (n, dim) vectors of images or captions, some of which are queries
+    query_rows : (n_queries,) rows of ``vectors`` that are queries, ascending
+    image_of_query : (n_queries,) row of the image of each query
+    """
+
+    direction: Direction
+    corpus: Vectors
+    image_of_row: Rows
+    vectors: Vectors
+    query_rows: Rows
+    image_of_query: Rows
+
+    @property
+    def queries(self) -> Vectors:
+        """The vectors of the queries; not a copy if all rows are queries."""
+        return self.vectors if len(self.query_rows) == len(self.vectors) else self.vectors[self.query_rows]
+
+    def sample(self, queries: Rows) -> DirectionSearch:
+        """Return the search of some of the queries, given by their indices."""
+        return replace(self, query_rows=self.query_rows[queries], image_of_query=self.image_of_query[queries])
+
+
+def both_directions(images: Vectors, captions: Vectors, image_of_caption: Rows) -> dict[str, DirectionSearch]:
+    """Return the searches of both directions by their names; an image without captions is a candidate but no query."""
+    vectors = {"image": images, "caption": captions}
+    image_of_row = {"image": np.arange(len(images)), "caption": image_of_caption}
+    query_rows = {"image": np.unique(image_of_caption), "caption": np.arange(len(captions))}
+    return {
+        direction.name: DirectionSearch(
+            direction,
+            vectors[direction.candidate],
+            image_of_row[direction.candidate],
+            vectors[direction.query],
+            query_rows[direction.query],
+            image_of_row[direction.query][query_rows[direction.query]],
+        )
+        for direction in IMAGE_TEXT
+    }
 
 
 def search(
     corpus: Corpus,
-    queries: NDArray[np.float32],
+    queries: Vectors,
     k: int,
     similarity: str = "cosine",
     *,
@@ -41,24 +105,169 @@ def search(
     index: Any = None,
     block: int = BLOCK,
 ) -> TopK:
-    """Return the ``k`` rows of ``corpus`` (n, dim) that are most similar to each query (m, dim): scores and rows (m, k).
+    """Return the ``k`` rows of ``corpus`` (n, dim) that are most similar to each query (m, dim).
 
-    For ``cosine`` the search is exact. FAISS does not have other similarities: it finds the ``candidates`` rows with the
-    highest inner products (at least ``k``), and these are sorted by their exact scores. A row that is not a candidate is
-    missed. With as many candidates as rows no row is missed.
+    For ``cosine`` the search is exact. For another similarity FAISS finds the ``candidates`` rows (at least ``k``) with the
+    highest inner products, and these are sorted by their exact scores; all other rows are missed.
 
-    ``direction`` states which side queries, because ``order`` is not symmetric: with ``i2t`` the queries are images and the
-    corpus has captions, with ``t2i`` the queries are captions and the corpus has images. If ``index`` is an index of the
-    corpus (see :func:`vse.eval.search.index.build_index`), it is searched instead, and for ``cosine`` its scores are returned;
-    if it finds fewer than ``k`` rows, scores end in -inf and rows in -1. Without an index ``block`` rows are read at a time.
+    Parameters
+    ----------
+    direction : ``i2t`` if images query captions, ``t2i`` if captions query images; ``cosine`` does not need it
+    index : an index of the corpus to search instead (see :func:`vse.eval.search.index.build_index`); for ``cosine`` its scores
+        are returned, and if it finds fewer than ``k`` rows, scores end in -inf and rows in -1
+    block : the number of rows that are read at a time
     """
     similarity_by_name(similarity)
-    queries = check_queries(corpus, queries)
+    queries = _check_queries(corpus, queries)
     if similarity == "cosine":
         return exact_search(corpus, queries, k, block=block) if index is None else search_index(index, queries, k)
-    check_direction(similarity, direction)
+    _check_direction(similarity, direction)
     near = search(corpus, queries, max(k, candidates), index=index, block=block).rows
-    return merge_top_k(k, TopK(exact_scores(corpus, queries, near, similarity, direction), near))
+    return _merge(k, TopK(exact_scores(corpus, queries, near, similarity, direction), near))
+
+
+def search_index(index: Any, queries: Vectors, k: int) -> TopK:
+    """Return the ``k`` rows (or all, if there are fewer) that a FAISS index finds for each query (m, dim)."""
+    k = min(k, index.ntotal)
+    if not k or not len(queries):
+        return TopK(np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64))
+    return _merge(k, TopK(*index.search(np.ascontiguousarray(queries, np.float32), k)))
+
+
+def exact_search(
+    corpus: Corpus, queries: Vectors, k: int, similarity: str = "cosine", *, direction: str | None = None, block: int = BLOCK
+) -> TopK:
+    """Return the ``k`` rows of ``corpus`` (n, dim) that are most similar to each query (m, dim); all rows are scored.
+
+    The corpus is read ``block`` rows at a time and may be larger than memory. Rows with the same score are in ascending order;
+    if several tie with the last result, FAISS decides which of them are found. ``direction`` is as for :func:`search`. Raises
+    UserError if a row is not finite.
+    """
+    scorer = similarity_by_name(similarity)
+    queries = _check_queries(corpus, queries)
+    if similarity != "cosine":
+        _check_direction(similarity, direction)
+    best = TopK(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64))
+    single = similarity == "cosine" and len(queries) == 1 and queries.shape[1] > _SHORT and current_gpu() is None
+    for start, rows in read_blocks(corpus, block, checked=not single):
+        n_best = min(k, len(rows))
+        if single:
+            least = float(best.scores[0, -1]) if best.scores.shape[1] >= k else -np.inf
+            near = _search_single(queries, rows, n_best, least, start)
+        elif similarity == "cosine":
+            near = _search_faiss(queries, rows, n_best)
+        else:
+            near = _search_tiles(scorer, queries, rows, n_best, direction)
+        best = _merge(k, best, TopK(near.scores, near.rows + start))
+    return best
+
+
+def exact_scores(corpus: Corpus, queries: Vectors, rows: Rows, similarity: str, direction: str | None) -> Scores:
+    """Return the score of each query (m, dim) with some rows (m, k) of the corpus, pair by pair; -inf for row -1."""
+    scorer = similarity_by_name(similarity)
+    scores = np.full(rows.shape, -np.inf, np.float32)
+    for query, near, out in zip(queries, rows, scores, strict=True):
+        found = near >= 0
+        if not found.any():
+            continue
+        wanted, where = np.unique(near[found], return_inverse=True)  # ascending rows are read fastest
+        entries = torch.from_numpy(np.array(corpus[wanted], np.float32))
+        query_row = torch.from_numpy(np.array(query[None], np.float32))
+        computed = torch.empty(len(wanted))
+        if direction == "i2t":
+            scorer.score(query_row, entries, computed[None])
+        else:
+            scorer.score(entries, query_row, computed[:, None])
+        out[found] = computed.numpy()[where]
+    return scores
+
+
+def read_blocks(corpus: Corpus, block: int, checked: bool = True) -> Iterator[tuple[int, Vectors]]:
+    """Yield the corpus in blocks of rows, each with the index of its first row; if ``checked``, refuse rows with NaN."""
+    if block < 1:
+        raise ValueError(f"blocks of {block} rows")
+    for start in range(0, len(corpus), block):
+        rows = np.ascontiguousarray(corpus[start : start + block], np.float32)
+        if checked:
+            check_finite("corpus", shared_tensor(rows), start)
+        yield start, rows
+
+
+def _check_queries(corpus: Corpus, queries: Vectors) -> Vectors:
+    """Return queries as FAISS needs them. Raises UserError if their shape does not fit, or if a row is not finite."""
+    if len(corpus.shape) != 2 or queries.ndim != 2 or queries.shape[1] != corpus.shape[1]:
+        raise UserError(f"queries of shape {queries.shape} do not fit a corpus of shape {corpus.shape}")
+    queries = np.ascontiguousarray(queries, np.float32)
+    check_finite("queries", shared_tensor(queries))
+    return queries
+
+
+def _check_direction(similarity: str, direction: str | None) -> None:
+    if direction not in [known.name for known in IMAGE_TEXT]:
+        raise ValueError(f"a search by {similarity} needs the direction i2t or t2i, not {direction!r}")
+
+
+def _merge(k: int, *parts: TopK) -> TopK:
+    """Merge the results of several searches for the same queries into the best ``k``; equal scores keep the order of rows."""
+    scores, rows = (np.concatenate(values, axis=1) for values in zip(*parts, strict=True))
+    scores = np.where(rows < 0, np.float32(-np.inf), scores)
+    order = np.lexsort((rows, -scores), axis=1)[:, :k]
+    return TopK(np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1))
+
+
+def _search_single(query: Vectors, rows: Vectors, k: int, least: float, start: int) -> TopK:
+    """Return the highest inner products of one query (1, dim) that are at least ``least``; more than ``k`` if they tie.
+
+    The rows are read only once, because a row that is not finite has a score that is not finite. The scores are bit for bit
+    those of :func:`faiss.knn` for a single query.
+    """
+    scores = np.empty(len(rows), np.float32)
+    faiss.fvec_inner_products_ny(  # type: ignore[attr-defined]
+        faiss.swig_ptr(scores), faiss.swig_ptr(query), faiss.swig_ptr(rows), rows.shape[1], len(rows)
+    )
+    with np.errstate(over="ignore", invalid="ignore"):
+        finite = np.isfinite(scores.sum())
+    if not finite:
+        check_finite("corpus", shared_tensor(rows), start)
+    near = np.flatnonzero(scores >= least)
+    if len(near) > k:
+        near_scores = scores[near]
+        near = near[near_scores >= np.partition(near_scores, len(near) - k)[len(near) - k]]
+    return TopK(scores[None, near], near[None])
+
+
+def _search_faiss(queries: Vectors, rows: Vectors, k: int) -> TopK:
+    used = current_gpu()
+    if used is not None and k <= GPU_RESULTS:
+        try:
+            found = faiss.knn_gpu(used.resources, queries, rows, k, metric=faiss.METRIC_INNER_PRODUCT, device=used.number)
+            return TopK(*found)
+        except RuntimeError as error:  # e.g. if other programs use the memory of the GPU
+            fall_back_to_cpu(error)
+    return TopK(*faiss.knn(queries, rows, k, metric=faiss.METRIC_INNER_PRODUCT))
+
+
+def _search_tiles(scorer: RankingSimilarity, queries: Vectors, rows: Vectors, k: int, direction: str | None) -> TopK:
+    """Return the highest scores of any similarity, scored a tile of images and captions at a time."""
+    all_queries, entries = shared_tensor(queries), shared_tensor(rows)
+    n_queries, n_entries = scorer.tile_images, scorer.tile_captions
+    if direction == "t2i":
+        n_queries, n_entries = n_entries, n_queries
+    top = TopK(np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64))
+    for first in range(0, len(all_queries), n_queries):
+        part = all_queries[first : first + n_queries]
+        scores = torch.empty(len(part), len(entries))
+        for start in range(0, len(entries), n_entries):
+            near = entries[start : start + n_entries]
+            if direction == "i2t":
+                scorer.score(part, near, scores[:, start : start + n_entries])
+            else:
+                out = torch.empty(len(near), len(part))
+                scorer.score(near, part, out)
+                scores[:, start : start + n_entries] = out.T
+        best = torch.topk(scores, k, dim=1)
+        top.scores[first : first + n_queries], top.rows[first : first + n_queries] = best.values.numpy(), best.indices.numpy()
+    return top
 
 
 @dataclass(frozen=True)
@@ -67,12 +276,12 @@ class Attention:
 
     Attributes
     ----------
-    side : side that attends to the other. With ``t2i`` each word divides its attention among the regions, and each column of
-        ``weights`` adds up to 1; with ``i2t`` each region divides it among the words, and each row adds up to 1
+    side : ``t2i`` if each word divides its attention among the regions (each column of ``weights`` adds up to 1); ``i2t`` if
+        each region divides its attention among the words (each row adds up to 1)
     words : tokens that the model reads; tokens that are not words of the caption are in angle brackets
     size : width and height of the photo
     boxes : x1, y1, x2, y2 of the regions in pixels of the photo
-    score : score of the pair by the model that attends
+    score : score of the pair by the model
     """
 
     side: Literal["t2i", "i2t"]
@@ -85,13 +294,9 @@ class Attention:
 
 @dataclass(frozen=True, eq=False)
 class PhraseHit:
-    """The candidate boxes of a photo for a phrase, best first.
+    """The candidate boxes of a photo for the phrase ``text``, best first.
 
-    Attributes
-    ----------
-    text : the phrase
-    boxes : x1, y1, x2, y2 in pixels of the photo, x2 and y2 exclusive
-    scores : scores of the boxes, descending
+    ``boxes`` are x1, y1, x2, y2 in pixels of the photo, with x2 and y2 exclusive.
     """
 
     text: str
@@ -107,9 +312,9 @@ class PhraseHit:
 class SearchHit:
     """An image or a caption that a search returned, with its score.
 
-    If ``dataset.json`` does not have the image, ``photo`` is None and ``captions`` is empty. Otherwise ``captions`` has the
-    caption with the id ``caption_id`` or, if images were searched, all captions of the image. ``attention`` is that between
-    the query and this hit, if the model attends.
+    ``captions`` has the caption with the id ``caption_id`` or, if images were searched, all captions of the image. If
+    ``dataset.json`` does not have the image, ``photo`` is None and ``captions`` is empty. ``attention`` is the attention
+    between the query and this hit, if the model attends.
     """
 
     score: float

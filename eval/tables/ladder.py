@@ -1,8 +1,4 @@
-"""The table ``ladder``: results with their costs and the best trade-offs marked, and its chart of rsum against a cost.
-
-:func:`build_ladder` builds the table, :func:`result_costs` reads the costs of a result, :func:`pareto_front` finds the best
-trade-offs, and :func:`write_chart` draws a point per row, with the best trade-offs joined by a line.
-"""
+"""The table ``ladder``: results with their costs and the best trade-offs marked, and its chart of rsum against a cost."""
 
 from __future__ import annotations
 
@@ -40,10 +36,10 @@ BEST = "best"
 def build_ladder(results: Sequence[Path], cost: str = "total_s") -> pd.DataFrame:
     """Return a row per result with its features, metrics and costs, the highest rsum first; best trade-offs are marked.
 
-    The metrics are those of the whole split, with 95% intervals over its images (``_low``, ``_high``) and, with several seeds,
-    the standard deviation over seeds (``_std``). For the costs see :func:`result_costs`. ``best`` is ``yes`` for rows on the
-    Pareto front of rsum against ``cost``, one of :data:`vse.eval.defaults.LADDER_COSTS`, among the rows of one data set and
-    split. Raises UserError if a result has no metrics of the whole split.
+    The metrics are from the complete split, with 95% intervals (``_low``, ``_high``) and, with several seeds, the standard
+    deviation (``_std``). ``best`` is ``yes`` for rows on the Pareto front of rsum against ``cost``, one of
+    :data:`vse.eval.defaults.LADDER_COSTS`, among the rows of one data set and split. Raises UserError if a result has no
+    metrics of the complete split.
     """
     paths = drop_comparisons(results)
     if not paths:
@@ -60,11 +56,10 @@ def build_ladder(results: Sequence[Path], cost: str = "total_s") -> pd.DataFrame
 
 
 def pareto_front(cost: NDArray[np.float64], value: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return a mask (n,) of the points on the Pareto front.
+    """Return a mask (n,) of the points ``cost`` and ``value`` (n,) on the Pareto front.
 
-    ``cost`` and ``value`` are (n,). A point is on the front unless another point costs no more, is worth no less, and is
-    better in one of the two. Points with a NaN are not on the front, and have no influence on it. Equal points are on the
-    front together.
+    A point is on the front unless another point costs no more, is worth no less, and is better in one of the two. Points with
+    a NaN are ignored. Equal points are on the front together.
     """
     known = np.isfinite(cost) & np.isfinite(value)
     front = np.zeros(len(cost), bool)
@@ -84,15 +79,12 @@ class LadderTable(TableKind):
     options = frozenset({"cost"})
 
     def frame(self, request: TableRequest) -> pd.DataFrame:
-        """Return the table of :func:`build_ladder`."""
         return build_ladder(request.results, request.cost or "total_s")
 
     def cells(self, frame: pd.DataFrame, request: TableRequest) -> Cells:
-        """Return the metrics and costs of each row, with a star for the best trade-offs."""
         return ladder_cells(frame, request.cost or "total_s")
 
     def write(self, frame: pd.DataFrame, out: Path, request: TableRequest = NO_REQUEST) -> Path:
-        """Write the table, or the chart of rsum against the cost; return ``out``."""
         if out.suffix in (".svg", ".png"):
             return write_chart(frame, out, request.cost or "total_s")
         return super().write(frame, out, request)
@@ -136,7 +128,6 @@ def _row(path: Path) -> pd.DataFrame:
 
 
 def _feature_names(result: Result) -> tuple[str, str]:
-    """Return the names of the image and caption features of a model; blank if they are not known."""
     config = result.provenance.get("config")
     config = config if isinstance(config, Mapping) else {}
     composed = parse_composed_name(result.experiment)
@@ -170,7 +161,7 @@ def result_costs(result: Result) -> dict[str, float]:
 
 
 def _cache_total(costs: Sequence[Mapping[str, Any]], name: str) -> float:
-    """Return the sum of a cost over all caches; a cache that several seeds or members read counts once."""
+    """Return the sum of a cost over all caches; a cache of several seeds or members counts once."""
     by_feature: dict[str, float] = {}
     for one in costs:
         of_caches = one.get(name)
@@ -205,8 +196,8 @@ _RIGHT = 0.85  # share of the width beyond which a name is written to the left o
 def write_chart(table: pd.DataFrame, out: Path, cost: str = "total_s") -> Path:
     """Write the chart of a ladder as ``.svg`` or ``.png``; return ``out``. The same rows give the same bytes.
 
-    Whiskers are 95% intervals over images or, without these, the standard deviation over seeds. Rows whose cost is not known
-    are left out. Raises UserError if no row is left, or if the rows have several data sets, splits or protocols.
+    Whiskers are 95% intervals over images or, without these, the standard deviation over seeds. Rows with an unknown cost are
+    left out. Raises UserError if no row is left, or if the rows have several data sets, splits or protocols.
     """
     several = next((name for name in ("dataset", "split", "protocol") if table[name].nunique() > 1), None)
     if several is not None:
@@ -229,7 +220,6 @@ def write_chart(table: pd.DataFrame, out: Path, cost: str = "total_s") -> Path:
 
 
 def _draw(axes: Axes, table: pd.DataFrame, cost: str) -> None:
-    """Draw the chart: points, names, axes and legend."""
     images, captions = (list(dict.fromkeys(table[name])) for name in ("images", "captions"))
     _draw_points(axes, table, cost, images, captions)
     _draw_names(axes, table, cost)
@@ -280,7 +270,6 @@ def _draw_names(axes: Axes, table: pd.DataFrame, cost: str) -> None:
 
 
 def _legend(axes: Axes, images: list[str], captions: list[str]) -> None:
-    """Add two legends: the image feature of each colour, and the caption feature of each marker."""
     image_entries = [
         Line2D([], [], marker="s", linestyle="", color=_COLOURS[k % len(_COLOURS)], label=_shorten(name) or "?")
         for k, name in enumerate(images)
@@ -296,7 +285,6 @@ def _legend(axes: Axes, images: list[str], captions: list[str]) -> None:
 
 
 def _whisker(row: Mapping[Hashable, Any]) -> tuple[float, float]:
-    """Return the lower and the upper end of the whisker of a row."""
     low, high = row.get("rsum_low", np.nan), row.get("rsum_high", np.nan)
     if np.isfinite(low) and np.isfinite(high):
         return low, high

@@ -1,8 +1,4 @@
-"""Published tables: the printed metrics of a paper, next to those of our results.
-
-:func:`compare_published` finds the result of each row by its experiment, checks that it has the data set and the protocol of
-the row, and computes the differences.
-"""
+"""Published tables: the printed metrics of a paper, next to the metrics of our results."""
 
 from __future__ import annotations
 
@@ -61,7 +57,7 @@ class MeasuredRow:
 
     @property
     def comparable(self) -> bool:
-        """Whether our metrics and the printed ones have the same test split and the same number of images."""
+        """True if our metrics and the printed ones have the same test split and the same number of images."""
         same_split = self.result.dataset in self.row.datasets and bool(self.row.split) and self.split == self.row.split
         return same_split and self.images == self.row.images
 
@@ -83,9 +79,9 @@ def compare_published(table: str, results: Sequence[Path], dataset: str | None =
     """Return a published table with our results.
 
     Each metric has the printed value, ours, its standard deviation over seeds, its 95% interval, the difference, and whether
-    the difference is significant, that is, whether the printed value lies outside our interval. A result belongs to the rows
-    that its experiment names, if it is on their data set or, if one is given, on ``dataset``. Values of rows without a result
-    are NaN or blank, and so are differences between different test splits or numbers of images.
+    the difference is significant: whether the printed value lies outside our interval. A result belongs to the rows that its
+    experiment names, if it is on their data set or, if one is given, on ``dataset``. Values of rows without a result are NaN
+    or blank, and so are differences between different test splits or numbers of images.
     """
     rows = published_rows(table)
     measured = _match_results(table, rows, results, dataset)
@@ -101,11 +97,9 @@ class PublishedTable(TableKind):
     needs_results = False
 
     def frame(self, request: TableRequest) -> pd.DataFrame:
-        """Return the table of :func:`compare_published`."""
         return compare_published(self.name, request.results, request.dataset)
 
     def cells(self, frame: pd.DataFrame, request: TableRequest) -> Cells:
-        """Return each printed row, with ours and the difference below it."""
         return published_cells(frame)
 
 
@@ -140,10 +134,7 @@ def _match_results(
 
 
 def _row_keys(result: Result) -> tuple[set[str], list[str]]:
-    """Return the keys of the rows that a result reproduces, by its own settings or its preset, and the changed settings.
-
-    The changed settings are those that the writer of the embeddings recorded, since only it knows all settings and defaults.
-    """
+    """Return the keys of the rows that a result reproduces, by its own settings or its preset, and its changed settings."""
     preset = load_plan(result.experiment, result.dataset) if is_experiment(result.experiment) else None
     config = result.provenance.get("config")
     if not isinstance(config, Mapping) or not isinstance(config.get("rows"), list):
@@ -179,7 +170,6 @@ def _warn_of_other_images(rows: Sequence[MeasuredRow]) -> None:
 
 
 def _check_test_split(measured: MeasuredRow) -> None:
-    """Raise UserError if a result is not on the test split, or lacks the protocol of the row."""
     path, result, protocol = measured.path, measured.result, measured.protocol
     if result.split != "test":
         raise UserError(f"{path}: evaluated on the split {result.split!r}, but the table needs the test split")
@@ -193,7 +183,6 @@ def _check_test_split(measured: MeasuredRow) -> None:
 
 
 def _table_line(row: PublishedRow, measured: MeasuredRow | None) -> dict[str, Any]:
-    """Return the line of a published row, with blank or NaN values if it was not measured."""
     line: dict[str, Any] = {"row": row.key, "system": row.system, "setting": row.setting}
     line |= {"dataset": row.dataset, "protocol": row.protocol, "images": row.images, "split": row.split}
     line |= {"experiment": "", "seeds": "", "our_dataset": "", "our_images": None, "our_split": ""}
@@ -251,13 +240,11 @@ def published_cells(table: pd.DataFrame) -> Cells:
 
 
 def _difference(row: Mapping[Hashable, Any], name: str, digits: int) -> str:
-    """Return the text of a difference, in parentheses if it is not significant."""
     text = metric_cell(row[f"{name}_difference"], digits, sign="+")
     return f"({text})" if text and row[f"{name}_significant"] == "no" else text
 
 
 def _our_texts(row: Mapping[Hashable, Any]) -> list[str]:
-    """Return the text columns of the line with our metrics."""
     seeds = f"{'seeds' if ' ' in row['seeds'] else 'seed'} {row['seeds']}"
     setting = f"{seeds}, changed settings" if row["changed"] else seeds
     same_number = str(row["our_images"]) == str(row["images"])

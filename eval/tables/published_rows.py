@@ -1,7 +1,7 @@
 """The rows of published tables with their printed metrics, and the experiments that reproduce them.
 
-A table is a CSV file in ``config/published/``, named ``<paper>_<table>``; docs/tables.md describes its columns. The workflow
-reads the rows whenever it reads its rules, so nothing heavy is imported here.
+A table is a CSV file in ``config/published/`` (docs/tables.md). This module imports no large library, because the workflow
+reads the rows with its rules.
 """
 
 from __future__ import annotations
@@ -59,15 +59,13 @@ def published_rows(table: str) -> tuple[PublishedRow, ...]:
     paper, _, number = table.rpartition("_")
     with (published_folder() / f"{table}.csv").open(encoding="utf-8", newline="") as stream:
         lines = list(csv.DictReader(stream))
-    return tuple(
-        _row(paper, line) if line["row"].startswith(f"{number}.") else _repeated(paper, line["row"]) for line in lines
-    )
+    return tuple(_row(paper, number, line) for line in lines)
 
 
 def table_experiments(table: str, dataset: str | None = None) -> list[tuple[str, str]]:
     """Return data set and experiment of every row that the preset of an experiment names, each pair once.
 
-    The data set is that of the row, unless one is given. Raises UserError if two experiments name the same row.
+    ``dataset`` replaces the data set of the row. Raises UserError if two experiments name the same row.
     """
     rows = {row.key: row for row in published_rows(table)}
     experiments: dict[str, str] = {}
@@ -81,12 +79,11 @@ def table_experiments(table: str, dataset: str | None = None) -> list[tuple[str,
     return list(dict.fromkeys((dataset or row.dataset, experiments[key]) for key, row in rows.items() if key in experiments))
 
 
-def _row(paper: str, line: Mapping[str, str]) -> PublishedRow:
+def _row(paper: str, number: str, line: Mapping[str, str]) -> PublishedRow:
+    """Return a row from its line in a CSV file; a line of another table of the paper has only the number of the row."""
+    if not line["row"].startswith(f"{number}."):
+        others = published_rows(f"{paper}_{line['row'].partition('.')[0]}")
+        return next(printed for printed in others if printed.row == line["row"])
     metrics = {name: float(text) if text else None for name, text in line.items() if name not in _DESCRIPTION}
     described = {name: line[name] for name in _DESCRIPTION if name != "images"}
     return PublishedRow(paper=paper, images=int(line["images"]) if line["images"] else None, metrics=metrics, **described)
-
-
-def _repeated(paper: str, row: str) -> PublishedRow:
-    """Return a row from another table of the same paper; the number of the row begins with the number of that table."""
-    return next(printed for printed in published_rows(f"{paper}_{row.partition('.')[0]}") if printed.row == row)

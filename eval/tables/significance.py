@@ -1,8 +1,4 @@
-"""Compare two models on the same queries: write the comparison file, and tabulate comparison files.
-
-:func:`compare_files` is the entry of ``vse-eval --compare``. It tests whether a difference is larger than the choice of test
-images explains. :class:`SignificanceTable` is ``vse-table significance``.
-"""
+"""Compare two models on the same queries: write the comparison file, and tabulate comparison files."""
 
 from __future__ import annotations
 
@@ -31,14 +27,8 @@ from vse.eval.files.results import (
     file_reference,
     read_comparison,
 )
-from vse.eval.protocols.phrase_evaluation import (
-    check_iou_allowed,
-    check_protocol_fits,
-    hold_phrase_scores,
-    phrase_differences,
-    read_phrase_seeds,
-)
-from vse.eval.protocols.protocols import DEFAULT_RANKING, RankingOptions, rank_seeds, read_seeds, select_protocols
+from vse.eval.protocols.phrase_evaluation import check_file_kind, phrase_differences, read_phrase_seeds
+from vse.eval.protocols.protocols import RankingOptions, rank_seeds, read_seeds, select_protocols
 from vse.eval.protocols.result_content import unfinished_runs
 from vse.eval.ranking.bootstrap import ALPHA, differences
 from vse.eval.ranking.metrics import metric_title
@@ -59,80 +49,38 @@ def compare_files(
     iou: float | None = None,
     cross_checked: int = CROSS_CHECK_QUERIES,
 ) -> Path:
-    """Compare two models, given as files of embeddings, scores or phrase scores, and return the comparison file.
+    """Compare two models, given as files of embeddings, scores or phrase scores; write and return the comparison file.
 
     Two files are the two models. More files are the seeds of two models, equally many of each, and are paired in their order.
-    The comparison is written to ``out`` or, if that is None, to ``results/<dataset>_<a>_vs_<b>.json``. See
-    :func:`compare_embeddings` and :func:`compare_phrases` for the two kinds of files.
+    See :func:`vse.eval.ranking.bootstrap.differences` for the values of each metric. The file is ``out`` or, if that is None,
+    ``results/<dataset>_<a>_vs_<b>.json``.
     """
-    phrases = hold_phrase_scores(files)
-    check_protocol_fits(files, protocol, phrases)
-    check_iou_allowed(files, iou, phrases)
-    if phrases:
-        return compare_phrases(files, out, IOU if iou is None else iou, samples, unfinished)
-    return compare_embeddings(files, out, protocol, RankingOptions(cross_check, cross_checked), samples, unfinished)
-
-
-def compare_embeddings(
-    files: Sequence[Path],
-    out: Path | None = None,
-    protocol: str | Sequence[str] = "auto",
-    ranking: RankingOptions = DEFAULT_RANKING,
-    samples: int = COMPARISON_SAMPLES,
-    unfinished: bool = False,
-) -> Path:
-    """Write the difference of each metric of two models on the same queries; return the comparison file.
-
-    See :func:`vse.eval.ranking.bootstrap.differences` for the values of each metric. ``samples`` is the number of bootstrap
-    samples, ``unfinished`` accepts runs whose training did not finish.
-    """
-    _check_samples(samples)
-    models = _split_models(files, read_embeddings)
-    a, b = (read_seeds(paths) for paths in models)
-    check_same_split(models[0][0], a[0], models[1][0], b[0])
-    served = [select_protocols(paths, seeds, protocol) for paths, seeds in zip(models, (a, b), strict=True)]
-    names = [name for name in served[0] if name in served[1]]
-    out, not_finished = _prepare_output(files, (a, b), out, unfinished)
-    compared: dict[str, Any] = {}
-    for name in names:
-        folds_a, folds_b = (
-            [of_seed.folds for of_seed in rank_seeds(paths, seeds, name, ranking)]
-            for paths, seeds in zip(models, (a, b), strict=True)
-        )
-        compared[name] = differences(folds_a, folds_b, samples)
-    return _write_comparison((a, b), out, compared, samples, not_finished)
-
-
-def compare_phrases(
-    files: Sequence[Path],
-    out: Path | None = None,
-    iou: float = IOU,
-    samples: int = COMPARISON_SAMPLES,
-    unfinished: bool = False,
-) -> Path:
-    """Write the difference of each metric of two phrase localisation models; return the comparison file.
-
-    ``files`` hold phrase scores. A candidate box is right if its IoU with the true box is ``iou`` or more. The other
-    parameters are those of :func:`compare_embeddings`.
-    """
-    _check_samples(samples)
-    models = _split_models(files, read_phrase_scores)
-    runs = [read_phrase_seeds(paths) for paths in models]
-    check_same_phrases(models[0][0], runs[0][0], models[1][0], runs[1][0])
-    out, not_finished = _prepare_output(files, runs, out, unfinished)
-    compared = {PHRASE: phrase_differences(models, runs, samples, iou)}
-    return _write_comparison(runs, out, compared, samples, not_finished, {"iou": iou})
-
-
-def _check_samples(samples: int) -> None:
+    phrases, threshold = check_file_kind(files, protocol, iou), IOU if iou is None else iou
     if not samples:
         raise UserError("a comparison needs samples: leave --bootstrap out, or give a number such as 1,000")
+    models = _split_models(files, read_phrase_scores if phrases else read_embeddings)
+    if phrases:
+        scores = [read_phrase_seeds(paths) for paths in models]
+        check_same_phrases(models[0][0], scores[0][0], models[1][0], scores[1][0])
+        out = _prepare_output(files, scores, out)
+        not_finished = unfinished_runs([run for seeds in scores for run in seeds], out, unfinished)
+        compared = {PHRASE: phrase_differences(models, scores, samples, threshold)}
+        return _write_comparison(scores, out, compared, samples, not_finished, {"iou": threshold})
+    runs = [read_seeds(paths) for paths in models]
+    check_same_split(models[0][0], runs[0][0], models[1][0], runs[1][0])
+    names, others = (select_protocols(paths, seeds, protocol) for paths, seeds in zip(models, runs, strict=True))
+    out = _prepare_output(files, runs, out)
+    not_finished = unfinished_runs([run for seeds in runs for run in seeds], out, unfinished)
+    ranking, compared = RankingOptions(cross_check, cross_checked), {}
+    for name in names:
+        if name in others:
+            first, second = (rank_seeds(paths, seeds, name, ranking) for paths, seeds in zip(models, runs, strict=True))
+            compared[name] = differences([one.folds for one in first], [one.folds for one in second], samples)
+    return _write_comparison(runs, out, compared, samples, not_finished)
 
 
-def _prepare_output(
-    files: Sequence[Path], runs: Sequence[Sequence[FileMetadata]], out: Path | None, unfinished: bool
-) -> tuple[Path, list[dict[str, str]]]:
-    """Return the file to write, named by the two models if ``out`` is None, and the list of unfinished runs."""
+def _prepare_output(files: Sequence[Path], runs: Sequence[Sequence[FileMetadata]], out: Path | None) -> Path:
+    """Return the file to write, named by the two models if ``out`` is None. Raises UserError if it must not be replaced."""
     if out is None:
         names = [str(seeds[0].experiment) for seeds in runs]
         if names[0] == names[1]:
@@ -142,7 +90,7 @@ def _prepare_output(
         name = f"{runs[0][0].dataset}_{'_vs_'.join(names)}"
         out = Path("results") / f"{re.sub(r'[^A-Za-z0-9_+-]+', '-', name)}.json"
     check_output(out, COMPARISON, files)
-    return out, unfinished_runs([run for seeds in runs for run in seeds], out, unfinished)
+    return out
 
 
 def _write_comparison(
@@ -153,7 +101,6 @@ def _write_comparison(
     unfinished: Sequence[Mapping[str, str]],
     settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
-    """Write the comparison file, signed with the SHA-256 of its content; return ``out``."""
     first = runs[0][0]
     comparison = {
         "version": COMPARISON_VERSION,
@@ -200,11 +147,9 @@ class SignificanceTable(TableKind):
     columns = ("dataset", "split", "protocol", "a", "b", "difference", "low", "high", "p", "significant")
 
     def frame(self, request: TableRequest) -> pd.DataFrame:
-        """Return the rows of :func:`build_significance`."""
         return build_significance(request.results)
 
     def cells(self, frame: pd.DataFrame, request: TableRequest) -> Cells:
-        """Return the differences, in parentheses where they are not significant."""
         return significance_cells(frame)
 
     def write(self, frame: pd.DataFrame, out: Path, request: TableRequest = NO_REQUEST) -> Path:
@@ -299,7 +244,6 @@ def _split_models(files: Sequence[Path], read: Callable[[Path], FileMetadata]) -
 
 
 def _model_entry(runs: Sequence[FileMetadata], out: Path) -> dict[str, Any]:
-    """Return the entry ``a`` or ``b`` of a comparison file for the seeds of one model."""
     return {
         "experiment": runs[0].experiment,
         "name": display_name(str(runs[0].experiment), parse_provenance(runs[0])),

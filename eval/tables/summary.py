@@ -1,8 +1,4 @@
-"""The table ``summary``: a row per result and protocol with all metrics.
-
-:func:`describe_result` returns the columns that tell where a result comes from: method, features, run folders and changed
-settings. Other tables use it, too.
-"""
+"""The table ``summary``: a row per result and protocol; and the columns that describe a result in all tables."""
 
 from __future__ import annotations
 
@@ -49,7 +45,7 @@ def describe_result(path: Path, result: Result) -> dict[str, str]:
 def method_name(result: Result) -> str:
     """Return the method as papers call it, such as ``VSE++ (1C)``: the title of the preset with the changed settings.
 
-    A name given by ``vse-train --name`` replaces both. Without a title the name of the experiment is returned.
+    The label of ``vse-train --name`` replaces both. Without a title the name of the experiment is returned.
     """
     config = result.provenance.get("config")
     config = config if isinstance(config, Mapping) else {}
@@ -60,7 +56,6 @@ def method_name(result: Result) -> str:
 
 
 def _features(result: Result) -> str:
-    """Return the backbone, or else the image features and, if the model reads features of captions, those as well."""
     config = result.provenance.get("config")
     config = config if isinstance(config, Mapping) else {}
     settings = [config.get(key) for key in (["backbone"] if config.get("backbone") else ["feature", "caption_feature"])]
@@ -107,10 +102,9 @@ def summarise_results(results: Sequence[tuple[Path, Result]]) -> pd.DataFrame:
     """Return a row per result and protocol: R@K, Med r, mean r, nDCG@10, MRR and mAP in both directions, and rsum.
 
     Each metric has its 95% interval (``_low``, ``_high``) if the result has one, and with several seeds its standard deviation
-    (``_std``). The column ``trained_on`` is present if a model was tested on another data set than it was trained on,
-    ``unfinished`` if the training of a run did not finish. A test set of one fold has no row ``1k``, which would repeat
-    ``full``. The metrics of ``sentence`` (captions query captions) are columns of the row ``full``, and those of
-    ``sentence-1k`` are columns of the row ``1k``; if that row is missing, they have their own row. Phrase results have columns
+    (``_std``). The columns ``trained_on`` and ``unfinished`` are present if a result has them. A test set of one fold has no
+    row ``1k``, which would repeat ``full``. The metrics of ``sentence`` are columns of the row ``full``, and those of
+    ``sentence-1k`` columns of the row ``1k``; if that row is missing, they have their own row. Phrase results have columns
     ``phrase_…``, the number of phrases, the ``iou``, and ``type_<name>_r1`` for each type.
 
     ``results`` are pairs of a file and its content. The paths of run folders are computed from the file.
@@ -130,12 +124,9 @@ def summarise_results(results: Sequence[tuple[Path, Result]]) -> pd.DataFrame:
     table = pd.DataFrame(rows)
     empty = [name for name in _OPTIONAL_COLUMNS if not table[name].any()]
     empty += [] if (table["protocol"] == PHRASE).any() else _PHRASE_COLUMNS
-    return table.drop(columns=[*empty, *(_retrieval_columns(table) if (table["protocol"] == PHRASE).all() else [])])
-
-
-def _retrieval_columns(table: pd.DataFrame) -> list[str]:
-    """Return the columns of the image-caption metrics, which phrase results do not have."""
-    return [name for name in map(str, table) if name.removesuffix("_low").removesuffix("_high") in _COLUMNS]
+    if (table["protocol"] == PHRASE).all():  # phrase results have no image-caption metrics
+        empty += [name for name in map(str, table) if name.removesuffix("_low").removesuffix("_high") in _COLUMNS]
+    return table.drop(columns=empty)
 
 
 class SummaryTable(TableKind):
@@ -144,11 +135,9 @@ class SummaryTable(TableKind):
     columns = ("dataset", "experiment", "split", "protocol", "n_images", "n_captions", "seeds")
 
     def frame(self, request: TableRequest) -> pd.DataFrame:
-        """Return the table of :func:`summarise_results`."""
         return build_summary(request.results)
 
     def cells(self, frame: pd.DataFrame, request: TableRequest) -> Cells:
-        """Return recalls, Med r and rsum, each with its standard deviation if there is one."""
         return summary_cells(frame)
 
 
@@ -173,7 +162,6 @@ def summary_cells(table: pd.DataFrame) -> Cells:
 
 
 def _row(path: Path, result: Result, name: str, protocol: ProtocolMetrics) -> dict[str, Any]:
-    """Return the row of one protocol, with a blank or NaN for values that the result does not have."""
     row: dict[str, Any] = {"dataset": result.dataset, "experiment": ""}
     row |= {"trained_on": result.trained_on or "", "unfinished": ", ".join({run["state"]: run for run in result.unfinished})}
     row |= {"split": result.split}

@@ -52,7 +52,7 @@ class TableKind(ABC):
 
     Attributes
     ----------
-    columns : the first columns of its CSV file, by which an existing file is recognised
+    columns : the first columns of its CSV file, which identify an existing file
     suffixes : the suffixes of the files that the table can be written to
     options : the fields of :class:`TableRequest` that the table accepts besides ``results``
     needs_results : whether the table cannot be built without result files
@@ -81,7 +81,6 @@ class TableKind(ABC):
         return write_table(frame, out)
 
     def output_kind(self, out: Path) -> OutputKind:
-        """Return the kind of file that ``out`` may replace."""
         if out.suffix == ".csv":
             return csv_kind(f"a table {self.name!r} of vse-table", *self.columns)
         return text_kind("a table or chart of vse-table", MARKER)
@@ -92,7 +91,11 @@ class TableKind(ABC):
         Raises UserError if the request has no result files or an option that this table does not accept, or if ``out`` must
         not be replaced.
         """
-        self._check(request)
+        for option in ("dataset", "cost"):
+            if getattr(request, option) is not None and option not in self.options:
+                raise UserError(f"--{option}: the table {self.name} has no such option; leave it out")
+        if self.needs_results and not request.results:
+            raise UserError(f"the table {self.name} needs result files")
         if out is not None:
             check_output(out, self.output_kind(out), request.results)
             if out.suffix not in self.suffixes:
@@ -101,14 +104,6 @@ class TableKind(ABC):
         if out is not None:
             self.write(frame, out, request)
         return BuiltTable(frame, self.cells(frame, request))
-
-    def _check(self, request: TableRequest) -> None:
-        """Raise UserError if the table does not accept an option of the request, or needs result files."""
-        for option in ("dataset", "cost"):
-            if getattr(request, option) is not None and option not in self.options:
-                raise UserError(f"--{option}: the table {self.name} has no such option; leave it out")
-        if self.needs_results and not request.results:
-            raise UserError(f"the table {self.name} needs result files")
 
 
 def write_table(table: pd.DataFrame, out: Path) -> Path:
@@ -157,9 +152,8 @@ def as_text(cells: Cells) -> str:
 def as_latex(cells: Cells) -> str:
     """Return a LaTeX table for booktabs, with the notes as comments above it.
 
-    The table has two rows of titles if a column has a group, otherwise one. A table wider than the text is scaled to its
-    width, and columns with a text of more than 30 characters are wrapped. Texts are escaped and their line breaks removed,
-    since they may come from data.
+    A table wider than the text is scaled to its width, and columns with a text of more than 30 characters are wrapped. Texts
+    are escaped and their line breaks removed.
     """
     lines, titles, n_texts, notes = cells
     lines = [[printable(cell) if isinstance(cell, str) else cell for cell in line] for line in lines]
@@ -183,10 +177,7 @@ def column_title(metric: str) -> tuple[str, str]:
 
 
 def metric_cell(value: float, digits: int, deviation: float = math.nan, sign: str = "-") -> str:
-    """Return the text of a metric with its deviation, blank if the metric is NaN.
-
-    :func:`as_latex` replaces ``±`` and ``−`` by LaTeX commands.
-    """
+    """Return the text of a metric and its standard deviation; blank if the metric is NaN."""
     if math.isnan(value):
         return ""
     text = f"{value:{sign}.{digits}f}".replace("-", "−")

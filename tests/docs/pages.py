@@ -18,6 +18,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
+from textwrap import dedent
 
 ROOT = Path(__file__).parents[2]
 RUN = ("sh", "console", "python")
@@ -103,9 +104,9 @@ def examples(page: str) -> list[Block]:
     """The python blocks in the docstrings that a page shows, in the order of the page."""
     texts = {name: inspect.getdoc(resolve_name(name)) or "" for name in documented(page)}
     return [
-        Block(name, 1 + text.count("\n", 0, block.start()), "python", "", block[1], ())
+        Block(name, 1 + text.count("\n", 0, block.start()), "python", "", dedent(block[1]), ())
         for name, text in texts.items()
-        for block in re.finditer(r"^```python\n(.*?\n)```$", text, re.M | re.S)
+        for block in re.finditer(r"^ *```python\n(.*?\n) *```$", text, re.M | re.S)
     ]
 
 

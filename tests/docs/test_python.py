@@ -41,8 +41,8 @@ def listed(option: str, name: str) -> list[str]:
 @pytest.mark.parametrize("name", [name for name in SHOWN if isinstance(resolve_name(name), type)])
 def test_the_attributes_that_a_class_documents_have_types(name: str) -> None:
     text = inspect.getdoc(resolve_name(name)) or ""
-    for line in text.partition("Attributes\n----------\n")[2].splitlines():
-        assert re.match(r"    \S|\w+ : \S", line), line
+    for line in text.partition("Attributes:\n")[2].splitlines():
+        assert re.match(r"        \S|    \w+ \(\S.*\): \S", line), line
 
 
 def test_every_function_has_an_example_that_is_run() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -69,8 +70,8 @@ def test_a_function_documents_every_argument_and_has_an_example(name: str) -> No
     function = getattr(vse, name)
     function = function._function if inspect.ismodule(function) else function
     text = inspect.getdoc(function)
-    _, *parameters = text.partition("Parameters\n")[2].partition("\n\n")[0].splitlines()
-    assert [line for line in parameters if not line.startswith(" ")] == list(inspect.signature(function).parameters)
-    assert "Raises\n" in text
-    first, *code, last = text.partition("Examples\n--------\n")[2].splitlines()
-    assert (first, len(code), last) == ("```python", 2, "```")
+    parameters = re.findall(r"^    (\w+): ", text.partition("Args:\n")[2].partition("\n\n")[0], re.MULTILINE)
+    assert parameters == list(inspect.signature(function).parameters)
+    assert "Raises:\n" in text
+    first, *code, last = text.partition("Examples:\n")[2].splitlines()
+    assert (first.strip(), len(code), last.strip()) == ("```python", 2, "```")

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 
 from vse.eval.files.embeddings import read_embeddings
-from vse.eval.search.exact import Corpus
 from vse.eval.search.index import (
     BuiltIndex,
     IndexSource,
@@ -23,6 +22,7 @@ from vse.eval.search.index import (
     stores_exactly,
     write_index,
 )
+from vse.eval.search.top_k import Corpus
 from vse.pipeline.dataset.identity import check_recorded_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_json

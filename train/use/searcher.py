@@ -15,9 +15,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image as PhotoImage
 
-from vse.eval.search.exact import Corpus, Rows, Scores
 from vse.eval.search.index import IndexVectors, set_parameters
-from vse.eval.search.top_k import CANDIDATES, Attention, SearchHit, search
+from vse.eval.search.top_k import CANDIDATES, Attention, Corpus, Rows, Scores, SearchHit, search
 from vse.pipeline.errors import UserError
 from vse.train.kinds import Encoded, Packed, pack
 from vse.train.solvers.encode import TILE_IMAGES, PairScores, pooled

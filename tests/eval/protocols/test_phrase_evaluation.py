@@ -19,7 +19,7 @@ from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
 from vse.eval.files.results import read_comparison, read_result
 from vse.eval.protocols.phrase_evaluation import type_masks
 from vse.eval.ranking.localisation import phrase_ranks
-from vse.eval.tables.significance import compare_phrases
+from vse.eval.tables.significance import compare_files
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_json
 
@@ -138,7 +138,7 @@ def test_a_comparison_is_paired_over_images(tmp_path: Path) -> None:
         for name, skill in (("good", 4.0), ("poor", 0.5))
         for seed in (0, 1)
     ]
-    comparison = read_comparison(compare_phrases(files, tmp_path / "c.json", samples=400))
+    comparison = read_comparison(compare_files(files, tmp_path / "c.json", samples=400))
     assert (comparison.a.experiment, comparison.b.experiment) == ("good", "poor")
     alone = [evaluated(tmp_path, *[some_phrases(30, seed=s, skill=skill) for s in (0, 1)]) for skill in (4.0, 0.5)]
     means = [one["protocols"]["phrase"]["phrase"]["r1"]["mean"] for one in alone]
@@ -153,7 +153,7 @@ def test_a_comparison_is_paired_over_images(tmp_path: Path) -> None:
 
 def test_a_model_does_not_differ_from_itself(tmp_path: Path) -> None:
     a, b = (write_phrase_scores(tmp_path / f"{k}.h5", some_phrases(experiment=k)) for k in "ab")
-    comparison = read_comparison(compare_phrases([a, b], tmp_path / "c.json", samples=100))
+    comparison = read_comparison(compare_files([a, b], tmp_path / "c.json", samples=100))
     for metric in comparison.comparisons["phrase"]["phrase"].values():
         assert (metric.difference, metric.ci95, metric.p) == (0, (0, 0), 1)
 

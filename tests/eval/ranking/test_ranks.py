@@ -10,9 +10,20 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tests.eval.slow_ranks import slow_order_scores, slow_ranks
-from vse.eval.ranking.ranks import Ranks, ScoreBlocks, ranks_from_blocks, ranks_from_embeddings, ranks_from_scores
-from vse.eval.ranking.scores import SIMILARITIES
+from vse.eval.ranking.ranks import (
+    SIMILARITIES,
+    Ranks,
+    ScoreBlocks,
+    ScoreMatrix,
+    blocks_from_scores,
+    ranks_from_blocks,
+    ranks_from_embeddings,
+)
 from vse.pipeline.errors import UserError
+
+
+def ranks_from_scores(scores: ScoreMatrix, image_of_caption: torch.Tensor) -> Ranks:
+    return ranks_from_blocks(blocks_from_scores(scores, image_of_caption))
 
 
 def check(scores: np.ndarray, image_of_caption: list[int]) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tests.eval.slow_ranks import slow_order_scores
-from vse.eval.ranking.scores import SIMILARITIES, similarity_by_name
+from vse.eval.ranking.ranks import SIMILARITIES, similarity_by_name
 from vse.pipeline.errors import UserError
 
 

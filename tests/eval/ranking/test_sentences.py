@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,18 +12,18 @@ from hypothesis import strategies as st
 
 from tests.eval.slow_ranks import slow_cosines, slow_sentence_ranks
 from vse.eval.defaults import RECALLS
+from vse.eval.ranking.answers import BestAnswers, sentence_answers, unit_rows
 from vse.eval.ranking.metrics import direction_metrics
-from vse.eval.ranking.scores import SIMILARITIES
-from vse.eval.ranking.sentences import SentenceRanks, sentence_ranks, unit_rows
+from vse.eval.ranking.ranks import SIMILARITIES
 from vse.eval.search.cross_check import check_sentences_against_search
 from vse.pipeline.errors import UserError
 
 
-def ranked(captions: np.ndarray, image_of_caption: np.ndarray | list[int]) -> SentenceRanks:
-    return sentence_ranks(torch.from_numpy(captions), torch.as_tensor(image_of_caption))
+def ranked(captions: np.ndarray, image_of_caption: np.ndarray | list[int]) -> BestAnswers:
+    return sentence_answers(torch.from_numpy(captions), torch.as_tensor(image_of_caption))
 
 
-def listed(found: SentenceRanks) -> dict[int, int]:
+def listed(found: BestAnswers) -> dict[int, int]:
     return dict(zip(found.queries.tolist(), found.ranks.tolist(), strict=True))
 
 
@@ -210,4 +211,4 @@ def test_a_rank_that_faiss_contradicts_is_a_fault_of_the_program(wrong: str) -> 
     captions, image_of_caption = made()
     found = ranked(captions, image_of_caption)
     with pytest.raises(RuntimeError, match="s2s query .* by exact count, .* by FAISS"):
-        check_sentences_against_search(captions, image_of_caption, found._replace(ranks=WRONG[wrong](found.ranks)), RECALLS)
+        check_sentences_against_search(captions, image_of_caption, replace(found, ranks=WRONG[wrong](found.ranks)), RECALLS)

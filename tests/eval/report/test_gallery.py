@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.eval.slow_ranks import slow_order_scores
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.ranking.ranks import ranks_from_blocks
-from vse.eval.report.gallery import Direction, retrieve, select_contrasting_queries, select_queries
+from vse.eval.report.gallery import Direction, retrieve_candidates, select_contrasting_queries, select_queries
 
 
 def made(seed: int, similarity: str, n_images: int = 9, n_each: int = 3, dim: int = 2) -> Embeddings:
@@ -55,7 +55,7 @@ def test_the_best_candidates_are_those_of_a_full_sort_and_agree_with_the_ranks(
     run = made(seed, similarity)
     ranks = getattr(ranks_from_blocks(*run.score_blocks()), direction)
     queries = np.random.default_rng(seed).permutation(len(ranks))[:6].tolist()
-    for query, result in zip(queries, retrieve(run, direction, queries), strict=True):
+    for query, result in zip(queries, retrieve_candidates(run, direction, queries), strict=True):
         expected = slow_candidates(run, direction, query)
         assert result.query == query
         assert [(shown.row, shown.right) for shown in result.candidates] == expected[:5]
@@ -68,7 +68,7 @@ def test_a_model_that_gives_every_pair_the_same_score_finds_nothing() -> None:
     run = made(0, "cosine")
     run.images[:] = 0
     for direction in ("i2t", "t2i"):
-        for result in retrieve(run, direction, [0, 3]):
+        for result in retrieve_candidates(run, direction, [0, 3]):
             assert not any(shown.right for shown in result.candidates)
             assert result.answer.rank == len(slow_candidates(run, direction, 0)) - (3 if direction == "i2t" else 1)
 
@@ -77,13 +77,13 @@ def test_an_order_file_larger_than_a_tile_is_searched_whole() -> None:
     run = made(1, "order", n_images=150, n_each=2, dim=8)
     queries = [0, 70, 149]
     for direction in ("i2t", "t2i"):
-        for query, result in zip(queries, retrieve(run, direction, queries), strict=True):
+        for query, result in zip(queries, retrieve_candidates(run, direction, queries), strict=True):
             assert [shown.row for shown in result.candidates] == [row for row, _ in slow_candidates(run, direction, query)[:5]]
 
 
 def test_fewer_candidates_than_five_are_all_shown() -> None:
     run = made(0, "cosine", n_images=3)
-    assert [len(result.candidates) for result in retrieve(run, "t2i", [0, 8])] == [3, 3]
+    assert [len(result.candidates) for result in retrieve_candidates(run, "t2i", [0, 8])] == [3, 3]
 
 
 RANKS = np.array([0, 0, 0, 0, 3, 9, 10, 500, 40, 2])

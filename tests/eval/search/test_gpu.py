@@ -15,9 +15,9 @@ from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.search import gpu as gpu_module
 from vse.eval.search.approximate import approximate_recalls
-from vse.eval.search.exact import exact_search
 from vse.eval.search.gpu import copy_to_gpu, use_device
 from vse.eval.search.index import build_index, search_index, set_parameters
+from vse.eval.search.top_k import exact_search
 from vse.pipeline.errors import UserError
 
 FULL = RuntimeError("Error in void* allocMemory at StandardGpuResources.cpp:500: cudaMalloc error out of memory [2]")

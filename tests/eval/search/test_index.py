@@ -18,9 +18,8 @@ from vse.eval.defaults import RECALLS
 from vse.eval.ranking.metrics import direction_metrics
 from vse.eval.ranking.ranks import ranks_from_embeddings
 from vse.eval.search.approximate import approximate_recalls
-from vse.eval.search.exact import exact_scores, exact_search
 from vse.eval.search.index import IndexVectors, build_index, search_index, set_parameters, stores_exactly
-from vse.eval.search.top_k import search
+from vse.eval.search.top_k import exact_scores, exact_search, search
 from vse.pipeline.errors import UserError
 
 

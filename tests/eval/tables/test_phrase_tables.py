@@ -16,7 +16,7 @@ from tests.eval.tables.test_summary import made
 from vse.eval.cli import table_main
 from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
 from vse.eval.tables.published import PublishedTable, compare_published
-from vse.eval.tables.significance import SignificanceTable, build_significance, compare_phrases
+from vse.eval.tables.significance import SignificanceTable, build_significance, compare_files
 from vse.eval.tables.summary import SummaryTable, build_summary, summary_cells
 from vse.eval.tables.table import as_text
 from vse.pipeline.files.writing import sha256_json
@@ -119,7 +119,7 @@ def test_a_table_of_differences_names_phrases_and_types(tmp_path: Path) -> None:
         write_phrase_scores(tmp_path / f"{name}.h5", some_phrases(30, skill=skill, experiment=name))
         for name, skill in (("good", 4.0), ("poor", 0.0))
     ]
-    table = build_significance([compare_phrases(files, tmp_path / "c.json", iou=0.4, samples=200)])
+    table = build_significance([compare_files(files, tmp_path / "c.json", iou=0.4, samples=200)])
     assert set(table["direction"]) == {"phrase"}
     named = table.set_index("metric")
     assert set(named.index) == {
@@ -136,7 +136,7 @@ def test_names_of_types_stay_texts(tmp_path: Path, capsys: pytest.CaptureFixture
     other = some_phrases(types=run.types, experiment="other", seed=1)
     file = result(tmp_path, run)
     files = [write_phrase_scores(tmp_path / f"{k}.h5", each) for k, each in enumerate((run, other))]
-    comparison = compare_phrases(files, tmp_path / "c.json", samples=100)
+    comparison = compare_files(files, tmp_path / "c.json", samples=100)
     for name, path in (("summary", file), ("significance", comparison)):
         for out in (["--out", str(tmp_path / f"{name}.csv")], ["--out", str(tmp_path / f"{name}.tex")], []):
             with pytest.raises(SystemExit) as stop:

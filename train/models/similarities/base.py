@@ -44,7 +44,7 @@ class SimilaritySettings(Settings):
     """Settings of a similarity, chosen by its ``name``.
 
     ``images``, ``captions`` : the kinds of embeddings that it compares.
-    ``ranked_by`` : the similarity of :mod:`vse.eval.ranking.scores` with equal ranks; None: the model must score every pair.
+    ``ranked_by`` : the similarity of :mod:`vse.eval.ranking.ranks` with equal ranks; None: the model must score every pair.
     ``compares_one_side`` : whether it can also compare two images, or two captions.
     ``needs_unit_length`` : whether it requires unit vectors.
     ``attends`` : ``t2i`` if each word attends to regions, ``i2t`` if each region attends to words, None without attention.

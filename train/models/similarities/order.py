@@ -10,7 +10,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from vse.eval.ranking.scores import order_scores
+from vse.eval.ranking.ranks import order_scores
 from vse.train.kinds import Encoded
 from vse.train.models.similarities.base import Similarity, SimilaritySettings, root_or_zero
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.train.models.similarities.sides import embeddings, with_gradients
-from vse.eval.ranking.scores import order_scores
+from vse.eval.ranking.ranks import order_scores
 from vse.train.models.similarities import order as order_module
 from vse.train.models.similarities.order import OrderSettings, order
 
