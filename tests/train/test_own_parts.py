@@ -184,6 +184,7 @@ def test_a_run_is_opened_where_the_file_was_not_but_not_with_another_copy(traine
             done(search_main, trained / "moved", "a disc", "--allow-code")
     finally:
         (trained / "elsewhere.py").rename(trained / "their_loss.py")
+    (folder / "was_run").unlink()
     shutil.copytree(trained / "run", folder / "run")
     (copy,) = (folder / "run/code").iterdir()
     with as_if_new():

@@ -119,12 +119,12 @@ def test_parts_of_a_run_are_taken_and_frozen_and_the_rest_moves(base: Path, cach
 
 def test_a_frozen_run_keeps_its_statistics_and_is_resumed_bit_for_bit(cache: Path, tmp_path: Path, base: Path) -> None:
     branch = "model.image_encoder={name: branch, widths: [12, 16]}"
-    base = train(cache, experiment(branch, "train.epochs=1"), out=tmp_path / "base")
+    start = train(cache, experiment(branch, "train.epochs=1"), out=tmp_path / "start")
     config = experiment(*FROZEN, branch, "start_from=vsepp")
-    run = train(cache, config, out=tmp_path / "run", inputs=InputPaths(start_from=base))
+    run = train(cache, config, out=tmp_path / "run", inputs=InputPaths(start_from=start))
     assert "image_encoder.batch_norm.running_mean" in weights(run)
     for name, weight in weights(run).items():
-        assert torch.equal(weight, weights(base)[name]) == name.startswith("image_encoder."), name
+        assert torch.equal(weight, weights(start)[name]) == name.startswith("image_encoder."), name
     config, inputs = experiment(*FROZEN, "start_from=vsepp"), InputPaths(start_from=base)
     whole = train(cache, config, out=tmp_path / "whole", inputs=inputs)
     assert_same(state(whole), state(train_with_stops(cache, config, tmp_path / "cut", [11], inputs=inputs)))
