@@ -1,11 +1,8 @@
-"""A transformer trained in the loop, through the commands: what a run keeps of it, and what is refused."""
-
 from __future__ import annotations
 
 import importlib.util
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +14,14 @@ import transformers
 from sentence_transformers import SentenceTransformer
 
 from tests.train import forked
-from tests.train.conftest import COMMAND, SETS, experiment, state, table, weights
+from tests.train.conftest import COMMAND, Capture, Fails, done, experiment, losses, options, printed, state, weights
 from tests.train.run.test_processes import assert_close
-from tests.train.use.searching import printed
 from tests.transformers_made import make_bert, word_pieces
 from vse.eval.cli import eval_main
 from vse.features.backbones.transformer import read_transformer
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.train.cli import embed_main, report_main, train_main
 from vse.train.data.captions import TokenIndices
-from vse.train.run.folder import RunFolder
 from vse.train.training import train
 
 TOKENS = "tokenizer.json"
@@ -54,12 +49,6 @@ def run(bert: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return out
 
 
-def done(main: Callable[[list[str]], None], *arguments: object) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    assert stop.value.code == 0
-
-
 def test_heads_are_trained_first_and_frozen_layers_never(bert: Path, run: Path) -> None:
     before = transformers.BertModel.from_pretrained(bert).state_dict()
     prefix = "caption_encoder.network."
@@ -72,9 +61,7 @@ def test_heads_are_trained_first_and_frozen_layers_never(bert: Path, run: Path) 
     assert len(state(run)["optimizer"]["state"]) == len(trained), "none for what is frozen"
 
 
-def test_embeddings_are_those_of_the_best_weights_without_the_folder_of_the_transformer(
-    run: Path, demo: Path, tmp_path: Path
-) -> None:
+def test_embeddings_need_the_best_weights_but_no_folder(run: Path, demo: Path, tmp_path: Path) -> None:
     done(embed_main, run)
     done(eval_main, run / "test.h5", "--out", tmp_path / "result.json")
     best = weights(run)
@@ -94,25 +81,20 @@ def test_embeddings_are_those_of_the_best_weights_without_the_folder_of_the_tran
         assert json.loads(file.attrs["provenance"])["cut_captions"] == 0
 
 
-def test_a_text_is_read_by_the_same_tokenizer(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_are_read_by_the_same_tokenizer(run: Path, capsys: Capture, demo: Path, tmp_path: Path) -> None:
     found, said = printed(capsys, run, "A RED disc!", "-k", 3)
     assert (len(found), said) == (3, "")
     assert printed(capsys, run, "a red disc!", "-k", 3)[0] == found, "it makes letters small"
     _, said = printed(capsys, run, "a red ☂", "-k", 3)
     assert "not known to the tokenizer of" in said
     assert said.strip().endswith(": ☂")
-
-
-def test_an_index_of_captions_is_of_the_texts_as_they_are_written(
-    run: Path, demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     photo = load_dataset_file(demo).image_path(load_dataset_file(demo).split("test")[0])
     plain, _ = printed(capsys, run, photo)
     for _ in range(2):
         assert printed(capsys, run, photo, "--index", tmp_path / "captions.faiss")[0] == plain
 
 
-def test_a_changed_or_missing_tokenizer_is_refused(run: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+def test_a_changed_or_missing_tokenizer_is_refused(run: Path, tmp_path: Path, fails: Fails) -> None:
     own = shutil.copytree(run, tmp_path / "run")
     for name in (TOKENS, "transformer.json"):
         content = (own / name).read_text()
@@ -122,14 +104,8 @@ def test_a_changed_or_missing_tokenizer_is_refused(run: Path, tmp_path: Path, fa
         assert f"{name}: no such file, but this run needs it to read captions" in fails(embed_main, own)
         (own / name).write_text(content)
     record = json.loads((own / "run.json").read_text())
-    assert record["files"].keys() == {
-        "config.yaml",
-        "vocab.json",
-        TOKENS,
-        "transformer.json",
-        "best.safetensors",
-        "metrics.csv",
-    }
+    files = {"config.yaml", "vocab.json", TOKENS, "transformer.json", "best.safetensors", "metrics.csv"}
+    assert record["files"].keys() == files
     del record["files"]  # as if by an older version
     (own / "run.json").write_text(json.dumps(record))
     word_pieces("umbrella", "zebra").save(str(own / TOKENS))
@@ -138,12 +114,10 @@ def test_a_changed_or_missing_tokenizer_is_refused(run: Path, tmp_path: Path, fa
     assert "transformer.json: not the transformer of a run" in fails(embed_main, own)
 
 
-def test_a_run_goes_on_only_with_the_transformer_that_it_began_with(
-    bert: Path, cache: Path, tmp_path: Path, fails: Callable[..., str]
-) -> None:
+def test_a_run_continues_with_its_transformer_only(bert: Path, cache: Path, tmp_path: Path, fails: Fails) -> None:
     folder = shutil.copytree(bert, tmp_path / "bert")
-    sets = [part for value in encoder(folder) for part in ("--set", value)]
-    arguments = ["--features", cache, "--out", tmp_path / "run", *COMMAND, *sets, "--set", "train.epochs=1"]
+    sets = options(*encoder(folder), "train.epochs=1")
+    arguments = ["--features", cache, "--out", tmp_path / "run", *COMMAND, *sets]
     done(train_main, *arguments)
     done(train_main, *arguments, "--resume")
     tokenizer = json.loads((bert / TOKENS).read_text())
@@ -156,24 +130,21 @@ def test_a_run_goes_on_only_with_the_transformer_that_it_began_with(
     assert "holds a run with other settings (transformer_sha256: " in fails(train_main, *arguments, "--resume")
 
 
-def test_a_run_starts_from_one_of_the_same_tokenizer_alone(
-    run: Path, bert: Path, cache: Path, tmp_path: Path, fails: Callable[..., str]
-) -> None:
+def test_a_run_starts_from_its_tokenizer_only(run: Path, bert: Path, cache: Path, tmp_path: Path, fails: Fails) -> None:
     more = train(cache, experiment(*encoder(bert), "train.epochs=1"), out=tmp_path / "first")
     arguments = ["--features", cache, "--out", tmp_path / "run", *COMMAND, "--start-from", more]
-    done(train_main, *arguments, *(p for value in encoder(bert) for p in ("--set", value)), "--set", "train.epochs=1")
+    done(train_main, *arguments, *options(*encoder(bert), "train.epochs=1"))
     other = make_bert(tmp_path / "other")
     content = json.loads((bert / TOKENS).read_text())
     content["normalizer"]["lowercase"] = False
     (other / TOKENS).write_text(json.dumps(content))
-    line = fails(train_main, *arguments, "--overwrite", *(p for value in encoder(other) for p in ("--set", value)))
+    line = fails(train_main, *arguments, "--overwrite", *options(*encoder(other)))
     assert "first/tokenizer.json: not the tokenizer of " in line
 
 
-def test_bad_settings_are_one_line(bert: Path, cache: Path, tfidf: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+def test_bad_settings_are_one_line(bert: Path, cache: Path, tfidf: Path, tmp_path: Path, fails: Fails) -> None:
     def line(*sets: str) -> str:
-        chosen = [part for value in sets for part in ("--set", value)]
-        return fails(train_main, "--features", cache, "--out", tmp_path / "run", *COMMAND, *chosen)
+        return fails(train_main, "--features", cache, "--out", tmp_path / "run", *COMMAND, *options(*sets))
 
     assert "no-such: no such folder of a transformer" in line(*encoder("./no-such"))
     assert "frozen_layers: 9 of" in line(*encoder(bert, frozen_layers=9))
@@ -187,7 +158,7 @@ def test_bad_settings_are_one_line(bert: Path, cache: Path, tfidf: Path, tmp_pat
 
 
 @pytest.mark.slow
-def test_scan_attends_to_tokens(bert: Path, positions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scan_attends_to_tokens(bert: Path, positions: Path, tmp_path: Path, capsys: Capture) -> None:
     sets = ["model.similarity={name: scan, attention: t2i}", *encoder(bert, states="all"), "train.epochs=1"]
     run = train(positions, experiment(*sets), out=tmp_path / "run")
     page = tmp_path / "page.html"
@@ -206,18 +177,11 @@ def test_two_processes_train_as_one(cache: Path, tmp_path: Path) -> None:
     sets = [*encoder(steady, frozen_layers=1), "train.epochs=2", "train.batch_size=50", "train.learning_rate=2e-5"]
     sets.append("train.frozen={caption_encoder.network: 1}")
     train(cache, experiment(*sets), out=tmp_path / "one")
-    chosen = [part for value in [*SETS, *sets] for part in ("--set", value)]
-    arguments = ["--features", cache, "--out", tmp_path / "two", "--threads", 1, *chosen]
+    arguments = ["--features", cache, "--out", tmp_path / "two", "--threads", 1, *COMMAND, *options(*sets)]
     codes, log = forked.run_together(arguments, 2, tmp_path)
     assert codes == [0, 0], log
     assert_close(state(tmp_path / "one")["rows"], state(tmp_path / "two")["rows"])
     assert_close(state(tmp_path / "one")["model"], state(tmp_path / "two")["model"])
-
-
-def test_bf16_and_checkpointing_train(bert: Path, cache: Path, tmp_path: Path) -> None:
-    sets = [*encoder(bert, gradient_checkpointing=True), "train.precision=bf16", "train.epochs=2"]
-    run = train(cache, experiment(*sets), out=tmp_path / "run")
-    assert RunFolder(run).record()["state"] == "finished"
 
 
 @pytest.mark.slow
@@ -234,12 +198,6 @@ def test_the_real_minilm_is_read_as_its_own_library_reads_it_and_learns(cache: P
     means = torch.stack([states[k, mask[k]].mean(0) for k in range(len(texts))])
     theirs = SentenceTransformer(str(folder), device="cpu", local_files_only=True).encode(texts)
     np.testing.assert_allclose(means / means.norm(dim=1, keepdim=True), theirs, atol=1e-5)
-    sets = [
-        *encoder(folder, frozen_layers=5),
-        "train.learning_rate=1e-3",
-        "train.learning_rates={caption_encoder.network: 2e-5}",
-        "train.epochs=2",
-    ]
-    run = train(cache, experiment(*sets), out=tmp_path / "run")
-    losses = [float(row["loss"]) for row in table(run)]
-    assert losses[-1] < 0.9 * losses[0]
+    sets = ["train.learning_rate=1e-3", "train.learning_rates={caption_encoder.network: 2e-5}", "train.epochs=2"]
+    run = train(cache, experiment(*encoder(folder, frozen_layers=5), *sets), out=tmp_path / "run")
+    assert losses(run)[-1] < 0.9 * losses(run)[0]

@@ -1,12 +1,10 @@
-"""Losses, samplers, similarities and encoders of a user's own, named by the place of their code."""
-
 from __future__ import annotations
 
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from tests.train.conftest import COMMAND, experiment
+from tests.train.conftest import COMMAND, Fails, Patch, done, experiment, options
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets import own_code
 from vse.pipeline.presets.own_code import CodeNotAllowed, allow_own_code
@@ -85,21 +83,11 @@ Path("was_run").write_text("")
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: Patch) -> Path:
     """The working folder, in which a user's own files lie."""
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     return tmp_path / "work"
-
-
-@pytest.fixture
-def run_command() -> Callable[..., None]:
-    def run(main: Callable[[list[str]], None], *arguments: object) -> None:
-        with pytest.raises(SystemExit) as stop:
-            main([str(argument) for argument in arguments])
-        assert stop.value.code == 0
-
-    return run
 
 
 @contextmanager
@@ -129,23 +117,15 @@ def test_a_class_is_a_loss_with_its_settings(folder: Path) -> None:
     loss = experiment("loss=my_loss.py:Half", "loss.share=0.25").loss
     scores, positives, negatives = torch.rand(3, 3), torch.arange(3), ~torch.eye(3, dtype=torch.bool)
     assert isinstance(loss, MaxOfHinges)
-    torch.testing.assert_close(
-        loss.cost(scores, positives, negatives), 0.25 * MaxOfHinges().cost(scores, positives, negatives)
-    )
-    assert isinstance(experiment("loss={name: my_loss.py:Half, share: 3}").loss, MaxOfHinges)
+    expected = 0.25 * MaxOfHinges().cost(scores, positives, negatives)
+    torch.testing.assert_close(loss.cost(scores, positives, negatives), expected)
+    dotted = experiment("loss=vse.train.losses.hinges:MaxOfHinges").loss
+    assert (type(dotted).__name__, dotted.name) == ("MaxOfHinges", "vse.train.losses.hinges:MaxOfHinges")
     with pytest.raises(UserError, match=r"unknown setting 'loss\.shares' .did you mean 'loss\.share'"):
         experiment("loss=my_loss.py:Half", "loss.shares=0.25")
 
 
-def test_a_module_that_python_finds_is_named_with_dots() -> None:
-    loss = experiment("loss=vse.train.losses.hinges:MaxOfHinges").loss
-    assert isinstance(loss, MaxOfHinges)
-    assert loss.name == "vse.train.losses.hinges:MaxOfHinges"
-
-
-def test_samplers_similarities_and_encoders_of_ones_own_train_and_embed(
-    cache: Path, folder: Path, run_command: Callable[..., None]
-) -> None:
+def test_samplers_similarities_and_encoders_of_ones_own_train_and_embed(cache: Path, folder: Path) -> None:
     (folder / "mine.py").write_text(OTHERS)
     (folder / "my_loss.py").write_text(FUNCTION)
     parts = {
@@ -154,8 +134,8 @@ def test_samplers_similarities_and_encoders_of_ones_own_train_and_embed(
         "model.similarity": "mine.py:Twice",
         "model.image_encoder": "{name: mine.py:Tanh, bias: false}",
     }
-    sets = [argument for key, value in parts.items() for argument in ("--set", f"{key}={value}")]
-    run_command(train_main, "--features", cache, "--out", "run", *COMMAND, *sets)
+    sets = options(*(f"{key}={value}" for key, value in parts.items()))
+    done(train_main, "--features", cache, "--out", "run", *COMMAND, *sets)
     copies = sorted(path.name for path in (folder / "run/code").iterdir())
     assert [name.rpartition("-")[0] for name in copies] == ["mine", "my_loss"]
     settings = yaml.safe_load((folder / "run/config.yaml").read_text())
@@ -164,8 +144,8 @@ def test_samplers_similarities_and_encoders_of_ones_own_train_and_embed(
     record = json.loads((folder / "run/run.json").read_text())
     assert record["state"] == "finished"
     assert record["files"][copies[1]] == settings["loss"]["code_sha256"]
-    run_command(embed_main, "run")
-    run_command(train_main, "--features", cache, "--out", "run", *COMMAND, *sets, "--resume")
+    done(embed_main, "run")
+    done(train_main, "--features", cache, "--out", "run", *COMMAND, *sets, "--resume")
 
 
 @pytest.fixture(scope="module")
@@ -177,23 +157,14 @@ def trained(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     before = Path.cwd()
     os.chdir(folder)
     try:
-        with pytest.raises(SystemExit) as stop:
-            train_main(
-                [
-                    str(argument)
-                    for argument in ("--features", cache, "--out", "run", *COMMAND, "--set", "loss=their_loss.py:hinges")
-                ]
-            )
+        done(train_main, "--features", cache, "--out", "run", *COMMAND, "--set", "loss=their_loss.py:hinges")
     finally:
         os.chdir(before)
-    assert stop.value.code == 0
     (folder / "was_run").unlink()
     return folder
 
 
-def test_a_run_that_names_code_does_not_run_it_in_silence(
-    trained: Path, folder: Path, fails: Callable[..., str], run_command: Callable[..., None]
-) -> None:
+def test_a_run_that_names_code_does_not_run_it_in_silence(trained: Path, folder: Path, fails: Fails) -> None:
     run = trained / "run"
     with as_if_new():
         for main, *further in ((embed_main,), (search_main, "a disc")):
@@ -201,21 +172,19 @@ def test_a_run_that_names_code_does_not_run_it_in_silence(
             assert "was made with code outside of the package, their_loss.py:hinges" in message
             assert "--allow-code" in message
         assert not (folder / "was_run").exists()
-        run_command(embed_main, run, "--out", "test.h5", "--allow-code")
+        done(embed_main, run, "--out", "test.h5", "--allow-code")
         assert (folder / "was_run").exists()
 
 
-def test_a_run_is_opened_where_the_file_was_not(trained: Path, folder: Path, run_command: Callable[..., None]) -> None:
+def test_a_run_is_opened_where_the_file_was_not_but_not_with_another_copy(trained: Path, folder: Path, fails: Fails) -> None:
     shutil.copytree(trained / "run", trained / "moved")
     (trained / "their_loss.py").rename(trained / "elsewhere.py")
     try:
         with as_if_new():
-            run_command(search_main, trained / "moved", "a disc", "--allow-code")
+            done(search_main, trained / "moved", "a disc", "--allow-code")
     finally:
         (trained / "elsewhere.py").rename(trained / "their_loss.py")
-
-
-def test_a_copy_that_is_gone_or_changed_is_refused(trained: Path, folder: Path, fails: Callable[..., str]) -> None:
+    (folder / "was_run").unlink()
     shutil.copytree(trained / "run", folder / "run")
     (copy,) = (folder / "run/code").iterdir()
     with as_if_new():
@@ -226,7 +195,7 @@ def test_a_copy_that_is_gone_or_changed_is_refused(trained: Path, folder: Path, 
     assert not (folder / "was_run").exists()
 
 
-def test_a_changed_file_is_not_resumed(cache: Path, folder: Path, trained: Path, fails: Callable[..., str]) -> None:
+def test_a_changed_file_is_not_resumed(cache: Path, folder: Path, trained: Path, fails: Fails) -> None:
     shutil.copytree(trained / "run", folder / "run")
     (folder / "their_loss.py").write_text(FUNCTION)
     resumed = ["--features", cache, "--out", "run", *COMMAND, "--set", "loss=their_loss.py:hinges", "--resume"]
@@ -234,7 +203,7 @@ def test_a_changed_file_is_not_resumed(cache: Path, folder: Path, trained: Path,
         assert "their_loss.py:hinges has changed since run was made" in fails(train_main, *resumed)
 
 
-def test_code_that_a_preset_names_is_allowed_first(folder: Path, cache: Path, fails: Callable[..., str]) -> None:
+def test_code_that_a_preset_names_is_allowed_first(folder: Path, cache: Path, fails: Fails) -> None:
     (folder / "preset_loss.py").write_text(FUNCTION + CRIES)
     (folder / "mine.yaml").write_text("extends: vsepp\nloss: { name: preset_loss.py:hinges, sharpness: 3 }\n")
     message = fails(train_main, "--features", cache, "--experiment", "mine.yaml")
@@ -246,43 +215,36 @@ def test_code_that_a_preset_names_is_allowed_first(folder: Path, cache: Path, fa
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "message"),
+    ("text", "setting", "message"),
     [
-        (None, "gone.py:hinges", r"gone\.py: No such file"),
-        ("x = 1\n", "bad.py:hinges", r"bad\.py: has no class or function 'hinges'"),
+        (None, "loss=gone.py:hinges", r"gone\.py: No such file"),
+        ("x = 1\n", "loss=bad.py:hinges", r"bad\.py: has no class or function 'hinges'"),
         (
             "hinges = 3\n",
-            "bad.py:hinges",
-            r"bad\.py:hinges: a loss of your own is a class that derives from .*, or a function, and this is not",
+            "loss=bad.py:hinges",
+            "a loss of your own is a class that derives from .*, or a function, and this is n",
         ),
-        ("class hinges: pass\n", "bad.py:hinges", r"is a class that derives from vse\.train\.losses\.base\.Loss"),
-        ("def hinges(scores): pass\n", "bad.py:hinges", r"bad\.py:1: a loss function takes scores, positives, negatives"),
-        ("def hinges(a, b, c, d): pass\n", "bad.py:hinges", r"the setting 'd' of this loss needs a default"),
-        ("def hinges(:\n", "bad.py:hinges", r"bad\.py:1: cannot be run \(SyntaxError"),
-        ("\n1 / 0\n", "bad.py:hinges", r"bad\.py:2: cannot be run \(ZeroDivisionError"),
-        ("", "no.such.module:hinges", r"no\.such\.module cannot be imported"),
-        ("", "nosuchmodule:hinges", r"no module nosuchmodule is installed"),
+        ("class hinges: pass\n", "loss=bad.py:hinges", r"is a class that derives from vse\.train\.losses\.base\.Loss"),
+        ("def hinges(scores): pass\n", "loss=bad.py:hinges", r"bad\.py:1: a loss function takes scores, positives, negatives"),
+        ("def hinges(a, b, c, d): pass\n", "loss=bad.py:hinges", r"the setting 'd' of this loss needs a default"),
+        ("def hinges(:\n", "loss=bad.py:hinges", r"bad\.py:1: cannot be run \(SyntaxError"),
+        ("\n1 / 0\n", "loss=bad.py:hinges", r"bad\.py:2: cannot be run \(ZeroDivisionError"),
+        ("", "loss=no.such.module:hinges", r"no\.such\.module cannot be imported"),
+        ("", "loss=nosuchmodule:hinges", r"no module nosuchmodule is installed"),
+        (
+            "def batches(): pass\n",
+            "train.sampling=bad.py:batches",
+            "a sampler of your own is a class that .*Sampler, and this is",
+        ),
+        (FUNCTION, "warmup.loss=bad.py:hinges", "must be a loss of the package"),
     ],
 )
-def test_what_is_wrong_with_ones_own_code_is_one_line(
-    text: str | None, name: str, message: str, folder: Path, cache: Path
-) -> None:
+def test_what_is_wrong_with_ones_own_code_is_one_line(text: str | None, setting: str, message: str, folder: Path) -> None:
     if text is not None:
         (folder / "bad.py").write_text(text)
     with pytest.raises(UserError, match=message) as refusal:
-        experiment(f"loss={name}")
+        experiment(setting)
     assert "\n" not in str(refusal.value)
-
-
-def test_only_losses_may_be_functions(folder: Path) -> None:
-    (folder / "mine.py").write_text("def batches(image_of, batch_size, rng): pass\n")
-    with pytest.raises(UserError, match=r"a sampler of your own is a class that derives from .*Sampler, and this is not"):
-        experiment("train.sampling=mine.py:batches")
-
-
-def test_a_warmup_has_a_loss_of_the_package() -> None:
-    with pytest.raises(UserError, match="must be a loss of the package"):
-        experiment("warmup.loss=my_loss.py:hinges")
 
 
 def test_settings_of_a_run_cannot_name_files_elsewhere(trained: Path, folder: Path) -> None:

@@ -1,5 +1,3 @@
-"""A run is trained in one precision, which its files record; ``auto`` is bf16 where the processor has it."""
-
 from __future__ import annotations
 
 import logging
@@ -11,7 +9,18 @@ import torch
 import yaml
 
 from tests.conftest import TINY_FEATURE
-from tests.train.conftest import COMMAND, assert_same, experiment, state, weights
+from tests.train.conftest import (
+    COMMAND,
+    Crash,
+    Fails,
+    Patch,
+    assert_same,
+    experiment,
+    interrupted,
+    options,
+    state,
+    weights,
+)
 from vse.features.backbones.device import has_bf16
 from vse.features.extraction import extract_shards, merge
 from vse.features.extractors.cnn import CnnExtractor
@@ -20,7 +29,6 @@ from vse.train.cli import train_main
 from vse.train.experiment import changed_settings, load_experiment
 from vse.train.run.folder import RunFolder
 from vse.train.run.resume import Existing
-from vse.train.solvers import adam
 from vse.train.training import train
 from vse.train.use.trained_run import RunPlaces, open_run
 
@@ -29,7 +37,7 @@ needs_bf16 = pytest.mark.skipif(not has_bf16(torch.device("cpu")), reason="this 
 
 
 @pytest.fixture
-def without_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_bf16(monkeypatch: Patch) -> None:
     """Make the processor one with AVX2 alone for oneDNN."""
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
 
@@ -41,7 +49,7 @@ def with_warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return lambda: [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
 
-def precision_of(run: Path) -> str:
+def read_precision(run: Path) -> str:
     """Return the precision of a run; its files must agree in it."""
     config = yaml.safe_load((run / "config.yaml").read_text())["train"]["precision"]
     assert RunFolder(run).record()["precision"] == config
@@ -50,35 +58,29 @@ def precision_of(run: Path) -> str:
 
 @pytest.mark.parametrize("limited", [pytest.param(False, marks=needs_bf16), True])
 def test_a_run_records_the_precision_that_was_used(
-    limited: bool, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_warnings: Callable[[], list[str]]
+    limited: bool, cache: Path, tmp_path: Path, monkeypatch: Patch, with_warnings: Callable[[], list[str]]
 ) -> None:
     if limited:
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     used = "fp32" if limited else "bf16"
     run = train(cache, experiment(AUTO, SHORT), out=tmp_path / "auto")
-    assert precision_of(run) == used
+    assert read_precision(run) == used
     assert with_warnings() == []
     named = train(cache, experiment(f"train.precision={used}", SHORT), out=tmp_path / "named")
     assert_same(weights(run), weights(named))
 
 
 @pytest.mark.usefixtures("without_bf16")
-def test_bf16_that_is_emulated_trains_after_one_warning(
-    cache: Path, tmp_path: Path, with_warnings: Callable[[], list[str]]
-) -> None:
+def test_emulated_bf16_trains_after_one_warning(cache: Path, tmp_path: Path, with_warnings: Callable[[], list[str]]) -> None:
     run = train(cache, experiment("train.precision=bf16", SHORT), out=tmp_path / "run")
-    assert precision_of(run) == "bf16"
+    assert read_precision(run) == "bf16"
     assert RunFolder(run).record()["state"] == "finished"
     (warning,) = with_warnings()
     assert "train.precision: bf16 is emulated" in warning
-    assert "times as long as in fp32" in warning
     assert "--set train.precision=auto" in warning
 
 
-def test_a_resume_in_another_precision_names_the_setting(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Callable[..., str]
-) -> None:
-    """Stop a run on a machine with bf16, and resume it on one without: the setting in the refusal lets it go on."""
+def test_another_precision_names_the_setting(cache: Path, tmp_path: Path, monkeypatch: Patch, fails: Fails) -> None:
     whole = train(cache, experiment("train.precision=bf16"), out=tmp_path / "whole")
     run = _stopped(cache, tmp_path / "run", "bf16")
     before = {path.name: path.read_bytes() for path in run.iterdir()}
@@ -92,52 +94,35 @@ def test_a_resume_in_another_precision_names_the_setting(
     assert_same(state(run), state(whole))
 
 
-class Crash(Exception):
-    pass
-
-
 def _stopped(cache: Path, run: Path, precision: str) -> Path:
     """Train the first epoch of a run, and crash in the second."""
-    with pytest.MonkeyPatch.context() as patch:
-        steps, real = iter(range(10**6)), adam.Trainer.step
-
-        def step(self: adam.Trainer, *arguments: object) -> object:
-            if next(steps) == 11:
-                raise Crash
-            return real(self, *arguments)  # type: ignore[arg-type]
-
-        patch.setattr(adam.Trainer, "step", step)
-        with pytest.raises(Crash):
-            train(cache, experiment(f"train.precision={precision}"), out=run)
+    with interrupted(11, crash=True), pytest.raises(Crash):
+        train(cache, experiment(f"train.precision={precision}"), out=run)
     return run
 
 
 @pytest.mark.usefixtures("without_bf16")
-def test_a_resume_that_may_overwrite_starts_again_and_says_why(
-    cache: Path, tmp_path: Path, with_warnings: Callable[[], list[str]]
-) -> None:
-    """Resume as the workflow's jobs do, which cannot add a setting."""
+def test_an_overwriting_resume_starts_again(cache: Path, tmp_path: Path, with_warnings: Callable[[], list[str]]) -> None:
     run = _stopped(cache, tmp_path / "run", "bf16")
     train(cache, experiment(AUTO), out=run, existing=Existing(resume=True, overwrite=True))
-    assert precision_of(run) == "fp32"
+    assert read_precision(run) == "fp32"
     assert "add --set train.precision=bf16 to continue it" in with_warnings()[-1]
     assert with_warnings()[-1].endswith("Training starts from the beginning")
 
 
 @pytest.mark.usefixtures("without_bf16")
-def test_a_finished_run_of_another_machine_is_kept_where_auto_is_asked_for(
-    cache: Path, tmp_path: Path, fails: Callable[..., str], caplog: pytest.LogCaptureFixture
+def test_auto_keeps_a_finished_run_of_another_machine(
+    cache: Path, tmp_path: Path, fails: Fails, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = train(cache, experiment("train.precision=bf16", SHORT), out=tmp_path / "run")
     before = {path.name: path.read_bytes() for path in run.iterdir()}
     caplog.set_level(logging.INFO)
     for existing in (Existing(), Existing(resume=True), Existing(resume=True, overwrite=True)):
         train(cache, experiment(AUTO, SHORT), out=run, existing=existing)
-        assert "was trained in bf16 by auto on its machine; here auto is fp32" in caplog.text
+        assert "was trained in bf16, the choice of auto on its machine; here auto is fp32" in caplog.text
         caplog.clear()
-    line = fails(
-        train_main, "--features", cache, "--out", run, *COMMAND, "--set", SHORT, "--set", "train.precision=fp32", "--resume"
-    )
+    sets = options(SHORT, "train.precision=fp32")
+    line = fails(train_main, "--features", cache, "--out", run, *COMMAND, *sets, "--resume")
     assert "--set train.precision=bf16" in line
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
 
@@ -151,10 +136,7 @@ def test_the_precision_that_auto_chose_is_no_change_of_the_preset(precision: str
 
 
 @pytest.mark.parametrize("said", ["auto", "fp32"])
-def test_a_run_reads_features_of_another_machine_where_their_preset_says_auto(
-    said: str, demo: Path, cache: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Open a run, trained on features in fp32, with features in bf16."""
+def test_features_of_other_machines(said: str, demo: Path, cache: Path, run: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     presets = tmp_path / "presets" / "features"
     presets.mkdir(parents=True)
     (presets / "tiny.yaml").write_text(yaml.safe_dump({**TINY_FEATURE.model_dump(mode="json"), "precision": said}))

@@ -1,10 +1,5 @@
-"""What a training is made of: features that there are, features that fit, and weights to start from."""
-
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -12,49 +7,21 @@ import numpy as np
 import pytest
 import torch
 
-from tests.train.conftest import COMMAND, assert_same, experiment, forget_captions, state, weights
+from tests.train.conftest import COMMAND, Fails, assert_same, experiment, forget_captions, state, train_with_stops, weights
 from tests.train.data.caches import drop_checksums
 from vse.features.cache.shards import shards_folder
-from vse.pipeline.errors import Interrupted
 from vse.train.cli import train_main
 from vse.train.run.folder import RunFolder
 from vse.train.run.inputs import InputPaths
-from vse.train.run.resume import Existing
-from vse.train.solvers import adam
 from vse.train.training import train
 
 
-def test_captions_of_images_without_features_are_named(
-    own_cache: Path, own_demo: Path, tmp_path: Path, fails: Callable[..., str]
-) -> None:
+def test_missing_or_not_finite_features_are_named(own_cache: Path, own_demo: Path, tmp_path: Path, fails: Fails) -> None:
     text = own_demo.read_text().replace('"imgid": 7,', '"imgid": 7007,')
     own_demo.write_text(text)
     line = fails(train_main, "--features", forget_captions(own_cache), "--captions", own_demo, "--out", tmp_path / "run")
     assert "1 of 48 images have no features, the first is id 7007" in line
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("kind", ["positions", "regions"])
-def test_sets_for_a_model_of_vectors_are_refused_in_one_line_that_names_both(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path, fails: Callable[..., str]
-) -> None:
-    arguments = ["--features", request.getfixturevalue(kind), "--out", tmp_path / "run"]
-    line = fails(train_main, *arguments)
-    assert f"'cosine' compares vectors of images, and the image encoder 'linear' makes sets of the feature '{kind}'" in line
-    line = fails(
-        train_main,
-        "--features",
-        request.getfixturevalue(kind),
-        "--out",
-        tmp_path / "run",
-        "--set",
-        "model.image_encoder=branch",
-    )
-    assert f"the image encoder 'branch' reads vectors, not the sets of the feature '{kind}'" in line
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_nan_in_the_features_stops_with_its_id(own_cache: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
     shard = sorted(shards_folder(drop_checksums(own_cache)).glob("*.h5"))[0]
     with h5py.File(shard, "r+") as file:
         file["features"][4, 1] = np.nan
@@ -62,7 +29,19 @@ def test_a_nan_in_the_features_stops_with_its_id(own_cache: Path, tmp_path: Path
     assert "the features of id 4 are not finite" in line
 
 
-def test_restval_is_trained_on_when_asked_for(cache: Path, own_cache: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+@pytest.mark.parametrize("kind", ["positions", "regions"])
+def test_sets_for_a_model_of_vectors_are_named(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, fails: Fails
+) -> None:
+    arguments = ["--features", request.getfixturevalue(kind), "--out", tmp_path / "run"]
+    line = fails(train_main, *arguments)
+    assert f"'cosine' compares vectors of images, and the image encoder 'linear' makes sets of the feature '{kind}'" in line
+    line = fails(train_main, *arguments, "--set", "model.image_encoder=branch")
+    assert f"the image encoder 'branch' reads vectors, not the sets of the feature '{kind}'" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_restval_is_trained_on_when_asked_for(cache: Path, own_cache: Path, tmp_path: Path, fails: Fails) -> None:
     line = fails(train_main, "--features", cache, "--out", tmp_path / "r", *COMMAND, "--set", "train.restval=true")
     assert "no images in split 'restval', which train.restval requires; --set train.restval=false" in line
     data = own_cache.parent.parent / "data" / "dataset.json"
@@ -84,16 +63,12 @@ FINETUNE = ["images.source=pictures", "images.finetune=true", "train.epochs=2", 
 
 
 def test_fine_tuning_starts_from_a_trained_head(base: Path, cache: Path, tmp_path: Path) -> None:
-    still = train(
-        cache,
-        experiment(*FINETUNE[:3], "train.learning_rate=1e-12"),
-        out=tmp_path / "still",
-        inputs=InputPaths(start_from=base),
-    )
+    of_base, fixed = InputPaths(start_from=base), experiment(*FINETUNE[:3], "train.learning_rate=1e-12")
+    still = train(cache, fixed, out=tmp_path / "still", inputs=of_base)
     best = max(row["rsum"] for row in state(base)["rows"])
     assert state(still)["rows"][0]["rsum"] == pytest.approx(best, abs=4), "nothing moved, and pictures give what was cached"
-    run = train(cache, experiment(*FINETUNE), out=tmp_path / "run", inputs=InputPaths(start_from=base))
-    assert RunFolder(run).record()["start_from"] == "../demo_base/seed-0" or RunFolder(run).record()["start_from"]
+    run = train(cache, experiment(*FINETUNE), out=tmp_path / "run", inputs=of_base)
+    assert (run / RunFolder(run).record()["start_from"]).samefile(base)
     weights = RunFolder(run).best_weights()
     moved = {name for name, value in weights.items() if name.startswith("cnn.")}
     first = RunFolder(still).best_weights()
@@ -101,15 +76,22 @@ def test_fine_tuning_starts_from_a_trained_head(base: Path, cache: Path, tmp_pat
     assert all(not torch.equal(weights[name], first[name]) for name in moved if "running" not in name)
 
 
-def test_a_run_starts_from_a_fitting_one_alone(base: Path, cache: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+def test_a_run_starts_from_a_run_that_fits(base: Path, cache: Path, tmp_path: Path, fails: Fails) -> None:
     arguments = ["--features", cache, "--out", tmp_path / "runs" / "demo_x" / "seed-0", *COMMAND]
     assert "no trained run to start from" in fails(train_main, *arguments, "--set", "start_from=vsepp_rc")
     line = fails(train_main, *arguments, "--start-from", base, "--set", "model.dim=8")
     assert "weights of another model" in line
     assert "finetune needs source: pictures" in fails(train_main, *arguments, "--set", "images.finetune=true")
+    arguments = ["--features", cache, "--out", tmp_path / "run", "--start-from", base, *COMMAND]
+    line = fails(train_main, *arguments, "--set", "start_from=vsepp", "--set", "freeze=true")
+    assert "freeze: no part of the model is left to train" in line
+    line = fails(train_main, *arguments, "--set", "start_from=vsepp", "--set", "start_parts=[encoder]")
+    assert "start_parts: 'encoder' is not one of image_encoder, caption_encoder, similarity, cnn" in line
+    assert "start_parts and freeze require start_from" in fails(train_main, *arguments, "--set", "start_parts=[image_encoder]")
+    assert not (tmp_path / "run").exists()
 
 
-def test_pictures_need_a_cache_of_a_cnn(own_cache: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+def test_pictures_need_a_cache_of_a_cnn(own_cache: Path, tmp_path: Path, fails: Fails) -> None:
     arguments = ["--features", own_cache, "--out", tmp_path / "run", *COMMAND, "--set", "images.source=pictures"]
     for picture in (own_cache.parent.parent / "data" / "images").rglob("*.jpg"):
         picture.unlink()
@@ -125,12 +107,8 @@ def test_parts_of_a_run_are_taken_and_frozen_and_the_rest_moves(base: Path, cach
     before, after = weights(base), weights(frozen)
     for name, weight in after.items():
         assert torch.equal(weight, before[name]) == name.startswith("image_encoder."), name
-    still = train(
-        cache,
-        experiment(*FROZEN[:3], "freeze=false", "start_from=vsepp", "train.learning_rate=1e-12"),
-        out=tmp_path / "still",
-        inputs=of_base,
-    )
+    fixed = experiment(*FROZEN[:3], "freeze=false", "start_from=vsepp", "train.learning_rate=1e-12")
+    still = train(cache, fixed, out=tmp_path / "still", inputs=of_base)
     fresh = train(cache, experiment("train.epochs=2", "train.learning_rate=1e-12"), out=tmp_path / "fresh")
     for name, weight in weights(still).items():
         source = before if name.startswith("image_encoder.") else weights(fresh)
@@ -139,41 +117,14 @@ def test_parts_of_a_run_are_taken_and_frozen_and_the_rest_moves(base: Path, cach
     assert not torch.equal(weights(moved)["image_encoder.linear.weight"], before["image_encoder.linear.weight"])
 
 
-def test_statistics_of_a_frozen_part_stay_as_well(cache: Path, tmp_path: Path) -> None:
+def test_a_frozen_run_keeps_its_statistics_and_is_resumed_bit_for_bit(cache: Path, tmp_path: Path, base: Path) -> None:
     branch = "model.image_encoder={name: branch, widths: [12, 16]}"
-    base = train(cache, experiment(branch, "train.epochs=1"), out=tmp_path / "base")
+    start = train(cache, experiment(branch, "train.epochs=1"), out=tmp_path / "start")
     config = experiment(*FROZEN, branch, "start_from=vsepp")
-    run = train(cache, config, out=tmp_path / "run", inputs=InputPaths(start_from=base))
+    run = train(cache, config, out=tmp_path / "run", inputs=InputPaths(start_from=start))
     assert "image_encoder.batch_norm.running_mean" in weights(run)
     for name, weight in weights(run).items():
-        assert torch.equal(weight, weights(base)[name]) == name.startswith("image_encoder."), name
-
-
-def test_a_frozen_run_is_resumed_bit_for_bit(base: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert torch.equal(weight, weights(start)[name]) == name.startswith("image_encoder."), name
     config, inputs = experiment(*FROZEN, "start_from=vsepp"), InputPaths(start_from=base)
     whole = train(cache, config, out=tmp_path / "whole", inputs=inputs)
-    with monkeypatch.context() as patch:
-        real, steps = adam.Trainer.step, iter(range(99))
-
-        def step(self: adam.Trainer, *arguments: object) -> object:
-            if next(steps) == 11:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return real(self, *arguments)  # type: ignore[arg-type]
-
-        patch.setattr(adam.Trainer, "step", step)
-        with pytest.raises(Interrupted, match="stopped in epoch 2, step 4"):
-            train(cache, config, out=tmp_path / "cut", inputs=inputs)
-    cut = train(cache, config, out=tmp_path / "cut", inputs=inputs, existing=Existing(resume=True))
-    assert_same(state(whole), state(cut))
-
-
-def test_what_cannot_be_taken_or_frozen_is_one_line(
-    base: Path, cache: Path, tmp_path: Path, fails: Callable[..., str]
-) -> None:
-    arguments = ["--features", cache, "--out", tmp_path / "run", "--start-from", base, *COMMAND]
-    line = fails(train_main, *arguments, "--set", "start_from=vsepp", "--set", "freeze=true")
-    assert "freeze: no part of the model is left to train" in line
-    line = fails(train_main, *arguments, "--set", "start_from=vsepp", "--set", "start_parts=[encoder]")
-    assert "start_parts: 'encoder' is not one of image_encoder, caption_encoder, similarity, cnn" in line
-    assert "start_parts and freeze require start_from" in fails(train_main, *arguments, "--set", "start_parts=[image_encoder]")
-    assert not (tmp_path / "run").exists()
+    assert_same(state(whole), state(train_with_stops(cache, config, tmp_path / "cut", [11], inputs=inputs)))

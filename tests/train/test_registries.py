@@ -1,5 +1,3 @@
-"""What holds for every part of a training that is registered."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -34,26 +32,18 @@ PARTS = [pytest.param(registry, base, name, id=f"{registry.kind} {name}") for re
 
 
 @pytest.mark.parametrize(("registry", "base", "name"), PARTS)
-def test_a_part_is_found_by_the_name_that_it_has(registry: Registry[Any], base: type, name: str) -> None:
+def test_a_part_is_found_by_its_name_described_frozen_and_strict(registry: Registry[Any], base: type, name: str) -> None:
     part = registry.parse(name)
     assert isinstance(part, base)
     assert part.name == name
     assert type(part).model_fields["name"].default == name
     assert registry.parse({"name": name}) == part
     assert registry.parse(part.model_dump()) == part
-
-
-@pytest.mark.parametrize(("registry", "base", "name"), PARTS)
-def test_a_part_says_what_it_is_and_cannot_be_changed(registry: Registry[Any], base: type, name: str) -> None:
     part = registry[name]
     assert part.__doc__
     assert part.__doc__ != base.__doc__
     with pytest.raises(ValidationError, match="frozen"):
         part().name = "another"
-
-
-@pytest.mark.parametrize(("registry", "base", "name"), PARTS)
-def test_a_setting_that_it_does_not_have_is_refused(registry: Registry[Any], base: type, name: str) -> None:
     with pytest.raises(ValidationError, match="no_such_setting"):
         registry.parse({"name": name, "no_such_setting": 1})
 

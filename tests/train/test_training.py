@@ -1,12 +1,9 @@
-"""From a cache and an experiment to a run folder: its files, what is there already, early stops, listings, signals."""
-
 from __future__ import annotations
 
 import csv
 import os
 import random
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +13,7 @@ import yaml
 
 from tests.eval.slow_ranks import slow_ranks
 from tests.train import forked
-from tests.train.conftest import COMMAND, assert_same, experiment, state, table, weights
+from tests.train.conftest import COMMAND, Fails, Log, Patch, assert_same, done, experiment, state, table, weights
 from vse.train.cli import train_main
 from vse.train.run.folder import RunFolder
 from vse.train.run.resume import Existing, Extras
@@ -27,7 +24,7 @@ from vse.train.training import train
 from vse.train.use.model import load_run
 
 
-def test_a_run_leaves_all_its_files(run: Path) -> None:
+def test_a_run_leaves_all_its_files_and_a_second_call_changes_none(run: Path, cache: Path, own_run: Path) -> None:
     files = {path.name for path in run.iterdir()}
     assert files == {"config.yaml", "vocab.json", "metrics.csv", "best.safetensors", "last.ckpt", "run.json"}
     record = RunFolder(run).record()
@@ -37,62 +34,46 @@ def test_a_run_leaves_all_its_files(run: Path) -> None:
     assert [row["epoch"] for row in rows] == ["1", "2", "3"]
     best = max(rows, key=lambda row: float(row["rsum"]))
     assert (float(best["epoch"]), float(best["rsum"])) == (record["best_epoch"], record["best_rsum"])
+    before = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in own_run.iterdir()}
+    train(cache, experiment(), out=own_run)
+    assert {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in own_run.iterdir()} == before
 
 
-def test_a_second_call_of_a_finished_run_changes_nothing(cache: Path, own_run: Path) -> None:
-    run = own_run
-    before = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in run.iterdir()}
-    train(cache, experiment(), out=run)
-    assert {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in run.iterdir()} == before
-
-
-def test_other_settings_do_not_overwrite_a_run(cache: Path, own_run: Path, fails: Callable[..., str]) -> None:
-    run = own_run
-    before = weights(run)
-    line = fails(train_main, "--features", cache, "--out", run, *COMMAND, "--set", "loss.margin=0.3")
+def test_other_settings_or_captions_are_another_run(cache: Path, own_run: Path, fails: Fails, own_demo: Path) -> None:
+    before = weights(own_run)
+    line = fails(train_main, "--features", cache, "--out", own_run, *COMMAND, "--set", "loss.margin=0.3")
     assert "loss.margin: 0.2 -> 0.3" in line
     assert "--overwrite" in line
-    assert all(torch.equal(before[name], value) for name, value in weights(run).items())
-
-
-def test_other_captions_are_another_run(cache: Path, own_demo: Path, own_run: Path, fails: Callable[..., str]) -> None:
-    run = own_run
+    assert all(torch.equal(before[name], value) for name, value in weights(own_run).items())
     own_demo.write_text(own_demo.read_text().replace('"square"', '"quadrangle"'))  # the words, not the texts
-    line = fails(train_main, "--features", cache, "--captions", own_demo, "--out", run, "--resume", *COMMAND)
+    line = fails(train_main, "--features", cache, "--captions", own_demo, "--out", own_run, "--resume", *COMMAND)
     assert "captions_sha256" in line
 
 
-@pytest.mark.parametrize("file", ["config.yaml", "last.ckpt", "run.json"])
-@pytest.mark.parametrize("content", [b"", b"[junk", b"[]"])
-def test_a_broken_run_is_named_and_can_be_overwritten(
-    file: str, content: bytes, cache: Path, own_run: Path, fails: Callable[..., str]
-) -> None:
-    run = own_run
+@pytest.mark.parametrize(("file", "content"), [("config.yaml", b"[junk"), ("last.ckpt", b""), ("run.json", b"[]")])
+def test_a_broken_run_is_named_and_overwritten(file: str, content: bytes, cache: Path, own_run: Path, fails: Fails) -> None:
     if file == "last.ckpt":
-        (run / "run.json").unlink()
-    (run / file).write_bytes(content)
-    arguments = ["--features", cache, "--out", run, *COMMAND, "--set", "train.epochs=1"]
+        (own_run / "run.json").unlink()
+    (own_run / file).write_bytes(content)
+    arguments = ["--features", cache, "--out", own_run, *COMMAND, "--set", "train.epochs=1"]
     assert file in fails(train_main, *arguments, "--resume")
-    with pytest.raises(SystemExit) as stop:
-        train_main([str(a) for a in [*arguments, "--overwrite"]])
-    assert stop.value.code == 0
+    done(train_main, *arguments, "--overwrite")
 
 
 def test_a_lost_record_does_not_cost_the_checkpoint(cache: Path, own_run: Path) -> None:
     """Snakemake deletes run.json before it starts a job again."""
-    run = own_run
-    before = weights(run)
-    (run / "run.json").unlink()
+    before = weights(own_run)
+    (own_run / "run.json").unlink()
     calls = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(adam.Trainer, "step", lambda *_: calls.append(1))
-        train(cache, experiment(), out=run, existing=Existing(resume=True, overwrite=True))
+        train(cache, experiment(), out=own_run, existing=Existing(resume=True, overwrite=True))
     assert not calls
-    assert RunFolder(run).record()["state"] == "finished"
-    assert all(torch.equal(before[name], value) for name, value in weights(run).items())
+    assert RunFolder(own_run).record()["state"] == "finished"
+    assert all(torch.equal(before[name], value) for name, value in weights(own_run).items())
 
 
-def test_early_stop_waits_for_a_better_rsum(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_early_stop_counts_epochs_since_the_best_validation(cache: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     values = iter([5.0, 9.0, 9.0, 8.0, 10.0])
     nothing = dict.fromkeys(("i2t_r1", "t2i_r1"), 0.0)
     monkeypatch.setattr(adam.Trainer, "validate", lambda _: {**nothing, "rsum": next(values)})
@@ -102,28 +83,29 @@ def test_early_stop_waits_for_a_better_rsum(cache: Path, tmp_path: Path, monkeyp
     (run / "run.json").unlink()
     train(cache, experiment("train.epochs=9", "train.early_stop=2"), out=run, existing=Existing(resume=True))
     assert RunFolder(run).record()["epochs"] == 4, "a resumed run does not go on behind its early stop"
+    values = iter([9.0, 8.0, 7.0, 6.0])
+    nothing = dict.fromkeys(("i2t_r1", "t2i_r1"), 0.0)
+    monkeypatch.setattr(adam.Trainer, "validate", lambda _: {**nothing, "rsum": next(values)})
+    run = train(cache, experiment("train.epochs=9", "train.early_stop=3", "train.validate_every=2"), out=tmp_path / "seldom")
+    assert blanks(run) == [True, False, True, False, True], "the best of epoch 2, then three epochs"
+    assert RunFolder(run).record()["best_epoch"] == 2
 
 
-def test_a_warm_up_without_end_is_told(cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warm_up_without_end_is_told(cache: Path, tmp_path: Path, caplog: Log) -> None:
     train(cache, experiment("train.epochs=1", "warmup.epochs=1", "loss.name=max"), out=tmp_path / "run")
     assert "all 1 epochs are warm-up with the loss 'sum', so 'max' is never used" in caplog.text
 
 
-def test_hard_negatives_are_listed_per_epoch_and_direction(run: Path, cache: Path, tmp_path: Path) -> None:
-    listing = train(cache, experiment(), out=tmp_path / "run", extras=Extras(log_negatives=2))
+def test_hard_negatives_and_events_are_written_on_request(run: Path, cache: Path, tmp_path: Path) -> None:
+    listing = train(cache, experiment(), out=tmp_path / "run", extras=Extras(log_negatives=2, tensorboard=True))
     rows = list(csv.DictReader((listing / "negatives.csv").read_text().splitlines()))
     assert tuple(rows[0]) == COLUMNS
-    assert [(row["epoch"], row["query"]) for row in rows] == [
-        (epoch, query) for epoch in "123" for query in ("image", "image", "caption", "caption")
-    ]
+    queries = ("image", "image", "caption", "caption")
+    assert [(row["epoch"], row["query"]) for row in rows] == [(epoch, query) for epoch in "123" for query in queries]
     assert all(row["sentid"] != row["negative_sentid"] for row in rows)
     assert_same(state(run)["model"], state(listing)["model"])
-
-
-def test_events_can_be_read_by_tensorboard(cache: Path, tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    run = train(cache, experiment(), out=tmp_path / "run", extras=Extras(tensorboard=True))
-    events = accumulator.EventAccumulator(str(run))
+    events = accumulator.EventAccumulator(str(listing))
     events.Reload()
     found = [(event.step, round(event.value, 3)) for event in events.Scalars("rsum")]
     assert found == [(row["epoch"], pytest.approx(row["rsum"], abs=2e-3)) for row in state(run)["rows"]]
@@ -149,9 +131,7 @@ def test_a_signal_saves_and_ends_with_one_line(number: signal.Signals, code: int
 
 
 @pytest.mark.slow
-def test_killed_often_then_resumed_gives_the_same_checkpoint(
-    cache: Path, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_kills_do_not_change_the_last_checkpoint(cache: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """SIGKILL at random moments of the training, each time resumed; the last checkpoint must not show it."""
     rng, log = random.Random(1), tmp_path / "log.txt"
 
@@ -177,7 +157,6 @@ def test_killed_often_then_resumed_gives_the_same_checkpoint(
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(cache: Path, tmp_path: Path) -> None:
-    """No file of this process may grow beyond 20,000 bytes, which the system reports like a full disk: in the write."""
     arguments = ["--features", str(cache), "--out", str(tmp_path / "run"), *COMMAND, "--set", "model.dim=64"]
     log = tmp_path / "log.txt"
     assert forked.run(forked.train_on_a_full_disk, arguments, log) == 2, log.read_text()
@@ -194,42 +173,21 @@ def blanks(run: Path) -> list[bool]:
     return [row["rsum"] == "" for row in rows]
 
 
-@pytest.mark.parametrize(
-    ("every", "expected"), [(1, [0, 0, 0, 0, 0]), (2, [1, 0, 1, 0, 0]), (3, [1, 1, 0, 1, 0]), (9, [1, 1, 1, 1, 0])]
-)
-def test_validation_every_so_many_epochs_and_after_the_last(
-    every: int, expected: list[int], cache: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("every", "expected"), [(2, [1, 0, 1, 0, 0]), (9, [1, 1, 1, 1, 0])])
+def test_validation_every_few_epochs_and_the_last(every: int, expected: list[int], cache: Path, tmp_path: Path) -> None:
     run = train(cache, experiment("train.epochs=5", f"train.validate_every={every}"), out=tmp_path / "run")
     assert blanks(run) == expected
     validated = [row for row in table(run) if row["rsum"]]
     best = max(validated, key=lambda row: float(row["rsum"]))
-    assert (RunFolder(run).record()["best_epoch"], RunFolder(run).record()["best_rsum"]) == (
-        int(best["epoch"]),
-        float(best["rsum"]),
-    )
+    record = RunFolder(run).record()
+    assert (record["best_epoch"], record["best_rsum"]) == (int(best["epoch"]), float(best["rsum"]))
 
 
-def test_validation_changes_nothing_but_which_weights_are_the_best(run: Path, cache: Path, tmp_path: Path) -> None:
+def test_validating_less_changes_only_which_weights_are_best(run: Path, cache: Path, tmp_path: Path) -> None:
     seldom = train(cache, experiment("train.validate_every=3"), out=tmp_path / "run")
     assert_same(state(run)["model"], state(seldom)["model"])
     assert float(table(run)[-1]["rsum"]) == float(table(seldom)[-1]["rsum"])
     assert_same(weights(seldom), dict(state(run)["model"]))
-
-
-def test_early_stop_counts_epochs_since_the_best_validation(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    values = iter([9.0, 8.0, 7.0, 6.0])
-    nothing = dict.fromkeys(("i2t_r1", "t2i_r1"), 0.0)
-    monkeypatch.setattr(adam.Trainer, "validate", lambda _: {**nothing, "rsum": next(values)})
-    run = train(cache, experiment("train.epochs=9", "train.early_stop=3", "train.validate_every=2"), out=tmp_path / "run")
-    assert blanks(run) == [True, False, True, False, True], "the best of epoch 2, then three epochs"
-    assert RunFolder(run).record()["best_epoch"] == 2
-
-
-def test_validation_on_the_first_images_alone(run: Path, cache: Path, tmp_path: Path) -> None:
-    """The same ones in every run: recalls are those of the split cut to them."""
     few = train(cache, experiment("train.validate_images=4"), out=tmp_path / "few")
     more = train(cache, experiment("train.validate_images=400"), out=tmp_path / "more")
     assert [row["rsum"] for row in table(more)] == [row["rsum"] for row in table(run)]

@@ -1,4 +1,4 @@
-"""Tasks, and batches of them, that adversaries compute_losses with."""
+"""Tasks, and batches of them, that adversaries play with."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ from vse.train.run.inputs import InputPaths, open_inputs
 from vse.train.run.processes import join_processes
 from vse.train.solvers.base import RetrievalTask
 
-SCAN = [
-    "model.similarity={name: scan, attention: i2t, sharpness: 4}",
-    "model.caption_encoder={name: gru, states: all, bidirectional: true}",
-]
+STATES = "model.caption_encoder={name: gru, states: all, bidirectional: true}"
+SCAN = ["model.similarity={name: scan, attention: i2t, sharpness: 4}", STATES]
 
 
 def task_of(cache: Path, *sets: str) -> RetrievalTask:

@@ -1,5 +1,3 @@
-"""ACE: what it draws, what that costs the model, what its generators learn, and what it refuses."""
-
 from __future__ import annotations
 
 import os
@@ -14,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.train.adversaries.conftest import SCAN, batch_of, grid, task_of
-from tests.train.conftest import experiment, table
+from tests.train.conftest import Log, Patch, experiment, table
 from vse.pipeline.dataset.dataset import Caption, Image
 from vse.pipeline.errors import UserError
 from vse.train.adversaries import ace as ace_module
@@ -43,14 +41,14 @@ def players(cache: Path, *sets: str) -> tuple[RetrievalTask, Ace]:
 class DirectionLosses:
     """One direction as it was played: the numbers of the candidates, their logits, what was masked and what was drawn."""
 
-    indices: np.ndarray
+    numbers: np.ndarray
     logits: torch.Tensor
     masked: torch.Tensor
     drawn: SampledCandidates
 
 
 def played(
-    adversary: Ace, task: RetrievalTask, pairs: list[int], monkeypatch: pytest.MonkeyPatch
+    adversary: Ace, task: RetrievalTask, pairs: list[int], monkeypatch: Patch
 ) -> tuple[Batch, AdversarialLosses, tuple[DirectionLosses, DirectionLosses]]:
     """A batch, its round, and both directions: captions for images, images for captions."""
     batch, numbers, draws = batch_of(task, pairs), [], []
@@ -84,10 +82,7 @@ def slow_hinge(task: RetrievalTask, batch: Batch, k: int, number: int, of_captio
 
 
 @pytest.mark.parametrize("candidates", ["all", "batch", 40])
-def test_each_query_costs_the_hinges_with_what_is_drawn_for_it(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, candidates: str | int
-) -> None:
-    """Beside a share of the loss of the batch: values and gradients of the model."""
+def test_each_query_costs_the_hinges_with_what_is_drawn_for_it(cache: Path, monkeypatch: Patch, candidates: str | int) -> None:
     sets = ["adversary={name: ace, samples: 3, in_batch: 0.25}", f"adversary.candidates={candidates}"]
     task, adversary = players(cache, *sets)
     batch, found, turns = played(adversary, task, ROWS, monkeypatch)
@@ -105,15 +100,12 @@ def test_each_query_costs_the_hinges_with_what_is_drawn_for_it(
     torch.testing.assert_close(found.cost.loss, slow)
     assert found.measures["reward"].item() == pytest.approx(hinges.mean().item(), rel=1e-5)
     weights = [weight for weight in task.model.parameters() if weight.requires_grad]
-    fast_gradients, slow_gradients = (
-        torch.autograd.grad(loss, weights, retain_graph=True) for loss in (found.cost.loss, slow)
-    )
-    torch.testing.assert_close(fast_gradients, slow_gradients, rtol=1e-4, atol=1e-6)
+    fast, exact = (torch.autograd.grad(loss, weights, retain_graph=True) for loss in (found.cost.loss, slow))
+    torch.testing.assert_close(fast, exact, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("baseline", ["none", "moving_average", "self_critical"])
-def test_generators_learn_by_reinforce(cache: Path, monkeypatch: pytest.MonkeyPatch, baseline: str) -> None:
-    """The gradient of minus (hinge - baseline) log p of what was drawn, a mean over queries and draws."""
+def test_generators_learn_by_reinforce(cache: Path, monkeypatch: Patch, baseline: str) -> None:
     task, adversary = players(cache, f"adversary={{name: ace, samples: 2, baseline: {baseline}}}")
     batch, found, turns = played(adversary, task, ROWS, monkeypatch)
     slow = torch.zeros(())
@@ -134,28 +126,23 @@ def test_generators_learn_by_reinforce(cache: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("architecture", ["linear", "mlp", "bilinear"])
 @pytest.mark.parametrize("known", ["model", "learnt"])
-def test_what_is_drawn_is_likely_by_the_generator(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, known: str
-) -> None:
+def test_what_is_drawn_is_likely_by_the_generator(cache: Path, monkeypatch: Patch, architecture: str, known: str) -> None:
     sets = f"adversary={{name: ace, architecture: {architecture}, table: {known}, scale: 5}}"
     task, adversary = players(cache, sets)
     batch, found, (to_captions, _) = played(adversary, task, ROWS, monkeypatch)
     side = adversary.captions
-    vectors = (
-        side.learnt if known == "learnt" else torch.cat([task.model.embed_captions(*task.captions.read(np.arange(240)))[0]])
-    )
+    encoded = task.model.embed_captions(*task.captions.read(np.arange(240)))[0]
+    vectors = side.learnt if known == "learnt" else encoded
     images = batch.images[0]
     logits = side.inference.layers(images) @ vectors.T + 5 * images @ vectors.T
     torch.testing.assert_close(to_captions.logits, logits, rtol=1e-4, atol=1e-5)
     log_p = logits.masked_fill(to_captions.masked, -torch.inf).log_softmax(1)
-    torch.testing.assert_close(
-        to_captions.drawn.log_probabilities, log_p.gather(1, to_captions.drawn.indices), rtol=1e-4, atol=1e-5
-    )
+    likely = to_captions.drawn.log_probabilities
+    torch.testing.assert_close(likely, log_p.gather(1, to_captions.drawn.indices), rtol=1e-4, atol=1e-5)
     assert {"entropy", "reward", "masked", "harder"} == found.measures.keys()
 
 
-def test_embeddings_are_renewed_when_a_batch_has_them(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All at the start; afterwards, as the model changes, those of the batch alone, or all at the start of an epoch."""
+def test_embeddings_are_renewed_when_a_batch_has_them(cache: Path, monkeypatch: Patch) -> None:
     for refresh in ("visited", "epoch"):
         task, adversary = players(cache, f"adversary={{name: ace, refresh: {refresh}}}")
         before = adversary.captions.embedded
@@ -204,28 +191,23 @@ def test_false_negatives_are_those_of_the_image_and_of_its_texts(mask: str, text
             assert row == [one or k == image_of[pair] for one, k in zip(alike, images, strict=True)]
 
 
-def test_a_run_logs_what_the_adversary_does(cache: Path, tmp_path: Path) -> None:
+def test_a_run_logs_what_the_adversary_does_and_ends_in_one_line_where_it_diverges(cache: Path, tmp_path: Path) -> None:
     rows = table(train(cache, experiment("adversary=ace", "train.epochs=2"), out=tmp_path / "run"))
     columns = ["entropy", "reward", "masked", "harder", "loss"]
     assert all(np.isfinite([float(row[f"adversary_{name}"]) for name in columns]).all() for row in rows)
     assert 0 < float(rows[0]["adversary_masked"]) < 0.2
     assert float(rows[0]["adversary_entropy"]) < np.log(240)
+    sets = ["adversary={name: ace, learning_rate: 1e30, samples: 2}", "train.epochs=2"]
+    with pytest.raises(UserError, match=r"the adversary's loss is nan; .* Try a lower adversary.learning_rate"):
+        train(cache, experiment(*sets), out=tmp_path / "diverged")
 
 
-def test_an_adversary_that_always_draws_the_same_is_told(
-    cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_adversary_that_always_draws_the_same_is_told(cache: Path, tmp_path: Path, caplog: Log) -> None:
     sets = ["adversary={name: ace, table: learnt, scale: 0, learning_rate: 1.0}", "train.epochs=2"]
     train(cache, experiment(*sets), out=tmp_path / "run")
     line = [record.getMessage() for record in caplog.records if "entropy" in record.getMessage()][-1]
     assert "epoch 2: the adversary's entropy is" in line
     assert "adversary.entropy_weight=1" in line
-
-
-def test_an_adversary_that_diverges_ends_the_run_in_one_line(cache: Path, tmp_path: Path) -> None:
-    sets = ["adversary={name: ace, learning_rate: 1e30, samples: 2}", "train.epochs=2"]
-    with pytest.raises(UserError, match=r"the adversary's loss is nan; .* Try a lower adversary.learning_rate"):
-        train(cache, experiment(*sets), out=tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -236,15 +218,13 @@ def test_an_adversary_that_diverges_ends_the_run_in_one_line(cache: Path, tmp_pa
         (["images.source=pictures"], "ace requires cached features"),
     ],
 )
-def test_what_it_does_not_go_with_is_refused(
-    cache: Path, positions: Path, tmp_path: Path, sets: list[str], message: str
-) -> None:
+def test_misfits_are_refused(cache: Path, positions: Path, tmp_path: Path, sets: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         train(positions if sets is SCAN else cache, experiment("adversary=ace", *sets), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_more_candidates_than_memory_are_refused(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_candidates_than_memory_are_refused(cache: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     real = os.sysconf
     monkeypatch.setattr(os, "sysconf", lambda name: 16 if name == "SC_PHYS_PAGES" else real(name))
     with pytest.raises(UserError, match=r"ace needs 0.0 GB for 240 candidates, .* --set adversary.candidates=10000"):

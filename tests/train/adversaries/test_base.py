@@ -1,31 +1,41 @@
-"""The second player of a training: candidates, an objective and an optimiser of its own, saved and resumed with the model."""
-
 from __future__ import annotations
 
 import copy
-import os
-import signal
+import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.train.adversaries.conftest import SCAN
-from tests.train.conftest import assert_same, experiment, state
-from vse.pipeline.errors import Interrupted, UserError
+from tests.train.conftest import Patch, assert_same, experiment, state, train_with_stops
+from vse.pipeline.errors import UserError
 from vse.train.adversaries import ADVERSARIES
-from vse.train.adversaries.base import Adversary, Opponent
+from vse.train.adversaries.base import (
+    Adversary,
+    Baseline,
+    CandidateLogits,
+    Opponent,
+    ReinforceSettings,
+    SampledCandidates,
+    find_quantiles,
+    reinforce_loss,
+    sample_candidates,
+)
 from vse.train.experiment import ExperimentConfig
 from vse.train.losses.base import Batch, Cost
 from vse.train.models.build import Model
 from vse.train.models.encoders.base import unit_length
 from vse.train.run.folder import RunFolder
 from vse.train.run.processes import Processes
-from vse.train.run.resume import Existing
 from vse.train.settings import AdversarySettings
 from vse.train.solvers import adam
 from vse.train.training import train
@@ -67,10 +77,7 @@ def toy(*sets: str) -> ExperimentConfig:
     return experiment("adversary={name: toy, learning_rate: 0.01}", "loss=sum", "train.epochs=2", *sets)
 
 
-def test_both_players_move_by_their_own_objective_in_one_step(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As two full backward passes of two copies would move them, each with the other standing still."""
+def test_both_players_move_by_their_own_objective_in_one_step(cache: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     real, checked = adam.Trainer.step, []
 
     def step(self: adam.Trainer, batch: Any, seen: Any, objective: Any) -> Any:
@@ -117,15 +124,15 @@ def test_both_players_move_by_their_own_objective_in_one_step(
     assert checked == [True] + [False] * 15
 
 
-def test_its_candidates_are_negatives_of_every_query(cache: Path, tmp_path: Path) -> None:
-    """Of 8 images in a batch and 3 captions of nobody, at a learning rate that moves nothing, with hinges that all count."""
+def test_candidates_are_negatives_of_every_query_and_no_part_of_the_model(cache: Path, tmp_path: Path) -> None:
     sets = ["train.epochs=1", "train.learning_rate=1e-12", "loss.margin=50", "train.batch_size=8", "loss.same_image=keep"]
-    plain, more = (
-        train(cache, one, out=tmp_path / str(k)) for k, one in enumerate((experiment("loss=sum", *sets), toy(*sets)))
-    )
-    losses = [state(run)["rows"][0]["loss"] for run in (plain, more)]
+    configs = (experiment("loss=sum", *sets), toy(*sets))
+    runs = [train(cache, config, out=tmp_path / str(k)) for k, config in enumerate(configs)]
+    losses = [state(run)["rows"][0]["loss"] for run in runs]
     assert losses[0] == pytest.approx(50 * (7 + 7), rel=0.02)
     assert losses[1] == pytest.approx(50 * (7 + 3 + 7 + 8), rel=0.02)
+    plain, against = train(cache, experiment(), out=tmp_path / "a"), train(cache, toy(), out=tmp_path / "b")
+    assert RunFolder(plain).best_weights().keys() == RunFolder(against).best_weights().keys()
 
 
 def test_it_makes_the_loss_higher_than_one_that_does_not_learn(cache: Path, tmp_path: Path) -> None:
@@ -146,7 +153,7 @@ PLAYERS = {
 
 
 @pytest.fixture(scope="module")
-def whole_runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path, ExperimentConfig], Path]:
+def whole_runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Train with a player without a stop, once. Read only."""
     folder = tmp_path_factory.mktemp("whole")
 
@@ -157,47 +164,22 @@ def whole_runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path,
     return run
 
 
-@pytest.mark.parametrize(
-    "stop_after", [pytest.param(3, marks=pytest.mark.nightly), pytest.param(8, marks=pytest.mark.slow), 11]
-)
-@pytest.mark.parametrize("player", PLAYERS)
+STOPS = [*((player, 10) for player in PLAYERS), pytest.param("toy", 7, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(("player", "stop_after"), STOPS)
 def test_its_state_is_saved_and_resumed_bit_for_bit(
-    cache: Path,
-    positions: Path,
-    whole_runs: Callable[[str, Path, ExperimentConfig], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    player: str,
-    stop_after: int,
+    cache: Path, positions: Path, whole_runs: Callable[..., Path], tmp_path: Path, player: str, stop_after: int
 ) -> None:
-    """Stopped in the middle of an epoch, and at the end of one."""
     settings = experiment(*PLAYERS[player], "loss=sum", "train.epochs=2")
     features = positions if player == "compositional" else cache
     whole = whole_runs(player, features, settings)
-    with monkeypatch.context() as patch:
-        real, steps = adam.Trainer.step, iter(range(1, 99))
-
-        def step(self: adam.Trainer, *arguments: object) -> object:
-            if next(steps) == stop_after:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return real(self, *arguments)  # type: ignore[arg-type]
-
-        patch.setattr(adam.Trainer, "step", step)
-        with pytest.raises(Interrupted, match="stopped in epoch"):
-            train(features, settings, out=tmp_path / "cut")
-    cut = train(features, settings, out=tmp_path / "cut", existing=Existing(resume=True))
+    cut = train_with_stops(features, settings, tmp_path / "cut", [stop_after])
     assert_same(state(whole), state(cut))
     assert state(cut)["adversary"].keys()
 
 
-def test_the_model_that_is_used_has_no_adversary(cache: Path, tmp_path: Path) -> None:
-    plain, against = train(cache, experiment(), out=tmp_path / "a"), train(cache, toy(), out=tmp_path / "b")
-    assert RunFolder(plain).best_weights().keys() == RunFolder(against).best_weights().keys()
-
-
-def test_an_unknown_one_and_several_processes_are_refused(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_one_and_several_processes_are_refused(cache: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     with pytest.raises(UserError, match=r"adversary: unknown adversary 'tooy' \(did you mean 'toy'"):
         experiment("adversary=tooy")
     monkeypatch.setattr("vse.train.training.join_processes", lambda device: Alone(0, 2))
@@ -213,3 +195,116 @@ class Alone(Processes):
 
     def close(self) -> None:
         pass
+
+
+def settings(**changes: Any) -> ReinforceSettings:
+    return ReinforceSettings(name="any", **changes)
+
+
+LOGITS = torch.tensor([[0.0, 1.0, 2.0, -1.0], [3.0, 0.0, 0.0, 0.5]], dtype=torch.float64)
+MASK = torch.tensor([[False, False, True, False], [False, True, False, False]])
+
+
+def probabilities(logits: Tensor, mask: Tensor) -> Tensor:
+    """The softmax over what is not masked, number by number."""
+    weights = [
+        [0.0 if out else math.exp(x) for x, out in zip(row, hidden, strict=True)]
+        for row, hidden in zip(logits.tolist(), mask.tolist(), strict=True)
+    ]
+    return torch.tensor([[w / sum(row) for w in row] for row in weights], dtype=torch.float64)
+
+
+def test_candidates_are_drawn_as_often_as_their_probability_says() -> None:
+    torch.manual_seed(0)
+    expected = probabilities(LOGITS, MASK)
+    drawn = sample_candidates(LOGITS, MASK, 40_000)
+    for numbers, p in zip(drawn.indices, expected, strict=True):
+        shares = torch.bincount(numbers, minlength=4) / len(numbers)
+        assert (shares - p).abs().max() < 4 * 0.5 / math.sqrt(len(numbers))
+        assert not shares[p == 0].any()
+    torch.testing.assert_close(drawn.log_probabilities.exp(), expected.gather(1, drawn.indices))
+    assert drawn.likeliest.tolist() == [1, 0]
+    entropy = [-sum(p * math.log(p) for p in row if p) for row in expected.tolist()]
+    assert drawn.entropies.tolist() == pytest.approx(entropy)
+
+
+def test_every_one_of_566_000_candidates_can_be_drawn() -> None:
+    p = torch.randn(1, 566_000, generator=torch.Generator().manual_seed(0)).softmax(1)
+    exact = p[0].numpy().astype(np.longdouble)
+    ends = exact.cumsum()
+    middles = ((ends - exact / 2) / ends[-1]).astype(np.float64)
+    assert torch.equal(find_quantiles(p, torch.from_numpy(middles)[None])[0], torch.arange(566_000))
+
+
+def test_a_query_whose_candidates_are_all_masked_counts_nowhere() -> None:
+    mask = torch.tensor([[True] * 4, [False] * 4])
+    logits = LOGITS.clone().requires_grad_()
+    drawn = sample_candidates(logits, mask, 2)
+    assert drawn.possible.tolist() == [False, True]
+    (gradient,) = torch.autograd.grad(
+        reinforce_loss(drawn, torch.ones(2, 2), settings(entropy_weight=1.0, entropy_of=4)), logits
+    )
+    assert gradient.isfinite().all()
+    assert not gradient[0].any()
+    assert gradient[1].any()
+
+
+def enumerated(logits: Tensor, rewards: Tensor, baseline: float) -> Tensor:
+    """The mean of the reinforce_loss's gradient over all that can be drawn, each as often as its probability says."""
+    p = logits.detach().log_softmax(1).exp()
+    total = torch.zeros_like(logits)
+    for numbers in itertools.product(range(logits.shape[1]), repeat=len(logits)):
+        chosen = torch.tensor(numbers)[:, None]
+        log_p = logits.log_softmax(1)
+        drawn = SampledCandidates(
+            chosen, log_p.gather(1, chosen), torch.zeros(len(logits)), chosen[:, 0], torch.ones(len(logits)).bool()
+        )
+        loss = reinforce_loss(drawn, rewards.gather(1, chosen) - baseline, settings())
+        total += p.gather(1, chosen).prod() * torch.autograd.grad(loss, logits)[0]
+    return total
+
+
+@given(
+    logits=st.lists(st.lists(st.floats(-3, 3), min_size=3, max_size=3), min_size=1, max_size=3),
+    seed=st.integers(0, 99),
+    baseline=st.floats(-2, 2),
+)
+def test_the_expected_gradient_is_that_of_the_expected_reward(logits: list[list[float]], seed: int, baseline: float) -> None:
+    given_logits = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
+    rewards = torch.randn(given_logits.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    expected_reward = (given_logits.softmax(1) * rewards).sum(1).mean()
+    (exact,) = torch.autograd.grad(-expected_reward, given_logits)
+    torch.testing.assert_close(enumerated(given_logits, rewards, baseline), exact, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("k", "acts"), [(2, False), (4, True)])
+def test_the_entropy_term_holds_the_entropy_of_a_uniform_choice_of_k(k: int, acts: bool) -> None:
+    logits = torch.tensor([[1.0, 1.0, 1.0, -20.0]], requires_grad=True)  # the entropy of three
+    drawn = sample_candidates(logits, None, 1)
+    loss = reinforce_loss(drawn, torch.zeros(1, 1), settings(entropy_weight=2.0, entropy_of=k))
+    assert loss.item() == pytest.approx(2 * max(0.0, math.log(k) - math.log(3)), abs=1e-5)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert bool((gradient[0, 3] < 0).item()) == acts
+
+
+def test_advantages_are_rewards_less_a_baseline() -> None:
+    baseline = Baseline(settings(baseline="moving_average", momentum=0.9))
+    assert baseline(torch.tensor([[1.0], [3.0]]), None).tolist() == [[1.0], [3.0]]
+    assert baseline(torch.tensor([[5.0]]), None).item() == pytest.approx(5 - 2)
+    assert baseline(torch.tensor([[0.0]]), None).item() == pytest.approx(-(0.9 * 2 + 5) / 1.9)
+    rewards = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert torch.equal(Baseline(settings(baseline="none"))(rewards, None), rewards)
+    advantages = Baseline(settings(baseline="self_critical"))(rewards, torch.tensor([1.0, 5.0]))
+    assert advantages.tolist() == [[0, 1], [-2, -1]]
+
+
+@pytest.mark.parametrize("architecture", ["linear", "mlp", "bilinear"])
+def test_logits_are_products_of_what_the_network_makes_of_queries(architecture: str) -> None:
+    torch.manual_seed(0)
+    queries, candidates = torch.randn(3, 5), torch.randn(4, 5)
+    network = CandidateLogits(5, settings(architecture=architecture, hidden=7))
+    logits = network(queries, candidates)
+    slow = [[torch.dot(network.layers(query), candidate).item() for candidate in candidates] for query in queries]
+    torch.testing.assert_close(logits, torch.tensor(slow))
+    n_weights = {"linear": 5 * 5 + 5, "mlp": 5 * 7 + 7 + 7 * 5 + 5, "bilinear": 5 * 5}[architecture]
+    assert sum(weight.numel() for weight in network.parameters()) == n_weights

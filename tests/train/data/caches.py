@@ -29,7 +29,6 @@ def cached(cache: FeatureCache, where: str = "mapped", image_ids: Sequence[int] 
 
 
 def rows_by_id(cache: FeatureCache) -> dict[int, Array]:
-    """What HDF5 itself reads, as float32."""
     with h5py.File(cache.path) as file:
         return dict(zip(file["ids"][:].tolist(), file["features"][:].astype(np.float32), strict=True))
 

@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from tests.conftest import TINY_FEATURE
+from tests.train.conftest import Patch
 from tests.train.data.caches import PLACES, cached, made_by_hand, rows_by_id, spoil
 from vse.features.cache.feature_cache import FeatureCache, open_cache
 from vse.features.extraction import extract_shards, merge
@@ -52,7 +53,7 @@ def same(a: dict[int, Tensor], b: dict[int, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[pair], b[pair]) for pair in a)
 
 
-def test_a_bank_is_the_same_from_memory(crop_bank: FeatureCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bank_is_the_same_from_memory(crop_bank: FeatureCache, monkeypatch: Patch) -> None:
     monkeypatch.setattr(cached_module, "_BLOCK", 7)
     ids = np.random.default_rng(0).permutation(N_IMAGES)
     kept, mapped = (cached(crop_bank, where, ids) for where in ("in memory", "mapped"))
@@ -98,9 +99,7 @@ def test_all_crops_are_drawn_equally_often(crop_bank: FeatureCache) -> None:
 
 
 @given(order=st.permutations(range(40)), sizes=st.tuples(*[st.integers(1, 40)] * 2), n_processes=st.integers(1, 5))
-def test_a_crop_does_not_depend_on_how_batches_are_cut(
-    crop_bank: FeatureCache, order: list[int], sizes: tuple[int, int], n_processes: int
-) -> None:
+def test_crops_ignore_batch_sizes(crop_bank: FeatureCache, order: list[int], sizes: tuple[int, int], n_processes: int) -> None:
     images, image_of = cached(crop_bank), IMAGE_OF[:40]
     expected = each_pair(images, cut(range(40), sizes[0]), image_of, 3, 8)
     batches = cut(order, sizes[1])
@@ -189,37 +188,20 @@ def test_plain_crops_of_photos_are_those_of_a_loop(photos: MakePhotos, demo: Pat
         assert torch.equal(pixels, slow_crop(paths[number], int(ids[number]), (3, 2, pair))[None])
 
 
-@pytest.mark.parametrize("kind", ["plain", "resized"])
-def test_pixels_are_a_crop_of_the_decoded_file(kind: str, photos: MakePhotos, demo: Path, extractor: CnnExtractor) -> None:
+@pytest.mark.parametrize("kind", ["plain", "resized", None])  # the last is that of the cache, resized
+def test_pixels_are_a_crop_of_the_file(kind: str | None, photos: MakePhotos, demo: Path, extractor: CnnExtractor) -> None:
     paths, ids = val_photos(demo)
-    config = extractor.config.model_copy(update={"crops": "rc_bank", "n_random": 1, "random_crop": kind})
+    config = extractor.config.model_copy(update={"crops": "rc_bank", "n_random": 1, "random_crop": kind or "resized"})
     for pair, pixels in each_pair(photos(random_crop=kind), BATCHES, PHOTO_OF, 3, 2).items():
         number = PHOTO_OF[pair]
         assert pixels.dtype == torch.uint8
         assert torch.equal(pixels, cut_crops(decode_image(paths[number]), config, int(ids[number]), (3, 2, pair)))
 
 
-def test_crops_are_of_the_kind_of_the_cache_by_default(photos: MakePhotos, extractor: CnnExtractor) -> None:
-    assert extractor.config.random_crop == "resized"
-    plain, resized, default = (
-        each_pair(photos(random_crop=kind), BATCHES, PHOTO_OF, 0, 0) for kind in ("plain", "resized", None)
-    )
-    assert same(default, resized)
-    assert not any(torch.equal(plain[pair], resized[pair]) for pair in plain)
-
-
-def test_every_visit_of_a_photo_sees_another_crop(photos: MakePhotos) -> None:
-    visits = [(0, 0), (0, 1), (1, 0), (0, 12)]
-    seen = [each_pair(photos(), BATCHES, PHOTO_OF, seed, epoch) for seed, epoch in visits]
-    assert same(seen[0], each_pair(photos(), BATCHES, PHOTO_OF, 0, 0))
-    for number in range(6):
-        crops = [visit[pair] for visit in seen for pair in np.flatnonzero(number == PHOTO_OF)]
-        assert len({crop.numpy().tobytes() for crop in crops}) == len(crops) == 4 * 5
-
-
 @pytest.mark.parametrize("workers", [0, 3])
 def test_a_crop_of_a_photo_depends_on_its_pair_alone(workers: int, photos: MakePhotos) -> None:
-    images = photos(workers=workers)
+    images, numbers = photos(workers=workers), np.asarray([5, 1, 1, 0, 3, 2, 4, 5])
+    assert torch.equal(*(photos(workers=n).read_images(numbers)[0] for n in (workers, 1)))
     whole = each_pair(photos(workers=0), BATCHES, PHOTO_OF, 1, 2)
     assert same(each_pair(images, cut(range(30), 7), PHOTO_OF, 1, 2), whole), "cut in another direction"
     rest = each_pair(images, BATCHES[2:], PHOTO_OF, 1, 2)
@@ -244,7 +226,6 @@ def test_a_frozen_network_hands_out_the_features_of_the_crops(crops: str, demo: 
 
 @pytest.mark.parametrize("crops", ["1c", "10c", "10c_bank", "rc_bank"])
 def test_photos_are_evaluated_on_fixed_crops(crops: str, demo: Path) -> None:
-    """All ten where the features are their mean, else the centre; never random ones."""
     config = TINY_FEATURE.model_copy(update={"resize": 40, "crops": crops})
     paths, ids = val_photos(demo)
     (pixels,) = PhotoCrops(CnnExtractor(config), paths, ids).read_images(np.asarray([4, 0]))
@@ -259,14 +240,6 @@ def test_evaluated_photos_have_the_features_of_their_cache(cache: Path, demo: Pa
     features = extractor.features(*PhotoCrops(extractor, paths, ids).read_images(np.arange(6)))
     stored = rows_by_id(opened)
     np.testing.assert_allclose(features, [stored[image_id] for image_id in ids.tolist()], rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("workers", [0, 3])
-def test_threads_change_nothing(workers: int, photos: MakePhotos) -> None:
-    numbers = np.asarray([5, 1, 1, 0, 3, 2, 4, 5])
-    assert torch.equal(*(photos(workers=n).read_images(numbers)[0] for n in (workers, 1)))
-    one, other = (each_pair(photos(workers=n), BATCHES, PHOTO_OF, 0, 0) for n in (1, workers))
-    assert same(one, other)
 
 
 @pytest.mark.parametrize("through", [False, True])

@@ -15,7 +15,6 @@ from vse.train.losses.ranking import RankingLoss
 from vse.train.models.similarities.base import Scores, Similarity
 
 RANKING = [name for name in LOSSES if LOSSES[name].ranks]
-RELATIVE = [name for name in RANKING if name != "sigmoid"]  # which compare scores with each other, not each with a bias
 
 
 def ranking_loss(name: str, **settings: Any) -> RankingLoss:

@@ -1,5 +1,3 @@
-"""InfoNCE and the sigmoid loss: learned temperatures, several positives, and the same by blocks of scores."""
-
 from __future__ import annotations
 
 import math
@@ -18,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.train.losses.pairs_of_images import Pairs, similarity
 from vse.train.losses import LOSSES
 from vse.train.losses.base import Cost, LearnedScale
-from vse.train.losses.contrastive import ContrastiveLoss, InfoNce, Sigmoid
+from vse.train.losses.contrastive import ContrastiveLoss, InfoNce
 
 NAMES = ["infonce", "sigmoid"]
 SAME_IMAGE = ["keep", "mask", "positive"]
@@ -77,9 +75,7 @@ def slow_sigmoid(pairs: Pairs, loss: ContrastiveLoss, scale: Tensor, bias: Tenso
 
 def slow(pairs: Pairs, loss: ContrastiveLoss, weights: LearnedScale) -> Tensor:
     scale = weights.log_scale.exp()
-    if weights.bias is None:
-        return slow_infonce(pairs, loss, scale)
-    return slow_sigmoid(pairs, loss, scale, weights.bias)
+    return slow_infonce(pairs, loss, scale) if weights.bias is None else slow_sigmoid(pairs, loss, scale, weights.bias)
 
 
 @pytest.mark.parametrize("same_image", SAME_IMAGE)
@@ -89,33 +85,32 @@ def test_a_batch_with_several_captions_of_an_image_costs_what_the_loop_says(name
         pairs = Pairs(counts)
         loss = made(name, same_image=same_image, learned=True, lambda1=lambdas[0], lambda2=lambdas[1], temperature=0.3)
         weights = learned(loss)
-        computed, expected = (
-            with_gradients(x, pairs, weights) for x in (cost(pairs, loss, weights).loss, slow(pairs, loss, weights))
-        )
-        torch.testing.assert_close(computed, expected)
+        both = cost(pairs, loss, weights).loss, slow(pairs, loss, weights)
+        torch.testing.assert_close(*(with_gradients(one, pairs, weights) for one in both))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_not_learned_is_as_it_is_set(name: str) -> None:
+def test_what_is_not_learned_is_as_it_is_set_by_blocks_as_well(name: str) -> None:
     pairs, fixed = Pairs([2, 1, 3]), made(name, learned=False, temperature=0.2)
     at_start = learned(made(name, learned=True, temperature=0.2))
     assert fixed.weights() is None
     computed, expected = cost(pairs, fixed), cost(pairs, made(name, learned=True, temperature=0.2), at_start)
     torch.testing.assert_close(computed.loss, expected.loss, rtol=1e-6, atol=0)
     torch.testing.assert_close(computed.collapsed, expected.collapsed, rtol=1e-6, atol=0)
+    pairs = Pairs([2, 1])
+    with torch.no_grad():
+        whole, parts = (cost(pairs, made(name, block=block)).loss for block in (None, 2))
+    torch.testing.assert_close(whole, parts)
+    assert not parts.requires_grad
 
 
-def test_infonce_is_the_loss_of_clip() -> None:
-    """The pseudocode of Radford et al. (2021), Fig. 3, summed over the pairs."""
+def test_infonce_and_sigmoid_are_the_losses_of_clip_and_of_siglip() -> None:
+    """By the pseudocode of Radford et al. (2021), Fig. 3, and of Zhai et al. (2023), Algorithm 1, summed over the pairs."""
     pairs, loss = Pairs([1] * 5), made("infonce", learned=True)
     weights, labels = learned(loss), torch.arange(5)
     logits = pairs.images[torch.from_numpy(pairs.image_of)] @ pairs.captions.T * weights.log_scale.exp()
     published = (nn.functional.cross_entropy(logits, labels) + nn.functional.cross_entropy(logits.T, labels)) / 2
     torch.testing.assert_close(cost(pairs, loss, weights).loss, 2 * 5 * published)
-
-
-def test_sigmoid_is_the_loss_of_siglip() -> None:
-    """The pseudocode of Zhai et al. (2023), Algorithm 1, summed over the pairs."""
     pairs, loss = Pairs([1] * 5), made("sigmoid")
     weights = learned(loss)
     assert weights.bias is not None
@@ -124,23 +119,13 @@ def test_sigmoid_is_the_loss_of_siglip() -> None:
     torch.testing.assert_close(cost(pairs, loss, weights).loss, 5 * published)
 
 
-def test_what_is_learned_starts_as_in_the_papers() -> None:
+def test_learned_scales_start_as_in_the_papers_and_stay_bounded() -> None:
     clip, siglip = learned(made("infonce", learned=True), False), learned(made("sigmoid"), False)
     assert clip.log_scale.item() == pytest.approx(math.log(1 / 0.07))
     assert clip.bias is None
     assert siglip.log_scale.item() == pytest.approx(math.log(10))
     assert siglip.values() == pytest.approx({"temperature": 0.1, "bias": -10})
     assert {weight.dtype for module in (clip, siglip) for weight in module.parameters()} == {torch.float32}
-
-
-def test_another_start_can_be_set_and_nothing_else_changes_by_it() -> None:
-    assert made("infonce", learned=True, temperature=0.2).temperature == 0.2
-    assert made("infonce").temperature == made("infonce", learned=False).temperature == 0.1
-    read = LOSSES.parse({"name": "infonce", "learned": True})
-    assert LOSSES.parse(read.model_dump()) == read
-
-
-def test_the_logits_of_infonce_are_at_most_100_times_the_scores() -> None:
     for name, scale, expected in (("infonce", 500, 100), ("infonce", 50, 50), ("sigmoid", 500, 500)):
         weights = learned(made(name, learned=True), False)
         with torch.no_grad():
@@ -170,25 +155,16 @@ def batches(draw: st.DrawFn) -> Pairs:
     name=st.sampled_from(NAMES),
     compared_by=st.sampled_from(["cosine", "euclidean", "order"]),
     block=st.integers(1, 26),
-    same_image=st.sampled_from(SAME_IMAGE),
     lambdas=st.tuples(*[st.floats(0, 2)] * 2),
-    temperature=st.floats(0.02, 5),
-    is_learned=st.booleans(),
+    further=st.fixed_dictionaries(
+        {"same_image": st.sampled_from(SAME_IMAGE), "temperature": st.floats(0.02, 5), "learned": st.booleans()}
+    ),
 )
 def test_blocks_of_any_size_give_the_same_loss_and_the_same_gradients(
-    pairs: Pairs,
-    name: str,
-    compared_by: str,
-    block: int,
-    same_image: str,
-    lambdas: tuple[float, float],
-    temperature: float,
-    is_learned: bool,
+    pairs: Pairs, name: str, compared_by: str, block: int, lambdas: tuple[float, float], further: dict[str, Any]
 ) -> None:
-    dense = made(
-        name, same_image=same_image, lambda1=lambdas[0], lambda2=lambdas[1], temperature=temperature, learned=is_learned
-    )
-    weights = learned(dense) if is_learned else None
+    dense = made(name, lambda1=lambdas[0], lambda2=lambdas[1], **further)
+    weights = learned(dense) if dense.learned else None
     whole, parts = (cost(pairs, loss, weights, compared_by) for loss in (dense, dense.model_copy(update={"block": block})))
     assert parts.rankings is None
     torch.testing.assert_close(*(with_gradients(one.loss, pairs, weights) for one in (whole, parts)))
@@ -231,15 +207,6 @@ def test_the_scores_of_a_block_are_the_most_that_is_ever_held(name: str, same_im
         assert largest.elements == expected
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_without_gradients_blocks_give_the_loss_alone(name: str) -> None:
-    pairs = Pairs([2, 1])
-    with torch.no_grad():
-        whole, parts = (cost(pairs, made(name, block=block)).loss for block in (None, 2))
-    torch.testing.assert_close(whole, parts)
-    assert not parts.requires_grad
-
-
 @pytest.mark.parametrize("block", [None, 2])
 @pytest.mark.parametrize("same_image", SAME_IMAGE)
 @pytest.mark.parametrize("name", NAMES)
@@ -271,7 +238,3 @@ def test_images_that_an_adversary_adds_are_negatives_beside_several_positives() 
         own_rows = np.flatnonzero(pairs.image_of == own)
         total = total - (scores[own_rows] - scores.exp().sum().log()).mean()
     torch.testing.assert_close(computed, total)
-
-
-def test_each_pair_of_the_sigmoid_loss_counts_once() -> None:
-    assert (Sigmoid().lambda1, Sigmoid().lambda2) == (0.5, 0.5)

@@ -1,5 +1,3 @@
-"""What a training leaves out of sets and of captions, and how often."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -91,29 +89,19 @@ def test_pieces_of_a_word_share_its_fate() -> None:
     assert set(masked.tolist()) == {0, 2}
 
 
-def test_in_evaluation_and_without_a_share_captions_stay_as_they_are() -> None:
+def test_captions_stay_in_evaluation_and_never_become_empty() -> None:
     words, mask = captions([3, 5])
     for still in (drawable(0.9).eval(), drawable(0.0)):
         left, their_mask = still(words, mask)
         assert torch.equal(left, words)
         assert torch.equal(their_mask, mask)
-
-
-def test_a_caption_without_marked_ends_never_becomes_empty() -> None:
     torch.manual_seed(0)
     words, mask = torch.full((2000, 1), WORDS), torch.ones(2000, 1, dtype=torch.bool)
     left, their_mask = drawable(0.99)(words, mask)
     assert their_mask.all()
     assert (left == UNKNOWN).double().mean().item() == pytest.approx(0.495, abs=0.05)
-
-
-def test_a_vocabulary_without_words_has_none_to_draw() -> None:
     torch.manual_seed(0)
     made = WordAugmentation(0.9, 4, [PAD, START, END, UNKNOWN], UNKNOWN)
     made.special[UNKNOWN] = False
     left, _ = made(torch.full((50, 3), UNKNOWN), torch.ones(50, 3, dtype=torch.bool))
     assert set(left.unique().tolist()) <= {PAD, UNKNOWN}
-
-
-def test_it_has_nothing_to_save() -> None:
-    assert not drawable(0.2).state_dict()

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.conftest import TINY_FEATURE
+from tests.train.conftest import Patch
 from vse.features.cache.feature_cache import open_cache
-from vse.features.extraction import extract_shards, merge
 from vse.features.extractors.cnn import CnnExtractor, rebuild_cnn_extractor
 from vse.features.settings.images import CnnConfig
 from vse.pipeline.errors import UserError
@@ -33,7 +32,6 @@ def pixels(n: int = 4, n_crops: int = 1, seed: int = 0) -> Tensor:
 
 
 def gradients(cnn: TrainableCnn, seen: Tensor) -> dict[str, Tensor]:
-    """Of a sum of the vectors in which every number weighs differently."""
     cnn.zero_grad()
     vectors = cnn(seen)
     (vectors * torch.linspace(-1, 2, vectors.numel()).view_as(vectors)).sum().backward()
@@ -69,23 +67,33 @@ def test_crops_that_a_bank_keeps_apart_are_averaged(crops: str) -> None:
     torch.testing.assert_close(TrainableCnn(extractor)(seen), mean)
 
 
-def test_what_follows_the_layer_is_dropped() -> None:
+def test_what_follows_the_layer_is_dropped_batch_norms_included() -> None:
     names = {f"network.model.features.0.{name}" for name in ("weight", "bias")}
     cnn = TrainableCnn(CnnExtractor(TINY_FEATURE))
     assert set(cnn.state_dict()) == names == {name for name, _ in cnn.named_parameters()}
     deeper = TrainableCnn(CnnExtractor(tiny(layer="features.3")))
     assert {name.split(".")[3] for name in deeper.state_dict()} == {"0", "3"}
-
-
-def test_batch_norms_after_the_layer_are_dropped_whole() -> None:
     names = TrainableCnn(CnnExtractor(WITH_NORMS)).state_dict()
     assert {name.split(".")[2] for name in names} == {"conv1", "stage2"}
     assert any(name.endswith("running_var") for name in names)
 
 
+def test_weights_fit_into_another_of_the_same_settings() -> None:
+    cnn, other = (TrainableCnn(CnnExtractor(WITH_NORMS.model_copy(update={"seed": seed}))) for seed in (0, 1))
+    seen = pixels()
+    assert not torch.allclose(cnn(seen), other(seen), atol=1e-3)
+    other.load_state_dict(dict(cnn.state_dict()))  # as a file has them, without torch's own notes
+    assert torch.equal(cnn(seen), other(seen))
+    assert equal(dict(cnn.state_dict()), dict(other.state_dict()))
+
+
 @pytest.mark.parametrize("config", [tiny(layer="features.3"), WITH_NORMS], ids=["squeezenet", "shufflenet"])
 @pytest.mark.parametrize("batch_norm", ["frozen", "train"])
-def test_every_parameter_that_is_left_gets_a_gradient(config: CnnConfig, batch_norm: Any) -> None:
+def test_checkpointing_keeps_vectors_and_gradients_of_every_parameter(config: CnnConfig, batch_norm: Any) -> None:
+    plain, thrifty = (TrainableCnn(CnnExtractor(config), batch_norm, flag).train() for flag in (False, True))
+    seen = pixels()
+    torch.testing.assert_close(thrifty(seen), plain(seen))
+    torch.testing.assert_close(gradients(thrifty, seen), gradients(plain, seen))
     cnn = TrainableCnn(CnnExtractor(config), batch_norm).train()
     taken = gradients(cnn, pixels())
     assert taken.keys() == {name for name, _ in cnn.named_parameters()}
@@ -93,68 +101,25 @@ def test_every_parameter_that_is_left_gets_a_gradient(config: CnnConfig, batch_n
     assert all(gradient.any() for gradient in taken.values())
 
 
-def test_a_gradient_is_the_slope_of_the_vectors() -> None:
-    """A step against the gradient of a number lowers it by the step times the gradient's square."""
-    cnn = TrainableCnn(CnnExtractor(tiny(normalize=False)))
-    seen, weights = pixels(), torch.linspace(-1, 2, 4 * 256).view(4, 256)
-    before = (cnn(seen) * weights).sum().item()
-    slopes = gradients(cnn, seen)
-    step = 1e-3 / sum(gradient.square().sum().item() for gradient in slopes.values()) ** 0.5
-    with torch.no_grad():
-        for name, parameter in cnn.named_parameters():
-            parameter -= step * slopes[name]
-    fall = before - (cnn(seen) * weights).sum().item()
-    assert fall == pytest.approx(step * sum(gradient.square().sum().item() for gradient in slopes.values()), rel=0.05)
-
-
-def test_weights_fit_into_another_of_the_same_settings() -> None:
-    cnn, other = (TrainableCnn(CnnExtractor(WITH_NORMS.model_copy(update={"seed": seed}))) for seed in (0, 1))
-    seen = pixels()
-    assert not torch.allclose(cnn(seen), other(seen), atol=1e-3)
-    other.load_state_dict(cnn.state_dict())
-    assert torch.equal(cnn(seen), other(seen))
-
-
-def test_weights_of_a_file_fit_though_norms_behind_the_layer_are_dropped() -> None:
-    first, second = (TrainableCnn(CnnExtractor(WITH_NORMS.model_copy(update={"seed": seed}))) for seed in (0, 1))
-    second.load_state_dict(dict(first.state_dict()))  # as a file has them, without torch's own notes
-    assert equal(dict(second.state_dict()), dict(first.state_dict()))
-
-
-@pytest.mark.parametrize("config", [tiny(layer="features.3"), WITH_NORMS], ids=["squeezenet", "shufflenet"])
-@pytest.mark.parametrize("batch_norm", ["frozen", "train"])
-def test_checkpointing_gives_the_same_vectors_and_gradients(config: CnnConfig, batch_norm: Any) -> None:
-    plain, thrifty = (TrainableCnn(CnnExtractor(config), batch_norm, flag).train() for flag in (False, True))
-    seen = pixels()
-    torch.testing.assert_close(thrifty(seen), plain(seen))
-    torch.testing.assert_close(gradients(thrifty, seen), gradients(plain, seen))
-
-
-def test_checkpointing_needs_no_gradients() -> None:
+def test_checkpointing_needs_no_gradients_and_no_trained_statistics() -> None:
     plain, thrifty = (TrainableCnn(CnnExtractor(WITH_NORMS), "frozen", flag) for flag in (False, True))
     with torch.inference_mode():
         assert torch.equal(thrifty(pixels()), plain(pixels()))
-
-
-def test_trained_statistics_do_not_go_with_checkpointing() -> None:
-    """Activations are computed twice, and with them statistics would move twice."""
     with pytest.raises(ValueError, match="would count each batch twice"):
         ImagesConfig(source="pictures", finetune=True, batch_norm="train", gradient_checkpointing=True)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_a_compiled_network_gives_the_same_vectors_and_gradients(checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traced forwards and backwards, but not turned into machine code, which takes a minute."""
+def test_a_compiled_network_gives_the_same_vectors_and_gradients(checkpointing: bool, monkeypatch: Patch) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
-    plain, compiled = (
-        TrainableCnn(CnnExtractor(tiny(layer="features.3")), "frozen", checkpointing, flag).train() for flag in (False, True)
-    )
+    networks = (TrainableCnn(CnnExtractor(tiny(layer="features.3")), "frozen", checkpointing, flag) for flag in (False, True))
+    plain, compiled = (network.train() for network in networks)
     assert compiled.state_dict().keys() == plain.state_dict().keys()
     torch.testing.assert_close(compiled(pixels()), plain(pixels()), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(gradients(compiled, pixels()), gradients(plain, pixels()), rtol=1e-3, atol=1e-4)
 
 
-def test_frozen_statistics_never_move() -> None:
+def test_statistics_move_in_training_on_request_only() -> None:
     cnn = TrainableCnn(CnnExtractor(WITH_NORMS), "frozen").train()
     before = statistics(cnn)
     assert before
@@ -162,9 +127,6 @@ def test_frozen_statistics_never_move() -> None:
     assert equal(statistics(cnn), before)
     assert cnn.training
     assert not any(module.training for module in cnn.network.modules())
-
-
-def test_trained_statistics_move_in_training_alone() -> None:
     cnn = TrainableCnn(CnnExtractor(WITH_NORMS), "train")
     before = statistics(cnn)
     cnn.train()
@@ -178,7 +140,6 @@ def test_trained_statistics_move_in_training_alone() -> None:
 
 
 def test_trained_norms_use_the_statistics_of_the_batch() -> None:
-    """So the vector of an image depends on the others of its batch, which it does not with frozen ones."""
     frozen, trained = (TrainableCnn(CnnExtractor(WITH_NORMS), how) for how in ("frozen", "train"))
     a, b = pixels(4), torch.cat([pixels(1), pixels(3, seed=1)])
     for cnn, training, depends in ((frozen, True, False), (trained, True, True), (trained, False, False)):
@@ -196,11 +157,13 @@ def test_dropout_is_off(batch_norm: Any) -> None:
     assert torch.equal(cnn(pixels()), expected), "also as a part of a model"
 
 
-def test_a_cache_is_enough_to_rebuild_its_network(cache: Path) -> None:
+def test_a_cache_is_enough_to_rebuild_its_network_but_not_one_of_positions(cache: Path, positions: Path) -> None:
     extractor = rebuild_cnn_extractor(open_cache(cache))
     assert extractor.config.content() == TINY_FEATURE.content()
     assert extractor.config.name == "tiny"
     assert torch.equal(extractor.features(pixels()), CnnExtractor(TINY_FEATURE).features(pixels()))
+    with pytest.raises(UserError, match="its features are not vectors of a CNN"):
+        rebuild_cnn_extractor(open_cache(positions))
 
 
 def rewrite(cache: Path, **changes: object) -> Path:
@@ -220,7 +183,6 @@ def test_other_weights_than_those_of_the_cache_are_refused(changes: dict[str, ob
 
 
 def test_trained_weights_need_no_others_first(own_cache: Path) -> None:
-    """For example, they were trained from a file that is gone."""
     opened = open_cache(rewrite(own_cache, weights="/nowhere/weights.pth"))
     with pytest.raises(UserError, match="/nowhere/weights.pth: no such weights file"):
         rebuild_cnn_extractor(opened)
@@ -231,19 +193,3 @@ def test_trained_weights_need_no_others_first(own_cache: Path) -> None:
 def test_a_cache_that_no_network_made_is_refused(made: dict[str, object], own_cache: Path) -> None:
     with pytest.raises(UserError, match="demo_tiny.h5: its features are not vectors of a CNN"):
         rebuild_cnn_extractor(open_cache(rewrite(own_cache, **made)))
-
-
-def test_a_cache_of_positions_is_refused(demo: Path, tmp_path: Path) -> None:
-    out = tmp_path / "demo_grid.h5"
-    extract_shards(demo, CnnExtractor(tiny(positions=True)), out, 1)
-    with pytest.raises(UserError, match="its features are not vectors of a CNN"):
-        rebuild_cnn_extractor(open_cache(merge(demo, out, 1)))
-
-
-def test_a_bank_can_be_rebuilt_too(demo: Path, tmp_path: Path) -> None:
-    config = tiny(name="bank", crops="rc_bank", n_random=3)
-    out = tmp_path / "demo_bank.h5"
-    extract_shards(demo, CnnExtractor(config), out, 1)
-    extractor = rebuild_cnn_extractor(open_cache(merge(demo, out, 1)))
-    assert extractor.config.content() == config.content()
-    assert extractor.features(pixels(2, 3)).shape == (2, 3, np.prod((64, 2, 2)))

@@ -1,5 +1,3 @@
-"""Whatever lies in a run folder: one line and exit 2, or a run."""
-
 from __future__ import annotations
 
 import shutil
@@ -29,9 +27,7 @@ MAY_BE |= {"name": (*MAY_BE["state"][:2], "a path", "an escape sequence")}
 
 @pytest.mark.parametrize("keys", RECORD, ids=str)
 @pytest.mark.parametrize("kind", ["missing", *WRONG_VALUES])
-def test_a_record_with_a_wrong_value_is_refused(
-    keys: tuple[str | int, ...], kind: str, own_run: Path, cache: Path, tmp_path: Path
-) -> None:
+def test_a_wrong_record_is_refused(keys: tuple[str | int, ...], kind: str, own_run: Path, cache: Path, tmp_path: Path) -> None:
     spoilt_json(own_run / "run.json", keys, WRONG_VALUES.get(kind, ...))
     error = refused_or_done(embed_main, own_run, "--features", cache, "--out", tmp_path / "e.h5")
     may_be = kind in MAY_BE.get(str(keys[-1]), ()) or keys[-1] == "path"

@@ -1,5 +1,3 @@
-"""Processes that train together give what one process gives, to rounding."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 import torch
 
 from tests.train import forked
-from tests.train.conftest import COMMAND, experiment, state
+from tests.train.conftest import COMMAND, Patch, experiment, options, state
 from tests.train.toy_similarity import ToySettings
 from vse.pipeline.errors import UserError
 from vse.train.models.similarities import SIMILARITIES
@@ -50,8 +48,7 @@ CASES = {
 
 
 def arguments(cache: Path, out: Path, sets: list[str]) -> list[object]:
-    chosen = [*COMMAND, "--set", "train.epochs=1", *(part for value in sets for part in ("--set", value))]
-    return ["--features", cache, "--out", out, "--threads", 1, *chosen]
+    return ["--features", cache, "--out", out, "--threads", 1, *COMMAND, *options("train.epochs=1", *sets)]
 
 
 @pytest.mark.slow
@@ -146,7 +143,7 @@ def test_shares_make_up_the_batch_in_its_order(n: int, size: int) -> None:
 
 
 @pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+def two_gpus(monkeypatch: Patch, tmp_path: Path) -> list[str]:
     """A machine with two GPUs, as torch would speak of it; returns the devices on which something was made."""
     touched: list[str] = []
     empty = torch.empty
@@ -161,9 +158,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_each_process_takes_the_gpu_of_its_number_and_touches_no_other(
-    device: str, rank: int, two_gpus: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_process_takes_the_gpu_of_its_number(device: str, rank: int, two_gpus: list[str], monkeypatch: Patch) -> None:
     monkeypatch.setenv("LOCAL_RANK", str(rank))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert device_of_process(device) == torch.device("cuda", rank)
@@ -178,9 +173,7 @@ def test_each_process_takes_the_gpu_of_its_number_and_touches_no_other(
         ("cuda:0", 2, "--device cuda:0: 2 processes would share one GPU; --device cuda gives each its own"),
     ],
 )
-def test_processes_without_a_gpu_of_their_own_are_refused_in_one_line(
-    device: str, processes: int, message: str, two_gpus: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_few_gpus_are_refused(device: str, processes: int, message: str, two_gpus: list[str], monkeypatch: Patch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
     with pytest.raises(UserError) as refused:
@@ -189,7 +182,7 @@ def test_processes_without_a_gpu_of_their_own_are_refused_in_one_line(
     assert two_gpus == []
 
 
-def test_more_processes_than_gpus_may_share_the_processor(two_gpus: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_processes_than_gpus_may_share_the_processor(two_gpus: list[str], monkeypatch: Patch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "2")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     assert device_of_process("cpu") == torch.device("cpu")

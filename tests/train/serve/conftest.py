@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from tests.train.conftest import experiment
 from tests.train.use.attending import scan
 from vse.train.serve.answers import ServedRuns
 from vse.train.serve.app import PageSettings, create_app
+from vse.train.serve.server import Limits, PageServer
 from vse.train.training import train
 from vse.train.use.searcher import SearchOptions
 from vse.train.use.trained_run import RunPlaces
@@ -60,3 +63,17 @@ def encoded() -> Callable[..., bytes]:
         return stream.getvalue()
 
     return of
+
+
+@contextmanager
+def running(app: flask.Flask, upload_bytes: int = 100_000, limits: Limits | None = None) -> Iterator[str]:
+    """Its address."""
+    server = PageServer(app, "127.0.0.1", 0, upload_bytes, limits)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        yield server.url
+    finally:
+        server.stop()
+        thread.join()
+        server.close()

@@ -1,5 +1,3 @@
-"""The application as its clients see it, by Flask's own test client: pages, JSON, and what it refuses."""
-
 from __future__ import annotations
 
 import io
@@ -16,6 +14,7 @@ from flask.testing import FlaskClient
 from PIL import Image
 
 from tests.drawn import drawings
+from tests.train.conftest import Patch
 from tests.train.use.attending import compare
 from vse.pipeline.dataset.captions import tokenize
 from vse.pipeline.dataset.dataset import load_dataset_file
@@ -31,28 +30,11 @@ def upload(content: bytes, name: str = "photo.jpg") -> dict[str, Any]:
     return {"photo": (io.BytesIO(content), name)}
 
 
-@pytest.fixture
-def photo(demo: Path) -> Path:
-    dataset = load_dataset_file(demo)
-    return dataset.image_path(dataset.split("test")[3])
-
-
-def test_the_page_asks_for_a_caption_or_a_photograph(client: FlaskClient) -> None:
-    answer = client.get("/")
-    page = answer.get_data(as_text=True)
-    assert answer.status_code == 200
-    assert "Search demo, test" in page
-    assert "12 images, searched by vsepp, seed 0 (" in page
-    for control in ("q", "k", "photo"):
-        assert f'<label for="{control}">' in page
-        assert f'id="{control}"' in page
-
-
 def test_a_caption_finds_with_each_run_what_vse_search_finds(client: FlaskClient, vectors_run: Path, sets_run: Path) -> None:
     found = client.get("/search", query_string={"q": TEXT, "as": "json", "k": 4}).get_json()
     assert (found["query"], found["dataset"], found["split"]) == (TEXT, "demo", "test")
     for run, folder in zip(found["runs"], (vectors_run, sets_run), strict=True):
-        expected = search_run(folder, TEXT, SearchRequest(4), device="cpu")
+        expected = search_run(folder, TEXT, SearchRequest(k=4), device="cpu")
         assert [hit["rank"] for hit in run["hits"]] == [1, 2, 3, 4]
         assert [hit["image"] for hit in run["hits"]] == [hit.image_id for hit in expected]
         assert [tuple(hit["captions"]) for hit in run["hits"]] == [hit.captions for hit in expected]
@@ -61,14 +43,12 @@ def test_a_caption_finds_with_each_run_what_vse_search_finds(client: FlaskClient
     assert [run["scored"] for run in found["runs"]] == [None, 12]
 
 
-def test_a_photograph_finds_with_each_run_what_vse_search_finds(
-    client: FlaskClient, photo: Path, vectors_run: Path, sets_run: Path
-) -> None:
+def test_a_photograph_finds_what_vse_search_finds(client: FlaskClient, photo: Path, vectors_run: Path, sets_run: Path) -> None:
     found = client.post("/search?as=json&k=4", data=upload(photo.read_bytes())).get_json()
     with Image.open(photo) as image:
         assert found["photo"] == {"width": image.width, "height": image.height}
     for run, folder in zip(found["runs"], (vectors_run, sets_run), strict=True):
-        expected = search_run(folder, photo, SearchRequest(4), device="cpu")
+        expected = search_run(folder, photo, SearchRequest(k=4), device="cpu")
         assert [hit["caption"] for hit in run["hits"]] == [hit.caption_id for hit in expected]
         assert [hit["captions"] for hit in run["hits"]] == [[hit.caption] for hit in expected]
         np.testing.assert_allclose([hit["score"] for hit in run["hits"]], [hit.score for hit in expected], atol=1e-5)
@@ -103,13 +83,10 @@ def test_a_part_of_the_page_has_the_results_alone(client: FlaskClient, photo: Pa
     assert 'src="data:image/jpeg;base64,' in text
 
 
-def test_unknown_words_are_named(client: FlaskClient) -> None:
+def test_unknown_words_are_named_and_a_query_without_words_is_a_line_in_each_column(client: FlaskClient) -> None:
     runs = client.get("/search", query_string={"q": "a Zebra", "as": "json"}).get_json()["runs"]
     assert [run["remark"] for run in runs] == ["not a word of the training captions: zebra"] * 2
     assert "Not a word of the training captions: zebra." in client.get("/search?q=a+zebra").get_data(as_text=True)
-
-
-def test_a_query_that_a_run_cannot_read_is_a_line_in_its_column(client: FlaskClient) -> None:
     page = client.get("/search", query_string={"q": "?!"}).get_data(as_text=True)
     assert page.count("no word to search for") == 2
 
@@ -129,7 +106,7 @@ def test_where_a_run_looked_is_what_its_model_attends_to(client: FlaskClient, se
     np.testing.assert_allclose(np.sum(seen["weights"], 0), 1, atol=1e-5)
 
 
-def test_where_a_run_looked_in_a_photograph(client: FlaskClient, photo: Path) -> None:
+def test_where_a_run_looked_in_a_photograph_if_it_attends(client: FlaskClient, photo: Path, served: ServedRuns) -> None:
     run = client.post("/search?as=json", data=upload(photo.read_bytes())).get_json()["runs"][1]
     caption = run["hits"][0]["caption"]
     part = client.post(f"/search?as=part&run=1&hit={caption}", data=upload(photo.read_bytes())).get_data(as_text=True)
@@ -139,18 +116,19 @@ def test_where_a_run_looked_in_a_photograph(client: FlaskClient, photo: Path) ->
     assert words[1:-1] == tokenize(run["hits"][0]["captions"][0])
     refused = client.get("/search?as=json&q=a&run=0&hit=54")
     assert refused.status_code in (400, 404)
+    image = int(served.runs[0].searcher.trained.split.pairs.image_ids[0])
+    answer = client.get(f"/search?as=json&q=a&run=0&hit={image}")
+    assert answer.status_code == 400
+    assert answer.get_json()["error"] == f"{served.runs[0].name} cannot show where it looked"
 
 
-def test_a_photo_is_served_by_its_id_as_a_small_jpeg(client: FlaskClient, demo: Path) -> None:
+def test_photos_of_the_split_are_served_by_their_ids_as_small_jpegs(client: FlaskClient, demo: Path) -> None:
     dataset = load_dataset_file(demo)
     for image in dataset.split("test")[:2]:
         answer = client.get(f"/photo/{image.imgid}")
         assert answer.mimetype == "image/jpeg"
         shown = np.asarray(Image.open(io.BytesIO(answer.data)), int)
         assert np.abs(shown - np.asarray(Image.open(dataset.image_path(image)), int)).mean() < 8
-
-
-def test_photos_of_another_split_are_not_served(client: FlaskClient, demo: Path) -> None:
     image = load_dataset_file(demo).split("train")[0]
     assert client.get(f"/photo/{image.imgid}").status_code == 404
 
@@ -169,15 +147,10 @@ def test_paths_and_bad_ids_lead_nowhere(client: FlaskClient, path: str) -> None:
     assert b"imgid" not in answer.data
 
 
-@pytest.mark.parametrize("method", ["put", "delete", "patch", "options", "trace"])
 @pytest.mark.parametrize("path", ["/", "/search", "/photo/60", "/page.js"])
-def test_nothing_but_questions_is_answered(client: FlaskClient, method: str, path: str) -> None:
-    assert client.open(path, method=method).status_code == 405
-
-
-@pytest.mark.parametrize("path", ["/", "/photo/60", "/page.js"])
-def test_only_a_search_is_posted_to(client: FlaskClient, path: str) -> None:
-    assert client.post(path).status_code == 405
+def test_only_questions_are_answered_and_only_a_search_is_posted_to(client: FlaskClient, path: str) -> None:
+    for method in ("put", "delete", "patch", "options", "trace", *([] if path == "/search" else ["post"])):
+        assert client.open(path, method=method).status_code == 405, method
 
 
 @pytest.mark.parametrize(
@@ -204,13 +177,6 @@ def test_a_wrong_query_is_one_line(client: FlaskClient, query: str, line: str) -
         assert line in text
         if form != "json":
             assert text.count('role="alert"') == 1
-
-
-def test_a_run_that_does_not_attend_says_so(client: FlaskClient, served: ServedRuns) -> None:
-    image = int(served.runs[0].searcher.trained.split.pairs.image_ids[0])
-    answer = client.get(f"/search?as=json&q=a&run=0&hit={image}")
-    assert answer.status_code == 400
-    assert answer.get_json()["error"] == f"{served.runs[0].name} cannot show where it looked"
 
 
 def png_bomb(side: int) -> bytes:
@@ -246,41 +212,29 @@ def test_what_is_no_photograph_is_one_line(client: FlaskClient, content: bytes, 
         assert "0x" not in text
 
 
-def test_a_form_without_a_photo_is_one_line(client: FlaskClient) -> None:
+def test_forms_without_a_photo_or_too_large_are_refused(client: FlaskClient, encoded: Callable[..., bytes]) -> None:
     for data in ({}, {"photo": "a text"}, {"other": (io.BytesIO(b"x"), "x.jpg")}):
         answer = client.post("/search?as=json", data=data, content_type="multipart/form-data")
         assert answer.status_code == 400
         assert answer.get_json()["error"] == "Choose a photograph first."
-
-
-def test_a_photograph_that_is_too_large_is_one_line(client: FlaskClient, encoded: Callable[..., bytes]) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (400, 400, 3), np.uint8)
     content = encoded(Image.fromarray(noise), "PNG")
     assert len(content) > 100_000
     answer = client.post("/search?as=json", data=upload(content))
     assert answer.status_code == 413
     assert re.fullmatch(r"The photograph has more than 0\.09\d* MB\.", answer.get_json()["error"])
-
-
-def test_many_parts_in_a_form_are_refused(client: FlaskClient) -> None:
     answer = client.post("/search?as=json", data={f"x{k}": (io.BytesIO(b"x"), "x") for k in range(50)})
     assert answer.status_code == 413
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost@evil", "10.0.0.1", ""]
-)
 @pytest.mark.parametrize("path", ["/", "/search?q=a", "/photo/60", "/page.js"])
-def test_another_host_name_is_refused(client: FlaskClient, host: str, path: str) -> None:
-    answer = client.get(path, headers={"Host": host})
-    assert answer.status_code == 400
-    assert b'<li class="card">' not in answer.data
-    assert answer.mimetype == "text/html"
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8000", "localhost:1234", "[::1]:8000"])
-def test_the_names_of_this_machine_are_not_refused(client: FlaskClient, host: str) -> None:
-    assert client.get("/", headers={"Host": host}).status_code == 200
+def test_another_host_name_is_refused_and_those_of_this_machine_are_not(client: FlaskClient, path: str) -> None:
+    hosts = ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost@evil", "10.0.0.1", ""]
+    for answer in (client.get(path, headers={"Host": host}) for host in hosts):
+        assert (answer.status_code, answer.mimetype) == (400, "text/html")
+        assert b'<li class="card">' not in answer.data
+    for host in ("127.0.0.1", "127.0.0.1:8000", "localhost:1234", "[::1]:8000"):
+        assert client.get(path, headers={"Host": host}).status_code == 200, host
 
 
 @pytest.mark.parametrize("path", ["/", "/search?q=a", "/search?as=json&q=a", "/photo/999", "/nowhere", "/page.js"])
@@ -303,9 +257,7 @@ def test_what_is_typed_comes_back_escaped(client: FlaskClient) -> None:
     assert "<script>alert" not in client.get("/search", query_string={"q": evil, "k": "x"}).get_data(as_text=True)
 
 
-def test_a_failure_of_ours_is_one_line_without_its_traceback(
-    client: FlaskClient, served: ServedRuns, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_is_one_line_without_a_traceback(client: FlaskClient, served: ServedRuns, monkeypatch: Patch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("a secret path")
 

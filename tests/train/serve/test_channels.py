@@ -1,22 +1,27 @@
-"""Limits of connections: clients that take too long, too many of them, large bodies, and the end of the server."""
-
 from __future__ import annotations
 
+import http.client
 import json
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import flask
 import pytest
 
-from tests.train.serve.running import running
-from vse.train.serve.server import Limits, PageServer
+from tests.train.conftest import Capture, Fails, Patch, done
+from tests.train.serve.conftest import running
+from vse.pipeline.errors import UserError
+from vse.train.serve.cli import serve_main
+from vse.train.serve.server import Limits, PageServer, is_loopback, trusted_hosts
 
 IMPATIENT = Limits(idle_s=0.2, request_s=0.4, refused_s=0.2)
 LARGE = 30_000_000  # bytes, more than the buffers of a socket hold
@@ -111,13 +116,6 @@ def test_a_photograph_that_is_much_too_large_gets_its_answer_while_it_is_sent(ap
     assert answer["error"].startswith("The photograph has more than 0.09")
 
 
-def test_a_body_without_a_length_is_refused_when_it_is_too_large(app: flask.Flask) -> None:
-    chunk = b"%x\r\n%s\r\n" % (2**20, bytes(2**20))
-    with running(app) as url, connect(url) as client:
-        client.sendall(HEADER + b"Transfer-Encoding: chunked\r\n\r\n" + chunk * 20 + b"0\r\n\r\n")
-        assert answer_of(client)[0] == 413
-
-
 def test_photographs_that_arrive_at_once_take_bounded_memory(app: flask.Flask) -> None:
     with running(app, limits=Limits(bodies=1)) as url, connect(url) as first, connect(url) as second:
         for client in (first, second):
@@ -158,20 +156,17 @@ def slow_server(grace_s: float) -> Iterator[tuple[PageServer, Slow, socket.socke
     server.close()
 
 
-def test_a_request_in_progress_is_answered_after_a_signal() -> None:
+def test_a_request_in_progress_is_answered_or_refused_after_a_signal() -> None:
     with slow_server(grace_s=30) as (server, slow, client):
         server.stop()
         slow.end.set()
         assert answer_of(client) == (200, "done")
-
-
-def test_a_request_that_takes_too_long_is_refused_after_a_signal() -> None:
     with slow_server(grace_s=0.1) as (server, _, client):
         server.stop()
         assert answer_of(client) == (503, "The server is stopping.")
 
 
-def test_a_request_that_still_arrives_is_refused_after_a_signal() -> None:
+def test_a_request_that_still_arrives_is_refused_after_a_signal_and_the_port_is_free() -> None:
     with slow_server(grace_s=30) as (server, slow, _), connect(server.url) as sending, connect(server.url) as idle:
         sending.sendall(HEADER + b"Content-Length: 1000\r\nExpect: 100-continue\r\n\r\n")
         assert sending.recv(1000).startswith(b"HTTP/1.1 100 Continue")
@@ -181,9 +176,6 @@ def test_a_request_that_still_arrives_is_refused_after_a_signal() -> None:
         with pytest.raises(ConnectionRefusedError):
             connect(server.url)
         slow.end.set()
-
-
-def test_the_port_is_free_as_soon_as_the_server_stops() -> None:
     with slow_server(grace_s=30) as (server, slow, client):
         server.stop()
         with connect_until_refused(server.url):
@@ -201,3 +193,72 @@ def connect_until_refused(url: str) -> Iterator[None]:
             with connect(url) as client:
                 client.recv(1)
     yield
+
+
+def test_it_answers_on_the_port_that_it_names(app: flask.Flask) -> None:
+    with running(app) as url:
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", url)
+        with urlopen(url) as answer:
+            assert answer.status == 200
+            assert answer.headers["Server"] is None
+            assert "Search demo" in answer.read().decode()
+    with pytest.raises(OSError, match="refused"):
+        urlopen(url)
+
+
+def test_a_body_that_is_too_large_is_refused_unread_with_or_without_a_length(app: flask.Flask) -> None:
+    with running(app) as url:
+        connection = http.client.HTTPConnection(urlsplit(url).netloc)
+        connection.putrequest("POST", "/search")
+        connection.putheader("Content-Length", str(10**12))
+        connection.endheaders()
+        assert connection.getresponse().status == 413
+        connection.close()
+    chunk = b"%x\r\n%s\r\n" % (2**20, bytes(2**20))
+    with running(app) as url, connect(url) as client:
+        client.sendall(HEADER + b"Transfer-Encoding: chunked\r\n\r\n" + chunk * 20 + b"0\r\n\r\n")
+        assert answer_of(client)[0] == 413
+
+
+def test_a_taken_port_and_wrong_options_are_one_line(
+    app: flask.Flask, vectors_run: Path, sets_run: Path, cache: Path, tmp_path: Path, fails: Fails
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"--host 127.0.0.1 --port {port}: cannot be served at"):
+            PageServer(app, "127.0.0.1", port, 1000)
+    with pytest.raises(UserError, match="--host no.such.host.invalid --port 0: cannot be served at"):
+        PageServer(app, "no.such.host.invalid", 0, 1000)
+    check = ("--check", "--port", 0, "--device", "cpu")
+    line = fails(serve_main, vectors_run, sets_run, "--features", cache, *check)
+    assert "--features is given 1 times for 2 runs; give it for each, in their order" in line
+    assert "no images in split 'tset'" in fails(serve_main, vectors_run, "--split", "tset", *check)
+    assert "could not parse index string Flt" in fails(serve_main, vectors_run, "--index-type", "Flt", *check)
+    assert "none" in fails(serve_main, tmp_path / "none", *check)
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("127.0.0.1", True), ("127.8.0.1", True), ("localhost", True), ("::1", True), ("0.0.0.0", False), ("192.168.1.4", False)],
+)
+def test_only_on_loopback_is_the_name_of_the_host_checked(host: str, loopback: bool) -> None:
+    assert is_loopback(host) == loopback
+    trusted = trusted_hosts(host)
+    assert (trusted is not None) == loopback
+    if trusted is not None:
+        assert {"localhost", "127.0.0.1", "[::1]"} <= set(trusted)
+
+
+def test_check_answers_a_query(vectors_run: Path, sets_run: Path, tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
+    monkeypatch.chdir(tmp_path)
+    done(serve_main, vectors_run, sets_run, "--check", "--port", 0, "--device", "cpu")
+    captured = capsys.readouterr()
+    lines = [line.split("\t") for line in captured.out.splitlines()]
+    assert [line[0] for line in lines] == [f"vsepp, seed 0 ({run})" for run in (vectors_run, sets_run)]
+    assert all(re.fullmatch(r"\d\.\d{3} s", line[1]) and re.fullmatch(r"image \d+", line[2]) for line in lines)
+    assert "--host" not in captured.err
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(SystemExit):
+        serve_main([str(vectors_run), "--check", "--host", "0.0.0.0", "--port", "0", "--device", "cpu"])
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "--host 0.0.0.0: whoever reaches" in line]
+    assert len(warnings) == 1

@@ -1,5 +1,3 @@
-"""The page in chromium, from the running server: at two widths, light and dark, and by the keyboard alone."""
-
 from __future__ import annotations
 
 import re
@@ -13,8 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.eval.report.test_report import chromium
-from tests.train.serve.running import running
-from vse.pipeline.dataset.dataset import load_dataset_file
+from tests.train.serve.conftest import running
 from vse.train.serve.answers import ServedRuns
 
 __all__ = ["chromium"]  # a fixture
@@ -28,12 +25,6 @@ FOCUSED = "document.activeElement.id || document.activeElement.className || docu
 def url(app: flask.Flask) -> Iterator[str]:
     with running(app) as address:
         yield address
-
-
-@pytest.fixture
-def photo(demo: Path) -> Path:
-    dataset = load_dataset_file(demo)
-    return dataset.image_path(dataset.split("test")[3])
 
 
 class Opened:
@@ -119,20 +110,7 @@ def test_by_the_keyboard_alone_a_caption_is_searched_and_a_look_is_taken(chromiu
     page.close()
 
 
-def test_the_order_of_focus_is_that_of_the_page(chromium: Any, url: str) -> None:
-    opened = Opened(chromium, url)
-    page, order = opened.page, []
-    for key in ("Shift+Tab", *["Tab"] * 5):
-        page.keyboard.press(key)
-        order.append(page.evaluate(FOCUSED))
-    assert order == ["skip", "q", "k", "BUTTON", "photo", "BUTTON"]
-    labels = "[...document.querySelectorAll('input')].map(input => input.labels[0].textContent)"
-    assert page.evaluate(labels) == ["A caption finds images", "Results", "A photograph finds captions"]
-    assert page.evaluate("document.documentElement.lang") == "en"
-    page.close()
-
-
-def test_a_photograph_that_is_chosen_finds_captions_and_is_looked_at(chromium: Any, url: str, photo: Path) -> None:
+def test_a_photograph_that_is_chosen_or_dropped_finds_captions(chromium: Any, url: str, photo: Path) -> None:
     opened = Opened(chromium, url)
     page = opened.page
     page.set_input_files("#photo", photo)
@@ -144,9 +122,6 @@ def test_a_photograph_that_is_chosen_finds_captions_and_is_looked_at(chromium: A
     assert page.evaluate("document.querySelector('.looked image').href.baseVal").startswith("data:image/jpeg")
     assert opened.said == []
     page.close()
-
-
-def test_a_photograph_that_is_dropped_finds_captions(chromium: Any, url: str, photo: Path) -> None:
     opened = Opened(chromium, url)
     page = opened.page
     drop = """async ([bytes, type]) => {
@@ -162,9 +137,7 @@ def test_a_photograph_that_is_dropped_finds_captions(chromium: Any, url: str, ph
     page.close()
 
 
-def test_what_is_refused_is_one_line_on_the_page(
-    chromium: Any, url: str, tmp_path: Path, encoded: Callable[..., bytes]
-) -> None:
+def test_a_refusal_is_one_line_on_the_page(chromium: Any, url: str, tmp_path: Path, encoded: Callable[..., bytes]) -> None:
     opened = Opened(chromium, url)
     page = opened.page
     noise = np.random.default_rng(0).integers(0, 256, (400, 400, 3), np.uint8)

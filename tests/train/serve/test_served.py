@@ -1,20 +1,22 @@
-"""Runs that are loaded side by side: of which data set they are, what they read, and what is loaded but once."""
-
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from flask.testing import FlaskClient
 from PIL import Image
 
-from tests.train.conftest import experiment, forget_captions
+from tests.train.conftest import Log, experiment, forget_captions
 from tests.train.serve.conftest import MANY
+from tests.train.serve.test_app import png_bomb, upload
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.images import decode_image
-from vse.train.serve.answers import ServedRuns, UnknownId
+from vse.pipeline.files.images import BadImage, decode_image
+from vse.train.serve.answers import DECODING, LARGE, ServedRuns, UnknownId, read_upload
 from vse.train.training import train
 from vse.train.use.trained_run import RunPlaces
 
@@ -38,9 +40,7 @@ def test_a_query_reads_no_file_of_a_run_or_of_the_data_set(own_cache: Path, tmp_
     assert served.answers(photo, 3)[0].hits == captions.hits
 
 
-def test_runs_of_two_data_sets_are_one_line(
-    vectors_run: Path, own_cache: Path, tmp_path: Path, edit: Callable[..., Path]
-) -> None:
+def test_two_data_sets_are_refused(vectors_run: Path, own_cache: Path, tmp_path: Path, edit: Callable[..., Path]) -> None:
     data = own_cache.parent.parent / "data" / "dataset.json"
 
     def change(content: dict[str, Any]) -> None:
@@ -48,11 +48,11 @@ def test_runs_of_two_data_sets_are_one_line(
 
     edit(data, change)
     other = train(forget_captions(own_cache), experiment("train.epochs=1"), out=tmp_path / "run")
-    with pytest.raises(UserError, match="all runs must search one file"):
+    with pytest.raises(UserError, match="runs side by side search one file"):
         ServedRuns([vectors_run, other], "test", [RunPlaces()] * 2, MANY, "cpu")
 
 
-def test_imported_features_read_texts_alone(regions: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_imported_features_read_texts_alone(regions: Path, tmp_path: Path, caplog: Log) -> None:
     run = train(regions, experiment("train.epochs=1", "model.similarity={name: scan}", *WORDS), out=tmp_path / "run")
     served = ServedRuns([run], "test", [RunPlaces()], MANY, "cpu")
     assert "reads no photos" in caplog.text
@@ -73,3 +73,38 @@ def test_a_photo_that_cannot_be_read_has_no_number(own_cache: Path, tmp_path: Pa
     for number in (image.imgid, -5):
         with pytest.raises(UnknownId):
             served.small_photo(number)
+
+
+def test_too_many_pixels_are_refused_from_the_header_alone(client: FlaskClient) -> None:
+    with pytest.raises(BadImage, match="the photograph: 5001 x 5001 pixels .*25,000,000"):
+        read_upload(png_bomb(5001), 25_000_000)
+    stream = BytesIO()
+    Image.new("L", (6000, 5000)).save(stream, "JPEG", quality=1)
+    content = stream.getvalue()[:90_000]  # its header is enough
+    answer = client.post("/search?as=json", data=upload(content))
+    assert answer.status_code == 400
+    assert "6000 x 5000 pixels are too many" in answer.get_json()["error"]
+
+
+@pytest.mark.parametrize("size", [(300, 200), (3400, 3000)], ids=["small", "large"])
+def test_a_photograph_is_read_as_everywhere(encoded: Callable[..., bytes], size: tuple[int, int]) -> None:
+    image = Image.linear_gradient("L").convert("RGB").resize(size, Image.Resampling.NEAREST)
+    assert read_upload(encoded(image, "PNG", compress_level=1), 25_000_000).tobytes() == image.tobytes()
+
+
+def test_large_photographs_are_decoded_one_at_a_time(client: FlaskClient, encoded: Callable[..., bytes]) -> None:
+    large, small = (encoded(Image.new("RGB", size), "PNG") for size in ((3400, 3000), (40, 30)))
+    assert LARGE < 3400 * 3000
+
+    def search(content: bytes) -> tuple[int, dict[str, object]]:
+        answer = client.application.test_client().post("/search?as=json", data=upload(content))
+        return answer.status_code, answer.get_json()
+
+    with ThreadPoolExecutor(3) as pool:
+        with DECODING:
+            searches = [pool.submit(search, large) for _ in range(3)]
+            (refused,), others = wait(searches, return_when=FIRST_COMPLETED)
+            line = "The server reads other large photographs; try again in a moment."
+            assert refused.result() == (503, {"error": line})
+            assert search(small)[0] == 200, "small ones do not wait"
+        assert [one.result()[0] for one in others] == [200, 200]

@@ -1,11 +1,7 @@
 from __future__ import annotations
 
-import csv
 import json
-import os
-import signal
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -15,10 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from sklearn import cross_decomposition
 
 from tests.eval.evaluating import write_result
-from tests.train.conftest import assert_same, experiment, state
+from tests.train.conftest import Patch, assert_same, experiment, interrupted, numbers, state
 from vse.eval.defaults import RECALLS
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import Interrupted, UserError
@@ -43,7 +38,7 @@ def pairs(dim_x: int, dim_y: int, n: int = 400, seed: int = 0) -> tuple[Matrix, 
     return x + np.arange(dim_x), 10 * y - 5
 
 
-def of_pairs(x: Matrix, y: Matrix) -> Covariances:
+def score_pairs(x: Matrix, y: Matrix) -> Covariances:
     n, both = len(x), np.cov(x.T, y.T, bias=True)
     dim = x.shape[1]
     assert n > 1
@@ -73,7 +68,7 @@ def up_to_sign(x: Matrix, y: Matrix, like: Matrix) -> tuple[Matrix, Matrix]:
 @pytest.mark.parametrize("regularization", [0.0, 1e-3, 0.1, 2.0])
 @pytest.mark.parametrize(("dim_x", "dim_y"), SHAPES)
 def test_directions_solve_the_generalised_eigenproblem(dim_x: int, dim_y: int, regularization: float) -> None:
-    found = of_pairs(*pairs(dim_x, dim_y))
+    found = score_pairs(*pairs(dim_x, dim_y))
     for dim in range(1, min(dim_x, dim_y) + 1):
         x, y, correlations = canonical_directions(found, dim, regularization)
         slow_x, slow_y, slow_correlations = slow_directions(found, dim, regularization)
@@ -83,48 +78,8 @@ def test_directions_solve_the_generalised_eigenproblem(dim_x: int, dim_y: int, r
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.parametrize(("dim_x", "dim_y"), SHAPES)
-def test_projections_have_unit_variance_and_the_correlations_that_are_told(dim_x: int, dim_y: int) -> None:
-    x, y = pairs(dim_x, dim_y)
-    dim = min(dim_x, dim_y)
-    left, right, correlations = canonical_directions(of_pairs(x, y), dim, 0.0)
-    both = np.cov((x @ left).T, (y @ right).T, bias=True)
-    expected = np.block([[np.eye(dim), np.diag(correlations)], [np.diag(correlations), np.eye(dim)]])
-    np.testing.assert_allclose(both, expected, atol=1e-8)
-    assert (np.diff(correlations) <= 0).all()
-    assert 0 < correlations[-1] <= correlations[0] < 1
-
-
-@pytest.mark.parametrize(("dim_x", "dim_y"), SHAPES[:3])
-def test_without_regularisation_they_are_scikit_learn_s(dim_x: int, dim_y: int) -> None:
-    x, y = pairs(dim_x, dim_y)
-    left, right, correlations = canonical_directions(of_pairs(x, y), 3, 0.0)
-    theirs = cross_decomposition.CCA(3, scale=False, max_iter=20000, tol=1e-14).fit(x, y).transform(x, y)
-    for k in range(3):
-        assert np.corrcoef(theirs[0][:, k], theirs[1][:, k])[0, 1] == pytest.approx(correlations[k], abs=1e-6)
-        for one, other in ((theirs[0], x @ left), (theirs[1], y @ right)):
-            assert abs(np.corrcoef(one[:, k], other[:, k])[0, 1]) == pytest.approx(1, abs=1e-6)
-
-
-def test_regularisation_is_a_share_of_the_mean_variance() -> None:
-    x, y = pairs(5, 8)
-    directions = canonical_directions(of_pairs(x, y), 4, 0.1)
-    scaled = canonical_directions(of_pairs(100 * x, y), 4, 0.1)
-    np.testing.assert_allclose(scaled[2], directions[2], rtol=1e-8)
-    one, other = up_to_sign(scaled[0], scaled[1], directions[0])
-    np.testing.assert_allclose(100 * one, directions[0], rtol=1e-6, atol=1e-9)
-    np.testing.assert_allclose(other, directions[1], rtol=1e-6, atol=1e-9)
-
-
-def test_more_regularisation_finds_less_correlation_and_leaves_the_covariances_alone() -> None:
-    found, same = (of_pairs(*pairs(5, 8)) for _ in range(2))
-    highest = [canonical_directions(found, 1, regularization)[2][0] for regularization in (0.0, 1e-4, 1e-2, 1.0, 100.0)]
-    assert (np.diff(highest) < 0).all()
-    assert_same({k: v.tolist() for k, v in vars(found).items()}, {k: v.tolist() for k, v in vars(same).items()})
-
-
-def test_where_there_are_fewer_directions_the_rest_are_zeros() -> None:
-    found = of_pairs(*pairs(3, 8))
+def test_missing_uncorrelated_and_singular_directions() -> None:
+    found = score_pairs(*pairs(3, 8))
     x, y, correlations = canonical_directions(found, 5, 0.01)
     fewer = canonical_directions(found, 3, 0.01)
     for whole, part in zip((x, y, correlations), fewer, strict=True):
@@ -132,23 +87,17 @@ def test_where_there_are_fewer_directions_the_rest_are_zeros() -> None:
         assert not whole[..., 3:].any()
     assert (x.shape, y.shape) == ((3, 5), (8, 5))
     assert fewer[2].all()
-
-
-def test_what_is_not_correlated_has_no_direction() -> None:
     found = Covariances(np.zeros(3), np.zeros(3), np.eye(3), np.eye(3), np.diag([0.5, 0.2, 0]))
     x, y, correlations = canonical_directions(found, 3, 0.0)
     np.testing.assert_allclose(correlations, [0.5, 0.2, 0])
     np.testing.assert_allclose(abs(x), np.diag([1, 1, 0]), atol=1e-12)
     np.testing.assert_allclose(abs(y), np.diag([1, 1, 0]), atol=1e-12)
-
-
-def test_a_singular_covariance_needs_regularisation() -> None:
     x, y = pairs(5, 8)
     x[:, 2] = x[:, 0] + x[:, 1]
     y[:, 3] = 7
-    canonical_directions(of_pairs(x, y), 4, 1e-6)
+    canonical_directions(score_pairs(x, y), 4, 1e-6)
     with pytest.raises(UserError, match=r"solver.regularization 0 is too small: a covariance is singular"):
-        canonical_directions(of_pairs(x, y), 4, 0.0)
+        canonical_directions(score_pairs(x, y), 4, 0.0)
 
 
 Blocks = list[tuple[torch.Tensor, torch.Tensor, NDArray[np.int64]]]
@@ -186,7 +135,6 @@ def test_covariances_are_those_of_all_pairs(counts: list[list[int]], dims: tuple
 
 
 def test_a_mean_far_from_zero_does_no_harm() -> None:
-    """As of features of one sign: products of the numbers themselves would lose the differences in float32."""
     parts = blocks([[2] * 50, [5] * 40, [1] * 7], 4, 3, offset=3000, seed=1)
     x = np.concatenate([images.double().numpy()[image_of_caption] for images, _, image_of_caption in parts])
     np.testing.assert_allclose(covariances(iter(parts)).xx, np.cov(x.T, bias=True), rtol=1e-3, atol=1e-4)
@@ -208,15 +156,10 @@ def run(cache: Path, tfidf: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return train(cache, experiment(*SETS), out=tmp_path_factory.mktemp("runs") / "cca")
 
 
-def table(run: Path) -> list[dict[str, float]]:
-    with (run / "metrics.csv").open() as stream:
-        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(stream)]
-
-
 def test_a_run_tries_each_regularisation_and_keeps_the_best(run: Path) -> None:
     files = {path.name for path in run.iterdir()}
     assert files == {"config.yaml", "vocab.json", "metrics.csv", "best.safetensors", "last.ckpt", "run.json"}
-    rows, record = table(run), RunFolder(run).record()
+    rows, record = numbers(run), RunFolder(run).record()
     assert [(row["epoch"], row["regularization"]) for row in rows] == [(1, 1.0), (2, 0.01), (3, 0.1)]
     assert (record["state"], record["epochs"], record["dataset"]) == ("finished", 3, "demo")
     best = max(rows, key=lambda row: row["rsum"])
@@ -243,8 +186,9 @@ def split(demo: Path, name: str) -> tuple[list[int], list[int], list[int]]:
 
 def test_embeddings_are_scaled_projections_of_unit_length(run: Path, demo: Path, cache: Path, tfidf: Path) -> None:
     _, sentids, image_of_caption = split(demo, "train")
-    found = of_pairs(vectors(cache, image_of_caption), vectors(tfidf, sentids))
-    regularization = next(row["regularization"] for row in table(run) if row["epoch"] == RunFolder(run).record()["best_epoch"])
+    found = score_pairs(vectors(cache, image_of_caption), vectors(tfidf, sentids))
+    best = max(numbers(run), key=lambda row: row["rsum"])
+    regularization = best["regularization"]
     x, y, correlations = slow_directions(found, 6, regularization)
     imgids, sentids, _ = split(demo, "test")
     sides = [(vectors(cache, imgids), found.mean_x, x), (vectors(tfidf, sentids), found.mean_y, y)]
@@ -258,75 +202,40 @@ def test_embeddings_are_scaled_projections_of_unit_length(run: Path, demo: Path,
     np.testing.assert_allclose(captions, slow[1] * signs, atol=2e-4)
 
 
-def test_a_split_is_evaluated_as_it_was_validated(run: Path, tmp_path: Path) -> None:
+def test_a_split_is_evaluated_as_it_was_validated(run: Path, tmp_path: Path, cache: Path, monkeypatch: Patch) -> None:
     result = json.loads(write_result([embed_split(run, tmp_path / "val.h5", "val")], tmp_path / "r.json").read_text())
-    best = max(table(run), key=lambda row: row["rsum"])
+    best = max(numbers(run), key=lambda row: row["rsum"])
     full = result["protocols"]["full"]
-    assert {
-        f"{direction}_r{k}": full[direction][f"r{k}"] for direction in ("i2t", "t2i") for k in RECALLS
-    }.items() <= best.items()
+    recalls = {f"{direction}_r{k}": full[direction][f"r{k}"] for direction in ("i2t", "t2i") for k in RECALLS}
+    assert recalls.items() <= best.items()
     test = write_result([embed_split(run, tmp_path / "test.h5")], tmp_path / "t.json", ["auto", "sentence"])
     assert json.loads(test.read_text())["protocols"].keys() == {"full", "sentence"}
-
-
-def testblocks_of_images_change_nothing(run: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cca_module, "_BLOCK", 7)
     small = RunFolder(train(cache, experiment(*SETS), out=tmp_path / "small")).checkpoint()["model"]
     for name, weights in RunFolder(run).checkpoint()["model"].items():
         torch.testing.assert_close(abs(small[name]), abs(weights), rtol=1e-3, atol=1e-3)  # directions may turn round
 
 
-def stopped(cache: Path, out: Path, where: str, calls: int) -> Path:
-    """A run with a SIGTERM in some call of one of its methods, then resumed."""
-    with pytest.MonkeyPatch.context() as patch:
-        real, done = getattr(CaptionCca, where), iter(range(99))
-
-        def interrupted(self: CaptionCca, *arguments: Any) -> Any:
-            if next(done) == calls:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return real(self, *arguments)
-
-        patch.setattr(CaptionCca, where, interrupted)
-        with pytest.raises(Interrupted, match="--resume"):
-            train(cache, experiment(*SETS), out=out)
-    return train(cache, experiment(*SETS), out=out, existing=Existing(resume=True))
-
-
-def assert_same_run(a: Path, b: Path) -> None:
-    assert_same(state(a), state(b))
-    assert [{**row, "seconds": 0} for row in table(a)] == [{**row, "seconds": 0} for row in table(b)]
-    assert (a / "best.safetensors").read_bytes() == (b / "best.safetensors").read_bytes()
-
-
-def test_a_run_that_is_stopped_among_the_covariances_is_resumed(run: Path, cache: Path, tmp_path: Path) -> None:
-    assert_same_run(run, stopped(cache, tmp_path / "cut", "blocks", 0))
-
-
-@pytest.mark.parametrize("epoch", [0, 1, 2])
-def test_a_run_that_is_stopped_in_any_validation_is_resumed(epoch: int, run: Path, cache: Path, tmp_path: Path) -> None:
-    assert_same_run(run, stopped(cache, tmp_path / "cut", "validate", epoch))
+@pytest.mark.parametrize(("method", "call"), [("blocks", 0), ("validate", 0), ("validate", 2)])
+def test_a_run_that_is_stopped_is_resumed(method: str, call: int, run: Path, cache: Path, tmp_path: Path) -> None:
+    with interrupted(call, of=CaptionCca, method=method), pytest.raises(Interrupted, match="--resume"):
+        train(cache, experiment(*SETS), out=tmp_path / "cut")
+    cut = train(cache, experiment(*SETS), out=tmp_path / "cut", existing=Existing(resume=True))
+    assert_same(state(run), state(cut))
+    assert [{**row, "seconds": 0} for row in numbers(run)] == [{**row, "seconds": 0} for row in numbers(cut)]
+    assert (run / "best.safetensors").read_bytes() == (cut / "best.safetensors").read_bytes()
 
 
 def test_early_stopping_leaves_no_regularisation_out(cache: Path, tmp_path: Path) -> None:
     out = train(cache, experiment(*SETS, "train.early_stop=1"), out=tmp_path / "run")
-    assert len(table(out)) == len(experiment(*SETS).solver.regularization)
+    assert len(numbers(out)) == len(experiment(*SETS).solver.regularization)
 
 
-def test_what_cca_cannot_do_is_told(cache: Path, tmp_path: Path) -> None:
+def test_cca_needs_vectors_of_captions_which_a_path_may_name(cache: Path, tmp_path: Path, tfidf: Path) -> None:
     with pytest.raises(UserError, match="solver: cca reads captions as vectors: name a caption feature"):
         train(cache, experiment(*SETS, "caption_feature=null"), out=tmp_path / "run")
     with pytest.raises(UserError, match="--log-negatives lists what a ranking loss finds hardest; cca ranks nothing"):
         train(cache, experiment(*SETS), out=tmp_path / "run", extras=Extras(log_negatives=1))
-
-
-def test_the_cache_of_captions_may_be_named_by_its_path_alone(cache: Path, tfidf: Path, tmp_path: Path) -> None:
-    out = train(
-        cache, experiment(*SETS, "caption_feature=null"), out=tmp_path / "run", inputs=InputPaths(caption_features=tfidf)
-    )
+    inputs = InputPaths(caption_features=tfidf)
+    out = train(cache, experiment(*SETS, "caption_feature=null"), out=tmp_path / "run", inputs=inputs)
     assert RunFolder(out).settings(ExperimentConfig).caption_feature == "tfidf"
-
-
-def test_too_little_regularisation_is_told(cache: Path, tfidf: Path, tmp_path: Path) -> None:
-    """48 training images have no covariance of 256 numbers."""
-    with pytest.raises(UserError, match="solver.regularization 0 is too small: a covariance is singular"):
-        train(cache, experiment(*SETS, "solver.regularization=[0]"), out=tmp_path / "run")

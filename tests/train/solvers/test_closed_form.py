@@ -1,8 +1,5 @@
-"""Ridge regression, CSA and ASIF: fitted on the demo, and the same in slow, obvious steps."""
-
 from __future__ import annotations
 
-import csv
 from itertools import product
 from pathlib import Path
 
@@ -14,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.train.conftest import experiment
-from tests.train.solvers.test_cca import of_pairs, pairs, slow_directions, split, vectors
+from tests.train.conftest import Log, experiment, numbers
+from tests.train.solvers.test_cca import pairs, score_pairs, slow_directions, split, vectors
 from vse.pipeline.errors import UserError
 from vse.train.models.encoders.linear import RelativeEncoder, WeightedEncoder
 from vse.train.run.folder import RunFolder
@@ -26,34 +23,14 @@ from vse.train.use.embed import embed_split
 Matrix = NDArray[np.float64]
 RIDGE = ["solver=ridge", "solver.regularization=[1.0, 0.1]", "model.dim=256", "caption_feature=tfidf"]
 RIDGE += ["model.caption_encoder=linear"]
-CSA = [
-    "solver=csa",
-    "solver.regularization=[1.0, 0.1]",
-    "solver.directions=[3, 6, 500]",
-    "model.dim=8",
-    "model.image_encoder=weighted",
-    "model.caption_encoder=linear",
-    "model.normalize_image=false",
-    "caption_feature=tfidf",
-]
-ASIF = [
-    "solver=asif",
-    "solver.k=[5, 20]",
-    "solver.power=[2, 8]",
-    "model.dim=60",
-    "model.image_encoder=relative",
-    "model.caption_encoder=relative",
-    "caption_feature=tfidf",
-]
-
-
-def table(run: Path) -> list[dict[str, float]]:
-    with (run / "metrics.csv").open() as stream:
-        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(stream)]
+CSA = ["solver=csa", "solver.regularization=[1.0, 0.1]", "solver.directions=[3, 6, 500]", "model.dim=8"]
+CSA += ["model.image_encoder=weighted", "model.caption_encoder=linear", "model.normalize_image=false", "caption_feature=tfidf"]
+ASIF = ["solver=asif", "solver.k=[5, 20]", "solver.power=[2, 8]", "model.dim=60", "caption_feature=tfidf"]
+ASIF += ["model.image_encoder=relative", "model.caption_encoder=relative"]
 
 
 def best_row(run: Path) -> dict[str, float]:
-    return max(table(run), key=lambda row: row["rsum"])
+    return max(numbers(run), key=lambda row: row["rsum"])
 
 
 def embedded(run: Path) -> tuple[Matrix, Matrix]:
@@ -78,16 +55,15 @@ def slow_regression(x: Matrix, y: Matrix, regularization: float) -> Matrix:
     x, y = x - x.mean(0), y - y.mean(0)
     r = regularization * y.var(0).mean()
     rows = np.vstack([y / np.sqrt(len(y)), np.sqrt(r) * np.eye(y.shape[1])])
-    return np.stack(
-        [np.linalg.lstsq(rows, np.concatenate([column / np.sqrt(len(y)), np.zeros(y.shape[1])]))[0] for column in x.T]
-    )
+    targets = (np.concatenate([column / np.sqrt(len(y)), np.zeros(y.shape[1])]) for column in x.T)
+    return np.stack([np.linalg.lstsq(rows, target)[0] for target in targets])
 
 
 @pytest.mark.parametrize("regularization", [1e-3, 0.1, 10.0])
 @pytest.mark.parametrize(("dim_x", "dim_y"), [(5, 8), (8, 5), (1, 4)])
 def test_ridge_minimises_the_regularised_squares(dim_x: int, dim_y: int, regularization: float) -> None:
     x, y = pairs(dim_x, dim_y)
-    statistics = of_pairs(x, y)
+    statistics = score_pairs(x, y)
     of_captions, of_images = slow_regression(x, y, regularization), slow_regression(y, x, regularization)
     images, captions = ridge_maps(statistics, "captions", regularization)
     np.testing.assert_array_equal(images, np.eye(dim_x))
@@ -101,17 +77,10 @@ def test_ridge_minimises_the_regularised_squares(dim_x: int, dim_y: int, regular
     np.testing.assert_allclose(captions, np.vstack([of_captions / s_x, np.eye(dim_y) / s_y]), rtol=1e-7, atol=1e-9)
 
 
-def test_a_singular_covariance_needs_a_ridge() -> None:
-    x, y = pairs(5, 8)
-    y[:, 3] = 0
-    with pytest.raises(UserError, match=r"solver\.regularization 0 is too small"):
-        ridge_maps(of_pairs(x, y), "captions", 0.0)
-
-
 @pytest.mark.parametrize("dim", [1, 3, 5, 9])
 def test_a_smaller_space_keeps_what_varies_most(dim: int) -> None:
     x, y = pairs(5, 8)
-    statistics = of_pairs(x, y)
+    statistics = score_pairs(x, y)
     images, captions = ridge_maps(statistics, "captions", 0.1)
     small_images, small_captions = reduce_maps(images, captions, statistics, dim)
     both = np.vstack([(x - x.mean(0)) @ images.T, (y - y.mean(0)) @ captions.T])
@@ -138,9 +107,9 @@ def asif(cache: Path, tfidf: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_each_point_of_the_grid_is_tried_and_the_best_is_kept(ridge: Path, csa: Path, asif: Path) -> None:
-    assert [row["regularization"] for row in table(ridge)] == [1.0, 0.1]
-    assert [(row["regularization"], row["directions"]) for row in table(csa)] == list(product([1.0, 0.1], [8, 6, 3]))
-    assert [(row["k"], row["power"]) for row in table(asif)] == list(product([5, 20], [2, 8]))
+    assert [row["regularization"] for row in numbers(ridge)] == [1.0, 0.1]
+    assert [(row["regularization"], row["directions"]) for row in numbers(csa)] == list(product([1.0, 0.1], [8, 6, 3]))
+    assert [(row["k"], row["power"]) for row in numbers(asif)] == list(product([5, 20], [2, 8]))
     for run in (ridge, csa, asif):
         record = RunFolder(run).record()
         assert (record["state"], record["best_rsum"]) == ("finished", best_row(run)["rsum"])
@@ -158,7 +127,7 @@ def test_ridge_compares_images_with_mapped_captions(ridge: Path, cache: Path, tf
 def test_csa_weighs_the_product_and_not_the_norms(csa: Path, cache: Path, tfidf: Path, demo: Path) -> None:
     x, y, images, captions = sides(cache, tfidf, demo)
     best = best_row(csa)
-    left, right, correlations = slow_directions(of_pairs(x, y), int(best["directions"]), best["regularization"])
+    left, right, correlations = slow_directions(score_pairs(x, y), int(best["directions"]), best["regularization"])
     seen, read = (images - x.mean(0)) @ left, (captions - y.mean(0)) @ right
     slow = np.empty((len(seen), len(read)))
     for i, a in enumerate(seen):
@@ -184,11 +153,7 @@ def test_asif_compares_sparse_powers_of_cosines_with_known_pairs(asif: Path, cac
         np.testing.assert_allclose(one, other, atol=2e-3)
 
 
-@given(
-    counts=st.lists(st.integers(1, 5), min_size=1, max_size=9),
-    n=st.integers(1, 40),
-    seed=st.integers(0, 99),
-)
+@given(counts=st.lists(st.integers(1, 5), min_size=1, max_size=9), n=st.integers(1, 40), seed=st.integers(0, 99))
 def test_anchors_are_of_as_many_images_as_there_are(counts: list[int], n: int, seed: int) -> None:
     image_of = np.repeat(np.arange(len(counts)), counts)
     anchors = anchor_pairs(image_of, n, seed)
@@ -198,17 +163,19 @@ def test_anchors_are_of_as_many_images_as_there_are(counts: list[int], n: int, s
     assert all(mine >= taken.max() - 1 or mine == all_of for mine, all_of in zip(taken, counts, strict=True))
 
 
-def test_too_few_pairs_for_the_anchors_are_all_taken(
-    cache: Path, tfidf: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_too_few_anchors_and_singular_covariances(cache: Path, tfidf: Path, tmp_path: Path, caplog: Log) -> None:
     out = train(cache, experiment(*ASIF, "model.dim=900", "solver.k=[5]", "solver.power=[2]"), out=tmp_path / "run")
     assert "training pairs can be anchors, not 900" in caplog.text
     weights = RunFolder(out).best_weights()["image_encoder.anchors"]
     n_pairs = RunFolder(out).record()["n_train_pairs"]
     assert [bool(row.any()) for row in weights] == [True] * n_pairs + [False] * (900 - n_pairs)
+    x, y = pairs(5, 8)
+    y[:, 3] = 0
+    with pytest.raises(UserError, match=r"solver\.regularization 0 is too small"):
+        ridge_maps(score_pairs(x, y), "captions", 0.0)
 
 
-def test_no_cosine_below_zero_stays_and_few_anchors_share_what_there_is() -> None:
+def test_cosines_below_zero_and_unit_lengths_are_left_out_by_the_encoders() -> None:
     encoder = RelativeEncoder(2, 3)
     encoder.anchors.data = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])
     encoder.power.fill_(2)
@@ -216,12 +183,9 @@ def test_no_cosine_below_zero_stays_and_few_anchors_share_what_there_is() -> Non
     torch.testing.assert_close(found, torch.tensor([[0.36, 0.0, 0.64]]))
     encoder.k.fill_(1)
     torch.testing.assert_close(encoder(torch.tensor([[3.0, 4.0]]))[0], torch.tensor([[0.0, 0.0, 0.64]]))
-
-
-def test_weights_are_not_made_unit_length() -> None:
-    encoder = WeightedEncoder(2, 2)
-    encoder.linear.weight.data, encoder.weights.data = torch.eye(2), torch.tensor([0.5, 2.0])
-    torch.testing.assert_close(encoder(torch.tensor([[3.0, 4.0]]))[0], torch.tensor([[0.3, 1.6]]))
+    weighted = WeightedEncoder(2, 2)
+    weighted.linear.weight.data, weighted.weights.data = torch.eye(2), torch.tensor([0.5, 2.0])
+    torch.testing.assert_close(weighted(torch.tensor([[3.0, 4.0]]))[0], torch.tensor([[0.3, 1.6]]))
 
 
 @pytest.mark.parametrize(

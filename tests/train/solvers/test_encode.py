@@ -1,47 +1,26 @@
-"""Scores of pairs a tile at a time, and ranks, against the model asked pair by pair."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
 
 from tests.eval.slow_ranks import slow_ranks
+from tests.train.conftest import Patch, experiment, numbers
 from tests.train.toy_similarity import ToySettings
+from vse.eval.ranking.metrics import metrics
 from vse.train.kinds import Encoded, Kind, pack, select
 from vse.train.models.build import Input, Model, ModelConfig, build_model
 from vse.train.models.similarities import SIMILARITIES
-from vse.train.models.similarities.base import Similarity, SimilaritySettings
 from vse.train.solvers import encode as encode_module
-from vse.train.solvers.encode import PairScores, ranks
-
-
-class MeanSettings(SimilaritySettings):
-    """A network on the mean of a set and on single vectors of captions, the same for both directions."""
-
-    name: Literal["mean"] = "mean"
-    images: ClassVar = Kind.SETS
-
-    def build(self, dim: int) -> Similarity:
-        return MeanOfRegions(dim)
-
-
-class MeanOfRegions(Similarity):
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.map = nn.Linear(dim, dim)
-
-    def forward(self, images: Encoded, captions: Encoded) -> Tensor:
-        regions, inside = images
-        means = (self.map(regions).relu() * inside[:, :, None]).sum(1) / inside.sum(1)[:, None]
-        return means @ captions[0].T
-
+from vse.train.solvers.base import folds_of
+from vse.train.solvers.encode import PairScores, encode, ranks
+from vse.train.training import train
+from vse.train.use.model import load_run
 
 DIM = 6
 
@@ -59,7 +38,7 @@ def sets(n: int, longest: int, seed: int) -> Encoded:
 
 def model(similarity: str) -> Model:
     """The similarity within a model; its encoders do not matter."""
-    states = "last" if similarity in ("mean", "network") else "all"
+    states = "last" if similarity == "network" else "all"
     kind = Kind.VECTORS if similarity == "network" else Kind.SETS
     config = ModelConfig.model_validate(
         {"dim": DIM, "word_dim": 2, "similarity": similarity, "caption_encoder": {"name": "gru", "states": states}}
@@ -70,15 +49,13 @@ def model(similarity: str) -> Model:
 
 @pytest.fixture(scope="module", autouse=True)
 def lines() -> Iterator[None]:
-    """Two more similarities; and tiles of 8 images and 16 captions, of which the last ones are smaller."""
-    for part in (ToySettings, MeanSettings):
-        SIMILARITIES.add(part)
+    """The toy similarity; and tiles of 8 images and 16 captions, of which the last ones are smaller."""
+    SIMILARITIES.add(ToySettings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encode_module, "TILE_IMAGES", 8)
         patch.setattr(encode_module, "TILE_CAPTIONS", 16)
         yield
-    for name in ("toy", "mean"):
-        SIMILARITIES.remove(name)
+    SIMILARITIES.remove("toy")
 
 
 def sides(similarity: str, n_images: int, n_captions: int, seed: int) -> tuple[Encoded, Encoded]:
@@ -108,7 +85,7 @@ def slow_scores(model: Model, images: Encoded, captions: Encoded) -> tuple[np.nd
 SIZES = [(1, 1), (3, 16), (8, 17), (9, 5), (16, 39)]
 
 
-@pytest.mark.parametrize("similarity", ["toy", "mean", "network"])
+@pytest.mark.parametrize("similarity", ["toy", "network"])
 @pytest.mark.parametrize(("n_images", "n_captions"), SIZES)
 def test_scores_are_those_of_each_pair(similarity: str, n_images: int, n_captions: int) -> None:
     made, (images, captions) = model(similarity), sides(similarity, n_images, n_captions, 3)
@@ -123,10 +100,9 @@ def test_scores_are_those_of_each_pair(similarity: str, n_images: int, n_caption
                 np.testing.assert_allclose(fast, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("similarity", ["toy", "mean", "network"])
+@pytest.mark.parametrize("similarity", ["toy", "network"])
 @given(n_images=st.integers(1, 8), per_image=st.integers(1, 4), seed=st.integers(0, 99))
 def test_a_pair_scores_the_same_whatever_it_is_scored_with(similarity: str, n_images: int, per_image: int, seed: int) -> None:
-    """Bit for bit, and equal captions as well: ranks with ties depend on it."""
     n_captions = n_images * per_image
     made, (images, captions) = model(similarity), sides(similarity, n_images, n_captions, seed)
     scores = PairScores(made, pack([images]), pack([captions]))
@@ -140,7 +116,7 @@ def test_a_pair_scores_the_same_whatever_it_is_scored_with(similarity: str, n_im
                 assert all(torch.equal(direction[:, a], direction[:, b]) for direction in whole)
 
 
-@pytest.mark.parametrize("similarity", ["toy", "mean", "network"])
+@pytest.mark.parametrize("similarity", ["toy", "network"])
 @pytest.mark.parametrize("n_images", [1, 8, 17])
 def test_ranks_are_those_of_the_whole_matrix(similarity: str, n_images: int) -> None:
     image_of_caption = torch.arange(n_images).repeat_interleave(3)
@@ -153,19 +129,7 @@ def test_ranks_are_those_of_the_whole_matrix(similarity: str, n_images: int) -> 
     assert fast.t2i.tolist() == slow_ranks(t2i, image_of_caption.tolist())[1]
 
 
-def test_both_directions_are_computed_at_once() -> None:
-    made, (images, captions) = model("toy"), sides("toy", 4, 12, 0)
-    i2t, t2i = PairScores(made, pack([images]), pack([captions])).blocks(torch.arange(4).repeat_interleave(3))
-    calls = []
-    made.similarity.register_forward_hook(lambda *_: calls.append(1))
-    i2t.score(slice(0, 4), None)
-    once = len(calls)
-    t2i.score(slice(0, 4), None)
-    assert len(calls) == once > 0
-
-
-def test_large_sets_are_scored_in_smaller_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the pairs of their vectors stay few, whatever the similarity does with them."""
+def test_large_sets_are_scored_in_smaller_tiles(monkeypatch: Patch) -> None:
     monkeypatch.setattr(encode_module, "_TILE_PAIRS", 8 * 5 * 16 * 4)
     made, (images, captions) = model("toy"), sides("toy", 3, 40, 2)
     slow = slow_scores(made, images, captions)
@@ -176,3 +140,96 @@ def test_large_sets_are_scored_in_smaller_tiles(monkeypatch: pytest.MonkeyPatch)
         np.testing.assert_allclose(fast, direction, atol=1e-6)
     assert max(a * b * c * d for a, b, c, d in shapes) <= 8 * 5 * 16 * 4
     assert len({shape[3] for shape in shapes}) > 1
+
+
+def test_folds_are_consecutive_images_with_their_captions() -> None:
+    images, image_of = torch.arange(7.0)[:, None], torch.tensor([0, 0, 1, 2, 2, 2, 3, 4, 4, 5, 6])
+    captions = 10 * torch.arange(11.0)[:, None]
+    folds = list(folds_of(pack([(images,)]), pack([(captions,)]), image_of, 3))
+    assert [fold[0].vectors[:, 0].tolist() for fold in folds] == [[0, 1, 2], [3, 4, 5]]
+    assert [fold[1].vectors[:, 0].tolist() for fold in folds] == [[0, 10, 20, 30, 40, 50], [60, 70, 80, 90]]
+    assert [fold[2].tolist() for fold in folds] == [[0, 0, 1, 2, 2, 2], [0, 1, 1, 2]]
+
+
+@pytest.mark.parametrize("size", [None, 7, 1000])
+def test_a_split_no_larger_than_a_fold_is_one(size: int | None) -> None:
+    sides = pack([(torch.rand(7, 2),)]), pack([(torch.rand(9, 2),)])
+    (fold,) = folds_of(*sides, torch.zeros(9, dtype=torch.int64), size)
+    assert fold[:2] == sides
+
+
+def test_validation_takes_means_over_folds(cache: Path, tmp_path: Path) -> None:
+    run = train(cache, experiment("train.epochs=1", "train.validate_fold=3"), out=tmp_path / "run")
+    opened = load_run(run, "val", device="cpu")
+    images, captions = encode(opened.model, opened.split, opened.device)
+    found = []
+    for first in (0, 3):
+        image_of = torch.arange(3).repeat_interleave(5)
+        own = pack([(images.vectors[first : first + 3],)]), pack([(captions.vectors[5 * first : 5 * first + 15],)])
+        found.append(metrics(ranks(opened.model, *own, image_of))["rsum"])
+    assert numbers(run)[0]["rsum"] == pytest.approx(np.mean(found))
+
+
+KEPT_DIM = 3
+
+
+def kept_sets(counts: list[int], seed: int = 0, n_padding: int = 0) -> Encoded:
+    """Sets of so many vectors each, with zeros as padding."""
+    longest = max(counts) + n_padding
+    mask = torch.arange(longest) < torch.tensor(counts)[:, None]
+    vectors = torch.randn(*mask.shape, KEPT_DIM, generator=torch.Generator().manual_seed(seed))
+    return vectors * mask[:, :, None], mask
+
+
+def members(encoded: Encoded) -> list[list[list[float]]]:
+    """The vectors of each set, without the padding."""
+    vectors, mask = encoded
+    return [one[inside].tolist() for one, inside in zip(vectors, mask, strict=True)]
+
+
+def test_stored_vectors_follow_each_other_and_members_need_not_come_first() -> None:
+    parts = [torch.randn(n, KEPT_DIM) for n in (2, 0, 3)]
+    kept = pack([(part,) for part in parts])
+    assert (len(kept), kept.lengths) == (5, None)
+    (whole,) = kept.unpack_all()
+    assert torch.equal(whole, torch.cat(parts))
+    (some,) = kept.unpack(torch.tensor([4, 0]), longest=9)
+    assert torch.equal(some, whole[[4, 0]])
+    vectors, mask = torch.arange(6.0).view(1, 3, 2), torch.tensor([[True, False, True]])
+    assert members(pack([(vectors, mask)]).all()) == [[[0, 1], [4, 5]]]
+
+
+@given(
+    counts=st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=4),
+    n_more=st.integers(0, 3),
+    seed=st.integers(0, 9),
+)
+def test_stored_sets_keep_their_vectors_and_are_padded(counts: list[list[int]], n_more: int, seed: int) -> None:
+    parts = [kept_sets(part, seed, n_padding=k % 3) for k, part in enumerate(counts)]
+    kept = pack(parts)
+    assert len(kept.vectors) == sum(map(sum, counts))
+    expected = [one for part in parts for one in members(part)]
+    vectors, mask = kept.unpack_all()
+    assert members((vectors, mask)) == expected
+    assert mask.shape[1] == vectors.shape[1] == max(map(max, counts))
+    assert not vectors[~mask].any()
+    rows = torch.randint(len(expected), (3,), generator=torch.Generator().manual_seed(seed))
+    longest = max(len(expected[row]) for row in rows.tolist())
+    vectors, mask = kept.unpack(rows, longest + n_more)
+    assert members((vectors, mask)) == [expected[row] for row in rows.tolist()]
+    assert mask.shape == vectors.shape[:2] == (3, longest + n_more)
+    assert mask.dtype == torch.bool
+    assert not vectors[~mask].any()
+
+
+@given(counts=st.lists(st.integers(1, 4), min_size=1, max_size=6), data=st.data())
+def test_some_of_the_stored_rows_are_stored_as_they_would_be_alone(counts: list[int], data: st.DataObject) -> None:
+    rng = torch.Generator().manual_seed(0)
+    kept_sets = [(torch.randn(1, count, 3, generator=rng), torch.ones(1, count, dtype=torch.bool)) for count in counts]
+    rows = data.draw(st.lists(st.integers(0, len(counts) - 1), min_size=1))
+    some = pack(kept_sets).select(torch.tensor(rows))
+    alone = pack([kept_sets[row] for row in rows])
+    assert torch.equal(some.vectors, alone.vectors)
+    assert torch.equal(some.lengths, alone.lengths)
+    vectors = pack([(part[0][:, 0],) for part in kept_sets])
+    assert torch.equal(vectors.select(torch.tensor(rows)).vectors, vectors.vectors[rows])

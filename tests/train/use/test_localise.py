@@ -1,23 +1,31 @@
-"""A trained run of phrases put to use: its file of scores, and a phrase of yours in a photo."""
-
 from __future__ import annotations
 
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.eval.evaluating import write_phrase_result
-from tests.train.phrases.some_regions import Caches, make_caches
+from tests.train.conftest import Capture, Fails, done
+from tests.train.phrases.some_regions import Caches, make_caches, small
+from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import read_embeddings
 from vse.eval.files.phrase_scores import read_phrase_scores
+from vse.eval.files.results import read_result
 from vse.features.cache.feature_cache import open_cache
+from vse.features.extraction import extract_shards, merge
+from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder
+from vse.features.settings.texts import TfidfConfig
 from vse.pipeline.dataset.dataset import load_dataset_file, mentions
 from vse.pipeline.demo import create_demo
 from vse.pipeline.errors import UserError
+from vse.train.cli import embed_main, report_main, search_main
 from vse.train.run.folder import RunFolder
+from vse.train.run.inputs import InputPaths
+from vse.train.training import train
 from vse.train.use.embed import embed_split
 from vse.train.use.model import load_run
 from vse.train.use.trained_run import RunPlaces
@@ -50,9 +58,6 @@ def test_the_evaluator_finds_what_validation_found(scored: Path, phrase_run: Pat
     result = json.loads(write_phrase_result([scored], tmp_path / "result.json", bootstrap=0).read_text())
     metrics = result["protocols"]["phrase"]["phrase"]
     assert sum(metrics[f"r{k}"] for k in (1, 5, 10)) == pytest.approx(RunFolder(phrase_run).record()["best_rsum"])
-
-
-def test_the_split_and_the_file_have_their_usual_names(phrase_run: Path, tmp_path: Path) -> None:
     own = Path(shutil.copytree(phrase_run, phrase_run.parent / "own"))
     assert embed_split(own) == own / "test.h5"
     assert read_phrase_scores(own / "test.h5").split == "test"
@@ -76,14 +81,11 @@ def test_sentences_are_scored_by_their_phrases(phrase_run: Path, scored: Path, c
             assert found.scores[row][column] == pytest.approx(nearest, abs=2e-3)
 
 
-def test_sentences_have_a_name_of_their_own_and_a_model_of_phrases(phrase_run: Path, run: Path) -> None:
+def test_sentences_need_a_model_of_phrases_which_embeds_no_captions(phrase_run: Path, run: Path) -> None:
     own = Path(shutil.copytree(phrase_run, phrase_run.parent / "sentences"))
     assert embed_split(own, sentences=True) == own / "test_sentences.h5"
     with pytest.raises(UserError, match="matches images and captions, and not phrases, whose scores --sentences are"):
         embed_split(run, sentences=True)
-
-
-def test_a_run_of_phrases_embeds_no_captions(phrase_run: Path) -> None:
     with pytest.raises(UserError, match="localises phrases, and embeds no images and captions"):
         load_run(phrase_run, "test")
 
@@ -93,6 +95,74 @@ def test_phrases_of_another_data_set_need_a_cache_or_its_encoder(phrase_run: Pat
     caches = make_caches(other, tmp_path / "features")
     places = RunPlaces(features=caches.candidates, caption_features=caches.phrases)
     out = embed_split(phrase_run, tmp_path / "other.h5", "test", places)
-    assert len(read_phrase_scores(out).phrase_ids) == len(
-        [m for m in mentions(load_dataset_file(other)) if m.image.split == "test"]
-    )
+    expected = [m for m in mentions(load_dataset_file(other)) if m.image.split == "test"]
+    assert len(read_phrase_scores(out).phrase_ids) == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--split", "val"], "--image searches one photo, and --split is of a split"),
+        (["--rerank", 5], "--image searches one photo, and --rerank is of a split"),
+        (["--index", "i.faiss"], "--image searches one photo, and --index is of a split"),
+    ],
+)
+def test_options_of_splits_are_refused(
+    options: list[Any], reason: str, phrase_run: Path, tmp_path: Path, fails: Fails
+) -> None:
+    assert reason in fails(search_main, phrase_run, "--image", tmp_path / "it.jpg", "a hat", *options)
+
+
+def test_phrases_without_a_known_word_and_photos_that_are_not_there_are_refused(
+    phrase_run: Path, own_demo: Path, tmp_path: Path, fails: Fails, own_words_run: Path, caches: Caches
+) -> None:
+    assert "no such image file" in fails(search_main, phrase_run, "--image", tmp_path / "it.jpg", "a hat")
+    photo = next((own_demo.parent / "images").iterdir())
+    before = photo.read_bytes()
+    assert str(photo) in fails(search_main, phrase_run, "--image", photo, "a hat", "--html", photo)
+    assert photo.read_bytes() == before
+    dataset = load_dataset_file(open_cache(caches.candidates).captions)
+    photo = dataset.image_path(dataset.images[0])
+    assert "none of its words is known to 'tfidf_phrases'" in fails(search_main, own_words_run, "--image", photo, "qwertz")
+
+
+@pytest.fixture(scope="module")
+def own_words_run(caches: Caches, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of phrases whose cache has an encoder, which reads any phrase. Read only."""
+    folder = tmp_path_factory.mktemp("own_words")
+    cache, phrases = open_cache(caches.candidates), folder / "demo_tfidf_phrases.h5"
+    config = TfidfConfig(name="tfidf_phrases", min_count=1, of="phrases")
+    extractor = CaptionExtractor(config, fit_encoder(cache.captions, config, encoder_path(phrases)))
+    extract_shards(cache.captions, extractor, phrases, 1)
+    read = InputPaths(caption_features=merge(cache.captions, phrases, 1))
+    return train(caches.candidates, small("caption_feature=tfidf_phrases"), out=folder / "run", inputs=read)
+
+
+def test_a_phrase_is_found_by_the_scores_of_the_file(
+    own_words_run: Path, caches: Caches, tmp_path: Path, capsys: Capture
+) -> None:
+    dataset = load_dataset_file(open_cache(caches.candidates).captions)
+    scored = read_phrase_scores(embed_split(own_words_run, tmp_path / "val.h5", "val"))
+    number = scored.phrase_ids.tolist().index(next(m.phrase_id for m in mentions(dataset) if m.image.split == "val"))
+    mention = mentions(dataset)[scored.phrase_ids[number]]
+    photo, page = dataset.image_path(mention.image), tmp_path / "page.html"
+    done(search_main, own_words_run, "--image", photo, mention.text.upper(), "-k", 3, "--html", page)
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    own = scored.candidates(number)
+    best = np.argsort(-scored.scores[own], kind="stable")[:3]
+    assert [row[0] for row in rows] == ["1", "2", "3"][: len(best)]
+    np.testing.assert_allclose([float(row[1]) for row in rows], scored.scores[own][best], atol=1e-4)
+    assert [[float(corner) for corner in row[2:]] for row in rows] == np.round(scored.boxes[own][best]).tolist()
+    html = page.read_text()
+    assert mention.text.upper() in html
+    assert html.count("data:image/") == 1
+    assert f"{scored.scores[own][best[0]]:.4f}" in html
+
+
+def test_scores_become_a_result_and_a_report(phrase_run: Path, tmp_path: Path, capsys: Capture) -> None:
+    done(embed_main, phrase_run, "--out", tmp_path / "test.h5")
+    done(eval_main, tmp_path / "test.h5", "--out", tmp_path / "r.json")
+    done(report_main, tmp_path / "r.json", "--out", tmp_path / "r.html")
+    protocol = read_result(tmp_path / "r.json").protocols["phrase"]
+    assert set(protocol.directions["phrase"]) == {"r1", "r5", "r10", "bound", "mean_iou"}
+    assert (tmp_path / "r.html").read_text().count("<article") == 2

@@ -1,18 +1,15 @@
-"""No command writes over what it reads: one line, and every file stays as it was."""
-
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.train.conftest import Fails, done
 from vse.eval.cli import eval_main
 from vse.features.cli import main as extract_main
-from vse.features.data_cli import main as data_main
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.train.cli import embed_main, report_main, search_main
+from vse.train.cli import embed_main, report_main, search_main, train_main
 
 RUN_FILES = ("best.safetensors", "run.json", "config.yaml", "vocab.json", "last.ckpt", "metrics.csv")
 
@@ -24,12 +21,8 @@ def world(own_cache: Path, run: Path) -> Path:
     shutil.copytree(run, folder / "run")
     for arguments in (["--out", folder / "test.h5"], ["--split", "val", "--out", folder / "other.h5"]):
         places = ["--features", own_cache, "--captions", folder / "data" / "dataset.json"]
-        with pytest.raises(SystemExit) as stop:
-            embed_main([str(argument) for argument in [folder / "run", *places, *arguments]])
-        assert stop.value.code == 0
-    with pytest.raises(SystemExit) as stop:
-        eval_main([str(folder / "test.h5"), "--bootstrap", "0", "--out", str(folder / "result.json")])
-    assert stop.value.code == 0
+        done(embed_main, folder / "run", *places, *arguments)
+    done(eval_main, folder / "test.h5", "--bootstrap", 0, "--out", folder / "result.json")
     (folder / "words.txt").write_text("a 1 2\nred 2 1\n")
     return folder
 
@@ -38,7 +31,7 @@ def everything(folder: Path) -> dict[Path, tuple[int, bytes]]:
     return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_no_output_is_an_input(world: Path, fails: Callable[..., str]) -> None:
+def test_no_output_is_an_input(world: Path, fails: Fails) -> None:
     data, cache = world / "data" / "dataset.json", world / "features" / "demo_tiny.h5"
     shard = sorted(cache.with_suffix(".shards").glob("*.h5"))[0]
     photo = load_dataset_file(data).images[0].file
@@ -55,41 +48,13 @@ def test_no_output_is_an_input(world: Path, fails: Callable[..., str]) -> None:
     assert "also an input" in fails(search_main, world / "run", world / "data/images" / photo, *places, "--html", shared[-1])
     for file in (world / "result.json", world / "test.h5", data, shared[-1]):
         assert "also an input" in fails(report_main, world / "result.json", "--out", file, "--force"), file
+    assert "holds the feature 'tiny' of 'demo'" in fails(extract_main, "tfidf", "--dataset", data, "--out", cache)
+    words = ["--words", world / "words.txt", "--out", world / "words.txt"]
+    assert "output is also an input" in fails(extract_main, "mean_vector", "--dataset", data, *words)
     assert everything(world) == before
 
 
-@pytest.mark.parametrize("command", ["tfidf", "fit", "cnn", "mean_vector"])
-def test_an_extraction_writes_over_no_other_file(command: str, world: Path, fails: Callable[..., str]) -> None:
-    data, cache = world / "data" / "dataset.json", world / "features" / "demo_tiny.h5"
-    feature = {"fit": ["--feature", "tfidf"], "cnn": ["--feature", "fc7"]}.get(command, [])
-    before = everything(world)
-    said = {
-        data: "output is also an input",
-        cache: "holds the feature 'tiny' of 'demo'",
-        world / "run/best.safetensors": "is not a feature cache",
-        world / "data/images": "it is a folder",
-    }
-    for file, line in said.items():
-        assert line in fails(extract_main, command, "--dataset", data, *feature, "--out", file), file
-    if command == "mean_vector":
-        words = ["--words", world / "words.txt", "--out", world / "words.txt"]
-        assert "output is also an input" in fails(extract_main, command, "--dataset", data, *words)
-    assert everything(world) == before
-
-
-def test_an_import_and_a_demo_write_over_no_other_file(world: Path, fails: Callable[..., str]) -> None:
-    data, before = world / "data" / "dataset.json", everything(world)
-    array = ["import-npy", world / "words.txt", "--ids", world / "words.txt", "--dataset", data]
-    assert "not a readable .npy file" in fails(data_main, *array, "--out-features", world / "words.txt")
-    assert everything(world) == before
-    data.write_text('{"dataset": "mine", "images": []}')
-    assert "describes another data set" in fails(data_main, "demo", "--out", data.parent, "--images", 6)
-    assert data.read_text() == '{"dataset": "mine", "images": []}'
-
-
-def test_a_run_starts_from_no_run_that_it_replaces(own_cache: Path, own_run: Path, fails: Callable[..., str]) -> None:
-    from vse.train.cli import train_main
-
+def test_a_run_starts_from_no_run_that_it_replaces(own_cache: Path, own_run: Path, fails: Fails) -> None:
     before = everything(own_run)
     (own_run.parent / "link").symlink_to(own_run)
     start = ["--start-from", own_run, "--overwrite"]

@@ -1,20 +1,17 @@
-"""Runs that read captions through a pretrained text encoder: as vectors, and as the states of their tokens."""
-
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import h5py
 import numpy as np
 import pytest
+from huggingface_hub import constants
 
 from tests.conftest import TINY_FEATURE
 from tests.features.tiny_text import OTHERS, tiny_bert
-from tests.train.conftest import experiment
-from tests.train.use.searching import printed
+from tests.train.conftest import Capture, Fails, Patch, done, experiment, printed
 from vse.features.extraction import extract_shards, merge
 from vse.features.extractors.cnn import CnnExtractor
 from vse.features.extractors.text import TextExtractor
@@ -22,7 +19,6 @@ from vse.features.settings.texts import TextConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.demo import create_demo
 from vse.train.cli import embed_main, search_main
-from vse.train.run.folder import RunFolder
 from vse.train.run.inputs import InputPaths
 from vse.train.training import train
 
@@ -36,10 +32,7 @@ class Trained(NamedTuple):
     weights_dir: Path
 
 
-EXPERIMENTS = {
-    "vectors": ("vsepp", "own", []),
-    "tokens": ("scan_t2i_avg", "tokens", ["model.caption_encoder=linear"]),
-}
+EXPERIMENTS = {"vectors": ("vsepp", "own", []), "tokens": ("scan_t2i_avg", "tokens", ["model.caption_encoder=linear"])}
 
 
 @pytest.fixture(scope="module", params=list(EXPERIMENTS))
@@ -69,25 +62,13 @@ def trained(
     return Trained(run, images, made["shapes"], folder / "weights")
 
 
-def done(main: Callable[[list[str]], None], *arguments: object) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    assert stop.value.code == 0
-
-
 def embedded(path: Path) -> dict[str, np.ndarray]:
     """What an embeddings file has of each direction or side."""
     with h5py.File(path) as file:
         return {name: file[name][:] for name in ("images", "captions", "scores", "scores_i2t", "scores_t2i") if name in file}
 
 
-def test_it_learns(trained: Trained) -> None:
-    rows = RunFolder(trained.run).checkpoint()["rows"]
-    assert rows[1]["loss"] < rows[0]["loss"]
-
-
 def test_another_data_set_is_read_through_the_encoder_of_the_cache(trained: Trained, tmp_path: Path) -> None:
-    """As if its captions were in a cache, too."""
     start = [embed_main, trained.run, "--features", trained.images]
     done(*start, "--caption-features", trained.captions, "--out", tmp_path / "cached.h5")
     done(*start, "--weights-dir", trained.weights_dir, "--out", tmp_path / "encoded.h5")
@@ -97,9 +78,7 @@ def test_another_data_set_is_read_through_the_encoder_of_the_cache(trained: Trai
         np.testing.assert_allclose(encoded[name], values, atol=2e-3)  # where rounding to float16 falls otherwise
 
 
-def test_a_text_finds_images_as_the_same_caption_does(
-    trained: Trained, tmp_path: Path, demo: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_text_finds_images_as_the_same_caption_does(trained: Trained, tmp_path: Path, demo: Path, capsys: Capture) -> None:
     done(embed_main, trained.run, "--out", tmp_path / "test.h5")
     found = embedded(tmp_path / "test.h5")
     scores = next((found[name] for name in ("scores_t2i", "scores") if name in found), None)
@@ -112,20 +91,14 @@ def test_a_text_finds_images_as_the_same_caption_does(
         np.testing.assert_allclose([float(line[1]) for line in lines], np.sort(scores[:, k])[::-1][:5], atol=2e-3)
 
 
-def test_any_writing_is_searched_for(
-    trained: Trained, capsys: pytest.CaptureFixture[str], fails: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_writing_is_searched_for(trained: Trained, capsys: Capture, fails: Fails, monkeypatch: Patch) -> None:
     monkeypatch.setenv("VSE_WEIGHTS_DIR", str(trained.weights_dir))
     lines, _ = printed(capsys, trained.run, "собака на траве!", "-k", 2)
     assert len(lines) == 2
     assert "no word to search for" in fails(search_main, trained.run, "  ")
 
 
-def test_without_the_encoder_one_line_says_so(
-    trained: Trained, tmp_path: Path, fails: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from huggingface_hub import constants
-
+def test_without_the_encoder_one_line_says_so(trained: Trained, tmp_path: Path, fails: Fails, monkeypatch: Patch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     for command in ([search_main, trained.run, "a dog"], [embed_main, trained.run, "--features", trained.images]):
@@ -135,12 +108,10 @@ def test_without_the_encoder_one_line_says_so(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
-    [({"seed": 1}, "other weights"), ({"words": OTHERS}, "another tokenizer"), ({}, None)],
-    ids=str,
+    ("change", "said"), [({"seed": 1}, "other weights"), ({"words": OTHERS}, "another tokenizer"), ({}, None)], ids=str
 )
 def test_another_encoder_of_that_name_is_refused(
-    change: dict[str, object], said: str | None, trained: Trained, tmp_path: Path, fails: Callable[..., str]
+    change: dict[str, object], said: str | None, trained: Trained, tmp_path: Path, fails: Fails
 ) -> None:
     tiny_bert(tmp_path / "tiny", **change)  # type: ignore[arg-type]
     line = [search_main, trained.run, "a dog", "--weights-dir", tmp_path]
@@ -151,7 +122,6 @@ def test_another_encoder_of_that_name_is_refused(
 
 
 def test_what_was_written_is_read_and_not_its_words(trained: Trained, tmp_path: Path) -> None:
-    """A data set whose words are others than its texts: the encoder reads the texts."""
     content = json.loads((trained.images.parent / "data" / "dataset.json").read_text())
     for image in content["images"]:
         for sentence in image["sentences"]:

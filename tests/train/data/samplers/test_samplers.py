@@ -1,5 +1,3 @@
-"""What every sampler promises of its batches."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -53,42 +51,24 @@ def test_by_image_visits_every_pair_once_and_image_after_image(image_of: Indices
 
 
 @given(image_of=image_numbers(), size=SIZES, seed=SEEDS)
-def test_neighbourhood_visits_every_pair_once(image_of: Indices, size: int, seed: int) -> None:
+def test_neighbourhood_visits_every_pair_once_with_a_second_caption(image_of: Indices, size: int, seed: int) -> None:
     batches = SAMPLERS["neighbourhood"]().batches_of_epoch(image_of, size, seed, 0)
     assert sorted(np.concatenate(batches).tolist()) == list(range(len(image_of)))
-
-
-@given(image_of=image_numbers(), size=SIZES, seed=SEEDS)
-def test_neighbourhood_has_two_captions_or_more_of_each_image_of_a_batch(image_of: Indices, size: int, seed: int) -> None:
     there_are = counts_of(image_of, np.arange(len(image_of)))
-    for batch in SAMPLERS["neighbourhood"]().batches_of_epoch(image_of, size, seed, 0):
+    for batch in batches:
         for image, count in counts_of(image_of, batch).items():
             assert count >= min(2, there_are[image]), "an image with one caption comes with that one"
-
-
-@given(image_of=image_numbers(), size=SIZES, seed=SEEDS)
-def test_neighbourhood_never_exceeds_the_batch_size_but_for_a_last_image(image_of: Indices, size: int, seed: int) -> None:
-    *batches, last = SAMPLERS["neighbourhood"]().batches_of_epoch(image_of, size, seed, 0)
-    assert all(len(batch) <= size for batch in batches)
+    *full, last = batches
+    assert all(size - 3 < len(batch) <= size for batch in full)
     images = image_of[last]
     of_last_image = len(last) if len(set(images)) == 1 else int(np.argmax((images != images[-1])[::-1]))
     assert len(last) <= size or len(last) - of_last_image <= size
 
 
 @given(image_of=image_numbers(min_images=2), size=st.integers(11, 40), seed=SEEDS)
-def test_neighbourhood_never_leaves_an_image_alone_where_a_batch_has_room_for_more(
-    image_of: Indices, size: int, seed: int
-) -> None:
-    """Eleven pairs are all eight captions of an image and three of another."""
+def test_neighbourhood_leaves_no_image_alone_where_there_is_room(image_of: Indices, size: int, seed: int) -> None:
     for batch in SAMPLERS["neighbourhood"]().batches_of_epoch(image_of, size, seed, 0):
         assert len(counts_of(image_of, batch)) > 1, "else there would be no negatives"
-
-
-@given(image_of=image_numbers(), size=SIZES, seed=SEEDS)
-def test_neighbourhood_fills_its_batches(image_of: Indices, size: int, seed: int) -> None:
-    """What follows a batch did not fit into it: two or three captions of an image."""
-    *batches, _ = SAMPLERS["neighbourhood"]().batches_of_epoch(image_of, size, seed, 0)
-    assert all(len(batch) > size - 3 for batch in batches)
 
 
 @given(image_of=image_numbers(), size=SIZES, seed=SEEDS)

@@ -1,5 +1,3 @@
-"""Captions read by a transformer, against the library's own outputs caption by caption."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -55,7 +53,6 @@ def slow_states(folder: Path, encoder: BertEncoder, caption: str) -> Tensor:
 
 
 def gradients(encoder: BertEncoder, vectors: Tensor) -> dict[str, Tensor | None]:
-    """Of a sum of the outputs in which every number weighs differently."""
     weights = torch.linspace(-1, 2, vectors.numel()).view_as(vectors)
     (weights * vectors).sum().backward()  # type: ignore[no-untyped-call]
     found = {name: weight.grad for name, weight in encoder.named_parameters()}
@@ -63,7 +60,7 @@ def gradients(encoder: BertEncoder, vectors: Tensor) -> dict[str, Tensor | None]
     return found
 
 
-def test_a_caption_is_the_mean_over_its_tokens_mapped_or_its_first_token_or_the_set_of_all(folder: Path) -> None:
+def test_a_caption_is_its_mapped_tokens_pooled_or_the_set_of_them(folder: Path) -> None:
     encoder = made(folder)
     slow = [slow_states(folder, encoder, caption) for caption in CAPTIONS]
     (means,) = encoder(*read(folder))
@@ -74,9 +71,6 @@ def test_a_caption_is_the_mean_over_its_tokens_mapped_or_its_first_token_or_the_
     for k, states in enumerate(slow):
         assert mask[k].sum() == len(states)
         torch.testing.assert_close(sets[k, : len(states)], states)
-
-
-def test_a_caption_is_its_mapped_tokens_by_generalised_pooling(folder: Path) -> None:
     encoder = made(folder, pooling="gpo")
     torch.testing.assert_close(encoder(*read(folder))[0], encoder.gpo(*made(folder, states="all")(*read(folder))))
 
@@ -93,32 +87,17 @@ def test_words_are_masked_and_left_out_in_training_alone_and_special_tokens_stay
     assert (changed == tokenizer.token_to_id("[MASK]")).any()
     for own, there in zip(changed, left, strict=True):
         assert [tokenizer.id_to_token(int(own[there][end])) for end in (0, -1)] == ["[CLS]", "[SEP]"]
-
-
-def test_a_tokenizer_without_a_mask_cannot_mask_words(folder: Path) -> None:
     transformer = read_transformer(str(folder))
     nameless = replace(transformer, tokenizer_json=transformer.tokenizer_json.replace("[MASK]", "[HOLE]"))
     with pytest.raises(UserError, match="size_augmentation: .*bert has no mask token; set it to 0"):
         Bert(size_augmentation=0.2).build(Sizes(Kind.TOKENS, nameless.tokenizer.get_vocab_size(), DIM, 99, nameless))
 
 
-def test_many_captions_of_many_lengths_are_as_each_by_itself(folder: Path) -> None:
-    captions = [" ".join(WORDS[k % 3 : k % 3 + (7 * k) % 13]) for k in range(75)]
-    for states in ("pooled", "all"):
-        encoder = made(folder, states=states)
-        every, *mask = encoder(*read(folder, captions))
-        for k, caption in enumerate(captions):
-            alone, *_ = encoder(*read(folder, [caption]))
-            torch.testing.assert_close(every[k][mask[0][k]] if mask else every[k], alone[0])
-
-
 @given(
     captions=st.lists(st.lists(st.sampled_from([*WORDS, "zebra", "☂"]), max_size=9).map(" ".join), min_size=2, max_size=6),
     data=st.data(),
 )
-def test_order_padding_and_the_rest_of_the_batch_change_nothing(
-    folder: Path, captions: list[str], data: st.DataObject
-) -> None:
+def test_order_padding_and_neighbours_change_nothing(folder: Path, captions: list[str], data: st.DataObject) -> None:
     encoder = made(folder)
     (vectors,) = encoder(*read(folder, captions))
     order = data.draw(st.permutations(range(len(captions))))
@@ -131,7 +110,7 @@ def test_order_padding_and_the_rest_of_the_batch_change_nothing(
     torch.testing.assert_close(alone, vectors[:1])
 
 
-def test_frozen_layers_have_no_gradients_and_no_dropout(folder: Path) -> None:
+def test_dropout_is_off_in_evaluation_and_in_frozen_layers(folder: Path, tmp_path: Path) -> None:
     encoder = made(folder, frozen_layers=1)
     encoder.train()
     dropping = {name for name, module in encoder.named_modules() if isinstance(module, torch.nn.Dropout) and module.training}
@@ -142,9 +121,6 @@ def test_frozen_layers_have_no_gradients_and_no_dropout(folder: Path) -> None:
     assert without == {name for name in found if name.startswith(("network.embeddings.", "network.encoder.layer.0."))}
     whole = made(folder)
     assert None not in gradients(whole, whole(*read(folder))[0]).values()
-
-
-def test_dropout_is_the_model_s_own_and_off_in_evaluation(folder: Path, tmp_path: Path) -> None:
     without = make_bert(tmp_path / "without", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     for place, drops in ((folder, True), (without, False)):
         encoder = made(place)
@@ -181,13 +157,10 @@ def test_steps_in_bf16_are_near_those_in_fp32(folder: Path) -> None:
     assert torch.nn.functional.cosine_similarity(rough.float(), exact).min() > 0.999
 
 
-def test_word_embeddings_alone_do_not_decay(folder: Path) -> None:
+def test_word_embeddings_do_not_decay_and_settings_that_do_not_fit_are_refused(folder: Path) -> None:
     encoder = made(folder)
     (undecayed,) = encoder.undecayed()
     assert undecayed is encoder.network.embeddings.word_embeddings.weight
-
-
-def test_settings_that_do_not_fit_are_refused(folder: Path) -> None:
     with pytest.raises(UserError, match="frozen_layers: 3 of .*bert, which has 2 layers"):
         made(folder, frozen_layers=3)
     with pytest.raises(ValidationError, match="pooling goes with states: pooled"):

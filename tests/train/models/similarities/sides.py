@@ -12,7 +12,6 @@ def embeddings(n_images: int, n_captions: int, dim: int, dtype: torch.dtype = to
 
 
 def with_gradients(scores: Tensor, sides: list[Tensor]) -> list[Tensor]:
-    """The scores, and the gradients of some sum of them in which each weighs differently."""
     weights = torch.linspace(-1, 2, scores.numel(), dtype=scores.dtype).view_as(scores)
     return [scores.detach(), *torch.autograd.grad((scores * weights).sum(), sides)]
 

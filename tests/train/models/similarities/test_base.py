@@ -1,18 +1,20 @@
-"""What holds for every similarity that is registered, and for one that scores the directions differently."""
-
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.train.models.similarities.sides import embeddings, unit
 from vse.pipeline.errors import UserError
 from vse.train.kinds import Encoded, Kind, select
 from vse.train.models.similarities import SIMILARITIES
+from vse.train.models.similarities import network as network_module
 from vse.train.models.similarities.base import Scores, Similarity
+from vse.train.models.similarities.network import SimilarityNetwork, SimilarityNetworkSettings
 
 
 def compared(name: str) -> tuple[Encoded, Encoded]:
@@ -72,4 +74,60 @@ class Directional(Similarity):
 def test_single_pairs_have_no_direction() -> None:
     images, captions = embeddings(3, 5, 6)
     with pytest.raises(UserError, match="a loss of single pairs has no direction"):
-        Directional().score_pairs((images,), (captions,), ROWS, COLUMNS)
+        Directional().read_batches((images,), (captions,), ROWS, COLUMNS)
+
+
+NETWORK_DIM = 4
+
+
+def network(*widths: int) -> SimilarityNetwork:
+    torch.manual_seed(0)
+    made = SimilarityNetworkSettings(widths=list(widths)).build(NETWORK_DIM)
+    assert isinstance(made, SimilarityNetwork)
+    for layer in made.linears:
+        torch.nn.init.normal_(layer.bias)
+    return made
+
+
+def network_sides(n_images: int, n_captions: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    images, captions = (torch.randn(n, NETWORK_DIM, generator=generator, requires_grad=True) for n in (n_images, n_captions))
+    return images, captions
+
+
+def slow_score(made: SimilarityNetwork, image: Tensor, caption: Tensor) -> Tensor:
+    """Fully connected layers with ReLU on the product, and a last one without."""
+    vector = image * caption
+    for layer in made.linears[:-1]:
+        vector = torch.relu(layer.weight @ vector + layer.bias)
+    return (made.linears[-1].weight @ vector + made.linears[-1].bias)[0]
+
+
+@pytest.mark.parametrize("widths", [(), (5,), (5, 3)])
+def test_a_score_is_what_layers_make_of_the_product(widths: tuple[int, ...]) -> None:
+    made, (images, captions) = network(*widths), network_sides(6, 5)
+    assert [layer.out_features for layer in made.linears] == [*widths, 1]
+    rows, columns = torch.tensor([0, 5, 2, 2]), torch.tensor([4, 0, 1, 1])
+    slow = torch.stack([slow_score(made, images[i], captions[j]) for i, j in zip(rows, columns, strict=True)])
+    torch.testing.assert_close(made.score_pairs((images,), (captions,), rows, columns), slow)
+    with torch.no_grad():
+        for parameter in made.linears[-1].parameters():
+            parameter.neg_()
+    negated = made.score_pairs((images,), (captions,), rows, columns)
+    torch.testing.assert_close(negated, -slow, msg="a ReLU follows the last layer")
+
+
+@given(n_images=st.integers(0, 6), n_captions=st.integers(1, 6), block=st.integers(1, 40))
+def test_all_pairs_are_scored_in_blocks_of_any_size(n_images: int, n_captions: int, block: int) -> None:
+    made, (images, captions) = network(5, 3), network_sides(n_images, n_captions)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(network_module, "_BLOCK", block)
+        scores = made((images,), (captions,))
+    slow = [[slow_score(made, image, caption) for caption in captions] for image in images]
+    assert scores.shape == (n_images, n_captions)
+    torch.testing.assert_close(scores.tolist(), [[score.item() for score in row] for row in slow], rtol=1e-4, atol=1e-6)
+    weights = torch.linspace(-1, 2, scores.numel()).view_as(scores)
+    wanted = [images, captions, *made.parameters()]
+    total = sum((weights[i, j] * slow[i][j] for i in range(n_images) for j in range(n_captions)), start=0 * images.sum())
+    gradients = (torch.autograd.grad(loss, wanted, materialize_grads=True) for loss in ((weights * scores).sum(), total))
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)

@@ -1,5 +1,3 @@
-"""Stacked cross attention against a loop over pairs, words and regions in double precision, and its properties."""
-
 from __future__ import annotations
 
 import math
@@ -9,13 +7,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from tests.train.conftest import Patch
 from vse.train.kinds import Encoded, select
 from vse.train.models.similarities import scan
-from vse.train.models.similarities.scan import Scan, ScanSettings
+from vse.train.models.similarities.scan import ScanSettings
 
 DIM = 5
 FORMS = [(attention, aggregation) for attention in ("t2i", "i2t") for aggregation in ("avg", "lse", "sum", "max")]
@@ -24,9 +22,8 @@ NORMS = ["clipped_l2norm", "l2norm", "clipped_l1norm", "l1norm", "clipped", "sof
 
 def sets(counts: list[int], seed: int, more: int = 0) -> Encoded:
     """Sets of so many unit vectors each, with anything but zeros as padding."""
-    vectors = torch.randn(
-        len(counts), max(counts) + more, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
-    )
+    shape, generator = (len(counts), max(counts) + more, DIM), torch.Generator().manual_seed(seed)
+    vectors = torch.randn(*shape, dtype=torch.float64, generator=generator)
     return normalize(vectors, dim=2), torch.arange(max(counts) + more) < torch.tensor(counts)[:, None]
 
 
@@ -117,7 +114,6 @@ def test_single_pairs_have_the_values_and_gradients_of_the_matrix(attention: str
 def test_a_score_does_not_depend_on_padding_blocks_or_neighbours(
     attention: str, aggregation: str, counts: list[int], lengths: list[int], more: int, log_block: int, gradients: bool
 ) -> None:
-    """Of one image and one caption too: one region, one word, a last batch of one row."""
     similarity = ScanSettings(attention=attention, aggregation=aggregation).build(DIM)
     images, captions = sets(counts, 2, more), sets(lengths, 3, more)
     with pytest.MonkeyPatch.context() as patch, torch.set_grad_enabled(gradients):
@@ -133,7 +129,7 @@ def test_a_score_does_not_depend_on_padding_blocks_or_neighbours(
 
 
 @pytest.mark.parametrize("log_block", [0, 4, 20])
-def test_blocks_that_are_computed_again_have_the_same_gradients(log_block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_that_are_computed_again_have_the_same_gradients(log_block: int, monkeypatch: Patch) -> None:
     similarity = ScanSettings().build(DIM)
     whole = with_gradients(similarity, IMAGES, CAPTIONS)
     monkeypatch.setattr(scan, "_BLOCK", {"cpu": 2**log_block})
@@ -144,7 +140,6 @@ def test_blocks_that_are_computed_again_have_the_same_gradients(log_block: int, 
 @pytest.mark.parametrize(("attention", "aggregation"), FORMS)
 @pytest.mark.parametrize("norm", NORMS)
 def test_an_image_without_a_region_has_finite_scores_and_gradients(attention: str, aggregation: str, norm: str) -> None:
-    """One vector of zeros, as the cache gives it; and zeros as a caption."""
     similarity = ScanSettings(attention=attention, aggregation=aggregation, raw_feature_norm=norm).build(DIM)
     nothing = torch.zeros(1, IMAGES[0].shape[1], DIM, dtype=torch.float64), torch.arange(IMAGES[0].shape[1])[None] < 1
     images = tuple(torch.cat(parts) for parts in zip(IMAGES, nothing, strict=True))
@@ -156,18 +151,7 @@ def test_an_image_without_a_region_has_finite_scores_and_gradients(attention: st
     torch.testing.assert_close(scores[:-1, :3], similarity(IMAGES, select(CAPTIONS, slice(0, 3))))
 
 
-def test_opposite_regions_that_cancel_out_have_a_cosine_of_zero() -> None:
-    """The attended vector is zero: the denominator of the cosine is 1e-8 then, not 0."""
-    regions = torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]], dtype=torch.float64)
-    words = torch.tensor([[[0.0, 1.0]]], dtype=torch.float64)
-    sides = (regions, torch.ones(1, 2, dtype=torch.bool)), (words, torch.ones(1, 1, dtype=torch.bool))
-    scores, *gradients = with_gradients(ScanSettings().build(2), *sides)
-    assert scores.item() == 0
-    assert all(gradient.isfinite().all() for gradient in gradients)
-
-
-def test_a_case_by_hand() -> None:
-    """Two regions at right angles, and a word halfway: equal weights, an attended vector of the word's direction, cosine 1."""
+def test_cases_by_hand() -> None:
     regions = torch.eye(2, dtype=torch.float64)[None]
     half = math.sqrt(0.5)
     words = torch.tensor([[[half, half], [1.0, 0.0]]], dtype=torch.float64)
@@ -182,11 +166,12 @@ def test_a_case_by_hand() -> None:
     weights = [math.exp(logit) / sum(map(math.exp, logits)) for logit in logits]
     attention = similarity.attention((regions, full), (words, full), *torch.zeros(2, 1).long())
     assert attention[0, :, 1].tolist() == pytest.approx(weights)
-
-
-@pytest.mark.parametrize("attention", ["t2i", "i2t"])
-def test_its_settings_say_which_side_attends(attention: str) -> None:
-    assert ScanSettings(attention=attention).attends == attention
+    regions = torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]], dtype=torch.float64)
+    words = torch.tensor([[[0.0, 1.0]]], dtype=torch.float64)
+    sides = (regions, torch.ones(1, 2, dtype=torch.bool)), (words, torch.ones(1, 1, dtype=torch.bool))
+    scores, *gradients = with_gradients(ScanSettings().build(2), *sides)
+    assert scores.item() == 0
+    assert all(gradient.isfinite().all() for gradient in gradients)
 
 
 @pytest.mark.parametrize("attention", ["t2i", "i2t"])
@@ -208,13 +193,3 @@ def test_bf16_is_near_fp32() -> None:
             rough = similarity(images, captions)
         assert rough.dtype == torch.float32
         assert 0 < (rough - exact).abs().max() < 0.03
-
-
-@pytest.mark.parametrize("settings", [{"sharpness": 0}, {"lse_sharpness": -1}, {"aggregation": "mean"}, {"attention": "both"}])
-def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        ScanSettings(**settings)
-
-
-def test_it_is_what_its_settings_build() -> None:
-    assert isinstance(ScanSettings().build(DIM), Scan)

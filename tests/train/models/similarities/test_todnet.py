@@ -1,25 +1,29 @@
-"""TOD-Net's scores against a loop over pairs in double precision, and their properties."""
-
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from tests.train.conftest import Patch
 from vse.pipeline.errors import UserError
 from vse.train.models.similarities import todnet
 from vse.train.models.similarities.base import Scores
-from vse.train.models.similarities.todnet import TodNet, TodNetSettings
+from vse.train.models.similarities.todnet import (
+    ConditionalFlow,
+    ConditionalMlp,
+    ConditionalNetwork,
+    TodNet,
+    TodNetSettings,
+)
 
 DIM = 6
 CONDITIONS = ["target", "query", "caption", "image", "none"]
-DIRECTIONAL = [name for name in CONDITIONS if name in ("target", "query")]
 
 
 def vectors(n: int, seed: int, dim: int = DIM) -> Tensor:
@@ -95,23 +99,10 @@ def test_values_and_gradients_are_those_of_the_loop(settings: dict[str, Any]) ->
     torch.testing.assert_close(fast, slow, rtol=1e-8, atol=1e-9)
 
 
-@pytest.mark.parametrize("condition", CONDITIONS)
-@pytest.mark.parametrize("networks", ["one", "per_direction"])
-def test_there_is_a_matrix_for_each_direction_where_they_differ(condition: str, networks: str) -> None:
-    found = built(condition=condition, networks=networks)((IMAGES,), (CAPTIONS,))
-    assert isinstance(found, tuple) == (condition in DIRECTIONAL or networks == "per_direction")
-
-
-def test_query_and_target_exchange_the_directions() -> None:
-    target, query = (both(built(condition=name)((IMAGES,), (CAPTIONS,))) for name in ("target", "query"))
-    torch.testing.assert_close(target, query[::-1])
-    assert (target[0] - target[1]).abs().max() > 1e-3
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [*({"condition": name} for name in CONDITIONS), {"transform": "mlp"}])
+@pytest.mark.parametrize("settings", [{"condition": "target"}, {"condition": "image"}, {"transform": "mlp"}])
 @given(n=st.integers(1, 5), m=st.integers(1, 6), log_block=st.integers(0, 6), gradients=st.booleans(), kept=st.booleans())
-def test_a_score_does_not_depend_on_blocks_order_or_neighbours(
+def test_scores_ignore_neighbours(
     settings: dict[str, Any], n: int, m: int, log_block: int, gradients: bool, kept: bool
 ) -> None:
     made, images, captions = built(**settings), vectors(n, 2), vectors(m, 3)
@@ -130,7 +121,7 @@ def test_a_score_does_not_depend_on_blocks_order_or_neighbours(
 
 
 @pytest.mark.parametrize("log_block", [0, 3, 20])
-def test_blocks_that_are_computed_again_have_the_same_gradients(log_block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_that_are_computed_again_have_the_same_gradients(log_block: int, monkeypatch: Patch) -> None:
     made = built()
     whole = with_gradients(lambda x, c: made((x,), (c,)), made, IMAGES, CAPTIONS)
     monkeypatch.setattr(todnet, "_BLOCK", {"cpu": 2**log_block})
@@ -159,7 +150,6 @@ def test_what_is_left_open_has_the_paper_s_values() -> None:
 
 
 def test_zeros_have_finite_scores_and_gradients() -> None:
-    """Zero vectors, which unit length leaves as they are, at the identity: a cosine of 0."""
     made = TodNetSettings(width=5).build(DIM).double()
     images = torch.cat([IMAGES, torch.zeros(1, DIM, dtype=torch.float64)])
     scores, *gradients = with_gradients(lambda x, c: made((x,), (c,)), made, images, CAPTIONS)
@@ -179,13 +169,112 @@ def test_bf16_is_near_fp32(settings: dict[str, Any]) -> None:
     assert 0 < (rough - exact).abs().max() < 0.03
 
 
-def test_an_odd_length_is_refused_of_the_flow_alone() -> None:
+def test_the_flow_needs_an_even_length_and_a_product_is_inverted_where_no_factor_is_zero() -> None:
     with pytest.raises(UserError, match="their length is 5"):
         TodNetSettings().build(5)
     assert isinstance(TodNetSettings(transform="mlp").build(5), TodNet)
+    made, x, c = flow("product"), normal(3, DIM), normal(3, OF_CONDITION)
+    torch.testing.assert_close(made.inverse(made(x, c), c), x, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("settings", [{"layers": 0}, {"width": 0}, {"condition": "both"}, {"scale": "softplus"}])
-def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        TodNetSettings(**settings)
+OF_CONDITION = 4
+HOW = {
+    "exp": math.exp,
+    "exp_tanh": lambda s: math.exp(math.tanh(s)),
+    "sigmoid": lambda s: 1 / (1 + math.exp(-s - 2)),
+    "product": lambda s: s,
+}
+
+
+def drawn(module: torch.nn.Module, seed: int = 0) -> None:
+    """Weights and biases anywhere, in double precision."""
+    torch.manual_seed(seed)
+    module.double()
+    for weight in module.parameters():
+        torch.nn.init.normal_(weight, std=0.4)
+
+
+def flow(
+    scale: str = "exp", layers: int = 3, kept: int = 0, condition_dim: int = OF_CONDITION, seed: int = 0
+) -> ConditionalFlow:
+    made = ConditionalFlow(DIM, condition_dim, layers, [5, 7], scale, identity=False, kept=kept)
+    drawn(made, seed)
+    return made
+
+
+def slow_network(network: ConditionalNetwork, inputs: list[float]) -> list[float]:
+    """One input, neuron by neuron."""
+    for number, layer in enumerate(network.linears):
+        weights, biases = layer.weight.tolist(), layer.bias.tolist()
+        inputs = [sum(w * x for w, x in zip(row, inputs, strict=True)) + b for row, b in zip(weights, biases, strict=True)]
+        if number < len(network.linears) - 1:
+            inputs = [max(0.0, x) for x in inputs]
+    return inputs
+
+
+def slow_flow(made: ConditionalFlow, x: list[float], condition: list[float], scale: str, kept: int) -> list[float]:
+    x, half = list(x), DIM // 2
+    places = [list(range(half)), list(range(half, DIM))]
+    for network in made.networks:
+        out = slow_network(network, [x[place] for place in places[kept]] + condition)
+        for place, s, t in zip(places[1 - kept], out[:half], out[half:], strict=True):
+            x[place] = x[place] * HOW[scale](s) + t
+        kept = 1 - kept
+    return x
+
+
+def normal(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("scale", todnet.SCALES)
+@pytest.mark.parametrize(("layers", "kept"), [(1, 0), (2, 1), (3, 0), (3, 1)])
+def test_a_flow_follows_its_equations(scale: str, layers: int, kept: int) -> None:
+    made, x, c = flow(scale, layers, kept), normal(4, DIM), normal(4, OF_CONDITION, seed=2)
+    slow = [slow_flow(made, *row, scale, kept) for row in zip(x.tolist(), c.tolist(), strict=True)]
+    torch.testing.assert_close(made(x, c), torch.tensor(slow, dtype=torch.float64), rtol=1e-10, atol=1e-10)
+
+
+def test_an_mlp_is_one_of_both_inputs_and_begins_as_the_identity_on_request() -> None:
+    made, x, c = ConditionalMlp(DIM, OF_CONDITION, [5, 3, 4, 2], identity=False), normal(3, DIM), normal(3, OF_CONDITION)
+    drawn(made)
+    slow = [slow_network(made.network, a + b) for a, b in zip(x.tolist(), c.tolist(), strict=True)]
+    torch.testing.assert_close(made(x, c), torch.tensor(slow, dtype=torch.float64), rtol=1e-10, atol=1e-10)
+    assert len(made.network.linears) == 5
+    made = ConditionalMlp(DIM, OF_CONDITION, [5], identity=True).double()
+    x = normal(4, DIM)
+    assert torch.equal(made(x, normal(4, OF_CONDITION)), x)
+
+
+@given(
+    scale=st.sampled_from(["exp", "exp_tanh", "sigmoid"]),
+    layers=st.integers(1, 5),
+    kept=st.integers(0, 1),
+    condition_dim=st.sampled_from([0, OF_CONDITION]),
+    seed=st.integers(0, 10**6),
+)
+def test_the_inverse_is_exact(scale: str, layers: int, kept: int, condition_dim: int, seed: int) -> None:
+    made, x = flow(scale, layers, kept, condition_dim, seed), normal(3, DIM, seed=seed)
+    condition = normal(3, condition_dim, seed=seed + 1) if condition_dim else None
+    with torch.no_grad():
+        y = made(x, condition)
+        torch.testing.assert_close(made.inverse(y, condition), x, rtol=1e-7, atol=1e-7)
+        torch.testing.assert_close(made(made.inverse(x, condition), condition), x, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_axes_in_front_broadcast(layers: int) -> None:
+    made, x, c = flow(layers=layers), normal(4, DIM), normal(3, OF_CONDITION)
+    every = made(x[None], c[:, None])
+    assert every.shape == (3, 4, DIM)
+    for k in range(3):
+        torch.testing.assert_close(every[k], made(x, c[k].expand(4, -1)), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(made.inverse(every, c[:, None]), x.expand(3, -1, -1), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize(("scale", "factors"), [("exp", 1), ("exp_tanh", 1), ("product", 1), ("sigmoid", HOW["sigmoid"](0))])
+def test_zero_last_layers_are_the_identity(scale: str, factors: float) -> None:
+    made = ConditionalFlow(DIM, OF_CONDITION, 3, [5, 7], scale, identity=True, kept=0).double()
+    x, c = normal(4, DIM), normal(4, OF_CONDITION)
+    expected = x * torch.tensor([factors] * 3 + [factors**2] * 3, dtype=torch.float64)
+    torch.testing.assert_close(made(x, c), expected, rtol=1e-14 if factors == 1 else 1e-6, atol=0)
