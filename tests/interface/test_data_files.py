@@ -53,9 +53,9 @@ def test_a_missing_image_or_split_is_named(demo: Path) -> None:
 @pytest.mark.parametrize("ids", [[5, 2, 2], (5,), np.array([7, 1]), range(3), pd.Series([4, 3])])
 def test_rows_come_in_the_order_of_the_ids(ids: object, cache: Path) -> None:
     features = vse.open_features(cache)
-    expected = np.stack(slow_rows(cache, [int(i) for i in ids]))  # type: ignore[attr-defined]
-    assert np.array_equal(features[ids], expected)  # type: ignore[index]
-    tensor = features.tensor(ids)  # type: ignore[arg-type]
+    expected = np.stack(slow_rows(cache, [int(i) for i in ids]))
+    assert np.array_equal(features[ids], expected)
+    tensor = features.tensor(ids)
     assert tensor.dtype == torch.float32
     assert np.array_equal(tensor.numpy(), expected.astype(np.float32))
 
@@ -64,11 +64,11 @@ def test_one_id_is_one_row_and_a_colon_all(cache: Path) -> None:
     features = vse.open_features(cache)
     assert np.array_equal(features[5], slow_rows(cache, [5])[0])
     assert np.array_equal(features[np.int64(5)], features[5])
-    assert features[:].shape == features.tensor().shape == features.shape  # type: ignore[union-attr]
+    assert features[:].shape == features.tensor().shape == features.shape
     assert features.tensor(5).shape == features.shape[1:]
     assert list(features) == features.ids.tolist()
     assert (5 in features, 500 in features, "a" in features) == (True, False, False)
-    assert features[[]].shape == (0, *features.shape[1:])  # type: ignore[union-attr]
+    assert features[[]].shape == (0, *features.shape[1:])
 
 
 @pytest.mark.parametrize(
@@ -83,11 +83,11 @@ def test_one_id_is_one_row_and_a_colon_all(cache: Path) -> None:
 )
 def test_wrong_ids_are_errors_of_one_line(ids: object, message: str, cache: Path) -> None:
     with pytest.raises(vse.UserError, match=message):
-        vse.open_features(cache)[ids]  # type: ignore[index]
+        vse.open_features(cache)[ids]
 
 
 def test_a_bank_of_crops_has_three_axes(bank: Path) -> None:
-    assert vse.open_features(bank)[[4, 9]].shape[:2] == (2, 3)  # type: ignore[union-attr]
+    assert vse.open_features(bank)[[4, 9]].shape[:2] == (2, 3)
 
 
 def test_regions_are_ragged(regions: Path) -> None:
@@ -104,7 +104,7 @@ def test_regions_are_ragged(regions: Path) -> None:
         assert not row[~there].any()
     assert np.array_equal(features[9], expected[0])
     assert [box.shape for box in features.boxes(ids)] == [(len(row), 4) for row in expected]
-    assert features.boxes(9).shape == (len(expected[0]), 4)  # type: ignore[union-attr]
+    assert features.boxes(9).shape == (len(expected[0]), 4)
 
 
 def test_vectors_have_no_mask_and_no_boxes(cache: Path) -> None:

@@ -48,7 +48,7 @@ def written(path: Path, noise: float = 1.0, **attributes: object) -> Path:
     content = {"caption_image_ids" if name == "image_of_caption" else name: array for name, array in given.items()}
     content = {name: array.astype(np.float32) if array.ndim == 2 else array for name, array in content.items()}
     named = {"dataset": "arrays", "split": "test", "experiment": "arrays", **attributes}
-    return write_embeddings(path, Embeddings(**content, **named))  # type: ignore[arg-type]
+    return write_embeddings(path, Embeddings(**content, **named))
 
 
 def test_arrays_are_evaluated_as_a_file_of_them_is(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_arrays_are_evaluated_as_a_file_of_them_is(tmp_path: Path) -> None:
 )
 def test_arrays_may_be_tensors_or_lists(kind: Callable[[np.ndarray], object]) -> None:
     given = {name: kind(values) if values.ndim == 2 else values for name, values in arrays(noise=0.2).items()}
-    assert vse.evaluate(vse.embeddings(**given), bootstrap=0).frame.loc[0, "t2i_r1"] > 80  # type: ignore[arg-type]
+    assert vse.evaluate(vse.embeddings(**given), bootstrap=0).frame.loc[0, "t2i_r1"] > 80
 
 
 def test_scores_are_evaluated_and_rows_without_ids_are_numbered() -> None:
@@ -98,7 +98,7 @@ def test_scores_are_evaluated_and_rows_without_ids_are_numbered() -> None:
 def test_arrays_that_do_not_fit_are_one_line(change: dict[str, object], message: str) -> None:
     given = {name: values for name, values in {**arrays(), **change}.items() if values is not None}
     with pytest.raises(vse.UserError, match=message):
-        vse.embeddings(**given)  # type: ignore[arg-type]
+        vse.embeddings(**given)
 
 
 def test_options_that_do_not_suit_arrays_are_one_line() -> None:
@@ -123,7 +123,7 @@ def test_saved_arrays_are_an_embeddings_file() -> None:
     assert embedded.save("mine.h5") is embedded
     other = vse.embeddings("mine.h5")
     assert (other.name, other.dataset, other.split) == ("mine", "birds", "val")
-    assert np.array_equal(other.captions, embedded.captions)  # type: ignore[arg-type]
+    assert np.array_equal(other.captions, embedded.captions)
     assert vse.evaluate(embedded).json["protocols"] == vse.evaluate(vse.embeddings(**arrays())).json["protocols"]
     with pytest.raises(vse.UserError, match="output is also an input"):
         other.save("mine.h5")
@@ -184,7 +184,7 @@ def test_an_index_and_a_rerank_are_added_to_the_result(tmp_path: Path) -> None:
     assert [entry["rsum"] for entry in result.json["rerank"]] == [entry["rsum"] for entry in expected["rerank"]]
     assert "re-ranked" in repr(result)
     with pytest.raises(vse.UserError, match="candidates=3: a list of whole numbers"):
-        vse.evaluate(file).with_rerank(3)  # type: ignore[arg-type]
+        vse.evaluate(file).with_rerank(3)
 
 
 def test_an_ensemble_averages_files_or_arrays(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_models_that_cannot_be_compared_are_named(tmp_path: Path) -> None:
     with pytest.raises(vse.UserError, match="other: evaluated by the protocol 'full', and this result by 'auto'"):
         one.compare(vse.evaluate(written(tmp_path / "e.h5"), "full", bootstrap=0))
     with pytest.raises(vse.UserError, match="other=3: a vse.Evaluation is needed"):
-        one.compare(3)  # type: ignore[arg-type]
+        one.compare(3)
 
 
 def test_the_evaluation_of_an_unfinished_run_names_its_file(tmp_path: Path) -> None:

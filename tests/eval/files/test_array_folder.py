@@ -64,7 +64,7 @@ def test_a_folder_gives_the_result_of_a_file(make: Callable[[], Embeddings], ids
     assert found["provenance"]["note"] == "ours"
     (reference,) = found["provenance"]["embeddings"]
     assert reference["file"] == "mine"
-    assert reference["sha256"] == read_embeddings(folder).source.sha256  # type: ignore[union-attr]
+    assert reference["sha256"] == read_embeddings(folder).source.sha256
     changed = np.load(folder / f"{next(name for name in MATRICES if getattr(run, name) is not None)}.npy")
     changed[0, 0] += 0.5
     np.save(folder / f"{next(name for name in MATRICES if getattr(run, name) is not None)}.npy", changed)
@@ -83,7 +83,6 @@ def test_arrays_alone_are_enough(tmp_path: Path) -> None:
     assert (read.experiment, read.seed) == (None, None)
     assert read.image_ids.tolist() == list(range(30))
     assert read.caption_ids.tolist() == list(range(60))
-    assert read.images is not None
     assert np.array_equal(read.images, np.asarray(run.images))
     assert read.captions.dtype == np.float32
     assert result(tmp_path, folder)["n_captions"] == 60
@@ -95,7 +94,7 @@ def test_a_matrix_of_scores_is_mapped(tmp_path: Path) -> None:
     assert isinstance(read_embeddings(write_folder(tmp_path / "a", run)).scores, np.memmap)
     double = replace(run, scores=run.scores[:].astype(np.float64) / 3)
     scores = read_embeddings(write_folder(tmp_path / "b", double)).scores
-    assert np.array_equal(scores[:], double.scores[:])  # type: ignore[index]
+    assert np.array_equal(scores[:], double.scores[:])
 
 
 def test_parquet_serves_for_ids_or_its_package_is_named(tmp_path: Path, fails: Callable[..., str]) -> None:
@@ -115,8 +114,6 @@ def test_parquet_serves_for_ids_or_its_package_is_named(tmp_path: Path, fails: C
 def write_tables(folder: Path, run: Embeddings, column: str = "vector", kind: Any = None) -> Path:
     """Write a run as two parquet tables of ids and vectors."""
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    assert run.images is not None
-    assert run.captions is not None
     folder.mkdir()
     lists = [
         pa.array([row.tolist() for row in values[:]], pa.list_(kind or pa.float32())) for values in (run.images, run.captions)
@@ -136,7 +133,6 @@ def test_tables_of_ids_and_vectors_are_enough(column: str, tmp_path: Path) -> No
     folder = write_tables(tmp_path / "mine", run, column)
     assert result(tmp_path, folder)["protocols"] == result(tmp_path, write_embeddings(tmp_path / "e.h5", run))["protocols"]
     read = read_embeddings(folder)
-    assert read.images is not None
     assert np.array_equal(read.images, np.asarray(run.images))
 
 
@@ -218,10 +214,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "texts": (changed_array("images.npy", lambda values: values.astype(str)), "images holds no numbers"),
     "an id twice": (changed_table("images.csv", "\n3,", "\n0,"), "duplicate image id 0"),
     "no such image": (changed_table("captions.csv", "\n0,", "\n7777,"), "a caption belongs to image 7777"),
-    "a name for an id": (
-        changed_table("images.csv", "\n3,", "\ncat.jpg,"),
-        "images.csv: row 2: image_id 'cat.jpg'",
-    ),
+    "a name for an id": (changed_table("images.csv", "\n3,", "\ncat.jpg,"), "images.csv: row 2: image_id 'cat.jpg'"),
     "a large id": (changed_table("images.csv", "\n3,", f"\n{2**63},"), f"image_id '{2**63}'"),
     "no id": (changed_table("captions.csv", "image_id,caption_id", "a,b"), "caption_id"),
     "an empty table": (lambda folder: (folder / "images.csv").write_text(""), "images.csv: not a CSV file with a header"),

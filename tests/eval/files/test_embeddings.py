@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -107,19 +106,12 @@ def test_scores_that_are_not_finite_or_do_not_fit_are_not_written(tmp_path: Path
 
 
 def test_scores_are_written_and_ranked_without_a_whole_matrix(tmp_path: Path) -> None:
-    n_images, n_captions = 1500, 4000
-    run = Embeddings(
-        image_ids=np.arange(n_images),
-        caption_ids=np.arange(n_captions),
-        caption_image_ids=np.arange(n_captions) % n_images,
-        dataset="demo",
-        split="test",
-        similarity="network",
-    )
+    n_images, captions = 1500, np.arange(4000)
+    run = Embeddings(np.arange(n_images), captions, captions % n_images, "demo", "test", similarity="network")
     rows = torch.arange(n_images, dtype=torch.float32)
 
     def score(some: slice, columns: torch.Tensor | None) -> torch.Tensor:
-        return rows[some, None] + torch.zeros(n_captions if columns is None else len(columns))
+        return rows[some, None] + torch.zeros(len(captions) if columns is None else len(columns))
 
     computed = ScoreBlocks(n_images, torch.from_numpy(run.image_of_caption()), 50, score)
     tracemalloc.start()
@@ -128,7 +120,7 @@ def test_scores_are_written_and_ranked_without_a_whole_matrix(tmp_path: Path) ->
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert ranks.t2i.tolist() == [n_images - 1 - image for image in run.caption_image_ids]
-    assert peak < n_images * n_captions * 4 / 3
+    assert peak < n_images * len(captions) * 4 / 3
 
 
 def test_a_selection_has_the_scores_of_its_rows(tmp_path: Path) -> None:
@@ -153,15 +145,6 @@ def test_attributes_that_one_file_lacks_do_not_differ(tmp_path: Path) -> None:
         check_same_split(one, made(), other, made(experiment="vse0"), attributes=("experiment",))
 
 
-@pytest.mark.parametrize("name", ["dataset", "split", "similarity"])
-def test_a_file_without_a_needed_attribute_is_refused(name: str, tmp_path: Path) -> None:
-    path = write_embeddings(tmp_path / "e.h5", made())
-    with h5py.File(path, "a") as file:
-        del file.attrs[name]
-    with pytest.raises(UserError, match=f"lacks the attribute {name}"):
-        read_embeddings(path)
-
-
 @pytest.mark.parametrize("name", ["scores_i2t", "scores_t2i"])
 @pytest.mark.parametrize(
     "spoil", [lambda scores: scores[:, 1:], lambda scores: scores + np.where(scores == scores[8, 3], np.inf, 0)]
@@ -172,30 +155,27 @@ def test_each_matrix_of_scores_is_checked(name: str, spoil: Callable[[np.ndarray
         read_embeddings(write_embeddings(tmp_path / "e.h5", run))
 
 
-@pytest.mark.parametrize(("similarity", "power"), [("cosine", -60), ("order", -60)])
-def test_vectors_whose_scores_would_vanish_are_refused(similarity: str, power: int, tmp_path: Path) -> None:
+def scaled(similarity: str, power: int) -> Embeddings:
+    run = made(similarity=similarity)
+    return replace(run, images=np.ldexp(run.images, power), captions=np.ldexp(run.captions, power))
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "order"])
+def test_vectors_whose_scores_would_vanish_are_refused(similarity: str, tmp_path: Path) -> None:
     """Their products are below the smallest number of float32, so that all scores would be 0 and every rank the last."""
-    run = made(similarity=similarity)
-    assert run.images is not None
-    assert run.captions is not None
-    scaled = replace(run, images=np.ldexp(run.images, power), captions=np.ldexp(run.captions, power))
     with pytest.raises(UserError, match=r"(images|captions) row \d+ is so short .* multiply all vectors by one power of two"):
-        read_embeddings(write_embeddings(tmp_path / "short.h5", scaled))
+        read_embeddings(write_embeddings(tmp_path / "short.h5", scaled(similarity, -60)))
 
 
-@pytest.mark.parametrize(("similarity", "power"), [("cosine", -40), ("order", -40), ("cosine", 30), ("order", 30)])
+@pytest.mark.parametrize(("similarity", "power"), [("cosine", -40), ("order", 30)])
 def test_a_power_of_two_changes_no_rank(similarity: str, power: int, tmp_path: Path) -> None:
-    run = made(similarity=similarity)
-    assert run.images is not None
-    assert run.captions is not None
-    scaled = replace(run, images=np.ldexp(run.images, power), captions=np.ldexp(run.captions, power))
-    read = read_embeddings(write_embeddings(tmp_path / "scaled.h5", scaled))
-    same_ranks = [ranks_from_blocks(*each.score_blocks()) for each in (run, read)]
-    np.testing.assert_array_equal(same_ranks[0].i2t, same_ranks[1].i2t)
-    np.testing.assert_array_equal(same_ranks[0].t2i, same_ranks[1].t2i)
+    read = read_embeddings(write_embeddings(tmp_path / "scaled.h5", scaled(similarity, power)))
+    one, two = (ranks_from_blocks(*each.score_blocks()) for each in (made(similarity=similarity), read))
+    np.testing.assert_array_equal(one.i2t, two.i2t)
+    np.testing.assert_array_equal(one.t2i, two.t2i)
 
 
 def test_a_vector_of_zeros_is_no_short_one(tmp_path: Path) -> None:
     run = made()
     run.images[3] = 0
-    assert read_embeddings(write_embeddings(tmp_path / "zeros.h5", run)).images is not None
+    assert not read_embeddings(write_embeddings(tmp_path / "zeros.h5", run)).images[3].any()

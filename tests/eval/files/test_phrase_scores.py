@@ -141,10 +141,7 @@ SPOILT = {
     "no offsets": (removed("offsets"), "it lacks offsets"),
     "no types, no truth": (lambda file: [file.__delitem__(name) for name in ("types", "truth")], "it lacks truth, types"),
     "no data set": (lambda file: file.attrs.__delitem__("dataset"), "it lacks the attribute dataset"),
-    "scores that are a group": (
-        lambda file: [file.__delitem__("scores"), file.create_group("scores")],
-        "it lacks scores",
-    ),
+    "scores that are a group": (lambda file: [file.__delitem__("scores"), file.create_group("scores")], "it lacks scores"),
     "scores that lie elsewhere": (replaced("scores", h5py.ExternalLink("x.h5", "scores")), "scores is a link"),
     "ids with fractions": (replaced("phrase_ids", np.arange(N_PHRASES) + 0.5), "phrase_ids must be a 1-D integer array"),
     "no ids": (replaced("image_ids", h5py.Empty("i8")), "image_ids must be a 1-D integer array"),

@@ -40,7 +40,6 @@ def by_phrases(run: Embeddings, seed: int = 0, signal: float = 1.0, **changes: A
 
 
 def slow_combination(run: Embeddings, phrases: Embeddings, alpha: float) -> np.ndarray:
-    assert run.captions is not None
     if run.similarity == "order":
         nearness = slow_order_scores(run.images, run.captions)
     else:

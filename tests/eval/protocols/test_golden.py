@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.eval.evaluating import write_result
+from tests.eval.evaluating import succeeds, write_result
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.search.top_k import search
@@ -76,19 +76,14 @@ def as_scores(run: Embeddings) -> Embeddings:
 def shuffled(run: Embeddings) -> Embeddings:
     order = np.random.default_rng(0).permutation(len(run.caption_ids))
     return replace(
-        run,
-        captions=run.captions[order],
-        caption_ids=run.caption_ids[order],
-        caption_image_ids=run.caption_image_ids[order],
+        run, captions=run.captions[order], caption_ids=run.caption_ids[order], caption_image_ids=run.caption_image_ids[order]
     )
 
 
 def figures(tmp_path: Path, *runs: Embeddings, arguments: Sequence[str] = ()) -> dict[str, Any]:
     """What the command writes; it asks FAISS, too, where there are embeddings."""
     files = [str(write_embeddings(tmp_path / f"{k}.h5", run)) for k, run in enumerate(runs)]
-    with pytest.raises(SystemExit) as stop:
-        eval_main([*files, *arguments, "--out", str(tmp_path / "result.json")])
-    assert stop.value.code == 0
+    succeeds(eval_main, *files, *arguments, "--out", tmp_path / "result.json")
     result: dict[str, Any] = json.loads((tmp_path / "result.json").read_text())
     return result
 
@@ -108,8 +103,6 @@ def test_every_figure_is_the_one_by_hand(form: Any, tmp_path: Path) -> None:
 
 def test_the_top_of_a_search_is_the_one_by_hand() -> None:
     run = golden()
-    assert run.images is not None
-    assert run.captions is not None
     scores, rows = search(run.captions, run.images, 3)
     assert scores[0].tolist() == [1.0, 0.75, 0.75]
     assert rows[0, 0] == 10
@@ -119,7 +112,6 @@ def test_the_top_of_a_search_is_the_one_by_hand() -> None:
 
 def test_an_image_without_a_caption_is_one_more_wrong_answer(tmp_path: Path) -> None:
     run = golden()
-    assert run.images is not None
     # It scores 0.5 with every caption.
     more = replace(run, image_ids=np.array([30, 10, 20, 5]), images=np.eye(4, dtype=np.float32))
     full = figures(tmp_path, more)["protocols"]["full"]
@@ -146,10 +138,7 @@ def test_one_caption_each(tmp_path: Path) -> None:
     run = golden()
     keep = [0, 1, 4]
     one = replace(
-        run,
-        captions=run.captions[keep],
-        caption_ids=run.caption_ids[keep],
-        caption_image_ids=run.caption_image_ids[keep],
+        run, captions=run.captions[keep], caption_ids=run.caption_ids[keep], caption_image_ids=run.caption_image_ids[keep]
     )
     full = json.loads(write_result([write_embeddings(tmp_path / "e.h5", one)], tmp_path / "r.json").read_text())["protocols"][
         "full"

@@ -28,7 +28,6 @@ def slow_resampled(fold: Fold, drawn: list[int]) -> dict[str, Any]:
     """Return the metrics of a sample: each query is repeated as often as its image was drawn."""
     found: dict[str, Any] = {}
     for direction, queries in fold.items():
-        assert queries.ranks is not None
         ranks = [rank for image in drawn for rank, own in zip(queries.ranks, queries.images, strict=True) if own == image]
         found[direction] = direction_metrics(np.array(ranks))
     found["rsum"] = sum(found[direction][f"r{k}"] for direction in ("i2t", "t2i") for k in RECALLS)
@@ -87,7 +86,7 @@ def test_captions_of_an_image_move_together() -> None:
     """Five captions that always agree tell as much as one, so their interval is as wide as the images'."""
     hit = np.arange(40) % 2 == 0
     images = Queries.from_ranks(np.where(hit, 0, 20), np.arange(40))
-    captions = Queries.from_ranks(np.repeat(images.ranks, 5), np.repeat(np.arange(40), 5))  # type: ignore[arg-type]
+    captions = Queries.from_ranks(np.repeat(images.ranks, 5), np.repeat(np.arange(40), 5))
     found = intervals([[{"i2t": images, "t2i": captions}]])
     assert found["t2i"]["r1"] == found["i2t"]["r1"]
     low, high = found["i2t"]["r1"]

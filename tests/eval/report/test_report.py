@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.eval.evaluating import write_result
+from tests.eval.evaluating import succeeds, write_result
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
 from vse.eval.files.results import content_sha256
 from vse.eval.protocols.options import EvaluationOptions
@@ -537,9 +537,7 @@ def test_settings_are_named_by_where_they_stand() -> None:
 
 
 def test_the_command_says_what_it_wrote(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        report_main([str(world.result()), "--out", str(world.folder / "x.html"), "--queries", "3"])
-    assert stop.value.code == 0
+    succeeds(report_main, world.result(), "--out", world.folder / "x.html", "--queries", "3")
     assert capsys.readouterr().out == f"{world.folder / 'x.html'}\n"
 
 

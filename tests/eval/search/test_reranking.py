@@ -70,10 +70,7 @@ def test_ranks_are_those_of_a_loop_over_the_candidates(whole: bool, seed: int, n
     asking = np.unique(image_of_caption).tolist()
     near = images @ captions.T
     own, of = image_of_caption.tolist(), list(range(n))
-    slow = {
-        "i2t": slow_list_ranks(i2t, near, asking, own, of, k),
-        "t2i": slow_list_ranks(t2i.T, near.T, range(m), of, own, k),
-    }
+    slow = {"i2t": slow_list_ranks(i2t, near, asking, own, of, k), "t2i": slow_list_ranks(t2i.T, near.T, range(m), of, own, k)}
     if not whole or k >= max(n, m):  # of those that tie at the end of a list, FAISS chooses
         expected = metrics(Ranks(*(np.asarray(slow[direction][0]) for direction in ("i2t", "t2i"))))
         for direction in ("i2t", "t2i"):
@@ -200,7 +197,6 @@ def test_the_members_of_an_ensemble_share_their_first_stages(tmp_path: Path) -> 
 
 def test_order_scores_re_rank_the_highest_inner_products(tmp_path: Path) -> None:
     run = made_order(n_images=40, noise=2)
-    assert run.vectors is not None
     evaluated(write_embeddings(tmp_path / "e.h5", run), "--rerank", 6, "--out", tmp_path / "r.json")
     found = json.loads((tmp_path / "r.json").read_text())["rerank"][0]
     images, captions = run.vectors
@@ -219,7 +215,6 @@ def test_order_scores_re_rank_the_highest_inner_products(tmp_path: Path) -> None
 def test_pooled_vectors_are_written_read_and_selected(tmp_path: Path) -> None:
     run = scored()
     read = read_embeddings(write_embeddings(tmp_path / "e.h5", run))
-    assert read.pooled is not None
     for found, expected in zip(read.pooled, run.pooled, strict=True):
         np.testing.assert_array_equal(found, expected)
     some = read.select(np.array([3, 1]), np.array([7, 8, 5])).pooled

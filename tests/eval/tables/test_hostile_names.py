@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.eval.evaluating import succeeds
 from tests.eval.protocols.test_evaluate import made
 from tests.eval.tables.test_summary import made as made_result
 from vse.eval.cli import eval_main, table_main
@@ -42,9 +43,7 @@ def field(request: pytest.FixtureRequest) -> str:
 
 
 def written(command: str, files: list[Path], out: Path) -> str:
-    with pytest.raises(SystemExit) as stop:
-        table_main([command, *map(str, files), "--out", str(out)])
-    assert stop.value.code == 0
+    succeeds(table_main, command, *files, "--out", out)
     return out.read_text()
 
 
@@ -90,9 +89,7 @@ def test_a_name_is_no_formula_of_a_spreadsheet(kind: str, field: str, tmp_path: 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_name_is_printed_on_one_line(kind: str, field: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write_embeddings(tmp_path / "e.h5", made(n_images=12, n_each=3, **{field: HOSTILE[kind]}))
-    with pytest.raises(SystemExit) as stop:
-        eval_main([str(file), "--bootstrap", "0", "--no-cross-check", "--out", str(tmp_path / "r.json")])
-    assert stop.value.code == 0
+    succeeds(eval_main, file, "--bootstrap", "0", "--no-cross-check", "--out", tmp_path / "r.json")
     lines = capsys.readouterr().err.split("\n")
     assert all(line.isprintable() for line in lines)
     assert len([line for line in lines if " full: i2t R@1/5/10 " in line]) == 1

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.eval.evaluating import write_phrase_result
+from tests.eval.evaluating import succeeds, write_phrase_result
 from tests.eval.some_phrases import some_phrases
 from tests.eval.tables.test_summary import made
 from vse.eval.cli import table_main
@@ -139,9 +139,7 @@ def test_names_of_types_stay_texts(tmp_path: Path, capsys: pytest.CaptureFixture
     comparison = compare_phrases(files, tmp_path / "c.json", samples=100)
     for name, path in (("summary", file), ("significance", comparison)):
         for out in (["--out", str(tmp_path / f"{name}.csv")], ["--out", str(tmp_path / f"{name}.tex")], []):
-            with pytest.raises(SystemExit) as stop:
-                table_main([name, str(path), *out])
-            assert stop.value.code == 0
+            succeeds(table_main, name, path, *out)
         assert "\\input" not in (tmp_path / f"{name}.tex").read_text()
         cells = (tmp_path / f"{name}.csv").read_text().split(",")
         assert not [cell for cell in cells if cell.startswith("=")]

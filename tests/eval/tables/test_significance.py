@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tests.eval.evaluating import write_result
+from tests.eval.evaluating import succeeds, write_result
 from tests.eval.protocols.test_evaluate import made
 from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
@@ -78,16 +78,12 @@ def test_the_table_marks_what_is_not_significant(models: list[Path], tmp_path: P
 
 def test_the_commands(models: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stop:
-        eval_main(["--compare", str(models[0]), str(models[3]), "--bootstrap", "2000"])
-    assert stop.value.code == 0
+    succeeds(eval_main, "--compare", models[0], models[3], "--bootstrap", "2000")
     captured = capsys.readouterr()
     assert captured.out == "results/demo_vsepp_vs_vse0.json\n"
     assert "demo vsepp - vse0 full: i2t R@1 +" in captured.err
     for out in ("t.csv", "t.tex"):
-        with pytest.raises(SystemExit) as stop:
-            table_main(["significance", "results/demo_vsepp_vs_vse0.json", "--out", out])
-        assert stop.value.code == 0
+        succeeds(table_main, "significance", "results/demo_vsepp_vs_vse0.json", "--out", out)
     assert pd.read_csv("t.csv").columns.tolist()[:5] == ["dataset", "split", "protocol", "a", "b"]
     text = Path("t.tex").read_text()
     table = pd.read_csv("t.csv")
@@ -105,9 +101,7 @@ def test_without_a_file_to_write_the_table_is_printed(
 ) -> None:
     pairs = [str(compare_files([models[0], models[k]], tmp_path / f"{k}.json", samples=100)) for k in (1, 3)]
     for files, start in ((pairs[1:], "| protocol | direction | metric"), (pairs, "| models")):
-        with pytest.raises(SystemExit) as stop:
-            table_main(["significance", *files])
-        assert stop.value.code == 0
+        succeeds(table_main, "significance", *files)
         lines = capsys.readouterr().out.splitlines()
         assert lines[0].startswith(start)
         assert len([line for line in lines if line.startswith("| ")]) == 2 + 18 * len(files)

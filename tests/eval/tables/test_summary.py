@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from tests.eval.evaluating import succeeds
 from vse.eval.cli import table_main
 from vse.eval.tables.summary import SummaryTable, build_summary
 from vse.eval.tables.table import write_table
@@ -169,9 +170,7 @@ def test_cells_without_figures_are_blank(tmp_path: Path) -> None:
 
 def test_without_a_file_to_write_the_table_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [trained(tmp_path / "a.json"), trained(tmp_path / "b.json", changed_settings=CHANGED)]
-    with pytest.raises(SystemExit) as stop:
-        table_main(["summary", *map(str, files)])
-    assert stop.value.code == 0
+    succeeds(table_main, "summary", *files)
     header, rule, first, second, blank, note = capsys.readouterr().out.splitlines()
     assert header.startswith("| method                 | i2t R@1 | i2t R@5 |")
     assert rule.startswith("| ---------------------- | ------: |")
@@ -184,9 +183,7 @@ def test_without_a_file_to_write_the_table_is_printed(tmp_path: Path, capsys: py
 
 def test_the_command_writes_sentence_columns(tmp_path: Path) -> None:
     result = made(tmp_path / "a.json", ["full", "sentence"], n_seeds=2)
-    with pytest.raises(SystemExit) as stop:
-        table_main(["summary", str(result), "--out", str(tmp_path / "t.tex")])
-    assert stop.value.code == 0
+    succeeds(table_main, "summary", result, "--out", tmp_path / "t.tex")
     text = (tmp_path / "t.tex").read_text()
     assert "\\multicolumn{4}{c}{sentence to sentence}" in text
     assert "30.0 $\\pm$ 0.5" in text
