@@ -9,10 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vse.eval.defaults import published_tables
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.files.split import split_identity, split_name
-from vse.eval.tables.published_rows import published_rows
 from vse.pipeline.errors import UserError
 
 
@@ -39,19 +37,6 @@ def test_karpathy_s_test_images_of_coco_are_known_by_their_numbers() -> None:
     assert split_identity(made(list(range(5000)), coco_ids=numbers)).name == "karpathy"
     assert split_identity(made(list(range(4999)), coco_ids=numbers[:-1])).name is None
     assert split_identity(made(list(range(5000)), "f30k", coco_ids=numbers)).name is None
-
-
-def test_every_split_of_a_published_row_is_named_or_said_to_be_random_or_not_known() -> None:
-    splits = {(row.dataset, row.split) for table in published_tables() for row in published_rows(table)}
-    assert splits == {
-        ("coco", ""),
-        ("coco", "karpathy"),
-        ("coco", "random"),
-        ("f30k", ""),
-        ("f30k", "karpathy"),
-        ("f30k", "entities"),
-        ("f30k_entities", "entities"),
-    }
 
 
 def test_a_folder_of_presets_names_further_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

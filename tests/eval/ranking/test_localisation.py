@@ -41,6 +41,9 @@ def one_phrase(threshold: float = 0.5, truth: tuple[float, ...] = TRUTH, **score
         ({"less": 3, "beside": 2}, MISSED, 0.4),
         ({"line": 3, "same": 2}, 1, 0.0),  # a box without area overlaps nothing
         ({}, MISSED, 0.0),
+        ({"same": 1, "beside": 1, "less": 1}, 2, 0.0),  # wrong candidates of the same score stand before the right one
+        ({"same": 2, "half": 1, "beside": 1}, 0, 1.0),  # the tie is below the best right one
+        ({"same": 1, "half": 1, "same_again": 1, "beside": 0}, 0, 0.5),
     ],
 )
 def test_the_rank_is_how_many_wrong_candidates_stand_before_the_first_right_one(
@@ -49,24 +52,9 @@ def test_the_rank_is_how_many_wrong_candidates_stand_before_the_first_right_one(
     assert one_phrase(**scores) == (rank, pytest.approx(best_iou))
 
 
-def test_a_wrong_candidate_of_the_same_score_stands_before_the_right_one() -> None:
-    assert one_phrase(same=1, beside=1, less=1) == (2, 0.0)
-    assert one_phrase(same=1, beside=1, less=0) == (1, 0.0)
-    assert one_phrase(same=2, half=1, beside=1) == (0, 1.0)  # the tie is below the best right one
-
-
-def test_right_candidates_of_the_same_score_do_not_stand_before_each_other() -> None:
-    assert one_phrase(same=1, half=1, same_again=1, beside=0) == (0, 0.5)
-
-
-def test_the_threshold_itself_is_enough() -> None:
+def test_the_threshold_itself_is_enough_and_a_phrase_without_a_box_is_missed() -> None:
     assert one_phrase(0.5, half=1) == (0, 0.5)
     assert one_phrase(0.51, half=1)[0] == MISSED
-    assert one_phrase(0.4, less=1) == (0, 0.4)
-    assert one_phrase(1.0, same=1) == (0, 1.0)
-
-
-def test_a_phrase_without_a_box_is_missed() -> None:
     assert one_phrase(truth=(np.nan,) * 4, same=1) == (MISSED, 0.0)
 
 
