@@ -14,7 +14,6 @@ import pandas as pd
 import pytest
 
 from tests.eval.evaluating import succeeds
-from tests.eval.protocols.test_coco import coco
 from tests.eval.protocols.test_evaluate import made, made_order
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
@@ -96,25 +95,6 @@ def test_a_query_without_a_wrong_answer_has_none(tmp_path: Path) -> None:
     table, _ = per_query(tmp_path, replace(made(n_images=1), seed=None))
     assert table[["wrong_id", "wrong_score", "seed"]].isna().all(axis=None)
     assert (table["rank"] == 0).all()
-
-
-@pytest.mark.slow
-def test_the_queries_of_cxc_and_eccv_have_the_best_of_all_their_right_answers(tmp_path: Path) -> None:
-    run = coco()
-    table, protocols = per_query(tmp_path, run, arguments=("--protocol", "cxc", "--protocol", "eccv", "--no-cross-check"))
-    scores = run.images @ run.captions.T
-    rows = {int(image): row for row, image in enumerate(run.image_ids)}
-    columns = {int(caption): column for column, caption in enumerate(run.caption_ids)}
-    for protocol in ("cxc", "eccv"):
-        for direction in ("i2t", "t2i"):
-            some = table[(table["protocol"] == protocol) & (table["direction"] == direction)]
-            assert 100 * (some["rank"] == 0).mean() == pytest.approx(protocols[protocol][direction]["r1"])
-            assert ((some["rank"] == 0) == (some["right_score"] > some["wrong_score"])).all()
-            for which in ("right", "wrong"):
-                pairs = zip(some["query_id"], some[f"{which}_id"], strict=True)
-                pairs = ((a, b) if direction == "i2t" else (b, a) for a, b in pairs)
-                expected = [scores[rows[image], columns[caption]] for image, caption in pairs]
-                assert some[f"{which}_score"].to_numpy() == pytest.approx(expected, abs=1e-5)
 
 
 def test_parquet_has_what_csv_has_or_its_package_is_named(tmp_path: Path, fails: Callable[..., str]) -> None:
