@@ -33,17 +33,11 @@ def test_opacities_are_in_proportion_to_weights_and_the_highest_comes_last(side:
         assert list(opacities.values()) == sorted(opacities.values())
         assert word.highest == f"{100 * seen.weights[:, column].max():.0f}%"
     assert [word.quiet for word in drawing.words] == [True, False, False, True]
-
-
-def test_regions_are_corners_with_width_and_height() -> None:
-    assert draw_attention("one", [attention("t2i", "a")]).regions == [(0, 0, 10, 20), (5, 5, 25, 15), (0, 10, 30, 10)]
-
-
-def test_words_of_several_captions_are_numbered_one_after_the_other() -> None:
-    first, second = attention("i2t", "a", "dog"), attention("i2t", "two", "black", "dogs", seed=1)
-    both = draw_attention("both", [first, second])
-    assert [[word.number for word in words] for words in both.captions] == [[0, 1], [2, 3, 4]]
-    assert [word.shades for word in both.captions[1]] == [word.shades for word in draw_attention("it", [second]).words]
+    assert drawing.regions == [(0, 0, 10, 20), (5, 5, 25, 15), (0, 10, 30, 10)]
+    more = attention(side, "two", "dogs", seed=1)
+    both = draw_attention("both", [seen, more])
+    assert [[word.number for word in words] for words in both.captions] == [[0, 1, 2, 3], [4, 5]]
+    assert [word.shades for word in both.captions[1]] == [word.shades for word in draw_attention("it", [more]).words]
 
 
 def test_a_word_that_no_region_attends_to_has_no_shades() -> None:
