@@ -55,10 +55,7 @@ def test_people_see_the_metrics_of_all_phrases(tmp_path: Path) -> None:
     cells = summary_cells(table)
     assert cells.titles[-5:] == [("phrase to region", name) for name in ("R@1", "R@5", "R@10", "upper bound", "mean IoU")]
     assert cells.notes == ["dataset toy, split test, protocol phrase, iou 0.5, n_phrases 180, n_without_box 60"]
-    text = as_text(cells)
-    assert "phrase R@1" in text
-    assert "±" in text
-    assert "phrase to region" in SummaryTable("summary").write(table, tmp_path / "t.tex").read_text()
+    assert "±" in as_text(cells)
 
 
 def test_results_of_phrases_and_of_retrieval_share_a_summary(tmp_path: Path) -> None:
@@ -100,18 +97,12 @@ def test_the_published_table_has_ours_beside_the_printed_metrics(tmp_path: Path)
 
 
 def test_there_is_no_difference_from_other_test_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = result(tmp_path, of_row(dataset="f30k_entities"))
-    line = compare_published("twobranch_1", [file]).set_index("row").loc[ROW]
-    assert line["phrase_r1_ours"] > 0
-    assert pd.isna(line["phrase_r1_difference"])
+    for dataset in ("f30k_entities", "toy"):
+        file = result(tmp_path, of_row(dataset=dataset))
+        line = compare_published("twobranch_1", [file], dataset).set_index("row").loc[ROW]
+        assert (line["our_dataset"], line["phrase_r1_ours"] > 0) == (dataset, True)
+        assert pd.isna(line["phrase_r1_difference"])
     assert f"no difference from {ROW}: its test images are the split 'entities'" in caplog.text
-
-
-def test_another_data_set_is_shown_if_it_is_asked_for(tmp_path: Path) -> None:
-    file = result(tmp_path, of_row())
-    line = compare_published("twobranch_1", [file], "toy").set_index("row").loc[ROW]
-    assert line["our_dataset"] == "toy"
-    assert pd.isna(line["phrase_r1_difference"])
 
 
 def test_a_table_of_differences_names_phrases_and_types(tmp_path: Path) -> None:
