@@ -10,14 +10,14 @@ import torch
 import torchvision
 
 import vse
-from tests.interface.conftest import command
+from tests.eval.evaluating import succeeds
 from vse.features.cli import main as extract_main
 
 
 def test_a_feature_is_extracted_as_the_command_does(few: Path) -> None:
     settings = {"model": "squeezenet1_1", "layer": "features.2", "grid": 2, "weights": "random", "resize": 32, "crop": 32}
     sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    command(extract_main, "cnn", "--dataset", few, "--feature", "fc7", *sets, "--out", "command.h5", "--shards", 2)
+    succeeds(extract_main, "cnn", "--dataset", few, "--feature", "fc7", *sets, "--out", "command.h5", "--shards", 2)
     features = vse.extract(vse.open_dataset(few), "fc7", sets=settings, out="function.h5", shards=2)
     assert np.array_equal(features[:], vse.open_features("command.h5")[:])
     alike = vse.extract(few, like=features, out="alike.h5", shards=1)

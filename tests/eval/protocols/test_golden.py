@@ -16,7 +16,6 @@ import pytest
 
 from tests.eval.evaluating import result_of
 from vse.eval.files.embeddings import Embeddings, write_embeddings
-from vse.eval.search.top_k import search
 
 #          scores with A, B, C    image  rank of it
 CAPTIONS = [
@@ -89,15 +88,6 @@ def test_every_figure_is_the_one_by_hand(form: Any, tmp_path: Path) -> None:
             assert low <= full[direction][name] <= high
     # Complete images are drawn: no sample is below the worst image, A, or above the best, B.
     assert full["ci95"]["t2i"]["r1"] == pytest.approx([0, 200 / 3])
-
-
-def test_the_top_of_a_search_is_the_one_by_hand() -> None:
-    run = golden()
-    scores, rows = search(run.captions, run.images, 3)
-    assert scores[0].tolist() == [1.0, 0.75, 0.75]
-    assert rows[0, 0] == 10
-    assert set(rows[0, 1:].tolist()) == {2, 7}
-    assert set(rows[2, :2].tolist()) == {5, 6}
 
 
 def test_an_image_without_a_caption_is_one_more_wrong_answer(tmp_path: Path) -> None:
