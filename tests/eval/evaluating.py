@@ -12,6 +12,10 @@ import pytest
 from vse.eval.protocols.evaluate import evaluate_files
 from vse.eval.protocols.options import EvaluationOptions
 
+Fails = Callable[..., str]  # the fixture ``fails``
+Edit = Callable[[Path, Callable[[Any], Any]], Path]  # the fixture ``edit``
+Printed = pytest.CaptureFixture[str]
+
 
 def succeeds(command: Callable[[list[str]], None], *arguments: object) -> None:
     """Run a command that must exit with 0."""

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.eval.evaluating import result_of
+from tests.eval.evaluating import Fails, result_of
 from tests.eval.files.test_per_query import as_scores
 from tests.eval.protocols.test_evaluate import made, made_order
 from tests.hostile import fifo
@@ -87,7 +87,7 @@ def test_a_matrix_of_scores_is_mapped(tmp_path: Path) -> None:
     assert np.array_equal(scores[:], double.scores[:])
 
 
-def test_parquet_serves_for_ids_or_its_package_is_named(tmp_path: Path, fails: Callable[..., str]) -> None:
+def test_parquet_serves_for_ids_or_its_package_is_named(tmp_path: Path, fails: Fails) -> None:
     folder = write_folder(tmp_path / "mine", made(), "csv")
     expected = result_of([folder])["protocols"]
     table = pd.read_csv(folder / "captions.csv")
@@ -131,7 +131,7 @@ TABLE_FAULTS: dict[str, tuple[Callable[[list[Any]], list[Any]], str]] = {
 
 
 @pytest.mark.parametrize("fault", TABLE_FAULTS)
-def test_a_fault_in_a_column_of_vectors_is_named_in_a_line(fault: str, tmp_path: Path, fails: Callable[..., str]) -> None:
+def test_a_fault_in_a_column_of_vectors_is_named_in_a_line(fault: str, tmp_path: Path, fails: Fails) -> None:
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     folder = write_tables(tmp_path / "mine", made())
     change, message = TABLE_FAULTS[fault]
@@ -142,7 +142,7 @@ def test_a_fault_in_a_column_of_vectors_is_named_in_a_line(fault: str, tmp_path:
     assert message in fails(eval_main, folder)
 
 
-def test_two_columns_or_files_of_vectors_are_refused(tmp_path: Path, fails: Callable[..., str]) -> None:
+def test_two_columns_or_files_of_vectors_are_refused(tmp_path: Path, fails: Fails) -> None:
     run = made()
     folder = write_tables(tmp_path / "mine", run)
     np.save(folder / "images.npy", run.images)
@@ -189,13 +189,13 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_named_in_a_line(fault: str, tmp_path: Path, fails: Callable[..., str]) -> None:
+def test_a_fault_is_named_in_a_line(fault: str, tmp_path: Path, fails: Fails) -> None:
     folder = write_folder(tmp_path / "mine", made(), "csv")
     spoil, message = FAULTS[fault]
     spoil(folder)
     assert message in fails(eval_main, folder)
 
 
-def test_a_result_is_not_written_over_its_input(tmp_path: Path, fails: Callable[..., str]) -> None:
+def test_a_result_is_not_written_over_its_input(tmp_path: Path, fails: Fails) -> None:
     folder = write_folder(tmp_path / "mine", made())
     assert "output is also an input" in fails(eval_main, folder, "--out", folder / "about.json")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.eval.protocols.test_evaluate import made
-from vse.eval.files.embeddings import Embeddings, check_same_split, read_embeddings, write_embeddings, write_scores
+from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings, write_scores
 from vse.eval.ranking.ranks import ScoreBlocks, blocks_from_scores, ranks_from_blocks
 from vse.pipeline.errors import UserError
 
@@ -57,26 +57,6 @@ def test_scores_written_block_by_block_are_those_written_at_once(tmp_path: Path)
     one = read_embeddings(write_scores(tmp_path / "one.h5", head, blocks(I2T)))
     same(replace(head, scores=I2T), one)
     assert all(isinstance(scores, np.memmap) for scores in (one.scores, both.scores_i2t, both.scores_t2i))
-
-
-def test_blocks_are_asked_for_in_the_order_of_the_ranks(tmp_path: Path) -> None:
-    asked: list[tuple[str, int]] = []
-
-    def recorded(name: str, scores: np.ndarray) -> ScoreBlocks:
-        whole = blocks(scores, rows=20)
-
-        def score(rows: slice, columns: torch.Tensor | None) -> torch.Tensor:
-            if columns is None:
-                asked.append((name, rows.start))
-            return whole.score(rows, columns)
-
-        return replace(whole, score=score)
-
-    both = recorded("i2t", I2T), recorded("t2i", T2I)
-    write_scores(tmp_path / "e.h5", without_vectors(), *both)
-    assert asked == [("i2t", 0), ("t2i", 0), ("i2t", 20), ("t2i", 20)]
-    ranks_from_blocks(*both)
-    assert asked[4:] == asked[:4]
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
@@ -138,13 +118,6 @@ def test_float16_blocks_become_float32(tmp_path: Path) -> None:
     np.testing.assert_equal(written.scores[:], I2T.astype(np.float16).astype(np.float32))
 
 
-def test_attributes_that_one_file_lacks_do_not_differ(tmp_path: Path) -> None:
-    one, other = Path("one.h5"), Path("other.h5")
-    check_same_split(one, made(experiment=None), other, made(experiment="vse0"), attributes=("experiment",))
-    with pytest.raises(UserError, match=r"other.h5 .*experiment 'vse0'.* one.h5 .*'vsepp'"):
-        check_same_split(one, made(), other, made(experiment="vse0"), attributes=("experiment",))
-
-
 @pytest.mark.parametrize("name", ["scores_i2t", "scores_t2i"])
 @pytest.mark.parametrize(
     "spoil", [lambda scores: scores[:, 1:], lambda scores: scores + np.where(scores == scores[8, 3], np.inf, 0)]
@@ -169,13 +142,9 @@ def test_vectors_whose_scores_would_vanish_are_refused(similarity: str, tmp_path
 
 @pytest.mark.parametrize(("similarity", "power"), [("cosine", -40), ("order", 30)])
 def test_a_power_of_two_changes_no_rank(similarity: str, power: int, tmp_path: Path) -> None:
-    read = read_embeddings(write_embeddings(tmp_path / "scaled.h5", scaled(similarity, power)))
-    one, two = (ranks_from_blocks(*each.score_blocks()) for each in (made(similarity=similarity), read))
+    run, other = made(similarity=similarity), scaled(similarity, power)
+    run.images[3] = other.images[3] = 0  # zeros are not too short
+    read = read_embeddings(write_embeddings(tmp_path / "scaled.h5", other))
+    one, two = (ranks_from_blocks(*each.score_blocks()) for each in (run, read))
     np.testing.assert_array_equal(one.i2t, two.i2t)
     np.testing.assert_array_equal(one.t2i, two.t2i)
-
-
-def test_a_vector_of_zeros_is_no_short_one(tmp_path: Path) -> None:
-    run = made()
-    run.images[3] = 0
-    assert not read_embeddings(write_embeddings(tmp_path / "zeros.h5", run)).images[3].any()

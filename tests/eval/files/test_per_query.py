@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.eval.evaluating import succeeds
+from tests.eval.evaluating import Fails, succeeds
 from tests.eval.protocols.test_evaluate import made, made_order
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
@@ -97,7 +96,7 @@ def test_a_query_without_a_wrong_answer_has_none(tmp_path: Path) -> None:
     assert (table["rank"] == 0).all()
 
 
-def test_parquet_has_what_csv_has_or_its_package_is_named(tmp_path: Path, fails: Callable[..., str]) -> None:
+def test_parquet_has_what_csv_has_or_its_package_is_named(tmp_path: Path, fails: Fails) -> None:
     file, csv, parquet = write_embeddings(tmp_path / "e.h5", made()), tmp_path / "q.csv", tmp_path / "q.parquet"
     succeeds(eval_main, file, "--bootstrap", 0, "--per-query", csv)
     if find_spec("pyarrow"):
@@ -120,7 +119,7 @@ def test_parquet_has_what_csv_has_or_its_package_is_named(tmp_path: Path, fails:
     ],
 )
 def test_what_cannot_be_written_is_said_in_a_line(
-    arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Callable[..., str]
+    arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Fails
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_embeddings(Path("e.h5"), made())

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
-from tests.eval.evaluating import result_of, write_result
+from tests.eval.evaluating import Fails, result_of, write_result
 from tests.eval.protocols.test_evaluate import made
 from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
@@ -93,9 +93,7 @@ SPOILT: dict[str, tuple[Callable[[h5py.File], Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", SPOILT)
-def test_malformed_embeddings_are_refused_in_one_line(
-    kind: str, file: Path, tmp_path: Path, fails: Callable[..., str]
-) -> None:
+def test_malformed_embeddings_are_refused_in_one_line(kind: str, file: Path, tmp_path: Path, fails: Fails) -> None:
     spoil, reason = SPOILT[kind]
     with h5py.File(file, "a") as content:
         del content.attrs["content_sha256"]  # another program writes none
@@ -122,9 +120,7 @@ def test_scores_that_float32_or_its_sums_cannot_tell_apart_are_ranked(wrong: Any
     assert result_of([write_embeddings(tmp_path / "s.h5", run)])["protocols"]["full"]["rsum"] == 600
 
 
-def test_no_input_is_overwritten(
-    file: Path, written: dict[str, str], tmp_path: Path, fails: Callable[..., str], monkeypatch: Any
-) -> None:
+def test_no_input_is_overwritten(file: Path, written: dict[str, str], tmp_path: Path, fails: Fails, monkeypatch: Any) -> None:
     other = write_embeddings(tmp_path / "o.h5", made(n_images=12, n_each=3, noise=2, experiment="vse0"))
     result, comparison = tmp_path / "r.json", tmp_path / "c.json"
     result.write_text(written["result"])
@@ -143,7 +139,7 @@ def test_no_input_is_overwritten(
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_files_that_are_no_seeds_of_one_model_are_named(tmp_path: Path, fails: Callable[..., str], monkeypatch: Any) -> None:
+def test_files_that_are_no_seeds_of_one_model_are_named(tmp_path: Path, fails: Fails, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     for name, seed, changes in (
         ("0", 0, {}), ("1", 1, {}), ("twin", 1, {}), ("vse0", 2, {"experiment": "vse0"}), ("order", 2, {"similarity": "order"})
@@ -186,9 +182,7 @@ FORGED: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize("kind", FORGED)
-def test_a_result_that_is_none_is_refused(
-    kind: str, written: dict[str, str], tmp_path: Path, fails: Callable[..., str]
-) -> None:
+def test_a_result_that_is_none_is_refused(kind: str, written: dict[str, str], tmp_path: Path, fails: Fails) -> None:
     content = json.loads(written["result"])
     FORGED[kind](content)
     (tmp_path / "r.json").write_text(json.dumps({**content, "sha256": content_sha256(content)}))
@@ -199,9 +193,7 @@ def test_a_result_that_is_none_is_refused(
 
 
 @pytest.mark.parametrize("lost", ["a", "dataset", "comparisons"])
-def test_a_comparison_that_is_none_is_refused(
-    lost: str, written: dict[str, str], tmp_path: Path, fails: Callable[..., str]
-) -> None:
+def test_a_comparison_that_is_none_is_refused(lost: str, written: dict[str, str], tmp_path: Path, fails: Fails) -> None:
     content = json.loads(written["comparison"])
     del content[lost]
     (tmp_path / "c.json").write_text(json.dumps({**content, "sha256": content_sha256(content)}))

@@ -64,11 +64,11 @@ def evaluated(tmp_path: Path, *runs: Embeddings, arguments: tuple[object, ...] =
 def test_trec_eval_measures_what_the_result_has(make: Callable[[], Embeddings], depth: int, tmp_path: Path) -> None:
     full = evaluated(tmp_path, make(), arguments=("--trec-depth", depth))["full"]
     for direction in ("i2t", "t2i"):
-        for measures in measured(tmp_path / "trec", direction):
-            for k in (1, 5, 10):
-                assert 100 * measures[f"success_{k}"] == pytest.approx(full[direction][f"r{k}"]), k
-            for ours, theirs in (("ndcg10", "ndcg_cut_10"), ("mrr", "recip_rank"), ("map", "map")):
-                assert 100 * measures[theirs] == pytest.approx(full[direction][ours]), ours
+        measures = measured(tmp_path / "trec", direction)
+        for k in (1, 5, 10):
+            assert 100 * measures[f"success_{k}"] == pytest.approx(full[direction][f"r{k}"]), k
+        for ours, theirs in (("ndcg10", "ndcg_cut_10"), ("mrr", "recip_rank"), ("map", "map")):
+            assert 100 * measures[theirs] == pytest.approx(full[direction][ours]), ours
 
 
 @pytest.mark.parametrize("make", [rounded, collapsed])
@@ -77,8 +77,7 @@ def test_a_short_run_has_the_best_answers_and_the_same_recalls(make: Callable[[]
     full = evaluated(tmp_path, run, arguments=("--trec-depth", 10))["full"]
     for direction in ("i2t", "t2i"):
         assert all(len(answers) == 10 for answers in read_run(tmp_path / "trec" / f"{direction}.run").values())
-        for measures in measured(tmp_path / "trec", direction):
-            assert 100 * measures["success_10"] == pytest.approx(full[direction]["r10"])
+        assert 100 * measured(tmp_path / "trec", direction)["success_10"] == pytest.approx(full[direction]["r10"])
 
 
 def test_ids_say_what_they_are_of(tmp_path: Path) -> None:
@@ -109,5 +108,5 @@ def test_several_seeds_have_a_run_each(tmp_path: Path) -> None:
     names = {path.name for path in (tmp_path / "trec").iterdir()}
     assert names == {"i2t.qrels", "t2i.qrels", "i2t-3.run", "t2i-3.run", "i2t-4.run", "t2i-4.run"}
     for direction in ("i2t", "t2i"):
-        both = [next(iter(measured(tmp_path / "trec", direction, f"-{seed}"))) for seed in (3, 4)]
+        both = [measured(tmp_path / "trec", direction, f"-{seed}") for seed in (3, 4)]
         assert 100 * np.mean([one["success_1"] for one in both]) == pytest.approx(full[direction]["r1"]["mean"])

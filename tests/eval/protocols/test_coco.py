@@ -22,8 +22,7 @@ from eccv_caption import Metrics
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.eval.evaluating import succeeds
-from tests.eval.protocols.test_evaluate import made
+from tests.eval.evaluating import Fails, succeeds
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.protocols.coco import average_precision_at_r, intramodal_fold, read_judged_pairs, right_positions
@@ -280,7 +279,7 @@ def test_a_file_that_is_not_theirs_is_said_in_a_line(fault: str, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_other_images_are_refused(tmp_path: Path, fails: Callable[..., str]) -> None:
+def test_other_images_are_refused(tmp_path: Path, fails: Fails) -> None:
     run, out = coco(), tmp_path / "r.json"
     file = write_embeddings(tmp_path / "e.h5", replace(run, coco_ids=np.arange(5000) + 1_000_000))
     error = fails(eval_main, file, "--protocol", "cxc", "--out", out)
@@ -289,17 +288,8 @@ def test_other_images_are_refused(tmp_path: Path, fails: Callable[..., str]) -> 
     pairs = read_judged_pairs(write_pairs(tmp_path / "cxc", [(1, 2, 5)], []))
     with pytest.raises(UserError, match="no pair of images of CxC"):
         intramodal_fold(run, run.coco_ids, pairs, [1])
-
-
-def test_scores_without_embeddings_have_no_pairs(tmp_path: Path) -> None:
-    run = made()
-    dense = replace(run, images=None, captions=None, scores=np.zeros((30, 150), np.float32))
-    pairs = read_judged_pairs(write_pairs(tmp_path / "cxc", [(1, 2, 5)], []))
+    dense = replace(run, images=None, captions=None, scores=np.zeros((1, 1), np.float32))
     with pytest.raises(UserError, match="the pairs of CxC need embeddings of images and of captions"):
-        intramodal_fold(dense, run.image_ids, pairs, [1])
-
-
-def test_pairs_are_of_the_protocol_cxc(tmp_path: Path, fails: Callable[..., str]) -> None:
-    file, folder = write_embeddings(tmp_path / "e.h5", made()), write_pairs(tmp_path / "cxc", [], [])
-    assert "(--protocol cxc)" in fails(eval_main, file, "--cxc", folder)
-    assert "--compare and --cxc cannot be used together" in fails(eval_main, file, file, "--compare", "--cxc", folder)
+        intramodal_fold(dense, run.coco_ids, pairs, [1])
+    assert "(--protocol cxc)" in fails(eval_main, file, "--cxc", tmp_path / "cxc")
+    assert "--compare and --cxc" in fails(eval_main, file, file, "--compare", "--cxc", tmp_path / "cxc")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.eval.evaluating import result_of, succeeds
+from tests.eval.evaluating import Fails, result_of, succeeds
 from tests.eval.protocols.test_evaluate import made
 from tests.eval.slow_ranks import slow_metrics_of_lists, slow_ranks
 from vse.eval.cli import eval_main, table_main
@@ -66,7 +65,7 @@ def test_an_ensemble_averages_each_direction_even_with_a_member_that_has_one_mat
     check(out, (I2T + OTHER) / 2, (T2I + OTHER) / 2)
 
 
-def test_a_directional_model_is_compared_and_reported(tmp_path: Path, fails: Callable[..., str]) -> None:
+def test_a_directional_model_is_compared_and_reported(tmp_path: Path, fails: Fails) -> None:
     first = directional(tmp_path / "a.h5", experiment="a")
     second = directional(tmp_path / "b.h5", OTHER, OTHER, experiment="b")
     succeeds(eval_main, first, second, "--compare", "--bootstrap", 100, "--out", tmp_path / "c.json")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.eval.evaluating import result_of, succeeds, write_result
+from tests.eval.evaluating import Fails, result_of, succeeds, write_result
 from tests.eval.protocols.test_evaluate import made, made_order
 from tests.eval.slow_ranks import slow_metrics_of_lists, slow_order_scores, slow_ranks
 from vse.eval.cli import eval_main
@@ -147,7 +147,7 @@ def test_seeds_of_one_experiment_are_members_and_so_are_single_files_of_any_seed
 
 
 def test_what_is_no_ensemble_of_a_preset_or_lacks_a_seed_is_named(
-    write: Callable[..., Path], tmp_path: Path, fails: Callable[..., str]
+    write: Callable[..., Path], tmp_path: Path, fails: Fails
 ) -> None:
     out = tmp_path / "r.json"
     a, b = ([write(experiment, seed) for seed in (0, 1)] for experiment in ("vsepp", "vse0"))
@@ -282,7 +282,7 @@ def test_a_saved_ensemble_is_evaluated_as_it_was(tmp_path: Path) -> None:
         ("test sentences --ensemble --alpha 0 --save test", "test.h5"),
     ],
 )
-def test_what_cannot_be_combined_is_a_line(arguments: str, message: str, tmp_path: Path, fails: Callable[..., str]) -> None:
+def test_what_cannot_be_combined_is_a_line(arguments: str, message: str, tmp_path: Path, fails: Fails) -> None:
     run = made(noise=2.0)
     test, sentences = write_both(tmp_path, run, by_phrases(run))
     other = write_embeddings(tmp_path / "other.h5", made(seed=3, experiment="vse0"))

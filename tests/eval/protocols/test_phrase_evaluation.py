@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.eval.evaluating import succeeds, write_phrase_result
+from tests.eval.evaluating import Fails, Printed, succeeds, write_phrase_result
 from tests.eval.protocols.test_evaluate import made
 from tests.eval.some_phrases import some_phrases
 from vse.eval.cli import eval_main
@@ -131,7 +130,7 @@ def test_a_comparison_is_paired_over_images(tmp_path: Path) -> None:
     assert set(comparison.comparisons["phrase"]["per_type"]) == {"people", "clothing", "other"}
 
 
-def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_and_writes(tmp_path: Path, capsys: Printed) -> None:
     file = write_phrase_scores(tmp_path / "p.h5", by_hand())
     succeeds(eval_main, file, "--bootstrap", 0)
     line = "toy phrases phrase: R@1/5/10 at IoU 0.5 33.3 / 66.7 / 66.7, upper bound 66.7, mean IoU 26.7; "
@@ -142,7 +141,7 @@ def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFix
     assert read_result(tmp_path / "r.json").protocols["phrase"].iou == 0.9
 
 
-def test_the_command_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_compares(tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in "ab":
         write_phrase_scores(tmp_path / f"{name}.h5", some_phrases(experiment=name))
@@ -163,9 +162,7 @@ def test_the_command_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (["--ensemble"], "p.h5: --ensemble does not apply to phrase scores"),
     ],
 )
-def test_what_does_not_go_with_phrases_is_refused(
-    options: list[Any], reason: str, tmp_path: Path, fails: Callable[..., str]
-) -> None:
+def test_what_does_not_go_with_phrases_is_refused(options: list[Any], reason: str, tmp_path: Path, fails: Fails) -> None:
     phrases, images = write_phrase_scores(tmp_path / "p.h5", some_phrases()), write_embeddings(tmp_path / "e.h5", made())
     assert reason in fails(eval_main, phrases, *options)
     assert f"{phrases} holds phrase scores, and {images} does not" in fails(eval_main, images, phrases)

@@ -88,11 +88,10 @@ def test_the_size_of_a_block_does_not_matter(rows: int, columns: int, seed: int)
 
 
 def test_more_captions_than_a_tile_holds_and_an_image_that_fills_blocks() -> None:
-    captions, image_of_caption = made(n_images=1500, n_each=3)
+    captions, image_of_caption = made(n_images=1000, n_each=3)
     image_of_caption[np.random.default_rng(1).integers(0, len(image_of_caption), 1100)] = 7
     units = unit_rows(torch.from_numpy(captions)).double().numpy()
-    scores = units @ units.T
-    own = image_of_caption[:, None] == image_of_caption
+    scores, own = units @ units.T, image_of_caption[:, None] == image_of_caption
     best = np.where(own & ~np.eye(len(image_of_caption), dtype=bool), scores, -np.inf).max(1)
     expected = ((scores >= best[:, None]) & ~own).sum(1)
     found = ranked(captions, image_of_caption)

@@ -45,13 +45,3 @@ def test_a_word_that_no_region_attends_to_has_no_shades() -> None:
     assert [len(word.shades) for word in draw_attention("one", [seen]).words] == [3, 0]
     nothing = Attention("t2i", ("a",), (30, 20), BOXES, np.zeros((3, 1)), 0.5)
     assert not draw_attention("one", [nothing]).words[0].shades
-
-
-def test_text_fits_into_the_width_of_its_photo() -> None:
-    for size in ((300, 20), (20, 300)):
-        seen = Attention("t2i", ("a", "photosynthesis"), size, BOXES, np.ones((3, 2)) / 3, 0.5)
-        drawing = draw_attention("one", [seen])
-        for word in drawing.words:
-            height = drawing.text_height(word.text, 6)
-            assert 0.66 * height * (len(word.text) + 4) <= size[0]
-            assert height <= max(size) / 6

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.eval.evaluating import write_phrase_result
+from tests.eval.evaluating import Edit, Fails, write_phrase_result
 from tests.eval.report.test_report import chromium, fails_with
 from tests.eval.some_phrases import phrases_of, some_phrases
 from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
@@ -139,7 +139,7 @@ def test_without_scores_or_photos_the_metrics_are_shown(result: Callable[..., Pa
     assert ("<article" in alone, '<table class="types">' in alone) == (False, True)
 
 
-def test_texts_of_data_are_escaped(own_demo: Path, tmp_path: Path, edit: Callable[..., Path]) -> None:
+def test_texts_of_data_are_escaped(own_demo: Path, tmp_path: Path, edit: Edit) -> None:
     evil = "<script>alert(1)</script>&\"'"
 
     def spoil(content: dict[str, Any]) -> None:
@@ -159,7 +159,7 @@ def other(run: PhraseScores, path: Path) -> Path:
 
 
 def test_what_does_not_belong_together_is_refused(
-    demo: Path, result: Callable[..., Path], tmp_path: Path, fails: Callable[..., str]
+    demo: Path, result: Callable[..., Path], tmp_path: Path, fails: Fails
 ) -> None:
     good = result()
     toy = other(some_phrases(), tmp_path / "toy.json")

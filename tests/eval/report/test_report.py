@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.eval.evaluating import result_of, succeeds, write_result
+from tests.eval.evaluating import Edit, Fails, Printed, result_of, succeeds, write_result
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
 from vse.eval.protocols.options import EvaluationOptions
-from vse.eval.report.charts import Curve
 from vse.eval.report.report import write_report
 from vse.pipeline.errors import UserError
 from vse.train.cli import report_main
@@ -100,7 +99,7 @@ def captions_of(card: str) -> list[tuple[str, str]]:
     return re.findall(r'<li class="(right|wrong)[^"]*">.*?</span><span>(.*?)\s*<', card)
 
 
-def test_a_page_says_what_was_run_and_how_well_it_did(world: World, edit: Callable[..., Path]) -> None:
+def test_a_page_says_what_was_run_and_how_well_it_did(world: World, edit: Edit) -> None:
     result = world.result()
     page = world.page(result)
     full = json.loads(result.read_text())["protocols"]["full"]
@@ -312,6 +311,9 @@ def test_what_was_moved_is_missed_in_one_line_and_found_when_named(world: World)
 def test_curves_are_those_of_the_result_s_own_run(world: World) -> None:
     run = world.embeddings()
     result = world.result(run)
+    before = world.page(result)
+    (run.parent / "run.json").write_text((run.parent / "run.json").read_text().replace('"best_epoch": 2', '"best_epoch": 7'))
+    assert world.page(result).count("<use") == before.count("<use") - 1, "the best epoch has a ring in the curve of rsum"
     (run.parent / "metrics.csv").write_text("epoch,regularization,rsum\n1,0.01,100\n2,0.1,120\n")
     page = world.page(result)
     assert 'aria-label="Validation rsum by regularisation"' in page
@@ -323,18 +325,6 @@ def test_curves_are_those_of_the_result_s_own_run(world: World) -> None:
     page = world.page(result)
     assert "no metrics.csv of the run" in page
     assert ('<h2 id="training">' in page, '<h2 id="ranks">' in page) == (False, True)
-
-
-def test_the_epoch_of_the_highest_rsum_is_marked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[Curve] = []
-
-    def draw(label: str, x_label: str, y_label: str, curves: list[Curve], **options: Any) -> str:
-        drawn.extend(curves)
-        return ""
-
-    monkeypatch.setattr("vse.eval.report.report.draw_training_curves", draw)
-    world.page(world.result())
-    assert drawn == [Curve(0, [1, 2, 3], [3.5, 2.5, 2.0], None), Curve(0, [1, 2, 3], [100, 300, 200], 2)]
 
 
 def test_the_report_says_where_the_loss_changes_and_what_chance_is(world: World) -> None:
@@ -413,9 +403,7 @@ def test_what_lies_beside_a_folder_that_is_a_link_is_found_as_it_was_written(wor
     assert "Not displayed here" not in world.page(world.result())
 
 
-def test_the_command_prints_its_page_or_fails_in_one_line(
-    world: World, capsys: pytest.CaptureFixture[str], fails: Callable[..., str]
-) -> None:
+def test_the_command_prints_its_page_or_fails_in_one_line(world: World, capsys: Printed, fails: Fails) -> None:
     result, none, run = world.result(), world.folder / "none", world.folder / "runs/tiny_model/seed-0"
     out = ("--out", world.folder / "x.html")
     succeeds(report_main, result, *out, "--queries", "3")

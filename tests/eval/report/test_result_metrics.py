@@ -35,15 +35,10 @@ def test_a_table_has_a_row_for_each_direction_and_result_and_the_sums_below() ->
     ]  # fmt: skip
 
 
-def test_metrics_other_than_recalls_stand_in_the_table_alone() -> None:
+def test_metrics_other_than_recalls_stand_in_the_table_alone_and_missing_ones_are_dashes() -> None:
     (section,) = build_sections([result(eccv={"i2t": {"map_at_r": 30.0, "rprecision": 40.0}, "n_queries": {"i2t": 1261}})])
-    assert section.title == "ECCV Caption"
-    assert section.columns == ["mAP@R", "R-Precision"]
-    assert len(section.rows) == 1
-    assert section.chart is None
-
-
-def test_what_one_of_two_results_lacks_is_a_dash() -> None:
+    assert (section.title, section.columns) == ("ECCV Caption", ["mAP@R", "R-Precision"])
+    assert (len(section.rows), section.chart) == (1, None)
     (section,) = build_sections([result(cxc={"i2t": {"r1": 10.0}}), result(cxc={"i2t": {"r1": 11.0, "r5": 22.0}})])
     assert [[cell.text for cell in row.cells] for row in section.rows] == [["10.0", "–"], ["11.0", "22.0"]]
 

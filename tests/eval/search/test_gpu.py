@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +11,7 @@ import faiss
 import numpy as np
 import pytest
 
-from tests.eval.evaluating import succeeds
+from tests.eval.evaluating import Fails, succeeds
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.search import gpu as gpu_module
@@ -115,9 +114,7 @@ def embedded(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(("device", "searched"), [("cpu", False), ("cuda:1", True)])
-def test_vse_eval_honours_device(
-    device: str, searched: bool, calls: list[Any], tmp_path: Path, fails: Callable[..., str]
-) -> None:
+def test_vse_eval_honours_device(device: str, searched: bool, calls: list[Any], tmp_path: Path, fails: Fails) -> None:
     arguments = (embedded(tmp_path), "--out", tmp_path / "r.json", "--index", "Flat", "--device")
     succeeds(eval_main, *arguments, device)
     assert bool(calls) == searched

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.eval.evaluating import Printed
 from tests.eval.slow_ranks import slow_order_scores
 from vse.eval.defaults import RECALLS
 from vse.eval.ranking.metrics import direction_metrics
@@ -130,7 +131,7 @@ FACTORIES = ["Flat", "IVF8,Flat", "HNSW16", "IVF8,SQ8", "PCA4,Flat", "IVF4,SQ8,R
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_an_index_is_the_same_every_time_and_in_any_blocks(factory: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_index_is_the_same_every_time_and_in_any_blocks(factory: str, capfd: Printed) -> None:
     faiss.omp_set_num_threads(1)
     corpus, queries = rows(1000), rows(20, seed=1)
     built = [build_index(corpus, factory, block=block) for block in (1000, 1000, 150)]
@@ -198,24 +199,15 @@ def test_a_factory_string_that_is_none_is_one_line(factory: str) -> None:
     assert "/project/" not in str(caught.value), "no place in the source of FAISS"
 
 
-@pytest.mark.parametrize(
-    ("factory", "needed"),
-    [
-        ("IVF8,Flat", 8 * 39),
-        ("PQ4", 256 * 39),
-        ("IVF2,PQ4x4", 16 * 39),
-        ("OPQ4,IVF2,Flat", 256 * 39),
-        ("IVF2,Flat,Refine(PQ4)", 256 * 39),
-        ("HNSW16,PQ4", 256 * 39),
-        ("RQ2x5", 32 * 39),
-    ],
-)
-def test_too_few_rows_to_train_are_named_with_what_to_do(factory: str, needed: int, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UserError, match=rf"{needed} rows to be trained, and captions has {needed - 1}; use fewer"):
-        build_index(rows(needed - 1), factory, name="captions")
-    if factory in ("IVF8,Flat", "IVF2,PQ4x4", "RQ2x5"):  # the others take long
-        build_index(rows(needed), factory)
-        assert "WARNING" not in capfd.readouterr().err
+def test_too_few_rows_to_train_are_named_with_what_to_do(capfd: Printed) -> None:
+    for factory, needed in (
+        ("IVF8,Flat", 8 * 39), ("PQ4", 256 * 39), ("IVF2,PQ4x4", 16 * 39), ("OPQ4,IVF2,Flat", 256 * 39),
+        ("IVF2,Flat,Refine(PQ4)", 256 * 39), ("HNSW16,PQ4", 256 * 39), ("RQ2x5", 32 * 39),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=rf"{needed} rows to be trained, and captions has {needed - 1}; use fewer"):
+            build_index(rows(needed - 1), factory, name="captions")
+    build_index(rows(8 * 39), "IVF8,Flat")
+    assert "WARNING" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

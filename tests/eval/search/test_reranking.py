@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.eval.evaluating import succeeds
+from tests.eval.evaluating import Fails, Printed, succeeds
 from tests.eval.protocols.test_evaluate import made, made_order
 from tests.eval.slow_ranks import slow_order_scores, slow_ranks
 from vse.eval.cli import eval_main
@@ -64,10 +64,12 @@ def case(seed: int, n: int, m: int, whole: bool = False) -> tuple[np.ndarray, np
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["no ties", "ties"])
-@given(st.integers(0, 1000), st.integers(1, 14), st.integers(1, 30), st.integers(1, 40))
-def test_ranks_are_those_of_a_loop_over_the_candidates(whole: bool, seed: int, n: int, m: int, k: int) -> None:
+@given(st.integers(0, 1000), st.integers(1, 14), st.integers(1, 30), st.integers(1, 40), st.sampled_from([7, 50, 10**6]))
+def test_ranks_are_those_of_a_loop_over_the_candidates(whole: bool, seed: int, n: int, m: int, k: int, at_once: int) -> None:
     i2t, t2i, images, captions, image_of_caption = case(seed, n, m, whole)
-    found = reranked_metrics(blocks(i2t, image_of_caption), blocks(t2i, image_of_caption), images, captions, k)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reranking, "_MAX_CANDIDATES", at_once)
+        found = reranked_metrics(blocks(i2t, image_of_caption), blocks(t2i, image_of_caption), images, captions, k)
     asking = np.unique(image_of_caption).tolist()
     near = images @ captions.T
     own, of = image_of_caption.tolist(), list(range(n))
@@ -80,18 +82,12 @@ def test_ranks_are_those_of_a_loop_over_the_candidates(whole: bool, seed: int, n
     for direction in ("i2t", "t2i"):
         assert found[direction]["found"] == pytest.approx(100 * np.mean(slow[direction][1]))
         assert found[direction]["n_queries"] == len(slow[direction][0])
-    exact = slow_ranks(i2t, own)[0] if len(asking) == n else None
-    if exact is not None:
-        assert found["exact"]["i2t"] == pytest.approx(metrics(Ranks(np.asarray(exact), np.zeros(1, int)))["i2t"])
-
-
-@given(st.integers(0, 1000), st.integers(1, 14), st.integers(1, 30), st.integers(0, 5), st.booleans())
-def test_as_many_candidates_as_rows_give_the_exact_ranks(seed: int, n: int, m: int, more: int, whole: bool) -> None:
-    i2t, _, images, captions, image_of_caption = case(seed, n, m, whole)
-    found = reranked_metrics(blocks(i2t, image_of_caption), None, images, captions, max(n, m) + more)
-    assert all(found["lost"][direction][name] == 0 for direction in ("i2t", "t2i") for name in ("r1", "r5", "medr", "meanr"))
-    assert found["lost"]["rsum"] == 0
-    assert all(found[direction][f"recall_at_{k}"] == 100 for direction in ("i2t", "t2i") for k in RECALLS)
+        if k >= max(n, m):  # as many candidates as rows give the exact ranks
+            assert all(found["lost"][direction][name] == 0 for name in ("r1", "r5", "medr", "meanr"))
+            assert all(found[direction][f"recall_at_{depth}"] == 100 for depth in RECALLS)
+    if len(asking) == n:
+        exact = np.asarray(slow_ranks(i2t, own)[0])
+        assert found["exact"]["i2t"] == pytest.approx(metrics(Ranks(exact, np.zeros(1, int)))["i2t"])
 
 
 def test_recalls_of_the_exact_top_are_counted_one_by_one() -> None:
@@ -107,25 +103,6 @@ def test_recalls_of_the_exact_top_are_counted_one_by_one() -> None:
                 shares.append(len(set(listed[:k]) & set(np.argsort(-exact)[:k])) / k)
             assert found[direction][f"recall_at_{k}"] == pytest.approx(100 * np.mean(shares))
             assert 0 < found[direction][f"recall_at_{k}"] < 100
-
-
-def test_captions_are_ranked_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    i2t, t2i, images, captions, image_of_caption = case(4, 20, 50)
-    both = blocks(i2t, image_of_caption), blocks(t2i, image_of_caption)
-    at_once = reranked_metrics(*both, images, captions, 6)
-    sizes = []
-
-    def score(rows: slice, columns: torch.Tensor | None) -> torch.Tensor:
-        found = both[1].score(rows, columns)
-        sizes.append(found.shape[1])
-        return found
-
-    monkeypatch.setattr(reranking, "_MAX_CANDIDATES", 6 * 7)
-    in_parts = reranked_metrics(both[0], replace(both[1], score=score), images, captions, 6)
-    assert sorted(set(sizes[: 8 * 4])) == [1, 7]
-    for found in (at_once, in_parts):
-        del found["i2t"]["search_s"], found["t2i"]["search_s"]
-    assert at_once == in_parts
 
 
 def test_a_model_that_cannot_tell_anything_apart_finds_nothing() -> None:
@@ -160,9 +137,7 @@ def check(found: dict[str, Any], scores: np.ndarray, near: np.ndarray, image_of_
     assert found["t2i"]["meanr"] == pytest.approx(np.mean(ranks) + 1)
 
 
-def test_the_command_says_beside_the_exact_metrics_what_re_ranking_loses(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_beside_the_exact_metrics_what_re_ranking_loses(tmp_path: Path, capsys: Printed) -> None:
     result = reranked(write_embeddings(tmp_path / "e.h5", scored()), "--rerank", 5, "--rerank", 15, "--rerank", 500)
     full = result["protocols"]["full"]
     assert [one["reranked"] for one in result["rerank"]] == [5, 15, 500]
@@ -220,7 +195,7 @@ def test_pooled_vectors_are_written_read_and_selected(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_re_ranked_is_one_line(
-    run: Embeddings, options: str, reason: str, tmp_path: Path, fails: Callable[..., str]
+    run: Embeddings, options: str, reason: str, tmp_path: Path, fails: Fails
 ) -> None:
     file = write_embeddings(tmp_path / "e.h5", run)
     assert reason in fails(eval_main, file, *options.split())

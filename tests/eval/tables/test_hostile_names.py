@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.eval.evaluating import succeeds
+from tests.eval.evaluating import Edit, Printed, succeeds
 from tests.eval.protocols.test_evaluate import made
 from tests.eval.tables.test_summary import made as made_result
 from vse.eval.cli import eval_main, table_main
@@ -77,7 +76,7 @@ def test_a_name_is_no_line_of_latex_and_no_formula_of_a_spreadsheet(kind: str, f
 
 @FIELDS
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_name_is_printed_on_one_line(kind: str, field: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_is_printed_on_one_line(kind: str, field: str, tmp_path: Path, capsys: Printed) -> None:
     file = write_embeddings(tmp_path / "e.h5", made(n_images=12, n_each=3, **{field: HOSTILE[kind]}))
     succeeds(eval_main, file, "--bootstrap", "0", "--no-cross-check", "--out", tmp_path / "r.json")
     lines = capsys.readouterr().err.split("\n")
@@ -85,7 +84,7 @@ def test_a_name_is_printed_on_one_line(kind: str, field: str, tmp_path: Path, ca
     assert len([line for line in lines if " full: i2t R@1/5/10 " in line]) == 1
 
 
-def test_negative_numbers_stay_numbers(tmp_path: Path, edit: Callable[..., Path]) -> None:
+def test_negative_numbers_stay_numbers(tmp_path: Path, edit: Edit) -> None:
     file = made_result(tmp_path / "r.json", ["full"])
     edit(file, lambda content: content["protocols"]["full"].__setitem__("rsum", -1.5))
     assert "-1.50" in written("summary", [file], tmp_path / "t.csv")

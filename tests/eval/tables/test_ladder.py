@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.eval.evaluating import succeeds, write_result
+from tests.eval.evaluating import Fails, Printed, succeeds, write_result
 from tests.eval.slow_ranks import slow_ranks
 from vse.eval.cli import table_main
 from vse.eval.defaults import LADDER_COSTS
@@ -153,7 +153,7 @@ def test_best_trade_offs_are_marked_and_the_highest_rsum_comes_first(three: list
 
 
 def test_unknown_costs_are_blank_and_mark_nothing(
-    three: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, fails: Callable[..., str]
+    three: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, fails: Fails
 ) -> None:
     unknown, out = result(tmp_path, "unknown", embeddings("unknown", 0, 0.5)), tmp_path / "x.svg"
     table = build_ladder([unknown])
@@ -176,9 +176,7 @@ def test_a_cost_that_is_no_number_is_not_known(tmp_path: Path) -> None:
     assert all(np.isnan(row[name]) for name in LADDER_COSTS)
 
 
-def test_latex_terminal_and_picture_show_what_people_compare(
-    three: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_latex_terminal_and_picture_show_what_people_compare(three: list[Path], tmp_path: Path, capsys: Printed) -> None:
     succeeds(table_main, "ladder", *three)
     text = capsys.readouterr().out
     assert "| method | captions | images |" in text
@@ -206,7 +204,7 @@ def test_costs_are_shown_to_three_digits(value: float, text: str) -> None:
     assert cost_cell(value) == text
 
 
-def test_mistakes_are_one_line(three: list[Path], tmp_path: Path, fails: Callable[..., str]) -> None:
+def test_mistakes_are_one_line(three: list[Path], tmp_path: Path, fails: Fails) -> None:
     good, folds = three[0], result(tmp_path, "folds", embeddings("folds", 0, 1.0))
     edited(folds, lambda content: content["protocols"].pop("full"))
     for arguments, message in (

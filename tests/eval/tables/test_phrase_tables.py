@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.eval.evaluating import succeeds, write_phrase_result
+from tests.eval.evaluating import Printed, succeeds, write_phrase_result
 from tests.eval.some_phrases import some_phrases
 from tests.eval.tables.test_summary import made
 from vse.eval.cli import table_main
@@ -122,7 +122,7 @@ def test_a_table_of_differences_names_phrases_and_types(tmp_path: Path) -> None:
     assert "R@1 of clothing" in SignificanceTable("significance").write(table, tmp_path / "t.tex").read_text()
 
 
-def test_names_of_types_stay_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_of_types_stay_texts(tmp_path: Path, capsys: Printed) -> None:
     run = some_phrases(types=np.array(["=1+1", "a\\input{x}&%", "\x1b[31m", "p"] * 12))
     other = some_phrases(types=run.types, experiment="other", seed=1)
     file = result(tmp_path, run)

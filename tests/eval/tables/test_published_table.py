@@ -16,7 +16,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from tests.eval.evaluating import succeeds, write_result
+from tests.eval.evaluating import Edit, Fails, Printed, succeeds, write_result
 from vse.eval.cli import table_main
 from vse.eval.defaults import published_tables
 from vse.eval.files.embeddings import Embeddings, write_embeddings
@@ -122,7 +122,7 @@ def test_a_table_without_results_has_the_printed_figures_alone(name: str, tmp_pa
             assert read[column].isna().all()
 
 
-def test_without_a_file_to_write_a_table_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_file_to_write_a_table_is_printed(tmp_path: Path, capsys: Printed) -> None:
     succeeds(table_main, "vsepp_4")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("| row | system  | setting | data set | protocol | i2t R@1 | i2t R@5 |")
@@ -221,19 +221,19 @@ def test_a_difference_is_of_the_same_test_images(result: Results, caplog: pytest
     assert np.isnan(row["i2t_r1_difference"])
 
 
-def test_test_images_without_a_name_are_those_of_no_row(result: Results, edit: Callable[..., Path]) -> None:
-    few = line(compare_published("vsepp_4", [result("vsepp_10c_rv", n_images=1001)]), "vsepp 4.4")
-    assert (few["split"], few["our_split"]) == ("karpathy", sha256_json(list(range(1001)))[:12])
-    assert few["i2t_r1_ours"] > 0
-    assert np.isnan(few["i2t_r1_difference"])
-
+def test_test_images_without_a_name_are_those_of_no_row(result: Results, edit: Edit) -> None:
     def forget(content: dict[str, Any]) -> None:
         del content["split_identity"]
         content["sha256"] = content_sha256(content)
 
-    older = line(compare_published("vsepp_4", [edit(result("vsepp_10c_rv"), forget)]), "vsepp 4.4")
+    unnamed = result("vsepp_10c_rv", n_images=1001)
+    row = line(compare_published("vsepp_4", [unnamed]), "vsepp 4.4")
+    assert (row["split"], row["our_split"]) == ("karpathy", sha256_json(list(range(1001)))[:12])
+    older = line(compare_published("vsepp_4", [edit(unnamed, forget)]), "vsepp 4.4")
     assert older["our_split"] == ""
-    assert np.isnan(older["i2t_r1_difference"])
+    for each in (row, older):
+        assert each["i2t_r1_ours"] > 0
+        assert np.isnan(each["i2t_r1_difference"])
 
 
 def test_the_rows_of_a_run_are_those_that_its_settings_name(result: Results, tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ EDITS: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-def test_an_edited_result_is_refused(result: Results, edit: Callable[..., Path], fails: Callable[..., str]) -> None:
+def test_an_edited_result_is_refused(result: Results, edit: Edit, fails: Fails) -> None:
     path, out = result("vsepp_10c_rv", "f30k", split="val"), result.folder / "t.csv"
     written = path.read_bytes()
     for change in EDITS.values():
@@ -330,7 +330,7 @@ def test_an_edited_result_is_refused(result: Results, edit: Callable[..., Path],
     ],
 )
 def test_what_the_table_does_not_ask_for_is_refused_with_the_reason(
-    table: str, made: tuple[tuple[Any, ...], dict[str, Any]], reason: str, result: Results, fails: Callable[..., str]
+    table: str, made: tuple[tuple[Any, ...], dict[str, Any]], reason: str, result: Results, fails: Fails
 ) -> None:
     path, out = result(*made[0], **made[1]), result.folder / "t.csv"
     name, *options = table.split()
@@ -349,24 +349,25 @@ def test_what_the_table_does_not_ask_for_is_refused_with_the_reason(
         ("summary a.json --dataset demo", "--dataset: the table summary"),
     ],
 )
-def test_the_command_names_its_tables(arguments: str, reason: str, fails: Callable[..., str]) -> None:
+def test_the_command_names_its_tables(arguments: str, reason: str, fails: Fails) -> None:
     assert reason in fails(table_main, *arguments.split())
 
 
-def latex(folder: Path, result: Results) -> dict[str, str]:
-    """Every table as LaTeX: some with figures of one seed, of several, with changed settings, of another data set."""
+@pytest.fixture
+def latex(tmp_path: Path, result: Results) -> dict[str, str]:
+    """Every table as LaTeX: some with metrics of one seed, of several, with changed settings, of another data set."""
     result_files = {
         "vsepp_4": [result("vsepp_10c_rv", seeds=(0, 1), config=settings("vsepp_10c_rv", loss={"margin": 0.1}))],
         "twobranch_4": [result("twobranch", "f30k", 50, 2, protocol="sentence")],
         "todnet_1": [result("my_100%_&_best", config={"rows": ["todnet 1.1"]})],
     }
     for name in published_tables():
-        PublishedTable(name).build(TableRequest(result_files.get(name, [])), folder / f"{name}.tex")
-    return {name: (folder / f"{name}.tex").read_text() for name in published_tables()}
+        PublishedTable(name).build(TableRequest(result_files.get(name, [])), tmp_path / f"{name}.tex")
+    return {name: (tmp_path / f"{name}.tex").read_text() for name in published_tables()}
 
 
-def test_latex_has_ours_and_the_difference_under_the_printed_row(tmp_path: Path, result: Results) -> None:
-    texts = latex(tmp_path, result)
+def test_latex_has_ours_and_the_difference_under_the_printed_row(tmp_path: Path, latex: dict[str, str]) -> None:
+    texts = latex
     ours = measured(tmp_path / "coco_vsepp_10c_rv.json", "1k")["i2t"]["r1"]
     lines = texts["vsepp_4"].splitlines()
     k = next(k for k, text in enumerate(lines) if text.startswith("4.4 & VSE++ & 10C+rV & coco & 1k & 51.3 & 82.2"))
@@ -391,8 +392,8 @@ def test_latex_has_ours_and_the_difference_under_the_printed_row(tmp_path: Path,
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
-def test_latex_compiles(tmp_path: Path, result: Results) -> None:
-    names = list(latex(tmp_path, result))
+def test_latex_compiles(tmp_path: Path, latex: dict[str, str]) -> None:
+    names = list(latex)
     lines = ["\\documentclass{article}", "\\usepackage{booktabs,graphicx}"]
     lines += ["\\begin{document}", *(f"\\noindent\\input{{{name}.tex}}\n\\par" for name in names), "\\end{document}"]
     (tmp_path / "all.tex").write_text("\n".join(lines))

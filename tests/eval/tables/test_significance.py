@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from tests.eval.evaluating import result_of, succeeds
+from tests.eval.evaluating import Fails, Printed, result_of, succeeds
 from tests.eval.protocols.test_evaluate import made
 from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
@@ -55,9 +56,7 @@ def test_the_metrics_are_those_of_the_results(models: list[Path], tmp_path: Path
             assert leaf[side] == pytest.approx(full[direction][name]["mean"])
 
 
-def test_the_table_marks_what_is_not_significant(
-    models: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], fails: Callable[..., str]
-) -> None:
+def test_the_table_marks_what_is_not_significant(models: list[Path], tmp_path: Path, capsys: Printed, fails: Fails) -> None:
     pairs = [compare_files([models[0], models[k]], tmp_path / f"{k}.json", samples=400) for k in (1, 3)]
     alike, unlike = (build_significance([pair]) for pair in pairs)  # two seeds of one model, two models
     for table in (alike, unlike):
@@ -77,7 +76,7 @@ def test_the_table_marks_what_is_not_significant(
     assert build_summary([result, *pairs]).equals(build_summary([result])), "comparisons are left out"
 
 
-def test_the_commands(models: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+def test_the_commands(models: list[Path], tmp_path: Path, capsys: Printed, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     succeeds(eval_main, "--compare", models[0], models[3], "--bootstrap", "2000")
     captured = capsys.readouterr()
@@ -95,23 +94,20 @@ def test_the_commands(models: list[Path], tmp_path: Path, capsys: pytest.Capture
     assert "a: vsepp & b: vse0 & a $-$ b" in text
 
 
-def test_two_seeds_of_a_model_are_told_apart_by_their_seeds(models: list[Path], tmp_path: Path, monkeypatch: Any) -> None:
+def test_two_runs_of_an_experiment_are_told_apart_by_seeds_or_settings(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    written = compare_files(models[:2], samples=100)
-    assert written == Path("results/demo_vsepp-0_vs_vsepp-1.json")
-    table = build_significance([written])
-    assert set(zip(table["a"], table["b"], strict=True)) == {("vsepp seed 0", "vsepp seed 1")}
-
-
-def test_two_runs_of_an_experiment_are_told_apart_by_their_settings(tmp_path: Path) -> None:
     changed = json.dumps({"config": {}, "changed_settings": ["loss.margin: 0.2 -> 0.1"]})
-    files = [
-        write_embeddings(tmp_path / f"{name}.h5", made(60, noise=noise, provenance=provenance))
-        for name, noise, provenance in (("a", 1.0, "{}"), ("b", 1.2, changed), ("c", 1.2, "not JSON"))
-    ]
-    for other, shown in ((files[1], ("vsepp", "vsepp[margin=0.1]")), (files[2], ("vsepp A", "vsepp B"))):
-        table = build_significance([compare_files([files[0], other], tmp_path / "c.json", samples=100)])
+    first, other = made(60, noise=1.0), made(60, noise=1.2)
+    for name, run, shown in (
+        ("b", replace(other, provenance=changed), ("vsepp", "vsepp[margin=0.1]")),
+        ("c", replace(other, provenance="not JSON"), ("vsepp A", "vsepp B")),
+        ("d", replace(other, seed=1), ("vsepp seed 0", "vsepp seed 1")),
+    ):
+        files = [write_embeddings(Path("a.h5"), first), write_embeddings(Path(f"{name}.h5"), run)]
+        written = compare_files(files, samples=100)
+        table = build_significance([written])
         assert set(zip(table["a"], table["b"], strict=True)) == {shown}
+    assert written == Path("results/demo_vsepp-0_vs_vsepp-1.json")
 
 
 def test_seeds_of_one_experiment_with_two_settings_are_two_models(tmp_path: Path) -> None:
@@ -129,7 +125,7 @@ def test_seeds_of_one_experiment_with_two_settings_are_two_models(tmp_path: Path
     assert content["comparisons"]["full"]["rsum"]["difference"] > 0
 
 
-def test_what_cannot_be_compared_is_named(models: list[Path], tmp_path: Path, fails: Callable[..., str]) -> None:
+def test_what_cannot_be_compared_is_named(models: list[Path], tmp_path: Path, fails: Fails) -> None:
     out = tmp_path / "r.json"
     other = write_embeddings(tmp_path / "other.h5", made(61))
     result_of([models[0]])

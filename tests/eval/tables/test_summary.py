@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tests.eval.evaluating import succeeds
+from tests.eval.evaluating import Printed, succeeds
 from vse.eval.cli import table_main
 from vse.eval.tables.summary import SummaryTable, build_summary
 from vse.eval.tables.table import write_table
@@ -138,7 +138,7 @@ def test_cells_without_figures_are_blank(tmp_path: Path) -> None:
     assert "nan" not in text.lower()
 
 
-def test_without_a_file_to_write_the_table_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_file_to_write_the_table_is_printed(tmp_path: Path, capsys: Printed) -> None:
     files = [trained(tmp_path / "a.json"), trained(tmp_path / "b.json", changed_settings=CHANGED)]
     succeeds(table_main, "summary", *files)
     header, rule, first, second, blank, note = capsys.readouterr().out.splitlines()
