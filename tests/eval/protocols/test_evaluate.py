@@ -27,21 +27,13 @@ from vse.pipeline.errors import UserError
 
 def made(n_images: int = 30, n_each: int = 5, seed: int = 0, noise: float = 1.0, **changes: Any) -> Embeddings:
     """Embeddings whose captions are their image plus noise, of unit length."""
-    rng = np.random.default_rng(seed)
+    rng, of = np.random.default_rng(seed), np.repeat(np.arange(n_images), n_each)
     images = rng.normal(size=(n_images, 16)).astype(np.float32)
-    captions = np.repeat(images, n_each, axis=0) + noise * rng.normal(size=(n_images * n_each, 16)).astype(np.float32)
-    values = Embeddings(
-        image_ids=np.arange(n_images) * 3,
-        caption_ids=np.arange(n_images * n_each),
-        caption_image_ids=np.repeat(np.arange(n_images) * 3, n_each),
-        images=images / np.linalg.norm(images, axis=1, keepdims=True),
-        captions=captions / np.linalg.norm(captions, axis=1, keepdims=True),
-        dataset="demo",
-        split="test",
-        experiment="vsepp",
-        seed=seed,
-    )
-    return replace(values, **changes)
+    captions = images[of] + noise * rng.normal(size=(len(of), 16)).astype(np.float32)
+    units = [vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in (images, captions)]
+    named = {"experiment": "vsepp", "seed": seed}
+    run = Embeddings(np.arange(n_images) * 3, np.arange(len(of)), of * 3, "demo", "test", *units, **named)
+    return replace(run, **changes)
 
 
 def evaluated(tmp_path: Path, *embeddings: Embeddings, protocol: str | Sequence[str] = "auto") -> dict[str, Any]:

@@ -84,9 +84,8 @@ def test_the_commands(models: list[Path], tmp_path: Path, capsys: Printed, monke
     assert "demo vsepp - vse0 full: i2t R@1 +" in captured.err
     for out in ("t.csv", "t.tex"):
         succeeds(table_main, "significance", "results/demo_vsepp_vs_vse0.json", "--out", out)
-    assert pd.read_csv("t.csv").columns.tolist()[:5] == ["dataset", "split", "protocol", "a", "b"]
-    text = Path("t.tex").read_text()
-    table = pd.read_csv("t.csv")
+    table, text = pd.read_csv("t.csv"), Path("t.tex").read_text()
+    assert table.columns.tolist()[:5] == ["dataset", "split", "protocol", "a", "b"]
     for _, row in table.iterrows():
         shown = f"{row['difference']:+.1f}".replace("-", "$-$")
         assert (shown if row["significant"] == "yes" else f"({shown})") in text

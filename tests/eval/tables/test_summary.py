@@ -78,43 +78,39 @@ def trained(path: Path, **provenance: Any) -> Path:
 
 
 CHANGED = ["feature: fc7 -> mine", "loss.margin: 0.2 -> 0.1"]
+DROPOUTS = ["model.a.dropout: 0.5 -> 0", "model.b.dropout: 0.5 -> 0.1"]
 
 
 @pytest.mark.parametrize(
-    ("provenance", "experiment", "method", "feature", "settings"),
+    ("provenance", "added", "method", "feature", "settings"),
     [
-        ({}, "vsepp", "VSE++ (1C)", "fc7", ""),
+        ({}, "", "VSE++ (1C)", "fc7", ""),
         (
             {"changed_settings": CHANGED, "config": {"feature": "mine"}},
-            "vsepp[margin=0.1]",
-            "VSE++ (1C)[margin=0.1]",
+            "[margin=0.1]",
+            "VSE++ (1C)",
             "mine",
             "; ".join(CHANGED),
         ),
-        (
-            {"changed_settings": ["model.a.dropout: 0.5 -> 0", "model.b.dropout: 0.5 -> 0.1"]},
-            "vsepp[model.a.dropout=0, model.b.dropout=0.1]",
-            "VSE++ (1C)[model.a.dropout=0, model.b.dropout=0.1]",
-            "fc7",
-            "model.a.dropout: 0.5 -> 0; model.b.dropout: 0.5 -> 0.1",
-        ),
-        ({"changed_settings": CHANGED[1:], "config": {"label": "ours"}}, "ours", "ours", "fc7", CHANGED[1]),
-        ({"config": {"title": "Mine", "caption_feature": "hglmm"}}, "vsepp", "Mine", "fc7 + hglmm", ""),
-        ({"config": "of another program", "changed_settings": 3}, "vsepp", "VSE++ (1C)", "fc7", ""),
+        ({"changed_settings": DROPOUTS}, "[model.a.dropout=0, model.b.dropout=0.1]", "VSE++ (1C)", "fc7", "; ".join(DROPOUTS)),
+        ({"config": {"title": "Mine", "caption_feature": "hglmm"}}, "", "Mine", "fc7 + hglmm", ""),
+        ({"config": "of another program", "changed_settings": 3}, "", "VSE++ (1C)", "fc7", ""),
     ],
 )
 def test_a_changed_setting_changes_the_name(
-    provenance: dict[str, Any], experiment: str, method: str, feature: str, settings: str, tmp_path: Path, monkeypatch: Any
+    provenance: dict[str, Any], added: str, method: str, feature: str, settings: str, tmp_path: Path, monkeypatch: Any
 ) -> None:
     (tmp_path / "results").mkdir()
     monkeypatch.chdir(tmp_path)
-    path = trained(Path("results/a.json"), **provenance)
-    table = build_summary([path])
+    table = build_summary([trained(Path("results/a.json"), **provenance)])
     assert list(table.columns[7:11]) == ["method", "feature", "run", "settings"]
     (row,) = table.to_dict("records")
-    assert (row["experiment"], row["method"], row["feature"], row["settings"]) == (experiment, method, feature, settings)
-    assert row["run"] == "runs/demo_vsepp/seed-0"
-    assert f"{method.replace('_', chr(92) + '_')} & " in SummaryTable("summary").write(table, tmp_path / "t.tex").read_text()
+    assert (row["experiment"], row["method"]) == (f"vsepp{added}", f"{method}{added}")
+    assert (row["feature"], row["settings"], row["run"]) == (feature, settings, "runs/demo_vsepp/seed-0")
+    assert f"{method}{added} & " in SummaryTable("summary").write(table, tmp_path / "t.tex").read_text()
+    labelled = trained(Path("results/b.json"), changed_settings=CHANGED[1:], config={"label": "ours"})
+    (row,) = build_summary([labelled]).to_dict("records")
+    assert (row["experiment"], row["method"], row["settings"]) == ("ours", "ours", CHANGED[1])
 
 
 def test_metrics_of_several_seeds_have_deviations(tmp_path: Path) -> None:
