@@ -43,8 +43,9 @@ def same(first: Embeddings, second: Embeddings) -> None:
         without_vectors(scores=I2T),
         without_vectors(scores_i2t=I2T, scores_t2i=T2I, captions=np.ones((150, 4), np.float32)),
         made(experiment=None, seed=None),
+        without_vectors(scores=I2T, pooled_images=I2T[:, :3], pooled_captions=T2I.T[:, :3]),
     ],
-    ids=["vectors", "numbers of COCO", "scores", "scores of each direction", "unnamed"],
+    ids=["vectors", "numbers of COCO", "scores", "scores of each direction", "unnamed", "pooled vectors"],
 )
 def test_what_is_written_is_read(run: Embeddings, tmp_path: Path) -> None:
     same(run, read_embeddings(write_embeddings(tmp_path / "e.h5", run)))
@@ -105,11 +106,13 @@ def test_scores_are_written_and_ranked_without_a_whole_matrix(tmp_path: Path) ->
 
 def test_a_selection_has_the_scores_of_its_rows(tmp_path: Path) -> None:
     images, captions = np.array([4, 2, 9]), np.array([21, 14, 47, 12])
-    run = read_embeddings(write_embeddings(tmp_path / "e.h5", without_vectors(scores_i2t=I2T, scores_t2i=T2I)))
-    some = run.select(images, captions)
+    run = without_vectors(scores_i2t=I2T, scores_t2i=T2I, pooled_images=I2T[:, :3], pooled_captions=T2I.T[:, :3])
+    some = read_embeddings(write_embeddings(tmp_path / "e.h5", run)).select(images, captions)
     assert some.image_of_caption().tolist() == [0, 1, 2, 1]
     np.testing.assert_equal(some.scores_i2t[:], I2T[np.ix_(images, captions)])
     np.testing.assert_equal(some.scores_t2i[1:], T2I[np.ix_(images[1:], captions)])
+    np.testing.assert_equal(some.pooled[0], I2T[images, :3])
+    np.testing.assert_equal(some.pooled[1], T2I.T[captions, :3])
 
 
 def test_float16_blocks_become_float32(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import h5py
 import numpy as np
 import pytest
 
+from tests.eval.files.test_refusals import attribute, changed, lacking, replaced
 from tests.eval.some_phrases import some_phrases
 from vse.eval.files.phrase_scores import (
     PhraseScores,
@@ -92,31 +92,6 @@ def test_a_file_of_another_program_is_read_unchecked(tmp_path: Path, caplog: pyt
     assert run.has_box.tolist() == [True, False]
     assert run.types.tolist() == ["people", "scene"]
     assert run.boxes[run.candidates(1)].tolist() == [[1, 1, 4, 4], [2, 2, 2, 9]]
-
-
-def replaced(name: str, value: Any) -> Callable[[h5py.File], None]:
-    def spoil(file: h5py.File) -> None:
-        del file[name]
-        file[name] = value
-
-    return spoil
-
-
-def changed(name: str, place: Any, value: Any) -> Callable[[h5py.File], None]:
-    def spoil(file: h5py.File) -> None:
-        values = file[name][()]
-        values[place] = value
-        file[name][...] = values
-
-    return spoil
-
-
-def attribute(name: str, value: Any) -> Callable[[h5py.File], None]:
-    return lambda file: file.attrs.__setitem__(name, value)
-
-
-def lacking(*names: str) -> Callable[[h5py.File], list[None]]:
-    return lambda file: [(file.attrs if name in file.attrs else file).__delitem__(name) for name in names]
 
 
 OFFSETS = np.arange(N_PHRASES + 1) * 9

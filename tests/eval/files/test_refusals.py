@@ -50,8 +50,8 @@ def attribute(name: str, value: Any) -> Callable[[h5py.File], None]:
     return lambda file: file.attrs.__setitem__(name, value)
 
 
-def lacking(name: str) -> Callable[[h5py.File], None]:
-    return lambda file: file.attrs.__delitem__(name) if name in file.attrs else file.__delitem__(name)
+def lacking(*names: str) -> Callable[[h5py.File], list[None]]:
+    return lambda file: [(file.attrs if name in file.attrs else file).__delitem__(name) for name in names]
 
 
 def changed(name: str, place: Any, value: Any) -> Callable[[h5py.File], None]:

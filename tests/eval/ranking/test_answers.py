@@ -100,9 +100,3 @@ def test_scores_fall_strictly_and_differ_from_their_own_by_no_more_than_that_tak
     assert np.isfinite(beyond).all()
     for falling in (found, beyond):
         assert (np.diff(falling.astype(np.float64)) < 0).all()
-
-
-@given(hnp.arrays(np.float32, 5, elements=st.floats(-(2.0**100), 2.0**100, width=32)))
-def test_nine_digits_of_a_score_are_the_score(scores: np.ndarray) -> None:
-    found = strictly_descending(np.sort(scores)[::-1])
-    assert [np.float32(f"{score:.9g}") for score in found] == found.tolist()

@@ -52,16 +52,6 @@ def test_metrics_of_lists_equal_a_loop_over_each_list(split: tuple[int, list[int
             assert fold[direction].values[name].tolist() == pytest.approx(expected)
 
 
-@given(st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=14), min_size=1, max_size=5), st.randoms())
-def test_right_answers_may_come_in_any_order(wrong_before: list[list[int]], random: np.random.Generator) -> None:
-    pairs = [(query, wrong) for query, of_query in enumerate(wrong_before) for wrong in of_query]
-    shuffled = list(pairs)
-    random.shuffle(shuffled)
-    first, second = (position_metrics(*np.array(some, np.int64).T) for some in (pairs, shuffled))
-    for name, values in first.items():
-        assert values.tolist() == pytest.approx(second[name].tolist())
-
-
 def test_metrics_of_lists_by_hand() -> None:
     """Check one query with right answers at places 1, 4 and 12, another with one at place 2, and perfect lists."""
     found = position_metrics(np.array([0, 0, 0, 1]), np.array([0, 2, 9, 1]))

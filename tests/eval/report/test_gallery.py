@@ -60,15 +60,6 @@ def test_the_best_candidates_are_those_of_a_full_sort_and_agree_with_the_ranks(
         assert (result.answer.row, True) == expected[result.answer.rank]
 
 
-def test_a_model_that_gives_every_pair_the_same_score_finds_nothing() -> None:
-    run = made(0, "cosine")
-    run.images[:] = 0
-    for direction in ("i2t", "t2i"):
-        for result in retrieve(run, direction, [0, 3]):
-            assert not any(shown.right for shown in result.candidates)
-            assert result.answer.rank == len(slow_candidates(run, direction, 0)) - (3 if direction == "i2t" else 1)
-
-
 def test_an_order_file_larger_than_a_tile_is_searched_whole() -> None:
     run = made(1, "order", n_images=150, n_each=1, dim=8)
     queries = [0, 149]

@@ -19,7 +19,7 @@ from tests.eval.protocols.test_evaluate import made, made_order
 from tests.eval.slow_ranks import slow_order_scores, slow_ranks
 from vse.eval.cli import eval_main
 from vse.eval.defaults import RECALLS
-from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
+from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.ranking.metrics import metrics
 from vse.eval.ranking.ranks import Ranks, ScoreBlocks, blocks_from_scores
 from vse.eval.search import approximate as reranking
@@ -167,16 +167,6 @@ def test_order_scores_re_rank_the_highest_inner_products(tmp_path: Path) -> None
     found = reranked(write_embeddings(tmp_path / "e.h5", run), "--rerank", 6)["rerank"][0]
     images, captions = run.vectors
     check(found, slow_order_scores(images, captions), images @ captions.T, run.image_of_caption(), 6)
-
-
-def test_pooled_vectors_are_written_read_and_selected(tmp_path: Path) -> None:
-    run = scored()
-    read = read_embeddings(write_embeddings(tmp_path / "e.h5", run))
-    for found, expected in zip(read.pooled, run.pooled, strict=True):
-        np.testing.assert_array_equal(found, expected)
-    some = read.select(np.array([3, 1]), np.array([7, 8, 5])).pooled
-    np.testing.assert_array_equal(some[0], run.pooled[0][[3, 1]])
-    np.testing.assert_array_equal(some[1], run.pooled[1][[7, 8, 5]])
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from vse.eval.cli import table_main
 from vse.eval.defaults import LADDER_COSTS
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.protocols.options import EvaluationOptions
-from vse.eval.tables.ladder import LadderTable, build_ladder, cost_cell, pareto_front
+from vse.eval.tables.ladder import LadderTable, build_ladder, pareto_front
 
 N_IMAGES, N_EACH = 20, 2
 COST = {"extraction_s": {"fc7": 100.0, "tfidf": 5.0}, "cache_mb": {"fc7": 8.0, "tfidf": 2.0}, "model_mb": 4.0}
@@ -195,13 +195,6 @@ def test_latex_terminal_and_picture_show_what_people_compare(three: list[Path], 
     with Image.open(tmp_path / "x.png") as image:
         assert image.width > 800
         assert len(np.unique(np.asarray(image.convert("L")))) > 10
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.0123, "0.0123"), (1.5, "1.5"), (12.34, "12.3"), (1234.5, "1234"), (np.nan, "")]
-)
-def test_costs_are_shown_to_three_digits(value: float, text: str) -> None:
-    assert cost_cell(value) == text
 
 
 def test_mistakes_are_one_line(three: list[Path], tmp_path: Path, fails: Fails) -> None:

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from tests.eval.evaluating import Edit, Fails, Printed, succeeds, write_result
+from tests.eval.evaluating import Edit, Fails, succeeds, write_result
 from vse.eval.cli import table_main
 from vse.eval.defaults import published_tables
 from vse.eval.files.embeddings import Embeddings, write_embeddings
@@ -120,15 +120,6 @@ def test_a_table_without_results_has_the_printed_figures_alone(name: str, tmp_pa
             pd.testing.assert_series_equal(read[column], table[column])
         elif str(column).endswith(MEASURED) or column in ("experiment", "seeds"):
             assert read[column].isna().all()
-
-
-def test_without_a_file_to_write_a_table_is_printed(tmp_path: Path, capsys: Printed) -> None:
-    succeeds(table_main, "vsepp_4")
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("| row | system  | setting | data set | protocol | i2t R@1 | i2t R@5 |")
-    assert lines[5].startswith("| 4.4 | VSE++   | 10C+rV  | coco     | 1k       |    51.3 |    82.2 |")
-    assert lines[-1] == "vsepp 4.5: Faghri et al., BMVC 2018, Table 4, row 4.5"
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("seeds", [(0,), (0, 3, 5)])
