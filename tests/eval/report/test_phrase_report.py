@@ -185,7 +185,7 @@ def test_a_browser_shows_the_page_whole(
     page = chromium.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
     said = []
     for event in ("console", "pageerror"):
-        page.on(event, said.append)
+        page.on(event, lambda message: said.append(message))
     page.goto(write_report(results, tmp_path / "page.html").as_uri())
     assert said == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -449,7 +449,7 @@ def test_a_browser_shows_the_page_whole(world: World, chromium: Any, two: bool, 
     page = chromium.new_page(viewport={"width": width, "height": 800})
     said, asked = [], []
     for event in ("console", "pageerror", "dialog"):
-        page.on(event, said.append)
+        page.on(event, lambda message: said.append(message))
     page.on("request", lambda request: asked.append(request.url))
     page.goto(path.as_uri())
     assert said == []
