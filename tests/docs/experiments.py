@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,43 +13,33 @@ PAGE = ROOT / "docs" / "experiments.md"
 INTRODUCTION = """\
 # Experiments
 
-This page lists all experiments of `vse`. `vse-train --features CACHE --experiment NAME` trains one of them, and
-[Training](training.md) explains their settings. [Add an experiment](howto/experiment.md) shows how to write your own.
-The sections are the files of `config/experiments/`. Names that end in `_effnet` are small experiments for a laptop.
+This page lists all experiments of the package, with a section for each file of `config/experiments/`. The command
+`vse-train --experiment NAME` trains one of them. [Training](training.md) explains their settings, and
+[Add an experiment](howto/experiment.md) shows how to write your own.
 
 | column | meaning |
 |---|---|
-| experiment | the name |
+| experiment | the name of the preset |
 | what it is | one sentence, which `vse-train --help` prints too |
-| extends | the experiment from which it takes all settings that it does not change |
-| rows | the rows of [published tables](tables.md) that it reproduces. `vsepp 1.6` is row 1.6 of the VSE++ paper |
+| extends | the preset from which it takes all settings that it does not change |
+| rows | the rows of [published tables](tables.md) that it reproduces |
 
-| term | meaning |
-|---|---|
-| VGG19 FC7 | image vectors: the output of VGG19's layer fc7 |
-| pooled ResNet152, pooled EfficientNet-Lite0 | image vectors: the CNN's last feature map, averaged over its positions |
-| 1C, 10C | vectors of one centre crop; their mean over ten crops |
-| RC, crop bank | random crops; a cache with the vectors of ten random crops of each image |
-| rV | trained on COCO's split restval, too |
-| FT | the CNN is fine-tuned |
-| HGLMM, GMM, TF-IDF, mean word vectors, MiniLM | caption vectors ([Features](features.md)) |
-| hinge, head, negative, direction | explained in [Training](training.md) |
-| ensemble | averages the scores of other experiments, and is [not trained itself](evaluation.md#ensembles) |
+An ensemble averages the scores of other experiments and is not trained itself. The workflow trains its members, or you do
+([Ensembles](evaluation.md#ensembles)). Experiments whose names end in `_effnet` read EfficientNet-Lite0, a small network, and
+are not rows of a paper. The abbreviations 1C, 10C, RC, rV and FT are explained at [vsepp.yaml](#vseppyaml), losses and hinges
+in [Training](training.md#losses), and features of captions such as HGLMM and MiniLM in [Features](features.md).
 """
 
 
 def written() -> str:
     """The page as the files of presets have it."""
-    paths = (ROOT / "config" / "experiments").glob("*.yaml")
-    ordered = sorted(paths, key=lambda path: (not path.name.startswith("vsepp"), path.name))
-    return "\n".join([INTRODUCTION, *map(_family, ordered)])
+    return "\n".join([INTRODUCTION, *(_family(path) for path in sorted((ROOT / "config" / "experiments").glob("*.yaml")))])
 
 
 def _family(path: Path) -> str:
     text = path.read_text(encoding="utf-8")
     comment = " ".join(line.removeprefix("#").strip() for line in text.partition("presets:")[0].splitlines())
-    linked = re.sub(r"docs/(\w+\.md)", r"[\1](\1)", comment.strip())
-    lines = [f"## {path.name}", "", linked, "", "| experiment | what it is | extends | rows |", "|---|---|---|---|"]
+    lines = [f"## {path.name}", "", comment.strip(), "", "| experiment | what it is | extends | rows |", "|---|---|---|---|"]
     return "\n".join([*lines, *_rows(yaml.safe_load(text)["presets"]), ""])
 
 

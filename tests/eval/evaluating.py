@@ -1,13 +1,27 @@
-"""Evaluate files as ``vse-eval`` does, and return the result file."""
+"""Run the evaluation's commands in this process, and evaluate files as ``vse-eval`` does."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from vse.eval.protocols.evaluate import evaluate_files
 from vse.eval.protocols.options import EvaluationOptions
+
+Fails = Callable[..., str]  # the fixture ``fails``
+Edit = Callable[[Path, Callable[[Any], Any]], Path]  # the fixture ``edit``
+Printed = pytest.CaptureFixture[str]
+
+
+def succeeds(command: Callable[[list[str]], None], *arguments: object) -> None:
+    """Run a command that must exit with 0."""
+    with pytest.raises(SystemExit) as stop:
+        command([str(argument) for argument in arguments])
+    assert stop.value.code == 0
 
 
 def write_result(
@@ -23,3 +37,10 @@ def write_result(
 
 def write_phrase_result(files: Sequence[Path], out: Path, iou: float | None = None, **options: Any) -> Path:
     return write_result(files, out, options=EvaluationOptions(**options), iou=iou)
+
+
+def result_of(files: Sequence[Path], protocol: str | Sequence[str] = "auto", **options: Any) -> dict[str, Any]:
+    """Return the result of files, without intervals unless ``bootstrap`` is given, as JSON; it lies next to the first one."""
+    out = write_result(files, files[0].with_suffix(".json"), protocol, EvaluationOptions(**{"bootstrap": 0, **options}))
+    result: dict[str, Any] = json.loads(out.read_text())
+    return result

@@ -12,6 +12,7 @@ from vse.eval.ranking.localisation import pairwise_iou
 from vse.pipeline.dataset.dataset import load_dataset_file, mentions
 
 TYPES = ["people", "clothing", "people/other", "scene"]
+NAMED = {"dataset": "toy", "split": "test", "experiment": "phrases"}
 
 
 def some_phrases(
@@ -39,9 +40,7 @@ def some_phrases(
         "boxes": boxes[image].reshape(-1, 4),
         "truth": truth,
         "types": types,
-        "dataset": "toy",
-        "split": "test",
-        "experiment": "phrases",
+        **NAMED,
         "seed": seed,
     }
     return PhraseScores(**(fields | changes))
@@ -75,9 +74,8 @@ def phrases_of(dataset: Path, skill: float = 2.0, seed: int = 0, n_candidates: i
         "boxes": np.concatenate(boxes),
         "truth": truth,
         "types": np.array(["/".join(m.phrase.types) for m in shown]),
+        **NAMED,
         "dataset": whole.name,
-        "split": "test",
-        "experiment": "phrases",
         "seed": seed,
     }
     return PhraseScores(**(fields | changes))

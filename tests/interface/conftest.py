@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,6 @@ from tests.train.conftest import caches as caches
 from tests.train.conftest import phrase_run as phrase_run
 from tests.train.conftest import regions as regions
 from tests.train.conftest import run as run
-
-
-def command(main: Callable[..., None], *arguments: object) -> None:
-    """Run a command as a console script does."""
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    assert stop.value.code == 0
 
 
 @pytest.fixture(autouse=True)

@@ -65,18 +65,16 @@ def test_files_record_the_call(tmp_path: Path) -> None:
     [
         (lambda: vse.draw_demo("d", images=66, seed=-1), "seed=-1: a whole number from 0 on is needed"),
         (lambda: vse.draw_demo("d", images=2), "images 2: the demo needs at least 6 images"),
+        (lambda: vse.draw_demo(Path(__file__, "demo"), images=6), "test_calls.py"),
         (lambda: vse.extract("d.json"), r"by its preset \(feature\) or by another cache \(like\)"),
-        (lambda: vse.extract("d.json", "fc7", shards=0), "shards=0: a whole number from 1 on"),
         (lambda: vse.TrainOptions(threads=True), "threads=True: a whole number from 1 on"),
         (lambda: vse.train("f.h5", options={"threads": 1}), "options=.*: a vse.TrainOptions is needed"),
         (lambda: vse.TrainOptions(thread=1), r"thread=1: TrainOptions has no such argument .*'threads'"),
         (lambda: vse.SplitShares(val=1.5), "val=1.5: a number from 0 to 1"),
-        (lambda: vse.Ensemble(["a.h5"], alpha=2), "alpha=2: a number from 0 to 1"),
         (lambda: vse.evaluate("e.h5", bootstrap=5), "bootstrap 5: .*100"),
         (lambda: vse.evaluate(), "evaluate: missing a required argument: 'embeddings'; it takes embeddings, protocol"),
         (lambda: vse.evaluate([]), "embeddings=.*no file is given"),
         (lambda: vse.evaluate(np.eye(3)), r"embeddings=<ndarray 3 x 3>: vse.embeddings\(...\), a path"),
-        (lambda: vse.report([], "r.html"), "no file is given"),
         (lambda: vse.table("sumary"), "did you mean 'summary'"),
         (lambda: vse.table("summary"), "summary needs result files"),
         (lambda: vse.load("nowhere"), "nowhere: not a trained run"),
@@ -90,31 +88,21 @@ def test_bad_arguments_are_one_line(call: object, message: str) -> None:
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("name", sorted(former_calls.FUNCTIONS))
-def test_a_former_function_shows_the_new_call(name: str) -> None:
-    assert name not in dir(vse)
-    with pytest.raises(vse.UserError, match=rf"vse\.{name}\(...\) is now vse\.\w+\("):
-        getattr(vse, name)("a", b=1)
+def test_former_functions_and_arguments_show_the_new_call() -> None:
+    for name in former_calls.FUNCTIONS:
+        assert name not in dir(vse)
+        with pytest.raises(vse.UserError, match=rf"vse\.{name}\(...\) is now vse\.\w+\("):
+            getattr(vse, name)("a", b=1)
+    for name, moved in former_calls.ARGUMENTS.items():
+        for argument, call in moved.items():
+            with pytest.raises(vse.UserError) as refusal:
+                getattr(vse, name)("a", **{argument: 1})
+            assert str(refusal.value) == f"vse.{name}(..., {argument}=...) is now {call}"
 
 
-@pytest.mark.parametrize(("name", "moved"), former_calls.ARGUMENTS.items())
-def test_a_former_argument_shows_the_new_call(name: str, moved: dict[str, str]) -> None:
-    for argument, call in moved.items():
-        with pytest.raises(vse.UserError) as refusal:
-            getattr(vse, name)("a", **{argument: 1})
-        assert str(refusal.value) == f"vse.{name}(..., {argument}=...) is now {call}"
-    assert former_calls.former_argument("evaluate", "per_query") == "vse.evaluate(...).per_query(path)"
-
-
-@pytest.mark.parametrize("name", sorted(set(vse.__all__) - {"__version__", "UserError"}))
-def test_no_function_or_method_has_more_than_eight_parameters(name: str) -> None:
-    part = getattr(vse, name)
-    members = inspect.getmembers(part, inspect.isfunction) if inspect.isclass(part) else []
-    for function in [part, *(member for key, member in members if not key.startswith("_"))]:
-        assert len([parameter for parameter in inspect.signature(function).parameters if parameter != "self"]) <= 8
-
-
-def test_an_error_of_the_system_is_a_user_error(demo: Path) -> None:
-    Path("taken").write_text("a file")
-    with pytest.raises(vse.UserError, match="taken"):
-        vse.draw_demo("taken/demo", images=6)
+def test_no_function_or_method_has_more_than_eight_parameters() -> None:
+    for name in set(vse.__all__) - {"__version__", "UserError"}:
+        part = getattr(vse, name)
+        members = inspect.getmembers(part, inspect.isfunction) if inspect.isclass(part) else []
+        for function in [part, *(member for key, member in members if not key.startswith("_"))]:
+            assert len([parameter for parameter in inspect.signature(function).parameters if parameter != "self"]) <= 8

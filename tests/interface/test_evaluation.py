@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,23 +13,19 @@ import pytest
 import torch
 
 import vse
-from tests.interface.conftest import command
+from tests.eval.evaluating import succeeds
 from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
 
 
 def arrays(n_images: int = 30, noise: float = 1.0) -> dict[str, np.ndarray]:
     """Return vectors of images, and of two captions for each image: the image's vector with noise."""
-    rng = np.random.default_rng(0)
+    rng, ids = np.random.default_rng(0), np.arange(n_images) * 3
     images = rng.normal(size=(n_images, 8))
     captions = np.repeat(images, 2, axis=0) + noise * rng.normal(size=(2 * n_images, 8))
-    return {
-        "images": images / np.linalg.norm(images, axis=1, keepdims=True),
-        "captions": captions / np.linalg.norm(captions, axis=1, keepdims=True),
-        "image_of_caption": np.repeat(np.arange(n_images) * 3, 2),
-        "image_ids": np.arange(n_images) * 3,
-        "caption_ids": np.arange(2 * n_images) + 100,
-    }
+    units = [vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in (images, captions)]
+    given = {"images": units[0], "captions": units[1], "image_of_caption": np.repeat(ids, 2)}
+    return given | {"image_ids": ids, "caption_ids": np.arange(2 * n_images) + 100}
 
 
 def slow_r1(given: dict[str, np.ndarray]) -> float:
@@ -48,34 +43,28 @@ def written(path: Path, noise: float = 1.0, **attributes: object) -> Path:
     content = {"caption_image_ids" if name == "image_of_caption" else name: array for name, array in given.items()}
     content = {name: array.astype(np.float32) if array.ndim == 2 else array for name, array in content.items()}
     named = {"dataset": "arrays", "split": "test", "experiment": "arrays", **attributes}
-    return write_embeddings(path, Embeddings(**content, **named))  # type: ignore[arg-type]
+    return write_embeddings(path, Embeddings(**content, **named))
 
 
 def test_arrays_are_evaluated_as_a_file_of_them_is(tmp_path: Path) -> None:
     given = arrays()
     result = vse.evaluate(vse.embeddings(**given), k=[20])
-    command(eval_main, written(tmp_path / "e.h5"), "--out", tmp_path / "r.json", "--k", "20")
+    succeeds(eval_main, written(tmp_path / "e.h5"), "--out", tmp_path / "r.json", "--k", "20")
     assert result.json["protocols"] == json.loads((tmp_path / "r.json").read_text())["protocols"]
     assert result.metrics == result.json["protocols"]
-    assert math.isclose(result.metrics["full"]["t2i"]["r1"], slow_r1(given))
     assert math.isclose(result.frame.loc[0, "t2i_r1"], slow_r1(given))
     assert result.frame.loc[0, "i2t_r1_low"] <= result.frame.loc[0, "i2t_r1"] <= result.frame.loc[0, "i2t_r1_high"]
     assert not list(tmp_path.glob("result*")), "an evaluation writes nothing"
 
 
-@pytest.mark.parametrize(
-    "kind", [torch.from_numpy, lambda values: values.tolist(), lambda values: torch.tensor(values).half()]
-)
-def test_arrays_may_be_tensors_or_lists(kind: Callable[[np.ndarray], object]) -> None:
-    given = {name: kind(values) if values.ndim == 2 else values for name, values in arrays(noise=0.2).items()}
-    assert vse.evaluate(vse.embeddings(**given), bootstrap=0).frame.loc[0, "t2i_r1"] > 80  # type: ignore[arg-type]
-
-
-def test_scores_are_evaluated_and_rows_without_ids_are_numbered() -> None:
-    given = arrays()
-    scores = vse.pair_scores(given["images"] @ given["captions"].T, np.repeat(np.arange(30), 2))
-    assert scores.images is None
-    assert scores.image_ids.tolist() == list(range(30))
+def test_arrays_may_be_tensors_or_lists_and_scores_without_ids() -> None:
+    given, of = arrays(), np.repeat(np.arange(30), 2)
+    for kind in (torch.from_numpy, lambda values: values.tolist(), lambda values: torch.tensor(values).half()):
+        vectors = {name: kind(given[name]) for name in ("images", "captions")}
+        found = vse.evaluate(vse.embeddings(**{**given, **vectors}), bootstrap=0).frame.loc[0, "t2i_r1"]
+        assert math.isclose(found, slow_r1(given), abs_tol=2)
+    scores = vse.pair_scores(given["images"] @ given["captions"].T, of)
+    assert (scores.images, scores.image_ids.tolist()) == (None, list(range(30)))
     assert math.isclose(vse.evaluate(scores, bootstrap=0).frame.loc[0, "t2i_r1"], slow_r1(given))
 
 
@@ -87,10 +76,8 @@ def test_scores_are_evaluated_and_rows_without_ids_are_numbered() -> None:
         ({"captions": np.ones((60, 7))}, "captions: 7 and 8 dimensions"),
         ({"images": np.ones(30)}, "images: an array of 2 axes is needed, not of shape"),
         ({"images": "e.h5"}, "images='e.h5' is a path, .* leave captions out"),
-        ({"image_ids": np.arange(30) * 0.5}, "arrays: image_ids must be a 1-D integer array"),
         ({"image_ids": np.zeros(30, int)}, "arrays: duplicate image id 0"),
         ({"image_of_caption": np.full(60, 7)}, "image_of_caption: a caption belongs to image 7"),
-        ({"images": np.full((30, 8), np.nan)}, "arrays: .*not finite"),
         ({"similarity": "cosin"}, "did you mean 'cosine'"),
     ],
 )
@@ -98,24 +85,7 @@ def test_scores_are_evaluated_and_rows_without_ids_are_numbered() -> None:
 def test_arrays_that_do_not_fit_are_one_line(change: dict[str, object], message: str) -> None:
     given = {name: values for name, values in {**arrays(), **change}.items() if values is not None}
     with pytest.raises(vse.UserError, match=message):
-        vse.embeddings(**given)  # type: ignore[arg-type]
-
-
-def test_options_that_do_not_suit_arrays_are_one_line() -> None:
-    embedded = vse.embeddings(**arrays())
-    with pytest.raises(vse.UserError, match="iou: only files of phrase scores"):
-        vse.evaluate(embedded, options=vse.EvaluateOptions(iou=0.5))
-    with pytest.raises(vse.UserError, match="ensemble"):
-        vse.evaluate(vse.Ensemble([embedded]))
-
-
-def test_an_unsaved_object_is_no_file() -> None:
-    embedded = vse.embeddings(**arrays())
-    result = vse.evaluate(embedded, bootstrap=0)
-    with pytest.raises(vse.UserError, match=r'Evaluation was not saved to a file; call its method save\("PATH"\) first'):
-        vse.table("summary", result)
-    with pytest.raises(vse.UserError, match="SplitEmbeddings was not saved to a file"):
-        vse.embeddings_as_features(embedded, "features/x")
+        vse.embeddings(**given)
 
 
 def test_saved_arrays_are_an_embeddings_file() -> None:
@@ -123,30 +93,37 @@ def test_saved_arrays_are_an_embeddings_file() -> None:
     assert embedded.save("mine.h5") is embedded
     other = vse.embeddings("mine.h5")
     assert (other.name, other.dataset, other.split) == ("mine", "birds", "val")
-    assert np.array_equal(other.captions, embedded.captions)  # type: ignore[arg-type]
+    assert np.array_equal(other.captions, embedded.captions)
     assert vse.evaluate(embedded).json["protocols"] == vse.evaluate(vse.embeddings(**arrays())).json["protocols"]
     with pytest.raises(vse.UserError, match="output is also an input"):
         other.save("mine.h5")
 
 
 def test_a_saved_evaluation_of_arrays_is_a_result_as_any_other() -> None:
-    result = vse.evaluate(vse.embeddings(**arrays(), name="mine")).save("mine.json")
-    table = vse.table("summary", [result], out="mine.csv")
+    embedded = vse.embeddings(**arrays(), name="<script>")
+    result = vse.evaluate(embedded, bootstrap=0)
+    with pytest.raises(vse.UserError, match=r'Evaluation was not saved to a file; call its method save\("PATH"\) first'):
+        vse.table("summary", result)
+    with pytest.raises(vse.UserError, match="SplitEmbeddings was not saved to a file"):
+        vse.embeddings_as_features(embedded, "features/x")
+    with pytest.raises(vse.UserError, match="iou: only files of phrase scores"):
+        vse.evaluate(embedded, options=vse.EvaluateOptions(iou=0.5))
+    table = vse.table("summary", [result.save("mine.json")], out="mine.csv")
     pd.testing.assert_frame_equal(table.frame, result.frame)
-    assert "mine" in repr(table)
     assert "\\toprule" in table.latex
     assert Path("mine.csv").is_file()
     assert table.json[0]["rsum"] == result.frame.loc[0, "rsum"]
-    page = vse.report(result, "mine.html")
-    assert "no ranks, no gallery" in page.html
+    assert "no ranks, no gallery" in vse.report(result, "mine.html").html
+    for displayed in (embedded, result):
+        assert "<script>" not in displayed._repr_html_()
 
 
 def test_a_saved_result_is_that_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = written(tmp_path / "runs/e.h5")
-    result = vse.evaluate("runs/e.h5")
+    file, other = written(tmp_path / "runs/e.h5", seed=0), written(tmp_path / "runs/f.h5", 0.9, seed=1)
+    result = vse.evaluate(["runs/e.h5", "runs/f.h5"])
     monkeypatch.chdir(tmp_path / "runs")
     result.save("../results/here/function.json")
-    command(eval_main, file, "--out", tmp_path / "results/here/command.json")
+    succeeds(eval_main, file, other, "--out", tmp_path / "results/here/command.json")
     ours, theirs = (json.loads((tmp_path / f"results/here/{name}.json").read_text()) for name in ("function", "command"))
     assert ours.keys() == theirs.keys()
     assert ours["provenance"]["embeddings"] == theirs["provenance"]["embeddings"]
@@ -155,12 +132,13 @@ def test_a_saved_result_is_that_of_the_command(tmp_path: Path, monkeypatch: pyte
     assert ours == theirs
     with pytest.raises(vse.UserError, match="output is also an input"):
         result.save(file, force=True)
-    vse.table("summary", result)
+    mixed = [vse.embeddings(**arrays(), name="arrays"), other]
+    assert vse.evaluate(mixed, bootstrap=0).metrics["full"]["rsum"] == result.metrics["full"]["rsum"]
 
 
 def test_the_results_of_queries_are_a_frame_and_a_file(tmp_path: Path) -> None:
     file = written(tmp_path / "e.h5")
-    command(eval_main, file, "--out", "r.json", "--per-query", "command.csv", "--trec", "command", "--trec-depth", 7)
+    succeeds(eval_main, file, "--out", "r.json", "--per-query", "command.csv", "--trec", "command", "--trec-depth", 7)
     for embedded in (file, vse.embeddings(**arrays())):
         result = vse.evaluate(embedded)
         frame = result.per_query("function.csv")
@@ -176,7 +154,7 @@ def test_the_results_of_queries_are_a_frame_and_a_file(tmp_path: Path) -> None:
 
 def test_an_index_and_a_rerank_are_added_to_the_result(tmp_path: Path) -> None:
     file = written(tmp_path / "e.h5", similarity="order")
-    command(eval_main, file, "--out", "r.json", "--index", "Flat", "--rerank", 3, "--rerank", 5)
+    succeeds(eval_main, file, "--out", "r.json", "--index", "Flat", "--rerank", 3, "--rerank", 5)
     result = vse.evaluate(file).with_index("Flat").with_rerank([3, 5])
     expected = json.loads(Path("r.json").read_text())
     assert result.metrics == expected["protocols"]
@@ -184,18 +162,20 @@ def test_an_index_and_a_rerank_are_added_to_the_result(tmp_path: Path) -> None:
     assert [entry["rsum"] for entry in result.json["rerank"]] == [entry["rsum"] for entry in expected["rerank"]]
     assert "re-ranked" in repr(result)
     with pytest.raises(vse.UserError, match="candidates=3: a list of whole numbers"):
-        vse.evaluate(file).with_rerank(3)  # type: ignore[arg-type]
+        vse.evaluate(file).with_rerank(3)
 
 
 def test_an_ensemble_averages_files_or_arrays(tmp_path: Path) -> None:
     files = [written(tmp_path / f"{name}.h5", noise, experiment=name) for name, noise in (("a", 1.0), ("b", 0.5))]
-    command(eval_main, "--ensemble", *files, "--out", "command.json", "--save", "command.h5")
+    succeeds(eval_main, "--ensemble", *files, "--out", "command.json", "--save", "command.h5")
     expected = json.loads(Path("command.json").read_text())
     result = vse.evaluate(vse.Ensemble(files))
     assert (result.json["protocols"], result.json["ensemble"]) == (expected["protocols"], expected["ensemble"])
     assert result.save_ensemble("function.h5") == Path("function.h5")
     assert vse.evaluate("function.h5").metrics == vse.evaluate("command.h5").metrics
     members = [vse.embeddings(**arrays(noise=noise), name=name) for name, noise in (("a", 1.0), ("b", 0.5))]
+    with pytest.raises(vse.UserError, match="ensemble"):
+        vse.evaluate(vse.Ensemble(members[:1]))
     from_arrays = vse.evaluate(vse.Ensemble(members))
     assert from_arrays.metrics == result.metrics
     assert from_arrays.json["provenance"]["embeddings"] == []
@@ -205,19 +185,10 @@ def test_an_ensemble_averages_files_or_arrays(tmp_path: Path) -> None:
         vse.evaluate(files[0]).save_ensemble("x.h5")
 
 
-def test_seeds_have_means_and_deviations(tmp_path: Path) -> None:
-    files = [written(tmp_path / f"{seed}.h5", noise, seed=seed) for seed, noise in ((0, 1.0), (1, 0.9))]
-    result = vse.evaluate(files, "full", bootstrap=0)
-    single = [vse.evaluate(file, "full", bootstrap=0).metrics["full"]["rsum"] for file in files]
-    assert math.isclose(result.metrics["full"]["rsum"]["mean"], np.mean(single))
-    arrays_and_file = [vse.embeddings(**arrays(), name="arrays"), files[1]]
-    assert vse.evaluate(arrays_and_file, "full", bootstrap=0).metrics == result.metrics
-
-
 @pytest.mark.parametrize("in_memory", [False, True])
 def test_a_comparison_is_that_of_the_command(in_memory: bool, tmp_path: Path) -> None:
     files = [written(tmp_path / f"{name}.h5", noise, experiment=name) for name, noise in (("a", 1.0), ("b", 0.5))]
-    command(eval_main, "--compare", *files, "--bootstrap", 1000, "--out", "command.json")
+    succeeds(eval_main, "--compare", *files, "--bootstrap", 1000, "--out", "command.json")
     expected = json.loads(Path("command.json").read_text())
     models = [vse.embeddings(**arrays(noise=n), name=name) for name, n in (("a", 1.0), ("b", 0.5))] if in_memory else files
     one, two = (vse.evaluate(model) for model in models)
@@ -226,9 +197,8 @@ def test_a_comparison_is_that_of_the_command(in_memory: bool, tmp_path: Path) ->
     compared.save("results/function.json")
     references = [reference["file"] for side in "ab" for reference in compared.json[side]["embeddings"]]
     assert references == ([] if in_memory else ["../a.h5", "../b.h5"])
-    command(table_main, "significance", "results/function.json", "--out", "s.csv")
+    succeeds(table_main, "significance", "results/function.json", "--out", "s.csv")
     assert np.allclose(compared.frame["difference"], pd.read_csv("s.csv")["difference"], atol=0.006)
-    assert "rsum" in repr(compared)
     assert compared._repr_html_().count("<tr") > 5
     assert len(vse.table("significance", compared).frame) == len(compared.frame)
 
@@ -241,7 +211,7 @@ def test_models_that_cannot_be_compared_are_named(tmp_path: Path) -> None:
     with pytest.raises(vse.UserError, match="other: evaluated by the protocol 'full', and this result by 'auto'"):
         one.compare(vse.evaluate(written(tmp_path / "e.h5"), "full", bootstrap=0))
     with pytest.raises(vse.UserError, match="other=3: a vse.Evaluation is needed"):
-        one.compare(3)  # type: ignore[arg-type]
+        one.compare(3)
 
 
 def test_the_evaluation_of_an_unfinished_run_names_its_file(tmp_path: Path) -> None:
@@ -251,9 +221,3 @@ def test_the_evaluation_of_an_unfinished_run_names_its_file(tmp_path: Path) -> N
         vse.evaluate("e.h5")
     result = vse.evaluate("e.h5", options=vse.EvaluateOptions(unfinished=True)).save("results/r.json")
     assert result.json["unfinished"] == [{"file": "../e.h5", "state": "running"}]
-
-
-def test_names_of_data_are_escaped() -> None:
-    result = vse.evaluate(vse.embeddings(**arrays(), name="<script>"), bootstrap=0)
-    assert "<script>" not in result._repr_html_()
-    assert "<script>" not in vse.embeddings(**arrays(), name="<script>")._repr_html_()

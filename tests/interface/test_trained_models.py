@@ -11,15 +11,14 @@ import pytest
 
 import vse
 from tests.conftest import TINY_FEATURE
-from tests.interface.conftest import command
+from tests.eval.evaluating import succeeds
 from tests.train.conftest import COMMAND, SETS
 from tests.train.phrases.some_regions import Caches
 from vse.train.cli import embed_main, search_main, train_main
-from vse.train.use.embed import embed_split
 
 
 def test_a_training_is_that_of_the_command(cache: Path) -> None:
-    command(train_main, "--features", cache, "--out", "command", "--seed", 3, *COMMAND)
+    succeeds(train_main, "--features", cache, "--out", "command", "--seed", 3, *COMMAND)
     model = vse.train(vse.open_features(cache), sets=SETS, seed=3, out="function")
     other = vse.load("command")
     assert model.json["files"]["best.safetensors"] == other.json["files"]["best.safetensors"]
@@ -33,22 +32,12 @@ def test_a_training_is_that_of_the_command(cache: Path) -> None:
     assert (more.path / "negatives.csv").is_file()
 
 
-def test_a_model_has_its_record_epochs_and_settings(run: Path) -> None:
-    model = vse.load(run)
-    assert model.json == json.loads((run / "run.json").read_text())
-    assert model.frame["epoch"].tolist() == [1, 2, 3]
-    assert model.settings["model"]["dim"] == 16
-    assert "best epoch" in model._repr_html_()
-
-
 def test_embeddings_are_arrays_with_ids(run: Path) -> None:
     embedded = vse.load(run).embed(out="function.h5")
-    command(embed_main, run, "--out", "command.h5")
+    succeeds(embed_main, run, "--out", "command.h5")
     other = vse.embeddings("command.h5")
     for name in ("images", "captions", "image_ids", "caption_ids", "caption_image_ids"):
         assert np.array_equal(getattr(embedded, name), getattr(other, name))
-    assert embedded.images is not None
-    assert embedded.captions is not None
     expected = embedded.images @ embedded.captions.T
     for direction in ("i2t", "t2i"):
         assert np.allclose(embedded.scores(direction), expected, atol=1e-6)
@@ -57,21 +46,14 @@ def test_embeddings_are_arrays_with_ids(run: Path) -> None:
     assert embedded.frame["image_id"].tolist() == embedded.caption_image_ids.tolist()
     assert embedded.json["embedded"]["command"] == f"vse.load({str(run)!r}).embed(out='function.h5')"
     result = vse.evaluate(embedded)
-    by_arrays = vse.evaluate(
-        vse.embeddings(embedded.images, embedded.captions, embedded.caption_image_ids, image_ids=embedded.image_ids)
-    )
-    assert by_arrays.metrics == result.metrics
-
-
-def test_another_split_is_embedded_as_by_the_plain_function(run: Path, tmp_path: Path) -> None:
-    plain = embed_split(run, tmp_path / "plain.h5")
-    ours, theirs = vse.load(run).embed("val", out="val.h5"), vse.embeddings(plain)
-    assert (ours.split, theirs.split) == ("val", "test")
-    assert TINY_FEATURE.name in ours.json["features"]
+    vectors = embedded.images, embedded.captions, embedded.caption_image_ids
+    assert vse.evaluate(vse.embeddings(*vectors, image_ids=embedded.image_ids)).metrics == result.metrics
 
 
 def test_embeddings_as_features_are_two_caches(run: Path, demo: Path) -> None:
     model = vse.load(run)
+    other = model.embed("val", out="val.h5")
+    assert (other.split, TINY_FEATURE.name in other.json["features"]) == ("val", True)
     images, captions = model.embed_as_features("features/mine")
     assert (images.kind, captions.kind) == ("image", "text")
     assert len(captions) == 5 * len(images)
@@ -87,14 +69,12 @@ def test_new_texts_and_photos_are_encoded_as_those_of_the_split(run: Path, demo:
     embedded = model.embed(out="test.h5")
     texts = data.frame.set_index("caption_id")["caption"]
     captions = model.encode_captions(texts[embedded.caption_ids[:4]].tolist())
-    assert embedded.captions is not None
-    assert embedded.images is not None
     assert np.allclose(captions, embedded.captions[:4], atol=1e-5)
     photos = [data.photo(image_id) for image_id in embedded.image_ids[:3]]
     images = model.encode_images(photos)
     assert np.allclose(images, embedded.images[:3], atol=1e-2), "the cache holds rounded features"
     assert np.array_equal(model.encode_images(photos[0]), images[0])
-    assert np.array_equal(model.encode_captions(texts.iloc[0]).shape, (16,))  # type: ignore[union-attr]
+    assert np.array_equal(model.encode_captions(texts.iloc[0]).shape, (16,))
     with pytest.raises(vse.UserError, match="captions=\\[\\]: at least one text"):
         model.encode_captions([])
     with pytest.raises(vse.UserError, match="no word"):
@@ -104,7 +84,7 @@ def test_new_texts_and_photos_are_encoded_as_those_of_the_split(run: Path, demo:
 def test_a_search_finds_what_the_command_prints(run: Path, demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = vse.load(run)
     hits = model.search("a red circle", k=3)
-    command(search_main, run, "a red circle", "-k", 3)
+    succeeds(search_main, run, "a red circle", "-k", 3)
     printed = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     rows = zip(hits.frame["rank"], hits.frame["score"], hits.frame["file"], strict=True)
     assert [[str(rank), f"{score:.4f}", file] for rank, score, file in rows] == printed
@@ -148,15 +128,15 @@ def test_a_phrase_is_found_in_a_photo_and_evaluated(phrase_run: Path, caches: Ca
         result.to_trec("t")
 
 
-def test_a_report_displays_itself_in_a_notebook(run: Path) -> None:
-    result = vse.evaluate(vse.load(run).embed(out="e.h5")).save("r.json")
-    page = vse.report(result, "r.html", queries=2)
+def test_every_object_is_displayed_in_a_notebook(demo: Path, cache: Path, run: Path) -> None:
+    model = vse.load(run)
+    assert model.json == json.loads((run / "run.json").read_text())
+    assert (model.frame["epoch"].tolist(), model.settings["model"]["dim"]) == ([1, 2, 3], 16)
+    embedded = model.embed(out="e.h5")
+    for displayed in (vse.open_dataset(demo), vse.open_features(cache), model, embedded):
+        assert "<" in displayed._repr_html_()
+        assert repr(displayed)
+    page = vse.report(vse.evaluate(embedded).save("r.json"), "r.html", queries=2)
     assert page.html == Path("r.html").read_text(encoding="utf-8")
     assert page._repr_html_().startswith("<iframe")
     assert page._repr_html_().count("<") == 2, "its own tags are escaped"
-
-
-def test_every_object_is_displayed_in_a_notebook(demo: Path, cache: Path, run: Path) -> None:
-    for displayed in (vse.open_dataset(demo), vse.open_features(cache), vse.load(run), vse.load(run).embed(out="e.h5")):
-        assert "<" in displayed._repr_html_()
-        assert repr(displayed)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 import torch
 
 from tests.eval.protocols.test_evaluate import made
-from vse.eval.files.embeddings import Embeddings, check_same_split, read_embeddings, write_embeddings, write_scores
+from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings, write_scores
+from vse.eval.files.split import split_identity, split_name
 from vse.eval.ranking.ranks import ScoreBlocks, blocks_from_scores, ranks_from_blocks
 from vse.pipeline.errors import UserError
 
@@ -44,8 +46,9 @@ def same(first: Embeddings, second: Embeddings) -> None:
         without_vectors(scores=I2T),
         without_vectors(scores_i2t=I2T, scores_t2i=T2I, captions=np.ones((150, 4), np.float32)),
         made(experiment=None, seed=None),
+        without_vectors(scores=I2T, pooled_images=I2T[:, :3], pooled_captions=T2I.T[:, :3]),
     ],
-    ids=["vectors", "numbers of COCO", "scores", "scores of each direction", "unnamed"],
+    ids=["vectors", "numbers of COCO", "scores", "scores of each direction", "unnamed", "pooled vectors"],
 )
 def test_what_is_written_is_read(run: Embeddings, tmp_path: Path) -> None:
     same(run, read_embeddings(write_embeddings(tmp_path / "e.h5", run)))
@@ -58,26 +61,6 @@ def test_scores_written_block_by_block_are_those_written_at_once(tmp_path: Path)
     one = read_embeddings(write_scores(tmp_path / "one.h5", head, blocks(I2T)))
     same(replace(head, scores=I2T), one)
     assert all(isinstance(scores, np.memmap) for scores in (one.scores, both.scores_i2t, both.scores_t2i))
-
-
-def test_blocks_are_asked_for_in_the_order_of_the_ranks(tmp_path: Path) -> None:
-    asked: list[tuple[str, int]] = []
-
-    def recorded(name: str, scores: np.ndarray) -> ScoreBlocks:
-        whole = blocks(scores, rows=20)
-
-        def score(rows: slice, columns: torch.Tensor | None) -> torch.Tensor:
-            if columns is None:
-                asked.append((name, rows.start))
-            return whole.score(rows, columns)
-
-        return replace(whole, score=score)
-
-    both = recorded("i2t", I2T), recorded("t2i", T2I)
-    write_scores(tmp_path / "e.h5", without_vectors(), *both)
-    assert asked == [("i2t", 0), ("t2i", 0), ("i2t", 20), ("t2i", 20)]
-    ranks_from_blocks(*both)
-    assert asked[4:] == asked[:4]
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
@@ -107,19 +90,12 @@ def test_scores_that_are_not_finite_or_do_not_fit_are_not_written(tmp_path: Path
 
 
 def test_scores_are_written_and_ranked_without_a_whole_matrix(tmp_path: Path) -> None:
-    n_images, n_captions = 1500, 4000
-    run = Embeddings(
-        image_ids=np.arange(n_images),
-        caption_ids=np.arange(n_captions),
-        caption_image_ids=np.arange(n_captions) % n_images,
-        dataset="demo",
-        split="test",
-        similarity="network",
-    )
+    n_images, captions = 1500, np.arange(4000)
+    run = Embeddings(np.arange(n_images), captions, captions % n_images, "demo", "test", similarity="network")
     rows = torch.arange(n_images, dtype=torch.float32)
 
     def score(some: slice, columns: torch.Tensor | None) -> torch.Tensor:
-        return rows[some, None] + torch.zeros(n_captions if columns is None else len(columns))
+        return rows[some, None] + torch.zeros(len(captions) if columns is None else len(columns))
 
     computed = ScoreBlocks(n_images, torch.from_numpy(run.image_of_caption()), 50, score)
     tracemalloc.start()
@@ -128,38 +104,24 @@ def test_scores_are_written_and_ranked_without_a_whole_matrix(tmp_path: Path) ->
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert ranks.t2i.tolist() == [n_images - 1 - image for image in run.caption_image_ids]
-    assert peak < n_images * n_captions * 4 / 3
+    assert peak < n_images * len(captions) * 4 / 3
 
 
 def test_a_selection_has_the_scores_of_its_rows(tmp_path: Path) -> None:
     images, captions = np.array([4, 2, 9]), np.array([21, 14, 47, 12])
-    run = read_embeddings(write_embeddings(tmp_path / "e.h5", without_vectors(scores_i2t=I2T, scores_t2i=T2I)))
-    some = run.select(images, captions)
+    run = without_vectors(scores_i2t=I2T, scores_t2i=T2I, pooled_images=I2T[:, :3], pooled_captions=T2I.T[:, :3])
+    some = read_embeddings(write_embeddings(tmp_path / "e.h5", run)).select(images, captions)
     assert some.image_of_caption().tolist() == [0, 1, 2, 1]
     np.testing.assert_equal(some.scores_i2t[:], I2T[np.ix_(images, captions)])
     np.testing.assert_equal(some.scores_t2i[1:], T2I[np.ix_(images[1:], captions)])
+    np.testing.assert_equal(some.pooled[0], I2T[images, :3])
+    np.testing.assert_equal(some.pooled[1], T2I.T[captions, :3])
 
 
 def test_float16_blocks_become_float32(tmp_path: Path) -> None:
     half = replace(blocks(I2T), score=lambda rows, columns: torch.from_numpy(I2T[rows]).half())
     written = read_embeddings(write_scores(tmp_path / "e.h5", without_vectors(), half))
     np.testing.assert_equal(written.scores[:], I2T.astype(np.float16).astype(np.float32))
-
-
-def test_attributes_that_one_file_lacks_do_not_differ(tmp_path: Path) -> None:
-    one, other = Path("one.h5"), Path("other.h5")
-    check_same_split(one, made(experiment=None), other, made(experiment="vse0"), attributes=("experiment",))
-    with pytest.raises(UserError, match=r"other.h5 .*experiment 'vse0'.* one.h5 .*'vsepp'"):
-        check_same_split(one, made(), other, made(experiment="vse0"), attributes=("experiment",))
-
-
-@pytest.mark.parametrize("name", ["dataset", "split", "similarity"])
-def test_a_file_without_a_needed_attribute_is_refused(name: str, tmp_path: Path) -> None:
-    path = write_embeddings(tmp_path / "e.h5", made())
-    with h5py.File(path, "a") as file:
-        del file.attrs[name]
-    with pytest.raises(UserError, match=f"lacks the attribute {name}"):
-        read_embeddings(path)
 
 
 @pytest.mark.parametrize("name", ["scores_i2t", "scores_t2i"])
@@ -172,30 +134,62 @@ def test_each_matrix_of_scores_is_checked(name: str, spoil: Callable[[np.ndarray
         read_embeddings(write_embeddings(tmp_path / "e.h5", run))
 
 
-@pytest.mark.parametrize(("similarity", "power"), [("cosine", -60), ("order", -60)])
-def test_vectors_whose_scores_would_vanish_are_refused(similarity: str, power: int, tmp_path: Path) -> None:
+def scaled(similarity: str, power: int) -> Embeddings:
+    run = made(similarity=similarity)
+    return replace(run, images=np.ldexp(run.images, power), captions=np.ldexp(run.captions, power))
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "order"])
+def test_vectors_whose_scores_would_vanish_are_refused(similarity: str, tmp_path: Path) -> None:
     """Their products are below the smallest number of float32, so that all scores would be 0 and every rank the last."""
-    run = made(similarity=similarity)
-    assert run.images is not None
-    assert run.captions is not None
-    scaled = replace(run, images=np.ldexp(run.images, power), captions=np.ldexp(run.captions, power))
     with pytest.raises(UserError, match=r"(images|captions) row \d+ is so short .* multiply all vectors by one power of two"):
-        read_embeddings(write_embeddings(tmp_path / "short.h5", scaled))
+        read_embeddings(write_embeddings(tmp_path / "short.h5", scaled(similarity, -60)))
 
 
-@pytest.mark.parametrize(("similarity", "power"), [("cosine", -40), ("order", -40), ("cosine", 30), ("order", 30)])
+@pytest.mark.parametrize(("similarity", "power"), [("cosine", -40), ("order", 30)])
 def test_a_power_of_two_changes_no_rank(similarity: str, power: int, tmp_path: Path) -> None:
-    run = made(similarity=similarity)
-    assert run.images is not None
-    assert run.captions is not None
-    scaled = replace(run, images=np.ldexp(run.images, power), captions=np.ldexp(run.captions, power))
-    read = read_embeddings(write_embeddings(tmp_path / "scaled.h5", scaled))
-    same_ranks = [ranks_from_blocks(*each.score_blocks()) for each in (run, read)]
-    np.testing.assert_array_equal(same_ranks[0].i2t, same_ranks[1].i2t)
-    np.testing.assert_array_equal(same_ranks[0].t2i, same_ranks[1].t2i)
+    run, other = made(similarity=similarity), scaled(similarity, power)
+    run.images[3] = other.images[3] = 0  # zeros are not too short
+    read = read_embeddings(write_embeddings(tmp_path / "scaled.h5", other))
+    one, two = (ranks_from_blocks(*each.score_blocks()) for each in (run, read))
+    np.testing.assert_array_equal(one.i2t, two.i2t)
+    np.testing.assert_array_equal(one.t2i, two.t2i)
 
 
-def test_a_vector_of_zeros_is_no_short_one(tmp_path: Path) -> None:
-    run = made()
-    run.images[3] = 0
-    assert read_embeddings(write_embeddings(tmp_path / "zeros.h5", run)).images is not None
+# The named test splits are those that are known by these names.
+
+
+def of_images(image_ids: list[int], dataset: str = "coco", coco_ids: list[int] | None = None) -> Embeddings:
+    ids = np.asarray(image_ids)
+    coco = None if coco_ids is None else np.asarray(coco_ids)
+    return Embeddings(ids, ids, ids, dataset, "test", scores=np.zeros((len(ids), len(ids)), np.float32), coco_ids=coco)
+
+
+def test_the_identity_is_the_hash_of_the_sorted_ids() -> None:
+    expected = hashlib.sha256(b"[2,7,10]").hexdigest()
+    for run, ids in ((of_images([10, 2, 7]), "image_ids"), (of_images([0, 1, 2], coco_ids=[2, 10, 7]), "coco_ids")):
+        identity = split_identity(run)
+        assert (identity.sha256, identity.ids, identity.name) == (expected, ids, None)
+
+
+def test_karpathy_s_test_images_of_coco_are_known_by_their_numbers() -> None:
+    package = pytest.importorskip("eccv_caption")
+    answers = json.loads((Path(package.__file__).parent / "data" / "original_image_to_caption.json").read_text())
+    numbers = [int(number) for number in answers]
+    assert len(numbers) == 5000
+    assert split_identity(of_images(list(range(5000)), coco_ids=numbers)).name == "karpathy"
+    assert split_identity(of_images(list(range(4999)), coco_ids=numbers[:-1])).name is None
+    assert split_identity(of_images(list(range(5000)), "f30k", coco_ids=numbers)).name is None
+
+
+def test_a_folder_of_presets_names_further_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
+    first, second = split_identity(of_images([1])).sha256, split_identity(of_images([2])).sha256
+    assert split_name("birds", first) is None
+    (tmp_path / "published").mkdir()
+    file = tmp_path / "published" / "splits.yaml"
+    file.write_text(f"birds: {{ spring: [{first}, {second}] }}\n")
+    assert (split_name("birds", first), split_name("birds", second)) == ("spring", "spring")
+    file.write_text("birds: spring\n")
+    with pytest.raises(UserError, match=r"splits.yaml: names splits as DATASET"):
+        split_name("birds", first)

@@ -38,25 +38,36 @@ SUITE = "hostile embeddings and results"
 
 QUICK = ["--bootstrap", 0, "--no-cross-check", "--out"]
 NAMES = ("image_ids", "caption_ids", "caption_image_ids", "images", "captions", "coco_ids")
-LINKS: dict[str, Callable[[h5py.File, str, Path], None]] = {
-    "another file": lambda file, name, folder: file.__setitem__(name, h5py.ExternalLink(str(folder / "o.h5"), f"/{name}")),
-    "a pipe": lambda file, name, folder: file.__setitem__(name, h5py.ExternalLink(str(folder / "pipe"), "/x")),
-    "the file itself": lambda file, name, folder: file.__setitem__(name, h5py.ExternalLink(str(folder / "e.h5"), f"/{name}")),
-    "a group": lambda file, name, folder: file.__setitem__(name, h5py.SoftLink("/ids/x")),
-    "itself": lambda file, name, folder: file.__setitem__(name, h5py.SoftLink(f"/{name}")),
-    "nothing": lambda file, name, folder: file.__setitem__(name, h5py.SoftLink("/nothing")),
-    "raw bytes": lambda file, name, folder: (
-        file.create_dataset(name, (12,) if name.endswith("ids") else (12, 16), "f4", external=[("/etc/passwd", 0, 768)]),
-        None,
-    )[1],
+Spoil = Callable[[h5py.File, str, Path], object]
+
+
+def external(name: str, inside: str = "/{}") -> Spoil:
+    return lambda file, array, folder: file.update({array: h5py.ExternalLink(str(folder / name), inside.format(array))})
+
+
+def soft(place: str) -> Spoil:
+    return lambda file, name, folder: file.update({name: h5py.SoftLink(place.format(name))})
+
+
+def hole(*width: int, **options: Any) -> Spoil:
+    return lambda file, name, folder: file.create_dataset(name, (10**12, *width), **options)
+
+
+LINKS: dict[str, Spoil] = {
+    "another file": external("o.h5"),
+    "a pipe": external("pipe", "/x"),
+    "the file itself": external("e.h5"),
+    "a group": soft("/ids/x"),
+    "itself": soft("/{}"),
+    "nothing": soft("/nothing"),
+    "raw bytes": lambda file, name, folder: file.create_dataset(
+        name, (12,) if name.endswith("ids") else (12, 16), "f4", external=[("/etc/passwd", 0, 768)]
+    ),
     "another file's rows": lambda file, name, folder: virtual(file, name, folder / "o.h5"),
     "rows of its own": lambda file, name, folder: virtual(file, name, Path()),
-    "a hole": lambda file, name, folder: (file.create_dataset(name, (10**12,), "i8"), None)[1],
-    "a hole in chunks": lambda file, name, folder: (file.create_dataset(name, (10**12, 16), "f4", chunks=(999, 16)), None)[1],
-    "a compressed hole": lambda file, name, folder: (
-        file.create_dataset(name, (10**12,), "i8", chunks=(1000,), compression="gzip"),
-        None,
-    )[1],
+    "a hole": hole(dtype="i8"),
+    "a hole in chunks": hole(16, dtype="f4", chunks=(999, 16)),
+    "a compressed hole": hole(dtype="i8", chunks=(1000,), compression="gzip"),
 }
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.eval.protocols.test_coco import coco
+from tests.eval.evaluating import Fails, succeeds
 from tests.eval.protocols.test_evaluate import made, made_order
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
@@ -20,17 +20,11 @@ from vse.eval.files.embeddings import Embeddings, write_embeddings
 COLUMNS = ["seed", "protocol", "fold", "direction", "query_id", "rank", "right_id", "right_score", "wrong_id", "wrong_score"]
 
 
-def ran(*arguments: object) -> int | str | None:
-    with pytest.raises(SystemExit) as stop:
-        eval_main([str(argument) for argument in arguments])
-    return stop.value.code
-
-
 def per_query(tmp_path: Path, *runs: Embeddings, arguments: tuple[str, ...] = ()) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Run the command; return the table and the protocols of the result that it writes."""
     files = [write_embeddings(tmp_path / f"{k}.h5", run) for k, run in enumerate(runs)]
     table, result = tmp_path / "queries.csv", tmp_path / "result.json"
-    assert ran(*files, "--out", result, "--per-query", table, "--bootstrap", 0, *arguments) == 0
+    succeeds(eval_main, *files, "--out", result, "--per-query", table, "--bootstrap", 0, *arguments)
     return pd.read_csv(table), json.loads(result.read_text())["protocols"]
 
 
@@ -44,13 +38,10 @@ def test_a_row_says_which_answers_a_query_got(kind: str, tmp_path: Path) -> None
     if kind in ("scores", "directional"):
         run = as_scores(run)
     if kind == "directional":
-        scores = run.scores[:] if run.scores is not None else None
-        run = replace(run, scores=None, scores_i2t=scores, scores_t2i=np.square(scores))
+        run = replace(run, scores=None, scores_i2t=run.scores, scores_t2i=np.square(run.scores))
     table, protocols = per_query(tmp_path, run)
     assert list(table) == COLUMNS
-    assert set(table["protocol"]) == {"full"}
-    assert (table["seed"] == 0).all()
-    assert (table["fold"] == 0).all()
+    assert (set(table["protocol"]), set(table["seed"]), set(table["fold"])) == ({"full"}, {0}, {0})
     i2t, t2i = (table[table["direction"] == direction] for direction in ("i2t", "t2i"))
     assert i2t["query_id"].tolist() == run.image_ids.tolist()
     assert t2i["query_id"].tolist() == run.caption_ids.tolist()
@@ -89,14 +80,9 @@ def test_seeds_folds_and_sentences_have_their_rows(tmp_path: Path) -> None:
         expected |= {(seed, "full", 0, "i2t"): 2100, (seed, "full", 0, "t2i"): 4200, (seed, "sentence", 0, "s2s"): 4200}
         expected |= {(seed, "sentence-1k", fold, "s2s"): 2000 for fold in (0, 1)}
     assert counts == expected
-    for (seed, protocol, fold, direction), rows in table.groupby(["seed", "protocol", "fold", "direction"]):
+    for (protocol, fold, direction), rows in table.groupby(["protocol", "fold", "direction"]):
         metrics = protocols[protocol] if protocol in ("full", "sentence") else protocols[protocol]["per_fold"][fold]
-        value = metrics[direction]["r1"]
-        by_seed = 100 * table[
-            (table["protocol"] == protocol) & (table["fold"] == fold) & (table["direction"] == direction)
-        ].groupby("seed")["rank"].apply(lambda ranks: (ranks < 1).mean())
-        assert by_seed.mean() == pytest.approx(value["mean"])
-        assert len(rows) == counts[seed, protocol, fold, direction]
+        assert 100 * (rows["rank"] < 1).mean() == pytest.approx(metrics[direction]["r1"]["mean"])
     captions = runs[0].captions
     first = table[(table["protocol"] == "sentence") & (table["seed"] == 3)].iloc[0]
     cosines = captions @ captions[0]
@@ -106,43 +92,18 @@ def test_seeds_folds_and_sentences_have_their_rows(tmp_path: Path) -> None:
 
 def test_a_query_without_a_wrong_answer_has_none(tmp_path: Path) -> None:
     table, _ = per_query(tmp_path, replace(made(n_images=1), seed=None))
-    assert table["wrong_id"].isna().all()
-    assert table["wrong_score"].isna().all()
-    assert table["seed"].isna().all()
+    assert table[["wrong_id", "wrong_score", "seed"]].isna().all(axis=None)
     assert (table["rank"] == 0).all()
 
 
-@pytest.mark.slow
-def test_the_queries_of_cxc_and_eccv_have_the_best_of_all_their_right_answers(tmp_path: Path) -> None:
-    run = coco()
-    table, protocols = per_query(tmp_path, run, arguments=("--protocol", "cxc", "--protocol", "eccv", "--no-cross-check"))
-    scores = run.images @ run.captions.T
-    rows = {int(image): row for row, image in enumerate(run.image_ids)}
-    columns = {int(caption): column for column, caption in enumerate(run.caption_ids)}
-    for protocol in ("cxc", "eccv"):
-        for direction in ("i2t", "t2i"):
-            some = table[(table["protocol"] == protocol) & (table["direction"] == direction)]
-            assert 100 * (some["rank"] == 0).mean() == pytest.approx(protocols[protocol][direction]["r1"])
-            assert ((some["rank"] == 0) == (some["right_score"] > some["wrong_score"])).all()
-            for which in ("right", "wrong"):
-                pairs = zip(some["query_id"], some[f"{which}_id"], strict=True)
-                pairs = ((a, b) if direction == "i2t" else (b, a) for a, b in pairs)
-                expected = [scores[rows[image], columns[caption]] for image, caption in pairs]
-                assert some[f"{which}_score"].to_numpy() == pytest.approx(expected, abs=1e-5)
-
-
-def test_parquet_has_what_csv_has_or_its_package_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = write_embeddings(tmp_path / "e.h5", made())
-    assert ran(file, "--bootstrap", 0, "--per-query", tmp_path / "q.csv") == 0
-    code = ran(file, "--bootstrap", 0, "--per-query", tmp_path / "q.parquet")
+def test_parquet_has_what_csv_has_or_its_package_is_named(tmp_path: Path, fails: Fails) -> None:
+    file, csv, parquet = write_embeddings(tmp_path / "e.h5", made()), tmp_path / "q.csv", tmp_path / "q.parquet"
+    succeeds(eval_main, file, "--bootstrap", 0, "--per-query", csv)
     if find_spec("pyarrow"):
-        assert code == 0
-        pd.testing.assert_frame_equal(
-            pd.read_parquet(tmp_path / "q.parquet"), pd.read_csv(tmp_path / "q.csv"), check_dtype=False
-        )
+        succeeds(eval_main, file, "--bootstrap", 0, "--per-query", parquet)
+        pd.testing.assert_frame_equal(pd.read_parquet(parquet), pd.read_csv(csv), check_dtype=False)
     else:
-        assert code == 2
-        assert capsys.readouterr().err.strip().endswith("pip install 'vse-pipeline[parquet]', or name a .csv")
+        assert "pip install 'vse-pipeline[parquet]'" in fails(eval_main, file, "--bootstrap", 0, "--per-query", parquet)
 
 
 @pytest.mark.parametrize(
@@ -152,18 +113,15 @@ def test_parquet_has_what_csv_has_or_its_package_is_named(tmp_path: Path, capsys
         (("--per-query", "e.h5"), "e.h5: output is also an input"),
         (("--per-query", "q.csv", "--compare", "f.h5"), "--compare and --per-query"),
         (("--per-query", "folder.csv"), "cannot write folder.csv: it is a folder"),
+        (("--trec", "e.h5"), "e.h5: run files are written to a folder"),
+        (("--trec-depth", "3"), "--trec-depth applies to run files: name their folder with --trec"),
+        (("--trec", "t", "--compare", "e.h5"), "--compare and --trec cannot be used together"),
     ],
 )
 def test_what_cannot_be_written_is_said_in_a_line(
-    arguments: tuple[str, ...],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Fails
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_embeddings(Path("e.h5"), made())
     Path("folder.csv").mkdir()
-    assert ran("e.h5", *arguments) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert message in line
+    assert message in fails(eval_main, "e.h5", *arguments)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.eval.evaluating import Fails, result_of, succeeds
 from tests.eval.protocols.test_evaluate import made
 from tests.eval.slow_ranks import slow_metrics_of_lists, slow_ranks
 from vse.eval.cli import eval_main, table_main
@@ -19,20 +19,9 @@ from vse.eval.ranking.metrics import direction_metrics
 from vse.train.cli import report_main
 
 RNG = np.random.default_rng(0)
-RUN = made(n_images=12, n_each=3, images=None, captions=None, similarity="tod")
+RUN = made(n_images=12, n_each=3)
 POSITIVE = 1.5 * (RUN.caption_image_ids[None] == RUN.image_ids[:, None])
 I2T, T2I, OTHER = (POSITIVE + RNG.normal(size=(3, 12, 36))).astype(np.float32)
-
-
-def run(main: Callable[[list[str]], None], *arguments: object) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    assert stop.value.code == 0
-
-
-def directional(path: Path, i2t: np.ndarray = I2T, t2i: np.ndarray = T2I, **changes: Any) -> Path:
-    vectors = {"images": None, "captions": None, "similarity": "tod"}
-    return write_embeddings(path, made(n_images=12, n_each=3, **vectors, scores_i2t=i2t, scores_t2i=t2i, **changes))
 
 
 def slow_metrics(i2t: np.ndarray, t2i: np.ndarray) -> dict[str, dict[str, float]]:
@@ -40,6 +29,14 @@ def slow_metrics(i2t: np.ndarray, t2i: np.ndarray) -> dict[str, dict[str, float]
     ranks = {"i2t": slow_ranks(i2t, image_of_caption)[0], "t2i": slow_ranks(t2i, image_of_caption)[1]}
     of_lists = slow_metrics_of_lists(i2t, t2i, image_of_caption)
     return {name: direction_metrics(np.array(of_direction)) | of_lists[name] for name, of_direction in ranks.items()}
+
+
+NONE = {"images": None, "captions": None, "similarity": "tod"}
+UNNAMED = {"experiment": None, "seed": None}
+
+
+def directional(path: Path, i2t: np.ndarray = I2T, t2i: np.ndarray = T2I, **changes: Any) -> Path:
+    return write_embeddings(path, made(n_images=12, n_each=3, **NONE, scores_i2t=i2t, scores_t2i=t2i, **changes))
 
 
 def full(result: Path) -> dict[str, Any]:
@@ -55,7 +52,7 @@ def check(result: Path, i2t: np.ndarray, t2i: np.ndarray) -> None:
 def test_each_direction_is_evaluated_by_its_own_scores(tmp_path: Path) -> None:
     assert slow_metrics(I2T, I2T) != slow_metrics(I2T, T2I) != slow_metrics(T2I, T2I)
     out = tmp_path / "r.json"
-    run(eval_main, directional(tmp_path / "e.h5"), "--bootstrap", 100, "--out", out)
+    succeeds(eval_main, directional(tmp_path / "e.h5"), "--bootstrap", 100, "--out", out)
     check(out, I2T, T2I)
     low, high = full(out)["ci95"]["t2i"]["r1"]
     assert low < full(out)["t2i"]["r1"] < high
@@ -63,27 +60,25 @@ def test_each_direction_is_evaluated_by_its_own_scores(tmp_path: Path) -> None:
 
 def test_an_ensemble_averages_each_direction_even_with_a_member_that_has_one_matrix(tmp_path: Path) -> None:
     out = tmp_path / "r.json"
-    one = write_embeddings(
-        tmp_path / "one.h5", made(n_images=12, n_each=3, images=None, captions=None, similarity="tod", scores=OTHER)
-    )
-    run(eval_main, directional(tmp_path / "e.h5"), one, "--ensemble", "--bootstrap", 0, "--out", out)
+    one = write_embeddings(tmp_path / "one.h5", made(n_images=12, n_each=3, **NONE, scores=OTHER))
+    succeeds(eval_main, directional(tmp_path / "e.h5"), one, "--ensemble", "--bootstrap", 0, "--out", out)
     check(out, (I2T + OTHER) / 2, (T2I + OTHER) / 2)
 
 
-def test_a_directional_model_is_compared_and_reported(tmp_path: Path, fails: Callable[..., str]) -> None:
+def test_a_directional_model_is_compared_and_reported(tmp_path: Path, fails: Fails) -> None:
     first = directional(tmp_path / "a.h5", experiment="a")
     second = directional(tmp_path / "b.h5", OTHER, OTHER, experiment="b")
-    run(eval_main, first, second, "--compare", "--bootstrap", 100, "--out", tmp_path / "c.json")
-    run(table_main, "significance", tmp_path / "c.json", "--out", tmp_path / "c.csv")
+    succeeds(eval_main, first, second, "--compare", "--bootstrap", 100, "--out", tmp_path / "c.json")
+    succeeds(table_main, "significance", tmp_path / "c.json", "--out", tmp_path / "c.csv")
     table = pd.read_csv(tmp_path / "c.csv").set_index(["direction", "metric"])
     a, b = slow_metrics(I2T, T2I), slow_metrics(OTHER, OTHER)
     for direction in ("i2t", "t2i"):
         difference = a[direction]["r1"] - b[direction]["r1"]
         assert table.loc[(direction, "R@1"), "difference"] == pytest.approx(difference, abs=0.01)
-    run(eval_main, first, "--bootstrap", 0, "--out", tmp_path / "r.json")
-    run(table_main, "summary", tmp_path / "r.json", "--out", tmp_path / "t.csv")
+    succeeds(eval_main, first, "--bootstrap", 0, "--out", tmp_path / "r.json")
+    succeeds(table_main, "summary", tmp_path / "r.json", "--out", tmp_path / "t.csv")
     assert pd.read_csv(tmp_path / "t.csv")["t2i_r5"][0] == pytest.approx(a["t2i"]["r5"], abs=0.01)
-    run(report_main, tmp_path / "r.json", "--out", tmp_path / "r.html")
+    succeeds(report_main, tmp_path / "r.json", "--out", tmp_path / "r.html")
     assert "scores of each direction" in (tmp_path / "r.html").read_text()
     assert "FAISS indexes embeddings" in fails(eval_main, first, "--index", "Flat", "--out", tmp_path / "i.json")
 
@@ -93,63 +88,38 @@ def test_folds_of_a_directional_file_are_ranked_by_their_own_scores(tmp_path: Pa
     scores = np.zeros((n, n), np.float32)
     scores[np.arange(n), np.arange(n)] = 1
     shifted = np.roll(scores, 1000, axis=1)  # right only across folds, where nothing is asked
-    vectors = {"images": None, "captions": None, "similarity": "tod"}
-    file = write_embeddings(tmp_path / "e.h5", made(n_images=n, n_each=1, **vectors, scores_i2t=scores, scores_t2i=shifted))
-    run(eval_main, file, "--protocol", "1k", "--bootstrap", 0, "--out", tmp_path / "r.json")
+    file = write_embeddings(tmp_path / "e.h5", made(n_images=n, n_each=1, **NONE, scores_i2t=scores, scores_t2i=shifted))
+    succeeds(eval_main, file, "--protocol", "1k", "--bootstrap", 0, "--out", tmp_path / "r.json")
     protocol = json.loads((tmp_path / "r.json").read_text())["protocols"]["1k"]
     assert (protocol["folds"], protocol["i2t"]["r10"], protocol["t2i"]["r10"]) == (2, 100.0, 0.0)
 
 
-def test_a_file_without_experiment_and_seed_is_called_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "r.json"
-    run(eval_main, directional(tmp_path / "mine.h5", experiment=None, seed=None), "--bootstrap", 0, "--out", out)
-    assert "demo mine full: " in capsys.readouterr().err
-    result = json.loads(out.read_text())
+def test_a_file_without_experiment_and_seed_is_called_by_its_name(tmp_path: Path) -> None:
+    out, table, page = tmp_path / "mine.json", tmp_path / "t.csv", tmp_path / "r.html"
+    result = result_of([directional(tmp_path / "mine.h5", **UNNAMED)])
     assert (result["experiment"], result["seeds"]) == ("mine", [None])
-    run(table_main, "summary", out, "--out", tmp_path / "t.csv")
-    assert list(pd.read_csv(tmp_path / "t.csv")[["experiment", "seeds"]].iloc[0]) == ["mine", 1]
-    run(report_main, out, "--out", tmp_path / "r.html")
-    page = (tmp_path / "r.html").read_text()
-    assert "<title>demo mine</title>" in page
-    assert "None" not in page
-    assert "<dt>Seed" not in page
+    succeeds(table_main, "summary", out, "--out", table)
+    assert list(pd.read_csv(table)[["experiment", "seeds"]].iloc[0]) == ["mine", 1]
+    succeeds(report_main, out, "--out", page)
+    assert "<title>demo mine</title>" in page.read_text()
+    assert "None" not in page.read_text()
 
 
-def test_unnamed_files_can_be_seeds_members_and_rivals(tmp_path: Path) -> None:
-    unnamed = {"experiment": None, "seed": None}
-    files = [directional(tmp_path / f"{k}.h5", scores, scores, **unnamed) for k, scores in enumerate((I2T, OTHER))]
-    out = tmp_path / "r.json"
-    run(eval_main, *files, "--bootstrap", 0, "--out", out)
-    result = json.loads(out.read_text())
+def test_unnamed_files_can_be_seeds_members_and_rivals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = [directional(Path(f"{k}.h5"), scores, scores, **UNNAMED) for k, scores in enumerate((I2T, OTHER))]
+    result = result_of(files)
     assert (result["experiment"], result["seeds"]) == ("0", [None, None])
     mean = np.mean([slow_metrics(scores, scores)["i2t"]["r1"] for scores in (I2T, OTHER)])
-    assert full(out)["i2t"]["r1"]["mean"] == pytest.approx(mean)
-    run(eval_main, *files, "--ensemble", "--bootstrap", 0, "--out", out)
-    result = json.loads(out.read_text())
+    assert result["protocols"]["full"]["i2t"]["r1"]["mean"] == pytest.approx(mean)
+    result = result_of(files, ensemble=True)
     assert result["experiment"] == "ensemble of 2 (0, 1)"
     assert result["ensemble"] == [{"experiment": "0", "seed": None}, {"experiment": "1", "seed": None}]
-    run(report_main, out, "--out", tmp_path / "r.html")
-    run(eval_main, *files, "--compare", "--bootstrap", 100, "--out", tmp_path / "c.json")
-    comparison = json.loads((tmp_path / "c.json").read_text())
-    assert [comparison[side]["experiment"] for side in "ab"] == ["0", "1"]
-
-
-def test_unnamed_models_of_one_name_are_a_and_b(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    unnamed = {"experiment": None, "seed": None}
-    first = directional(tmp_path / "one" / "test.h5", **unnamed)
-    second = directional(tmp_path / "two" / "test.h5", OTHER, OTHER, **unnamed)
-    monkeypatch.chdir(tmp_path)
-    run(eval_main, first, second, "--compare", "--bootstrap", 100)
-    captured = capsys.readouterr()
-    assert captured.out.strip() == "results/demo_test-a_vs_test-b.json"
-    assert "demo test A - test B full: " in captured.err
-
-
-def test_a_named_seed_lends_its_name_to_unnamed_ones(tmp_path: Path) -> None:
-    out = tmp_path / "r.json"
-    files = [directional(tmp_path / "x.h5", seed=None, experiment=None), directional(tmp_path / "y.h5", OTHER, OTHER, seed=4)]
-    run(eval_main, *files, "--bootstrap", 0, "--out", out)
-    result = json.loads(out.read_text())
-    assert (result["experiment"], result["seeds"]) == ("vsepp", [None, 4])
+    succeeds(report_main, "0.json", "--out", "r.html")
+    succeeds(eval_main, *files, "--compare", "--bootstrap", 100, "--out", "c.json")
+    assert [json.loads(Path("c.json").read_text())[side]["experiment"] for side in "ab"] == ["0", "1"]
+    twin = directional(Path("other/0.h5"), OTHER, OTHER, **UNNAMED)
+    succeeds(eval_main, files[0], twin, "--compare", "--bootstrap", 100)
+    assert Path("results/demo_0-a_vs_0-b.json").is_file()
+    result = result_of([files[0], directional(Path("y.h5"), OTHER, OTHER, seed=4)])
+    assert (result["experiment"], result["seeds"]) == ("vsepp", [None, 4]), "a named seed lends its name"

@@ -28,7 +28,6 @@ def slow_resampled(fold: Fold, drawn: list[int]) -> dict[str, Any]:
     """Return the metrics of a sample: each query is repeated as often as its image was drawn."""
     found: dict[str, Any] = {}
     for direction, queries in fold.items():
-        assert queries.ranks is not None
         ranks = [rank for image in drawn for rank, own in zip(queries.ranks, queries.images, strict=True) if own == image]
         found[direction] = direction_metrics(np.array(ranks))
     found["rsum"] = sum(found[direction][f"r{k}"] for direction in ("i2t", "t2i") for k in RECALLS)
@@ -71,48 +70,15 @@ def test_an_interval_is_the_percentiles_of_all_possible_samples() -> None:
         assert values[-2] <= high <= values[-1]
 
 
-def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
-    """100 test sets of 80 images are drawn from a population whose R@1 is 40: 95 of their intervals should hold it."""
-    rng = np.random.default_rng(5)
-    covered = 0
-    for k in range(100):
-        hit = rng.random(80) < 0.4
-        fold = {"i2t": Queries.from_ranks(np.where(hit, 0, 20), np.arange(80))}
-        low, high = intervals([[fold]], samples=400, seed=k)["i2t"]["r1"]
-        covered += low <= 40 <= high
-    assert 88 <= covered <= 100
-
-
-def test_captions_of_an_image_move_together() -> None:
-    """Five captions that always agree tell as much as one, so their interval is as wide as the images'."""
-    hit = np.arange(40) % 2 == 0
-    images = Queries.from_ranks(np.where(hit, 0, 20), np.arange(40))
-    captions = Queries.from_ranks(np.repeat(images.ranks, 5), np.repeat(np.arange(40), 5))  # type: ignore[arg-type]
-    found = intervals([[{"i2t": images, "t2i": captions}]])
-    assert found["t2i"]["r1"] == found["i2t"]["r1"]
-    low, high = found["i2t"]["r1"]
-    assert 28 < high - low < 34  # 2 x 1.96 x 100 x sqrt(0.25 / 40) = 31
-
-
-def test_seeds_are_averaged_sample_by_sample() -> None:
+def test_samples_depend_on_the_seed_alone_and_models_are_averaged_in_each() -> None:
     one, other = made_fold(30, 0), made_fold(30, 1)
-    same = intervals([[one], [one]])
-    assert same == intervals([[one]])
-    both = intervals([[one], [other]])
-    mean = [(fold_metrics(one)["rsum"] + fold_metrics(other)["rsum"]) / 2]
-    assert both["rsum"][0] < mean[0] < both["rsum"][1]
-
-
-def test_samples_depend_on_the_seed_alone() -> None:
-    fold = made_fold(30, 0)
-    assert intervals([[fold]], samples=700) == intervals([[fold]], samples=700)
-    assert intervals([[fold]], seed=1) != intervals([[fold]], seed=2)
-
-
-def test_images_without_queries_are_not_drawn() -> None:
-    fold = made_fold(20, 0)
-    far = {direction: Queries.from_ranks(q.ranks, q.images * 1000) for direction, q in fold.items() if q.ranks is not None}
-    assert intervals([[far]]) == intervals([[fold]])
+    alone = intervals([[one]])
+    assert intervals([[one], [one]]) == intervals([[one]]) == alone
+    assert intervals([[one]], seed=1) != intervals([[one]], seed=2)
+    far = {direction: Queries.from_ranks(q.ranks, q.images * 1000) for direction, q in one.items()}
+    assert intervals([[far]]) == alone, "images without queries are not drawn"
+    low, high = intervals([[one], [other]])["rsum"]
+    assert low < (fold_metrics(one)["rsum"] + fold_metrics(other)["rsum"]) / 2 < high
 
 
 def slow_differences(first: Fold, second: Fold, n_images: int) -> dict[tuple[str, str], tuple[float, float]]:
@@ -149,18 +115,10 @@ def test_p_is_the_share_of_swaps_that_make_as_large_a_difference(seed: int) -> N
         assert leaf["b"] == pytest.approx(fold_metrics(second)[direction][name])
 
 
-def test_a_model_does_not_differ_from_itself() -> None:
-    fold = made_fold(20, 0)
-    found = differences([[fold]], [[fold]], samples=500)
-    for leaf in (found["rsum"], found["i2t"]["r1"], found["t2i"]["medr"]):
-        assert (leaf["difference"], leaf["ci95"], leaf["p"]) == (0, [0, 0], 1)
-
-
 def test_a_paired_difference_is_surer_than_two_intervals() -> None:
-    """Compare two models that fail on the same images, except for three that one of them gets right."""
+    """Compare two models that fail on the same images, except for seven that one of them gets right."""
     hit = np.arange(200) % 2 == 0
-    better = hit.copy()
-    better[[1, 3, 5, 7, 9, 11, 13]] = True
+    better = hit | np.isin(np.arange(200), [1, 3, 5, 7, 9, 11, 13])
     a, b = ({"i2t": Queries.from_ranks(np.where(right, 0, 20), np.arange(200))} for right in (better, hit))
     leaf = differences([[a]], [[b]], samples=4000)["i2t"]["r1"]
     assert leaf["difference"] == pytest.approx(3.5)
@@ -168,12 +126,5 @@ def test_a_paired_difference_is_surer_than_two_intervals() -> None:
     assert leaf["p"] == pytest.approx(2 / 2**7, abs=0.01)  # all seven on one side, or on the other
     (_, high_b), (low_a, _) = intervals([[b]])["i2t"]["r1"], intervals([[a]])["i2t"]["r1"]
     assert low_a < high_b  # unpaired, they overlap
-
-
-def test_chance_differences_are_significant_as_rarely_as_they_should_be() -> None:
-    rng = np.random.default_rng(1)
-    low = 0
-    for k in range(100):
-        a, b = ({"i2t": Queries.from_ranks(rng.integers(0, 3, 60), np.arange(60))} for _ in range(2))
-        low += differences([[a]], [[b]], samples=200, seed=k)["i2t"]["r1"]["p"] < 0.05
-    assert low <= 12
+    itself = differences([[a]], [[a]], samples=500)["i2t"]["r1"]
+    assert (itself["difference"], itself["ci95"], itself["p"]) == (0, [0, 0], 1)

@@ -48,32 +48,13 @@ def exact(n_captions: int, n_images: int, seed: int = 0) -> tuple[np.ndarray, np
 
 
 def test_images_with_one_three_and_seven_captions_by_hand() -> None:
-    image_of_caption = [0, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2]
     degrees = np.radians([0, 10, 30, 31, 90, 92, 94, 100, 110, 130, 20])
     captions = np.stack([np.cos(degrees), np.sin(degrees)], 1).astype(np.float32)
     # The caption at 20 degrees is the last one of image 2, whose next one is at 90.
-    assert listed(ranked(captions, image_of_caption)) == {1: 2, 2: 0, 3: 0, 4: 0, 5: 0, 6: 0, 7: 0, 8: 0, 9: 0, 10: 4}
-
-
-def test_the_query_is_no_candidate() -> None:
+    found = listed(ranked(captions, [0, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2]))
+    assert found == {1: 2, 2: 0, 3: 0, 4: 0, 5: 0, 6: 0, 7: 0, 8: 0, 9: 0, 10: 4}
     # Each is nearest to itself, then to the caption of the other image, then to the right one.
-    captions = np.float32([[1, 0], [0, 1], [2, 1], [1, 2]])
-    assert listed(ranked(captions, [0, 0, 1, 1])) == {0: 2, 1: 2, 2: 1, 3: 1}
-
-
-def test_the_other_captions_of_the_image_are_never_counted() -> None:
-    captions = np.float32([[1, 0], [1, 0], [1, 0], [1, 0], [1, 1], [1, -1]])
-    assert listed(ranked(captions, [0, 0, 0, 0, 1, 1])) == {0: 0, 1: 0, 2: 0, 3: 0, 4: 4, 5: 4}
-
-
-def test_a_wrong_caption_that_ties_with_the_right_one_stands_before_it() -> None:
-    captions = np.float32([[3, 0], [1, 1], [2, 2], [0, 5]])
-    assert listed(ranked(captions, [0, 0, 1, 1])) == {0: 1, 1: 2, 2: 2, 3: 1}
-
-
-def test_a_caption_that_two_images_share_is_found_by_neither() -> None:
-    captions = np.float32([[1, 2, 3], [2, 4, 6], [1, 2, 3], [3, 2, 1]])
-    assert listed(ranked(captions, [0, 0, 1, 1])) == {0: 1, 1: 1, 2: 2, 3: 2}
+    assert listed(ranked(np.float32([[1, 0], [0, 1], [2, 1], [1, 2]]), [0, 0, 1, 1])) == {0: 2, 1: 2, 2: 1, 3: 1}
 
 
 def test_the_only_caption_of_an_image_is_a_candidate_but_no_query() -> None:
@@ -83,20 +64,10 @@ def test_the_only_caption_of_an_image_is_a_candidate_but_no_query() -> None:
         ranked(captions, [0, 1, 2, 3])
 
 
-def test_captions_of_one_image_are_always_found() -> None:
-    assert listed(ranked(made(1, 5)[0], [0] * 5)) == dict.fromkeys(range(5), 0)
-
-
 def test_only_the_direction_of_a_caption_counts() -> None:
     captions, image_of_caption = made()
     longer = captions * np.float32([2.0**k for k in range(-60, 30)])[:, None]
     assert listed(ranked(longer, image_of_caption)) == listed(ranked(captions, image_of_caption))
-
-
-@pytest.mark.parametrize("n_each", [2, 3, 7])
-def test_ranks_equal_the_slow_count(n_each: int) -> None:
-    captions, image_of_caption = made(n_images=12, n_each=n_each)
-    assert listed(ranked(captions, image_of_caption)) == slow_sentence_ranks(slow_cosines(captions), image_of_caption.tolist())
 
 
 @given(st.data())
@@ -107,29 +78,21 @@ def test_ranks_equal_the_slow_count_with_ties_and_any_number_of_captions(data: s
     assert listed(ranked(captions, image_of_caption)) == slow_sentence_ranks(slow_cosines(captions), image_of_caption)
 
 
-@given(rows=st.integers(1, 70), columns=st.integers(1, 70))
-def test_the_size_of_a_block_does_not_matter(rows: int, columns: int) -> None:
-    captions, image_of_caption = exact(60, 25)
+@given(rows=st.integers(1, 70), columns=st.integers(1, 70), seed=st.integers(0, 1000))
+def test_the_size_of_a_block_does_not_matter(rows: int, columns: int, seed: int) -> None:
+    captions, image_of_caption = exact(60, 25, seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SIMILARITIES, "cosine", SIMILARITIES["cosine"]._replace(tile_images=rows, tile_captions=columns))
         found = ranked(captions, image_of_caption)
     assert listed(found) == slow_sentence_ranks(slow_cosines(captions), image_of_caption.tolist())
-
-
-@given(st.integers(0, 1000))
-def test_the_order_of_the_captions_does_not_matter(seed: int) -> None:
-    captions, image_of_caption = exact(40, 15)
-    order = np.random.default_rng(seed).permutation(40)
-    straight, mixed = listed(ranked(captions, image_of_caption)), listed(ranked(captions[order], image_of_caption[order]))
-    assert {int(order[row]): rank for row, rank in mixed.items()} == straight
+    check_sentences_against_search(captions, image_of_caption, found, RECALLS)  # ties do not trouble it
 
 
 def test_more_captions_than_a_tile_holds_and_an_image_that_fills_blocks() -> None:
-    captions, image_of_caption = made(n_images=1500, n_each=3)
+    captions, image_of_caption = made(n_images=1000, n_each=3)
     image_of_caption[np.random.default_rng(1).integers(0, len(image_of_caption), 1100)] = 7
     units = unit_rows(torch.from_numpy(captions)).double().numpy()
-    scores = units @ units.T
-    own = image_of_caption[:, None] == image_of_caption
+    scores, own = units @ units.T, image_of_caption[:, None] == image_of_caption
     best = np.where(own & ~np.eye(len(image_of_caption), dtype=bool), scores, -np.inf).max(1)
     expected = ((scores >= best[:, None]) & ~own).sum(1)
     found = ranked(captions, image_of_caption)
@@ -179,23 +142,16 @@ def test_captions_that_are_not_finite_are_named(bad: float) -> None:
         ranked(captions, image_of_caption)
 
 
-@pytest.mark.parametrize("n_each", [2, 3, 7])
+@pytest.mark.parametrize("n_each", [2, 7])
 def test_faiss_and_the_exact_ranks_agree(n_each: int) -> None:
     captions, image_of_caption = made(n_each=n_each)
     image_of_caption[:4] = [100, 101, 102, 103]  # nothing to find
     found = ranked(captions, image_of_caption)
     exact = direction_metrics(found.ranks)
+    assert listed(found) == slow_sentence_ranks(slow_cosines(captions), image_of_caption.tolist())
     assert 0 < exact["r1"] < exact["r10"]
     recalls = check_sentences_against_search(captions, image_of_caption, found, RECALLS).recalls["s2s"]
     assert recalls == pytest.approx({f"r{k}": exact[f"r{k}"] for k in RECALLS})
-
-
-@given(seed=st.integers(0, 1000), n_captions=st.integers(2, 60))
-def test_ties_and_duplicates_do_not_trouble_the_check(seed: int, n_captions: int) -> None:
-    captions, image_of_caption = exact(n_captions, n_captions // 2, seed)
-    image_of_caption[:2] = 0
-    agreement = check_sentences_against_search(captions, image_of_caption, ranked(captions, image_of_caption), RECALLS)
-    assert list(agreement.recalls["s2s"]) == ["r1", "r5", "r10"]
 
 
 WRONG: dict[str, Callable[[np.ndarray], np.ndarray]] = {

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 import re
 
@@ -10,6 +11,10 @@ import pytest
 from vse.eval.report.charts import (
     Bars,
     Curve,
+    captions_per_image,
+    chance_recall,
+    chance_rsum,
+    chance_within,
     draw_rank_histogram,
     draw_recall_bars,
     draw_training_curves,
@@ -29,35 +34,21 @@ CHARTS = {
 def test_a_chart_is_named_refers_to_nothing_elsewhere_and_is_the_same_again(name: str) -> None:
     chart = CHARTS[name]()
     assert chart.startswith('<svg role="img" aria-label="&lt;b&gt;" ')
-    assert "http" not in chart
-    assert "<metadata" not in chart
-    assert chart == CHARTS[name]()
-
-
-def test_ids_of_charts_on_one_page_differ() -> None:
-    charts = [draw_training_curves(label, "epoch", "loss", [Curve(0, [1, 2], [3, 4])]) for label in ("one", "two")]
-    ids = [set(re.findall(r' id="([^"]*)"', chart)) for chart in charts]
-    assert ids[0]
-    assert not ids[0] & ids[1]
-
-
-def test_the_user_s_settings_of_matplotlib_change_nothing_and_stay() -> None:
-    before = CHARTS["bars"]()
-    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red"}):
-        assert CHARTS["bars"]() == before
+    assert ("http" in chart, "<metadata" in chart) == (False, False)
+    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red"}):  # the user's settings
+        assert CHARTS[name]() == chart
         assert matplotlib.rcParams["font.size"] == 30
+    assert "var(--a, #2a6f97)" in chart, "the page can set colours"
+    assert re.findall(r": #[0-9a-f]{6}", chart) == []
+    one, two = (set(re.findall(r' id="([^"]*)"', each)) for each in (chart, draw_rank_histogram("other", [np.array([0])], 3)))
+    assert not one & two, "ids on a page differ"
 
 
-def test_every_bar_says_its_value_and_one_without_a_value_is_left_out() -> None:
-    group = [("image to text", ["R@1", "R@5"])]
-    assert re.findall(r">(\d+\.\d)<", draw_recall_bars("x", group, [Bars([50.04, 80], NONE, NONE)])) == ["50.0", "80.0"]
+def test_bars_have_their_values_and_whiskers_where_there_are_intervals() -> None:
+    group, whisker = [("image to text", ["R@1", "R@5"])], "stroke: var(--ink, #1d2733)"
+    chart = draw_recall_bars("x", group, [Bars([50.04, 80], NONE, NONE)])
+    assert (re.findall(r">(\d+\.\d)<", chart), whisker in chart) == (["50.0", "80.0"], False)
     assert re.findall(r">(\d+\.\d)<", draw_recall_bars("x", group, [Bars([math.nan, 80], NONE, NONE)])) == ["80.0"]
-
-
-def test_whiskers_are_drawn_where_there_are_intervals_alone() -> None:
-    group = [("image to text", ["R@1", "R@5"])]
-    whisker = "stroke: var(--ink, #1d2733)"
-    assert whisker not in draw_recall_bars("x", group, [Bars([50, 80], NONE, NONE)])
     assert whisker in draw_recall_bars("x", group, [Bars([50, 80], [49, math.nan], [51, math.nan])])
 
 
@@ -74,32 +65,25 @@ def test_the_kept_epoch_has_a_ring() -> None:
 )
 def test_bins_grow_and_end_with_all_candidates(n: int, expected: list[int]) -> None:
     assert rank_bins(n) == expected
-
-
-def test_every_rank_is_in_the_bin_that_ends_at_or_after_it() -> None:
-    ranks = np.array([0, 1, 4, 5, 9, 10, 29])
-    shares = rank_shares(ranks, rank_bins(30))
+    shares = rank_shares(np.array([0, 1, 4, 5, 9, 10, 29]), rank_bins(30))
     np.testing.assert_allclose(shares, np.array([1, 2, 2, 1, 1]) / 7 * 100)
 
 
-@pytest.mark.parametrize("name", CHARTS)
-def test_colours_can_be_set_by_the_page_and_are_there_without_it(name: str) -> None:
-    chart = CHARTS[name]()
-    for colour in ("var(--a, #2a6f97)", "var(--label, #4a5560)", "var(--axis, #8a949e)"):
-        assert colour in chart
-    assert re.findall(r": #[0-9a-f]{6}", chart) == []
+@pytest.mark.parametrize(("n", "n_right"), [(1, 1), (5, 1), (5, 2), (6, 3), (4, 4)])
+def test_the_first_right_answer_is_where_all_orders_have_it_on_average(n: int, n_right: int) -> None:
+    firsts = [min(order[:n_right]) for order in itertools.permutations(range(n))]
+    for k in range(1, n + 2):
+        assert chance_within(k, n, n_right) == pytest.approx(sum(first < k for first in firsts) / len(firsts))
 
 
-def test_the_change_of_the_loss_and_the_chance_level_have_lines() -> None:
-    curve = [Curve(0, [1, 2, 3, 4], [9, 4, 5, 3])]
-    plain = draw_training_curves("x", "epoch", "loss", curve)
-    marked = draw_training_curves("x", "epoch", "loss", curve, warm_ups=[(0, 2)], chance=1.0)
-    for word in (">warm-up<", ">chance<"):
-        assert word in marked
-        assert word not in plain
+def test_chance_recalls_of_a_thousand_images() -> None:
+    assert chance_recall("t2i", 10, 1000, 5000) == pytest.approx(1.0)
+    assert chance_recall("i2t", 10, 1000, 5000) == pytest.approx(0.996, abs=1e-3)
+    assert chance_rsum(1000, 5000) == pytest.approx(0.1 + 0.5 + 1.0 + 0.1 + 0.499 + 0.996, abs=2e-3)
+    assert captions_per_image(5000, 25010) == 5
+
+
+def test_the_chance_level_has_lines() -> None:
     group, bars = [("image to text", ["R@1", "R@5"])], [Bars([50, 80], NONE, NONE)]
-    dotted = [
-        chart.count("stroke-dasharray")
-        for chart in (draw_recall_bars("x", group, bars), draw_recall_bars("x", group, bars, [1, 5]))
-    ]
-    assert dotted[0] < dotted[1]
+    plain, marked = draw_recall_bars("x", group, bars), draw_recall_bars("x", group, bars, [1, 5])
+    assert plain.count("stroke-dasharray") < marked.count("stroke-dasharray")

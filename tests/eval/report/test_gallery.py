@@ -27,23 +27,19 @@ def made(seed: int, similarity: str, n_images: int = 9, n_each: int = 3, dim: in
     return Embeddings(ids, np.arange(len(image_of_caption)), ids[image_of_caption], "d", "test", **sides, similarity=kind)
 
 
-def slow_scores(run: Embeddings, direction: Direction) -> np.ndarray:
-    if run.vectors is None:
-        return np.asarray(run.direction_scores(direction))
-    return slow_order_scores(run.images, run.captions) if run.similarity == "order" else run.images @ run.captions.T
-
-
 def slow_candidates(run: Embeddings, direction: Direction, query: int) -> list[tuple[int, bool]]:
     """All candidates of a query, best first: of equal scores the negatives, and of these the earlier rows."""
-    scores, image_of_caption = slow_scores(run, direction), run.image_of_caption()
-    row = scores[query] if direction == "i2t" else scores[:, query]
-    right = (
-        [image == query for image in image_of_caption]
-        if direction == "i2t"
-        else [i == image_of_caption[query] for i in range(len(scores))]
+    if run.vectors is None:
+        scores = np.asarray(run.direction_scores(direction))
+    else:
+        order = run.similarity == "order"
+        scores = slow_order_scores(run.images, run.captions) if order else run.images @ run.captions.T
+    of = run.image_of_caption()
+    row, right = (
+        (scores[query], of == query) if direction == "i2t" else (scores[:, query], np.arange(len(scores)) == of[query])
     )
-    order = sorted(range(len(row)), key=lambda candidate: (-row[candidate], right[candidate], candidate))
-    return [(candidate, bool(right[candidate])) for candidate in order]
+    ranked = sorted(range(len(row)), key=lambda candidate: (-row[candidate], right[candidate], candidate))
+    return [(candidate, bool(right[candidate])) for candidate in ranked]
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "order", "scores", "directional"])
@@ -64,26 +60,12 @@ def test_the_best_candidates_are_those_of_a_full_sort_and_agree_with_the_ranks(
         assert (result.answer.row, True) == expected[result.answer.rank]
 
 
-def test_a_model_that_gives_every_pair_the_same_score_finds_nothing() -> None:
-    run = made(0, "cosine")
-    run.images[:] = 0
-    for direction in ("i2t", "t2i"):
-        for result in retrieve_candidates(run, direction, [0, 3]):
-            assert not any(shown.right for shown in result.candidates)
-            assert result.answer.rank == len(slow_candidates(run, direction, 0)) - (3 if direction == "i2t" else 1)
-
-
 def test_an_order_file_larger_than_a_tile_is_searched_whole() -> None:
-    run = made(1, "order", n_images=150, n_each=2, dim=8)
-    queries = [0, 70, 149]
+    run = made(1, "order", n_images=150, n_each=1, dim=8)
+    queries = [0, 149]
     for direction in ("i2t", "t2i"):
         for query, result in zip(queries, retrieve_candidates(run, direction, queries), strict=True):
             assert [shown.row for shown in result.candidates] == [row for row, _ in slow_candidates(run, direction, query)[:5]]
-
-
-def test_fewer_candidates_than_five_are_all_shown() -> None:
-    run = made(0, "cosine", n_images=3)
-    assert [len(result.candidates) for result in retrieve_candidates(run, "t2i", [0, 8])] == [3, 3]
 
 
 RANKS = np.array([0, 0, 0, 0, 3, 9, 10, 500, 40, 2])
@@ -95,6 +77,11 @@ def test_selected_are_successes_near_misses_and_the_worst() -> None:
     assert failures == [7, 8]
     assert all(0 < RANKS[query] < 10 for query in near)
     assert sorted(near, key=lambda query: RANKS[query]) == near
+    of_image = np.array([0, 0, 0, 1, 1, 2, 2, 2, 2, 2])
+    queries = [query for group in select_queries(RANKS, of_image, 9, seed=0) for query in group]
+    assert len({of_image[query] for query in queries}) == len(queries) == 3, "an image has one query"
+    first, again, other = (select_queries(np.zeros(1000, np.int64), np.arange(1000), 9, seed) for seed in (1, 1, 2))
+    assert first == again != other
 
 
 @pytest.mark.parametrize("n", range(12))
@@ -103,23 +90,11 @@ def test_no_more_are_selected_than_asked_for_and_none_twice(n: int) -> None:
     assert len(queries) == len(set(queries)) <= n
 
 
-def test_the_seed_decides_which_successes_are_shown() -> None:
-    ranks = np.zeros(1000, np.int64)
-    assert select_queries(ranks, np.arange(1000), 9, seed=1) == select_queries(ranks, np.arange(1000), 9, seed=1)
-    assert select_queries(ranks, np.arange(1000), 9, seed=1) != select_queries(ranks, np.arange(1000), 9, seed=2)
-
-
-def test_of_an_image_one_query_is_shown() -> None:
-    images = np.array([0, 0, 0, 1, 1, 2, 2, 2, 2, 2])
-    queries = [query for group in select_queries(RANKS, images, 9, seed=0) for query in group]
-    assert len({images[query] for query in queries}) == len(queries) == 3
-
-
 def test_of_two_results_the_largest_ratios_of_ranks_come_first_half_for_each() -> None:
-    first = np.array([0, 5000, 9, 0, 3, 7])
-    second = np.array([9, 4000, 0, 99, 3, 6])
+    first, second = np.array([0, 5000, 9, 0, 3, 7]), np.array([9, 4000, 0, 99, 3, 6])
     assert select_contrasting_queries(first, second, np.arange(6), 4) == ([3, 0], [2, 1])
     assert select_contrasting_queries(first, second, np.arange(6), 3) == ([3, 0], [2])
+    assert select_contrasting_queries(first, first, np.arange(6), 4) == ([], [])
 
 
 def test_of_two_results_what_one_puts_first_and_the_other_does_not_is_shown_before_larger_ratios() -> None:
@@ -127,8 +102,3 @@ def test_of_two_results_what_one_puts_first_and_the_other_does_not_is_shown_befo
     second = np.array([10, 0, 0, 0, 0])
     assert select_contrasting_queries(first, second, np.arange(5), 8) == ([], [2, 3, 1, 0])
     assert select_contrasting_queries(second, first, np.arange(5), 8) == ([2, 3, 1, 0], [])
-
-
-def test_of_two_equal_results_nothing_is_shown() -> None:
-    first = np.array([0, 5000, 9, 0, 3, 7])
-    assert select_contrasting_queries(first, first, np.arange(6), 4) == ([], [])

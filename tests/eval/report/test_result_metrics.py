@@ -16,13 +16,10 @@ def result(n_images: int = 2000, **protocols: Any) -> Result:
 
 def test_a_fold_that_is_the_whole_split_is_shown_once() -> None:
     fold = {"folds": 1, **BOTH, "per_fold": [BOTH]}
-    assert [section.title for section in build_sections([result(1000, **{"1k": fold, "full": BOTH})])] == [
-        "all 1,000 images and 5,000 captions"
-    ]
-    assert [section.title for section in build_sections([result(2000, **{"1k": {**fold, "folds": 2}, "full": BOTH})])] == [
-        "1,000 images, mean of 2 folds",
-        "all 2,000 images and 10,000 captions",
-    ]
+    one, two = result(1000, **{"1k": fold, "full": BOTH}), result(2000, **{"1k": {**fold, "folds": 2}, "full": BOTH})
+    assert [section.title for section in build_sections([one])] == ["all 1,000 images and 5,000 captions"]
+    titles = ["1,000 images, mean of 2 folds", "all 2,000 images and 10,000 captions"]
+    assert [section.title for section in build_sections([two])] == titles
     assert len(build_sections([result(1000, **{"1k": fold})])) == 1
 
 
@@ -38,15 +35,10 @@ def test_a_table_has_a_row_for_each_direction_and_result_and_the_sums_below() ->
     ]  # fmt: skip
 
 
-def test_metrics_other_than_recalls_stand_in_the_table_alone() -> None:
+def test_metrics_other_than_recalls_stand_in_the_table_alone_and_missing_ones_are_dashes() -> None:
     (section,) = build_sections([result(eccv={"i2t": {"map_at_r": 30.0, "rprecision": 40.0}, "n_queries": {"i2t": 1261}})])
-    assert section.title == "ECCV Caption"
-    assert section.columns == ["mAP@R", "R-Precision"]
-    assert len(section.rows) == 1
-    assert section.chart is None
-
-
-def test_what_one_of_two_results_lacks_is_a_dash() -> None:
+    assert (section.title, section.columns) == ("ECCV Caption", ["mAP@R", "R-Precision"])
+    assert (len(section.rows), section.chart) == (1, None)
     (section,) = build_sections([result(cxc={"i2t": {"r1": 10.0}}), result(cxc={"i2t": {"r1": 11.0, "r5": 22.0}})])
     assert [[cell.text for cell in row.cells] for row in section.rows] == [["10.0", "–"], ["11.0", "22.0"]]
 
@@ -65,17 +57,9 @@ def test_seeds_and_intervals_are_distinguished() -> None:
 
 def test_the_headline_is_of_the_whole_split_if_that_is_there() -> None:
     other = {**BOTH, "rsum": 200.0}
-    assert [metric.value for _, metric in headline_metrics(result(**{"1k": other, "full": BOTH}))] == [
-        115.0,
-        10.0,
-        5.0,
-        4.0,
-        4.0,
-    ]
+    headline = headline_metrics(result(**{"1k": other, "full": BOTH}))
+    assert [metric.value for _, metric in headline] == [115.0, 10.0, 5.0, 4.0, 4.0]
     assert headline_metrics(result(**{"1k": other}))[0][1].value == 200.0
     assert headline_metrics(result(sentence={"s2s": DIRECTION})) == []
-
-
-def test_a_protocol_may_have_sums_alone_or_nothing() -> None:
     assert headline_metrics(result(full={"rsum": 3.0}))[0][1].text == "3.0"
     assert build_sections([result(full={})])[0].rows == []

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import faiss
 import numpy as np
 import pytest
 
+from tests.eval.evaluating import Fails, succeeds
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.search import gpu as gpu_module
@@ -66,6 +67,7 @@ def test_a_gpu_without_memory_is_given_up_with_a_line(
         raise FULL
 
     corpus, queries = rows(50), rows(5, 1)
+    index = build_index(corpus).index
     use_device("cpu")
     expected = exact_search(corpus, queries, 3)
     use_device("cuda")
@@ -73,21 +75,10 @@ def test_a_gpu_without_memory_is_given_up_with_a_line(
     np.testing.assert_array_equal(exact_search(corpus, queries, 3, block=10).rows, expected.rows)
     assert calls == ["tried"], "once, and not again for each block"
     assert "its GPU failed (cudaMalloc error out of memory [2])" in caplog.text
-
-
-def test_an_index_whose_search_fails_on_the_gpu_is_searched_by_the_processor(
-    calls: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Full:
-        def search(self, *_: Any) -> Any:
-            raise FULL
-
-    monkeypatch.setattr(faiss, "index_cpu_to_gpu", lambda *_: Full(), raising=False)
-    corpus, queries = rows(50), rows(5, 1)
-    index = build_index(corpus).index
-    expected = search_index(index, queries, 3)
-    found = search_index(copy_to_gpu(index, 3), queries, 3)
-    np.testing.assert_array_equal(found.rows, expected.rows)
+    use_device("cuda:1")
+    caplog.clear()
+    monkeypatch.setattr(faiss, "index_cpu_to_gpu", lambda *_: SimpleNamespace(search=full), raising=False)
+    np.testing.assert_array_equal(search_index(copy_to_gpu(index, 3), queries, 3).rows, expected.rows)
     assert caplog.text.count("FAISS uses the CPU") == 1
 
 
@@ -104,44 +95,28 @@ def test_a_faiss_without_gpus_says_so_if_one_was_asked_for(
     assert calls == []
 
 
-def test_more_lists_than_a_gpu_can_look_into_are_refused_in_one_line(
-    calls: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    index = build_index(rows(200), "IVF4,Flat").index
+def test_more_lists_than_a_gpu_can_look_into_are_refused_in_one_line(calls: list[Any]) -> None:
+    images = rows(200)
+    index = build_index(images, "IVF4,Flat").index
     set_parameters(index, "nprobe=4096")
     use_device("cuda")
     with pytest.raises(UserError, match="nprobe=4096: .* 2048 .*--device cpu"):
         copy_to_gpu(index, 3)
+    with pytest.raises(UserError, match="nprobe=3000"):
+        approximate_recalls(images, images, np.arange(200), factory="IVF4,Flat", parameters="nprobe=3000")
     use_device("cpu")
     assert copy_to_gpu(index, 3) is index
 
 
 def embedded(folder: Path) -> Path:
-    ids = np.arange(30)
-    vectors = rows(30) / np.linalg.norm(rows(30), axis=1, keepdims=True)
-    return write_embeddings(
-        folder / "test.h5",
-        Embeddings(
-            ids, ids, ids, "toy", "test", images=vectors, captions=vectors, experiment="x", seed=0, similarity="cosine"
-        ),
-    )
+    ids, vectors = np.arange(30), rows(30) / np.linalg.norm(rows(30), axis=1, keepdims=True)
+    return write_embeddings(folder / "test.h5", Embeddings(ids, ids, ids, "toy", "test", vectors, vectors, experiment="x"))
 
 
 @pytest.mark.parametrize(("device", "searched"), [("cpu", False), ("cuda:1", True)])
-def test_vse_eval_honours_device(device: str, searched: bool, calls: list[Any], tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        eval_main([str(embedded(tmp_path)), "--out", str(tmp_path / "r.json"), "--device", device, "--index", "Flat"])
+def test_vse_eval_honours_device(device: str, searched: bool, calls: list[Any], tmp_path: Path, fails: Fails) -> None:
+    arguments = (embedded(tmp_path), "--out", tmp_path / "r.json", "--index", "Flat", "--device")
+    succeeds(eval_main, *arguments, device)
     assert bool(calls) == searched
     assert {number for _, number in calls} <= {1}
-
-
-def test_an_unknown_device_is_one_line(tmp_path: Path, fails: Callable[..., str]) -> None:
-    line = fails(eval_main, embedded(tmp_path), "--out", tmp_path / "r.json", "--device", "tpu")
-    assert "--device tpu: FAISS knows auto, cpu, cuda and cuda:N" in line
-
-
-def test_approximate_search_refuses_too_many_lists_on_a_gpu(calls: list[Any]) -> None:
-    use_device("cuda")
-    images = rows(200)
-    with pytest.raises(UserError, match="nprobe=3000"):
-        approximate_recalls(images, images, np.arange(200), factory="IVF4,Flat", parameters="nprobe=3000")
+    assert "--device tpu: FAISS knows auto, cpu, cuda and cuda:N" in fails(eval_main, *arguments, "tpu")

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -59,25 +58,22 @@ def test_what_is_read_finds_what_was_written(factory: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("other", "what"),
+    ("properties", "changes", "reason"),
     [
-        (replace(INDEXED, properties={**INDEXED.properties, "side": "captions"}), "side: images there, captions here"),
-        (replace(INDEXED, properties={**INDEXED.properties, "split": "val"}), "split: test there, val here"),
-        (replace(INDEXED, properties={**INDEXED.properties, "weights": 64 * "b"}), r"\(other weights\)"),
-        (replace(INDEXED, properties={"side": "images", "split": "test"}), r"\(other weights\)"),
-        (replace(INDEXED, properties={**INDEXED.properties, "corpus": "new"}), "corpus: none there, new here"),
-        (replace(INDEXED, ids_sha256=ids_sha256(np.arange(500)[::-1])), r"\(other ids\)"),
-        (replace(INDEXED, similarity="order"), "similarity: cosine there, order here"),
-        (replace(INDEXED, count=499), "count: 500 there, 499 here"),
-        (replace(INDEXED, dim=9), "dim: 8 there, 9 here"),
+        ({"side": "captions"}, {}, "side: images there, captions here"),
+        ({"weights": 64 * "b"}, {}, r"\(other weights\)"),
+        ({"corpus": "new"}, {}, "corpus: none there, new here"),
+        ({}, {"ids_sha256": ids_sha256(np.arange(500)[::-1])}, r"\(other ids\)"),
+        ({}, {"similarity": "order"}, "similarity: cosine there, order here"),
+        ({}, {"dim": 9}, "dim: 8 there, 9 here"),
     ],
 )
-def test_an_index_of_something_else_is_refused_with_what_differs(other: IndexSource, what: str, file: Path) -> None:
-    with pytest.raises(UserError, match=f"x.faiss: was built from something else .*{what}.*; delete it"):
+def test_an_index_of_something_else_is_refused_with_what_differs(
+    properties: dict[str, str], changes: dict[str, Any], reason: str, file: Path
+) -> None:
+    other = replace(INDEXED, **{"properties": {**INDEXED.properties, **properties}, **changes})
+    with pytest.raises(UserError, match=f"x.faiss: was built from something else .*{reason}.*; delete it"):
         read_index(file, other)
-
-
-def test_an_index_of_another_type_is_refused(file: Path) -> None:
     with pytest.raises(UserError, match="an index of type IVF4,Flat, not HNSW32; delete it"):
         read_index(file, INDEXED, "HNSW32")
 
@@ -119,66 +115,57 @@ def test_a_foreign_file_is_refused(file: Path, tmp_path: Path) -> None:
         read_index(file, INDEXED)
 
 
-NOTES: dict[str, tuple[Any, str]] = {
-    "no note": ([], "not the metadata of an index"),
-    "another format": ({"format": "else"}, "not the metadata of an index"),
-    "a later version": ({"version": 2}, "its field 'version'"),
-    "a count as text": ({"count": "500"}, "its field 'count'"),
-    "of as text": ({"of": "test"}, "its field 'of'"),
-    "numbers in of": ({"of": {"side": 3}}, "its field 'of'"),
-    "no factory": ({"factory": None}, "its field 'factory'"),
-}
-
-
-@pytest.mark.parametrize("which", NOTES)
-def test_a_note_that_is_none_is_one_line(which: str, file: Path) -> None:
-    change, message = NOTES[which]
-    note = json.loads(metadata_file(file).read_text())
-    metadata_file(file).write_text(json.dumps({**note, **change} if isinstance(change, dict) else change))
-    with pytest.raises(UserError, match=f"x.faiss.json: .*{message}"):
-        read_index(file, INDEXED)
-    metadata_file(file).write_text("{")
-    with pytest.raises(UserError, match="not valid JSON"):
-        read_index(file, INDEXED)
-
-
 NOTED = ["format", "version", "factory", "trained_on", "count", "dim", "similarity", "ids_sha256", "of"]
 
 
-@pytest.mark.parametrize(
-    ("key", "kind"), [pair for pair in product(NOTED, WRONG_VALUES) if pair != ("trained_on", "a number")]
-)
-def test_a_note_with_a_wrong_value_is_refused(key: str, kind: str, file: Path) -> None:
-    spoilt_json(metadata_file(file), (key,), WRONG_VALUES[kind])
-    with pytest.raises(UserError, match=re.escape(str(file))):
-        read_index(file, INDEXED)
+@pytest.mark.parametrize("key", NOTED)
+def test_a_note_with_a_wrong_value_is_refused(key: str, file: Path) -> None:
+    note, written = metadata_file(file), metadata_file(file).read_bytes()
+    for kind, value in WRONG_VALUES.items():
+        if (key, kind) != ("trained_on", "a number"):
+            spoilt_json(note, (key,), value)
+            with pytest.raises(UserError, match=re.escape(str(file))):
+                read_index(file, INDEXED)
+            note.write_bytes(written)
+    for text, message in (("[]", "not the metadata of an index"), ("{", "not valid JSON")):
+        note.write_text(text)
+        with pytest.raises(UserError, match=f"x.faiss.json: .*{message}"):
+            read_index(file, INDEXED)
 
 
 @settings(phases=[Phase.explicit, Phase.generate])
 @given(data=st.data())
-def test_any_bytes_of_an_index_are_refused(data: st.DataObject, tmp_path: Path) -> None:
+def test_any_bytes_of_an_index_are_refused_and_of_a_note_refused_or_read(data: st.DataObject, tmp_path: Path) -> None:
     file = write_index(tmp_path / "x.faiss", build_index(CORPUS, "IVF4,Flat"), INDEXED)
-    changed = data.draw(changed_bytes(file.read_bytes()).filter(lambda content: content != file.read_bytes()))
-    file.write_bytes(changed)
+    index, note = file.read_bytes(), metadata_file(file).read_bytes()
+    file.write_bytes(data.draw(changed_bytes(index).filter(lambda content: content != index)))
     with pytest.raises(UserError, match=re.escape(str(file))):
         read_index(file, INDEXED)
-
-
-@settings(phases=[Phase.explicit, Phase.generate])
-@given(data=st.data())
-def test_any_bytes_of_a_note_are_refused_or_read(data: st.DataObject, tmp_path: Path) -> None:
-    file = write_index(tmp_path / "x.faiss", build_index(CORPUS, "IVF4,Flat"), INDEXED)
-    metadata_file(file).write_bytes(data.draw(changed_bytes(metadata_file(file).read_bytes())))
+    file.write_bytes(index)
+    metadata_file(file).write_bytes(data.draw(changed_bytes(note)))
     with suppress(UserError):
         read_index(file, INDEXED)
 
 
-def test_where_nothing_can_be_written_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "x.faiss").mkdir()
-    (tmp_path / "x.faiss" / "in the direction").touch()
+def test_a_failed_or_killed_write_leaves_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    path, built = tmp_path / "x.faiss", build_index(CORPUS)
+    (path / "inside").mkdir(parents=True)
     with pytest.raises(UserError, match="cannot write"):
-        write_index(tmp_path / "x.faiss", build_index(CORPUS), INDEXED)
+        write_index(path, built, INDEXED)
     assert [path.name for path in tmp_path.iterdir()] == ["x.faiss"]
+    (path / "inside").rmdir()
+    path.rmdir()
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_index(path, built, INDEXED)
+    monkeypatch.undo()
+    assert not path.exists()
+    assert not index_exists(path, INDEXED)
+    write_index(path, built, INDEXED)
+    assert read_index(path, INDEXED).index.ntotal == 500
 
 
 def test_an_index_without_metadata_is_absent_if_it_may_be_ours(file: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -191,17 +178,3 @@ def test_an_index_without_metadata_is_absent_if_it_may_be_ours(file: Path, caplo
     file.write_bytes(b"a diary")
     assert index_exists(file, INDEXED)
     assert not index_exists(file.with_name("none"), INDEXED)
-
-
-def test_a_kill_leaves_no_index_without_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "replace", killed)
-    with pytest.raises(KeyboardInterrupt):
-        write_index(tmp_path / "x.faiss", build_index(CORPUS), INDEXED)
-    monkeypatch.undo()
-    assert not (tmp_path / "x.faiss").exists()
-    assert not index_exists(tmp_path / "x.faiss", INDEXED)
-    write_index(tmp_path / "x.faiss", build_index(CORPUS), INDEXED)
-    assert read_index(tmp_path / "x.faiss", INDEXED).index.ntotal == 500

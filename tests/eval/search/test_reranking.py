@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.eval.evaluating import Fails, Printed, succeeds
 from tests.eval.protocols.test_evaluate import made, made_order
 from tests.eval.slow_ranks import slow_order_scores, slow_ranks
 from vse.eval.cli import eval_main
 from vse.eval.defaults import RECALLS
-from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
+from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.ranking.metrics import metrics
 from vse.eval.ranking.ranks import Ranks, ScoreBlocks, blocks_from_scores
 from vse.eval.search import approximate as reranking
@@ -63,17 +64,16 @@ def case(seed: int, n: int, m: int, whole: bool = False) -> tuple[np.ndarray, np
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["no ties", "ties"])
-@given(st.integers(0, 1000), st.integers(1, 14), st.integers(1, 30), st.integers(1, 40))
-def test_ranks_are_those_of_a_loop_over_the_candidates(whole: bool, seed: int, n: int, m: int, k: int) -> None:
+@given(st.integers(0, 1000), st.integers(1, 14), st.integers(1, 30), st.integers(1, 40), st.sampled_from([7, 50, 10**6]))
+def test_ranks_are_those_of_a_loop_over_the_candidates(whole: bool, seed: int, n: int, m: int, k: int, at_once: int) -> None:
     i2t, t2i, images, captions, image_of_caption = case(seed, n, m, whole)
-    found = reranked_metrics(blocks(i2t, image_of_caption), blocks(t2i, image_of_caption), images, captions, k)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reranking, "_MAX_CANDIDATES", at_once)
+        found = reranked_metrics(blocks(i2t, image_of_caption), blocks(t2i, image_of_caption), images, captions, k)
     asking = np.unique(image_of_caption).tolist()
     near = images @ captions.T
     own, of = image_of_caption.tolist(), list(range(n))
-    slow = {
-        "i2t": slow_list_ranks(i2t, near, asking, own, of, k),
-        "t2i": slow_list_ranks(t2i.T, near.T, range(m), of, own, k),
-    }
+    slow = {"i2t": slow_list_ranks(i2t, near, asking, own, of, k), "t2i": slow_list_ranks(t2i.T, near.T, range(m), of, own, k)}
     if not whole or k >= max(n, m):  # of those that tie at the end of a list, FAISS chooses
         expected = metrics(Ranks(*(np.asarray(slow[direction][0]) for direction in ("i2t", "t2i"))))
         for direction in ("i2t", "t2i"):
@@ -82,18 +82,12 @@ def test_ranks_are_those_of_a_loop_over_the_candidates(whole: bool, seed: int, n
     for direction in ("i2t", "t2i"):
         assert found[direction]["found"] == pytest.approx(100 * np.mean(slow[direction][1]))
         assert found[direction]["n_queries"] == len(slow[direction][0])
-    exact = slow_ranks(i2t, own)[0] if len(asking) == n else None
-    if exact is not None:
-        assert found["exact"]["i2t"] == pytest.approx(metrics(Ranks(np.asarray(exact), np.zeros(1, int)))["i2t"])
-
-
-@given(st.integers(0, 1000), st.integers(1, 14), st.integers(1, 30), st.integers(0, 5), st.booleans())
-def test_as_many_candidates_as_rows_give_the_exact_ranks(seed: int, n: int, m: int, more: int, whole: bool) -> None:
-    i2t, _, images, captions, image_of_caption = case(seed, n, m, whole)
-    found = reranked_metrics(blocks(i2t, image_of_caption), None, images, captions, max(n, m) + more)
-    assert all(found["lost"][direction][name] == 0 for direction in ("i2t", "t2i") for name in ("r1", "r5", "medr", "meanr"))
-    assert found["lost"]["rsum"] == 0
-    assert all(found[direction][f"recall_at_{k}"] == 100 for direction in ("i2t", "t2i") for k in RECALLS)
+        if k >= max(n, m):  # as many candidates as rows give the exact ranks
+            assert all(found["lost"][direction][name] == 0 for name in ("r1", "r5", "medr", "meanr"))
+            assert all(found[direction][f"recall_at_{depth}"] == 100 for depth in RECALLS)
+    if len(asking) == n:
+        exact = np.asarray(slow_ranks(i2t, own)[0])
+        assert found["exact"]["i2t"] == pytest.approx(metrics(Ranks(exact, np.zeros(1, int)))["i2t"])
 
 
 def test_recalls_of_the_exact_top_are_counted_one_by_one() -> None:
@@ -111,26 +105,6 @@ def test_recalls_of_the_exact_top_are_counted_one_by_one() -> None:
             assert 0 < found[direction][f"recall_at_{k}"] < 100
 
 
-def test_captions_are_ranked_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    i2t, t2i, images, captions, image_of_caption = case(4, 20, 50)
-    both = blocks(i2t, image_of_caption), blocks(t2i, image_of_caption)
-    at_once = reranked_metrics(*both, images, captions, 6)
-    sizes = []
-
-    def score(rows: slice, columns: torch.Tensor | None) -> torch.Tensor:
-        found = both[1].score(rows, columns)
-        sizes.append(found.shape[1])
-        return found
-
-    monkeypatch.setattr(reranking, "_MAX_CANDIDATES", 6 * 7)
-    in_parts = reranked_metrics(both[0], replace(both[1], score=score), images, captions, 6)
-    assert sorted(set(sizes[: 8 * 4])) == [1, 7]
-    for found in (at_once, in_parts):
-        for direction in ("i2t", "t2i"):
-            del found[direction]["search_s"]
-    assert at_once == in_parts
-
-
 def test_a_model_that_cannot_tell_anything_apart_finds_nothing() -> None:
     """Neither where every score is the same, nor where every first-stage vector is."""
     n = 30
@@ -142,32 +116,29 @@ def test_a_model_that_cannot_tell_anything_apart_finds_nothing() -> None:
 
 def scored(stage_noise: float = 0.5, **changes: Any) -> Embeddings:
     """Return scores with pooled vectors that approximate them."""
-    run = made(n_images=40, noise=0.6)
-    rng = np.random.default_rng(1)
-    noise = [stage_noise * rng.normal(size=values.shape).astype(np.float32) for values in (run.images, run.captions)]
-    values = {
-        "images": None,
-        "captions": None,
-        "similarity": "scan",
-        "scores": run.images @ run.captions.T,
-        "pooled_images": run.images + noise[0],
-        "pooled_captions": run.captions + noise[1],
-    }
-    return replace(run, **{**values, **changes})
+    run, rng = made(n_images=40, noise=0.6), np.random.default_rng(1)
+    pooled = [values + stage_noise * rng.normal(size=values.shape).astype(np.float32) for values in run.vectors]
+    values = {"images": None, "captions": None, "similarity": "scan", "scores": run.images @ run.captions.T}
+    return replace(run, **values | {"pooled_images": pooled[0], "pooled_captions": pooled[1]} | changes)
 
 
-def evaluated(*arguments: object) -> None:
-    with pytest.raises(SystemExit) as stop:
-        eval_main([str(argument) for argument in [*arguments, "--bootstrap", 0]])
-    assert stop.value.code == 0
+def reranked(*arguments: object) -> dict[str, Any]:
+    out = Path(str(arguments[0])).with_suffix(".json")
+    succeeds(eval_main, *arguments, "--bootstrap", 0, "--out", out)
+    result: dict[str, Any] = json.loads(out.read_text())
+    return result
 
 
-def test_the_command_says_beside_the_exact_metrics_what_re_ranking_loses(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file, out = write_embeddings(tmp_path / "e.h5", scored()), tmp_path / "r.json"
-    evaluated(file, "--rerank", 5, "--rerank", 15, "--rerank", 500, "--out", out)
-    result = json.loads(out.read_text())
+def check(found: dict[str, Any], scores: np.ndarray, near: np.ndarray, image_of_caption: np.ndarray, k: int) -> None:
+    """Check a result of captions that query images; both matrices are (n_images, n_captions)."""
+    n_images, n_captions = scores.shape
+    ranks, there = slow_list_ranks(scores.T, near.T, range(n_captions), range(n_images), image_of_caption.tolist(), k)
+    assert found["t2i"]["found"] == pytest.approx(100 * np.mean(there)) != 100
+    assert found["t2i"]["meanr"] == pytest.approx(np.mean(ranks) + 1)
+
+
+def test_the_command_says_beside_the_exact_metrics_what_re_ranking_loses(tmp_path: Path, capsys: Printed) -> None:
+    result = reranked(write_embeddings(tmp_path / "e.h5", scored()), "--rerank", 5, "--rerank", 15, "--rerank", 500)
     full = result["protocols"]["full"]
     assert [one["reranked"] for one in result["rerank"]] == [5, 15, 500]
     for one in result["rerank"]:
@@ -178,66 +149,43 @@ def test_the_command_says_beside_the_exact_metrics_what_re_ranking_loses(
     assert few["rsum"] + few["lost"]["rsum"] == pytest.approx(full["rsum"])
     assert few["t2i"]["meanr"] - few["lost"]["t2i"]["meanr"] == pytest.approx(full["t2i"]["meanr"])
     assert few["t2i"]["found"] == few["t2i"]["r5"] < 100, "five candidates: who is among them has R@5"
-    lines = capsys.readouterr().err.splitlines()[-3:]
-    recalls = " / ".join(f"{few['i2t'][name]:.1f}" for name in ("r1", "r5", "r10"))
-    assert lines[0].startswith(f"best 5 re-ranked: i2t R@1/5/10 {recalls} (exact ")
-    assert lines[2].endswith(f"rsum {full['rsum']:.1f} (exact {full['rsum']:.1f}, lost 0.0)")
+    line = capsys.readouterr().err.splitlines()[-3]
+    assert line.startswith(f"best 5 re-ranked: i2t R@1/5/10 {few['i2t']['r1']:.1f} / ")
 
 
 def test_the_members_of_an_ensemble_share_their_first_stages(tmp_path: Path) -> None:
     """Check that concatenated pooled vectors have the mean of the members' inner products."""
     first, second = scored(), scored(0.2, seed=1, experiment="other")
     files = [write_embeddings(tmp_path / f"{k}.h5", run) for k, run in enumerate((first, second))]
-    evaluated(*files, "--ensemble", "--rerank", 7, "--out", tmp_path / "r.json")
-    found = json.loads((tmp_path / "r.json").read_text())["rerank"][0]
+    found = reranked(*files, "--ensemble", "--rerank", 7)["rerank"][0]
     near = (first.pooled[0] @ first.pooled[1].T + second.pooled[0] @ second.pooled[1].T) / 2
-    ranks, there = slow_list_ranks(
-        np.asarray(first.scores).T, near.T, range(200), range(40), first.image_of_caption().tolist(), 7
-    )
-    assert found["t2i"]["found"] == pytest.approx(100 * np.mean(there))
-    assert found["t2i"]["meanr"] == pytest.approx(np.mean(ranks) + 1)
+    check(found, first.scores, near, first.image_of_caption(), 7)
 
 
 def test_order_scores_re_rank_the_highest_inner_products(tmp_path: Path) -> None:
     run = made_order(n_images=40, noise=2)
-    assert run.vectors is not None
-    evaluated(write_embeddings(tmp_path / "e.h5", run), "--rerank", 6, "--out", tmp_path / "r.json")
-    found = json.loads((tmp_path / "r.json").read_text())["rerank"][0]
+    found = reranked(write_embeddings(tmp_path / "e.h5", run), "--rerank", 6)["rerank"][0]
     images, captions = run.vectors
-    ranks, there = slow_list_ranks(
-        slow_order_scores(images, captions).T,
-        (images @ captions.T).T,
-        range(200),
-        range(40),
-        run.image_of_caption().tolist(),
-        6,
-    )
-    assert found["t2i"]["found"] == pytest.approx(100 * np.mean(there)) != 100
-    assert found["t2i"]["meanr"] == pytest.approx(np.mean(ranks) + 1)
+    check(found, slow_order_scores(images, captions), images @ captions.T, run.image_of_caption(), 6)
 
 
-def test_pooled_vectors_are_written_read_and_selected(tmp_path: Path) -> None:
-    run = scored()
-    read = read_embeddings(write_embeddings(tmp_path / "e.h5", run))
-    assert read.pooled is not None
-    for found, expected in zip(read.pooled, run.pooled, strict=True):
-        np.testing.assert_array_equal(found, expected)
-    some = read.select(np.array([3, 1]), np.array([7, 8, 5])).pooled
-    np.testing.assert_array_equal(some[0], run.pooled[0][[3, 1]])
-    np.testing.assert_array_equal(some[1], run.pooled[1][[7, 8, 5]])
-
-
-def test_what_cannot_be_re_ranked_is_one_line(tmp_path: Path, fails: Callable[..., str]) -> None:
-    out = tmp_path / "r.json"
-    lacking = write_embeddings(tmp_path / "s.h5", scored(pooled_images=None, pooled_captions=None))
-    assert "has no pooled_images and pooled_captions" in fails(eval_main, lacking, "--rerank", 5, "--out", out)
-    vectors = write_embeddings(tmp_path / "v.h5", made())
-    assert "FAISS finds exactly; leave --rerank out" in fails(eval_main, vectors, "--rerank", 5, "--out", out)
-    assert "--compare and --rerank" in fails(eval_main, vectors, vectors, "--compare", "--rerank", 5)
-    half = write_embeddings(tmp_path / "h.h5", scored(pooled_images=None))
-    assert "it lacks pooled_images" in fails(eval_main, half, "--rerank", 5, "--out", out)
-    unlike = write_embeddings(tmp_path / "u.h5", scored(pooled_images=np.ones((40, 3), np.float32)))
-    assert "pooled_images of 3 and pooled_captions of 16 dimensions have no inner products" in fails(eval_main, unlike)
-    short = write_embeddings(tmp_path / "n.h5", scored(pooled_captions=np.ones((199, 16), np.float32)))
-    assert "pooled_captions has shape (199, 16), expected (200, dim)" in fails(eval_main, short)
-    assert not out.exists()
+@pytest.mark.parametrize(
+    ("run", "options", "reason"),
+    [
+        (scored(pooled_images=None, pooled_captions=None), "--rerank 5", "has no pooled_images and pooled_captions"),
+        (made(), "--rerank 5", "FAISS finds exactly; leave --rerank out"),
+        (made(), "x.h5 --compare --rerank 5", "--compare and --rerank"),
+        (scored(pooled_images=None), "", "it lacks pooled_images"),
+        (scored(pooled_images=np.ones((40, 3), np.float32)), "", "pooled_images of 3 and pooled_captions of 16 dimensions"),
+        (
+            scored(pooled_captions=np.ones((199, 16), np.float32)),
+            "",
+            "pooled_captions has shape (199, 16), expected (200, dim)",
+        ),
+    ],
+)
+def test_what_cannot_be_re_ranked_is_one_line(
+    run: Embeddings, options: str, reason: str, tmp_path: Path, fails: Fails
+) -> None:
+    file = write_embeddings(tmp_path / "e.h5", run)
+    assert reason in fails(eval_main, file, *options.split())

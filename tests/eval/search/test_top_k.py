@@ -32,86 +32,49 @@ def exact_ranks(images: np.ndarray, captions: np.ndarray, image_of_caption: np.n
     return ranks_from_embeddings(*map(torch.from_numpy, (images, captions, image_of_caption)), "order")
 
 
-@pytest.mark.parametrize("k", [1, 5, 30, 1000])
-def test_with_every_row_a_candidate_the_result_is_the_exact_top_k(k: int) -> None:
-    images, captions, _ = made()
-    full = slow_order_scores(images, captions)
-    for direction, corpus, queries, expected in (("i2t", captions, images, full), ("t2i", images, captions, full.T)):
-        scores, rows = search(corpus, queries, k, "order", direction=direction, candidates=len(corpus))
-        np.testing.assert_array_equal(rows, np.argsort(-expected, axis=1)[:, :k])
-        np.testing.assert_allclose(scores, -np.sort(-expected, axis=1)[:, :k], rtol=1e-5)
-
-
+@pytest.mark.parametrize("direction", ["i2t", "t2i"])
 @given(st.integers(0, 1000), st.integers(1, 8), st.integers(1, 12))
-def test_candidates_have_exact_scores_in_descending_order(seed: int, k: int, candidates: int) -> None:
+def test_candidates_have_exact_scores_in_descending_order(direction: str, seed: int, k: int, candidates: int) -> None:
     rng = np.random.default_rng(seed)
-    images = rng.integers(-2, 3, (6, 3)).astype(np.float32)
-    captions = rng.integers(-2, 3, (10, 3)).astype(np.float32)
-    scores, rows = search(captions, images, k, "order", direction="i2t", candidates=candidates)
-    full = slow_order_scores(images, captions)
+    queries, corpus = (rng.integers(-2, 3, (n, 3)).astype(np.float32) for n in (6, 10))
+    scores, rows = search(corpus, queries, k, "order", direction=direction, candidates=candidates)
+    full = slow_order_scores(queries, corpus) if direction == "i2t" else slow_order_scores(corpus, queries).T
     assert scores.shape == rows.shape == (6, k)
     assert (np.diff(scores, axis=1) <= 0).all()
     assert all(len(set(row)) == k for row in rows.tolist())
     np.testing.assert_array_equal(scores, np.take_along_axis(full, rows, axis=1))
-    if candidates >= len(captions):
+    if candidates >= len(corpus):
         np.testing.assert_array_equal(scores, -np.sort(-full, axis=1)[:, :k])
-
-
-def test_the_right_answer_is_missed_if_it_is_no_candidate() -> None:
-    images = np.float32([[1, 1], [9, 0]])
-    caption = np.float32([[1, 1]])  # the first image dominates it; the long one has the larger inner product
-    assert search(images, caption, 1)[1].tolist() == [[1]]
-    assert search(images, caption, 1, "order", direction="t2i", candidates=1)[1].tolist() == [[1]]
-    assert search(images, caption, 1, "order", direction="t2i", candidates=2)[1].tolist() == [[0]]
-
-
-def test_the_way_decides_which_side_is_general() -> None:
-    corpus, query = np.float32([[1, 1], [3, 3]]), np.float32([[2, 2]])
-    scores, rows = search(corpus, query, 2, "order", direction="t2i")
-    assert (scores.tolist(), rows.tolist()) == ([[0, -2]], [[1, 0]])  # a caption finds the image that dominates it
-    scores, rows = search(corpus, query, 2, "order", direction="i2t")
-    assert (scores.tolist(), rows.tolist()) == ([[0, -2]], [[0, 1]])  # an image finds the caption that it dominates
-    with pytest.raises(ValueError, match="i2t or t2i"):
-        search(corpus, query, 2, "order")
 
 
 def test_what_cannot_be_searched_is_named() -> None:
     images, captions, _ = made()
     with pytest.raises(UserError, match="unknown similarity 'orders'.*did you mean 'order'"):
         search(images, captions, 1, "orders", direction="t2i")
+    with pytest.raises(ValueError, match="i2t or t2i"):
+        search(images, captions, 2, "order")
     captions[7, 1] = np.nan
     with pytest.raises(UserError, match="queries row 7 is not finite"):
         search(images, captions, 1, "order", direction="t2i")
-    with pytest.raises(UserError, match="corpus row 7 is not finite"):
-        search(captions, images, 1)
 
 
-@pytest.mark.parametrize("n_each", [1, 3, 7])
-@pytest.mark.parametrize("candidates", [1, 10, 1000])
+@pytest.mark.parametrize(("n_each", "candidates"), [(1, 10), (7, 1), (3, 1000)])
 def test_candidates_do_not_contradict_the_exact_ranks(n_each: int, candidates: int) -> None:
-    images, captions, image_of_caption = made(n_each=n_each)
-    ranks = exact_ranks(images, captions, image_of_caption)
-    found = check_against_candidates(
-        images, captions, image_of_caption, ranks, RECALLS, "order", candidates=candidates
-    ).recalls
-    exact = metrics(ranks)
+    split = made(n_each=n_each)
+    found = check_against_candidates(*split, exact_ranks(*split), RECALLS, "order", candidates=candidates).recalls
+    exact = metrics(exact_ranks(*split))
     for direction in ("i2t", "t2i"):
         for name, recall in found[direction].items():
-            if candidates == 1000:
-                assert recall == pytest.approx(exact[direction][name])
-            else:
-                assert 0 <= recall <= 100
+            assert recall == pytest.approx(exact[direction][name]) if candidates == 1000 else 0 <= recall <= 100
 
 
 def test_ties_and_duplicates_do_not_trouble_the_check() -> None:
-    images, captions, image_of_caption = made()
+    images, captions, image_of_caption = split = made()
     images[5:20], captions[10:40] = images[0], captions[0]
     for candidates in (1, 10, 1000):
-        ranks = exact_ranks(images, captions, image_of_caption)
-        check_against_candidates(images, captions, image_of_caption, ranks, RECALLS, "order", candidates=candidates)
+        check_against_candidates(*split, exact_ranks(*split), RECALLS, "order", candidates=candidates)
     ones = np.ones_like(images), np.ones_like(captions), image_of_caption
-    found = check_against_candidates(*ones, exact_ranks(*ones), RECALLS, "order").recalls
-    assert set(found) == {"i2t", "t2i"}
+    assert set(check_against_candidates(*ones, exact_ranks(*ones), RECALLS, "order").recalls) == {"i2t", "t2i"}
 
 
 WRONG: dict[str, tuple[int, Callable[[np.ndarray], np.ndarray]]] = {
@@ -142,8 +105,6 @@ def with_lonely_images(similarity: str) -> tuple[np.ndarray, np.ndarray, np.ndar
     images, image_of_caption = images[np.append(order, 26)], place[image_of_caption]
     scores = slow_order_scores(images, captions) if similarity == "order" else images.astype(np.float64) @ captions.T
     asking = np.unique(image_of_caption)
-    assert len(asking) == 20
-    assert image_of_caption.max() < 26
     i2t, _ = slow_ranks(scores[asking], np.searchsorted(asking, image_of_caption).tolist())
     t2i = [int((np.delete(scores[:, c], own) >= scores[own, c]).sum()) for c, own in enumerate(image_of_caption)]
     return images, captions, image_of_caption, Ranks(np.array(i2t), np.array(t2i))
@@ -151,31 +112,12 @@ def with_lonely_images(similarity: str) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 @pytest.mark.parametrize("similarity", ["cosine", "order"])
 def test_an_image_without_a_caption_is_found_but_asks_nothing(similarity: str) -> None:
-    images, captions, image_of_caption, ranks = with_lonely_images(similarity)
-    if similarity == "cosine":
-        found = check_against_search(images, captions, image_of_caption, ranks, RECALLS).recalls
-    else:
-        found = check_against_candidates(images, captions, image_of_caption, ranks, RECALLS, "order").recalls
-    exact = metrics(ranks)
+    *split, ranks = with_lonely_images(similarity)
+    check, more = (check_against_search, ()) if similarity == "cosine" else (check_against_candidates, ("order",))
+    found, exact = check(*split, ranks, RECALLS, *more).recalls, metrics(ranks)
     for direction in ("i2t", "t2i"):
         assert found[direction] == pytest.approx({name: exact[direction][name] for name in found[direction]})
-
-
-@pytest.mark.parametrize("similarity", ["cosine", "order"])
-@pytest.mark.parametrize("direction", ["i2t", "t2i"])
-def test_a_wrong_rank_is_noticed_beside_images_without_captions(similarity: str, direction: str) -> None:
-    images, captions, image_of_caption, ranks = with_lonely_images(similarity)
-    spoilt = {"i2t": ranks.i2t, "t2i": ranks.t2i}
-    spoilt[direction] = np.where(spoilt[direction] > 0, 0, 50)
-    check, more = (check_against_search, ()) if similarity == "cosine" else (check_against_candidates, ("order",))
-    with pytest.raises(RuntimeError, match=f"{direction} query .* by exact count"):
-        check(images, captions, image_of_caption, Ranks(**spoilt), RECALLS, *more)
-
-
-def test_ties_do_not_trouble_the_check_beside_images_without_captions() -> None:
-    image_of_caption = np.repeat([1, 2, 5, 7], 3)
-    images = np.float32([1, 20, 3, 1, 1, 500, 1, 7000, 1])[:, None] * np.ones((9, 4), np.float32)
-    captions = np.ones((12, 4), np.float32)
-    above = np.array([(images[:, 0] >= images[own, 0]).sum() - 1 for own in image_of_caption])
-    found = check_against_search(images, captions, image_of_caption, Ranks(np.full(4, 9), above), (1, 5)).recalls
-    assert found["t2i"]["r1"] == 25, "the longest image is before all others"
+        spoilt = {"i2t": ranks.i2t, "t2i": ranks.t2i}
+        spoilt[direction] = np.where(spoilt[direction] > 0, 0, 50)
+        with pytest.raises(RuntimeError, match=f"{direction} query .* by exact count"):
+            check(*split, Ranks(**spoilt), RECALLS, *more)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.eval.evaluating import write_phrase_result
+from tests.eval.evaluating import Printed, succeeds, write_phrase_result
 from tests.eval.some_phrases import some_phrases
 from tests.eval.tables.test_summary import made
 from vse.eval.cli import table_main
@@ -55,10 +55,7 @@ def test_people_see_the_metrics_of_all_phrases(tmp_path: Path) -> None:
     cells = summary_cells(table)
     assert cells.titles[-5:] == [("phrase to region", name) for name in ("R@1", "R@5", "R@10", "upper bound", "mean IoU")]
     assert cells.notes == ["dataset toy, split test, protocol phrase, iou 0.5, n_phrases 180, n_without_box 60"]
-    text = as_text(cells)
-    assert "phrase R@1" in text
-    assert "±" in text
-    assert "phrase to region" in SummaryTable("summary").write(table, tmp_path / "t.tex").read_text()
+    assert "±" in as_text(cells)
 
 
 def test_results_of_phrases_and_of_retrieval_share_a_summary(tmp_path: Path) -> None:
@@ -100,18 +97,12 @@ def test_the_published_table_has_ours_beside_the_printed_metrics(tmp_path: Path)
 
 
 def test_there_is_no_difference_from_other_test_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = result(tmp_path, of_row(dataset="f30k_entities"))
-    line = compare_published("twobranch_1", [file]).set_index("row").loc[ROW]
-    assert line["phrase_r1_ours"] > 0
-    assert pd.isna(line["phrase_r1_difference"])
+    for dataset in ("f30k_entities", "toy"):
+        file = result(tmp_path, of_row(dataset=dataset))
+        line = compare_published("twobranch_1", [file], dataset).set_index("row").loc[ROW]
+        assert (line["our_dataset"], line["phrase_r1_ours"] > 0) == (dataset, True)
+        assert pd.isna(line["phrase_r1_difference"])
     assert f"no difference from {ROW}: its test images are the split 'entities'" in caplog.text
-
-
-def test_another_data_set_is_shown_if_it_is_asked_for(tmp_path: Path) -> None:
-    file = result(tmp_path, of_row())
-    line = compare_published("twobranch_1", [file], "toy").set_index("row").loc[ROW]
-    assert line["our_dataset"] == "toy"
-    assert pd.isna(line["phrase_r1_difference"])
 
 
 def test_a_table_of_differences_names_phrases_and_types(tmp_path: Path) -> None:
@@ -131,7 +122,7 @@ def test_a_table_of_differences_names_phrases_and_types(tmp_path: Path) -> None:
     assert "R@1 of clothing" in SignificanceTable("significance").write(table, tmp_path / "t.tex").read_text()
 
 
-def test_names_of_types_stay_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_of_types_stay_texts(tmp_path: Path, capsys: Printed) -> None:
     run = some_phrases(types=np.array(["=1+1", "a\\input{x}&%", "\x1b[31m", "p"] * 12))
     other = some_phrases(types=run.types, experiment="other", seed=1)
     file = result(tmp_path, run)
@@ -139,9 +130,7 @@ def test_names_of_types_stay_texts(tmp_path: Path, capsys: pytest.CaptureFixture
     comparison = compare_files(files, tmp_path / "c.json", samples=100)
     for name, path in (("summary", file), ("significance", comparison)):
         for out in (["--out", str(tmp_path / f"{name}.csv")], ["--out", str(tmp_path / f"{name}.tex")], []):
-            with pytest.raises(SystemExit) as stop:
-                table_main([name, str(path), *out])
-            assert stop.value.code == 0
+            succeeds(table_main, name, path, *out)
         assert "\\input" not in (tmp_path / f"{name}.tex").read_text()
         cells = (tmp_path / f"{name}.csv").read_text().split(",")
         assert not [cell for cell in cells if cell.startswith("=")]

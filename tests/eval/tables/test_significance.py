@@ -1,18 +1,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from tests.eval.evaluating import write_result
+from tests.eval.evaluating import Fails, Printed, result_of, succeeds
 from tests.eval.protocols.test_evaluate import made
 from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
-from vse.eval.protocols.options import EvaluationOptions
 from vse.eval.tables.significance import build_significance, compare_files
 from vse.eval.tables.summary import build_summary
 
@@ -22,115 +22,91 @@ def compared(tmp_path: Path, *files: Path, protocol: str | Sequence[str] = "auto
     return content
 
 
-@pytest.fixture
-def models(tmp_path: Path) -> list[Path]:
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Three seeds of a good model, then three of a worse one, on the same 60 images."""
     runs = [("vsepp", 1.0, seed) for seed in range(3)] + [("vse0", 1.6, seed) for seed in range(3)]
+    folder = tmp_path_factory.mktemp("models")
     return [
-        write_embeddings(tmp_path / f"{name}-{seed}.h5", made(60, seed=seed, noise=noise, experiment=name))
+        write_embeddings(folder / f"{name}-{seed}.h5", made(60, seed=seed, noise=noise, experiment=name))
         for name, noise, seed in runs
     ]
 
 
-def test_the_better_model_is_told_from_the_worse(models: list[Path], tmp_path: Path) -> None:
+def test_the_better_model_is_told_from_the_worse_whichever_comes_first(models: list[Path], tmp_path: Path) -> None:
     content = compared(tmp_path, models[0], models[3], protocol=["full", "sentence"])
-    assert content["a"]["experiment"] == "vsepp"
-    assert content["b"]["experiment"] == "vse0"
+    assert [content[side]["experiment"] for side in "ab"] == ["vsepp", "vse0"]
     full = content["comparisons"]["full"]
-    for leaf in (full["rsum"], full["t2i"]["r1"]):
-        assert leaf["p"] < 0.01
+    other = compared(tmp_path, models[3], models[0])["comparisons"]["full"]
+    for leaf, back in ((full["rsum"], other["rsum"]), (full["t2i"]["r1"], other["t2i"]["r1"])):
+        assert leaf["p"] == back["p"] < 0.01
         assert 0 < leaf["ci95"][0] < leaf["difference"] < leaf["ci95"][1]
-        assert leaf["difference"] == pytest.approx(leaf["a"] - leaf["b"])
+        assert leaf["difference"] == pytest.approx(leaf["a"] - leaf["b"]) == pytest.approx(-back["difference"])
+        assert leaf["ci95"] == pytest.approx([-back["ci95"][1], -back["ci95"][0]])
     assert set(content["comparisons"]["sentence"]) == {"s2s"}
 
 
-def test_the_figures_are_those_of_the_results(models: list[Path], tmp_path: Path) -> None:
+def test_the_metrics_are_those_of_the_results(models: list[Path], tmp_path: Path) -> None:
     content = compared(tmp_path, *models)
     for side, files in (("a", models[:3]), ("b", models[3:])):
-        result = json.loads(write_result(files, tmp_path / f"{side}.json", options=EvaluationOptions(bootstrap=0)).read_text())
+        full = result_of(files)["protocols"]["full"]
         assert content[side]["seeds"] == [0, 1, 2]
-        for way, name in (("i2t", "r1"), ("t2i", "medr"), ("t2i", "meanr")):
-            mean = result["protocols"]["full"][way][name]["mean"]
-            assert content["comparisons"]["full"][way][name][side] == pytest.approx(mean)
+        for direction, name in (("i2t", "r1"), ("t2i", "medr"), ("t2i", "meanr")):
+            leaf = content["comparisons"]["full"][direction][name]
+            assert leaf[side] == pytest.approx(full[direction][name]["mean"])
 
 
-def test_exchanging_the_models_changes_signs_alone(models: list[Path], tmp_path: Path) -> None:
-    one, other = compared(tmp_path, models[0], models[3]), compared(tmp_path, models[3], models[0])
-    for way, name in (("i2t", "r5"), ("t2i", "r1")):
-        a, b = one["comparisons"]["full"][way][name], other["comparisons"]["full"][way][name]
-        assert a["difference"] == pytest.approx(-b["difference"])
-        assert a["ci95"] == pytest.approx([-b["ci95"][1], -b["ci95"][0]])
-        assert a["p"] == b["p"]
-
-
-def test_the_table_marks_what_is_not_significant(models: list[Path], tmp_path: Path) -> None:
-    compared(tmp_path, models[0], models[1])  # two seeds of one model
-    alike = build_significance([tmp_path / "c.json"])
-    compared(tmp_path, models[0], models[3])
-    unlike = build_significance([tmp_path / "c.json"])
+def test_the_table_marks_what_is_not_significant(models: list[Path], tmp_path: Path, capsys: Printed, fails: Fails) -> None:
+    pairs = [compare_files([models[0], models[k]], tmp_path / f"{k}.json", samples=400) for k in (1, 3)]
+    alike, unlike = (build_significance([pair]) for pair in pairs)  # two seeds of one model, two models
     for table in (alike, unlike):
         assert (table["significant"] == "yes").equals(table["p"] < 0.05)
         assert table["difference"].to_numpy() == pytest.approx((table["a_value"] - table["b_value"]).to_numpy())
     assert "no" in set(alike["significant"])
     assert unlike.set_index(["direction", "metric"]).loc[("t2i", "R@1"), "significant"] == "yes"
-    assert len(unlike) == 18  # eight figures both ways, rsum and mean recall
+    assert len(unlike) == 18  # eight metrics of both directions, rsum and mean recall
+    for files, start in ((pairs[1:], "| protocol | direction | metric"), (pairs, "| models")):
+        succeeds(table_main, "significance", *files)
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].startswith(start)
+        assert len([line for line in lines if line.startswith("| ")]) == 2 + 18 * len(files)
+    assert "a single pair of models" in fails(table_main, "significance", *pairs, "--out", tmp_path / "t.tex")
+    result_of([models[0]])
+    result = models[0].with_suffix(".json")
+    assert build_summary([result, *pairs]).equals(build_summary([result])), "comparisons are left out"
 
 
-def test_the_commands(models: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+def test_the_commands(models: list[Path], tmp_path: Path, capsys: Printed, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stop:
-        eval_main(["--compare", str(models[0]), str(models[3]), "--bootstrap", "2000"])
-    assert stop.value.code == 0
+    succeeds(eval_main, "--compare", models[0], models[3], "--bootstrap", "2000")
     captured = capsys.readouterr()
     assert captured.out == "results/demo_vsepp_vs_vse0.json\n"
     assert "demo vsepp - vse0 full: i2t R@1 +" in captured.err
     for out in ("t.csv", "t.tex"):
-        with pytest.raises(SystemExit) as stop:
-            table_main(["significance", "results/demo_vsepp_vs_vse0.json", "--out", out])
-        assert stop.value.code == 0
-    assert pd.read_csv("t.csv").columns.tolist()[:5] == ["dataset", "split", "protocol", "a", "b"]
-    text = Path("t.tex").read_text()
-    table = pd.read_csv("t.csv")
+        succeeds(table_main, "significance", "results/demo_vsepp_vs_vse0.json", "--out", out)
+    table, text = pd.read_csv("t.csv"), Path("t.tex").read_text()
+    assert table.columns.tolist()[:5] == ["dataset", "split", "protocol", "a", "b"]
     for _, row in table.iterrows():
         shown = f"{row['difference']:+.1f}".replace("-", "$-$")
         assert (shown if row["significant"] == "yes" else f"({shown})") in text
-    assert "95\\% interval" in text
     assert ("$<$0.001" in text) == (table["p"] < 0.001).any()
     assert "a: vsepp & b: vse0 & a $-$ b" in text
-    assert "% demo: paired bootstrap (interval) and randomisation test" in text
 
 
-def test_without_a_file_to_write_the_table_is_printed(
-    models: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pairs = [str(compare_files([models[0], models[k]], tmp_path / f"{k}.json", samples=100)) for k in (1, 3)]
-    for files, start in ((pairs[1:], "| protocol | direction | metric"), (pairs, "| models")):
-        with pytest.raises(SystemExit) as stop:
-            table_main(["significance", *files])
-        assert stop.value.code == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert lines[0].startswith(start)
-        assert len([line for line in lines if line.startswith("| ")]) == 2 + 18 * len(files)
-    assert any(line.startswith("| demo vsepp - vse0 ") for line in lines)
-
-
-def test_two_seeds_of_a_model_are_told_apart_by_their_seeds(models: list[Path], tmp_path: Path, monkeypatch: Any) -> None:
+def test_two_runs_of_an_experiment_are_told_apart_by_seeds_or_settings(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    written = compare_files(models[:2], samples=100)
-    assert written == Path("results/demo_vsepp-0_vs_vsepp-1.json")
-    table = build_significance([written])
-    assert set(zip(table["a"], table["b"], strict=True)) == {("vsepp seed 0", "vsepp seed 1")}
-
-
-def test_two_runs_of_an_experiment_are_told_apart_by_their_settings(tmp_path: Path) -> None:
     changed = json.dumps({"config": {}, "changed_settings": ["loss.margin: 0.2 -> 0.1"]})
-    files = [
-        write_embeddings(tmp_path / f"{name}.h5", made(60, noise=noise, provenance=provenance))
-        for name, noise, provenance in (("a", 1.0, "{}"), ("b", 1.2, changed), ("c", 1.2, "not JSON"))
-    ]
-    for other, shown in ((files[1], ("vsepp", "vsepp[margin=0.1]")), (files[2], ("vsepp A", "vsepp B"))):
-        table = build_significance([compare_files([files[0], other], tmp_path / "c.json", samples=100)])
+    first, other = made(60, noise=1.0), made(60, noise=1.2)
+    for name, run, shown in (
+        ("b", replace(other, provenance=changed), ("vsepp", "vsepp[margin=0.1]")),
+        ("c", replace(other, provenance="not JSON"), ("vsepp A", "vsepp B")),
+        ("d", replace(other, seed=1), ("vsepp seed 0", "vsepp seed 1")),
+    ):
+        files = [write_embeddings(Path("a.h5"), first), write_embeddings(Path(f"{name}.h5"), run)]
+        written = compare_files(files, samples=100)
+        table = build_significance([written])
         assert set(zip(table["a"], table["b"], strict=True)) == {shown}
+    assert written == Path("results/demo_vsepp-0_vs_vsepp-1.json")
 
 
 def test_seeds_of_one_experiment_with_two_settings_are_two_models(tmp_path: Path) -> None:
@@ -148,22 +124,11 @@ def test_seeds_of_one_experiment_with_two_settings_are_two_models(tmp_path: Path
     assert content["comparisons"]["full"]["rsum"]["difference"] > 0
 
 
-def test_comparisons_among_results_are_left_out_of_their_tables(models: list[Path], tmp_path: Path) -> None:
-    result = write_result([models[0]], tmp_path / "r.json", options=EvaluationOptions(bootstrap=0))
-    comparison = compare_files([models[0], models[3]], tmp_path / "c.json", samples=100)
-    assert build_summary([result, comparison]).equals(build_summary([result]))
-
-
-def test_several_pairs_make_no_one_latex_table(models: list[Path], tmp_path: Path, fails: Callable[..., str]) -> None:
-    pairs = [compare_files([models[0], models[k]], tmp_path / f"{k}.json", samples=100) for k in (1, 3)]
-    assert "a single pair of models" in fails(table_main, "significance", *pairs, "--out", tmp_path / "t.tex")
-    assert len(build_significance(pairs)) == 36
-
-
-def test_what_cannot_be_compared_is_named(models: list[Path], tmp_path: Path, fails: Callable[..., str]) -> None:
+def test_what_cannot_be_compared_is_named(models: list[Path], tmp_path: Path, fails: Fails) -> None:
     out = tmp_path / "r.json"
     other = write_embeddings(tmp_path / "other.h5", made(61))
-    result = write_result([models[0]], tmp_path / "result.json")
+    result_of([models[0]])
+    result = models[0].with_suffix(".json")
     for arguments, reason in (
         ([models[0]], "--compare needs the files of two models"),
         ([models[0], models[0]], "is given twice"),
@@ -175,7 +140,7 @@ def test_what_cannot_be_compared_is_named(models: list[Path], tmp_path: Path, fa
     ):
         assert reason in fails(eval_main, "--compare", *arguments, "--out", out)
     assert not out.exists()
-    assert "result.json: not a comparison of vse-eval --compare" in fails(
+    assert "vsepp-0.json: not a comparison of vse-eval --compare" in fails(
         table_main, "significance", result, "--out", out.with_suffix(".csv")
     )
     comparison = compare_files(models[:1] + models[3:4], tmp_path / "c.json", samples=10)
