@@ -76,10 +76,7 @@ def evaluated(seeds: list[Path], out: Path) -> int:
 
 
 def test_embeddings_that_are_overwritten_in_place_are_named_or_have_been_read(
-    seeds: list[Path],
-    suite_of_faults: Callable[[str, int], Suite],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    seeds: list[Path], suite_of_faults: Callable[[str, int], Suite], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Change the first seed's file when that of the second one is opened, for the first time, the second and so on."""
     suite = suite_of_faults("embeddings overwritten in place while they are evaluated", 24)

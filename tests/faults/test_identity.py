@@ -103,10 +103,7 @@ def pairs_of_files(a: Data, b: Data, dataset: Path, out: Path) -> dict[str, tupl
         "vse-train --caption-features": (train_main, [*trained, "--caption-features", b.tfidf]),
         "vse-embed --captions": (embed_main, [a.run, "--captions", dataset, "--out", out / "new.h5"]),
         "vse-embed --as-features": (embed_main, [a.run, "--captions", dataset, "--as-features", out / "new"]),
-        "vse-embed files --as-features": (
-            embed_main,
-            [a.test, "--captions", dataset, "--as-features", out / "new"],
-        ),
+        "vse-embed files --as-features": (embed_main, [a.test, "--captions", dataset, "--as-features", out / "new"]),
         "vse-search --captions": (search_main, [a.run, "a red circle", "--captions", dataset]),
         "vse-serve --captions": (serve_main, [a.run, "--captions", dataset, "--check"]),
         "vse-serve of two runs": (serve_main, [a.run, b.run, "--check"]),
@@ -134,11 +131,7 @@ def recorded(suite: Suite, name: str, code: int, before: dict[str, bytes], out: 
 
 
 def test_files_of_two_data_sets_are_refused(
-    ours: Data,
-    theirs: Data,
-    tmp_path: Path,
-    suite_of_faults: Callable[[str, int], Suite],
-    capsys: pytest.CaptureFixture[str],
+    ours: Data, theirs: Data, tmp_path: Path, suite_of_faults: Callable[[str, int], Suite], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the other data set, and with our photographs and its captions, and the reverse."""
     suite = suite_of_faults("two data sets of one name and equal ids", 3)

@@ -59,11 +59,7 @@ def clip(folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     "source",
-    [
-        webdataset,
-        pytest.param(saved, marks=pytest.mark.skipif(find_spec("datasets") is None, reason="needs datasets")),
-        clip,
-    ],
+    [webdataset, pytest.param(saved, marks=pytest.mark.skipif(find_spec("datasets") is None, reason="needs datasets")), clip],
 )
 def test_a_killed_import_and_the_next_give_the_same_files(
     source: Callable[[Path], Path], forks: Forks, suite_of_faults: Callable[[str, int], Suite], tmp_path: Path

@@ -47,7 +47,7 @@ OTHER: dict[str, Any] = {
     "train_boxes": 50,
 }  # fmt: skip
 ONLY_HOW = {"batch_size", "batch_tokens", "workers", "compile", "chunk", "revision"} | {
-    *("weights", "weights_sha256", "seed", "proposer_weights", "edge_model", "words"),
+    *("weights", "weights_sha256", "seed", "proposer_weights", "edge_model", "words")
 }
 """Settings that cannot change a vector, or whose effect is known by the hash of weights, words or files."""
 

@@ -264,8 +264,7 @@ def test_boxes_that_are_none_are_refused(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["ids", "offsets", "boxes"])
 @pytest.mark.parametrize(
-    "spoil",
-    ["missing", "text", "scalar", "empty", "huge", "external", "soft", "storage", "descending", "group"],
+    "spoil", ["missing", "text", "scalar", "empty", "huge", "external", "soft", "storage", "descending", "group"]
 )
 def test_boxes_in_hdf5_that_are_none_are_refused(name: str, spoil: str, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "b.h5", "w") as file:

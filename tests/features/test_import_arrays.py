@@ -147,10 +147,7 @@ def test_images_are_found_by_what_the_file_calls_them(
         (lambda lines: lines[1:], "1 of 66 images are not there"),
         (lambda lines: [lines[0].replace("\t128\t", "\t"), *lines[1:]], "line 1 has 5 fields, 6 are needed"),
         (lambda lines: [lines[0][:-9] + "\n", *lines[1:]], "boxes or features of image_id 19 "),
-        (
-            lambda lines: [*lines, lines[0].replace("\t128\t", "\t127\t")],
-            "line 67: image_id .* occurs twice, with other",
-        ),
+        (lambda lines: [*lines, lines[0].replace("\t128\t", "\t127\t")], "line 67: image_id .* occurs twice, with other"),
     ],
 )
 def test_a_fault_in_a_tsv_is_named(spoil: Callable[..., list[str]], message: str, demo: Path, tmp_path: Path) -> None:

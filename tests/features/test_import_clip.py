@@ -149,10 +149,7 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda folder: np.save(folder / "img_emb" / "img_emb_0.npy", np.array([{}, {}]), allow_pickle=True),
         "not a readable .npy file of numbers",
     ),
-    "two of one part": (
-        lambda folder: np.save(folder / "img_emb_0.npy", np.ones((2, DIM), np.float16)),
-        "are the same part",
-    ),
+    "two of one part": (lambda folder: np.save(folder / "img_emb_0.npy", np.ones((2, DIM), np.float16)), "are the same part"),
 }
 
 

@@ -192,10 +192,7 @@ def test_captions_longer_than_the_encoder_reads_are_cut_and_counted(longest: int
 
 
 def test_half_the_precision_costs_little(bert: Path, clip: str) -> None:
-    for one, other in (
-        (of_bert(bert), of_bert(bert, precision="bf16")),
-        (of_clip(clip), of_clip(clip, precision="bf16")),
-    ):
+    for one, other in ((of_bert(bert), of_bert(bert, precision="bf16")), (of_clip(clip), of_clip(clip, precision="bf16"))):
         exact, rough = (np.stack(vectors(extractor, TEXTS)) for extractor in (one, other))
         assert not np.array_equal(exact, rough)
         assert (np.sum(exact * rough, axis=1) > 0.99).all()

@@ -50,10 +50,7 @@ def test_a_phrase_is_covered_if_a_box_of_its_image_overlaps_its_truth_by_half(
     boxes_of: dict[int, list[list[float]]], covered: dict[str, int], drawn: Path
 ) -> None:
     found = split_upper_bounds(load_dataset_file(drawn), *flat(boxes_of))
-    assert found == {
-        "train": {"phrases": 3, "covered": covered["train"]},
-        "test": {"phrases": 2, "covered": covered["test"]},
-    }
+    assert found == {"train": {"phrases": 3, "covered": covered["train"]}, "test": {"phrases": 2, "covered": covered["test"]}}
 
 
 def slow_iou(a: list[float], b: list[float]) -> float:
@@ -94,10 +91,7 @@ def test_it_is_reported_at_extraction_and_in_the_cache(drawn: Path, tmp_path: Pa
     cache = extracted(drawn, config, out, 3)
     assert cache.provenance["upper_bound"] == {
         "iou": 0.5,
-        "splits": {
-            "train": {"phrases": 3, "covered": 2, "share": 2 / 3},
-            "test": {"phrases": 2, "covered": 1, "share": 0.5},
-        },
+        "splits": {"train": {"phrases": 3, "covered": 2, "share": 2 / 3}, "test": {"phrases": 2, "covered": 1, "share": 0.5}},
     }
     said = "phrases with a box of IoU >= 0.5: "
     assert f"{out}: {said}train 66.7% of 3, test 50.0% of 2" in caplog.text
