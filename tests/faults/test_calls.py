@@ -210,7 +210,7 @@ CALLS: list[Call] = [
 
 @pytest.mark.usefixtures("shapes_unchecked")
 def test_wrong_calls_are_refused_with_the_name_of_the_argument(
-    demo: Path, cache: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suite_of_faults: StartSuite
+    demo: Path, cache: Path, run: Path, tmp_path: Path, suite_of_faults: StartSuite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     suite = suite_of_faults("wrong calls from Python", len(CALLS))

@@ -142,7 +142,7 @@ norm, conv = nn.BatchNorm2d, partial(nn.Conv2d, 3, 4, 3)
 
 
 class Twice(nn.Module):
-    """A convolution and a norm, of which the rule computes at least one twice."""
+    """A convolution and a norm, one of which is computed or read twice by a rule."""
 
     def __init__(self, rule: Callable[[nn.Sequential, Tensor], Tensor]) -> None:
         super().__init__()
@@ -185,7 +185,9 @@ def test_a_layer_that_is_read_stays() -> None:
     assert fold_batch_norms(network, SMALL_IMAGES) == 1
     torch.testing.assert_close(read[-1], read[0])
     with pytest.raises(UserError, match="fold_batch_norm: folding changes"):
-        fold_batch_norms(used(Twice(lambda part, images: part(images) + part[0](images))), SMALL_IMAGES)
+        fold_batch_norms(
+            used(Twice(lambda part, images: (lambda convolved: part[1](convolved) + convolved)(part[0](images)))), SMALL_IMAGES
+        )
 
 
 @pytest.mark.parametrize("model", ["resnet18", "mobilenet_v3_small", "timm/efficientnet_lite0"])
