@@ -138,7 +138,8 @@ def test_a_bad_image_stops_the_extraction(spoilt: tuple[Path, Path, Path], tmp_p
         assert "--skip-bad" in line
         assert not out.exists()
         assert len(list((tmp_path / "f").rglob("*"))) == n_files
-        (dataset.parent / "3.jpg").rename(missing) if picture == missing else None
+        if picture == missing:
+            (dataset.parent / "3.jpg").rename(missing)
 
 
 def test_skip_bad_lists_images_that_the_next_extraction_reads(

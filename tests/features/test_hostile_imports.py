@@ -19,6 +19,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.faults.damages import Payload
+from tests.features.conftest import sets
 from tests.hostile import NOT_FILES, NOT_JSON, WRONG_VALUES, changed_bytes, refused, refused_or_done, spoilt_json
 from vse.features.cli import main as extract_main
 from vse.features.data_cli import main
@@ -88,25 +89,15 @@ def good(few: Path, tmp_path: Path) -> list[object]:
     return ["import-npy", tmp_path / "f.npy", "--ids", tmp_path / "ids.txt", *out]
 
 
-@pytest.mark.parametrize("kind", ARRAYS)
-def test_an_array_that_is_none_is_refused(kind: str, good: list[object], tmp_path: Path) -> None:
-    (tmp_path / "f.npy").write_bytes(ARRAYS[kind])
-    refused(main, *good)
+INPUTS = {"f.npy": [*ARRAYS, *NOT_FILES], "ids.txt": [*IDS, *NOT_FILES], "ids.npy": [*ARRAYS]}
 
 
-@pytest.mark.parametrize("kind", [*IDS, *(f"an array: {kind}" for kind in ARRAYS)])
-def test_ids_that_are_none_are_refused(kind: str, good: list[object], tmp_path: Path) -> None:
-    array = kind.removeprefix("an array: ")
-    file = tmp_path / ("ids.npy" if array != kind else "ids.txt")
-    file.write_bytes(ARRAYS[array] if array != kind else IDS[kind])
-    refused(main, *[file if part == tmp_path / "ids.txt" else part for part in good])
-
-
-@pytest.mark.parametrize("kind", NOT_FILES)
-@pytest.mark.parametrize("name", ["f.npy", "ids.txt"])
-def test_arrays_and_ids_that_are_no_file_are_refused(name: str, kind: str, good: list[object], tmp_path: Path) -> None:
-    NOT_FILES[kind](tmp_path / name)
-    assert str(tmp_path / name) in refused(main, *good)
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, kinds in INPUTS.items() for kind in kinds])
+def test_arrays_and_ids_that_are_none_are_refused(name: str, kind: str, good: list[object], tmp_path: Path) -> None:
+    file = tmp_path / name
+    NOT_FILES[kind](file) if kind in NOT_FILES else file.write_bytes((IDS if name == "ids.txt" else ARRAYS)[kind])
+    error = refused(main, *[file if name == "ids.npy" and part == tmp_path / "ids.txt" else part for part in good])
+    assert kind not in NOT_FILES or str(file) in error
 
 
 @quick
@@ -118,15 +109,14 @@ def test_any_bytes_of_an_array_are_refused_or_read(data: st.DataObject, name: st
     (tmp_path / name).write_bytes(whole)
 
 
+def encoded(array: Any) -> str:
+    return base64.b64encode(array.tobytes()).decode()
+
+
 def tsv(**changes: Any) -> bytes:
-    fields = {
-        "image_id": "0",
-        "image_w": "100",
-        "image_h": "80",
-        "num_boxes": "2",
-        "boxes": base64.b64encode(np.asarray([[0, 0, 9, 9], [1, 1, 5, 5]], np.float32).tobytes()).decode(),
-        "features": base64.b64encode(np.ones((2, 4), np.float32).tobytes()).decode(),
-    }
+    boxes = np.asarray([[0, 0, 9, 9], [1, 1, 5, 5]], np.float32)
+    fields = {"image_id": "0", "image_w": "100", "image_h": "80", "num_boxes": "2", "boxes": encoded(boxes)}
+    fields["features"] = encoded(np.ones((2, 4), np.float32))
     return "\t".join(map(str, {**fields, **changes}.values())).encode() + b"\n"
 
 
@@ -147,9 +137,9 @@ TSV: dict[str, bytes] = {
     "boxes that are not ASCII": tsv(boxes="ä"),
     "boxes of other bytes": tsv(boxes="AAAA"),
     "features of other bytes": tsv(features="AAAA"),
-    "boxes that are no numbers": tsv(boxes=base64.b64encode(np.full((2, 4), np.nan, np.float32).tobytes()).decode()),
-    "features that are no numbers": tsv(features=base64.b64encode(np.full((2, 4), np.nan, np.float32).tobytes()).decode()),
-    "boxes outside": tsv(boxes=base64.b64encode(np.full((2, 4), 1e9, np.float32).tobytes()).decode()),
+    "boxes that are no numbers": tsv(boxes=encoded(np.full((2, 4), np.nan, np.float32))),
+    "features that are no numbers": tsv(features=encoded(np.full((2, 4), np.nan, np.float32))),
+    "boxes outside": tsv(boxes=encoded(np.full((2, 4), 1e9, np.float32))),
     "a zero byte": tsv(image_id="0\0"),
     "bytes": b"\xff\xfe\t" * 5 + b"\n",
     "one line without end": b"x" * 100_000,
@@ -298,8 +288,8 @@ def test_weights_that_are_none_are_refused(kind: str, suffix: str, few: Path, tm
     file = tmp_path / f"weights{suffix}"
     file.write_bytes(WEIGHTS[kind])
     arguments = ["cnn", "--dataset", few, "--feature", "fc7", "--set", f"weights={file}", "--out", tmp_path / "f.h5"]
-    settings = ["--set", "model=squeezenet1_1", "--set", "layer=features.2", "--device", "cpu"]
-    assert str(file) in refused(extract_main, *arguments, *settings)
+    options = sets("model=squeezenet1_1", "layer=features.2")
+    assert str(file) in refused(extract_main, *arguments, *options, "--device", "cpu")
 
 
 @pytest.fixture(scope="session")
@@ -321,8 +311,8 @@ def test_any_bytes_of_weights_are_refused_or_read(
     for old in tmp_path.glob("f.*"):
         shutil.rmtree(old) if old.is_dir() else old.unlink()
     file.write_bytes(data.draw(changed_bytes(whole)))
-    sets = [part for setting in (*SMALL, f"weights={file}") for part in ("--set", setting)]
-    refused_or_done(extract_main, "cnn", "--dataset", few, "--feature", "fc7", "--out", out, "--device", "cpu", *sets)
+    options = ["--device", "cpu", *sets(*SMALL, f"weights={file}")]
+    refused_or_done(extract_main, "cnn", "--dataset", few, "--feature", "fc7", "--out", out, *options)
 
 
 @pytest.mark.parametrize("feature", ["tfidf", "hglmm"])
@@ -343,9 +333,9 @@ def test_any_bytes_of_an_encoder_are_refused_or_read(
 @pytest.fixture(scope="session")
 def fitted(few: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
     found: dict[str, list[object]] = {}
-    for feature, sets in (("tfidf", ["min_count=1"]), ("hglmm", HGLMM)):
+    for feature, values in (("tfidf", ["min_count=1"]), ("hglmm", HGLMM)):
         out = tmp_path_factory.mktemp(feature) / "f.h5"
-        arguments = ["--dataset", few, "--feature", feature, *(part for setting in sets for part in ("--set", setting))]
+        arguments = ["--dataset", few, "--feature", feature, *sets(*values)]
         assert refused_or_done(extract_main, "fit", *arguments, "--out", out) is None
         found[feature] = [feature, *arguments, encoder_path(out)]
     return found
