@@ -14,7 +14,7 @@ from tests.features.drawn_phrases import drawn_phrases
 from tests.features.tiny_text import add_tiny_clip, tiny_bert
 from vse.features.cache.feature_cache import FeatureCache, merge_shards, verify_cache
 from vse.features.cache.rows import Identity, Rows
-from vse.features.cache.shards import shard_path, write_shard
+from vse.features.cache.shards import shard_path, shard_slice, write_shard
 from vse.features.extraction import extract_shards, merge
 from vse.features.settings.base import Extractor
 
@@ -38,6 +38,11 @@ def write_cache(out: Path, parts: Sequence[Rows], content: Mapping[str, Any] | N
         identity = Identity("demo", out.stem.removeprefix("demo_"), "image", content or {})
         write_shard(shard_path(out, k, len(parts)), identity, rows)
     return merge_shards(out, len(parts), out.parent / "dataset.json", np.concatenate([rows.ids for rows in parts]))
+
+
+def shard_parts(n_rows: int, n_shards: int) -> list[NDArray[np.int64]]:
+    """The numbers of the rows of each shard."""
+    return [np.arange(n_rows)[shard_slice(n_rows, k, n_shards)] for k in range(n_shards)]
 
 
 def as_sources(n_images: int) -> NDArray[np.uint8]:

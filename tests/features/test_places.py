@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tests.conftest import TINY_FEATURE
-from tests.features.conftest import as_sources, extracted_cache, write_cache
+from tests.features.conftest import as_sources, extracted_cache, shard_parts, write_cache
 from vse.features.cache.feature_cache import FeatureCache, open_cache
 from vse.features.cache.rows import Rows
 from vse.features.extractors.cnn import CnnExtractor, VectorBoxes, cut_crops
@@ -82,7 +82,7 @@ def regions(demo: Path, folder: Path, n_shards: int, **changed: NDArray[np.int32
     """A cache of regions: image k of the data set has k % 3 + 1, whose x1 is the number of the region in the cache."""
     ids = np.asarray([image.imgid for image in load_dataset_file(demo).images], np.int64)
     parts, first = [], 0
-    for part in np.array_split(np.arange(len(ids)), n_shards):
+    for part in shard_parts(len(ids), n_shards):
         offsets = np.concatenate([[0], np.cumsum(part % 3 + 1)])
         numbers = np.arange(first, first + offsets[-1], dtype=np.float32)
         first += offsets[-1]

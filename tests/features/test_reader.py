@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.features.conftest import as_sources, write_cache
+from tests.features.conftest import as_sources, shard_parts, write_cache
 from tests.train.data.caches import drop_checksums
 from vse.features.cache.feature_cache import FeatureCache, open_cache, verify_cache
 from vse.features.cache.reader import FeatureReader, RegionBoxes
@@ -38,7 +38,7 @@ def test_rows_are_those_that_hdf5_reads(cache: Path, memory_gb: float, mapped: b
 def ragged(folder: Path, counts: list[int], n_shards: int, boxes: bool = True) -> FeatureCache:
     """A cache of regions: image k has ``counts[k]``; region n has a feature and a box of the number n."""
     parts, first = [], np.cumsum([0, *counts])
-    for rows in np.array_split(np.arange(len(counts)), n_shards):
+    for rows in shard_parts(len(counts), n_shards):
         numbers = np.arange(first[rows[0]], first[rows[-1] + 1])
         places: dict[str, Any] = {
             "boxes": (numbers[:, None] + np.arange(4)).astype(np.float32),
@@ -50,7 +50,7 @@ def ragged(folder: Path, counts: list[int], n_shards: int, boxes: bool = True) -
 
 
 def dense(folder: Path, features: NDArray[Any], content: Mapping[str, Any]) -> FeatureCache:
-    parts = [Rows(k, features[k], as_sources(len(k))) for k in np.array_split(np.arange(len(features)), 3)]
+    parts = [Rows(k, features[k], as_sources(len(k))) for k in shard_parts(len(features), 3)]
     return open_cache(write_cache(folder / "demo_d.h5", parts, content))
 
 
