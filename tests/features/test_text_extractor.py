@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,14 @@ def unit(rows: torch.Tensor) -> Floats:
     return (rows / rows.norm(dim=-1, keepdim=True)).numpy()
 
 
+@cache
+def pretrained(folder: Path) -> tuple[Any, Any]:
+    return AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+
+
 def slow_bert(folder: Path, text: str, pooling: str, longest: int = MAX_TOKENS, prompt: str = "") -> Floats:
     """One caption by itself: tokens that are cut by hand, then the network of transformers, then a loop over tokens."""
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    tokenizer, model = pretrained(folder)
     start, *words, end = tokenizer(prompt + text, verbose=False)["input_ids"]
     with torch.inference_mode():
         states = model(torch.tensor([[start, *words[: longest - 2], end]])).last_hidden_state[0]
@@ -100,10 +106,11 @@ def test_captions_of_clip_are_those_of_a_slow_loop(pooling: str, clip: str) -> N
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = open_clip.create_model(clip.rpartition("/")[2], pretrained=None).eval()
+    tokenizer = open_clip.get_tokenizer(clip.rpartition("/")[2])
     states: list[torch.Tensor] = []
     model.ln_final.register_forward_hook(lambda _, __, output: states.append(output))
     for text, vector in zip([*TEXTS, LONG], found, strict=True):
-        tokens = open_clip.get_tokenizer(clip.rpartition("/")[2])([text])
+        tokens = tokenizer([text])
         with torch.inference_mode():
             whole = model.encode_text(tokens)[0]
         read = states.pop()[0][: int((tokens != 0).sum())]
@@ -250,8 +257,8 @@ def test_captions_are_read_by_no_other_encoder_than_that_of_the_cache(few: Path,
         caption_reader(cache)
 
 
-def test_a_cache_of_another_data_set_is_made_like_one(demo: Path, few: Path, bert: Path, tmp_path: Path) -> None:
-    out = tmp_path / "demo_minilm.h5"
-    succeed(main, *command(demo, out, bert, "--set", "prompt=the "))
-    succeed(main, *["text", "--dataset", str(few), "--like", str(out), "--out", str(tmp_path / "few.h5"), "--shards", "1"])
-    assert open_cache(tmp_path / "few.h5").extractor == open_cache(out).extractor
+def test_a_cache_of_another_data_set_is_made_like_one(few: Path, drawn: Path, bert: Path, tmp_path: Path) -> None:
+    out, other = tmp_path / "demo_minilm.h5", tmp_path / "drawn.h5"
+    succeed(main, *command(few, out, bert, "--set", "prompt=the "))
+    succeed(main, "text", "--dataset", drawn, "--like", out, "--out", other, "--shards", "1")
+    assert open_cache(other).extractor == open_cache(out).extractor
