@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -11,14 +12,12 @@ from tests.hostile import Command, refused_or_done
 
 
 def flip(content: bytes, rng: random.Random) -> bytes:
-    """Change one bit."""
     damaged = bytearray(content)
     damaged[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
     return bytes(damaged)
 
 
 def cut(content: bytes, rng: random.Random) -> bytes:
-    """Leave the first bytes alone."""
     return content[: rng.randrange(len(content))]
 
 
@@ -33,7 +32,6 @@ DAMAGES: dict[str, Callable[[bytes, random.Random], bytes]] = {"flip": flip, "cu
 
 
 def damage(file: Path, how: str, rng: random.Random) -> None:
-    """Damage a file in place, so that at least one byte differs."""
     content = file.read_bytes()
     damaged = content
     while damaged == content:
@@ -52,3 +50,10 @@ def record_use(suite: Suite, detail: str, is_same: Callable[[], bool], command: 
         suite.record("refused", line)
     else:
         suite.record("harmless" if is_same() else "silent", detail)
+
+
+class Payload:
+    """An object whose unpickling writes the canary's file."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (f"touch {os.environ.get('CANARY', '/tmp/unpickled')}",)

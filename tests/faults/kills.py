@@ -38,7 +38,6 @@ class Forks:
         return code, n_changes
 
     def close(self) -> None:
-        """End the process."""
         self._process.communicate()
 
 

@@ -6,6 +6,7 @@ rows in that CSV; ``python -m tests.faults.suite`` then writes the page's table 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -42,11 +43,9 @@ class Suite:
         self.outcomes.append((outcome, detail))
 
     def count(self, outcome: Outcome) -> int:
-        """Return the number of tries with this outcome."""
         return sum(recorded == outcome for recorded, _ in self.outcomes)
 
     def check(self) -> None:
-        """Fail if no try was made, or if one was ``wrong`` or ``silent``."""
         failures = [f"{outcome}: {detail}" for outcome, detail in self.outcomes if outcome in ("wrong", "silent")]
         assert self.outcomes, f"{self.name}: no try was recorded"
         assert not failures, f"{self.name}: {len(failures)} of {len(self.outcomes)} tries\n" + "\n".join(failures)
@@ -60,6 +59,9 @@ class Suite:
             table = pd.concat([known[known["suite"] != self.name], pd.DataFrame([row])]).sort_values("suite")
             table[COLUMNS].to_csv(counts, index=False, lineterminator="\n")
         Path(f"{counts}.lock").unlink(missing_ok=True)
+
+
+StartSuite = Callable[[str, int], Suite]  # a suite by its name and its default number of tries
 
 
 def page_with_counts(page: str, table: pd.DataFrame) -> str:

@@ -14,14 +14,11 @@ import pytest
 import torch
 
 import vse
-from tests.faults.suite import Suite
-from tests.train.conftest import run as run
+from tests.faults.suite import StartSuite
 from vse.arguments import allowed_arguments
 
 
 class World(NamedTuple):
-    """Files that a call can take."""
-
     data: Path
     cache: Path
     run: Path
@@ -60,47 +57,34 @@ BAD_SCORES = np.where(np.eye(4, 8), np.inf, 0.0)
 CALLS: list[Call] = [
     # data sets
     ("path", lambda world: vse.open_dataset(None)),  # type: ignore[arg-type]
-    ("path", lambda world: vse.open_dataset(3)),  # type: ignore[arg-type]
     ("path", lambda world: vse.open_dataset("")),
     ("path", lambda world: vse.open_dataset("a\0b")),
-    ("path", lambda world: vse.open_dataset(b"dataset.json")),  # type: ignore[arg-type]
     ("path", lambda world: vse.open_dataset("nowhere.json")),
     ("path", lambda world: vse.open_dataset(world.data.parent)),
     ("path", lambda world: vse.open_dataset(world.cache)),
     ("path", lambda world: vse.open_dataset(file=world.data)),  # type: ignore[call-arg]
-    ("path", lambda world: vse.DatasetFile(["dataset.json"])),  # type: ignore[arg-type]
     ("split", lambda world: vse.open_dataset(world.data).image_ids(3)),  # type: ignore[arg-type]
-    ("split", lambda world: vse.open_dataset(world.data).caption_ids(["test"])),  # type: ignore[arg-type]
     ("split", lambda world: vse.open_dataset(world.data).image_ids("tset")),
     ("image_id", lambda world: vse.open_dataset(world.data).photo("dog")),  # type: ignore[arg-type]
-    ("image_id", lambda world: vse.open_dataset(world.data).photo(1.5)),  # type: ignore[arg-type]
-    ("image_id", lambda world: vse.open_dataset(world.data).photo(None)),  # type: ignore[arg-type]
     # features
     ("path", lambda world: vse.open_features(3.5)),  # type: ignore[arg-type]
     ("path", lambda world: vse.open_features("nowhere.h5")),
-    ("path", lambda world: vse.open_features(world.cache.parent)),
     ("path", lambda world: vse.open_features(world.data)),
     ("ids", lambda world: vse.open_features(world.cache)["dog"]),  # type: ignore[index]
-    ("ids", lambda world: vse.open_features(world.cache)[None]),  # type: ignore[index]
     ("ids", lambda world: vse.open_features(world.cache)[2.5]),  # type: ignore[index]
     ("ids", lambda world: vse.open_features(world.cache)[[[0], [1, 2]]]),  # type: ignore[list-item]
-    ("ids", lambda world: vse.open_features(world.cache)[["dog"]]),  # type: ignore[list-item]
     ("ids", lambda world: vse.open_features(world.cache).tensor(np.array([np.nan]))),
-    ("ids", lambda world: vse.open_features(world.cache).tensor(2.5)),  # type: ignore[arg-type]
     # the demo and imports
     ("out", lambda world: vse.draw_demo(7)),  # type: ignore[arg-type]
     ("out", lambda world: vse.draw_demo()),  # type: ignore[call-arg]
     ("images", lambda world: vse.draw_demo("d", images="many")),  # type: ignore[arg-type]
-    ("images", lambda world: vse.draw_demo("d", images=12.5)),  # type: ignore[arg-type]
     ("images", lambda world: vse.draw_demo("d", images=-3)),
     ("seed", lambda world: vse.draw_demo("d", images=6, seed=float("nan"))),  # type: ignore[arg-type]
     ("seed", lambda world: vse.draw_demo("d", images=6, seed=2**64)),
     ("sources", lambda world: vse.import_data(5, "d")),  # type: ignore[arg-type]
-    ("sources", lambda world: vse.import_data([1, 2], "d")),  # type: ignore[list-item]
     ("sources", lambda world: vse.import_data("nowhere", "d")),
     ("columns", lambda world: vse.import_data(world.data.parent, "d", columns=["file"])),  # type: ignore[arg-type]
     ("columns", lambda world: vse.import_data(world.data.parent, "d", columns={"file": 3})),  # type: ignore[dict-item]
-    ("columns", lambda world: vse.import_data(world.data.parent, "d", columns={3: "file"})),  # type: ignore[dict-item]
     ("splits", lambda world: vse.import_data(world.data.parent, "d", splits=0.1)),  # type: ignore[arg-type]
     ("val", lambda world: vse.SplitShares(val="0.1")),  # type: ignore[arg-type]
     ("val", lambda world: vse.SplitShares(val=float("nan"))),
@@ -121,15 +105,11 @@ CALLS: list[Call] = [
     # training
     ("features", lambda world: vse.train()),  # type: ignore[call-arg]
     ("features", lambda world: vse.train(None)),
-    ("features", lambda world: vse.train(np.eye(3))),
     ("features", lambda world: vse.train("nowhere.h5")),
     ("features", lambda world: vse.train(world.cache.parent)),
     ("experiment", lambda world: vse.train(world.cache, 5)),
-    ("sets", lambda world: vse.train(world.cache, sets={3: 4})),
     ("sets", lambda world: vse.train(world.cache, sets=[("a", 1)])),
-    ("epochs", lambda world: vse.train(world.cache, epochs=3)),
     ("seed", lambda world: vse.train(world.cache, seed="0")),
-    ("seed", lambda world: vse.train(world.cache, seed=[0])),
     ("log_negatives", lambda world: vse.TrainOptions(log_negatives=-1)),
     ("resume", lambda world: vse.TrainOptions(resume="yes")),
     ("name", lambda world: vse.train(world.cache, name=7)),
@@ -141,7 +121,6 @@ CALLS: list[Call] = [
     ("device", lambda world: vse.train(world.cache, device="cpu")),
     # trained models
     ("run", lambda world: vse.load(3)),  # type: ignore[arg-type]
-    ("run", lambda world: vse.load([world.run])),  # type: ignore[arg-type]
     ("run", lambda world: vse.load("nowhere")),
     ("features", lambda world: vse.load(world.run, features="nowhere.h5").embed()),
     ("split", lambda world: vse.load(world.run).embed(3)),  # type: ignore[arg-type]
@@ -154,11 +133,8 @@ CALLS: list[Call] = [
     ("prefix", lambda world: vse.load(world.run).embed_as_features(None)),  # type: ignore[arg-type]
     ("files", lambda world: vse.embeddings_as_features([3], "f")),  # type: ignore[list-item]
     ("files", lambda world: vse.embeddings_as_features(world.run, "f")),
-    ("query", lambda world: vse.load(world.run).search(5)),  # type: ignore[arg-type]
-    ("query", lambda world: vse.load(world.run).search(None)),  # type: ignore[arg-type]
     ("query", lambda world: vse.load(world.run).search(["a dog"])),  # type: ignore[arg-type]
     ("query", lambda world: vse.load(world.run).search(Path("nowhere.jpg"))),
-    ("k", lambda world: vse.load(world.run).search("a dog", k="3")),  # type: ignore[arg-type]
     ("k", lambda world: vse.load(world.run).search("a dog", k=2.5)),  # type: ignore[arg-type]
     ("index", lambda world: vse.load(world.run).search("a dog", index=3)),  # type: ignore[arg-type]
     ("parameters", lambda world: vse.SearchIndex("i", parameters={"nprobe": 3})),  # type: ignore[arg-type]
@@ -169,26 +145,20 @@ CALLS: list[Call] = [
     embedded("images", images="e.h5"),
     embedded("images", images=np.array([["a", "b", "c"]] * 4)),
     embedded("images", images=[[1.0, 2.0], [1.0]]),
-    embedded("images", images=np.ones((4, 3), complex)),
     embedded("images", images=torch.ones(4, 3, dtype=torch.complex64)),
     embedded("images", images=np.ones((4, 3, 2))),
     embedded("images", images=np.full((4, 3), np.nan)),
     embedded("images", images=np.empty((0, 3))),
-    embedded("images", images={"a": 1}),
     ("images", lambda world: vse.embeddings("nowhere.h5")),
     ("images", lambda world: vse.embeddings(world.data)),
     embedded("captions", captions=np.ones((8, 2))),
     embedded("captions", captions=None),
-    embedded("captions", captions=object()),
     scored("scores", scores=np.ones((4, 7))),
     scored("scores", scores=BAD_SCORES),
-    scored("scores", scores="e.h5"),
     embedded("image_ids", image_ids=np.arange(3)),
     embedded("image_ids", image_ids=np.arange(4) * 0.5),
-    embedded("image_ids", image_ids=["a", "b", "c", "d"]),
     embedded("caption_ids", caption_ids=np.arange(16).reshape(8, 2)),
     embedded("image_of_caption", image_of_caption=[None] * 8),
-    embedded("image_of_caption", image_of_caption=np.arange(3)),
     embedded("image_of_caption", image_of_caption=np.arange(8)),
     embedded("similarity", similarity=np.dot),
     embedded("split", split="test"),
@@ -203,12 +173,9 @@ CALLS: list[Call] = [
     evaluated("iou", options=vse.EvaluateOptions(iou=0.5)),
     evaluated("k", k=5),
     evaluated("k", k=[0]),
-    evaluated("k", k=["5"]),
     evaluated("protocol", protocol=1),
     evaluated("per_query", per_query="q.csv"),
-    ("embeddings", lambda world: vse.evaluate(3)),  # type: ignore[arg-type]
     ("embeddings", lambda world: vse.evaluate([])),
-    ("embeddings", lambda world: vse.evaluate(np.eye(3))),  # type: ignore[arg-type]
     ("embeddings", lambda world: vse.evaluate("nowhere.h5")),
     ("embeddings", lambda world: vse.evaluate(world.data)),
     ("members", lambda world: vse.Ensemble(3)),  # type: ignore[arg-type]
@@ -243,12 +210,7 @@ CALLS: list[Call] = [
 
 @pytest.mark.usefixtures("shapes_unchecked")
 def test_wrong_calls_are_refused_with_the_name_of_the_argument(
-    demo: Path,
-    cache: Path,
-    run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    suite_of_faults: Callable[[str, int], Suite],
+    demo: Path, cache: Path, run: Path, tmp_path: Path, suite_of_faults: StartSuite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     suite = suite_of_faults("wrong arguments of Python functions", len(CALLS))
@@ -257,9 +219,8 @@ def test_wrong_calls_are_refused_with_the_name_of_the_argument(
         try:
             call(World(demo, cache, run))
         except vse.UserError as error:
-            line = str(error)
-            named = re.search(rf"(?<!\w){argument}(?!\w)", line) and "\n" not in line
-            suite.record("refused" if named else "wrong", f"{detail}: {line}")
+            named = re.search(rf"(?<!\w){argument}(?!\w)", str(error)) and "\n" not in str(error)
+            suite.record("refused" if named else "wrong", f"{detail}: {error}")
         except Exception as error:
             suite.record("wrong", f"{detail}: {type(error).__name__}: {error}")
         else:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from tests.eval.protocols.test_evaluate import made
-from tests.faults.suite import Suite
+from tests.faults.suite import StartSuite
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import write_embeddings
 
@@ -32,7 +32,6 @@ CHANGES: dict[str, Callable[[bytes], bytes]] = {
     "half of it overwritten": lambda content: content[: len(content) // 2] + bytes(len(content) - len(content) // 2),
 }
 QUICK = ["--bootstrap", "0", "--protocol", "full", "--no-cross-check"]
-WHILE_READ = "was written to while it was read; run the command again"
 _waiting: list[tuple[str, Callable[[], None]]] = []  # what happens when which file is opened; hooks cannot be taken back
 _opens = [0]
 
@@ -76,12 +75,8 @@ def evaluated(seeds: list[Path], out: Path) -> int:
 
 
 def test_embeddings_that_are_overwritten_in_place_are_named_or_have_been_read(
-    seeds: list[Path],
-    suite_of_faults: Callable[[str, int], Suite],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    seeds: list[Path], suite_of_faults: StartSuite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Change the first seed's file when that of the second one is opened, for the first time, the second and so on."""
     suite = suite_of_faults("embeddings, overwritten while vse-eval reads them", 24)
     content, out = seeds[0].read_bytes(), tmp_path / "result.json"
     assert evaluated(seeds, out) == 0
@@ -103,14 +98,11 @@ def test_embeddings_that_are_overwritten_in_place_are_named_or_have_been_read(
             suite.record("wrong", f"{how}, at open {nth}: {code} {said[-5:]}")
 
 
-@pytest.mark.parametrize("how", CHANGES)
-def test_a_file_that_changed_after_it_was_read_is_said_to_have_changed(
-    how: str, seeds: list[Path], tmp_path: Path, fails: Callable[..., str]
-) -> None:
-    changed = CHANGES[how](seeds[0].read_bytes())
+def test_a_file_that_changed_after_it_was_read_is_named(seeds: list[Path], tmp_path: Path, fails: Callable[..., str]) -> None:
+    changed = CHANGES["longer"](seeds[0].read_bytes())
     with at_open(seeds[1], 2, lambda: overwrite(seeds[0], changed)):
         said = fails(eval_main, *seeds, *QUICK, "--out", tmp_path / "result.json")
-    assert f"{seeds[0]}: {WHILE_READ}" in said
+    assert f"{seeds[0]}: was written to while it was read; run the command again" in said
 
 
 def test_a_file_that_is_renamed_over_an_open_one_is_not_read(seeds: list[Path], tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.faults.damages import DAMAGES, damage, record_use
-from tests.faults.suite import Suite
+from tests.faults.suite import StartSuite
 from tests.train.conftest import COMMAND, assert_same, experiment, state
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cli import main as extract_main
@@ -25,8 +24,6 @@ from vse.train.run.folder import RunFolder
 from vse.train.run.resume import Existing
 from vse.train.solvers import adam
 from vse.train.training import train
-
-Suites = Callable[[str, int], Suite]
 
 
 def flip_in_features(cache: Path, split: str, rng: random.Random) -> tuple[Path, bytes]:
@@ -47,7 +44,7 @@ def flip_in_features(cache: Path, split: str, rng: random.Random) -> tuple[Path,
 
 @pytest.mark.parametrize("use", ["training", "embedding", "verifying"])
 def test_a_flipped_bit_in_features_is_found(
-    use: str, own_cache: Path, run: Path, tmp_path: Path, suite_of_faults: Suites
+    use: str, own_cache: Path, run: Path, tmp_path: Path, suite_of_faults: StartSuite
 ) -> None:
     suite = suite_of_faults(f"feature cache with a flipped bit, {use}", 6)
     rng = random.Random(use)
@@ -68,7 +65,6 @@ def test_a_flipped_bit_in_features_is_found(
 
 @pytest.fixture(scope="module")
 def stopped(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train, and stop in the third and last epoch. Read only."""
     out, steps, real = tmp_path_factory.mktemp("stopped") / "run", iter(range(10**6)), adam.Trainer.step
 
     def step(self: adam.Trainer, *arguments: object) -> object:
@@ -93,7 +89,7 @@ def is_same_run(run: Path, other: Path) -> bool:
 
 
 def test_a_damaged_checkpoint_is_refused_or_resumes_to_the_same_weights(
-    cache: Path, run: Path, stopped: Path, tmp_path: Path, suite_of_faults: Suites
+    cache: Path, run: Path, stopped: Path, tmp_path: Path, suite_of_faults: StartSuite
 ) -> None:
     suite, rng = suite_of_faults("damaged checkpoint, resumed", 12), random.Random(0)
     for number in range(suite.n_tries):
@@ -105,9 +101,7 @@ def test_a_damaged_checkpoint_is_refused_or_resumes_to_the_same_weights(
         shutil.rmtree(own)
 
 
-def test_an_undamaged_run_that_was_stopped_resumes_to_the_same_weights(
-    cache: Path, run: Path, stopped: Path, tmp_path: Path
-) -> None:
+def test_an_undamaged_run_resumes_to_the_same_weights(cache: Path, run: Path, stopped: Path, tmp_path: Path) -> None:
     own = Path(shutil.copytree(stopped, tmp_path / "run"))
     train(cache, experiment(), out=own, existing=Existing(resume=True))
     assert is_same_run(run, own)

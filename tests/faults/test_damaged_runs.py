@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -13,7 +12,8 @@ import pytest
 
 from tests.conftest import TINY_FEATURE
 from tests.faults.damages import DAMAGES, damage, record_use
-from tests.faults.suite import Suite
+from tests.faults.suite import StartSuite
+from tests.hostile import refused_or_done
 from tests.train.adversaries.conftest import SCAN
 from tests.train.conftest import experiment
 from vse.features.extraction import extract_shards, merge
@@ -33,7 +33,6 @@ OF_RUN = ("dataset", "split", "seed", "similarity", "experiment")
 
 @pytest.fixture(scope="module")
 def compositional(positions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train with a compositional adversary. Read only."""
     return train(positions, experiment(*COMPOSITIONAL), out=tmp_path_factory.mktemp("runs") / "compositional")
 
 
@@ -47,12 +46,6 @@ def dsve(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(merge(demo, out, 1), experiment(*DSVE), out=folder / "run")
 
 
-@pytest.fixture(scope="module")
-def phrases(phrase_run: Path) -> Path:
-    """Train a model that localises phrases. Read only."""
-    return phrase_run
-
-
 def content(path: Path) -> dict[str, object]:
     """Read all numbers of embeddings or of scores, and the attributes that name their run."""
     with h5py.File(path) as file:
@@ -62,19 +55,16 @@ def content(path: Path) -> dict[str, object]:
 
 @pytest.mark.parametrize("kind", ["compositional", "dsve", "phrases"])
 def test_a_damaged_file_of_a_run_is_refused_or_makes_no_difference(
-    kind: str, request: pytest.FixtureRequest, suite_of_faults: Callable[[str, int], Suite]
+    kind: str, request: pytest.FixtureRequest, suite_of_faults: StartSuite
 ) -> None:
-    run: Path = request.getfixturevalue(kind)
+    run: Path = request.getfixturevalue("phrase_run" if kind == "phrases" else kind)
     suite, rng = suite_of_faults(f"run with a damaged file, embedding, {kind}", 6), random.Random(kind)
-    embed = [run, "--out", run.parent / f"{kind}.h5"]
-    assert embed_code(*embed) == 0
-    expected = content(embed[-1])
+    assert refused_or_done(embed_main, run, "--out", run.parent / f"{kind}.h5") is None
+    expected = content(run.parent / f"{kind}.h5")
     files = sorted(path.name for path in run.iterdir() if path.suffix in (".json", ".yaml", ".safetensors", ".ckpt", ".csv"))
     for number in range(suite.n_tries):
-        own, out = (
-            run.parent / f"{kind}-{number}",
-            run.parent / f"{kind}-{number}.h5",
-        )  # in the same folder: run.json names caches by relative paths
+        own = run.parent / f"{kind}-{number}"  # in the same folder: run.json names caches by relative paths
+        out = own.with_suffix(".h5")
         shutil.copytree(run, own)
         name, how = files[number % len(files)], list(DAMAGES)[number // len(files) % len(DAMAGES)]
         damage(own / name, how, rng)
@@ -82,10 +72,3 @@ def test_a_damaged_file_of_a_run_is_refused_or_makes_no_difference(
         record_use(suite, f"{how} of {name}, try {number}", is_same, embed_main, own, "--out", out)
         shutil.rmtree(own)
         out.unlink(missing_ok=True)
-
-
-def embed_code(*arguments: object) -> object:
-    """Return the exit code of ``vse-embed``."""
-    with pytest.raises(SystemExit) as stop:
-        embed_main([str(argument) for argument in arguments])
-    return stop.value.code

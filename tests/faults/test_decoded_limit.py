@@ -33,13 +33,12 @@ N_BYTES = 15_000_000
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {"gz": gzip.compress, "xz": lzma.compress, "bz2": bz2.compress}
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _low_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VSE_MAX_DECODED_GB", SMALL)
 
 
 def parquet_bomb(path: Path, n_rows: int, n_bytes: int, **how: object) -> Path:
-    """A table in which all rows have the same long caption."""
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     indices = pyarrow.array(np.zeros(n_rows, np.int32))
     captions = pyarrow.DictionaryArray.from_arrays(indices, pyarrow.array(["a" * n_bytes]))
@@ -49,7 +48,8 @@ def parquet_bomb(path: Path, n_rows: int, n_bytes: int, **how: object) -> Path:
     return path
 
 
-def test_a_parquet_file_of_kilobytes_does_not_take_gigabytes(tmp_path: Path) -> None:
+def test_a_parquet_file_of_kilobytes_does_not_take_gigabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VSE_MAX_DECODED_GB")
     photos = write_photos(tmp_path / "photos", ["a.jpg"])
     table = parquet_bomb(tmp_path / "captions.parquet", 1100, 4_000_000)
     assert table.stat().st_size < 5000
@@ -68,7 +68,6 @@ main(sys.argv[1:])
     assert not (tmp_path / "out" / "dataset.json").exists()
 
 
-@pytest.mark.usefixtures("_low_limit")
 @pytest.mark.parametrize(
     "how",
     [{}, {"use_dictionary": False}, {"use_dictionary": False, "column_encoding": {"caption": "DELTA_BYTE_ARRAY"}}],
@@ -89,7 +88,6 @@ def test_texts_in_each_encoding_are_read(tmp_path: Path, encoding: str) -> None:
     assert [len(image.captions) for image in dataset.images] == [100]
 
 
-@pytest.mark.usefixtures("_low_limit")
 def test_the_limit_is_raised_by_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "words.txt.gz"
     path.write_bytes(gzip.compress(b"a 1 2\n" + bytes(N_BYTES)))
@@ -103,18 +101,15 @@ def test_the_limit_is_raised_by_the_variable(tmp_path: Path, monkeypatch: pytest
         stream.read()
 
 
-@pytest.mark.usefixtures("_low_limit")
 @pytest.mark.parametrize("kind", COMPRESS)
-@pytest.mark.parametrize("name", ["words.txt", "words.bin"])
-def test_word_vectors_are_decoded_up_to_the_limit(tmp_path: Path, kind: str, name: str) -> None:
-    path = tmp_path / f"{name}.{kind}"
-    path.write_bytes(COMPRESS[kind](b"1 2\nword" + bytes(N_BYTES)))
-    with pytest.raises(UserError, match="VSE_MAX_DECODED_GB"):
-        read_word_vectors(path)
+def test_word_vectors_are_decoded_up_to_the_limit(tmp_path: Path, kind: str) -> None:
+    for name in ("words.txt", "words.bin"):
+        (tmp_path / f"{name}.{kind}").write_bytes(COMPRESS[kind](b"1 2\nword" + bytes(N_BYTES)))
+        with pytest.raises(UserError, match="VSE_MAX_DECODED_GB"):
+            read_word_vectors(tmp_path / f"{name}.{kind}")
 
 
-@pytest.mark.usefixtures("_low_limit")
-def test_an_archive_is_decoded_up_to_the_limit(tmp_path: Path) -> None:
+def test_an_archive_and_a_zip_of_arrays_are_decoded_up_to_the_limit(tmp_path: Path) -> None:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
         info = tarfile.TarInfo("a.jpg")
@@ -123,10 +118,6 @@ def test_an_archive_is_decoded_up_to_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "pairs.tar.gz"
     path.write_bytes(gzip.compress(stream.getvalue()))
     assert "VSE_MAX_DECODED_GB" in refused(main, "import", path, "--out", tmp_path / "out")
-
-
-@pytest.mark.usefixtures("_low_limit")
-def test_a_zip_of_arrays_is_refused_by_its_sizes(tmp_path: Path) -> None:
     path = tmp_path / "features.npz"
     np.savez_compressed(path, features=np.zeros((N_BYTES // 400, 100), np.float32), ids=np.arange(3))
     with pytest.raises(UserError, match="VSE_MAX_DECODED_GB"):
@@ -134,7 +125,6 @@ def test_a_zip_of_arrays_is_refused_by_its_sizes(tmp_path: Path) -> None:
     assert zipfile.is_zipfile(path)
 
 
-@pytest.mark.usefixtures("_low_limit")
 def test_a_compressed_array_of_hdf5_is_refused(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "large.h5", "w") as file:
         file.create_dataset("ids", (N_BYTES // 8,), "i8", chunks=(100_000,), compression="gzip")[:] = 0
@@ -148,7 +138,6 @@ def test_a_compressed_array_of_hdf5_is_refused(tmp_path: Path) -> None:
             require_hdf5_dataset(file, "ids")
 
 
-@pytest.mark.usefixtures("_low_limit")
 def test_a_compressed_arrow_file_of_a_saved_data_set_is_refused(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     pytest.importorskip("datasets")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.faults.suite import Suite
+from tests.faults.suite import StartSuite
 from tests.pipeline.import_files import photo_bytes
 from vse.eval.search.index import IndexSource, build_index, ids_sha256, metadata_file, read_index, search_index, write_index
 from vse.pipeline.errors import UserError
@@ -67,17 +67,13 @@ DAMAGES: dict[str, Callable[[bytes, np.random.Generator], bytes]] = {
 }
 
 
-def test_a_damaged_index_is_refused(suite_of_faults: Callable[[str, int], Suite], tmp_path: Path) -> None:
-    """Damage the index or its note, then read and search it again."""
+def test_a_damaged_index_is_refused(suite_of_faults: StartSuite, tmp_path: Path) -> None:
     suite, rng = suite_of_faults("damaged FAISS indexes", 30), np.random.default_rng(1)
     made = {}
     for number, factory in enumerate(FACTORIES):
         file = write_index(tmp_path / f"{number}.faiss", build_index(CORPUS, factory), INDEXED)
-        made[file] = (
-            file.read_bytes(),
-            metadata_file(file).read_bytes(),
-            search_index(read_index(file, INDEXED).index, CORPUS, 5),
-        )
+        found = search_index(read_index(file, INDEXED).index, CORPUS, 5)
+        made[file] = (file.read_bytes(), metadata_file(file).read_bytes(), found)
     for k in range(suite.n_tries):
         file = list(made)[k % len(made)]
         damage = list(DAMAGES)[k // len(made) % len(DAMAGES)]
@@ -97,7 +93,7 @@ def test_a_damaged_index_is_refused(suite_of_faults: Callable[[str, int], Suite]
             suite.record("harmless" if same else "silent", detail)
 
 
-def test_an_index_with_hostile_sizes_is_refused(suite_of_faults: Callable[[str, int], Suite], tmp_path: Path) -> None:
+def test_an_index_with_hostile_sizes_is_refused(suite_of_faults: StartSuite, tmp_path: Path) -> None:
     """Write a size that the file does not hold over eight bytes near its start, with a note that vouches for it.
 
     Whoever writes both files can make any result; the search neither crashes nor hangs nor names rows that are not there.

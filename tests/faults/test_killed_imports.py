@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.faults.kills import Forks
-from tests.faults.suite import Suite
+from tests.faults.suite import StartSuite
 from tests.features.test_import_clip import vectors, write_part
 from tests.pipeline.import_files import photo_bytes, write_tar
 from tests.pipeline.saved_datasets import save
@@ -35,7 +35,6 @@ def forks() -> Iterator[Forks]:
 
 
 def webdataset(folder: Path) -> Path:
-    """Two archives, in one of which a member is not read."""
     for number, name in enumerate(("train-0", "test-0")):
         members: list[tuple[str, bytes]] = [("0.cls", b"7")] if number else []
         for k in range(N_IMAGES // 2):
@@ -59,14 +58,10 @@ def clip(folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     "source",
-    [
-        webdataset,
-        pytest.param(saved, marks=pytest.mark.skipif(find_spec("datasets") is None, reason="needs datasets")),
-        clip,
-    ],
+    [webdataset, pytest.param(saved, marks=pytest.mark.skipif(find_spec("datasets") is None, reason="needs datasets")), clip],
 )
 def test_a_killed_import_and_the_next_give_the_same_files(
-    source: Callable[[Path], Path], forks: Forks, suite_of_faults: Callable[[str, int], Suite], tmp_path: Path
+    source: Callable[[Path], Path], forks: Forks, suite_of_faults: StartSuite, tmp_path: Path
 ) -> None:
     names = {"webdataset": "WebDataset", "saved": "Hugging Face", "clip": "clip-retrieval"}
     suite = suite_of_faults(f"killed import, {names[source.__name__]}", 2)

@@ -8,14 +8,13 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.faults.suite import Suite
+from tests.faults.suite import StartSuite
 from tests.test_killed import files
 from tests.workflow.test_workflow import DEMO, ROOT
 
@@ -23,15 +22,13 @@ RESULT = "results/demo_vsepp.json"
 
 
 def numbers(folder: Path) -> dict[str, Any]:
-    """The metrics of the result, without what names its machine and its time."""
     return {name: value for name, value in json.loads((folder / RESULT).read_text()).items() if name == "protocols"}
 
 
 @pytest.mark.nightly
 def test_a_killed_workflow_and_the_next_give_the_same_result(
-    commands: Path, suite_of_faults: Callable[[str, int], Suite], tmp_path: Path
+    commands: Path, suite_of_faults: StartSuite, tmp_path: Path
 ) -> None:
-    """Jobs that outlive Snakemake end before the next run, which ``--unlock`` allows."""
     suite, rng = suite_of_faults("killed workflow", 1), random.Random(0)
     presets = tmp_path / "presets" / "datasets"
     presets.mkdir(parents=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
 import shutil
 from collections.abc import Callable
@@ -15,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.faults.suite import Outcome, Suite
+from tests.faults.damages import Payload
+from tests.faults.suite import Outcome, StartSuite
 from tests.features.tiny_text import pooling_module, tiny_bert, with_modules
 from vse.features.backbones.networks import load_backbone
 from vse.features.backbones.texts import load_text_backbone
@@ -34,13 +34,6 @@ class Module(torch.nn.Module):
         return cls()
     from_pretrained = from_config = load
 """
-
-
-class Payload:
-    """An object whose unpickling writes the canary's file."""
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.system, (f"touch {os.environ['CANARY']}",)
 
 
 @dataclass(frozen=True)
@@ -132,6 +125,7 @@ ROUTER = {
 }
 AUTO = {"AutoConfig": "canary.Module", "AutoModel": "canary.Module", "AutoTokenizer": ["canary.Module", "canary.Module"]}
 ST = "sentence_transformers"
+SETTINGS = "sentence_bert_config.json"
 DENSE = {"in_features": 32, "out_features": 32, "bias": True}
 
 IN_TRANSFORMER = [
@@ -141,12 +135,7 @@ IN_TRANSFORMER = [
     Form("config.json: nested auto_map", merged("config.json", text_config={"auto_map": AUTO}), "auto_map", True),
     Form("config.json: kernel", merged("config.json", attn_implementation="some/kernel"), "some/kernel", True),
     Form("config.json: kernel, old name", merged("config.json", _attn_implementation="a/b@v1"), "a/b@v1", True),
-    Form(
-        "config.json: timm folder",
-        merged("config.json", model_type="timm_wrapper", architecture="local-dir:."),
-        "local-dir",
-        True,
-    ),
+    Form("config.json: timm", merged("config.json", model_type="timm_wrapper", architecture="local-dir:."), "local-dir", True),
     Form("config.json: backbone", merged("config.json", backbone="./evil", use_pretrained_backbone=True), "./evil", True),
     Form("config.json: trust_remote_code", merged("config.json", trust_remote_code=True), "trust_remote_code", True),
     Form("tokenizer_config.json: auto_map", merged("tokenizer_config.json", auto_map=AUTO), "auto_map", True),
@@ -154,15 +143,11 @@ IN_TRANSFORMER = [
     Form("pickled weights", pickled("pytorch_model.bin"), "model.safetensors", True),
     Form("index of a pickle", index("evil.bin"), "evil.bin", True),
     Form("index of a pickle elsewhere", index("{folder}/evil.bin"), "model-*.safetensors", True),
-    Form(
-        "model_args: trust", merged("sentence_bert_config.json", model_args={"trust_remote_code": True}), "trust_remote_code"
-    ),
-    Form("model_args: folder", merged("sentence_bert_config.json", model_args={"config": "./evil"}), "config"),
-    Form(
-        "tokenizer of a folder", merged("sentence_bert_config.json", tokenizer_name_or_path="./evil"), "tokenizer_name_or_path"
-    ),
-    Form("unknown setting", merged("sentence_bert_config.json", loader="canary.Module"), "loader"),
-    Form("method of a modality", merged("sentence_bert_config.json", modality_config={"text": {"method": "x"}}), "method"),
+    Form("model_args: trust", merged(SETTINGS, model_args={"trust_remote_code": True}), "trust_remote_code"),
+    Form("model_args: folder", merged(SETTINGS, model_args={"config": "./evil"}), "config"),
+    Form("tokenizer of a folder", merged(SETTINGS, tokenizer_name_or_path="./evil"), "tokenizer_name_or_path"),
+    Form("unknown setting", merged(SETTINGS, loader="canary.Module"), "loader"),
+    Form("method of a modality", merged(SETTINGS, modality_config={"text": {"method": "x"}}), "method"),
 ]
 IN_FOLDER = [
     *IN_TRANSFORMER,
@@ -231,12 +216,11 @@ def read_trainable(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sound folder. Read only."""
     return sound(tmp_path_factory.mktemp("clean") / "model")
 
 
 def test_nothing_in_a_text_encoder_s_folder_runs(
-    clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suite_of_faults: Callable[[str, int], Suite]
+    clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suite_of_faults: StartSuite
 ) -> None:
     """Each form by itself, through both readers of such folders, then two forms at once; Python finds the folder's modules."""
     canary = tmp_path / "canary"
@@ -264,19 +248,16 @@ def test_nothing_in_a_text_encoder_s_folder_runs(
         shutil.rmtree(folder.parent)
 
 
-NAMES = [
-    *(
-        f"timm/{name}"
-        for name in ("local-dir:{folder}", "hf-hub:some/model", "hf_hub:some/model", "resnet18.local-dir:{folder}")
-    ),
-    *(f"timm/{name}" for name in ("{folder}", "resnet18@some", "resnet18.a:b", "local-dir:resnet18")),
-    *(f"open_clip/{name}" for name in ("local-dir:{folder}", "hf-hub:some/model", "{folder}", "RN50:x")),
-]
+OF_TIMM = (
+    "local-dir:{folder} hf-hub:some/model hf_hub:some/model resnet18.local-dir:{folder} {folder} resnet18@some resnet18.a:b"
+)
+NAMES = [f"timm/{name}" for name in (*OF_TIMM.split(), "local-dir:resnet18")]
+NAMES += [f"open_clip/{name}" for name in ("local-dir:{folder}", "hf-hub:some/model", "{folder}", "RN50:x")]
 
 
 @pytest.mark.parametrize("weights", ["random", "pretrained"])
 def test_no_name_of_a_network_makes_a_library_read_a_folder(
-    weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suite_of_faults: Callable[[str, int], Suite]
+    weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suite_of_faults: StartSuite
 ) -> None:
     canary = tmp_path / "canary"
     monkeypatch.setenv("CANARY", str(canary))

@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 import h5py
@@ -20,17 +21,13 @@ import vse
 from tests.docs.pages import console_scripts
 from tests.eval.evaluating import write_result
 from tests.eval.protocols.test_evaluate import made
-from tests.faults.suite import Suite
+from tests.faults.suite import StartSuite
 from tests.pipeline.import_files import photo_bytes, write_photos, write_table
-from tests.train.conftest import experiment
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.protocols.options import EvaluationOptions
 from vse.eval.tables.significance import compare_files
 from vse.features.settings import EXTRACTORS
-from vse.train.training import train
 from vse.train.use.embed import embed_split
-
-QUICK = EvaluationOptions(cross_check=False, bootstrap=0)
 
 
 def _npy() -> bytes:
@@ -70,34 +67,22 @@ STRANGERS = {
 }
 
 
-@dataclass
-class World:
-    """Inputs of the commands. Read only."""
-
+class World(NamedTuple):
     demo: Path
     cache: Path
     run: Path
     folder: Path
-
-    @property
-    def embedded(self) -> Path:
-        return self.run / "test.h5"
-
-    @property
-    def result(self) -> Path:
-        return self.folder / "result.json"
-
-    @property
-    def comparison(self) -> Path:
-        return self.folder / "comparison.json"
+    embedded: Path
+    result: Path
+    comparison: Path
 
 
 @pytest.fixture(scope="session")
-def world(demo: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> World:
+def world(demo: Path, cache: Path, run: Path, tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("world")
-    world = World(demo, cache, train(cache, experiment("train.epochs=1"), out=folder / "run"), folder)
-    embed_split(world.run)
-    write_result([world.embedded], world.result, "full", QUICK)
+    world = World(demo, cache, run, folder, *(folder / name for name in ("test.h5", "result.json", "comparison.json")))
+    embed_split(run, out=world.embedded)
+    write_result([world.embedded], world.result, "full", EvaluationOptions(cross_check=False, bootstrap=0))
     write_embeddings(folder / "a.h5", made(experiment="a"))
     write_embeddings(folder / "b.h5", made(experiment="b", noise=2.0))
     compare_files([folder / "a.h5", folder / "b.h5"], world.comparison, "full", cross_check=False, samples=100)
@@ -127,19 +112,14 @@ class Output:
     replaced: str = ""  # in the place, if that is a folder
 
 
-def _extract(name: str) -> Output:
-    return Output(lambda w, out: ["--dataset", w.demo, "--feature", FEATURES[name], "--out", out])
+CLIP = ("features", "birds_img_emb.h5")
 
 
-FEATURES = {
-    "cnn": "fc7",
-    "regions": "regions",
-    "boxes": "boxes",
-    "tfidf": "tfidf",
-    "mean_vector": "mean_vector",
-    "hglmm": "hglmm",
-    "text": "minilm",
-}
+def _precomp(w: World) -> list[object]:
+    return [w.folder / "precomp", "--dataset", "p", "--captions-per-image", 1]
+
+
+PRESETS = {"cnn": "fc7", "text": "minilm"}  # of extractors that have none of their own name
 OUTPUTS: dict[tuple[str, str], list[Output]] = {
     ("vse-data demo", "--out"): [
         Output(lambda w, out: ["--images", 6, "--out", out], "demo", "dataset.json"),
@@ -160,28 +140,13 @@ OUTPUTS: dict[tuple[str, str], list[Output]] = {
         Output(lambda w, out: [w.folder / "photos", "--out", out], "birds", "import.failures.jsonl"),
     ],
     ("vse-data import", "--out-features"): [
-        Output(
-            lambda w, out: [w.folder / "clip", "--out", out.parent / "birds", "--out-features", out],
-            "features",
-            "birds_img_emb.h5",
-        )
+        Output(lambda w, out: [w.folder / "clip", "--out", out.parent / "birds", "--out-features", out], *CLIP)
     ],
     ("vse-data import-precomp", "--out-features"): [
-        Output(
-            lambda w, out: [
-                *(w.folder / "precomp", "--dataset", "p", "--captions-per-image", 1),
-                *("--out-data", out.parent / "new" / "dataset.json", "--out-features", out),
-            ]
-        )
+        Output(lambda w, out: [*_precomp(w), "--out-data", out.parent / "new" / "dataset.json", "--out-features", out])
     ],
     ("vse-data import-precomp", "--out-data"): [
-        Output(
-            lambda w, out: [
-                *(w.folder / "precomp", "--dataset", "p", "--captions-per-image", 1),
-                *("--out-features", out.parent / "p_x.h5", "--out-data", out),
-            ],
-            "dataset.json",
-        )
+        Output(lambda w, out: [*_precomp(w), "--out-features", out.parent / "p_x.h5", "--out-data", out], "dataset.json")
     ],
     ("vse-data export-precomp", "--out"): [
         Output(lambda w, out: [w.cache, "--out", out], "precomp", name)
@@ -189,17 +154,19 @@ OUTPUTS: dict[tuple[str, str], list[Output]] = {
     ],
     ("vse-data import-npy", "--out-features"): [
         Output(
-            lambda w, out: [
-                *(w.folder / "rows.npy", "--dataset", w.demo),
-                *("--ids", w.folder / "rows.txt", "--out-features", out),
-            ]
+            lambda w, out: [w.folder / "rows.npy", "--dataset", w.demo, "--ids", w.folder / "rows.txt", "--out-features", out]
         )
     ],
     ("vse-data import-tsv", "--out-features"): [],  # written by the same function as that of import-npy
     ("vse-data pack", "--out"): [Output(lambda w, out: [w.cache, "--out", out], "bundle.tar")],
     ("vse-data fetch-features", "--out"): [],  # see tests/features/test_bundle_fetch.py: no other file is replaced
     ("vse-data fetch-features", "--out-data"): [],
-    **{(f"vse-extract {name}", "--out"): [_extract(name)] for name in EXTRACTORS},
+    **{
+        (f"vse-extract {name}", "--out"): [
+            Output(lambda w, out, name=name: ["--dataset", w.demo, "--feature", PRESETS.get(name, name), "--out", out])
+        ]
+        for name in EXTRACTORS
+    },
     ("vse-extract fit", "--out"): [
         Output(lambda w, out: ["--dataset", w.demo, "--feature", "tfidf", "--out", out / "x.h5"], "fitted", name)
         for name in ("x.encoder.safetensors", "x.encoder.json")
@@ -252,8 +219,6 @@ def _main(command: str) -> Callable[[list[str]], None]:
 
 
 def _commands() -> Iterator[tuple[str, click.Command]]:
-    """Yield every command with its name."""
-
     def below(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
         if isinstance(command, click.Group):
             for key, each in command.commands.items():
@@ -267,7 +232,7 @@ def _commands() -> Iterator[tuple[str, click.Command]]:
         yield from below(name, command)
 
 
-def test_every_option_for_a_path_is_an_input_or_is_tried_here() -> None:
+def test_every_option_for_a_path_is_an_input_or_is_tried_here_and_goes_with_force() -> None:
     """Add a new option for an output to OUTPUTS, so that a test protects what lies there, and one for an input to INPUTS."""
     paths = {
         (name, option.opts[-1])
@@ -276,9 +241,6 @@ def test_every_option_for_a_path_is_an_input_or_is_tried_here() -> None:
         if isinstance(option.type, click.Path) and option.opts[-1] not in INPUTS
     }
     assert paths == set(OUTPUTS)
-
-
-def test_every_command_with_an_output_has_force() -> None:
     with_force = {name for name, command in _commands() if any("--force" in option.opts for option in command.params)}
     assert with_force == {name for name, _ in OUTPUTS}
 
@@ -294,9 +256,8 @@ def _run(command: str, arguments: list[object], capsys: pytest.CaptureFixture[st
 
 
 def test_no_file_of_another_kind_is_replaced(
-    world: World, tmp_path: Path, suite_of_faults: Callable[[str, int], Suite], capsys: pytest.CaptureFixture[str]
+    world: World, tmp_path: Path, suite_of_faults: StartSuite, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Try every file that an option writes with one after the other of the strangers' files."""
     suite = suite_of_faults("output paths with a file of another kind", len(CASES))
     names = list(STRANGERS)
     for k in range(suite.n_tries):
@@ -317,21 +278,16 @@ def test_no_file_of_another_kind_is_replaced(
 
 
 AGAIN = [
-    ("vse-data album", OUTPUTS["vse-data album", "--out"][0]),
-    ("vse-data demo", OUTPUTS["vse-data demo", "--out"][0]),
-    ("vse-data import", OUTPUTS["vse-data import", "--out"][0]),
-    ("vse-data import-npy", OUTPUTS["vse-data import-npy", "--out-features"][0]),
-    ("vse-data export-precomp", OUTPUTS["vse-data export-precomp", "--out"][0]),
-    ("vse-embed", OUTPUTS["vse-embed", "--out"][0]),
-    ("vse-search", OUTPUTS["vse-search", "--html"][0]),
-    ("vse-report", OUTPUTS["vse-report", "--out"][0]),
-    *(("vse-eval", output) for name, outputs in OUTPUTS.items() if name[0] == "vse-eval" for output in outputs),
-    *(("vse-table", output) for output in OUTPUTS["vse-table", "--out"]),
+    *(("vse-data album", "--out"), ("vse-data demo", "--out"), ("vse-data import", "--out"), ("vse-embed", "--out")),
+    *(("vse-data import-npy", "--out-features"), ("vse-data export-precomp", "--out"), ("vse-search", "--html")),
+    ("vse-report", "--out"),
 ]
+AGAIN = [(command, OUTPUTS[command, option][0]) for command, option in AGAIN]
+AGAIN += [(command, output) for command, output in CASES if command in ("vse-eval", "vse-table")]
 
 
 @pytest.mark.parametrize(("command", "output"), AGAIN, ids=[f"{command} {output.place}" for command, output in AGAIN])
-def test_the_same_output_twice_is_replaced(
+def test_an_earlier_output_is_replaced(
     command: str, output: Output, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     quick = ["--bootstrap", "100", "--no-cross-check"] if command == "vse-eval" else []
@@ -342,12 +298,12 @@ def test_the_same_output_twice_is_replaced(
 
 
 @pytest.mark.parametrize("stranger", ["a photograph", "an HDF5 file"])
-def test_force_replaces_a_file_of_another_kind(
-    stranger: str, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for command, output in (("vse-embed", tmp_path / "e.h5"), ("vse-table", tmp_path / "t.csv")):
+def test_force_replaces_another_kind(stranger: str, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command, output, given in (
+        ("vse-embed", tmp_path / "e.h5", [world.run]),
+        ("vse-table", tmp_path / "t.csv", ["summary", world.result]),
+    ):
         output.write_bytes(STRANGERS[stranger])
-        given = [world.run] if command == "vse-embed" else ["summary", world.result]
         code, said = _run(command, [*given, "--out", output, "--force"], capsys)
         assert code == 0, said
         assert output.read_bytes() != STRANGERS[stranger]
@@ -358,22 +314,16 @@ def test_force_replaces_a_file_of_another_kind(
 def test_no_input_is_replaced(
     by: str, force: list[str], world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Name the result of a table, and the embeddings of an evaluation, as their output."""
     (tmp_path / "folder").mkdir()
     for command, first, source in (("vse-table", ["summary"], world.result), ("vse-eval", [], world.embedded)):
         given = tmp_path / source.name
         shutil.copy(source, given)
-        out = {
-            "its name": given,
-            "a hard link": tmp_path / "hard.csv",
-            "a symbolic link": tmp_path / "soft.csv",
-            "another path": tmp_path / "folder" / ".." / source.name,
-        }[by]
+        out = {"its name": given, "another path": tmp_path / "folder" / ".." / source.name}.get(
+            by, tmp_path / f"{command}.csv"
+        )
         if by == "a hard link":
-            out.unlink(missing_ok=True)
             os.link(given, out)
         if by == "a symbolic link":
-            out.unlink(missing_ok=True)
             out.symlink_to(given)
         code, said = _run(command, [*first, given, "--out", out, *force], capsys)
         assert (code, "output is also an input" in said) == (2, True), said

@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -16,8 +16,7 @@ from urllib.parse import urlencode, urlsplit
 
 import pytest
 
-from tests.faults.suite import Suite
-from tests.train.serve.conftest import vectors_run as vectors_run
+from tests.faults.suite import StartSuite
 
 # Imports are made once, and each server is a fork. Its address, and then its exit code, are lines of the standard output.
 FORKS = """
@@ -52,7 +51,6 @@ class Servers:
         self.process, self._read = 0, 0
 
     def start(self, port: int) -> None:
-        """Start the next server."""
         command = [str(self.folder), str(self._run), "--port", str(port), "--device", "cpu", "--threads", "1"]
         self._forks.stdin.write(f"{json.dumps(command)}\n".encode())
         self.process = int(self.line())
@@ -63,7 +61,6 @@ class Servers:
         return self._forks.stdout.readline().decode().strip()
 
     def prints_within(self, seconds: float) -> bool:
-        """Return whether a line comes within this time."""
         return bool(select.select([self._forks.stdout], [], [], seconds)[0])
 
     def send(self, number: signal.Signals) -> None:
@@ -71,20 +68,18 @@ class Servers:
         subprocess.run(["kill", f"-{number.value}", str(self.process)], check=False, stderr=subprocess.DEVNULL)
 
     def errors(self) -> str:
-        """Return the errors that were written since the last call."""
         text = self._errors.read_text()
         before, self._read = self._read, len(text)
         return text[before:]
 
     def close(self) -> None:
-        """End the process that forks."""
         self._forks.kill()
         self._forks.communicate()
 
 
 @pytest.fixture
-def servers(vectors_run: Path, tmp_path: Path) -> Iterator[Servers]:
-    servers = Servers(vectors_run, tmp_path)
+def servers(run: Path, tmp_path: Path) -> Iterator[Servers]:
+    servers = Servers(run, tmp_path)
     yield servers
     servers.close()
 
@@ -137,10 +132,10 @@ def fault_of(code: int, moment: str, number: signal.Signals, answers: list[Answe
 
 @pytest.mark.slow
 def test_a_server_that_ends_at_any_moment_leaves_nothing_and_starts_again(
-    servers: Servers, vectors_run: Path, suite_of_faults: Callable[[str, int], Suite]
+    servers: Servers, run: Path, suite_of_faults: StartSuite
 ) -> None:
     suite, rng = suite_of_faults("killed vse-serve", 3), random.Random(0)
-    before = {path: path.stat().st_mtime_ns for path in vectors_run.rglob("*")}
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     servers.start(0)
     url = servers.line()
     status, expected = ask(url)
@@ -154,7 +149,7 @@ def test_a_server_that_ends_at_any_moment_leaves_nothing_and_starts_again(
         servers.start(port)
         code, asked = end(servers, moment, sent, rng)
         fault = fault_of(code, moment, sent, [one.result() for one in asked], expected)
-        if {path: path.stat().st_mtime_ns for path in vectors_run.rglob("*")} != before or any(servers.folder.iterdir()):
+        if {path: path.stat().st_mtime_ns for path in run.rglob("*")} != before or any(servers.folder.iterdir()):
             fault = "a file was written"
         errors = servers.errors()
         if "Traceback" in errors or "cannot be served" in errors:

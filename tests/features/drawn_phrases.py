@@ -42,3 +42,13 @@ def drawn_phrases(folder: Path) -> Path:
     path = folder / "dataset.json"
     path.write_text(json.dumps({"dataset": "drawn", "images": images}))
     return path
+
+
+def without_phrases(folder: Path) -> Path:
+    """Write the data set without the marks of its phrases."""
+    path = drawn_phrases(folder)
+    content = json.loads(path.read_text())
+    for sentence in (sentence for image in content["images"] for sentence in image["sentences"]):
+        del sentence["phrases"]
+    path.write_text(json.dumps(content))
+    return path

@@ -77,28 +77,3 @@ def slow_fisher_vector(words: list[list[float]], m: dict) -> list[float]:
                     place[k][d] += gamma[k] * off / root
                     spread[k][d] += gamma[k] * (off**2 - 1) / (root * math.sqrt(2))
     return [value for part in (place, spread) for row in part for value in row]
-
-
-def slow_gaussian_fisher_vector(
-    words: list[list[float]], priors: list[float], means: list[list[float]], variances: list[list[float]]
-) -> list[float]:
-    """By the closed form of Perronnin et al. (ECCV 2010), times the root of the number of words.
-
-    First all derivatives by the means, cluster by cluster, then all by the standard deviations.
-    """
-    n, clusters, dims = len(words), range(len(priors)), range(len(means[0]))
-    by_mean = [[0.0 for _ in dims] for _ in clusters]
-    by_deviation = [[0.0 for _ in dims] for _ in clusters]
-    for x in words:
-        density = []
-        for k in clusters:
-            exponent = sum((x[d] - means[k][d]) ** 2 / variances[k][d] for d in dims) / 2
-            volume = math.prod(math.sqrt(2 * math.pi * variances[k][d]) for d in dims)
-            density.append(priors[k] * math.exp(-exponent) / volume)
-        for k in clusters:
-            gamma = density[k] / sum(density)
-            for d in dims:
-                u = (x[d] - means[k][d]) / math.sqrt(variances[k][d])
-                by_mean[k][d] += gamma * u / (n * math.sqrt(priors[k]))
-                by_deviation[k][d] += gamma * (u * u - 1) / (n * math.sqrt(2 * priors[k]))
-    return [math.sqrt(n) * value for part in (by_mean, by_deviation) for row in part for value in row]

@@ -1,4 +1,4 @@
-"""Bundles that are packed: what is in them, and what is refused."""
+"""Bundles that are pack: what is in them, and what is refused."""
 
 from __future__ import annotations
 
@@ -6,50 +6,46 @@ import hashlib
 import json
 import os
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.features.conftest import Fails, succeed
 from tests.features.test_cache import make
 from vse.features.cache.feature_cache import open_cache
+from vse.features.cache.rows import Identity
+from vse.features.cli import main as extract
 from vse.features.data_cli import main
+from vse.features.exchange import bundles
 from vse.features.exchange.bundles import BundleList, pack, read_list
 from vse.pipeline.errors import UserError
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
-    """All files at any depth by their paths."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 @pytest.fixture
 def made_cache(tmp_path: Path) -> Path:
-    """A cache of ten rows in three shards, in a folder of its own."""
     return make(tmp_path / "features")
 
 
 def test_a_bundle_has_every_file_of_the_cache_byte_by_byte_and_its_sum(made_cache: Path, tmp_path: Path) -> None:
     listed = pack([made_cache], tmp_path / "bundle")
     packed = files_in(tmp_path / "bundle")
-    assert json.loads(packed.pop("bundle.json"))["sha256"] == listed.sha256
+    content = json.loads(pack.pop("bundle.json"))
+    assert content["made"].keys() == {"date", "code"}, "names of folders are nobody's business"
+    assert content.pop("sha256") == listed.sha256
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    assert hashlib.sha256(text.encode()).hexdigest() == listed.sha256, "of all else in the list"
     assert packed == files_in(made_cache.parent)
     sums = {file.path: (file.bytes, file.sha256) for file in listed.files}
-    assert sums == {path: (len(content), hashlib.sha256(content).hexdigest()) for path, content in packed.items()}
-    assert [(cache.file, cache.feature, cache.key) for cache in listed.caches] == [
-        ("demo_tiny.h5", "tiny", open_cache(made_cache).key)
-    ]
-    assert len(open_cache(tmp_path / "bundle" / "demo_tiny.h5").ids) == 10, "a bundle can be used as it lies there"
-
-
-def test_the_sum_of_a_list_is_of_all_else_in_it(made_cache: Path, tmp_path: Path) -> None:
-    pack([made_cache], tmp_path / "bundle")
-    content = json.loads((tmp_path / "bundle" / "bundle.json").read_text())
-    said = content.pop("sha256")
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    assert hashlib.sha256(text.encode()).hexdigest() == said
-    assert content["made"].keys() == {"date", "code"}, "names of folders are nobody's business"
+    assert sums == {path: (len(content), hashlib.sha256(content).hexdigest()) for path, content in pack.items()}
+    (cache,) = listed.caches
+    assert (cache.file, cache.feature, cache.key) == ("demo_tiny.h5", "tiny", open_cache(made_cache).key)
+    opened = open_cache(tmp_path / "bundle" / "demo_tiny.h5")
+    assert (len(opened.ids), opened.seconds) == (10, None), "a bundle can be used as it lies there; nobody timed it"
 
 
 def test_an_archive_has_the_same_files_in_a_folder_of_its_own(made_cache: Path, tmp_path: Path) -> None:
@@ -62,56 +58,26 @@ def test_an_archive_has_the_same_files_in_a_folder_of_its_own(made_cache: Path, 
     assert members == {f"bundle/{path}": content for path, content in files_in(made_cache.parent).items()}
 
 
-def test_a_fitted_encoder_the_data_set_and_notes_come_along(tfidf_beside: Path, tmp_path: Path) -> None:
-    (tmp_path / "licence.txt").write_text("CC BY 4.0")
-    main_output(
-        "pack", tfidf_beside, "--out", tmp_path / "b", "--with-dataset", "--notes", tmp_path / "licence.txt"
-    )  # fmt: skip
-    packed = files_in(tmp_path / "b")
-    assert {"demo_tfidf.encoder.safetensors", "demo_tfidf.encoder.json", "dataset.json", "NOTES.txt"} <= packed.keys()
-    assert packed["NOTES.txt"] == b"CC BY 4.0"
-    assert packed["dataset.json"] == open_cache(tfidf_beside).captions.read_bytes()
-
-
-@pytest.fixture
-def tfidf_beside(few: Path, tmp_path: Path) -> Path:
-    """A cache of captions with its encoder, as the command makes it."""
-    from vse.features.cli import main as extract
-
+def test_a_fitted_encoder_the_data_set_notes_and_seconds_come_along(few: Path, tmp_path: Path) -> None:
     out = tmp_path / "features" / "demo_tfidf.h5"
-    with pytest.raises(SystemExit) as stop:
-        extract(["tfidf", "--dataset", str(few), "--set", "min_count=1", "--out", str(out), "--shards", "2"])
-    assert not stop.value.code
-    return out
-
-
-def main_output(*arguments: object) -> None:
-    """Run vse-data, which must succeed."""
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    assert not stop.value.code
-
-
-def test_the_seconds_of_an_extraction_are_in_its_manifest_and_no_part_of_its_key(tfidf_beside: Path) -> None:
-    cache = open_cache(tfidf_beside)
-    shards = [json.loads(path.read_text())["seconds"] for path in tfidf_beside.with_suffix(".shards").glob("shard-*.json")]
-    fitted = json.loads(tfidf_beside.with_name("demo_tfidf.encoder.json").read_text())["seconds"]
+    succeed(extract, "tfidf", "--dataset", few, "--set", "min_count=1", "--out", out, "--shards", "2")
+    cache, folder = open_cache(out), out.with_suffix(".shards")
+    shards = [json.loads(path.read_text())["seconds"] for path in folder.glob("shard-*.json")]
+    fitted = json.loads(out.with_name("demo_tfidf.encoder.json").read_text())["seconds"]
     assert len(shards) == 2
     assert cache.seconds == pytest.approx(sum(shards) + fitted)
-    assert cache.n_bytes == sum(
-        path.stat().st_size for path in [tfidf_beside, *tfidf_beside.with_suffix(".shards").glob("*.h5")]
-    )
+    assert cache.n_bytes == sum(path.stat().st_size for path in [out, *folder.glob("*.h5")])
+    (tmp_path / "licence.txt").write_text("CC BY 4.0")
+    succeed(main, "pack", out, "--out", tmp_path / "b", "--with-dataset", "--notes", tmp_path / "licence.txt")
+    packed = files_in(tmp_path / "b")
+    assert {"demo_tfidf.encoder.safetensors", "demo_tfidf.encoder.json", "dataset.json", "NOTES.txt"} <= pack.keys()
+    assert packed["NOTES.txt"] == b"CC BY 4.0"
+    assert packed["dataset.json"] == cache.captions.read_bytes()
 
 
-def test_what_nobody_timed_has_no_seconds(made_cache: Path) -> None:
-    assert open_cache(made_cache).seconds is None
-
-
-def test_what_cannot_be_packed_is_one_line_and_leaves_nothing(
-    made_cache: Path, tmp_path: Path, fails: Callable[..., str]
-) -> None:
+def test_what_cannot_be_packed_leaves_nothing(made_cache: Path, tmp_path: Path, fails: Fails) -> None:
     (tmp_path / "there").mkdir()
-    other = make(tmp_path / "other")
+    other, birds = make(tmp_path / "other"), make(tmp_path / "x", identity=Identity("birds", "tiny", "image", {}))
     shard = sorted(other.with_suffix(".shards").glob("*.h5"))[1]
     content = shard.read_bytes()
     shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -124,18 +90,11 @@ def test_what_cannot_be_packed_is_one_line_and_leaves_nothing(
         ([made_cache, "--out", new, "--with-dataset"], "dataset.json: No such file"),
         ([made_cache, "--out", new, "--notes", tmp_path / "none.txt"], "none.txt: No such file"),
         ([tmp_path / "none.h5", "--out", new], "none.h5: no such feature cache"),
+        ([made_cache, birds, "--out", new], "; a bundle "),
     ]
     for arguments, message in cases:
         assert message in fails(main, "pack", *arguments)
         assert sorted(path.name for path in tmp_path.iterdir()) == before
-
-
-def test_caches_of_several_data_sets_are_no_bundle(made_cache: Path, tmp_path: Path) -> None:
-    from vse.features.cache.rows import Identity
-
-    other = make(tmp_path / "x", identity=Identity("birds", "tiny", "image", {}))
-    with pytest.raises(UserError, match="is of 'birds', .* of 'demo'; a bundle "):
-        pack([made_cache, other], tmp_path / "bundle")
 
 
 @pytest.mark.parametrize("name", ["bundle", "bundle.tar"])
@@ -159,7 +118,6 @@ def test_a_kill_while_packing_hinders_no_later_packing(made_cache: Path, tmp_pat
 
 
 def changed(content: dict[str, Any], **values: Any) -> bytes:
-    """A list with other values and the sum that they have."""
     said = {**content, **values}
     said.pop("sha256")
     text = json.dumps(said, sort_keys=True, separators=(",", ":"))
@@ -205,20 +163,13 @@ def test_a_list_that_is_none_is_refused(made_cache: Path, tmp_path: Path) -> Non
         assert message in str(error.value)
 
 
-def test_a_file_that_changes_while_it_is_packed_is_noticed(
-    made_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between the hashing and the copying, when the progress of the second begins."""
-    from vse.features.exchange import bundles
-
+def test_a_file_that_changes_meanwhile_is_noticed(made_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shard = sorted(made_cache.with_suffix(".shards").glob("*.h5"))[0]
-    progress = bundles.progress_bar
+    progress, whole = bundles.progress_bar, shard.read_bytes()
 
     def touched(*arguments: Any, **options: Any) -> Any:
         if options["desc"].startswith("pack"):
-            content = bytearray(shard.read_bytes())
-            content[-1] ^= 1
-            shard.write_bytes(content)
+            shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
         return progress(*arguments, **options)
 
     monkeypatch.setattr(bundles, "progress_bar", touched)
@@ -226,6 +177,4 @@ def test_a_file_that_changes_while_it_is_packed_is_noticed(
         with pytest.raises(UserError, match="shard-00000-of-00003.h5: was written to while it was packed"):
             pack([made_cache], tmp_path / name)
         assert not [path for path in os.listdir(tmp_path) if "bundle" in path]
-        content = bytearray(shard.read_bytes())
-        content[-1] ^= 1
-        shard.write_bytes(content)
+        shard.write_bytes(whole)

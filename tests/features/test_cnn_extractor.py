@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -11,18 +11,19 @@ import torch
 from PIL import Image
 
 from tests.conftest import TINY_FEATURE
+from tests.features.conftest import Fails, extracted_cache, sets
 from vse.features.cache.feature_cache import failures_path, open_cache
 from vse.features.cache.reader import FeatureReader
 from vse.features.cache.rows import dataset_items
 from vse.features.cli import main
 from vse.features.extraction import extract_shards, merge
-from vse.features.extractors.cnn import CnnExtractor
+from vse.features.extractors.cnn import CnnExtractor, cut_crops
+from vse.features.extractors.images import read_ahead
 from vse.features.settings.images import CnnConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 
-SETTINGS = ["model=squeezenet1_1", "layer=features.2", "grid=2", "resize=32", "crop=32", "batch_size=8"]
-COMMAND = [argument for setting in SETTINGS for argument in ("--set", setting)]
+COMMAND = sets("model=squeezenet1_1", "layer=features.2", "grid=2", "resize=32", "crop=32", "batch_size=8")
 
 
 def slow_feature(path: Path, config: CnnConfig) -> np.ndarray:
@@ -69,22 +70,17 @@ def test_a_bank_of_ten_crops_keeps_what_ten_crops_average(demo: Path) -> None:
     np.testing.assert_allclose(bank[:, 4], centre, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["resized", "plain"])
-def test_a_bank_of_random_crops_depends_on_the_image_alone(kind: str, demo: Path, tmp_path: Path) -> None:
-    """The same bank in one shard, in three, in another batch, and for an image on its own."""
-    config = TINY_FEATURE.model_copy(
-        update={"crops": "rc_bank", "n_random": 3, "random_crop": kind, "resize": 40, "dtype": "float32"}
-    )
+def test_a_bank_of_random_crops_depends_on_the_image_alone(few: Path, tmp_path: Path) -> None:
+    config = TINY_FEATURE.model_copy(update={"crops": "rc_bank", "n_random": 3, "resize": 40, "dtype": "float32"})
     found = []
     for n_shards, batch_size in ((1, 8), (3, 5)):
         out = tmp_path / str(n_shards) / "demo_tiny.h5"
-        extract_shards(demo, CnnExtractor(config.model_copy(update={"batch_size": batch_size})), out, n_shards)
-        cache = open_cache(merge(demo, out, n_shards))
+        cache = extracted_cache(few, CnnExtractor(config.model_copy(update={"batch_size": batch_size})), out, n_shards)
         assert cache.row_shape == (3, 512 // 2)
-        found.append(FeatureReader(cache).rows(np.arange(66)))
+        found.append(FeatureReader(cache).rows(np.arange(12)))
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-6)
-    item = dataset_items(load_dataset_file(demo), "image")[40]
-    np.testing.assert_allclose(CnnExtractor(config).extract([item]).features[0], found[0][40], rtol=1e-5, atol=1e-6)
+    item = dataset_items(load_dataset_file(few), "image")[7]
+    np.testing.assert_allclose(CnnExtractor(config).extract([item]).features[0], found[0][7], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(found[0], axis=2), 1, rtol=1e-5)
     assert np.abs(found[0][:, 0] - found[0][:, 1]).max() > 0.01
 
@@ -96,12 +92,6 @@ def test_positions_are_the_grid_before_it_is_flattened(demo: Path) -> None:
     positions = CnnExtractor(config.model_copy(update={"positions": True})).extract(items).features
     assert positions.shape == (3, 9, flat.shape[1] // 9)
     np.testing.assert_array_equal(positions.transpose(0, 2, 1).reshape(3, -1), flat)
-
-
-def test_settings_that_do_not_go_together_are_one_line(demo: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
-    common = ["cnn", "--dataset", demo, "--out", tmp_path / "x.h5", *COMMAND]
-    assert "keep one vector per crop" in fails(main, *common, "--set", "positions=true", "--set", "crops=rc_bank")
-    assert "Input should be '1c', '10c', '10c_bank' or 'rc_bank'" in fails(main, *common, "--set", "crops=12c")
 
 
 @pytest.mark.slow
@@ -116,25 +106,12 @@ def test_a_compiled_network_gives_the_same_vectors(backend: str, demo: Path, mon
     np.testing.assert_allclose(compiled, plain, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("precision", ["bf16"])
-def test_autocast_stays_close_to_float32(demo: Path, precision: str) -> None:
+def test_autocast_stays_close_to_float32(demo: Path) -> None:
     items = dataset_items(load_dataset_file(demo), "image")[:4]
     config = TINY_FEATURE.model_copy(update={"dtype": "float32"})
     full = CnnExtractor(config).extract(items).features
-    half = CnnExtractor(config.model_copy(update={"precision": precision})).extract(items).features
+    half = CnnExtractor(config.model_copy(update={"precision": "bf16"})).extract(items).features
     assert (np.sum(full * half, axis=1) > 0.999).all()
-
-
-def test_a_finished_shard_is_kept_and_a_missing_one_is_made(own_cache: Path) -> None:
-    dataset = own_cache.parent.parent / "data" / "dataset.json"
-    shards = sorted(own_cache.with_suffix(".shards").glob("*.h5"))
-    before = [shard.stat().st_mtime_ns for shard in shards]
-    content = shards[1].read_bytes()
-    shards[1].unlink()
-    extract_shards(dataset, CnnExtractor(TINY_FEATURE), own_cache, 3)
-    after = [shard.stat().st_mtime_ns for shard in shards]
-    assert (after[0], after[2]) == (before[0], before[2])
-    assert shards[1].read_bytes() == content
 
 
 def test_one_shard_can_be_made_alone(demo: Path, cache: Path, tmp_path: Path) -> None:
@@ -144,60 +121,136 @@ def test_one_shard_can_be_made_alone(demo: Path, cache: Path, tmp_path: Path) ->
     assert not out.exists()
 
 
-def spoil(dataset: Path, number: int, how: str) -> Path:
-    picture = dataset.parent / "images" / f"demo_{number:06d}.jpg"
-    if how == "missing":
-        picture.unlink()
-    else:
-        picture.write_bytes(picture.read_bytes()[:300])
-    return picture
+@pytest.fixture
+def spoilt(own_demo: Path) -> tuple[Path, Path, Path]:
+    missing, cut = (own_demo.parent / "images" / f"demo_{number:06d}.jpg" for number in (3, 40))
+    missing.rename(own_demo.parent / "3.jpg")
+    cut.write_bytes(cut.read_bytes()[:300])
+    return own_demo, missing, cut
 
 
-@pytest.mark.parametrize("how", ["missing", "truncated"])
-def test_a_bad_image_stops_the_extraction(how: str, own_demo: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
-    picture = spoil(own_demo, 40, how)
+def test_a_bad_image_stops_the_extraction(spoilt: tuple[Path, Path, Path], tmp_path: Path, fails: Fails) -> None:
+    dataset, missing, cut = spoilt
     out = tmp_path / "f" / "demo_fc7.h5"
-    line = fails(main, "cnn", "--dataset", own_demo, "--out", out, "--shards", 3, *COMMAND)
-    assert str(picture) in line
-    assert "--skip-bad" in line
-    assert not out.exists()
-    assert len(list((tmp_path / "f").rglob("*"))) == 3, "the folder, the first shard and its record"
+    for picture, n_files in ((missing, 0), (cut, 3)):  # the folder, the first shard and its record
+        line = fails(main, "cnn", "--dataset", dataset, "--out", out, "--shards", 3, *COMMAND)
+        assert str(picture) in line
+        assert "--skip-bad" in line
+        assert not out.exists()
+        assert len(list((tmp_path / "f").rglob("*"))) == n_files
+        if picture == missing:
+            (dataset.parent / "3.jpg").rename(missing)
 
 
-def test_skip_bad_leaves_images_out_and_lists_them(own_demo: Path, tmp_path: Path) -> None:
-    spoil(own_demo, 3, "missing")
-    cut = spoil(own_demo, 40, "truncated")
+def test_skip_bad_lists_images_that_the_next_extraction_reads(
+    spoilt: tuple[Path, Path, Path], tmp_path: Path, demo: Path
+) -> None:
+    dataset, missing, cut = spoilt
     out = tmp_path / "demo_tiny.h5"
-    extract_shards(own_demo, CnnExtractor(TINY_FEATURE), out, 3, skip_bad=True)
-    found = open_cache(merge(own_demo, out, 3))
+    extract_shards(dataset, CnnExtractor(TINY_FEATURE), out, 3, skip_bad=True)
+    found = open_cache(merge(dataset, out, 3))
     assert found.skipped == {3, 40}
     assert found.ids.tolist() == [k for k in range(66) if k not in (3, 40)]
     lines = [json.loads(line) for line in failures_path(out).read_text().splitlines()]
     assert [line["id"] for line in lines] == [3, 40]
     assert lines[1]["path"] == str(cut)
     assert "runcated" in lines[1]["reason"]
-
-
-def test_what_skip_bad_left_out_is_not_taken_for_whole_without_it(own_demo: Path, tmp_path: Path) -> None:
-    picture = own_demo.parent / "images" / "demo_000040.jpg"
-    whole = picture.read_bytes()
-    spoil(own_demo, 40, "truncated")
-    out = tmp_path / "demo_tiny.h5"
-    extract_shards(own_demo, CnnExtractor(TINY_FEATURE), out, 3, skip_bad=True)
-    with pytest.raises(UserError, match="demo_000040.jpg"):
-        extract_shards(own_demo, CnnExtractor(TINY_FEATURE), out, 3)
-    picture.write_bytes(whole)
-    extract_shards(own_demo, CnnExtractor(TINY_FEATURE), out, 3)
-    assert open_cache(merge(own_demo, out, 3)).ids.tolist() == list(range(66))
+    for picture in (missing, cut):
+        with pytest.raises(UserError, match=picture.name):
+            extract_shards(dataset, CnnExtractor(TINY_FEATURE), out, 3)
+        shutil.copy(demo.parent / "images" / picture.name, picture)
+    assert extracted_cache(dataset, CnnExtractor(TINY_FEATURE), out, 3).ids.tolist() == list(range(66))
     assert not failures_path(out).exists()
 
 
-def test_bad_usage_is_one_line(demo: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+def test_bad_usage_is_one_line(demo: Path, tmp_path: Path, fails: Fails) -> None:
     out = tmp_path / "x.h5"
     assert "did you mean 'fc7'" in fails(main, "cnn", "--dataset", demo, "--feature", "fc8")
     assert "did you mean 'crop'" in fails(main, "cnn", "--dataset", demo, "--out", out, "--set", "crop5=10c")
     assert "shard 9 is not one of 0-3" in fails(main, "cnn", "--dataset", demo, "--out", out, "--shard", 9)
     assert "No such command 'cnm'" in fails(main, "cnm")
-    assert "crop 64 is larger than resize 32" in fails(
-        main, "cnn", "--dataset", demo, "--out", out, *COMMAND, "--set", "crop=64"
-    )
+    common = ["cnn", "--dataset", demo, "--out", out, *COMMAND]
+    assert "crop 64 is larger than resize 32" in fails(main, *common, "--set", "crop=64")
+    assert "keep one vector per crop" in fails(main, *common, *sets("positions=true", "crops=rc_bank"))
+    assert "Input should be '1c', '10c', '10c_bank' or 'rc_bank'" in fails(main, *common, "--set", "crops=12c")
+
+
+def config(**changes: object) -> CnnConfig:
+    return TINY_FEATURE.model_copy(update=changes)
+
+
+def noise(width: int, height: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 255, (height, width, 3), dtype=np.uint8))
+
+
+def pixels(image: Image.Image) -> torch.Tensor:
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def test_shorter_side_resize_keeps_the_shape() -> None:
+    image = noise(100, 50)
+    small = pixels(image.resize((80, 40), Image.Resampling.BILINEAR))
+    found = cut_crops(image, config(resize=40, crop=32, resize_mode="shorter"))
+    assert torch.equal(found[0], small[:, 4:36, 24:56])
+
+
+def slow_random_crops(image: Image.Image, settings: CnnConfig, image_id: int) -> list[torch.Tensor]:
+    side, small = settings.crop, image.resize((settings.resize, settings.resize), Image.Resampling.BILINEAR)
+    views = []
+    for seed in np.random.SeedSequence([settings.crop_seed, image_id]).spawn(settings.n_random):
+        rng = np.random.default_rng(seed)
+        top, left = (int(rng.integers(settings.resize - side + 1)) for _ in range(2))
+        view = small.crop((left, top, left + side, top + side))
+        views.append(pixels(view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else view))
+    return views
+
+
+def test_plain_random_crops_are_those_of_a_loop() -> None:
+    image, settings = noise(70, 50), config(resize=40, crop=32, crops="rc_bank", random_crop="plain", n_random=6)
+    expected = slow_random_crops(image, settings, 7)
+    assert len({view.numpy().tobytes() for view in expected}) == 6
+    assert torch.equal(cut_crops(image, settings, 7), torch.stack(expected))
+
+
+@pytest.mark.parametrize("kind", ["plain", "resized"])
+def test_random_crops_depend_on_the_image_s_id_and_the_seed_alone(kind: str) -> None:
+    image = noise(70, 50)
+    settings = config(resize=40, crop=32, crops="rc_bank", random_crop=kind, n_random=4)
+    first = cut_crops(image, settings, 7)
+    assert torch.equal(cut_crops(image, settings, 7), first)
+    assert torch.equal(cut_crops(image, settings.model_copy(update={"n_random": 9}), 7)[:4], first), "more leave the first"
+    assert not torch.equal(cut_crops(image, settings, 8), first)
+    assert not torch.equal(cut_crops(image, settings.model_copy(update={"crop_seed": 1}), 7), first)
+
+
+def test_resized_random_crops_cover_8_to_100_percent_and_are_mirrored_half_the_time() -> None:
+    across, down = np.meshgrid(np.arange(200), np.arange(100))
+    image = Image.fromarray(np.stack([across, down, 0 * across], axis=2).astype(np.uint8))
+    crops = cut_crops(image, config(crop=32, crops="rc_bank", n_random=300), 0).double()
+    left, right = crops[:, 0, 16, 0], crops[:, 0, 16, -1]
+    height, width = crops[:, 1, -1, 16] - crops[:, 1, 0, 16], (right - left).abs()
+    area, aspect = width * height / (31 / 32) ** 2 / 20_000, width / height
+    assert 0.06 < area.min() < 0.12
+    assert 0.45 < area.max() <= 1
+    assert aspect.quantile(0.05) > 0.7
+    assert aspect.quantile(0.95) < 1.42
+    assert 0.4 < (right < left).double().mean() < 0.6
+
+
+def test_a_random_crop_of_a_sliver_has_the_size_of_the_others() -> None:
+    for size in ((400, 10), (10, 400), (1, 1)):
+        assert cut_crops(noise(*size), config(crop=32, crops="rc_bank", n_random=3), 0).shape == (3, 3, 32, 32)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("ahead", [1, 4, 100])
+def test_read_ahead_keeps_the_order(workers: int, ahead: int) -> None:
+    assert list(read_ahead(range(40), lambda k: k * k, workers, ahead)) == [k * k for k in range(40)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_of_an_item_is_raised_in_its_turn(workers: int) -> None:
+    results = read_ahead([4, 2, 0, 1], lambda k: 8 // k, workers, ahead=3)
+    assert [next(results), next(results)] == [2, 4]
+    with pytest.raises(ZeroDivisionError):
+        next(results)

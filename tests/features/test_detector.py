@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -13,10 +14,9 @@ import torchvision
 from PIL import Image
 from torchvision.ops import FrozenBatchNorm2d, box_iou
 
-from vse.features.cache.feature_cache import open_cache, verify_cache
+from tests.features.conftest import extracted_cache
 from vse.features.cache.reader import FeatureReader
 from vse.features.cache.rows import dataset_items
-from vse.features.extraction import extract_shards, merge
 from vse.features.extractors.regions import RegionsExtractor, detect, load_detector, set_map_strides
 from vse.features.settings.images import RegionsConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
@@ -34,7 +34,6 @@ def extractor() -> RegionsExtractor:
 
 
 def photographs(n: int = 3) -> list[Image.Image]:
-    """Noise of several sizes, coarse enough that boxes differ."""
     rng = np.random.default_rng(0)
     sizes = [(90, 60), (50, 80), (64, 64)]
     return [
@@ -101,9 +100,7 @@ def test_bottom_up_boxes_are_those_of_a_loop(extractor: RegionsExtractor) -> Non
 
 
 @pytest.mark.parametrize(("score", "expected"), [(0.0, 9), (1.0, 4)])
-def test_the_number_of_boxes_follows_the_scores_within_its_bounds(
-    score: float, expected: int, extractor: RegionsExtractor
-) -> None:
+def test_the_number_of_boxes_follows_the_scores(score: float, expected: int, extractor: RegionsExtractor) -> None:
     config = SMALL.model_copy(update={"score": score, "min_boxes": 4, "max_boxes": 9})
     pixels = torch.from_numpy(np.array(photographs()[0])).permute(2, 0, 1)
     with torch.inference_mode():
@@ -121,12 +118,10 @@ def test_the_first_picture_does_not_set_the_scale_of_the_others() -> None:
 
 
 def test_boxes_are_in_pixels_of_the_picture(extractor: RegionsExtractor) -> None:
-    """A picture twice as large, of the same content for the network, has boxes twice as large."""
     small = torch.from_numpy(np.array(photographs()[2])).permute(2, 0, 1)
     large = small.repeat_interleave(2, 1).repeat_interleave(2, 2)
     boxes = [extractor.compute([pixels])[0].boxes for pixels in (small, large)]
-    assert boxes[0] is not None
-    assert boxes[1] is not None
+    assert boxes[0] is not None and boxes[1] is not None  # noqa: PT018
     assert boxes[0][:, 2:].max() > 40
     assert np.median(np.abs(boxes[1] / 2 - boxes[0])) < 3
 
@@ -139,21 +134,13 @@ def test_a_picture_without_a_box_is_one_region(extractor: RegionsExtractor, monk
     assert found.features.shape == (1, 1024)
 
 
-def test_regions_do_not_depend_on_batch_or_shard_and_lie_inside(
-    extractor: RegionsExtractor, few: Path, tmp_path: Path
-) -> None:
-    """Pictures of several sizes, in one shard, in five, and each alone, give the same bits."""
+def test_regions_depend_on_no_batch_or_shard_and_lie_inside(extractor: RegionsExtractor, few: Path, tmp_path: Path) -> None:
     own_few = Path(shutil.copytree(few.parent, tmp_path / "data")) / few.name
     dataset = load_dataset_file(own_few)
     for image, picture in zip(dataset.images, photographs(len(dataset.images)), strict=True):
         picture.save(dataset.image_path(image), quality=95)
-    outs = [tmp_path / str(n) / "demo_small.h5" for n in (1, 5)]
-    for out, n_shards in zip(outs, (1, 5), strict=True):
-        extract_shards(own_few, extractor, out, n_shards)
-        merge(own_few, out, n_shards)
-    one, five = (verify_cache(out) for out in outs)
+    one, five = (extracted_cache(own_few, extractor, tmp_path / str(n) / "demo_small.h5", n) for n in (1, 5))
     assert one.key == five.key
-    assert one.offsets is not None
     rows = np.arange(len(one.ids))
     found = FeatureReader(one).regions(rows)
     np.testing.assert_array_equal(found.features, FeatureReader(five, memory_gb=0).regions(rows).features)
@@ -161,8 +148,10 @@ def test_regions_do_not_depend_on_batch_or_shard_and_lie_inside(
     for k in (0, 7, 11):
         alone = extractor.extract([items[k]])
         np.testing.assert_array_equal(alone.features, found.features[k][found.mask[k]])
-    boxes = np.concatenate([shard["boxes"].map() for shard in five.shards])
-    sizes = np.concatenate([shard["image_size"].map() for shard in five.shards])
+    with h5py.File(five.path) as file:
+        boxes, sizes, offsets = (file[name][:] for name in ("boxes", "image_size", "offsets"))
+        np.testing.assert_array_equal(file["features"][:], found.features[found.mask])
+    np.testing.assert_array_equal(offsets, one.offsets)
     assert sizes[:3].tolist() == [[90, 60], [50, 80], [64, 64]]
     limits = np.repeat(sizes, np.diff(one.offsets), axis=0)
     assert (boxes[:, :2] >= 0).all()
@@ -170,25 +159,7 @@ def test_regions_do_not_depend_on_batch_or_shard_and_lie_inside(
     assert (boxes[:, 2:] > boxes[:, :2]).all()
 
 
-def test_the_cache_s_views_are_the_rows(extractor: RegionsExtractor, few: Path, tmp_path: Path) -> None:
-    import h5py
-
-    out = tmp_path / "demo_small.h5"
-    extract_shards(few, extractor, out, 3)
-    cache = open_cache(merge(few, out, 3))
-    with h5py.File(out) as file:
-        assert file["features"].shape == (file["offsets"][-1], 1024)
-        assert file["boxes"].dtype == np.float32
-        assert file["image_size"].shape == (12, 2)
-        assert len(file["offsets"]) == 13
-        for k in (0, 5, 11):
-            start, end = file["offsets"][k : k + 2]
-            mine = FeatureReader(cache).regions(np.array([k]))
-            np.testing.assert_array_equal(file["features"][start:end], mine.features[0][mine.mask[0]])
-
-
 def test_weights_trained_with_frozen_norms_are_read_from_a_file(tmp_path: Path) -> None:
-    """Published weights of the first version come from a network whose norms add nothing to the variance."""
     torch.manual_seed(1)
     trained: Any = torchvision.models.get_model(SMALL.model, weights=None, weights_backbone=None, min_size=48, max_size=64)
     reference: Any = torchvision.models.detection.FasterRCNN(
@@ -210,7 +181,7 @@ def test_weights_trained_with_frozen_norms_are_read_from_a_file(tmp_path: Path) 
     np.testing.assert_allclose(found.scores, expected["scores"], rtol=1e-5)
 
 
-@pytest.mark.parametrize("model", ["resnet50", "retinanet_resnet50_fpn", "timm/resnet18"])
-def test_a_model_that_is_no_detector_is_refused(model: str) -> None:
-    with pytest.raises(UserError, match="is not a Faster R-CNN of torchvision"):
-        RegionsExtractor(SMALL.model_copy(update={"model": model}))
+def test_a_model_that_is_no_detector_is_refused() -> None:
+    for model in ("resnet50", "retinanet_resnet50_fpn", "timm/resnet18"):
+        with pytest.raises(UserError, match="is not a Faster R-CNN of torchvision"):
+            RegionsExtractor(SMALL.model_copy(update={"model": model}))

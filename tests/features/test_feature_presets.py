@@ -10,8 +10,10 @@ from PIL import Image
 
 from vse.features.extractors.cnn import cut_crops, normalize_pixels
 from vse.features.feature_job import FeatureRequest, extract_feature
-from vse.features.settings import has_auto_precision, load_feature
-from vse.features.settings.images import CnnConfig
+from vse.features.settings import DEFAULT, EXTRACTORS, has_auto_precision, load_feature
+from vse.features.settings.captions import CaptionSettings
+from vse.features.settings.images import BoxesConfig, CnnConfig
+from vse.features.settings.texts import HglmmConfig, TextConfig, TfidfConfig
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_json
 from vse.pipeline.presets.presets import known_presets
@@ -38,29 +40,23 @@ CONTENT_ON_FLICKR8K = {
     "effnet": "8f9caeadbbdc9cdecfb2b7e2df9e3d355ab42319a289bf604de51bdb0fb2241b",
     "effnet_10c": "43ad151e23791a61ffbb712e6616609e3dfcf467af068217c781fb5f2746c415",
     "effnet_rc": "1a164f563a0a132300480e7282576070075c513321c52f8933d42cfab7741d23",  # of plain crops
+    "effnet_rc_of_the_authors": "637314b751d2e92ee372d99403be6f4b0aad72ef70e1763a29b6b61ed7ca8b8f",
     "dino": "406954533fb53a73fcdd2efeb8adf7f5ceebc07c9d97e63c75c94d694d104d9b",
 }
 
 
-@pytest.mark.parametrize("name", CONTENT)
+@pytest.mark.parametrize("name", [*CONTENT, *CONTENT_ON_FLICKR8K])
 def test_the_content_of_a_preset_stays_what_it_was_so_that_caches_stay_valid(name: str) -> None:
-    assert sha256_json(load_feature(name).content()) == CONTENT[name]
-
-
-@pytest.mark.parametrize("name", CONTENT_ON_FLICKR8K)
-def test_caches_of_flickr8k_stay_valid(name: str) -> None:
-    in_bf16 = ["precision=bf16"] if has_auto_precision(name, "f8k") else []  # as a processor with bf16 makes them
-    assert sha256_json(load_feature(name, "f8k", in_bf16).content()) == CONTENT_ON_FLICKR8K[name]
-
-
-def test_a_bank_of_the_authors_crops_is_the_one_of_before() -> None:
-    """Its preset cut them so, until plain crops were seen to do better."""
-    before = load_feature("effnet_rc", "f8k", ["random_crop=resized", "precision=bf16"])
-    assert sha256_json(before.content()) == "637314b751d2e92ee372d99403be6f4b0aad72ef70e1763a29b6b61ed7ca8b8f"
+    if name in CONTENT:
+        assert sha256_json(load_feature(name).content()) == CONTENT[name]
+        return
+    before = ["random_crop=resized"] if name == "effnet_rc_of_the_authors" else []  # until plain crops were seen to do better
+    preset = name.removesuffix("_of_the_authors")
+    in_bf16 = ["precision=bf16"] if has_auto_precision(preset, "f8k") else []  # as a processor with bf16 makes them
+    assert sha256_json(load_feature(preset, "f8k", [*before, *in_bf16]).content()) == CONTENT_ON_FLICKR8K[name]
 
 
 def from_timm() -> list[str]:
-    """Presets whose CNN comes from timm; none of them is a row of a paper."""
     configs = [load_feature(name) for name in known_presets("features")]
     return [config.name for config in configs if isinstance(config, CnnConfig) and config.model.startswith("timm/")]
 
@@ -95,12 +91,6 @@ def test_every_preset_is_valid_for_every_data_set(dataset: str) -> None:
         assert load_feature(name, dataset).name == name
 
 
-def test_fc7_is_the_paper_s() -> None:
-    config = load_feature("fc7")
-    assert isinstance(config, CnnConfig)
-    assert (config.model, config.layer, config.resize, config.crop, config.crops) == ("vgg19", "classifier.4", 256, 224, "1c")
-
-
 def test_an_unknown_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="did you mean 'fc7'"):
         load_feature("fc7x")
@@ -123,13 +113,73 @@ def test_a_wrong_setting_is_one_line(setting: str, message: str) -> None:
         load_feature("fc7", sets=[setting])
 
 
-def test_what_the_preset_of_the_data_set_changes_is_logged(
-    few: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The demo has random weights, so that it downloads none: ``--weights-dir`` is not read then."""
+def test_changes_by_the_preset_of_the_data_set_are_logged(few: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "vse")
     asked = FeatureRequest(few, "resnet", tmp_path / "demo_resnet.h5", ("model=resnet18",), weights_dir=tmp_path, shards=1)
     extract_feature(asked)
     assert "data set preset 'demo' changes" in caplog.text
     assert "weights: IMAGENET1K_V1 -> random" in caplog.text
     assert f"--weights-dir {tmp_path} is not read: the weights of resnet are random" in caplog.text
+
+
+@pytest.mark.parametrize("name", list(EXTRACTORS))
+def test_an_extractor_says_what_its_command_and_its_jobs_need(name: str) -> None:
+    settings = EXTRACTORS[name]
+    assert settings.extractor_name() == name
+    assert settings.fits_encoder == issubclass(settings, CaptionSettings)
+    assert (settings.kind == "text") == (settings.fits_encoder or settings.reads_raw)
+    assert load_feature(settings.default_preset or name).extractor_name() == name
+
+
+def test_a_preset_without_an_extractor_is_of_a_cnn() -> None:
+    assert DEFAULT == "cnn"
+    assert isinstance(load_feature("fc7"), CnnConfig)
+
+
+def test_what_a_row_of_a_cnn_is_depends_on_its_settings() -> None:
+    kinds = [({}, "vectors"), ({"crops": "10c"}, "vectors"), ({"crops": "rc_bank"}, "crops")]
+    for changes, kind in [*kinds, ({"positions": True, "grid": 2}, "sets")]:
+        assert CnnConfig(name="x", model="vgg19", **changes).row_kind == kind
+
+
+def test_files_of_the_user_are_those_that_settings_name() -> None:
+    assert CnnConfig(name="x", model="vgg19").files() == []
+    assert CnnConfig(name="x", model="vgg19", weights="w.pth").files() == ["w.pth"]
+    boxes = BoxesConfig(
+        name="x", model="vgg19", map="y", weights="w.pth", boxes="b.json", proposer_weights="p.pt", edge_model="m.yml.gz"
+    )
+    assert boxes.files() == ["w.pth", "b.json", "p.pt", "m.yml.gz"]
+    assert BoxesConfig(name="x", model="vgg19", map="y").files() == []
+    assert TextConfig(name="x", model="a/b").files() == []
+    assert TextConfig(name="x", model="a/b", weights="random").files() == []
+    assert TextConfig(name="x", model="a/b", weights="folder").files() == ["folder"]
+    assert TextConfig(name="x", model="open_clip/b", weights="laion2b_s34b_b79k").files() == []
+    assert TextConfig(name="x", model="open_clip/b", weights="w.pth").files() == ["w.pth"]
+
+
+def test_a_revision_that_is_asked_for_makes_a_job_run_again_and_no_cache_stale() -> None:
+    one, other = TextConfig(name="x", model="a/b"), TextConfig(name="x", model="a/b", revision="v2")
+    assert one.triggers() != other.triggers()
+    assert one.content() == other.content()
+
+
+def test_word_vectors_given_for_all_features_are_before_those_of_a_preset() -> None:
+    assert str(HglmmConfig(name="x", words="preset.txt").word_file("given.txt")) == "given.txt"
+    assert str(HglmmConfig(name="x", words="preset.txt").word_file("")) == "preset.txt"
+    assert HglmmConfig(name="x").word_file() is None
+    assert TfidfConfig(name="x").word_file("given.txt") is None, "it reads none"
+
+
+EXTRAS = {
+    "timm": "effnet effnet_10c effnet2 effnet_rc effnet_grid effnet_map dino boxes_effnet boxes_effnet_truth boxes_effnet_map "
+    "boxes_effnet_map_truth",
+    "openclip": "clip clip_text",
+    "text": "minilm minilm_phrases minilm_tokens bert e5",
+}
+
+
+def test_a_preset_says_which_extra_it_needs() -> None:
+    expected = {name: extra for extra, names in EXTRAS.items() for name in names.split()}
+    assert {name: load_feature(name).extra for name in known_presets("features")} == {
+        name: expected.get(name) for name in known_presets("features")
+    }

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import os
+import logging
+import multiprocessing
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from vse.features.backbones import device as hardware
-from vse.features.backbones.device import describe_device, memory_guard, move_tensor, pick_device, use_threads
+from vse.features.backbones.device import GpuLeases, describe_device, memory_guard, pick_device, use_threads
 from vse.pipeline.errors import UserError
 
 
@@ -48,12 +50,9 @@ def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> Iterator[object]:
     hardware._leases.cache_clear()
 
 
-def test_auto_is_the_processor_where_there_is_no_gpu(gpus: object) -> None:
+def test_auto_is_the_processor_or_the_one_gpu_without_a_number(gpus: object) -> None:
     gpus(0)
     assert pick_device("auto") == torch.device("cpu")
-
-
-def test_one_gpu_is_shared_without_a_number(gpus: object) -> None:
     machine = gpus(1)
     assert pick_device("auto") == torch.device("cuda")
     assert machine.touched == ["cuda"]
@@ -90,34 +89,17 @@ def test_float32_on_a_gpu_is_no_tf32(gpus: object) -> None:
     assert describe_device(torch.device("cpu")) == "cpu"
 
 
-@pytest.mark.parametrize("name", ["cuda:9", "nonsense"])
-def test_a_device_that_is_not_there_is_one_line(name: str) -> None:
-    with pytest.raises(UserError, match=f"--device {name}: not usable here"):
-        pick_device(name)
-
-
-def test_copies_to_a_gpu_are_made_from_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[object] = []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: calls.append("pinned") or tensor)
-    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, device, **how: calls.append((str(device), how)) or tensor)
-    pixels = torch.zeros(3)
-    assert move_tensor(pixels, torch.device("cuda:1")) is pixels
-    assert calls == ["pinned", ("cuda:1", {"non_blocking": True})]
-    calls.clear()
-    move_tensor(pixels, torch.device("cpu"))
-    assert calls == [("cpu", {})]
-
-
-def test_a_gpu_without_memory_is_one_line_with_what_to_lower() -> None:
+def test_a_device_that_is_not_there_or_has_no_memory_is_one_line() -> None:
+    for name in ("cuda:9", "nonsense"):
+        with pytest.raises(UserError, match=f"--device {name}: not usable here"):
+            pick_device(name)
     message = "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 3 GiB"
     with pytest.raises(UserError, match=r"out of memory \(CUDA out of memory\); lower train.batch_size"):  # noqa: SIM117
         with memory_guard("lower train.batch_size"):
             raise torch.OutOfMemoryError(message)
 
 
-def test_more_threads_than_cores_are_lowered_with_a_line(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_more_threads_than_cores_are_lowered(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     before = torch.get_num_threads()
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
     try:
@@ -130,6 +112,38 @@ def test_more_threads_than_cores_are_lowered_with_a_line(
         torch.set_num_threads(before)
 
 
-def test_tests_see_no_gpu_unless_they_are_marked() -> None:
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
-    assert not torch.cuda.is_available()
+UUIDS = ["a", "b", "c"]
+
+
+def test_each_takes_another_one_until_there_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    commands = [GpuLeases(UUIDS, tmp_path) for _ in UUIDS]
+    assert [command.take_free() for command in commands] == [0, 1, 2]
+    assert [command.take_free() for command in commands] == [0, 1, 2], "each keeps what it has"
+    late = GpuLeases(UUIDS, tmp_path)
+    with caplog.at_level(logging.WARNING):
+        assert late.take_free() in range(3)
+    assert "all 3 GPUs are in use by other commands" in caplog.text
+    commands[1].release()
+    assert late.take_free() == 1
+    for command in (*commands, late):
+        command.release()
+
+
+def take_and_die(folder: Path) -> None:
+    GpuLeases(UUIDS, folder).take(0)
+    multiprocessing.current_process().kill()
+
+
+def test_a_killed_command_gives_its_gpu_back(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("fork").Process(target=take_and_die, args=(tmp_path,))
+    process.start()
+    process.join()
+    leases = GpuLeases(UUIDS, tmp_path)
+    assert leases.take_free() == 0
+    leases.release()
+
+
+def test_a_folder_that_takes_no_locks_is_said_and_no_obstacle(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    leases = GpuLeases(UUIDS, tmp_path / "nowhere")
+    assert leases.take_free() == 0
+    assert "other commands may compute on the same GPU" in caplog.text

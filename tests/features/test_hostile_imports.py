@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
-import json
 import shutil
-from collections.abc import Callable
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
@@ -20,6 +18,8 @@ import torchvision
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.faults.damages import Payload
+from tests.features.conftest import sets
 from tests.hostile import NOT_FILES, NOT_JSON, WRONG_VALUES, changed_bytes, refused, refused_or_done, spoilt_json
 from vse.features.cli import main as extract_main
 from vse.features.data_cli import main
@@ -42,7 +42,6 @@ def npy(array: Any, **how: Any) -> bytes:
 
 
 def header(text: str) -> bytes:
-    """A .npy file whose header says ``text``."""
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
 
 
@@ -83,7 +82,6 @@ IDS = {
 
 @pytest.fixture
 def good(few: Path, tmp_path: Path) -> list[object]:
-    """The arguments of an import that works, whose files lie in the folder of the test."""
     ids = [image.imgid for image in load_dataset_file(few).images]
     (tmp_path / "f.npy").write_bytes(npy(np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)))
     (tmp_path / "ids.txt").write_text("\n".join(map(str, ids)))
@@ -91,29 +89,15 @@ def good(few: Path, tmp_path: Path) -> list[object]:
     return ["import-npy", tmp_path / "f.npy", "--ids", tmp_path / "ids.txt", *out]
 
 
-@pytest.mark.parametrize("kind", ARRAYS)
-def test_an_array_that_is_none_is_refused(kind: str, good: list[object], tmp_path: Path) -> None:
-    (tmp_path / "f.npy").write_bytes(ARRAYS[kind])
-    refused(main, *good)
+INPUTS = {"f.npy": [*ARRAYS, *NOT_FILES], "ids.txt": [*IDS, *NOT_FILES], "ids.npy": [*ARRAYS]}
 
 
-@pytest.mark.parametrize("kind", IDS)
-def test_ids_that_are_none_are_refused(kind: str, good: list[object], tmp_path: Path) -> None:
-    (tmp_path / "ids.txt").write_bytes(IDS[kind])
-    refused(main, *good)
-
-
-@pytest.mark.parametrize("kind", ARRAYS)
-def test_ids_that_are_an_array_of_something_else_are_refused(kind: str, good: list[object], tmp_path: Path) -> None:
-    (tmp_path / "ids.npy").write_bytes(ARRAYS[kind])
-    refused(main, *[tmp_path / "ids.npy" if part == tmp_path / "ids.txt" else part for part in good])
-
-
-@pytest.mark.parametrize("kind", NOT_FILES)
-@pytest.mark.parametrize("name", ["f.npy", "ids.txt"])
-def test_arrays_and_ids_that_are_no_file_are_refused(name: str, kind: str, good: list[object], tmp_path: Path) -> None:
-    NOT_FILES[kind](tmp_path / name)
-    assert str(tmp_path / name) in refused(main, *good)
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, kinds in INPUTS.items() for kind in kinds])
+def test_arrays_and_ids_that_are_none_are_refused(name: str, kind: str, good: list[object], tmp_path: Path) -> None:
+    file = tmp_path / name
+    NOT_FILES[kind](file) if kind in NOT_FILES else file.write_bytes((IDS if name == "ids.txt" else ARRAYS)[kind])
+    error = refused(main, *[file if name == "ids.npy" and part == tmp_path / "ids.txt" else part for part in good])
+    assert kind not in NOT_FILES or str(file) in error
 
 
 @quick
@@ -125,16 +109,14 @@ def test_any_bytes_of_an_array_are_refused_or_read(data: st.DataObject, name: st
     (tmp_path / name).write_bytes(whole)
 
 
+def encoded(array: Any) -> str:
+    return base64.b64encode(array.tobytes()).decode()
+
+
 def tsv(**changes: Any) -> bytes:
-    """A line of the bottom-up-attention layout."""
-    fields = {
-        "image_id": "0",
-        "image_w": "100",
-        "image_h": "80",
-        "num_boxes": "2",
-        "boxes": base64.b64encode(np.asarray([[0, 0, 9, 9], [1, 1, 5, 5]], np.float32).tobytes()).decode(),
-        "features": base64.b64encode(np.ones((2, 4), np.float32).tobytes()).decode(),
-    }
+    boxes = np.asarray([[0, 0, 9, 9], [1, 1, 5, 5]], np.float32)
+    fields = {"image_id": "0", "image_w": "100", "image_h": "80", "num_boxes": "2", "boxes": encoded(boxes)}
+    fields["features"] = encoded(np.ones((2, 4), np.float32))
     return "\t".join(map(str, {**fields, **changes}.values())).encode() + b"\n"
 
 
@@ -155,23 +137,30 @@ TSV: dict[str, bytes] = {
     "boxes that are not ASCII": tsv(boxes="ä"),
     "boxes of other bytes": tsv(boxes="AAAA"),
     "features of other bytes": tsv(features="AAAA"),
-    "boxes that are no numbers": tsv(boxes=base64.b64encode(np.full((2, 4), np.nan, np.float32).tobytes()).decode()),
-    "features that are no numbers": tsv(features=base64.b64encode(np.full((2, 4), np.nan, np.float32).tobytes()).decode()),
-    "boxes outside": tsv(boxes=base64.b64encode(np.full((2, 4), 1e9, np.float32).tobytes()).decode()),
+    "boxes that are no numbers": tsv(boxes=encoded(np.full((2, 4), np.nan, np.float32))),
+    "features that are no numbers": tsv(features=encoded(np.full((2, 4), np.nan, np.float32))),
+    "boxes outside": tsv(boxes=encoded(np.full((2, 4), 1e9, np.float32))),
     "a zero byte": tsv(image_id="0\0"),
     "bytes": b"\xff\xfe\t" * 5 + b"\n",
     "one line without end": b"x" * 100_000,
 }
 
 
-@pytest.mark.parametrize("kind", TSV)
+def import_of_tsv(few: Path, folder: Path) -> list[object]:
+    return ["import-tsv", folder / "f.tsv", "--dataset", few, "--match", "imgid", "--out-features", folder / "o.h5"]
+
+
+@pytest.mark.parametrize("kind", [*TSV, *NOT_FILES])
 def test_a_tsv_file_that_is_none_is_refused(kind: str, few: Path, tmp_path: Path) -> None:
+    file, arguments = tmp_path / "f.tsv", import_of_tsv(few, tmp_path)
+    if kind in NOT_FILES:
+        refused(main, *arguments[:1], NOT_FILES[kind](file), *arguments[2:])
+        return
     ids = [image.imgid for image in load_dataset_file(few).images]
     lines = [TSV[kind], *(tsv(image_id=identity) for identity in ids[1:])]
-    (tmp_path / "f.tsv").write_bytes(b"".join(lines))
-    arguments = ["import-tsv", tmp_path / "f.tsv", "--dataset", few, "--match", "imgid", "--out-features", tmp_path / "o.h5"]
+    file.write_bytes(b"".join(lines))
     refused(main, *arguments)
-    (tmp_path / "f.tsv").write_bytes(b"".join([tsv(image_id=ids[0]), *lines[1:]]))
+    file.write_bytes(b"".join([tsv(image_id=ids[0]), *lines[1:]]))
     assert refused_or_done(main, *arguments) is None, "without it the file is sound"
 
 
@@ -180,14 +169,7 @@ def test_a_tsv_file_that_is_none_is_refused(kind: str, few: Path, tmp_path: Path
 def test_any_bytes_of_a_tsv_file_are_refused_or_read(data: st.DataObject, few: Path, tmp_path: Path) -> None:
     whole = b"".join(tsv(image_id=image.imgid) for image in load_dataset_file(few).images)
     (tmp_path / "f.tsv").write_bytes(data.draw(changed_bytes(whole)))
-    refused_or_done(
-        main, "import-tsv", tmp_path / "f.tsv", "--dataset", few, "--match", "imgid", "--out-features", tmp_path / "o.h5"
-    )
-
-
-@pytest.mark.parametrize("kind", NOT_FILES)
-def test_a_tsv_file_that_is_no_file_is_refused(kind: str, few: Path, tmp_path: Path) -> None:
-    refused(main, "import-tsv", NOT_FILES[kind](tmp_path / "f.tsv"), "--dataset", few, "--out-features", tmp_path / "o.h5")
+    refused_or_done(main, *import_of_tsv(few, tmp_path))
 
 
 def precomp(folder: Path) -> list[object]:
@@ -203,11 +185,8 @@ def precomp(folder: Path) -> list[object]:
 @pytest.mark.parametrize("name", ["train_caps.txt", "dev_ims.npy", "test_ids.txt"])
 @pytest.mark.parametrize("kind", ["nothing", "bytes", "zeros", *NOT_FILES])
 def test_a_layout_that_is_none_is_refused(name: str, kind: str, tmp_path: Path) -> None:
-    arguments = precomp(tmp_path)
-    if kind in NOT_FILES:
-        NOT_FILES[kind](tmp_path / name)
-    else:
-        (tmp_path / name).write_bytes({"nothing": b"", "bytes": b"\xff\xfe\xff", "zeros": bytes(40)}[kind])
+    arguments, contents = precomp(tmp_path), {"nothing": b"", "bytes": b"\xff\xfe\xff", "zeros": bytes(40)}
+    NOT_FILES[kind](tmp_path / name) if kind in NOT_FILES else (tmp_path / name).write_bytes(contents[kind])
     error = refused_or_done(main, *arguments)
     assert error is not None or (name == "train_caps.txt" and kind == "zeros")
 
@@ -254,28 +233,18 @@ WORDS: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("kind", WORDS)
+@pytest.mark.parametrize("kind", [*WORDS, *NOT_FILES])
 @pytest.mark.parametrize("suffix", [".txt", ".bin", ".txt.gz"])
 def test_word_vectors_that_are_none_are_refused(kind: str, suffix: str, tmp_path: Path) -> None:
-    (tmp_path / f"words{suffix}").write_bytes(WORDS[kind])
+    file = tmp_path / f"words{suffix}"
+    NOT_FILES[kind](file) if kind in NOT_FILES else file.write_bytes(WORDS[kind])
     with pytest.raises(UserError, match="words"):
-        read_word_vectors(tmp_path / f"words{suffix}")
-
-
-@pytest.mark.parametrize("kind", NOT_FILES)
-def test_word_vectors_that_are_no_file_are_refused(kind: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="words"):
-        read_word_vectors(NOT_FILES[kind](tmp_path / "words.txt"))
-
-
-def word2vec() -> bytes:
-    """Two words in the binary layout of word2vec."""
-    return b"2 3\n" + b"".join(word + b" " + np.ones(3, np.float32).tobytes() + b"\n" for word in (b"a", b"dog"))
+        read_word_vectors(file)
 
 
 SOUND_WORDS: dict[str, bytes] = {
     ".txt": b"2 3\na 0.1 0.2 0.3\ndog 1e-2 -4 5\n",
-    ".bin": word2vec(),
+    ".bin": b"2 3\n" + b"".join(word + b" " + np.ones(3, np.float32).tobytes() + b"\n" for word in (b"a", b"dog")),
     ".txt.gz": gzip.compress(b"a 0.1 0.2 0.3\ndog 1e-2 -4 5\n"),
 }
 
@@ -298,15 +267,6 @@ def saved(content: Any) -> bytes:
     return stream.getvalue()
 
 
-class Code:
-    """What runs when it is unpickled."""
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
-        import os
-
-        return os.system, ("touch /tmp/unpickled",)
-
-
 WEIGHTS: dict[str, bytes] = {
     "nothing": b"",
     "text": b"not weights",
@@ -315,7 +275,7 @@ WEIGHTS: dict[str, bytes] = {
     "no tensors": saved({"a": 3}),
     "other tensors": saved({"a": torch.zeros(3)}),
     "keys that are numbers": saved({1: torch.zeros(3)}),
-    "code": saved({"a": Code()}),
+    "code": saved({"a": Payload()}),
     "half": saved({"a": torch.zeros(3000)})[:2000],
     "a header of safetensors": (10**12).to_bytes(8, "little") + b"{}",
     "JSON of safetensors": (3).to_bytes(8, "little") + b"[1]",
@@ -328,13 +288,12 @@ def test_weights_that_are_none_are_refused(kind: str, suffix: str, few: Path, tm
     file = tmp_path / f"weights{suffix}"
     file.write_bytes(WEIGHTS[kind])
     arguments = ["cnn", "--dataset", few, "--feature", "fc7", "--set", f"weights={file}", "--out", tmp_path / "f.h5"]
-    settings = ["--set", "model=squeezenet1_1", "--set", "layer=features.2", "--device", "cpu"]
-    assert str(file) in refused(extract_main, *arguments, *settings)
+    options = sets("model=squeezenet1_1", "layer=features.2")
+    assert str(file) in refused(extract_main, *arguments, *options, "--device", "cpu")
 
 
 @pytest.fixture(scope="session")
 def network() -> dict[str, torch.Tensor]:
-    """Sound weights of a small network."""
     return torchvision.models.squeezenet1_1().state_dict()
 
 
@@ -352,14 +311,14 @@ def test_any_bytes_of_weights_are_refused_or_read(
     for old in tmp_path.glob("f.*"):
         shutil.rmtree(old) if old.is_dir() else old.unlink()
     file.write_bytes(data.draw(changed_bytes(whole)))
-    sets = [part for setting in (*SMALL, f"weights={file}") for part in ("--set", setting)]
-    refused_or_done(extract_main, "cnn", "--dataset", few, "--feature", "fc7", "--out", out, "--device", "cpu", *sets)
+    options = ["--device", "cpu", *sets(*SMALL, f"weights={file}")]
+    refused_or_done(extract_main, "cnn", "--dataset", few, "--feature", "fc7", "--out", out, *options)
 
 
 @pytest.mark.parametrize("feature", ["tfidf", "hglmm"])
 @quick
 @given(data=st.data())
-def test_any_bytes_of_a_fitted_encoder_are_refused_or_read(
+def test_any_bytes_of_an_encoder_are_refused_or_read(
     data: st.DataObject, feature: str, fitted: dict[str, list[object]], tmp_path: Path
 ) -> None:
     *arguments, encoder = fitted[feature]
@@ -373,11 +332,10 @@ def test_any_bytes_of_a_fitted_encoder_are_refused_or_read(
 
 @pytest.fixture(scope="session")
 def fitted(few: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
-    """Arguments that extract a caption feature, and the fitted encoder that they find."""
     found: dict[str, list[object]] = {}
-    for feature, sets in (("tfidf", ["min_count=1"]), ("hglmm", HGLMM)):
+    for feature, values in (("tfidf", ["min_count=1"]), ("hglmm", HGLMM)):
         out = tmp_path_factory.mktemp(feature) / "f.h5"
-        arguments = ["--dataset", few, "--feature", feature, *(part for setting in sets for part in ("--set", setting))]
+        arguments = ["--dataset", few, "--feature", feature, *sets(*values)]
         assert refused_or_done(extract_main, "fit", *arguments, "--out", out) is None
         found[feature] = [feature, *arguments, encoder_path(out)]
     return found
@@ -391,8 +349,3 @@ def test_annotations_that_are_no_json_are_refused(kind: str, tmp_path: Path) -> 
         (tmp_path / images).mkdir()
     refused(main, "prepare", "f8k", "--source", tmp_path, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_the_layout_that_the_attacks_start_from_is_sound(tmp_path: Path) -> None:
-    assert refused_or_done(main, *precomp(tmp_path)) is None
-    assert json.loads((tmp_path / "d" / "dataset.json").read_text())["dataset"] == "mine"

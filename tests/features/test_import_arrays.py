@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.features.conftest import Edit, Fails
 from vse.features.cache.feature_cache import verify_cache
 from vse.features.cache.reader import FeatureReader
 from vse.features.data_cli import main
@@ -22,8 +23,7 @@ def ids_of(demo: Path, kind: str = "image") -> list[int]:
 
 
 @pytest.mark.parametrize("form", ["npy and txt", "npy and npy", "npz"])
-@pytest.mark.parametrize("kind", ["image", "text"])
-@pytest.mark.parametrize("shape", [(3,), (2, 3)])
+@pytest.mark.parametrize(("kind", "shape"), [("image", (3,)), ("image", (2, 3)), ("text", (3,))])
 def test_rows_are_joined_by_id_in_any_order(form: str, kind: Any, shape: tuple[int, ...], demo: Path, tmp_path: Path) -> None:
     wanted = ids_of(demo, kind)
     ids = np.random.default_rng(0).permutation([*wanted, 99_999])
@@ -62,6 +62,7 @@ def test_ids_per_caption_beside_rows_per_image_are_reduced(demo: Path, tmp_path:
         (lambda ids: ids[:-1], "66 rows, but 65 ids"),
         (lambda ids: [*ids[:-1], 0], "id 0 occurs more than once"),
         (lambda ids: [*ids[:-1], 777], "1 of the data set's 66 ids are not in it, the first is 65"),
+        (lambda ids: np.arange(66) + 0.7, "ids are float64"),
     ],
 )
 def test_ids_that_do_not_fit_are_named(ids: Callable[..., list[int]], message: str, demo: Path, tmp_path: Path) -> None:
@@ -71,7 +72,7 @@ def test_ids_that_do_not_fit_are_named(ids: Callable[..., list[int]], message: s
         import_arrays(tmp_path / "x.npy", tmp_path / "ids.npy", demo, tmp_path / "f.h5")
 
 
-def test_files_that_hold_something_else_are_refused(demo: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+def test_files_that_hold_something_else_are_refused(demo: Path, tmp_path: Path, fails: Fails) -> None:
     np.savez(tmp_path / "x.npz", other=np.zeros(3))
     np.save(tmp_path / "x.npy", np.zeros((66, 3), np.float32))
     np.save(tmp_path / "int.npy", np.zeros((66, 3), np.int32))
@@ -79,23 +80,17 @@ def test_files_that_hold_something_else_are_refused(demo: Path, tmp_path: Path, 
     common = ["--dataset", demo, "--out-features", tmp_path / "f" / "demo_x.h5"]
     assert "with the arrays 'features' and 'ids'" in fails(main, "import-npy", tmp_path / "x.npz", *common)
     assert "the ids of its rows are needed: --ids FILE" in fails(main, "import-npy", tmp_path / "x.npy", *common)
-    line = fails(main, "import-npy", tmp_path / "int.npy", "--ids", tmp_path / "ids.npy", *common)
-    assert "features are int32" in line
+    ids = ["--ids", tmp_path / "ids.npy"]
+    assert "features are int32" in fails(main, "import-npy", tmp_path / "int.npy", *ids, *common)
+    rows = np.zeros((66, 2, 3), np.float32)
+    rows[5, 1, 1] = np.nan
+    np.save(tmp_path / "x.npy", rows)
+    assert "NaN or infinite in float32, the first has id 5" in fails(main, "import-npy", tmp_path / "x.npy", *ids, *common)
     assert not (tmp_path / "f").exists()
 
 
-def test_a_bank_with_a_nan_is_refused(demo: Path, tmp_path: Path) -> None:
-    rows = np.zeros((66, 2, 3), np.float32)
-    rows[5, 1, 1] = np.nan
-    np.savez(tmp_path / "x.npz", features=rows, ids=ids_of(demo))
-    with pytest.raises(UserError, match="NaN or infinite in float32, .* id 5"):
-        import_arrays(tmp_path / "x.npz", None, demo, tmp_path / "f" / "demo_x.h5")
-
-
-def tsv(
-    demo: Path, path: Path, counts: Callable[[int], int] = lambda k: 1 + k % 4, name: Callable[[int], int] = lambda k: k
-) -> Path:
-    """Rows in an order of their own; image k has ``counts(k)`` boxes, and vectors filled with k."""
+def tsv(demo: Path, path: Path, name: Callable[[int], int] = lambda k: k) -> Path:
+    """Rows in an order of their own; image k has 1 + k % 4 boxes, and vectors filled with k."""
     lines = []
     for k in np.random.default_rng(0).permutation(ids_of(demo)).tolist():
         n = 1 + k % 4
@@ -127,9 +122,7 @@ def test_several_files_and_rows_that_occur_twice_alike(demo: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("match", ["cocoid", "filename"])
-def test_images_are_found_by_what_the_file_calls_them(
-    match: str, own_demo: Path, tmp_path: Path, edit: Callable[..., Path]
-) -> None:
+def test_images_are_found_by_their_names(match: str, own_demo: Path, tmp_path: Path, edit: Edit) -> None:
     def rename(content: Any) -> None:
         for image in content["images"]:
             image["cocoid"] = 5000 + image["imgid"]
@@ -147,10 +140,7 @@ def test_images_are_found_by_what_the_file_calls_them(
         (lambda lines: lines[1:], "1 of 66 images are not there"),
         (lambda lines: [lines[0].replace("\t128\t", "\t"), *lines[1:]], "line 1 has 5 fields, 6 are needed"),
         (lambda lines: [lines[0][:-9] + "\n", *lines[1:]], "boxes or features of image_id 19 "),
-        (
-            lambda lines: [*lines, lines[0].replace("\t128\t", "\t127\t")],
-            "line 67: image_id .* occurs twice, with other",
-        ),
+        (lambda lines: [*lines, lines[0].replace("\t128\t", "\t127\t")], "line 67: image_id .* occurs twice, with other"),
     ],
 )
 def test_a_fault_in_a_tsv_is_named(spoil: Callable[..., list[str]], message: str, demo: Path, tmp_path: Path) -> None:
@@ -161,8 +151,7 @@ def test_a_fault_in_a_tsv_is_named(spoil: Callable[..., list[str]], message: str
     assert not (tmp_path / "f" / "demo_x.h5").exists()
 
 
-def test_another_meaning_of_the_image_ids_is_refused(own_demo: Path, tmp_path: Path, edit: Callable[..., Path]) -> None:
-    """Under either name every image is found, so that only the identity can tell."""
+def test_another_meaning_of_the_image_ids_is_refused(own_demo: Path, tmp_path: Path, edit: Edit) -> None:
     edit(own_demo, lambda content: [image.update(cocoid=65 - image["imgid"]) for image in content["images"]])
     path, out = tsv(own_demo, tmp_path / "x.tsv"), tmp_path / "f" / "demo_x.h5"
     import_tsv([path], own_demo, out, "imgid")
@@ -182,15 +171,7 @@ def test_a_changed_file_of_the_same_name_in_another_folder_is_refused(demo: Path
         import_tsv(parts, demo, tmp_path / "f" / "demo_x.h5")
 
 
-def test_ids_that_are_no_integers_are_refused(demo: Path, tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.zeros((66, 3), np.float32))
-    np.save(tmp_path / "ids.npy", np.arange(66) + 0.7)
-    with pytest.raises(UserError, match="ids are float64"):
-        import_arrays(tmp_path / "x.npy", tmp_path / "ids.npy", demo, tmp_path / "f.h5")
-
-
 def test_boxes_outside_the_image_are_clipped_or_refused(demo: Path, tmp_path: Path) -> None:
-    """Image 65's box begins at 6.5 and would end at 11.5, in an image of 128."""
     path = tsv(demo, tmp_path / "x.tsv")
     path.write_text(path.read_text().replace("\t128\t", "\t9\t"))
     cache = verify_cache(import_tsv([path], demo, tmp_path / "f" / "demo_x.h5"))

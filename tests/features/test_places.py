@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tests.conftest import TINY_FEATURE
-from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_cache
-from vse.features.cache.rows import Identity, Rows
-from vse.features.cache.shards import shard_path, write_shard
-from vse.features.extraction import extract_shards, merge
+from tests.features.conftest import as_sources, extracted_cache, shard_parts, write_cache
+from vse.features.cache.feature_cache import FeatureCache, open_cache
+from vse.features.cache.rows import Rows
 from vse.features.extractors.cnn import CnnExtractor, VectorBoxes, cut_crops
 from vse.features.settings.images import CnnConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
@@ -28,12 +27,12 @@ SIZES = [(90, 60), (61, 120), (64, 64)]
 def positions(few: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache of four vectors per image, one for each position of a CNN's grid."""
     out = tmp_path_factory.mktemp("positions") / "demo_positions.h5"
-    extract_shards(few, CnnExtractor(TINY_FEATURE.model_copy(update={"name": "positions", "positions": True})), out, 1)
-    return merge(few, out, 1)
+    return extracted_cache(
+        few, CnnExtractor(TINY_FEATURE.model_copy(update={"name": "positions", "positions": True})), out
+    ).path
 
 
 def grid(cache: Path, **changed: Any) -> tuple[FeatureCache, CnnConfig]:
-    """A cache of positions as if made with other settings, and these."""
     opened = open_cache(cache)
     settings = {**opened.provenance["config"], **changed}
     made = replace(opened, provenance={"config": settings}, row_shape=(settings["grid"] ** 2, opened.dim))
@@ -41,7 +40,6 @@ def grid(cache: Path, **changed: Any) -> tuple[FeatureCache, CnnConfig]:
 
 
 def with_square(size: tuple[int, int], box: np.ndarray) -> Image.Image:
-    """A black photo in which a box is white."""
     photo = Image.new("RGB", size)
     photo.paste((255, 255, 255), tuple(int(side) for side in box.round()))
     return photo
@@ -83,26 +81,19 @@ def test_a_square_changes_the_vector_of_the_cell_that_it_lies_in(positions: Path
 def regions(demo: Path, folder: Path, n_shards: int, **changed: NDArray[np.int32] | None) -> Path:
     """A cache of regions: image k of the data set has k % 3 + 1, whose x1 is the number of the region in the cache."""
     ids = np.asarray([image.imgid for image in load_dataset_file(demo).images], np.int64)
-    out, first = folder / "demo_boxes.h5", 0
-    for shard in range(n_shards):
-        own = ids[shard * len(ids) // n_shards : (shard + 1) * len(ids) // n_shards]
-        counts = np.asarray([np.flatnonzero(ids == k)[0] % 3 + 1 for k in own])
-        numbers = np.arange(first, first + counts.sum(), dtype=np.float32)
-        first += counts.sum()
-        rows = Rows(
-            own,
-            np.ones((len(numbers), 4), np.float32),
-            np.zeros((len(own), 32), np.uint8),
-            offsets=np.concatenate([[0], np.cumsum(counts)]),
-            **{
-                "boxes": np.stack([numbers, numbers * 0 + 1, numbers + 10, numbers * 0 + 21], 1),
-                "scores": np.ones(len(numbers), np.float32),
-                "image_size": np.full((len(own), 2), (300, 100), np.int32),
-                **changed,
-            },
-        )
-        write_shard(shard_path(out, shard, n_shards), Identity("demo", "boxes", "image", {}), rows)
-    return merge_shards(out, n_shards, demo, ids)
+    parts, first = [], 0
+    for part in shard_parts(len(ids), n_shards):
+        offsets = np.concatenate([[0], np.cumsum(part % 3 + 1)])
+        numbers = np.arange(first, first + offsets[-1], dtype=np.float32)
+        first += offsets[-1]
+        places: dict[str, Any] = {
+            "boxes": np.stack([numbers, numbers * 0 + 1, numbers + 10, numbers * 0 + 21], 1),
+            "scores": np.ones(len(numbers), np.float32),
+            "image_size": np.full((len(part), 2), (300, 100), np.int32),
+        }
+        features = np.ones((len(numbers), 4), np.float32)
+        parts.append(Rows(ids[part], features, as_sources(len(part)), offsets, **{**places, **changed}))
+    return write_cache(folder / "demo_boxes.h5", parts)
 
 
 @pytest.mark.parametrize("n_shards", [1, 3])
@@ -130,7 +121,7 @@ def test_a_cache_that_does_not_say_where_is_refused(demo: Path, cache: Path, pos
             replace(open_cache(positions), provenance={"config": {"extractor": "cnn", "positions": True, "grid": "two"}})
         )
     imported = replace(open_cache(positions), provenance={"imported": {"layout": "arrays"}})
-    with pytest.raises(UserError, match="does not record the positions"):
+    with pytest.raises(UserError, match="where on the photos"):
         VectorBoxes(imported)
 
 
@@ -138,9 +129,3 @@ def test_boxes_of_an_image_of_no_size_are_no_numbers(demo: Path, tmp_path: Path)
     n = len(load_dataset_file(demo).images)
     places = VectorBoxes(open_cache(regions(demo, tmp_path, 1, image_size=np.zeros((n, 2), np.int32))))
     assert not np.isfinite(places.boxes((300, 100), 0)).all()
-
-
-def test_the_settings_of_tiny_positions_divide_the_whole_photo(positions: Path) -> None:
-    assert TINY_FEATURE.grid == 2
-    boxes = VectorBoxes(open_cache(positions)).boxes((40, 20))
-    assert boxes.tolist() == [[0, 0, 20, 10], [20, 0, 40, 10], [0, 10, 20, 20], [20, 10, 40, 20]]

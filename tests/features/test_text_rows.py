@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 from sklearn.feature_extraction.text import TfidfVectorizer
 
-from tests.features.drawn_phrases import TEXTS, drawn_phrases
-from tests.features.tiny_text import tiny_bert
-from vse.features.cache.feature_cache import FeatureCache, open_cache, verify_cache
+from tests.features.conftest import Edit, Fails, extracted_cache
+from tests.features.drawn_phrases import TEXTS, drawn_phrases, without_phrases
+from vse.features.cache.feature_cache import FeatureCache, open_cache
 from vse.features.cache.reader import FeatureReader, check_text_rows
 from vse.features.cache.rows import Item
 from vse.features.cli import main
-from vse.features.extraction import extract_shards, merge, verify_sources
+from vse.features.extraction import extract_shards, verify_sources
 from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder, load_encoder
 from vse.features.extractors.hglmm import HglmmEncoder
 from vse.features.extractors.text import TextExtractor, load_caption_reader
 from vse.features.extractors.words import TfidfEncoder
 from vse.features.settings import load_feature
+from vse.features.settings.captions import STOP_WORDS, phrase_words
 from vse.features.settings.texts import HglmmConfig, MeanVectorConfig, TextConfig, TfidfConfig
 from vse.pipeline.dataset.dataset import load_dataset_file, mentions, phrase_texts
 from vse.pipeline.errors import UserError
@@ -34,21 +36,8 @@ HGLMM = HglmmConfig(name="hglmm_phrases", centres=3, iterations=3, pca=10, **SMA
 FITTED = [TFIDF, MEAN, HGLMM]
 
 
-@pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data set of three images. Read only."""
-    return drawn_phrases(tmp_path_factory.mktemp("drawn") / "data")
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny BERT. Read only."""
-    return tiny_bert(tmp_path_factory.mktemp("bert") / "tiny")
-
-
 def fitted_cache(dataset: Path, config: Any, out: Path, n_shards: int = 1) -> FeatureCache:
-    extract_shards(dataset, CaptionExtractor(config, fit_encoder(dataset, config, encoder_path(out))), out, n_shards)
-    return verify_cache(merge(dataset, out, n_shards))
+    return extracted_cache(dataset, CaptionExtractor(config, fit_encoder(dataset, config, encoder_path(out))), out, n_shards)
 
 
 def encoded_by(bert: Path, **settings: Any) -> TextExtractor:
@@ -89,7 +78,6 @@ def test_rarity_is_counted_over_all_phrases_of_the_training_captions(demo: Path,
 
 
 def test_principal_components_are_those_of_the_different_training_phrases(demo: Path, tmp_path: Path) -> None:
-    """However often a phrase is there."""
     encoder = load_encoder(fit_encoder(demo, HGLMM, tmp_path / "e.safetensors"))
     assert isinstance(encoder, HglmmEncoder)
     different = [list(phrase) for phrase in dict.fromkeys(map(tuple, training_phrases(demo)))]
@@ -102,17 +90,10 @@ def test_principal_components_are_those_of_the_different_training_phrases(demo: 
 
 
 def test_word_vectors_are_trained_on_captions_as_without_phrases(demo: Path, tmp_path: Path) -> None:
-    """Two words of a phrase say little of each other."""
     of_captions = MEAN.model_copy(update={"of": "captions"})
     one, other = (load_encoder(fit_encoder(demo, c, tmp_path / f"{c.of}.safetensors")) for c in (MEAN, of_captions))
     words = ["red", "circle", "large"]
     np.testing.assert_array_equal(one.encode([[word] for word in words]), other.encode([[word] for word in words]))
-
-
-def test_only_phrases_of_training_captions_are_fitted_to(drawn: Path, tmp_path: Path) -> None:
-    encoder = load_encoder(fit_encoder(drawn, TFIDF, tmp_path / "e.safetensors"))
-    assert isinstance(encoder, TfidfEncoder)
-    assert encoder.words == ["a", "balls", "beach", "empty", "man", "night", "the", "two"]
 
 
 def test_stop_words_are_dropped_from_phrases_of_training_of_the_cache_and_of_a_search(drawn: Path, tmp_path: Path) -> None:
@@ -131,8 +112,7 @@ def test_stop_words_are_dropped_from_phrases_of_training_of_the_cache_and_of_a_s
 @pytest.mark.parametrize("stop_words", ["keep", "drop"])
 def test_a_text_encoder_reads_phrases_as_their_words(drawn: Path, bert: Path, tmp_path: Path, stop_words: str) -> None:
     extractor = encoded_by(bert, of="phrases", stop_words=stop_words)
-    extract_shards(drawn, extractor, tmp_path / "drawn_x.h5", 2)
-    cache = open_cache(merge(drawn, tmp_path / "drawn_x.h5", 2))
+    cache = extracted_cache(drawn, extractor, tmp_path / "drawn_x.h5", 2)
     assert verify_sources(cache) == "unchanged"
     read = TEXTS if stop_words == "keep" else ["man", "two balls", "night", "empty beach", "red hat"]
     (expected,) = encoded_by(bert).encode_items([Item(0, raw=text) for text in read])
@@ -141,9 +121,7 @@ def test_a_text_encoder_reads_phrases_as_their_words(drawn: Path, bert: Path, tm
     np.testing.assert_allclose(asked, expected[:1], atol=1e-6)
 
 
-def test_phrases_that_changed_make_a_cache_stale(
-    drawn: Path, tmp_path: Path, edit: Callable[..., Path], fails: Callable[..., str]
-) -> None:
+def test_phrases_that_changed_are_named(drawn: Path, tmp_path: Path, edit: Edit, fails: Fails) -> None:
     own, out = drawn_phrases(tmp_path / "data"), tmp_path / "drawn_tfidf_phrases.h5"
     fitted_cache(own, TFIDF, out, 2)
     edit(own, lambda content: content["images"][2]["sentences"][0]["tokens"].__setitem__(5, "cap"))
@@ -157,15 +135,8 @@ def test_phrases_that_changed_make_a_cache_stale(
 
 
 @pytest.mark.parametrize("feature", ["tfidf_phrases", "minilm_phrases"])
-def test_a_data_set_without_phrases_is_one_line(
-    feature: str, tmp_path: Path, bert: Path, edit: Callable[..., Path], fails: Callable[..., str]
-) -> None:
-    def bare(content: Any) -> None:
-        for image in content["images"]:
-            for sentence in image["sentences"]:
-                del sentence["phrases"]
-
-    own = edit(drawn_phrases(tmp_path / "data"), bare)
+def test_a_data_set_without_phrases_is_named(feature: str, tmp_path: Path, bert: Path, fails: Fails) -> None:
+    own = without_phrases(tmp_path / "data")
     sets = ["--set", "model=tests/tiny", "--set", f"weights={bert}"] if feature == "minilm_phrases" else []
     name = load_feature(feature).extractor_name()
     line = fails(main, name, "--dataset", own, "--feature", feature, "--out", tmp_path / "x.h5", *sets)
@@ -193,15 +164,32 @@ def test_captions_keep_their_stop_words() -> None:
     assert "stop_words" not in load_feature("minilm").content()
 
 
-@pytest.mark.parametrize("name", ["hglmm", "tfidf", "mean_vector", "minilm"])
-def test_a_preset_of_phrases_is_that_of_captions_but_for_its_rows(name: str) -> None:
-    for dataset in (None, "demo"):
-        one, other = load_feature(name, dataset).content(), load_feature(f"{name}_phrases", dataset).content()
-        assert {**one, "of": "phrases"} == other
+def test_a_preset_of_phrases_or_truths_differs_from_its_other_one_in_that_alone() -> None:
+    phrases = [(name, f"{name}_phrases", {"of": "phrases"}) for name in ("hglmm", "tfidf", "mean_vector", "minilm")]
+    boxes = ("boxes", "boxes_resnet", "boxes_effnet", "boxes_effnet_map")
+    for name, other, change in [*phrases, *((name, f"{name}_truth", {"boxes": "phrases"}) for name in boxes)]:
+        for dataset in (None, "demo"):
+            assert {**load_feature(name, dataset).content(), **change} == load_feature(other, dataset).content()
 
 
-@pytest.mark.parametrize("name", ["boxes", "boxes_resnet", "boxes_effnet", "boxes_effnet_map"])
-def test_a_preset_of_truths_is_that_of_candidates_but_for_its_boxes(name: str) -> None:
-    for dataset in (None, "demo"):
-        one, other = load_feature(name, dataset).content(), load_feature(f"{name}_truth", dataset).content()
-        assert {**one, "boxes": "phrases"} == other
+@pytest.mark.parametrize(
+    ("phrase", "kept", "content"),
+    [
+        ("A red hat", "a red hat", "red hat"),
+        ("two of the dogs", "two of the dogs", "two dogs"),
+        ("her own front yard", "her own front yard", "front yard"),
+        ("Them", "them", "them"),
+        ("each other", "each other", "each other"),
+    ],
+)
+def test_a_phrase_is_read_in_lower_case_and_without_stop_words_if_it_has_others(phrase: str, kept: str, content: str) -> None:
+    assert " ".join(phrase_words(phrase.split())) == kept
+    assert " ".join(phrase_words(phrase.split(), drop_stop_words=True)) == content
+
+
+@given(st.lists(st.sampled_from(["a", "The", "of", "man", "Hat", "two"]), min_size=1))
+def test_a_phrase_never_becomes_empty_and_its_words_keep_their_order(tokens: list[str]) -> None:
+    words = phrase_words(tokens, drop_stop_words=True)
+    lower = [token.lower() for token in tokens]
+    named = [word for word in lower if word not in STOP_WORDS]
+    assert list(words) == (named or lower)

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from vse.features.extractors.words import WordVectors, read_word_vectors, train_word_vectors
+from vse.features.settings.captions import hash_word_file
 from vse.pipeline.errors import UserError
+from vse.pipeline.files.writing import sha256_file
 
 WORDS = ("a", "dog", "Café", "don't")
 VECTORS = np.arange(12, dtype=np.float32).reshape(4, 3) / 8
@@ -47,7 +49,6 @@ def test_every_format_gives_the_same_vectors(name: str, write: object, zipped: b
 
 
 def table(path: Path, vectors: np.ndarray = VECTORS, words: tuple[str, ...] = WORDS) -> Path:
-    """Skip-Thought's two files."""
     np.save(path, vectors)
     path.with_name("dictionary.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
     return path
@@ -74,9 +75,6 @@ def test_a_table_that_is_something_else_is_refused(tmp_path: Path) -> None:
     np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(UserError, match="not a word2vec or GloVe file or a table"):
         read_word_vectors(path)
-    path.with_name("dictionary.txt").unlink()
-    with pytest.raises(UserError, match="dictionary.txt: no such file"):
-        read_word_vectors(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"a 1 2\nb 1\n", b"4 3\na 1 2 3\n", b"\xff\xfe\x00"])
@@ -85,11 +83,6 @@ def test_another_file_is_refused(content: bytes, name: str, tmp_path: Path) -> N
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=name):
         read_word_vectors(tmp_path / name)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="gone.txt: no such file"):
-        read_word_vectors(tmp_path / "gone.txt")
 
 
 def test_the_first_words_and_the_wanted_ones_are_kept() -> None:
@@ -106,3 +99,23 @@ def test_training_can_be_repeated() -> None:
     np.testing.assert_array_equal(first.vectors, again.vectors)
     assert first.vectors.shape == (6, 8)
     assert "square" not in train_word_vectors(captions, 8, 1, 21, seed=0).words
+
+
+def test_a_file_is_known_by_its_bytes_and_a_table_by_its_numbers_and_its_words(tmp_path: Path) -> None:
+    assert hash_word_file(glove(tmp_path / "glove.txt")) == sha256_file(tmp_path / "glove.txt")
+    path, dictionary = tmp_path / "utable.npy", tmp_path / "dictionary.txt"
+    seen = set()
+    for vectors, words in ((np.zeros((1, 2)), "a\n"), (np.ones((1, 2)), "a\n"), (np.ones((1, 2)), "b\n")):
+        np.save(path, vectors)
+        dictionary.write_text(words)
+        seen |= {hash_word_file(path), hash_word_file(path)}
+    assert len(seen) == 3
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    for read in (hash_word_file, read_word_vectors):
+        with pytest.raises(UserError, match=r"gone.txt: no such file of word vectors"):
+            read(tmp_path / "gone.txt")
+    np.save(tmp_path / "utable.npy", np.zeros((1, 2)))
+    with pytest.raises(UserError, match=r"dictionary.txt: no such file .*the words of utable.npy belong there"):
+        hash_word_file(tmp_path / "utable.npy")

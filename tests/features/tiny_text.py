@@ -57,7 +57,6 @@ def pooling_module(mode: str, **settings: Any) -> tuple[str, dict[str, Any]]:
 
 
 def add_tiny_clip(folder: Path, name: str = CLIP, **text: Any) -> str:
-    """Make an OpenCLIP model of tiny towers known by its name to the library; returns what a preset calls it."""
     import open_clip
 
     tower = {"context_length": 20, "vocab_size": 49408, "width": 32, "heads": 4, "layers": 2, **text}

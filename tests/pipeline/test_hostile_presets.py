@@ -52,7 +52,7 @@ NOT_YAML = {
     "a value sign": "a: =",
     "a merge of a number": "<<: 3",
     "a zero byte": "a: \0",
-    "a surrogate": 'a: "\\ud800"',
+    "a reinforce_loss": 'a: "\\ud800"',
     "bytes": b"\xff\xfe\xff",
     "a tab": "\ta: b",
     "a list": "- a",
@@ -143,7 +143,7 @@ SETS = {
     "no key": "=1",
     "an escape sequence": "\x1b[2J\x07=1",
     "a long key": f"{'x' * 5000}=1",
-    "a surrogate": "loss=\udcff",
+    "a reinforce_loss": "loss=\udcff",
 }
 
 
