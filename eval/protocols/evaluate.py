@@ -30,6 +30,7 @@ from vse.eval.files.embeddings import Embeddings, experiment_name
 from vse.eval.files.query_files import FoldAnswers, check_per_query, check_trec, write_per_query, write_trec
 from vse.eval.files.results import RESULT
 from vse.eval.files.split import split_identity
+from vse.eval.options import EvaluationOptions
 from vse.eval.protocols.coco import JudgedPairs, read_judged_pairs
 from vse.eval.protocols.ensemble import (
     Members,
@@ -41,7 +42,6 @@ from vse.eval.protocols.ensemble import (
     phrase_member,
     save_ensemble,
 )
-from vse.eval.protocols.options import EvaluationOptions
 from vse.eval.protocols.phrase_evaluation import check_iou_allowed, check_protocol_fits, evaluate_phrases, hold_phrase_scores
 from vse.eval.protocols.protocols import (
     ProtocolQueries,
@@ -69,14 +69,12 @@ def evaluate_files(
     out: Path | None,
     protocol: str | Sequence[str] = "auto",
     options: EvaluationOptions = EvaluationOptions(),
-    iou: float | None = None,
 ) -> dict[str, Any]:
     """Evaluate one model, given as a file per seed, and return the content of its result file.
 
-    The result is written to ``out`` unless that is None; the paths in it are then relative to the working directory. ``iou``
-    applies to phrase scores. See :func:`evaluate_embeddings` and
-    :func:`vse.eval.protocols.phrase_evaluation.evaluate_phrases` for the two kinds of files. Raises UserError for an option
-    that does not apply to the kind of the files.
+    The result is written to ``out`` unless that is None; the paths in it are then relative to the working directory. See
+    :func:`evaluate_embeddings` and :func:`vse.eval.protocols.phrase_evaluation.evaluate_phrases` for the two kinds of files.
+    Raises UserError for an option that does not apply to the kind of the files.
     """
     options.check()
     if out is not None:
@@ -85,9 +83,10 @@ def evaluate_files(
     check_protocol_fits(files, protocol, phrases)
     if phrases and options.embeddings_only:
         raise UserError(f"{files[0]}: {options.embeddings_only} does not apply to phrase scores; leave it out")
-    check_iou_allowed(files, iou, phrases)
+    check_iou_allowed(files, options.iou, phrases)
     if phrases:
-        content = evaluate_phrases(files, place, IOU if iou is None else iou, options.bootstrap, options.unfinished)
+        iou = IOU if options.iou is None else options.iou
+        content = evaluate_phrases(files, place, iou, options.samples, options.unfinished)
     else:
         content = evaluate_embeddings(files, place, protocol, options)
     if out is not None:
@@ -191,7 +190,7 @@ def _evaluate_model(
         "n_captions": len(first.caption_ids),
         "seeds": [run.seed for run in model.seeds],
         **measured,
-        **({"bootstrap": {"over": "images", "samples": options.bootstrap}} if options.bootstrap else {}),
+        **({"bootstrap": {"over": "images", "samples": options.samples}} if options.samples else {}),
         **searches,
         **({"cxc": pairs.files} if pairs is not None else {}),
         **({"ensemble": [_member(*member) for member in model.inputs]} if options.ensemble else {}),
@@ -222,8 +221,8 @@ def _measure(
         metrics[name] = combine_seeds(
             [_protocol_metrics(run, name, of_seed) for run, of_seed in zip(model.seeds, folds, strict=True)]
         )
-        if options.bootstrap:
-            metrics[name]["ci95"] = intervals(folds, options.bootstrap)
+        if options.samples:
+            metrics[name]["ci95"] = intervals(folds, options.samples)
         answers += _answers(model.seeds, name, folds) if ranking.answers else []
     return {"protocols": metrics, "cross_check": checks}, answers
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from vse.eval.defaults import COMPARISON_SAMPLES, CROSS_CHECK_QUERIES, IOU, PHRASE
+from vse.eval.defaults import COMPARISON_SAMPLES, IOU, PHRASE
 from vse.eval.files.embeddings import Embeddings, check_same_split, experiment_name, parse_provenance, read_embeddings
 from vse.eval.files.hdf5_fields import FileMetadata
 from vse.eval.files.phrase_scores import PhraseScores, check_same_phrases, read_phrase_scores
@@ -31,6 +31,7 @@ from vse.eval.files.results import (
     file_reference,
     read_comparison,
 )
+from vse.eval.options import EvaluationOptions, TableRequest
 from vse.eval.protocols.phrase_evaluation import (
     check_iou_allowed,
     check_protocol_fits,
@@ -42,7 +43,7 @@ from vse.eval.protocols.protocols import DEFAULT_RANKING, RankingOptions, rank_s
 from vse.eval.protocols.result_content import unfinished_runs
 from vse.eval.ranking.bootstrap import ALPHA, differences
 from vse.eval.ranking.metrics import metric_title
-from vse.eval.tables.table import NO_REQUEST, Cells, TableKind, TableRequest, metric_cell
+from vse.eval.tables.table import NO_REQUEST, Cells, TableKind, metric_cell
 from vse.pipeline.command import current_provenance
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import check_output
@@ -53,11 +54,7 @@ def compare_files(
     files: Sequence[Path],
     out: Path | None = None,
     protocol: str | Sequence[str] = "auto",
-    cross_check: bool = True,
-    samples: int = COMPARISON_SAMPLES,
-    unfinished: bool = False,
-    iou: float | None = None,
-    cross_checked: int = CROSS_CHECK_QUERIES,
+    options: EvaluationOptions = EvaluationOptions(),
 ) -> Path:
     """Compare two models, given as files of embeddings, scores or phrase scores, and return the comparison file.
 
@@ -67,10 +64,12 @@ def compare_files(
     """
     phrases = hold_phrase_scores(files)
     check_protocol_fits(files, protocol, phrases)
-    check_iou_allowed(files, iou, phrases)
+    check_iou_allowed(files, options.iou, phrases)
+    samples = COMPARISON_SAMPLES if options.bootstrap is None else options.bootstrap
     if phrases:
-        return compare_phrases(files, out, IOU if iou is None else iou, samples, unfinished)
-    return compare_embeddings(files, out, protocol, RankingOptions(cross_check, cross_checked), samples, unfinished)
+        return compare_phrases(files, out, IOU if options.iou is None else options.iou, samples, options.unfinished)
+    ranking = RankingOptions(options.cross_check, options.cross_checked)
+    return compare_embeddings(files, out, protocol, ranking, samples, options.unfinished)
 
 
 def compare_embeddings(

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vse.eval.options import EvaluationOptions
 from vse.eval.protocols.evaluate import evaluate_files
-from vse.eval.protocols.options import EvaluationOptions
 
 
 def write_result(
@@ -17,7 +17,7 @@ def write_result(
     options: EvaluationOptions = EvaluationOptions(),
     iou: float | None = None,
 ) -> Path:
-    evaluate_files(files, out, protocol, options, iou)
+    evaluate_files(files, out, protocol, options if iou is None else options.model_copy(update={"iou": iou}))
     return out
 
 

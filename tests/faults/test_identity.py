@@ -19,7 +19,8 @@ from vse.features.cli import main as extract_main
 from vse.features.data_cli import main as data_main
 from vse.features.extraction import extract_shards, merge
 from vse.features.extractors.cnn import CnnExtractor
-from vse.features.feature_job import FeatureRequest, extract_feature
+from vse.features.feature_job import extract_feature
+from vse.features.options import FeatureRequest
 from vse.pipeline.demo import create_demo
 from vse.train.cli import embed_main, report_main, search_main, train_main
 from vse.train.experiment import load_experiment
@@ -58,7 +59,7 @@ def made(dataset: Path) -> Data:
     cache, tfidf = folder / "features" / "demo_tiny.h5", folder / "features" / "demo_tfidf.h5"
     extract_shards(dataset, CnnExtractor(TINY_FEATURE), cache, 1)
     merge(dataset, cache, 1)
-    extract_feature(FeatureRequest(dataset, "tfidf", tfidf, ("min_count=1",), shards=1))
+    extract_feature(FeatureRequest(dataset=dataset, feature="tfidf", out=tfidf, sets=("min_count=1",), shards=1))
     run = train(cache, load_experiment("vsepp", sets=SMALL), out=folder / "run")
     result = folder / "result.json"
     assert code_of(embed_main, run) == 0
@@ -223,7 +224,7 @@ def test_shards_of_two_data_sets_are_not_joined(ours: Data, theirs: Data, tmp_pa
 def test_boxes_of_another_data_set_are_refused(ours: Data, theirs: Data, tmp_path: Path, fails: Callable[..., str]) -> None:
     out = tmp_path / "demo_boxes.h5"
     sets = ("n_boxes=2", "model=squeezenet1_1", "map=features.2", "layer=features.3")
-    extract_feature(FeatureRequest(ours.dataset, "boxes", out, sets, shards=1))
+    extract_feature(FeatureRequest(dataset=ours.dataset, feature="boxes", out=out, sets=sets, shards=1))
     line = ["boxes", "--dataset", theirs.dataset, "--out", tmp_path / "demo_other.h5", "--set", f"boxes={out}"]
     changed = [argument for text in sets[1:] for argument in ("--set", text)]
     assert "12 of 12 compared photographs differ" in fails(extract_main, *line, *changed)

@@ -18,7 +18,7 @@ from vse.features.extraction import extract_shards, merge
 from vse.features.extractors.cnn import CnnExtractor
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import Interrupted
-from vse.train.run.inputs import InputPaths
+from vse.train.options import TrainInputs
 from vse.train.run.resume import Existing
 from vse.train.solvers import adam
 from vse.train.training import train
@@ -62,7 +62,7 @@ def test_a_map_keeps_its_own_resolution(small: Path, large: Path) -> None:
 def test_it_trains_and_searches_on_cached_maps_and_is_validated_on_larger_ones(
     small: Path, large: Path, demo: Path, tmp_path: Path
 ) -> None:
-    run = train(small, experiment(*MODEL), out=tmp_path / "run", inputs=InputPaths(eval_features=large))
+    run = train(small, experiment(*MODEL), out=tmp_path / "run", inputs=TrainInputs(eval_features=large))
     assert state(run)["rows"][-1]["loss"] < state(run)["rows"][0]["loss"]
     assert load_run(run, "test").cache.path.samefile(large)
     dataset = load_dataset_file(demo)
@@ -80,7 +80,7 @@ def test_photos_through_the_frozen_cnn_are_read_as_maps(small: Path, tmp_path: P
 def test_the_cnn_is_trained_through_the_pooling_once_its_epochs_come(small: Path, large: Path, tmp_path: Path) -> None:
     waits = "train.frozen={cnn: 1, cnn.network.model.features.0: always}"
     config = experiment(*MODEL, *TRAINED_CNN, waits, "train.learning_rate=1e-3", "train.epochs=2")
-    inputs = InputPaths(eval_features=large)
+    inputs = TrainInputs(eval_features=large)
     one = train(small, config.model_copy(update={"train": config.train.model_copy(update={"epochs": 1})}), out=tmp_path / "1")
     two = train(small, config, out=tmp_path / "2", inputs=inputs)
     fresh = CnnExtractor(TINY_FEATURE).network.state_dict()
@@ -102,7 +102,7 @@ def test_validation_of_a_trained_cnn_is_on_the_photos_of_the_evaluation_feature(
 ) -> None:
     """As what is embedded later: the last epoch's validation is what an evaluation of its embeddings finds."""
     config = experiment(*MODEL, *TRAINED_CNN, "train.epochs=1", "train.batch_size=240")
-    run = train(small, config, out=tmp_path / "run", inputs=InputPaths(eval_features=large))
+    run = train(small, config, out=tmp_path / "run", inputs=TrainInputs(eval_features=large))
     written = read_embeddings(embed_split(run, tmp_path / "val.h5", "val"))
     scores = torch.as_tensor(written.images) @ torch.as_tensor(written.captions).T
     found = scores.argmax(0) == torch.as_tensor(written.image_of_caption())
@@ -114,7 +114,7 @@ def test_a_training_with_its_cnn_is_resumed_bit_for_bit(
     small: Path, large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = experiment(*MODEL, *TRAINED_CNN, "train.frozen={cnn: 1, caption_encoder: 1}", "train.learning_rates={cnn: 1e-3}")
-    inputs = InputPaths(eval_features=large)
+    inputs = TrainInputs(eval_features=large)
     whole = train(small, config, out=tmp_path / "whole", inputs=inputs)
     with monkeypatch.context() as patch:
         real, steps = adam.Trainer.step, iter(range(99))

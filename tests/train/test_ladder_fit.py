@@ -13,7 +13,7 @@ from vse.pipeline.presets.presets import known_presets, load_ladder
 from vse.pipeline.presets.schema import parse_composed_name
 from vse.train.experiment import load_experiment
 from vse.train.named_experiment import fitting, misfit
-from vse.train.run.inputs import InputPaths
+from vse.train.options import TrainInputs
 from vse.train.training import train
 
 
@@ -69,7 +69,7 @@ def test_training_refuses_what_the_rule_leaves_out_and_nothing_else(
     assert made is not None
     small = [item for item in SETS if not item.startswith("model")] if base != "vsepp" else SETS
     experiment = load_experiment(name, sets=[*small, "train.on_collapse=warn"])
-    inputs = InputPaths(caption_features=tfidf if captions == "tfidf" else None)
+    inputs = TrainInputs(caption_features=tfidf if captions == "tfidf" else None)
     if misfit(made, experiment) is None:
         assert train(cache, experiment, out=tmp_path / "run", inputs=inputs).is_dir()
     else:

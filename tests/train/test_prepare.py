@@ -17,8 +17,8 @@ from tests.train.data.caches import drop_checksums
 from vse.features.cache.shards import shards_folder
 from vse.pipeline.errors import Interrupted
 from vse.train.cli import train_main
+from vse.train.options import TrainInputs
 from vse.train.run.folder import RunFolder
-from vse.train.run.inputs import InputPaths
 from vse.train.run.resume import Existing
 from vse.train.solvers import adam
 from vse.train.training import train
@@ -88,11 +88,11 @@ def test_fine_tuning_starts_from_a_trained_head(base: Path, cache: Path, tmp_pat
         cache,
         experiment(*FINETUNE[:3], "train.learning_rate=1e-12"),
         out=tmp_path / "still",
-        inputs=InputPaths(start_from=base),
+        inputs=TrainInputs(start_from=base),
     )
     best = max(row["rsum"] for row in state(base)["rows"])
     assert state(still)["rows"][0]["rsum"] == pytest.approx(best, abs=4), "nothing moved, and pictures give what was cached"
-    run = train(cache, experiment(*FINETUNE), out=tmp_path / "run", inputs=InputPaths(start_from=base))
+    run = train(cache, experiment(*FINETUNE), out=tmp_path / "run", inputs=TrainInputs(start_from=base))
     assert RunFolder(run).record()["start_from"] == "../demo_base/seed-0" or RunFolder(run).record()["start_from"]
     weights = RunFolder(run).best_weights()
     moved = {name for name, value in weights.items() if name.startswith("cnn.")}
@@ -120,7 +120,7 @@ FROZEN = ["start_parts=[image_encoder]", "freeze=true", "train.epochs=2", "train
 
 
 def test_parts_of_a_run_are_taken_and_frozen_and_the_rest_moves(base: Path, cache: Path, tmp_path: Path) -> None:
-    of_base = InputPaths(start_from=base)
+    of_base = TrainInputs(start_from=base)
     frozen = train(cache, experiment(*FROZEN, "start_from=vsepp"), out=tmp_path / "frozen", inputs=of_base)
     before, after = weights(base), weights(frozen)
     for name, weight in after.items():
@@ -143,14 +143,14 @@ def test_statistics_of_a_frozen_part_stay_as_well(cache: Path, tmp_path: Path) -
     branch = "model.image_encoder={name: branch, widths: [12, 16]}"
     base = train(cache, experiment(branch, "train.epochs=1"), out=tmp_path / "base")
     config = experiment(*FROZEN, branch, "start_from=vsepp")
-    run = train(cache, config, out=tmp_path / "run", inputs=InputPaths(start_from=base))
+    run = train(cache, config, out=tmp_path / "run", inputs=TrainInputs(start_from=base))
     assert "image_encoder.batch_norm.running_mean" in weights(run)
     for name, weight in weights(run).items():
         assert torch.equal(weight, weights(base)[name]) == name.startswith("image_encoder."), name
 
 
 def test_a_frozen_run_is_resumed_bit_for_bit(base: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, inputs = experiment(*FROZEN, "start_from=vsepp"), InputPaths(start_from=base)
+    config, inputs = experiment(*FROZEN, "start_from=vsepp"), TrainInputs(start_from=base)
     whole = train(cache, config, out=tmp_path / "whole", inputs=inputs)
     with monkeypatch.context() as patch:
         real, steps = adam.Trainer.step, iter(range(99))

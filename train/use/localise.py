@@ -29,11 +29,12 @@ from vse.train.data.captions import encoded_as
 from vse.train.data.images import Numbers
 from vse.train.data.pairs import Pairs, images_of
 from vse.train.models.build import Model
+from vse.train.options import RunFiles
 from vse.train.phrases.localisation import PhraseSplit, PhraseVectors, score_candidates, scores_of_pairs, sentence_scores
 from vse.train.phrases.pairs import PhrasePairs, check_phrase_cache
 from vse.train.phrases.regions import BoxFeatures, RegionInputs
 from vse.train.phrases.task import PhraseSettings, cached_phrases, phrase_model, scored_split
-from vse.train.use.trained_run import OpenedRun, RunPlaces, load_best, open_run
+from vse.train.use.trained_run import OpenedRun, load_best, open_run
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ def score_phrases(
     opened: OpenedRun,
     out: Path,
     split: str,
-    places: RunPlaces = RunPlaces(),
+    places: RunFiles = RunFiles(),
     seen: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
     """Write how the phrases of a split score the candidate boxes of their images; returns ``out``.
@@ -109,7 +110,7 @@ def score_sentences(
     opened: OpenedRun,
     out: Path,
     split: str,
-    places: RunPlaces = RunPlaces(),
+    places: RunFiles = RunFiles(),
     seen: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
     """Write how the captions of a split score all of its images by their phrases alone; returns ``out``.
@@ -144,7 +145,7 @@ def score_sentences(
 
 
 def locate(
-    run: Path, photo: Path, text: str, places: RunPlaces = RunPlaces(), device: str = "auto", unfinished: bool = True
+    run: Path, photo: Path, text: str, places: RunFiles = RunFiles(), device: str = "auto", unfinished: bool = True
 ) -> Located:
     """Return the candidates of a photo for a phrase, best first, by a run that localises phrases.
 
@@ -181,7 +182,7 @@ def _reading(opened: OpenedRun) -> PhraseSettings:
     return reading
 
 
-def _model_and_split(opened: OpenedRun, split: str, places: RunPlaces) -> tuple[Model, PhraseSplit]:
+def _model_and_split(opened: OpenedRun, split: str, places: RunFiles) -> tuple[Model, PhraseSplit]:
     """Return the model of a run with its best weights, and the phrases and candidates of a split."""
     reading, phrases = _reading(opened), opened.caption_cache
     assert phrases is not None, "a run of phrases reads a cache of them"
@@ -210,7 +211,7 @@ def _hashes(opened: OpenedRun, pairs: PhrasePairs) -> dict[str, Any]:
     return {name: None if values is None else values[rows[name]] for name, values in hashes.items()}
 
 
-def _texts(dataset: Dataset, phrases: FeatureCache, places: RunPlaces, device: torch.device) -> PhraseVectors:
+def _texts(dataset: Dataset, phrases: FeatureCache, places: RunFiles, device: torch.device) -> PhraseVectors:
     """Return the vectors of the phrases of a data set: from the cache, or for another data set by the same encoder."""
     if holds_texts_of(phrases, dataset):
         check_phrase_cache(phrases, dataset)

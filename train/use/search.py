@@ -21,12 +21,13 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import decode_image
 from vse.pipeline.files.inputs import FileState, read_file_state
 from vse.pipeline.files.outputs import check_output
+from vse.train.options import RunFiles, SearchRequest
 from vse.train.use.attention import with_attention
 from vse.train.use.localise import locate
 from vse.train.use.model import TrainedRun, load_run
 from vse.train.use.queries import Query
 from vse.train.use.searcher import Searcher, SearchOptions
-from vse.train.use.trained_run import RunPlaces, unfinished_state
+from vse.train.use.trained_run import unfinished_state
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ def search_split(
     k: int = 10,
     split: str = "test",
     *,
-    places: RunPlaces = RunPlaces(),
+    places: RunFiles = RunFiles(),
     device: str = "auto",
     corpus: Path | None = None,
     index: Path | None = None,
@@ -156,7 +157,7 @@ def search_split(
     return with_attention(trained, asking, asked.encoded, answer.hits, answer.rows.tolist())
 
 
-def load_searched(run: Path, split: str, places: RunPlaces, device: str) -> TrainedRun:
+def load_searched(run: Path, split: str, places: RunFiles, device: str) -> TrainedRun:
     """Load a run for a search, on its device; log a warning if its training did not finish."""
     trained = load_run(run, split, places, device, unfinished=True)
     _use(trained)
@@ -173,33 +174,11 @@ def _use(trained: TrainedRun) -> None:
 PHOTOS = (".jpg", ".jpeg", ".png", ".webp")
 
 
-@dataclass(frozen=True)
-class AskedSearch:
-    """How a run is searched; None is what :func:`vse.train.use.search.search_split` does by itself.
-
-    Attributes
-    ----------
-    k : how many results
-    split : of the data set; ``test`` if None
-    corpus, index, index_type, index_parameters, rerank : see :func:`vse.train.use.search.search_split`
-    html : where a report with photos is written
-    """
-
-    k: int = 10
-    split: str | None = None
-    corpus: Path | None = None
-    index: Path | None = None
-    index_type: str | None = None
-    index_parameters: str = ""
-    rerank: int | None = None
-    html: Path | None = None
-
-
 def search_run(
     run: Path,
     query: str | Path,
-    asked: AskedSearch = AskedSearch(),
-    places: RunPlaces = RunPlaces(),
+    asked: SearchRequest = SearchRequest(),
+    places: RunFiles = RunFiles(),
     device: str = "auto",
     last: LastSearcher | None = None,
 ) -> list[SearchHit]:
@@ -236,8 +215,8 @@ def find_phrase(
     run: Path,
     photo: Path,
     phrase: str,
-    asked: AskedSearch = AskedSearch(),
-    places: RunPlaces = RunPlaces(),
+    asked: SearchRequest = SearchRequest(),
+    places: RunFiles = RunFiles(),
     device: str = "auto",
 ) -> PhraseHit:
     """Return the candidate boxes of a photo for a phrase, best first, and write a page with the best one if requested.

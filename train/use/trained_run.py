@@ -37,6 +37,7 @@ from vse.pipeline.files.hdf5 import find_hdf5_dataset, open_hdf5
 from vse.pipeline.presets.presets import list_changes
 from vse.train.experiment import ExperimentConfig, changed_settings
 from vse.train.models.build import Model
+from vse.train.options import RunFiles
 from vse.train.run.folder import RunFolder
 
 
@@ -108,19 +109,6 @@ def _holds_same_photos(folder: RunFolder, cache: FeatureCache) -> bool:
 
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RunPlaces:
-    """The paths of a run's feature cache, ``dataset.json`` and caption cache; None stands for the path in ``run.json``.
-
-    ``weights_dir`` has the weights of the networks that encode new captions and image files.
-    """
-
-    features: Path | None = None
-    captions: Path | None = None
-    caption_features: Path | None = None
-    weights_dir: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -223,7 +211,7 @@ def run_cost(run: OpenedRun) -> dict[str, Any]:
     }
 
 
-def open_run(run: Path, places: RunPlaces = RunPlaces(), device: str = "auto", unfinished: bool = False) -> OpenedRun:
+def open_run(run: Path, places: RunFiles = RunFiles(), device: str = "auto", unfinished: bool = False) -> OpenedRun:
     """Open a run; ``places`` are where its caches and data set were moved, or those of another data set.
 
     :class:`UserError` if its training did not finish, unless ``unfinished`` ones will do.

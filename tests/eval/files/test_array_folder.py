@@ -20,7 +20,7 @@ from tests.eval.files.test_per_query import as_scores
 from tests.eval.protocols.test_evaluate import made, made_order
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
-from vse.eval.protocols.options import EvaluationOptions
+from vse.eval.options import EvaluationOptions
 
 MATRICES = ("images", "captions", "scores", "scores_i2t", "scores_t2i", "pooled_images", "pooled_captions")
 IDS = ("image_ids", "caption_ids", "caption_image_ids", "coco_ids")

@@ -16,7 +16,7 @@ from tests.eval.protocols.test_evaluate import made
 from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.files.results import content_sha256
-from vse.eval.protocols.options import EvaluationOptions
+from vse.eval.options import EvaluationOptions
 from vse.eval.tables.significance import compare_files
 from vse.train.cli import report_main
 
@@ -111,7 +111,7 @@ def test_large_scores_whose_sum_overflows_are_ranked(tmp_path: Path) -> None:
 def test_no_input_is_overwritten(file: Path, tmp_path: Path, fails: Callable[..., str], monkeypatch: Any) -> None:
     other = write_embeddings(tmp_path / "o.h5", made(n_images=12, n_each=3, noise=2, experiment="vse0"))
     result = write_result([file], tmp_path / "r.json", options=EvaluationOptions(bootstrap=100))
-    comparison = compare_files([file, other], tmp_path / "c.json", samples=20)
+    comparison = compare_files([file, other], tmp_path / "c.json", options=EvaluationOptions(bootstrap=20))
     before = {path: path.read_bytes() for path in (file, other, result, comparison)}
     monkeypatch.chdir(tmp_path)
     for command, *arguments in (
@@ -144,7 +144,7 @@ def test_a_comparison_is_written_into_results_whatever_its_models_are_called(
 ) -> None:
     other = write_embeddings(tmp_path / "o.h5", made(n_images=12, n_each=3, noise=2, experiment=experiment))
     monkeypatch.chdir(tmp_path)
-    written = compare_files([file, other], samples=20)
+    written = compare_files([file, other], options=EvaluationOptions(bootstrap=20))
     assert written.parent == Path("results")
     assert [path.name for path in (tmp_path / "results").iterdir()] == [written.name]
 
@@ -183,7 +183,7 @@ def test_a_result_that_is_none_is_refused(
 @pytest.mark.parametrize("lost", ["a", "dataset", "comparisons"])
 def test_a_comparison_that_is_none_is_refused(lost: str, file: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
     other = write_embeddings(tmp_path / "o.h5", made(n_images=12, n_each=3, noise=2, experiment="vse0"))
-    comparison = compare_files([file, other], tmp_path / "c.json", samples=20)
+    comparison = compare_files([file, other], tmp_path / "c.json", options=EvaluationOptions(bootstrap=20))
     content = json.loads(comparison.read_text())
     del content[lost]
     comparison.write_text(json.dumps({**content, "sha256": content_sha256(content)}))

@@ -15,8 +15,8 @@ from tests.eval.protocols.test_evaluate import made, made_order
 from tests.eval.slow_ranks import slow_metrics_of_lists, slow_order_scores, slow_ranks
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
+from vse.eval.options import EvaluationOptions
 from vse.eval.protocols.ensemble import combine_scores
-from vse.eval.protocols.options import EvaluationOptions
 from vse.eval.ranking.metrics import metrics
 from vse.eval.ranking.ranks import Ranks
 

@@ -18,7 +18,7 @@ from tests.eval.slow_ranks import slow_cosines, slow_metrics_of_lists, slow_orde
 from vse.eval.cli import eval_main, table_main
 from vse.eval.defaults import RECALLS
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
-from vse.eval.protocols.options import EvaluationOptions
+from vse.eval.options import EvaluationOptions
 from vse.eval.ranking.metrics import direction_metrics, metrics
 from vse.eval.ranking.ranks import Ranks, ranks_from_embeddings
 from vse.eval.search.cross_check import check_against_candidates, check_against_search

@@ -17,7 +17,7 @@ from PIL import Image
 from tests.eval.evaluating import write_result
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
 from vse.eval.files.results import content_sha256
-from vse.eval.protocols.options import EvaluationOptions
+from vse.eval.options import EvaluationOptions
 from vse.eval.report.charts import Curve
 from vse.eval.report.report import flatten_settings, write_report
 from vse.pipeline.dataset import dataset as dataset_module

@@ -12,8 +12,8 @@ from PIL import Image
 
 from tests.eval.tables.test_ladder import edited, embeddings, ladder_of_three, result
 from vse.eval.cli import table_main
+from vse.eval.options import TableRequest
 from vse.eval.tables.ladder import LadderTable, build_ladder
-from vse.eval.tables.table import TableRequest
 
 
 def test_the_picture_names_the_best_and_all_that_was_read(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_the_picture_names_the_best_and_all_that_was_read(tmp_path: Path) -> Non
 def test_the_same_rows_make_the_same_bytes(tmp_path: Path) -> None:
     table = build_ladder(ladder_of_three(tmp_path))
     one, two = (
-        LadderTable("ladder").write(table, tmp_path / name, TableRequest((), cost="train_s")).read_bytes()
+        LadderTable("ladder").write(table, tmp_path / name, TableRequest(cost="train_s")).read_bytes()
         for name in ("a.svg", "b.svg")
     )
     assert one == two

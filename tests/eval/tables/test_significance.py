@@ -12,13 +12,15 @@ from tests.eval.evaluating import write_result
 from tests.eval.protocols.test_evaluate import made
 from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
-from vse.eval.protocols.options import EvaluationOptions
+from vse.eval.options import EvaluationOptions
 from vse.eval.tables.significance import build_significance, compare_files
 from vse.eval.tables.summary import build_summary
 
 
 def compared(tmp_path: Path, *files: Path, protocol: str | Sequence[str] = "auto", samples: int = 400) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(compare_files(files, tmp_path / "c.json", protocol, samples=samples).read_text())
+    content: dict[str, Any] = json.loads(
+        compare_files(files, tmp_path / "c.json", protocol, options=EvaluationOptions(bootstrap=samples)).read_text()
+    )
     return content
 
 
@@ -103,7 +105,10 @@ def test_the_commands(models: list[Path], tmp_path: Path, capsys: pytest.Capture
 def test_without_a_file_to_write_the_table_is_printed(
     models: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pairs = [str(compare_files([models[0], models[k]], tmp_path / f"{k}.json", samples=100)) for k in (1, 3)]
+    pairs = [
+        str(compare_files([models[0], models[k]], tmp_path / f"{k}.json", options=EvaluationOptions(bootstrap=100)))
+        for k in (1, 3)
+    ]
     for files, start in ((pairs[1:], "| protocol | direction | metric"), (pairs, "| models")):
         with pytest.raises(SystemExit) as stop:
             table_main(["significance", *files])
@@ -116,7 +121,7 @@ def test_without_a_file_to_write_the_table_is_printed(
 
 def test_two_seeds_of_a_model_are_told_apart_by_their_seeds(models: list[Path], tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    written = compare_files(models[:2], samples=100)
+    written = compare_files(models[:2], options=EvaluationOptions(bootstrap=100))
     assert written == Path("results/demo_vsepp-0_vs_vsepp-1.json")
     table = build_significance([written])
     assert set(zip(table["a"], table["b"], strict=True)) == {("vsepp seed 0", "vsepp seed 1")}
@@ -129,7 +134,9 @@ def test_two_runs_of_an_experiment_are_told_apart_by_their_settings(tmp_path: Pa
         for name, noise, provenance in (("a", 1.0, "{}"), ("b", 1.2, changed), ("c", 1.2, "not JSON"))
     ]
     for other, shown in ((files[1], ("vsepp", "vsepp[margin=0.1]")), (files[2], ("vsepp A", "vsepp B"))):
-        table = build_significance([compare_files([files[0], other], tmp_path / "c.json", samples=100)])
+        table = build_significance(
+            [compare_files([files[0], other], tmp_path / "c.json", options=EvaluationOptions(bootstrap=100))]
+        )
         assert set(zip(table["a"], table["b"], strict=True)) == {shown}
 
 
@@ -150,12 +157,14 @@ def test_seeds_of_one_experiment_with_two_settings_are_two_models(tmp_path: Path
 
 def test_comparisons_among_results_are_left_out_of_their_tables(models: list[Path], tmp_path: Path) -> None:
     result = write_result([models[0]], tmp_path / "r.json", options=EvaluationOptions(bootstrap=0))
-    comparison = compare_files([models[0], models[3]], tmp_path / "c.json", samples=100)
+    comparison = compare_files([models[0], models[3]], tmp_path / "c.json", options=EvaluationOptions(bootstrap=100))
     assert build_summary([result, comparison]).equals(build_summary([result]))
 
 
 def test_several_pairs_make_no_one_latex_table(models: list[Path], tmp_path: Path, fails: Callable[..., str]) -> None:
-    pairs = [compare_files([models[0], models[k]], tmp_path / f"{k}.json", samples=100) for k in (1, 3)]
+    pairs = [
+        compare_files([models[0], models[k]], tmp_path / f"{k}.json", options=EvaluationOptions(bootstrap=100)) for k in (1, 3)
+    ]
     assert "a single pair of models" in fails(table_main, "significance", *pairs, "--out", tmp_path / "t.tex")
     assert len(build_significance(pairs)) == 36
 
@@ -178,7 +187,7 @@ def test_what_cannot_be_compared_is_named(models: list[Path], tmp_path: Path, fa
     assert "result.json: not a comparison of vse-eval --compare" in fails(
         table_main, "significance", result, "--out", out.with_suffix(".csv")
     )
-    comparison = compare_files(models[:1] + models[3:4], tmp_path / "c.json", samples=10)
+    comparison = compare_files(models[:1] + models[3:4], tmp_path / "c.json", options=EvaluationOptions(bootstrap=10))
     assert "no result among the files" in fails(table_main, "summary", comparison, "--out", tmp_path / "t.csv")
     comparison.write_text(comparison.read_text().replace('"vsepp"', '"vse++"'))
     assert "was edited after vse-eval wrote it" in fails(table_main, "significance", comparison, "--out", tmp_path / "t.csv")

@@ -15,8 +15,8 @@ from vse.features.extractors.cnn import CnnExtractor
 from vse.features.settings.texts import TfidfConfig
 from vse.train.cli import embed_main, train_main
 from vse.train.experiment import ExperimentConfig
+from vse.train.options import TrainInputs
 from vse.train.run.folder import RunFolder
-from vse.train.run.inputs import InputPaths
 from vse.train.training import train
 
 
@@ -76,6 +76,6 @@ def test_captions_are_read_from_the_cache_that_is_named(
     line = fails(train_main, *arguments, "--caption-features", bank)
     assert "image rows of 3 x 256 float16; features of captions are needed" in line
     assert not (tmp_path / "run").exists()
-    run = train(cache, experiment("train.epochs=1"), out=tmp_path / "run", inputs=InputPaths(caption_features=tfidf))
+    run = train(cache, experiment("train.epochs=1"), out=tmp_path / "run", inputs=TrainInputs(caption_features=tfidf))
     assert RunFolder(run).settings(ExperimentConfig).caption_feature == "tfidf"
     assert RunFolder(run).record()["caption_features"]["name"] == "tfidf"

@@ -15,8 +15,8 @@ from tests.train.conftest import COMMAND, assert_same, experiment, state, weight
 from vse.pipeline.dataset.captions import SPECIAL_TOKENS
 from vse.pipeline.files.writing import sha256_file
 from vse.train.cli import train_main
+from vse.train.options import TrainInputs
 from vse.train.run.folder import RunFolder
-from vse.train.run.inputs import InputPaths
 from vse.train.run.resume import Existing
 from vse.train.training import train
 from vse.train.use.model import load_run
@@ -69,7 +69,7 @@ def test_known_words_start_from_their_vectors_and_the_others_at_random_at_their_
 
 def test_an_option_names_the_file_whatever_the_encoder_and_the_run_records_it(cache: Path, tmp_path: Path) -> None:
     file = glove(tmp_path / "glove.txt")
-    run = train(cache, experiment(*SETS), out=tmp_path / "run", inputs=InputPaths(words=file))
+    run = train(cache, experiment(*SETS), out=tmp_path / "run", inputs=TrainInputs(words=file))
     torch.testing.assert_close(embeddings(run)["red"], vectors(file)["red"])
     record = RunFolder(run).record()
     assert record["words_sha256"] == sha256_file(file)

@@ -23,8 +23,8 @@ from vse.eval.defaults import RECALLS
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import Interrupted, UserError
 from vse.train.experiment import ExperimentConfig
+from vse.train.options import TrainInputs
 from vse.train.run.folder import RunFolder
-from vse.train.run.inputs import InputPaths
 from vse.train.run.resume import Existing, Extras
 from vse.train.solvers import cca as cca_module
 from vse.train.solvers.cca import CaptionCca, Covariances, canonical_directions, covariances
@@ -321,7 +321,7 @@ def test_what_cca_cannot_do_is_told(cache: Path, tmp_path: Path) -> None:
 
 def test_the_cache_of_captions_may_be_named_by_its_path_alone(cache: Path, tfidf: Path, tmp_path: Path) -> None:
     out = train(
-        cache, experiment(*SETS, "caption_feature=null"), out=tmp_path / "run", inputs=InputPaths(caption_features=tfidf)
+        cache, experiment(*SETS, "caption_feature=null"), out=tmp_path / "run", inputs=TrainInputs(caption_features=tfidf)
     )
     assert RunFolder(out).settings(ExperimentConfig).caption_feature == "tfidf"
 

@@ -12,10 +12,10 @@ import pytest
 from tests.eval.evaluating import write_result
 from tests.train.conftest import experiment
 from vse.eval.files.embeddings import read_embeddings
-from vse.eval.protocols.options import EvaluationOptions
+from vse.eval.options import EvaluationOptions
 from vse.eval.tables.ladder import build_ladder
 from vse.features.cache.feature_cache import open_cache
-from vse.train.run.inputs import InputPaths
+from vse.train.options import TrainInputs
 from vse.train.training import train
 from vse.train.use.embed import embed_split
 
@@ -27,7 +27,7 @@ def cost_in(embeddings: Path) -> dict[str, Any]:
 
 
 def test_embeddings_say_what_extraction_training_and_embedding_cost(cache: Path, tfidf: Path, tmp_path: Path) -> None:
-    run = train(cache, experiment(), out=tmp_path / "run", inputs=InputPaths(caption_features=tfidf))
+    run = train(cache, experiment(), out=tmp_path / "run", inputs=TrainInputs(caption_features=tfidf))
     cost = cost_in(embed_split(run, tmp_path / "test.h5"))
     record = json.loads((run / "run.json").read_text())
     assert cost["extraction_s"] == {"tiny": open_cache(cache).seconds, "tfidf": open_cache(tfidf).seconds}
@@ -50,13 +50,13 @@ def test_scores_of_all_pairs_say_it_too_when_they_are_written(positions: Path, t
 
 
 def test_a_cache_for_validation_counts_beside_that_for_training(bank: Path, cache: Path, tmp_path: Path) -> None:
-    run = train(bank, experiment(), out=tmp_path / "run", inputs=InputPaths(eval_features=cache))
+    run = train(bank, experiment(), out=tmp_path / "run", inputs=TrainInputs(eval_features=cache))
     cost = cost_in(embed_split(run, tmp_path / "test.h5"))
     assert cost["extraction_s"] == {"bank": open_cache(bank).seconds, "tiny": open_cache(cache).seconds}
 
 
 def test_a_training_cache_that_is_gone_costs_nobody_knows_what(own_cache: Path, bank: Path, tmp_path: Path) -> None:
-    run = train(own_cache, experiment(), out=tmp_path / "run", inputs=InputPaths(eval_features=bank))
+    run = train(own_cache, experiment(), out=tmp_path / "run", inputs=TrainInputs(eval_features=bank))
     own_cache.unlink()
     cost = cost_in(embed_split(run, tmp_path / "test.h5"))
     assert cost["extraction_s"] == {"bank": open_cache(bank).seconds, "tiny": None}

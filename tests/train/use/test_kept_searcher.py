@@ -19,10 +19,10 @@ from vse.pipeline.dataset.columns import columns_file
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import inputs as input_files
+from vse.train.options import RunFiles
 from vse.train.run.folder import RunFolder
 from vse.train.use import search as search_module
 from vse.train.use.search import search_split
-from vse.train.use.trained_run import RunPlaces
 
 TEXT = "a red square above a blue circle"
 Search = Callable[..., list[SearchHit]]
@@ -44,7 +44,7 @@ def dataset(own_cache: Path, edit: Edit) -> Path:
 @pytest.fixture
 def search(own_run: Path, own_cache: Path, dataset: Path, tmp_path: Path) -> Search:
     """A search of that data set, with an index."""
-    places = RunPlaces(features=forget_captions(own_cache), captions=dataset)
+    places = RunFiles(features=forget_captions(own_cache), captions=dataset)
     return partial(search_split, own_run, places=places, device="cpu", index=tmp_path / "x.faiss")
 
 

@@ -17,10 +17,10 @@ from vse.features.cache.feature_cache import open_cache
 from vse.pipeline.dataset.dataset import load_dataset_file, mentions
 from vse.pipeline.demo import create_demo
 from vse.pipeline.errors import UserError
+from vse.train.options import RunFiles
 from vse.train.run.folder import RunFolder
 from vse.train.use.embed import embed_split
 from vse.train.use.model import load_run
-from vse.train.use.trained_run import RunPlaces
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_a_run_of_phrases_embeds_no_captions(phrase_run: Path) -> None:
 def test_phrases_of_another_data_set_need_a_cache_or_its_encoder(phrase_run: Path, tmp_path: Path) -> None:
     other = create_demo(tmp_path / "data", n_images=24, seed=9)
     caches = make_caches(other, tmp_path / "features")
-    places = RunPlaces(features=caches.candidates, caption_features=caches.phrases)
+    places = RunFiles(features=caches.candidates, caption_features=caches.phrases)
     out = embed_split(phrase_run, tmp_path / "other.h5", "test", places)
     assert len(read_phrase_scores(out).phrase_ids) == len(
         [m for m in mentions(load_dataset_file(other)) if m.image.split == "test"]

@@ -147,9 +147,9 @@ def test_images_without_captions_are_left_out_of_a_training(
     for image in content["images"][::7]:
         image["sentences"], image["sentids"] = [], []
     own_demo.write_text(json.dumps(content))
-    from vse.train.run.inputs import InputPaths
+    from vse.train.options import TrainInputs
 
-    run = train(cache, experiment("train.epochs=1"), out=tmp_path / "run", inputs=InputPaths(captions=own_demo))
+    run = train(cache, experiment("train.epochs=1"), out=tmp_path / "run", inputs=TrainInputs(captions=own_demo))
     assert "images without captions are left out" in caplog.text
     n_captioned = sum(bool(image["sentences"]) and image["split"] == "train" for image in content["images"])
     assert RunFolder(run).record()["n_train_pairs"] == 5 * n_captioned

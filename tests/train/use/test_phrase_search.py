@@ -19,7 +19,7 @@ from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit
 from vse.features.settings.texts import TfidfConfig
 from vse.pipeline.dataset.dataset import load_dataset_file, mentions
 from vse.train.cli import embed_main, report_main, search_main
-from vse.train.run.inputs import InputPaths
+from vse.train.options import TrainInputs
 from vse.train.training import train
 from vse.train.use.embed import embed_split
 
@@ -62,7 +62,7 @@ def own_words_run(caches: Caches, tmp_path_factory: pytest.TempPathFactory) -> P
     config = TfidfConfig(name="tfidf_phrases", min_count=1, of="phrases")
     extractor = CaptionExtractor(config, fit_encoder(cache.captions, config, encoder_path(phrases)))
     extract_shards(cache.captions, extractor, phrases, 1)
-    read = InputPaths(caption_features=merge(cache.captions, phrases, 1))
+    read = TrainInputs(caption_features=merge(cache.captions, phrases, 1))
     return train(caches.candidates, small("caption_feature=tfidf_phrases"), out=folder / "run", inputs=read)
 
 

@@ -24,10 +24,10 @@ from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.files.writing import read_json, sha256_file, write_json
 from vse.train.cli import embed_main, search_main
 from vse.train.experiment import ExperimentConfig
+from vse.train.options import RunFiles
 from vse.train.run.folder import RunFolder
 from vse.train.training import train
 from vse.train.use.search import search_split
-from vse.train.use.trained_run import RunPlaces
 
 NETWORK = ["model.similarity=network", "loss.name=logistic", "train.epochs=1"]
 FINETUNE = ["images.source=pictures", "images.finetune=true", "train.epochs=1"]
@@ -295,7 +295,7 @@ def test_a_cache_that_was_moved_is_missed_with_the_option_that_names_it(
     error = fails(search_main, moved, "a red circle")
     assert "no feature cache " in error
     assert "with which it was trained; if it was moved, give --features" in error
-    assert len(search_split(moved, "a red circle", k=2, places=RunPlaces(features=own_cache))) == 2
+    assert len(search_split(moved, "a red circle", k=2, places=RunFiles(features=own_cache))) == 2
 
 
 def test_a_caption_is_one_line_that_no_terminal_obeys(own_cache: Path, tmp_path: Path, capsys: Any, edit: Any) -> None:
