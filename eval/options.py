@@ -35,6 +35,9 @@ def _integers(text: Any) -> tuple[int, ...]:
     return tuple(map(int, numbers))
 
 
+_INTEGERS = click.types.FuncParamType(_integers)
+
+
 class EvaluateOptions(Options):
     """Rarely used options of an evaluation."""
 

@@ -223,7 +223,7 @@ def bind_arguments(function: Callable[..., Any], arguments: Sequence[Any], named
     return bound
 
 
-def name_path(message: str, function: Callable[..., Any], given: Mapping[str, Any]) -> str:
+def name_path(message: str, function: Any, given: Mapping[str, Any]) -> str:
     """Return an error that starts with a path, such as ``a.h5: no such file``, after the argument that named this path.
 
     The argument may be one of an object of options.
@@ -242,8 +242,11 @@ def name_path(message: str, function: Callable[..., Any], given: Mapping[str, An
 
 
 @cache
-def allowed_arguments(function: Callable[..., Any]) -> dict[str, tuple[Allowed, bool]]:
-    """Return the allowed values of each argument of a function, and whether the argument may be None."""
+def allowed_arguments(function: Any) -> dict[str, tuple[Allowed, bool]]:
+    """Return the allowed values of each argument of a function or options class, and whether it may be None."""
+    if isinstance(function, type):
+        hints = get_type_hints(function, include_extras=True)
+        return {name: _allowed(hints[name]) for name in function.model_fields}
     annotations = {name: hint for name, hint in inspect.unwrap(function).__annotations__.items() if name != "return"}
     namespace = types.SimpleNamespace(__annotations__=annotations)
     hints = get_type_hints(namespace, inspect.unwrap(function).__globals__, include_extras=True)
