@@ -21,9 +21,10 @@ from training import make_up
 from vse.features.cache.feature_cache import open_cache
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.train.experiment import load_experiment
+from vse.train.options import TrainInputs
 from vse.train.prepare import prepare_task
 from vse.train.run.folder import RunFolder
-from vse.train.run.inputs import InputPaths, open_inputs
+from vse.train.run.inputs import open_inputs
 from vse.train.run.processes import join_processes
 from vse.train.solvers.adam import Trainer
 
@@ -32,7 +33,7 @@ def step_seconds(cache_file: Path, experiment: str, repeats: int, *sets: str) ->
     """Return the shortest time of a step."""
     cache = open_cache(cache_file)
     settings = load_experiment(experiment, None, sets)
-    inputs = open_inputs(cache, load_dataset_file(cache.captions), settings, RunFolder(Path("none")), 0, InputPaths())
+    inputs = open_inputs(cache, load_dataset_file(cache.captions), settings, RunFolder(Path("none")), 0, TrainInputs())
     task, _ = prepare_task(settings, inputs, 0, join_processes("cpu"), 0)
     trainer = Trainer(task)
     image_of = task.pairs.image_of

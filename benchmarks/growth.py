@@ -43,7 +43,8 @@ from training import make_up
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.protocols.evaluate import evaluate_files
 from vse.eval.search.top_k import exact_search
-from vse.features.feature_job import FeatureRequest, extract_feature
+from vse.features.feature_job import extract_feature
+from vse.features.options import ExtractOptions, FeatureRequest
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.demo import create_demo
 from vse.train.experiment import load_experiment
@@ -102,7 +103,12 @@ def make_preset(folder: Path, n_shards: int) -> None:
 
 def extract(folder: Path) -> None:
     asked = FeatureRequest(
-        folder / "dataset.json", "mobilenet", folder / "x.h5", SMALL_NETWORK, shards=4, device="cpu", threads=1
+        dataset=folder / "dataset.json",
+        feature="mobilenet",
+        out=folder / "x.h5",
+        sets=SMALL_NETWORK,
+        shards=4,
+        options=ExtractOptions(device="cpu", threads=1),
     )
     extract_feature(asked)
 

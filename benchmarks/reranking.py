@@ -28,6 +28,7 @@ from vse.eval.files.embeddings import read_embeddings
 from vse.eval.search.approximate import reranked_metrics
 from vse.eval.search.top_k import exact_search
 from vse.train.kinds import Packed, pack
+from vse.train.options import RunFiles
 from vse.train.solvers.encode import (
     TILE_IMAGES,
     PairScores,
@@ -37,7 +38,6 @@ from vse.train.solvers.encode import (
     pooled,
 )
 from vse.train.use.model import TrainedRun, load_run
-from vse.train.use.trained_run import RunPlaces
 
 KS = (20, 50, 100, 200, 500)
 QUERIES = 20
@@ -96,7 +96,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
-    trained = load_run(arguments.run, "test", RunPlaces(arguments.features, arguments.captions), "cpu")
+    trained = load_run(arguments.run, "test", RunFiles(features=arguments.features, captions=arguments.captions), "cpu")
     images, captions = encode(trained.model, trained.split, trained.device)
     blocks = read_embeddings(arguments.run / "test.h5").score_blocks()
     rows: list[dict[str, object]] = []

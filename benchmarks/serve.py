@@ -36,12 +36,12 @@ from vse.features.cache.rows import Identity, Rows
 from vse.features.cache.shards import shard_path, write_shard
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.train.experiment import load_experiment
+from vse.train.options import RunFiles
 from vse.train.serve.answers import ServedRuns
 from vse.train.serve.app import create_app
 from vse.train.serve.server import PageServer
 from vse.train.training import train
 from vse.train.use.searcher import SearchOptions
-from vse.train.use.trained_run import RunPlaces
 
 TRAINED_ON, REGIONS, FEATURE = 256, 36, 32
 WORDS = ["a", "red", "blue", "green", "large", "small", "circle", "square", "star", "above", "below", "two", "man", "dog"]
@@ -111,7 +111,7 @@ def of_model(name: str, sets: Sequence[str], cache: Path, n: int) -> dict[str, o
     run = train(cache, load_experiment("vsepp", sets=[*SETS, *sets]), out=cache.parent / name.replace(" ", "_"), device="cpu")
     served: list[ServedRuns] = []
     options = SearchOptions(rerank=200, many=True)
-    load_s = seconds(lambda: served.append(ServedRuns([run], "test", [RunPlaces()], options, "cpu")))
+    load_s = seconds(lambda: served.append(ServedRuns([run], "test", [RunFiles()], options, "cpu")))
     server = PageServer(create_app(served[0]), "127.0.0.1", 0, 2**20)
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
+from vse.features.options import FeatureRequest
 from vse.features.settings import EXTRACTORS, load_feature
 from vse.features.settings.base import FeatureSettings, Job, Option
 from vse.features.settings.captions import CaptionSettings
@@ -23,38 +22,8 @@ from vse.pipeline.presets import presets
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class FeatureRequest:
-    """A feature to extract, with the options of ``vse-extract``.
-
-    dataset : the data set's ``dataset.json``
-    feature : a preset of ``config/features``, or a YAML file
-    out : the cache to write; by default ``features/<dataset>_<feature>.h5``
-    sets : changes of the preset's settings, as ``key=value``
-    like : a cache whose settings and weights replace the preset's
-    shards : number of shards; by default the number in the data set's preset
-    skip_bad : leave unreadable images out, and list them
-    weights_dir : folder of weights to read instead of downloads; by default ``$VSE_WEIGHTS_DIR``
-    words : file of word vectors; by default ``$VSE_WORDS``
-    device : ``auto``, ``cpu``, ``cuda`` or ``cuda:N``
-    threads : number of CPU threads; by default all cores
-    """
-
-    dataset: Path
-    feature: str
-    out: Path | None = None
-    sets: Sequence[str] = ()
-    like: Path | None = None
-    shards: int | None = None
-    skip_bad: bool = False
-    weights_dir: Path | None = None
-    words: Path | None = None
-    device: str = "auto"
-    threads: int | None = None
-
-
-def extract_feature(request: FeatureRequest, extractor: str | None = None, shard: int | None = None) -> Path:
-    """Extract a feature and write its cache, or only one ``shard`` (0-based index); returns the file.
+def extract_feature(request: FeatureRequest, extractor: str | None = None) -> Path:
+    """Extract a feature and write its cache, or only one shard; return the file.
 
     Raises UserError if the feature belongs to another extractor than ``extractor``, or if its extractor lacks a given option.
     """
@@ -64,22 +33,22 @@ def extract_feature(request: FeatureRequest, extractor: str | None = None, shard
     if extractor not in (None, other := config.extractor_name()):
         raise UserError(f"feature {request.feature!r} is extracted by vse-extract {other}, not by vse-extract {extractor}")
     for option in ("skip_bad", "weights_dir", "words"):
-        if getattr(request, option) and option not in config.options:
+        if getattr(request.options, option) and option not in config.options:
             name = option.replace("_", "-")
             raise UserError(f"--{name}: feature {config.name!r} belongs to {other}, which has no such option; leave it out")
-    n_shards = request.shards or default_shards(dataset)
+    n_shards, shard = request.shards or default_shards(dataset), request.shard
     weights_dir, words = (_option_path(request, config, option) for option in ("weights_dir", "words"))
 
     from vse.features import extraction
     from vse.features.backbones.device import use_threads
 
-    use_threads(request.threads)
+    use_threads(request.options.threads)
     _check_out(dataset, config, out, words)
     with lock_for_writing(out) if shard is None else nullcontext():  # single shards may run as parallel jobs
-        built = config.build(Job(request.dataset, out, request.device, weights_dir, words, fit=shard is None))
+        built = config.build(Job(request.dataset, out, request.options.device, weights_dir, words, fit=shard is None))
         if request.like is None:
             _log_preset(request, dataset, config)
-        written = extraction.extract_shards(request.dataset, built, out, n_shards, shard, request.skip_bad)
+        written = extraction.extract_shards(request.dataset, built, out, n_shards, shard, request.options.skip_bad)
         return written if shard is not None else extraction.merge(request.dataset, out, n_shards)
 
 
@@ -88,8 +57,8 @@ def _log_preset(request: FeatureRequest, dataset: Dataset, config: FeatureSettin
     changes = presets.list_changes(plain.model_dump(), config.model_dump())
     if changes:
         log.info("data set preset %r changes %s", dataset.name, "; ".join(changes))
-    if request.weights_dir is not None and getattr(config, "weights", None) == "random":
-        log.warning("--weights-dir %s is not read: the weights of %s are random", request.weights_dir, config.name)
+    if request.options.weights_dir is not None and getattr(config, "weights", None) == "random":
+        log.warning("--weights-dir %s is not read: the weights of %s are random", request.options.weights_dir, config.name)
 
 
 def fit_feature(request: FeatureRequest) -> Path:
@@ -103,9 +72,9 @@ def fit_feature(request: FeatureRequest) -> Path:
     from vse.features.backbones.device import use_threads
     from vse.features.extractors.captions import encoder_path, fit_encoder
 
-    use_threads(request.threads)
-    _check_out(dataset, config, out, request.words)
-    return fit_encoder(request.dataset, config, encoder_path(out), request.device, request.words)
+    use_threads(request.options.threads)
+    _check_out(dataset, config, out, request.options.words)
+    return fit_encoder(request.dataset, config, encoder_path(out), request.options.device, request.options.words)
 
 
 def default_shards(dataset: Dataset) -> int:
@@ -116,7 +85,7 @@ def default_shards(dataset: Dataset) -> int:
 
 def _option_path(request: FeatureRequest, config: FeatureSettings, option: Option) -> Path | None:
     """Return the path of an option in the request or, if the extractor has this option, in its environment variable."""
-    path: Path | None = getattr(request, option)
+    path: Path | None = getattr(request.options, option)
     variable = os.environ.get(f"VSE_{option.upper()}") if option in config.options else None
     return path or (Path(variable) if variable else None)
 

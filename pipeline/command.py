@@ -24,7 +24,6 @@ from vse.pipeline import __version__
 from vse.pipeline.cores import set_up_openmp
 from vse.pipeline.errors import Interrupted, UserError, printable
 from vse.pipeline.files.inputs import error_reason, report_changed_inputs
-from vse.pipeline.files.outputs import allow_replacing_others
 
 _LONGEST = 1500  # characters of an error message, a few lines of a terminal
 _command: ContextVar[str | None] = ContextVar("_command", default=None)
@@ -83,52 +82,6 @@ def _git(root: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return result.stdout.strip() if result.returncode == 0 else None
-
-
-class SeedType(click.types.IntParamType):
-    """The type of a seed: an integer that every random number generator accepts."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        seed: int = super().convert(value, param, ctx)
-        if not 0 <= seed < 2**63:
-            self.fail(f"{seed} is not a seed: seeds are from 0 to 2^63 - 1", param, ctx)
-        return seed
-
-
-SEED = SeedType()
-
-THREADS = click.option("--threads", type=click.IntRange(1), help="Number of processor cores to use.  [default: all available]")
-
-
-def _allow_code(context: click.Context, _: click.Parameter, allowed: bool) -> None:
-    if allowed:
-        from vse.pipeline.presets.own_code import allow_own_code
-
-        context.with_resource(allow_own_code())
-
-
-ALLOW_CODE = click.option(
-    "--allow-code",
-    is_flag=True,
-    envvar="VSE_ALLOW_CODE",
-    expose_value=False,
-    callback=_allow_code,
-    help="Allow code outside of the package to run if a run or a preset names it. Look at the code first.",
-)
-
-
-def _allow_replacing(context: click.Context, _: click.Parameter, allowed: bool) -> None:
-    if allowed:
-        context.with_resource(allow_replacing_others())
-
-
-FORCE = click.option(
-    "--force",
-    is_flag=True,
-    expose_value=False,
-    callback=_allow_replacing,
-    help="Replace existing files of another kind at the output path. Inputs are never replaced.",
-)
 
 
 def entry_point(command: click.Command, may_spin: bool = True) -> Callable[..., None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from vse.features.backbones.device import MEMORY_ADVICE, memory_guard, use_threads
@@ -16,7 +15,7 @@ from vse.pipeline.presets.schema import ComposedName
 from vse.train.experiment import ExperimentConfig, load_experiment
 from vse.train.kinds import Kind, kind_of_rows
 from vse.train.models.build import Input, check_fit
-from vse.train.run.inputs import InputPaths
+from vse.train.options import TrainRequest
 from vse.train.run.resume import Existing, Extras
 from vse.train.training import train
 
@@ -77,44 +76,31 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def train_experiment(
-    features: Path,
-    experiment: str = "vsepp",
-    sets: Sequence[str] = (),
-    label: str | None = None,
-    *,
-    seed: int = 0,
-    out: Path | None = None,
-    device: str = "auto",
-    threads: int | None = None,
-    inputs: InputPaths = InputPaths(),
-    existing: Existing = Existing(),
-    extras: Extras = Extras(),
-) -> Path:
+def train_experiment(request: TrainRequest) -> Path:
     """Train an experiment on a feature cache and return the run folder; see :func:`vse.train.training.train`.
 
-    ``experiment`` is a preset or a YAML file, and ``sets`` changes its settings (``key=value``). ``label`` is the name of the
-    run in tables, by default the experiment and the changes.
+    Log the settings that the preset of the data set changes.
     """
+    label, options = request.name, request.options
     if label is not None and not (label.strip() and label.isprintable()):
         raise UserError(f"--name {label!r}: a name must be one line of printable text")
     if not is_first_process():
         logging.getLogger("vse").setLevel(logging.WARNING)
-    use_threads(threads)
-    dataset = open_cache(features).dataset
-    config = load_experiment(experiment, dataset, sets)
-    plain = load_experiment(experiment, None, sets)
+    use_threads(options.threads)
+    dataset = open_cache(request.features).dataset
+    config = load_experiment(request.experiment, dataset, request.sets)
+    plain = load_experiment(request.experiment, None, request.sets)
     changes = list_changes(plain.model_dump(), config.model_dump())
     if changes:
         log.info("data set preset %r changes %s", dataset, "; ".join(changes))
     with memory_guard(f"lower train.batch_size, or --set train.features_in_memory=false; {MEMORY_ADVICE}"):
         return train(
-            features,
+            request.features,
             config.model_copy(update={"label": label}),
-            seed=seed,
-            out=out,
-            device=device,
-            inputs=inputs,
-            existing=existing,
-            extras=extras,
+            seed=request.seed,
+            out=request.out,
+            device=options.device,
+            inputs=request.inputs,
+            existing=Existing(options.resume, options.overwrite),
+            extras=Extras(options.log_negatives, options.tensorboard),
         )

@@ -7,7 +7,6 @@ import platform
 import resource
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,10 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import wrap_read_errors
 from vse.pipeline.files.writing import lock_for_writing, sha256_file, write_json
 from vse.train.experiment import ExperimentConfig
+from vse.train.options import TrainInputs
 from vse.train.prepare import prepare_task
 from vse.train.run.folder import RunFolder
-from vse.train.run.inputs import InputPaths, Inputs, open_inputs
+from vse.train.run.inputs import Inputs, open_inputs
 from vse.train.run.processes import Processes, TrainingFailed, join_processes
 from vse.train.run.resume import Existing, Extras, choose_action
 from vse.train.solvers.base import Progress, Solver
@@ -44,7 +44,7 @@ def train(
     seed: int = 0,
     out: Path | None = None,
     device: str = "auto",
-    inputs: InputPaths = InputPaths(),
+    inputs: TrainInputs = TrainInputs(),
     existing: Existing = Existing(),
     extras: Extras = Extras(),
 ) -> Path:
@@ -71,7 +71,7 @@ def train(
     folder = RunFolder(out or Path("runs", f"{dataset.name}_{experiment.name}", f"seed-{seed}"))
     encoder = experiment.model.caption_encoder
     if inputs.words is None and encoder is not None:
-        inputs = replace(inputs, words=encoder.word_file())
+        inputs = inputs.model_copy(update={"words": encoder.word_file()})
     texts: TextRows = "phrases" if experiment.solver.reads_phrases else "captions"
     opened = open_inputs(cache, dataset, experiment, folder, seed, inputs, encoder, texts)
     experiment = _apply_input_features(experiment, opened)

@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, Any
 from vse.pipeline import __version__
 
 if TYPE_CHECKING:
-    from vse.data import ExtractOptions as ExtractOptions
-    from vse.data import ImportOptions as ImportOptions
-    from vse.data import SplitShares as SplitShares
     from vse.data import draw_demo as draw_demo
     from vse.data import extract as extract
     from vse.data import import_data as import_data
@@ -23,11 +20,14 @@ if TYPE_CHECKING:
     from vse.data_files import DatasetFile as DatasetFile
     from vse.data_files import FeatureFile as FeatureFile
     from vse.data_files import ImportedData as ImportedData
+    from vse.eval.options import EvaluateOptions as EvaluateOptions
     from vse.evaluation import Ensemble as Ensemble
-    from vse.evaluation import EvaluateOptions as EvaluateOptions
     from vse.evaluation import Evaluation as Evaluation
     from vse.evaluation import ModelComparison as ModelComparison
     from vse.evaluation import evaluate as evaluate
+    from vse.features.options import ExtractOptions as ExtractOptions
+    from vse.features.options import ImportOptions as ImportOptions
+    from vse.features.options import SplitShares as SplitShares
     from vse.pipeline.errors import Interrupted as Interrupted
     from vse.pipeline.errors import UserError as UserError
     from vse.reports import HtmlReport as HtmlReport
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from vse.reports import SearchResults as SearchResults
     from vse.reports import report as report
     from vse.reports import table as table
-    from vse.runs import TrainInputs as TrainInputs
-    from vse.runs import TrainOptions as TrainOptions
     from vse.runs import embeddings_as_features as embeddings_as_features
     from vse.runs import load as load
     from vse.runs import train as train
@@ -44,18 +42,20 @@ if TYPE_CHECKING:
     from vse.split_embeddings import SplitName as SplitName
     from vse.split_embeddings import embeddings as embeddings
     from vse.split_embeddings import pair_scores as pair_scores
+    from vse.train.options import TrainInputs as TrainInputs
+    from vse.train.options import TrainOptions as TrainOptions
     from vse.trained_models import SearchIndex as SearchIndex
     from vse.trained_models import TrainedModel as TrainedModel
 
 
 _PUBLIC = {
-    "vse.data": (
-        *("open_dataset", "open_features", "draw_demo", "import_data", "extract"),
-        *("SplitShares", "ImportOptions", "ExtractOptions"),
-    ),
-    "vse.runs": ("train", "load", "embeddings_as_features", "TrainInputs", "TrainOptions"),
+    "vse.data": ("open_dataset", "open_features", "draw_demo", "import_data", "extract"),
+    "vse.features.options": ("SplitShares", "ImportOptions", "ExtractOptions"),
+    "vse.runs": ("train", "load", "embeddings_as_features"),
+    "vse.train.options": ("TrainInputs", "TrainOptions"),
     "vse.split_embeddings": ("embeddings", "pair_scores", "SplitName", "SplitEmbeddings"),
-    "vse.evaluation": ("evaluate", "EvaluateOptions", "Ensemble", "Evaluation", "ModelComparison"),
+    "vse.evaluation": ("evaluate", "Ensemble", "Evaluation", "ModelComparison"),
+    "vse.eval.options": ("EvaluateOptions",),
     "vse.reports": ("report", "table", "SearchResults", "HtmlReport", "ResultTable"),
     "vse.trained_models": ("TrainedModel", "SearchIndex"),
     "vse.data_files": ("DatasetFile", "FeatureFile", "ImportedData"),

@@ -1,7 +1,7 @@
 """Check the arguments of the Python interface against their annotations, and convert them to the types of the commands.
 
 An annotation such as ``From0`` combines a type, for type checkers, with an :class:`Allowed`. :func:`public` decorates the
-functions and methods of the interface, :func:`option_class` its small classes of options.
+functions and methods of the interface.
 """
 
 from __future__ import annotations
@@ -12,18 +12,15 @@ import os
 import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, partial, wraps
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
-    NamedTuple,
     ParamSpec,
     TypeVar,
     Union,
-    dataclass_transform,
     get_args,
     get_origin,
     get_type_hints,
@@ -36,6 +33,7 @@ from vse.former_calls import former_argument
 from vse.pipeline.command import explain_system_errors, record_command
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.outputs import allow_replacing_others
+from vse.pipeline.options import LAST_SEED, Allowed, Flag, Options, Text, format_value, is_integer_from, is_path, is_text
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -44,7 +42,6 @@ else:
 
 _Parameters = ParamSpec("_Parameters")
 _Returned = TypeVar("_Returned")
-_Options = TypeVar("_Options")
 _OPTION = re.compile(r"(?<![\w/.-])--([a-z][a-z-]*)")
 _RENAMED_OPTIONS = {
     "set": "sets",
@@ -55,31 +52,6 @@ _RENAMED_OPTIONS = {
     "trec_depth": "depth",
     "no_cross_check": "cross_check=False",
 }
-LAST_SEED = 2**63 - 1
-_MAX_CHARACTERS = 200  # characters of a value in an error
-
-
-class Allowed(NamedTuple):
-    """The allowed values of an argument.
-
-    Attributes:
-        words: a description of the allowed values, for errors
-        holds: a test that the allowed values pass
-        convert: converts an allowed value to a plain Python value
-        names_path: whether the value may be a path; then an error about this path names the argument
-    """
-
-    words: str
-    holds: Callable[[Any], bool]
-    convert: Callable[[Any], Any] = lambda value: value
-    names_path: bool = False
-
-
-def is_integer_from(value: object, low: int = 0) -> bool:
-    """Return whether a value is an integer of Python or numpy that is at least ``low`` and fits into 63 bits."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or getattr(value, "shape", ()) != ():
-        return False
-    return low <= int(value) <= LAST_SEED
 
 
 def is_integer(value: object) -> bool:
@@ -87,31 +59,9 @@ def is_integer(value: object) -> bool:
     return is_integer_from(value, -LAST_SEED)
 
 
-def is_share(value: object) -> bool:
-    """Return whether a value is a number from 0 to 1; NaN is not."""
-    if isinstance(value, bool | str | bytes) or getattr(value, "shape", ()) != ():
-        return False
-    return hasattr(value, "__float__") and 0 <= float(value) <= 1
-
-
-def is_path(value: object) -> bool:
-    """Return whether a value is a path object or a non-empty string without a null character."""
-    return isinstance(value, str | os.PathLike) and _as_text(value) != "" and "\0" not in _as_text(value)
-
-
 def is_query(value: object) -> bool:
     """Return whether a value is a text, which may be empty, or a path object."""
     return is_text(value) if isinstance(value, str) else is_path(value)
-
-
-def is_text(value: object) -> bool:
-    """Return whether a value is a text that a file can hold."""
-    return isinstance(value, str) and "\0" not in value and not any("\ud800" <= sign <= "\udfff" for sign in value)
-
-
-def is_flag(value: object) -> bool:
-    """Return whether a value is True or False, of Python or numpy."""
-    return isinstance(value, bool) or (type(value).__name__ in ("bool_", "bool") and getattr(value, "shape", None) == ())
 
 
 def is_list_of(holds: Callable[[Any], bool], value: object) -> bool:
@@ -171,18 +121,15 @@ Columns = Annotated[Mapping[str, str | Sequence[str]], Allowed('a mapping such a
 Names = Annotated[str | Sequence[str], Allowed("a name or a list of names", partial(one_or_list_of, is_text))]
 Texts = Annotated[str | Sequence[str], Allowed("a text or a list of texts", partial(one_or_list_of, is_text))]
 Query = Annotated[str | os.PathLike[str], Allowed("a text, or the path of an image", is_query, names_path=True)]
-From0 = Annotated[int, Allowed("a whole number from 0 on", is_integer_from, int)]
-From1 = Annotated[int, Allowed("a whole number from 1 on", _from_1, int)]
 ListFrom1 = Annotated[
     Sequence[int], Allowed("a list of whole numbers from 1 on", partial(is_list_of, _from_1), lambda many: [*map(int, many)])
 ]
-Share = Annotated[float, Allowed("a number from 0 to 1", is_share, float)]
 Array = Annotated[ArrayLike, Allowed("an array of numbers, of numpy or torch, or a list of lists", is_array)]
 ArrayOrPath = Annotated[
     ArrayLike | os.PathLike[str],
     Allowed("an array of numbers, or a path", lambda value: is_path(value) or is_array(value), names_path=True),
 ]
-_PLAIN_TYPES = {str: Allowed("a text", is_text), bool: Allowed("True or False", is_flag, bool)}
+_PLAIN_TYPES: dict[Any, Any] = {str: get_args(Text)[1], bool: get_args(Flag)[1]}
 
 
 def checked(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters, _Returned]:
@@ -220,17 +167,6 @@ def public(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters, 
             raise UserError(message) from error.__cause__
 
     return call
-
-
-@dataclass_transform(frozen_default=True)
-def option_class(kind: type[_Options]) -> type[_Options]:
-    """Decorate a small class of options: a frozen data class that checks its values and displays only those that are set."""
-    kind = dataclass(frozen=True, repr=False)(kind)
-    initialise = checked(kind.__init__)
-    initialise.__annotations__ = {}  # the values are checked here, and not once more by the type checker of the tests
-    setattr(kind, "__init__", initialise)  # noqa: B010  # mypy refuses the plain assignment
-    setattr(kind, "__repr__", _format_options)  # noqa: B010
-    return kind
 
 
 def options_as_arguments(message: str) -> str:
@@ -273,15 +209,15 @@ def bind_arguments(function: Callable[..., Any], arguments: Sequence[Any], named
     return bound
 
 
-def name_path(message: str, function: Callable[..., Any], given: Mapping[str, Any]) -> str:
+def name_path(message: str, function: Any, given: Mapping[str, Any]) -> str:
     """Return an error that starts with a path, such as ``a.h5: no such file``, after the argument that named this path.
 
     The argument may belong to an object of options.
     """
     for argument, (allowed, _) in allowed_arguments(function).items():
         value = given.get(argument)
-        if is_dataclass(value):
-            named = name_path(message, type(value).__init__, vars(value))
+        if isinstance(value, Options):
+            named = name_path(message, type(value), dict(value))
             if named != message:
                 return named
         for path in [value] if is_path(value) else value if isinstance(value, list | tuple) else []:
@@ -292,23 +228,15 @@ def name_path(message: str, function: Callable[..., Any], given: Mapping[str, An
 
 
 @cache
-def allowed_arguments(function: Callable[..., Any]) -> dict[str, tuple[Allowed, bool]]:
-    """Return the allowed values of each argument of a function, and whether the argument may be None."""
+def allowed_arguments(function: Any) -> dict[str, tuple[Allowed, bool]]:
+    """Return the allowed values of each argument of a function or class of options, and whether it may be None."""
+    if isinstance(function, type) and issubclass(function, Options):
+        hints = get_type_hints(function, include_extras=True)
+        return {name: _allowed(hints[name]) for name in function.model_fields}
     annotations = {name: hint for name, hint in inspect.unwrap(function).__annotations__.items() if name != "return"}
     namespace = types.SimpleNamespace(__annotations__=annotations)
     hints = get_type_hints(namespace, inspect.unwrap(function).__globals__, include_extras=True)
     return {name: _allowed(hint) for name, hint in hints.items()}
-
-
-def format_value(value: object) -> str:
-    """Return a value as text for an error or a record: the shape of an array, and at most one line of any other value."""
-    if isinstance(value, os.PathLike) and getattr(value, "path", value) is not None:
-        text = repr(_as_text(value))
-    elif hasattr(value, "shape"):
-        text = f"<{type(value).__name__} {' x '.join(map(str, value.shape))}>"
-    else:
-        text = " ".join(repr(value).split())
-    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}..."
 
 
 @overload
@@ -381,12 +309,6 @@ def _call_text(function: Callable[..., Any], arguments: Sequence[Any], named: Ma
         target, arguments = arguments[0].expression, arguments[1:]
     texts = [*map(format_value, arguments), *(f"{name}={format_value(value)}" for name, value in named.items())]
     return f"{target}.{function.__name__}({', '.join(texts)})"
-
-
-def _format_options(self: Any) -> str:
-    changed = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
-    texts = (f"{name}={format_value(getattr(self, name))}" for name in changed)
-    return f"vse.{type(self).__name__}({', '.join(texts)})"
 
 
 def _as_text(value: Any) -> Any:

@@ -2,86 +2,11 @@
 
 from __future__ import annotations
 
-from vse.arguments import (
-    Columns,
-    From0,
-    From1,
-    Paths,
-    Sets,
-    Share,
-    StrPath,
-    as_path,
-    as_paths,
-    as_sets,
-    default_device,
-    option_class,
-    public,
-)
+from vse.arguments import Columns, Paths, Sets, StrPath, as_path, as_paths, as_sets, public
 from vse.data_files import DatasetFile, FeatureFile, ImportedData
+from vse.features.options import ExtractOptions, FeatureRequest, ImportOptions, ImportRequest, SplitShares
 from vse.pipeline.errors import UserError
-
-
-@option_class
-class SplitShares:
-    """The shares of images in the splits that [`vse.import_data`][] samples, if the imported data have no splits.
-
-    Attributes:
-        val (float | None): the share of the images for validation; None is 0.1
-        test (float | None): the share of the images for the test; None is 0.1
-        seed (int): the seed of the sample
-    """
-
-    val: Share | None = None
-    test: Share | None = None
-    seed: From0 = 0
-
-
-@option_class
-class ImportOptions:
-    """Rarely used options of [`vse.import_data`][].
-
-    Attributes:
-        format (str | None): ``table``, ``webdataset``, ``clip-retrieval`` or ``hugging-face``; None detects the format
-        key_until (str | None): where the key of a WebDataset member ends: ``last-dot``, or None for ``first-dot``, as in
-            WebDataset itself
-        quoting (str | None): ``minimal``, or ``none`` if quotation marks in a CSV file are part of the text; None is
-            ``minimal``
-        tokeniser (str | None): the tokeniser that splits captions into words: ``unicode_words``, ``letters_and_digits`` or
-            ``nltk``
-        skip_bad (bool): leave bad rows out, and list them in ``import.failures.jsonl``
-        out_features (str | os.PathLike[str]): the folder to which caches of imported vectors are written
-        force (bool): replace another data set or file in ``out``; inputs are never replaced
-    """
-
-    format: str | None = None
-    key_until: str | None = None
-    quoting: str | None = None
-    tokeniser: str | None = None
-    skip_bad: bool = False
-    out_features: StrPath = "features"
-    force: bool = False
-
-
-@option_class
-class ExtractOptions:
-    """Rarely used options of [`vse.extract`][].
-
-    Attributes:
-        skip_bad (bool): leave unreadable images out, and list them next to the cache
-        weights_dir (str | os.PathLike[str] | None): a folder of weights to use instead of downloads; None is
-            ``$VSE_WEIGHTS_DIR``
-        words (str | os.PathLike[str] | None): a file of word vectors, for features that need one; None is ``$VSE_WORDS``
-        device (str | None): ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None is ``$VSE_DEVICE``, or ``auto``
-        threads (int | None): the number of processor cores that torch may use from now on; None changes nothing
-        force (bool): replace a file of another kind at ``out``; inputs are never replaced
-    """
-
-    skip_bad: bool = False
-    weights_dir: StrPath | None = None
-    words: StrPath | None = None
-    device: str | None = None
-    threads: From1 | None = None
-    force: bool = False
+from vse.pipeline.options import From0, From1
 
 
 @public
@@ -189,26 +114,20 @@ def import_data(
         birds.dataset.splits
         ```
     """
-    from vse.features.exchange.formats import ImportJob
     from vse.features.exchange.formats import import_data as import_sources
-    from vse.pipeline.imports.rows import build_import_settings
 
     pairs = [(field, [names] if isinstance(names, str) else names) for field, names in (columns or {}).items()]
-    column_options = [f"{field}={column}" for field, names in pairs for column in names]
-    settings = build_import_settings(
-        as_path(out),
-        name,
-        splits.val,
-        splits.test,
-        splits.seed,
-        options.tokeniser,
-        options.skip_bad,
-        column_options,
-        options.quoting,
+    request = ImportRequest(
+        sources=as_paths(sources),
+        out=out,
+        name=name,
+        captions=captions,
+        images=images,
+        columns=[f"{field}={column}" for field, names in pairs for column in names],
+        splits=splits,
+        options=options,
     )
-    out_features = as_path(options.out_features)
-    job = ImportJob(as_paths(sources), settings, as_path(captions), as_path(images), out_features, options.key_until)
-    return ImportedData(import_sources(job, options.format))
+    return ImportedData(import_sources(request))
 
 
 @public
@@ -244,21 +163,17 @@ def extract(
         features[features.ids[:2]].shape
         ```
     """
-    from vse.features.feature_job import FeatureRequest, extract_feature
+    from vse.features.feature_job import extract_feature
 
     if (feature is None) == (like is None):
         raise UserError("the feature is named by its preset (feature) or by another cache (like): give one of the two")
     request = FeatureRequest(
-        as_path(dataset),
-        feature or "",
-        as_path(out),
-        as_sets(sets),
-        as_path(like),
-        shards,
-        options.skip_bad,
-        as_path(options.weights_dir),
-        as_path(options.words),
-        default_device(options.device),
-        options.threads,
+        dataset=dataset,
+        feature=feature or "",
+        out=out,
+        sets=as_sets(sets),
+        like=like,
+        shards=shards,
+        options=options.with_environment(),
     )
     return FeatureFile(extract_feature(request))

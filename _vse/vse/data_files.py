@@ -12,13 +12,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from vse.arguments import Allowed, StrPath, as_path, checked, is_integer
+from vse.arguments import StrPath, as_path, checked, is_integer
 from vse.features.cache.feature_cache import FeatureCache, open_cache
 from vse.features.cache.reader import FeatureReader
 from vse.pipeline.dataset.columns import caption_ids, image_ids
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import read_json
+from vse.pipeline.options import Allowed
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,29 +13,16 @@ from typing import Annotated, Any
 
 import pandas as pd
 
-from vse.arguments import (
-    Allowed,
-    From0,
-    From1,
-    ListFrom1,
-    Names,
-    Share,
-    StrPath,
-    are_paths,
-    as_path,
-    default_device,
-    option_class,
-    public,
-)
-from vse.eval.defaults import BOOTSTRAP_SAMPLES, COMPARISON_SAMPLES, CROSS_CHECK_QUERIES
+from vse.arguments import ListFrom1, Names, StrPath, are_paths, as_path, public
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.files.results import COMPARISON, RESULT, UNSAVED_RESULT, Result, read_comparison
-from vse.eval.protocols.options import EvaluationOptions
+from vse.eval.options import EvaluateOptions, EvaluationOptions
 from vse.eval.protocols.result_content import result_lines
 from vse.eval.tables.significance import build_significance, difference_lines, significance_cells
 from vse.eval.tables.summary import summarise_results, summary_cells
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import read_json
+from vse.pipeline.options import Allowed, From0, From1, Options, Share, Text
 from vse.reports import SavableResult, move_references, table_html
 from vse.split_embeddings import SplitEmbeddings
 
@@ -45,43 +32,18 @@ Members = Annotated[
 ]
 
 
-@option_class
-class EvaluateOptions:
-    """Rarely used options of [`vse.evaluate`][].
-
-    Attributes:
-        cross_check (bool): compare the ranks with a search by FAISS
-        cross_checked (int): the number of queries that are compared, sampled for each direction of a protocol; 0 compares all
-        iou (float | None): for phrase scores: a candidate box is right from this IoU with the true box on; None is 0.5
-        cxc (str | os.PathLike[str] | None): the folder with the judged pairs of Crisscrossed Captions, for the protocol
-            ``cxc``
-        unfinished (bool): accept runs whose training did not finish
-        device (str | None): the device on which FAISS searches: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None is
-            ``$VSE_DEVICE``, or ``auto``
-    """
-
-    cross_check: bool = True
-    cross_checked: From0 = CROSS_CHECK_QUERIES
-    iou: Share | None = None
-    cxc: StrPath | None = None
-    unfinished: bool = False
-    device: str | None = None
-
-
-@option_class
-class Ensemble:
-    """The members of an ensemble, for [`vse.evaluate`][]: their scores are averaged.
-
-    Attributes:
-        members (list[SplitEmbeddings | str | os.PathLike[str]]): the embeddings of the members; with several seeds, of all
-            members and seeds
-        experiment (str | None): the preset of the ensemble; None names the ensemble by its members
-        alpha (float | None): the share of the member that scores by phrases; None chooses it on the validation split
-    """
+class Ensemble(Options):
+    """The members of an ensemble, for [`vse.evaluate`][]: their scores are averaged."""
 
     members: Members
-    experiment: str | None = None
+    """The embeddings of the members; with several seeds, of all members and seeds."""
+    experiment: Text | None = None
+    """The preset of the ensemble; None names the ensemble by its members."""
     alpha: Share | None = None
+    """The share of the member that scores by phrases; None chooses it on the validation split."""
+
+    def __init__(self, members: Members, experiment: str | None = None, alpha: float | None = None) -> None:
+        super().__init__(members=members, experiment=experiment, alpha=alpha)
 
 
 Evaluated = Annotated[
@@ -99,24 +61,29 @@ class EvaluationRequest:
     sources: tuple[Path | SplitEmbeddings, ...]
     protocol: str | list[str]
     options: EvaluationOptions
-    iou: float | None
-    device: str
 
     def evaluate(self, **changes: Any) -> dict[str, Any]:
         """Return the content of the result file, with some options changed."""
         from vse.eval.protocols.evaluate import evaluate_arrays, evaluate_files
         from vse.eval.search.gpu import use_device
 
-        options, first = replace(self.options, **changes), self.sources[0]
-        use_device(self.device)
+        options, first = self._options(**changes), self.sources[0]
+        use_device(options.device)
         if len(self.sources) > 1 or isinstance(first, Path):
             with TemporaryDirectory() as folder, self._files(Path(folder)) as files:
-                content = evaluate_files(files, None, self.protocol, options, self.iou)
+                content = evaluate_files(files, None, self.protocol, options)
                 return move_references(content, Path.cwd(), Path.cwd(), without=Path(folder))
         options.check()
-        if self.iou is not None:
+        if options.iou is not None:
             raise UserError("iou: only files of phrase scores have boxes, arrays have not; leave iou out")
         return evaluate_arrays(first.name, first.content, self.protocol, options)
+
+    def with_options(self, **changes: Any) -> EvaluationRequest:
+        """Return the same request with some options changed."""
+        return replace(self, options=self._options(**changes))
+
+    def _options(self, **changes: Any) -> EvaluationOptions:
+        return EvaluationOptions(**{**dict(self.options), **changes})
 
     @contextmanager
     def model_files(self, folder: Path) -> Iterator[list[Path]]:
@@ -229,12 +196,12 @@ class Evaluation(SavableResult):
         evaluated on different queries or by different protocols.
         """
         ours, theirs = self._request, other._request
-        if (ours.protocol, ours.iou) != (theirs.protocol, theirs.iou):
+        if (ours.protocol, ours.options.iou) != (theirs.protocol, theirs.options.iou):
             raise UserError(f"other: evaluated by the protocol {theirs.protocol!r}, and this result by {ours.protocol!r}")
         with TemporaryDirectory() as name:
             folder = Path(name)
             with ours.model_files(folder / "a") as own, theirs.model_files(folder / "b") as others:
-                return ModelComparison([*own, *others], folder, ours, COMPARISON_SAMPLES if bootstrap is None else bootstrap)
+                return ModelComparison([*own, *others], folder, ours.with_options(bootstrap=bootstrap))
 
     def _evaluate_again(self, **changes: Any) -> None:
         """Evaluate once more to write further files."""
@@ -242,7 +209,7 @@ class Evaluation(SavableResult):
         self._request.evaluate(**left_out, **changes)
 
     def _with_options(self, **changes: Any) -> Evaluation:
-        return Evaluation(replace(self._request, options=replace(self._request.options, **changes)))
+        return Evaluation(self._request.with_options(**changes))
 
     def __repr__(self) -> str:
         return "\n".join(result_lines(self._result))
@@ -263,14 +230,12 @@ class ModelComparison(SavableResult):
 
     _kind = COMPARISON
 
-    def __init__(self, files: Sequence[Path], folder: Path, request: EvaluationRequest, samples: int) -> None:
+    def __init__(self, files: Sequence[Path], folder: Path, request: EvaluationRequest) -> None:
         from vse.eval.search.gpu import use_device
         from vse.eval.tables.significance import compare_files
 
-        use_device(request.device)
-        options, out = request.options, folder / "comparison.json"
-        check, checked_queries = options.cross_check, options.cross_checked
-        compare_files(files, out, request.protocol, check, samples, options.unfinished, request.iou, checked_queries)
+        use_device(request.options.device)
+        out = compare_files(files, folder / "comparison.json", request.protocol, request.options)
         super().__init__(move_references(read_json(out), folder, Path.cwd(), without=folder), files)
         self.frame = build_significance([out])
         self._lines = difference_lines(read_comparison(out))
@@ -321,16 +286,13 @@ def evaluate(
     if not listed:
         raise UserError("embeddings=[]: no file is given")
     sources = tuple(one if isinstance(one, SplitEmbeddings) and one.path is None else as_path(one) for one in listed)
-    evaluation_options = EvaluationOptions(
-        cross_check=options.cross_check,
-        cross_checked=options.cross_checked,
-        bootstrap=BOOTSTRAP_SAMPLES if bootstrap is None else bootstrap,
-        unfinished=options.unfinished,
+    all_options = EvaluationOptions(
+        **dict(options.with_environment()),
+        bootstrap=bootstrap,
         ks=k,
-        cxc=as_path(options.cxc),
         ensemble=ensemble is not None,
         experiment=ensemble.experiment if ensemble else None,
         alpha=ensemble.alpha if ensemble else None,
     )
     names = protocol if isinstance(protocol, str) else list(protocol)
-    return Evaluation(EvaluationRequest(sources, names, evaluation_options, options.iou, default_device(options.device)))
+    return Evaluation(EvaluationRequest(sources, names, all_options))

@@ -11,16 +11,18 @@ from typing import Any, Self
 
 import pandas as pd
 
-from vse.arguments import From0, Paths, StrPath, as_path, as_paths, public
+from vse.arguments import Paths, StrPath, as_path, as_paths, public
 from vse.data_files import FileHandle, Savable
 from vse.eval.defaults import REPORT_QUERIES
 from vse.eval.files.results import content_sha256
+from vse.eval.options import TableRequest
 from vse.eval.report.pages import thumbnail
 from vse.eval.search.top_k import PhraseHit, SearchHit
 from vse.eval.tables.table import BuiltTable, Cells, as_latex, as_text
 from vse.pipeline.files.images import BadImage
 from vse.pipeline.files.outputs import OutputKind, check_output
 from vse.pipeline.files.writing import write_json
+from vse.pipeline.options import From0
 
 _REPORT_HEIGHT = 600  # pixels, in a notebook
 _THUMBNAIL = 120  # pixels of the longer side
@@ -249,11 +251,11 @@ def table(
         ```
     """
     from vse.eval.tables import table_kind
-    from vse.eval.tables.table import TableRequest
 
     files = [] if isinstance(results, Sequence) and not results else as_paths(results)
     written_to = as_path(out)
-    return ResultTable(table_kind(name).build(TableRequest(files, dataset, cost), written_to), written_to)
+    request = TableRequest(results=files, dataset=dataset, cost=cost)
+    return ResultTable(table_kind(name).build(request, written_to), written_to)
 
 
 def table_html(cells: Cells) -> str:

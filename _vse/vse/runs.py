@@ -2,75 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from vse.arguments import (
-    From0,
-    From1,
-    Paths,
-    Sets,
-    StrPath,
-    as_path,
-    as_paths,
-    as_sets,
-    default_device,
-    default_weights_dir,
-    option_class,
-    public,
-)
+from vse.arguments import Paths, Sets, StrPath, as_path, as_paths, as_sets, default_device, default_weights_dir, public
 from vse.data_files import FeatureFile
 from vse.pipeline.errors import UserError
+from vse.pipeline.options import From0, From1
+from vse.train.options import EmbedRequest, RunFiles, TrainInputs, TrainOptions, TrainRequest
 from vse.trained_models import TrainedModel
-
-
-@option_class
-class TrainInputs:
-    """Further files that [`vse.train`][vse.runs.train] reads. None is the file that the cache or the experiment names.
-
-    Attributes:
-        captions (str | os.PathLike[str] | None): the data set's ``dataset.json``
-        eval_features (str | os.PathLike[str] | None): a feature cache for validation
-        caption_features (str | os.PathLike[str] | None): a cache of captions
-        truth_features (str | os.PathLike[str] | None): a cache of ground-truth regions
-        start_from (str | os.PathLike[str] | None): a run whose weights the model starts from; by default a run of the same
-            seed
-        weights_dir (str | os.PathLike[str] | None): a folder of CNN weights, for models that read photos; None is
-            ``$VSE_WEIGHTS_DIR``
-        words (str | os.PathLike[str] | None): a file of word vectors that the word embeddings start from
-    """
-
-    captions: StrPath | None = None
-    eval_features: StrPath | None = None
-    caption_features: StrPath | None = None
-    truth_features: StrPath | None = None
-    start_from: StrPath | None = None
-    weights_dir: StrPath | None = None
-    words: StrPath | None = None
-
-
-@option_class
-class TrainOptions:
-    """Rarely used options of [`vse.train`][vse.runs.train].
-
-    Attributes:
-        log_negatives (int): the number of hardest negatives that are listed for each epoch and direction
-        tensorboard (bool): write TensorBoard events too
-        resume (bool): continue an unfinished run from its last checkpoint
-        overwrite (bool): replace a run with other settings
-        force (bool): replace files in ``out`` that no training wrote; inputs are never replaced
-        allow_code (bool): run your own code that a preset or ``start_from`` names; code that ``sets`` names runs in any case
-        device (str | None): ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None is ``$VSE_DEVICE``, or ``auto``
-        threads (int | None): the number of processor cores that torch may use from now on; None changes nothing
-    """
-
-    log_negatives: From0 = 0
-    tensorboard: bool = False
-    resume: bool = False
-    overwrite: bool = False
-    force: bool = False
-    allow_code: bool = False
-    device: str | None = None
-    threads: From1 | None = None
 
 
 @public
@@ -114,33 +51,21 @@ def train(
     """
     from vse.pipeline.presets.own_code import allow_own_code
     from vse.train.named_experiment import train_experiment
-    from vse.train.run.inputs import InputPaths
-    from vse.train.run.resume import Existing, Extras
 
-    paths = InputPaths(
-        captions=as_path(inputs.captions),
-        eval_features=as_path(inputs.eval_features),
-        caption_features=as_path(inputs.caption_features),
-        start_from=as_path(inputs.start_from),
-        weights_dir=default_weights_dir(inputs.weights_dir),
-        words=as_path(inputs.words),
-        truth_features=as_path(inputs.truth_features),
+    inputs, options = inputs.with_environment(), options.with_environment()
+    request = TrainRequest(
+        features=features,
+        experiment=experiment,
+        sets=as_sets(sets),
+        name=name,
+        seed=seed,
+        out=out,
+        inputs=inputs,
+        options=options,
     )
     with allow_own_code(options.allow_code):
-        folder = train_experiment(
-            as_path(features),
-            experiment,
-            as_sets(sets),
-            name,
-            seed=seed,
-            out=as_path(out),
-            device=default_device(options.device),
-            threads=options.threads,
-            inputs=paths,
-            existing=Existing(options.resume, options.overwrite),
-            extras=Extras(options.log_negatives, options.tensorboard),
-        )
-    return _trained_model(folder, options.device, options.allow_code, weights_dir=paths.weights_dir)
+        folder = train_experiment(request)
+    return TrainedModel(folder, RunFiles(weights_dir=inputs.weights_dir), options.device, options.allow_code)
 
 
 @public
@@ -179,9 +104,13 @@ def load(
     from vse.features.backbones.device import use_threads
 
     use_threads(threads)
-    folder = default_weights_dir(weights_dir)
-    moved = {"features": features, "captions": captions, "caption_features": caption_features, "weights_dir": folder}
-    return _trained_model(as_path(run), device, allow_code, **{name: as_path(path) for name, path in moved.items()})
+    files = RunFiles(
+        features=features,
+        captions=captions,
+        caption_features=caption_features,
+        weights_dir=default_weights_dir(weights_dir),
+    )
+    return TrainedModel(as_path(run), files, default_device(device), allow_code)
 
 
 @public
@@ -207,16 +136,9 @@ def embeddings_as_features(
         ```
     """
     from vse.train.use.embed import embed_runs
-    from vse.train.use.trained_run import RunPlaces
 
     paths = as_paths(files)
     if paths[0].is_dir():
         raise UserError(f"{paths[0]}: a folder; for a run, call vse.load(run).embed_as_features(prefix)")
-    written = embed_runs(paths, None, None, as_path(prefix), RunPlaces(captions=as_path(captions)))
+    written = embed_runs(EmbedRequest(runs=paths, as_features=prefix, files=RunFiles(captions=captions)))
     return FeatureFile(written[0]), FeatureFile(written[1])
-
-
-def _trained_model(run: Path, device: str | None, allow_code: bool, **moved: Path | None) -> TrainedModel:
-    from vse.train.use.trained_run import RunPlaces
-
-    return TrainedModel(run, RunPlaces(**moved), default_device(device), allow_code)

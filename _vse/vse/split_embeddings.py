@@ -12,10 +12,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from vse.arguments import Array, ArrayOrPath, StrPath, as_path, checked, is_path, option_class, public
+from vse.arguments import Array, ArrayOrPath, StrPath, as_path, checked, public
 from vse.data_files import Savable, html_summary
 from vse.eval.files.phrase_scores import PhraseScores, is_phrase_scores, read_phrase_scores
 from vse.pipeline.errors import UserError
+from vse.pipeline.options import Options, Text, is_path
 
 if TYPE_CHECKING:
     from vse.eval.files.embeddings import Embeddings
@@ -24,17 +25,13 @@ _CAPTION_IMAGE_IDS = "caption_image_ids"  # the name of image_of_caption in file
 _ID_ARRAYS = {"image_ids": "images", "caption_ids": "captions", "image_of_caption": "captions"}
 
 
-@option_class
-class SplitName:
-    """The names that a result reports for the data of arrays.
+class SplitName(Options):
+    """The names that a result reports for the data of arrays."""
 
-    Attributes:
-        dataset (str): the name of the data set
-        split (str): the name of the split
-    """
-
-    dataset: str = "arrays"
-    split: str = "test"
+    dataset: Text = "arrays"
+    """The name of the data set."""
+    split: Text = "test"
+    """The name of the split."""
 
 
 class SplitEmbeddings(Savable):

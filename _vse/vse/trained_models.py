@@ -14,35 +14,35 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from vse.arguments import Allowed, From1, Paths, Query, StrPath, Texts, as_path, as_paths, is_path, option_class, public
+from vse.arguments import Paths, Query, StrPath, Texts, as_path, as_paths, public
 from vse.data_files import DISPLAYED_ROWS, FeatureFile, FileHandle, html_summary
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import read_run_file
 from vse.pipeline.files.writing import read_json
+from vse.pipeline.options import Allowed, File, From1, Options, Text, is_path
 from vse.pipeline.presets.preset_files import read_yaml
 from vse.reports import SearchResults
 from vse.split_embeddings import SplitEmbeddings, embeddings
+from vse.train.options import EmbedRequest, RunFiles, SearchRequest
 
 if TYPE_CHECKING:
     from vse.train.use.queries import Query as EncoderQuery
     from vse.train.use.queries import QueryReader
     from vse.train.use.search import LastSearcher
-    from vse.train.use.trained_run import RunPlaces
 
 
-@option_class
-class SearchIndex:
-    """The file of a FAISS index for [`vse.TrainedModel`][]'s method ``search``. The first search builds a missing file.
+class SearchIndex(Options):
+    """The file of a FAISS index for [`vse.TrainedModel`][]'s method ``search``. The first search builds a missing file."""
 
-    Attributes:
-        path (str | os.PathLike[str]): the file
-        factory (str | None): the type of the index to build, e.g. ``IVF1024,Flat``; None is ``Flat``
-        parameters (str): search parameters, e.g. ``nprobe=16``
-    """
+    path: File
+    """The file."""
+    factory: Text | None = None
+    """The type of the index to build, e.g. ``IVF1024,Flat``; None is ``Flat``."""
+    parameters: Text = ""
+    """Search parameters, e.g. ``nprobe=16``."""
 
-    path: StrPath
-    factory: str | None = None
-    parameters: str = ""
+    def __init__(self, path: StrPath, factory: str | None = None, parameters: str = "") -> None:
+        super().__init__(path=path, factory=factory, parameters=parameters)
 
 
 IndexOrPath = Annotated[
@@ -64,7 +64,7 @@ class TrainedModel(FileHandle):
         settings (dict[str, Any]): all settings of the experiment, as in ``config.yaml``
     """
 
-    def __init__(self, path: Path, inputs: RunPlaces, device: str = "auto", allow_code: bool = False) -> None:
+    def __init__(self, path: Path, inputs: RunFiles, device: str = "auto", allow_code: bool = False) -> None:
         super().__init__(path)
         for name in ("run.json", "config.yaml"):
             if not (self.path / name).is_file():
@@ -138,12 +138,13 @@ class TrainedModel(FileHandle):
         Raises:
             vse.UserError: if the query has no word, the photo cannot be read, or an option does not suit the model
         """
-        from vse.train.use.search import SearchRequest, search_run
+        from vse.train.use.search import search_run
 
-        index = SearchIndex(index) if index is not None and not isinstance(index, SearchIndex) else index
-        factory, parameters = (None, "") if index is None else (index.factory, index.parameters)
-        index_file = None if index is None else as_path(index.path)
-        request = SearchRequest(k, split, as_path(corpus), index_file, factory, parameters, rerank, as_path(html))
+        request = SearchRequest(k=k, split=split, corpus=corpus, rerank=rerank, html=html)
+        if index is not None:
+            index = index if isinstance(index, SearchIndex) else SearchIndex(index)
+            changes = {"index": index.path, "index_type": index.factory, "index_parameters": index.parameters}
+            request = request.model_copy(update=changes)
         text = os.fspath(query)
         given = as_path(query) if isinstance(query, os.PathLike) else text
         with self._own_code():
@@ -159,9 +160,9 @@ class TrainedModel(FileHandle):
         ``html`` writes a page with the best box; ``force`` replaces a file of another kind there. Raises [`vse.UserError`][]
         if the cache has no such photo, or the model does not localise phrases.
         """
-        from vse.train.use.search import SearchRequest, find_phrase
+        from vse.train.use.search import find_phrase
 
-        photo, request = as_path(image), SearchRequest(k, html=as_path(html))
+        photo, request = as_path(image), SearchRequest(k=k, html=html)
         with self._own_code():
             hit = find_phrase(self.path, photo, phrase, request, self._inputs, self._device)
         return SearchResults(phrase, hit.best(k), photo)
@@ -192,9 +193,18 @@ class TrainedModel(FileHandle):
         """
         from vse.train.use.embed import embed_runs
 
-        runs, written_to = [self.path], as_path(out)
+        request = EmbedRequest(
+            runs=[self.path],
+            split=split,
+            out=out,
+            files=self._inputs,
+            unfinished=unfinished,
+            allow_leak=allow_leak,
+            sentences=sentences,
+            device=self._device,
+        )
         with self._own_code():
-            (file,) = embed_runs(runs, split, written_to, None, self._inputs, self._device, unfinished, allow_leak, sentences)
+            (file,) = embed_runs(request)
         return embeddings(file)
 
     @public
@@ -208,8 +218,11 @@ class TrainedModel(FileHandle):
         """
         from vse.train.use.embed import embed_runs
 
+        request = EmbedRequest(
+            runs=[self.path], as_features=prefix, files=self._inputs, unfinished=unfinished, device=self._device
+        )
         with self._own_code():
-            written = embed_runs([self.path], None, None, as_path(prefix), self._inputs, self._device, unfinished)
+            written = embed_runs(request)
         return FeatureFile(written[0]), FeatureFile(written[1])
 
     @property

@@ -29,6 +29,7 @@ from vse.eval.files.embeddings import Embeddings, experiment_name
 from vse.eval.files.query_files import FoldAnswers, check_per_query, check_trec, write_per_query, write_trec
 from vse.eval.files.results import RESULT, UNSAVED_RESULT
 from vse.eval.files.split import split_identity
+from vse.eval.options import EvaluationOptions
 from vse.eval.protocols.coco import JudgedPairs, read_judged_pairs
 from vse.eval.protocols.ensemble import (
     Members,
@@ -40,7 +41,6 @@ from vse.eval.protocols.ensemble import (
     phrase_member,
     save_ensemble,
 )
-from vse.eval.protocols.options import EvaluationOptions
 from vse.eval.protocols.phrase_evaluation import check_file_kind, evaluate_phrases
 from vse.eval.protocols.protocols import (
     ProtocolQueries,
@@ -67,7 +67,6 @@ def evaluate_files(
     out: Path | None,
     protocol: str | Sequence[str] = "auto",
     options: EvaluationOptions = EvaluationOptions(),
-    iou: float | None = None,
 ) -> dict[str, Any]:
     """Evaluate one model, given as a file per seed, or an ensemble; return the content of the result file.
 
@@ -78,18 +77,18 @@ def evaluate_files(
     ----------
     out : the result file; None writes none, and paths in the result are then relative to the working directory
     protocol : one name or several (see :func:`vse.eval.protocols.protocols.resolve_protocols`)
-    iou : for phrase scores, the lowest IoU of a right box (see :func:`vse.eval.protocols.phrase_evaluation.evaluate_phrases`)
     """
     started = time.perf_counter()
     options.check()
     if out is not None:
         check_output(out, RESULT, files)
     place = UNSAVED_RESULT if out is None else out
-    phrases = check_file_kind(files, protocol, iou)
+    phrases = check_file_kind(files, protocol, options.iou)
     if phrases and options.embeddings_only:
         raise UserError(f"{files[0]}: {options.embeddings_only} does not apply to phrase scores; leave it out")
     if phrases:
-        content = evaluate_phrases(files, place, IOU if iou is None else iou, options.bootstrap, options.unfinished)
+        iou = IOU if options.iou is None else options.iou
+        content = evaluate_phrases(files, place, iou, options.samples, options.unfinished)
     else:
         _check_query_outputs(options, [*files, place])
         content = _evaluate_model(_read_model(files, place, protocol, options), place, protocol, options, started)
@@ -173,7 +172,7 @@ def _evaluate_model(
         "n_captions": len(first.caption_ids),
         "seeds": [run.seed for run in model.seeds],
         **measured,
-        **({"bootstrap": {"over": "images", "samples": options.bootstrap}} if options.bootstrap else {}),
+        **({"bootstrap": {"over": "images", "samples": options.samples}} if options.samples else {}),
         **searches,
     }
     if pairs is not None:
@@ -204,8 +203,8 @@ def _measure(
         checks[name] = _cross_check(queries)
         per_seed = [_protocol_metrics(run, name, of_seed) for run, of_seed in zip(model.seeds, folds, strict=True)]
         metrics[name] = combine_seeds(per_seed)
-        if options.bootstrap:
-            metrics[name]["ci95"] = intervals(folds, options.bootstrap)
+        if options.samples:
+            metrics[name]["ci95"] = intervals(folds, options.samples)
         if with_answers:
             answers += [
                 FoldAnswers(run.seed, name, k, direction, one.answers)

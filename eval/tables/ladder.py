@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from vse.eval.defaults import LADDER_COSTS
 from vse.eval.files.results import Result, check_one_dataset, drop_comparisons, read_result
+from vse.eval.options import TableRequest
 from vse.eval.tables.summary import build_summary, method_name
-from vse.eval.tables.table import MARKER, NO_REQUEST, Cells, TableKind, TableRequest, column_title, metric_cell
+from vse.eval.tables.table import MARKER, NO_REQUEST, Cells, TableKind, column_title, metric_cell
 from vse.pipeline.errors import UserError, printable
 from vse.pipeline.files.writing import write_bytes
 from vse.pipeline.presets.schema import WORDS, parse_composed_name

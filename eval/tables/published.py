@@ -14,9 +14,10 @@ import pandas as pd
 from vse.eval.defaults import FOLD, FOLDED_PROTOCOLS, PHRASE
 from vse.eval.files.results import ProtocolMetrics, Result, check_one_dataset, drop_comparisons, mean_and_std, read_result
 from vse.eval.files.split import split_name
+from vse.eval.options import TableRequest
 from vse.eval.tables.published_rows import PublishedRow, published_rows, table_experiments
 from vse.eval.tables.summary import NO_INTERVAL, describe_result
-from vse.eval.tables.table import Cells, TableKind, TableRequest, column_title, metric_cell
+from vse.eval.tables.table import Cells, TableKind, column_title, metric_cell
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import is_experiment, load_plan
 

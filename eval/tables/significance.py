@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from vse.eval.defaults import COMPARISON_SAMPLES, CROSS_CHECK_QUERIES, IOU, PHRASE
+from vse.eval.defaults import COMPARISON_SAMPLES, IOU, PHRASE
 from vse.eval.files.embeddings import Embeddings, check_same_split, experiment_name, parse_provenance, read_embeddings
 from vse.eval.files.hdf5_fields import FileMetadata
 from vse.eval.files.phrase_scores import PhraseScores, check_same_phrases, read_phrase_scores
@@ -27,12 +27,13 @@ from vse.eval.files.results import (
     file_reference,
     read_comparison,
 )
+from vse.eval.options import EvaluationOptions, TableRequest
 from vse.eval.protocols.phrase_evaluation import check_file_kind, phrase_differences, read_phrase_seeds
 from vse.eval.protocols.protocols import RankingOptions, rank_seeds, read_seeds, select_protocols
 from vse.eval.protocols.result_content import unfinished_runs
 from vse.eval.ranking.bootstrap import ALPHA, differences
 from vse.eval.ranking.metrics import metric_title
-from vse.eval.tables.table import NO_REQUEST, Cells, TableKind, TableRequest, metric_cell
+from vse.eval.tables.table import NO_REQUEST, Cells, TableKind, metric_cell
 from vse.pipeline.command import current_provenance
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import check_output
@@ -43,11 +44,7 @@ def compare_files(
     files: Sequence[Path],
     out: Path | None = None,
     protocol: str | Sequence[str] = "auto",
-    cross_check: bool = True,
-    samples: int = COMPARISON_SAMPLES,
-    unfinished: bool = False,
-    iou: float | None = None,
-    cross_checked: int = CROSS_CHECK_QUERIES,
+    options: EvaluationOptions = EvaluationOptions(),
 ) -> Path:
     """Compare two models, given as files of embeddings, scores or phrase scores; write and return the comparison file.
 
@@ -55,7 +52,8 @@ def compare_files(
     See :func:`vse.eval.ranking.bootstrap.differences` for the values of each metric. The file is ``out`` or, if that is None,
     ``results/<dataset>_<a>_vs_<b>.json``.
     """
-    phrases, threshold = check_file_kind(files, protocol, iou), IOU if iou is None else iou
+    phrases, threshold = check_file_kind(files, protocol, options.iou), IOU if options.iou is None else options.iou
+    samples = COMPARISON_SAMPLES if options.bootstrap is None else options.bootstrap
     if not samples:
         raise UserError("a comparison needs samples: leave --bootstrap out, or give a number such as 1,000")
     models = _split_models(files, read_phrase_scores if phrases else read_embeddings)
@@ -63,15 +61,15 @@ def compare_files(
         scores = [read_phrase_seeds(paths) for paths in models]
         check_same_phrases(models[0][0], scores[0][0], models[1][0], scores[1][0])
         out = _prepare_output(files, scores, out)
-        not_finished = unfinished_runs([run for seeds in scores for run in seeds], out, unfinished)
+        not_finished = unfinished_runs([run for seeds in scores for run in seeds], out, options.unfinished)
         compared = {PHRASE: phrase_differences(models, scores, samples, threshold)}
         return _write_comparison(scores, out, compared, samples, not_finished, {"iou": threshold})
     runs = [read_seeds(paths) for paths in models]
     check_same_split(models[0][0], runs[0][0], models[1][0], runs[1][0])
     names, others = (select_protocols(paths, seeds, protocol) for paths, seeds in zip(models, runs, strict=True))
     out = _prepare_output(files, runs, out)
-    not_finished = unfinished_runs([run for seeds in runs for run in seeds], out, unfinished)
-    ranking, compared = RankingOptions(cross_check, cross_checked), {}
+    not_finished = unfinished_runs([run for seeds in runs for run in seeds], out, options.unfinished)
+    ranking, compared = RankingOptions(options.cross_check, options.cross_checked), {}
     for name in names:
         if name in others:
             first, second = (rank_seeds(paths, seeds, name, ranking) for paths, seeds in zip(models, runs, strict=True))

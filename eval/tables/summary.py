@@ -23,8 +23,9 @@ from vse.eval.files.results import (
     mean_and_std,
     read_result,
 )
+from vse.eval.options import TableRequest
 from vse.eval.ranking.metrics import POSITION_METRICS
-from vse.eval.tables.table import Cells, TableKind, TableRequest, column_title, metric_cell
+from vse.eval.tables.table import Cells, TableKind, column_title, metric_cell
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import is_experiment, load_plan
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import pandas as pd
 
+from vse.eval.options import TableRequest
 from vse.eval.ranking.metrics import DIRECTIONS, metric_title
 from vse.pipeline.errors import UserError, escape_csv_cell, printable
 from vse.pipeline.files.outputs import OutputKind, check_output, csv_kind, text_kind
@@ -21,23 +21,7 @@ _LONG = 30  # most characters of a text that is not wrapped in LaTeX
 _SCALED = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"
 
 
-@dataclass(frozen=True)
-class TableRequest:
-    """The input of a table.
-
-    Attributes
-    ----------
-    results : result files, or comparison files
-    dataset : for a published table, the data set whose results are used; None uses the data set of each row
-    cost : for a ladder, the cost that is weighed against rsum; None is ``total_s``
-    """
-
-    results: Sequence[Path]
-    dataset: str | None = None
-    cost: str | None = None
-
-
-NO_REQUEST = TableRequest(())
+NO_REQUEST = TableRequest()
 
 
 class BuiltTable(NamedTuple):

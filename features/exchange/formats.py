@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from vse.features.exchange.clip_retrieval import import_clip, is_clip_folder
+from vse.features.options import ImportRequest
+from vse.pipeline.dataset.captions import IMPORT_TOKENISER
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.imports.hugging_face import import_hugging_face, is_saved_dataset
-from vse.pipeline.imports.rows import ImportSettings, check_import_out
+from vse.pipeline.imports.rows import ImportSettings, check_import_out, parse_columns
 from vse.pipeline.imports.tables import find_table, import_table
 from vse.pipeline.imports.webdataset import find_archives, import_webdataset
 
@@ -18,92 +20,93 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 
 
 @dataclass(frozen=True)
-class ImportJob:
-    """The sources of an import and its options.
+class ImportFormat:
+    """A format of sources.
 
-    sources : folders, archives, or the name of a data set on the Hugging Face hub
-    settings : options that all formats share
-    captions : the table of captions; by default one in the folder
-    images : a folder of photos besides the source
-    out_features : folder of the caches of imported vectors
-    key_until : end of the key in the name of a WebDataset member, ``first-dot`` (the default) or ``last-dot``
+    ``matches`` returns whether the sources have this format, ``run`` imports them and returns the written files, and
+    ``options`` names the options that only some formats have.
     """
 
-    sources: Sequence[Path]
-    settings: ImportSettings
-    captions: Path | None = None
-    images: Path | None = None
-    out_features: Path = field(default=Path("features"))
-    key_until: str | None = None
-
-    @property
-    def source(self) -> Path:
-        """The only source. Raises UserError if there are several."""
-        if len(self.sources) > 1:
-            raise UserError(f"{self.sources[1]}: this format allows only one source per import")
-        return self.sources[0]
-
-
-@dataclass(frozen=True)
-class ImportFormat:
-    """A format of sources: a test for it, a function that imports a job and returns the written files, and further options."""
-
-    matches: Callable[[ImportJob], bool]
-    run: Callable[[ImportJob], Sequence[Path]]
+    matches: Callable[[ImportRequest], bool]
+    run: Callable[[ImportRequest, ImportSettings], Sequence[Path]]
     options: tuple[str, ...] = ()
 
 
-def _import_table(job: ImportJob) -> Sequence[Path]:
-    table = job.captions or find_table(job.source)
+def _only_source(request: ImportRequest) -> Path:
+    if len(request.sources) > 1:
+        raise UserError(f"{request.sources[1]}: this format allows only one source per import")
+    return request.sources[0]
+
+
+def _import_table(request: ImportRequest, settings: ImportSettings) -> Sequence[Path]:
+    source = _only_source(request)
+    table = request.captions or find_table(source)
     if table is None:
-        raise UserError(f"{job.source}: has no table such as captions.csv; name the table with --captions FILE")
-    return [import_table(job.source, table, job.settings, job.images)]
+        raise UserError(f"{source}: has no table such as captions.csv; name the table with --captions FILE")
+    return [import_table(source, table, settings, request.images)]
 
 
 FORMATS: Mapping[str, ImportFormat] = {
     "table": ImportFormat(
-        lambda job: job.captions is not None or find_table(job.sources[0]) is not None,
+        lambda request: request.captions is not None or find_table(request.sources[0]) is not None,
         _import_table,
         options=("captions", "images", "quoting"),
     ),
     "clip-retrieval": ImportFormat(
-        lambda job: is_clip_folder(job.sources[0]),
-        lambda job: import_clip(job.source, job.settings, job.out_features, job.images),
+        lambda request: is_clip_folder(request.sources[0]),
+        lambda request, settings: import_clip(_only_source(request), settings, request.options.out_features, request.images),
         options=("images", "quoting"),
     ),
     "hugging-face": ImportFormat(
-        lambda job: is_saved_dataset(job.sources[0]),
-        lambda job: [import_hugging_face(job.source, job.settings, job.images)],
+        lambda request: is_saved_dataset(request.sources[0]),
+        lambda request, settings: [import_hugging_face(_only_source(request), settings, request.images)],
         options=("images",),
     ),
     "webdataset": ImportFormat(
-        lambda job: bool(find_archives(job.sources[0])),
-        lambda job: [import_webdataset(job.sources, job.settings, job.key_until or "first-dot")],
+        lambda request: bool(find_archives(request.sources[0])),
+        lambda request, settings: [import_webdataset(request.sources, settings, request.options.key_until or "first-dot")],
         options=("key_until",),
     ),
 }
 
 
-def import_data(job: ImportJob, format_name: str | None = None) -> Sequence[Path]:
-    """Import data of the named format, by default the first format that matches, and return the written files.
+def import_data(request: ImportRequest) -> Sequence[Path]:
+    """Import data of the named format or, without a name, of the first format that matches; return the written files.
 
     Raises UserError if a source does not exist, if no format matches, or if an option belongs to another format.
     """
-    if format_name is not None and format_name not in FORMATS:
-        raise UserError(f"--format {format_name}: unknown{did_you_mean(format_name, FORMATS)}")
-    for source in job.sources:
-        if not source.exists() and format_name != "hugging-face":
+    options, splits, first = request.options, request.splits, request.sources[0]
+    settings = ImportSettings(
+        request.name or request.out.resolve().name,
+        request.out,
+        splits.val,
+        splits.test,
+        splits.seed,
+        options.tokeniser or IMPORT_TOKENISER,
+        options.skip_bad,
+        parse_columns(request.columns),
+        options.quoting,
+    )
+    if options.format is not None and options.format not in FORMATS:
+        raise UserError(f"--format {options.format}: unknown{did_you_mean(options.format, FORMATS)}")
+    for source in request.sources:
+        if not source.exists() and options.format != "hugging-face":
             hint = "; --format hugging-face loads a data set of that name" if _HUB_NAME.fullmatch(str(source)) else ""
             raise UserError(f"{source}: no such file or folder{hint}")
-    name = format_name or next((name for name, each in FORMATS.items() if each.matches(job)), None)
+    name = options.format or next((name for name, each in FORMATS.items() if each.matches(request)), None)
     if name is None:
         raise UserError(
-            f"{job.sources[0]}: holds nothing that can be imported: no table such as captions.csv or metadata.jsonl (else "
+            f"{first}: holds nothing that can be imported: no table such as captions.csv or metadata.jsonl (else "
             "name it with --captions), no tar archives, no vectors of clip-retrieval, and no saved Hugging Face data set"
         )
-    options = {"captions": job.captions, "images": job.images, "key-until": job.key_until, "quoting": job.settings.quoting}
-    for option, value in options.items():
-        if value is not None and option.replace("-", "_") not in FORMATS[name].options:
-            raise UserError(f"--{option}: the format {name} has no such option; leave it out")
-    check_import_out(job.settings)
-    return FORMATS[name].run(job)
+    given = {
+        "captions": request.captions,
+        "images": request.images,
+        "key_until": options.key_until,
+        "quoting": options.quoting,
+    }
+    for option, value in given.items():
+        if value is not None and option not in FORMATS[name].options:
+            raise UserError(f"--{option.replace('_', '-')}: the format {name} has no such option; leave it out")
+    check_import_out(settings)
+    return FORMATS[name].run(request, settings)

@@ -55,22 +55,6 @@ class ImportSettings:
     quoting: str | None = None
 
 
-def build_import_settings(
-    out: Path,
-    name: str | None = None,
-    val: float | None = None,
-    test: float | None = None,
-    seed: int = 0,
-    tokeniser: str | None = None,
-    skip_bad: bool = False,
-    columns: Iterable[str] = (),
-    quoting: str | None = None,
-) -> ImportSettings:
-    """Return the settings of an import for the options of a command; the default name is the name of the folder ``out``."""
-    name, tokeniser = name or out.resolve().name, tokeniser or IMPORT_TOKENISER
-    return ImportSettings(name, out, val, test, seed, tokeniser, skip_bad, parse_columns(columns), quoting)
-
-
 @dataclass(frozen=True)
 class ImportedRow:
     """A row of imported data: an image, given by its file in the folder of images, and captions of it.

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from vse.eval.options import EvaluationOptions
 from vse.eval.protocols.evaluate import evaluate_files
-from vse.eval.protocols.options import EvaluationOptions
 
 Fails = Callable[..., str]  # the fixture ``fails``
 Edit = Callable[[Path, Callable[[Any], Any]], Path]  # the fixture ``edit``
@@ -31,7 +31,7 @@ def write_result(
     options: EvaluationOptions = EvaluationOptions(),
     iou: float | None = None,
 ) -> Path:
-    evaluate_files(files, out, protocol, options, iou)
+    evaluate_files(files, out, protocol, options if iou is None else options.model_copy(update={"iou": iou}))
     return out
 
 

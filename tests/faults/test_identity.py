@@ -20,7 +20,8 @@ from vse.features.data_cli import main as data_main
 from vse.features.extraction import extract_shards, merge
 from vse.features.extractors.captions import CaptionExtractor, encoder_path
 from vse.features.extractors.cnn import CnnExtractor
-from vse.features.feature_job import FeatureRequest, extract_feature
+from vse.features.feature_job import extract_feature
+from vse.features.options import FeatureRequest
 from vse.features.settings.texts import TfidfConfig
 from vse.pipeline.demo import create_demo
 from vse.train.cli import embed_main, report_main, search_main, train_main
@@ -59,7 +60,7 @@ def made(dataset: Path) -> Data:
     cache, tfidf = folder / "features" / "demo_tiny.h5", folder / "features" / "demo_tfidf.h5"
     extract_shards(dataset, CnnExtractor(TINY_FEATURE), cache, 1)
     merge(dataset, cache, 1)
-    extract_feature(FeatureRequest(dataset, "tfidf", tfidf, ("min_count=1",), shards=1))
+    extract_feature(FeatureRequest(dataset=dataset, feature="tfidf", out=tfidf, sets=("min_count=1",), shards=1))
     run = train(cache, load_experiment("vsepp", sets=SMALL), out=folder / "run")
     result = folder / "result.json"
     assert code_of(embed_main, run) == 0
@@ -190,7 +191,7 @@ def test_shards_and_boxes_of_another_are_refused(ours: Data, theirs: Data, tmp_p
     assert not out.exists()
     out = tmp_path / "demo_boxes.h5"
     sets = ("n_boxes=2", "model=squeezenet1_1", "map=features.2", "layer=features.3")
-    extract_feature(FeatureRequest(ours.dataset, "boxes", out, sets, shards=1))
+    extract_feature(FeatureRequest(dataset=ours.dataset, feature="boxes", out=out, sets=sets, shards=1))
     changed = [argument for text in (*sets[1:], f"boxes={out}") for argument in ("--set", text)]
     line = ["boxes", "--dataset", theirs.dataset, "--out", tmp_path / "demo_other.h5", *changed]
     assert "12 of 12 compared photographs differ" in fails(extract_main, *line)

@@ -9,7 +9,8 @@ import torch
 from PIL import Image
 
 from vse.features.extractors.cnn import cut_crops, normalize_pixels
-from vse.features.feature_job import FeatureRequest, extract_feature
+from vse.features.feature_job import extract_feature
+from vse.features.options import ExtractOptions, FeatureRequest
 from vse.features.settings import DEFAULT, EXTRACTORS, has_auto_precision, load_feature
 from vse.features.settings.captions import CaptionSettings
 from vse.features.settings.images import BoxesConfig, CnnConfig
@@ -115,7 +116,14 @@ def test_a_wrong_setting_is_one_line(setting: str, message: str) -> None:
 
 def test_changes_by_the_preset_of_the_data_set_are_logged(few: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "vse")
-    asked = FeatureRequest(few, "resnet", tmp_path / "demo_resnet.h5", ("model=resnet18",), weights_dir=tmp_path, shards=1)
+    asked = FeatureRequest(
+        dataset=few,
+        feature="resnet",
+        out=tmp_path / "demo_resnet.h5",
+        sets=("model=resnet18",),
+        shards=1,
+        options=ExtractOptions(weights_dir=tmp_path),
+    )
     extract_feature(asked)
     assert "data set preset 'demo' changes" in caplog.text
     assert "weights: IMAGENET1K_V1 -> random" in caplog.text

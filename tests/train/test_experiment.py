@@ -16,7 +16,7 @@ from vse.pipeline.presets.schema import parse_composed_name
 from vse.train.cli import embed_main, train_main
 from vse.train.experiment import load_experiment
 from vse.train.named_experiment import find_misfit, trainable_combinations
-from vse.train.run.inputs import InputPaths
+from vse.train.options import TrainInputs
 from vse.train.training import train
 
 CCA = ["solver=cca", "model.image_encoder=branch", "model.image_encoder.widths=[4]", "caption_feature=tfidf"]
@@ -187,7 +187,7 @@ def test_training_refuses_what_the_rule_leaves_out(base: str, captions: str, cac
     assert made is not None
     small = [item for item in SETS if not item.startswith("model")] if base != "vsepp" else SETS
     experiment = load_experiment(name, sets=[*small, "train.on_collapse=warn"])
-    inputs = InputPaths(caption_features=tfidf if captions == "tfidf" else None)
+    inputs = TrainInputs(caption_features=tfidf if captions == "tfidf" else None)
     if find_misfit(made, experiment) is None:
         assert train(cache, experiment, out=tmp_path / "run", inputs=inputs).is_dir()
     else:

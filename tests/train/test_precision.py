@@ -27,10 +27,11 @@ from vse.features.extractors.cnn import CnnExtractor
 from vse.pipeline.errors import UserError
 from vse.train.cli import train_main
 from vse.train.experiment import changed_settings, load_experiment
+from vse.train.options import RunFiles
 from vse.train.run.folder import RunFolder
 from vse.train.run.resume import Existing
 from vse.train.training import train
-from vse.train.use.trained_run import RunPlaces, open_run
+from vse.train.use.trained_run import open_run
 
 AUTO, SHORT = "train.precision=auto", "train.epochs=1"
 needs_bf16 = pytest.mark.skipif(not has_bf16(torch.device("cpu")), reason="this processor has no bf16")
@@ -144,7 +145,7 @@ def test_features_of_other_machines(said: str, demo: Path, cache: Path, run: Pat
     out = tmp_path / "demo_tiny.h5"
     extract_shards(demo, CnnExtractor(TINY_FEATURE.model_copy(update={"precision": "bf16"})), out, 1)
     merge(demo, out, 1)
-    places = RunPlaces(features=out, captions=demo)
+    places = RunFiles(features=out, captions=demo)
     if said == "auto":
         assert open_run(run, places).cache.provenance["config"]["precision"] == "bf16"
     else:

@@ -11,8 +11,8 @@ from tests.train.conftest import COMMAND, Fails, assert_same, experiment, forget
 from tests.train.data.caches import drop_checksums
 from vse.features.cache.shards import shards_folder
 from vse.train.cli import train_main
+from vse.train.options import TrainInputs
 from vse.train.run.folder import RunFolder
-from vse.train.run.inputs import InputPaths
 from vse.train.training import train
 
 
@@ -63,7 +63,7 @@ FINETUNE = ["images.source=pictures", "images.finetune=true", "train.epochs=2", 
 
 
 def test_fine_tuning_starts_from_a_trained_head(base: Path, cache: Path, tmp_path: Path) -> None:
-    of_base, fixed = InputPaths(start_from=base), experiment(*FINETUNE[:3], "train.learning_rate=1e-12")
+    of_base, fixed = TrainInputs(start_from=base), experiment(*FINETUNE[:3], "train.learning_rate=1e-12")
     still = train(cache, fixed, out=tmp_path / "still", inputs=of_base)
     best = max(row["rsum"] for row in state(base)["rows"])
     assert state(still)["rows"][0]["rsum"] == pytest.approx(best, abs=4), "nothing moved, and pictures give what was cached"
@@ -102,7 +102,7 @@ FROZEN = ["start_parts=[image_encoder]", "freeze=true", "train.epochs=2", "train
 
 
 def test_parts_of_a_run_are_taken_and_frozen_and_the_rest_moves(base: Path, cache: Path, tmp_path: Path) -> None:
-    of_base = InputPaths(start_from=base)
+    of_base = TrainInputs(start_from=base)
     frozen = train(cache, experiment(*FROZEN, "start_from=vsepp"), out=tmp_path / "frozen", inputs=of_base)
     before, after = weights(base), weights(frozen)
     for name, weight in after.items():
@@ -121,10 +121,10 @@ def test_a_frozen_run_keeps_its_statistics_and_is_resumed_bit_for_bit(cache: Pat
     branch = "model.image_encoder={name: branch, widths: [12, 16]}"
     start = train(cache, experiment(branch, "train.epochs=1"), out=tmp_path / "start")
     config = experiment(*FROZEN, branch, "start_from=vsepp")
-    run = train(cache, config, out=tmp_path / "run", inputs=InputPaths(start_from=start))
+    run = train(cache, config, out=tmp_path / "run", inputs=TrainInputs(start_from=start))
     assert "image_encoder.batch_norm.running_mean" in weights(run)
     for name, weight in weights(run).items():
         assert torch.equal(weight, weights(start)[name]) == name.startswith("image_encoder."), name
-    config, inputs = experiment(*FROZEN, "start_from=vsepp"), InputPaths(start_from=base)
+    config, inputs = experiment(*FROZEN, "start_from=vsepp"), TrainInputs(start_from=base)
     whole = train(cache, config, out=tmp_path / "whole", inputs=inputs)
     assert_same(state(whole), state(train_with_stops(cache, config, tmp_path / "cut", [11], inputs=inputs)))

@@ -19,8 +19,8 @@ from vse.features.extractors.cnn import CnnExtractor
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.train.models.similarities.scan import ScanSettings
+from vse.train.options import TrainInputs
 from vse.train.run.folder import RunFolder
-from vse.train.run.inputs import InputPaths
 from vse.train.solvers.encode import encode
 from vse.train.training import train
 from vse.train.use.embed import embed_split
@@ -57,7 +57,7 @@ def large(demo: Path) -> Path:
 
 def test_it_trains_on_maps_and_is_validated_on_larger_ones(small: Path, large: Path, demo: Path, tmp_path: Path) -> None:
     assert [open_cache(cache).row_shape for cache in (small, large)] == [(9, 512), (25, 512)]
-    run = train(small, experiment(*MODEL), out=tmp_path / "run", inputs=InputPaths(eval_features=large))
+    run = train(small, experiment(*MODEL), out=tmp_path / "run", inputs=TrainInputs(eval_features=large))
     assert state(run)["rows"][-1]["loss"] < state(run)["rows"][0]["loss"]
     assert load_run(run, "test").cache.path.samefile(large)
     dataset = load_dataset_file(demo)
@@ -75,7 +75,7 @@ def test_photos_through_the_frozen_cnn_are_read_as_maps(small: Path, tmp_path: P
 def test_the_cnn_is_trained_through_the_pooling_once_its_epochs_come(small: Path, large: Path, tmp_path: Path) -> None:
     waits = "train.frozen={cnn: 1, cnn.network.model.features.0: always}"
     config = experiment(*MODEL, *TRAINED_CNN, waits, "train.learning_rate=1e-3", "train.epochs=2")
-    inputs = InputPaths(eval_features=large)
+    inputs = TrainInputs(eval_features=large)
     one = train(small, config.model_copy(update={"train": config.train.model_copy(update={"epochs": 1})}), out=tmp_path / "1")
     two = train(small, config, out=tmp_path / "2", inputs=inputs)
     fresh = CnnExtractor(TINY_FEATURE).network.state_dict()
@@ -94,7 +94,7 @@ def test_the_cnn_is_trained_through_the_pooling_once_its_epochs_come(small: Path
 @pytest.mark.slow
 def test_a_trained_cnn_is_validated_on_the_evaluation_feature(small: Path, large: Path, tmp_path: Path) -> None:
     config = experiment(*MODEL, *TRAINED_CNN, "train.epochs=1", "train.batch_size=240")
-    run = train(small, config, out=tmp_path / "run", inputs=InputPaths(eval_features=large))
+    run = train(small, config, out=tmp_path / "run", inputs=TrainInputs(eval_features=large))
     written = read_embeddings(embed_split(run, tmp_path / "val.h5", "val"))
     scores = torch.as_tensor(written.images) @ torch.as_tensor(written.captions).T
     found = scores.argmax(0) == torch.as_tensor(written.image_of_caption())
@@ -104,7 +104,7 @@ def test_a_trained_cnn_is_validated_on_the_evaluation_feature(small: Path, large
 @pytest.mark.slow
 def test_a_training_with_its_cnn_is_resumed_bit_for_bit(small: Path, large: Path, tmp_path: Path) -> None:
     config = experiment(*MODEL, *TRAINED_CNN, "train.frozen={cnn: 1, caption_encoder: 1}", "train.learning_rates={cnn: 1e-3}")
-    inputs = InputPaths(eval_features=large)
+    inputs = TrainInputs(eval_features=large)
     whole = train(small, config, out=tmp_path / "whole", inputs=inputs)
     cut = train_with_stops(small, config, tmp_path / "cut", [5, 13], inputs=inputs)
     assert_same(state(whole), state(cut))

@@ -28,6 +28,7 @@ from vse.train.kinds import Kind, kind_of_rows
 from vse.train.models.build import Model
 from vse.train.models.encoders.base import EncoderSettings
 from vse.train.models.encoders.word_reader import WordReader
+from vse.train.options import TrainInputs
 from vse.train.run.folder import RunFolder, relative_path
 
 log = logging.getLogger(__name__)
@@ -58,28 +59,6 @@ def start_words(model: Model, vocabulary: Vocabulary, file: Path) -> None:
     log.info(
         "%s: has vectors of %d of %d words; the other %d are initialised at random", file, n_known, n_words, n_words - n_known
     )
-
-
-@dataclass(frozen=True)
-class InputPaths:
-    """The paths of inputs besides the feature cache; None stands for the default path.
-
-    ``captions`` : ``dataset.json``; by default the one that the cache names.
-    ``eval_features`` : cache for validation; by default the experiment's, next to the feature cache.
-    ``caption_features`` : cache of captions or of phrases; by default the experiment's, next to the feature cache.
-    ``truth_features`` : cache of ground-truth regions; by default the experiment's, next to the feature cache.
-    ``start_from`` : run folder whose weights to start from; by default the experiment's, with the same seed.
-    ``weights_dir`` : folder of weights of a CNN (for training on photos) and of a transformer, used instead of a download.
-    ``words`` : file of word vectors to initialise word embeddings; by default the experiment's.
-    """
-
-    captions: Path | None = None
-    eval_features: Path | None = None
-    caption_features: Path | None = None
-    start_from: Path | None = None
-    weights_dir: Path | None = None
-    words: Path | None = None
-    truth_features: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -161,7 +140,7 @@ def open_inputs(
     experiment: ExperimentPlan,
     folder: RunFolder,
     seed: int,
-    paths: InputPaths,
+    paths: TrainInputs,
     caption_encoder: EncoderSettings | None = None,
     texts: TextRows = "captions",
 ) -> Inputs:

@@ -19,11 +19,11 @@ from vse.eval.search.top_k import Attention, SearchHit
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import MAX_PIXELS, BadImage, count_pixels, decode_image, read_image_bytes
+from vse.train.options import RunFiles
 from vse.train.use.model import TrainedRun
 from vse.train.use.queries import Query
 from vse.train.use.search import load_for_search
 from vse.train.use.searcher import Searcher, SearchOptions
-from vse.train.use.trained_run import RunPlaces
 
 LARGE = 10_000_000  # pixels
 DECODING = Lock()  # held while a large photograph is decoded
@@ -167,7 +167,7 @@ class ServedRuns:
     """
 
     def __init__(
-        self, runs: Sequence[Path], split: str, places: Sequence[RunPlaces], options: SearchOptions, device: str = "auto"
+        self, runs: Sequence[Path], split: str, places: Sequence[RunFiles], options: SearchOptions, device: str = "auto"
     ) -> None:
         self.split, self.runs = split, _load_runs(runs, split, places, options, device)
         searchers = [run.searcher for run in self.runs]
@@ -214,7 +214,7 @@ class ServedRuns:
 
 
 def _load_runs(
-    runs: Sequence[Path], split: str, places: Sequence[RunPlaces], options: SearchOptions, device: str
+    runs: Sequence[Path], split: str, places: Sequence[RunFiles], options: SearchOptions, device: str
 ) -> list[ServedRun]:
     served: list[ServedRun] = []
     opened = [load_for_search(run, split, place, device) for run, place in zip(runs, places, strict=True)]

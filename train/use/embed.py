@@ -38,11 +38,12 @@ from vse.pipeline.files.writing import sha256_json
 from vse.train.data.captions import CaptionsOnDemand, TokenIndices
 from vse.train.data.pairs import images_of
 from vse.train.kinds import Kind
+from vse.train.options import EmbedRequest, RunFiles
 from vse.train.run.folder import RunFolder
 from vse.train.solvers.encode import PairScores, encode, pooled
 from vse.train.use.localise import score_phrases, score_sentences
 from vse.train.use.model import TrainedRun, load_opened, load_run
-from vse.train.use.trained_run import OpenedRun, RunPlaces, images_trained_on, open_run, read_identity, unfinished_state
+from vse.train.use.trained_run import OpenedRun, images_trained_on, open_run, read_identity, unfinished_state
 
 log = logging.getLogger(__name__)
 _Rows = Mapping[int, NDArray[np.float32]]  # of an id, its vector
@@ -52,7 +53,7 @@ def embed_split(
     run: Path,
     out: Path | None = None,
     split: str = "test",
-    places: RunPlaces = RunPlaces(),
+    places: RunFiles = RunFiles(),
     device: str = "auto",
     unfinished: bool = False,
     leak: bool = False,
@@ -162,7 +163,7 @@ def unknown_words(trained: TrainedRun) -> dict[str, int]:
 
 
 def run_as_features(
-    run: Path, out: Path, places: RunPlaces = RunPlaces(), device: str = "auto", unfinished: bool = False
+    run: Path, out: Path, places: RunFiles = RunFiles(), device: str = "auto", unfinished: bool = False
 ) -> list[Path]:
     """Write the embeddings of all splits by the best weights of a run as two caches; return their paths.
 
@@ -279,33 +280,26 @@ def _load_dataset(path: Path, first: Embeddings, captions: Path | None) -> Datas
     return dataset
 
 
-def embed_runs(
-    runs: Sequence[Path],
-    split: str | None = None,
-    out: Path | None = None,
-    as_features: Path | None = None,
-    places: RunPlaces = RunPlaces(),
-    device: str = "auto",
-    unfinished: bool = False,
-    allow_leak: bool = False,
-    sentences: bool = False,
-) -> list[Path]:
+def embed_runs(request: EmbedRequest) -> list[Path]:
     """Write the embeddings of a split by a run, or with ``as_features`` of all splits as two caches; return the files.
 
-    With ``as_features`` the ``runs`` may be embeddings files of any program instead, one for each split. See
-    :func:`embed_split`, :func:`run_as_features` and :func:`files_as_features`. Raises UserError for arguments that conflict.
+    With ``as_features`` the ``runs`` may be embeddings files of any program instead, one for each split. Raises UserError for
+    options that exclude each other. See :func:`embed_split` and :func:`run_as_features`.
     """
+    runs, files, as_features = request.runs, request.files, request.as_features
+    device, unfinished = request.device, request.unfinished
     if as_features is None and len(runs) > 1:
         raise UserError(f"{runs[1]}: a second run; vse-embed takes one, and several files only with --as-features")
-    if as_features is not None and (out is not None or split is not None):
+    if as_features is not None and (request.out is not None or request.split is not None):
         raise UserError("--as-features names its own files, of all splits; leave --out and --split out")
-    if as_features is not None and sentences:
+    if as_features is not None and request.sentences:
         raise UserError("--sentences writes scores instead of features; leave it out, or --as-features")
     with memory_guard(MEMORY_ADVICE):
         if as_features is None:
-            return [embed_split(runs[0], out, split or "test", places, device, unfinished, allow_leak, sentences)]
+            split, leak, sentences = request.split or "test", request.allow_leak, request.sentences
+            return [embed_split(runs[0], request.out, split, files, device, unfinished, leak, sentences)]
         if not runs[0].is_dir():
-            return files_as_features(runs, as_features, places.captions)
+            return files_as_features(runs, as_features, files.captions)
         if len(runs) > 1:
             raise UserError(f"{runs[1]}: a second run; --as-features takes one run, or files of embeddings")
-        return run_as_features(runs[0], as_features, places, device, unfinished)
+        return run_as_features(runs[0], as_features, files, device, unfinished)

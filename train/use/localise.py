@@ -29,11 +29,12 @@ from vse.train.data.captions import encode_like
 from vse.train.data.images import Indices
 from vse.train.data.pairs import Pairs, images_of
 from vse.train.models.build import Model
+from vse.train.options import RunFiles
 from vse.train.phrases.localisation import PhraseSplit, PhraseVectors, score_candidates, scores_of_pairs, sentence_scores
 from vse.train.phrases.pairs import PhrasePairs, check_phrase_cache
 from vse.train.phrases.regions import BoxFeatures, RegionInputs
 from vse.train.phrases.task import PhraseSettings, cached_phrases, phrase_model, scored_split
-from vse.train.use.trained_run import OpenedRun, RunPlaces, load_best, open_run
+from vse.train.use.trained_run import OpenedRun, load_best, open_run
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class ScoredBoxes:
 
 
 def score_phrases(
-    opened: OpenedRun, out: Path, split: str, places: RunPlaces = RunPlaces(), seen: Mapping[str, Any] = MappingProxyType({})
+    opened: OpenedRun, out: Path, split: str, places: RunFiles = RunFiles(), seen: Mapping[str, Any] = MappingProxyType({})
 ) -> Path:
     """Write the scores of a split's phrases with candidate boxes; ``seen`` is recorded; return ``out``."""
     model, scored = _model_and_split(opened, split, places)
@@ -93,7 +94,7 @@ def score_phrases(
 
 
 def score_sentences(
-    opened: OpenedRun, out: Path, split: str, places: RunPlaces = RunPlaces(), seen: Mapping[str, Any] = MappingProxyType({})
+    opened: OpenedRun, out: Path, split: str, places: RunFiles = RunFiles(), seen: Mapping[str, Any] = MappingProxyType({})
 ) -> Path:
     """Write the scores of a split's captions with all of its images, computed from their phrases; return ``out``."""
     model, scored = _model_and_split(opened, split, places)
@@ -123,7 +124,7 @@ def score_sentences(
 
 
 def localise_phrase(
-    run: Path, photo: Path, text: str, places: RunPlaces = RunPlaces(), device: str = "auto", unfinished: bool = True
+    run: Path, photo: Path, text: str, places: RunFiles = RunFiles(), device: str = "auto", unfinished: bool = True
 ) -> ScoredBoxes:
     """Return the candidates of a photo for a phrase, best first, by a run that localises phrases.
 
@@ -160,7 +161,7 @@ def _phrase_settings(opened: OpenedRun) -> PhraseSettings:
     return reading
 
 
-def _model_and_split(opened: OpenedRun, split: str, places: RunPlaces) -> tuple[Model, PhraseSplit]:
+def _model_and_split(opened: OpenedRun, split: str, places: RunFiles) -> tuple[Model, PhraseSplit]:
     reading, phrases = _phrase_settings(opened), opened.caption_cache
     assert phrases is not None, "a run of phrases reads a cache of them"
     model = _best_model(opened, reading)
@@ -188,7 +189,7 @@ def _phrase_hashes(opened: OpenedRun, pairs: PhrasePairs) -> dict[str, Any]:
     return {name: None if values is None else values[rows[name]] for name, values in hashes.items()}
 
 
-def _phrase_vectors(dataset: Dataset, phrases: FeatureCache, places: RunPlaces, device: torch.device) -> PhraseVectors:
+def _phrase_vectors(dataset: Dataset, phrases: FeatureCache, places: RunFiles, device: torch.device) -> PhraseVectors:
     """Return the vectors of the phrases of a data set, from the cache or, for another data set, from the same encoder."""
     if belongs_to_dataset(phrases, dataset):
         check_phrase_cache(phrases, dataset)

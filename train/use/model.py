@@ -22,7 +22,8 @@ from vse.train.kinds import Kind
 from vse.train.model_inputs import check_one_space, model_inputs, read_captions
 from vse.train.models.build import Model, build_model
 from vse.train.models.trainable_cnn import TrainableCnn
-from vse.train.use.trained_run import OpenedRun, RunPlaces, load_best, open_run
+from vse.train.options import RunFiles
+from vse.train.use.trained_run import OpenedRun, load_best, open_run
 
 
 @dataclass(frozen=True)
@@ -38,16 +39,16 @@ class TrainedRun(OpenedRun):
 
 
 def load_run(
-    run: Path, split: str | None, places: RunPlaces = RunPlaces(), device: str = "auto", unfinished: bool = False
+    run: Path, split: str | None, places: RunFiles = RunFiles(), device: str = "auto", unfinished: bool = False
 ) -> TrainedRun:
-    """Load a trained run and a split for it, or its complete data set (None); for ``places`` see :class:`RunPlaces`.
+    """Load a trained run and a split for it, or its complete data set (None); for ``places`` see :class:`RunFiles`.
 
     Raises UserError if its training did not finish, unless ``unfinished`` is set.
     """
     return load_opened(open_run(run, places, device, unfinished), split, places)
 
 
-def load_opened(opened: OpenedRun, split: str | None, places: RunPlaces = RunPlaces()) -> TrainedRun:
+def load_opened(opened: OpenedRun, split: str | None, places: RunFiles = RunFiles()) -> TrainedRun:
     """Load the model of an opened run, and a split for it; see :func:`load_run`."""
     folder, experiment, dataset, where = opened.folder, opened.experiment, opened.dataset, opened.device
     cache, caption_cache = opened.cache, opened.caption_cache

@@ -18,12 +18,13 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import decode_image
 from vse.pipeline.files.inputs import FileState, read_file_state
 from vse.pipeline.files.outputs import check_output
+from vse.train.options import RunFiles, SearchRequest
 from vse.train.use.attention import with_attention
 from vse.train.use.localise import localise_phrase
 from vse.train.use.model import TrainedRun, load_run
 from vse.train.use.queries import Query
 from vse.train.use.searcher import Searcher, SearchOptions
-from vse.train.use.trained_run import RunPlaces, unfinished_state
+from vse.train.use.trained_run import unfinished_state
 
 log = logging.getLogger(__name__)
 PHOTOS = (".jpg", ".jpeg", ".png", ".webp")
@@ -76,25 +77,11 @@ def _list_files(trained: TrainedRun) -> list[Path]:
     ]
 
 
-@dataclass(frozen=True)
-class SearchRequest:
-    """The options of a search, see :class:`vse.train.use.searcher.SearchOptions`; ``html`` is a report to write."""
-
-    k: int = 10
-    split: str | None = None
-    corpus: Path | None = None
-    index: Path | None = None
-    index_type: str | None = None
-    index_parameters: str = ""
-    rerank: int | None = None
-    html: Path | None = None
-
-
 def search_run(
     run: Path,
     query: str | Path,
     request: SearchRequest = SearchRequest(),
-    places: RunPlaces = RunPlaces(),
+    places: RunFiles = RunFiles(),
     device: str = "auto",
     last: LastSearcher | None = None,
 ) -> list[SearchHit]:
@@ -116,7 +103,7 @@ def search_run(
 
 
 def _search(
-    run: Path, query: str | Path, request: SearchRequest, places: RunPlaces, device: str, last: LastSearcher | None
+    run: Path, query: str | Path, request: SearchRequest, places: RunFiles, device: str, last: LastSearcher | None
 ) -> list[SearchHit]:
     split, corpus, index, page = request.split or "test", request.corpus, request.index, request.html
     if index is None and (request.index_type is not None or request.index_parameters):
@@ -159,7 +146,7 @@ def _search(
     return with_attention(trained, given, encoded.encoded, answer.hits, answer.rows.tolist())
 
 
-def load_for_search(run: Path, split: str, places: RunPlaces, device: str) -> TrainedRun:
+def load_for_search(run: Path, split: str, places: RunFiles, device: str) -> TrainedRun:
     """Load a run for a search, on its device; log a warning if its training did not finish."""
     trained = load_run(run, split, places, device, unfinished=True)
     _use_device(trained)
@@ -178,7 +165,7 @@ def find_phrase(
     photo: Path,
     phrase: str,
     request: SearchRequest = SearchRequest(),
-    places: RunPlaces = RunPlaces(),
+    places: RunFiles = RunFiles(),
     device: str = "auto",
 ) -> PhraseHit:
     """Return the candidate boxes of a photo for a phrase, best first. Raises UserError for options that apply to a split."""

@@ -32,6 +32,7 @@ from vse.pipeline.files.hdf5 import find_hdf5_dataset, open_hdf5
 from vse.pipeline.presets.presets import list_changes
 from vse.train.experiment import ExperimentConfig, changed_settings
 from vse.train.models.build import Model
+from vse.train.options import RunFiles
 from vse.train.run.folder import RunFolder
 
 log = logging.getLogger(__name__)
@@ -99,16 +100,6 @@ def _holds_same_photos(folder: RunFolder, cache: FeatureCache) -> bool:
             and not compare_data(recorded_identity(cache), recorded_identity(own))
         )
     return False
-
-
-@dataclass(frozen=True)
-class RunPlaces:
-    """The paths of a run's inputs; None stands for the path in ``run.json``. ``weights_dir`` has weights of networks."""
-
-    features: Path | None = None
-    captions: Path | None = None
-    caption_features: Path | None = None
-    weights_dir: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -201,7 +192,7 @@ def run_cost(run: OpenedRun) -> dict[str, Any]:
     }
 
 
-def open_run(run: Path, places: RunPlaces = RunPlaces(), device: str = "auto", unfinished: bool = False) -> OpenedRun:
+def open_run(run: Path, places: RunFiles = RunFiles(), device: str = "auto", unfinished: bool = False) -> OpenedRun:
     """Open a run. Raises UserError if its files do not fit, or if it is not finished and ``unfinished`` is False."""
     folder = RunFolder(run)
     experiment, record = folder.settings(ExperimentConfig), folder.record()

@@ -16,8 +16,8 @@ from tests.eval.slow_ranks import slow_metrics_of_lists, slow_order_scores, slow
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
 from vse.eval.files.results import read_result
+from vse.eval.options import EvaluationOptions
 from vse.eval.protocols.ensemble import build_ensemble, combine_scores, members_by_seed
-from vse.eval.protocols.options import EvaluationOptions
 from vse.eval.ranking.metrics import metrics
 from vse.eval.ranking.ranks import Ranks
 from vse.eval.tables.summary import build_summary

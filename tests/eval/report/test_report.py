@@ -16,7 +16,7 @@ from PIL import Image
 
 from tests.eval.evaluating import Edit, Fails, Printed, result_of, succeeds, write_result
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
-from vse.eval.protocols.options import EvaluationOptions
+from vse.eval.options import EvaluationOptions
 from vse.eval.report.charts import Curve
 from vse.eval.report.report import write_report
 from vse.pipeline.errors import UserError

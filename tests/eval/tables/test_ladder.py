@@ -23,7 +23,7 @@ from tests.eval.slow_ranks import slow_ranks
 from vse.eval.cli import table_main
 from vse.eval.defaults import LADDER_COSTS
 from vse.eval.files.embeddings import Embeddings, write_embeddings
-from vse.eval.protocols.options import EvaluationOptions
+from vse.eval.options import EvaluationOptions
 from vse.eval.tables.ladder import LadderTable, build_ladder, pareto_front
 
 N_IMAGES, N_EACH = 20, 2

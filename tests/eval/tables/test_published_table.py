@@ -21,11 +21,10 @@ from vse.eval.cli import table_main
 from vse.eval.defaults import published_tables
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.files.results import content_sha256
-from vse.eval.protocols.options import EvaluationOptions
+from vse.eval.options import EvaluationOptions, TableRequest
 from vse.eval.tables.published import PublishedTable, compare_published
 from vse.eval.tables.published_rows import published_rows
 from vse.eval.tables.summary import build_summary
-from vse.eval.tables.table import TableRequest
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_json
 from vse.pipeline.presets import presets
@@ -353,7 +352,7 @@ def latex(tmp_path: Path, result: Results) -> dict[str, str]:
         "todnet_1": [result("my_100%_&_best", config={"rows": ["todnet 1.1"]})],
     }
     for name in published_tables():
-        PublishedTable(name).build(TableRequest(result_files.get(name, [])), tmp_path / f"{name}.tex")
+        PublishedTable(name).build(TableRequest(results=result_files.get(name, [])), tmp_path / f"{name}.tex")
     return {name: (tmp_path / f"{name}.tex").read_text() for name in published_tables()}
 
 

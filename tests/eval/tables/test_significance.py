@@ -13,12 +13,15 @@ from tests.eval.evaluating import Fails, Printed, result_of, succeeds
 from tests.eval.protocols.test_evaluate import made
 from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
+from vse.eval.options import EvaluationOptions as Options
 from vse.eval.tables.significance import build_significance, compare_files
 from vse.eval.tables.summary import build_summary
 
 
 def compared(tmp_path: Path, *files: Path, protocol: str | Sequence[str] = "auto", samples: int = 400) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(compare_files(files, tmp_path / "c.json", protocol, samples=samples).read_text())
+    content: dict[str, Any] = json.loads(
+        compare_files(files, tmp_path / "c.json", protocol, options=Options(bootstrap=samples)).read_text()
+    )
     return content
 
 
@@ -57,7 +60,7 @@ def test_the_metrics_are_those_of_the_results(models: list[Path], tmp_path: Path
 
 
 def test_the_table_marks_what_is_not_significant(models: list[Path], tmp_path: Path, capsys: Printed, fails: Fails) -> None:
-    pairs = [compare_files([models[0], models[k]], tmp_path / f"{k}.json", samples=400) for k in (1, 3)]
+    pairs = [compare_files([models[0], models[k]], tmp_path / f"{k}.json", options=Options(bootstrap=400)) for k in (1, 3)]
     alike, unlike = (build_significance([pair]) for pair in pairs)  # two seeds of one model, two models
     for table in (alike, unlike):
         assert (table["significant"] == "yes").equals(table["p"] < 0.05)
@@ -103,7 +106,7 @@ def test_two_runs_of_an_experiment_are_told_apart_by_seeds_or_settings(tmp_path:
         ("d", replace(other, seed=1), ("vsepp seed 0", "vsepp seed 1")),
     ):
         files = [write_embeddings(Path("a.h5"), first), write_embeddings(Path(f"{name}.h5"), run)]
-        written = compare_files(files, samples=100)
+        written = compare_files(files, options=Options(bootstrap=100))
         table = build_significance([written])
         assert set(zip(table["a"], table["b"], strict=True)) == {shown}
     assert written == Path("results/demo_vsepp-0_vs_vsepp-1.json")
@@ -143,7 +146,7 @@ def test_what_cannot_be_compared_is_named(models: list[Path], tmp_path: Path, fa
     assert "vsepp-0.json: not a comparison of vse-eval --compare" in fails(
         table_main, "significance", result, "--out", out.with_suffix(".csv")
     )
-    comparison = compare_files(models[:1] + models[3:4], tmp_path / "c.json", samples=10)
+    comparison = compare_files(models[:1] + models[3:4], tmp_path / "c.json", options=Options(bootstrap=10))
     assert "no result among the files" in fails(table_main, "summary", comparison, "--out", tmp_path / "t.csv")
     comparison.write_text(comparison.read_text().replace('"vsepp"', '"vse++"'))
     assert "was edited after vse-eval wrote it" in fails(table_main, "significance", comparison, "--out", tmp_path / "t.csv")

@@ -12,9 +12,10 @@ from vse.features.cache.feature_cache import open_cache
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.train.experiment import ExperimentConfig
 from vse.train.losses.base import Batch
+from vse.train.options import TrainInputs
 from vse.train.prepare import prepare_task
 from vse.train.run.folder import RunFolder
-from vse.train.run.inputs import InputPaths, open_inputs
+from vse.train.run.inputs import open_inputs
 from vse.train.run.processes import join_processes
 from vse.train.solvers.base import RetrievalTask
 
@@ -30,7 +31,7 @@ def task_of(cache: Path, *sets: str) -> RetrievalTask:
 def prepared(cache: Path, settings: ExperimentConfig) -> RetrievalTask:
     opened = open_cache(cache)
     dataset = load_dataset_file(opened.captions)
-    inputs = open_inputs(opened, dataset, settings, RunFolder(Path("nowhere")), 0, InputPaths())
+    inputs = open_inputs(opened, dataset, settings, RunFolder(Path("nowhere")), 0, TrainInputs())
     return prepare_task(settings, inputs, 0, join_processes("cpu"), 0)[0]
 
 

@@ -14,10 +14,10 @@ from vse.features.cache.feature_cache import open_cache
 from vse.pipeline.dataset.dataset import load_dataset_file, phrase_texts
 from vse.pipeline.errors import UserError
 from vse.train.cli import train_main
+from vse.train.options import TrainInputs
 from vse.train.phrases.regions import BoxFeatures
 from vse.train.phrases.solvers import PhraseTrainer
 from vse.train.run.folder import RunFolder
-from vse.train.run.inputs import InputPaths
 from vse.train.training import train
 
 OPTIONS: dict[str, tuple[str, list[str]]] = {
@@ -82,7 +82,7 @@ def test_the_record_names_all_three_caches(phrase_run: Path, caches: Caches) -> 
 def test_constraints_start_from_the_run_without_them(caches: Caches, tmp_path: Path) -> None:
     base = train(caches.candidates, small(name="phrase_embedding_sampling"), out=tmp_path / "base")
     found = small("train.learning_rate=1e-12", name="phrase_embedding_constraints")
-    run = train(caches.candidates, found, out=tmp_path / "run", inputs=InputPaths(start_from=base))
+    run = train(caches.candidates, found, out=tmp_path / "run", inputs=TrainInputs(start_from=base))
     before, after = weights(base), weights(run)
     learned = [name for name in before if "linears" in name]
     assert all(np.allclose(before[name], after[name], atol=1e-6) for name in learned)
@@ -121,4 +121,4 @@ def test_a_cache_of_captions_is_one_line(few: Path, tmp_path: Path) -> None:
     dataset = load_dataset_file(few)
     other = write_phrases(tmp_path / "captions.h5", dataset, phrase_texts(dataset), of="captions")
     with pytest.raises(UserError, match=r"captions.h5 holds .*; features of phrases are needed"):
-        train(caches.candidates, small(), out=tmp_path / "run", inputs=InputPaths(caption_features=other))
+        train(caches.candidates, small(), out=tmp_path / "run", inputs=TrainInputs(caption_features=other))

@@ -18,8 +18,8 @@ from vse.pipeline.dataset.captions import SPECIAL_TOKENS
 from vse.pipeline.files.writing import sha256_file
 from vse.train.cli import embed_main, train_main
 from vse.train.experiment import ExperimentConfig
+from vse.train.options import TrainInputs
 from vse.train.run.folder import RunFolder
-from vse.train.run.inputs import InputPaths
 from vse.train.run.resume import Existing
 from vse.train.training import train
 from vse.train.use.model import load_run
@@ -65,7 +65,7 @@ def test_captions_are_read_from_the_named_cache(cache: Path, tfidf: Path, bank: 
     line = fails(train_main, *arguments, "--caption-features", bank)
     assert "image rows of 3 x 256 float16; features of captions are needed" in line
     assert not (tmp_path / "run").exists()
-    run = train(cache, experiment("train.epochs=1"), out=tmp_path / "run", inputs=InputPaths(caption_features=tfidf))
+    run = train(cache, experiment("train.epochs=1"), out=tmp_path / "run", inputs=TrainInputs(caption_features=tfidf))
     assert RunFolder(run).settings(ExperimentConfig).caption_feature == "tfidf"
     assert RunFolder(run).record()["caption_features"]["name"] == "tfidf"
 
@@ -115,7 +115,7 @@ def test_known_words_start_from_vectors_and_others_at_their_scale(name: str, cac
 
 def test_a_run_takes_the_file_that_an_option_names_and_needs_it_no_more(cache: Path, tmp_path: Path) -> None:
     file = glove(tmp_path / "glove.txt")
-    run = train(cache, experiment(*SETS), out=tmp_path / "run", inputs=InputPaths(words=file))
+    run = train(cache, experiment(*SETS), out=tmp_path / "run", inputs=TrainInputs(words=file))
     torch.testing.assert_close(embeddings(run)["red"], vectors(file)["red"])
     record = RunFolder(run).record()
     assert record["words_sha256"] == sha256_file(file)

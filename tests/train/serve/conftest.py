@@ -15,12 +15,12 @@ from PIL import Image
 
 from tests.train.conftest import experiment
 from tests.train.use.attending import scan
+from vse.train.options import RunFiles
 from vse.train.serve.answers import ServedRuns
 from vse.train.serve.app import PageSettings, create_app
 from vse.train.serve.server import Limits, PageServer
 from vse.train.training import train
 from vse.train.use.searcher import SearchOptions
-from vse.train.use.trained_run import RunPlaces
 
 MANY = SearchOptions(rerank=200, many=True)
 
@@ -39,7 +39,7 @@ def sets_run(positions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def served(vectors_run: Path, sets_run: Path) -> ServedRuns:
-    return ServedRuns([vectors_run, sets_run], "test", [RunPlaces()] * 2, MANY, "cpu")
+    return ServedRuns([vectors_run, sets_run], "test", [RunFiles()] * 2, MANY, "cpu")
 
 
 @pytest.fixture(scope="session")

@@ -16,9 +16,9 @@ from tests.train.serve.conftest import MANY
 from tests.train.serve.test_app import png_bomb, upload
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, decode_image
+from vse.train.options import RunFiles
 from vse.train.serve.answers import DECODING, LARGE, ServedRuns, UnknownId, read_upload
 from vse.train.training import train
-from vse.train.use.trained_run import RunPlaces
 
 
 def test_runs_of_one_name_are_known_by_their_folders(served: ServedRuns, vectors_run: Path, sets_run: Path) -> None:
@@ -29,7 +29,7 @@ def test_runs_of_one_name_are_known_by_their_folders(served: ServedRuns, vectors
 
 def test_a_query_reads_no_file_of_a_run_or_of_the_data_set(own_cache: Path, tmp_path: Path) -> None:
     run = train(own_cache, experiment("train.epochs=1"), out=tmp_path / "run")
-    served = ServedRuns([run], "test", [RunPlaces()], MANY, "cpu")
+    served = ServedRuns([run], "test", [RunFiles()], MANY, "cpu")
     before = served.answers("a red square", 3)[0]
     images = own_cache.parent.parent / "data" / "images"
     photo = decode_image(next(images.iterdir()))
@@ -49,12 +49,12 @@ def test_two_data_sets_are_refused(vectors_run: Path, own_cache: Path, tmp_path:
     edit(data, change)
     other = train(forget_captions(own_cache), experiment("train.epochs=1"), out=tmp_path / "run")
     with pytest.raises(UserError, match="runs side by side search one file"):
-        ServedRuns([vectors_run, other], "test", [RunPlaces()] * 2, MANY, "cpu")
+        ServedRuns([vectors_run, other], "test", [RunFiles()] * 2, MANY, "cpu")
 
 
 def test_imported_features_read_texts_alone(regions: Path, tmp_path: Path, caplog: Log) -> None:
     run = train(regions, experiment("train.epochs=1", "model.similarity={name: scan}", *WORDS), out=tmp_path / "run")
-    served = ServedRuns([run], "test", [RunPlaces()], MANY, "cpu")
+    served = ServedRuns([run], "test", [RunFiles()], MANY, "cpu")
     assert "reads no photos" in caplog.text
     assert not served.reads_photos
     assert len(served.answers("a red square", 3)[0].hits) == 3
@@ -67,7 +67,7 @@ WORDS = ["model.caption_encoder={name: gru, states: all, bidirectional: true}"]
 
 def test_a_photo_that_cannot_be_read_has_no_number(own_cache: Path, tmp_path: Path) -> None:
     run = train(own_cache, experiment("train.epochs=1"), out=tmp_path / "run")
-    served = ServedRuns([run], "test", [RunPlaces()], MANY, "cpu")
+    served = ServedRuns([run], "test", [RunFiles()], MANY, "cpu")
     image = served.dataset.split("test")[0]
     served.dataset.image_path(image).write_bytes(b"spoilt")
     for number in (image.imgid, -5):

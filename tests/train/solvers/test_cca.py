@@ -18,8 +18,8 @@ from vse.eval.defaults import RECALLS
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import Interrupted, UserError
 from vse.train.experiment import ExperimentConfig
+from vse.train.options import TrainInputs
 from vse.train.run.folder import RunFolder
-from vse.train.run.inputs import InputPaths
 from vse.train.run.resume import Existing, Extras
 from vse.train.solvers import cca as cca_module
 from vse.train.solvers.cca import CaptionCca, Covariances, canonical_directions, covariances
@@ -236,6 +236,6 @@ def test_cca_needs_vectors_of_captions_which_a_path_may_name(cache: Path, tmp_pa
         train(cache, experiment(*SETS, "caption_feature=null"), out=tmp_path / "run")
     with pytest.raises(UserError, match="--log-negatives lists what a ranking loss finds hardest; cca ranks nothing"):
         train(cache, experiment(*SETS), out=tmp_path / "run", extras=Extras(log_negatives=1))
-    inputs = InputPaths(caption_features=tfidf)
+    inputs = TrainInputs(caption_features=tfidf)
     out = train(cache, experiment(*SETS, "caption_feature=null"), out=tmp_path / "run", inputs=inputs)
     assert RunFolder(out).settings(ExperimentConfig).caption_feature == "tfidf"

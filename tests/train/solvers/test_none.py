@@ -25,8 +25,8 @@ from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.train.cli import embed_main, report_main, train_main
 from vse.train.experiment import ExperimentConfig
+from vse.train.options import TrainInputs
 from vse.train.run.folder import RunFolder
-from vse.train.run.inputs import InputPaths
 from vse.train.run.resume import Existing
 from vse.train.training import train
 
@@ -148,7 +148,7 @@ def test_two_models_are_a_warning(images: Path, demo: Path, tmp_path: Path, fail
     out = tmp_path / "demo_others.h5"
     extract_shards(demo, TextExtractor(TextConfig(name="others", model=name, weights="random")), out, 1)
     merge(demo, out, 1)
-    train(images, zero_shot(), out=tmp_path / "run", inputs=InputPaths(caption_features=out))
+    train(images, zero_shot(), out=tmp_path / "run", inputs=TrainInputs(caption_features=out))
     assert f"images by {clip} (random), captions by {name} (random)" in caplog.text
 
 

@@ -15,7 +15,7 @@ from tests.conftest import TINY_FEATURE
 from tests.eval.evaluating import write_result
 from tests.train.conftest import Capture, Edit, Fails, done, experiment, weights
 from vse.eval.files.embeddings import read_embeddings
-from vse.eval.protocols.options import EvaluationOptions
+from vse.eval.options import EvaluationOptions
 from vse.eval.tables.ladder import build_ladder
 from vse.features.cache.feature_cache import FeatureCache, open_cache, verify_cache
 from vse.features.cache.reader import FeatureReader
@@ -26,7 +26,7 @@ from vse.features.extractors.cnn import CnnExtractor
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.files.writing import sha256_file
 from vse.train.cli import embed_main
-from vse.train.run.inputs import InputPaths
+from vse.train.options import TrainInputs
 from vse.train.training import train
 from vse.train.use.embed import embed_split
 
@@ -90,7 +90,7 @@ def cost_in(embeddings: Path) -> dict[str, Any]:
 
 
 def test_embeddings_record_the_cost_of_each_step(cache: Path, tfidf: Path, tmp_path: Path, positions: Path) -> None:
-    run = train(cache, experiment(), out=tmp_path / "run", inputs=InputPaths(caption_features=tfidf))
+    run = train(cache, experiment(), out=tmp_path / "run", inputs=TrainInputs(caption_features=tfidf))
     cost = cost_in(embed_split(run, tmp_path / "test.h5"))
     record = json.loads((run / "run.json").read_text())
     assert cost["extraction_s"] == {"tiny": open_cache(cache).seconds, "tfidf": open_cache(tfidf).seconds}
@@ -107,10 +107,10 @@ def test_embeddings_record_the_cost_of_each_step(cache: Path, tfidf: Path, tmp_p
 
 
 def test_each_cache_that_a_run_reads_has_its_cost(bank: Path, cache: Path, tmp_path: Path, own_cache: Path) -> None:
-    run = train(bank, experiment(), out=tmp_path / "run", inputs=InputPaths(eval_features=cache))
+    run = train(bank, experiment(), out=tmp_path / "run", inputs=TrainInputs(eval_features=cache))
     cost = cost_in(embed_split(run, tmp_path / "test.h5"))
     assert cost["extraction_s"] == {"bank": open_cache(bank).seconds, "tiny": open_cache(cache).seconds}
-    run = train(own_cache, experiment(), out=tmp_path / "gone", inputs=InputPaths(eval_features=bank))
+    run = train(own_cache, experiment(), out=tmp_path / "gone", inputs=TrainInputs(eval_features=bank))
     own_cache.unlink()
     cost = cost_in(embed_split(run, tmp_path / "gone.h5"))
     assert cost["extraction_s"] == {"bank": open_cache(bank).seconds, "tiny": None}

@@ -20,6 +20,7 @@ from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import inputs as input_files
 from vse.pipeline.files.images import decode_image
+from vse.train.options import RunFiles
 from vse.train.run.folder import RunFolder
 from vse.train.solvers.encode import pooled
 from vse.train.training import train
@@ -29,7 +30,6 @@ from vse.train.use.corpus import encode_side, pool_side
 from vse.train.use.model import load_run
 from vse.train.use.search import SearchRequest, search_run
 from vse.train.use.searcher import Searcher, SearchOptions
-from vse.train.use.trained_run import RunPlaces
 
 TEXT = "a red square above a blue circle"
 Search = Callable[..., list[SearchHit]]
@@ -50,7 +50,7 @@ def dataset(own_cache: Path, edit: Edit) -> Path:
 @pytest.fixture
 def search(own_run: Path, own_cache: Path, dataset: Path, tmp_path: Path) -> Search:
     """A search of that data set, with an index."""
-    places = RunPlaces(features=forget_captions(own_cache), captions=dataset)
+    places = RunFiles(features=forget_captions(own_cache), captions=dataset)
     return partial(SearchRequest, search_run, own_run, places=places, device="cpu", index=tmp_path / "x.faiss")
 
 

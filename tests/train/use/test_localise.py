@@ -23,12 +23,11 @@ from vse.pipeline.dataset.dataset import load_dataset_file, mentions
 from vse.pipeline.demo import create_demo
 from vse.pipeline.errors import UserError
 from vse.train.cli import embed_main, report_main, search_main
+from vse.train.options import RunFiles, TrainInputs
 from vse.train.run.folder import RunFolder
-from vse.train.run.inputs import InputPaths
 from vse.train.training import train
 from vse.train.use.embed import embed_split
 from vse.train.use.model import load_run
-from vse.train.use.trained_run import RunPlaces
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +92,7 @@ def test_sentences_need_a_model_of_phrases_which_embeds_no_captions(phrase_run: 
 def test_phrases_of_another_data_set_need_a_cache_or_its_encoder(phrase_run: Path, tmp_path: Path) -> None:
     other = create_demo(tmp_path / "data", n_images=24, seed=9)
     caches = make_caches(other, tmp_path / "features")
-    places = RunPlaces(features=caches.candidates, caption_features=caches.phrases)
+    places = RunFiles(features=caches.candidates, caption_features=caches.phrases)
     out = embed_split(phrase_run, tmp_path / "other.h5", "test", places)
     expected = [m for m in mentions(load_dataset_file(other)) if m.image.split == "test"]
     assert len(read_phrase_scores(out).phrase_ids) == len(expected)
@@ -134,7 +133,7 @@ def own_words_run(caches: Caches, tmp_path_factory: pytest.TempPathFactory) -> P
     config = TfidfConfig(name="tfidf_phrases", min_count=1, of="phrases")
     extractor = CaptionExtractor(config, fit_encoder(cache.captions, config, encoder_path(phrases)))
     extract_shards(cache.captions, extractor, phrases, 1)
-    read = InputPaths(caption_features=merge(cache.captions, phrases, 1))
+    read = TrainInputs(caption_features=merge(cache.captions, phrases, 1))
     return train(caches.candidates, small("caption_feature=tfidf_phrases"), out=folder / "run", inputs=read)
 
 

@@ -28,8 +28,8 @@ from vse.pipeline.dataset.sources import check_dataset
 from vse.pipeline.demo import create_demo
 from vse.pipeline.errors import Interrupted, UserError
 from vse.train.cli import embed_main, report_main, search_main, train_main
+from vse.train.options import TrainInputs
 from vse.train.run.folder import RunFolder
-from vse.train.run.inputs import InputPaths
 from vse.train.solvers import adam
 from vse.train.training import train
 from vse.train.use.search import SearchRequest, search_run
@@ -131,7 +131,7 @@ def test_images_without_captions_are_left_out_of_a_training(cache: Path, own_dem
     for image in content["images"][::7]:
         image["sentences"], image["sentids"] = [], []
     own_demo.write_text(json.dumps(content))
-    run = train(cache, experiment("train.epochs=1"), out=tmp_path / "run", inputs=InputPaths(captions=own_demo))
+    run = train(cache, experiment("train.epochs=1"), out=tmp_path / "run", inputs=TrainInputs(captions=own_demo))
     assert "images without captions are left out" in caplog.text
     n_captioned = sum(bool(image["sentences"]) and image["split"] == "train" for image in content["images"])
     assert RunFolder(run).record()["n_train_pairs"] == 5 * n_captioned

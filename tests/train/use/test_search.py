@@ -22,10 +22,10 @@ from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.files.writing import read_json, sha256_file, write_json
 from vse.train.cli import embed_main, search_main
 from vse.train.experiment import ExperimentConfig
+from vse.train.options import RunFiles
 from vse.train.run.folder import RunFolder
 from vse.train.training import train
 from vse.train.use.search import SearchRequest, search_run
-from vse.train.use.trained_run import RunPlaces
 
 NETWORK = ["model.similarity=network", "loss.name=logistic", "train.epochs=1"]
 FINETUNE = ["images.source=pictures", "images.finetune=true", "train.epochs=1"]
@@ -239,7 +239,7 @@ def test_a_moved_cache_is_named_with_its_option(run: Path, own_cache: Path, tmp_
     error = fails(search_main, moved, "a red circle")
     assert "no feature cache " in error
     assert "with which it was trained; if it was moved, give --features" in error
-    assert len(search_run(moved, "a red circle", SearchRequest(k=2), places=RunPlaces(features=own_cache))) == 2
+    assert len(search_run(moved, "a red circle", SearchRequest(k=2), places=RunFiles(features=own_cache))) == 2
 
 
 def test_a_caption_is_one_line_that_no_terminal_obeys(own_cache: Path, tmp_path: Path, capsys: Any, edit: Any) -> None:

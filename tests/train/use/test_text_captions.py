@@ -19,7 +19,7 @@ from vse.features.settings.texts import TextConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.demo import create_demo
 from vse.train.cli import embed_main, search_main
-from vse.train.run.inputs import InputPaths
+from vse.train.options import TrainInputs
 from vse.train.training import train
 
 
@@ -58,7 +58,7 @@ def trained(
     merge(shapes, images, 1)
     config = experiment("caption_feature=bert", "train.epochs=2", *sets, name=preset)
     trained_on = positions if pooling == "tokens" else cache
-    run = train(trained_on, config, out=folder / "run", inputs=InputPaths(caption_features=made["demo"]))
+    run = train(trained_on, config, out=folder / "run", inputs=TrainInputs(caption_features=made["demo"]))
     return Trained(run, images, made["shapes"], folder / "weights")
 
 

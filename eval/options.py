@@ -1,0 +1,159 @@
+"""The options of ``vse-eval`` and ``vse-table``. Importing this module is cheap, because ``--help`` does."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import click
+from pydantic import Field
+
+from vse.eval.defaults import (
+    BOOTSTRAP_SAMPLES,
+    COMPARISON_SAMPLES,
+    CROSS_CHECK_QUERIES,
+    IOU,
+    LADDER_COSTS,
+    PHRASE,
+    PROTOCOLS,
+    RECALLS,
+    TREC_DEPTH,
+)
+from vse.pipeline.errors import UserError
+from vse.pipeline.options import Cli, Device, File, Flag, Force, From0, From1, Options, Share, Text
+
+_FEWEST_SAMPLES = 100  # of an interval
+
+
+def _integers(text: Any) -> tuple[int, ...]:
+    """Return the integers that commas or blanks separate. Raises UserError if one is not a positive integer."""
+    if not isinstance(text, str):
+        return tuple(text)
+    numbers = text.replace(",", " ").split()
+    wrong = next((k for k in numbers if not (k.isascii() and k.isdecimal() and 0 < int(k) < 10**9)), None)
+    if wrong is not None:
+        raise UserError(f"--k {text}: {wrong} is not a positive integer; give e.g. --k 20,50")
+    return tuple(map(int, numbers))
+
+
+_INTEGERS = click.types.FuncParamType(_integers)
+
+
+class EvaluateOptions(Options):
+    """Rarely used options of an evaluation."""
+
+    unfinished: Flag = False
+    """Accept runs whose training did not finish; the result lists them."""
+    iou: Share | None = Field(
+        None,
+        description=f"With phrase scores: lowest IoU with the true box at which a candidate box is right.  [default: {IOU}]",
+    )
+    cxc: Annotated[File | None, Cli(metavar="FOLDER")] = None
+    """Folder with sis_test.csv and sts_test.csv of Crisscrossed Captions. The protocol cxc then also reports image-to-image
+    (i2i) and text-to-text (t2t) retrieval."""
+    cross_check: Flag = True
+    """Compare the exact ranks with a FAISS search. A difference that is not a tie is an error."""
+    cross_checked: Annotated[From0, Cli(metavar="N")] = CROSS_CHECK_QUERIES
+    """Number of queries per direction and protocol that are compared with FAISS, sampled at random; 0 for all."""
+    device: Device = "auto"
+
+
+class EvaluationOptions(EvaluateOptions):
+    """All options of an evaluation: its metrics, and the files that are written in addition to the result.
+
+    Phrase scores accept only ``bootstrap``, ``iou`` and ``unfinished``.
+    """
+
+    bootstrap: From0 | None = Field(
+        None,
+        description="Number of bootstrap samples of the images for 95% intervals; 0 computes no intervals.  "
+        f"[default: {BOOTSTRAP_SAMPLES}, with --compare {COMPARISON_SAMPLES}]",
+    )
+    ks: Annotated[
+        tuple[From1, ...], Cli(("--k",), metavar="K,...", click_type=click.types.FuncParamType(_integers), repeated=False)
+    ] = Field(
+        (), description=f"Further K of R@K, e.g. 20,50, besides {', '.join(map(str, RECALLS))}. They do not count in rsum."
+    )
+    ensemble: Flag = False
+    """Treat FILES as members of an ensemble, and average their scores. With several seeds there is one ensemble per seed."""
+    experiment: Text | None = None
+    """With --ensemble: preset that lists the members.  [default: any members]"""
+    alpha: Share | None = None
+    """With --ensemble of an image-sentence model and a phrase model: share of phrases, from 0 to 1.  [default: the best on the
+    validation split]"""
+    save: File | None = None
+    """With --ensemble: also write its embeddings or scores to this file, e.g. for --compare. With several seeds the seed is
+    added to the name."""
+    index: Annotated[Text | None, Cli(metavar="FACTORY")] = None
+    """Also report the recall of an approximate FAISS index, e.g. IVF1024,Flat or HNSW32."""
+    index_parameters: Text = ""
+    """Search parameters of --index, e.g. nprobe=16."""
+    rerank: Annotated[tuple[From1, ...], Cli(metavar="K")] = ()
+    """Also report the metrics of a two-stage search that scores only the best K candidates of a fast first stage. May be
+    repeated."""
+    per_query: Annotated[File | None, Cli(metavar="FILE")] = None
+    """Also write a row per query to this .csv or .parquet file: its rank (from 0), and the best right and wrong answer."""
+    trec: Annotated[File | None, Cli(metavar="FOLDER")] = None
+    """Also write TREC run and qrels files of the whole split to this folder, for trec_eval, ranx and ir_measures."""
+    trec_depth: From0 | None = Field(
+        None,
+        description=f"With --trec: number of answers per query in a run file, 0 for all.  [default: {TREC_DEPTH}]",
+    )
+
+    @property
+    def samples(self) -> int:
+        """The number of bootstrap samples."""
+        return BOOTSTRAP_SAMPLES if self.bootstrap is None else self.bootstrap
+
+    @property
+    def recall_ks(self) -> list[int]:
+        """Every K of R@K, in ascending order."""
+        return sorted({*RECALLS, *self.ks})
+
+    @property
+    def embeddings_only(self) -> str | None:
+        """Name of the first given option that applies only to embeddings of one model; None without such an option."""
+        names = ("ensemble", "index", "rerank", "per_query", "trec", "ks", "cxc")
+        given = next((name for name in names if getattr(self, name)), None)
+        return None if given is None else "--k" if given == "ks" else f"--{given.replace('_', '-')}"
+
+    def check(self) -> None:
+        """Raise UserError if an option needs another one that is not given, or if the samples are too few."""
+        if self.experiment is not None and not self.ensemble:
+            raise UserError("--experiment names the preset of an ensemble and needs --ensemble")
+        for option, value in (("--alpha", self.alpha), ("--save", self.save)):
+            if value is not None and not self.ensemble:
+                raise UserError(f"{option} applies to an ensemble and needs --ensemble")
+        if self.index_parameters and not self.index:
+            raise UserError("--index-parameters needs an index: name it with --index")
+        if self.trec_depth is not None and self.trec is None:
+            raise UserError("--trec-depth applies to run files: name their folder with --trec")
+        if self.bootstrap and self.bootstrap < _FEWEST_SAMPLES:
+            raise UserError(
+                f"--bootstrap {self.bootstrap}: an interval needs at least {_FEWEST_SAMPLES} samples; 0 computes no interval"
+            )
+
+
+class EvaluationRequest(Options):
+    """The arguments of ``vse-eval``."""
+
+    files: Annotated[tuple[File, ...], Cli(argument=True)]
+    protocol: Annotated[tuple[Text, ...], Cli(click_type=click.Choice(["auto", *PROTOCOLS, PHRASE]))] = ("auto",)
+    """Protocol to evaluate. May be repeated. full: the whole split. 1k: the mean over folds of 1,000 images. sentence,
+    sentence-1k: captions query captions. cxc, eccv: the COCO test set with further right answers (needs eccv-caption). phrase:
+    phrase scores. auto: full, 1k if there are 1,000 images, and cxc and eccv where they apply."""
+    compare: Flag = False
+    """Treat FILES as two models, and test the difference of each metric."""
+    options: EvaluationOptions = EvaluationOptions()
+    out: File | None = None
+    """File to write (JSON).  [default: none, with --compare results/DATASET_A_vs_B.json]"""
+    force: Force = False
+
+
+class TableRequest(Options):
+    """The result files of a table, and the options of some tables."""
+
+    results: Annotated[tuple[File, ...], Cli(argument=True)] = ()
+    dataset: Text | None = None
+    """For a published table: use our results on this data set instead of the data set of each row."""
+    cost: Annotated[Text | None, Cli(click_type=click.Choice(LADDER_COSTS))] = None
+    """For the table ladder: the cost, in seconds or MB, that is weighed against rsum.  [default: total_s]"""

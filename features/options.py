@@ -1,0 +1,118 @@
+"""The options of ``vse-extract`` and of ``vse-data import``. Importing this module is cheap, because ``--help`` does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from vse.pipeline.options import Changes, Cli, Device, File, Flag, Force, From1, Options, Seed, Share, Text, Threads
+
+Tokeniser = Annotated[
+    Text | None,
+    Cli(metavar="NAME"),
+    Field(description="Splits captions into words: letters_and_digits, unicode_words or nltk.  [default: unicode_words]"),
+]
+
+
+class ExtractOptions(Options):
+    """Rarely used options of an extraction."""
+
+    skip_bad: Annotated[Flag, Cli(envvar="VSE_SKIP_BAD")] = False
+    """Skip unreadable images and list them in OUT.failures.jsonl."""
+    weights_dir: Annotated[File | None, Cli(envvar="VSE_WEIGHTS_DIR")] = None
+    """Folder with weights to use instead of downloads: <model>.pth files, or model folders for text."""
+    words: Annotated[File | None, Cli(envvar="VSE_WORDS")] = None
+    """File of word vectors, word2vec or GloVe.  [default: vectors trained on the training captions]"""
+    device: Device = "auto"
+    threads: Threads = None
+    force: Force = False
+
+
+class FeatureRequest(Options):
+    """A feature of a data set to extract, or an encoder to fit."""
+
+    dataset: File
+    """The data set's dataset.json."""
+    feature: Text = ""
+    """A preset of config/features, or a YAML file."""
+    out: File | None = None
+    """The cache to write.  [default: features/DATASET_FEATURE.h5]"""
+    shards: From1 | None = None
+    """Number of shards.  [default: the data set's]"""
+    shard: int | None = None
+    """Extract only this shard (counted from 0) and do not merge."""
+    like: File | None = None
+    """A cache whose settings and weights to use; a model trained on that cache can then read the new one."""
+    sets: Changes = ()
+    """Change a setting of the preset."""
+    options: ExtractOptions = ExtractOptions()
+
+
+class MergeRequest(Options):
+    """A merge of the shards of a cache."""
+
+    dataset: File
+    """The data set's dataset.json."""
+    out: File
+    """The cache to write; the folder of its shards lies next to it."""
+    shards: From1 | None = None
+    """Number of shards.  [default: the data set's]"""
+    force: Force = False
+
+
+class VerifyRequest(Options):
+    """A verification of a cache."""
+
+    cache_file: Annotated[File, Cli(argument=True)]
+    no_sources: Flag = False
+    """Do not hash the images or captions from which the rows were extracted."""
+    write: Flag = False
+    """Add block checksums to a cache that has none. With them, changed features are detected when they are read."""
+
+
+class SplitShares(Options):
+    """The splits that are sampled if the imported data have none."""
+
+    val: Share | None = None
+    """Share of the images to sample for the split val, if SOURCES have no splits.  [default: 0.1]"""
+    test: Share | None = None
+    """The same for the split test.  [default: 0.1]"""
+    seed: Seed = 0
+    """Seed of the sample."""
+
+
+class ImportOptions(Options):
+    """Rarely used options of an import."""
+
+    format: Annotated[Text | None, Cli(metavar="NAME")] = None
+    """Format of SOURCES: table, webdataset, clip-retrieval or hugging-face.  [default: detected]"""
+    key_until: Annotated[Text | None, Cli(metavar="DOT")] = None
+    """Where the key ends in the name of a WebDataset member: first-dot or last-dot.  [default: first-dot]"""
+    quoting: Annotated[Text | None, Cli(metavar="HOW")] = None
+    """Quotation marks in CSV: minimal (they enclose fields) or none (they are text).  [default: minimal]"""
+    tokeniser: Tokeniser = None
+    skip_bad: Flag = False
+    """Skip invalid rows and list them in OUT/import.failures.jsonl."""
+    out_features: File = Path("features")
+    """Folder of the caches of vectors."""
+    force: Force = False
+
+
+class ImportRequest(Options):
+    """An import of photos and captions, or of vectors, as a data set."""
+
+    sources: Annotated[tuple[File, ...], Cli(argument=True)]
+    out: File
+    """Folder to write, e.g. data/birds."""
+    name: Text | None = None
+    """Name of the data set.  [default: the name of the folder OUT]"""
+    captions: File | None = None
+    """The table of captions, if it is not a captions.* or metadata.* next to the photos."""
+    images: File | None = None
+    """Folder of the photos of clip-retrieval. For other formats, a second folder in which photos may lie."""
+    columns: Annotated[tuple[Text, ...], Cli(("--column",), metavar="FIELD=NAME")] = ()
+    """Name of the table's column for a field: file, caption, split or an id."""
+    splits: SplitShares = SplitShares()
+    options: ImportOptions = ImportOptions()

@@ -1,0 +1,330 @@
+"""Define the options of each command once, as the fields of a pydantic model.
+
+A field gives an option its name, type, default and limits, and the text below the field is its help. :func:`command` turns the
+fields into click options, from which ``--help`` and the documentation page of the command follow. The functions behind the
+command, and the Python interface, take an object of the same model.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from inspect import cleandoc, get_annotations
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, Union, get_args, get_origin
+
+import click
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError, PydanticUndefined, core_schema
+
+from vse.pipeline.errors import UserError, did_you_mean
+from vse.pipeline.files.outputs import allow_replacing_others
+
+LAST_SEED = 2**63 - 1
+_LONGEST = 200  # characters of a value in an error
+_Request = TypeVar("_Request", bound="Options")
+
+
+class Allowed(NamedTuple):
+    """The allowed values of an option or an argument.
+
+    Attributes
+    ----------
+    words : a description of the allowed values, for errors
+    holds : a test that the allowed values pass
+    convert : converts an allowed value to a plain Python value
+    names_path : whether the value may be a path; then an error about this path names the argument
+    click_type : the type that parses the value on the command line
+    """
+
+    words: str
+    holds: Callable[[Any], bool]
+    convert: Callable[[Any], Any] = lambda value: value
+    names_path: bool = False
+    click_type: Any = None
+
+    def __get_pydantic_core_schema__(self, *_: Any) -> core_schema.CoreSchema:
+        """Return the schema with which pydantic checks and converts a value."""
+
+        def check(value: Any) -> Any:
+            if self.holds(value):
+                return self.convert(value)
+            raise PydanticCustomError("not_allowed", "{words}", {"words": self.words})
+
+        return core_schema.no_info_plain_validator_function(check)
+
+
+@dataclass(frozen=True)
+class Cli:
+    """The form of an option on the command line, where it does not follow from the field.
+
+    Attributes
+    ----------
+    names : the names of the option, by default one that follows from the name of the field
+    metavar : the placeholder of the value in the help
+    envvar : an environment variable that holds the default
+    repeated : whether the option of a list is given once for each value
+    argument : whether this is a positional argument
+    click_type : the type that parses the value
+    """
+
+    names: tuple[str, ...] = ()
+    metavar: str | None = None
+    envvar: str | None = None
+    show_envvar: bool = False
+    repeated: bool = True
+    argument: bool = False
+    click_type: Any = None
+
+
+def is_integer_from(value: object, low: int = 0) -> bool:
+    """Return whether a value is an integer of Python or numpy that is at least ``low`` and fits into 63 bits."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or getattr(value, "shape", ()) != ():
+        return False
+    return low <= int(value) <= LAST_SEED
+
+
+def is_number(value: object, low: float = 0, high: float = 1) -> bool:
+    """Return whether a value is a number of Python or numpy from ``low`` to ``high``; NaN is not."""
+    if isinstance(value, bool | str | bytes) or getattr(value, "shape", ()) != ():
+        return False
+    return hasattr(value, "__float__") and low <= float(value) <= high
+
+
+def is_path(value: object) -> bool:
+    """Return whether a value is a path object or a non-empty string without a null character."""
+    if not isinstance(value, str | os.PathLike):
+        return False
+    text = value if isinstance(value, str) else str(getattr(value, "path", value))
+    return text != "" and "\0" not in text
+
+
+def is_text(value: object) -> bool:
+    """Return whether a value is a text that a file can hold."""
+    return isinstance(value, str) and "\0" not in value and not any("\ud800" <= sign <= "\udfff" for sign in value)
+
+
+def is_flag(value: object) -> bool:
+    """Return whether a value is True or False, of Python or numpy."""
+    return isinstance(value, bool) or (type(value).__name__ in ("bool_", "bool") and getattr(value, "shape", None) == ())
+
+
+def whole_from(low: int) -> Allowed:
+    """Return the whole numbers from ``low`` on."""
+    return Allowed(
+        f"a whole number from {low} on", lambda value: is_integer_from(value, low), int, click_type=click.IntRange(low)
+    )
+
+
+def number_between(low: float, high: float, low_excluded: bool = False) -> Allowed:
+    """Return the numbers from ``low`` to ``high``."""
+    words = f"a number above {low:g}, at most {high:g}" if low_excluded else f"a number from {low:g} to {high:g}"
+    return Allowed(
+        words,
+        lambda value: is_number(value, low, high) and not (low_excluded and float(value) == low),
+        float,
+        click_type=click.FloatRange(low, high, min_open=low_excluded),
+    )
+
+
+class SeedType(click.types.IntParamType):
+    """The command-line type of a seed: an integer that every random number generator accepts."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the integer. Raises a usage error if it is negative or beyond 64 bits."""
+        seed: int = super().convert(value, param, ctx)
+        if not 0 <= seed <= LAST_SEED:
+            self.fail(f"{seed} is not a seed: seeds are from 0 to 2^63 - 1", param, ctx)
+        return seed
+
+
+From0 = Annotated[int, whole_from(0)]
+From1 = Annotated[int, whole_from(1)]
+Share = Annotated[float, number_between(0, 1)]
+Text = Annotated[str, Allowed("a text", is_text)]
+Flag = Annotated[bool, Allowed("True or False", is_flag, bool)]
+File = Annotated[Path, Allowed("a path", is_path, lambda value: Path(os.fspath(value)), True, click.Path(path_type=Path))]
+Seed = Annotated[int, whole_from(0)._replace(click_type=SeedType())]
+Changes = Annotated[tuple[Text, ...], Cli(("--set",), metavar="KEY=VALUE")]
+
+# Options that several commands have.
+Threads = Annotated[From1 | None, Field(description="Number of processor cores to use.  [default: all available]")]
+Device = Annotated[Text, Cli(envvar="VSE_DEVICE"), Field(description="auto, cpu, cuda or cuda:N.")]
+Force = Annotated[
+    Flag, Field(description="Replace existing files of another kind at the output path. Inputs are never replaced.")
+]
+AllowCode = Annotated[
+    Flag,
+    Cli(envvar="VSE_ALLOW_CODE"),
+    Field(description="Allow code outside of the package to run if a run or a preset names it. Look at the code first."),
+]
+
+
+class Options(BaseModel):
+    """Options of a command. An unknown option, a missing one or a wrong value raises UserError.
+
+    The text below a field is the help of its option.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise UserError(_explain(type(self), values, error)) from None
+
+    def with_environment(self) -> Self:
+        """Return these options, where those that were not given have the values of their environment variables."""
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        for name, field in type(self).model_fields.items():
+            cli = next((mark for mark in field.metadata if isinstance(mark, Cli)), Cli())
+            if cli.envvar and _kind(field.annotation)[0] is not bool and os.environ.get(cli.envvar):
+                given.setdefault(name, os.environ[cli.envvar])
+        return type(self)(**given)
+
+    def __repr__(self) -> str:
+        texts = (f"{name}={format_value(value)}" for name, value in self if value != type(self).model_fields[name].default)
+        return f"vse.{type(self).__name__}({', '.join(texts)})"
+
+
+def format_value(value: object) -> str:
+    """Return a value as text for an error or a record: the shape of an array, and at most one line of any other value."""
+    if isinstance(value, os.PathLike) and getattr(value, "path", value) is not None:
+        text = repr(str(getattr(value, "path", value)))
+    elif hasattr(value, "shape"):
+        text = f"<{type(value).__name__} {' x '.join(map(str, value.shape))}>"
+    else:
+        text = " ".join(repr(value).split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def command(
+    name: str,
+    *,
+    group: click.Group | None = None,
+    cls: type[click.Command] = click.Command,
+    leave_out: Collection[str] = (),
+    defaults: Mapping[str, Any] | None = None,
+    text: str | None = None,
+) -> Callable[[Callable[[Any], None]], click.Command]:
+    """Decorate a function of one :class:`Options` object as a click command; its docstring, or ``text``, is the help.
+
+    The options ``leave_out`` are not offered and keep the defaults of the model. ``defaults`` replaces some defaults; ``...``
+    makes an option required. The
+    options ``force`` and ``allow_code`` take effect while the function runs.
+    """
+
+    def decorate(function: Callable[[Any], None]) -> click.Command:
+        (model,) = (kind for key, kind in get_annotations(function, eval_str=True).items() if key != "return")
+
+        def run(**values: Any) -> None:
+            context = click.get_current_context()
+            if values.get("force"):
+                context.with_resource(allow_replacing_others())
+            if values.get("allow_code"):
+                from vse.pipeline.presets.own_code import allow_own_code
+
+                context.with_resource(allow_own_code())
+            function(_build(model, values))
+
+        parameters = list(click_parameters(model, leave_out, defaults or {}))
+        built = cls(name, callback=run, params=parameters, help=cleandoc(text or function.__doc__ or ""))
+        if group is not None:
+            group.add_command(built)
+        return built
+
+    return decorate
+
+
+def click_parameters(
+    model: type[Options], leave_out: Collection[str] = (), defaults: Mapping[str, Any] | None = None
+) -> Iterator[click.Parameter]:
+    """Yield the click options and arguments of a model's fields; a field that is itself a model yields those of its fields."""
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Options):
+            yield from click_parameters(field.annotation, leave_out, defaults)
+        elif name not in leave_out:
+            default = (defaults or {}).get(name, field.default)
+            default = PydanticUndefined if default is ... else default
+            yield _parameter(name, [field.annotation, *field.metadata], default, field.description)
+
+
+def _parameter(name: str, hints: list[Any], default: Any, description: str | None) -> click.Parameter:
+    marks = [mark for hint in hints for mark in _marks(hint)]
+    cli = next((mark for mark in marks if isinstance(mark, Cli)), Cli())
+    click_type = cli.click_type or next((mark.click_type for mark in marks if isinstance(mark, Allowed)), None)
+    kind, is_list = _kind(hints[0])
+    required = default is PydanticUndefined
+    if get_origin(kind) is Literal:
+        click_type = click.Choice(get_args(kind))
+    settings: dict[str, Any] = {"type": click_type or kind, "required": required, "metavar": cli.metavar}
+    if cli.envvar:
+        settings["envvar"] = cli.envvar
+    if cli.argument:
+        return click.Argument([name], nargs=-1 if is_list else 1, **settings)
+    if not required:
+        settings["default"] = default
+    option = f"--{name.replace('_', '-')}"
+    names = list(cli.names)
+    if kind is bool:
+        settings = {**settings, "type": None, "is_flag": True}
+        option = f"{option}/--no-{option[2:]}" if default else option
+    return click.Option(
+        [name, *(names or [option])],
+        multiple=is_list and cli.repeated,
+        show_default=not required and default is not None and default is not False and default not in ("", ()),
+        show_envvar=cli.show_envvar,
+        help=description,
+        **settings,
+    )
+
+
+def _marks(hint: Any) -> Iterator[Any]:
+    """Yield the marks of an annotation, at any depth."""
+    if isinstance(hint, Allowed | Cli):
+        yield hint
+    yield from (mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Allowed | Cli))
+    for part in get_args(hint) if get_origin(hint) is not Literal else ():
+        yield from _marks(part)
+
+
+def _kind(hint: Any) -> tuple[Any, bool]:
+    """Return the type of a single value of an annotation, and whether there may be several values."""
+    if get_origin(hint) is Annotated:
+        return _kind(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        return _kind(next(part for part in get_args(hint) if part is not NoneType))
+    if get_origin(hint) is tuple:
+        return _kind(get_args(hint)[0])[0], True
+    return hint, False
+
+
+def _build(model: type[_Request], values: Mapping[str, Any]) -> _Request:
+    """Return the object of a model whose fields have the values of click options."""
+    given: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Options):
+            given[name] = _build(field.annotation, values)
+        elif name in values:
+            given[name] = values[name]
+    return model(**given)
+
+
+def _explain(model: type[Options], values: Mapping[str, Any], error: ValidationError) -> str:
+    """Return the first error of a validation as one line."""
+    first = error.errors()[0]
+    name = str(first["loc"][0])
+    if first["type"] == "missing":
+        return f"{model.__name__}: {name} is missing; it takes {', '.join(model.model_fields)}"
+    given = f"{name}={format_value(values[name])}"
+    if first["type"] == "extra_forbidden":
+        return f"{given}: {model.__name__} has no such argument{did_you_mean(name, model.model_fields)}"
+    field = model.model_fields[name]
+    words = next((mark.words for mark in _marks(field.annotation) if isinstance(mark, Allowed)), first["msg"])
+    if mark := next((mark for mark in field.metadata if isinstance(mark, Allowed)), None):
+        words = mark.words
+    none = ", or None," if NoneType in get_args(field.annotation) else ""
+    return f"{given}: {words}{none} is needed"

@@ -1,0 +1,199 @@
+"""The options of ``vse-train``, ``vse-embed``, ``vse-search``, ``vse-report`` and ``vse-serve``.
+
+Importing this module is cheap, because ``--help`` does.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import click
+
+from vse.eval.defaults import REPORT_QUERIES
+from vse.pipeline.options import AllowCode, Changes, Cli, Device, File, Flag, Force, From0, From1, Options, Seed, Text, Threads
+
+Weights = Annotated[File | None, Cli(envvar="VSE_WEIGHTS_DIR")]
+
+
+class TrainInputs(Options):
+    """Further files that a training reads. None is the file that the cache or the experiment names."""
+
+    captions: File | None = None
+    """The data set's dataset.json.  [default: the one the cache names]"""
+    eval_features: File | None = None
+    """Cache for validation.  [default: the experiment's, next to --features]"""
+    caption_features: File | None = None
+    """Cache of captions to read instead of words.  [default: the experiment's]"""
+    truth_features: File | None = None
+    """Cache of the ground-truth regions of phrases.  [default: the experiment's]"""
+    start_from: File | None = None
+    """Run whose weights to start from.  [default: the experiment's, same seed]"""
+    weights_dir: Weights = None
+    """Folder of CNN weights, for training on photos."""
+    words: File | None = None
+    """File of word vectors to initialise word embeddings.  [default: the experiment's]"""
+
+
+class TrainOptions(Options):
+    """Rarely used options of a training."""
+
+    log_negatives: Annotated[From0, Cli(metavar="N")] = 0
+    """List the N hardest negatives of each epoch and direction."""
+    tensorboard: Flag = False
+    """Write TensorBoard events as well."""
+    resume: Flag = False
+    """Continue an unfinished run from its last checkpoint."""
+    overwrite: Flag = False
+    """Replace a run with different settings."""
+    allow_code: AllowCode = False
+    device: Device = "auto"
+    threads: Threads = None
+    force: Force = False
+
+
+class TrainRequest(Options):
+    """A training: the features, the experiment and all options of ``vse-train``."""
+
+    features: File
+    """The feature cache to train on."""
+    experiment: Text = "vsepp"
+    """A preset of config/experiments, or a YAML file."""
+    sets: Changes = ()
+    """Change a setting, e.g. loss.margin=0.1."""
+    name: Text | None = None
+    """Name of the run in tables.  [default: the experiment and the changes by --set]"""
+    seed: Seed = 0
+    """Seed of the initial weights and of the order of pairs."""
+    out: File | None = None
+    """The run folder.  [default: runs/DATASET_EXPERIMENT/seed-SEED]"""
+    inputs: TrainInputs = TrainInputs()
+    options: TrainOptions = TrainOptions()
+
+
+class RunFiles(Options):
+    """The files that a trained run reads. None is the file that the run names."""
+
+    features: File | None = None
+    """The cache, if it was moved, or the cache of another data set, such as your album, by the same extractor."""
+    captions: File | None = None
+    """The dataset.json, if it was moved.  [default: the one the cache names]"""
+    caption_features: File | None = None
+    """The cache of captions, if it was moved."""
+    weights_dir: Weights = None
+    """Folder of the weights of a CNN or a text encoder, for new photos and captions."""
+
+
+class EmbedRequest(Options):
+    """An embedding of a split, or of a complete data set as features, by a run."""
+
+    runs: Annotated[tuple[File, ...], Cli(argument=True, metavar="RUN")]
+    split: Text | None = None
+    """The split.  [default: test]"""
+    as_features: Annotated[File | None, Cli(metavar="OUT")] = None
+    """Write the embeddings of all splits as the caches OUT_images.h5 and OUT_captions.h5 instead, to train on them."""
+    out: File | None = None
+    """The file to write.  [default: RUN/SPLIT.h5, or RUN/DATASET_SPLIT.h5 for another data set]"""
+    files: RunFiles = RunFiles()
+    unfinished: Flag = False
+    """Allow a run whose training did not finish; the result records it."""
+    allow_leak: Flag = False
+    """Allow images that the run was trained on; the result records it."""
+    sentences: Flag = False
+    """For a run that localises phrases: write the scores of all captions with all images, for vse-eval --ensemble."""
+    allow_code: AllowCode = False
+    device: Device = "auto"
+    threads: Threads = None
+    force: Force = False
+
+
+class SearchRequest(Options):
+    """A search with a run."""
+
+    k: Annotated[From1, Cli(("-k",))] = 10
+    """Number of results."""
+    split: Text | None = None
+    """The split.  [default: test]"""
+    corpus: File | None = None
+    """Embeddings file of this run to search instead of embedding the split."""
+    index: File | None = None
+    """FAISS index file: written by the first search, then read instead of embedding the split."""
+    index_type: Annotated[Text | None, Cli(metavar="FACTORY")] = None
+    """Type of a new index, such as IVF1024,Flat or HNSW32.  [default: Flat]"""
+    index_parameters: Annotated[Text, Cli(metavar="NAME=NUMBER")] = ""
+    """Search parameters of the index, such as nprobe=16 or efSearch=64."""
+    rerank: Annotated[From1 | None, Cli(metavar="K")] = None
+    """For a model that scores every pair: score only the best K by pooled vectors.  [default: all; 200 for order scores]"""
+    html: File | None = None
+    """Write a report with photos as well."""
+
+
+class SearchCommand(Options):
+    """The arguments of ``vse-search``."""
+
+    run: Annotated[File, Cli(argument=True)]
+    query: Annotated[Text, Cli(argument=True)]
+    request: SearchRequest = SearchRequest()
+    files: RunFiles = RunFiles()
+    image: File | None = None
+    """Photo of --features in which to find the phrase QUERY, for a run of phrases."""
+    allow_code: AllowCode = False
+    device: Device = "auto"
+    threads: Threads = None
+    force: Force = False
+
+
+class ReportRequest(Options):
+    """The arguments of ``vse-report``."""
+
+    results: Annotated[tuple[File, ...], Cli(argument=True)]
+    out: File
+    """The report to write (HTML)."""
+    data: File | None = None
+    """dataset.json, if it is not at the path that the embeddings record."""
+    embeddings: tuple[File, ...] = ()
+    """The embeddings of the first seed, if they are not at the path that RESULT records; once for each RESULT."""
+    queries: From0 = REPORT_QUERIES
+    """Number of queries to display in each direction."""
+    seed: Seed = 0
+    """Seed of the choice among many similar queries."""
+    allow_code: AllowCode = False
+    force: Force = False
+
+
+class ServeRequest(Options):
+    """The arguments of ``vse-serve``."""
+
+    runs: Annotated[tuple[File, ...], Cli(argument=True, metavar="RUN...")]
+    k: Annotated[From1, Cli(("-k",), click_type=click.IntRange(1, 100))] = 10
+    """Number of results per query; a query may ask for more."""
+    split: Text = "test"
+    """The split to search."""
+    features: tuple[File, ...] = ()
+    """The feature cache of each RUN, if it was moved, or of your album."""
+    captions: File | None = None
+    """The dataset.json, if it was moved.  [default: the one the caches name]"""
+    caption_features: tuple[File, ...] = ()
+    """The caption cache of each RUN, if it was moved."""
+    weights_dir: Weights = None
+    """Folder with the weights of a CNN or text encoder."""
+    index_type: Annotated[Text | None, Cli(metavar="FACTORY")] = None
+    """The FAISS index, such as IVF1024,Flat or HNSW32.  [default: Flat]"""
+    index_parameters: Annotated[Text, Cli(metavar="NAME=NUMBER")] = ""
+    """Parameters of the index, such as nprobe=16 or efSearch=64."""
+    rerank: Annotated[From1, Cli(metavar="K")] = 200
+    """For a model that scores every pair: score only the best K candidates by pooled vectors."""
+    held_gb: Annotated[float, Cli(click_type=click.FloatRange(0))] = 4.0
+    """For a model that scores every pair: memory for the encoded images or captions of each run."""
+    host: Text = "127.0.0.1"
+    """The address to listen on; 0.0.0.0 also accepts other machines."""
+    port: Annotated[int, Cli(click_type=click.IntRange(0, 65535))] = 8000
+    """The port; 0 chooses a free one."""
+    upload_mb: Annotated[int, Cli(click_type=click.IntRange(1, 1024))] = 20
+    """Largest size of a photo in MB."""
+    max_megapixels: Annotated[float, Cli(click_type=click.FloatRange(0.01, 80))] = 25.0
+    """Largest size of a photo in megapixels."""
+    check: Flag = False
+    """Load everything, answer one query, print what each run finds, and end."""
+    allow_code: AllowCode = False
+    device: Device = "auto"
+    threads: Threads = None
