@@ -41,7 +41,7 @@ from vse.train.serve.answers import ServedRuns
 from vse.train.serve.app import create_app
 from vse.train.serve.server import PageServer
 from vse.train.training import train
-from vse.train.use.searcher import SearchOptions
+from vse.train.use.search import SearchOptions
 
 TRAINED_ON, REGIONS, FEATURE = 256, 36, 32
 WORDS = ["a", "red", "blue", "green", "large", "small", "circle", "square", "star", "above", "below", "two", "man", "dog"]

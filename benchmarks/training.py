@@ -45,9 +45,8 @@ from vse.features.cache.rows import Identity, Rows
 from vse.features.cache.shards import shard_path, shard_slice, write_shard
 from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.train.data.captions import WordIndices
 from vse.train.data.images import CachedImages
-from vse.train.data.pairs import Pairs, Split, images_of
+from vse.train.data.pairs import Pairs, Split, WordIndices, images_of
 from vse.train.data.samplers.base import Shuffled
 from vse.train.experiment import ExperimentConfig, load_experiment
 from vse.train.model_inputs import model_inputs

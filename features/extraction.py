@@ -35,9 +35,9 @@ from vse.features.exchange.embeddings import read_backbone
 from vse.features.extractors.proposals import TRUTH_BOXES, collect_truth_boxes, has_truth_boxes, hash_boxes
 from vse.features.settings import EXTRACTORS
 from vse.features.settings.base import Extractor
-from vse.pipeline.dataset.captions import iou
 from vse.pipeline.dataset.dataset import SPLITS, Dataset, Mention, load_dataset_file, mentions
 from vse.pipeline.dataset.identity import COMPARED_PHOTOS, DataIdentity, compare_data, hash_available_photos
+from vse.pipeline.dataset.phrases import iou
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import open_hdf5
 from vse.pipeline.files.images import BadImage

@@ -29,7 +29,7 @@ def train_command(request: TrainRequest) -> None:
     Ctrl-C and SIGTERM save a checkpoint before the program ends; --resume continues from it. On several GPUs or machines:
     torchrun --nproc-per-node N -m vse.train --features ...
     """
-    from vse.train.named_experiment import is_first_process, train_experiment
+    from vse.train.training import is_first_process, train_experiment
 
     run = train_experiment(request)
     if is_first_process():
@@ -60,7 +60,8 @@ def search_command(command: SearchCommand) -> None:
     rank, score and corners (x1, y1, x2, y2 in its pixels).
     """
     from vse.features.backbones.device import use_threads
-    from vse.train.use.search import find_phrase, search_run
+    from vse.train.use.localise import find_phrase
+    from vse.train.use.search import search_run
 
     use_threads(command.threads)
     run, query, request, files = command.run, command.query, command.request, command.files

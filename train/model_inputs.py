@@ -10,9 +10,8 @@ from vse.features.cache.reader import FeatureReader
 from vse.features.exchange.embeddings import read_backbone
 from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.errors import UserError
-from vse.train.data.captions import CaptionInputs, TokenIndices, WordIndices
 from vse.train.data.images import CachedFeatures
-from vse.train.data.pairs import Pairs
+from vse.train.data.pairs import CaptionInputs, Pairs, TokenIndices, WordIndices
 from vse.train.kinds import Kind, kind_of_rows
 from vse.train.models.build import Input, ModelConfig
 from vse.train.models.encoders.linear import IdentitySettings

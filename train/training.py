@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import platform
 import resource
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 
-from vse.features.backbones.device import choose_precision
+from vse.features.backbones.device import MEMORY_ADVICE, choose_precision, memory_guard, use_threads
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cache.rows import TextRows
 from vse.features.exchange.embeddings import read_backbone
@@ -24,8 +25,9 @@ from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import wrap_read_errors
 from vse.pipeline.files.writing import lock_for_writing, sha256_file, write_json
-from vse.train.experiment import ExperimentConfig
-from vse.train.options import TrainInputs
+from vse.pipeline.presets.presets import list_changes
+from vse.train.experiment import ExperimentConfig, load_experiment
+from vse.train.options import TrainInputs, TrainRequest
 from vse.train.prepare import prepare_task
 from vse.train.run.folder import RunFolder
 from vse.train.run.inputs import Inputs, open_inputs
@@ -35,6 +37,41 @@ from vse.train.solvers.base import Progress, Solver
 
 log = logging.getLogger(__name__)
 _ACTIONS = ("nothing", "start", "resume")
+
+
+def is_first_process() -> bool:
+    """Return True in the only process, and in the first of the processes that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def train_experiment(request: TrainRequest) -> Path:
+    """Train an experiment on a feature cache and return the run folder; see :func:`vse.train.training.train`.
+
+    Log the settings that the preset of the data set changes.
+    """
+    label, options = request.name, request.options
+    if label is not None and not (label.strip() and label.isprintable()):
+        raise UserError(f"--name {label!r}: a name must be one line of printable text")
+    if not is_first_process():
+        logging.getLogger("vse").setLevel(logging.WARNING)
+    use_threads(options.threads)
+    dataset = open_cache(request.features).dataset
+    config = load_experiment(request.experiment, dataset, request.sets)
+    plain = load_experiment(request.experiment, None, request.sets)
+    changes = list_changes(plain.model_dump(), config.model_dump())
+    if changes:
+        log.info("data set preset %r changes %s", dataset, "; ".join(changes))
+    with memory_guard(f"lower train.batch_size, or --set train.features_in_memory=false; {MEMORY_ADVICE}"):
+        return train(
+            request.features,
+            config.model_copy(update={"label": label}),
+            seed=request.seed,
+            out=request.out,
+            device=options.device,
+            inputs=request.inputs,
+            existing=Existing(options.resume, options.overwrite),
+            extras=Extras(options.log_negatives, options.tensorboard),
+        )
 
 
 def train(

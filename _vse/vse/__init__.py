@@ -13,6 +13,7 @@ from vse.pipeline import __version__
 
 if TYPE_CHECKING:
     from vse.data import draw_demo as draw_demo
+    from vse.data import embeddings_as_features as embeddings_as_features
     from vse.data import extract as extract
     from vse.data import import_data as import_data
     from vse.data import open_dataset as open_dataset
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     from vse.reports import SearchResults as SearchResults
     from vse.reports import report as report
     from vse.reports import table as table
-    from vse.runs import embeddings_as_features as embeddings_as_features
+    from vse.runs import SearchIndex as SearchIndex
+    from vse.runs import TrainedModel as TrainedModel
     from vse.runs import load as load
     from vse.runs import train as train
     from vse.split_embeddings import SplitEmbeddings as SplitEmbeddings
@@ -44,20 +46,17 @@ if TYPE_CHECKING:
     from vse.split_embeddings import pair_scores as pair_scores
     from vse.train.options import TrainInputs as TrainInputs
     from vse.train.options import TrainOptions as TrainOptions
-    from vse.trained_models import SearchIndex as SearchIndex
-    from vse.trained_models import TrainedModel as TrainedModel
 
 
 _PUBLIC = {
-    "vse.data": ("open_dataset", "open_features", "draw_demo", "import_data", "extract"),
+    "vse.data": ("open_dataset", "open_features", "draw_demo", "import_data", "extract", "embeddings_as_features"),
     "vse.features.options": ("SplitShares", "ImportOptions", "ExtractOptions"),
-    "vse.runs": ("train", "load", "embeddings_as_features"),
+    "vse.runs": ("train", "load", "TrainedModel", "SearchIndex"),
     "vse.train.options": ("TrainInputs", "TrainOptions"),
     "vse.split_embeddings": ("embeddings", "pair_scores", "SplitName", "SplitEmbeddings"),
     "vse.evaluation": ("evaluate", "Ensemble", "Evaluation", "ModelComparison"),
     "vse.eval.options": ("EvaluateOptions",),
     "vse.reports": ("report", "table", "SearchResults", "HtmlReport", "ResultTable"),
-    "vse.trained_models": ("TrainedModel", "SearchIndex"),
     "vse.data_files": ("DatasetFile", "FeatureFile", "ImportedData"),
     "vse.pipeline.errors": ("UserError", "Interrupted"),
 }

@@ -7,6 +7,7 @@ from vse.data_files import DatasetFile, FeatureFile, ImportedData
 from vse.features.options import ExtractOptions, FeatureRequest, ImportOptions, ImportRequest, SplitShares
 from vse.pipeline.errors import UserError
 from vse.pipeline.options import From0, From1
+from vse.train.options import EmbedRequest, RunFiles
 
 
 @public
@@ -177,3 +178,34 @@ def extract(
         options=options.with_environment(),
     )
     return FeatureFile(extract_feature(request))
+
+
+@public
+def embeddings_as_features(
+    files: Paths, prefix: StrPath, *, captions: StrPath | None = None, force: bool = False
+) -> tuple[FeatureFile, FeatureFile]:
+    """Write embeddings files of any program as two feature caches, of images and of captions (``vse-embed``).
+
+    Args:
+        files: the embeddings files, one for each split of the data set
+        prefix: the start of the names of the caches: ``<prefix>_images.h5`` and ``<prefix>_captions.h5``
+        captions: the data set's ``dataset.json``; None is the file that the first embeddings file names
+        force: replace files of another kind; inputs are never replaced
+
+    Raises:
+        vse.UserError: if the files belong to different models or data sets, hold scores, or lack images or captions of their
+            splits
+
+    Examples:
+        ```python
+        images, captions = vse.embeddings_as_features("runs/demo_vsepp/seed-0/test.h5", "features/demo_vsepp")
+        images[images.ids[:2]].shape
+        ```
+    """
+    from vse.train.use.embed import embed_runs
+
+    paths = as_paths(files)
+    if paths[0].is_dir():
+        raise UserError(f"{paths[0]}: a folder; for a run, call vse.load(run).embed_as_features(prefix)")
+    written = embed_runs(EmbedRequest(runs=paths, as_features=prefix, files=RunFiles(captions=captions)))
+    return FeatureFile(written[0]), FeatureFile(written[1])

@@ -1,13 +1,284 @@
-"""The functions of the Python interface that train a run, load the model of a run, and write embeddings as features."""
+"""Trained models in the Python interface: train a run, load its model, and encode, embed and search with it."""
 
 from __future__ import annotations
 
-from vse.arguments import Paths, Sets, StrPath, as_path, as_paths, as_sets, default_device, default_weights_dir, public
-from vse.data_files import FeatureFile
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from vse.arguments import (
+    Paths,
+    Query,
+    Sets,
+    StrPath,
+    Texts,
+    as_path,
+    as_paths,
+    as_sets,
+    default_device,
+    default_weights_dir,
+    public,
+)
+from vse.data_files import DISPLAYED_ROWS, FeatureFile, FileHandle, html_summary
 from vse.pipeline.errors import UserError
-from vse.pipeline.options import From0, From1
-from vse.train.options import EmbedRequest, RunFiles, TrainInputs, TrainOptions, TrainRequest
-from vse.trained_models import TrainedModel
+from vse.pipeline.files.inputs import read_run_file
+from vse.pipeline.files.writing import read_json
+from vse.pipeline.options import Allowed, File, From0, From1, Options, Text, is_path
+from vse.pipeline.presets.preset_files import read_yaml
+from vse.reports import SearchResults
+from vse.split_embeddings import SplitEmbeddings, embeddings
+from vse.train.options import EmbedRequest, RunFiles, SearchRequest, TrainInputs, TrainOptions, TrainRequest
+
+if TYPE_CHECKING:
+    from vse.train.use.queries import Query as EncoderQuery
+    from vse.train.use.queries import QueryReader
+    from vse.train.use.search import LastSearcher
+
+
+class SearchIndex(Options):
+    """The file of a FAISS index for [`vse.TrainedModel`][]'s method ``search``. The first search builds a missing file."""
+
+    path: File
+    """The file."""
+    factory: Text | None = None
+    """The type of the index to build, e.g. ``IVF1024,Flat``; None is ``Flat``."""
+    parameters: Text = ""
+    """Search parameters, e.g. ``nprobe=16``."""
+
+    def __init__(self, path: StrPath, factory: str | None = None, parameters: str = "") -> None:
+        super().__init__(path=path, factory=factory, parameters=parameters)
+
+
+IndexOrPath = Annotated[
+    SearchIndex | str | os.PathLike[str],
+    Allowed("a path or a vse.SearchIndex", lambda value: isinstance(value, SearchIndex) or is_path(value), names_path=True),
+]
+
+
+class TrainedModel(FileHandle):
+    """A trained model, which lies in the folder of a run.
+
+    The methods load the weights when they first need them, and keep them in memory for further calls.
+
+    Attributes:
+        path (Path): the folder of the run
+        frame (pandas.DataFrame): one row per epoch, as in ``metrics.csv``: learning rate, loss, recalls on the validation
+            split, seconds
+        json (dict[str, Any]): the record of the run, ``run.json``: its inputs, its state, its best epoch
+        settings (dict[str, Any]): all settings of the experiment, as in ``config.yaml``
+    """
+
+    def __init__(self, path: Path, inputs: RunFiles, device: str = "auto", allow_code: bool = False) -> None:
+        super().__init__(path)
+        for name in ("run.json", "config.yaml"):
+            if not (self.path / name).is_file():
+                raise UserError(f"{self.path}: not a trained run, because it has no {name}; vse.train writes one")
+        self._inputs, self._device, self._allow_code = inputs, device, allow_code
+
+    @cached_property
+    def json(self) -> dict[str, Any]:
+        record: dict[str, Any] = read_json(self.path / "run.json")
+        return record
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        settings: dict[str, Any] = read_yaml(self.path / "config.yaml")
+        return settings
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        return pd.read_csv(BytesIO(read_run_file(self.path / "metrics.csv", self.json)[0]))
+
+    @public
+    def encode_images(self, images: Paths) -> NDArray[np.float32] | list[NDArray[np.float32]]:
+        """Return the embeddings of photos: JPEG, PNG or WebP files.
+
+        The result is (n_images, dim), or (dim,) for a single path. A model that compares sets of vectors returns a list of
+        arrays (n_vectors, dim). Raises [`vse.UserError`][] if a photo cannot be read, or if the model does not read photos.
+        """
+        from vse.pipeline.files.images import decode_image
+
+        return self._encode(images, [decode_image(path) for path in as_paths(images)])
+
+    @public
+    def encode_captions(self, captions: Texts) -> NDArray[np.float32] | list[NDArray[np.float32]]:
+        """Return the embeddings of texts, (n_captions, dim), or (dim,) for a single text.
+
+        A model that compares sets of vectors returns a list of arrays (n_vectors, dim). Raises [`vse.UserError`][] if a text
+        has no word that the model can read.
+        """
+        texts = [captions] if isinstance(captions, str) else list(captions)
+        if not texts:
+            raise UserError("captions=[]: at least one text is needed")
+        return self._encode(captions, texts)
+
+    @public
+    def search(
+        self,
+        query: Query,
+        k: From1 = 10,
+        *,
+        split: str | None = None,
+        corpus: StrPath | None = None,
+        index: IndexOrPath | None = None,
+        rerank: From1 | None = None,
+        html: StrPath | None = None,
+        force: bool = False,
+    ) -> SearchResults:
+        """Return the best ``k`` images for a text, or the best captions for a photo (``vse-search``).
+
+        The first search of a split embeds it. Further searches of the same split take milliseconds.
+
+        Args:
+            query: a text, or the path of a JPEG, PNG or WebP file
+            k: the number of results
+            split: the split of the data set that is searched; None is ``test``
+            corpus: a file of embeddings by this model that is searched instead of a split
+            index: a FAISS index file, or a [`vse.SearchIndex`][], that is searched instead of embedding the split
+            rerank: score only this number of candidates, which pooled vectors find, for a model that scores every pair
+            html: a report with photos to write
+            force: replace files of another kind at ``index`` or ``html``; inputs are never replaced
+
+        Raises:
+            vse.UserError: if the query has no word, the photo cannot be read, or an option does not suit the model
+        """
+        from vse.train.use.search import search_run
+
+        request = SearchRequest(k=k, split=split, corpus=corpus, rerank=rerank, html=html)
+        if index is not None:
+            index = index if isinstance(index, SearchIndex) else SearchIndex(index)
+            changes = {"index": index.path, "index_type": index.factory, "index_parameters": index.parameters}
+            request = request.model_copy(update=changes)
+        text = os.fspath(query)
+        given = as_path(query) if isinstance(query, os.PathLike) else text
+        with self._own_code():
+            hits = search_run(self.path, given, request, self._inputs, self._device, last=self._last_searcher)
+        return SearchResults(text, hits)
+
+    @public
+    def find_phrase(
+        self, phrase: str, image: StrPath, k: From1 = 10, *, html: StrPath | None = None, force: bool = False
+    ) -> SearchResults:
+        """Return the best ``k`` boxes for a phrase in a photo of the feature cache, by a model that localises phrases.
+
+        ``html`` writes a page with the best box; ``force`` replaces a file of another kind there. Raises [`vse.UserError`][]
+        if the cache has no such photo, or the model does not localise phrases.
+        """
+        from vse.train.use.localise import find_phrase
+
+        photo, request = as_path(image), SearchRequest(k=k, html=html)
+        with self._own_code():
+            hit = find_phrase(self.path, photo, phrase, request, self._inputs, self._device)
+        return SearchResults(phrase, hit.best(k), photo)
+
+    @public
+    def embed(
+        self,
+        split: str | None = None,
+        out: StrPath | None = None,
+        *,
+        unfinished: bool = False,
+        allow_leak: bool = False,
+        sentences: bool = False,
+        force: bool = False,
+    ) -> SplitEmbeddings:
+        """Embed the images and captions of a split into a file (``vse-embed``).
+
+        Args:
+            split: the split; None is ``test``
+            out: the file to write; None is ``<split>.h5`` in the run, and for another data set ``<dataset>_<split>.h5``
+            unfinished: accept a run whose training did not finish
+            allow_leak: accept images that the model was trained on
+            sentences: for a model that localises phrases: score all images for all captions by the phrases of the captions
+            force: replace a file of another kind at ``out``; inputs are never replaced
+
+        Raises:
+            vse.UserError: if the run did not finish, was trained on images of the split, or lacks its feature cache
+        """
+        from vse.train.use.embed import embed_runs
+
+        request = EmbedRequest(
+            runs=[self.path],
+            split=split,
+            out=out,
+            files=self._inputs,
+            unfinished=unfinished,
+            allow_leak=allow_leak,
+            sentences=sentences,
+            device=self._device,
+        )
+        with self._own_code():
+            (file,) = embed_runs(request)
+        return embeddings(file)
+
+    @public
+    def embed_as_features(
+        self, prefix: StrPath, *, unfinished: bool = False, force: bool = False
+    ) -> tuple[FeatureFile, FeatureFile]:
+        """Embed all splits into two feature caches, ``<prefix>_images.h5`` and ``<prefix>_captions.h5``, and return them.
+
+        ``unfinished`` accepts a run whose training did not finish; ``force`` replaces files of another kind. Raises
+        [`vse.UserError`][] if the model has no embeddings, or its feature cache is missing.
+        """
+        from vse.train.use.embed import embed_runs
+
+        request = EmbedRequest(
+            runs=[self.path], as_features=prefix, files=self._inputs, unfinished=unfinished, device=self._device
+        )
+        with self._own_code():
+            written = embed_runs(request)
+        return FeatureFile(written[0]), FeatureFile(written[1])
+
+    @property
+    def expression(self) -> str:
+        """The Python expression that returns this object, for the record of a call."""
+        return f"vse.load({str(self.path)!r})"
+
+    def _own_code(self) -> AbstractContextManager[None]:
+        """Allow the run's own code within the block, if the user allowed it."""
+        from vse.pipeline.presets.own_code import allow_own_code
+
+        return allow_own_code(self._allow_code)
+
+    @cached_property
+    def _last_searcher(self) -> LastSearcher:
+        from vse.train.use.search import LastSearcher
+
+        return LastSearcher()
+
+    @cached_property
+    def _query_reader(self) -> QueryReader:
+        from vse.train.use.model import load_opened
+        from vse.train.use.queries import QueryReader
+        from vse.train.use.trained_run import open_run
+
+        opened = open_run(self.path, self._inputs, self._device, unfinished=True)
+        split = "test" if "test" in opened.dataset.splits else next(iter(opened.dataset.splits))
+        return QueryReader(load_opened(opened, split, self._inputs), split, self._inputs.weights_dir)
+
+    def _encode(self, given: object, queries: Sequence[EncoderQuery]) -> NDArray[np.float32] | list[NDArray[np.float32]]:
+        from vse.train.kinds import pack
+
+        with self._own_code():
+            encoded = [pack([self._query_reader.read(query).encoded]) for query in queries]
+        sets = encoded[0].lengths is not None
+        vectors = [(one.vectors if sets else one.vectors[0]).float().numpy() for one in encoded]
+        if isinstance(given, str | os.PathLike):
+            return vectors[0]
+        return vectors if sets else np.stack(vectors)
+
+    def _repr_html_(self) -> str:
+        keys = ("dataset", "experiment", "seed", "state", "best_epoch")
+        facts = ", ".join(f"{key.replace('_', ' ')} {self.json[key]}" for key in keys if key in self.json)
+        return html_summary(self.path, facts, self.frame.tail(DISPLAYED_ROWS))
 
 
 @public
@@ -50,7 +321,7 @@ def train(
         ```
     """
     from vse.pipeline.presets.own_code import allow_own_code
-    from vse.train.named_experiment import train_experiment
+    from vse.train.training import train_experiment
 
     inputs, options = inputs.with_environment(), options.with_environment()
     request = TrainRequest(
@@ -111,34 +382,3 @@ def load(
         weights_dir=default_weights_dir(weights_dir),
     )
     return TrainedModel(as_path(run), files, default_device(device), allow_code)
-
-
-@public
-def embeddings_as_features(
-    files: Paths, prefix: StrPath, *, captions: StrPath | None = None, force: bool = False
-) -> tuple[FeatureFile, FeatureFile]:
-    """Write embeddings files of any program as two feature caches, of images and of captions (``vse-embed``).
-
-    Args:
-        files: the embeddings files, one for each split of the data set
-        prefix: the start of the names of the caches: ``<prefix>_images.h5`` and ``<prefix>_captions.h5``
-        captions: the data set's ``dataset.json``; None is the file that the first embeddings file names
-        force: replace files of another kind; inputs are never replaced
-
-    Raises:
-        vse.UserError: if the files belong to different models or data sets, hold scores, or lack images or captions of their
-            splits
-
-    Examples:
-        ```python
-        images, captions = vse.embeddings_as_features("runs/demo_vsepp/seed-0/test.h5", "features/demo_vsepp")
-        images[images.ids[:2]].shape
-        ```
-    """
-    from vse.train.use.embed import embed_runs
-
-    paths = as_paths(files)
-    if paths[0].is_dir():
-        raise UserError(f"{paths[0]}: a folder; for a run, call vse.load(run).embed_as_features(prefix)")
-    written = embed_runs(EmbedRequest(runs=paths, as_features=prefix, files=RunFiles(captions=captions)))
-    return FeatureFile(written[0]), FeatureFile(written[1])

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vse.features.settings.base import Library
+from vse.features.libraries import Library
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile
 from vse.pipeline.files.writing import parse_json

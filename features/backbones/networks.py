@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from vse.features.backbones.model_folder import download_file, hash_tensors
-from vse.features.settings.base import LIBRARIES, WEIGHT_SUFFIXES, NetworkSettings
+from vse.features.libraries import LIBRARIES
+from vse.features.settings.base import WEIGHT_SUFFIXES, NetworkSettings
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.inputs import InputFile
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from vse.features.backbones.model_folder import check_settings, copy_checked_model, download, find_local_folder
-from vse.features.settings.base import Library
+from vse.features.libraries import Library
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, WatchedFile, wrap_read_errors
 from vse.pipeline.files.writing import parse_json, read_json

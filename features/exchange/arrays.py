@@ -16,11 +16,10 @@ from vse.features.cache import shards
 from vse.features.cache.feature_cache import merge_shards
 from vse.features.cache.rows import Identity, Ids, Rows, row_ids, sha256_bytes
 from vse.features.cache.shards import check_cache_out, parse_feature_name
-from vse.features.extractors.proposals import clip_boxes
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
+from vse.pipeline.dataset.phrases import clip_boxes
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.decoded_limit import check_zip
-from vse.pipeline.files.inputs import WatchedFile, check_input, wrap_read_errors
+from vse.pipeline.files.inputs import WatchedFile, check_input, check_zip, wrap_read_errors
 from vse.pipeline.files.writing import lock_for_writing, sha256_json
 
 SHARD_BYTES = 512_000_000  # largest size of the features in a shard

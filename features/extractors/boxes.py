@@ -21,7 +21,6 @@ from vse.features.extractors.images import ImageVectors, NetworkExtractor
 from vse.features.extractors.proposals import (
     EdgeModel,
     Floats,
-    clip_boxes,
     collect_truth_boxes,
     edge_boxes,
     hash_boxes,
@@ -34,6 +33,7 @@ from vse.features.settings.base import Job
 from vse.features.settings.images import BoxesConfig, RegionsConfig
 from vse.features.vision import torchvision
 from vse.pipeline.dataset.dataset import load_dataset_file
+from vse.pipeline.dataset.phrases import clip_boxes
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import read_and_hash
 from vse.pipeline.files.writing import sha256_json

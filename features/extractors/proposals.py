@@ -55,16 +55,6 @@ def read_boxes(path: Path) -> dict[int, Floats]:
     return boxes_by_id
 
 
-def clip_boxes(boxes: Floats, size: tuple[int, int], where: str) -> Floats:
-    """Return boxes, clipped to width and height ``size``. Raises UserError with ``where`` for a box outside the image."""
-    clipped = np.clip(boxes, 0, np.asarray(size * 2, np.float32))
-    empty = ~(clipped[:, 2:] > clipped[:, :2]).all(axis=1)  # written so that NaN counts as empty
-    if empty.any():
-        bad = boxes[empty][0].tolist()
-        raise UserError(f"{where}: the box {bad} (x1, y1, x2, y2) does not overlap the image, which is {size[0]} x {size[1]}")
-    return clipped
-
-
 class EdgeModel:
     """A structured-edge model (Dollar and Zitnick, ICCV 2013), loaded once per thread. Raises UserError for other files."""
 

@@ -28,7 +28,7 @@ from vse.features.settings.captions import (
 )
 from vse.features.settings.texts import MeanVectorConfig, TfidfConfig
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.decoded_limit import check_stream, open_decoded
+from vse.pipeline.files.inputs import check_stream, open_decoded
 
 log = logging.getLogger(__name__)
 

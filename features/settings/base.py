@@ -1,4 +1,4 @@
-"""Base classes of extractors and of their settings, and the optional libraries of networks.
+"""Base classes of extractors and of their settings.
 
 This module imports neither torch nor h5py, so that a workflow which only reads presets starts quickly.
 """
@@ -8,14 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module, metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt
 
-from vse.pipeline.errors import UserError
+from vse.features.libraries import LIBRARIES, Library
 from vse.pipeline.files.writing import sha256_json
 from vse.pipeline.presets.parts import import_object
 from vse.pipeline.presets.schema import Settings
@@ -26,43 +25,6 @@ if TYPE_CHECKING:
 
 Option = Literal["skip_bad", "weights_dir", "words"]
 WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt")
-
-
-@dataclass(frozen=True)
-class Library:
-    """An optional library of networks: its name in messages, its module, its distribution, and the extra that installs it."""
-
-    name: str
-    module: str
-    distribution: str
-    extra: str
-
-    def load(self, model: str) -> Any:
-        """Import and return the module. Raises UserError, which names the missing extra, if the library is not installed."""
-        from vse.features import vision  # noqa: F401  these libraries import torchvision, too
-
-        try:
-            return import_module(self.module)
-        except ImportError:
-            raise self._missing_error(model) from None
-
-    def version(self, model: str) -> str:
-        """Return the installed version. Raises UserError if the library is not installed."""
-        self.load(model)
-        try:
-            return metadata.version(self.distribution)
-        except metadata.PackageNotFoundError:
-            raise self._missing_error(model) from None
-
-    def _missing_error(self, model: str) -> UserError:
-        return UserError(f"model {model} needs {self.name}: pip install 'vse-pipeline[{self.extra}]'")
-
-
-LIBRARIES = {
-    "timm": Library("timm", "timm", "timm", "timm"),
-    "sentence_transformers": Library("sentence-transformers", "sentence_transformers", "sentence-transformers", "text"),
-    "open_clip": Library("OpenCLIP", "open_clip", "open_clip_torch", "openclip"),
-}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from vse.features.settings.base import LIBRARIES, WEIGHT_SUFFIXES, Library, Option
+from vse.features.libraries import LIBRARIES, Library
+from vse.features.settings.base import WEIGHT_SUFFIXES, Option
 from vse.features.settings.captions import CaptionSettings, TextSettings, WordSettings
 
 _OPEN_CLIP = "open_clip/"

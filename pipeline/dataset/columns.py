@@ -20,7 +20,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.pipeline.dataset.captions import Phrase
+from vse.pipeline.dataset.phrases import Phrase
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import open_hdf5, require_hdf5_dataset
 from vse.pipeline.files.writing import write_bytes

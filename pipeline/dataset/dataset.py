@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, Phrase, find_tokeniser, read_phrases
+from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.columns import (
     SPLITS,
     Caption,
@@ -34,6 +34,7 @@ from vse.pipeline.dataset.columns import (
     read_columns,
     write_columns,
 )
+from vse.pipeline.dataset.phrases import Phrase, read_phrases
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.inputs import LONGEST_NAME, FileState, InputFile, error_reason, is_name, is_path
 from vse.pipeline.files.writing import parse_json

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from lxml import etree
 
-from vse.pipeline.dataset.captions import Box
+from vse.pipeline.dataset.phrases import Box
 from vse.pipeline.errors import UserError, printable
 from vse.pipeline.files.inputs import InputFile, wrap_read_errors
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from vse.pipeline.dataset.captions import (
     DEFAULT_TOKENISER,
-    Box,
     compact_text,
     find_tokeniser,
     match_captions,
@@ -28,6 +27,7 @@ from vse.pipeline.dataset.entities import (
     read_split,
     read_unrelated_captions,
 )
+from vse.pipeline.dataset.phrases import Box
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import read_image_size
 from vse.pipeline.progress import progress_bar

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.decoded_limit import check_zip, open_decoded
+from vse.pipeline.files.inputs import check_zip, open_decoded
 from vse.pipeline.progress import progress_bar
 
 _CHUNK = 1 << 20
@@ -74,7 +74,7 @@ def _hidden_folder(target: Path) -> Path:
 def open_archive(path: Path) -> Iterator[Iterator[ArchiveMember]]:
     """Open a zip or tar archive and yield an iterator over its members, in the order of the archive.
 
-    Raises UserError if the archive decodes to more bytes than :func:`~vse.pipeline.files.decoded_limit.decoded_limit` allows.
+    Raises UserError if the archive decodes to more bytes than :func:`~vse.pipeline.files.inputs.decoded_limit` allows.
     """
     if zipfile.is_zipfile(path):
         check_zip(path)

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from vse.pipeline.errors import import_extra
-from vse.pipeline.files.decoded_limit import check_decoded, check_stream, check_zip
-from vse.pipeline.files.inputs import check_input, wrap_read_errors
+from vse.pipeline.files.inputs import check_decoded, check_input, check_stream, check_zip, wrap_read_errors
 
 _MOST_FIELDS = 1000  # fields of one header, nested fields included
 _INTEGERS, _DOUBLE, _BINARY, _LISTS, _STRUCT = (4, 5, 6), 7, 8, (9, 10), 12

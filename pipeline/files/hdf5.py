@@ -12,8 +12,7 @@ from typing import Any
 import h5py
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.decoded_limit import check_decoded, decoded_limit
-from vse.pipeline.files.inputs import check_input, wrap_read_errors
+from vse.pipeline.files.inputs import check_decoded, check_input, decoded_limit, wrap_read_errors
 
 _COMPRESSION = 2000  # no filter of HDF5 reaches this ratio
 _DEFLATE = 1032  # the most bytes that one compressed byte inflates to

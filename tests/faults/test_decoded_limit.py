@@ -25,8 +25,8 @@ from tests.pipeline.test_import_table import imported
 from vse.features.data_cli import main
 from vse.features.extractors.words import read_word_vectors
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.decoded_limit import check_zip, open_decoded
 from vse.pipeline.files.hdf5 import open_hdf5, require_hdf5_dataset
+from vse.pipeline.files.inputs import check_zip, open_decoded
 
 SMALL = "0.01"  # GB
 N_BYTES = 15_000_000

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vse.pipeline.dataset.captions import iou
+from vse.pipeline.dataset.phrases import iou
 
 corners = st.lists(st.tuples(*[st.integers(0, 9)] * 4), min_size=1, max_size=4)
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.pipeline.entities_files import annotation, thing, write_entities, write_photo
 from vse.pipeline.cli import main
-from vse.pipeline.dataset.captions import Phrase
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
+from vse.pipeline.dataset.phrases import Phrase
 from vse.pipeline.errors import UserError
 
 CAPTIONS = {

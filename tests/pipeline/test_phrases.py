@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from vse.pipeline.dataset.captions import Phrase
 from vse.pipeline.dataset.dataset import load_dataset_file
+from vse.pipeline.dataset.phrases import Phrase
 from vse.pipeline.errors import UserError
 
 Edit = Callable[[Path, Callable[[Any], None]], Path]

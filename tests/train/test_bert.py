@@ -21,7 +21,7 @@ from vse.eval.cli import eval_main
 from vse.features.backbones.transformer import read_transformer
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.train.cli import embed_main, report_main, train_main
-from vse.train.data.captions import TokenIndices
+from vse.train.data.pairs import TokenIndices
 from vse.train.training import train
 
 TOKENS = "tokenizer.json"

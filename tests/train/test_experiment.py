@@ -15,7 +15,7 @@ from vse.pipeline.presets.presets import known_presets, load_ladder, load_plan
 from vse.pipeline.presets.schema import parse_composed_name
 from vse.train.cli import embed_main, train_main
 from vse.train.experiment import load_experiment
-from vse.train.named_experiment import find_misfit, trainable_combinations
+from vse.train.ladders import find_misfit, trainable_combinations
 from vse.train.options import TrainInputs
 from vse.train.training import train
 

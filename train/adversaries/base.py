@@ -16,9 +16,8 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from vse.train.data.captions import CaptionInputs
 from vse.train.data.images import TrainingImages
-from vse.train.data.pairs import Pairs
+from vse.train.data.pairs import CaptionInputs, Pairs
 from vse.train.losses.base import Batch, Cost, Loss, Objective, Ranking
 from vse.train.models.build import Model
 from vse.train.models.encoders.base import xavier_linear

@@ -22,8 +22,7 @@ from vse.pipeline.files.images import MAX_PIXELS, BadImage, count_pixels, decode
 from vse.train.options import RunFiles
 from vse.train.use.model import TrainedRun
 from vse.train.use.queries import Query
-from vse.train.use.search import load_for_search
-from vse.train.use.searcher import Searcher, SearchOptions
+from vse.train.use.search import Searcher, SearchOptions, load_for_search
 
 LARGE = 10_000_000  # pixels
 DECODING = Lock()  # held while a large photograph is decoded

@@ -34,7 +34,7 @@ def serve_command(request: ServeRequest) -> None:
     from vse.train.serve.answers import ServedRuns
     from vse.train.serve.app import PageSettings, create_app
     from vse.train.serve.server import PageServer, is_loopback, trusted_hosts
-    from vse.train.use.searcher import SearchOptions
+    from vse.train.use.search import SearchOptions
 
     use_threads(request.threads)
     if not is_loopback(request.host):

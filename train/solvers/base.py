@@ -15,9 +15,8 @@ from torch import Tensor
 from vse.eval.defaults import RECALLS
 from vse.eval.ranking.metrics import average, metrics
 from vse.pipeline.errors import Interrupted
-from vse.train.data.captions import CaptionInputs
 from vse.train.data.images import TrainingImages
-from vse.train.data.pairs import Pairs, Split
+from vse.train.data.pairs import CaptionInputs, Pairs, Split
 from vse.train.kinds import Packed, pack
 from vse.train.losses import LOSSES
 from vse.train.losses.base import Loss

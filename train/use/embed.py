@@ -35,8 +35,7 @@ from vse.pipeline.dataset.identity import build_identity, check_recorded_data, c
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.outputs import check_output
 from vse.pipeline.files.writing import sha256_json
-from vse.train.data.captions import CaptionsOnDemand, TokenIndices
-from vse.train.data.pairs import images_of
+from vse.train.data.pairs import CaptionsOnDemand, TokenIndices, images_of
 from vse.train.kinds import Kind
 from vse.train.options import EmbedRequest, RunFiles
 from vse.train.run.folder import RunFolder

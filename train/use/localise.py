@@ -17,6 +17,8 @@ from torch import Tensor
 
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
+from vse.eval.search.top_k import PhraseHit
+from vse.features.backbones.device import MEMORY_ADVICE, memory_guard
 from vse.features.cache.feature_cache import FeatureCache, read_sources
 from vse.features.cache.rows import sha256_bytes
 from vse.features.data_checks import belongs_to_dataset
@@ -25,11 +27,11 @@ from vse.pipeline.dataset.columns import IdRows, caption_ids
 from vse.pipeline.dataset.dataset import Dataset, phrase_texts
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import read_image_bytes
-from vse.train.data.captions import encode_like
+from vse.pipeline.files.outputs import check_output
 from vse.train.data.images import Indices
-from vse.train.data.pairs import Pairs, images_of
+from vse.train.data.pairs import Pairs, encode_like, images_of
 from vse.train.models.build import Model
-from vse.train.options import RunFiles
+from vse.train.options import RunFiles, SearchRequest
 from vse.train.phrases.localisation import PhraseSplit, PhraseVectors, score_candidates, scores_of_pairs, sentence_scores
 from vse.train.phrases.pairs import PhrasePairs, check_phrase_cache
 from vse.train.phrases.regions import BoxFeatures, RegionInputs
@@ -197,3 +199,29 @@ def _phrase_vectors(dataset: Dataset, phrases: FeatureCache, places: RunFiles, d
     return EncodedPhrases(
         phrase_texts(dataset), load_caption_reader(phrases, places.weights_dir, str(device)), phrases, device
     )
+
+
+def find_phrase(
+    run: Path,
+    photo: Path,
+    phrase: str,
+    request: SearchRequest = SearchRequest(),
+    places: RunFiles = RunFiles(),
+    device: str = "auto",
+) -> PhraseHit:
+    """Return the candidate boxes of a photo for a phrase, best first. Raises UserError for options that apply to a split."""
+    others = ("split", "corpus", "index", "index_type", "rerank")
+    if given := [f"--{name.replace('_', '-')}" for name in others if getattr(request, name) is not None]:
+        raise UserError(f"--image searches one photo, and {given[0]} is of a split; leave it out")
+    if request.html is not None:
+        from vse.eval.report.pages import PHRASE_PAGE
+
+        check_output(request.html, PHRASE_PAGE, [photo])
+    with memory_guard(MEMORY_ADVICE):
+        located = localise_phrase(run, photo, phrase, places, device)
+    hit = PhraseHit(phrase, located.boxes, located.scores)
+    if request.html is not None:
+        from vse.eval.report.pages import write_phrase_page
+
+        log.info("%s: the best box in the photo", write_phrase_page(request.html, photo, [hit], str(run)))
+    return hit

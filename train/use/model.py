@@ -15,9 +15,8 @@ from vse.features.extractors.cnn import rebuild_cnn_extractor
 from vse.features.extractors.text import load_caption_reader
 from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.errors import UserError
-from vse.train.data.captions import CaptionInputs, CaptionsOnDemand, EncodedCaptions
 from vse.train.data.images import CachedImages, EvaluationImages, photo_crops
-from vse.train.data.pairs import Pairs, Split, images_of
+from vse.train.data.pairs import CaptionInputs, CaptionsOnDemand, EncodedCaptions, Pairs, Split, images_of
 from vse.train.kinds import Kind
 from vse.train.model_inputs import check_one_space, model_inputs, read_captions
 from vse.train.models.build import Model, build_model

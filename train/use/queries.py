@@ -15,7 +15,7 @@ from vse.features.extractors.cnn import CnnExtractor, rebuild_cnn_extractor
 from vse.features.extractors.text import CaptionReader, load_caption_reader
 from vse.pipeline.dataset.captions import UNKNOWN
 from vse.pipeline.errors import UserError
-from vse.train.data.captions import TokenIndices, encode_like
+from vse.train.data.pairs import TokenIndices, encode_like
 from vse.train.kinds import Encoded, add_full_mask
 from vse.train.use.model import TrainedRun, backbone_run
 

@@ -28,9 +28,8 @@ from vse.pipeline.dataset.dataset import Caption, Image, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.train.data import captions as captions_module
 from vse.train.data import images as cached_module
-from vse.train.data.captions import TokenIndices, WordIndices
 from vse.train.data.images import CachedFeatures, free_room
-from vse.train.data.pairs import Pairs
+from vse.train.data.pairs import Pairs, TokenIndices, WordIndices
 from vse.train.kinds import Kind
 
 DIM = 4

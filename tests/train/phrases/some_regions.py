@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from vse.features.cache.feature_cache import merge_shards, open_cache
 from vse.features.cache.rows import Identity, Rows, sha256_bytes
 from vse.features.cache.shards import shard_path, write_shard
-from vse.pipeline.dataset.captions import iou
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file, mentions, phrase_texts
+from vse.pipeline.dataset.phrases import iou
 from vse.pipeline.files.images import decode_image, read_image_bytes
 from vse.train.experiment import ExperimentConfig, load_experiment
 from vse.train.phrases.pairs import PhrasePairs, phrase_pairs, truth_regions

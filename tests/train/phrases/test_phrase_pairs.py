@@ -14,8 +14,8 @@ from tests.train.conftest import Edit
 from tests.train.data.caches import made_by_hand, spoil
 from tests.train.phrases.some_regions import CPU, DIM, TEXT_DIM, Caches, World, make_caches, world_of
 from vse.features.cache.feature_cache import open_cache
-from vse.pipeline.dataset.captions import iou
 from vse.pipeline.dataset.dataset import load_dataset_file, mentions, phrase_texts
+from vse.pipeline.dataset.phrases import iou
 from vse.pipeline.errors import UserError
 from vse.train.kinds import Kind
 from vse.train.models.build import Input, Model, ModelConfig, build_model

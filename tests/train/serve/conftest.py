@@ -20,7 +20,7 @@ from vse.train.serve.answers import ServedRuns
 from vse.train.serve.app import PageSettings, create_app
 from vse.train.serve.server import Limits, PageServer
 from vse.train.training import train
-from vse.train.use.searcher import SearchOptions
+from vse.train.use.search import SearchOptions
 
 MANY = SearchOptions(rerank=200, many=True)
 

@@ -28,8 +28,7 @@ from vse.train.use import corpus as searched
 from vse.train.use import search as search_module
 from vse.train.use.corpus import encode_side, pool_side
 from vse.train.use.model import load_run
-from vse.train.use.search import SearchRequest, search_run
-from vse.train.use.searcher import Searcher, SearchOptions
+from vse.train.use.search import Searcher, SearchOptions, SearchRequest, search_run
 
 TEXT = "a red square above a blue circle"
 Search = Callable[..., list[SearchHit]]

@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.transformers_made import WORDS, make_bert
 from vse.features.backbones.transformer import read_transformer
 from vse.pipeline.errors import UserError
-from vse.train.data.captions import TokenIndices
+from vse.train.data.pairs import TokenIndices
 from vse.train.kinds import Kind
 from vse.train.models.encoders.base import Sizes
 from vse.train.models.encoders.bert import Bert, BertEncoder

@@ -1,25 +1,14 @@
-"""Train an experiment by its name, and select the combinations of a ladder that can be trained."""
+"""Select the combinations of a ladder that can be trained."""
 
 from __future__ import annotations
 
-import logging
-import os
-from pathlib import Path
-
-from vse.features.backbones.device import MEMORY_ADVICE, memory_guard, use_threads
-from vse.features.cache.feature_cache import open_cache
 from vse.features.settings import load_feature
 from vse.pipeline.errors import UserError
-from vse.pipeline.presets.presets import list_changes, load_ladder
+from vse.pipeline.presets.presets import load_ladder
 from vse.pipeline.presets.schema import ComposedName
 from vse.train.experiment import ExperimentConfig, load_experiment
 from vse.train.kinds import Kind, kind_of_rows
 from vse.train.models.build import Input, check_fit
-from vse.train.options import TrainRequest
-from vse.train.run.resume import Existing, Extras
-from vse.train.training import train
-
-log = logging.getLogger(__name__)
 
 
 def trainable_combinations(ladder: str, dataset: str | None = None) -> tuple[list[str], dict[str, str]]:
@@ -69,38 +58,3 @@ def _kind_of(feature: str, kind: str, dataset: str | None) -> Kind:
         wanted = "images" if kind == "image" else "captions"
         raise UserError(f"the ladder uses the feature {feature!r} for {wanted}, but it is a feature of {of}")
     return kind_of_rows(settings.row_kind)
-
-
-def is_first_process() -> bool:
-    """Return True in the only process, and in the first of the processes that torchrun started."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def train_experiment(request: TrainRequest) -> Path:
-    """Train an experiment on a feature cache and return the run folder; see :func:`vse.train.training.train`.
-
-    Log the settings that the preset of the data set changes.
-    """
-    label, options = request.name, request.options
-    if label is not None and not (label.strip() and label.isprintable()):
-        raise UserError(f"--name {label!r}: a name must be one line of printable text")
-    if not is_first_process():
-        logging.getLogger("vse").setLevel(logging.WARNING)
-    use_threads(options.threads)
-    dataset = open_cache(request.features).dataset
-    config = load_experiment(request.experiment, dataset, request.sets)
-    plain = load_experiment(request.experiment, None, request.sets)
-    changes = list_changes(plain.model_dump(), config.model_dump())
-    if changes:
-        log.info("data set preset %r changes %s", dataset, "; ".join(changes))
-    with memory_guard(f"lower train.batch_size, or --set train.features_in_memory=false; {MEMORY_ADVICE}"):
-        return train(
-            request.features,
-            config.model_copy(update={"label": label}),
-            seed=request.seed,
-            out=request.out,
-            device=options.device,
-            inputs=request.inputs,
-            existing=Existing(options.resume, options.overwrite),
-            extras=Extras(options.log_negatives, options.tensorboard),
-        )

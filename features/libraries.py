@@ -1,0 +1,46 @@
+"""The optional libraries of networks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from typing import Any
+
+from vse.pipeline.errors import UserError
+
+
+@dataclass(frozen=True)
+class Library:
+    """An optional library of networks: its name in messages, its module, its distribution, and the extra that installs it."""
+
+    name: str
+    module: str
+    distribution: str
+    extra: str
+
+    def load(self, model: str) -> Any:
+        """Import and return the module. Raises UserError, which names the missing extra, if the library is not installed."""
+        from vse.features import vision  # noqa: F401  these libraries import torchvision, too
+
+        try:
+            return import_module(self.module)
+        except ImportError:
+            raise self._missing_error(model) from None
+
+    def version(self, model: str) -> str:
+        """Return the installed version. Raises UserError if the library is not installed."""
+        self.load(model)
+        try:
+            return metadata.version(self.distribution)
+        except metadata.PackageNotFoundError:
+            raise self._missing_error(model) from None
+
+    def _missing_error(self, model: str) -> UserError:
+        return UserError(f"model {model} needs {self.name}: pip install 'vse-pipeline[{self.extra}]'")
+
+
+LIBRARIES = {
+    "timm": Library("timm", "timm", "timm", "timm"),
+    "sentence_transformers": Library("sentence-transformers", "sentence_transformers", "sentence-transformers", "text"),
+    "open_clip": Library("OpenCLIP", "open_clip", "open_clip_torch", "openclip"),
+}
