@@ -9,14 +9,19 @@ import pytest
 from vse.pipeline.cli import main
 
 
+def succeed(command: Callable[[list[str]], None], *arguments: object) -> None:
+    """Run a command, which must exit with 0."""
+    with pytest.raises(SystemExit) as stop:
+        command([str(argument) for argument in arguments])
+    assert stop.value.code == 0
+
+
 @pytest.fixture
 def audited(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
     """The lines that ``vse-data audit`` prints."""
 
     def run(*arguments: object) -> list[str]:
-        with pytest.raises(SystemExit) as stop:
-            main(["audit", *map(str, arguments)])
-        assert stop.value.code == 0
+        succeed(main, "audit", *arguments)
         return capsys.readouterr().out.splitlines()
 
     return run
