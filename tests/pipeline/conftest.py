@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,12 @@ def succeed(command: Callable[[list[str]], None], *arguments: object) -> None:
     with pytest.raises(SystemExit) as stop:
         command([str(argument) for argument in arguments])
     assert stop.value.code == 0
+
+
+@pytest.fixture
+def own_json(few: Path, tmp_path: Path) -> Path:
+    """A copy of the ``dataset.json`` of 12 images, without the images, that a test may spoil."""
+    return Path(shutil.copy(few, tmp_path))
 
 
 @pytest.fixture
