@@ -12,23 +12,19 @@ from vse.pipeline.workflow import check_targets
     ("target", "message"),
     [
         ("results/demo_vspp.json", "unknown experiment 'vspp' (did you mean 'vsepp'?"),
-        ("results/demo_vspp.html", "unknown experiment 'vspp' (did you mean 'vsepp'?"),
         ("results/f8j_vsepp.json", "unknown dataset 'f8j' (did you mean 'f8k'?"),
         ("features/demo_fc8.h5", "unknown feature 'fc8' (did you mean 'fc7'?"),
         ("runs/demo_vsep/seed-0/run.json", "unknown experiment 'vsep' (did you mean 'vsepp'?"),
         ("features/demo_vsep-0_images.h5", "unknown experiment 'vsep' (did you mean 'vsepp'?"),
-        ("features/demo_vsep-12_captions.h5", "unknown experiment 'vsep' (did you mean 'vsepp'?"),
         ("data/dem/dataset.json", "unknown dataset 'dem' (did you mean 'demo'?"),
-        ("results/tables/ladder_dem.csv", "unknown dataset 'dem' (did you mean 'demo'?"),
         ("results/demo_vspp+words+fc7.json", "unknown experiment 'vspp' (did you mean 'vsepp'?"),
         ("results/demo_vsepp+words+fc8.json", "unknown feature 'fc8' (did you mean 'fc7'?"),
         ("results/demo_vsepp+tfdif+fc7.json", "unknown feature 'tfdif' (did you mean 'tfidf'?"),
         ("runs/demo_vsepp@dem+words+fc7/seed-0/run.json", "unknown ladder 'dem' (did you mean 'demo'?"),
         ("resluts/demo_vsepp.json", "did you mean results/demo_vsepp.json?"),
-        ("feature/demo_fc7.h5", "did you mean features/demo_fc7.h5?"),
     ],
 )
-@pytest.mark.parametrize("before", [["4"], ["all", "-n"], ["4", "all"], ["4", "--"], ["4", "-c8"]])
+@pytest.mark.parametrize("before", [["4"], ["all", "-n"], ["4", "--"], ["4", "-c8"]])
 def test_a_mistyped_target_is_answered_with_the_nearest(before: list[str], target: str, message: str) -> None:
     with pytest.raises(UserError) as error:
         check_targets(["snakemake", "--cores", *before, target])
