@@ -13,18 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vse.pipeline.dataset import columns
 from vse.pipeline.dataset import dataset as module
-from vse.pipeline.dataset.columns import (
-    IdRows,
-    caption_counts,
-    caption_ids,
-    coco_ids,
-    columns_file,
-    image_ids,
-    read_columns,
-    select_images,
-    write_columns,
-)
+from vse.pipeline.dataset.columns import IdRows, columns_file, read_columns, select_images, write_columns
 from vse.pipeline.dataset.dataset import SPLITS, load_dataset_file
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9).filter(lambda text: bool(text.strip()))
@@ -79,7 +70,7 @@ def test_columns_hold_what_was_parsed(content: dict[str, Any], tmp_path_factory:
     assert (images[-1], tuple(images[1:])) == (parsed.images[-1], tuple(parsed.images[1:]))
     assert {name: tuple(some) for name, some in again.splits.items()} == parsed.splits
     keep = np.arange(len(images)) % 2 == 0
-    for arrays in (image_ids, caption_ids, caption_counts, coco_ids):
+    for arrays in (columns.image_ids, columns.caption_ids, columns.caption_counts, columns.coco_ids):
         for some, same in ((parsed.images, images), (select_images(parsed.images, keep), select_images(images, keep))):
             np.testing.assert_array_equal(arrays(some), arrays(same), strict=True)
     assert tuple(select_images(images, keep)) == parsed.images[::2]
