@@ -10,6 +10,11 @@ import pytest
 
 from vse.pipeline.cli import main
 
+Fails = Callable[..., str]
+Log = pytest.LogCaptureFixture
+Output = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+
 
 def succeed(command: Callable[[list[str]], None], *arguments: object) -> None:
     """Run a command, which must exit with 0."""

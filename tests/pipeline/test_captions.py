@@ -11,21 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.pipeline.conftest import succeed
+from tests.pipeline.conftest import Fails, Patch, succeed
 from vse.pipeline.cli import main
-from vse.pipeline.dataset.captions import (
-    END,
-    START,
-    TOKENISERS,
-    UNKNOWN,
-    Vocabulary,
-    compact_text,
-    match_captions,
-    nltk_words,
-    tokenize,
-    transfer_spans,
-    unicode_words,
-)
+from vse.pipeline.dataset import captions as texts
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 
@@ -49,31 +37,31 @@ Edit = Callable[[Path, Callable[[Any], None]], Path]
     ],
 )
 def test_words_of_every_script_stay_whole(text: str, words: list[str]) -> None:
-    assert unicode_words(text) == [normalize("NFC", word) for word in words]
+    assert texts.unicode_words(text) == [normalize("NFC", word) for word in words]
 
 
 @given(st.text(st.characters(max_codepoint=127)))
 def test_ascii_text_has_the_same_tokens_as_letters_and_digits(text: str) -> None:
-    assert unicode_words(text) == tokenize(text)
+    assert texts.unicode_words(text) == texts.tokenize(text)
 
 
 @given(st.text())
 def test_words_have_a_letter_or_digit_and_are_not_split_again(text: str) -> None:
-    words = unicode_words(text)
+    words = texts.unicode_words(text)
     assert all(any(map(str.isalnum, word)) for word in words)
-    assert unicode_words(" ".join(words)) == words
+    assert texts.unicode_words(" ".join(words)) == words
 
 
-@pytest.mark.parametrize("name", TOKENISERS)
+@pytest.mark.parametrize("name", texts.TOKENISERS)
 def test_lower_case_english_words_are_the_same_by_every_tokeniser(name: str) -> None:
-    assert TOKENISERS[name]("Two dogs run on 3 beaches") == ["two", "dogs", "run", "on", "3", "beaches"]
+    assert texts.TOKENISERS[name]("Two dogs run on 3 beaches") == ["two", "dogs", "run", "on", "3", "beaches"]
 
 
-def test_nltk_gives_the_published_tokens_or_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert nltk_words("A man's T-shirt isn't red.") == ["a", "man", "'s", "t-shirt", "is", "n't", "red", "."]
+def test_nltk_gives_the_published_tokens_or_names_its_package(monkeypatch: Patch) -> None:
+    assert texts.nltk_words("A man's T-shirt isn't red.") == ["a", "man", "'s", "t-shirt", "is", "n't", "red", "."]
     monkeypatch.setitem(sys.modules, "nltk.tokenize", None)
     with pytest.raises(UserError, match=r"the tokeniser 'nltk' needs the package nltk: pip install 'vse-pipeline\[nltk\]'"):
-        nltk_words("a dog")
+        texts.nltk_words("a dog")
 
 
 def without_tokens(content: Any) -> None:
@@ -96,15 +84,13 @@ def test_a_data_set_names_the_tokeniser_of_its_captions_but_tokens_of_the_file_s
 
 
 @pytest.mark.parametrize("name", ["unicode_word", 3])
-def test_an_unknown_tokeniser_is_one_line(own_json: Path, edit: Edit, fails: Callable[..., str], name: object) -> None:
+def test_an_unknown_tokeniser_is_one_line(own_json: Path, edit: Edit, fails: Fails, name: object) -> None:
     line = fails(main, "check", edit(own_json, lambda content: content.update(tokeniser=name)))
     assert f"{own_json}: no tokeniser {name!r}" in line
     assert "known: letters_and_digits, nltk, unicode_words" in line
 
 
-def test_a_preset_retokenises_the_captions_of_a_published_file(
-    own_demo: Path, edit: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Callable[..., str]
-) -> None:
+def test_a_preset_retokenises_captions(own_demo: Path, edit: Edit, tmp_path: Path, monkeypatch: Patch, fails: Fails) -> None:
     folder = tmp_path / "presets" / "datasets"
     folder.mkdir(parents=True)
     monkeypatch.setenv("VSE_PRESETS", str(folder.parent))
@@ -123,28 +109,28 @@ WORDS = st.lists(st.lists(st.sampled_from(["dog", "cat", "a", "the", "<unk>", "�
 
 def test_words_are_sorted_by_count_then_alphabet_behind_the_special_tokens() -> None:
     captions = [["b", "a", "c"], ["b", "a"], ["b", "d"]]
-    assert Vocabulary.build(captions, min_count=1).words == ("<pad>", "<start>", "<end>", "<unk>", "b", "a", "c", "d")
+    assert texts.Vocabulary.build(captions, min_count=1).words == ("<pad>", "<start>", "<end>", "<unk>", "b", "a", "c", "d")
 
 
 def test_a_rare_word_is_unknown() -> None:
-    vocabulary = Vocabulary.build([["dog"] * 4, ["cat"] * 3])
-    assert vocabulary.encode(["dog", "cat"]) == [START, 4, UNKNOWN, END]
+    vocabulary = texts.Vocabulary.build([["dog"] * 4, ["cat"] * 3])
+    assert vocabulary.encode(["dog", "cat"]) == [texts.START, 4, texts.UNKNOWN, texts.END]
 
 
 @given(WORDS, st.integers(1, 3))
 def test_every_kept_word_is_frequent_and_every_frequent_word_is_kept(captions: list[list[str]], min_count: int) -> None:
-    vocabulary = Vocabulary.build(captions, min_count)
+    vocabulary = texts.Vocabulary.build(captions, min_count)
     flat = [word for tokens in captions for word in tokens]
     expected = {word for word in flat if flat.count(word) >= min_count} | {"<pad>", "<start>", "<end>", "<unk>"}
     assert set(vocabulary.words) == expected
 
 
 def test_a_saved_vocabulary_reads_back_and_another_file_is_refused(tmp_path: Path) -> None:
-    vocabulary = Vocabulary.build([["élan", "dog"]], min_count=1)
-    assert Vocabulary.load(vocabulary.save(tmp_path / "vocab.json")) == vocabulary
+    vocabulary = texts.Vocabulary.build([["élan", "dog"]], min_count=1)
+    assert texts.Vocabulary.load(vocabulary.save(tmp_path / "vocab.json")) == vocabulary
     (tmp_path / "vocab.json").write_text('["dog"]')
     with pytest.raises(UserError, match="must start with <pad>"):
-        Vocabulary.load(tmp_path / "vocab.json")
+        texts.Vocabulary.load(tmp_path / "vocab.json")
 
 
 WRITTEN = st.lists(st.text("ab1-'.", min_size=1, max_size=3), min_size=1, max_size=8)
@@ -153,41 +139,41 @@ WRITTEN = st.lists(st.text("ab1-'.", min_size=1, max_size=3), min_size=1, max_si
 def test_captions_are_matched_by_letters_whatever_their_order_case_and_hyphens() -> None:
     captions = [["a", "boy", "in", "a", "tshirt"], ["it", "s", "the", "men", "s"]]
     others = [["It", "'s", "the", "men", "'s", "."], ["A", "boy", "in", "a", "t-shirt", "."]]
-    assert match_captions(captions, others) == {0: 1, 1: 0}
+    assert texts.match_captions(captions, others) == {0: 1, 1: 0}
 
 
 def test_each_caption_counts_once() -> None:
-    assert match_captions([["a"], ["a"], ["a"]], [["A"], ["b"], ["a", "."]]) == {0: 0, 1: 2}
-    assert match_captions([["a"], ["b"]], [["a"], ["a"]]) == {0: 0}
+    assert texts.match_captions([["a"], ["a"], ["a"]], [["A"], ["b"], ["a", "."]]) == {0: 0, 1: 2}
+    assert texts.match_captions([["a"], ["b"]], [["a"], ["a"]]) == {0: 0}
 
 
 def test_the_most_similar_captions_of_another_spelling_are_matched() -> None:
     captions = [["a", "grey", "dog", "runs"], ["a", "grey", "dog", "ran", "away"], ["boys"]]
     others = [["a", "gray", "dog", "runs"], ["a", "gray", "dog", "ran", "away"], ["girls"]]
-    assert match_captions(captions, others) == {}
-    assert match_captions(captions, others, 0.7) == {0: 0, 1: 1}
-    assert match_captions(captions, others, 0.78) == {1: 1}
+    assert texts.match_captions(captions, others) == {}
+    assert texts.match_captions(captions, others, 0.7) == {0: 0, 1: 1}
+    assert texts.match_captions(captions, others, 0.78) == {1: 1}
 
 
 def test_other_words_in_the_same_letters_are_not_similar_but_equal() -> None:
-    assert match_captions([["go", "cart"]], [["go-cart"]], 0.9) == {0: 0}
+    assert texts.match_captions([["go", "cart"]], [["go-cart"]], 0.9) == {0: 0}
 
 
 @given(WRITTEN)
 def test_a_span_of_tokens_has_every_letter_of_a_span_of_words(written: list[str]) -> None:
-    tokens = tokenize(" ".join(written))
+    tokens = texts.tokenize(" ".join(written))
     spans = [(i, j) for i in range(len(written)) for j in range(i + 1, len(written) + 1)]
-    for (i, j), (start, stop) in zip(spans, transfer_spans(spans, written, tokens), strict=True):
-        assert tokens[start:stop] == tokenize(" ".join(written[i:j]))
+    for (i, j), (start, stop) in zip(spans, texts.transfer_spans(spans, written, tokens), strict=True):
+        assert tokens[start:stop] == texts.tokenize(" ".join(written[i:j]))
 
 
 @given(WRITTEN)
 def test_tokens_may_end_inside_words(written: list[str]) -> None:
-    whole = compact_text(written)
+    whole = texts.compact_text(written)
     tokens = [whole[i : i + 2] for i in range(0, len(whole), 2)]
-    ends = [len(compact_text(written[:i])) for i in range(len(written) + 1)]
+    ends = [len(texts.compact_text(written[:i])) for i in range(len(written) + 1)]
     spans = [(i, j) for i in range(len(written)) for j in range(i + 1, len(written) + 1)]
-    for (i, j), (start, stop) in zip(spans, transfer_spans(spans, written, tokens), strict=True):
+    for (i, j), (start, stop) in zip(spans, texts.transfer_spans(spans, written, tokens), strict=True):
         touched = [k for k in range(len(tokens)) if {2 * k, 2 * k + len(tokens[k]) - 1} & set(range(ends[i], ends[j]))]
         assert list(range(start, stop)) == touched
 
@@ -204,4 +190,4 @@ def test_tokens_may_end_inside_words(written: list[str]) -> None:
     ],
 )
 def test_a_span_of_a_corrected_caption_covers_its_words(tokens: str, expected: list[tuple[int, int]]) -> None:
-    assert transfer_spans([(0, 3), (4, 6)], ["A", "grey", "dog", "on", "a", "wall", "."], tokens.split()) == expected
+    assert texts.transfer_spans([(0, 3), (4, 6)], ["A", "grey", "dog", "on", "a", "wall", "."], tokens.split()) == expected

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.pipeline.conftest import succeed
+from tests.pipeline.conftest import Output, succeed
 from vse.pipeline.cli import main
 from vse.pipeline.dataset.dataset import load_dataset_file
 
@@ -57,9 +57,7 @@ def captions(tmp_path: Path) -> Path:
     return path
 
 
-def test_noun_phrases_are_marked_and_pronouns_are_not(
-    pipeline: Path, captions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_noun_phrases_are_marked_and_pronouns_are_not(pipeline: Path, captions: Path, tmp_path: Path, capsys: Output) -> None:
     succeed(main, "add-phrases", captions, "--chunker", pipeline, "--out", tmp_path / "marked")
     dataset = load_dataset_file(tmp_path / "marked" / "dataset.json")
     marked = [

@@ -16,7 +16,7 @@ WORD = st.text("abcXYZ019_-", min_size=1, max_size=12)
 
 
 @given(WORD, st.none() | WORD.filter(lambda text: text != "words"), WORD, st.none() | WORD)
-def test_a_name_is_made_of_its_parts_and_read_back(
+def test_a_name_is_built_of_parts_and_read_back(
     experiment: str, captions: str | None, feature: str, ladder: str | None
 ) -> None:
     made = ComposedName(experiment, captions, feature, ladder)

@@ -85,7 +85,7 @@ def test_a_cgroup_of_version_2_has_a_quota(
         ("cpuset,cpuacct", "1", math.inf),
     ],
 )
-def test_a_cgroup_of_version_1_has_a_quota(
+def test_cgroup_v1_has_a_quota(
     controllers: str, limit: str, quota: float, set_quota: Callable[..., None], proc: Path, cgroups: Path
 ) -> None:
     files = {"cpu/job/cpu.cfs_quota_us": limit, "cpu/job/cpu.cfs_period_us": "100000"}
@@ -110,7 +110,7 @@ def test_without_cgroups_there_is_no_quota(proc: Path, cgroups: Path) -> None:
 @pytest.mark.parametrize(
     ("limit", "cores"), [("50000 100000", 1), ("199000 100000", 1), ("6400000 100000", len(core_affinity()))]
 )
-def test_a_quota_allows_its_whole_cores_and_at_least_one(
+def test_a_quota_allows_whole_cores_and_one(
     limit: str, cores: int, set_quota: Callable[..., None], proc: Path, cgroups: Path
 ) -> None:
     set_quota("0::/", **{"cpu.max": limit})
@@ -145,7 +145,7 @@ def test_a_process_may_use_the_cores_of_its_affinity_mask(cgroups: Path) -> None
     [((0, 0, 0), True), ((0, 2, 0), False), ((0, 1, 0), False), ((0, 0, 2), True), ((2, 2, 2), False)],
     ids=["idle", "busy", "half", "another core", "all"],
 )
-def test_cores_are_idle_if_nothing_runs_on_them(
+def test_cores_are_idle_if_unused(
     busy: tuple[int, ...], idle: bool, proc: Path, passes: Callable[..., Callable[[], None]]
 ) -> None:
     assert all_idle([0, 1], proc, passes(*busy)) == idle

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.pipeline.conftest import succeed
+from tests.pipeline.conftest import Patch, succeed
 from vse.pipeline import cli
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.sources import check_dataset
@@ -100,9 +100,7 @@ def test_prepare_writes_nothing_when_an_image_is_missing(own_demo: Path, tmp_pat
     assert not (tmp_path / "prepared").exists()
 
 
-def test_a_data_set_in_use_is_read_again_once_its_file_changes(
-    own_json: Path, edit: Edit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_data_set_in_use_is_read_again_once_its_file_changes(own_json: Path, edit: Edit, monkeypatch: Patch) -> None:
     monkeypatch.setattr(input_files, "COARSEST_CLOCK", 0)  # as if the file had been written long ago
     loaded = load_dataset_file(own_json)
     assert load_dataset_file(own_json) is loaded

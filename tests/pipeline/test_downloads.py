@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.pipeline.conftest import succeed
+from tests.pipeline.conftest import Output, Patch, succeed
 from tests.pipeline.entities_files import annotation, thing, write_photo
 from tests.served import Server, served
 from vse.pipeline.cli import main
@@ -36,7 +36,7 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server(monkeypatch: Patch) -> Iterator[Server]:
     """Start a server with one file; retries do not wait."""
     with served(monkeypatch, {"file.zip": CONTENT}) as state:
         yield state
@@ -77,7 +77,7 @@ REST = f"bytes={2 * CHUNK}-"
         ({"codes": [503, 429, 500]}, [None] * 4),
     ],
 )
-def test_a_server_with_faults_gets_another_request(
+def test_after_a_fault_it_asks_again(
     faults: dict[str, object], ranges: list[str | None], server: Server, tmp_path: Path
 ) -> None:
     vars(server).update(faults)
@@ -150,7 +150,7 @@ def test_a_missing_file_is_named_at_once(server: Server, tmp_path: Path) -> None
     assert len(server.asked) == 1
 
 
-def test_a_server_that_is_silent_is_given_up(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_silent_is_given_up(server: Server, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(downloads, "TIMEOUT", 0.05)
     server.hold, server.cuts = threading.Event(), [0] * downloads.ATTEMPTS
     with pytest.raises(UserError, match="timed out"):
@@ -210,7 +210,7 @@ def entry(k: int, split: str, folder: str) -> dict[str, object]:
 
 
 @pytest.fixture
-def coco(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
+def coco(server: Server, tmp_path: Path, monkeypatch: Patch) -> Server:
     """Start a server with a COCO of four images, write presets with its checksums, and work in an empty folder."""
     entries = [entry(k, *item) for k, item in enumerate(SPLITS.items())]
     files: dict[str, dict[str, bytes]] = {"train2014.zip": {}, "val2014.zip": {}}
@@ -245,7 +245,7 @@ def write_presets(server: Server) -> None:
         (folder / f"{name}.yaml").write_text(json.dumps(preset))
 
 
-def test_a_data_set_is_fetched_and_prepared_once(coco: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_data_set_is_fetched_and_prepared_once(coco: Server, capsys: Output) -> None:
     coco.cuts = [None, 2 * CHUNK]
     for _ in range(2):
         succeed(main, "fetch", "coco", "--base-url", coco.url)
@@ -297,7 +297,7 @@ def test_existing_files_are_not_downloaded(coco: Server) -> None:
     assert [name for name, _ in coco.asked] == ["caption_datasets.zip", "train2014.zip"]
 
 
-def test_the_command_tells_where_to_put_images_without_a_download(coco: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_tells_where_to_put_images_without_a_download(coco: Server, capsys: Output) -> None:
     succeed(main, "fetch", "f8k", "--base-url", coco.url)
     text = capsys.readouterr().out
     assert "Put them into the folder data/f8k/images, then run: vse-data prepare f8k --source data/f8k" in text
@@ -305,9 +305,7 @@ def test_the_command_tells_where_to_put_images_without_a_download(coco: Server, 
     assert sorted(os.listdir("data/f8k")) == ["caption_datasets.zip", "dataset_flickr8k.json"]
 
 
-def test_images_may_be_left_out_and_the_mirror_be_in_the_environment(
-    coco: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_images_may_be_left_out_and_the_mirror_be_in_the_environment(coco: Server, monkeypatch: Patch, capsys: Output) -> None:
     monkeypatch.setenv("VSE_BASE_URL", coco.url)
     succeed(main, "fetch", "coco", "--no-images", "--out", "elsewhere")
     assert "Put them into the folder elsewhere/images" in capsys.readouterr().out
@@ -336,7 +334,7 @@ def test_a_preset_downloads_its_split_file() -> None:
         assert not (config.files and config.annotations) or config.annotations in [file.to for file in config.files]
 
 
-def test_flickr30k_entities_is_an_archive_and_lists(coco: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flickr30k_entities_is_an_archive_and_lists(coco: Server, capsys: Output) -> None:
     """The archive is downloaded once, although two of its folders are needed; other files are stored as they are."""
     captions, xml = b"[/EN#7/people Two dogs] run .", annotation([thing("7", (1, 1, 4, 4))], (8, 8)).encode()
     lists = {"train.txt": b"11111\n", "val.txt": b"22222\n", "test.txt": b"33333\n"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.pipeline.conftest import succeed
+from tests.pipeline.conftest import Fails, Output, succeed
 from tests.pipeline.entities_files import annotation, thing, write_entities, write_photo
 from vse.pipeline.cli import main
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
@@ -67,9 +67,7 @@ def photos(tmp_path: Path) -> Path:
     return karpathy(tmp_path / "photos" / "dataset.json", images)
 
 
-def test_captions_splits_and_phrases_are_those_of_the_official_files(
-    official: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_captions_splits_and_phrases_are_those_of_the_official_files(official: Path, tmp_path: Path, capsys: Output) -> None:
     dataset = prepared(official, tmp_path / "out")
     assert capsys.readouterr().err.splitlines() == [
         f"{official}: read 2 photos, 4 captions and 3 boxes; the captions mark 4 phrases, 2 of them with a box",
@@ -89,9 +87,7 @@ def test_captions_splits_and_phrases_are_those_of_the_official_files(
     assert [caption.sentid for image in dataset.images for caption in image.captions] == [0, 1, 2, 3]
 
 
-def test_phrases_that_are_unrelated_or_without_letters_or_annotation_are_counted(
-    official: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_phrases_that_are_left_out_or_have_no_box_are_counted(official: Path, tmp_path: Path, capsys: Output) -> None:
     (official / "UNRELATED_CAPTIONS").write_text("# format\n11 2\n12 5\n99 1\n")
     (official / "Sentences" / "12.txt").write_text("[/EN#0/notvisual &] he [/EN#5/other runs] .")
     images = prepared(official, tmp_path / "out").images
@@ -105,9 +101,7 @@ def test_phrases_that_are_unrelated_or_without_letters_or_annotation_are_counted
     assert "1 phrases have no box" in log
 
 
-def test_boxes_are_clipped_and_scaled_to_the_photo_with_one_warning(
-    official: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_boxes_are_clipped_and_scaled_to_the_photo_with_one_warning(official: Path, tmp_path: Path, capsys: Output) -> None:
     (official / "Annotations" / "12.xml").write_text(annotation([thing("9", (1, 1, 101, 80))]))
     for number in CAPTIONS:
         write_photo(official / "flickr30k-images" / f"{number}.jpg", (300, 20))
@@ -148,18 +142,14 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_one_line_and_nothing_is_written(
-    fault: str, official: Path, tmp_path: Path, fails: Callable[..., str]
-) -> None:
+def test_a_fault_is_one_line_and_nothing_is_written(fault: str, official: Path, tmp_path: Path, fails: Fails) -> None:
     spoil, message = FAULTS[fault]
     spoil(official)
     assert message in fails(main, "prepare", "f30k_entities", "--source", official, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_phrases_are_added_by_the_text_of_captions_and_the_number_of_photos(
-    official: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_phrases_are_added_by_captions_and_photo_numbers(official: Path, photos: Path, tmp_path: Path, capsys: Output) -> None:
     out = tmp_path / "both"
     succeed(main, "add-phrases", photos, "--entities", official, "--out", out)
     captured = capsys.readouterr()
@@ -190,9 +180,7 @@ def test_phrases_are_added_by_the_text_of_captions_and_the_number_of_photos(
     )
 
 
-def test_a_caption_of_another_spelling_is_matched_down_to_a_similarity(
-    official: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_caption_of_another_spelling_is_matched_down_to_a_similarity(official: Path, tmp_path: Path, capsys: Output) -> None:
     data = karpathy(tmp_path / "x" / "dataset.json", [("11.jpg", ["Two doggs run ."])], pictures=False)
     for similar, phrases in ((0.6, (Phrase(0, 2, "7", ("people",), BOXES),)), (0.7, ()), (1, ())):
         succeed(main, "add-phrases", data, "--entities", official, "--out", tmp_path / "both", "--similar", similar)
@@ -200,9 +188,7 @@ def test_a_caption_of_another_spelling_is_matched_down_to_a_similarity(
     assert "1 of 1 captions, 1 of them with another spelling" in capsys.readouterr().err
 
 
-def test_phrases_that_were_there_are_replaced_and_an_image_may_have_no_captions(
-    official: Path, photos: Path, tmp_path: Path
-) -> None:
+def test_phrases_are_replaced_and_an_image_may_have_no_captions(official: Path, photos: Path, tmp_path: Path) -> None:
     content = json.loads(photos.read_text())
     for sentence in (sentence for image in content["images"] for sentence in image["sentences"]):
         sentence["phrases"] = [{"first_token": 1, "n_tokens": 1}]
@@ -224,7 +210,7 @@ def test_without_image_files_boxes_stay_in_pixels_of_the_annotated_photo(officia
     assert not (tmp_path / "both" / "images").exists()
 
 
-def test_no_photo_in_common_is_an_error(official: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+def test_no_photo_in_common_is_an_error(official: Path, tmp_path: Path, fails: Fails) -> None:
     for names in (["13_1.jpg"], ["a11.jpg", "photo.jpg"]):
         data = karpathy(tmp_path / "x" / "dataset.json", [(name, ["Two dogs run ."]) for name in names], pictures=False)
         line = fails(main, "add-phrases", data, "--entities", official, "--out", tmp_path / "both")
@@ -232,9 +218,7 @@ def test_no_photo_in_common_is_an_error(official: Path, tmp_path: Path, fails: C
     assert not (tmp_path / "both").exists()
 
 
-def test_bad_folders_outputs_and_names_are_refused(
-    official: Path, photos: Path, tmp_path: Path, fails: Callable[..., str]
-) -> None:
+def test_bad_folders_outputs_and_names_are_refused(official: Path, photos: Path, tmp_path: Path, fails: Fails) -> None:
     before, out = photos.read_bytes(), tmp_path / "both"
     line = fails(main, "add-phrases", photos, "--entities", tmp_path, "--out", out)
     assert f"{tmp_path}: " in line
@@ -256,7 +240,7 @@ def test_flickr8k_is_prepared_with_phrases_in_one_step(official: Path, photos: P
     assert sum(len(caption.phrases) for image in dataset.images for caption in image.captions) == 4
 
 
-def test_the_error_for_missing_sources_tells_where_to_get_them(tmp_path: Path, fails: Callable[..., str]) -> None:
+def test_the_error_for_missing_sources_tells_where_to_get_them(tmp_path: Path, fails: Fails) -> None:
     line = fails(main, "prepare", "f30k_entities", "--source", tmp_path)
     assert f"{tmp_path}/Annotations and {tmp_path}/Sentences and {tmp_path}/train.txt" in line
     assert "vse-data fetch f30k_entities downloads what may be downloaded" in line

@@ -35,9 +35,7 @@ def test_of_many_names_the_nearest_five_are() -> None:
         (["model=squeezenet1_1", "layer=features.12.squeze"], "'features.12.squeeze'"),
     ],
 )
-def test_a_mistyped_model_or_layer_is_answered_with_the_nearest(
-    settings: list[str], near: str, few: Path, tmp_path: Path
-) -> None:
+def test_a_mistyped_model_or_layer_gets_the_nearest(settings: list[str], near: str, few: Path, tmp_path: Path) -> None:
     sets = [part for item in ["weights=random", *settings] for part in ("--set", item)]
     error = refused(extract_main, "cnn", "--dataset", few, "--feature", "fc7", *sets, "--out", tmp_path / "f.h5")
     assert near in error

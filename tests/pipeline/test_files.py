@@ -79,9 +79,7 @@ def writer() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.communicate()
 
 
-def test_what_a_killed_writer_left_is_removed_and_a_living_one_s_is_not(
-    tmp_path: Path, writer: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_the_rest_of_a_killed_writer_alone_is_removed(tmp_path: Path, writer: Callable[..., subprocess.Popen[str]]) -> None:
     path = tmp_path / "file"
     killed = writer(path)
     killed.kill()
@@ -97,9 +95,7 @@ def test_what_a_killed_writer_left_is_removed_and_a_living_one_s_is_not(
 
 
 @pytest.mark.parametrize(("idle_hours", "locked", "stays"), [(0, False, True), (30, True, True), (30, False, False)])
-def test_a_writer_in_another_container_of_the_same_name_keeps_its_temporary(
-    idle_hours: int, locked: bool, stays: bool, tmp_path: Path
-) -> None:
+def test_a_writer_in_another_container_keeps_its_temporary(idle_hours: int, locked: bool, stays: bool, tmp_path: Path) -> None:
     """Its process id has no meaning here: its file is removed after a day without a change, unless it is locked."""
     gone = subprocess.Popen(["true"])
     gone.wait()

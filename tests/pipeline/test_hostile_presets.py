@@ -9,6 +9,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.hostile import NOT_FILES, refused, refused_or_done
+from tests.pipeline.conftest import Patch
 from vse.features.cli import main as extract_main
 from vse.train.cli import train_main
 
@@ -96,7 +97,7 @@ NOT_YAML = {
 
 
 @pytest.mark.parametrize("kind", NOT_YAML)
-def test_what_is_no_preset_is_refused(kind: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_preset_is_refused(kind: str, cache: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     content = NOT_YAML[kind]
     Path("mine.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -111,9 +112,7 @@ def test_a_preset_that_is_no_file_is_refused(kind: str, cache: Path, tmp_path: P
     assert f"{preset}: " in refused(train_main, "--features", cache, "--experiment", preset, "--out", tmp_path / "run")
 
 
-def test_presets_that_extend_each_other_without_end_are_refused(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_presets_that_extend_each_other_without_end_are_refused(cache: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     family = tmp_path / "experiments" / "family.yaml"
     family.parent.mkdir()
     family.write_text("presets:\n" + "".join(f"  a{k}: {{extends: a{k + 1}}}\n" for k in range(2000)) + "  a2000: {}\n")

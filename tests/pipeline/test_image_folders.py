@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,11 @@ import numpy as np
 import pyarrow
 import pytest
 
+from tests.pipeline.conftest import Fails
 from tests.pipeline.import_files import photo_bytes, write_photos, write_table
 from tests.pipeline.test_import_table import failures, imported
 from vse.features.data_cli import main
 
-Fails = Callable[..., str]
 OUTSIDE = ["absolute", "parent", "link", "linked folder", "address"]
 
 
@@ -67,9 +66,7 @@ def test_links_of_a_table_may_lead_to_the_folder_that_is_given(tmp_path: Path, p
 
 
 @pytest.mark.parametrize("reach", [*OUTSIDE, "address of a member"])
-def test_a_hugging_face_row_leads_to_no_photo_outside_of_its_folder(
-    tmp_path: Path, private: Path, fails: Fails, reach: str
-) -> None:
+def test_a_hugging_face_row_leads_out_of_no_folder(tmp_path: Path, private: Path, fails: Fails, reach: str) -> None:
     saved = tmp_path / "saved"
     saved.mkdir()
     name = leading_out(saved, private)[reach]
@@ -103,9 +100,7 @@ def save_unembedded(folder: Path, rows: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("reach", OUTSIDE)
-def test_a_row_of_clip_retrieval_leads_to_no_photo_outside_of_its_folder(
-    tmp_path: Path, private: Path, fails: Fails, reach: str
-) -> None:
+def test_a_row_of_clip_retrieval_leads_out_of_no_folder(tmp_path: Path, private: Path, fails: Fails, reach: str) -> None:
     photos = write_photos(tmp_path / "photos", ["a.jpg"])
     name = leading_out(photos, private)[reach]
     clip = tmp_path / "clip"

@@ -2,18 +2,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from tests.pipeline.conftest import Fails, Patch
 from tests.pipeline.import_files import photo_bytes
 from tests.pipeline.saved_datasets import save
 from tests.pipeline.test_import_table import failures, imported
 from vse.features.data_cli import main
-
-Fails = Callable[..., str]
 
 
 def row(shade: int, caption: Any, path: str | None = None, **more: Any) -> dict[str, Any]:
@@ -59,9 +55,7 @@ def test_bad_rows_are_named(tmp_path: Path, fails: Fails) -> None:
     assert [place for place, _ in failures(out)] == [f"{saved}: train row {number}" for number in (1, 2, 3)]
 
 
-def test_what_is_no_column_of_images_or_no_data_set_or_needs_a_package_is_one_line(
-    tmp_path: Path, fails: Fails, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_images_no_data_set_and_no_package_are_one_line(tmp_path: Path, fails: Fails, monkeypatch: Patch) -> None:
     saved, out = save(tmp_path / "saved", {"train": [row(1, "a gull")]}), tmp_path / "out"
     assert "no column 'caption' of images" in fails(main, "import", saved, "--out", out, "--column", "file=caption")
     (tmp_path / "other").mkdir()
@@ -83,7 +77,7 @@ def test_a_folder_of_a_data_set_is_loaded_as_by_name(tmp_path: Path) -> None:
     assert [(image.split, image.captions[0].raw) for image in dataset.images] == [("train", "a train"), ("test", "a test")]
 
 
-def test_a_name_that_the_hub_cannot_give_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Fails) -> None:
+def test_a_name_that_the_hub_cannot_give_is_one_line(tmp_path: Path, monkeypatch: Patch, fails: Fails) -> None:
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     message = fails(main, "import", "no-such/gulls", "--format", "hugging-face", "--out", tmp_path / "out")
     assert "no-such/gulls: cannot be loaded from the Hugging Face hub (" in message

@@ -4,7 +4,6 @@ import json
 import logging
 import random
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.pipeline.conftest import succeed
+from tests.pipeline.conftest import Fails, Log, Patch, succeed
 from tests.pipeline.import_files import photo_bytes, write_photos, write_table
 from vse.features.data_cli import main
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.imports.rows import ImportedRow, ImportSettings, RowCollector
-
-Fails = Callable[..., str]
 
 
 def imported(*arguments: object) -> Dataset:
@@ -107,9 +104,7 @@ CSV_FAULTS = [
 ]
 
 
-def test_each_bad_row_of_a_csv_file_is_named_with_its_line(
-    birds: Path, tmp_path: Path, fails: Fails, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_each_bad_row_of_a_csv_file_is_named_with_its_line(birds: Path, tmp_path: Path, fails: Fails, caplog: Log) -> None:
     (birds / "broken.jpg").write_bytes(photo_bytes()[:10])
     table, out = tmp_path / "captions.csv", tmp_path / "out"
     table.write_bytes(b"file,caption,split\n\n" + b"".join(row for row, _ in CSV_FAULTS))
@@ -170,7 +165,7 @@ def test_each_bad_line_of_json_is_named(birds: Path, tmp_path: Path) -> None:
         ("none/captions.csv", None, "No such file"),
     ],
 )
-def test_a_file_that_is_not_a_table_is_refused(
+def test_another_file_is_refused(
     birds: Path, tmp_path: Path, fails: Fails, name: str, content: bytes | None, message: str
 ) -> None:
     if content is not None:
@@ -189,9 +184,7 @@ def test_an_import_again_is_the_same_and_nothing_else_is_replaced(birds: Path, t
     assert load_dataset_file(out / "dataset.json").sha256 == before
 
 
-def test_a_bad_name_and_options_that_do_not_fit_are_refused(
-    birds: Path, tmp_path: Path, fails: Fails, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_name_and_wrong_options_are_refused(birds: Path, tmp_path: Path, fails: Fails, monkeypatch: Patch) -> None:
     table = write_table(tmp_path / "captions.csv", ROWS)
     arguments = ("import", birds, "--captions", table, "--out", tmp_path / "out")
     assert "cannot be the name of a data set" in fails(main, *arguments, "--name", "../x")
@@ -229,7 +222,7 @@ def test_splits_are_sampled_by_file_and_seed_whatever_the_order(files: list[str]
     assert sampled_splits(many, seed) != sampled_splits(many, seed + 1)
 
 
-def test_hundreds_of_rows_with_faults_among_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_hundreds_of_rows_with_faults_among_them(tmp_path: Path, caplog: Log) -> None:
     names = [f"{number:05d}.jpg" for number in range(100)]
     photos, rng = write_photos(tmp_path / "photos", names), random.Random(0)
     rows = [{"file": name, "caption": f"photo {name} number {k}"} for name in names for k in range(8)]
@@ -283,7 +276,7 @@ def test_one_mark_costs_its_own_row_alone(birds: Path, tmp_path: Path) -> None:
     assert [place for place, _ in failures(tmp_path / "out")] == [f"{path}: line 2"]
 
 
-def test_lines_and_rows_are_counted(birds: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_and_rows_are_counted(birds: Path, tmp_path: Path, caplog: Log) -> None:
     caplog.set_level(logging.INFO, "vse")
     path = csv_table(
         tmp_path, 'file,caption,split\n\na.jpg,"Two\nlines",train\nsub/b.jpg,one,\nsub/b.jpg,two,\nnone.jpg,x,train\n'

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.pipeline.conftest import succeed
+from tests.pipeline.conftest import Patch, succeed
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
 from vse.eval.protocols import evaluate
@@ -80,7 +80,7 @@ def test_what_is_no_plain_file_is_one_line_and_nobody_waits(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("how", ["one", "ensemble", "compare"])
-def test_an_evaluation_notes_the_hash_of_what_it_read(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_notes_the_hash_of_what_it_read(how: str, tmp_path: Path, monkeypatch: Patch) -> None:
     """Another file is renamed over the first one as soon as it has been read."""
     file, twin = embeddings(tmp_path / "a.h5", RNG), embeddings(tmp_path / "b.h5", RNG)
     other = embeddings(tmp_path / "other.h5", RNG)
@@ -114,9 +114,7 @@ def test_embeddings_that_were_read_stay_what_they_were_and_a_data_set_has_its_ha
     assert load_dataset_file(demo).sha256 == sha256(demo.read_bytes())
 
 
-def test_imported_features_that_change_meanwhile_are_refused(
-    demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_imported_features_that_change_meanwhile_are_refused(demo: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     """The rows are read by path, the SHA-256 from the open file: no shard may have those of two different files."""
     ids = [image.imgid for image in load_dataset_file(demo).images]
     for name in ("x.npy", "y.npy"):

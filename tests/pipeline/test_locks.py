@@ -18,6 +18,7 @@ import h5py
 import numpy as np
 import pytest
 
+from tests.pipeline.conftest import Fails, Log, Patch
 from tests.train.conftest import COMMAND
 from vse.features.cache.shards import shard_path
 from vse.features.cli import main as extract_main
@@ -98,9 +99,7 @@ def test_a_lock_file_that_another_user_s_killed_process_left_hinders_nobody(nobo
     assert not file.exists()
 
 
-def test_where_there_are_no_locks_a_line_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_where_there_are_no_locks_a_line_says_so(tmp_path: Path, monkeypatch: Patch, caplog: Log) -> None:
     def no_locks(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -112,9 +111,7 @@ def test_where_there_are_no_locks_a_line_says_so(
 
 
 @pytest.mark.parametrize("what", ["train", "extract", "shard", "merge", "fit", "demo", "import"])
-def test_every_command_that_writes_a_folder_asks_for_it(
-    what: str, cache: Path, demo: Path, tmp_path: Path, fails: Callable[..., str]
-) -> None:
+def test_every_command_that_writes_a_folder_locks_it(what: str, cache: Path, demo: Path, tmp_path: Path, fails: Fails) -> None:
     """The command exits with 2, names the holder of the lock and writes nothing."""
     out = tmp_path / "demo_x.h5"
     of_shard = ["--dataset", demo, "--out", out, "--shards", "2"]

@@ -171,9 +171,7 @@ def test_a_data_set_gives_no_experiment_a_group_that_it_does_not_have(cafe: Path
         ("experiments: { plain: { table: { drink: { minutes: 2 } } } }", "minutes"),
     ],
 )
-def test_what_a_data_set_sets_in_a_part_that_it_names_or_of_one_experiment_is_checked(
-    changes: str, setting: str, cafe: Path
-) -> None:
+def test_what_a_data_set_sets_in_a_part_or_an_experiment_is_checked(changes: str, setting: str, cafe: Path) -> None:
     (cafe / "datasets" / "home.yaml").write_text(changes)
     with pytest.raises(UserError, match=rf"experiment 'plain': unknown setting 'table.drink.{setting}' \(did you mean"):
         settings("plain", "home")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.pipeline.conftest import Patch
 from vse.pipeline.errors import UserError
 from vse.pipeline.workflow import check_targets
 
@@ -59,9 +60,7 @@ def test_what_may_be_right_is_left_to_snakemake(arguments: list[str]) -> None:
         ("results/demo_duet.html", "^experiment 'duet': ensemble_of: unknown experiment 'vsep' .did you mean 'vsepp'"),
     ],
 )
-def test_an_ensemble_has_results_of_its_own_alone_and_known_members(
-    target: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ensemble_has_results_and_known_members(target: str, message: str, tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "duo.yaml").write_text("ensemble_of: [vsepp, vse0]")
     (tmp_path / "experiments" / "duet.yaml").write_text("ensemble_of: [vsep, vse0]")
@@ -71,7 +70,7 @@ def test_an_ensemble_has_results_of_its_own_alone_and_known_members(
         check_targets(["snakemake", target])
 
 
-def test_what_is_there_is_no_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_there_is_no_mistake(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("results").mkdir()
     Path("results/demo_mine.json").touch()
