@@ -35,16 +35,10 @@ LEAK = "  <- trained on in one, tested on in the other"
 @pytest.mark.parametrize(
     ("file", "cocoid", "published"),
     [
-        ("1000268201_693b08cb0e.jpg", None, "flickr 1000268201"),
-        ("photos/1000268201.jpg", None, "flickr 1000268201"),
-        ("36979.jpg", None, "flickr 36979"),
-        ("val2014/COCO_val2014_000000000042.jpg", None, "coco 42"),
-        ("000000391895.jpg", None, "coco 391895"),
-        ("whatever.jpg", 42, "coco 42"),
-        ("1234.jpg", None, None),
-        ("0001.jpg", None, None),
-        ("demo_000123.jpg", None, None),
-        ("100026820x.jpg", None, None),
+        *(("1000268201_693b08cb0e.jpg", None, "flickr 1000268201"), ("photos/1000268201.jpg", None, "flickr 1000268201")),
+        *(("36979.jpg", None, "flickr 36979"), ("val2014/COCO_val2014_000000000042.jpg", None, "coco 42")),
+        *(("000000391895.jpg", None, "coco 391895"), ("whatever.jpg", 42, "coco 42")),
+        *((name, None, None) for name in ("1234.jpg", "0001.jpg", "demo_000123.jpg", "100026820x.jpg")),
     ],
 )
 def test_the_published_id_is_read_from_the_file_name(file: str, cocoid: int | None, published: str | None) -> None:

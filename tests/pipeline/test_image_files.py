@@ -58,18 +58,10 @@ GREY = 127  # of COLOUR, by the weights of ITU-R 601-2
 @pytest.mark.parametrize(
     ("name", "mode", "expected"),
     [
-        ("x.jpg", "RGB", COLOUR),
-        ("x.jpg", "L", (GREY,) * 3),
-        ("x.jpg", "CMYK", COLOUR),
-        ("x.png", "RGB", COLOUR),
-        ("x.png", "P", COLOUR),
-        ("x.png", "1", (255,) * 3),
-        ("x.png", "16-bit grey", (156,) * 3),
-        ("x.png", "RGBA", (229, 178, 153)),
-        ("x.png", "LA", (255,) * 3),
-        ("x.png", "transparent palette", (255,) * 3),
-        ("x.webp", "RGB", COLOUR),
-        ("x.webp", "RGBA", (229, 178, 153)),
+        *(("x.jpg", "RGB", COLOUR), ("x.jpg", "L", (GREY,) * 3), ("x.jpg", "CMYK", COLOUR)),
+        *(("x.png", "RGB", COLOUR), ("x.png", "P", COLOUR), ("x.png", "1", (255,) * 3), ("x.png", "RGBA", (229, 178, 153))),
+        *(("x.png", "16-bit grey", (156,) * 3), ("x.png", "LA", (255,) * 3), ("x.png", "transparent palette", (255,) * 3)),
+        *(("x.webp", "RGB", COLOUR), ("x.webp", "RGBA", (229, 178, 153))),
     ],
 )
 def test_any_colour_mode_becomes_8_bit_rgb(name: str, mode: str, expected: tuple[int, ...], tmp_path: Path) -> None:

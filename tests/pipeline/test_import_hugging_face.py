@@ -34,10 +34,8 @@ def test_columns_and_splits_of_a_data_set_without_splits_are_given(tmp_path: Pat
     ]
     options = ("--column", "file=photo", "--column", "caption=alt")
     dataset = imported(save(tmp_path / "saved", {"": rows}, "photo"), "--out", tmp_path / "out", *options)
-    assert [(image.imgid, image.file, image.split) for image in dataset.images] == [
-        (40, "00000000.jpg", "train"),
-        (41, "00000001.jpg", "test"),
-    ]
+    found = [(image.imgid, image.file, image.split) for image in dataset.images]
+    assert found == [(40, "00000000.jpg", "train"), (41, "00000001.jpg", "test")]
 
 
 def test_bad_rows_are_named(tmp_path: Path, fails: Fails) -> None:
