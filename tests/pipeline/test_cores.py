@@ -96,7 +96,7 @@ def test_cgroup_v1_has_a_quota(
 def test_the_least_quota_of_a_cgroup_and_those_above_it_counts(
     set_quota: Callable[..., None], proc: Path, cgroups: Path
 ) -> None:
-    quotas = {"a/b/c": "max 100000", "a/b": "300000 100000", "a": "200000 100000", "a/beside": "100000 100000"}
+    quotas = {"a/b/c": "max 100000", "a/b": "200000 100000", "a": "300000 100000", "a/beside": "100000 100000"}
     set_quota("0::/a/b/c", **{f"{path}/cpu.max": limit for path, limit in quotas.items()})
     assert cgroup_quota(proc, cgroups) == 2
     set_quota("0::/docker/0123abcd", **{"cpu.max": "400000 100000"})  # a container sees its own cgroup at the root
