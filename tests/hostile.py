@@ -74,7 +74,6 @@ def obeyed(line: str) -> list[str]:
 
 @contextmanager
 def hanging_is_an_error() -> Iterator[None]:
-    """Let what waits for ever fail."""
 
     def fail(*_: object) -> None:
         raise AssertionError("the command hangs")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.docs.pages import console_scripts
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 
 HEAVY = {
@@ -19,17 +19,7 @@ HEAVY = {
 }
 
 
-def entry_points() -> dict[str, str]:
-    """Commands and the functions that they run, from ``setup.cfg``."""
-    parser = configparser.ConfigParser()
-    parser.read(Path(__file__).parents[1] / "setup.cfg", encoding="utf-8")
-    lines = parser["options.entry_points"]["console_scripts"].strip().splitlines()
-    return dict(tuple(line.replace(" ", "").split("=")) for line in lines)
-
-
-COMMANDS = entry_points()
-
-
+COMMANDS = console_scripts()
 ASKED = """
 import importlib, sys
 module, _, function = sys.argv[1].partition(":")
@@ -119,17 +109,8 @@ def test_evaluation_imports_only_what_it_uses(tmp_path: Path) -> None:
     ids = np.arange(10)
     vectors = np.eye(10, dtype=np.float32)
     embeddings = Embeddings(
-        ids,
-        ids,
-        ids,
-        "demo",
-        "test",
-        images=vectors,
-        captions=vectors,
-        experiment="vsepp",
-        seed=0,
-        similarity="cosine",
-    )
+        ids, ids, ids, "demo", "test", vectors, vectors, experiment="vsepp", seed=0, similarity="cosine"
+    )  # fmt: skip
     file = write_embeddings(tmp_path / "test.h5", embeddings)
     (*_, last) = output(ASKED, COMMANDS["vse-eval"], f"{file} --out {tmp_path / 'result.json'}")
     assert HEAVY & set(last.split()) == {"torch", "faiss", "scipy"}

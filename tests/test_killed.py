@@ -31,15 +31,13 @@ SUITE = "killed commands, each at random moments"
 Run = Callable[[str, Path], subprocess.CompletedProcess[str]]
 
 TINY = "--set model=squeezenet1_1 --set layer=features.2 --set grid=2 --set resize=32 --set crop=32 --set weights=random"
-REGIONS = (
-    "--set model=fasterrcnn_resnet50_fpn --set weights=random --set shorter=32 --set longer=48 --set proposals=8"
-    " --set min_boxes=4 --set max_boxes=4"
-)
-BOXES = (
-    "--set model=squeezenet1_1 --set map=features.1 --set layer=features.2 --set pool=8 --set shorter=32 --set longer=48"
-    " --set weights=random --set n_boxes=4"
-)
+REGIONS = "--set model=fasterrcnn_resnet50_fpn --set weights=random --set shorter=32 --set longer=48"
+REGIONS += " --set proposals=8 --set min_boxes=4 --set max_boxes=4"
+BOXES = "--set model=squeezenet1_1 --set map=features.1 --set layer=features.2 --set pool=8 --set shorter=32 --set longer=48"
+BOXES += " --set weights=random --set n_boxes=4"
 HGLMM = "--set trained_dim=8 --set trained_epochs=2 --set min_count=1 --set centres=4 --set pca=16"
+ARRAYS = "{folder}/f.npy --ids {folder}/ids.txt"
+BOTH = "--out-features demo_x.h5 --out-data data/dataset.json"
 TEMPORARY = r"\.tmp|\.partial|\.lock|\.unpacking|\.bundle-"
 SHARDS = "--shards 12 --threads 1"
 TRAIN = " ".join(["vse-train --features {cache} --out run --threads 1 --resume", *SMALL_MODEL])
@@ -61,12 +59,8 @@ class Killed(NamedTuple):
 COMMANDS = {
     "data demo": Killed("vse-data demo --images 40 --out data"),
     "data album": Killed("vse-data album {images} --out album"),
-    "data import-npy": Killed(
-        "vse-data import-npy {folder}/f.npy --ids {folder}/ids.txt --dataset {data} --out-features demo_x.h5"
-    ),
-    "data import-precomp": Killed(
-        "vse-data import-precomp {precomp} --dataset demo --out-features demo_x.h5 --out-data data/dataset.json"
-    ),
+    "data import-npy": Killed(f"vse-data import-npy {ARRAYS} --dataset {{data}} --out-features demo_x.h5"),
+    "data import-precomp": Killed(f"vse-data import-precomp {{precomp}} --dataset demo {BOTH}"),
     "data export-precomp": Killed("vse-data export-precomp {cache} --out precomp"),
     "data pack": Killed("vse-data pack {cache} --out bundle", once=False),
     "data pack .tar": Killed("vse-data pack {cache} --out bundle.tar"),
@@ -119,10 +113,8 @@ def given(demo: Path, few: Path, cache: Path, run: Run, tmp_path_factory: pytest
     for name in ("bundle", "bundle.tar"):
         run(f"vse-data pack {cache} --out {name}", folder)
     candidates = make_caches(few, folder / "regions").candidates
-    run(
-        f"{PHRASES.format(candidates=candidates)} --set train.epochs=1 --overwrite".replace("--out run", "--out phrases"),
-        folder,
-    )
+    phrases = PHRASES.format(candidates=candidates).replace("--out run", "--out phrases")
+    run(f"{phrases} --set train.epochs=1 --overwrite", folder)
     return {
         "folder": folder,
         "images": demo.parent / "images",
@@ -154,9 +146,8 @@ def _read_hdf5(path: Path) -> bytes:
         for name in sorted(file):
             dataset = file[name]
             parts.append(f"{name} {dataset.dtype} {dataset.shape}".encode())
-            parts.append(
-                np.ascontiguousarray(dataset[()]).tobytes() if dataset.dtype != object else repr(list(dataset)).encode()
-            )
+            objects = dataset.dtype == object
+            parts.append(repr(list(dataset)).encode() if objects else np.ascontiguousarray(dataset[()]).tobytes())
         parts += [f"{name} {value!r}".encode() for name, value in sorted(file.attrs.items())]
     return b"\n".join(parts)
 

@@ -1,10 +1,7 @@
-"""The documents' tables of results are the committed CSVs, and the commands that the README names are there."""
+"""The documents' tables of results are the committed CSVs."""
 
 from __future__ import annotations
 
-import re
-import shutil
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -19,11 +16,7 @@ def page(name: str) -> str:
     return (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
 
 
-def rendered(
-    csv: Path,
-    directions: tuple[str, ...] = ("i2t", "t2i"),
-    metrics: dict[str, str] = RECALLS,
-) -> str:
+def rendered(csv: Path, directions: tuple[str, ...] = ("i2t", "t2i"), metrics: dict[str, str] = RECALLS) -> str:
     """The CSV as a Markdown table; of several seeds R@1 and rsum with their standard deviation."""
     columns = {
         f"{direction}_{name}": f"{direction} {title}" if name == "r1" else title
@@ -85,12 +78,3 @@ def test_the_tables_of_results_are_the_committed_csvs() -> None:
     assert published(table) in page("tables")
     assert {"VSE0", "VSE++", "Order0", "Order++"} <= set(pd.read_csv(table).dropna(subset="i2t_r1_ours")["system"])
     assert rendered(results / "flickr8k_twobranch.csv", ("i2t", "t2i", "s2s")) in page("training")
-
-
-def test_every_command_and_file_it_names_exists() -> None:
-    commands = set(re.findall(r"\bvse-[a-z]+\b", README)) - {"vse-pipeline"}
-    assert len(commands) >= 6
-    for command in commands:
-        assert shutil.which(command, path=str(Path(sys.executable).parent)), command
-    for link in re.findall(r"\]\(([^)]+)\)", README):
-        assert (ROOT / link).exists(), link

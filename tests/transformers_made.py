@@ -10,24 +10,8 @@ import tokenizers
 import torch
 import transformers
 
-WORDS = (
-    "an",
-    "and",
-    "the",
-    "on",
-    "in",
-    "of",
-    "is",
-    "two",
-    "red",
-    "green",
-    "blue",
-    "disc",
-    "square",
-    "triangle",
-    "grass",
-    "sky",
-)
+WORDS = ("an", "and", "the", "on", "in", "of", "is", "two", "red", "green", "blue", "disc", "square", "triangle", "grass",
+         "sky")  # fmt: skip
 LETTERS = string.ascii_lowercase
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", "!", *LETTERS, *(f"##{letter}" for letter in LETTERS)]
 POSITIONS = 128

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from vse.pipeline.cli import main
+
+Fails = Callable[..., str]
+Log = pytest.LogCaptureFixture
+Output = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+
+
+def succeed(command: Callable[[list[str]], None], *arguments: object) -> None:
+    """Run a command, which must exit with 0."""
+    with pytest.raises(SystemExit) as stop:
+        command([str(argument) for argument in arguments])
+    assert stop.value.code == 0
+
+
+@pytest.fixture
+def own_json(few: Path, tmp_path: Path) -> Path:
+    """A copy of the ``dataset.json`` of 12 images, without the images, that a test may spoil."""
+    return Path(shutil.copy(few, tmp_path))
 
 
 @pytest.fixture
@@ -14,9 +34,7 @@ def audited(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
     """The lines that ``vse-data audit`` prints."""
 
     def run(*arguments: object) -> list[str]:
-        with pytest.raises(SystemExit) as stop:
-            main(["audit", *map(str, arguments)])
-        assert stop.value.code == 0
+        succeed(main, "audit", *arguments)
         return capsys.readouterr().out.splitlines()
 
     return run

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.pipeline.conftest import Patch, succeed
 from vse.pipeline import cli
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.sources import check_dataset
@@ -35,30 +36,26 @@ def test_the_error_for_a_split_without_images_tells_what_to_do(demo: Path) -> No
         dataset.split("tset")
 
 
-FAULTS: dict[str, tuple[Callable[[Any], None], str]] = {
+FAULTS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "duplicate image id": (set_in("imgid", 1), "caption 0 .*image 1|duplicate imgid 1"),
     "duplicate file": (set_in("filename", "demo_000001.jpg"), "duplicate image file demo_000001.jpg"),
-    "duplicate sentence id": (
-        lambda content: (set_in_sentence("sentid", 7)(content), set_in("sentids", [7, 1, 2, 3, 4])(content))[0],
-        "duplicate sentid 7",
-    ),
+    "duplicate sentence id": (lambda c: [set_in_sentence("sentid", 7)(c), set_in("sentids", [7, 1, 2, 3, 4])(c)], "sentid 7"),
     "caption of another image": (set_in_sentence("imgid", 5), "caption 0 .*image 0 .*5"),
     "sentids that are not the sentences'": (set_in("sentids", [9, 1, 2, 3, 4]), "'sentids'"),
     "empty caption": (set_in_sentence("tokens", []), "caption 0 of image 0 is empty"),
     "blank caption": (set_in_sentence("raw", " "), "caption 0 of image 0 is empty"),
     "unknown split": (set_in("split", "tset"), "did you mean 'test'"),
     "path out of the folder": (set_in("filename", "../secret.jpg"), "image 0: .*secret.jpg"),
-    "absolute path": (set_in("filename", "/etc/passwd"), "image 0: .*/etc/passwd"),
     "missing field": (lambda content: first(content).pop("imgid"), "imgid"),
     "no images": (lambda content: content.update(images=[]), "no images"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_named(fault: str, own_demo: Path, edit: Edit) -> None:
+def test_a_fault_is_named(fault: str, own_json: Path, edit: Edit) -> None:
     spoil, message = FAULTS[fault]
     with pytest.raises(UserError, match=message):
-        load_dataset_file(edit(own_demo, spoil))
+        load_dataset_file(edit(own_json, spoil))
 
 
 def test_a_sound_data_set_is_counted(demo: Path) -> None:
@@ -66,20 +63,15 @@ def test_a_sound_data_set_is_counted(demo: Path) -> None:
     assert "train         48 images     240 captions (5 per image)" in text
 
 
-def test_tokens_may_be_missing_and_captions_any_number(own_demo: Path, edit: Edit) -> None:
+def test_tokens_may_be_missing_and_captions_any_number(own_json: Path, edit: Edit) -> None:
     def change(content: Any) -> None:
         del first(content)["sentences"][1:]
         del first(content)["sentids"][1:]
         del first(content)["sentences"][0]["tokens"], first(content)["sentences"][0]["phrases"]
         first(content)["sentences"][0]["raw"] = "Two DOGS!"
 
-    image = load_dataset_file(edit(own_demo, change)).images[0]
+    image = load_dataset_file(edit(own_json, change)).images[0]
     assert [caption.tokens for caption in image.captions] == [("two", "dogs")]
-
-
-def test_a_missing_image_file_is_named(own_demo: Path, fails: Callable[..., str]) -> None:
-    (own_demo.parent / "images" / "demo_000003.jpg").unlink()
-    assert "1 of 66 image files are missing, the first is" in fails(cli.main, "check", own_demo)
 
 
 def test_prepare_says_what_to_put_where(tmp_path: Path, fails: Callable[..., str]) -> None:
@@ -91,9 +83,7 @@ def test_prepare_says_what_to_put_where(tmp_path: Path, fails: Callable[..., str
 def test_prepare_links_the_images_and_keeps_every_field(own_demo: Path, tmp_path: Path) -> None:
     own_demo.rename(own_demo.with_name("dataset_flickr8k.json"))
     out = tmp_path / "prepared"
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["prepare", "f8k", "--source", str(own_demo.parent), "--out", str(out)])
-    assert stop.value.code == 0
+    succeed(cli.main, "prepare", "f8k", "--source", own_demo.parent, "--out", out)
     dataset = load_dataset_file(out / "dataset.json")
     assert dataset.name == "f8k"
     assert len(dataset.images) == 66
@@ -105,23 +95,20 @@ def test_prepare_links_the_images_and_keeps_every_field(own_demo: Path, tmp_path
 def test_prepare_writes_nothing_when_an_image_is_missing(own_demo: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
     own_demo.rename(own_demo.with_name("dataset_flickr8k.json"))
     (own_demo.parent / "images" / "demo_000003.jpg").unlink()
-    fails(cli.main, "prepare", "f8k", "--source", own_demo.parent, "--out", tmp_path / "prepared")
+    line = fails(cli.main, "prepare", "f8k", "--source", own_demo.parent, "--out", tmp_path / "prepared")
+    assert "1 of 66 image files are missing, the first is" in line
     assert not (tmp_path / "prepared").exists()
 
 
-def test_a_data_set_in_use_is_read_again_once_its_file_changes(
-    own_demo: Path, edit: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_data_set_in_use_is_read_again_once_its_file_changes(own_json: Path, edit: Edit, monkeypatch: Patch) -> None:
     monkeypatch.setattr(input_files, "COARSEST_CLOCK", 0)  # as if the file had been written long ago
-    loaded = load_dataset_file(own_demo)
-    assert load_dataset_file(own_demo) is loaded
-    edit(own_demo, lambda content: content["images"].pop())
-    assert len(load_dataset_file(own_demo).images) == len(loaded.images) - 1
+    loaded = load_dataset_file(own_json)
+    assert load_dataset_file(own_json) is loaded
+    edit(own_json, lambda content: content["images"].pop())
+    assert len(load_dataset_file(own_json).images) == len(loaded.images) - 1
 
 
-def test_a_data_set_that_was_just_written_is_read_again(own_demo: Path, edit: Callable[..., Path]) -> None:
-    loaded = []
+def test_a_data_set_that_was_just_written_is_read_again(own_json: Path, edit: Edit) -> None:
     for name in ("demo", "omed"):
-        edit(own_demo, lambda content, name=name: content.update(dataset=name))
-        loaded.append(load_dataset_file(own_demo))
-        assert loaded[-1].name == name
+        edit(own_json, lambda content, name=name: content.update(dataset=name))
+        assert load_dataset_file(own_json).name == name

@@ -13,17 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vse.pipeline.dataset import columns
 from vse.pipeline.dataset import dataset as module
-from vse.pipeline.dataset.columns import (
-    caption_counts,
-    caption_ids,
-    coco_ids,
-    columns_file,
-    image_ids,
-    read_columns,
-    select_images,
-    write_columns,
-)
+from vse.pipeline.dataset.columns import IdRows, columns_file, read_columns, select_images, write_columns
 from vse.pipeline.dataset.dataset import SPLITS, load_dataset_file
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9).filter(lambda text: bool(text.strip()))
@@ -78,7 +70,7 @@ def test_columns_hold_what_was_parsed(content: dict[str, Any], tmp_path_factory:
     assert (images[-1], tuple(images[1:])) == (parsed.images[-1], tuple(parsed.images[1:]))
     assert {name: tuple(some) for name, some in again.splits.items()} == parsed.splits
     keep = np.arange(len(images)) % 2 == 0
-    for arrays in (image_ids, caption_ids, caption_counts, coco_ids):
+    for arrays in (columns.image_ids, columns.caption_ids, columns.caption_counts, columns.coco_ids):
         for some, same in ((parsed.images, images), (select_images(parsed.images, keep), select_images(images, keep))):
             np.testing.assert_array_equal(arrays(some), arrays(same), strict=True)
     assert tuple(select_images(images, keep)) == parsed.images[::2]
@@ -112,19 +104,16 @@ def test_columns_of_another_file_are_written_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("large")
-def test_phrases_are_no_columns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("why", ["phrases", "not writable"])
+def test_phrases_and_what_cannot_be_written_are_parsed_each_time(why: str, tmp_path: Path) -> None:
     content = small()
-    content["images"][0]["sentences"][0]["phrases"] = [{"first_token": 0, "n_tokens": 2}]
+    if why == "phrases":
+        content["images"][0]["sentences"][0]["phrases"] = [{"first_token": 0, "n_tokens": 2}]
     path = written(tmp_path, content)
+    if why == "not writable":
+        columns_file(path).mkdir()
     assert load_dataset_file(path) == load_dataset_file(path)
-    assert not columns_file(path).exists()
-
-
-@pytest.mark.usefixtures("large")
-def test_what_cannot_be_written_is_parsed_each_time(tmp_path: Path) -> None:
-    path = written(tmp_path, small())
-    columns_file(path).mkdir()
-    assert load_dataset_file(path) == load_dataset_file(path)
+    assert not columns_file(path).is_file()
 
 
 def _replaced(file: h5py.File, name: str, values: list[int]) -> None:
@@ -169,3 +158,13 @@ def test_a_file_of_columns_that_was_changed_or_cut_short_is_not_believed(place: 
         content[int(place * len(content))] ^= 0xFF
     file.write_bytes(content)
     assert load_dataset_file(path) == first
+
+
+IDS = st.integers(-(2**63), 2**63 - 1)
+
+
+@given(ids=st.lists(IDS, unique=True, max_size=20), others=st.lists(IDS, max_size=20))
+def test_rows_of_ids_are_those_of_a_loop(ids: list[int], others: list[int]) -> None:
+    wanted = [*others, *ids[::-1]]
+    rows = IdRows(np.asarray(ids, np.int64)).find(np.asarray(wanted, np.int64))
+    assert rows.tolist() == [ids.index(one) if one in ids else -1 for one in wanted]

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tests.pipeline.conftest import Output, Patch, succeed
 from tests.pipeline.entities_files import annotation, thing, write_photo
 from tests.served import Server, served
 from vse.pipeline.cli import main
@@ -27,7 +28,7 @@ from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.downloads import download
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import MACHINE_ID
-from vse.pipeline.presets.presets import load_dataset
+from vse.pipeline.presets.presets import known_presets, load_dataset
 
 CHUNK = 1 << 16
 CONTENT = random.Random(0).randbytes(10 * CHUNK + 17)
@@ -35,7 +36,7 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server(monkeypatch: Patch) -> Iterator[Server]:
     """Start a server with one file; retries do not wait."""
     with served(monkeypatch, {"file.zip": CONTENT}) as state:
         yield state
@@ -64,55 +65,52 @@ def test_a_cut_connection_goes_on_where_it_was(server: Server, tmp_path: Path) -
     assert server.sent < len(CONTENT) + 3 * CHUNK
 
 
-def test_a_cut_without_a_length_is_noticed(server: Server, tmp_path: Path) -> None:
-    server.length, server.cuts = False, [2 * CHUNK]
+REST = f"bytes={2 * CHUNK}-"
+
+
+@pytest.mark.parametrize(
+    ("faults", "ranges"),
+    [
+        ({"cuts": [2 * CHUNK], "length": False}, [None, REST]),
+        ({"cuts": [2 * CHUNK], "ranges": False}, [None, REST]),  # starts afresh
+        ({"cuts": [2 * CHUNK], "shift": 5}, [None, REST, None]),  # continues elsewhere
+        ({"codes": [503, 429, 500]}, [None] * 4),
+    ],
+)
+def test_after_a_fault_it_asks_again(
+    faults: dict[str, object], ranges: list[str | None], server: Server, tmp_path: Path
+) -> None:
+    vars(server).update(faults)
     assert fetched(server, tmp_path).read_bytes() == CONTENT
-    assert server.asked == [("file.zip", None), ("file.zip", f"bytes={2 * CHUNK}-")]
+    assert [wanted for _, wanted in server.asked] == ranges
+    if not server.ranges:
+        assert server.sent == len(CONTENT) + 2 * CHUNK
 
 
-def test_a_server_without_ranges_starts_afresh(server: Server, tmp_path: Path) -> None:
-    server.ranges, server.cuts = False, [2 * CHUNK]
+@pytest.mark.parametrize(
+    ("name", "content", "ranges"),
+    [
+        ("file.zip.part", CONTENT + b"more", [f"bytes={len(CONTENT) + 4}-", None]),
+        ("file.zip.part", CONTENT, []),
+        ("file.zip", b"wrong", [None]),  # put there by hand
+    ],
+)
+def test_files_that_are_already_there_are_used_or_replaced(
+    name: str, content: bytes, ranges: list[str | None], server: Server, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
     assert fetched(server, tmp_path).read_bytes() == CONTENT
-    assert server.asked[1] == ("file.zip", f"bytes={2 * CHUNK}-")
-    assert server.sent == len(CONTENT) + 2 * CHUNK
+    assert [wanted for _, wanted in server.asked] == ranges
 
 
-def test_a_server_that_continues_elsewhere_starts_afresh(server: Server, tmp_path: Path) -> None:
-    server.shift, server.cuts = 5, [2 * CHUNK]
-    assert fetched(server, tmp_path).read_bytes() == CONTENT
-    assert server.asked[2] == ("file.zip", None)
-
-
-def test_a_part_that_is_too_long_is_thrown_away(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "file.zip.part").write_bytes(CONTENT + b"more")
-    assert fetched(server, tmp_path).read_bytes() == CONTENT
-    assert [wanted for _, wanted in server.asked] == [f"bytes={len(CONTENT) + 4}-", None]
-
-
-def test_a_complete_part_is_not_requested_again(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "file.zip.part").write_bytes(CONTENT)
-    assert fetched(server, tmp_path).read_bytes() == CONTENT
-    assert server.asked == []
-
-
-def test_a_busy_server_gets_another_request(server: Server, tmp_path: Path) -> None:
-    server.codes = [503, 429, 500]
-    assert fetched(server, tmp_path).read_bytes() == CONTENT
-
-
-def test_a_file_by_hand_that_is_wrong_is_replaced(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "file.zip").write_bytes(b"wrong")
-    assert fetched(server, tmp_path).read_bytes() == CONTENT
-
-
-def test_wrong_bytes_are_named_and_removed(server: Server, tmp_path: Path) -> None:
+def test_wrong_bytes_are_named_and_removed_and_an_old_file_stays(server: Server, tmp_path: Path) -> None:
     server.files["file.zip"] = wrong = CONTENT[:-1] + bytes([CONTENT[-1] ^ 1])
-    found = hashlib.sha256(wrong).hexdigest()
-    with pytest.raises(
-        UserError, match=f"{server.url}file.zip: .*expected {SHA256} but got {found}.*put it at {tmp_path}/file.zip"
-    ):
+    (tmp_path / "file.zip").write_bytes(b"old")
+    message = f"{server.url}file.zip: .*expected {SHA256} but got {hashlib.sha256(wrong).hexdigest()}.*{tmp_path}/file.zip"
+    with pytest.raises(UserError, match=message):
         fetched(server, tmp_path)
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == ["file.zip"]
+    assert (tmp_path / "file.zip").read_bytes() == b"old"
 
 
 def test_a_part_of_other_bytes_does_not_pass(server: Server, tmp_path: Path) -> None:
@@ -120,14 +118,6 @@ def test_a_part_of_other_bytes_does_not_pass(server: Server, tmp_path: Path) -> 
     with pytest.raises(UserError, match=f"expected {SHA256}"):
         fetched(server, tmp_path)
     assert fetched(server, tmp_path).read_bytes() == CONTENT
-
-
-def test_an_old_file_outlives_wrong_bytes(server: Server, tmp_path: Path) -> None:
-    server.files["file.zip"] = CONTENT[::-1]
-    (tmp_path / "file.zip").write_bytes(b"old")
-    with pytest.raises(UserError, match=f"expected {SHA256}"):
-        fetched(server, tmp_path)
-    assert (tmp_path / "file.zip").read_bytes() == b"old"
 
 
 @pytest.mark.parametrize("content", [b"<html>Please log in</html>", CONTENT + b"more"])
@@ -155,14 +145,12 @@ def test_a_connection_that_is_always_cut_is_given_up(server: Server, tmp_path: P
 
 
 def test_a_missing_file_is_named_at_once(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=f"{server.url}no.zip: the server answers 404 Not Found. .*put it at {tmp_path}/no.zip"
-    ):
+    with pytest.raises(UserError, match=f"{server.url}no.zip: the server answers 404 Not Found. .*{tmp_path}/no.zip"):
         download(f"{server.url}no.zip", tmp_path / "no.zip", SHA256, len(CONTENT))
     assert len(server.asked) == 1
 
 
-def test_a_server_that_is_silent_is_given_up(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_silent_is_given_up(server: Server, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(downloads, "TIMEOUT", 0.05)
     server.hold, server.cuts = threading.Event(), [0] * downloads.ATTEMPTS
     with pytest.raises(UserError, match="timed out"):
@@ -211,6 +199,10 @@ def zipped(members: dict[str, bytes]) -> bytes:
     return stream.getvalue()
 
 
+def known(content: bytes) -> dict[str, object]:
+    return {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content), "max_bytes": 10**6}
+
+
 def entry(k: int, split: str, folder: str) -> dict[str, object]:
     sentence = {"sentid": k, "imgid": k, "raw": "A cat.", "tokens": ["a", "cat"]}
     filename = f"COCO_{folder}_{k}.jpg"
@@ -218,7 +210,7 @@ def entry(k: int, split: str, folder: str) -> dict[str, object]:
 
 
 @pytest.fixture
-def coco(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
+def coco(server: Server, tmp_path: Path, monkeypatch: Patch) -> Server:
     """Start a server with a COCO of four images, write presets with its checksums, and work in an empty folder."""
     entries = [entry(k, *item) for k, item in enumerate(SPLITS.items())]
     files: dict[str, dict[str, bytes]] = {"train2014.zip": {}, "val2014.zip": {}}
@@ -229,9 +221,8 @@ def coco(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ser
         "dataset_flickr8k.json": b"{}",
     }
     server.files = {name: zipped(members) for name, members in files.items()}
-    server.files["train2014.zip"] = zipped(
-        files["train2014.zip"] | {"train2014/padding": random.Random(1).randbytes(5 * CHUNK)}
-    )
+    padding = {"train2014/padding": random.Random(1).randbytes(5 * CHUNK)}
+    server.files["train2014.zip"] = zipped(files["train2014.zip"] | padding)
     monkeypatch.setenv("VSE_PRESETS", str(tmp_path / "presets"))
     write_presets(server)
     (tmp_path / "here").mkdir()
@@ -244,43 +235,26 @@ def write_presets(server: Server) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
     def source(name: str, member: str, to: str) -> dict[str, object]:
-        content = server.files[name]
-        known = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content), "max_bytes": 10**6}
-        return {"url": f"http://published.invalid/zips/{name}", "member": member, "to": to, **known}
+        return {"url": f"http://published.invalid/zips/{name}", "member": member, "to": to, **known(server.files[name])}
 
     pictures = [source(f"{name}.zip", name, f"images/{name}") for name in ("train2014", "val2014")]
     for name, long, images in (("coco", "coco", pictures), ("f8k", "flickr8k", [])):
         split = f"dataset_{long}.json"
-        preset = {
-            "annotations": split,
-            "files": [source("caption_datasets.zip", split, split), *images],
-            "where": "By a form.",
-        }
+        files = [source("caption_datasets.zip", split, split), *images]
+        preset = {"annotations": split, "files": files, "where": "By a form."}
         (folder / f"{name}.yaml").write_text(json.dumps(preset))
 
 
-def run(*arguments: str) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main([*arguments])
-    assert stop.value.code == 0
-
-
-def test_a_data_set_is_fetched_and_prepared_once(coco: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_data_set_is_fetched_and_prepared_once(coco: Server, capsys: Output) -> None:
     coco.cuts = [None, 2 * CHUNK]
     for _ in range(2):
-        run("fetch", "coco", "--base-url", coco.url)
+        succeed(main, "fetch", "coco", "--base-url", coco.url)
         assert capsys.readouterr().out == "data/coco/dataset.json\n"
     assert [name for name, _ in coco.asked] == ["caption_datasets.zip", "train2014.zip", "train2014.zip", "val2014.zip"]
     dataset = load_dataset_file(Path("data/coco/dataset.json"))
     assert {split: len(images) for split, images in dataset.splits.items()} == dict.fromkeys(SPLITS, 1)
     assert all(dataset.image_path(image).read_bytes() == picture() for image in dataset.images)
     assert "dataset_flickr8k.json" not in os.listdir("data/coco")
-
-
-def test_the_mirror_may_be_in_the_environment(coco: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VSE_BASE_URL", coco.url)
-    run("fetch", "coco", "--out", "elsewhere")
-    assert len(load_dataset_file(Path("elsewhere/dataset.json")).images) == 4
 
 
 def test_a_killed_download_goes_on_where_it_was(coco: Server) -> None:
@@ -293,7 +267,7 @@ def test_a_killed_download_goes_on_where_it_was(coco: Server) -> None:
         child.kill()
     coco.hold.set()
     assert sorted(os.listdir("data/coco")) == [".lock", "caption_datasets.zip", "dataset_coco.json", part.name]
-    run("fetch", "coco", "--base-url", coco.url)
+    succeed(main, "fetch", "coco", "--base-url", coco.url)
     asked = [wanted for name, wanted in coco.asked if name == "train2014.zip"]
     assert asked == [None, f"bytes={3 * CHUNK}-"]
     assert coco.sent == sum(map(len, coco.files.values())), "no byte was sent twice"
@@ -310,7 +284,7 @@ def test_leftovers_of_killed_runs_are_cleared_by_the_next(coco: Server) -> None:
         (folder / f".images.{MACHINE_ID}-{gone.pid}.link.tmp").symlink_to("images")
         (folder / f".dataset.json.{MACHINE_ID}-{gone.pid}.x.tmp").touch()
         (folder / ".lock").touch()
-        run("fetch", "coco", "--base-url", coco.url)
+        succeed(main, "fetch", "coco", "--base-url", coco.url)
         left = {path.name for path in folder.rglob(".*")}
         assert left == set()
 
@@ -319,35 +293,28 @@ def test_existing_files_are_not_downloaded(coco: Server) -> None:
     Path("data/coco/images/val2014").mkdir(parents=True)
     with zipfile.ZipFile(io.BytesIO(coco.files["val2014.zip"])) as archive:
         archive.extractall("data/coco/images")
-    run("fetch", "coco", "--base-url", coco.url)
+    succeed(main, "fetch", "coco", "--base-url", coco.url)
     assert [name for name, _ in coco.asked] == ["caption_datasets.zip", "train2014.zip"]
 
 
-def test_the_command_tells_where_to_put_images_without_a_download(coco: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    run("fetch", "f8k", "--base-url", coco.url)
+def test_the_command_tells_where_to_put_images_without_a_download(coco: Server, capsys: Output) -> None:
+    succeed(main, "fetch", "f8k", "--base-url", coco.url)
     text = capsys.readouterr().out
     assert "Put them into the folder data/f8k/images, then run: vse-data prepare f8k --source data/f8k" in text
     assert "By a form." in text
     assert sorted(os.listdir("data/f8k")) == ["caption_datasets.zip", "dataset_flickr8k.json"]
 
 
-def test_images_may_be_left_out(coco: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    run("fetch", "coco", "--base-url", coco.url, "--no-images")
-    assert "Put them into the folder data/coco/images" in capsys.readouterr().out
+def test_images_may_be_left_out_and_the_mirror_be_in_the_environment(coco: Server, monkeypatch: Patch, capsys: Output) -> None:
+    monkeypatch.setenv("VSE_BASE_URL", coco.url)
+    succeed(main, "fetch", "coco", "--no-images", "--out", "elsewhere")
+    assert "Put them into the folder elsewhere/images" in capsys.readouterr().out
     assert [name for name, _ in coco.asked] == ["caption_datasets.zip"]
 
 
-EVIL = {
-    "../evil": b"x",
-    "/tmp/evil": b"x",
-    "val2014/../../../evil": b"x",
-    "val2014/bomb": b"\0" * 10**6,
-}
-
-
-@pytest.mark.parametrize("name", EVIL)
-def test_an_archive_that_is_not_sound_is_refused(name: str, coco: Server, fails: Callable[..., str]) -> None:
-    coco.files["val2014.zip"] = zipped({"val2014/a.jpg": picture(), name: EVIL[name]})
+@pytest.mark.parametrize(("name", "content"), [("val2014/../../../evil", b"x"), ("val2014/bomb", b"\0" * 10**6)])
+def test_an_archive_that_is_not_sound_is_refused(name: str, content: bytes, coco: Server, fails: Callable[..., str]) -> None:
+    coco.files["val2014.zip"] = zipped({"val2014/a.jpg": picture(), name: content})
     write_presets(coco)
     line = fails(main, "fetch", "coco", "--base-url", coco.url)
     assert f"data/coco/val2014.zip: member {name!r}" in line
@@ -356,36 +323,18 @@ def test_an_archive_that_is_not_sound_is_refused(name: str, coco: Server, fails:
     assert not list(Path("..").rglob("evil"))
 
 
-def test_wrong_bytes_end_the_command(coco: Server, fails: Callable[..., str]) -> None:
-    coco.files["train2014.zip"] = coco.files["train2014.zip"][::-1]
-    assert "train2014.zip: SHA256 hash of downloaded file" in fails(main, "fetch", "coco", "--base-url", coco.url)
-    assert not Path("data/coco/images").exists()
-
-
 def test_a_data_set_without_downloads_is_refused(coco: Server, fails: Callable[..., str]) -> None:
     assert "draw it with: vse-data demo --out data/demo" in fails(main, "fetch", "demo")
     Path("mine.yaml").write_text("annotations: mine.json\n")
     assert "'mine': its preset names no files to download" in fails(main, "fetch", "mine.yaml", "--base-url", coco.url)
 
 
-@pytest.mark.parametrize("name", ["coco", "f30k", "f8k"])
-def test_a_preset_has_the_path_of_its_split_file(name: str) -> None:
-    config = load_dataset(name)
-    split = config.files[0]
-    assert split.to == config.annotations == split.member
-    assert [file.to for file in config.files[1:]] == (["images/train2014", "images/val2014"] if name == "coco" else [])
+def test_a_preset_downloads_its_split_file() -> None:
+    for config in map(load_dataset, known_presets("datasets")):
+        assert not (config.files and config.annotations) or config.annotations in [file.to for file in config.files]
 
 
-@pytest.mark.parametrize(("name", "folder"), [("f30k_entities", ""), ("f8k_entities", "entities/")])
-def test_a_preset_has_the_paths_of_flickr30k_entities(name: str, folder: str) -> None:
-    files = {file.to: file for file in load_dataset(name).files if "flickr30k_entities" in file.url}
-    lists = [] if folder else ["train.txt", "val.txt", "test.txt"]
-    assert list(files) == [f"{folder}{name}" for name in ("Annotations", "Sentences", *lists, "UNRELATED_CAPTIONS")]
-    assert [files[f"{folder}{member}"].member for member in ("Annotations", "Sentences")] == ["Annotations", "Sentences"]
-    assert [file.member for file in files.values()][2:] == [None] * (len(files) - 2)
-
-
-def test_flickr30k_entities_is_an_archive_and_lists(coco: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flickr30k_entities_is_an_archive_and_lists(coco: Server, capsys: Output) -> None:
     """The archive is downloaded once, although two of its folders are needed; other files are stored as they are."""
     captions, xml = b"[/EN#7/people Two dogs] run .", annotation([thing("7", (1, 1, 4, 4))], (8, 8)).encode()
     lists = {"train.txt": b"11111\n", "val.txt": b"22222\n", "test.txt": b"33333\n"}
@@ -395,20 +344,15 @@ def test_flickr30k_entities_is_an_archive_and_lists(coco: Server, capsys: pytest
     members = [("annotations.zip", "Annotations"), ("annotations.zip", "Sentences"), *((name, None) for name in lists)]
     files = []
     for name, member in members:
-        content = coco.files[name]
-        known = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content), "max_bytes": 10**6}
-        files.append({"url": f"http://published.invalid/{name}", "member": member, "to": member or name, **known})
+        where = {"url": f"http://published.invalid/{name}", "member": member, "to": member or name}
+        files.append(where | known(coco.files[name]))
     Path("mine.yaml").write_text(json.dumps({"entities": ".", "images": "photos", "files": files, "where": "By a form."}))
-    run("fetch", "mine.yaml", "--out", "data", "--base-url", coco.url)
+    succeed(main, "fetch", "mine.yaml", "--out", "data", "--base-url", coco.url)
     assert "Put them into the folder data/photos" in capsys.readouterr().out
     for number in numbers:
         write_photo(Path("data", "photos", f"{number}.jpg"), (8, 8))
-    run("fetch", "mine.yaml", "--out", "data", "--base-url", coco.url)
+    succeed(main, "fetch", "mine.yaml", "--out", "data", "--base-url", coco.url)
     assert [name for name, _ in coco.asked] == ["annotations.zip", *lists]
     dataset = load_dataset_file(Path("data/dataset.json"))
     assert [(image.imgid, image.split) for image in dataset.images] == [(11111, "train"), (22222, "val"), (33333, "test")]
     assert dataset.images[2].captions[0].phrases[0].boxes == ((0.0, 0.0, 4.0, 4.0),)
-
-
-def test_the_error_for_missing_files_names_the_command(tmp_path: Path, fails: Callable[..., str]) -> None:
-    assert "vse-data fetch f30k downloads" in fails(main, "prepare", "f30k", "--source", tmp_path)

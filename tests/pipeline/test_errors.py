@@ -1,16 +1,17 @@
-"""Test that error messages have at most a few lines, even if there are many valid names."""
+"""Error messages have at most a few lines, even if there are many valid names, and hold nothing that a terminal obeys."""
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.hostile import refused
 from vse.features.cli import main as extract_main
-from vse.features.data_cli import main as data_main
-from vse.pipeline.errors import did_you_mean
-from vse.train.cli import train_main
+from vse.pipeline.errors import did_you_mean, escape_csv_cell, printable
 
 
 def test_few_names_are_all_listed() -> None:
@@ -30,34 +31,56 @@ def test_of_many_names_the_nearest_five_are() -> None:
     ("settings", "near"),
     [
         (["model=timm/tf_efficientnet_lite00"], "'tf_efficientnet_lite0'"),
-        (["model=timm/resnt50"], "'resnet50'"),
         (["model=resnet5"], "'resnet50'"),
-        (["model=resnet50", "layer=layer4.2.cnv3"], "'layer4.2.conv3'"),
-        (["model=densenet201", "layer=features.denseblock4.denselayer32.conv22"], "denselayer32.conv2"),
+        (["model=squeezenet1_1", "layer=features.12.squeze"], "'features.12.squeeze'"),
     ],
 )
-def test_a_mistyped_model_or_layer_is_answered_with_the_nearest(
-    settings: list[str], near: str, few: Path, tmp_path: Path
-) -> None:
+def test_a_mistyped_model_or_layer_gets_the_nearest(settings: list[str], near: str, few: Path, tmp_path: Path) -> None:
     sets = [part for item in ["weights=random", *settings] for part in ("--set", item)]
     error = refused(extract_main, "cnn", "--dataset", few, "--feature", "fc7", *sets, "--out", tmp_path / "f.h5")
     assert near in error
     assert len(error) < 500
 
 
-def test_a_mistyped_experiment_is_answered_in_a_line_or_two(cache: Path, tmp_path: Path) -> None:
-    error = refused(train_main, "--features", cache, "--experiment", "vsep", "--out", tmp_path / "run")
-    assert "did you mean 'vsepp'" in error
-    assert len(error) < 1500
+@given(text=st.text() | st.text(alphabet="\x1b[]0123456789;mHJK\x07\x9b\\ \t\r\nab"))
+def test_a_terminal_gets_one_line_and_nothing_to_obey(text: str) -> None:
+    line = printable(text)
+    assert len(line.splitlines()) <= 1
+    assert line.encode().decode() == line
+    assert not any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in line)
 
 
-@pytest.mark.parametrize("main", [data_main, extract_main])
-def test_a_command_without_a_sub_command_prints_its_help(main: object, capsys: pytest.CaptureFixture[str]) -> None:
-    assert callable(main)
-    with pytest.raises(SystemExit) as stop:
-        main([])
-    shown = capsys.readouterr().err
-    assert stop.value.code == 2
-    assert "error:" not in shown
-    assert "Commands:\n" in shown
-    assert len(shown.splitlines()) > 8
+@given(text=st.lists(st.text(alphabet="abcäß犬🐕.,'-", min_size=1), min_size=1).map(" ".join))
+def test_plain_text_stays_as_it_is(text: str) -> None:
+    assert printable(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\x1b[31mred\x1b[0m dog", "ared dog"),
+        ("a \x1b]0;another title\x07dog", "a dog"),
+        ("a \x1b]8;;http://x\x1b\\dog", "a dog"),
+        ("a\x1b]never closed", "a"),
+        ("a \x9b2Jdog", "a dog"),
+        ("a\tdog\nruns\r\naway\x0b\x0c\x85\u2028\u2029now", "a dog runs away now"),
+        ("right \u202eot tfel", "right ot tfel"),
+        ("back\x08space\x7f", "backspace"),
+        ("\ud800 alone", "\ufffd alone"),
+        ("zero\x00byte", "zerobyte"),
+        ("👩\u200d🚀", "👩\u200d🚀"),
+    ],
+)
+def test_what_would_be_obeyed_goes(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\n=1"])
+def test_a_cell_of_text_is_no_formula(text: str) -> None:
+    assert escape_csv_cell(text) == f"'{text}"
+
+
+@pytest.mark.parametrize("value", ["a - b", "x=1", "", -1.5, None, 3, True])
+def test_other_cells_stay_as_they_are_but_a_carriage_return_ends_no_row(value: object) -> None:
+    assert escape_csv_cell(value) == value
+    assert (escape_csv_cell("\r=1"), escape_csv_cell("a\r\nb\rc")) == ("'\n=1", "a\nb\nc")

@@ -22,13 +22,6 @@ from vse.pipeline.files.writing import clear_temporaries, read_json, write_bytes
 ANYTHING = OutputKind("anything", lambda _: True)
 
 
-def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "file"
-    write_bytes(path, b"one")
-    assert write_bytes(path, b"two").read_bytes() == b"two"
-    assert os.listdir(path.parent) == ["file"]
-
-
 def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_bytes(tmp_path / "file", b"old")
 
@@ -47,13 +40,10 @@ def test_a_device_that_is_full_is_named() -> None:
         write_bytes(Path("/proc/nowhere/file"), b"")
 
 
-def test_json_has_no_nan(tmp_path: Path) -> None:
+def test_json_has_no_nan_and_broken_json_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(tmp_path / "x.json", {"a": float("nan")})
     assert not os.listdir(tmp_path)
-
-
-def test_broken_json_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{")
     with pytest.raises(UserError, match=r"x\.json: not valid JSON"):
         read_json(tmp_path / "x.json")
@@ -89,9 +79,7 @@ def writer() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.communicate()
 
 
-def test_what_a_killed_writer_left_is_removed_and_a_living_one_s_is_not(
-    tmp_path: Path, writer: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_the_rest_of_a_killed_writer_alone_is_removed(tmp_path: Path, writer: Callable[..., subprocess.Popen[str]]) -> None:
     path = tmp_path / "file"
     killed = writer(path)
     killed.kill()
@@ -106,14 +94,10 @@ def test_what_a_killed_writer_left_is_removed_and_a_living_one_s_is_not(
     assert (path.read_bytes(), os.listdir(tmp_path)) == (b"half", ["file"])
 
 
-@pytest.mark.parametrize(
-    ("idle_hours", "locked", "stays"), [(0, False, True), (30, True, True), (30, False, False), (0, True, True)]
-)
-def test_a_writer_in_another_container_of_the_same_name_keeps_its_temporary(
-    idle_hours: int, locked: bool, stays: bool, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("idle_hours", "locked", "stays"), [(0, False, True), (30, True, True), (30, False, False)])
+def test_a_writer_in_another_container_keeps_its_temporary(idle_hours: int, locked: bool, stays: bool, tmp_path: Path) -> None:
     """Its process id has no meaning here: its file is removed after a day without a change, unless it is locked."""
-    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone = subprocess.Popen(["true"])
     gone.wait()
     temporary = tmp_path / f".file.{socket.gethostname()}.0123abcd-{gone.pid}.x.tmp"
     with temporary.open("wb") as stream:
@@ -137,18 +121,18 @@ def test_what_others_call_their_temporaries_stays(tmp_path: Path) -> None:
 def test_a_demo_that_was_killed_is_cleared_by_the_next(tmp_path: Path, writer: Callable[..., subprocess.Popen[str]]) -> None:
     images = tmp_path / "data" / "images"
     images.mkdir(parents=True)
-    for path in (images / "demo_000000.jpg", images / "demo_009999.jpg", tmp_path / "data" / "dataset.json"):
+    for path in (images / "demo_009999.jpg", tmp_path / "data" / "dataset.json"):
         process = writer(path, "no sync")
         process.kill()
         process.wait()
-    assert len(list(tmp_path.rglob("*.tmp"))) == 3
+    assert len(list(tmp_path.rglob("*.tmp"))) == 2
     create_demo(tmp_path / "data", 6)
     assert not list(tmp_path.rglob("*.tmp"))
     assert len(os.listdir(images)) == 6
 
 
 def special(kind: str, path: Path) -> Path:
-    """Create a path that is not a plain file. A socket remains after it is closed."""
+    """Create a path that is not a plain file."""
     if kind == "folder":
         path.mkdir()
     elif kind == "FIFO":
@@ -156,13 +140,10 @@ def special(kind: str, path: Path) -> Path:
     elif kind == "socket":
         with socket.socket(socket.AF_UNIX) as made:
             made.bind(str(path))
-    elif kind == "device":
-        if os.geteuid() == 0:
-            os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 7))  # as /dev/full
-        else:
-            path.symlink_to("/dev/full")
+    elif kind == "device" and os.geteuid() == 0:
+        os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 7))  # as /dev/full
     else:
-        path.symlink_to(path)
+        path.symlink_to("/dev/full" if kind == "device" else path)
     return path
 
 
@@ -175,9 +156,8 @@ def test_only_plain_files_are_replaced(kind: str, through_link: bool, tmp_path: 
     if through_link:
         out = Path("link")
         out.symlink_to(path)
-    said = "circle" if kind == "circle" else kind
     for write in (lambda: write_bytes(out, b"new"), lambda: check_output(out, ANYTHING)):
-        with pytest.raises(UserError, match=f"cannot write {out}: it is a .*{said}"):
+        with pytest.raises(UserError, match=f"cannot write {out}: it is a .*{kind}"):
             write()
     after = os.lstat(path)
     assert (after.st_ino, after.st_mode) == (before.st_ino, before.st_mode)
@@ -210,6 +190,6 @@ def test_an_input_is_no_output_by_whatever_name(name: str, tmp_path: Path) -> No
 
 def test_many_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda k: write_bytes(tmp_path / "file", bytes([k]) * 1000), range(60)))
+        list(pool.map(lambda k: write_bytes(tmp_path / "file", bytes([k]) * 1000), range(20)))
     assert len(set((tmp_path / "file").read_bytes())) == 1
     assert os.listdir(tmp_path) == ["file"]

@@ -2,30 +2,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from tests.pipeline.conftest import Fails, Patch
 from tests.pipeline.import_files import photo_bytes
-from tests.pipeline.saved_datasets import library, save
+from tests.pipeline.saved_datasets import save
 from tests.pipeline.test_import_table import failures, imported
 from vse.features.data_cli import main
-
-Fails = Callable[..., str]
-
-
-@pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    library(monkeypatch)
 
 
 def row(shade: int, caption: Any, path: str | None = None, **more: Any) -> dict[str, Any]:
     return {"image": {"bytes": photo_bytes(shade), "path": path}, "caption": caption, **more}
 
 
-@pytest.mark.usefixtures("installed")
 def test_splits_and_images_are_those_that_were_saved(tmp_path: Path) -> None:
     splits = {"train": [row(1, ["a gull", "it flies"], "x.jpg"), row(2, ["a tern"])], "validation": [row(3, ["an auk"])]}
     dataset = imported(save(tmp_path / "saved", splits), "--out", tmp_path / "out")
@@ -37,7 +27,6 @@ def test_splits_and_images_are_those_that_were_saved(tmp_path: Path) -> None:
     assert dataset.image_path(dataset.images[0]).read_bytes() == photo_bytes(1)
 
 
-@pytest.mark.usefixtures("installed")
 def test_columns_and_splits_of_a_data_set_without_splits_are_given(tmp_path: Path) -> None:
     rows = [
         {"photo": {"bytes": photo_bytes(k), "path": None}, "alt": f"gull {k}", "split": name, "image_id": 40 + k}
@@ -45,13 +34,10 @@ def test_columns_and_splits_of_a_data_set_without_splits_are_given(tmp_path: Pat
     ]
     options = ("--column", "file=photo", "--column", "caption=alt")
     dataset = imported(save(tmp_path / "saved", {"": rows}, "photo"), "--out", tmp_path / "out", *options)
-    assert [(image.imgid, image.file, image.split) for image in dataset.images] == [
-        (40, "00000000.jpg", "train"),
-        (41, "00000001.jpg", "test"),
-    ]
+    found = [(image.imgid, image.file, image.split) for image in dataset.images]
+    assert found == [(40, "00000000.jpg", "train"), (41, "00000001.jpg", "test")]
 
 
-@pytest.mark.usefixtures("installed")
 def test_bad_rows_are_named(tmp_path: Path, fails: Fails) -> None:
     rows = [
         row(1, "a gull", "a.jpg"),
@@ -67,22 +53,15 @@ def test_bad_rows_are_named(tmp_path: Path, fails: Fails) -> None:
     assert [place for place, _ in failures(out)] == [f"{saved}: train row {number}" for number in (1, 2, 3)]
 
 
-@pytest.mark.usefixtures("installed")
-def test_what_is_no_column_of_images_or_no_data_set_is_one_line(tmp_path: Path, fails: Fails) -> None:
-    saved = save(tmp_path / "saved", {"train": [row(1, "a gull")]})
-    line = fails(main, "import", saved, "--out", tmp_path / "out", "--column", "file=caption")
-    assert "no column 'caption' of images" in line
+def test_no_images_no_data_set_and_no_package_are_one_line(tmp_path: Path, fails: Fails, monkeypatch: Patch) -> None:
+    saved, out = save(tmp_path / "saved", {"train": [row(1, "a gull")]}), tmp_path / "out"
+    assert "no column 'caption' of images" in fails(main, "import", saved, "--out", out, "--column", "file=caption")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "dataset_info.json").write_text("{")
-    assert "not a data set that the library 'datasets' saved" in fails(
-        main, "import", tmp_path / "other", "--out", tmp_path / "o"
-    )
-
-
-def test_without_the_library_it_is_said_what_to_install(tmp_path: Path, fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved = save(tmp_path / "saved", {"train": [row(1, "a gull")]})
+    line = fails(main, "import", tmp_path / "other", "--out", out)
+    assert "not a data set that the library 'datasets' saved" in line
     monkeypatch.setitem(sys.modules, "datasets", None)
-    line = fails(main, "import", saved, "--out", tmp_path / "out")
+    line = fails(main, "import", saved, "--out", out)
     assert "a Hugging Face data set needs the package datasets: pip install 'vse-pipeline[datasets]'" in line
 
 
@@ -96,7 +75,7 @@ def test_a_folder_of_a_data_set_is_loaded_as_by_name(tmp_path: Path) -> None:
     assert [(image.split, image.captions[0].raw) for image in dataset.images] == [("train", "a train"), ("test", "a test")]
 
 
-def test_a_name_that_the_hub_cannot_give_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Fails) -> None:
+def test_a_name_that_the_hub_cannot_give_is_one_line(tmp_path: Path, monkeypatch: Patch, fails: Fails) -> None:
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     message = fails(main, "import", "no-such/gulls", "--format", "hugging-face", "--out", tmp_path / "out")
     assert "no-such/gulls: cannot be loaded from the Hugging Face hub (" in message

@@ -14,8 +14,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 
+from tests.pipeline.conftest import Fails, Log, Patch
 from tests.train.conftest import COMMAND
 from vse.features.cache.shards import shard_path
 from vse.features.cli import main as extract_main
@@ -38,7 +41,7 @@ DEMO = ["--set", "model=squeezenet1_1", "--set", "layer=features.2", "--set", "g
 @contextmanager
 def held(path: Path, folder: bool) -> Iterator[subprocess.Popen[str]]:
     """Run another process that holds the lock of ``path``."""
-    command = [sys.executable, "-c", HOLD, str(path), "folder" if folder else "file"]
+    command = [sys.executable, "-c", HOLD, path, "folder" if folder else "file"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "held\n"
         yield process
@@ -62,11 +65,11 @@ def test_the_second_writer_is_told_who_the_first_is_and_a_kill_frees_the_lock(fo
 
 
 def test_a_lock_leaves_nothing_and_its_folder_stays_if_something_is_in_it(tmp_path: Path) -> None:
-    with lock_for_writing(tmp_path / "a" / "b", folder=True):
-        pass
-    assert not (tmp_path / "a").exists()
-    with lock_for_writing(tmp_path / "a" / "b", folder=True):
-        (tmp_path / "a" / "b" / "x").touch()
+    for file in (None, "x"):
+        with lock_for_writing(tmp_path / "a" / "b", folder=True):
+            if file:
+                (tmp_path / "a" / "b" / file).touch()
+        assert os.listdir(tmp_path) == (["a"] if file else [])
     assert os.listdir(tmp_path / "a" / "b") == ["x"]
 
 
@@ -96,9 +99,7 @@ def test_a_lock_file_that_another_user_s_killed_process_left_hinders_nobody(nobo
     assert not file.exists()
 
 
-def test_where_there_are_no_locks_a_line_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_where_there_are_no_locks_a_line_says_so(tmp_path: Path, monkeypatch: Patch, caplog: Log) -> None:
     def no_locks(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -110,9 +111,7 @@ def test_where_there_are_no_locks_a_line_says_so(
 
 
 @pytest.mark.parametrize("what", ["train", "extract", "shard", "merge", "fit", "demo", "import"])
-def test_every_command_that_writes_a_folder_asks_for_it(
-    what: str, cache: Path, demo: Path, tmp_path: Path, fails: Callable[..., str]
-) -> None:
+def test_every_command_that_writes_a_folder_locks_it(what: str, cache: Path, demo: Path, tmp_path: Path, fails: Fails) -> None:
     """The command exits with 2, names the holder of the lock and writes nothing."""
     out = tmp_path / "demo_x.h5"
     of_shard = ["--dataset", demo, "--out", out, "--shards", "2"]
@@ -126,9 +125,6 @@ def test_every_command_that_writes_a_folder_asks_for_it(
         "import": (data_main, ["import-npy", tmp_path / "x.npz", "--dataset", demo, "--out-features", out], out),
     }
     if what == "import":
-        import h5py
-        import numpy as np
-
         with h5py.File(cache) as file:
             np.savez(tmp_path / "x.npz", features=file["features"][:], ids=file["ids"][:])
     if what == "merge":

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,11 +26,18 @@ def test_every_preset_is_valid_for_every_data_set(dataset: str) -> None:
         assert presets.load_plan(experiment, dataset).feature in FEATURES
 
 
-@pytest.mark.parametrize("load", [presets.load_plan, presets.load_dataset])
-def test_an_unknown_name_is_answered_with_the_nearest(load: type) -> None:
-    known = {"load_plan": "vsepp", "load_dataset": "f30k"}[load.__name__]
+@pytest.mark.parametrize(
+    ("load", "name", "known"),
+    [
+        (presets.load_plan, "vseppx", "vsepp"),
+        (presets.load_dataset, "f30x", "f30k"),
+        (presets.load_ladder, "dem", "demo"),
+        (lambda name: presets.load_workflow({name: 2}), "thread", "threads"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest(load: Callable[[str], Any], name: str, known: str) -> None:
     with pytest.raises(UserError, match=f"did you mean '{known}'"):
-        load(known[:-1] + "x" if known == "f30k" else known + "x")
+        load(name)
 
 
 def test_a_user_s_folder_comes_before_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,11 +47,9 @@ def test_a_user_s_folder_comes_before_the_package(tmp_path: Path, monkeypatch: p
     assert presets.load_plan("wide").content()["model"]["dim"] == 2048
 
 
-def test_the_workflow_takes_a_data_set_s_folder_in_short_form() -> None:
-    settings = presets.load_workflow({"f8k_dir": "/pictures", "threads": 2})
-    assert (settings.sources, settings.threads) == ({"f8k": "/pictures"}, 2)
-    with pytest.raises(UserError, match="did you mean 'threads'"):
-        presets.load_workflow({"thread": 2})
+def test_the_workflow_takes_a_data_set_s_folder_in_short_form_and_replaces_dictionaries() -> None:
+    settings = presets.load_workflow({"f8k_dir": "/pictures", "threads": 2, "gpus": {"embed": 0}})
+    assert (settings.sources, settings.threads, settings.gpus) == ({"f8k": "/pictures"}, 2, {"embed": 0})
 
 
 # How layers of settings are merged, under a toy schema: a table in a cafe with a drink and perhaps a topping, which are parts.
@@ -57,11 +63,7 @@ def test_the_workflow_takes_a_data_set_s_folder_in_short_form() -> None:
         ({"drink": "tea"}, {"drink": {"heat": 80}}, {"name": "tea", "heat": 80}),
         ({"drink": {"name": "tea", "heat": 80}}, {"drink": "tea"}, {"name": "tea", "heat": 80}),
         ({"drink": {"name": "tea", "heat": 80, "minutes": 1.0}}, {"drink": "milk"}, {"name": "milk", "heat": 80}),
-        (
-            {"drink": {"name": "tea", "size": 5}},
-            {"drink": {"name": "coffee", "shots": 2}},
-            {"name": "coffee", "size": 5, "shots": 2},
-        ),
+        ({"drink": {"name": "tea", "size": 5}}, {"drink": {"name": "coffee"}}, {"name": "coffee", "size": 5}),
         ({"drink": {"size": 5}}, {"drink": {"name": "milk"}}, {"name": "milk", "size": 5}),
     ],
 )
@@ -75,12 +77,8 @@ def test_the_parts_that_a_schema_has_by_default_are_beneath_all_layers() -> None
     class Set(Settings):
         drink: Annotated[SerializeAsAny[Drink], part_field(DRINKS)] = Tea(heat=80, minutes=1.0)
 
-    assert presets.merge_settings({}, {"drink": {"size": 5}}, Set)["drink"] == {
-        "name": "tea",
-        "heat": 80,
-        "minutes": 1.0,
-        "size": 5,
-    }
+    tea = {"name": "tea", "heat": 80, "minutes": 1.0, "size": 5}
+    assert presets.merge_settings({}, {"drink": {"size": 5}}, Set)["drink"] == tea
     assert presets.merge_settings({}, {"drink": "milk"}, Set)["drink"] == {"name": "milk", "heat": 80}
 
 
@@ -89,25 +87,21 @@ def test_a_part_that_may_be_missing_can_be_taken_away_and_needs_a_name_to_come_b
     without = presets.merge_settings(with_cocoa, {"table": {"topping": None}}, Order)
     assert presets.validate_settings(Order, "order", "toy", without).table.topping is None
     nameless = presets.merge_settings(without, {"table": {"topping": {"grams": 1}}}, Order)
-    with pytest.raises(
-        UserError, match=r"order 'toy': table.topping: the topping is a name \(cream, cocoa\), or settings with"
-    ):
+    with pytest.raises(UserError, match=r"order 'toy': table.topping: the topping is a name \(cream, cocoa\), or"):
         presets.validate_settings(Order, "order", "toy", nameless)
 
 
 def test_a_part_in_a_group_of_a_part_is_merged_like_any_other() -> None:
     jug = {"table": {"topping": {"name": "cream", "jug": {"volume": 1.0, "drink": {"heat": 70}}}}}
-    content = presets.merge_settings(
-        presets.merge_settings({}, jug, Order), {"table": {"topping": {"jug": {"drink": "tea"}}}}, Order
-    )
+    tea = {"table": {"topping": {"jug": {"drink": "tea"}}}}
+    content = presets.merge_settings(presets.merge_settings({}, jug, Order), tea, Order)
     assert content["table"]["topping"] == {"name": "cream", "jug": {"volume": 1.0, "drink": {"name": "tea", "heat": 70}}}
 
 
-@given(
-    st.lists(
-        st.fixed_dictionaries({}, optional={"name": NAMES, "size": VALUES, "heat": VALUES, "minutes": VALUES}), max_size=6
-    )
-)
+LAYER = st.fixed_dictionaries({}, optional={"name": NAMES, "size": VALUES, "heat": VALUES, "minutes": VALUES})
+
+
+@given(st.lists(LAYER, max_size=6))
 def test_a_setting_counts_from_when_it_is_given_for_as_long_as_the_parts_have_it(layers: list[dict[str, Any]]) -> None:
     names, known = ["coffee"], []
     for layer in layers:
@@ -149,6 +143,9 @@ def cafe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+TEA = Tea(minutes=6)
+
+
 def settings(name: str, dataset: str | None = None, *sets: str) -> Order:
     return presets.validate_settings(Order, "experiment", name, presets.read_experiment_settings(name, dataset, sets, Order))
 
@@ -157,10 +154,8 @@ def test_what_a_data_set_changes_in_every_experiment_concerns_only_the_parts_tha
     assert settings("plain", "home").table == Table()
     assert settings("plain", "home").tip == 1
     assert settings("english", "home").table == Table(drink=Tea(minutes=2))
-    assert settings("english", "elsewhere").table == Table(drink=Tea(minutes=6))
+    assert settings("english", "elsewhere").table == Table(drink=TEA)
 
-
-def test_what_a_data_set_changes_in_one_experiment_comes_after_what_it_changes_in_all(cafe: Path) -> None:
     assert settings("sweet", "home").table == Table(seats=4, drink=Coffee(), topping=Cream(jug=Jug(volume=3)))
 
 
@@ -169,15 +164,16 @@ def test_a_data_set_gives_no_experiment_a_group_that_it_does_not_have(cafe: Path
     assert settings("dry", "home").table.topping == Cream(jug=None)
 
 
-def test_a_part_that_a_data_set_names_itself_is_checked(cafe: Path) -> None:
-    (cafe / "datasets" / "home.yaml").write_text("experiment: { table: { drink: { name: tea, shots: 2 } } }")
-    with pytest.raises(UserError, match=r"experiment 'plain': unknown setting 'table.drink.shots' \(did you mean"):
-        settings("plain", "home")
-
-
-def test_what_a_data_set_sets_in_a_part_of_one_experiment_is_checked(cafe: Path) -> None:
-    (cafe / "datasets" / "home.yaml").write_text("experiments: { plain: { table: { drink: { minutes: 2 } } } }")
-    with pytest.raises(UserError, match=r"experiment 'plain': unknown setting 'table.drink.minutes'"):
+@pytest.mark.parametrize(
+    ("changes", "setting"),
+    [
+        ("experiment: { table: { drink: { name: tea, shots: 2 } } }", "shots"),
+        ("experiments: { plain: { table: { drink: { minutes: 2 } } } }", "minutes"),
+    ],
+)
+def test_what_a_data_set_sets_in_a_part_or_an_experiment_is_checked(changes: str, setting: str, cafe: Path) -> None:
+    (cafe / "datasets" / "home.yaml").write_text(changes)
+    with pytest.raises(UserError, match=rf"experiment 'plain': unknown setting 'table.drink.{setting}' \(did you mean"):
         settings("plain", "home")
 
 
@@ -190,12 +186,9 @@ def test_what_a_data_set_sets_in_a_part_of_one_experiment_is_checked(cafe: Path)
         (["table.drink=milk", "table.drink.heat=50"], Table(drink=Milk(heat=50))),
         (["table.drink={name: milk, heat: 50}"], Table(drink=Milk(heat=50))),
         (["table={seats: 3, drink: {heat: 50}}"], Table(seats=3, drink=Tea(minutes=6, heat=50))),
-        (["table.topping=cocoa", "table.topping.grams=9"], Table(drink=Tea(minutes=6), topping=Cocoa(grams=9))),
-        (
-            ["table.topping=cream", "table.topping.jug.drink=tea"],
-            Table(drink=Tea(minutes=6), topping=Cream(jug=Jug(drink=Tea()))),
-        ),
-        (["table.topping=cocoa", "table.topping=null"], Table(drink=Tea(minutes=6))),
+        (["table.topping=cocoa", "table.topping.grams=9"], Table(drink=TEA, topping=Cocoa(grams=9))),
+        (["table.topping=cream", "table.topping.jug.drink=tea"], Table(drink=TEA, topping=Cream(jug=Jug(drink=Tea())))),
+        (["table.topping=cocoa", "table.topping=null"], Table(drink=TEA)),
     ],
 )
 def test_parts_are_set_by_name_or_setting_by_setting(sets: list[str], table: Table, cafe: Path) -> None:
@@ -216,10 +209,7 @@ class Kitchen(Settings):
 IN_PRESET = {"shelf": {"jars": {"salt": 1, "mint": 2}, "boards": 3}}
 
 
-@pytest.mark.parametrize(
-    ("over", "jars"),
-    [({"salt": 9}, {"salt": 9, "mint": 2}), ({}, {})],
-)
+@pytest.mark.parametrize(("over", "jars"), [({"salt": 9}, {"salt": 9, "mint": 2}), ({}, {})])
 def test_a_preset_adds_to_a_dictionary_and_empties_it(over: dict[str, int], jars: dict[str, int]) -> None:
     content = presets.merge_settings(IN_PRESET, {"shelf": {"jars": over}}, Kitchen)
     assert content == {"shelf": {"jars": jars, "boards": 3}}
@@ -238,37 +228,18 @@ def test_a_dictionary_that_is_set_becomes_the_one_that_is_given(item: str, shelf
     assert presets.apply_overrides(Kitchen, IN_PRESET, [item]) == {"shelf": shelf}
 
 
-def test_the_workflow_s_dictionaries_become_those_that_are_given() -> None:
-    assert presets.load_workflow({"gpus": {"embed": 0}}).gpus == {"embed": 0}
-
-
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        (
-            ["table.drink.heta=1"],
-            r"^unknown setting 'table.drink.heta' \(did you mean 'table.drink.heat'\? known: .*table.topping, tip\)$",
-        ),
+        (["table.drink.heta=1"], r"^unknown setting 'table.drink.heta' \(did you mean 'table.drink.heat'\? .*topping, tip\)$"),
         (["table.drink.heat=50", "table.drink=coffee"], r"^unknown setting 'table.drink.heat' \(.*known: .*table.drink.shots"),
         (["table.drink.heat.more=1"], "^unknown setting 'table.drink.heat.more'"),
         (["table.drink={name: tea, heta: 1}"], r"^experiment 'english': unknown setting 'table.drink.heta' \(did you mean"),
-        (
-            ["table.topping.grams=1"],
-            r"^experiment 'english': table.topping: the topping is a name \(cream, cocoa\), or settings with",
-        ),
-        (
-            ["table.topping=cocoa", "table.topping.gram=1"],
-            "^unknown setting 'table.topping.gram' .did you mean 'table.topping.grams'",
-        ),
-        (
-            ["table.drink=te", "table.drink.heat=1"],
-            r"^experiment 'english': table.drink: unknown drink 'te' \(did you mean 'tea'",
-        ),
+        (["table.topping.grams=1"], r"^experiment 'english': table.topping: the topping is a name \(cream, cocoa\), or"),
+        (["table.topping=cocoa", "table.topping.gram=1"], "^unknown setting 'table.topping.gram' .did you mean 'table.topp"),
+        (["table.drink=te", "table.drink.heat=1"], r"^experiment 'english': table.drink: unknown drink 'te' \(did you mean"),
         (["table.drink.heat=warm"], "^experiment 'english': table.drink.heat: Input should be a valid integer"),
-        (
-            ["table.drink=milk", "table.drink.size=10", "table.drink.heat=99"],
-            "^experiment 'english': table.drink: so much milk boils",
-        ),
+        (["table.drink=milk", "table.drink.size=10", "table.drink.heat=99"], "table.drink: so much milk boils"),
         (["table=3"], "^experiment 'english': table: Input should be a valid dictionary"),
         (["name=mine"], "^unknown setting 'name'"),
         (["table"], "^--set takes key=value, got 'table'$"),
@@ -286,10 +257,7 @@ def test_a_wrong_setting_of_a_part_is_named_in_one_line(sets: list[str], message
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "table: { drink: { name: tea, heta: 1 } }",
-            r"experiment 'mine': unknown setting 'table.drink.heta' \(did you mean 'table.drink.heat'",
-        ),
+        ("table: { drink: { name: tea, heta: 1 } }", r"'mine': unknown setting 'table.drink.heta' \(did you mean"),
         ("table: { sets: 1 }", r"experiment 'mine': unknown setting 'table.sets' \(did you mean 'table.seats'"),
         ("table: { beans: 1 }", r"^experiment 'mine': table.beans is now table.drink.shots$"),
         ("table: { pot: { lid: on } }", r"^experiment 'mine': table.pot.lid is now table.topping.name$"),
@@ -334,10 +302,7 @@ def test_an_ensemble_has_members_and_of_a_data_set_s_changes_those_that_it_can_h
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "ensemble_of: [plain]",
-            r"an ensemble has two members at least: ensemble_of: \[a, b\], or \[a\] with seeds: \[0, 1\]$",
-        ),
+        ("ensemble_of: [plain]", r"an ensemble has two members at least: ensemble_of: \[a, b\], or \[a\] with seeds: "),
         ("ensemble_of: []", "an ensemble has two members at least"),
         ("ensemble_of: [plain, plain]", "an ensemble counts every member once, and ensemble_of names one twice$"),
         ("ensemble_of: plain", "ensemble_of: Input should be a valid list$"),

@@ -11,29 +11,21 @@ from vse.pipeline.presets.schema import Settings
 
 
 class Drink(Settings):
-    """The settings of every drink."""
-
     size: int = Field(3, ge=1)
 
 
 class Coffee(Drink):
-    """A drink with a setting of its own."""
-
     name: Literal["coffee"] = "coffee"
     shots: int = Field(1, ge=1)
 
 
 class Tea(Drink):
-    """A drink with a setting of its own and one that milk has, too."""
-
     name: Literal["tea"] = "tea"
     minutes: float = 4.0
     heat: int = 90
 
 
 class Milk(Drink):
-    """A drink that rejects two settings that contradict each other."""
-
     name: Literal["milk"] = "milk"
     heat: int = 60
 
@@ -45,26 +37,20 @@ class Milk(Drink):
 
 
 class Jug(Settings):
-    """A group of settings in a part."""
-
     volume: float = 0.5
     drink: Annotated[SerializeAsAny[Drink], part_field(Registry("drink", Milk, Tea))] = Milk()
 
 
 class Topping(Settings):
-    """The settings of every topping."""
+    pass
 
 
 class Cream(Topping):
-    """A topping with an optional group that holds a part."""
-
     name: Literal["cream"] = "cream"
     jug: Jug | None = None
 
 
 class Cocoa(Topping):
-    """A topping with one setting."""
-
     name: Literal["cocoa"] = "cocoa"
     grams: int = 2
 
@@ -74,16 +60,12 @@ TOPPINGS = Registry[Topping]("topping", Cream, Cocoa)
 
 
 class Table(Settings):
-    """A group with a required and an optional part."""
-
     seats: int = 2
     drink: Annotated[SerializeAsAny[Drink], part_field(DRINKS)] = Coffee()
     topping: Annotated[SerializeAsAny[Topping] | None, part_field(TOPPINGS)] = None
 
 
 class Order(Settings):
-    """The complete schema."""
-
     renamed: ClassVar[dict[str, str]] = {"table.beans": "table.drink.shots", "table.pot.lid": "table.topping.name"}
 
     name: str = "toy"
