@@ -131,7 +131,8 @@ def read_finished_shard(path: Path, identity: Identity) -> Shard | None:
 def read_precision(identity: Identity) -> str | None:
     """Return the precision of the network that computed the rows; None if there is no network."""
     config = identity.content.get("config")
-    return config.get("precision") if isinstance(config, Mapping) else None
+    precision = config.get("precision") if isinstance(config, Mapping) else None
+    return precision if isinstance(precision, str) else None
 
 
 def differ_only_in_precision(one: Identity, other: Identity) -> bool:

@@ -34,14 +34,14 @@ def made_cache(tmp_path: Path) -> Path:
 def test_a_bundle_has_every_file_of_the_cache_byte_by_byte_and_its_sum(made_cache: Path, tmp_path: Path) -> None:
     listed = pack([made_cache], tmp_path / "bundle")
     packed = files_in(tmp_path / "bundle")
-    content = json.loads(pack.pop("bundle.json"))
+    content = json.loads(packed.pop("bundle.json"))
     assert content["made"].keys() == {"date", "code"}, "names of folders are nobody's business"
     assert content.pop("sha256") == listed.sha256
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     assert hashlib.sha256(text.encode()).hexdigest() == listed.sha256, "of all else in the list"
     assert packed == files_in(made_cache.parent)
     sums = {file.path: (file.bytes, file.sha256) for file in listed.files}
-    assert sums == {path: (len(content), hashlib.sha256(content).hexdigest()) for path, content in pack.items()}
+    assert sums == {path: (len(content), hashlib.sha256(content).hexdigest()) for path, content in packed.items()}
     (cache,) = listed.caches
     assert (cache.file, cache.feature, cache.key) == ("demo_tiny.h5", "tiny", open_cache(made_cache).key)
     opened = open_cache(tmp_path / "bundle" / "demo_tiny.h5")
@@ -70,7 +70,7 @@ def test_a_fitted_encoder_the_data_set_notes_and_seconds_come_along(few: Path, t
     (tmp_path / "licence.txt").write_text("CC BY 4.0")
     succeed(main, "pack", out, "--out", tmp_path / "b", "--with-dataset", "--notes", tmp_path / "licence.txt")
     packed = files_in(tmp_path / "b")
-    assert {"demo_tfidf.encoder.safetensors", "demo_tfidf.encoder.json", "dataset.json", "NOTES.txt"} <= pack.keys()
+    assert {"demo_tfidf.encoder.safetensors", "demo_tfidf.encoder.json", "dataset.json", "NOTES.txt"} <= packed.keys()
     assert packed["NOTES.txt"] == b"CC BY 4.0"
     assert packed["dataset.json"] == cache.captions.read_bytes()
 

@@ -112,7 +112,7 @@ def test_a_shard_that_changed_or_lacks_its_record_is_not_finished_and_of_other_s
 
 def test_merging_needs_every_shard_of_this_data_set(tmp_path: Path) -> None:
     path = make(tmp_path)
-    with pytest.raises(UserError, match="its ids are not those of part 0 of 3"):
+    with pytest.raises(UserError, match="its ids differ from the ids of part 0 of 3"):
         merge_shards(path, 3, tmp_path / "dataset.json", np.arange(10))
     shard(path, 1).unlink()
     with pytest.raises(UserError, match="shard-00001-of-00003.h5: missing or damaged; extract shard 1 of 3 again"):
@@ -171,7 +171,7 @@ READERS: dict[str, Callable[[FeatureCache], FeatureReader]] = {
 def test_the_first_and_the_last_number_of_every_row_are_compared(how: str, number: int, large: Path) -> None:
     for row in range(N):
         change(open_cache(large), row, number)
-        with pytest.raises(UserError, match=rf"shard-0000{row // 4}-of-00002.h5: its bytes \d+ to \d+ are not those that"):
+        with pytest.raises(UserError, match=rf"shard-0000{row // 4}-of-00002.h5: its bytes \d+ to \d+ have changed since"):
             READERS[how](open_cache(large)).rows(np.asarray([row]))
         change(open_cache(large), row, number, row)
     np.testing.assert_array_equal(READERS[how](open_cache(large)).rows(np.arange(N))[:, 7], np.arange(N))
@@ -183,7 +183,7 @@ def test_a_block_is_compared_once_in_each_process(large: Path) -> None:
     reader.rows(np.asarray([0]))
     change(cache, 0, 0)
     assert FeatureReader(cache, 0).rows(np.asarray([0]))[0, 0] == 99
-    with pytest.raises(UserError, match="are not those that were written"):
+    with pytest.raises(UserError, match="have changed since they were written"):
         pickle.loads(pickle.dumps(reader)).rows(np.asarray([0]))
 
 
@@ -196,7 +196,7 @@ def test_boxes_and_sizes_are_compared(name: str, tmp_path: Path) -> None:
     assert FeatureReader(cache).boxes.boxes.tolist() == boxes.tolist()
     with h5py.File(cache.shards[0][name].path, "r+") as file:
         file[name][0, 0] = 31
-    with pytest.raises(UserError, match="are not those that were written"):
+    with pytest.raises(UserError, match="have changed since they were written"):
         _ = FeatureReader(open_cache(out)).boxes
 
 

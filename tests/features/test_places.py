@@ -121,7 +121,7 @@ def test_a_cache_that_does_not_say_where_is_refused(demo: Path, cache: Path, pos
             replace(open_cache(positions), provenance={"config": {"extractor": "cnn", "positions": True, "grid": "two"}})
         )
     imported = replace(open_cache(positions), provenance={"imported": {"layout": "arrays"}})
-    with pytest.raises(UserError, match="where on the photos"):
+    with pytest.raises(UserError, match="does not record the positions of"):
         VectorBoxes(imported)
 
 

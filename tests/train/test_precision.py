@@ -120,7 +120,7 @@ def test_auto_keeps_a_finished_run_of_another_machine(
     caplog.set_level(logging.INFO)
     for existing in (Existing(), Existing(resume=True), Existing(resume=True, overwrite=True)):
         train(cache, experiment(AUTO, SHORT), out=run, existing=existing)
-        assert "was trained in bf16, the choice of auto on its machine; here auto is fp32" in caplog.text
+        assert "was trained in bf16 by auto on its machine; here auto is fp32" in caplog.text
         caplog.clear()
     sets = options(SHORT, "train.precision=fp32")
     line = fails(train_main, "--features", cache, "--out", run, *COMMAND, *sets, "--resume")

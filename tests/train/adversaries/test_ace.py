@@ -41,7 +41,7 @@ def players(cache: Path, *sets: str) -> tuple[RetrievalTask, Ace]:
 class DirectionLosses:
     """One direction as it was played: the numbers of the candidates, their logits, what was masked and what was drawn."""
 
-    numbers: np.ndarray
+    indices: np.ndarray
     logits: torch.Tensor
     masked: torch.Tensor
     drawn: SampledCandidates

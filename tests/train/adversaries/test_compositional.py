@@ -128,7 +128,7 @@ def test_a_run_logs_what_the_adversary_does(positions: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        ([], "compositional samples regions for words, .* 'cosine' compares single vectors; the adversary ace"),
+        ([], "compositional samples regions, but 'cosine' compares single vectors; use the adversary ace"),
         ([*SCAN, "loss=logistic"], "compositional requires a ranking loss, and logistic"),
     ],
 )

@@ -185,14 +185,14 @@ def test_the_workflow_has_no_dead_end(what: str, record: str, run: Path, own_run
 
 
 def test_weights_that_change_during_the_training_are_noticed(cache: Path, tmp_path: Path, monkeypatch: Patch) -> None:
-    real = adam.Trainer.described
+    real = adam.Trainer.describe
 
-    def described(self: adam.Trainer, row: dict[str, float]) -> str:
+    def describe(self: adam.Trainer, row: dict[str, float]) -> str:
         if row["epoch"] == 3:
             (tmp_path / "run" / "best.safetensors").write_bytes(b"junk")
         return real(self, row)
 
-    monkeypatch.setattr(adam.Trainer, "described", described)
+    monkeypatch.setattr(adam.Trainer, "describe", describe)
     with pytest.raises(UserError, match=r"best\.safetensors: was changed during the training"):
         train(cache, experiment(), out=tmp_path / "run")
     monkeypatch.undo()

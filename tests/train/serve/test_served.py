@@ -48,7 +48,7 @@ def test_two_data_sets_are_refused(vectors_run: Path, own_cache: Path, tmp_path:
 
     edit(data, change)
     other = train(forget_captions(own_cache), experiment("train.epochs=1"), out=tmp_path / "run")
-    with pytest.raises(UserError, match="runs side by side search one file"):
+    with pytest.raises(UserError, match="all runs must search one file"):
         ServedRuns([vectors_run, other], "test", [RunFiles()] * 2, MANY, "cpu")
 
 

@@ -196,7 +196,7 @@ def test_stored_vectors_follow_each_other_and_members_need_not_come_first() -> N
     (some,) = kept.unpack(torch.tensor([4, 0]), longest=9)
     assert torch.equal(some, whole[[4, 0]])
     vectors, mask = torch.arange(6.0).view(1, 3, 2), torch.tensor([[True, False, True]])
-    assert members(pack([(vectors, mask)]).all()) == [[[0, 1], [4, 5]]]
+    assert members(pack([(vectors, mask)]).unpack_all()) == [[[0, 1], [4, 5]]]
 
 
 @given(

@@ -91,10 +91,10 @@ def test_a_batch_has_what_is_left_of_the_data(loss: str, size: int, steps: int, 
 REFUSED = {
     "model.similarity=network": "loss.block compares single vectors, not by network, which scores pair by pair",
     "model.similarity=scan": "loss.block compares single vectors, not by scan, which scores pair by pair",
-    "train.compile=true": "loss.block does not go with train.compile",
-    "loss.lambda4=0.1": "loss.block does not go with lambda3 and lambda4",
+    "train.compile=true": "loss.block cannot be combined with train.compile",
+    "loss.lambda4=0.1": "loss.block cannot be combined with lambda3 and lambda4",
     "warmup.epochs=1": "loss.block bounds no memory of the warm-up loss sum; warmup.epochs: 0 leaves it out",
-    "adversary=ace": "loss.block does not go with an adversary",
+    "adversary=ace": "loss.block cannot be combined with an adversary",
     "loss.block=0": "loss.block: Input should be greater than 0",
     "loss.temperature=0": "loss.temperature: Input should be greater than or equal to 0.000001",
     "loss.temperature=0.005": "temperature 0.005 is below least_temperature 0.01",
@@ -116,5 +116,5 @@ def test_what_does_not_go_with_blocks_is_refused_in_a_line(setting: str, cache: 
     [("sigmoid", "learned: false"), ("{name: infonce, block: 3}", "block: null"), (INFONCE[5:], "learned: false")],
 )
 def test_phrases_are_matched_by_what_has_nothing_to_learn(loss: str, cure: str) -> None:
-    with pytest.raises(UserError, match=f"with phrases the loss (sigmoid|infonce) takes {cure}"):
+    with pytest.raises(UserError, match=f"with phrases the loss (sigmoid|infonce) requires {cure}"):
         experiment(f"loss={loss}", name="phrase_embedding_effnet")

@@ -168,7 +168,7 @@ def test_weights_and_words_are_refused(sets: str, message: str, images: Path, ca
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        (["loss=infonce"], "solver: none trains nothing, so it uses no loss; remove the loss infonce"),
+        (["loss=infonce"], "solver: none trains nothing; remove the loss infonce"),
         (["adversary=ace"], "solver: none takes no gradient steps, so it cannot have an adversary"),
         (["start_from=vsepp"], "solver: none reads cached features only and cannot start from a run"),
         (["images.source=pictures"], "solver: none reads cached features only and cannot start from a run"),

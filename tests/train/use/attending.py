@@ -30,7 +30,7 @@ def slow_weights(run: Path, image_id: int, tokens: list[str]) -> tuple[np.ndarra
     """The attention (n_regions, n_words) of one pair, its caption encoded by itself, and which side attends."""
     trained, images = _loaded(run)
     words, first = trained.vocabulary.encode(tokens), torch.tensor([0])
-    image = images.read(torch.tensor([trained.split.pairs.image_ids.tolist().index(image_id)]))
+    image = images.unpack(torch.tensor([trained.split.pairs.image_ids.tolist().index(image_id)]))
     with torch.inference_mode():
         caption = trained.model.embed_captions(torch.tensor([words]), torch.tensor([len(words)]))
         weights = trained.model.similarity.attention(image, caption, first, first)[0]

@@ -217,7 +217,7 @@ def test_a_photo_shows_where_the_words_of_each_caption_look(folder: Path, demo: 
             numbers = [int(number) for number, _ in spoken]
             words = tokens[int(run.caption_ids[row])]
             assert [unescape(word).strip("<>") for _, word in spoken] == ["start", *words, "end"]
-            compare(shown.read(numbers), folder / "run", int(run.image_ids[query]), words)
+            compare(shown.of(numbers), folder / "run", int(run.image_ids[query]), words)
 
 
 @pytest.mark.slow

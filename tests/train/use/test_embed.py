@@ -227,7 +227,7 @@ def test_files_of_any_program_make_the_same_caches(made: Path, split_files: list
 
 def test_a_split_without_a_file_is_left_out(split_files: list[Path], demo: Path, tmp_path: Path, capsys: Capture) -> None:
     done(embed_main, *split_files[:2], "--as-features", tmp_path / "demo_some")
-    assert "no file is of the split test, which the caches lack" in capsys.readouterr().err
+    assert "no file has the split test; the caches lack it" in capsys.readouterr().err
     images, captions = opened(tmp_path / "demo_some")
     dataset = load_dataset_file(demo)
     assert images.skipped == {image.imgid for image in dataset.split("test")}

@@ -28,7 +28,7 @@ from vse.train.use import corpus as searched
 from vse.train.use import search as search_module
 from vse.train.use.corpus import encode_side, pool_side
 from vse.train.use.model import load_run
-from vse.train.use.search import Searcher, SearchOptions, SearchRequest, search_run
+from vse.train.use.search import LastSearcher, Searcher, SearchOptions, SearchRequest, search_run
 
 TEXT = "a red square above a blue circle"
 Search = Callable[..., list[SearchHit]]
@@ -50,7 +50,12 @@ def dataset(own_cache: Path, edit: Edit) -> Path:
 def search(own_run: Path, own_cache: Path, dataset: Path, tmp_path: Path) -> Search:
     """A search of that data set, with an index."""
     places = RunFiles(features=forget_captions(own_cache), captions=dataset)
-    return partial(SearchRequest, search_run, own_run, places=places, device="cpu", index=tmp_path / "x.faiss")
+
+    def run(query: str | Path, *, last: LastSearcher | None = None, **options: Any) -> list[SearchHit]:
+        request = SearchRequest(**{"index": tmp_path / "x.faiss", **options})
+        return search_run(own_run, query, request, places, "cpu", last)
+
+    return run
 
 
 @pytest.fixture

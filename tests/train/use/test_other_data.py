@@ -108,7 +108,7 @@ def test_an_album_is_searched_but_not_ranked(run: Path, album: Path, capsys: Cap
     assert all(line.split("\t")[2].endswith(".jpg") for line in lines)
     photo = next((album.parent / "data" / "images").iterdir())
     assert "no image of the split 'test' has a caption" in fails(search_main, run, photo, "--features", album)
-    assert "no image of the split 'test' has a caption" in fails(embed_main, run, "--features", album)
+    assert "no image of split 'test' has a caption" in fails(embed_main, run, "--features", album)
     assert "no images in split 'train'" in fails(train_main, "--features", album)
 
 

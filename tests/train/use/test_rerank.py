@@ -100,7 +100,7 @@ def test_an_index_may_be_the_first_stage(run: Path, photo: Path, tmp_path: Path,
         assert "built" not in stderr
         assert built == again == expected
     line = fails(search_main, run, "a disc", "--index", tmp_path / "12 images.faiss")
-    assert "leave --index out, or say with --rerank how many that it finds are to be scored" in line
+    assert "leave --index out, or add --rerank" in line
     assert "leave --corpus out" in fails(search_main, run, "a disc", "--corpus", run / "test.h5", "--rerank", 5)
 
 
@@ -141,4 +141,4 @@ def test_of_single_vectors_only_order_scores_are_re_ranked(cache: Path, tmp_path
             assert "FAISS finds 11 candidates" in printed(capsys, run, "a disc", "--rerank", 11)[1]
         else:
             line = fails(search_main, run, "a disc", "--rerank", 11)
-            assert "its scores are inner products, of which FAISS finds the highest; leave --rerank out" in line
+            assert "its scores are inner products, and FAISS finds the highest of them; leave --rerank out" in line

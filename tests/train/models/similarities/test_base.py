@@ -74,7 +74,7 @@ class Directional(Similarity):
 def test_single_pairs_have_no_direction() -> None:
     images, captions = embeddings(3, 5, 6)
     with pytest.raises(UserError, match="a loss of single pairs has no direction"):
-        Directional().read_batches((images,), (captions,), ROWS, COLUMNS)
+        Directional().score_pairs((images,), (captions,), ROWS, COLUMNS)
 
 
 NETWORK_DIM = 4
