@@ -16,17 +16,17 @@ import tempfile
 from pathlib import Path
 
 from common import report, seconds
-from training import make_up
 
+from training import make_up
 from vse.features.cache.feature_cache import open_cache
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.train.experiment import load_experiment
-from vse.train.options import TrainInputs
-from vse.train.prepare import prepare_task
-from vse.train.run.folder import RunFolder
-from vse.train.run.inputs import open_inputs
-from vse.train.run.processes import join_processes
-from vse.train.solvers.adam import Trainer
+from vse.training.experiment import load_experiment
+from vse.training.options import TrainInputs
+from vse.training.prepare import prepare_task
+from vse.training.run.folder import RunFolder
+from vse.training.run.inputs import open_inputs
+from vse.training.run.processes import join_processes
+from vse.training.solvers.adam import Trainer
 
 
 def step_seconds(cache_file: Path, experiment: str, repeats: int, *sets: str) -> float:

@@ -24,6 +24,7 @@ from typing import NamedTuple
 from common import report
 from evaluation import made
 from extraction import pictures
+
 from training import make_up
 
 HERE = Path(__file__).parent

@@ -22,7 +22,7 @@ from vse.eval.ranking.ranks import ranks_from_embeddings
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cache.reader import FeatureReader
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
-from vse.train.solvers.cca import canonical_directions, covariances
+from vse.training.solvers.cca import canonical_directions, covariances
 
 DIM, REGULARISATIONS = 256, (1e-2, 1e-1, 0.3, 1.0, 3.0)
 

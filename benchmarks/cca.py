@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vse.pipeline.cores import allowed_cores
-from vse.train.solvers.cca import Covariances, canonical_directions, covariances
+from vse.training.solvers.cca import Covariances, canonical_directions, covariances
 
 IMAGES, BLOCK, PER_IMAGE, DIM_X, DIM_Y, DIRECTIONS = 113_287, 1024, 5, 4096, 6000, 256
 

@@ -33,8 +33,8 @@ import torchvision
 from common import RESULTS, report
 from extraction import pictures
 from torch import Tensor, distributed
-from training import make_up
 
+from training import make_up
 from vse.eval.ranking.ranks import ScoreBlocks, ranks_from_blocks
 from vse.eval.search.gpu import use_device
 from vse.eval.search.top_k import exact_search
@@ -43,9 +43,9 @@ from vse.features.backbones.networks import autocast
 from vse.features.cache.rows import Item
 from vse.features.extractors.cnn import CnnExtractor
 from vse.features.settings.images import CnnConfig
-from vse.train.experiment import ExperimentConfig, load_experiment
-from vse.train.solvers.encode import TILE_IMAGES, PairScores
-from vse.train.training import train
+from vse.training.experiment import ExperimentConfig, load_experiment
+from vse.training.solvers.encode import TILE_IMAGES, PairScores
+from vse.training.training import train
 
 WORDS, WORD_DIM, BATCH = 13, 300, 128  # words of a made-up caption with <start> and <end>; settings of VSE++
 

@@ -38,8 +38,8 @@ import numpy as np
 import torch
 from common import RESULTS, report
 from numpy.typing import NDArray
-from training import make_up
 
+from training import make_up
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.protocols.evaluate import evaluate_files
 from vse.eval.search.top_k import exact_search
@@ -47,8 +47,8 @@ from vse.features.feature_job import extract_feature
 from vse.features.options import ExtractOptions, FeatureRequest
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.demo import create_demo
-from vse.train.experiment import load_experiment
-from vse.train.training import train
+from vse.training.experiment import load_experiment
+from vse.training.training import train
 
 ROOT = Path(__file__).parents[1]
 SNAKEMAKE = """

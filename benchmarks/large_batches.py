@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from common import report
 
-from vse.train.losses import LOSSES
-from vse.train.losses.base import Batch
-from vse.train.models.similarities.vectors import Cosine
+from vse.training.losses import LOSSES
+from vse.training.losses.base import Batch
+from vse.training.models.similarities.vectors import Cosine
 
 EACH = 5  # captions of an image
 WHOLE = 0  # this block size stands for all scores at once

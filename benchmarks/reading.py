@@ -25,15 +25,15 @@ from pathlib import Path
 import h5py
 import numpy as np
 from common import report, seconds
-from training import CPU, Data, OurLoop, cpu_seconds, make_up
 
+from training import CPU, Data, OurLoop, cpu_seconds, make_up
 from vse.features.cache.arrays import BlockChecker
 from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_cache
 from vse.features.cache.reader import FeatureReader
 from vse.features.cache.rows import Identity, Rows
 from vse.features.cache.shards import shard_path, shard_slice, write_shard
-from vse.train.data.images import CachedFeatures
-from vse.train.experiment import load_experiment
+from vse.training.data.images import CachedFeatures
+from vse.training.experiment import load_experiment
 
 ROWS, DIM, SHARDS, BATCH, ROUNDS, BATCHES = 32_000, 4096, 8, 128, 10, 50
 IMAGES = 400

@@ -27,9 +27,9 @@ from common import report
 from vse.eval.files.embeddings import read_embeddings
 from vse.eval.search.approximate import reranked_metrics
 from vse.eval.search.top_k import exact_search
-from vse.train.kinds import Packed, pack
-from vse.train.options import RunFiles
-from vse.train.solvers.encode import (
+from vse.training.kinds import Packed, pack
+from vse.training.options import RunFiles
+from vse.training.solvers.encode import (
     TILE_IMAGES,
     PairScores,
     encode,
@@ -37,7 +37,7 @@ from vse.train.solvers.encode import (
     encode_images,
     pooled,
 )
-from vse.train.use.model import TrainedRun, load_run
+from vse.training.use.model import TrainedRun, load_run
 
 KS = (20, 50, 100, 200, 500)
 QUERIES = 20

@@ -26,13 +26,13 @@ from common import report, seconds
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize, relu
 
-from vse.train.kinds import Encoded, Kind, Packed
-from vse.train.losses.base import Batch
-from vse.train.losses.hinges import MaxOfHinges
-from vse.train.models.build import Input, Model, ModelConfig, build_model
-from vse.train.models.similarities.base import Similarity
-from vse.train.models.similarities.scan import ScanSettings
-from vse.train.solvers.encode import TILE_IMAGES, PairScores
+from vse.training.kinds import Encoded, Kind, Packed
+from vse.training.losses.base import Batch
+from vse.training.losses.hinges import MaxOfHinges
+from vse.training.models.build import Input, Model, ModelConfig, build_model
+from vse.training.models.similarities.base import Similarity
+from vse.training.models.similarities.scan import ScanSettings
+from vse.training.solvers.encode import TILE_IMAGES, PairScores
 
 EACH, REGIONS, DIM, TILE, BATCH, N_WORDS = 5, 36, 1024, 128, 128, 8000
 FORMS = {"t2i": ScanSettings(), "i2t": ScanSettings(attention="i2t", sharpness=4)}

@@ -32,8 +32,8 @@ from vse.features.cache.feature_cache import merge_shards
 from vse.features.cache.rows import Identity, Rows
 from vse.features.cache.shards import shard_path, write_shard
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.train.experiment import load_experiment
-from vse.train.training import train
+from vse.training.experiment import load_experiment
+from vse.training.training import train
 
 EACH, WORDS, FEATURE, TRAINED_ON = 5, 10, 32, 128
 SETS = ("train.epochs=1", "warmup.epochs=0", "train.min_count=1", "train.batch_size=64")

@@ -35,13 +35,13 @@ from vse.features.cache.feature_cache import merge_shards
 from vse.features.cache.rows import Identity, Rows
 from vse.features.cache.shards import shard_path, write_shard
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.train.experiment import load_experiment
-from vse.train.options import RunFiles
-from vse.train.serve.answers import ServedRuns
-from vse.train.serve.app import create_app
-from vse.train.serve.server import PageServer
-from vse.train.training import train
-from vse.train.use.search import SearchOptions
+from vse.training.experiment import load_experiment
+from vse.training.options import RunFiles
+from vse.training.serve.answers import ServedRuns
+from vse.training.serve.app import create_app
+from vse.training.serve.server import PageServer
+from vse.training.training import train
+from vse.training.use.search import SearchOptions
 
 TRAINED_ON, REGIONS, FEATURE = 256, 36, 32
 WORDS = ["a", "red", "blue", "green", "large", "small", "circle", "square", "star", "above", "below", "two", "man", "dog"]

@@ -30,13 +30,13 @@ ROOT = Path(__file__).parents[1]
 COMMANDS = {
     "data": "vse.features.data_cli:main",
     "extract": "vse.features.cli:main",
-    "train": "vse.train.cli:train_main",
-    "embed": "vse.train.cli:embed_main",
+    "train": "vse.training.cli:train_main",
+    "embed": "vse.training.cli:embed_main",
     "eval": "vse.eval.cli:eval_main",
-    "report": "vse.train.cli:report_main",
+    "report": "vse.training.cli:report_main",
     "table": "vse.eval.cli:table_main",
-    "search": "vse.train.cli:search_main",
-    "serve": "vse.train.serve.cli:serve_main",
+    "search": "vse.training.cli:search_main",
+    "serve": "vse.training.serve.cli:serve_main",
 }
 SHARDS = 4
 TINY = f"""

@@ -30,12 +30,12 @@ from common import report, seconds
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from vse.train.kinds import Kind, Packed
-from vse.train.losses.base import Batch
-from vse.train.losses.hinges import MaxOfHinges
-from vse.train.models.build import Input, Model, ModelConfig, build_model
-from vse.train.models.similarities.todnet import ConditionalFlow, TodNet, TodNetSettings
-from vse.train.solvers.encode import TILE_CAPTIONS, TILE_IMAGES, PairScores, ranks
+from vse.training.kinds import Kind, Packed
+from vse.training.losses.base import Batch
+from vse.training.losses.hinges import MaxOfHinges
+from vse.training.models.build import Input, Model, ModelConfig, build_model
+from vse.training.models.similarities.todnet import ConditionalFlow, TodNet, TodNetSettings
+from vse.training.solvers.encode import TILE_CAPTIONS, TILE_IMAGES, PairScores, ranks
 
 DIM, EACH, LAYERS = 1024, 5, 3
 

@@ -45,15 +45,15 @@ from vse.features.cache.rows import Identity, Rows
 from vse.features.cache.shards import shard_path, shard_slice, write_shard
 from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.train.data.images import CachedImages
-from vse.train.data.pairs import Pairs, Split, WordIndices, images_of
-from vse.train.data.samplers.base import Shuffled
-from vse.train.experiment import ExperimentConfig, load_experiment
-from vse.train.model_inputs import model_inputs
-from vse.train.models.build import Model, build_model
-from vse.train.run.processes import Processes
-from vse.train.solvers.adam import Trainer
-from vse.train.solvers.base import RetrievalTask
+from vse.training.data.images import CachedImages
+from vse.training.data.pairs import Pairs, Split, WordIndices, images_of
+from vse.training.data.samplers.base import Shuffled
+from vse.training.experiment import ExperimentConfig, load_experiment
+from vse.training.model_inputs import model_inputs
+from vse.training.models.build import Model, build_model
+from vse.training.run.processes import Processes
+from vse.training.solvers.adam import Trainer
+from vse.training.solvers.base import RetrievalTask
 
 CPU = torch.device("cpu")
 RATES = ("pairs_per_s", "pairs_per_cpu_s")

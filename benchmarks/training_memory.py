@@ -26,8 +26,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from common import report
-from training import make_up
 
+from training import make_up
 from vse.pipeline.cores import allowed_cores
 
 IMAGES, VAL, DIM, WORDS, SHARDS = 113_287, 1_000, 4096, 11_000, 64

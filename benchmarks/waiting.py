@@ -55,9 +55,9 @@ def train_once(cache: Path, threads: int | None) -> None:
     if threads is None:
         set_up_openmp(os.environ)  # before torch is loaded
     from vse.features.backbones.device import use_threads
-    from vse.train.experiment import load_experiment
-    from vse.train.run.folder import RunFolder
-    from vse.train.training import train
+    from vse.training.experiment import load_experiment
+    from vse.training.run.folder import RunFolder
+    from vse.training.training import train
 
     use_threads(threads)
     with tempfile.TemporaryDirectory() as folder:
@@ -116,6 +116,7 @@ def main() -> None:
         train_once(arguments.cache, arguments.threads)
         return
     from common import RESULTS, report
+
     from training import make_up
 
     with tempfile.TemporaryDirectory() as folder:

@@ -2,7 +2,7 @@
 
 A script that is killed takes the fork with it.
 
-As a program: ``forked.py SOCKET vse-train=vse.train.cli:train_main ...`` serves until it is ended.
+As a program: ``forked.py SOCKET vse-train=vse.training.cli:train_main ...`` serves until it is ended.
 """
 
 from __future__ import annotations

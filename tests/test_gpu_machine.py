@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.conftest import TINY_FEATURE
-from tests.train.conftest import experiment, table, weights
+from tests.training.conftest import experiment, table, weights
 from vse.eval.search.gpu import use_device
 from vse.eval.search.top_k import exact_search
 from vse.features.cache.rows import dataset_items
@@ -17,9 +17,9 @@ from vse.features.extractors.boxes import BoxesExtractor
 from vse.features.extractors.cnn import CnnExtractor
 from vse.features.settings.images import BoxesConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.train.run.folder import RunFolder
-from vse.train.training import train
-from vse.train.use.embed import embed_split
+from vse.training.run.folder import RunFolder
+from vse.training.training import train
+from vse.training.use.embed import embed_split
 
 pytestmark = pytest.mark.gpu
 GPU = "cuda"

@@ -13,19 +13,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = {"vse.pipeline": "pipeline", "vse.features": "features", "vse.eval": "eval", "vse.train": "train"}
+ROOMS = {"vse.pipeline": "pipeline", "vse.features": "features", "vse.eval": "eval", "vse.training": "training"}
 BELOW = {
     "vse.pipeline": set(),
     "vse.features": {"vse.pipeline"},
     "vse.eval": {"vse.pipeline"},
-    "vse.train": {"vse.pipeline", "vse.features", "vse.eval"},
+    "vse.training": {"vse.pipeline", "vse.features", "vse.eval"},
 }
 # The packages inside each room in their order: a package imports those before it.
 LAYERS = {
     "vse.pipeline": ["files", "presets", "dataset", "imports"],
     "vse.features": ["cache", "settings", "backbones", "extractors", "exchange"],
     "vse.eval": ["ranking", "files", "search", "protocols", "tables", "report"],
-    "vse.train": ["models", "losses", "data", "run", "adversaries", "solvers", "phrases", "use", "serve"],
+    "vse.training": ["models", "losses", "data", "run", "adversaries", "solvers", "phrases", "use", "serve"],
 }
 LONGEST_CHAIN = 19
 MOST_LINES = 400

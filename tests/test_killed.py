@@ -22,8 +22,8 @@ import pytest
 
 from tests.faults.suite import Suite
 from tests.features.tiny_text import tiny_bert
-from tests.train.conftest import COMMAND as SMALL_MODEL
-from tests.train.phrases.some_regions import make_caches
+from tests.training.conftest import COMMAND as SMALL_MODEL
+from tests.training.phrases.some_regions import make_caches
 from vse.features.exchange.precomp import export_precomp
 from vse.pipeline.dataset.dataset import load_dataset_file
 

@@ -16,7 +16,7 @@ from vse.pipeline.files.archives import unpack
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "_vse" / "vse"
-ROOMS = {"pipeline": set(), "features": {"pipeline"}, "eval": {"pipeline"}, "train": {"pipeline", "features", "eval"}}
+ROOMS = {"pipeline": set(), "features": {"pipeline"}, "eval": {"pipeline"}, "training": {"pipeline", "features", "eval"}}
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -44,15 +44,15 @@ if TYPE_CHECKING:
     from vse.split_embeddings import SplitName as SplitName
     from vse.split_embeddings import embeddings as embeddings
     from vse.split_embeddings import pair_scores as pair_scores
-    from vse.train.options import TrainInputs as TrainInputs
-    from vse.train.options import TrainOptions as TrainOptions
+    from vse.training.options import TrainInputs as TrainInputs
+    from vse.training.options import TrainOptions as TrainOptions
 
 
 _PUBLIC = {
     "vse.data": ("open_dataset", "open_features", "draw_demo", "import_data", "extract", "embeddings_as_features"),
     "vse.features.options": ("SplitShares", "ImportOptions", "ExtractOptions"),
     "vse.runs": ("train", "load", "TrainedModel", "SearchIndex"),
-    "vse.train.options": ("TrainInputs", "TrainOptions"),
+    "vse.training.options": ("TrainInputs", "TrainOptions"),
     "vse.split_embeddings": ("embeddings", "pair_scores", "SplitName", "SplitEmbeddings"),
     "vse.evaluation": ("evaluate", "Ensemble", "Evaluation", "ModelComparison"),
     "vse.eval.options": ("EvaluateOptions",),
@@ -65,8 +65,6 @@ __all__ = [*_MODULES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "train":  # also a package, which Python sets here when it is imported; it can be called
-        return import_module("vse.train")
     if name in _MODULES:
         value = globals()[name] = getattr(import_module(_MODULES[name]), name)
         return value

@@ -7,7 +7,7 @@ from vse.data_files import DatasetFile, FeatureFile, ImportedData
 from vse.features.options import ExtractOptions, FeatureRequest, ImportOptions, ImportRequest, SplitShares
 from vse.pipeline.errors import UserError
 from vse.pipeline.options import From0, From1
-from vse.train.options import EmbedRequest, RunFiles
+from vse.training.options import EmbedRequest, RunFiles
 
 
 @public
@@ -202,7 +202,7 @@ def embeddings_as_features(
         images[images.ids[:2]].shape
         ```
     """
-    from vse.train.use.embed import embed_runs
+    from vse.training.use.embed import embed_runs
 
     paths = as_paths(files)
     if paths[0].is_dir():

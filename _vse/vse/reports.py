@@ -213,7 +213,7 @@ def report(
     """
     from vse.eval.report.report import write_report
     from vse.pipeline.presets.own_code import allow_own_code
-    from vse.train.use.attention import attention_of_run
+    from vse.training.use.attention import attention_of_run
 
     files = [] if isinstance(embeddings, Sequence) and not embeddings else as_paths(embeddings)
     with allow_own_code(allow_code):

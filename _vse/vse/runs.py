@@ -35,12 +35,12 @@ from vse.pipeline.options import Allowed, File, From0, From1, Options, Text, is_
 from vse.pipeline.presets.preset_files import read_yaml
 from vse.reports import SearchResults
 from vse.split_embeddings import SplitEmbeddings, embeddings
-from vse.train.options import EmbedRequest, RunFiles, SearchRequest, TrainInputs, TrainOptions, TrainRequest
+from vse.training.options import EmbedRequest, RunFiles, SearchRequest, TrainInputs, TrainOptions, TrainRequest
 
 if TYPE_CHECKING:
-    from vse.train.use.queries import Query as EncoderQuery
-    from vse.train.use.queries import QueryReader
-    from vse.train.use.search import LastSearcher
+    from vse.training.use.queries import Query as EncoderQuery
+    from vse.training.use.queries import QueryReader
+    from vse.training.use.search import LastSearcher
 
 
 class SearchIndex(Options):
@@ -150,7 +150,7 @@ class TrainedModel(FileHandle):
         Raises:
             vse.UserError: if the query has no word, the photo cannot be read, or an option does not suit the model
         """
-        from vse.train.use.search import search_run
+        from vse.training.use.search import search_run
 
         request = SearchRequest(k=k, split=split, corpus=corpus, rerank=rerank, html=html)
         if index is not None:
@@ -172,7 +172,7 @@ class TrainedModel(FileHandle):
         ``html`` writes a page with the best box; ``force`` replaces a file of another kind there. Raises [`vse.UserError`][]
         if the cache has no such photo, or the model does not localise phrases.
         """
-        from vse.train.use.localise import find_phrase
+        from vse.training.use.localise import find_phrase
 
         photo, request = as_path(image), SearchRequest(k=k, html=html)
         with self._own_code():
@@ -203,7 +203,7 @@ class TrainedModel(FileHandle):
         Raises:
             vse.UserError: if the run did not finish, was trained on images of the split, or lacks its feature cache
         """
-        from vse.train.use.embed import embed_runs
+        from vse.training.use.embed import embed_runs
 
         request = EmbedRequest(
             runs=[self.path],
@@ -228,7 +228,7 @@ class TrainedModel(FileHandle):
         ``unfinished`` accepts a run whose training did not finish; ``force`` replaces files of another kind. Raises
         [`vse.UserError`][] if the model has no embeddings, or its feature cache is missing.
         """
-        from vse.train.use.embed import embed_runs
+        from vse.training.use.embed import embed_runs
 
         request = EmbedRequest(
             runs=[self.path], as_features=prefix, files=self._inputs, unfinished=unfinished, device=self._device
@@ -250,22 +250,22 @@ class TrainedModel(FileHandle):
 
     @cached_property
     def _last_searcher(self) -> LastSearcher:
-        from vse.train.use.search import LastSearcher
+        from vse.training.use.search import LastSearcher
 
         return LastSearcher()
 
     @cached_property
     def _query_reader(self) -> QueryReader:
-        from vse.train.use.model import load_opened
-        from vse.train.use.queries import QueryReader
-        from vse.train.use.trained_run import open_run
+        from vse.training.use.model import load_opened
+        from vse.training.use.queries import QueryReader
+        from vse.training.use.trained_run import open_run
 
         opened = open_run(self.path, self._inputs, self._device, unfinished=True)
         split = "test" if "test" in opened.dataset.splits else next(iter(opened.dataset.splits))
         return QueryReader(load_opened(opened, split, self._inputs), split, self._inputs.weights_dir)
 
     def _encode(self, given: object, queries: Sequence[EncoderQuery]) -> NDArray[np.float32] | list[NDArray[np.float32]]:
-        from vse.train.kinds import pack
+        from vse.training.kinds import pack
 
         with self._own_code():
             encoded = [pack([self._query_reader.read(query).encoded]) for query in queries]
@@ -321,7 +321,7 @@ def train(
         ```
     """
     from vse.pipeline.presets.own_code import allow_own_code
-    from vse.train.training import train_experiment
+    from vse.training.training import train_experiment
 
     inputs, options = inputs.with_environment(), options.with_environment()
     request = TrainRequest(

@@ -196,7 +196,7 @@ def _phrase_models(wildcards):
 @functools.cache
 def ladder_experiments(dataset):
     """Return the experiments of a ladder whose parts fit together; print once why the others do not."""
-    from vse.train.ladders import trainable_combinations  # lazy: imports torch
+    from vse.training.ladders import trainable_combinations  # lazy: imports torch
 
     fits, misfits = resolved(trainable_combinations, SETTINGS.ladder or dataset, dataset)
     for name, why in misfits.items():

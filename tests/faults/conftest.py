@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.train.conftest import caches as caches
-from tests.train.conftest import own_run as own_run
-from tests.train.conftest import phrase_run as phrase_run
-from tests.train.conftest import positions as positions
-from tests.train.conftest import run as run
+from tests.training.conftest import caches as caches
+from tests.training.conftest import own_run as own_run
+from tests.training.conftest import phrase_run as phrase_run
+from tests.training.conftest import positions as positions
+from tests.training.conftest import run as run

@@ -14,16 +14,16 @@ import pytest
 
 from tests.faults.damages import DAMAGES, damage, record_use
 from tests.faults.suite import StartSuite
-from tests.train.conftest import COMMAND, assert_same, experiment, state
+from tests.training.conftest import COMMAND, assert_same, experiment, state
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cli import main as extract_main
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import Interrupted
-from vse.train.cli import embed_main, train_main
-from vse.train.run.folder import RunFolder
-from vse.train.run.resume import Existing
-from vse.train.solvers import adam
-from vse.train.training import train
+from vse.training.cli import embed_main, train_main
+from vse.training.run.folder import RunFolder
+from vse.training.run.resume import Existing
+from vse.training.solvers import adam
+from vse.training.training import train
 
 
 def flip_in_features(cache: Path, split: str, rng: random.Random) -> tuple[Path, bytes]:

@@ -14,12 +14,12 @@ from tests.conftest import TINY_FEATURE
 from tests.faults.damages import DAMAGES, damage, record_use
 from tests.faults.suite import StartSuite
 from tests.hostile import refused_or_done
-from tests.train.adversaries.conftest import SCAN
-from tests.train.conftest import experiment
+from tests.training.adversaries.conftest import SCAN
+from tests.training.conftest import experiment
 from vse.features.extraction import extract_shards, merge
 from vse.features.extractors.cnn import CnnExtractor
-from vse.train.cli import embed_main
-from vse.train.training import train
+from vse.training.cli import embed_main
+from vse.training.training import train
 
 COMPOSITIONAL = [*SCAN, "adversary={name: compositional, scale: 5, baseline: self_critical}", "train.epochs=1"]
 DSVE = [

@@ -25,10 +25,10 @@ from vse.features.feature_job import extract_feature
 from vse.features.options import FeatureRequest
 from vse.features.settings.texts import TfidfConfig
 from vse.pipeline.demo import create_demo
-from vse.train.cli import embed_main, report_main, search_main, train_main
-from vse.train.experiment import load_experiment
-from vse.train.serve.cli import serve_main
-from vse.train.training import train
+from vse.training.cli import embed_main, report_main, search_main, train_main
+from vse.training.experiment import load_experiment
+from vse.training.serve.cli import serve_main
+from vse.training.training import train
 
 SAID = ("the data set has changed", "different data sets", "not the data set", "another data set", "search one file")
 Main = Callable[[list[str]], None]

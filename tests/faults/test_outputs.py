@@ -27,7 +27,7 @@ from vse.eval.files.embeddings import write_embeddings
 from vse.eval.options import EvaluationOptions
 from vse.eval.tables.significance import compare_files
 from vse.features.settings import EXTRACTORS
-from vse.train.use.embed import embed_split
+from vse.training.use.embed import embed_split
 
 
 def _npy() -> bytes:

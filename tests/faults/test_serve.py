@@ -21,8 +21,8 @@ from tests.faults.suite import StartSuite
 # Imports are made once, and each server is a fork. Its address, and then its exit code, are lines of the standard output.
 FORKS = """
 import json, os, sys
-import vse.train.serve.app, vse.train.serve.answers, vse.train.serve.server, vse.features.backbones.device
-from vse.train.serve.cli import serve_main
+import vse.training.serve.app, vse.training.serve.answers, vse.training.serve.server, vse.features.backbones.device
+from vse.training.serve.cli import serve_main
 for line in sys.stdin:
     process = os.fork()
     if process == 0:

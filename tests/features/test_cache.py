@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.features.conftest import Edit, Fails, as_sources, succeed, write_cache
-from tests.train.data.caches import drop_checksums
+from tests.training.data.caches import drop_checksums
 from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_cache, verify_cache
 from vse.features.cache.reader import FeatureReader
 from vse.features.cache.rows import Identity, Rows, sha256_bytes

@@ -11,7 +11,7 @@ from tests.features.conftest import Fails
 from vse.features.data_cli import main
 from vse.features.plan import EPOCHS, estimate_plan, load_rates, read_training_rates
 from vse.pipeline.workflow import PlannedFile
-from vse.train.settings import TrainConfig
+from vse.training.settings import TrainConfig
 
 ROOT = Path(__file__).parents[2]
 RATES = load_rates()

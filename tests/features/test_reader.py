@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.features.conftest import as_sources, shard_parts, write_cache
-from tests.train.data.caches import drop_checksums
+from tests.training.data.caches import drop_checksums
 from vse.features.cache.feature_cache import FeatureCache, open_cache, verify_cache
 from vse.features.cache.reader import FeatureReader, RegionBoxes
 from vse.features.cache.rows import Kind, Rows, TextRows, dataset_items, row_ids

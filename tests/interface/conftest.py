@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.conftest import bank as bank
-from tests.train.conftest import caches as caches
-from tests.train.conftest import phrase_run as phrase_run
-from tests.train.conftest import regions as regions
-from tests.train.conftest import run as run
+from tests.training.conftest import bank as bank
+from tests.training.conftest import caches as caches
+from tests.training.conftest import phrase_run as phrase_run
+from tests.training.conftest import regions as regions
+from tests.training.conftest import run as run
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ import vse
 from vse import former_calls
 from vse.arguments import as_paths, as_sets, options_as_arguments
 from vse.pipeline.presets.presets import apply_overrides
-from vse.train.experiment import ExperimentConfig
+from vse.training.experiment import ExperimentConfig
 
 
 @pytest.mark.parametrize(

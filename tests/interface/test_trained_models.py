@@ -12,9 +12,9 @@ import pytest
 import vse
 from tests.conftest import TINY_FEATURE
 from tests.eval.evaluating import succeeds
-from tests.train.conftest import COMMAND, SETS
-from tests.train.phrases.some_regions import Caches
-from vse.train.cli import embed_main, search_main, train_main
+from tests.training.conftest import COMMAND, SETS
+from tests.training.phrases.some_regions import Caches
+from vse.training.cli import embed_main, search_main, train_main
 
 
 def test_a_training_is_that_of_the_command(cache: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_search_finds_what_the_command_prints(run: Path, demo: Path, capsys: p
 
 
 def test_a_model_is_loaded_once_for_several_searches(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vse.train.use import search
+    from vse.training.use import search
 
     loaded: list[Path] = []
     load = search.load_for_search

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.hostile import NOT_FILES, refused, refused_or_done
 from tests.pipeline.conftest import Patch
 from vse.features.cli import main as extract_main
-from vse.train.cli import train_main
+from vse.training.cli import train_main
 
 SUITE = "hostile presets"
 

@@ -13,10 +13,10 @@ import pytest
 
 import vse
 from tests.pipeline.conftest import succeed
-from tests.train.conftest import COMMAND
+from tests.training.conftest import COMMAND
 from vse.eval.cli import eval_main
 from vse.pipeline.command import code_version, current_provenance, describe_code
-from vse.train.cli import embed_main, report_main, search_main, train_main
+from vse.training.cli import embed_main, report_main, search_main, train_main
 
 GIT = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
 

@@ -32,7 +32,7 @@ from vse.eval.files.embeddings import write_embeddings
 from vse.eval.files.results import content_sha256
 from vse.eval.options import EvaluationOptions
 from vse.eval.tables.significance import compare_files
-from vse.train.cli import report_main
+from vse.training.cli import report_main
 
 SUITE = "hostile embeddings and results"
 

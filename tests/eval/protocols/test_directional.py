@@ -16,7 +16,7 @@ from tests.eval.slow_ranks import slow_metrics_of_lists, slow_ranks
 from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.ranking.metrics import direction_metrics
-from vse.train.cli import report_main
+from vse.training.cli import report_main
 
 RNG = np.random.default_rng(0)
 RUN = made(n_images=12, n_each=3)

@@ -19,7 +19,7 @@ from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
 from vse.eval.report.phrases import build_phrase_gallery
 from vse.eval.report.report import write_report
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.train.cli import report_main
+from vse.training.cli import report_main
 
 __all__ = ["chromium"]  # a fixture
 

@@ -20,7 +20,7 @@ from vse.eval.options import EvaluationOptions
 from vse.eval.report.charts import Curve
 from vse.eval.report.report import write_report
 from vse.pipeline.errors import UserError
-from vse.train.cli import report_main
+from vse.training.cli import report_main
 
 N_IMAGES, N_EACH, DATA = 12, 2, "../../../data/dataset.json"
 EVIL_NAME = "<script src=x> & 'y'"  # names of data sets have no slash

@@ -28,8 +28,8 @@ from vse.eval.tables.summary import build_summary
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_json
 from vse.pipeline.presets import presets
-from vse.train.experiment import ExperimentConfig, changed_settings, load_experiment
-from vse.train.kinds import Kind
+from vse.training.experiment import ExperimentConfig, changed_settings, load_experiment
+from vse.training.kinds import Kind
 
 MEASURED = ("_ours", "_std", "_difference")
 

@@ -1,0 +1,109 @@
+"""Processes of their own that take signals and exit codes, without the seconds that importing torch costs each of them.
+
+They are forked from a server that has imported it once. No annotations are checked in them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+# torch imports _dynamo in the first step of an optimiser, which takes seconds.
+_CONTEXT.set_forkserver_preload(["torch._dynamo", "vse.training.training", "vse.training.use.embed", "tests.training.forked"])
+
+# Called with the arguments of a command.
+Main = Callable[[Sequence[object]], None]
+
+
+def train_main(arguments: Sequence[object]) -> None:
+    """``vse-train``."""
+    from vse.training.cli import train_main
+
+    train_main([str(argument) for argument in arguments])
+
+
+def train_on_a_full_disk(arguments: Sequence[object]) -> None:
+    """``vse-train`` where no file may grow beyond 20,000 bytes."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    train_main(arguments)
+
+
+def train_compiled(arguments: Sequence[object]) -> None:
+    """``vse-train`` with all that it compiles traced as graphs, but run as they are: compiling C++ would take a minute."""
+    import torch
+
+    graphs = []
+
+    def compiled(graph: torch.fx.GraphModule, _: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compile = partial(torch.compile, backend=compiled)
+    try:
+        train_main(arguments)
+    finally:
+        print(f"{len(graphs)} graphs compiled" if graphs else "nothing", file=sys.stderr)
+
+
+def train_toy(arguments: Sequence[object]) -> None:
+    """``vse-train`` that knows the toy similarity."""
+    from tests.training.toy_similarity import ToySettings
+    from vse.training.models.similarities import SIMILARITIES
+
+    SIMILARITIES.add(ToySettings)
+    train_main(arguments)
+
+
+def start(
+    main: Main, arguments: Sequence[object], log: Path, environment: Mapping[str, str] | None = None
+) -> ForkServerProcess:
+    """A process that runs a command and writes what it says to a file; to be joined."""
+    process = _CONTEXT.Process(target=_run, args=(main, list(arguments), log, dict(environment or {})), daemon=True)
+    process.start()
+    return process
+
+
+def run(main: Main, arguments: Sequence[object], log: Path) -> int | None:
+    """The exit code of a command in a process of its own."""
+    process = start(main, arguments, log)
+    process.join()
+    return process.exitcode
+
+
+def start_together(
+    arguments: Sequence[object], size: int, logs: Path, main: Main = train_main
+) -> tuple[list[ForkServerProcess], list[Path]]:
+    """Several processes that train together, as ``torchrun`` would start them, and the file of what each says."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "localhost", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "tests"}
+    files = [logs / f"log-{rank}.txt" for rank in range(size)]
+    processes = [
+        start(main, arguments, file, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank, file in enumerate(files)
+    ]
+    return processes, files
+
+
+def run_together(arguments: Sequence[object], size: int, logs: Path, main: Main = train_main) -> tuple[list[int | None], str]:
+    """The exit codes of several processes that train together, and what all have said."""
+    processes, files = start_together(arguments, size, logs, main)
+    for process in processes:
+        process.join()
+    return [process.exitcode for process in processes], "".join(file.read_text() for file in files)
+
+
+def _run(main: Main, arguments: Sequence[object], log: Path, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    with log.open("w") as stream:
+        os.dup2(stream.fileno(), 2)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    main(arguments)

@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.training.losses.pairs_of_images import Pairs, cost
+from tests.training.losses.slow_losses import RANKING, Table, numbered, ranking_loss, slow_query
+from vse.training.losses.base import Batch
+from vse.training.losses.hinges import MaxOfHinges
+from vse.training.losses.ranking import Ranking, RankingLoss
+
+DTYPES = [torch.float32, torch.float64]
+SHAPES = [(1, 1), (1, 6), (6, 1), (2, 2), (7, 4), (4, 9), (20, 20)]
+SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "max": [{}, {"margin": 0.5}, {"mirrored_positive": True}],
+    "sum": [{}, {"margin": 0.0}],
+    "top": [{"k": k} for k in (1, 3, 10, None)],
+    "spectrum": [{"temperature": temperature} for temperature in (0.03, 0.5, 20)],
+    "infonce": [{"temperature": temperature} for temperature in (0.05, 1.0)],
+    "sigmoid": [{"temperature": 0.1}, {"temperature": 1.0, "bias": 0.5}],
+}
+CASES = [(name, settings) for name in RANKING for settings in SETTINGS[name]]
+
+
+def rectangle(n: int, m: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Ranking:
+    """``n`` queries with positives anywhere among ``m`` candidates, of which some are negatives; a query may have none."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.rand(n, m, generator=generator, dtype=dtype, requires_grad=True)
+    positives = torch.randint(m, (n,), generator=generator)
+    negatives = torch.rand(n, m, generator=generator) < torch.rand(n, 1, generator=generator)
+    return Ranking(scores, positives, negatives.scatter(1, positives[:, None], False))
+
+
+def square(n: int, seed: int = 0) -> Ranking:
+    """``n`` queries whose positives are on the diagonal; all other candidates are negatives."""
+    scores = torch.rand(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, requires_grad=True)
+    return Ranking(scores, torch.arange(n), ~torch.eye(n, dtype=torch.bool))
+
+
+def slow_cost(loss: RankingLoss, ranking: Ranking) -> Tensor:
+    """Query by query, candidate by candidate."""
+    total = 0 * ranking.scores.sum()
+    for row, positive, counts in zip(ranking.scores, ranking.positives.tolist(), ranking.negatives.tolist(), strict=True):
+        wrong = [score for score, is_negative in zip(row, counts, strict=True) if is_negative]
+        total = total + slow_query(loss, row[positive], wrong)
+    return total
+
+
+def test_ties_share_the_gradient_and_a_mirrored_positive_is_the_trick_with_the_diagonal() -> None:
+    scores = torch.tensor([[0.5, 0.4, 0.4, 0.1]], dtype=torch.float64, requires_grad=True)
+    ranking = Ranking(scores, torch.tensor([0]), torch.tensor([[False, True, True, True]]))
+    loss, gradient = with_gradient(MaxOfHinges().cost(*ranking), scores)
+    assert loss.item() == pytest.approx(0.2 - 0.5 + 0.4)
+    assert gradient.tolist() == [[-1.0, 0.5, 0.5, 0.0]]
+    for seed in range(20):
+        ranking = square(5, seed)
+        scores = (2 * ranking.scores - 1).detach().requires_grad_()
+        loss = MaxOfHinges(margin=0.2, mirrored_positive=True)
+        computed = with_gradient(loss.cost(*ranking._replace(scores=scores)), scores)
+        torch.testing.assert_close(computed, with_gradient(diagonal_trick(scores, 0.2), scores))
+
+
+def diagonal_trick(scores: Tensor, margin: float) -> Tensor:
+    """Of captions as queries, as the code of DSVE-loc has it: twice the diagonal is subtracted, then the highest is taken."""
+    total = 0 * scores.sum()
+    for query in range(len(scores)):
+        candidates = [scores[query, c] - 2 * scores[c, c] * (c == query) for c in range(len(scores))]
+        total = total + torch.relu(margin - scores[query, query] + max(candidates, key=Tensor.item))
+    return total
+
+
+def with_gradient(loss: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    return loss, torch.autograd.grad(loss, scores, retain_graph=True)[0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("name", "settings"), CASES)
+def test_a_rectangle_costs_what_a_loop_over_it_says(name: str, settings: dict[str, Any], dtype: torch.dtype) -> None:
+    loss = ranking_loss(name, **settings)
+    for seed, shape in enumerate(SHAPES):
+        ranking = rectangle(*shape, dtype, seed)
+        computed, slow = (with_gradient(cost, ranking.scores) for cost in (loss.cost(*ranking), slow_cost(loss, ranking)))
+        torch.testing.assert_close(computed, slow)
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_the_mean_of_the_highest_counts_hinges_of_zero(k: int) -> None:
+    ranking = square(6)
+    mean, total = (ranking_loss("top", k=k, reduction=reduction).cost(*ranking) for reduction in ("mean_topk", "sum"))
+    torch.testing.assert_close(mean, total / (6 * k))
+
+
+@pytest.mark.parametrize(("limit", "temperature"), [("max", 1e-6), ("sum", 1e6)])
+@pytest.mark.parametrize(("dtype", "shape"), list(product(DTYPES, SHAPES)))
+def test_the_spectrum_ends_at_max_and_sum(dtype: torch.dtype, shape: tuple[int, int], limit: str, temperature: float) -> None:
+    ranking = rectangle(*shape, dtype)
+    computed, end = (
+        with_gradient(loss.cost(*ranking), ranking.scores)
+        for loss in (ranking_loss("spectrum", temperature=temperature), ranking_loss(limit))
+    )
+    torch.testing.assert_close(computed, end, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 0.1, 1e3])
+@pytest.mark.parametrize("score", [-3.0, 0.0, 1.0])
+def test_equal_scores_cost_what_their_number_says_at_any_temperature(temperature: float, score: float) -> None:
+    n = 16
+    ranking = square(n)._replace(scores=torch.full((n, n), score, dtype=torch.float64))
+    spectrum, infonce = (ranking_loss(name, temperature=temperature).cost(*ranking) for name in ("spectrum", "infonce"))
+    assert float(spectrum) == pytest.approx(n * (n - 1) * 0.2), "all are hardest"
+    assert float(infonce) == pytest.approx(n * math.log(n)), "a blind guess"
+
+
+@pytest.mark.parametrize(("name", "n"), list(product(RANKING, [1, 2, 6])))
+def test_equal_scores_have_a_finite_loss_and_gradient(name: str, n: int) -> None:
+    scores = torch.ones(n, n, requires_grad=True)
+    cost, gradient = with_gradient(ranking_loss(name).cost(*square(n)._replace(scores=scores)), scores)
+    assert cost.shape == ()
+    assert cost.isfinite()
+    assert gradient.isfinite().all()
+
+
+LAMBDAS = [(1.0, 1.0), (0.5, 2.0), (1.0, 0.0), (0.0, 1.5)]  # of the terms whose query is an image, and of the others
+FORMS = {"one matrix": 1, "a matrix for each direction": 2}
+
+
+def tables(n_images: int, n_captions: int, n_tables: int = 1, seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    settings = {"generator": generator, "dtype": torch.float64, "requires_grad": True}
+    return [torch.rand(n_images, n_captions, **settings) for _ in range(n_tables)]
+
+
+def drawn_batch(n: int, more_images: int = 0, more_captions: int = 0) -> Batch:
+    """``n`` pairs of about n / 2 images, whose numbers in the table are those of the pairs; further candidates come after."""
+    image_of = np.random.default_rng(n).integers(0, max(1, n // 2), n)
+    further = [numbered(n, n + more) if more else None for more in (more_images, more_captions)]
+    return Batch(numbered(0, n), numbered(0, n), image_of, np.arange(n), *further)
+
+
+def slow_batch(loss: RankingLoss, batch: Batch, i2t: Tensor, t2i: Tensor) -> Tensor:
+    """Query by query: all images, then all captions. Rows and columns after those of the batch are further candidates."""
+    n, image_of = len(batch.image_of), batch.image_of.tolist()
+    n_images, n_captions = i2t.shape
+    masked = loss.same_image == "mask"
+    total = 0 * i2t.sum()
+    for i in range(n):
+        negatives = [j for j in range(n) if j != i and not (masked and image_of[i] == image_of[j])]
+        images = [j for j in negatives if not (masked and loss.distinct_candidates and image_of[j] in image_of[:j])]
+        of_image = [i2t[i, j] for j in [*negatives, *range(n, n_captions)]]
+        of_caption = [t2i[j, i] for j in [*images, *range(n, n_images)]]
+        total = total + loss.lambda1 * slow_query(loss, i2t[i, i], of_image)
+        total = total + loss.lambda2 * slow_query(loss, t2i[i, i], of_caption)
+    return total
+
+
+def assert_costs_as_the_loop_says(loss: RankingLoss, batch: Batch, scores: list[Tensor]) -> None:
+    computed = loss.objective(Table(*scores))(batch, 0).loss
+    slow = slow_batch(loss, batch, scores[0], scores[-1])
+    torch.testing.assert_close(computed, slow)
+    gradients = (torch.autograd.grad(total, scores, materialize_grads=True) for total in (computed, slow))
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize(("name", "form", "same_image"), list(product(RANKING, FORMS, ["keep", "mask"])))
+def test_a_batch_with_or_without_further_candidates_costs_what_the_loop_says(name: str, form: str, same_image: str) -> None:
+    for n, (lambda1, lambda2) in product([1, 2, 7, 20], LAMBDAS):
+        loss = ranking_loss(name, same_image=same_image, lambda1=lambda1, lambda2=lambda2, k=2, temperature=0.3)
+        assert_costs_as_the_loop_says(loss, drawn_batch(n), tables(n, n, FORMS[form]))
+    for n, more_images, more_captions in ((1, 2, 1), (6, 4, 0), (6, 0, 3), (5, 2, 7)):
+        loss = ranking_loss(name, same_image=same_image, k=3, temperature=0.3)
+        batch, scores = drawn_batch(n, more_images, more_captions), tables(n + more_images, n + more_captions, FORMS[form])
+        assert_costs_as_the_loop_says(loss, batch, scores)
+
+
+@given(
+    name=st.sampled_from(RANKING),
+    n=st.integers(1, 8),
+    more=st.tuples(st.integers(0, 4), st.integers(0, 4)),
+    same_image=st.sampled_from(["keep", "mask"]),
+    n_tables=st.integers(1, 2),
+    seed=st.integers(0, 10**6),
+    lambdas=st.tuples(*[st.floats(0, 3)] * 2),
+)
+def test_any_batch_costs_what_the_loop_says(
+    name: str, n: int, more: tuple[int, int], same_image: str, n_tables: int, seed: int, lambdas: tuple[float, float]
+) -> None:
+    loss = ranking_loss(name, same_image=same_image, lambda1=lambdas[0], lambda2=lambdas[1], k=2)
+    assert_costs_as_the_loop_says(loss, drawn_batch(n, *more), tables(n + more[0], n + more[1], n_tables, seed))
+
+
+def test_the_collapsed_loss_counts_further_candidates_and_each_direction_its_own_matrix() -> None:
+    i2t, t2i = tables(5, 5, 2)
+    images, captions = ranking_loss("max").objective(Table(i2t, t2i))(drawn_batch(5), 0).rankings or (None, None)
+    assert torch.equal(images.scores, i2t)
+    assert torch.equal(captions.scores, t2i.T)
+    batch, scores = drawn_batch(4, 3, 2), tables(7, 6)
+    computed = ranking_loss("sum").objective(Table(*scores))(batch, 0)
+    assert computed.collapsed.item() == pytest.approx(0.2 * (4 * (3 + 2) + 4 * (3 + 3)))
+    assert not computed.collapsed.requires_grad
+
+
+@pytest.mark.parametrize("k", [1, 2, None])
+def test_an_image_that_a_batch_has_twice_is_a_negative_once_and_at_its_first_row(k: int | None) -> None:
+    scores = torch.tensor([[0.5, 0.0, 0.8], [0.0, 0.5, 0.9], [0.0, 0.0, 0.5]], requires_grad=True)
+    batch = Batch(numbered(0, 3), numbered(0, 3), np.asarray([4, 4, 9]), np.arange(3))
+    for same_image, of_third in (("mask", [1, 0, -1]), ("keep", [0, 1, -1] if k == 1 else [1, 1, -2])):
+        loss = ranking_loss("top", same_image=same_image, k=k, lambda1=0).objective(Table(scores))(batch, 0).loss
+        assert torch.autograd.grad(loss, scores)[0][:, 2].tolist() == of_third
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean_topk"])
+@pytest.mark.parametrize("name", RANKING)
+def test_the_cost_knows_what_it_would_be_if_all_embeddings_were_equal(name: str, reduction: str) -> None:
+    loss = ranking_loss(name, reduction=reduction, k=3, same_image="mask", lambda2=1.5, lambda3=0.3, lambda4=0.2)
+    pairs = Pairs([1, 2, 3, 2], n_texts=4)
+    with torch.no_grad():
+        pairs.images[:] = pairs.captions[:] = torch.tensor([1.0, 0, 0, 0])
+    computed = cost(pairs, loss)
+    assert computed.collapsed > 0
+    torch.testing.assert_close(computed.loss, computed.collapsed)
+
+
+COMPILED = """
+import functools, sys
+import numpy as np, torch
+from vse.training.losses.base import Batch
+from vse.training.losses.hinges import MaxOfHinges
+from vse.training.models.similarities.vectors import Cosine
+torch.compile = functools.partial(torch.compile, backend=sys.argv[1])
+sides = [torch.rand(5, 3, generator=torch.Generator().manual_seed(k), requires_grad=True) for k in (0, 1)]
+batch = Batch(*[(side,) for side in sides], np.arange(5), np.arange(5))
+both = []
+for compiled in (False, True):
+    cost = MaxOfHinges().objective(Cosine(), compiled)(batch, 0)
+    both.append([cost.loss, cost.collapsed, *torch.autograd.grad(cost.loss, sides)])
+torch.testing.assert_close(*both)
+assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1, "nothing was compiled"
+"""
+
+
+@pytest.mark.nightly
+def test_a_compiled_loss_gives_the_same_value_and_gradients() -> None:
+    """In a process of its own, where no annotations are checked, which cannot be compiled."""
+    done = subprocess.run([sys.executable, "-c", COMPILED, "inductor"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

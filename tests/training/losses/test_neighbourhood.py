@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.training.losses.pairs_of_images import (
+    Distance,
+    Pairs,
+    cost,
+    euclidean,
+    floored,
+    one_minus_cosine,
+    similarity,
+    slow_caption_constraints,
+    slow_image_constraints,
+    slow_paper,
+    top,
+)
+from tests.training.losses.slow_losses import RANKING, Table, numbered, ranking_loss
+from vse.pipeline.errors import UserError
+from vse.training.losses.base import Batch
+from vse.training.losses.pair_loss import Indices, Logistic, balanced_pairs
+from vse.training.losses.ranking import find_neighbours
+from vse.training.models.similarities.network import SimilarityNetwork
+
+DISTANCES = [("euclidean", {}, euclidean), ("euclidean", {"floor": 1e-4}, floored), ("cosine", {}, one_minus_cosine)]
+COUNTS = [[1, 2, 3, 4], [2, 2, 2, 2, 2], [1, 1, 1], [4, 1], [3]]
+WEIGHTS = {
+    "both directions": {"lambda1": 1.0, "lambda2": 1.5},
+    "captions for an image": {"lambda1": 1.0, "lambda2": 0.0},
+    "images for a caption": {"lambda1": 0.0, "lambda2": 0.7},
+    "constraints among captions": {"lambda2": 1.5, "lambda4": 0.05},
+    "constraints among images": {"lambda1": 0.0, "lambda2": 0.0, "lambda3": 2.0},
+    "all": {"lambda1": 0.9, "lambda2": 1.5, "lambda3": 0.3, "lambda4": 0.2},
+}
+
+
+@pytest.mark.parametrize("k", [1, 2, 10, None])
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize(("compared_by", "floor", "d"), DISTANCES, ids=["euclidean", "with a floor", "cosine"])
+def test_loss_and_gradients_of_paper(
+    compared_by: str, floor: dict[str, float], d: Distance, weights: str, k: int | None
+) -> None:
+    loss = ranking_loss("top", margin=0.4, k=k, same_image="mask", **WEIGHTS[weights])
+    for seed, counts in enumerate(COUNTS):
+        pairs = Pairs(counts, seed, n_texts=5)
+        computed, slow = cost(pairs, loss, compared_by, **floor).loss, slow_paper(pairs, d, loss)
+        torch.testing.assert_close(pairs.with_gradients(computed), pairs.with_gradients(slow))
+
+
+@given(
+    counts=st.lists(st.integers(1, 4), min_size=1, max_size=5),
+    seed=st.integers(0, 10**6),
+    k=st.none() | st.integers(1, 12),
+    margin=st.floats(0, 2),
+    lambdas=st.tuples(*[st.floats(0, 3)] * 4),
+    n_texts=st.integers(1, 12),
+)
+def test_any_batch_costs_what_the_paper_says(
+    counts: list[int], seed: int, k: int | None, margin: float, lambdas: tuple[float, ...], n_texts: int
+) -> None:
+    weights = {f"lambda{number}": weight for number, weight in enumerate(lambdas, 1)}
+    loss = ranking_loss("top", margin=margin, k=k, same_image="mask", **weights)
+    pairs = Pairs(counts, seed, n_texts)
+    torch.testing.assert_close(cost(pairs, loss).loss, slow_paper(pairs, euclidean, loss))
+
+
+@pytest.mark.parametrize("same_image", ["keep", "mask"])
+@pytest.mark.parametrize("name", RANKING)
+def test_every_ranking_loss_takes_constraints(name: str, same_image: str) -> None:
+    alone = ranking_loss(name, same_image=same_image)
+    loss = alone.model_copy(update={"lambda4": 0.5, "lambda3": 0.25})
+    pairs = Pairs([2, 3, 1, 2], 1, n_texts=4)
+    slow = 0.25 * slow_image_constraints(pairs, one_minus_cosine, loss)
+    slow = slow + 0.5 * slow_caption_constraints(pairs, one_minus_cosine, loss) + cost(pairs, alone, "cosine").loss
+    torch.testing.assert_close(pairs.with_gradients(cost(pairs, loss, "cosine").loss), pairs.with_gradients(slow))
+
+
+def authors_loss(pairs: Pairs, margin: float, k: int, factors: tuple[float, float, float]) -> Tensor:
+    """The loss of retrieval_model.py of the authors' code: B images with two sentences each.
+
+    Means over the k highest hinges of each sentence, be they 0 or not: of negative images, of negative sentences of its image,
+    and of negative sentences of the sentence, whose positive is the farthest sentence of its image, itself included.
+    """
+    im_loss, sent_loss, sent_only_loss = [], [], []
+    for a, own in enumerate(pairs.image_of):
+        image, sentence = pairs.images[own], pairs.captions[a]
+        negative_images = [pairs.images[j] for j in range(len(pairs.images)) if j != own]
+        negative = [pairs.captions[b] for b, other in enumerate(pairs.image_of) if other != own]
+        positive = floored(sentence, image)
+        im_loss += top([torch.relu(margin + positive - floored(sentence, other)) for other in negative_images], k)
+        sent_loss += top([torch.relu(margin + positive - floored(image, other)) for other in negative], k)
+        together = [pairs.captions[b] for b, other in enumerate(pairs.image_of) if other == own]
+        farthest = torch.stack([floored(sentence, other) for other in together]).max()
+        sent_only_loss += top([torch.relu(margin + farthest - floored(sentence, other)) for other in negative], k)
+    parts = (torch.stack(part).mean() for part in (im_loss, sent_loss, sent_only_loss))
+    return sum((factor * part for factor, part in zip(factors, parts, strict=True)), start=torch.zeros(()).double())
+
+
+@pytest.mark.parametrize("margin", [0.05, 0.6], ids=["many hinges of 0", "few hinges of 0"])
+@pytest.mark.parametrize("factors", [(1.5, 1.0, 0.05), (1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)])
+def test_the_reduction_mean_topk_is_the_authors_code(factors: tuple[float, float, float], margin: float) -> None:
+    lambda2, lambda1, lambda4 = factors  # the authors' factor of images weighs the hinges whose query is a sentence
+    weights = {"lambda1": lambda1, "lambda2": lambda2, "lambda4": lambda4}
+    loss = ranking_loss("top", margin=margin, k=10, reduction="mean_topk", same_image="mask", **weights)
+    pairs = Pairs([2] * 13, 3)
+    computed, slow = cost(pairs, loss, floor=1e-4).loss, authors_loss(pairs, margin, 10, factors)
+    assert slow > 0
+    torch.testing.assert_close(pairs.with_gradients(computed), pairs.with_gradients(slow))
+
+
+def test_the_sentence_itself_is_the_positive_of_one_that_is_alone() -> None:
+    weights = {"lambda1": 0, "lambda2": 0, "lambda4": 1}
+    loss = ranking_loss("top", margin=2, k=2, reduction="mean_topk", same_image="mask", **weights)
+    pairs = Pairs([1, 1, 2, 1], 2)
+    computed, slow = cost(pairs, loss, floor=1e-4).loss, authors_loss(pairs, 2, 2, (0, 0, 1))
+    assert slow > 0
+    torch.testing.assert_close(pairs.with_gradients(computed), pairs.with_gradients(slow))
+
+
+@pytest.mark.parametrize(("counts", "reduction"), [([1, 1, 1], "sum"), ([4], "sum"), ([4], "mean_topk")])
+def test_a_query_without_a_neighbour_or_without_anything_outside_costs_nothing(counts: list[int], reduction: Any) -> None:
+    weights = {"lambda1": 0, "lambda2": 0, "lambda4": 1}
+    loss = ranking_loss("top", margin=2, reduction=reduction, same_image="mask", **weights)
+    pairs = Pairs(counts)
+    assert not any(part.any() for part in pairs.with_gradients(cost(pairs, loss).loss))
+
+
+def slow_related(own: list[int], others: list[int]) -> tuple[list[int], list[list[bool]], list[list[bool]]]:
+    items = sorted(set(own))
+    partners = [{other for one, other in zip(own, others, strict=True) if one == item} for item in items]
+    share = [[bool(a & b) for b in partners] for a in partners]
+    neighbours = [[share[i][j] and i != j for j in range(len(items))] for i in range(len(items))]
+    return [own.index(item) for item in items], neighbours, [[not one for one in row] for row in share]
+
+
+@given(pairs=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=12))
+def test_what_shares_a_partner_is_related(pairs: list[tuple[int, int]]) -> None:
+    own, others = ([pair[side] for pair in pairs] for side in (0, 1))
+    parts = find_neighbours(torch.tensor(own), torch.tensor(others))
+    assert tuple(part.tolist() for part in parts) == slow_related(own, others)
+
+
+def test_the_logistic_loss_of_large_scores_is_finite() -> None:
+    scores = torch.tensor([1e4, -1e4], requires_grad=True)
+    loss = Logistic().cost(scores, torch.tensor([-1.0, -1.0]))
+    assert loss.item() == pytest.approx(1e4)
+    assert torch.autograd.grad(loss, scores)[0].tolist() == [1, 0]
+
+
+def slow_network(network: SimilarityNetwork, image: Tensor, caption: Tensor) -> Tensor:
+    """Layer by layer, number by number."""
+    vector = [v * c for v, c in zip(image, caption, strict=True)]
+    for number, layer in enumerate(network.linears):
+        vector = [
+            sum((w * x for w, x in zip(row, vector, strict=True)), start=bias)
+            for row, bias in zip(layer.weight, layer.bias, strict=True)
+        ]
+        vector = [torch.relu(x) for x in vector] if number < len(network.linears) - 1 else vector
+    return vector[0]
+
+
+@pytest.mark.parametrize("counts", [[1, 2, 3, 4], [2, 2, 2, 2, 2], [1, 1, 1], [4, 1], [3]])
+def test_the_logistic_loss_of_a_network_equals_a_loop_over_its_pairs(counts: list[int]) -> None:
+    """Eq. 7, of each positive pair, and of its image with a caption of another image."""
+    pairs, network = Pairs(counts), similarity("network", widths=[5, 3])
+    assert isinstance(network, SimilarityNetwork)
+    pairs.images, pairs.captions = (side.detach().float().requires_grad_() for side in (pairs.images, pairs.captions))
+    parameters = [pairs.images, pairs.captions, *network.parameters()]
+    for seed in range(3):
+        computed = Logistic().objective(network)(pairs.batch(), seed)
+        rows, columns = balanced_pairs(pairs.image_of, np.random.default_rng(seed))
+        slow = 0 * pairs.captions.sum()
+        for row, column in zip(rows.tolist(), columns.tolist(), strict=True):
+            z = 1 if row == column else -1
+            p = slow_network(network, pairs.images[pairs.image_of[row]], pairs.captions[column])
+            slow = slow + torch.log(1 + torch.exp(-z * p))
+        assert computed.rankings is None
+        torch.testing.assert_close(computed.loss, slow)
+        assert computed.collapsed.item() == pytest.approx(len(rows) * np.log(2))
+        both = (torch.autograd.grad(loss, parameters, materialize_grads=True) for loss in (computed.loss, slow))
+        torch.testing.assert_close(*both, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("compared_by", ["cosine", "euclidean", "order"])
+def test_any_similarity_can_be_taught_single_pairs(compared_by: str) -> None:
+    pairs = Pairs([2, 3, 1])
+    computed = cost(pairs, Logistic(), compared_by, seed=4)
+    rows, columns = balanced_pairs(pairs.image_of, np.random.default_rng(4))
+    batch = pairs.batch()
+    scores = similarity(compared_by)(batch.images, batch.captions)[rows, columns]
+    labels = torch.where(torch.from_numpy(rows == columns), 1.0, -1.0)
+    torch.testing.assert_close(computed.loss, torch.log(1 + torch.exp(-labels * scores)).sum(), check_dtype=False)
+
+
+@st.composite
+def image_numbers(draw: st.DrawFn) -> Indices:
+    counts = draw(st.lists(st.integers(1, 6), min_size=2, max_size=9))
+    return np.random.default_rng(draw(st.integers(0, 99))).permutation(np.repeat(5 * np.arange(len(counts)), counts))
+
+
+@given(image_of=image_numbers(), seed=st.integers(0, 99))
+def test_there_is_a_negative_pair_for_each_positive_one(image_of: Indices, seed: int) -> None:
+    rows, columns = balanced_pairs(image_of, np.random.default_rng(seed))
+    n = len(image_of)
+    assert rows.tolist() == [*range(n), *range(n)]
+    assert columns[:n].tolist() == list(range(n))
+    assert (image_of[rows[n:]] != image_of[columns[n:]]).all(), "never another caption of the same image"
+
+
+def test_every_caption_of_another_image_is_as_likely() -> None:
+    image_of = np.asarray([7, 2, 7, 2, 2, 9, 7, 4])
+    rng, n_draws = np.random.default_rng(0), 2000
+    drawn = Counter[tuple[int, int]]()
+    for _ in range(n_draws):
+        rows, columns = (side[len(image_of) :].tolist() for side in balanced_pairs(image_of, rng))
+        drawn.update(zip(rows, columns, strict=True))
+    for row, own in enumerate(image_of):
+        negative = np.flatnonzero(image_of != own)
+        expected = n_draws / len(negative)
+        counts = [drawn.pop((row, int(column))) for column in negative]
+        assert sum((count - expected) ** 2 / expected for count in counts) < 26, "chi square of 6 at most: 2 in 10,000"
+    assert not drawn
+
+
+def test_a_batch_of_one_image_costs_nothing_and_a_direction_is_refused() -> None:
+    rows, columns = balanced_pairs(np.asarray([3, 3, 3]), np.random.default_rng(0))
+    assert len(rows) == len(columns) == 0
+    pairs = Pairs([3])
+    computed = Logistic().objective(similarity("network", widths=[5, 3]).double())(pairs.batch(), 0)
+    assert computed.loss.item() == computed.collapsed.item() == 0
+    assert not any(part.any() for part in pairs.with_gradients(computed.loss))
+    batch = Batch(numbered(0, 3), numbered(0, 3), np.arange(3), np.arange(3))
+    with pytest.raises(UserError, match="a loss of single pairs has no direction, but this similarity has a score for each"):
+        Logistic().objective(Table(torch.rand(3, 3), torch.rand(3, 3)))(batch, 0)

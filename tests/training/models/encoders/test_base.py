@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vse.training.kinds import Kind
+from vse.training.models.build import Input, ModelConfig, build_model
+from vse.training.models.encoders.base import Encoder, Sizes, unit_length, xavier_linear
+from vse.training.models.encoders.linear import IdentitySettings, Linear, LinearEncoder
+
+
+def test_a_linear_map_starts_xavier_uniform_and_its_bias_at_zero() -> None:
+    torch.manual_seed(0)
+    linear = xavier_linear(400, 200)
+    weight, bound = linear.weight.detach(), (6 / 600) ** 0.5
+    assert weight.abs().max().item() == pytest.approx(bound, rel=1e-3)
+    assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=1e-2)
+    assert not linear.bias.any()
+
+
+def test_unit_length_of_zeros_and_of_half_precision_is_finite() -> None:
+    vectors = torch.zeros(1, 4, requires_grad=True)
+    unit = unit_length(vectors)
+    unit.sum().backward()
+    assert not unit.any()
+    assert vectors.grad.isfinite().all()
+    vectors = torch.full((1, 3), 300.0, dtype=torch.float16)  # whose squares would overflow
+    assert unit_length(vectors).dtype == torch.float32
+    torch.testing.assert_close(unit_length(vectors), torch.full((1, 3), 3**-0.5))
+
+
+def identity(kind: Kind = Kind.VECTORS) -> Encoder:
+    return IdentitySettings().build(Sizes(kind, input_dim=6, dim=4, word_dim=99))
+
+
+def test_vectors_and_sets_stay_as_they_are() -> None:
+    encoder, vectors = identity(), torch.rand(3, 6)
+    assert encoder.dim == 6
+    assert torch.equal(encoder(vectors)[0], vectors)
+    assert not list(encoder.parameters())
+    vectors, mask = torch.rand(2, 3, 6), torch.tensor([[True, True, True], [True, False, False]])
+    embeddings, same_mask = identity(Kind.SETS)(vectors, mask)
+    assert torch.equal(embeddings, vectors)
+    assert same_mask is mask
+
+
+def test_a_model_of_two_compares_cached_vectors_by_their_cosine() -> None:
+    config = ModelConfig.model_validate({"image_encoder": "identity", "caption_encoder": "identity"})
+    model = build_model(config, Input(Kind.VECTORS, 6, "images"), Input(Kind.VECTORS, 6, "captions"))
+    images, captions = torch.randn(3, 6), torch.randn(5, 6)
+    expected = [[float(torch.cosine_similarity(i, c, dim=0)) for c in captions] for i in images]
+    torch.testing.assert_close(model((images,), (captions,)), torch.tensor(expected))
+
+
+def linear_encoder(kind: Kind = Kind.VECTORS) -> LinearEncoder:
+    torch.manual_seed(0)
+    encoder = Linear().build(Sizes(kind, input_dim=6, dim=4, word_dim=99))
+    assert isinstance(encoder, LinearEncoder)
+    nn.init.normal_(encoder.linear.bias)
+    return encoder
+
+
+def mapped(encoder: LinearEncoder, vector: Tensor) -> list[float]:
+    """W x + b (VSE++ paper, Eq. 1), number by number."""
+    rows = zip(encoder.linear.weight.tolist(), encoder.linear.bias.tolist(), strict=True)
+    return [sum((w * x for w, x in zip(row, vector.tolist(), strict=True)), start=bias) for row, bias in rows]
+
+
+def test_each_vector_is_mapped_by_itself() -> None:
+    encoder, vectors = linear_encoder(), torch.rand(3, 6)
+    (embeddings,) = encoder(vectors)
+    torch.testing.assert_close(embeddings, torch.tensor([mapped(encoder, vector) for vector in vectors]))
+    encoder, vectors = linear_encoder(Kind.SETS), torch.rand(2, 3, 6)
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    embeddings, same_mask = encoder(vectors, mask)
+    assert same_mask is mask
+    torch.testing.assert_close(embeddings, torch.tensor([[mapped(encoder, vector) for vector in one] for one in vectors]))
+
+
+def test_a_set_does_not_depend_on_its_padding_and_a_solver_finds_the_layer() -> None:
+    encoder, vectors, mask = linear_encoder(Kind.SETS), torch.rand(2, 3, 6), torch.arange(3) < torch.tensor([[2], [1]])
+    longer = torch.cat([vectors, torch.full((2, 2, 6), 9.0)], 1)
+    for padded in (longer, longer.masked_fill(~nn.functional.pad(mask, (0, 2))[:, :, None], -7.0)):
+        embeddings, longer_mask = encoder(padded, nn.functional.pad(mask, (0, 2)))
+        torch.testing.assert_close(embeddings[longer_mask], encoder(vectors, mask)[0][mask])
+    encoder = linear_encoder()
+    assert encoder.linear_map() is encoder.linear

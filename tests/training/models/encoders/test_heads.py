@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vse.training.kinds import Kind
+from vse.training.models.encoders import IMAGE_ENCODERS
+from vse.training.models.encoders.base import Encoder, Sizes
+from vse.training.models.encoders.mlp import Branch, BranchSettings, MlpEncoder, ResidualEncoder
+
+INPUT, DIM = 5, 4
+HEADS: dict[str, list[dict[str, Any]]] = {
+    "mlp": [{"hidden": [6]}, {"hidden": [6, 3, 7]}],
+    "residual": [{"width": 6}, {"width": 3, "blocks": 3}],
+}
+CASES = [(name, settings) for name, cases in HEADS.items() for settings in cases]
+
+
+def built(name: str, **settings: Any) -> Encoder:
+    """A head whose weights are all other than 0."""
+    torch.manual_seed(0)
+    head = IMAGE_ENCODERS.parse({"name": name, **settings}).build(Sizes(Kind.VECTORS, INPUT, DIM, 99)).double()
+    assert isinstance(head, Encoder)
+    for weight in head.parameters():
+        nn.init.normal_(weight)
+    return head
+
+
+def mapped(layer: nn.Module, vector: list[Tensor]) -> list[Tensor]:
+    assert isinstance(layer, nn.Linear)
+    rows = zip(layer.weight, layer.bias, strict=True)
+    return [sum((w * x for w, x in zip(row, vector, strict=True)), start=b) for row, b in rows]
+
+
+def slow_gelu(x: Tensor) -> Tensor:
+    """The number times the probability that a standard normal variable is below it."""
+    return x * (1 + torch.erf(x / math.sqrt(2))) / 2
+
+
+def slow_norm(norm: nn.LayerNorm, vector: list[Tensor]) -> list[Tensor]:
+    mean = sum(vector, start=0 * vector[0]) / len(vector)
+    variance = sum(((x - mean) ** 2 for x in vector), start=0 * mean) / len(vector)
+    scaled = [(x - mean) / torch.sqrt(variance + norm.eps) for x in vector]
+    return [w * x + b for w, x, b in zip(norm.weight, scaled, norm.bias, strict=True)]
+
+
+def slow(head: Encoder, vector: list[Tensor]) -> list[Tensor]:
+    """Layer by layer, number by number."""
+    if isinstance(head, MlpEncoder):
+        *hidden, last = head.linears
+        for layer in hidden:
+            vector = [slow_gelu(x) for x in mapped(layer, vector)]
+        return mapped(last, vector)
+    assert isinstance(head, ResidualEncoder)
+    vector = mapped(head.linear, vector)
+    for block in head.blocks:
+        inner = [slow_gelu(x) for x in mapped(block.inner, slow_norm(block.norm, vector))]
+        vector = [x + added for x, added in zip(vector, mapped(block.outer, inner), strict=True)]
+    return vector
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize(("name", "settings"), CASES)
+def test_a_head_and_its_gradients_equal_a_loop_over_its_numbers(name: str, settings: dict[str, Any], n: int) -> None:
+    head, vectors = built(name, **settings), torch.randn(n, INPUT, dtype=torch.float64, requires_grad=True)
+    (computed,) = head(vectors)
+    expected = torch.stack([torch.stack(slow(head, list(vector))) for vector in vectors])
+    torch.testing.assert_close(computed, expected)
+    weights = torch.linspace(-1, 2, computed.numel(), dtype=torch.float64).view_as(computed)
+    leaves = [vectors, *head.parameters()]
+    torch.testing.assert_close(*(torch.autograd.grad((weights * one).sum(), leaves) for one in (computed, expected)))
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_vectors_go_through_a_head_by_themselves_and_dropout_is_for_training(name: str) -> None:
+    head, sets = built(name), torch.randn(2, 3, INPUT, dtype=torch.float64)
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    vectors, same = head(sets, mask)
+    assert same is mask
+    for k in range(3):
+        torch.testing.assert_close(vectors[:, k], head(sets[:, k])[0])
+    head, vectors = built(name, dropout=0.5), torch.randn(4, INPUT, dtype=torch.float64)
+    assert not torch.equal(head(vectors)[0], head(vectors)[0])
+    head.eval()
+    assert torch.equal(head(vectors)[0], head(vectors)[0])
+    torch.testing.assert_close(head(vectors), built(name, dropout=0.0)(vectors))
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_a_residual_head_starts_as_its_linear_map(blocks: int) -> None:
+    settings = {"name": "residual", "blocks": blocks, "width": 7}
+    head = IMAGE_ENCODERS.parse(settings).build(Sizes(Kind.VECTORS, INPUT, DIM, 99))
+    assert isinstance(head, ResidualEncoder)
+    vectors = torch.randn(6, INPUT)
+    (computed,) = head(vectors)
+    torch.testing.assert_close(computed, head.linear(vectors))
+    computed.square().sum().backward()
+    assert all(block.outer.weight.grad.any() for block in head.blocks), "but what it adds is learned"
+
+
+def branch(widths: list[int], **settings: Any) -> Branch:
+    """With a bias, and statistics, that are not those of the start."""
+    torch.manual_seed(0)
+    made = Branch(5, BranchSettings(widths=widths, **settings)).double()
+    for tensor in [*made.linears.parameters(), *([] if made.batch_norm is None else made.batch_norm.parameters())]:
+        nn.init.normal_(tensor)
+    return made
+
+
+def normalized(rows: Tensor, norm: nn.BatchNorm1d, training: bool) -> Tensor:
+    """By the statistics of the batch, the variance being the mean square; or by the running ones."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    mean = rows.mean(0) if training else norm.running_mean
+    variance = (rows - mean).square().mean(0) if training else norm.running_var
+    return (rows - mean) / (variance + 1e-5).sqrt() * norm.weight + norm.bias
+
+
+def slow_branch(made: Branch, features: Tensor, place: str, training: bool) -> Tensor:
+    """Formulas of three layers: fully connected, batch normalisation in one of two places, ReLU."""
+    assert made.batch_norm is not None
+    weights = [(layer.weight, layer.bias) for layer in made.linears]
+    first = features @ weights[0][0].T + weights[0][1]
+    if place == "after_first":
+        first = normalized(first, made.batch_norm, training)
+    second = torch.relu(first) @ weights[1][0].T + weights[1][1]
+    last = torch.relu(second) @ weights[2][0].T + weights[2][1]
+    return normalized(last, made.batch_norm, training) if place == "after_last" else last
+
+
+@pytest.mark.parametrize(("place", "training"), list(product(["after_last", "after_first"], [True, False])))
+def test_nonlinear_layers_have_relu_between_them_and_one_batch_normalisation(place: str, training: bool) -> None:
+    made, features = branch([7, 6, 4], batch_norm=place, dropout=0), torch.randn(8, 5, dtype=torch.float64)
+    assert made.batch_norm.num_features == (4 if place == "after_last" else 7)
+    for _ in range(3):
+        made.train()(torch.randn(8, 5, dtype=torch.float64))
+    slow = slow_branch(made, features, place, training)
+    torch.testing.assert_close(made.train(training)(features)[0], slow)
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.9])
+@pytest.mark.parametrize("place", ["after_last", "after_first"])
+def test_a_batch_has_its_share_in_the_running_statistics(place: str, momentum: float) -> None:
+    made = branch([3, 4], batch_norm=place, batch_norm_momentum=momentum, dropout=0)
+    features = torch.randn(6, 5, dtype=torch.float64)
+    first = made.linears[0](features)
+    seen = first if place == "after_first" else made.linears[1](first.relu())
+    made.train()(features)
+    torch.testing.assert_close(made.batch_norm.running_mean, momentum * seen.mean(0).detach())
+    torch.testing.assert_close(made.batch_norm.running_var, (1 - momentum) + momentum * seen.var(0).detach())
+
+
+def test_a_branch_of_one_layer_is_a_linear_map_as_wide_as_the_last_one() -> None:
+    made, features = branch([4]), torch.randn(3, 5, dtype=torch.float64)
+    assert made.batch_norm is None
+    expected = features @ made.linears[0].weight.T + made.linears[0].bias
+    for training in (True, False):
+        torch.testing.assert_close(made.train(training)(features)[0], expected)
+    made = BranchSettings(widths=[7, 3]).build(Sizes(Kind.VECTORS, input_dim=5, dim=99, word_dim=99))
+    assert made.dim == 3
+    assert made(torch.rand(2, 5))[0].shape == (2, 3)
+    assert branch([4]).linear_map() is not None
+    assert branch([4, 4]).linear_map() is None
+
+
+def test_dropout_follows_each_relu_and_in_training_alone() -> None:
+    made, features = branch([2000, 1500, 3], dropout=0.3), torch.randn(2, 5, dtype=torch.float64)
+    inputs: list[Tensor] = []
+    for layer in made.linears:
+        layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0].detach()))
+    for training in (True, True, False):
+        made.train(training)(features)
+    passes = [inputs[start : start + 3] for start in (0, 3, 6)]
+    for training, seen in zip((True, True, False), passes, strict=True):
+        for number in (1, 2):
+            relu = made.linears[number - 1](seen[number - 1]).relu().detach()
+            kept = seen[number] != 0
+            torch.testing.assert_close(seen[number][kept], relu[kept] / (0.7 if training else 1))
+            share = (kept & (relu > 0)).sum() / (relu > 0).sum()
+            assert share.item() == pytest.approx(0.7 if training else 1, abs=0.05)
+    assert not torch.equal(passes[0][1], passes[1][1])

@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from tests.training.conftest import Edit
+from tests.training.data.caches import made_by_hand, spoil
+from tests.training.phrases.some_regions import CPU, DIM, TEXT_DIM, Caches, World, make_caches, world_of
+from vse.features.cache.feature_cache import open_cache
+from vse.pipeline.dataset.dataset import load_dataset_file, mentions, phrase_texts
+from vse.pipeline.dataset.phrases import iou
+from vse.pipeline.errors import UserError
+from vse.training.kinds import Kind
+from vse.training.models.build import Input, Model, ModelConfig, build_model
+from vse.training.phrases.localisation import PhraseSplit, recalls, score_candidates, sentence_scores
+from vse.training.phrases.pairs import KeyedSets, check_phrase_cache, phrase_pairs, sample_one_per_row, truth_regions
+from vse.training.phrases.regions import BoxFeatures, RegionInputs
+from vse.training.phrases.task import cached_phrases
+
+
+def test_each_phrase_of_the_images_is_there_once(few: Path) -> None:
+    dataset = load_dataset_file(few)
+    images, texts = dataset.split("train")[::-1], phrase_texts(dataset)
+    found = phrase_pairs(dataset, images)
+    expected = {m.phrase_id: m for m in mentions(dataset) if m.image.split == "train"}
+    assert sorted(found.phrase_ids.tolist()) == sorted(expected)
+    assert (np.diff(found.image_of) >= 0).all()
+    for row, number in enumerate(found.phrase_ids.tolist()):
+        mention = expected[number]
+        assert images[found.image_of[row]] == mention.image
+        assert (found.caption_ids[row], texts[found.text_of[row]]) == (mention.caption.sentid, mention.text)
+        assert found.types[row] == "/".join(mention.phrase.types)
+        assert found.has_box[row] == (mention.phrase.truth is not None)
+        if mention.phrase.truth is not None:
+            assert tuple(found.truths[row].tolist()) == mention.phrase.truth
+    located = phrase_pairs(dataset, images, located=True)
+    assert located.phrase_ids.tolist() == found.phrase_ids[found.has_box].tolist()
+
+
+def test_a_chain_is_of_one_image_and_a_phrase_without_one_stands_alone(own_demo: Path, edit: Edit) -> None:
+    box = {"boxes": [[1, 1, 20, 20]], "first_token": 0, "n_tokens": 1}
+
+    def mark(content: Any) -> None:
+        for image in content["images"]:
+            for sentence in image["sentences"]:
+                sentence.pop("phrases", None)
+        for image in content["images"][:2]:
+            for sentence, chain in zip(image["sentences"], ("7", "7", "", ""), strict=False):
+                sentence["phrases"] = [{**box, "chain": chain}]
+
+    dataset = load_dataset_file(edit(own_demo, mark))
+    found = phrase_pairs(dataset, dataset.images[:2]).chain_of.tolist()
+    assert [found.count(chain) for chain in found] == [2, 2, 1, 1] * 2
+
+
+def test_images_without_phrases_and_truths_without_features_are_named(few: Path, world: World, caches: Caches) -> None:
+    dataset = load_dataset_file(few)
+    with pytest.raises(UserError, match="no phrase with a box in these images"):
+        phrase_pairs(dataset, [], located=True)
+    cache = open_cache(caches.candidates)
+    other = BoxFeatures(cache, world.pairs.image_ids, CPU)
+    with pytest.raises(
+        UserError, match=r"x.h5: \d+ of \d+ ground-truth boxes have no features, the first is \(.*\) of image \d+"
+    ):
+        truth_regions(world.pairs, other, "x.h5")
+
+
+def test_the_truth_of_a_pair_is_the_region_with_its_box(world: World) -> None:
+    for pair, region in enumerate(world.truth_of.tolist()):
+        truth = region - len(world.candidates)
+        assert world.truths.image_of[truth] == world.pairs.image_of[pair]
+        assert world.truths.boxes[truth].tolist() == world.pairs.truths[pair].tolist()
+
+
+def test_phrases_that_changed_since_are_one_line(own_demo: Path, tmp_path: Path, edit: Edit) -> None:
+    caches = make_caches(own_demo, tmp_path / "features")
+    cache = open_cache(caches.phrases)
+    check_phrase_cache(cache, load_dataset_file(own_demo))
+    assert len(world_of(caches).pairs)
+
+    def rename(content: Any) -> None:
+        for image in content["images"]:
+            for sentence in image["sentences"]:
+                sentence["tokens"] = ["crimson" if token == "red" else token for token in sentence["tokens"]]
+
+    edit(own_demo, rename)
+    with pytest.raises(UserError, match="not the phrases of .*, the first is '.*crimson.*'; extract it again"):
+        check_phrase_cache(cache, load_dataset_file(own_demo))
+
+
+ROWS = st.lists(st.integers(0, 6), max_size=30)
+SEEDS = st.integers(0, 99)
+
+
+def integers(values: list[int]) -> np.ndarray:
+    return np.asarray(values, np.int64)
+
+
+def test_each_place_of_a_row_and_each_other_value_of_a_key_is_as_likely() -> None:
+    rng, rows = np.random.default_rng(0), integers([0, 1, 0, 1, 0])
+    drawn = Counter(int(sample_one_per_row(rows, 2, rng)[0]) for _ in range(3000))
+    assert set(drawn) == {0, 2, 4}
+    assert min(drawn.values()) > 900
+    sets, rng = KeyedSets(integers([2, 2, 2, 5]), integers([1, 4, 6, 4])), np.random.default_rng(0)
+    drawn = Counter(int(sets.sample_another(integers([2]), integers([4]), rng)[0]) for _ in range(2000))
+    assert set(drawn) == {1, 6}
+    assert min(drawn.values()) > 900
+
+
+MODELS = {
+    "cosine": {"dim": 6, "similarity": {"name": "cosine"}},
+    "euclidean": {"dim": 6, "similarity": {"name": "euclidean"}},
+    "network": {"dim": 6, "similarity": {"name": "network", "widths": [5]}},
+}
+
+
+def model_of(name: str) -> Model:
+    torch.manual_seed(0)
+    inputs = Input(Kind.VECTORS, DIM, "regions"), Input(Kind.VECTORS, TEXT_DIM, "phrases")
+    return build_model(ModelConfig.model_validate(MODELS[name]), *inputs).eval()
+
+
+@pytest.fixture(scope="module")
+def split(caches: Caches) -> PhraseSplit:
+    """The training split, in which the last image has lost its candidates."""
+    cache = open_cache(caches.candidates)
+    dataset = load_dataset_file(cache.captions)
+    pairs = phrase_pairs(dataset, dataset.split("train"))
+    candidates = BoxFeatures(cache, pairs.image_ids, CPU)
+    candidates.counts = candidates.counts * (np.arange(len(candidates.counts)) < len(candidates.counts) - 1)
+    return PhraseSplit(pairs, RegionInputs(candidates, None, "none", CPU), cached_phrases(open_cache(caches.phrases), CPU))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_scores_are_those_of_each_phrase_alone(name: str, split: PhraseSplit) -> None:
+    model, candidates = model_of(name), split.regions.candidates
+    scores, offsets = score_candidates(model, split), split.offsets
+    assert len(scores) == offsets[-1]
+    for phrase, image in enumerate(split.pairs.image_of.tolist()):
+        own = np.arange(candidates.counts[image]) + candidates.starts[image]
+        found = scores[offsets[phrase] : offsets[phrase + 1]]
+        assert split.candidates[offsets[phrase] : offsets[phrase + 1]].tolist() == own.tolist()
+        if not len(own):
+            continue
+        with torch.inference_mode():
+            regions = model.embed_images(split.regions.read(own))
+            asked = model.embed_captions(*split.texts.read(split.pairs.text_of[phrase : phrase + 1]))
+            pairwise = name == "network"
+            expected = model.similarity(regions, asked)[:, 0] if pairwise else regions[0] @ asked[0][0]
+        np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_recalls_are_those_of_a_loop_over_phrases(split: PhraseSplit) -> None:
+    scores = np.random.default_rng(0).integers(0, 5, int(split.offsets[-1])).astype(np.float32)
+    boxes, found = split.regions.candidates.boxes[split.candidates], {1: 0, 5: 0, 10: 0}
+    bound = n = 0
+    for phrase in np.flatnonzero(split.pairs.has_box).tolist():
+        own = slice(int(split.offsets[phrase]), int(split.offsets[phrase + 1]))
+        right = iou(boxes[own], split.pairs.truths[phrase][None])[:, 0] >= 0.5
+        order = sorted(zip(-scores[own], right.tolist(), strict=True))  # of equal scores the wrong one first
+        n, bound = n + 1, bound + right.any()
+        for k in found:
+            found[k] += any(is_right for _, is_right in order[:k])
+    measured = recalls(split.rank_phrases(scores))
+    assert measured == pytest.approx(
+        {**{f"phrase_r{k}": 100 * count / n for k, count in found.items()}, "rsum": 100 * sum(found.values()) / n}
+    )
+    assert split.recall_bound() == pytest.approx(100 * bound / n)
+    assert 0 < bound < n
+
+
+def test_what_is_expected_of_chance_is_near_what_it_gets(split: PhraseSplit) -> None:
+    rng = np.random.default_rng(0)
+    drawn = [recalls(split.rank_phrases(rng.random(int(split.offsets[-1]), dtype=np.float32)))["rsum"] for _ in range(200)]
+    assert 0.7 * np.mean(drawn) < split.expected_rsum() <= np.mean(drawn) + 2
+
+
+def captions(split: PhraseSplit) -> tuple[np.ndarray, int]:
+    """The number of each phrase's caption, and how many captions there are: the last has no phrase."""
+    ids, caption_of = np.unique(split.pairs.caption_ids, return_inverse=True)
+    return caption_of, len(ids) + 1
+
+
+def slow_score(model: Model, split: PhraseSplit, image: int, phrases: list[int]) -> float:
+    """The mean over phrases of the score with the best region, one pair at a time."""
+    candidates, best = split.regions.candidates, []
+    own = np.arange(candidates.counts[image]) + candidates.starts[image]
+    for phrase in phrases:
+        text = model.embed_captions(*split.texts.read(split.pairs.text_of[phrase : phrase + 1]))
+        scores = []
+        for region in own:
+            seen = model.embed_images(split.regions.read(np.asarray([region])))
+            if model.pairwise:
+                scores.append(float(model.similarity(seen, text)))
+            else:
+                scores.append(-float((seen[0].double() - text[0].double()).norm()))
+        best.append(max(scores))
+    return float(np.mean(best))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_sentence_scores_as_the_mean_of_its_phrases_with_their_best_regions(name: str, split: PhraseSplit) -> None:
+    model, (caption_of, n_captions) = model_of(name), captions(split)
+    found = sentence_scores(model, split, caption_of, n_captions)
+    assert found.shape == (len(split.pairs.image_ids), n_captions)
+    rng = np.random.default_rng(0)
+    with torch.inference_mode():
+        for image, caption in zip(rng.integers(0, len(found) - 1, 40), rng.integers(0, n_captions - 1, 40), strict=True):
+            expected = slow_score(model, split, image, np.flatnonzero(caption_of == caption).tolist())
+            assert found[image, caption] == pytest.approx(expected, abs=2e-4)
+
+
+def test_sentences_without_phrases_or_regions_score_as_the_worst_and_repeated_phrases_count_twice(split: PhraseSplit) -> None:
+    caption_of, n_captions = captions(split)
+    found = sentence_scores(model_of("euclidean"), split, caption_of, n_captions)
+    worst = found[:-1, :-1].min()
+    assert (found[-1] == worst).all()  # its image has no candidates
+    assert (found[:, -1] == worst).all()
+    caption_of, n_captions = captions(split)
+    once = sentence_scores(model_of("cosine"), split, caption_of, n_captions)
+    both = np.where(caption_of == 1, 0, caption_of)  # the phrases of the second caption are those of the first, too
+    together = sentence_scores(model_of("cosine"), split, both, n_captions)
+    n = [np.count_nonzero(caption_of == k) for k in (0, 1)]
+    expected = (n[0] * once[:-1, 0] + n[1] * once[:-1, 1]) / sum(n)
+    np.testing.assert_allclose(together[:-1, 0], expected, rtol=1e-5)
+
+
+def by_image(file: Path, name: str) -> dict[int, np.ndarray]:
+    with h5py.File(file) as cache:
+        offsets = cache["offsets"][:]
+        return {
+            image: cache[name][offsets[row] : offsets[row + 1]].astype(np.float64)
+            for row, image in enumerate(cache["ids"][:].tolist())
+        }
+
+
+@pytest.mark.parametrize("memory_gb", [0.0, 1.0])
+def test_regions_are_those_of_the_images_in_their_order(caches: Caches, memory_gb: float) -> None:
+    cache = open_cache(caches.candidates)
+    ids = cache.ids[[5, 0, 3]]
+    found = BoxFeatures(cache, ids, CPU, memory_gb)
+    vectors, boxes = (by_image(caches.candidates, name) for name in ("features", "boxes"))
+    assert len(found) == found.counts.sum() == sum(len(vectors[image]) for image in ids.tolist())
+    np.testing.assert_array_equal(found.boxes, np.concatenate([boxes[image] for image in ids.tolist()]))
+    some = np.random.default_rng(0).permutation(len(found))[:9]
+    expected = np.concatenate([vectors[image] for image in ids.tolist()])[some]
+    np.testing.assert_allclose(found.vectors(some), expected, rtol=1e-6)
+    assert found.vectors(some[:0]).shape == (0, DIM)
+
+
+@pytest.mark.parametrize("coordinates", ["none", "appended", "alone"])
+def test_truths_stand_behind_the_candidates(caches: Caches, coordinates: str) -> None:
+    sides = [BoxFeatures(cache, cache.ids, CPU) for cache in map(open_cache, (caches.candidates, caches.truths))]
+    inputs = RegionInputs(*sides, coordinates, CPU)
+    n = len(sides[0])
+    found = inputs.read(np.asarray([n + 2, 1, n, 0]))
+    assert found.shape == (4, inputs.dim)
+    for row, (side, region) in enumerate(((1, 2), (0, 1), (1, 0), (0, 0))):
+        width, height = sides[side].sizes[sides[side].image_of[region]]
+        x1, y1, x2, y2 = sides[side].boxes[region].tolist()
+        place = [x1 / width, y1 / height, x2 / width, y2 / height, (x2 - x1) * (y2 - y1) / (width * height)]
+        vector = sides[side].vectors(np.asarray([region]))[0].tolist()
+        expected = {"none": vector, "appended": [*vector, *place], "alone": place}[coordinates]
+        assert found[row].tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_missing_boxes_and_vectors_that_are_not_finite_are_named(caches: Caches, tmp_path: Path, few: Path) -> None:
+    plain = made_by_hand(tmp_path, np.ones((4, 3), np.float32), range(4))
+    with pytest.raises(UserError, match=r"hand_made.h5 holds 4 image rows of 3 float32; regions with boxes are needed"):
+        BoxFeatures(plain, plain.ids, CPU)
+    own = make_caches(few, tmp_path)
+    spoil(own.candidates, int(open_cache(own.candidates).ids[2]), np.nan)
+    cache = open_cache(own.candidates)
+    found = BoxFeatures(cache, cache.ids, CPU)
+    with pytest.raises(UserError, match=f"the features of id {cache.ids[2]} are not finite"):
+        found.vectors(np.arange(len(found)))
+    assert torch.isfinite(found.vectors(np.asarray([0]))).all()

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.training import forked
+from tests.training.conftest import COMMAND, Patch, experiment, options, state
+from tests.training.toy_similarity import ToySettings
+from vse.pipeline.errors import UserError
+from vse.training.models.similarities import SIMILARITIES
+from vse.training.run.processes import Processes, device_of_process
+from vse.training.run.resume import Existing
+from vse.training.training import train
+
+CASES = {
+    "max of hinges": ["train.batch_size=50"],  # the last batch has 40 pairs
+    "sum of hinges, masked": ["loss.name=sum", "loss.same_image=mask", "train.batch_size=34"],  # the last one has 2
+    "order embeddings": ["model.similarity=order", "train.batch_size=50"],
+    "two linear branches, neighbourhood sampling": [
+        "model.image_encoder={name: branch, widths: [9]}",
+        "model.caption_encoder={name: lstm, head: {widths: [9]}}",
+        "model.similarity=euclidean",
+        "loss.name=top",
+        "loss.lambda4=0.1",
+        "train.sampling=neighbourhood",
+        "train.learning_rate=2e-5",  # Adam makes much of the rounding of a gradient that is almost 0
+    ],
+    "three batches an update, a running mean of weights": [
+        "train.batch_size=34",  # 8 batches, of which the last update has 2
+        "train.accumulate=3",
+        "train.ema=0.8",
+        "train.schedule=cosine",
+        "train.optimizer=adamw",
+        "train.weight_decay=0.1",
+    ],
+    "infonce by blocks, temperature learned": [
+        "loss={name: infonce, learned: true, same_image: positive, block: 12}",
+        "train.batch_size=50",
+    ],
+    "similarity network": ["model.similarity=network", "model.similarity.widths=[6]", "loss.name=logistic"],
+    "fine-tuning": ["images.source=pictures", "images.finetune=true", "train.batch_size=34"],
+}
+
+
+def arguments(cache: Path, out: Path, sets: list[str]) -> list[object]:
+    return ["--features", cache, "--out", out, "--threads", 1, *COMMAND, *options("train.epochs=1", *sets)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "processes"),
+    [
+        ("max of hinges", 2),
+        pytest.param("max of hinges", 3, marks=pytest.mark.nightly),
+        ("sum of hinges, masked", 3),
+        pytest.param("order embeddings", 2, marks=pytest.mark.nightly),
+        ("two linear branches, neighbourhood sampling", 2),
+        ("infonce by blocks, temperature learned", 2),
+        ("similarity network", 2),
+        ("three batches an update, a running mean of weights", 2),
+        ("fine-tuning", 2),
+    ],
+)
+def test_losses_gradients_and_updates_are_those_of_one_process(name: str, processes: int, cache: Path, tmp_path: Path) -> None:
+    train(cache, experiment("train.epochs=1", *CASES[name]), out=tmp_path / "one")
+    codes, log = forked.run_together(arguments(cache, tmp_path / "several", CASES[name]), processes, tmp_path)
+    assert codes == [0] * processes, log
+    one, several = state(tmp_path / "one"), state(tmp_path / "several")
+    assert_close(one["rows"], several["rows"])
+    assert_close(one["model"], several["model"])
+    assert_close(one.get("averaged"), several.get("averaged"))
+    assert_close(one["optimizer"]["state"], several["optimizer"]["state"])  # running means of gradients and of their squares
+    assert log.count("epoch 1: loss") == 1, "the first process alone writes and logs"
+
+
+@pytest.mark.slow
+def test_gathered_sets_of_different_lengths_are_those_of_one_process(regions: Path, tmp_path: Path) -> None:
+    sets = ["model.similarity=toy", "model.caption_encoder={name: gru, states: all}", "train.batch_size=7", "train.epochs=1"]
+    SIMILARITIES.add(ToySettings)
+    try:
+        train(regions, experiment(*sets), out=tmp_path / "one")
+    finally:
+        SIMILARITIES.remove("toy")
+    codes, log = forked.run_together(arguments(regions, tmp_path / "several", sets), 3, tmp_path, forked.train_toy)
+    assert codes == [0, 0, 0], log
+    for part in ("rows", "model"):
+        assert_close(state(tmp_path / "one")[part], state(tmp_path / "several")[part])
+
+
+def assert_close(a: Any, b: Any) -> None:
+    """Within 1e-5, whatever is nested in it."""
+    if isinstance(a, torch.Tensor):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    elif isinstance(a, dict):
+        for key in a:
+            assert_close(a[key], b[key])
+    elif isinstance(a, list):
+        for x, y in zip(a, b, strict=True):
+            assert_close(x, y)
+    elif a is None:
+        assert b is None
+    else:
+        assert a == pytest.approx(b, rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_that_are_stopped_are_resumed_by_one(cache: Path, tmp_path: Path) -> None:
+    sets = ["train.batch_size=50", "train.epochs=30"]
+    processes, files = forked.start_together(arguments(cache, tmp_path / "run", sets), 2, tmp_path)
+    while processes[0].is_alive() and not (tmp_path / "run" / "metrics.csv").exists():
+        processes[0].join(timeout=0.05)
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [143, 143]
+    assert "stopped in epoch" in "".join(file.read_text() for file in files)
+    train(cache, experiment(*sets), out=tmp_path / "run", existing=Existing(resume=True))
+    train(cache, experiment(*sets), out=tmp_path / "one")
+    assert_close(state(tmp_path / "one")["rows"], state(tmp_path / "run")["rows"])
+
+
+def test_a_refusal_ends_all_processes(cache: Path, own_run: Path, tmp_path: Path) -> None:
+    codes, log = forked.run_together(arguments(cache, own_run, ["loss.margin=0.3"]), 2, tmp_path)
+    assert 0 not in codes
+    assert log.count("vse-train: error:") == 2
+    assert "loss.margin: 0.2 -> 0.3" in log
+    assert "the first process reported an error" in log
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 128])
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_shares_make_up_the_batch_in_its_order(n: int, size: int) -> None:
+    batch = np.arange(n) + 100
+    shares = [Processes(rank, size).share(batch) for rank in range(size)]
+    assert np.concatenate(shares).tolist() == batch.tolist()
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: Patch, tmp_path: Path) -> list[str]:
+    """A machine with two GPUs, as torch would speak of it; returns the devices on which something was made."""
+    touched: list[str] = []
+    empty = torch.empty
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(torch, "empty", lambda *size, device: touched.append(str(device)) or empty(*size))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: SimpleNamespace(uuid=f"test-{number}"))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    return touched
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_process_takes_the_gpu_of_its_number(device: str, rank: int, two_gpus: list[str], monkeypatch: Patch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", str(rank))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert device_of_process(device) == torch.device("cuda", rank)
+    assert two_gpus == [f"cuda:{rank}"]
+
+
+@pytest.mark.parametrize(
+    ("device", "processes", "message"),
+    [
+        ("auto", 3, "3 processes on a machine with 2 GPUs: each takes one of its own; start torchrun with --nproc-per-node 2"),
+        ("cuda", 4, "4 processes on a machine with 2 GPUs"),
+        ("cuda:0", 2, "--device cuda:0: 2 processes would share one GPU; --device cuda gives each its own"),
+    ],
+)
+def test_too_few_gpus_are_refused(device: str, processes: int, message: str, two_gpus: list[str], monkeypatch: Patch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    with pytest.raises(UserError) as refused:
+        device_of_process(device)
+    assert str(refused.value).startswith(message)
+    assert two_gpus == []
+
+
+def test_more_processes_than_gpus_may_share_the_processor(two_gpus: list[str], monkeypatch: Patch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    assert device_of_process("cpu") == torch.device("cpu")

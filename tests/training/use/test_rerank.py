@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import faiss
+import h5py
+import numpy as np
+import pytest
+
+from tests.training.conftest import Capture, Edit, Fails, done, experiment, printed
+from tests.training.toy_similarity import ToySettings
+from vse.eval.cli import eval_main
+from vse.eval.search.index import metadata_file
+from vse.eval.search.top_k import CANDIDATES
+from vse.pipeline.dataset.dataset import load_dataset_file
+from vse.pipeline.files.writing import sha256_file
+from vse.training.cli import embed_main, search_main
+from vse.training.models.similarities import SIMILARITIES
+from vse.training.solvers.encode import encode
+from vse.training.training import train
+from vse.training.use.model import load_run
+
+WORDS = ["model.caption_encoder={name: gru, states: all}", "train.epochs=1"]
+SCAN = "model.similarity={name: scan, attention: t2i, aggregation: avg}"
+FORMS = {"toy": ["model.similarity=toy", *WORDS], "scan": [SCAN, *WORDS]}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def line() -> Iterator[None]:
+    """The toy's line in the registry."""
+    SIMILARITIES.add(ToySettings)
+    yield
+    SIMILARITIES.remove("toy")
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def run(request: pytest.FixtureRequest, positions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sets of positions against sets of words, with the scores of the test split. Read only."""
+    out = train(positions, experiment(*FORMS[request.param]), out=tmp_path_factory.mktemp("runs") / "run")
+    done(embed_main, out)
+    return out
+
+
+def slow_pooled(run: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Set by set, vector by vector."""
+    trained = load_run(run, "test", device="cpu")
+    sides = []
+    for side in encode(trained.model, trained.split, trained.device):
+        vectors, mask = side.unpack_all()
+        sets = zip(vectors.numpy(), mask.numpy(), strict=True)
+        means = [sum(v / np.linalg.norm(v) for v in of[there]) for of, there in sets]
+        sides.append(np.stack([mean / np.linalg.norm(mean) for mean in means]))
+    return sides[0], sides[1]
+
+
+def test_pooled_vectors_are_unit_means_and_what_they_lose_is_told(run: Path, tmp_path: Path) -> None:
+    with h5py.File(run / "test.h5") as file:
+        for found, expected in zip((file["pooled_images"], file["pooled_captions"]), slow_pooled(run), strict=True):
+            np.testing.assert_allclose(found[:], expected, atol=1e-5)
+    done(eval_main, run / "test.h5", "--rerank", 4, "--rerank", 60, "--out", tmp_path / "r.json")
+    few, every = json.loads((tmp_path / "r.json").read_text())["rerank"]
+    assert few["t2i"]["found"] < every["t2i"]["found"] == 100
+    assert every["lost"]["rsum"] == 0
+    assert every["exact"].items() >= {name: every[name] for name in ("rsum", "mean_recall")}.items()
+
+
+def test_as_many_candidates_as_images_give_the_full_search(run: Path, photo: Path, capsys: Capture) -> None:
+    for query, every in (("a red square", 12), (photo, 60)):
+        expected, stderr = printed(capsys, run, query)
+        assert "scored:" not in stderr
+        for k in (every, every + 100):
+            found, stderr = printed(capsys, run, query, "--rerank", k)
+            assert found == expected
+            assert f"scored: the {every} of {every}" in stderr
+
+
+def test_a_text_is_scored_with_the_images_whose_pooled_vectors_are_nearest(run: Path, demo: Path, capsys: Capture) -> None:
+    images = load_dataset_file(demo).split("test")
+    with h5py.File(run / "test.h5") as file:
+        scores = (file["scores"] if "scores" in file else file["scores_t2i"])[:, 7]
+        near = file["pooled_images"][:] @ file["pooled_captions"][7]
+    best = np.argsort(-near)[:5]
+    listed = sorted(best, key=lambda row: -scores[row])
+    lines, stderr = printed(capsys, run, " ".join(images[1].captions[2].tokens), "-k", 3, "--rerank", 5)
+    assert [Path(line[2]).name for line in lines] == [images[row].file for row in listed[:3]]
+    assert [float(line[1]) for line in lines] == pytest.approx(scores[listed[:3]], abs=1e-4)
+    assert "scored: the 5 of 12 images that pooled vectors find" in stderr
+    assert len(printed(capsys, run, "a disc", "-k", 4, "--rerank", 2)[0]) == 4, "no fewer are scored than displayed"
+
+
+def test_an_index_may_be_the_first_stage(run: Path, photo: Path, tmp_path: Path, capsys: Capture, fails: Fails) -> None:
+    for query, name in (("a red square", "12 images"), (photo, "60 captions")):
+        index = tmp_path / f"{name}.faiss"
+        expected, _ = printed(capsys, run, query, "-k", 3, "--rerank", 6)
+        built, stderr = printed(capsys, run, query, "-k", 3, "--rerank", 6, "--index", index)
+        assert f"built a Flat index of {name}" in stderr
+        again, stderr = printed(capsys, run, query, "-k", 3, "--rerank", 6, "--index", index)
+        assert "built" not in stderr
+        assert built == again == expected
+    line = fails(search_main, run, "a disc", "--index", tmp_path / "12 images.faiss")
+    assert "leave --index out, or add --rerank" in line
+    assert "leave --corpus out" in fails(search_main, run, "a disc", "--corpus", run / "test.h5", "--rerank", 5)
+
+
+def test_an_index_may_find_nothing(run: Path, photo: Path, tmp_path: Path, capsys: Capture, edit: Edit) -> None:
+    file = tmp_path / "x.faiss"
+    query = (run, photo, "--split", "train", "--rerank", 20, "--index", file)
+    printed(capsys, *query, "--index-type", "IVF2,Flat")
+    found = []
+    for number in (0, 1):  # all vectors in one list, of which the other is that of the query
+        index = faiss.read_index(str(file))
+        index.make_direct_map()
+        vectors, rows, lists = index.reconstruct_n(0, 240), np.arange(240), np.full(240, number)
+        index.reset()
+        index.set_direct_map_type(faiss.DirectMap.NoMap)
+        index.add_core(240, *map(faiss.swig_ptr, (vectors, rows, lists)))
+        faiss.write_index(index, str(file))
+        edit(metadata_file(file), lambda note: note.update(sha256=sha256_file(file)))
+        lines, stderr = printed(capsys, *query)
+        assert ("the index found 0 of 20" in stderr) == (not lines)
+        found.append(len(lines))
+    assert sorted(found) == [0, 10]
+
+
+def test_a_network_re_ranks_by_its_embeddings_as_they_are(cache: Path, tmp_path: Path, capsys: Capture) -> None:
+    network = experiment("model.similarity=network", "loss.name=logistic", "train.epochs=1")
+    run = train(cache, network, out=tmp_path / "run")
+    done(embed_main, run)
+    with h5py.File(run / "test.h5") as file:
+        np.testing.assert_array_equal(file["pooled_captions"][:], file["captions"][:])
+    assert printed(capsys, run, "a disc", "--rerank", 12)[0] == printed(capsys, run, "a disc")[0]
+
+
+def test_of_single_vectors_only_order_scores_are_re_ranked(cache: Path, tmp_path: Path, capsys: Capture, fails: Fails) -> None:
+    for similarity in ("order", "cosine"):
+        run = train(cache, experiment(f"model.similarity={similarity}", "train.epochs=1"), out=tmp_path / similarity)
+        if similarity == "order":
+            assert f"FAISS finds {CANDIDATES} candidates" in printed(capsys, run, "a disc")[1]
+            assert "FAISS finds 11 candidates" in printed(capsys, run, "a disc", "--rerank", 11)[1]
+        else:
+            line = fails(search_main, run, "a disc", "--rerank", 11)
+            assert "its scores are inner products, and FAISS finds the highest of them; leave --rerank out" in line

@@ -1,0 +1,212 @@
+"""The base class of adversaries, and REINFORCE for adversaries that sample negatives from a categorical distribution.
+
+An adversary has its own weights. They are updated in the same step as the model, and saved and resumed with it.
+
+For a query q, a candidate c is sampled from p(c | q) = softmax_c(f(q) . c). Its reward is its cost for the model. The gradient
+of the expected reward is E[(reward - baseline) grad log p(c | q)] (Williams, 1992).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from pydantic import Field, PositiveInt
+from torch import Tensor, nn
+
+from vse.training.data.images import TrainingImages
+from vse.training.data.pairs import CaptionInputs, Pairs
+from vse.training.losses.base import Batch, Cost, Loss, Objective, Ranking
+from vse.training.models.build import Model
+from vse.training.models.encoders.base import xavier_linear
+from vse.training.settings import AdversarySettings
+
+
+@dataclass(frozen=True)
+class Opponent:
+    """The model that an adversary is trained against, with its loss, its data and its training settings."""
+
+    model: Model
+    loss: Loss
+    pairs: Pairs
+    images: TrainingImages
+    captions: CaptionInputs
+    batch_size: int
+    precision: str
+    device: torch.device
+
+
+class AdversarialLosses(NamedTuple):
+    """The cost that the model minimises, the loss that the adversary minimises, and measures that a run logs."""
+
+    cost: Cost
+    loss: Tensor
+    measures: dict[str, Tensor]
+
+
+class Adversary(nn.Module):
+    """A network that makes a batch harder and is trained against the model.
+
+    A subclass that adds candidates overrides :meth:`candidates`, and :meth:`objective` if its loss is not minus the model's
+    loss. Any other subclass overrides :meth:`compute_losses`.
+    """
+
+    def compute_losses(self, batch: Batch, model: Model, objective: Objective, seed: int) -> AdversarialLosses:
+        """Return the objectives of model and adversary for a batch; ``objective``, called with ``seed``, returns its cost."""
+        harder = self.candidates(batch, model)
+        cost = objective(harder, seed)
+        return AdversarialLosses(cost, self.objective(cost, harder), {})
+
+    def candidates(self, batch: Batch, model: Model) -> Batch:
+        """Return the batch with further candidates in ``more_images`` and ``more_captions``."""
+        return batch
+
+    def objective(self, cost: Cost, batch: Batch) -> Tensor:
+        """Return the loss of the adversary: minus the model's loss, unless a subclass overrides this method."""
+        return -cost.loss
+
+    def start_epoch(self, model: Model) -> None:
+        """Prepare for an epoch; called before its first step."""
+
+
+class ReinforceSettings(AdversarySettings):
+    """The settings of an adversary that samples negatives (Bose et al., ViGIL 2018; options as in Bose et al., ACL 2018)."""
+
+    architecture: Literal["linear", "mlp", "bilinear"] = Field(
+        "mlp", description="f(q) of the logits f(q) . c: W q + b, or W' relu(W q + b) + b', or W q without b"
+    )
+    hidden: PositiveInt = Field(512, description="units of the MLP's hidden layer")
+    scale: float = Field(
+        0.0,
+        ge=0,
+        le=1000,
+        description="factor of q . c that is added to the logits, so that near candidates are likelier from the start; 0: all "
+        "candidates start with similar probabilities",
+    )
+    samples: PositiveInt = Field(1, description="number of negatives sampled for each query")
+    baseline: Literal["none", "moving_average", "self_critical"] = Field(
+        "moving_average",
+        description="baseline that is subtracted from rewards: none, their running mean, or the reward of the likeliest "
+        "candidate",
+    )
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the running mean of rewards")
+    entropy_weight: float = Field(0.0, ge=0, description="weight of max(0, log entropy_of - H), H the entropy of p(. | q)")
+    entropy_of: PositiveInt = Field(
+        10, description="number of candidates whose uniform choice has the least entropy that is not penalised"
+    )
+
+
+class SampledCandidates(NamedTuple):
+    """Candidates sampled for n queries; a query without a candidate gets index 0, and its ``possible`` is False."""
+
+    indices: Int[Tensor, "n s"]
+    log_probabilities: Float[Tensor, "n s"]
+    entropies: Float[Tensor, " n"]
+    likeliest: Int[Tensor, " n"]
+    possible: Bool[Tensor, " n"]
+
+
+class DirectionLosses(NamedTuple):
+    """One direction of a round: the losses of the model and of the adversary, and the measures that a run logs."""
+
+    cost: Float[Tensor, ""]
+    loss: Float[Tensor, ""]
+    measures: dict[str, Tensor]
+
+
+def sampling_metrics(
+    drawn: SampledCandidates, rewards: Tensor, masked_share: Tensor, scores: Float[Tensor, "n s"], ranking: Ranking
+) -> dict[str, Tensor]:
+    """Return means over queries: entropy, reward, masked probability, and the excess of negatives over the hardest one."""
+    hardest = ranking.scores.masked_fill(~ranking.negatives, -torch.inf).amax(1)
+    return {
+        "entropy": drawn.entropies.mean().detach(),
+        "reward": rewards.mean().detach(),
+        "masked": masked_share.mean().detach(),
+        "harder": (scores.mean(1) - hardest).mean().detach(),
+    }
+
+
+class CandidateLogits(nn.Module):
+    """The map f(q) from queries (n, dim) to vectors that are compared with candidates (m, dim); its logits are (n, m)."""
+
+    def __init__(self, dim: int, settings: ReinforceSettings) -> None:
+        super().__init__()
+        self.scale = settings.scale
+        if settings.architecture == "mlp":
+            self.layers: nn.Module = nn.Sequential(
+                xavier_linear(dim, settings.hidden), nn.ReLU(), xavier_linear(settings.hidden, dim)
+            )
+        else:
+            self.layers = xavier_linear(dim, dim)
+            if settings.architecture == "bilinear":
+                self.layers = nn.Linear(dim, dim, bias=False)
+                nn.init.xavier_uniform_(self.layers.weight)
+
+    def forward(self, queries: Float[Tensor, "n dim"], candidates: Float[Tensor, "m dim"]) -> Float[Tensor, "n m"]:
+        mapped: Tensor = self.layers(queries)
+        return (mapped + self.scale * queries).float() @ candidates.float().T
+
+
+def sample_candidates(logits: Float[Tensor, "n m"], masked: Bool[Tensor, "n m"] | None, samples: int) -> SampledCandidates:
+    """Sample candidates that are not ``masked`` from the softmax of logits, with torch's default generator."""
+    possible = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
+    if masked is not None:
+        possible = ~masked.all(1)
+        logits = logits.masked_fill(masked & possible[:, None], -torch.inf)
+    log_p = logits.log_softmax(1)
+    p = log_p.exp()
+    with torch.no_grad():
+        indices = find_quantiles(p, torch.rand(len(p), samples, dtype=torch.float64, device=p.device))
+    entropies = -(p * log_p.clamp(min=-1e4)).sum(1)
+    return SampledCandidates(indices, log_p.gather(1, indices), entropies, p.detach().argmax(1), possible)
+
+
+def find_quantiles(probabilities: Float[Tensor, "n m"], uniform: Float[Tensor, "n s"]) -> Int[Tensor, "n s"]:
+    """Return the first candidate of each row whose cumulative probability exceeds a ``uniform`` value from [0, 1).
+
+    The sum is in float64: in float32 the steps of many candidates are lost, and these would never be sampled. A candidate of
+    probability 0 is never returned. A row with a NaN returns its last candidate.
+    """
+    cumulative = probabilities.cumsum(1, dtype=torch.float64)
+    total = cumulative[:, -1:]
+    below = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, below, right=True).clamp(max=probabilities.shape[1] - 1)
+
+
+class Baseline(nn.Module):
+    """The baseline of rewards; its running mean is saved with the adversary's weights."""
+
+    mean: Tensor
+    seen: Tensor
+
+    def __init__(self, settings: ReinforceSettings) -> None:
+        super().__init__()
+        self.kind, self.momentum = settings.baseline, settings.momentum
+        self.register_buffer("mean", torch.zeros(()))
+        self.register_buffer("seen", torch.zeros(()))
+
+    @torch.no_grad()
+    def forward(self, rewards: Float[Tensor, "n s"], of_likeliest: Float[Tensor, " n"] | None) -> Float[Tensor, "n s"]:
+        """Return rewards minus the baseline, then update the running mean with these rewards."""
+        if self.kind == "none":
+            return rewards
+        if of_likeliest is not None:
+            return rewards - of_likeliest[:, None]
+        advantages = rewards - self.mean / self.seen.clamp(min=1e-12)  # Adam's correction of a mean that starts at 0
+        self.mean.lerp_(rewards.mean(), 1 - self.momentum)
+        self.seen.lerp_(torch.ones_like(self.seen), 1 - self.momentum)
+        return advantages
+
+
+def reinforce_loss(
+    drawn: SampledCandidates, advantages: Float[Tensor, "n s"], settings: ReinforceSettings
+) -> Float[Tensor, ""]:
+    """Return the adversary's loss; its gradient is minus that of the expected reward, plus that of the entropy term."""
+    of_queries = -(advantages * drawn.log_probabilities).mean(1)
+    if settings.entropy_weight:
+        floor = torch.log(torch.tensor(float(settings.entropy_of)))
+        of_queries = of_queries + settings.entropy_weight * (floor - drawn.entropies).clamp(min=0)
+    return (of_queries * drawn.possible).sum() / drawn.possible.sum().clamp(min=1)

@@ -1,0 +1,152 @@
+"""The compositional adversary: it composes a negative image from regions of the batch, one for each word."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from pydantic import Field
+from torch import Tensor, nn
+
+from vse.pipeline.errors import UserError
+from vse.training.adversaries.base import (
+    AdversarialLosses,
+    Adversary,
+    Baseline,
+    CandidateLogits,
+    DirectionLosses,
+    Opponent,
+    ReinforceSettings,
+    reinforce_loss,
+    sample_candidates,
+    sampling_metrics,
+)
+from vse.training.kinds import Kind
+from vse.training.losses.base import Batch, Cost, Objective, Ranking
+from vse.training.models.build import Model
+
+
+class CompositionalSettings(ReinforceSettings):
+    """A negative image I' for each caption T, with one region per word (Bose et al., ViGIL at NeurIPS 2018, section 3).
+
+    For each word e_l of T, a region v'_l is sampled from P_l(v | e_1, ..., e_m) = softmax_v(f(e_l) . v), over all regions v of
+    the batch except those of T's own image. They form I' = {v'_1, ..., v'_m}. With the scores S of the model,
+
+        min_phi max_theta  S(I, T) - E[S(I', T)]     (Eq. 1)
+
+    where theta is trained by the gradient through the sampled regions, and phi by REINFORCE with the reward S(I', T). The
+    words e_l are states of a bidirectional GRU, so each depends on the others. S is the experiment's similarity. In the paper,
+    S is SCAN's with attention i2t and aggregation avg; but the SCAN row next to it in the paper's table is a t-i model.
+    """
+
+    name: Literal["compositional"] = "compositional"
+    sides: Literal["images", "captions", "both"] = Field(
+        "images",
+        description="negatives to compose: images from regions, for captions; captions from words, for images; or both",
+    )
+    form: Literal["difference", "hinge"] = Field(
+        "difference",
+        description="cost that the model minimises: S(I', T) - S(I, T) (Eq. 1), or [margin - S(I, T) + S(I', T)]_+, which is "
+        "then also the reward",
+    )
+    weight: float = Field(1.0, gt=0, description="weight of this cost in the model's loss")
+    in_batch: float = Field(
+        1.0, ge=0, description="weight of the experiment's own loss, with the negatives of the batch; 0: the adversary alone"
+    )
+
+    def build(self, opponent: Opponent) -> Adversary:
+        if opponent.model.gives != (Kind.SETS, Kind.SETS):
+            name = opponent.model.config.similarity.name
+            raise UserError(
+                f"adversary: compositional samples regions, but {name!r} compares single vectors; use the adversary ace"
+            )
+        if not opponent.loss.ranks:
+            raise UserError(f"adversary: compositional requires a ranking loss, and {opponent.loss.name} is not one")
+        return Compositional(self, opponent)
+
+
+class Compositional(Adversary):
+    """The inference networks of the composed sides, with the baselines of their rewards."""
+
+    def __init__(self, settings: CompositionalSettings, opponent: Opponent) -> None:
+        super().__init__()
+        self.settings, self.loss = settings, opponent.loss
+        sides = ("images", "captions") if settings.sides == "both" else (settings.sides,)
+        self.inferences = nn.ModuleDict({side: CandidateLogits(opponent.model.dim, settings) for side in sides})
+        self.baselines = nn.ModuleDict({side: Baseline(settings) for side in sides})
+        self._text_of = torch.from_numpy(opponent.pairs.text_of)
+
+    def compute_losses(self, batch: Batch, model: Model, objective: Objective, seed: int) -> AdversarialLosses:
+        cost = objective(batch, seed)
+        assert cost.rankings is not None
+        with torch.autocast(batch.images[0].device.type, enabled=False):
+            turns = [
+                self._direction_losses(batch, model, side, cost.rankings[1 if side == "images" else 0])
+                for side in self.inferences
+            ]
+        weight, in_batch = self.settings.weight, self.settings.in_batch
+        margin = self.loss.margin if self.settings.form == "hinge" else 0.0
+        return AdversarialLosses(
+            Cost(
+                in_batch * cost.loss + weight * sum(turn.cost for turn in turns),
+                in_batch * cost.collapsed + weight * margin * len(batch.image_of) * len(turns),
+                cost.rankings,
+            ),
+            torch.stack([turn.loss for turn in turns]).sum(),
+            {name: torch.stack([turn.measures[name] for turn in turns]).mean() for name in turns[0].measures},
+        )
+
+    def _direction_losses(self, batch: Batch, model: Model, side: str, ranking: Ranking) -> DirectionLosses:
+        """Compose negatives of one side for all queries of the other side."""
+        (parts, there), (queries, asked) = (
+            (batch.images, batch.captions) if side == "images" else (batch.captions, batch.images)
+        )
+        words = queries.detach()[asked]  # (n_words, dim), the words of all queries one after the other
+        query = asked.nonzero()[:, 0]
+        false = self._excluded_pairs(batch).to(parts.device)[query]
+        logits = self.inferences[side](words, parts.detach().flatten(0, 1)).unflatten(1, there.shape)
+        logits = logits.masked_fill(~there, -torch.inf)
+        drawn = sample_candidates(logits.flatten(1), false[:, :, None].expand_as(logits).flatten(1), self.settings.samples)
+
+        def scores(indices: Int[Tensor, "n_words s"]) -> Float[Tensor, "n s"]:
+            columns = []
+            for chosen in indices.unbind(1):
+                composed = parts.new_zeros(*asked.shape, parts.shape[2])
+                composed[asked] = parts.flatten(0, 1)[chosen]
+                sides = ((composed, asked), batch.captions) if side == "images" else (batch.images, (composed, asked))
+                columns.append(model.similarity.score_pairs(*sides, *[torch.arange(len(asked), device=parts.device)] * 2))
+            return torch.stack(columns, 1)
+
+        possible = ~false.new_zeros(len(asked)).index_put_((query,), ~drawn.possible)
+        positives = ranking.scores.gather(1, ranking.positives[:, None])
+        composed = scores(drawn.indices)
+        rewards, costs = self._rewards(positives, composed), self._costs(positives, composed)
+        of_likeliest = None
+        if self.settings.baseline == "self_critical":
+            with torch.no_grad():
+                of_likeliest = self._rewards(positives, scores(drawn.likeliest[:, None]))[:, 0]
+        advantages = self.baselines[side](rewards.detach(), of_likeliest)
+        of_queries = drawn._replace(  # the probability of a composition is the product of those of its samples
+            log_probabilities=torch.zeros_like(rewards).index_add(0, query, drawn.log_probabilities),
+            entropies=rewards.new_zeros(len(asked)).index_add(0, query, drawn.entropies) / asked.sum(1),
+            possible=possible,
+        )
+        false_share = (logits.detach().flatten(1).softmax(1).view_as(logits).sum(2) * false).sum(1)
+        return DirectionLosses(
+            (costs.mean(1) * possible).sum(),
+            reinforce_loss(of_queries, advantages, self.settings),
+            sampling_metrics(drawn, rewards, false_share, composed, ranking),
+        )
+
+    def _rewards(self, positives: Float[Tensor, "n 1"], composed: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
+        return composed if self.settings.form == "difference" else self._costs(positives, composed)
+
+    def _costs(self, positives: Float[Tensor, "n 1"], composed: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
+        difference = composed - positives
+        return difference if self.settings.form == "difference" else (self.loss.margin + difference).clamp(min=0)
+
+    def _excluded_pairs(self, batch: Batch) -> Bool[Tensor, "n n"]:
+        """Return, for each query, a mask of the pairs of the batch that share its image or its text."""
+        image_of, text_of = torch.from_numpy(batch.image_of), self._text_of[batch.pair_of]
+        return (image_of[:, None] == image_of) | (text_of[:, None] == text_of)

@@ -1,0 +1,97 @@
+"""The commands ``vse-train``, ``vse-embed``, ``vse-search`` and ``vse-report``.
+
+Each command imports the code that it needs only when it runs.
+"""
+
+from __future__ import annotations
+
+import click
+
+from vse.pipeline.command import entry_point
+from vse.pipeline.errors import printable
+from vse.pipeline.options import command
+from vse.pipeline.presets.preset_files import preset_descriptions
+from vse.training.options import EmbedRequest, ReportRequest, SearchCommand, TrainRequest
+
+
+class _WithExperiments(click.Command):
+    """A command whose help text ends with a list of all experiments."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Experiments"):
+            formatter.write_dl(preset_descriptions("experiments"), col_max=24)
+
+
+@command("vse-train", cls=_WithExperiments)
+def train_command(request: TrainRequest) -> None:
+    """Train an embedding on a feature cache. With --features alone, train VSE++ with the paper's settings.
+
+    Ctrl-C and SIGTERM save a checkpoint before the program ends; --resume continues from it. On several GPUs or machines:
+    torchrun --nproc-per-node N -m vse.training --features ...
+    """
+    from vse.training.training import is_first_process, train_experiment
+
+    run = train_experiment(request)
+    if is_first_process():
+        click.echo(run)
+
+
+@command("vse-embed")
+def embed_command(request: EmbedRequest) -> None:
+    """Write the embeddings of a split, for vse-eval.
+
+    With --features of another data set, --split names a split of that data set, to test a run on data that it was not trained
+    on. Images that the model was trained on are refused. With --as-features, each RUN may also be an embeddings file, written
+    by any program, one file for each split.
+    """
+    from vse.features.backbones.device import use_threads
+    from vse.training.use.embed import embed_runs
+
+    use_threads(request.threads)
+    click.echo("\n".join(map(str, embed_runs(request))))
+
+
+@command("vse-search")
+def search_command(command: SearchCommand) -> None:
+    """Search a split with a run: a text finds images, an image file finds captions.
+
+    QUERY is a text, or the path of a JPEG, PNG or WebP file. Each result is a line with rank, score, image and caption; the
+    image is an id if dataset.json has no file name. With --image, QUERY is a phrase and the results are boxes of that photo:
+    rank, score and corners (x1, y1, x2, y2 in its pixels).
+    """
+    from vse.features.backbones.device import use_threads
+    from vse.training.use.localise import find_phrase
+    from vse.training.use.search import search_run
+
+    use_threads(command.threads)
+    run, query, request, files = command.run, command.query, command.request, command.files
+    if command.image is not None:
+        best = find_phrase(run, command.image, query, request, files, command.device).best(request.k)
+        for rank, (score, box) in enumerate(zip(best.scores.tolist(), best.boxes.tolist(), strict=True), 1):
+            click.echo("\t".join([str(rank), f"{score:.4f}", *(f"{corner:.0f}" for corner in box)]))
+        return
+    for rank, hit in enumerate(search_run(run, query, request, files, command.device), 1):
+        caption = [] if hit.caption is None else [hit.caption]
+        click.echo("\t".join([str(rank), f"{hit.score:.4f}", *map(printable, [hit.photo or hit.image_id, *caption])]))
+
+
+@command("vse-report")
+def report_command(request: ReportRequest) -> None:
+    """Write a report on one result, or on two side by side: metrics, curves, and retrieved photos and captions of queries.
+
+    The report is one HTML file that needs no network and runs no script.
+    """
+    from vse.eval.report.report import write_report
+    from vse.training.use.attention import attention_of_run
+
+    click.echo(
+        write_report(
+            request.results, request.out, request.data, request.embeddings, request.queries, request.seed, attention_of_run
+        )
+    )
+
+
+train_main = entry_point(train_command)
+embed_main = entry_point(embed_command)
+search_main = entry_point(search_command)
+report_main = entry_point(report_command)

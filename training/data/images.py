@@ -1,0 +1,248 @@
+"""Images as inputs of a model, in training and in evaluation: cached features, or photos, with or without a CNN.
+
+In training, each visit of a pair reads a different crop of its image: one of a bank, or a new random crop of a photo. The crop
+depends only on the seed, the epoch and the pair, so a resumed run and several processes read the same crops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vse.features.backbones.device import move_tensor
+from vse.features.cache.reader import FeatureReader
+from vse.features.extractors.cnn import CnnExtractor, cut_crops
+from vse.features.extractors.images import read_ahead
+from vse.features.settings.images import CnnConfig
+from vse.pipeline.dataset.dataset import Dataset, Image
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.images import decode_image
+from vse.training.kinds import Encoded, Kind, add_full_mask, kind_of_rows
+from vse.training.settings import ImagesConfig
+
+_BLOCK = 4096  # rows that are loaded together
+Indices = NDArray[np.int64]
+_CROPS_AHEAD = 3  # batches of photos that are decoded in advance during a step
+
+
+class CachedFeatures:
+    """Cached features of images or captions, by index: vectors, or sets of vectors with their mask.
+
+    They are kept in the device's memory if they fit, and read from the shards otherwise. The set of an image without a region
+    has one vector of zeros.
+
+    Parameters
+    ----------
+    reader : reader of the cache
+    ids : ids of the images or captions, in the order of their indices
+    device : device of the features
+    memory_gb : limit on the features in CPU memory, in units of 1e9 bytes; on a GPU, 0 for none, else free memory is the limit
+    taken_gb : memory that other features already use
+
+    Attributes
+    ----------
+    kind : vectors or sets; vectors for a bank of crops
+    n_crops : number of crops of each image in a bank; 0 if the cache is not a bank
+    gb_kept : size of the features in memory, in units of 1e9 bytes
+    """
+
+    def __init__(
+        self, reader: FeatureReader, ids: Indices, device: torch.device, memory_gb: float = 0, taken_gb: float = 0
+    ) -> None:
+        cache = reader.cache
+        self._reader = reader
+        self._rows = reader.positions(ids)
+        self._device = device
+        self.kind = kind_of_rows(cache.row_kind)
+        self.n_crops = cache.row_shape[0] if cache.row_kind == "crops" else 0
+        self._mean_is_unit = bool(cache.provenance.get("config", {}).get("normalize"))
+        if cache.offsets is not None:
+            self._counts = np.diff(cache.offsets)[self._rows]
+        else:
+            self._counts = np.full(len(self._rows), int(np.prod(cache.row_shape[:-1])))
+        self._starts = np.cumsum(self._counts) - self._counts
+        needed = int(self._counts.sum()) * cache.dim * cache.dtype.itemsize
+        self._kept = self._loaded() if needed <= free_room(device, memory_gb, taken_gb) else None
+        self.gb_kept = 0.0 if self._kept is None else 1e-9 * needed
+
+    def read(self, indices: Indices, crops: Indices | None = None) -> Encoded:
+        """Return the features at these indices: (vectors (n, dim),), or (vectors (n, longest, dim), mask (n, longest)).
+
+        For a bank of crops, return the vectors of ``crops`` (n,). Without ``crops``, return the mean over all crops, with unit
+        length if the vectors have unit length.
+        """
+        return self._sets(indices) if self.kind == Kind.SETS else (self._vectors(indices, crops),)
+
+    def _vectors(self, indices: Indices, crops: Indices | None) -> Tensor:
+        if self.n_crops and crops is None:
+            rows = self._rows[indices]
+            mean = torch.from_numpy(self._reader.rows(rows)).float().mean(1)
+            mean = move_tensor(self._checked(mean, rows), self._device)
+            return torch.nn.functional.normalize(mean, dim=1) if self._mean_is_unit else mean
+        crops = np.zeros_like(indices) if crops is None else crops
+        if self._kept is not None:
+            which = indices * self.n_crops + crops if self.n_crops else indices
+            return self._kept.index_select(0, torch.from_numpy(which).to(self._device)).float()
+        rows = self._rows[indices]
+        vectors = self._reader.crops(rows, crops) if self.n_crops else self._reader.rows(rows)
+        return move_tensor(self._checked(torch.from_numpy(vectors).float(), rows), self._device)
+
+    def _sets(self, indices: Indices) -> Encoded:
+        if self._kept is None:
+            rows = self._rows[indices]
+            sets = self._reader.sets(rows)
+            vectors = move_tensor(self._checked(torch.from_numpy(sets.features).float(), rows), self._device)
+            mask = torch.from_numpy(sets.mask).to(self._device)
+        else:
+            starts, counts = (torch.from_numpy(part[indices]).to(self._device) for part in (self._starts, self._counts))
+            column = torch.arange(int(max(1, self._counts[indices].max(initial=1))), device=self._device)
+            mask = column < counts[:, None]
+            which = (starts[:, None] + column).clamp(max=len(self._kept) - 1)
+            vectors = self._kept.index_select(0, which.flatten()).float().view(*mask.shape, self._kept.shape[1])
+            vectors = vectors * mask[:, :, None]
+        mask[:, 0] = True  # an empty set becomes one vector of zeros
+        return vectors, mask
+
+    def _loaded(self) -> Tensor:
+        cache = self._reader.cache
+        dtype = torch.float16 if cache.dtype == np.float16 else torch.float32
+        n_vectors = int(self._counts.sum())
+        kept = torch.zeros(max(1, n_vectors), cache.dim, dtype=dtype, device=self._device)  # at least one, for padding
+        for start in range(0, len(self._rows), _BLOCK):
+            rows = self._rows[start : start + _BLOCK]
+            if cache.offsets is None:
+                vectors = self._reader.rows(rows).reshape(-1, cache.dim)
+            else:
+                sets = self._reader.regions(rows)
+                vectors = sets.features[sets.mask]
+            first = self._starts[start]
+            kept[first : first + len(vectors)] = self._checked(torch.from_numpy(vectors), rows)
+        return kept
+
+    def _checked(self, features: Tensor, rows: Indices) -> Tensor:
+        if not features.sum(dtype=torch.float32).isfinite():
+            self._reader.check_finite(rows)  # or else the sum alone overflowed
+        return features
+
+
+def free_room(device: torch.device, memory_gb: float, taken_gb: float = 0) -> float:
+    """Return the bytes that features may use: the rest of ``memory_gb`` or, on a GPU if that is not 0, 80% of free memory."""
+    if device.type == "cuda" and memory_gb > 0:
+        return 0.8 * torch.cuda.mem_get_info(device)[0]
+    return max(0.0, memory_gb - taken_gb) * 1e9
+
+
+class TrainingImages(Protocol):
+    """The images of pairs, as inputs of a model in training."""
+
+    def read_batches(
+        self, batches: Sequence[Indices], image_of: Indices, seed: int, epoch: int
+    ) -> Iterator[tuple[Tensor, ...]]:
+        """Yield the images of each of ``batches`` of pair indices; ``image_of`` holds the image index of every pair."""
+
+
+class EvaluationImages(Protocol):
+    """Images as inputs of a model in evaluation."""
+
+    def read_images(self, images: Indices) -> tuple[Tensor, ...]:
+        """Return the images with these indices."""
+
+
+class CachedImages(CachedFeatures):
+    """Cached features of images."""
+
+    def read_batches(
+        self, batches: Sequence[Indices], image_of: Indices, seed: int, epoch: int
+    ) -> Iterator[tuple[Tensor, ...]]:
+        crops = np.random.default_rng([seed, epoch, 1]).integers(max(1, self.n_crops), size=len(image_of))
+        for pairs in batches:
+            yield self.read(image_of[pairs], crops[pairs])
+
+    def read_images(self, images: Indices) -> tuple[Tensor, ...]:
+        return self.read(images)
+
+
+class PhotoCrops:
+    """Crops of photos, read from their files by threads.
+
+    ``extractor`` : the CNN that reads the crops.
+    ``paths``, ``image_ids`` : the photos, in the order of their indices.
+    ``random_crop`` : kind of random crops, see the feature settings.
+    ``workers`` : number of threads.
+    ``through`` : whether to return features of the frozen CNN instead of pixels.
+    ``config`` : preparation of the photos; by default that of the CNN.
+    """
+
+    def __init__(
+        self,
+        extractor: CnnExtractor,
+        paths: Sequence[Path],
+        image_ids: Indices,
+        random_crop: str | None = None,
+        workers: int = 2,
+        through: bool = False,
+        config: CnnConfig | None = None,
+    ) -> None:
+        config = config or extractor.config
+        kind = random_crop or config.random_crop
+        self._random = config.model_copy(update={"crops": "rc_bank", "n_random": 1, "random_crop": kind})
+        self._fixed = config.model_copy(update={"crops": "1c"}) if config.bank else config
+        self._extractor = extractor
+        self._paths, self._ids = paths, image_ids
+        self._workers = workers
+        self._through = through
+
+    def read_batches(
+        self, batches: Sequence[Indices], image_of: Indices, seed: int, epoch: int
+    ) -> Iterator[tuple[Tensor, ...]]:
+        """Yield a random crop for each pair of each batch: pixels (n, 1, 3, crop, crop), or features of the CNN."""
+        visits = [int(pair) for pairs in batches for pair in pairs]
+
+        def load(pair: int) -> Tensor:
+            number = image_of[pair]
+            photo = decode_image(self._paths[number])
+            return cut_crops(photo, self._random, int(self._ids[number]), (seed, epoch, pair))
+
+        ahead = max(1, _CROPS_AHEAD * max((len(pairs) for pairs in batches), default=1))
+        crops = read_ahead(visits, load, self._workers, ahead)
+        for pairs in batches:
+            pixels = [next(crops) for _ in pairs]
+            nothing = torch.empty(0, 1, 3, self._random.crop, self._random.crop, dtype=torch.uint8)
+            yield self._encode(torch.stack(pixels) if pixels else nothing)
+
+    def read_images(self, images: Indices) -> tuple[UInt8[Tensor, "n n_crops 3 crop crop"]]:
+        """Return the fixed crops of photos: the centre, or all ten."""
+
+        def load(number: int) -> Tensor:
+            return cut_crops(decode_image(self._paths[number]), self._fixed, int(self._ids[number]))
+
+        return (torch.stack(list(read_ahead(images.tolist(), load, self._workers, 4 * self._workers + 1))),)
+
+    def _encode(self, pixels: Tensor) -> Encoded:
+        if not self._through:
+            return (pixels,)
+        parts = [self._extractor.features(part) for part in torch.split(pixels, self._extractor.config.batch_size)]
+        return add_full_mask(torch.cat(parts)) if self._extractor.config.positions else (torch.cat(parts).flatten(1),)
+
+
+def photo_crops(
+    extractor: CnnExtractor,
+    dataset: Dataset,
+    images: Sequence[Image],
+    settings: ImagesConfig,
+    through: bool = False,
+    config: CnnConfig | None = None,
+) -> PhotoCrops:
+    """Return crops of the photos of ``images``, prepared for a CNN or as in ``config``."""
+    if not dataset.has_image_files:
+        raise UserError(f"{dataset.path}: this data set has no photos (its features were imported)")
+    paths = [dataset.image_path(image) for image in images]
+    ids = np.asarray([image.imgid for image in images], np.int64)
+    return PhotoCrops(extractor, paths, ids, settings.random_crop, settings.workers, through, config)

@@ -1,0 +1,223 @@
+"""Pairs of images and captions, the splits that they form, and captions as inputs of a model.
+
+The inputs are indices of words, tokens of a transformer's own tokenizer, or cached features.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vse.features.backbones.device import move_tensor
+from vse.features.backbones.transformer import Transformer
+from vse.features.cache.feature_cache import FeatureCache
+from vse.features.cache.rows import Item
+from vse.features.extractors.text import CaptionReader
+from vse.pipeline.dataset.captions import PAD, Vocabulary
+from vse.pipeline.dataset.columns import caption_counts, caption_ids, coco_ids, image_ids, select_images
+from vse.pipeline.dataset.dataset import Caption, Dataset, Image
+from vse.pipeline.errors import UserError
+from vse.training.data.images import EvaluationImages
+from vse.training.kinds import Kind, kind_of_rows
+
+log = logging.getLogger(__name__)
+_AT_ONCE = 10_000  # texts that are tokenised together
+
+
+class CaptionInputs(Protocol):
+    """The captions of a model's input; cached ones are :class:`vse.training.data.images.CachedFeatures`."""
+
+    kind: Kind
+
+    def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, ...]:
+        """Return the captions with these indices, as tensors of this kind."""
+
+
+class CaptionsOnDemand:
+    """Captions that are all read at the first access. A search for images needs none."""
+
+    def __init__(self, kind: Kind, read: Callable[[], CaptionInputs]) -> None:
+        self.kind, self._read = kind, read
+
+    def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, ...]:
+        return self.inputs.read(indices)
+
+    @cached_property
+    def inputs(self) -> CaptionInputs:
+        return self._read()
+
+
+class EncodedCaptions:
+    """Captions encoded on access by a text encoder that was fitted to another data set.
+
+    ``captions`` : the captions, in the order of their indices.
+    ``reader`` : the encoder that computed the cache of captions on which the model was trained.
+    ``cache`` : that cache; its rows are vectors or sets, and features are rounded to its type.
+    ``device`` : device of the features.
+    """
+
+    def __init__(self, captions: Sequence[Caption], reader: CaptionReader, cache: FeatureCache, device: torch.device) -> None:
+        self._captions, self._reader, self._cache, self._device = captions, reader, cache, device
+        self.kind = kind_of_rows(cache.row_kind)
+
+    def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, ...]:
+        captions = [self._captions[number] for number in indices.tolist()]
+        return encode_like(self._cache, self._reader, [(c.raw, c.tokens) for c in captions], self._device)
+
+
+def encode_like(
+    cache: FeatureCache, reader: CaptionReader, captions: Sequence[tuple[str, Sequence[str]]], device: torch.device
+) -> tuple[Tensor, ...]:
+    """Return captions, each given as raw text and as words, in the form in which a model trained on ``cache`` reads them."""
+    items = [Item(k, tokens=tuple(tokens), raw=raw) for k, (raw, tokens) in enumerate(captions)]
+    vectors, *mask = reader.encode_items(items)
+    rounded = torch.from_numpy(vectors.numpy().astype(cache.dtype)).float()
+    return tuple(part.to(device) for part in (rounded, *mask))
+
+
+class IndexLists:
+    """Lists of integers in one flat array. A batch of them is padded without a loop. No list may be empty."""
+
+    def __init__(self, lists: Iterable[Sequence[int]]) -> None:
+        flat, lengths = array("i"), array("i")
+        for indices in lists:
+            flat.extend(indices)
+            lengths.append(len(indices))
+        self._lengths = np.asarray(lengths, np.int64)
+        self._starts = np.cumsum(self._lengths) - self._lengths
+        self._flat = np.asarray(flat)
+
+    def pad(self, rows: NDArray[np.int64], padding: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return some lists, padded (n, longest), and their lengths (n,)."""
+        lengths = self._lengths[rows]
+        column = np.arange(lengths.max(initial=1))
+        inside = column < lengths[:, None]
+        padded = np.where(inside, self._flat[np.minimum(self._starts[rows][:, None] + column, len(self._flat) - 1)], padding)
+        return padded.astype(np.int64), lengths
+
+
+class WordIndices:
+    """Captions as indices of their words in a vocabulary."""
+
+    kind = Kind.WORDS
+
+    def __init__(self, captions: Sequence[Caption], vocabulary: Vocabulary, device: torch.device) -> None:
+        self._words = IndexLists(vocabulary.encode(caption.tokens) for caption in captions)
+        self._device = device
+
+    def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Return padded words (n, longest), and their lengths (n,) on the CPU."""
+        words, lengths = self._words.pad(indices, PAD)
+        return move_tensor(torch.from_numpy(words), self._device), torch.from_numpy(lengths)
+
+
+class TokenIndices:
+    """Captions as indices of the tokens of a transformer; ``n_cut`` of them were too long and are truncated."""
+
+    kind = Kind.TOKENS
+
+    def __init__(self, texts: Sequence[str], transformer: Transformer, device: torch.device) -> None:
+        self.n_cut = 0
+        self._padding, self._device = transformer.pad_index, device
+        self._tokens = IndexLists(self._encoded(texts, transformer))
+        if self.n_cut:
+            log.warning(
+                "%d of %d captions are longer than the %d tokens that %s reads, and are truncated",
+                self.n_cut,
+                len(texts),
+                transformer.max_length or transformer.n_positions,
+                transformer.name,
+            )
+
+    def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Return padded tokens (n, longest), and their mask (n, longest)."""
+        tokens, lengths = self._tokens.pad(indices, self._padding)
+        mask = np.arange(tokens.shape[1]) < lengths[:, None]
+        return move_tensor(torch.from_numpy(tokens), self._device), move_tensor(torch.from_numpy(mask), self._device)
+
+    def _encoded(self, texts: Sequence[str], transformer: Transformer) -> Iterator[list[int]]:
+        for start in range(0, len(texts), _AT_ONCE):
+            for encoding in transformer.tokenizer.encode_batch(list(texts[start : start + _AT_ONCE])):
+                self.n_cut += bool(encoding.overflowing)
+                yield encoding.ids
+
+
+class Pairs:
+    """All image-caption pairs of some images: pair k is caption k with its image, of the index ``image_of[k]``."""
+
+    def __init__(self, images: Sequence[Image]) -> None:
+        self.images = images
+        self.image_ids = image_ids(images)
+        self.image_of = np.repeat(np.arange(len(images)), caption_counts(images))
+
+    def __len__(self) -> int:
+        return len(self.image_of)
+
+    @cached_property
+    def captions(self) -> list[Caption]:
+        """All captions, created at the first access, because a search for images needs none."""
+        return [caption for image in self.images for caption in image.captions]
+
+    @property
+    def caption_image_ids(self) -> NDArray[np.int64]:
+        return self.image_ids[self.image_of]
+
+    @property
+    def caption_ids(self) -> NDArray[np.int64]:
+        return caption_ids(self.images)
+
+    @property
+    def coco_ids(self) -> NDArray[np.int64] | None:
+        """The MS-COCO ids of the images (n_images,), or None if some have none."""
+        return coco_ids(self.images)
+
+    @cached_property
+    def text_of(self) -> NDArray[np.int64]:
+        """The index of each caption's text (n_pairs,); captions with the same words have the same index."""
+        indices: dict[tuple[str, ...], int] = {}
+        return np.asarray([indices.setdefault(tuple(c.tokens), len(indices)) for c in self.captions], np.int64)
+
+
+@dataclass(frozen=True)
+class Split:
+    """The pairs of a split, and the inputs of a model for them."""
+
+    pairs: Pairs
+    images: EvaluationImages
+    captions: CaptionInputs
+
+    def first(self, n_images: int) -> Split:
+        """Return the first images of the split, with all their captions."""
+        return (
+            self
+            if n_images >= len(self.pairs.images)
+            else Split(Pairs(self.pairs.images[:n_images]), self.images, self.captions)
+        )
+
+
+def images_of(dataset: Dataset, splits: Sequence[str], cache: FeatureCache, captioned: bool = False) -> Sequence[Image]:
+    """Return the images of some splits that have features and, with ``captioned``, captions; warn about the others."""
+    of_splits = [dataset.split(split) for split in splits]
+    images = of_splits[0] if len(of_splits) == 1 else list(chain.from_iterable(of_splits))
+    kept = select_images(images, ~np.isin(image_ids(images), list(cache.skipped)))
+    if len(kept) < len(images):
+        log.warning("%d images without features (skipped by the extraction) are left out", len(images) - len(kept))
+    if not kept:
+        raise UserError(f"{cache.path}: no image of this split has features")
+    if captioned:
+        n_images, kept = len(kept), select_images(kept, caption_counts(kept) > 0)
+        if len(kept) < n_images:
+            log.warning("%d images without captions are left out", n_images - len(kept))
+        if not kept:
+            raise UserError(f"{dataset.path}: no image of the split {' or '.join(splits)} has a caption")
+    return kept

@@ -1,0 +1,17 @@
+"""Samplers split the pairs of an epoch into batches. A new sampler is one file here and one line below."""
+
+from __future__ import annotations
+
+from vse.pipeline.presets.parts import Registry
+from vse.training.data.samplers.base import Sampler
+
+SAMPLERS: Registry[Sampler] = Registry(
+    "sampler",
+    base=Sampler,
+    lazy={
+        "shuffled": "vse.training.data.samplers.base:Shuffled",
+        "neighbourhood": "vse.training.data.samplers.neighbourhood:NeighbourhoodSampling",
+        "by_image": "vse.training.data.samplers.base:ByImage",
+        "neighbourhood_added": "vse.training.data.samplers.neighbourhood:AddedNeighbours",
+    },
+)

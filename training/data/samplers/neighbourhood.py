@@ -1,0 +1,75 @@
+"""Samplers for neighbourhood constraints: batches with several captions of each of their images."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from vse.pipeline.errors import UserError
+from vse.training.data.samplers.base import Indices, Sampler, Shuffled
+
+_FEWEST = 4  # two captions of each of two images
+
+
+class NeighbourhoodSampling(Sampler):
+    """Every pair once; a batch has at least two captions of each of its images (two-branch paper, Algorithm 1, step 3c).
+
+    The captions of an image are split into random groups of two; a caption that is left over joins the last group. Batches are
+    filled with groups in random order and never exceed ``batch_size``, with one exception: if the last batch had a single
+    image and therefore no negatives, it is appended to the batch before. An image with one caption contributes that one.
+    Raises :class:`UserError` if ``batch_size`` is below four.
+    """
+
+    name: Literal["neighbourhood"] = "neighbourhood"
+
+    def batches(self, image_of: Indices, batch_size: int, rng: np.random.Generator) -> list[Indices]:
+        if batch_size < _FEWEST:
+            raise UserError(
+                f"train.batch_size {batch_size}: neighbourhood sampling requires at least {_FEWEST} pairs in a batch"
+            )
+        order = np.lexsort((rng.random(len(image_of)), image_of))
+        _, firsts, counts = np.unique(image_of[order], return_index=True, return_counts=True)
+        position = np.arange(len(order)) - np.repeat(firsts, counts)
+        starts_group = (position % 2 == 0) & ((position == 0) | (position + 1 < np.repeat(counts, counts)))
+        group_starts = np.flatnonzero(starts_group)
+        sizes = np.diff(group_starts, append=len(order))
+        shuffle = rng.permutation(len(sizes))
+        ends = np.cumsum(sizes[shuffle])
+        rank = np.empty_like(shuffle)
+        rank[shuffle] = np.arange(len(shuffle))
+        pairs = order[np.argsort(np.repeat(rank, sizes), kind="stable")]
+        bounds = [0]
+        while bounds[-1] < len(pairs):
+            fitting = int(np.searchsorted(ends, bounds[-1] + batch_size, side="right")) - 1
+            following = int(np.searchsorted(ends, bounds[-1], side="right"))
+            bounds.append(int(ends[max(fitting, following)]))
+        if len(bounds) > 2 and len(np.unique(image_of[pairs[bounds[-2] :]])) == 1:
+            del bounds[-2]
+        return np.split(pairs, bounds[1:-1])
+
+
+class AddedNeighbours(Sampler):
+    """Shuffled batches in which each image with one caption receives a second one of its own captions.
+
+    This is Algorithm 1 of the two-branch paper exactly. The authors' code does the same, except for images that occur twice in
+    a batch already. A batch holds up to twice ``batch_size`` pairs, and a pair may occur several times in an epoch.
+    """
+
+    name: Literal["neighbourhood_added"] = "neighbourhood_added"
+
+    def batches(self, image_of: Indices, batch_size: int, rng: np.random.Generator) -> list[Indices]:
+        by_image = np.argsort(image_of, kind="stable")
+        _, image, counts = np.unique(image_of, return_inverse=True, return_counts=True)
+        firsts = np.cumsum(counts) - counts
+        position = np.empty(len(image_of), np.int64)
+        position[by_image] = np.arange(len(image_of))
+        batches = []
+        for batch in Shuffled().batches(image_of, batch_size, rng):
+            images = image[batch]
+            alone = batch[(np.bincount(images, minlength=len(counts))[images] == 1) & (counts[images] > 1)]
+            images = image[alone]
+            steps = rng.integers(1, counts[images])  # a step in the circular list of the image's captions, to another caption
+            others = by_image[firsts[images] + (position[alone] - firsts[images] + steps) % counts[images]]
+            batches.append(np.concatenate([batch, others]))
+        return batches

@@ -1,0 +1,150 @@
+"""The settings of an experiment, composed of the settings of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Annotated, ClassVar
+
+from pydantic import ConfigDict, Field, SerializeAsAny, model_validator
+
+from vse.pipeline.errors import UserError
+from vse.pipeline.presets.own_code import CodeNotAllowed, allow_named_code
+from vse.pipeline.presets.parts import part_field
+from vse.pipeline.presets.preset_files import parse_yaml
+from vse.pipeline.presets.presets import is_experiment, list_changes, load_plan, read_experiment_settings, validate_settings
+from vse.pipeline.presets.schema import ExperimentPlan
+from vse.training.adversaries import ADVERSARIES
+from vse.training.kinds import Kind
+from vse.training.losses import LOSSES
+from vse.training.losses.base import Loss, LossUse
+from vse.training.losses.hinges import MaxOfHinges
+from vse.training.models.build import PARTS, ModelConfig
+from vse.training.settings import AdversarySettings, GradientSettings, ImagesConfig, SolverSettings, TrainConfig, WarmupConfig
+from vse.training.solvers import SOLVERS
+
+_BRANCHES = "model.image_encoder.{0} and model.caption_encoder.{0}"
+
+
+class ExperimentConfig(ExperimentPlan):
+    """One experiment: its features, model, loss, optimisation and solver."""
+
+    model_config = ConfigDict(extra="forbid")
+    renamed: ClassVar[Mapping[str, str]] = {
+        "model.recurrent": "model.caption_encoder.name",
+        "model.branches": "model.image_encoder and model.caption_encoder, each { name: branch }",
+        "model.branches.layers": _BRANCHES.format("name"),
+        "model.branches.image_widths": "model.image_encoder.widths",
+        "model.branches.caption_widths": "model.caption_encoder.widths",
+        **{f"model.branches.{name}": _BRANCHES.format(name) for name in ("batch_norm", "batch_norm_momentum", "dropout")},
+        "model.order_form": "model.similarity.form",
+        "model.distance_floor": "model.similarity.floor",
+        "model.network_widths": "model.similarity.widths",
+        "cca": "solver: { name: cca, ... }",
+        "cca.regularization": "solver.regularization",
+        "cca.power": "solver.power",
+    }
+
+    start_parts: list[str] = Field(
+        default_factory=list,
+        description=f"parts of the model whose weights are loaded from start_from: {', '.join(PARTS)}; none: all parts",
+    )
+    freeze: bool = Field(False, description="freeze the parts that are loaded from start_from")
+    solver: Annotated[SerializeAsAny[SolverSettings], part_field(SOLVERS)] = GradientSettings()
+    images: ImagesConfig = ImagesConfig()
+    model: ModelConfig = ModelConfig()
+    loss: Annotated[SerializeAsAny[Loss], part_field(LOSSES)] = MaxOfHinges()
+    warmup: WarmupConfig = WarmupConfig()
+    train: TrainConfig = TrainConfig()
+    adversary: Annotated[SerializeAsAny[AdversarySettings] | None, part_field(ADVERSARIES)] = Field(
+        None, description="network that makes each batch harder and is trained against the model; none: no adversary"
+    )
+
+    def in_precision(self, precision: str) -> ExperimentConfig:
+        return self.model_copy(update={"train": self.train.model_copy(update={"precision": precision})})
+
+    @model_validator(mode="after")
+    def _fits(self) -> ExperimentConfig:
+        warmup_loss = LOSSES[self.warmup.loss]
+        if self.loss.lambda3 or self.loss.lambda4:
+            for ranks, name in (
+                (self.loss.ranks, self.loss.name),
+                (warmup_loss.ranks or not self.warmup.epochs, self.warmup.loss),
+            ):
+                if not ranks:
+                    raise ValueError(f"loss.lambda3 and lambda4 require a ranking loss, not {name}")
+            if not self.model.similarity.compares_one_side or not self.model.normalize_image:
+                raise ValueError(
+                    "loss.lambda3 and lambda4 compare unit vectors of one side; the similarity "
+                    f"{self.model.similarity.name} cannot do that, or normalize_image is false"
+                )
+        self.loss.check_use(
+            LossUse(
+                self.model.similarity,
+                compiled=self.train.compile,
+                adversary=self.adversary is not None,
+                phrases=self.solver.reads_phrases,
+                warmup=self.warmup.loss if self.warmup.epochs else None,
+            )
+        )
+        unknown = [part for part in self.start_parts if part not in PARTS]
+        if unknown:
+            raise ValueError(f"start_parts: {unknown[0]!r} is not one of {', '.join(PARTS)}")
+        if (self.start_parts or self.freeze) and self.start_from is None:
+            raise ValueError("start_parts and freeze require start_from")
+        if not self.solver.uses_loss and (self.images.source != "cache" or self.start_from is not None):
+            raise ValueError(f"solver: {self.solver.name} reads cached features only and cannot start from a run")
+        if not self.solver.uses_loss and self.adversary is not None:
+            raise ValueError(f"solver: {self.solver.name} takes no gradient steps, so it cannot have an adversary")
+        if self.adversary is not None and self.train.accumulate > 1:
+            raise ValueError("an adversary takes a step for each batch, so it requires train.accumulate: 1")
+        if self.solver.reads_phrases and (self.images.source != "cache" or self.adversary is not None):
+            raise ValueError(f"solver: {self.solver.name} reads cached regions only and cannot have an adversary")
+        if self.truth_feature is not None and not self.solver.reads_phrases:
+            raise ValueError(f"truth_feature is for training on phrases; the solver {self.solver.name} does not read it")
+        if not self.solver.learns and self.loss != MaxOfHinges():
+            raise ValueError(f"solver: {self.solver.name} trains nothing; remove the loss {self.loss.name}")
+        return self
+
+
+def load_experiment(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> ExperimentConfig:
+    """Load the experiment preset ``name`` with the changes of ``dataset`` and then of ``sets`` (``key=value``).
+
+    A user's own code runs only if ``sets`` names it, or if everything is allowed (:mod:`vse.pipeline.presets.own_code`).
+    Raises :class:`UserError` if the preset is an ensemble; its members are trained instead.
+    """
+    with allow_named_code(list(_values(sets))):
+        return _loaded(name, dataset, sets)
+
+
+def _loaded(name: str, dataset: str | None, sets: Sequence[str]) -> ExperimentConfig:
+    content = read_experiment_settings(name, dataset, sets, ExperimentConfig)
+    if "ensemble_of" in content:
+        members = " and ".join(load_plan(name, dataset).ensemble_of)
+        raise UserError(
+            f"{name} is an ensemble: train {members}, then average their embeddings with "
+            f"vse-eval --ensemble --experiment {name}"
+        )
+    return validate_settings(ExperimentConfig, "experiment", name, content)
+
+
+def _values(sets: Sequence[str]) -> Iterator[object]:
+    """Yield the values of ``key=value`` settings; values that are not YAML are skipped."""
+    for item in sets:
+        with suppress(Exception):
+            yield parse_yaml(item.partition("=")[2])
+
+
+def changed_settings(experiment: ExperimentConfig, dataset: str) -> list[str]:
+    """Return ``loss.margin: 0.2 -> 0.1`` for each setting that differs from the preset of the experiment's name."""
+    if not is_experiment(experiment.name):
+        return []
+    try:
+        preset = load_experiment(experiment.name, dataset)
+    except CodeNotAllowed:  # the preset names code that has changed or is not allowed
+        return []
+    read = Kind.WORDS if experiment.caption_feature is None else Kind.VECTORS
+    preset = preset.model_copy(update={"model": preset.model.for_captions(read)})
+    if preset.train.precision == "auto":
+        preset = preset.in_precision(experiment.train.precision)
+    return list_changes(preset.content(), experiment.content())

@@ -1,0 +1,26 @@
+"""Losses. A new loss is one file here and one line below.
+
+A ranking loss is a class of settings that derives from :class:`vse.training.losses.ranking.RankingLoss` and has a method
+``cost``. A loss of single pairs derives from :class:`vse.training.losses.pair_loss.PairLoss`.
+"""
+
+from __future__ import annotations
+
+from vse.pipeline.presets.parts import Registry
+from vse.training.losses.base import Loss
+from vse.training.losses.ranking import loss_of_function
+
+LOSSES: Registry[Loss] = Registry(
+    "loss",
+    base=Loss,
+    from_function=loss_of_function,
+    lazy={
+        "max": "vse.training.losses.hinges:MaxOfHinges",
+        "sum": "vse.training.losses.hinges:SumOfHinges",
+        "top": "vse.training.losses.hinges:TopOfHinges",
+        "spectrum": "vse.training.losses.hinges:SpectrumOfHinges",
+        "infonce": "vse.training.losses.contrastive:InfoNce",
+        "sigmoid": "vse.training.losses.contrastive:Sigmoid",
+        "logistic": "vse.training.losses.pair_loss:Logistic",
+    },
+)

@@ -1,0 +1,247 @@
+"""Contrastive losses, InfoNCE and sigmoid: a fixed or learned temperature, several positives, and blocks of scores."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar, Literal, NamedTuple, Self
+
+import torch
+from jaxtyping import Bool, Float, Int
+from pydantic import Field, PositiveInt, model_validator
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from vse.training.losses.base import (
+    Batch,
+    Cost,
+    LearnedScale,
+    LossUse,
+    Mask,
+    Objective,
+    Positives,
+    Ranking,
+    Scalar,
+    ScoreMatrix,
+    in_full_precision,
+)
+from vse.training.losses.ranking import BlockCost, RankingLoss, block_costs
+from vse.training.models.similarities.base import Similarity
+
+_MASKED = -1e30  # a logit without effect; unlike infinity, its differences are finite
+_CLIP = 0.07  # the first temperature of CLIP
+
+
+class ScoreBlock(NamedTuple):
+    """The logits of b images of a batch with all its n captions.
+
+    ``own`` : column of the caption that each image is paired with.
+    ``same`` : True where a caption belongs to the image.
+    """
+
+    logits: Float[Tensor, "b n"]
+    own: Int[Tensor, " b"]
+    same: Bool[Tensor, "b n"]
+
+
+class ContrastiveLoss(RankingLoss):
+    """A loss of scores divided by a temperature; ``block`` limits the rows of scores that are in memory at a time."""
+
+    several_positives: ClassVar = True
+    temperature: float = Field(0.1, ge=1e-6, description="divides the scores; the first value of a learned temperature")
+    learned: bool = Field(False, description="whether the temperature is learned")
+    learning_rate: float | None = Field(
+        None,
+        gt=0,
+        description="learning rate of the temperature and bias, which have no weight decay; none: train.learning_rate",
+    )
+    block: PositiveInt | None = Field(
+        None,
+        description="number of images that are compared with all captions of a batch at a time, for large batches of single "
+        "vectors: memory holds block x batch_size scores, and the loss is the same; none: all images at once",
+    )
+
+    @property
+    def lists_negatives(self) -> bool:
+        return self.block is None
+
+    def check_use(self, use: LossUse) -> None:
+        required = {"learned: false": not self.learned, "block: null": self.block is None}
+        required["same_image: mask"] = self.same_image != "positive"
+        for setting, is_set in required.items():
+            if use.phrases and not is_set:
+                raise ValueError(f"with phrases the loss {self.name} requires {setting}")
+        if self.block is None:
+            return
+        if use.similarity.ranked_by is None:
+            raise ValueError(f"loss.block compares single vectors, not by {use.similarity.name}, which scores pair by pair")
+        conflicts = {"an adversary": use.adversary, "train.compile": use.compiled}
+        conflicts["lambda3 and lambda4"] = bool(self.lambda3 or self.lambda4)
+        for other, is_used in conflicts.items():
+            if is_used:
+                raise ValueError(f"loss.block cannot be combined with {other}")
+        if use.warmup is not None:
+            raise ValueError(f"loss.block bounds no memory of the warm-up loss {use.warmup}; warmup.epochs: 0 leaves it out")
+
+    @property
+    def initial_bias(self) -> float | None:
+        """First value of the bias of the logits; None: no bias."""
+        return None
+
+    @property
+    def lower_bound(self) -> float | None:
+        """Lower bound of a learned temperature; None: no bound."""
+        return None
+
+    @property
+    def weights_rate(self) -> float | None:
+        return self.learning_rate
+
+    def weights(self) -> LearnedScale | None:
+        return LearnedScale(self.temperature, self.initial_bias, self.lower_bound) if self.learned else None
+
+    def logits(self, scores: ScoreMatrix, weights: nn.Module | None = None) -> ScoreMatrix:
+        """Return the scores divided by the learned temperature, or by the one in the settings."""
+        if weights is not None:
+            learned: Tensor = weights(scores)
+            return learned
+        return in_full_precision(scores) / self.temperature + (self.initial_bias or 0)
+
+    def cost(self, scores: ScoreMatrix, positives: Positives, negatives: Mask) -> Scalar:
+        return self.direction_cost(Ranking(scores, positives, negatives))
+
+    def direction_cost(self, ranking: Ranking, weights: nn.Module | None = None) -> Scalar:
+        own = torch.zeros_like(ranking.negatives).scatter(1, ranking.positives[:, None], True)
+        positives = ~ranking.negatives if self.same_image == "positive" else own
+        return self.logit_cost(self.logits(ranking.scores, weights), positives, ranking.negatives)
+
+    @abstractmethod
+    def logit_cost(self, logits: ScoreMatrix, positives: Mask, negatives: Mask) -> Scalar:
+        """Return the cost of one direction, summed over its queries; each query has at least one positive."""
+
+    @abstractmethod
+    def block_cost(self, block: ScoreBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
+        """Return the cost of a block in both directions, and a value for each column as input of :meth:`column_cost`."""
+
+    @abstractmethod
+    def column_cost(self, columns: Float[Tensor, "n_blocks m"]) -> Scalar:
+        """Return the cost that is added to the costs of all blocks, from the column values of all blocks."""
+
+    @abstractmethod
+    def collapsed_cost(self, n_same: Int[Tensor, " n"], mean: Scalar) -> Scalar:
+        """Return the loss of a batch whose logits all equal ``mean``; ``n_same`` counts the pairs with the same image."""
+
+    def objective(self, similarity: Similarity, compiled: bool = False, weights: nn.Module | None = None) -> Objective:
+        if self.block is None:
+            return super().objective(similarity, compiled, weights)
+        size = self.block
+        return lambda batch, seed: self._cost_by_blocks(batch, similarity, weights, size)
+
+    def _cost_by_blocks(self, batch: Batch, similarity: Similarity, weights: nn.Module | None, size: int) -> Cost:
+        image_of = torch.from_numpy(batch.image_of).to(batch.images[0].device)
+
+        def row_cost(images: Tensor, captions: Tensor, start: int) -> BlockCost:
+            scores = similarity((images,), (captions,))
+            assert isinstance(scores, Tensor)
+            own = torch.arange(start, start + len(images), device=image_of.device)
+            block = ScoreBlock(self.logits(scores, weights), own, image_of[own][:, None] == image_of)
+            return *self.block_cost(block), scores.detach().sum()
+
+        parameters = () if weights is None else weights.parameters()
+        cost, columns, total = block_costs(row_cost, size, batch.images[0], batch.captions[0], *parameters)
+        _, which, counts = torch.unique(image_of, return_inverse=True, return_counts=True)
+        with torch.no_grad():
+            mean = self.logits(total[None, None] / len(image_of) ** 2, weights)[0, 0]
+            collapsed = self.collapsed_cost(counts[which], mean)
+        return Cost(cost + self.column_cost(columns), collapsed)
+
+
+class InfoNce(ContrastiveLoss):
+    """Cross entropy of each query's positive among its negatives (van den Oord et al., 2018), in both directions.
+
+    A learned temperature starts at 0.07 unless another value is set, and the logits are at most the scores times 100 (CLIP:
+    Radford et al., 2021, section 2.3). With ``same_image: positive`` the cost of a query is the mean of the cross entropies of
+    its positives, each among all candidates (UniCL: Yang et al., 2022, Eqs. 3 and 4). The margin is not used.
+    """
+
+    name: Literal["infonce"] = "infonce"
+    least_temperature: float = Field(0.01, ge=1e-6, description="lower bound of a learned temperature")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _start_as_clip(cls, content: Any) -> Any:
+        if isinstance(content, dict) and content.get("learned") is True and "temperature" not in content:
+            return {**content, "temperature": _CLIP}
+        return content
+
+    @model_validator(mode="after")
+    def _check_temperature(self) -> Self:
+        if self.learned and self.temperature < self.least_temperature:
+            raise ValueError(f"temperature {self.temperature:g} is below least_temperature {self.least_temperature:g}")
+        return self
+
+    @property
+    def lower_bound(self) -> float:
+        return self.least_temperature
+
+    def logit_cost(self, logits: ScoreMatrix, positives: Mask, negatives: Mask) -> Scalar:
+        logs = logits.masked_fill(~(positives | negatives), -torch.inf).log_softmax(1)
+        return -(logs.masked_fill(~positives, 0).sum(1) / positives.sum(1)).sum()
+
+    def block_cost(self, block: ScoreBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
+        logits, own, same = block
+        if self.same_image == "positive":
+            positives = logits.masked_fill(~same, 0).sum(1) / same.sum(1)
+        else:
+            positives = logits.gather(1, own[:, None])[:, 0]
+        if self.same_image == "mask":
+            logits = logits.masked_fill(same.scatter(1, own[:, None], False), _MASKED)
+        both = (self.lambda1 + self.lambda2) * positives.sum()
+        return self.lambda1 * logits.logsumexp(1).sum() - both, logits.logsumexp(0)
+
+    def column_cost(self, columns: Float[Tensor, "n_blocks m"]) -> Scalar:
+        return self.lambda2 * columns.logsumexp(0).sum()
+
+    def collapsed_cost(self, n_same: Int[Tensor, " n"], mean: Scalar) -> Scalar:
+        left_out = n_same - 1 if self.same_image == "mask" else torch.zeros_like(n_same)
+        return (self.lambda1 + self.lambda2) * (len(n_same) - left_out).log().sum()
+
+
+class Sigmoid(ContrastiveLoss):
+    """The sigmoid loss log(1 + exp(-z (s / temperature + bias))) of all pairs (SigLIP: Zhai et al., 2023, Eq. 1).
+
+    Positive pairs have z = +1, negative ones z = -1. Each pair counts half in either direction. Other captions of the same
+    image have z = -1 (``same_image: keep``), z = +1 (``positive``) or are left out (``mask``). The margin is not used.
+    """
+
+    name: Literal["sigmoid"] = "sigmoid"
+    learned: bool = Field(True, description="whether the temperature and the bias are learned")
+    bias: float = Field(-10.0, description="added to the logits; the first value of a learned bias")
+    lambda1: float = Field(0.5, ge=0, description="weight of the terms with an image as the query")
+    lambda2: float = Field(0.5, ge=0, description="weight of the terms with a caption as the query")
+
+    @property
+    def initial_bias(self) -> float:
+        return self.bias
+
+    def equal_scores(self, scores: ScoreMatrix) -> ScoreMatrix:
+        return scores.mean().expand_as(scores) if scores.numel() else scores
+
+    def logit_cost(self, logits: ScoreMatrix, positives: Mask, negatives: Mask) -> Scalar:
+        costs = softplus(torch.where(positives, -logits, logits))
+        return costs.masked_fill(~(positives | negatives), 0).sum()
+
+    def block_cost(self, block: ScoreBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
+        logits, own, same = block
+        paired = torch.zeros_like(same).scatter(1, own[:, None], True)
+        positives = same if self.same_image == "positive" else paired
+        negatives = ~paired if self.same_image == "keep" else ~same
+        return (self.lambda1 + self.lambda2) * self.logit_cost(logits, positives, negatives), logits.new_empty(0)
+
+    def column_cost(self, columns: Float[Tensor, "n_blocks m"]) -> Scalar:
+        return columns.sum()
+
+    def collapsed_cost(self, n_same: Int[Tensor, " n"], mean: Scalar) -> Scalar:
+        n = len(n_same)
+        n_positives = n_same.sum() if self.same_image == "positive" else torch.tensor(n)
+        n_negatives = n * n - (n if self.same_image == "keep" else n_same.sum())
+        return (self.lambda1 + self.lambda2) * (n_positives * softplus(-mean) + n_negatives * softplus(mean))

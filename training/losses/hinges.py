@@ -1,0 +1,76 @@
+"""Losses of hinges: max (VSE++), sum (VSE0), the k highest (two-branch networks), and a spectrum between max and sum."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from vse.training.losses.base import Mask, Positives, Scalar, ScoreMatrix, hinge_costs, sum_highest
+from vse.training.losses.ranking import RankingLoss
+
+
+class MaxOfHinges(RankingLoss):
+    """Max of hinges: only the hardest negative of each query has a cost (VSE++ paper, Eq. 6).
+
+    Negatives that tie for the hardest share the gradient equally, as in the derivative of ``amax``. The authors' code gives
+    one of them the complete gradient.
+    """
+
+    name: Literal["max"] = "max"
+    mirrored_positive: bool = Field(
+        False,
+        description="count the positive as a negative with the score -s, as the code of DSVE-loc does: it subtracts twice the "
+        "diagonal instead of leaving it out, so a pair with s < 0 costs at least margin - 2 s",
+    )
+
+    def cost(self, scores: ScoreMatrix, positives: Positives, negatives: Mask) -> Scalar:
+        costs = hinge_costs(scores, positives, negatives, self.margin)
+        if self.mirrored_positive:
+            mirrored = (self.margin - 2 * scores.gather(1, positives[:, None])).clamp(min=0)
+            costs = torch.cat([costs, mirrored], 1)
+        return costs.amax(dim=1).sum()
+
+
+class SumOfHinges(RankingLoss):
+    """Sum of hinges: every negative within the margin has a cost (VSE++ paper, Eq. 5)."""
+
+    name: Literal["sum"] = "sum"
+
+    def cost(self, scores: ScoreMatrix, positives: Positives, negatives: Mask) -> Scalar:
+        return hinge_costs(scores, positives, negatives, self.margin).sum()
+
+
+class TopOfHinges(RankingLoss):
+    """Top of hinges: the ``k`` negatives with the highest cost count for each query (two-branch paper, Eq. 3, section 5.1).
+
+    The hinges [m + d(x, y) - d(x, y')]+ are those of the scores s = -d. With masked negatives, an image that occurs several
+    times in a batch is a negative only in its first row.
+    """
+
+    name: Literal["top"] = "top"
+    distinct_candidates: ClassVar = True
+
+    @property
+    def averages(self) -> bool:
+        return self.reduction == "mean_topk"
+
+    def cost(self, scores: ScoreMatrix, positives: Positives, negatives: Mask) -> Scalar:
+        return sum_highest(hinge_costs(scores, positives, negatives, self.margin), self)
+
+
+class SpectrumOfHinges(RankingLoss):
+    """Hinges weighted by their distance from the hardest hinge of their query (VSE++ paper, remark after Eq. 6).
+
+    The weight of a hinge h is exp((h - max h) / temperature), with the maximum over the hinges of its query. No gradient flows
+    through the weights. A temperature near 0 gives the max of hinges, a high temperature their sum.
+    """
+
+    name: Literal["spectrum"] = "spectrum"
+    temperature: float = Field(0.1, ge=1e-6, description="near 0: the max of hinges; very high: their sum")
+
+    def cost(self, scores: ScoreMatrix, positives: Positives, negatives: Mask) -> Scalar:
+        hinges = hinge_costs(scores, positives, negatives, self.margin)
+        below = (hinges - hinges.amax(1, keepdim=True)).detach()
+        return ((below / self.temperature).exp() * hinges).sum()

@@ -1,0 +1,60 @@
+"""Losses of single pairs, each positive or negative, among them the logistic loss of the similarity network."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from vse.training.losses.base import Batch, Cost, Indices, Loss, Objective, Scalar
+from vse.training.models.similarities.base import Similarity
+
+
+class PairLoss(Loss):
+    """A loss of single pairs. A batch gets as many random negative pairs as it has positive pairs."""
+
+    ranks: ClassVar = False
+
+    @abstractmethod
+    def cost(self, scores: Float[Tensor, " n"], labels: Float[Tensor, " n"]) -> Scalar:
+        """Return the sum of the costs of pairs with ``labels`` +1 (positive) or -1 (negative)."""
+
+    def objective(self, similarity: Similarity, compiled: bool = False, weights: nn.Module | None = None) -> Objective:
+        def cost(batch: Batch, seed: int) -> Cost:
+            device = batch.images[0].device
+            rows, columns = balanced_pairs(batch.image_of, np.random.default_rng(seed))
+            labels = torch.ones(len(rows), device=device)
+            labels[len(rows) // 2 :] = -1
+            where = (torch.from_numpy(indices).to(device) for indices in (rows, columns))
+            scores = similarity.score_pairs(batch.images, batch.captions, *where)
+            with torch.no_grad():
+                collapsed = self.cost(torch.zeros_like(scores), labels)
+            return Cost(self.cost(scores, labels), collapsed)
+
+        return cost
+
+
+def balanced_pairs(image_of: Indices, rng: np.random.Generator) -> tuple[Indices, Indices]:
+    """Return the (2n,) rows and columns of the positive pairs, then of each image with a random caption of another image."""
+    order = np.argsort(image_of, kind="stable")
+    _, image, counts = np.unique(image_of, return_inverse=True, return_counts=True)
+    firsts = (np.cumsum(counts) - counts)[image]
+    n_wrong = len(image_of) - counts[image]
+    rows = np.flatnonzero(n_wrong)
+    chosen = rng.integers(0, np.maximum(1, n_wrong))[rows]
+    wrong = order[chosen + counts[image][rows] * (chosen >= firsts[rows])]
+    return np.concatenate([rows, rows]), np.concatenate([rows, wrong])
+
+
+class Logistic(PairLoss):
+    """The logistic loss log(1 + exp(-z p)) of scores p and labels z = +1 or -1 (two-branch paper, Eq. 7)."""
+
+    name: Literal["logistic"] = "logistic"
+
+    def cost(self, scores: Float[Tensor, " n"], labels: Float[Tensor, " n"]) -> Scalar:
+        return softplus(-labels * scores).sum()

@@ -1,0 +1,69 @@
+"""The inputs of a model: their kinds and lengths, and captions as features, tokens or words."""
+
+from __future__ import annotations
+
+import torch
+
+from vse.features.backbones.transformer import Transformer
+from vse.features.cache.feature_cache import FeatureCache
+from vse.features.cache.reader import FeatureReader
+from vse.features.exchange.embeddings import read_backbone
+from vse.pipeline.dataset.captions import Vocabulary
+from vse.pipeline.errors import UserError
+from vse.training.data.images import CachedFeatures
+from vse.training.data.pairs import CaptionInputs, Pairs, TokenIndices, WordIndices
+from vse.training.kinds import Kind, kind_of_rows
+from vse.training.models.build import Input, ModelConfig
+from vse.training.models.encoders.linear import IdentitySettings
+
+
+def check_one_space(model: ModelConfig, images: FeatureCache, captions: FeatureCache | None) -> None:
+    """Raise :class:`UserError` if cached vectors that are compared without encoders come from different models."""
+    encoders = model.image_encoder, model.caption_encoder
+    if captions is None or not all(isinstance(encoder, IdentitySettings) for encoder in encoders):
+        return
+    theirs, ours = read_backbone(images), read_backbone(captions)
+    if (theirs and theirs.sha256) != (ours and ours.sha256):
+        of_images, of_captions = (by.experiment if by else "no run" for by in (theirs, ours))
+        raise UserError(
+            f"{captions.path} holds captions by {of_captions}, {images.path} images by {of_images}: not by the same model; "
+            "use two caches that the same vse-embed --as-features wrote"
+        )
+
+
+def model_inputs(
+    images: FeatureCache, captions: FeatureCache | None, transformer: Transformer | None, vocabulary: Vocabulary
+) -> tuple[Input, Input]:
+    """Return the inputs of a model for images and for captions."""
+    if captions is not None:
+        return input_of(images), input_of(captions)
+    if transformer is not None:
+        n_tokens = transformer.tokenizer.get_vocab_size()
+        return input_of(images), Input(Kind.TOKENS, n_tokens, "the captions", transformer)
+    return input_of(images), Input(Kind.WORDS, len(vocabulary), "the captions")
+
+
+def read_captions(
+    cache: FeatureCache | None,
+    transformer: Transformer | None,
+    vocabulary: Vocabulary,
+    pairs: Pairs,
+    device: torch.device,
+    memory_gb: float = 0,
+    taken_gb: float = 0,
+) -> CaptionInputs:
+    """Return the captions as inputs of the model: features of a cache, tokens of a transformer, or words.
+
+    Cached features may use ``memory_gb`` (units of 1e9 bytes) of memory together with the ``taken_gb`` that others already
+    use.
+    """
+    if cache is not None:
+        return CachedFeatures(FeatureReader(cache, 0, mapped=False), pairs.caption_ids, device, memory_gb, taken_gb)
+    if transformer is not None:
+        return TokenIndices([caption.raw for caption in pairs.captions], transformer, device)
+    return WordIndices(pairs.captions, vocabulary, device)
+
+
+def input_of(cache: FeatureCache) -> Input:
+    """Return the input of a model that reads the rows of a cache."""
+    return Input(kind_of_rows(cache.row_kind), cache.dim, f"the feature {cache.feature!r}")

@@ -1,0 +1,185 @@
+"""The model of an experiment: an image encoder, a caption encoder and a similarity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from jaxtyping import Float, Int
+from pydantic import Field, PositiveInt, SerializeAsAny, model_validator
+from torch import Tensor, nn
+
+from vse.features.backbones.transformer import Transformer
+from vse.pipeline.errors import UserError
+from vse.pipeline.presets.parts import part_field
+from vse.pipeline.presets.schema import Settings
+from vse.training.kinds import Encoded, Kind, add_full_mask
+from vse.training.models.encoders import CAPTION_ENCODERS, DEFAULT_CAPTION_ENCODERS, IMAGE_ENCODERS
+from vse.training.models.encoders.base import EncoderSettings, Sizes, unit_length
+from vse.training.models.encoders.linear import Linear
+from vse.training.models.similarities import SIMILARITIES
+from vse.training.models.similarities.base import Scores, SimilaritySettings
+from vse.training.models.similarities.vectors import CosineSettings
+
+PARTS = ("image_encoder", "caption_encoder", "similarity", "cnn")
+
+
+class ModelConfig(Settings):
+    """The model (VSE++ paper, section 2 and Eq. 3; order embeddings: section 3.5; two-branch paper, section 3)."""
+
+    dim: PositiveInt = Field(
+        1024, description="length of the joint embedding, unless an encoder sets it, and of the state of a recurrent network"
+    )
+    word_dim: PositiveInt = Field(300, description="length of a word vector, for encoders that read words")
+    image_encoder: Annotated[SerializeAsAny[EncoderSettings], part_field(IMAGE_ENCODERS)] = Linear()
+    caption_encoder: Annotated[SerializeAsAny[EncoderSettings] | None, part_field(CAPTION_ENCODERS)] = Field(
+        None, description="none: a GRU for words, a linear map for cached vectors"
+    )
+    normalize_image: bool = Field(True, description="unit-length image embeddings; false for VSE0")
+    absolute: bool = Field(False, description="absolute values of both embeddings, after their normalisation; true for Order0")
+    similarity: Annotated[SerializeAsAny[SimilaritySettings], part_field(SIMILARITIES)] = CosineSettings()
+
+    @model_validator(mode="after")
+    def _fits(self) -> ModelConfig:
+        if self.similarity.needs_unit_length and not self.normalize_image:
+            raise ValueError(f"similarity: {self.similarity.name} takes unit vectors, so normalize_image: true")
+        return self
+
+    def for_captions(self, kind: Kind) -> ModelConfig:
+        """Return these settings with the default caption encoder for a kind of captions, if no encoder is named."""
+        if self.caption_encoder is not None:
+            return self
+        return self.model_copy(update={"caption_encoder": CAPTION_ENCODERS.parse(DEFAULT_CAPTION_ENCODERS[kind])})
+
+
+@dataclass(frozen=True)
+class Input:
+    """The input of images or of captions to a model.
+
+    ``kind`` : vectors, sets, words or tokens.
+    ``size`` : length of a vector, or of the vocabulary.
+    ``name`` : the name of the input in messages.
+    ``transformer`` : for tokens, the transformer that they belong to.
+    """
+
+    kind: Kind
+    size: int
+    name: str
+    transformer: Transformer | None = None
+
+
+class Model(nn.Module):
+    """Encoders of images and captions into a joint space, a similarity that scores embeddings, and optionally a CNN."""
+
+    def __init__(self, config: ModelConfig, image_input: Input, caption_input: Input, cnn: nn.Module | None = None) -> None:
+        super().__init__()
+        self.config = config = config.for_captions(caption_input.kind)
+        check_fit(config, image_input, caption_input)
+        image_settings, caption_settings = config.image_encoder, config.caption_encoder
+        assert caption_settings is not None
+        image_sizes, caption_sizes = (
+            Sizes(read.kind, read.size, config.dim, config.word_dim, read.transformer) for read in (image_input, caption_input)
+        )
+        self.image_encoder = image_settings.build(image_sizes)
+        self.caption_encoder = caption_settings.build(caption_sizes)
+        if self.image_encoder.dim != self.caption_encoder.dim:
+            raise UserError(
+                f"the image encoder {image_settings.name!r} ends in {self.image_encoder.dim} numbers, the caption encoder "
+                f"{caption_settings.name!r} in {self.caption_encoder.dim}"
+            )
+        self.cnn = cnn
+        self.similarity = config.similarity.build(self.image_encoder.dim)
+        self._frozen: tuple[str, ...] = ()
+        self._waiting: tuple[str, ...] = ()
+        self._held: tuple[nn.Parameter, ...] = ()
+
+    @property
+    def dim(self) -> int:
+        return self.image_encoder.dim
+
+    @property
+    def pairwise(self) -> bool:
+        """True if the similarity must score every pair, False if it compares single vectors."""
+        return self.config.similarity.ranked_by is None
+
+    @property
+    def gives(self) -> tuple[Kind, Kind]:
+        """Kinds of the image and caption embeddings: vectors or sets."""
+        return self.config.similarity.images, self.config.similarity.captions
+
+    def freeze(self, *parts: str) -> None:
+        """Stop training some of :data:`PARTS`: they get no gradients and stay in evaluation mode."""
+        self._frozen = parts
+        for part in parts:
+            getattr(self, part).requires_grad_(False)
+        self.train(self.training)
+
+    def freeze_modules(self, *modules: str) -> None:
+        """Stop training these modules, given by their dotted names, until the next call; frozen parts stay frozen."""
+        for weight in self._held:
+            weight.requires_grad_(True)
+        self._waiting = modules
+        weights = [weight for name in modules for weight in self.get_submodule(name).parameters()]
+        self._held = tuple(weight for weight in weights if weight.requires_grad)
+        for weight in self._held:
+            weight.requires_grad_(False)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Model:
+        """Set the mode of all parts that are trained; the others stay in evaluation mode."""
+        super().train(mode)
+        for name in (*self._frozen, *self._waiting):
+            self.get_submodule(name).train(False)
+        return self
+
+    def embed_images(self, *images: Tensor) -> Encoded:
+        """Return embeddings of image inputs or, with a CNN, of crops (n, n_crops, 3, side, side) with pixels 0-255."""
+        if self.cnn is not None:
+            seen = self.cnn(*images)
+            images = add_full_mask(seen) if seen.ndim == 3 else (seen,)
+        vectors, *mask = self.image_encoder(*images)
+        vectors = unit_length(vectors) if self.config.normalize_image else vectors
+        return self._as_compared(vectors), *mask
+
+    def embed_captions(self, *captions: Tensor) -> Encoded:
+        vectors, *mask = self.caption_encoder(*captions)
+        return self._as_compared(unit_length(vectors)), *mask
+
+    def score_pairs(
+        self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
+    ) -> Float[Tensor, " k"]:
+        """Return the score of each image in ``rows`` with the caption at the same position in ``columns``."""
+        return self.similarity.score_pairs(images, captions, rows, columns)
+
+    def forward(self, images: tuple[Tensor, ...], captions: tuple[Tensor, ...]) -> Scores:
+        """Return the scores of all images (rows) with all captions (columns) of a batch."""
+        scores: Scores = self.similarity(self.embed_images(*images), self.embed_captions(*captions))
+        return scores
+
+    def _as_compared(self, vectors: Tensor) -> Tensor:
+        return (vectors.abs() if self.config.absolute else vectors).float()
+
+
+def build_model(config: ModelConfig, image_input: Input, caption_input: Input, cnn: nn.Module | None = None) -> Model:
+    """Build the model of an experiment. Raises UserError if its parts do not fit each other or the inputs."""
+    return Model(config, image_input, caption_input, cnn)
+
+
+def check_fit(config: ModelConfig, image_input: Input, caption_input: Input) -> None:
+    """Raise UserError if an encoder cannot read its input, or the similarity compares another kind of embeddings."""
+    similarity, captions = config.similarity, config.for_captions(caption_input.kind).caption_encoder
+    assert captions is not None
+    _check_side("image", config.image_encoder, image_input, similarity, similarity.images)
+    _check_side("caption", captions, caption_input, similarity, similarity.captions)
+
+
+def _check_side(side: str, settings: EncoderSettings, read: Input, similarity: SimilaritySettings, compared: Kind) -> None:
+    if read.kind not in settings.takes:
+        raise UserError(
+            f"the {side} encoder {settings.name!r} reads {' or '.join(settings.takes)}, not the {read.kind} of {read.name}"
+        )
+    if settings.gives(read.kind) != compared:
+        raise UserError(
+            f"the similarity {similarity.name!r} compares {compared} of {side}s, and the {side} encoder {settings.name!r} "
+            f"makes {settings.gives(read.kind)} of {read.name}"
+        )

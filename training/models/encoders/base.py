@@ -1,0 +1,89 @@
+"""The base classes of encoders and of their settings, and vectors of unit length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vse.features.backbones.transformer import Transformer
+from vse.pipeline.presets.schema import Settings
+from vse.training.kinds import Encoded, Kind
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The input and output of an encoder.
+
+    ``input_dim`` : length of an input vector; for words and tokens, the size of the vocabulary.
+    ``dim`` : length of an embedding, unless the settings of the encoder set it.
+    ``word_dim`` : length of a word vector.
+    ``transformer`` : for tokens, the transformer that they belong to.
+    """
+
+    kind: Kind
+    input_dim: int
+    dim: int
+    word_dim: int
+    transformer: Transformer | None = None
+
+
+class Encoder(nn.Module):
+    """A network from the inputs of a batch to embeddings.
+
+    Its ``forward`` takes the tensors of one kind of input, and returns embeddings (n, dim), or sets of embeddings with their
+    mask. They do not have unit length yet. ``dim`` is the length of an embedding.
+    """
+
+    dim: int
+    forward: Callable[..., Encoded]
+
+    def linear_map(self) -> nn.Linear | None:
+        """Return the layer, if the encoder is a single linear map of vectors; None otherwise."""
+        return None
+
+    def undecayed(self) -> list[Tensor]:
+        """Return the weights without weight decay, such as word embeddings."""
+        return []
+
+
+class EncoderSettings(Settings):
+    """Settings of an encoder, chosen by its ``name``; ``takes`` lists the kinds of input that it can read."""
+
+    name: str
+    takes: ClassVar[tuple[Kind, ...]]
+
+    def gives(self, kind: Kind) -> Kind:
+        """Return the kind of embeddings for a kind of input: vectors or sets."""
+        return kind
+
+    def word_file(self) -> Path | None:
+        """Return the file of word vectors with which word embeddings start, or None."""
+        return None
+
+    def transformer(self, weights_dir: Path | None, words: Callable[[], Iterable[str]]) -> Transformer | None:
+        """Return the transformer whose tokens the encoder reads, or None; ``words`` returns those of the training captions."""
+        return None
+
+    def build(self, sizes: Sizes) -> Encoder:
+        """Return the network, initialised with torch's default random generator."""
+        raise NotImplementedError
+
+
+def unit_length(vectors: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
+    """Divide each vector by its Euclidean norm, at least in float32; a zero vector stays zero."""
+    exact = vectors.float() if vectors.dtype in (torch.bfloat16, torch.float16) else vectors
+    return nn.functional.normalize(exact, dim=-1)
+
+
+def xavier_linear(n_in: int, n_out: int) -> nn.Linear:
+    """Return a linear map with Xavier uniform weights and a bias of 0."""
+    layer = nn.Linear(n_in, n_out)
+    nn.init.xavier_uniform_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer

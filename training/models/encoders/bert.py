@@ -1,0 +1,155 @@
+"""A caption encoder on a pretrained transformer such as BERT, which can be trained further."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from jaxtyping import Bool, Int
+from pydantic import Field, PositiveInt, model_validator
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from vse.features.backbones.transformer import TINY, Transformer, find_layers, read_transformer, tiny_transformer
+from vse.pipeline.errors import UserError
+from vse.training.kinds import Encoded, Kind, pad_sets
+from vse.training.models.encoders.base import Encoder, EncoderSettings, Sizes, xavier_linear
+from vse.training.models.encoders.gpo import GeneralisedPooling, WordAugmentation
+
+_TOGETHER = 32  # captions that a CPU encodes at once
+
+
+class Bert(EncoderSettings):
+    """A pretrained transformer on its own tokens, and a linear map of its last layer (TOD-Net paper, section IV-A)."""
+
+    name: Literal["bert"] = "bert"
+    takes: ClassVar = (Kind.TOKENS,)
+    model: str = Field(
+        "bert-large-uncased",
+        description="a model of the Hugging Face hub such as BERT, MiniLM or RoBERTa, or its local folder; tiny: 2 layers of "
+        "width 32 with random weights and the words of the training captions, for demos",
+    )
+    states: Literal["pooled", "all"] = Field(
+        "pooled", description="pooled: a caption is one vector; all: the set of the vectors of its tokens"
+    )
+    pooling: Literal["mean", "first", "gpo"] = Field(
+        "mean",
+        description="mean: the mean of the last layer's outputs over the tokens; first: the output of the first token; gpo: "
+        "generalised pooling of the mapped outputs (VSE-infinity)",
+    )
+    size_augmentation: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of the words that is selected in each training step; half of them become the mask, a tenth "
+        "random tokens, and the rest are removed (VSE-infinity: 0.2)",
+    )
+    frozen_layers: int = Field(
+        0, ge=0, description="number of layers, from the first, that stay untrained, as the embeddings below them; 0: none"
+    )
+    max_length: PositiveInt | None = Field(
+        None,
+        description="length in tokens at which captions are truncated, special tokens included; none: the limit of the model",
+    )
+    gradient_checkpointing: bool = Field(False, description="compute each layer twice instead of storing its activations")
+
+    @model_validator(mode="after")
+    def _pools(self) -> Bert:
+        if self.states == "all" and self.pooling != "mean":
+            raise ValueError("pooling goes with states: pooled; states: all keeps the vector of every token")
+        return self
+
+    def gives(self, kind: Kind) -> Kind:
+        return Kind.SETS if self.states == "all" else Kind.VECTORS
+
+    def transformer(self, weights_dir: Path | None, words: Callable[[], Iterable[str]]) -> Transformer | None:
+        if self.model == TINY:
+            return tiny_transformer(words(), self.max_length)
+        return read_transformer(self.model, weights_dir, self.max_length)
+
+    def build(self, sizes: Sizes) -> Encoder:
+        assert sizes.transformer is not None, "tokens are those of a transformer"
+        return BertEncoder(sizes.transformer, sizes.dim, self)
+
+
+class BertEncoder(Encoder):
+    """The transformer, ``network``, and a linear map of its pooled outputs, or of every output without pooling."""
+
+    def __init__(self, transformer: Transformer, dim: int, settings: Bert) -> None:
+        super().__init__()
+        self.network: Any = transformer.network()
+        self.dim = dim
+        self.linear = xavier_linear(int(self.network.config.hidden_size), dim)
+        self.states, self.pooling = settings.states, settings.pooling
+        self.gpo = GeneralisedPooling() if settings.pooling == "gpo" else None
+        share = settings.size_augmentation
+        self.augmentation = _augmentation(transformer, share) if share else None
+        embeddings, layers = find_layers(self.network, transformer.name)
+        n_frozen = settings.frozen_layers
+        if n_frozen > len(layers):
+            raise UserError(f"frozen_layers: {n_frozen} of {transformer.name}, which has {len(layers)} layers")
+        self._frozen = [embeddings, *layers[:n_frozen]] if n_frozen else []
+        for module in self._frozen:
+            module.requires_grad_(False)
+        for layer in layers[n_frozen:] if settings.gradient_checkpointing else []:
+            layer.forward = _recompute(layer.forward)
+
+    def forward(self, tokens: Int[Tensor, "n n_tokens"], mask: Bool[Tensor, "n n_tokens"]) -> Encoded:
+        """Return the embeddings. On a CPU, captions of similar lengths are encoded together, which halves the padding."""
+        if self.augmentation is not None:
+            tokens, mask = self.augmentation(tokens, mask)
+        if tokens.device.type != "cpu" or len(tokens) <= _TOGETHER:
+            return self._read(tokens, mask)
+        lengths = mask.sum(1)
+        order = lengths.argsort(stable=True)
+        parts = []
+        for rows in torch.split(order, _TOGETHER):
+            longest = int(lengths[rows[-1]])
+            parts.append(pad_sets(self._read(tokens[rows, :longest], mask[rows, :longest]), mask.shape[1]))
+        back = order.argsort()
+        return tuple(torch.cat(tensors)[back] for tensors in zip(*parts, strict=True))
+
+    def _read(self, tokens: Tensor, mask: Tensor) -> Encoded:
+        states = self.network(input_ids=tokens, attention_mask=mask.long()).last_hidden_state
+        if self.states == "all":
+            return self.linear(states), mask
+        if self.pooling == "first":
+            return (self.linear(states[:, 0]),)
+        if self.gpo is not None:
+            return (self.gpo(self.linear(states), mask),)
+        weights = mask / mask.sum(1, keepdim=True)
+        return (self.linear((states * weights[:, :, None]).sum(1)),)
+
+    def train(self, mode: bool = True) -> BertEncoder:
+        """Set the mode of all layers except the frozen ones, which stay in evaluation mode."""
+        super().train(mode)
+        for module in self._frozen:
+            module.train(False)
+        return self
+
+    def undecayed(self) -> list[Tensor]:
+        return [self.network.get_input_embeddings().weight]
+
+
+def _augmentation(transformer: Transformer, share: float) -> WordAugmentation:
+    tokenizer = transformer.tokenizer
+    number_of = tokenizer.get_vocab()
+    masked = next((number_of[name] for name in ("[MASK]", "<mask>") if name in number_of), None)
+    if masked is None:
+        raise UserError(f"size_augmentation: {transformer.name} has no mask token; set it to 0")
+    special = {*tokenizer.encode("").ids, transformer.pad_index, masked}
+    pieces = [number for token, number in number_of.items() if token.startswith("##")]
+    return WordAugmentation(share, 1 + max(number_of.values()), special, masked, transformer.pad_index, pieces)
+
+
+def _recompute(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward pass that stores no activations; the backward pass computes them again, with the same dropout."""
+
+    def run(*inputs: Any, **options: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*inputs, **options)
+        return checkpoint(forward, *inputs, use_reentrant=False, **options)
+
+    return run

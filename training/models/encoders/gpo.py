@@ -1,0 +1,181 @@
+"""The generalised pooling operator (GPO), the encoder of VSE-infinity, and its augmentation of sets and captions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from vse.training.kinds import Encoded, Kind
+from vse.training.models.encoders.base import Encoder, EncoderSettings, Sizes, xavier_linear
+
+_DIM = 32  # length of the encoding of a rank, and of a state of the network
+_TEMPERATURE = 0.1
+_MASKED, _CHANGED = 0.5, 0.6  # of the selected words, half are masked, a tenth are changed, and the others are removed
+
+
+class GeneralisedPooling(nn.Module):
+    """Pooling of a set into one vector, sum_k theta_k max_k (VSE-infinity, Chen et al., CVPR 2021, section 4).
+
+    max_k is the k-th highest value of the set, separately in each dimension. The weights theta depend only on the size of the
+    set and sum to 1. A bidirectional GRU reads the sinusoidal encodings of the ranks from 1 to the size. The logit of rank k
+    is a linear map of the mean of its two states, and theta is the softmax of the logits at the temperature 0.1.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ranks = nn.GRU(_DIM, _DIM, batch_first=True, bidirectional=True)
+        self.logit = nn.Linear(_DIM, 1, bias=False)
+
+    def weights(self, sizes: Int[Tensor, " n"], longest: int) -> Float[Tensor, "n longest"]:
+        """Return theta for sets of these sizes, each at least 1; weights beyond the size are 0."""
+        different, which = torch.unique(sizes, return_inverse=True)
+        encoded = rank_encodings(longest, self.logit.weight).expand(len(different), -1, -1)
+        with torch.autocast(sizes.device.type, enabled=False):
+            packed = pack_padded_sequence(encoded, different.cpu(), batch_first=True, enforce_sorted=False)
+            states, _ = pad_packed_sequence(self.ranks(packed)[0], batch_first=True, total_length=longest)
+            logits: Tensor = self.logit((states[:, :, :_DIM] + states[:, :, _DIM:]) / 2)[:, :, 0]
+        beyond = torch.arange(longest, device=sizes.device) >= different[:, None]
+        return (logits / _TEMPERATURE).masked_fill(beyond, -torch.inf).softmax(1)[which]
+
+    def forward(self, vectors: Float[Tensor, "n longest dim"], mask: Bool[Tensor, "n longest"]) -> Float[Tensor, "n dim"]:
+        """Return the pooled vectors of the elements in the ``mask``. No set may be empty."""
+        sizes = mask.sum(1)
+        weights = self.weights(sizes, mask.shape[1])
+        by_dim = vectors.masked_fill(~mask[:, :, None], -torch.inf).transpose(1, 2)
+        highest = by_dim.sort(dim=2, descending=True, stable=True).values
+        beyond = torch.arange(mask.shape[1], device=mask.device) >= sizes[:, None]
+        return (highest.masked_fill(beyond[:, None], 0) * weights[:, None]).sum(2)
+
+
+def rank_encodings(longest: int, like: Tensor) -> Float[Tensor, "longest 32"]:
+    """Return sin(k / 10000^(2 i / 32)) and its cosine for i = 0 to 15 and ranks k from 0, in the type of ``like``."""
+    ranks = torch.arange(longest, device=like.device, dtype=like.dtype)
+    scales = torch.exp(torch.arange(0, _DIM, 2, device=like.device, dtype=like.dtype) * (-math.log(10_000.0) / _DIM))
+    angles = ranks[:, None] * scales
+    return torch.stack([angles.sin(), angles.cos()], 2).flatten(1)
+
+
+class Gpo(EncoderSettings):
+    """A linear map of each vector of a set, a small residual network, and generalised pooling (Chen et al., CVPR 2021)."""
+
+    name: Literal["gpo"] = "gpo"
+    takes: ClassVar = (Kind.SETS,)
+    residual: bool = Field(
+        True,
+        description="add to the linear map the output of two layers, the first with dim / 2 outputs, batch normalisation and "
+        "ReLU, as the authors' code does with cached features",
+    )
+    size_augmentation: float = Field(
+        0.2, ge=0, lt=1, description="share of the vectors of a set that is removed at random in each training step"
+    )
+
+    def gives(self, kind: Kind) -> Kind:
+        return Kind.VECTORS
+
+    def build(self, sizes: Sizes) -> Encoder:
+        return GpoEncoder(sizes.input_dim, sizes.dim, self)
+
+
+class GpoEncoder(Encoder):
+    """The linear map, the residual layers, and the pooling."""
+
+    def __init__(self, input_dim: int, dim: int, settings: Gpo) -> None:
+        super().__init__()
+        self.dim = dim
+        self.size_augmentation = settings.size_augmentation
+        self.linear = xavier_linear(input_dim, dim)
+        self.residual = _ResidualLayers(input_dim, max(1, dim // 2), dim) if settings.residual else None
+        self.pooling = GeneralisedPooling()
+
+    def forward(self, vectors: Float[Tensor, "n longest input_dim"], mask: Bool[Tensor, "n longest"]) -> Encoded:
+        if self.training and self.size_augmentation:
+            mask = some_of_sets(mask, self.size_augmentation)
+        rows = vectors[mask]
+        mapped = self.linear(rows)
+        if self.residual is not None:
+            mapped = mapped + self.residual(rows)
+        sets = mapped.new_zeros(*mask.shape, self.dim)
+        sets[mask] = mapped
+        return (self.pooling(sets, mask),)
+
+
+class _ResidualLayers(nn.Module):
+    def __init__(self, input_dim: int, hidden: int, dim: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(input_dim, hidden)
+        self.batch_norm = nn.BatchNorm1d(hidden)
+        self.last = nn.Linear(hidden, dim)
+
+    def forward(self, rows: Float[Tensor, "n input_dim"]) -> Float[Tensor, "n dim"]:
+        hidden = self.first(rows)
+        if self.training and len(rows) < 2:  # a single row has no variance
+            norm = self.batch_norm
+            hidden = torch.nn.functional.batch_norm(hidden, norm.running_mean, norm.running_var, norm.weight, norm.bias)
+        else:
+            hidden = self.batch_norm(hidden)
+        mapped: Tensor = self.last(hidden.relu())
+        return mapped
+
+
+def some_of_sets(mask: Bool[Tensor, "n longest"], share: float) -> Bool[Tensor, "n longest"]:
+    """Return the mask without a random ``share`` of its elements; at least one element of each set stays."""
+    drawn = torch.rand(mask.shape, device=mask.device).masked_fill(~mask, -1)
+    return mask & ((drawn >= share) | (drawn == drawn.amax(1, keepdim=True)))
+
+
+class WordAugmentation(nn.Module):
+    """Random masking, change and removal of words during training (VSE-infinity, Chen et al., CVPR 2021).
+
+    Half of the selected words are replaced by the mask, a tenth by a random word, and the others are removed, as in the
+    authors' code. The marks of the start and the end of a caption stay.
+
+    ``share`` : probability that a word is selected, in [0, 1[.
+    ``n_words`` : size of the vocabulary.
+    ``special`` : words that are never selected, and never replace another word.
+    ``masked`` : the word that replaces a masked word.
+    ``padding`` : the word that pads short captions.
+    ``continued`` : pieces that continue the word before them, and are treated like it.
+    """
+
+    special: Tensor
+    continued: Tensor
+    choices: Tensor
+
+    def __init__(
+        self, share: float, n_words: int, special: Iterable[int], masked: int, padding: int = 0, continued: Iterable[int] = ()
+    ) -> None:
+        super().__init__()
+        self.share, self.masked, self.padding = share, masked, padding
+        marks = torch.zeros(2, n_words, dtype=torch.bool)
+        marks[0, list(special)] = True
+        marks[1, list(continued)] = True
+        others = (~marks[0]).nonzero()[:, 0]
+        self.register_buffer("special", marks[0], persistent=False)
+        self.register_buffer("continued", marks[1], persistent=False)
+        self.register_buffer("choices", others if len(others) else torch.tensor([masked]), persistent=False)
+
+    def forward(
+        self, words: Int[Tensor, "n n_words"], mask: Bool[Tensor, "n n_words"]
+    ) -> tuple[Int[Tensor, "n n_left"], Bool[Tensor, "n n_left"]]:
+        """Return the remaining words without gaps, and their mask. No caption becomes empty. In evaluation nothing changes."""
+        if not self.training or not self.share:
+            return words, mask
+        drawn = torch.rand(words.shape, device=words.device)
+        drawn = drawn.gather(1, (~self.continued[words]).cumsum(1).sub(1).clamp(min=0)) / self.share
+        may = mask & ~self.special[words]
+        others = self.choices[torch.randint(len(self.choices), words.shape, device=words.device)]
+        changed = torch.where(may & (drawn >= _MASKED) & (drawn < _CHANGED), others, words)
+        changed = changed.masked_fill(may & (drawn < _MASKED), self.masked)
+        kept = mask & ~(may & (drawn >= _CHANGED) & (drawn < 1))
+        kept = kept | (mask & ~kept.any(1, keepdim=True))
+        lengths = kept.sum(1)
+        order = (~kept).byte().argsort(dim=1, stable=True)[:, : int(lengths.max())]
+        left = torch.arange(order.shape[1], device=words.device) < lengths[:, None]
+        return changed.gather(1, order).masked_fill(~left, self.padding), left

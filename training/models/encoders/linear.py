@@ -1,0 +1,111 @@
+"""Encoders of one layer at most: identity, a linear map, a weighted linear map, and cosines with anchors."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vse.training.kinds import Encoded, Kind
+from vse.training.models.encoders.base import Encoder, EncoderSettings, Sizes, unit_length, xavier_linear
+
+
+class Linear(EncoderSettings):
+    """A linear map into the joint space, f(x) = W x + b (VSE++ paper, Eq. 1), applied to each vector of a set."""
+
+    name: Literal["linear"] = "linear"
+    takes: ClassVar = (Kind.VECTORS, Kind.SETS)
+
+    def build(self, sizes: Sizes) -> Encoder:
+        return LinearEncoder(sizes.input_dim, sizes.dim)
+
+
+class LinearEncoder(Encoder):
+    """The linear map; a mask is returned unchanged."""
+
+    def __init__(self, input_dim: int, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.linear = xavier_linear(input_dim, dim)
+
+    def forward(self, vectors: Tensor, *mask: Tensor) -> Encoded:
+        return self.linear(vectors), *mask
+
+    def linear_map(self) -> nn.Linear:
+        return self.linear
+
+
+class IdentitySettings(EncoderSettings):
+    """Cached vectors, unchanged, for features that already share a space. Nothing is learned; ``dim`` is their length."""
+
+    name: Literal["identity"] = "identity"
+    takes: ClassVar = (Kind.VECTORS, Kind.SETS)
+
+    def build(self, sizes: Sizes) -> Encoder:
+        return IdentityEncoder(sizes.input_dim)
+
+
+class IdentityEncoder(Encoder):
+    """An encoder without weights; a mask is returned unchanged."""
+
+    def __init__(self, input_dim: int) -> None:
+        super().__init__()
+        self.dim = input_dim
+
+    def forward(self, vectors: Tensor, *mask: Tensor) -> Encoded:
+        return vectors.float(), *mask
+
+
+class Weighted(EncoderSettings):
+    """f(x) = r * u, u = (W x + b) / |W x + b|, with a weight r for each dimension (Li et al., ICLR 2025)."""
+
+    name: Literal["weighted"] = "weighted"
+    takes: ClassVar = (Kind.VECTORS,)
+
+    def build(self, sizes: Sizes) -> Encoder:
+        return WeightedEncoder(sizes.input_dim, sizes.dim)
+
+
+class WeightedEncoder(Encoder):
+    """The linear map, and ``weights`` (dim,), which start as 1."""
+
+    def __init__(self, input_dim: int, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.linear = xavier_linear(input_dim, dim)
+        self.weights = nn.Parameter(torch.ones(dim))
+
+    def forward(self, vectors: Float[Tensor, "n input_dim"]) -> Encoded:
+        return (self.weights * unit_length(self.linear(vectors)),)
+
+
+class Relative(EncoderSettings):
+    """The k highest cosines with ``model.dim`` anchors, raised to a power, and 0 elsewhere (Norelli et al., NeurIPS 2023)."""
+
+    name: Literal["relative"] = "relative"
+    takes: ClassVar = (Kind.VECTORS,)
+
+    def build(self, sizes: Sizes) -> Encoder:
+        return RelativeEncoder(sizes.input_dim, sizes.dim)
+
+
+class RelativeEncoder(Encoder):
+    """The anchors (dim, input_dim) of unit length, the number ``k`` of cosines to keep, and their power; not trained."""
+
+    anchors: Tensor
+    k: Tensor
+    power: Tensor
+
+    def __init__(self, input_dim: int, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.anchors = nn.Parameter(unit_length(torch.randn(dim, input_dim)), requires_grad=False)
+        self.register_buffer("k", torch.tensor(dim))
+        self.register_buffer("power", torch.tensor(1.0))
+
+    def forward(self, vectors: Float[Tensor, "n input_dim"]) -> Encoded:
+        cosines = unit_length(vectors.float()) @ self.anchors.T
+        highest, places = cosines.topk(int(self.k), dim=1)
+        return (torch.zeros_like(cosines).scatter_(1, places, highest.clamp(min=0) ** self.power),)

@@ -1,0 +1,151 @@
+"""Encoders with hidden layers: a multi-layer perceptron, and a linear map with residual blocks."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import ClassVar, Literal
+
+from jaxtyping import Float
+from pydantic import Field, PositiveInt
+from torch import Tensor, nn
+from torch.nn.functional import gelu
+
+from vse.pipeline.presets.schema import Settings
+from vse.training.kinds import Encoded, Kind
+from vse.training.models.encoders.base import Encoder, EncoderSettings, Sizes, xavier_linear
+
+
+class Mlp(EncoderSettings):
+    """Linear maps into the joint space with GELU and dropout between them, applied to each vector of a set.
+
+    One hidden layer is the projection head of SimCLR (Chen et al., 2020, section 4.2), with GELU (Hendrycks and Gimpel, 2016)
+    instead of ReLU. Unlike ``branch`` it has no batch normalisation, so that several processes can train it.
+    """
+
+    name: Literal["mlp"] = "mlp"
+    takes: ClassVar = (Kind.VECTORS, Kind.SETS)
+    hidden: list[PositiveInt] = Field(default=[2048], min_length=1, description="output lengths of the layers before the last")
+    dropout: float = Field(0.0, ge=0, lt=1, description="after each GELU")
+
+    def build(self, sizes: Sizes) -> Encoder:
+        return MlpEncoder(sizes.input_dim, self, sizes.dim)
+
+
+class MlpEncoder(Encoder):
+    """The layers; a mask is returned unchanged."""
+
+    def __init__(self, input_dim: int, settings: Mlp, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.linears = nn.ModuleList(xavier_linear(*sizes) for sizes in pairwise([input_dim, *settings.hidden, dim]))
+        self.dropout = nn.Dropout(settings.dropout)
+
+    def forward(self, vectors: Tensor, *mask: Tensor) -> Encoded:
+        *hidden, last = self.linears
+        for layer in hidden:
+            vectors = self.dropout(gelu(layer(vectors)))
+        return last(vectors), *mask
+
+
+class Residual(EncoderSettings):
+    """A linear map y = W x + b, then blocks y <- y + V gelu(U norm(y)), applied to each vector of a set.
+
+    The norm is layer normalisation (the pre-norm form: Xiong et al., 2020). V starts at 0, so that the encoder starts
+    as the linear map and learns the difference (He et al., 2016; zero start: Goyal et al., 2017, section 5.1).
+    """
+
+    name: Literal["residual"] = "residual"
+    takes: ClassVar = (Kind.VECTORS, Kind.SETS)
+    blocks: PositiveInt = Field(1, description="number of blocks")
+    width: PositiveInt = Field(2048, description="length of the hidden vector of a block")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the output of a block")
+
+    def build(self, sizes: Sizes) -> Encoder:
+        return ResidualEncoder(sizes.input_dim, self, sizes.dim)
+
+
+class ResidualEncoder(Encoder):
+    """The linear map and the blocks; a mask is returned unchanged."""
+
+    def __init__(self, input_dim: int, settings: Residual, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.linear = xavier_linear(input_dim, dim)
+        self.blocks = nn.ModuleList(_Block(dim, settings.width, settings.dropout) for _ in range(settings.blocks))
+
+    def forward(self, vectors: Tensor, *mask: Tensor) -> Encoded:
+        vectors = self.linear(vectors)
+        for block in self.blocks:
+            vectors = vectors + block(vectors)
+        return vectors, *mask
+
+
+class _Block(nn.Module):
+    def __init__(self, dim: int, width: int, dropout: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.inner, self.outer = xavier_linear(dim, width), xavier_linear(width, dim)
+        nn.init.zeros_(self.outer.weight)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        added: Tensor = self.dropout(self.outer(gelu(self.inner(self.norm(vectors)))))
+        return added
+
+
+class LayersSettings(Settings):
+    """Fully connected layers with ReLU, dropout and batch normalisation (two-branch paper, section 3.2.1).
+
+    A single layer is linear, without batch normalisation and dropout.
+    """
+
+    widths: list[PositiveInt] = Field(default=[2048, 512], min_length=1, description="output lengths of the layers")
+    batch_norm: Literal["after_last", "after_first"] = Field(
+        "after_last",
+        description="after_last: after the last layer (the paper's text); after_first: between the first layer and its ReLU "
+        "(the authors' code)",
+    )
+    batch_norm_momentum: float = Field(
+        0.1, gt=0, le=1, description="weight of a batch in the running statistics; 0.9 in the authors' code"
+    )
+    dropout: float = Field(0.5, ge=0, lt=1, description="after each ReLU")
+
+
+class BranchSettings(EncoderSettings, LayersSettings):
+    """Fully connected layers with ReLU, dropout and batch normalisation (two-branch paper, section 3.2.1)."""
+
+    name: Literal["branch"] = "branch"
+    takes: ClassVar = (Kind.VECTORS,)
+
+    def build(self, sizes: Sizes) -> Encoder:
+        return Branch(sizes.input_dim, self)
+
+
+class Branch(Encoder):
+    """A network of fully connected layers."""
+
+    def __init__(self, input_dim: int, settings: LayersSettings) -> None:
+        super().__init__()
+        widths = settings.widths
+        self.dim = widths[-1]
+        inputs = [input_dim, *widths[:-1]]
+        self.linears = nn.ModuleList(xavier_linear(n_in, n_out) for n_in, n_out in zip(inputs, widths, strict=True))
+        self.normalized_layer = 0 if settings.batch_norm == "after_first" else len(widths) - 1
+        self.batch_norm = (
+            nn.BatchNorm1d(widths[self.normalized_layer], momentum=settings.batch_norm_momentum) if len(widths) > 1 else None
+        )
+        self.dropout = nn.Dropout(settings.dropout)
+
+    def forward(self, vectors: Float[Tensor, "n input_dim"]) -> Encoded:
+        for number, layer in enumerate(self.linears):
+            vectors = layer(vectors)
+            if self.batch_norm is not None and number == self.normalized_layer:
+                vectors = self.batch_norm(vectors)
+            if number < len(self.linears) - 1:
+                vectors = self.dropout(vectors.relu())
+        return (vectors,)
+
+    def linear_map(self) -> nn.Linear | None:
+        layer = self.linears[0]
+        assert isinstance(layer, nn.Linear)
+        return layer if len(self.linears) == 1 else None

@@ -1,0 +1,23 @@
+"""Similarities of images and captions. A new similarity is one file here and one line below.
+
+A similarity is a class of settings, derived from :class:`vse.training.models.similarities.base.SimilaritySettings`, whose
+``build`` returns a network from the embeddings to the scores of all images with all captions.
+"""
+
+from __future__ import annotations
+
+from vse.pipeline.presets.parts import Registry
+from vse.training.models.similarities.base import SimilaritySettings
+
+SIMILARITIES: Registry[SimilaritySettings] = Registry(
+    "similarity",
+    base=SimilaritySettings,
+    lazy={
+        "cosine": "vse.training.models.similarities.vectors:CosineSettings",
+        "order": "vse.training.models.similarities.order:OrderSettings",
+        "euclidean": "vse.training.models.similarities.vectors:EuclideanSettings",
+        "network": "vse.training.models.similarities.network:SimilarityNetworkSettings",
+        "scan": "vse.training.models.similarities.scan:ScanSettings",
+        "todnet": "vse.training.models.similarities.todnet:TodNetSettings",
+    },
+)

@@ -1,0 +1,72 @@
+"""The base classes of similarities, which score the images of a batch with its captions."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from vse.pipeline.errors import UserError
+from vse.pipeline.presets.schema import Settings
+from vse.training.kinds import Encoded, Kind
+
+# Scores (n_images, n_captions), or one such matrix for each direction, i2t and t2i.
+Scores = Tensor | tuple[Tensor, Tensor]
+
+
+class Similarity(nn.Module):
+    """A network that scores n images with m captions; a score does not depend on other images or captions."""
+
+    def forward(self, images: Encoded, captions: Encoded) -> Scores:
+        """Return scores (n, m) for both directions, or two matrices (n, m), i2t and t2i, if the directions differ."""
+        raise NotImplementedError
+
+    def score_pairs(
+        self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
+    ) -> Float[Tensor, " k"]:
+        """Return the score of each image in ``rows`` with the caption at the same position in ``columns``."""
+        scores = self(images, captions)
+        if isinstance(scores, tuple):
+            raise UserError("a loss of single pairs has no direction, but this similarity has a score for each direction")
+        chosen: Tensor = scores[rows, columns]
+        return chosen
+
+    def attention(
+        self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
+    ) -> Float[Tensor, "k n_context n_queries"]:
+        """Return the attention weights of single pairs, if the settings have ``attends``."""
+        raise NotImplementedError
+
+
+class SimilaritySettings(Settings):
+    """Settings of a similarity, chosen by its ``name``.
+
+    ``images``, ``captions`` : the kinds of embeddings that it compares.
+    ``ranked_by`` : the similarity of :mod:`vse.eval.ranking.ranks` with equal ranks; None: the model must score every pair.
+    ``compares_one_side`` : whether it can also compare two images, or two captions.
+    ``needs_unit_length`` : whether it requires unit vectors.
+    ``attends`` : ``t2i`` if each word attends to regions, ``i2t`` if each region attends to words, None without attention.
+    """
+
+    name: str
+    images: ClassVar[Kind] = Kind.VECTORS
+    captions: ClassVar[Kind] = Kind.VECTORS
+    ranked_by: ClassVar[str | None] = None
+    compares_one_side: ClassVar[bool] = False
+    needs_unit_length: ClassVar[bool] = False
+
+    @property
+    def attends(self) -> Literal["t2i", "i2t"] | None:
+        return None
+
+    def build(self, dim: int) -> Similarity:
+        """Return the similarity of embeddings of length ``dim``."""
+        raise NotImplementedError
+
+
+def root_or_zero(squared: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Return square roots with a gradient of 0 instead of infinity at 0; NaN stays NaN."""
+    positive = squared != 0  # true for NaN, too
+    return torch.where(positive, torch.where(positive, squared, 1).sqrt(), 0)

@@ -1,0 +1,58 @@
+"""The similarity network: it scores a pair by classification instead of by a distance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from pydantic import Field, PositiveInt
+from torch import Tensor, nn
+
+from vse.training.kinds import Encoded, select
+from vse.training.models.encoders.base import xavier_linear
+from vse.training.models.similarities.base import Similarity, SimilaritySettings
+
+_BLOCK = 2**15  # pairs scored at once
+
+
+class SimilarityNetworkSettings(SimilaritySettings):
+    """A network on the product of both embeddings, down to a score (two-branch paper, section 3.3)."""
+
+    name: Literal["network"] = "network"
+    widths: list[PositiveInt] = Field(
+        default=[512, 256], description="output lengths of the layers before the last one, whose output is the score"
+    )
+
+    def build(self, dim: int) -> Similarity:
+        return SimilarityNetwork(dim, self.widths)
+
+
+class SimilarityNetwork(Similarity):
+    """Fully connected layers with ReLU on the product of two embeddings, down to a score (two-branch paper, section 3.3)."""
+
+    def __init__(self, dim: int, widths: Sequence[int]) -> None:
+        super().__init__()
+        inputs = [dim, *widths]
+        self.linears = nn.ModuleList(xavier_linear(n_in, n_out) for n_in, n_out in zip(inputs, [*widths, 1], strict=True))
+
+    def forward(self, images: Encoded, captions: Encoded) -> Float[Tensor, "n_images n_captions"]:
+        n, m = len(images[0]), len(captions[0])
+        blocks = [
+            self._of_products(images[0][pairs // m] * captions[0][pairs % m])
+            for pairs in torch.split(torch.arange(n * m, device=images[0].device), _BLOCK)
+        ]
+        return torch.cat([*blocks, images[0].new_empty(0)]).view(n, m)
+
+    def score_pairs(
+        self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
+    ) -> Float[Tensor, " k"]:
+        return self._of_products(select(images, rows)[0] * select(captions, columns)[0])
+
+    def _of_products(self, products: Float[Tensor, "n dim"]) -> Float[Tensor, " n"]:
+        *hidden, last = self.linears
+        for layer in hidden:
+            products = layer(products).relu()
+        score: Tensor = last(products)
+        return score[:, 0].float()

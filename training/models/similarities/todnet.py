@@ -1,0 +1,285 @@
+"""Target-oriented deformation (TOD-Net): both vectors of a pair are mapped, depending on one of them, and then compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from pydantic import Field, PositiveInt
+from torch import Tensor, nn
+from torch.nn.functional import linear, logsigmoid
+from torch.utils.checkpoint import checkpoint
+
+from vse.pipeline.errors import UserError
+from vse.training.kinds import Encoded
+from vse.training.models.encoders.base import unit_length, xavier_linear
+from vse.training.models.similarities.base import Scores, Similarity, SimilaritySettings
+
+_EPS = 1e-8  # the smallest denominator of a cosine
+_BLOCK = {"cpu": 2**11, "cuda": 2**15}  # pairs that are mapped at a time
+_KEPT = 2**28  # most numbers that are stored for the backward pass of a matrix of scores
+_SIDES = {  # the side of the condition, in the directions i2t and t2i
+    "target": ("captions", "images"),
+    "query": ("images", "captions"),
+    "caption": ("captions", "captions"),
+    "image": ("images", "images"),
+    "none": (None, None),
+}
+
+# The scale as a function of a network's output s, and the s with which the scale is (nearly) 1.
+SCALES: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
+    "exp": (torch.exp, 0.0),
+    "exp_tanh": (lambda s: s.tanh().exp(), 0.0),
+    "sigmoid": (lambda s: logsigmoid(s + 2).exp(), 0.0),  # starts as 0.88, not 1
+    "product": (lambda s: s, 1.0),
+}
+
+
+class ConditionalNetwork(nn.Module):
+    """An MLP with ReLU on the concatenation of a vector and its condition.
+
+    Both may have further leading axes, which broadcast. The first layer is computed separately for vectors and conditions, and
+    summed for every combination. So vectors (1, n, dim) and conditions (k, 1, dim) cost n + k passes through the first layer,
+    and k n passes through the others. With ``zero``, the weights of the last layer start as 0.
+    """
+
+    def __init__(self, dim: int, condition_dim: int, widths: Sequence[int], n_out: int, zero: bool) -> None:
+        super().__init__()
+        self.dim = dim
+        inputs = [dim + condition_dim, *widths]
+        self.linears = nn.ModuleList(xavier_linear(n_in, n) for n_in, n in zip(inputs, [*widths, n_out], strict=True))
+        if zero:
+            nn.init.zeros_(self.last.weight)
+
+    @property
+    def last(self) -> nn.Linear:
+        last = self.linears[-1]
+        assert isinstance(last, nn.Linear)
+        return last
+
+    def forward(self, x: Float[Tensor, "... dim"], condition: Float[Tensor, "... condition_dim"] | None) -> Tensor:
+        first, *rest = self.linears
+        assert isinstance(first, nn.Linear)
+        hidden = linear(x, first.weight[:, : self.dim], first.bias)
+        if condition is not None:
+            hidden = hidden + linear(condition, first.weight[:, self.dim :])
+        for layer in rest:
+            hidden = layer(hidden.relu())
+        return hidden
+
+
+class ConditionalMlp(nn.Module):
+    """T(x; c) as an MLP of x and c, added to x if it starts as the identity (TOD-Net paper, section V-C)."""
+
+    def __init__(self, dim: int, condition_dim: int, widths: Sequence[int], identity: bool) -> None:
+        super().__init__()
+        self.network = ConditionalNetwork(dim, condition_dim, widths, dim, identity)
+        self.adds = identity
+
+    def parts(self, x: Float[Tensor, "... dim"], condition: Tensor | None) -> list[Tensor]:
+        out = self.network(x, condition).to(x.dtype)
+        return [x + out if self.adds else out]
+
+    def forward(self, x: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
+        """Return T(x; c) of vectors and conditions whose leading axes broadcast."""
+        return self.parts(x, condition)[0]
+
+
+class ConditionalFlow(nn.Module):
+    """T(x; c) as a conditional Real-NVP of coupling layers (TOD-Net paper, section III-C; Dinh et al., ICLR 2017).
+
+    A layer keeps one half x_k of the vector, and moves the other half x_m. A network of x_k and the condition determines how:
+
+        (s, t) = network(x_k, c),  y_m = x_m * scale(s) + t
+
+    Halves alternate. The inverse is x_m = (y_m - t) / scale(s), layer by layer from the last.
+
+    ``dim``, ``condition_dim`` : lengths of a vector (even) and of a condition; 0: no condition.
+    ``layers``, ``widths`` : number of coupling layers, and widths of the hidden layers of each network.
+    ``scale`` : one of :data:`SCALES`.
+    ``identity`` : whether scale(s) starts as 1 (for ``sigmoid``, as 0.88) and t as 0.
+    ``kept`` : the half that the first layer keeps, 0 or 1.
+    """
+
+    def __init__(
+        self, dim: int, condition_dim: int, layers: int, widths: Sequence[int], scale: str, identity: bool, kept: int
+    ) -> None:
+        super().__init__()
+        if dim % 2:
+            raise ValueError(f"vectors of the odd length {dim} have no halves")
+        self.networks = nn.ModuleList(
+            ConditionalNetwork(dim // 2, condition_dim, widths, dim, identity) for _ in range(layers)
+        )
+        self._scale, at_identity = SCALES[scale]
+        self._kept = kept
+        if identity:
+            for network in self.networks:
+                assert isinstance(network, ConditionalNetwork)
+                nn.init.constant_(network.last.bias[: dim // 2], at_identity)
+
+    def parts(self, x: Float[Tensor, "... dim"], condition: Tensor | None) -> list[Tensor]:
+        """Return the halves of T(x; c); one of them may lack axes that only the conditions have."""
+        halves = list(x.chunk(2, -1))
+        for number, network in enumerate(self.networks):
+            kept = (self._kept + number) % 2
+            scale, shift = self._scale_and_shift(network, halves[kept], condition)
+            halves[1 - kept] = torch.addcmul(shift, halves[1 - kept], scale)
+        return halves
+
+    def forward(self, x: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
+        """Return T(x; c) of vectors and conditions whose leading axes broadcast."""
+        return _concatenate(self.parts(x, condition))
+
+    def inverse(self, y: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
+        """Return the x with T(x; c) = y."""
+        halves = list(y.chunk(2, -1))
+        for number, network in reversed(list(enumerate(self.networks))):
+            kept = (self._kept + number) % 2
+            scale, shift = self._scale_and_shift(network, halves[kept], condition)
+            halves[1 - kept] = (halves[1 - kept] - shift) / scale
+        return _concatenate(halves)
+
+    def _scale_and_shift(self, network: nn.Module, kept: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor]:
+        s, t = network(kept, condition).to(kept.dtype).chunk(2, -1)
+        return self._scale(s), t
+
+
+def _concatenate(halves: Sequence[Tensor]) -> Tensor:
+    first, second = halves
+    whole = first + second  # has the broadcast shape
+    return torch.cat([first.expand_as(whole), second.expand_as(whole)], -1)
+
+
+class TodNetSettings(SimilaritySettings):
+    """Cosines in a space that is deformed by a condition (TOD-Net: Matsubara, arXiv 2019).
+
+    With a condition v, an image x and a caption c, the score is
+
+        cos(T(x; v), T(c; v))
+
+    and v is the target of the search: the caption if an image is the query, the image if a caption is the query. T is a flow
+    of coupling layers, see :class:`ConditionalFlow`. The available copies of the paper leave some of its settings blank.
+    """
+
+    name: Literal["todnet"] = "todnet"
+    condition: Literal["target", "query", "caption", "image", "none"] = Field(
+        "target", description="v: the target of a search, its query, always the caption or the image, or nothing"
+    )
+    transform: Literal["flow", "mlp"] = Field("flow", description="T: a conditional Real-NVP flow, or an MLP of x and v")
+    layers: PositiveInt = Field(3, description="coupling layers of the flow")
+    hidden: PositiveInt | None = Field(
+        None, description="hidden layers of each network; none: 2 in the flow, 4 in the MLP, as in the paper"
+    )
+    width: PositiveInt | None = Field(None, description="width of the hidden layers; none: the length of an embedding")
+    scale: Literal["exp", "exp_tanh", "sigmoid", "product"] = Field(
+        "exp",
+        description="factor of a half of the flow: exp(s), exp(tanh(s)), sigmoid(s + 2), or s itself; with s, T need not have "
+        "an inverse",
+    )
+    identity: bool = Field(
+        True,
+        description="start with T(x; v) = x: last layers start as 0, and x is added to the output of the MLP. With sigmoid "
+        "the factors of the coupling layers start as 0.88",
+    )
+    kept_first: Literal["first", "second"] = Field(
+        "first", description="the half of a vector that the first coupling layer keeps"
+    )
+    networks: Literal["one", "per_direction"] = Field(
+        "one", description="one T for both directions of retrieval, or one for each"
+    )
+    normalize_before: bool = Field(True, description="normalise vectors and conditions to unit length before T")
+    normalize_after: bool = Field(True, description="unit vectors after T; false: scores are inner products")
+
+    def build(self, dim: int) -> Similarity:
+        return TodNet(self, dim)
+
+
+class TodNet(Similarity):
+    """Scores of images with captions in deformed spaces; two matrices if they depend on the direction.
+
+    Each combination of a condition and a vector of the other side needs a pass through T. In the first layer of each network
+    the part for x and the part for v are computed separately, and T(v; v) is computed once for each condition. The rest is
+    matrix products of blocks of pairs. For large batches the backward pass computes each block again.
+    """
+
+    def __init__(self, settings: TodNetSettings, dim: int) -> None:
+        super().__init__()
+        self.settings = settings
+        self._conditions = _SIDES[settings.condition]
+        self.maps = nn.ModuleList(self._map(dim) for _ in range(1 if settings.networks == "one" else 2))
+        width = settings.width or dim
+        per_layer = self._hidden * width + dim
+        self._kept_of_pair = per_layer * (settings.layers if settings.transform == "flow" else 1)
+
+    @property
+    def _hidden(self) -> int:
+        return self.settings.hidden or (2 if self.settings.transform == "flow" else 4)
+
+    def _map(self, dim: int) -> ConditionalFlow | ConditionalMlp:
+        settings = self.settings
+        widths = [settings.width or dim] * self._hidden
+        condition_dim = 0 if settings.condition == "none" else dim
+        if settings.transform == "mlp":
+            return ConditionalMlp(dim, condition_dim, widths, settings.identity)
+        if dim % 2:
+            raise UserError(
+                f"similarity: todnet splits embeddings into halves, but their length is {dim}; "
+                "use embeddings of an even length, or similarity.transform=mlp"
+            )
+        kept = 0 if settings.kept_first == "first" else 1
+        return ConditionalFlow(dim, condition_dim, settings.layers, widths, settings.scale, settings.identity, kept)
+
+    def forward(self, images: Encoded, captions: Encoded) -> Scores:
+        vectors = {"images": images[0], "captions": captions[0]}
+        if self.settings.normalize_before:
+            vectors = {side: unit_length(values) for side, values in vectors.items()}
+        i2t = self._direction_scores(self.maps[0], self._conditions[0], vectors)
+        if len(self.maps) == 1 and self._conditions[0] == self._conditions[1]:
+            return i2t
+        return i2t, self._direction_scores(self.maps[-1], self._conditions[1], vectors)
+
+    def _direction_scores(
+        self, deform: nn.Module, given: str | None, vectors: dict[str, Tensor]
+    ) -> Float[Tensor, "n_images n_captions"]:
+        assert isinstance(deform, ConditionalFlow | ConditionalMlp)
+        if given is None:
+            return self._compare(*([part[None] for part in deform.parts(side, None)] for side in vectors.values()))[0]
+        if given == "images":
+            return self._score_conditions(deform, vectors["images"], vectors["captions"])
+        return self._score_conditions(deform, vectors["captions"], vectors["images"]).T
+
+    def _score_conditions(
+        self, deform: ConditionalFlow | ConditionalMlp, conditions: Float[Tensor, "k dim"], others: Float[Tensor, "n dim"]
+    ) -> Float[Tensor, "k n"]:
+        """Return the score of each condition (row) with each vector of the other side."""
+        k, n = len(conditions), len(others)
+        size = max(1, _BLOCK.get(conditions.device.type, 2**15) // max(1, n))
+        again = torch.is_grad_enabled() and k * n * self._kept_of_pair > _KEPT
+
+        def block(given: Tensor) -> Tensor:
+            own = [part[:, None] for part in deform.parts(given, given)]
+            return self._compare(own, deform.parts(others[None], given[:, None]))[:, 0]
+
+        parts = [
+            checkpoint(block, part, use_reentrant=False, preserve_rng_state=False) if again else block(part)
+            for part in torch.split(conditions, size)
+        ]
+        return torch.cat([*parts, conditions.new_empty(0, n)])
+
+    def _compare(self, first: list[Tensor], second: list[Tensor]) -> Float[Tensor, "b n m"]:
+        """Return cosines or inner products of vectors (b, n, ...) with vectors (b or 1, m, ...), both given in parts."""
+        with torch.autocast(first[0].device.type, enabled=False):
+            products = _sum([a @ b.transpose(1, 2) for a, b in zip(first, second, strict=True)])
+            if not self.settings.normalize_after:
+                return products
+            lengths = [_sum([part.square().sum(2) for part in side]) for side in (first, second)]
+            return products * torch.maximum(lengths[0][:, :, None] * lengths[1][:, None], products.new_tensor(_EPS**2)).rsqrt()
+
+
+def _sum(parts: list[Tensor]) -> Tensor:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total

@@ -1,0 +1,73 @@
+"""Similarities of single vectors: the inner product (the cosine of unit vectors) and minus the Euclidean distance."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from vse.training.kinds import Encoded
+from vse.training.models.similarities.base import Similarity, SimilaritySettings, root_or_zero
+
+
+class CosineSettings(SimilaritySettings):
+    """Inner products of embeddings; cosines, if both have unit length (VSE++ paper, Eq. 3)."""
+
+    name: Literal["cosine"] = "cosine"
+    ranked_by: ClassVar = "cosine"
+    compares_one_side: ClassVar = True
+
+    def build(self, dim: int) -> Similarity:
+        return Cosine()
+
+
+class Cosine(Similarity):
+    """Inner products. The model sets unit length; in VSE0 only captions have it."""
+
+    def forward(self, images: Encoded, captions: Encoded) -> Tensor:
+        return cosine(images[0], captions[0])
+
+
+def cosine(
+    images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"]
+) -> Float[Tensor, "n_images n_captions"]:
+    """Return the inner product of each image with each caption."""
+    return images @ captions.T
+
+
+class EuclideanSettings(SimilaritySettings):
+    """Minus the distance of unit vectors. It ranks in the order of the cosine (two-branch paper, section 3.2)."""
+
+    name: Literal["euclidean"] = "euclidean"
+    ranked_by: ClassVar = "cosine"
+    compares_one_side: ClassVar = True
+    needs_unit_length: ClassVar = True
+    floor: float = Field(
+        0.0,
+        ge=0,
+        description="added to squared distances before the root; 1e-4 in the authors' code of the two-branch networks",
+    )
+
+    def build(self, dim: int) -> Similarity:
+        return Euclidean(self.floor)
+
+
+class Euclidean(Similarity):
+    """Minus the distance of each image to each caption."""
+
+    def __init__(self, floor: float) -> None:
+        super().__init__()
+        self.floor = floor
+
+    def forward(self, images: Encoded, captions: Encoded) -> Tensor:
+        return euclidean(images[0], captions[0], self.floor)
+
+
+def euclidean(
+    images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"], floor: float = 0.0
+) -> Float[Tensor, "n_images n_captions"]:
+    """Return minus the distance of each pair, -sqrt(||v - c||^2 + floor); the gradient of the distance 0 is 0."""
+    squares = images.square().sum(1)[:, None] + captions.square().sum(1)[None, :]
+    return -root_or_zero((squares - 2 * images @ captions.T).clamp(min=0) + floor)

@@ -1,0 +1,319 @@
+"""Batches for Algorithm 1 of the two-branch paper, and their losses: triplets (Eq. 6) and labelled pairs (Eq. 7)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from pydantic import Field, PositiveInt
+from torch import Tensor
+
+from vse.eval.ranking.localisation import pairwise_iou
+from vse.pipeline.presets.schema import Settings
+from vse.training.data.images import Indices
+from vse.training.losses.base import Cost, Ranking
+from vse.training.losses.pair_loss import PairLoss
+from vse.training.losses.ranking import RankingLoss, add_neighbourhood, find_neighbours
+from vse.training.models.similarities.base import Scores, Similarity
+from vse.training.phrases.pairs import KeyedSets, PhrasePairs, flat_spans, padded_lists, sample_one_per_row, sample_per_row
+from vse.training.phrases.regions import BoxFeatures
+
+
+class PositiveSettings(Settings):
+    """The settings that define positive regions of a phrase (two-branch paper, section 4.1)."""
+
+    positives: Literal["truth", "augmented"] = Field(
+        "augmented", description="truth: the ground-truth region only; augmented: also candidates that overlap it"
+    )
+    positive_iou: float = Field(0.7, gt=0, le=1, description="augmented: least IoU of a positive candidate with the truth")
+
+
+class SamplingSettings(PositiveSettings):
+    """The settings of Algorithm 1 of the two-branch paper."""
+
+    negative_iou: float = Field(0.3, gt=0, le=1, description="candidates below this IoU with the truth are negatives")
+    neighbours: bool = Field(
+        False,
+        description="neighbourhood sampling, for losses of triplets: add a second phrase for a region that has one in the "
+        "batch, and a second region for a phrase that has one",
+    )
+    negatives: Literal["balanced", "all"] = Field(
+        "balanced", description="for losses of pairs: one negative pair for each positive one, or every negative candidate"
+    )
+    candidates: PositiveInt | None = Field(
+        None,
+        description="number of random candidates of an image, at each visit, among which negatives are sampled; none: all",
+    )
+
+
+@dataclass(frozen=True)
+class NearCandidates:
+    """Candidates that are positive, or negative, for the phrases of some pairs.
+
+    ``rows`` : (n,) the row of the pair, ascending.
+    ``regions`` : (n,) the index of the candidate.
+    """
+
+    rows: Int[np.ndarray, " n"]
+    regions: Int[np.ndarray, " n"]
+
+
+class CandidateSampler:
+    """The selection of positive and negative candidates of pairs.
+
+    ``pairs`` : all training pairs, each with a box.
+    ``candidates`` : the boxes of their images.
+    ``truth_of`` : the index of each pair's ground-truth region among all regions.
+    ``settings`` : the settings of Algorithm 1.
+    """
+
+    def __init__(
+        self, pairs: PhrasePairs, candidates: BoxFeatures, truth_of: Int[np.ndarray, " n_pairs"], settings: SamplingSettings
+    ) -> None:
+        self.pairs, self.candidates, self.truth_of, self.settings = pairs, candidates, truth_of, settings
+
+    def near(self, batch: Indices, rng: np.random.Generator) -> tuple[NearCandidates, NearCandidates]:
+        """Return positive and sampled negative candidates of some pairs, by their IoU with the pair's ground-truth box."""
+        images = self.pairs.image_of[batch]
+        rows, regions = flat_spans(self.candidates.starts[images], self.candidates.counts[images])
+        overlaps = pairwise_iou(self.pairs.truths[batch][rows], self.candidates.boxes[regions])
+        positive = overlaps >= self.settings.positive_iou
+        negative = (overlaps < self.settings.negative_iou) & self._sample_candidates(images, rows, regions, rng)
+        return NearCandidates(rows[positive], regions[positive]), NearCandidates(rows[negative], regions[negative])
+
+    def _sample_candidates(
+        self, images: Indices, rows: Indices, regions: Indices, rng: np.random.Generator
+    ) -> Bool[np.ndarray, " n"]:
+        """Return a mask of the candidates that are sampled for an image; all pairs of an image share its sample."""
+        if self.settings.candidates is None:
+            return np.ones(len(rows), bool)
+        visited = np.unique(images)
+        of_visit, every = flat_spans(self.candidates.starts[visited], self.candidates.counts[visited])
+        return np.isin(regions, every[sample_per_row(of_visit, self.settings.candidates, rng)])
+
+
+@dataclass(frozen=True)
+class TripletBatch:
+    """Regions and phrases to embed, and the triplets among them, as rows of ``regions`` and of ``texts``.
+
+    ``regions``, ``texts`` : indices of regions and of texts, each once.
+    ``region_of_query``, ``text_of_query`` : positive pairs (x, y) with the region as the query.
+    ``negative_texts`` : mask of their negative phrases y'.
+    ``text_of_phrase_query``, ``region_of_phrase_query`` : positive pairs with the phrase as the query.
+    ``candidates``, ``are_negatives`` : their negative regions x' of the same image, padded, and the mask.
+    ``region_of_pair``, ``text_of_pair``, ``truth_of_pair`` : all positive pairs, and the ground-truth region of each.
+    """
+
+    regions: Int[np.ndarray, " n_regions"]
+    texts: Int[np.ndarray, " n_texts"]
+    region_of_query: Int[np.ndarray, " n_queries"]
+    text_of_query: Int[np.ndarray, " n_queries"]
+    negative_texts: Bool[np.ndarray, "n_queries n_texts"]
+    text_of_phrase_query: Int[np.ndarray, " m_queries"]
+    region_of_phrase_query: Int[np.ndarray, " m_queries"]
+    candidates: Int[np.ndarray, "m_queries longest"]
+    are_negatives: Bool[np.ndarray, "m_queries longest"]
+    region_of_pair: Int[np.ndarray, " n_pairs"]
+    text_of_pair: Int[np.ndarray, " n_pairs"]
+    truth_of_pair: Int[np.ndarray, " n_pairs"]
+
+    @property
+    def n_triplets(self) -> int:
+        """The number of triplets of both directions, before the selection of the highest costs of each pair."""
+        return int(self.negative_texts.sum() + self.are_negatives.sum())
+
+
+class TripletSampler(CandidateSampler):
+    """Triplets of a batch of pairs (Algorithm 1, steps 2 and 3, for the embedding network).
+
+    A phrase is no negative for a region if its text occurs anywhere in the region's chain or for its ground-truth box.
+    """
+
+    def __init__(
+        self, pairs: PhrasePairs, candidates: BoxFeatures, truth_of: Int[np.ndarray, " n_pairs"], settings: SamplingSettings
+    ) -> None:
+        super().__init__(pairs, candidates, truth_of, settings)
+        self._texts_of_chain = KeyedSets(pairs.chain_of, pairs.text_of)
+        self._truths = np.unique(truth_of, return_inverse=True)[1]
+        self._texts_of_truth = KeyedSets(self._truths, pairs.text_of)
+
+    def batch(self, batch: Indices, rng: np.random.Generator) -> TripletBatch:
+        positive, negative = self.near(batch, rng)
+        text_of, truth_of = self.pairs.text_of[batch], self.truth_of[batch]
+        every = np.arange(len(batch))
+        regions = self._positive_regions(truth_of, positive, rng)
+        nothing = np.empty(0, np.int64)
+        (of_region, second_texts), (of_phrase, second_regions) = (nothing, nothing), (nothing, nothing)
+        if self.settings.neighbours:
+            of_region, second_texts = self._second_texts(batch, regions, rng)
+            of_phrase, second_regions = self._second_regions(text_of, regions, truth_of, positive, rng)
+        as_region, as_phrase = np.concatenate([every, of_region]), np.concatenate([every, of_phrase])
+        asked_regions, their_texts = regions[as_region], np.concatenate([text_of, second_texts])
+        asked_texts, their_regions = text_of[as_phrase], np.concatenate([regions, second_regions])
+        texts, embedded = np.unique(their_texts), np.unique(np.concatenate([their_regions, negative.regions]))
+        candidates, are_negatives = padded_lists(negative.rows, np.searchsorted(embedded, negative.regions), len(batch))
+        return TripletBatch(
+            regions=embedded,
+            texts=texts,
+            region_of_query=np.searchsorted(embedded, asked_regions),
+            text_of_query=np.searchsorted(texts, their_texts),
+            negative_texts=self._negative_texts(batch[as_region], texts),
+            text_of_phrase_query=np.searchsorted(texts, asked_texts),
+            region_of_phrase_query=np.searchsorted(embedded, their_regions),
+            candidates=candidates[as_phrase],
+            are_negatives=are_negatives[as_phrase],
+            region_of_pair=np.searchsorted(embedded, np.concatenate([asked_regions, second_regions])),
+            text_of_pair=np.searchsorted(texts, np.concatenate([their_texts, text_of[of_phrase]])),
+            truth_of_pair=truth_of[np.concatenate([as_region, of_phrase])],
+        )
+
+    def _positive_regions(self, truth_of: Indices, positive: NearCandidates, rng: np.random.Generator) -> Indices:
+        """Return for each pair its ground-truth region or, if augmented, a random positive region (step 2)."""
+        if self.settings.positives == "truth":
+            return truth_of
+        rows = np.concatenate([np.arange(len(truth_of)), positive.rows])
+        chosen: Indices = np.concatenate([truth_of, positive.regions])[sample_one_per_row(rows, len(truth_of), rng)]
+        return chosen
+
+    def _second_texts(self, batch: Indices, regions: Indices, rng: np.random.Generator) -> tuple[Indices, Indices]:
+        """Return another phrase of the chain for each region with a single phrase (step 3c i), and the region's first pair."""
+        alone = _first_of_single(regions, self.pairs.text_of[batch])
+        others = self._texts_of_chain.sample_another(self.pairs.chain_of[batch[alone]], self.pairs.text_of[batch[alone]], rng)
+        return alone[others >= 0], others[others >= 0]
+
+    def _second_regions(
+        self, text_of: Indices, regions: Indices, truth_of: Indices, positive: NearCandidates, rng: np.random.Generator
+    ) -> tuple[Indices, Indices]:
+        """Return another positive region for each phrase with a single region (step 3c ii), and the phrase's first pair."""
+        alone = _first_of_single(text_of, regions)
+        if self.settings.positives == "truth":
+            return alone[:0], alone[:0]
+        rows = np.concatenate([np.arange(len(truth_of)), positive.rows])
+        every = np.concatenate([truth_of, positive.regions])
+        other = every != regions[rows]
+        rows, every = rows[other], every[other]
+        chosen = sample_one_per_row(rows, len(truth_of), rng)[alone]
+        return alone[chosen >= 0], every[chosen[chosen >= 0]]
+
+    def _negative_texts(self, pairs: Indices, texts: Indices) -> Bool[np.ndarray, "n m"]:
+        """Return the mask of texts that are negatives for the regions of some pairs (step 3a)."""
+        own = self._texts_of_chain.have(self.pairs.chain_of[pairs][:, None], texts[None])
+        negatives: Bool[np.ndarray, "n m"] = ~(own | self._texts_of_truth.have(self._truths[pairs][:, None], texts[None]))
+        return negatives
+
+
+def triplet_cost(
+    batch: TripletBatch,
+    regions: Float[Tensor, "n_regions dim"],
+    phrases: Float[Tensor, "n_texts dim"],
+    similarity: Similarity,
+    loss: RankingLoss,
+) -> Cost:
+    """Return the loss of a batch of triplets (two-branch paper, Eq. 6), and its loss if all embeddings were equal.
+
+    ``lambda1`` weights the triplets whose query is a region, ``lambda2`` those whose query is a phrase, ``lambda3`` and
+    ``lambda4`` the neighbourhood constraints among regions and among phrases.
+    """
+    device = regions.device
+    rankings = _rankings(batch, similarity((regions,), (phrases,)), device)
+    total = loss.total_cost(*rankings)
+    with torch.no_grad():
+        cost = Cost(total, loss.total_cost(*loss.collapse(*rankings)), rankings)
+    of_region, of_text, of_truth = (
+        torch.from_numpy(indices).to(device) for indices in (batch.region_of_pair, batch.text_of_pair, batch.truth_of_pair)
+    )
+    for weight, side, own, others in ((loss.lambda3, regions, of_region, of_text), (loss.lambda4, phrases, of_text, of_truth)):
+        if not weight:
+            continue
+        first, neighbours, outside = find_neighbours(own, others)
+        if side is regions:  # two regions of one truth display the same object, with any phrase
+            outside = outside & (of_truth[first][:, None] != of_truth[first][None])
+        cost = add_neighbourhood(cost, weight, (side[own[first]],), neighbours, outside, similarity, loss)
+    return cost
+
+
+def _rankings(batch: TripletBatch, scores: Scores, device: torch.device) -> tuple[Ranking, Ranking]:
+    """Return the rankings of phrases of the batch for regions, and of candidates of the same image for phrases."""
+    of_regions, of_phrases = scores if isinstance(scores, tuple) else (scores, scores)
+
+    def there(indices: np.ndarray) -> Tensor:
+        return torch.from_numpy(indices).to(device)
+
+    asked = Ranking(of_regions[there(batch.region_of_query)], there(batch.text_of_query), there(batch.negative_texts))
+    columns = there(np.concatenate([batch.region_of_phrase_query[:, None], batch.candidates], 1))
+    negatives = torch.nn.functional.pad(there(batch.are_negatives), (1, 0))
+    texts = there(batch.text_of_phrase_query)
+    return asked, Ranking(of_phrases[columns, texts[:, None]], torch.zeros_like(texts), negatives)
+
+
+def _first_of_single(keys: Indices, partners: Indices) -> Indices:
+    """Return the first row of each key that has the same partner in all its rows."""
+    distinct = np.unique(np.stack([keys, partners], 1), axis=0)[:, 0]
+    single, counts = np.unique(distinct, return_counts=True)
+    every, first = np.unique(keys, return_index=True)
+    assert np.array_equal(every, single)
+    return np.sort(first[counts == 1])
+
+
+@dataclass(frozen=True)
+class LabelledBatch:
+    """Regions and phrases to embed, and labelled pairs of them.
+
+    ``regions``, ``texts`` : indices of regions and of texts, each once.
+    ``region_of_pair``, ``text_of_pair`` : the rows of each pair in ``regions`` and ``texts``.
+    ``labels`` : 1 for a positive pair, -1 for a negative pair.
+    """
+
+    regions: Int[np.ndarray, " n_regions"]
+    texts: Int[np.ndarray, " n_texts"]
+    region_of_pair: Int[np.ndarray, " n_pairs"]
+    text_of_pair: Int[np.ndarray, " n_pairs"]
+    labels: Int[np.ndarray, " n_pairs"]
+
+
+class PairSampler(CandidateSampler):
+    """Positive and negative pairs of a batch (Algorithm 1, steps 2 and 3, for the similarity network)."""
+
+    def batch(self, batch: Indices, rng: np.random.Generator) -> LabelledBatch:
+        positive, negative = self.near(batch, rng)
+        rows, regions = np.arange(len(batch)), self.truth_of[batch]
+        if self.settings.positives == "augmented":
+            rows, regions = np.concatenate([rows, positive.rows]), np.concatenate([regions, positive.regions])
+        wrong = negative if self.settings.negatives == "all" else _one_for_each(rows, negative, len(batch), rng)
+        embedded, of_region = np.unique(np.concatenate([regions, wrong.regions]), return_inverse=True)
+        of_pair = self.pairs.text_of[batch][np.concatenate([rows, wrong.rows])]
+        texts, of_text = np.unique(of_pair, return_inverse=True)
+        return LabelledBatch(embedded, texts, of_region, of_text, np.repeat([1, -1], [len(rows), len(wrong.rows)]))
+
+
+def _one_for_each(rows: Indices, negative: NearCandidates, n_rows: int, rng: np.random.Generator) -> NearCandidates:
+    """Return for each positive pair a random negative of the same phrase or, if it has none, of another phrase (step 3)."""
+    having = np.unique(negative.rows)
+    if not len(having):
+        return negative
+    others = having[rng.integers(0, len(having), len(rows))]
+    asked = np.where(np.isin(rows, having), rows, others)
+    starts = np.searchsorted(negative.rows, asked)
+    counts = np.bincount(negative.rows, minlength=n_rows)[asked]
+    return NearCandidates(asked, negative.regions[starts + rng.integers(0, counts)])
+
+
+def pair_cost(
+    batch: LabelledBatch,
+    regions: Float[Tensor, "n_regions dim"],
+    phrases: Float[Tensor, "n_texts dim"],
+    similarity: Similarity,
+    loss: PairLoss,
+) -> Cost:
+    """Return the loss of a batch of labelled pairs (two-branch paper, Eq. 7), and its loss if all scores were 0."""
+    device = regions.device
+    rows, columns, labels = (
+        torch.from_numpy(indices).to(device) for indices in (batch.region_of_pair, batch.text_of_pair, batch.labels)
+    )
+    scores = similarity.score_pairs((regions,), (phrases,), rows, columns)
+    with torch.no_grad():
+        collapsed = loss.cost(torch.zeros_like(scores), labels.float())
+    return Cost(loss.cost(scores, labels.float()), collapsed)

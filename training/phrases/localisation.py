@@ -1,0 +1,174 @@
+"""Scores of phrases with the candidates of their images: localisation metrics, and scores of sentences with images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vse.eval.defaults import IOU, RECALLS
+from vse.eval.ranking.localisation import MISSED, PhraseRanks, phrase_ranks
+from vse.pipeline.progress import progress_bar
+from vse.training.data.images import Indices
+from vse.training.models.build import Model
+from vse.training.phrases.pairs import PhrasePairs, flat_spans
+from vse.training.phrases.regions import RegionInputs
+
+_IMAGES = 32  # images whose regions are embedded at once
+_PAIRS = 2**15  # pairs that are scored at once
+_IMAGES_SCORED = 8  # images whose regions are embedded and scored at once
+_TEXTS = 2048  # texts that are embedded at once
+
+
+class PhraseVectors(Protocol):
+    """The phrases of a model's input; cached ones are :class:`vse.training.data.images.CachedFeatures`."""
+
+    def read(self, indices: Indices) -> tuple[Tensor, ...]:
+        """Return the phrases whose texts have these indices."""
+
+
+@dataclass(frozen=True)
+class PhraseSplit:
+    """The phrases of a split, with the inputs of a model for them and for the candidates of their images."""
+
+    pairs: PhrasePairs
+    regions: RegionInputs
+    texts: PhraseVectors
+
+    @property
+    def offsets(self) -> Int[np.ndarray, " n_phrases_and_one"]:
+        """The offsets of the scores: ``offsets[k]:offsets[k + 1]`` are those of phrase k with the candidates of its image."""
+        counts = self.regions.candidates.counts[self.pairs.image_of]
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+
+    @property
+    def candidates(self) -> Int[np.ndarray, " n"]:
+        """The candidate of each score, by its index among the candidates of all images."""
+        candidates, images = self.regions.candidates, self.pairs.image_of
+        return flat_spans(candidates.starts[images], candidates.counts[images])[1]
+
+    def rank_phrases(self, scores: Float[np.ndarray, " n"], iou: float = IOU) -> PhraseRanks:
+        """Return the ranks at which the candidates, ordered by their scores, localise the phrases with a box."""
+        located = self.pairs.has_box
+        rows = np.repeat(located, np.diff(self.offsets))
+        counts = np.diff(self.offsets)[located]
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        boxes = self.regions.candidates.boxes[self.candidates[rows]]
+        return phrase_ranks(scores[rows], boxes, offsets, self.pairs.truths[located], iou)
+
+    def recall_bound(self) -> float:
+        """Return the share, in percent, of the phrases with a box that any candidate localises: an upper bound of R@K."""
+        ranks = self.rank_phrases(np.zeros(int(self.offsets[-1]), np.float32)).ranks
+        return float(100 * (ranks < MISSED).mean())
+
+    def expected_rsum(self) -> float:
+        """Return the approximate mean rsum of random scores; the approximation samples candidates with replacement."""
+        candidates = np.diff(self.offsets)[self.pairs.has_box]
+        ranks = self.rank_phrases(np.zeros(int(self.offsets[-1]), np.float32)).ranks
+        right = candidates - np.minimum(ranks, candidates)  # with equal scores, the wrong ones rank first
+        share = right / np.maximum(candidates, 1)
+        return float(sum(100 * (1 - (1 - share) ** k).mean() for k in RECALLS))
+
+
+def recalls(outcome: PhraseRanks) -> dict[str, float]:
+    """Return R@1, R@5 and R@10 of phrases, in percent, and their sum ``rsum``."""
+    found = {f"phrase_r{k}": float(100 * (outcome.ranks < k).mean()) for k in RECALLS}
+    return {**found, "rsum": sum(found.values())}
+
+
+def score_candidates(model: Model, split: PhraseSplit) -> Float[np.ndarray, " n"]:
+    """Return the scores of every phrase of a split with the candidates of its image, see :attr:`PhraseSplit.offsets`."""
+    model.eval()
+    parts = [np.empty(0, np.float32)]
+    with torch.inference_mode():
+        for images, phrases in _blocks(split.pairs):
+            candidates = split.regions.candidates
+            regions = flat_spans(candidates.starts[images], candidates.counts[images])[1]
+            if not len(regions):
+                continue
+            texts, text_of = np.unique(split.pairs.text_of[phrases], return_inverse=True)
+            of_phrases = split.pairs.image_of[phrases]
+            rows, columns = flat_spans(candidates.starts[of_phrases] - regions[0], candidates.counts[of_phrases])
+            embedded = model.embed_images(split.regions.read(regions))[0]
+            embedded_texts = model.embed_captions(*split.texts.read(texts))[0]
+            parts.append(scores_of_pairs(model, embedded, embedded_texts, columns, text_of[rows]))
+    return np.concatenate(parts)
+
+
+def scores_of_pairs(
+    model: Model, regions: Tensor, phrases: Tensor, rows: Int[np.ndarray, " n"], columns: Int[np.ndarray, " n"]
+) -> Float[np.ndarray, " n"]:
+    """Return the scores of some pairs of embedded regions and phrases; cosines if the model compares single vectors."""
+    parts = [np.empty(0, np.float32)]
+    for start in range(0, len(rows), _PAIRS):
+        some = (torch.from_numpy(indices[start : start + _PAIRS]).to(regions.device) for indices in (rows, columns))
+        if model.pairwise:
+            scores = model.score_pairs((regions,), (phrases,), *some)
+        else:
+            scores = torch.linalg.vecdot(*(side[where] for side, where in zip((regions, phrases), some, strict=True)))
+        parts.append(scores.float().cpu().numpy())
+    return np.concatenate(parts)
+
+
+def _blocks(pairs: PhrasePairs) -> Iterator[tuple[Indices, slice]]:
+    """Yield the indices of some consecutive images, and the slice of their phrases."""
+    for start in range(0, len(pairs.image_ids), _IMAGES):
+        stop = min(start + _IMAGES, len(pairs.image_ids))
+        first, end = np.searchsorted(pairs.image_of, [start, stop])
+        if first < end:
+            yield np.arange(start, stop), slice(int(first), int(end))
+
+
+def sentence_scores(
+    model: Model, split: PhraseSplit, caption_of: Int[np.ndarray, " n_phrases"], n_captions: int
+) -> Float[np.ndarray, "n_images n_captions"]:
+    """Return the scores of all images of a split with all captions (two-branch paper, section 5.6, Eq. 8).
+
+    For an image with regions R and a caption with phrases P, the score is the mean over p in P of the maximum over r in R of
+    s(r, p). For a model that embeds, s(r, p) = -||r - p||; otherwise s is the model's score. An image without a region, and a
+    caption without a phrase, get the lowest score. ``caption_of`` is the index of each phrase's caption.
+    """
+    model.eval()
+    used, text_of = np.unique(split.pairs.text_of, return_inverse=True)
+    n_phrases = torch.from_numpy(np.bincount(caption_of, minlength=n_captions))
+    means = torch.zeros(len(split.pairs.image_ids), n_captions)
+    with torch.inference_mode(), progress_bar(total=len(means), desc="sentences", unit="image") as bar:
+        parts = np.split(used, range(_TEXTS, len(used), _TEXTS))
+        texts = torch.cat([model.embed_captions(*split.texts.read(part))[0] for part in parts])
+        for rows, best in _best_regions(model, split, texts):
+            means[rows].index_add_(1, torch.from_numpy(caption_of), best[:, text_of])
+            bar.update(len(best))
+    means /= n_phrases.clamp(min=1)
+    fits = torch.from_numpy(split.regions.candidates.counts > 0)[:, None] & (n_phrases > 0)
+    means[~fits] = means[fits].min() if fits.any() else 0.0
+    return means.numpy()
+
+
+def _best_regions(model: Model, split: PhraseSplit, texts: Tensor) -> Iterator[tuple[slice, Float[Tensor, "n n_texts"]]]:
+    """Yield some consecutive images, and the score of each text with the best region of each; 0 without regions."""
+    candidates = split.regions.candidates
+    for start in range(0, len(candidates.starts), _IMAGES_SCORED):
+        rows = slice(start, min(start + _IMAGES_SCORED, len(candidates.starts)))
+        counts = candidates.counts[rows].tolist()
+        first = int(candidates.starts[start])
+        regions = np.arange(first, first + sum(counts))
+        best = torch.zeros(len(counts), len(texts))
+        if len(regions):
+            scores = _region_scores(model, model.embed_images(split.regions.read(regions))[0], texts)
+            for row, of_image in enumerate(torch.split(scores, counts)):
+                if len(of_image):
+                    best[row] = of_image.amax(0)
+        yield rows, best
+
+
+def _region_scores(model: Model, regions: Tensor, texts: Tensor) -> Float[Tensor, "n_regions n_texts"]:
+    if model.pairwise:
+        scores: Tensor = model.similarity((regions,), (texts,))
+        return scores.float().cpu()
+    squares = regions.square().sum(1, keepdim=True) + texts.square().sum(1) - 2 * (regions @ texts.T)
+    return -squares.clamp(min=0).sqrt().cpu()

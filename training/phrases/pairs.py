@@ -1,0 +1,179 @@
+"""The phrases of a split as arrays: their images, boxes, texts and coreference chains; and operations on ragged lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
+
+from vse.features.cache.feature_cache import FeatureCache, read_sources
+from vse.features.cache.rows import sha256_bytes
+from vse.pipeline.dataset.dataset import Dataset, Image, mentions, phrase_texts
+from vse.pipeline.errors import UserError
+from vse.training.data.images import Indices
+from vse.training.phrases.regions import BoxFeatures
+
+_NOWHERE = (np.nan,) * 4
+
+
+def flat_spans(
+    starts: Int[np.ndarray, " n"], counts: Int[np.ndarray, " n"]
+) -> tuple[Int[np.ndarray, " total"], Int[np.ndarray, " total"]]:
+    """Return (k, integer) arrays of the integers from ``starts[k]`` to ``starts[k] + counts[k]``, for every k."""
+    rows = np.repeat(np.arange(len(counts)), counts)
+    return rows, np.arange(len(rows)) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
+
+
+def sample_one_per_row(rows: Int[np.ndarray, " total"], n_rows: int, rng: np.random.Generator) -> Int[np.ndarray, " n_rows"]:
+    """Return for each of ``n_rows`` rows a random position where ``rows`` has that row; -1 for a row without a position."""
+    order = np.argsort(rows, kind="stable")
+    counts = np.bincount(rows, minlength=n_rows)
+    drawn = np.cumsum(counts) - counts + rng.integers(0, np.maximum(counts, 1))
+    places = np.full(n_rows, -1, np.int64)
+    there = counts > 0
+    places[there] = order[drawn[there]]
+    return places
+
+
+def sample_per_row(rows: Int[np.ndarray, " total"], most: int | None, rng: np.random.Generator) -> Bool[np.ndarray, " total"]:
+    """Return a mask of at most ``most`` random positions of each row in ``rows``; all positions if ``most`` is None."""
+    if most is None:
+        return np.ones(len(rows), bool)
+    order = np.lexsort((rng.random(len(rows)), rows))
+    counts = np.bincount(rows)
+    rank = np.empty(len(rows), np.int64)
+    rank[order] = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return rank < most
+
+
+def padded_lists(
+    rows: Int[np.ndarray, " total"], values: Int[np.ndarray, " total"], n_rows: int
+) -> tuple[Int[np.ndarray, "n_rows longest"], Bool[np.ndarray, "n_rows longest"]]:
+    """Return the values of each row as a line of a matrix, padded with 0, and its mask. ``rows`` must be ascending."""
+    counts = np.bincount(rows, minlength=n_rows)
+    mask = np.arange(counts.max(initial=0)) < counts[:, None]
+    padded = np.zeros(mask.shape, np.int64)
+    padded[mask] = values
+    return padded, mask
+
+
+class KeyedSets:
+    """A set of values for each key, with look-ups of many keys at once. Keys and values are not negative and may repeat."""
+
+    def __init__(self, keys: Int[np.ndarray, " n"], values: Int[np.ndarray, " n"]) -> None:
+        self._size = int(values.max(initial=0)) + 1
+        self._pairs = np.unique(keys * self._size + values)
+        self._counts = np.bincount(self._pairs // self._size, minlength=int(keys.max(initial=0)) + 1)
+        self._starts = np.cumsum(self._counts) - self._counts
+
+    def have(self, keys: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return whether the set of each key contains the value; keys and values are broadcast against each other."""
+        wanted = keys * self._size + values
+        places = np.searchsorted(self._pairs, wanted).clip(max=len(self._pairs) - 1)
+        is_there: NDArray[np.bool_] = (self._pairs[places] == wanted) & (values < self._size)
+        return is_there
+
+    def sample_another(
+        self, keys: Int[np.ndarray, " n"], values: Int[np.ndarray, " n"], rng: np.random.Generator
+    ) -> Int[np.ndarray, " n"]:
+        """Return for each value of a key another random value of that key; -1 if the key has a single value."""
+        counts, starts = self._counts[keys], self._starts[keys]
+        own = np.searchsorted(self._pairs, keys * self._size + values) - starts
+        steps = rng.integers(1, np.maximum(counts, 2))  # steps in the circular list of a key's values
+        others = self._pairs[starts + (own + steps) % counts] % self._size
+        return np.where(counts > 1, others, -1)
+
+
+@dataclass(frozen=True, eq=False)
+class PhrasePairs:
+    """Phrases in the order of their images; a phrase with a box forms a positive pair with its region.
+
+    ``image_ids`` : the images, indexed by ``image_of``.
+    ``phrase_ids``, ``caption_ids``, ``image_of`` : for each phrase its id, the id of its caption, and the index of its image.
+    ``text_of`` : the index of its text among the ``n_texts`` different texts of the data set.
+    ``chain_of`` : the index of its coreference chain; a phrase without one is a chain by itself.
+    ``truths`` : its ground-truth box in float32, NaN if it has none.
+    ``types`` : its types, joined by ``/``.
+    """
+
+    image_ids: Indices
+    phrase_ids: Int[np.ndarray, " n"]
+    caption_ids: Int[np.ndarray, " n"]
+    image_of: Int[np.ndarray, " n"]
+    text_of: Int[np.ndarray, " n"]
+    chain_of: Int[np.ndarray, " n"]
+    truths: Float[np.ndarray, "n 4"]
+    types: list[str]
+    n_texts: int
+
+    def __len__(self) -> int:
+        return len(self.phrase_ids)
+
+    @property
+    def has_box(self) -> NDArray[np.bool_]:
+        """The mask of phrases with a ground-truth box."""
+        located: NDArray[np.bool_] = ~np.isnan(self.truths[:, 0])
+        return located
+
+
+def phrase_pairs(dataset: Dataset, images: Sequence[Image], located: bool = False) -> PhrasePairs:
+    """Return the phrases of some images, or with ``located`` those with a box. Raises UserError if there are none."""
+    number_of = {image.imgid: number for number, image in enumerate(images)}
+    text_ids = {text: number for number, text in enumerate(phrase_texts(dataset))}
+    chains: dict[tuple[int, str | int], int] = {}
+    rows = []
+    for mention in mentions(dataset):
+        phrase, image = mention.phrase, number_of.get(mention.image.imgid)
+        if image is None or (located and phrase.truth is None):
+            continue
+        chain = chains.setdefault((image, phrase.chain or mention.phrase_id), len(chains))
+        rows.append((image, mention, text_ids[mention.text], chain))
+    if not rows:
+        raise UserError(f"{dataset.path}: no phrase {'with a box ' if located else ''}in these images; see docs/phrases.md")
+    rows.sort(key=lambda row: row[0])
+    found = [mention for _, mention, _, _ in rows]
+    return PhrasePairs(
+        image_ids=np.asarray([image.imgid for image in images], np.int64),
+        phrase_ids=_integers(mention.phrase_id for mention in found),
+        caption_ids=_integers(mention.caption.sentid for mention in found),
+        image_of=_integers(image for image, _, _, _ in rows),
+        text_of=_integers(text for _, _, text, _ in rows),
+        chain_of=_integers(chain for _, _, _, chain in rows),
+        truths=np.asarray([mention.phrase.truth or _NOWHERE for mention in found], np.float32),
+        types=["/".join(mention.phrase.types) for mention in found],
+        n_texts=len(text_ids),
+    )
+
+
+def truth_regions(pairs: PhrasePairs, truths: BoxFeatures, name: str) -> Int[np.ndarray, " n"]:
+    """Return the index of each pair's ground-truth region. Raises UserError if the cache ``name`` lacks its box."""
+    keys = zip(truths.image_of.tolist(), map(bytes, truths.boxes + np.float32(0)), strict=True)  # + 0 turns -0 into 0
+    number_of = {key: number for number, key in enumerate(keys)}
+    wanted = zip(pairs.image_of.tolist(), map(bytes, pairs.truths + np.float32(0)), strict=True)
+    indices = [number_of.get(key, -1) for key in wanted]
+    if -1 in indices:
+        first = indices.index(-1)
+        box = ", ".join(f"{side:g}" for side in pairs.truths[first].tolist())
+        raise UserError(
+            f"{name}: {indices.count(-1)} of {len(indices)} ground-truth boxes have no features, the first is ({box}) of "
+            f"image {pairs.image_ids[pairs.image_of[first]]}; extract it with boxes: phrases, of this very dataset.json"
+        )
+    return np.asarray(indices, np.int64)
+
+
+def check_phrase_cache(cache: FeatureCache, dataset: Dataset) -> None:
+    """Raise :class:`UserError` if a cache does not hold the current texts of a data set's phrases, in their order."""
+    texts = phrase_texts(dataset)
+    if cache.ids.tolist() != list(range(len(texts))):
+        raise UserError(f"{cache.path} holds {len(cache.ids)} phrases, and {dataset.path} has {len(texts)}; extract it again")
+    wanted = np.stack([sha256_bytes(text.encode()) for text in texts]) if texts else np.empty((0, 32), np.uint8)
+    wrong = np.flatnonzero((read_sources(cache) != wanted).any(1))
+    if len(wrong):
+        raise UserError(f"{cache.path}: not the phrases of {dataset.path}, the first is {texts[wrong[0]]!r}; extract it again")
+
+
+def _integers(values: Iterable[int]) -> Indices:
+    return np.fromiter(values, np.int64)

@@ -1,0 +1,108 @@
+"""Regions of images as inputs of a model: cached vectors, with the coordinates of their boxes if required."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vse.features.backbones.device import move_tensor
+from vse.features.cache.feature_cache import FeatureCache
+from vse.features.cache.reader import FeatureReader, RegionBoxes
+from vse.pipeline.errors import UserError
+from vse.training.data.images import CachedFeatures, Indices
+
+Coordinates = Literal["none", "appended", "alone"]
+N_COORDINATES = 5
+
+
+class BoxFeatures(CachedFeatures):
+    """The regions of some images in a cache, indexed image after image, with their boxes.
+
+    For the parameters see :class:`vse.training.data.images.CachedFeatures`. Raises UserError if the cache does not hold regions
+    with boxes.
+
+    ``boxes`` : (n_regions, 4) x1, y1, x2, y2 in pixels of the original image.
+    ``image_of`` : (n_regions,) the index of each region's image.
+    ``starts``, ``counts`` : (n_images,) the index of the first region of each image, and the number of its regions.
+    ``sizes`` : (n_images, 2) width and height.
+    """
+
+    def __init__(
+        self, cache: FeatureCache, image_ids: Indices, device: torch.device, memory_gb: float = 0, taken_gb: float = 0
+    ) -> None:
+        if cache.offsets is None:
+            raise UserError(f"{cache.path} holds {cache.describe()}; regions with boxes are needed (vse-extract boxes)")
+        super().__init__(FeatureReader(cache, 0, mapped=False), image_ids, device, memory_gb, taken_gb)
+        self.dim = cache.dim
+        self.starts, self.counts = self._starts, self._counts
+        self.image_of = np.repeat(np.arange(len(image_ids)), self._counts)
+        within = np.arange(len(self.image_of)) - self._starts[self.image_of]
+        every = RegionBoxes(cache)
+        self.boxes = every.boxes[every.offsets[self._rows][self.image_of] + within]
+        self.sizes = every.image_size[self._rows]
+        if not np.isfinite(self.boxes).all():
+            raise UserError(f"{cache.path}: has boxes that are not finite (NaN); extract it again")
+
+    def __len__(self) -> int:
+        return len(self.image_of)
+
+    def vectors(self, regions: Indices) -> Float[Tensor, "n dim"]:
+        """Return the vectors of some regions; images that are not in memory are read once each."""
+        if self._kept is not None:
+            return self._kept.index_select(0, torch.from_numpy(regions).to(self._device)).float()
+        images, which = np.unique(self.image_of[regions], return_inverse=True)
+        rows = self._rows[images]
+        sets = self._reader.regions(rows).features
+        vectors = sets[which, regions - self.starts[images][which]].reshape(-1, self.dim)
+        return move_tensor(self._checked(torch.from_numpy(vectors).float(), rows), self._device)
+
+    def coordinates(self, regions: Indices) -> Float[np.ndarray, "n 5"]:
+        """Return x1, y1, x2, y2 of some regions, relative to the image's width and height, and their share of its area."""
+        sides = np.tile(self.sizes[self.image_of[regions]], 2).clip(min=1)
+        relative = self.boxes[regions].astype(np.float64) / sides
+        area = (relative[:, 2:] - relative[:, :2]).prod(1, keepdims=True)
+        return np.concatenate([relative, area], 1)
+
+
+class RegionInputs:
+    """Regions as inputs of a model: candidates, followed by ground-truth regions (``truths``), in one range of indices.
+
+    The ``coordinates`` of the box are ``appended`` to each vector, read ``alone``, or not used.
+    """
+
+    def __init__(
+        self, candidates: BoxFeatures, truths: BoxFeatures | None, coordinates: Coordinates, device: torch.device
+    ) -> None:
+        if truths is not None and truths.dim != candidates.dim:
+            raise UserError(
+                f"regions have {candidates.dim} numbers, ground-truth regions {truths.dim}; extract both with one setting"
+            )
+        self.candidates, self.truths, self._coordinates, self._device = candidates, truths, coordinates, device
+
+    @property
+    def dim(self) -> int:
+        return input_length(self.candidates.dim, self._coordinates)
+
+    def read(self, regions: Indices) -> Float[Tensor, "n dim"]:
+        is_truth = regions >= len(self.candidates)
+        if self.truths is None or not is_truth.any():
+            return self._of(self.candidates, regions)
+        vectors = torch.empty(len(regions), self.dim, device=self._device)
+        for source, chosen, first in ((self.candidates, ~is_truth, 0), (self.truths, is_truth, len(self.candidates))):
+            vectors[torch.from_numpy(chosen).to(self._device)] = self._of(source, regions[chosen] - first)
+        return vectors
+
+    def _of(self, source: BoxFeatures, regions: Indices) -> Tensor:
+        if self._coordinates == "none":
+            return source.vectors(regions)
+        coordinates = move_tensor(torch.from_numpy(source.coordinates(regions)).float(), self._device)
+        return coordinates if self._coordinates == "alone" else torch.cat([source.vectors(regions), coordinates], 1)
+
+
+def input_length(dim: int, coordinates: Coordinates) -> int:
+    """Return the length of a model's input for a region whose cached vector has ``dim`` numbers."""
+    return {"none": dim, "appended": dim + N_COORDINATES, "alone": N_COORDINATES}[coordinates]

@@ -1,0 +1,145 @@
+"""The solvers of phrases: networks trained by Algorithm 1 of the two-branch paper, and a CCA baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vse.features.backbones.networks import autocast
+from vse.pipeline.errors import UserError
+from vse.pipeline.progress import progress_bar
+from vse.training.data.images import Indices
+from vse.training.losses.base import Loss
+from vse.training.losses.pair_loss import PairLoss
+from vse.training.losses.ranking import RankingLoss
+from vse.training.phrases.batches import (
+    CandidateSampler,
+    PairSampler,
+    SamplingSettings,
+    TripletBatch,
+    TripletSampler,
+    pair_cost,
+    triplet_cost,
+)
+from vse.training.phrases.task import PhraseSettings, PhraseSolver, PhraseTask
+from vse.training.solvers.base import Solver, Task
+from vse.training.solvers.cca import Block, Cca, CcaFields
+from vse.training.solvers.epochs import GradientSolver
+
+_HOPELESS = 1.05  # factor on the rsum of random scores
+_OUT_OF_MEMORY = (
+    "--set solver.candidates=50 uses fewer negatives of an image, train.sampling=by_image fewer images in a batch; or lower "
+    "train.batch_size, or --set train.features_in_memory=false"
+)
+_IMAGES = 32  # images whose pairs are in memory at once
+
+
+class PhraseGradientSettings(PhraseSettings, SamplingSettings):
+    """Regions and phrases matched by gradient descent (two-branch paper, section 4).
+
+    A ranking loss, such as ``top``, trains on triplets, as the embedding network does; ``logistic`` on pairs, as the
+    similarity network does.
+    """
+
+    name: Literal["phrases"] = "phrases"
+
+    def build(self, task: Task) -> Solver:
+        assert isinstance(task, PhraseTask)
+        return PhraseTrainer(task, self)
+
+
+class PhraseTrainer(GradientSolver, PhraseSolver):
+    """Training on batches of region-phrase pairs."""
+
+    task: PhraseTask
+    out_of_memory = _OUT_OF_MEMORY
+
+    def __init__(self, task: PhraseTask, settings: PhraseGradientSettings) -> None:
+        if settings.neighbours and not task.loss.ranks:
+            raise UserError(f"solver.neighbours adds triplets, but the loss {task.loss.name} does not use them")
+        if (task.loss.lambda3 or task.loss.lambda4) and not settings.neighbours:
+            raise UserError("loss.lambda3 and lambda4 require neighbours in a batch: --set solver.neighbours=true")
+        super().__init__(task)
+        sampled = task.train.pairs, task.train.regions.candidates, task.truth_of, settings
+        self._triplets, self._pairs = TripletSampler(*sampled), PairSampler(*sampled)
+
+    @property
+    def chance_rsum(self) -> float:
+        return _HOPELESS * self.task.val.expected_rsum()
+
+    def batches(self, epoch: int) -> Sequence[Indices]:
+        settings, pairs = self.settings, self.task.train.pairs
+        return settings.sampling.batches_of_epoch(pairs.image_of, settings.batch_size, self.task.seed, epoch)
+
+    def updates(self, batches: Sequence[Indices]) -> Iterator[tuple[Tensor, Tensor]]:
+        loss = self.task.loss_of(self.progress.epoch)
+        for batch in batches:
+            yield self.step(batch, loss)
+
+    def step(self, batch: Indices, loss: Loss) -> tuple[Tensor, Tensor]:
+        """Train on one batch; return its loss, and its loss if all embeddings were equal."""
+        rng = np.random.default_rng(self.step_seed(0))
+        torch.manual_seed(self.step_seed(1))
+        self.start_step()
+        triplets = isinstance(loss, RankingLoss)
+        samples = self._triplets.batch(batch, rng) if triplets else self._pairs.batch(batch, rng)
+        train, similarity = self.task.train, self.model.similarity
+        with autocast(self.settings.precision, self.device):
+            regions = self.model.embed_images(train.regions.read(samples.regions))[0]
+            phrases = self.model.embed_captions(*train.texts.read(samples.texts))[0]
+        # distances are computed in float32, the scores of a similarity network in the precision of the step
+        with autocast(self.settings.precision, self.device) if self.model.pairwise else nullcontext():
+            if isinstance(samples, TripletBatch):
+                assert isinstance(loss, RankingLoss)
+                cost = triplet_cost(samples, regions, phrases, similarity, loss)
+            else:
+                assert isinstance(loss, PairLoss)
+                cost = pair_cost(samples, regions, phrases, similarity, loss)
+        self.weight_cost(cost.loss, loss).backward()  # type: ignore[no-untyped-call]
+        if self.ends_update():
+            self.take_step()
+        return cost.loss.detach().double(), cost.collapsed.double()
+
+
+class PhraseCcaSettings(PhraseSettings, CcaFields):
+    """CCA of regions and phrases from their positive pairs only; see the solver ``cca``."""
+
+    name: Literal["phrases_cca"] = "phrases_cca"
+    uses_loss: ClassVar = False
+
+    def build(self, task: Task) -> Solver:
+        assert isinstance(task, PhraseTask)
+        return PhraseCca(task, self)
+
+
+class PhraseCca(Cca, PhraseSolver):
+    """CCA of all positive pairs: each phrase with its ground-truth region and, if augmented, with overlapping candidates."""
+
+    task: PhraseTask
+
+    def __init__(self, task: PhraseTask, settings: PhraseCcaSettings) -> None:
+        super().__init__(task, settings)
+        chosen = SamplingSettings(positives=settings.positives, positive_iou=settings.positive_iou)
+        self._candidates = CandidateSampler(task.train.pairs, task.train.regions.candidates, task.truth_of, chosen)
+
+    def blocks(self) -> Iterator[Block]:
+        train, rng = self.task.train, np.random.default_rng(0)  # positives are not sampled
+        n_images = len(train.pairs.image_ids)
+        with progress_bar(total=n_images, desc="covariances", unit="image") as bar:
+            for start in range(0, n_images, _IMAGES):
+                stop = min(start + _IMAGES, n_images)
+                pairs = np.arange(*np.searchsorted(train.pairs.image_of, [start, stop]))
+                rows, positives = np.arange(len(pairs)), self.task.truth_of[pairs]
+                if self._candidates.settings.positives == "augmented":
+                    near = self._candidates.near(pairs, rng)[0]
+                    rows, positives = np.concatenate([rows, near.rows]), np.concatenate([positives, near.regions])
+                regions, region_of = np.unique(positives, return_inverse=True)
+                if len(pairs):
+                    (phrases,) = train.texts.read(train.pairs.text_of[pairs][rows])
+                    yield train.regions.read(regions).cpu().float(), phrases.cpu().float(), region_of
+                bar.update(stop - start)

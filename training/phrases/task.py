@@ -1,0 +1,149 @@
+"""The task of solvers of phrases: pairs of regions and phrases, their inputs, and a split for validation."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from pydantic import Field
+
+from vse.features.cache.feature_cache import FeatureCache
+from vse.features.cache.reader import FeatureReader
+from vse.pipeline.dataset.dataset import Dataset, Image
+from vse.pipeline.errors import UserError
+from vse.training.data.images import CachedFeatures
+from vse.training.data.pairs import images_of
+from vse.training.kinds import Kind
+from vse.training.model_inputs import input_of
+from vse.training.models.build import Input, Model, ModelConfig, build_model
+from vse.training.phrases.batches import PositiveSettings
+from vse.training.phrases.localisation import PhraseSplit, PhraseVectors, recalls, score_candidates
+from vse.training.phrases.pairs import check_phrase_cache, phrase_pairs, truth_regions
+from vse.training.phrases.regions import BoxFeatures, Coordinates, RegionInputs, input_length
+from vse.training.run.inputs import Inputs
+from vse.training.settings import SolverSettings, TrainConfig
+from vse.training.solvers.base import Solver, Task
+
+log = logging.getLogger(__name__)
+
+
+class PhraseSettings(SolverSettings, PositiveSettings):
+    """The settings shared by solvers of phrases: the positive regions, and the input of a region."""
+
+    reads_words: ClassVar = False
+    reads_phrases: ClassVar = True
+    coordinates: Coordinates = Field(
+        "none",
+        description="x1, y1, x2, y2 and the area of a box, relative to its image: appended to the vector of its region, or "
+        "read alone, a control that does not use the image",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhraseTask(Task):
+    """The input of a solver of phrases; ``truth_of`` is the index of each training phrase's region in ``train``."""
+
+    train: PhraseSplit
+    truth_of: Int[np.ndarray, " n_pairs"]
+    val: PhraseSplit
+
+
+class PhraseSolver(Solver):
+    """A solver that matches regions and phrases."""
+
+    task: PhraseTask
+
+    def __init__(self, task: PhraseTask) -> None:
+        if task.processes.size > 1:
+            raise UserError(f"solver: phrases require a single process, not {task.processes.size}")
+        if task.settings.validate_fold is not None:
+            raise UserError("train.validate_fold: candidates are ranked within their image, not within a fold")
+        super().__init__(task)
+        log.info("validation: %.1f%% of the phrases with a box have a candidate of IoU >= 0.5", task.val.recall_bound())
+
+    @property
+    def n_pairs(self) -> int:
+        return len(self.task.train.pairs)
+
+    def validate(self) -> dict[str, float]:
+        val = self.task.val
+        return recalls(val.rank_phrases(score_candidates(self.model, val)))
+
+
+def training_split(
+    inputs: Inputs, reading: PhraseSettings, train: TrainConfig, device: torch.device
+) -> tuple[PhraseSplit, Int[np.ndarray, " n_pairs"]]:
+    """Return the training phrases with a box, with their inputs, and the index of each one's ground-truth region."""
+    assert inputs.truths is not None
+    splits = ["train", "restval"] if train.restval else ["train"]
+    images = _with_regions(inputs.dataset, splits, inputs.cache, inputs.truths)
+    pairs = phrase_pairs(inputs.dataset, images, located=True)
+    room = train.memory_gb if train.features_in_memory and reading.coordinates != "alone" else 0.0
+    truths = BoxFeatures(inputs.truths, pairs.image_ids, device, room)
+    candidates = BoxFeatures(inputs.cache, pairs.image_ids, device, room, truths.gb_kept)
+    regions = RegionInputs(candidates, truths, reading.coordinates, device)
+    truth_of = len(candidates) + truth_regions(pairs, truths, str(inputs.truths.path))
+    taken = truths.gb_kept + candidates.gb_kept
+    return PhraseSplit(pairs, regions, cached_phrases(inputs.captions, device, room, taken)), truth_of
+
+
+def scored_split(
+    dataset: Dataset,
+    images: Sequence[Image],
+    cache: FeatureCache,
+    texts: PhraseVectors,
+    reading: PhraseSettings,
+    device: torch.device,
+) -> PhraseSplit:
+    """Return all phrases of some images, with the candidates of a cache among which they are localised."""
+    pairs = phrase_pairs(dataset, images)
+    candidates = BoxFeatures(cache, pairs.image_ids, device)
+    return PhraseSplit(pairs, RegionInputs(candidates, None, reading.coordinates, device), texts)
+
+
+def validation_split(inputs: Inputs, reading: PhraseSettings, train: TrainConfig, device: torch.device) -> PhraseSplit:
+    """Return the phrases of the validation split. Raises :class:`UserError` if no phrase has a box."""
+    images = images_of(inputs.dataset, ["val"], inputs.evaluated)[: train.validate_images]
+    split = scored_split(inputs.dataset, images, inputs.evaluated, cached_phrases(inputs.captions, device), reading, device)
+    if not split.pairs.has_box.any():
+        raise UserError(f"{inputs.dataset.path}: no phrase of the split 'val' has a box, so nothing can be validated")
+    return split
+
+
+def cached_phrases(
+    cache: FeatureCache | None, device: torch.device, memory_gb: float = 0, taken_gb: float = 0
+) -> CachedFeatures:
+    """Return the vectors of a cache of phrases, by the indices of their texts."""
+    assert cache is not None, "words are refused before"
+    return CachedFeatures(FeatureReader(cache, 0, mapped=False), cache.ids, device, memory_gb, taken_gb)
+
+
+def check_phrase_inputs(inputs: Inputs) -> None:
+    """Raise :class:`UserError` if the caches do not hold the regions and phrases of the data set."""
+    assert inputs.captions is not None
+    check_phrase_cache(inputs.captions, inputs.dataset)
+    if inputs.truths is None:
+        raise UserError("solver: phrases requires ground-truth regions: name their feature (--set truth_feature=boxes_truth)")
+
+
+def _with_regions(dataset: Dataset, splits: Sequence[str], cache: FeatureCache, truths: FeatureCache) -> list[Image]:
+    images = images_of(dataset, splits, cache)
+    kept = [image for image in images if image.imgid not in truths.skipped]
+    if len(kept) < len(images):
+        log.warning("%d images without ground-truth regions (skipped by the extraction) are left out", len(images) - len(kept))
+    return kept
+
+
+def phrase_model(
+    config: ModelConfig, reading: PhraseSettings, candidates: FeatureCache, phrases: FeatureCache | None
+) -> Model:
+    """Return the model that scores regions, each a vector, with phrases."""
+    assert phrases is not None, "words are refused before"
+    dim = input_length(candidates.dim, reading.coordinates)
+    regions = Input(Kind.VECTORS, dim, f"the feature {candidates.feature!r}, region by region")
+    return build_model(config, regions, input_of(phrases))

@@ -1,0 +1,172 @@
+"""Build the task of a solver from the inputs of a run: the pairs, their images and captions, and the model."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from vse.features.cache.reader import FeatureReader
+from vse.features.extractors.cnn import read_cnn_config, rebuild_cnn_extractor
+from vse.pipeline.dataset.captions import Vocabulary
+from vse.pipeline.errors import UserError
+from vse.training.data.images import CachedImages, EvaluationImages, TrainingImages, photo_crops
+from vse.training.data.pairs import Pairs, Split, images_of
+from vse.training.experiment import ExperimentConfig
+from vse.training.model_inputs import check_one_space, model_inputs, read_captions
+from vse.training.models.build import PARTS, Model, build_model
+from vse.training.models.trainable_cnn import TrainableCnn
+from vse.training.phrases.task import (
+    PhraseSettings,
+    PhraseTask,
+    check_phrase_inputs,
+    phrase_model,
+    training_split,
+    validation_split,
+)
+from vse.training.run.folder import RunFolder
+from vse.training.run.inputs import Inputs, start_words
+from vse.training.run.processes import Processes
+from vse.training.solvers.base import RetrievalTask, Task
+from vse.training.solvers.negatives import HardNegatives
+
+log = logging.getLogger(__name__)
+
+
+def prepare_task(
+    experiment: ExperimentConfig, inputs: Inputs, seed: int, processes: Processes, log_negatives: int
+) -> tuple[Task, Vocabulary]:
+    """Return the task of a solver, built from the run's inputs, and the vocabulary."""
+    if isinstance(experiment.solver, PhraseSettings):
+        if log_negatives:
+            raise UserError("--log-negatives lists captions and images, and training on phrases ranks neither")
+        return _prepare_phrases(experiment, experiment.solver, inputs, seed, processes)
+    dataset, settings = inputs.dataset, experiment.train
+    if settings.restval and "restval" not in dataset.splits:
+        raise UserError(
+            f"{dataset.path}: no images in split 'restval', which train.restval requires; "
+            "--set train.restval=false trains without them"
+        )
+    splits = ["train", "restval"] if settings.restval else ["train"]
+    pairs = Pairs(images_of(dataset, splits, inputs.cache, captioned=True))
+    val = Pairs(images_of(dataset, ["val"], inputs.evaluated, captioned=True))
+    if len(pairs) < 2:
+        raise UserError(f"{dataset.path}: one training caption has no negatives; at least two are needed")
+    if log_negatives and not (experiment.solver.uses_loss and experiment.loss.lists_negatives):
+        name, ranks = experiment.solver.name, False
+        if experiment.solver.uses_loss:
+            name, ranks = experiment.loss.name, experiment.loss.ranks
+        fault = "with loss.block keeps no scores" if ranks else "ranks nothing"
+        raise UserError(f"--log-negatives lists what a ranking loss finds hardest; {name} {fault}")
+    check_one_space(experiment.model, inputs.cache, inputs.captions)
+    if inputs.base is not None:
+        vocabulary = inputs.base.vocabulary()
+    else:
+        vocabulary = Vocabulary.build((caption.tokens for caption in pairs.captions), settings.min_count)
+    seen, validated, cnn = _image_inputs(experiment, inputs, pairs, val, processes)
+    taken = seen.gb_kept if isinstance(seen, CachedImages) else 0
+    texts = inputs.captions, inputs.transformer, vocabulary
+    captions = read_captions(*texts, pairs, processes.device, _memory_gb(experiment), taken)
+    split = Split(val, validated, read_captions(*texts, val, processes.device))
+    torch.manual_seed(seed)
+    model = build_model(experiment.model, *model_inputs(inputs.cache, *texts), cnn).to(processes.device)
+    if inputs.words is not None:
+        start_words(model, vocabulary, inputs.words)
+    if inputs.base is not None:
+        _load_start_weights(model, inputs.base, inputs, experiment)
+    listing = HardNegatives(log_negatives, pairs.captions) if log_negatives else None
+    task = RetrievalTask(
+        settings=settings,
+        loss=experiment.loss,
+        warmup=experiment.warmup,
+        pairs=pairs,
+        images=seen,
+        captions=captions,
+        val=split,
+        model=model,
+        seed=seed,
+        processes=processes,
+        listing=listing,
+        adversary=experiment.adversary,
+    )
+    return task, vocabulary
+
+
+def _prepare_phrases(
+    experiment: ExperimentConfig, reading: PhraseSettings, inputs: Inputs, seed: int, processes: Processes
+) -> tuple[Task, Vocabulary]:
+    check_phrase_inputs(inputs)
+    settings, device = experiment.train, processes.device
+    train, truth_of = training_split(inputs, reading, settings, device)
+    val = validation_split(inputs, reading, settings, device)
+    torch.manual_seed(seed)
+    model = phrase_model(experiment.model, reading, inputs.cache, inputs.captions).to(device)
+    if inputs.base is not None:
+        _load_start_weights(model, inputs.base, inputs, experiment)
+    words = (caption.tokens for image in inputs.dataset.split("train") for caption in image.captions)
+    task = PhraseTask(
+        settings=settings,
+        loss=experiment.loss,
+        warmup=experiment.warmup,
+        model=model,
+        seed=seed,
+        processes=processes,
+        train=train,
+        truth_of=truth_of,
+        val=val,
+    )
+    return task, Vocabulary.build(words, settings.min_count)
+
+
+def _memory_gb(experiment: ExperimentConfig) -> float:
+    return experiment.train.memory_gb if experiment.train.features_in_memory else 0
+
+
+def _image_inputs(
+    experiment: ExperimentConfig, inputs: Inputs, pairs: Pairs, val: Pairs, processes: Processes
+) -> tuple[TrainingImages, EvaluationImages, TrainableCnn | None]:
+    """Return the inputs of training images and of validation images, and the CNN if it is part of the model."""
+    settings, device = experiment.images, processes.device
+    cached = CachedImages(FeatureReader(inputs.evaluated, 0, mapped=False), val.image_ids, device)
+    if settings.source == "cache":
+        reader = FeatureReader(inputs.cache, 0, mapped=False)
+        return CachedImages(reader, pairs.image_ids, device, _memory_gb(experiment)), cached, None
+    extractor = rebuild_cnn_extractor(
+        inputs.cache, inputs.weights_dir, str(device), positions=True, trainable=settings.finetune
+    )
+    if not settings.finetune:
+        return photo_crops(extractor, inputs.dataset, pairs.images, settings, through=True), cached, None
+    if settings.batch_norm == "train" and processes.size > 1:
+        raise UserError("images.batch_norm: train requires a single process; each process would have its own statistics")
+    seen = photo_crops(extractor, inputs.dataset, pairs.images, settings)
+    cnn = TrainableCnn(extractor, settings.batch_norm, settings.gradient_checkpointing, experiment.train.compile)
+    prepared = read_cnn_config(inputs.evaluated, positions=True)
+    return seen, photo_crops(extractor, inputs.dataset, val.images, settings, config=prepared), cnn
+
+
+def _load_start_weights(model: Model, base: RunFolder, inputs: Inputs, experiment: ExperimentConfig) -> None:
+    """Load the weights of another run, or of some of its parts; a CNN that it did not train keeps its weights."""
+    parts = experiment.start_parts or [part for part in PARTS if getattr(model, part) is not None]
+    if inputs.words is not None and "caption_encoder" in parts:
+        raise UserError(f"{inputs.words}: the word embeddings are already loaded from {base.path}; remove the word vectors")
+    tokens = inputs.transformer if "caption_encoder" in parts else None
+    if tokens is not None and base.read_transformer().tokenizer_json != tokens.tokenizer_json:
+        raise UserError(f"{base.tokenizer_file}: not the tokenizer of {tokens.name}; start from a run of the same model")
+    prefixes = tuple(f"{part}." for part in parts)
+    best, read_sha256 = base.read_best()
+    if read_sha256 != inputs.base_sha256:
+        raise UserError(f"{base.best_file}: was replaced during the start of this run; start it again")
+    weights = {name: weight for name, weight in best.items() if name.startswith(prefixes)}
+    own = {name: weight for name, weight in model.state_dict().items() if name.startswith(prefixes)}
+    wrong = [name for name in weights if name not in own or own[name].shape != weights[name].shape]
+    missing = [name for name in own if name not in weights and not name.startswith("cnn.")]
+    if wrong or missing:
+        raise UserError(
+            f"{base.best_file}: weights of another model ({(wrong + missing)[0]} does not fit); start from a run with "
+            "the same model settings and a feature of the same length"
+        )
+    model.load_state_dict(weights, strict=False)
+    if experiment.freeze:
+        model.freeze(*parts)
+        if not any(weight.requires_grad for weight in model.parameters()):
+            raise UserError("freeze: no part of the model is left to train; list only the parts to freeze in start_parts")

@@ -1,0 +1,218 @@
+"""The inputs of a run: open and check its caches and data set, and record them so that a resume can identify them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vse.features.backbones.transformer import Transformer
+from vse.features.cache.feature_cache import FeatureCache, open_cache
+from vse.features.cache.reader import check_text_rows
+from vse.features.cache.rows import TextRows
+from vse.features.data_checks import check_data, check_same_photos, hash_dataset
+from vse.features.exchange.embeddings import captions_cache_path, read_backbone
+from vse.features.extractors.words import read_word_vectors
+from vse.features.settings.captions import hash_word_file
+from vse.pipeline.dataset.captions import SPECIAL_TOKENS, Vocabulary
+from vse.pipeline.dataset.dataset import Dataset
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.inputs import InputFile
+from vse.pipeline.presets.schema import ExperimentPlan
+from vse.training.kinds import Kind, kind_of_rows
+from vse.training.models.build import Model
+from vse.training.models.encoders.base import EncoderSettings
+from vse.training.models.encoders.word_reader import WordReader
+from vse.training.options import TrainInputs
+from vse.training.run.folder import RunFolder, relative_path
+
+log = logging.getLogger(__name__)
+
+
+def start_words(model: Model, vocabulary: Vocabulary, file: Path) -> None:
+    """Initialise the word embeddings of ``model`` with the vectors of ``file``, and log the number of missing words.
+
+    Raises UserError if the model reads no words, if the vectors have another length, or if no word of the captions has a
+    vector.
+    """
+    encoder = model.caption_encoder
+    if not isinstance(encoder, WordReader):
+        raise UserError(f"{file}: word vectors are for encoders of words, and the captions are not read by one")
+    known = read_word_vectors(file).select(vocabulary.words, 0)
+    dim, expected = known.vectors.shape[1], encoder.words.embedding_dim
+    if dim != expected:
+        raise UserError(f"{file}: vectors of {dim} numbers, but model.word_dim is {expected}; --set model.word_dim={dim}")
+    n_words = len(vocabulary) - len(SPECIAL_TOKENS)
+    n_known = len(set(known.words) - set(SPECIAL_TOKENS))
+    if not n_known:
+        raise UserError(f"{file}: no word of the captions has a vector; does the file have their language and case?")
+    vectors, there = np.zeros((len(vocabulary), dim), np.float32), np.zeros(len(vocabulary), bool)
+    for row, word in enumerate(vocabulary.words):
+        if word in known.rows:
+            vectors[row], there[row] = known.vectors[known.rows[word]], True
+    encoder.start_words(torch.from_numpy(vectors), torch.from_numpy(there))
+    log.info(
+        "%s: has vectors of %d of %d words; the other %d are initialised at random", file, n_known, n_words, n_words - n_known
+    )
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The caches of images for training (``cache``) and validation (``evaluated``), and the inputs for captions.
+
+    Captions are read from a cache, as tokens of a transformer, or as words. For training on phrases, ``captions`` is a cache
+    of phrases and ``truths`` a cache of regions at their ground-truth boxes. ``base`` is the run whose weights to start from.
+    """
+
+    cache: FeatureCache
+    evaluated: FeatureCache
+    captions: FeatureCache | None
+    transformer: Transformer | None
+    dataset: Dataset
+    base: RunFolder | None
+    base_sha256: str
+    weights_dir: Path | None
+    words: Path | None = None
+    words_sha256: str | None = None
+    truths: FeatureCache | None = None
+
+    @property
+    def caption_input_kind(self) -> Kind:
+        if self.captions is not None:
+            return kind_of_rows(self.captions.row_kind)
+        return Kind.WORDS if self.transformer is None else Kind.TOKENS
+
+    def identity(self, seed: int) -> dict[str, Any]:
+        """Return the data that identifies the run's inputs, without its settings."""
+        optional = {
+            "eval_feature_key": None if self.evaluated is self.cache else self.evaluated.key,
+            "caption_feature_key": None if self.captions is None else self.captions.key,
+            "truth_feature_key": None if self.truths is None else self.truths.key,
+            "tokenizer_sha256": None if self.transformer is None else self.transformer.tokenizer_sha256,
+            "transformer_sha256": None if self.transformer is None else self.transformer.weights_sha256,
+            "start_from_sha256": None if self.base is None else self.base_sha256,
+        }
+        return {
+            "dataset": self.dataset.name,
+            "captions_sha256": self.dataset.sha256,
+            "seed": seed,
+            "feature": self.cache.feature,
+            "feature_key": self.cache.key,
+            "words_sha256": self.words_sha256,
+            **{name: value for name, value in optional.items() if value is not None},
+        }
+
+    def record(self, folder: Path) -> dict[str, Any]:
+        """Return the record of the inputs for ``run.json``, with paths relative to the run folder."""
+
+        def place(cache: FeatureCache) -> dict[str, Any]:
+            path = relative_path(cache.path, folder)
+            return {"name": cache.feature, "key": cache.key, "path": path, "extractor": dict(cache.extractor)}
+
+        caches = {
+            "eval_features": None if self.evaluated is self.cache else self.evaluated,
+            "caption_features": self.captions,
+            "truth_features": self.truths,
+        }
+        optional = {
+            **{name: None if cache is None else place(cache) for name, cache in caches.items()},
+            "start_from": None if self.base is None else relative_path(self.base.path, folder),
+            "transformer_commit": None if self.transformer is None else self.transformer.commit,
+            "words": None if self.words is None else relative_path(self.words, folder),
+        }
+        return {
+            "features": place(self.cache),
+            "captions": relative_path(self.dataset.path, folder),
+            "tokeniser": self.dataset.tokeniser,
+            "data": hash_dataset(self.evaluated, self.dataset).model_dump(),
+            **{name: value for name, value in optional.items() if value is not None},
+        }
+
+
+def open_inputs(
+    cache: FeatureCache,
+    dataset: Dataset,
+    experiment: ExperimentPlan,
+    folder: RunFolder,
+    seed: int,
+    paths: TrainInputs,
+    caption_encoder: EncoderSettings | None = None,
+    texts: TextRows = "captions",
+) -> Inputs:
+    """Find and check all inputs of an experiment besides ``cache``; ``texts`` are what it matches with images."""
+    name, extract = experiment.name, "extract it, or name its cache with"
+    hint = f"{name} is validated on {experiment.eval_feature!r}: extract it, name its cache with --eval-features, or --set "
+    hint += "eval_feature=null to validate on the cache that it trains on"
+    evaluated = _open_cache(cache, experiment.eval_feature, paths.eval_features, hint) or cache
+    for images in {cache.path: cache, evaluated.path: evaluated}.values():
+        if images is not cache:
+            _check_compatible(images, cache)
+        check_data(images, dataset)
+        if images.kind != "image":
+            raise UserError(f"{images.path} holds {images.describe()}; features of images are needed")
+    base = _find_base(experiment, dataset.name, seed, folder, paths.start_from)
+    caption_file = paths.caption_features
+    if caption_file is None and experiment.backbone is not None and read_backbone(cache) is not None:
+        caption_file = captions_cache_path(cache.path)
+    hint = f"{name} reads {texts} as {experiment.caption_feature!r}: {extract} --caption-features"
+    captions = _open_cache(cache, experiment.caption_feature, caption_file, hint)
+    if captions is not None:
+        check_text_rows(captions, texts)
+        check_data(captions, dataset)
+    hint = f"{name} is trained on {experiment.truth_feature!r}: {extract} --truth-features"
+    truths = _open_cache(cache, experiment.truth_feature, paths.truth_features, hint)
+    if truths is not None:
+        _check_compatible(truths, cache)
+        check_data(truths, dataset)
+    transformer = None
+    if captions is None and caption_encoder is not None:
+
+        def words() -> Iterator[str]:
+            return (word for image in dataset.split("train") for caption in image.captions for word in caption.tokens)
+
+        transformer = caption_encoder.transformer(paths.weights_dir, words)
+    base_sha256 = "" if base is None else InputFile(base.best_file).sha256
+    words_sha256 = None if paths.words is None else hash_word_file(paths.words)
+    read = cache, evaluated, captions, transformer, dataset, base, base_sha256
+    return Inputs(*read, paths.weights_dir, paths.words, words_sha256, truths)
+
+
+def _open_cache(cache: FeatureCache, feature: str | None, path: Path | None, hint: str) -> FeatureCache | None:
+    """Return the cache at ``path`` or of ``feature`` next to ``cache``; None without both."""
+    if feature is None and path is None:
+        return None
+    default = cache.path.with_name(f"{cache.dataset}_{feature}.h5")
+    if path is None and not default.exists():
+        raise UserError(f"{default}: no such feature cache; {hint}")
+    return open_cache(path or default)
+
+
+def _check_compatible(other: FeatureCache, cache: FeatureCache) -> None:
+    """Raise :class:`UserError` if a model that reads one of two caches of images cannot read the other."""
+    if (other.dataset, other.dim) != (cache.dataset, cache.dim):
+        raise UserError(f"{other.path} has {other.dim} numbers per vector of {other.dataset!r}, {cache.path} {cache.dim}")
+    if (other.row_kind == "sets") != (cache.row_kind == "sets"):
+        raise UserError(f"{other.path} holds {other.describe()}, {cache.path} {cache.describe()}")
+    networks = [c.provenance.get("weights_sha256") for c in (other, cache)]
+    if None not in networks and networks[0] != networks[1]:
+        raise UserError(f"{other.path} and {cache.path} were computed by networks with different weights")
+    check_same_photos(cache, other)
+
+
+def _find_base(experiment: ExperimentPlan, dataset: str, seed: int, folder: RunFolder, path: Path | None) -> RunFolder | None:
+    if experiment.start_from is None and path is None:
+        return None
+    base = RunFolder(path or folder.path.parent.parent / f"{dataset}_{experiment.start_from}" / f"seed-{seed}")
+    if not base.best_file.is_file():
+        raise UserError(
+            f"{base.path}: no trained run to start from, but {experiment.name} starts from {experiment.start_from!r}; train "
+            "that one first, or name its run folder with --start-from"
+        )
+    if base.path.resolve() == folder.path.resolve():
+        raise UserError(f"{base.path}: output is also an input; a run that starts from this one requires another --out")
+    return base

@@ -1,0 +1,196 @@
+"""Several processes that train as one: each encodes its share of a batch and receives the embeddings of all.
+
+Every process computes the loss of the complete batch from the gathered embeddings, so negatives are global, and
+back-propagates through its own share only. Summed over processes, these are the gradients of one process with the complete
+batch. ``torchrun`` starts the processes; without it there is a single process.
+
+Ctrl-C and SIGTERM end a training after the current step and a checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, distributed, nn
+
+from vse.features.backbones.device import pick_device
+from vse.pipeline.errors import UserError
+from vse.training.kinds import Encoded, pad_sets
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_CPU = torch.device("cpu")
+_PATIENCE = timedelta(hours=6)  # timeout of the other processes while the first one validates
+
+
+class TrainingFailed(UserError):
+    """A training that ended early; ``state``, ``diverged`` or ``collapsed``, goes into ``run.json``."""
+
+    def __init__(self, message: str, state: str) -> None:
+        super().__init__(message)
+        self.state = state
+
+
+class StopNow(Exception):
+    """A signal that arrived in a block where stopping at once loses nothing."""
+
+
+class Interruption:
+    """The first signal to end the training; a second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._at_once = False
+
+    @contextmanager
+    def catch_signals(self) -> Iterator[None]:
+        """Catch both signals in this block. Threads other than the main thread cannot catch signals."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Raise :class:`StopNow` in this block as soon as a signal arrives."""
+        self._at_once = True
+        try:
+            if self.signal is not None:
+                raise StopNow
+            yield
+        finally:
+            self._at_once = False
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = number
+        if self._at_once:
+            raise StopNow
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The rank of this process among ``size`` processes, and its device."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = _CPU
+
+    @property
+    def first(self) -> bool:
+        """True in the process that validates, writes and logs."""
+        return self.rank == 0
+
+    def share(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return this process's share of a batch, which may be empty; the sizes of shares differ by one at most."""
+        return pairs if self.size == 1 else np.array_split(pairs, self.size)[self.rank]
+
+    def gather(self, embeddings: Encoded, n_pairs: int) -> Encoded:
+        """Return the embeddings of the complete batch, in its order; gradients reach this process's share only."""
+        if self.size == 1:
+            return embeddings
+        if len(embeddings) == 1:
+            return (_Gather.apply(embeddings[0], self, n_pairs),)
+        longest = torch.tensor([embeddings[1].shape[1]])
+        distributed.all_reduce(longest, distributed.ReduceOp.MAX)
+        vectors, mask = pad_sets(embeddings, int(longest.item()))
+        rows = _Gather.apply(vectors.flatten(1), self, n_pairs)
+        return rows.view(n_pairs, *vectors.shape[1:]), _Gather.apply(mask.to(torch.uint8), self, n_pairs).bool()
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter], complete: Iterable[nn.Parameter] = ()) -> None:
+        """Sum the gradients over processes; those of ``complete`` are the same in every process and stay unchanged."""
+        if self.size == 1:
+            return
+        for parameter in complete:
+            if parameter.grad is not None:
+                parameter.grad /= self.size
+        wanted = [parameter for parameter in parameters if parameter.requires_grad]
+        used = torch.tensor([parameter.grad is not None for parameter in wanted], dtype=torch.uint8)
+        distributed.all_reduce(used, distributed.ReduceOp.MAX)
+        for parameter, is_used in zip(wanted, used.tolist(), strict=True):
+            if is_used:
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                distributed.all_reduce(parameter.grad)
+
+    def any(self, flag: bool) -> bool:
+        """Return whether ``flag`` is set in any process."""
+        if self.size == 1:
+            return flag
+        flags = torch.tensor([flag], dtype=torch.uint8)
+        distributed.all_reduce(flags, distributed.ReduceOp.MAX)
+        return bool(flags.item())
+
+    def broadcast(self, number: int) -> int:
+        """Return the value of the first process in every process."""
+        if self.size == 1:
+            return number
+        value = torch.tensor([number])
+        distributed.broadcast(value, 0)
+        return int(value.item())
+
+    def close(self) -> None:
+        if self.size > 1:
+            distributed.destroy_process_group()
+
+
+def join_processes(device: str) -> Processes:
+    """Return the group that ``torchrun`` started, with one GPU for each process if there are any, or this process alone."""
+    if not distributed.is_torchelastic_launched():
+        return Processes(device=pick_device(device))
+    where = device_of_process(device)
+    distributed.init_process_group("cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo", timeout=_PATIENCE)
+    return Processes(distributed.get_rank(), distributed.get_world_size(), where)
+
+
+def device_of_process(device: str) -> torch.device:
+    """Return the GPU of this process by its local rank, or the CPU. Raises UserError if there are too few GPUs."""
+    name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    kind, _, number = name.partition(":")
+    n_gpus = torch.cuda.device_count() if kind == "cuda" else 0
+    if not n_gpus:
+        return pick_device(device)
+    rank = int(os.environ["LOCAL_RANK"])
+    n_processes = int(os.environ.get("LOCAL_WORLD_SIZE", rank + 1))
+    if number and n_processes > 1:
+        raise UserError(f"--device {device}: {n_processes} processes would share one GPU; --device cuda gives each its own")
+    if n_processes > n_gpus:
+        raise UserError(
+            f"{n_processes} processes on a machine with {n_gpus} GPU{'s' * (n_gpus > 1)}: each takes one of its own; start "
+            f"torchrun with --nproc-per-node {n_gpus}, or add --device cpu"
+        )
+    return pick_device(name if number else f"cuda:{rank}")
+
+
+class _Gather(torch.autograd.Function):
+    """The concatenation of shares of unequal lengths; the gradient is that of this process's share."""
+
+    @staticmethod
+    def forward(ctx: Any, embeddings: Tensor, processes: Processes, n_pairs: int) -> Tensor:
+        lengths = [len(part) for part in np.array_split(np.empty(n_pairs), processes.size)]
+        padded = embeddings.new_zeros(max(lengths), embeddings.shape[1])
+        padded[: len(embeddings)] = embeddings
+        parts = [torch.empty_like(padded) for _ in lengths]
+        distributed.all_gather(parts, padded)
+        start = sum(lengths[: processes.rank])
+        ctx.mine = slice(start, start + lengths[processes.rank])
+        return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0][ctx.mine], None, None

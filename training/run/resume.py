@@ -1,0 +1,112 @@
+"""Decide whether a run that already exists in a folder is kept, resumed or trained from the beginning."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.inputs import read_run_file
+from vse.pipeline.presets.presets import list_changes
+from vse.pipeline.presets.schema import ExperimentPlan
+from vse.training.run.folder import RunFolder
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Existing:
+    """The treatment of a run that already exists in the folder.
+
+    ``resume`` : continue an unfinished run with the same settings from its last checkpoint; start if there is no run.
+    ``overwrite`` : replace a run with different settings, or an unfinished run that is not resumed.
+    """
+
+    resume: bool = False
+    overwrite: bool = False
+
+
+@dataclass(frozen=True)
+class Extras:
+    """The optional output of a run.
+
+    ``log_negatives`` : number of hardest negatives of each epoch and direction in ``negatives.csv``.
+    ``tensorboard`` : whether to write TensorBoard events of every epoch.
+    """
+
+    log_negatives: int = 0
+    tensorboard: bool = False
+
+
+def choose_action(
+    folder: RunFolder,
+    experiment: ExperimentPlan,
+    identity: Mapping[str, Any],
+    existing: Existing,
+    extras: Extras,
+    precision: str,
+) -> str:
+    """Return ``start``, ``resume`` or ``nothing``. Raises :class:`UserError` if the action would destroy or mix up a run.
+
+    If the requested ``precision`` is ``auto``, a finished run keeps its precision.
+    """
+
+    def compare() -> str:
+        record = _existing_record(folder, existing)
+        saved = folder.checkpoint() if not record and folder.checkpoint_file.is_file() else {}
+        known, finished = record or saved.get("identity", identity), record.get("state") == "finished"
+        before = {**folder.settings(type(experiment)).content(), **{key: known.get(key) for key in identity}}
+        read_run_file(folder.config_file, record or saved)
+        after = {**experiment.content(), **identity}
+        changes = list_changes(before, after)
+        if len(changes) == 1 and changes[0].startswith("train.precision: "):
+            own, here = before["train"]["precision"], after["train"]["precision"]
+            if precision == "auto" and finished:
+                log.info("%s: this run was trained in %s by auto on its machine; here auto is %s", folder.path, own, here)
+                return "nothing"
+            raise UserError(
+                f"{folder.path} holds a run with other settings: its precision is {own}, here it would be {here}; add "
+                f"--set train.precision={own} to continue it, choose another --out, or add --overwrite"
+            )
+        if changes:
+            message = f"{folder.path} holds a run with other settings ({'; '.join(changes[:4])})"
+            if not existing.overwrite:
+                raise UserError(f"{message}; choose another --out, or add --overwrite")
+            log.warning("%s. Training starts from the beginning", message)
+            return "start"
+        if not folder.checkpoint_file.is_file():
+            return "start"
+        if finished:
+            return "nothing"
+        if not existing.resume:
+            raise UserError(f"{folder.path} holds an unfinished run; continue it with --resume, or add --overwrite")
+        listed = (record or saved).get("log_negatives", extras.log_negatives)
+        if listed != extras.log_negatives:
+            raise UserError(
+                f"{folder.path} holds an unfinished run with --log-negatives {listed}, not {extras.log_negatives}; continue "
+                f"it with --resume --log-negatives {listed}, or add --overwrite"
+            )
+        return "resume"
+
+    if not folder.config_file.is_file() or (existing.overwrite and not existing.resume):
+        return "start"
+    try:
+        return compare()
+    except UserError as refusal:
+        if not (existing.resume and existing.overwrite):
+            raise
+        log.warning("%s. Training starts from the beginning", refusal)
+        return "start"
+
+
+def _existing_record(folder: RunFolder, existing: Existing) -> dict[str, Any]:
+    """Return ``run.json``, or an empty record without the file or if a damaged one may be replaced."""
+    try:
+        return folder.record() if folder.record_file.is_file() else {}
+    except UserError as refusal:
+        if not (existing.resume and existing.overwrite):
+            raise
+        log.warning("%s. The file is written again", refusal)
+        return {}

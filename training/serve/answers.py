@@ -1,0 +1,276 @@
+"""Runs that answer queries side by side, with their answers as JSON and as columns of the page, and photos by id."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from threading import BoundedSemaphore, Lock
+from typing import Any
+
+from PIL import Image
+
+from vse.eval.report.pages import small_jpeg
+from vse.eval.search.top_k import Attention, SearchHit
+from vse.pipeline.dataset.dataset import Dataset
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.images import MAX_PIXELS, BadImage, count_pixels, decode_image, read_image_bytes
+from vse.training.options import RunFiles
+from vse.training.use.model import TrainedRun
+from vse.training.use.queries import Query
+from vse.training.use.search import Searcher, SearchOptions, load_for_search
+
+LARGE = 10_000_000  # pixels
+DECODING = Lock()  # held while a large photograph is decoded
+_places = BoundedSemaphore(2)  # one photograph is decoded and one waits: other threads answer other queries
+_SHOWN_CAPTIONS = 2  # of an image
+log = logging.getLogger(__name__)
+SIDE = 360  # pixels of the longer side of a photo on the page
+_KEPT = 1024  # photos of that size in memory, about 20 KB each
+
+
+class TooManyLargePhotos(UserError):
+    """A large photo is being decoded and another one waits."""
+
+
+def read_photo(path: Path, content: bytes | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Return a decoded photo; large ones are decoded one at a time. Raises BadImage if it is invalid or too large."""
+    content = read_image_bytes(path) if content is None else content
+    with DECODING if LARGE < count_pixels(path, content) <= max_pixels else nullcontext():
+        return decode_image(path, content, max_pixels)
+
+
+def read_upload(content: bytes, max_pixels: int) -> Image.Image:
+    """Return a decoded photo that a client sent. Raises TooManyLargePhotos if it is large and two other large ones wait."""
+    path = Path("the photograph")
+    if not LARGE < count_pixels(path, content) <= max_pixels:
+        return decode_image(path, content, max_pixels)
+    if not _places.acquire(blocking=False):
+        raise TooManyLargePhotos("The server reads other large photographs; try again in a moment.")
+    try:
+        return read_photo(path, content, max_pixels)
+    finally:
+        _places.release()
+
+
+def as_json(served: ServedRuns, query: Query, answers: Sequence[RunAnswer]) -> dict[str, Any]:
+    """Return the answer of ``/search?as=json``, see ``docs/serve.md``."""
+    asked = {"query": query} if isinstance(query, str) else {"photo": {"width": query.width, "height": query.height}}
+    return {**asked, "dataset": served.dataset.name, "split": served.split, "runs": [_run_json(one) for one in answers]}
+
+
+def columns(served: ServedRuns, answers: Sequence[RunAnswer], by_photo: bool) -> list[dict[str, Any]]:
+    """Return a column for each run: its hits as cards, with their ranks in the other runs."""
+    ranks = [{_hit_id(hit): rank for rank, hit in enumerate(one.hits, 1)} for one in answers]
+    made = []
+    for number, (run, answer) in enumerate(zip(served.runs, answers, strict=True)):
+        cards = []
+        for rank, hit in enumerate(answer.hits, 1):
+            elsewhere = [
+                (served.runs[other].name, of_other[_hit_id(hit)])
+                for other, of_other in enumerate(ranks)
+                if other != number and _hit_id(hit) in of_other
+            ]
+            cards.append(
+                {
+                    "rank": rank,
+                    "score": f"{hit.score:.4f}".replace("-", "−"),
+                    "hit": _hit_id(hit),
+                    "image": hit.image_id,
+                    "photo": served.dataset.has_image_files,
+                    "name": hit.photo.name if hit.photo else f"image {hit.image_id}",
+                    "captions": hit.captions[:_SHOWN_CAPTIONS],
+                    "elsewhere": elsewhere,
+                }
+            )
+        made.append({"answer": answer, "cards": cards, "number": number, "attends": run.attends, "by_photo": by_photo})
+    return made
+
+
+def _run_json(answer: RunAnswer) -> dict[str, Any]:
+    hits = [
+        {
+            "rank": rank,
+            "score": hit.score,
+            "image": hit.image_id,
+            **({} if hit.caption_id is None else {"caption": hit.caption_id}),
+            "captions": list(hit.captions),
+        }
+        for rank, hit in enumerate(answer.hits, 1)
+    ]
+    return {
+        "name": answer.name,
+        "seconds": round(answer.seconds, 6),
+        "searched": answer.searched,
+        "scored": answer.scored,
+        "remark": answer.remark,
+        "error": answer.error,
+        "hits": hits,
+    }
+
+
+def _hit_id(hit: Any) -> int:
+    return int(hit.image_id if hit.caption_id is None else hit.caption_id)
+
+
+class UnknownId(UserError):
+    """A request names a run, image or caption that does not exist."""
+
+
+@dataclass(frozen=True)
+class RunAnswer:
+    """The hits of one run for a query, best first, or an ``error`` message.
+
+    ``remark`` is a message about words that the run does not know. ``scored`` is the number of pairs that were scored by a
+    model that scores pairs, and ``searched`` the number of images or captions that were searched.
+    """
+
+    name: str
+    seconds: float
+    searched: int
+    hits: Sequence[SearchHit] = ()
+    remark: str = ""
+    error: str = ""
+    scored: int | None = None
+
+
+@dataclass(frozen=True)
+class ServedRun:
+    """A loaded run, with the kinds of queries that it reads; ``attends`` is True if its attention can be displayed."""
+
+    name: str
+    searcher: Searcher
+    reads_texts: bool
+    reads_photos: bool
+    attends: bool
+    lock: Lock = field(default_factory=Lock)  # a model answers one query at a time
+
+    def reads(self, query: Query) -> bool:
+        return self.reads_texts if isinstance(query, str) else self.reads_photos
+
+
+class ServedRuns:
+    """Loaded runs that search one split of one data set. Raises UserError if their data sets differ.
+
+    A run that reads texts but no photos, or photos but no texts, is accepted with a warning.
+
+    ``runs`` : the run folders.
+    ``split`` : the split to search.
+    ``places`` : the paths of each run's files.
+    ``options`` : options of the search.
+    ``device`` : the device of the models.
+    """
+
+    def __init__(
+        self, runs: Sequence[Path], split: str, places: Sequence[RunFiles], options: SearchOptions, device: str = "auto"
+    ) -> None:
+        self.split, self.runs = split, _load_runs(runs, split, places, options, device)
+        searchers = [run.searcher for run in self.runs]
+        self.dataset: Dataset = searchers[0].trained.dataset
+        images = [image for searcher in searchers for image in searcher.trained.split.pairs.images]
+        self._files = {image.imgid: self.dataset.image_path(image) for image in images if self.dataset.has_image_files}
+        self.n_images = len({image.imgid for image in images})
+        self.small_photo = lru_cache(_KEPT)(self._small_photo)
+
+    @property
+    def reads_photos(self) -> bool:
+        return any(run.reads_photos for run in self.runs)
+
+    def answers(self, query: Query, k: int) -> list[RunAnswer]:
+        """Return the ``k`` best images for a text, or captions for a photo, of each run."""
+        return [_answer_query(run, query, k) for run in self.runs]
+
+    def attention(self, index: int, query: Query, identity: int) -> Attention:
+        """Return the attention of a run for a query and the hit with the id ``identity``. Raises UserError without it."""
+        if not 0 <= index < len(self.runs):
+            raise UnknownId(f"there is no run {index}")
+        run, by_photo = self.runs[index], not isinstance(query, str)
+        pairs = run.searcher.trained.split.pairs
+        rows = (pairs.caption_ids if by_photo else pairs.image_ids) == identity
+        if not rows.any():
+            raise UnknownId(f"the split {self.split!r} has no {'caption' if by_photo else 'image'} {identity}")
+        if not (run.attends and run.reads(query)):
+            raise UserError(f"{run.name} cannot show where it looked")
+        with run.lock:
+            (seen,) = run.searcher.attention(query, run.searcher.read(query), [int(rows.argmax())])
+        if seen is None:
+            raise UserError("its photo cannot be read, or it is not known where on it the regions are")
+        return seen
+
+    def _small_photo(self, image_id: int) -> bytes:
+        file = self._files.get(image_id)
+        if file is None:
+            raise UnknownId(f"the split {self.split!r} has no photo {image_id}")
+        try:
+            return small_jpeg(read_photo(file), SIDE)
+        except BadImage as error:
+            log.warning("%s", error)
+            raise UnknownId(f"photo {image_id} cannot be read") from None
+
+
+def _load_runs(
+    runs: Sequence[Path], split: str, places: Sequence[RunFiles], options: SearchOptions, device: str
+) -> list[ServedRun]:
+    served: list[ServedRun] = []
+    opened = [load_for_search(run, split, place, device) for run, place in zip(runs, places, strict=True)]
+    names = [_name(trained) for trained in opened]
+    for run, place, trained in zip(runs, places, opened, strict=True):
+        if served and trained.dataset.sha256 != served[0].searcher.trained.dataset.sha256:
+            first = served[0].searcher.trained.dataset.path
+            raise UserError(f"{run} searches {trained.dataset.path}, and {runs[0]} {first}; all runs must search one file")
+        searcher = Searcher(trained, split, place.weights_dir, options)
+        texts, photos = (_load_error(searcher, by_photo) for by_photo in (False, True))
+        if texts and photos:
+            raise UserError(texts)
+        name = _name(trained) if names.count(_name(trained)) == 1 else f"{_name(trained)} ({run})"
+        for what, error in (("texts", texts), ("photos", photos)):
+            if error:
+                log.warning("%s reads no %s: %s", name, what, error)
+        served.append(ServedRun(name, searcher, not texts, not photos, _can_attend(searcher)))
+        log.info("%s: %d images, %d captions", name, len(trained.split.pairs.images), len(trained.split.pairs))
+    return served
+
+
+def _name(trained: TrainedRun) -> str:
+    return f"{trained.experiment.name}, seed {trained.record['seed']}"
+
+
+def _load_error(searcher: Searcher, by_photo: bool) -> str:
+    """Load the networks for photos or texts; return the error message, or an empty string."""
+    try:
+        searcher.load(by_photo)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def _can_attend(searcher: Searcher) -> bool:
+    if searcher.trained.experiment.model.similarity.attends is None:
+        return False
+    try:
+        searcher.attention("", searcher.read(searcher.some_text()), [])
+    except UserError as error:
+        log.info("%s; so the page does not show where it looked", error)
+        return False
+    return True
+
+
+def _answer_query(run: ServedRun, query: Query, k: int) -> RunAnswer:
+    by_photo = not isinstance(query, str)
+    searched = run.searcher.size(by_photo)
+    if not run.reads(query):
+        what = "photos" if by_photo else "texts"
+        return RunAnswer(run.name, 0.0, searched, error=f"It reads no {what} here; the terminal of vse-serve says why.")
+    started = time.perf_counter()
+    try:
+        with run.lock:
+            read = run.searcher.read(query)
+            answer = run.searcher.answer(query, read, k)
+    except UserError as error:
+        return RunAnswer(run.name, time.perf_counter() - started, searched, error=str(error))
+    taken = time.perf_counter() - started
+    return RunAnswer(run.name, taken, searched, answer.hits, read.remark, scored=answer.scored)

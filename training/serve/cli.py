@@ -1,0 +1,102 @@
+"""The command ``vse-serve``, which imports what it runs when it runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import click
+
+from vse.pipeline.command import entry_point
+from vse.pipeline.errors import UserError, import_extra
+from vse.pipeline.options import command
+from vse.training.options import RunFiles, ServeRequest
+
+if TYPE_CHECKING:
+    import flask
+
+log = logging.getLogger(__name__)
+
+
+@command("vse-serve")
+def serve_command(request: ServeRequest) -> None:
+    """Serve a page on which captions and photographs search a split with one or more runs, side by side.
+
+    The runs search one data set. Everything is loaded once, nothing is written, and Ctrl-C stops it. Scripts ask
+    /search?q=TEXT&as=json.
+    """
+    for package in ("flask", "waitress"):
+        import_extra(package, "vse-serve", "serve")
+    from vse.features.backbones.device import memory_guard, use_threads
+    from vse.training.serve.answers import ServedRuns
+    from vse.training.serve.app import PageSettings, create_app
+    from vse.training.serve.server import PageServer, is_loopback, trusted_hosts
+    from vse.training.use.search import SearchOptions
+
+    use_threads(request.threads)
+    if not is_loopback(request.host):
+        log.warning("--host %s: whoever reaches this address can search and see the photos of the split", request.host)
+    options = SearchOptions(
+        None,
+        None,
+        request.index_type,
+        request.index_parameters,
+        request.rerank,
+        many=True,
+        held_bytes=int(request.held_gb * 1e9),
+    )
+    upload_bytes, pixels = request.upload_mb * 2**20, int(request.max_megapixels * 1e6)
+    with memory_guard("--device cpu does without it"):
+        served = ServedRuns(request.runs, request.split, _files_by_run(request), options, request.device)
+        app = create_app(served, PageSettings(request.k, upload_bytes, trusted_hosts(request.host), pixels))
+        if request.check:
+            _check(app, served.runs[0].searcher.some_text())
+            return
+        server = PageServer(app, request.host, request.port, upload_bytes)
+        with server.stopped_by_signals():
+            try:
+                click.echo(server.url)
+                log.info("Ctrl-C stops it")
+                server.run()
+            finally:
+                server.close()
+            log.info("stopped")
+            _leave()
+
+
+def _files_by_run(request: ServeRequest) -> list[RunFiles]:
+    """Return the files of each run."""
+    n_runs = len(request.runs)
+    for option, files in (("--features", request.features), ("--caption-features", request.caption_features)):
+        if len(files) not in (0, n_runs):
+            raise UserError(f"{option} is given {len(files)} times for {n_runs} runs; give it for each, in their order")
+    features, caption_features = (files or (None,) * n_runs for files in (request.features, request.caption_features))
+    return [
+        RunFiles(features=images, captions=request.captions, caption_features=texts, weights_dir=request.weights_dir)
+        for images, texts in zip(features, caption_features, strict=True)
+    ]
+
+
+def _leave() -> None:
+    """End the process without waiting for a thread that still computes, or for libraries to be unloaded.
+
+    Nothing is written, so nothing is lost. On a busy machine the libraries take seconds.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(0)
+
+
+def _check(app: flask.Flask, text: str) -> None:
+    """Print what each run finds for a text: its name, seconds, and the best image's id and score, or why it finds none."""
+    answer = app.test_client().get("/search", query_string={"q": text, "as": "json", "k": 1}).get_json()
+    for run in answer["runs"]:
+        found = [f"image {hit['image']}\t{hit['score']:.4f}" for hit in run["hits"]] or [run["error"]]
+        click.echo(f"{run['name']}\t{run['seconds']:.3f} s\t{found[0]}")
+
+
+serve_main = entry_point(serve_command, may_spin=False)

@@ -1,0 +1,207 @@
+"""The settings of a training: images, optimisation, solvers and adversaries. Presets read them without importing the code."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, PositiveInt, SerializeAsAny, field_validator, model_validator
+
+from vse.features.cache.feature_cache import FeatureCache
+from vse.pipeline.presets.own_code import is_code_name
+from vse.pipeline.presets.parts import import_object, part_field
+from vse.pipeline.presets.schema import Settings
+from vse.training.data.samplers import SAMPLERS
+from vse.training.data.samplers.base import Sampler, Shuffled
+from vse.training.losses import LOSSES
+
+Undecayed = Literal["words", "embeddings", "biases", "norms", "vectors"]
+
+
+class ImagesConfig(Settings):
+    """The source of image features in a training step: the cache, or random crops through the CNN that computed the cache."""
+
+    source: Literal["cache", "pictures"] = Field(
+        "cache",
+        description="cache: the cached vector, or the vector of a random crop of a crop bank; pictures: a new random crop of "
+        "the photo at each visit",
+    )
+    finetune: bool = Field(False, description="train the CNN too (source: pictures)")
+    random_crop: Literal["resized", "plain"] | None = Field(
+        None, description="kind of random crops, as in a feature's settings; none: the kind in the cache's own settings"
+    )
+    batch_norm: Literal["frozen", "train"] = Field(
+        "frozen",
+        description="statistics of the batch norms of a fine-tuned CNN: frozen, they stay; train, each batch updates them; "
+        "its dropout is always off",
+    )
+    gradient_checkpointing: bool = Field(False, description="compute the CNN twice instead of storing its activations")
+    workers: int = Field(2, ge=0, description="threads that decode photos in advance")
+
+    @model_validator(mode="after")
+    def _fits(self) -> ImagesConfig:
+        if self.finetune and self.source != "pictures":
+            raise ValueError("finetune needs source: pictures")
+        if self.batch_norm == "train" and self.gradient_checkpointing:
+            raise ValueError(
+                "batch_norm: train cannot be combined with gradient_checkpointing: it would count each batch twice"
+            )
+        return self
+
+
+class WarmupConfig(Settings):
+    """A different loss for the first epochs (VSE++ paper, section 3.6, on curricula); the paper's own runs have no warm-up."""
+
+    loss: str = Field("sum", description="the loss of the first epochs, one of the package's losses")
+    epochs: int = Field(0, ge=0)
+
+    @field_validator("loss")
+    @classmethod
+    def _is_of_the_package(cls, name: str) -> str:
+        if is_code_name(name):
+            raise ValueError(
+                f"must be a loss of the package ({', '.join(LOSSES)}); your own can only be the loss of all epochs"
+            )
+        return name
+
+
+class TrainConfig(Settings):
+    """The settings of the optimisation (VSE++ paper, section 3.2)."""
+
+    epochs: PositiveInt = 30
+    batch_size: int = Field(128, ge=2)
+    learning_rate: float = Field(2e-4, gt=0)
+    decay_after: PositiveInt = Field(15, description="epochs between decays of the learning rate")
+    decay_at: list[PositiveInt] = Field(
+        default_factory=list, description="epochs at whose end the learning rate decays; none: after every decay_after epochs"
+    )
+    decay: float = Field(0.1, gt=0, le=1)
+    schedule: Literal["step", "cosine"] = Field(
+        "step",
+        description="schedule of the learning rates: step, the decays above; cosine, from the full rate down to 0 along half "
+        "a cosine over all updates after the warm-up (Loshchilov and Hutter, ICLR 2017)",
+    )
+    warmup_steps: int = Field(
+        0,
+        ge=0,
+        description="number of updates at the start during which learning rates rise from 0 in equal steps, in both schedules",
+    )
+    learning_rates: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict,
+        description="separate learning rates for parts of the model, by dotted name: image_encoder, caption_encoder, "
+        "similarity, cnn, or a module inside one, such as caption_encoder.words; they follow the same schedule",
+    )
+    frozen: dict[str, Annotated[int, Field(ge=0)] | Literal["always"]] = Field(
+        default_factory=dict,
+        description="by the same names, the number of epochs for which a part is frozen, or always; a frozen part is in "
+        "evaluation mode",
+    )
+    optimizer: Literal["adam", "adamw"] = Field(
+        "adam",
+        description="adam adds weight decay to the gradients; adamw subtracts learning rate x weight decay x weight from each "
+        "weight in each update (Loshchilov and Hutter, ICLR 2019)",
+    )
+    weight_decay: float = Field(
+        0.0, ge=0, description="decay of all weights that undecayed does not exempt (1e-3 in the two-branch PyTorch port)"
+    )
+    undecayed: list[Undecayed] = Field(
+        default=["words"],
+        description="weights that do not decay: words, the embeddings of words and tokens; embeddings, all embeddings; "
+        "biases; norms, the weights and biases of normalisations; vectors, all one-dimensional weights, including biases and "
+        "norms",
+    )
+    ema: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="decay of an exponential moving average of the weights, e.g. 0.999; the average is validated and saved as "
+        "the best weights; none: no average, the weights themselves are used",
+    )
+    accumulate: PositiveInt = Field(
+        1, description="number of batches whose gradients are added up for one update; each batch has its own negatives only"
+    )
+    clip: float | None = Field(2.0, gt=0, description="bound on the gradient's global norm; none: no bound")
+    sampling: Annotated[SerializeAsAny[Sampler], part_field(SAMPLERS)] = Shuffled()
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "fp32",
+        description="precision of a training step: fp32, or bf16 by autocast; auto: bf16 if the device supports it, else fp32",
+    )
+    deterministic: bool = Field(
+        False,
+        description="on a GPU, use slower algorithms whose results are bit-identical in every run; results on a CPU always "
+        "are",
+    )
+    compile: bool = Field(False, description="compile the loss, and the CNN if it is trained (torch.compile)")
+    restval: bool = Field(False, description="train on the split restval as well (rV in the paper: COCO's 113,287 images)")
+    min_count: PositiveInt = Field(
+        4, description="least number of occurrences in training captions for a word of the vocabulary"
+    )
+    validate_every: PositiveInt = Field(1, description="epochs between validations; the last epoch is always validated")
+    validate_images: PositiveInt | None = Field(
+        None,
+        description="number of images of the split to validate on, the first ones in every run (1000 in the code of VSE++); "
+        "none: all",
+    )
+    validate_fold: PositiveInt | None = Field(
+        None,
+        description="number of images of a fold; metrics are means over the folds (1000 in the TOD-Net paper), and images "
+        "beyond the last complete fold are left out; none: all images together",
+    )
+    early_stop: PositiveInt | None = Field(
+        None, description="stop after this number of epochs without a better validation rsum"
+    )
+    on_collapse: Literal["stop", "warn"] = Field(
+        "stop", description="if the mean loss of an epoch is the loss of equal embeddings: stop, or log a warning and continue"
+    )
+    features_in_memory: bool = Field(True, description="keep the training features in memory, on a GPU if there is one")
+    memory_gb: float = Field(
+        2.0,
+        ge=0,
+        description="largest size, in units of 1e9 bytes, of features in CPU memory; larger ones are read from files",
+    )
+    save_minutes: float = Field(10.0, gt=0, description="minutes between checkpoints within an epoch")
+
+
+class AdversarySettings(Settings):
+    """The settings of an adversary, chosen by its ``name``."""
+
+    name: str
+    learning_rate: float = Field(2e-4, gt=0, description="learning rate of the adversary's own Adam")
+    clip: float | None = Field(None, gt=0, description="bound on the global norm of the adversary's gradient; none: no bound")
+    every: PositiveInt = Field(1, description="number of steps of the model for each step of the adversary")
+
+    def build(self, opponent: Any) -> Any:
+        """Return the adversary of a model. Raises UserError if it does not fit the model, the loss or the features."""
+        raise NotImplementedError
+
+
+class SolverSettings(Settings):
+    """The settings of a solver, chosen by its ``name``.
+
+    ``code`` : the class of the solver, ``module:Class``. It is imported when the solver is built.
+    ``uses_loss`` : whether the solver minimises the experiment's loss.
+    ``learns`` : whether the solver changes any weight.
+    ``reads_words`` : whether captions may be read as words.
+    ``reads_phrases`` : whether the solver matches regions and phrases instead of images and captions.
+    """
+
+    code: ClassVar[str]
+    name: str
+    uses_loss: ClassVar[bool] = True
+    learns: ClassVar[bool] = True
+    reads_words: ClassVar[bool] = True
+    reads_phrases: ClassVar[bool] = False
+
+    def check_inputs(self, images: FeatureCache, captions: FeatureCache | None) -> None:
+        """Raise UserError if the solver cannot read these caches of images and captions (None: words)."""
+
+    def build(self, task: Any) -> Any:
+        """Return the solver of a task, by default the class that :attr:`code` names. Raises UserError if it does not fit."""
+        return import_object(self.code)(task)
+
+
+class GradientSettings(SolverSettings):
+    """Gradient descent by Adam (VSE++ paper, section 3.2) or AdamW; the group ``train`` holds its settings."""
+
+    code: ClassVar[str] = "vse.training.solvers.adam:Trainer"
+
+    name: Literal["gradient"] = "gradient"

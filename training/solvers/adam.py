@@ -1,0 +1,183 @@
+"""Training by gradients on pairs of images and captions, alone or against an adversary."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vse.eval.defaults import RECALLS
+from vse.features.backbones.device import move_tensor
+from vse.features.backbones.networks import autocast
+from vse.pipeline.errors import UserError
+from vse.training.adversaries.base import Opponent
+from vse.training.kinds import Encoded, Kind
+from vse.training.losses.base import Batch, Objective
+from vse.training.solvers.base import RetrievalSolver, RetrievalTask
+from vse.training.solvers.epochs import GradientSolver, Indices
+from vse.training.solvers.optimisation import OPTIMIZERS
+
+log = logging.getLogger(__name__)
+
+_COLLAPSED_ENTROPY = 0.05  # mean entropy of an adversary's samples over an epoch, in nats
+_OUT_OF_MEMORY = (
+    "lower train.batch_size, or --set train.features_in_memory=false; train.precision=bf16 needs less memory, and so does "
+    "images.gradient_checkpointing=true for a CNN that is trained, or model.caption_encoder.gradient_checkpointing=true for a "
+    "transformer that is trained"
+)
+
+
+class Trainer(GradientSolver, RetrievalSolver):
+    """Training of a model by gradients on pairs of images and captions, optionally against an adversary with its own Adam."""
+
+    out_of_memory = _OUT_OF_MEMORY
+
+    def __init__(self, task: RetrievalTask) -> None:
+        super().__init__(task)
+        model = self.model
+        several, encoders = self.processes.size > 1, nn.ModuleList([model.image_encoder, model.caption_encoder])
+        if several and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in encoders.modules()):
+            raise UserError("batch normalisation in an encoder requires a single process: each has its own statistics")
+        if several and task.adversary is not None:
+            raise UserError("an adversary requires a single process")
+        self.adversary = None if task.adversary is None else task.adversary.build(self.opponent(task)).to(self.device)
+        self._measures: dict[str, Tensor] = {}  # sums over the epoch of the adversary's measures
+        if self.adversary is not None and task.adversary is not None:
+            self.adversary_optimizer = OPTIMIZERS["adam"](
+                self.adversary.parameters(), lr=task.adversary.learning_rate, fused=True
+            )
+
+    @staticmethod
+    def opponent(task: RetrievalTask) -> Opponent:
+        how = task.settings.batch_size, task.settings.precision, task.processes.device
+        return Opponent(task.model, task.loss, task.pairs, task.images, task.captions, *how)
+
+    @property
+    def chance_rsum(self) -> float:
+        return 2 * 200.0 * sum(RECALLS) / len(self.val.pairs.images)
+
+    def state(self) -> dict[str, Any]:
+        of_adversary = {}
+        if self.adversary is not None:
+            of_adversary = {
+                "adversary": self.adversary.state_dict(),
+                "adversary_optimizer": self.adversary_optimizer.state_dict(),
+                "measures": {name: float(total) for name, total in self._measures.items()},
+            }
+        negatives = [self.listing.finished, self.listing.running] if self.listing else [[], []]
+        return {**super().state(), "negatives": negatives, **of_adversary}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
+        if self.listing:
+            self.listing.finished, self.listing.running = state["negatives"]
+        if self.adversary is not None:
+            self.adversary.load_state_dict(state["adversary"])
+            self.adversary_optimizer.load_state_dict(state["adversary_optimizer"])
+            self._measures = {name: self._totals.new_tensor(total) for name, total in state["measures"].items()}
+
+    def batches(self, epoch: int) -> Sequence[Indices]:
+        settings = self.settings
+        return settings.sampling.batches_of_epoch(self.pairs.image_of, settings.batch_size, self.task.seed, epoch)
+
+    def updates(self, batches: Sequence[Indices]) -> Iterator[tuple[Tensor, Tensor]]:
+        epoch = self.progress.epoch
+        loss = self.task.loss_of(epoch)
+        learned = self.loss_weights if loss is self.task.loss else None  # a warm-up loss does not learn its temperature
+        objective = loss.objective(self.model.similarity, self.settings.compile, learned)
+        shares = [self.processes.share(batch) for batch in batches]
+        stream = self.task.images.read_batches(shares, self.pairs.image_of, self.task.seed, epoch)
+        if self.adversary is not None and self.progress.step == 0:
+            self.adversary.start_epoch(self.model)
+        for batch, seen in zip(batches, stream, strict=True):
+            yield self.step(batch, seen, objective)
+
+    def end_epoch(self) -> None:
+        if self.listing:
+            self.listing.end_epoch()
+        self._measures = {}
+
+    def watched_losses(self) -> list[tuple[float, str, str]]:
+        of_adversary = float(self._measures.get("loss", 0.0)), "the adversary's loss", "a lower adversary.learning_rate"
+        return [*super().watched_losses(), of_adversary]
+
+    def step(self, batch: Indices, seen: Encoded, objective: Objective) -> tuple[Tensor, Tensor]:
+        """Train on one batch; return its loss, and its loss if all embeddings were equal. ``seen`` are its image inputs."""
+        share = self.processes.share(batch)
+        torch.manual_seed(self.step_seed(1 + self.processes.rank))
+        images, captions = self._embed_share(seen, share)
+        images, captions = (self.processes.gather(side, len(batch)) for side in (images, captions))
+        texts = self.pairs.text_of[batch] if self.task.loss.lambda3 else batch
+        pairs = Batch(images, captions, self.pairs.image_of[batch], texts, pair_of=batch)
+        self.start_step()
+        with autocast(self.settings.precision, self.device) if self.model.pairwise else nullcontext():
+            if self.adversary is None:
+                cost = objective(pairs, self.step_seed(0))
+            else:
+                cost, adversary_loss, measures = self.adversary.compute_losses(pairs, self.model, objective, self.step_seed(0))
+        if self.adversary is None:
+            self.weight_cost(cost.loss, self.task.loss_of(self.progress.epoch)).backward()  # type: ignore[no-untyped-call]
+        else:
+            self._set_both_gradients(cost.loss, adversary_loss, list(self.adversary.parameters()))
+            self._add_measures({**measures, "loss": adversary_loss.detach()}, len(batch))
+        if self.ends_update():
+            self.processes.sum_gradients(self.model.parameters(), complete=self.model.similarity.parameters())
+            self.take_step()
+        if self.adversary is not None:
+            self._step_adversary()
+        if self.listing and cost.rankings is not None:
+            self.listing.add(self.progress.epoch + 1, batch.tolist(), cost.rankings, self.task.loss.margin)
+        return cost.loss.detach().double(), cost.collapsed.double()
+
+    def _set_both_gradients(self, loss: Tensor, adversary_loss: Tensor, adversary_weights: list[nn.Parameter]) -> None:
+        """Set the gradients of the model and of the adversary, each from its own objective only."""
+        weights = [weight for weight in self.model.parameters() if weight.requires_grad]
+        gradients = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
+        adversary_gradients = torch.autograd.grad(adversary_loss, adversary_weights, allow_unused=True)
+        for weight, gradient in zip([*weights, *adversary_weights], [*gradients, *adversary_gradients], strict=True):
+            weight.grad = gradient
+
+    def _step_adversary(self) -> None:
+        assert self.adversary is not None
+        assert self.task.adversary is not None
+        if (self.progress.step + 1) % self.task.adversary.every == 0:
+            if self.task.adversary.clip is not None:
+                nn.utils.clip_grad_norm_(self.adversary.parameters(), self.task.adversary.clip)
+            self.adversary_optimizer.step()
+
+    def _add_measures(self, measures: Mapping[str, Tensor], n_pairs: int) -> None:
+        for name, value in measures.items():
+            total = self._measures.setdefault(name, torch.zeros_like(self._totals[0]))
+            total += n_pairs * value.double()
+
+    def extra_metrics(self) -> dict[str, float]:
+        """Return the means over the epoch of the adversary's measures. Warn if it always samples the same negatives."""
+        n_pairs = max(1, self.progress.pairs)
+        means = {f"adversary_{name}": float(total) / n_pairs for name, total in self._measures.items()}
+        if means.get("adversary_entropy", 1.0) < _COLLAPSED_ENTROPY:
+            log.warning(
+                "epoch %d: the adversary's entropy is %.2g, so it samples the same negative for a query again and again; "
+                "--set adversary.entropy_weight=1 or a lower adversary.learning_rate prevents that",
+                self.progress.epoch + 1,
+                means["adversary_entropy"],
+            )
+        return means
+
+    def _embed_share(self, seen: Encoded, share: Indices) -> tuple[Encoded, Encoded]:
+        """Return the embeddings of a share of a batch; a share is empty if there are more processes than pairs."""
+        if not len(share):
+            images, captions = (_no_embeddings(kind, self.model.dim, self.device) for kind in self.model.gives)
+            return images, captions
+        with autocast(self.settings.precision, self.device):
+            images = self.model.embed_images(*(move_tensor(part, self.device) for part in seen))
+            return images, self.model.embed_captions(*self.task.captions.read(share))
+
+
+def _no_embeddings(kind: Kind, dim: int, device: torch.device) -> Encoded:
+    if kind == Kind.VECTORS:
+        return (torch.zeros(0, dim, device=device, requires_grad=True),)
+    return torch.zeros(0, 1, dim, device=device, requires_grad=True), torch.zeros(0, 1, dtype=torch.bool, device=device)

@@ -1,0 +1,195 @@
+"""The base classes of solvers: their task, their progress in epochs, validation, and the state for a resume."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from vse.eval.defaults import RECALLS
+from vse.eval.ranking.metrics import average, metrics
+from vse.pipeline.errors import Interrupted
+from vse.training.data.images import TrainingImages
+from vse.training.data.pairs import CaptionInputs, Pairs, Split
+from vse.training.kinds import Packed, pack
+from vse.training.losses import LOSSES
+from vse.training.losses.base import Loss
+from vse.training.models.build import Model
+from vse.training.run.processes import Interruption, Processes, StopNow
+from vse.training.settings import AdversarySettings, TrainConfig, WarmupConfig
+from vse.training.solvers.encode import encode, ranks
+from vse.training.solvers.negatives import HardNegatives
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """The input of every solver; ``seed`` is the seed of the order of the pairs, of dropout and of all sampling."""
+
+    settings: TrainConfig
+    loss: Loss
+    warmup: WarmupConfig
+    model: Model
+    seed: int
+    processes: Processes
+
+    def loss_of(self, epoch: int) -> Loss:
+        """Return the loss of an epoch (0-based); the warm-up's loss shares the settings of the experiment's loss."""
+        if epoch >= self.warmup.epochs:
+            return self.loss
+        shared = self.loss.model_dump(include=set(Loss.model_fields))
+        warmup = LOSSES[self.warmup.loss]
+        if self.loss.same_image == "positive" and not warmup.several_positives:
+            shared["same_image"] = "mask"
+        return warmup.model_validate({**shared, "name": self.warmup.loss})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrievalTask(Task):
+    """The input of a solver that matches images and captions; ``listing`` collects hard negatives."""
+
+    pairs: Pairs
+    images: TrainingImages
+    captions: CaptionInputs
+    val: Split
+    listing: HardNegatives | None = None
+    adversary: AdversarySettings | None = None
+
+
+@dataclass
+class Progress:
+    """The progress of a training, without the weights and the optimiser.
+
+    ``epoch`` epochs are finished, and ``rows`` are their rows of ``metrics.csv``. In the next epoch, ``step`` batches with
+    ``pairs`` pairs are done, in ``seconds`` seconds.
+    """
+
+    epoch: int = 0
+    rows: list[dict[str, float]] = field(default_factory=list)
+    step: int = 0
+    pairs: int = 0
+    seconds: float = 0.0
+
+    @property
+    def best(self) -> dict[str, float]:
+        """The row of the epoch with the highest validation rsum, or the first one of these."""
+        return max((row for row in self.rows if "rsum" in row), key=lambda row: row["rsum"])
+
+    def finished(self, epochs: int, patience: int | None) -> bool:
+        """Return whether all ``epochs`` are done, or the last ``patience`` epochs were not better than an earlier one."""
+        validated = any("rsum" in row for row in self.rows)
+        stale = patience is not None and validated and self.epoch - self.best["epoch"] >= patience
+        return self.epoch >= epochs or stale
+
+
+class Solver(ABC):
+    """A solver that trains one run, epoch by epoch. The first of several processes validates and writes."""
+
+    task: Task
+    epochs: int
+    patience: int | None = None  # number of epochs without a better rsum before an early stop
+    listing: HardNegatives | None = None
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.settings, self.model = task, task.settings, task.model
+        self.processes, self.device = task.processes, task.processes.device
+        self.interruption = Interruption()
+        self.progress = Progress()
+
+    @property
+    @abstractmethod
+    def n_pairs(self) -> int:
+        """The number of training pairs."""
+
+    @abstractmethod
+    def validate(self) -> dict[str, float]:
+        """Return recalls on the validation split, and their sum, ``rsum``, which selects the best epoch."""
+
+    @abstractmethod
+    def run_epoch(self, save: Callable[[], None]) -> None:
+        """Train the rest of an epoch, validate, and add the epoch's row to the progress; ``save`` writes a checkpoint."""
+
+    @abstractmethod
+    def describe(self, row: Mapping[str, float]) -> str:
+        """Return a readable summary of the row of an epoch."""
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for a bit-exact resume, also in the middle of an epoch."""
+        return {**vars(self.progress), "model": self.model.state_dict()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state that :meth:`state` returned."""
+        self.model.load_state_dict(state["model"])
+        self.progress = Progress(**{name: state[name] for name in vars(self.progress)})
+
+    def best_weights(self) -> Mapping[str, Tensor]:
+        """Return the weights that are validated and, if the epoch is the best, saved."""
+        return self.model.state_dict()
+
+    def with_best_weights(self) -> AbstractContextManager[None]:
+        """Return a context in which the model has the weights of :meth:`best_weights`."""
+        return nullcontext()
+
+    @contextmanager
+    def stoppable(self, save: Callable[[], None]) -> Iterator[None]:
+        """Run a block that validates. A signal ends the run at once, and a resume repeats the block."""
+        try:
+            with self.with_best_weights(), self.interruption.interruptible():
+                yield
+        except StopNow:
+            save()
+            raise self.interrupted() from None
+
+    def learned_values(self) -> dict[str, float]:
+        """Return the values that the loss has learned so far, by name."""
+        return {}
+
+    def validates(self, epoch: int) -> bool:
+        """Return whether the model is validated after an epoch (1-based)."""
+        return epoch % self.settings.validate_every == 0 or epoch == self.epochs
+
+    def interrupted(self) -> Interrupted:
+        """Return the exception that ends the run after a signal."""
+        where = f"epoch {self.progress.epoch + 1}, step {self.progress.step}"
+        return Interrupted(f"stopped in {where}; --resume continues from there", self.interruption.signal or 15)
+
+
+class RetrievalSolver(Solver):
+    """A solver that matches images and captions."""
+
+    task: RetrievalTask
+
+    def __init__(self, task: RetrievalTask) -> None:
+        super().__init__(task)
+        self.pairs, self.val, self.listing = task.pairs, task.val, task.listing
+        if task.settings.validate_images is not None:
+            self.val = task.val.first(task.settings.validate_images)
+
+    @property
+    def n_pairs(self) -> int:
+        return len(self.pairs)
+
+    def validate(self) -> dict[str, float]:
+        images, captions = encode(self.model, self.val, self.device)
+        folds = folds_of(images, captions, torch.from_numpy(self.val.pairs.image_of), self.settings.validate_fold)
+        measured = average([metrics(ranks(self.model, *fold, self.settings.precision)) for fold in folds])
+        recalls = {f"{direction}_r{k}": float(measured[direction][f"r{k}"]) for direction in ("i2t", "t2i") for k in RECALLS}
+        return {**recalls, "rsum": float(measured["rsum"])}
+
+
+def folds_of(
+    images: Packed, captions: Packed, image_of: Int[Tensor, " n_captions"], size: int | None
+) -> Iterator[tuple[Packed, Packed, Tensor]]:
+    """Yield complete folds of ``size`` images with their captions, and the index of each caption's image within its fold."""
+    if size is None or size >= len(images):
+        yield images, captions, image_of
+        return
+    for start in range(0, len(images) - size + 1, size):
+        columns = ((image_of >= start) & (image_of < start + size)).nonzero()[:, 0]
+        rows = torch.arange(start, start + size)
+        yield pack([images.unpack(rows)]), pack([captions.unpack(columns)]), image_of[columns] - start

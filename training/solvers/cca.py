@@ -1,0 +1,216 @@
+"""Solvers in closed form, and canonical correlation analysis, the linear baseline of the two-branch paper."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Literal
+
+import numpy as np
+import scipy.linalg
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from pydantic import Field, NonNegativeFloat
+from torch import Tensor
+
+from vse.pipeline.errors import UserError
+from vse.pipeline.presets.schema import Settings
+from vse.pipeline.progress import progress_bar
+from vse.training.data.images import CachedImages
+from vse.training.settings import SolverSettings
+from vse.training.solvers.base import Progress, RetrievalSolver, RetrievalTask, Solver, Task
+
+_BLOCK = 1024  # images in a block
+_SMALLEST = 1e-6  # directions with a lower correlation are dropped
+
+Matrix = NDArray[np.float64]
+Point = Mapping[str, float]
+Block = tuple[Tensor, Tensor, NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class Covariances:
+    """The means and covariances of image vectors x (dim_x) and caption vectors y (dim_y), over all pairs."""
+
+    mean_x: Matrix
+    mean_y: Matrix
+    xx: Matrix
+    yy: Matrix
+    xy: Matrix
+
+
+def covariances(blocks: Iterator[tuple[Float[Tensor, "n dim_x"], Float[Tensor, "m dim_y"], NDArray[np.int64]]]) -> Covariances:
+    """Return the covariances over all pairs, from blocks of images, their captions, and the row of each caption's image."""
+    n, shift_x, shift_y = 0, None, None
+    sums: list[Tensor] = []
+    for images, captions, image_of_caption in blocks:
+        if shift_x is None or shift_y is None:
+            shift_x, shift_y = images.mean(0), captions.mean(0)
+        x, y = images - shift_x, captions - shift_y
+        image = torch.from_numpy(image_of_caption)
+        counts = torch.bincount(image, minlength=len(x)).float()
+        y_of_image = torch.zeros(len(x), y.shape[1]).index_add_(0, image, y)
+        shapes = (x.shape[1],), (y.shape[1],), (x.shape[1],) * 2, (y.shape[1],) * 2, (x.shape[1], y.shape[1])
+        sums = sums or [torch.zeros(shape, dtype=torch.float64) for shape in shapes]
+        sums[0] += counts @ x
+        sums[1] += y.sum(0)
+        sums[2] += (x * counts[:, None]).T @ x
+        sums[3] += y.T @ y
+        sums[4] += x.T @ y_of_image
+        n += len(y)
+    assert shift_x is not None
+    assert shift_y is not None
+    x_mean, y_mean, xx, yy, xy = (total.div_(n) for total in sums)
+    for products, left, right in ((xx, x_mean, x_mean), (yy, y_mean, y_mean), (xy, x_mean, y_mean)):
+        products.addr_(left, right, alpha=-1)
+    return Covariances((shift_x + x_mean).numpy(), (shift_y + y_mean).numpy(), xx.numpy(), yy.numpy(), xy.numpy())
+
+
+def canonical_directions(statistics: Covariances, dim: int, regularization: float) -> tuple[Matrix, Matrix, Matrix]:
+    """Return the ``dim`` most correlated directions and their correlations, highest first (Hotelling, 1936).
+
+    Shapes are (dim_x, dim), (dim_y, dim) and (dim,), padded with zeros if there are fewer directions. ``regularization`` times
+    the mean of each covariance's diagonal is added to that diagonal. Both sides then have unit variance along each direction,
+    and the directions of a side are uncorrelated.
+    """
+    x, y = (_cholesky(covariance, regularization) for covariance in (statistics.xx, statistics.yy))
+    whitened = scipy.linalg.solve_triangular(x, statistics.xy, lower=True)
+    whitened = scipy.linalg.solve_triangular(y, whitened.T, lower=True, overwrite_b=True).T
+    smaller = whitened if len(whitened) <= whitened.shape[1] else whitened.T
+    n = len(smaller)
+    squares, left = scipy.linalg.eigh(smaller @ smaller.T, subset_by_index=[max(0, n - dim), n - 1], overwrite_a=True)
+    correlations = np.sqrt(np.maximum(squares[::-1], 0))
+    correlations = correlations[correlations > _SMALLEST]
+    left = left[:, ::-1][:, : len(correlations)]
+    right = smaller.T @ left / correlations
+    u, v = (left, right) if smaller is whitened else (right, left)
+    missing = dim - len(correlations)
+    return (
+        np.pad(scipy.linalg.solve_triangular(x, u, lower=True, trans=1), ((0, 0), (0, missing))),
+        np.pad(scipy.linalg.solve_triangular(y, v, lower=True, trans=1), ((0, 0), (0, missing))),
+        np.pad(correlations, (0, missing)),
+    )
+
+
+def _cholesky(covariance: Matrix, regularization: float) -> Matrix:
+    ridged = covariance.copy(order="F")
+    ridged.flat[:: len(covariance) + 1] += regularization * np.trace(covariance) / len(covariance)
+    try:
+        factor: Matrix = scipy.linalg.cholesky(ridged, lower=True, overwrite_a=True)
+    except scipy.linalg.LinAlgError:
+        raise UserError(f"solver.regularization {regularization:g} is too small: a covariance is singular") from None
+    return factor
+
+
+class CcaFields(Settings):
+    """The settings of the search and the scaling of directions (Gong et al., IJCV 2014)."""
+
+    regularization: list[NonNegativeFloat] = Field(
+        default=[1e-4, 1e-3, 1e-2, 1e-1],
+        min_length=1,
+        description="number added to the diagonals of both covariances, as a share of their mean; each is tried, and "
+        "validation chooses",
+    )
+    power: float = Field(4.0, ge=0, description="exponent of the correlations by which directions are scaled (4 in the paper)")
+
+
+class CcaSettings(SolverSettings, CcaFields):
+    """Canonical correlation analysis, the linear baseline of the two-branch paper (Gong et al., IJCV 2014)."""
+
+    name: Literal["cca"] = "cca"
+    uses_loss: ClassVar = False
+    reads_words: ClassVar = False
+
+    def build(self, task: Task) -> Solver:
+        assert isinstance(task, RetrievalTask)
+        return CaptionCca(task, self)
+
+
+class GridSolver(Solver):
+    """A solver with one epoch for each point of a ``grid`` of settings; validation chooses the best point."""
+
+    def __init__(self, task: Task, grid: Sequence[Point]) -> None:
+        super().__init__(task)
+        self.grid, self.epochs = grid, len(grid)
+
+    @abstractmethod
+    def fit(self, point: Point) -> None:
+        """Set the weights of the model for a point of the grid."""
+
+    @abstractmethod
+    def blocks(self) -> Iterator[Block]:
+        """Yield all pairs to fit, in blocks, see :func:`covariances`."""
+
+    @cached_property
+    def statistics(self) -> Covariances:
+        """The means and covariances of all pairs, computed once."""
+        return covariances(self.blocks())
+
+    def run_epoch(self, save: Callable[[], None]) -> None:
+        started = time.perf_counter()
+        point = self.grid[self.progress.epoch]
+        with self.stoppable(save), torch.no_grad():
+            self.fit(point)
+            row = {"epoch": self.progress.epoch + 1, **point, **self.validate()}
+        row["seconds"] = round(time.perf_counter() - started, 2)
+        self.progress = Progress(self.progress.epoch + 1, [*self.progress.rows, row])
+
+    def describe(self, row: Mapping[str, float]) -> str:
+        return ", ".join(f"{name} {row[name]:g}" for name in self.grid[0])
+
+
+class Cca(GridSolver):
+    """CCA: linear maps to canonical directions, each scaled by a power of its correlation (Gong et al., IJCV 2014)."""
+
+    def __init__(self, task: Task, settings: CcaFields) -> None:
+        layers = [encoder.linear_map() for encoder in (task.model.image_encoder, task.model.caption_encoder)]
+        if None in layers or task.model.config.similarity.ranked_by != "cosine":
+            raise UserError("solver: cca finds two linear maps compared by the cosine; both encoders must be one layer")
+        super().__init__(task, [{"regularization": value} for value in settings.regularization])
+        self._power, self._layers = settings.power, [layer for layer in layers if layer is not None]
+
+    def fit(self, point: Point) -> None:
+        x, y, correlations = canonical_directions(self.statistics, self.model.dim, point["regularization"])
+        means = self.statistics.mean_x, self.statistics.mean_y
+        for layer, mean, directions in zip(self._layers, means, (x, y), strict=True):
+            scaled = directions * correlations**self._power
+            layer.weight.copy_(torch.from_numpy(scaled.T))
+            layer.bias.copy_(torch.from_numpy(-mean @ scaled))
+
+
+class CaptionCca(Cca, RetrievalSolver):
+    """CCA of images and captions."""
+
+    def __init__(self, task: RetrievalTask, settings: CcaFields) -> None:
+        self._images = check_cached("cca", task)
+        super().__init__(task, settings)
+
+    def blocks(self) -> Iterator[Block]:
+        return blocks_of_pairs(self.task, self._images)
+
+
+def check_cached(solver: str, task: RetrievalTask) -> CachedImages:
+    """Return the cached features of a task's images. Raises UserError for several processes, or for images of another kind."""
+    if task.processes.size > 1:
+        raise UserError(f"solver: {solver} requires a single process")
+    if not isinstance(task.images, CachedImages):
+        raise UserError(f"solver: {solver} reads cached features of images (--set images.source=cache)")
+    return task.images
+
+
+def blocks_of_pairs(task: RetrievalTask, cached: CachedImages) -> Iterator[Block]:
+    """Yield all training pairs in blocks of images with their captions, see :func:`covariances`."""
+    pairs = task.pairs
+    ends = np.searchsorted(pairs.image_of, np.arange(len(pairs.images)), side="right")
+    with progress_bar(total=len(pairs.images), desc="covariances", unit="image") as bar:
+        for start in range(0, len(pairs.images), _BLOCK):
+            stop = min(start + _BLOCK, len(pairs.images))
+            indices = np.arange(ends[start - 1] if start else 0, ends[stop - 1])
+            (images,) = cached.read_images(np.arange(start, stop))
+            (captions,) = task.captions.read(indices)
+            yield images.cpu().float(), captions.cpu().float(), pairs.image_of[indices] - start
+            bar.update(stop - start)

@@ -1,0 +1,251 @@
+"""Solvers in closed form besides CCA: ridge regression, canonical similarity analysis, and ASIF."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import scipy.linalg
+import torch
+from jaxtyping import Int
+from numpy.typing import NDArray
+from pydantic import Field, NonNegativeFloat, PositiveInt
+from torch import nn
+
+from vse.pipeline.errors import UserError
+from vse.pipeline.progress import progress_bar
+from vse.training.models.encoders.base import unit_length
+from vse.training.models.encoders.linear import RelativeEncoder, WeightedEncoder
+from vse.training.settings import SolverSettings
+from vse.training.solvers.base import RetrievalSolver, RetrievalTask, Solver, Task
+from vse.training.solvers.cca import (
+    Block,
+    Covariances,
+    GridSolver,
+    Matrix,
+    Point,
+    blocks_of_pairs,
+    canonical_directions,
+    check_cached,
+)
+
+Maps = Literal["captions", "images", "both"]
+_BLOCK = 1024  # pairs
+log = logging.getLogger(__name__)
+
+
+class ClosedForm(GridSolver, RetrievalSolver):
+    """A solver of images and captions in closed form, for similarities by inner products of cached features."""
+
+    def __init__(self, name: str, task: RetrievalTask, grid: Sequence[Point]) -> None:
+        self.cached = check_cached(name, task)
+        if task.model.config.similarity.ranked_by != "cosine":
+            raise UserError(f"solver: {name} requires a comparison by inner products (--set model.similarity=cosine)")
+        super().__init__(task, grid)
+
+    def blocks(self) -> Iterator[Block]:
+        return blocks_of_pairs(self.task, self.cached)
+
+
+class RidgeSettings(SolverSettings):
+    """Ridge regression (Hoerl and Kennard, 1970) of one side's vectors on the other's, compared by the cosine.
+
+    For n pairs of centred image vectors x and caption vectors y, A minimises sum |x - A y|^2 / n + r |A|^2. The solution is
+    A = C_xy (C_yy + r I)^-1, and an image x and a caption A y are compared in the space of images. ``maps: images`` swaps the
+    roles of the sides. With ``maps: both`` an image becomes (x / s_x, B x / s_y) and a caption (A y / s_x, y / s_y), where s^2
+    is the variance of a side. If the compared space has more than ``model.dim`` dimensions, it is projected on its first
+    ``model.dim`` principal directions, those of images and captions together. A larger ``model.dim`` loses nothing.
+    """
+
+    name: Literal["ridge"] = "ridge"
+    uses_loss: ClassVar = False
+    reads_words: ClassVar = False
+    maps: Maps = Field("captions", description="the side that is mapped into the other's space, or both")
+    regularization: list[NonNegativeFloat] = Field(
+        default=[1e-3, 1e-2, 1e-1, 1.0],
+        min_length=1,
+        description="r as a share of the mean variance of the mapped side's dimensions; each is tried, and validation chooses",
+    )
+
+    def build(self, task: Task) -> Solver:
+        assert isinstance(task, RetrievalTask)
+        return Ridge(task, self)
+
+
+class Ridge(ClosedForm):
+    """The solver ridge regression; its maps are the weights of two linear encoders."""
+
+    def __init__(self, task: RetrievalTask, settings: RidgeSettings) -> None:
+        layers = [encoder.linear_map() for encoder in (task.model.image_encoder, task.model.caption_encoder)]
+        self._image_layer, self._caption_layer = (_linear(layer) for layer in layers)
+        super().__init__("ridge", task, [{"regularization": value} for value in settings.regularization])
+        self._maps = settings.maps
+
+    def fit(self, point: Point) -> None:
+        x, y = reduce_maps(*ridge_maps(self.statistics, self._maps, point["regularization"]), self.statistics, self.model.dim)
+        means = self.statistics.mean_x, self.statistics.mean_y
+        for layer, mean, weights in zip((self._image_layer, self._caption_layer), means, (x, y), strict=True):
+            layer.weight.copy_(torch.from_numpy(weights))
+            layer.bias.copy_(torch.from_numpy(-weights @ mean))
+
+
+def ridge_maps(statistics: Covariances, maps: Maps, regularization: float) -> tuple[Matrix, Matrix]:
+    """Return the maps of centred image vectors (dim, dim_x) and caption vectors (dim, dim_y) into the compared space."""
+    dim_x, dim_y = statistics.xy.shape
+    if maps == "captions":
+        return np.eye(dim_x), _regression(statistics.xy, statistics.yy, regularization)
+    if maps == "images":
+        return _regression(statistics.xy.T, statistics.xx, regularization), np.eye(dim_y)
+    of_captions = _regression(statistics.xy, statistics.yy, regularization)
+    of_images = _regression(statistics.xy.T, statistics.xx, regularization)
+    s_x, s_y = (max(np.sqrt(np.trace(one)), np.finfo(np.float64).tiny) for one in (statistics.xx, statistics.yy))
+    return (np.concatenate([np.eye(dim_x) / s_x, of_images / s_y]), np.concatenate([of_captions / s_x, np.eye(dim_y) / s_y]))
+
+
+def reduce_maps(x: Matrix, y: Matrix, statistics: Covariances, dim: int) -> tuple[Matrix, Matrix]:
+    """Project two maps into one space on its ``dim`` principal directions, or pad them with zeros to ``dim`` rows."""
+    missing = dim - len(x)
+    if missing >= 0:
+        return np.pad(x, ((0, missing), (0, 0))), np.pad(y, ((0, missing), (0, 0)))
+    spread = x @ statistics.xx @ x.T + y @ statistics.yy @ y.T
+    _, directions = scipy.linalg.eigh(spread, subset_by_index=[len(x) - dim, len(x) - 1])
+    return directions.T @ x, directions.T @ y
+
+
+def _regression(across: Matrix, within: Matrix, regularization: float) -> Matrix:
+    ridged = within + regularization * np.trace(within) / len(within) * np.eye(len(within))
+    try:
+        solved: Matrix = scipy.linalg.solve(ridged, across.T, assume_a="pos").T
+    except (scipy.linalg.LinAlgError, scipy.linalg.LinAlgWarning):
+        raise UserError(f"solver.regularization {regularization:g} is too small: a covariance is singular") from None
+    return solved
+
+
+def _linear(layer: nn.Linear | None) -> nn.Linear:
+    if layer is None:
+        raise UserError("solver: ridge finds linear maps of vectors: both encoders must have a single layer, such as linear")
+    return layer
+
+
+class CsaSettings(SolverSettings):
+    """Canonical similarity analysis (Li, Chinchali and Topcu, ICLR 2025).
+
+    A and B are the s most correlated canonical directions of CCA, and r their correlations. The similarity of an image x and a
+    caption y is sum_i r_i (A x)_i (B y)_i / (|A x| |B y|): the correlations weight the product, but not the norms. The image
+    encoder is ``weighted``, which scales A x to unit length and multiplies it by r.
+    """
+
+    name: Literal["csa"] = "csa"
+    uses_loss: ClassVar = False
+    reads_words: ClassVar = False
+    regularization: list[NonNegativeFloat] = Field(
+        default=[1e-4, 1e-3, 1e-2, 1e-1], min_length=1, description="as in the solver cca; each is tried"
+    )
+    directions: list[PositiveInt] = Field(
+        default=[32, 64, 128, 256],
+        min_length=1,
+        description="s, at most model.dim; each is tried with each regularization, and validation chooses",
+    )
+
+    def build(self, task: Task) -> Solver:
+        assert isinstance(task, RetrievalTask)
+        return Csa(task, self)
+
+
+class Csa(ClosedForm):
+    """The solver CSA, with one epoch for each regularization and number of directions."""
+
+    def __init__(self, task: RetrievalTask, settings: CsaSettings) -> None:
+        images, captions = task.model.image_encoder, task.model.caption_encoder.linear_map()
+        if not isinstance(images, WeightedEncoder) or captions is None or task.model.config.normalize_image:
+            raise UserError(
+                "solver: csa requires model.image_encoder=weighted, a linear caption encoder and model.normalize_image=false"
+            )
+        cuts = sorted({min(n, task.model.dim) for n in settings.directions}, reverse=True)
+        points = product(settings.regularization, cuts)
+        super().__init__("csa", task, [{"regularization": value, "directions": n} for value, n in points])
+        self._images, self._captions = images, captions
+        self._solved: tuple[float, tuple[Matrix, Matrix, Matrix]] | None = None
+
+    def fit(self, point: Point) -> None:
+        regularization, kept = point["regularization"], int(point["directions"])
+        if self._solved is None or self._solved[0] != regularization:
+            self._solved = regularization, canonical_directions(self.statistics, self.model.dim, regularization)
+        x, y, correlations = (array.copy() for array in self._solved[1])
+        x[:, kept:], y[:, kept:], correlations[kept:] = 0, 0, 0
+        means = self.statistics.mean_x, self.statistics.mean_y
+        for layer, mean, directions in zip((self._images.linear, self._captions), means, (x, y), strict=True):
+            layer.weight.copy_(torch.from_numpy(directions.T))
+            layer.bias.copy_(torch.from_numpy(-mean @ directions))
+        self._images.weights.copy_(torch.from_numpy(correlations))
+
+
+class AsifSettings(SolverSettings):
+    """ASIF (Norelli et al., NeurIPS 2023): representations relative to training pairs, the anchors.
+
+    An image becomes the vector of its cosines with the images of the ``model.dim`` anchors, and a caption the vector of its
+    cosines with their captions. In each vector the ``k`` highest cosines are raised to the power ``power``, and the others are
+    set to 0. Images and captions are compared by the cosine of these vectors (section 2 of the paper, where k = 800 and power
+    = 8). Both encoders are ``relative``.
+    """
+
+    name: Literal["asif"] = "asif"
+    uses_loss: ClassVar = False
+    reads_words: ClassVar = False
+    k: list[PositiveInt] = Field(default=[50, 200, 800], min_length=1, description="number of the highest cosines to keep")
+    power: list[Annotated[float, Field(gt=0)]] = Field(
+        default=[4.0, 8.0],
+        min_length=1,
+        description="exponent of the cosines; each is tried with each k, and validation chooses",
+    )
+
+    def build(self, task: Task) -> Solver:
+        assert isinstance(task, RetrievalTask)
+        return Asif(task, self)
+
+
+class Asif(ClosedForm):
+    """The solver ASIF, with one epoch for each k and power."""
+
+    def __init__(self, task: RetrievalTask, settings: AsifSettings) -> None:
+        encoders = [task.model.image_encoder, task.model.caption_encoder]
+        self._encoders = [encoder for encoder in encoders if isinstance(encoder, RelativeEncoder)]
+        if len(self._encoders) < 2:
+            raise UserError("solver: asif requires model.image_encoder=relative and model.caption_encoder=relative")
+        if len(task.pairs) < task.model.dim:
+            log.warning("solver: asif: only %d training pairs can be anchors, not %d", len(task.pairs), task.model.dim)
+        points = product([k for k in settings.k if k <= task.model.dim] or [task.model.dim], settings.power)
+        super().__init__("asif", task, [{"k": k, "power": power} for k, power in points])
+        self._filled = False
+
+    def fit(self, point: Point) -> None:
+        if not self._filled:
+            self._fill(anchor_pairs(self.pairs.image_of, self.model.dim, self.task.seed))
+        for encoder in self._encoders:
+            encoder.k.fill_(int(point["k"]))
+            encoder.power.fill_(point["power"])
+
+    def _fill(self, anchors: Int[np.ndarray, " n_anchors"]) -> None:
+        images, captions = self._encoders
+        for encoder in self._encoders:
+            encoder.anchors.zero_()  # with too few pairs some anchors stay zero: no cosine with them is above 0
+        for start in progress_bar(range(0, len(anchors), _BLOCK), desc="anchors", unit="block"):
+            indices = anchors[start : start + _BLOCK]
+            (seen,) = self.cached.read_images(self.pairs.image_of[indices])
+            (read,) = self.task.captions.read(indices)
+            for encoder, vectors in ((images, seen), (captions, read)):
+                encoder.anchors[start : start + len(indices)] = unit_length(vectors.float())
+        self._filled = True
+
+
+def anchor_pairs(image_of: NDArray[np.int64], n: int, seed: int) -> NDArray[np.int64]:
+    """Return the sorted indices of ``n`` random pairs with as few repeated images as possible."""
+    order = np.random.default_rng(seed).permutation(len(image_of))
+    by_image = order[np.argsort(image_of[order], kind="stable")]
+    _, firsts, counts = np.unique(image_of[by_image], return_index=True, return_counts=True)
+    turn = np.empty(len(image_of), np.int64)
+    turn[by_image] = np.arange(len(image_of)) - np.repeat(firsts, counts)
+    return np.sort(order[np.argsort(turn[order], kind="stable")][:n])

@@ -1,0 +1,156 @@
+"""Embed the images and captions of a split, score their pairs, and rank them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vse.eval.ranking.ranks import Ranks, ScoreBlocks, ranks_from_blocks, ranks_from_embeddings
+from vse.features.backbones.device import move_tensor
+from vse.features.backbones.networks import autocast
+from vse.training.data.pairs import Split
+from vse.training.kinds import Encoded, Packed, pack
+from vse.training.models.build import Model
+from vse.training.models.encoders.base import unit_length
+
+_BLOCK = 512
+_PHOTOS = 64  # photos that a CNN embeds at once
+TILE_IMAGES, TILE_CAPTIONS = 64, 256  # images and captions that are scored at once by a model that scores pairs
+_TILE_PAIRS = 2**23  # limit on the number of pairs of vectors in a tile; tiles of large sets are smaller
+_STEP = 4  # sets of captions are padded to a multiple of this
+
+
+def encode(model: Model, split: Split, device: torch.device) -> tuple[Packed, Packed]:
+    """Return the embeddings of all images and all captions of a split, in their order, on the CPU."""
+    return encode_images(model, split, device), encode_captions(model, split)
+
+
+def encode_images(model: Model, split: Split, device: torch.device, rows: NDArray[np.int64] | None = None) -> Packed:
+    """Return the embeddings of all images of a split, or of the images at ``rows``."""
+    block = _BLOCK if model.cnn is None else _PHOTOS
+    every = np.arange(len(split.pairs.images)) if rows is None else rows
+    parts = (tuple(move_tensor(part, device) for part in split.images.read_images(some)) for some in _blocks(every, block))
+    return _encoded(model, model.embed_images, parts)
+
+
+def encode_captions(model: Model, split: Split, rows: NDArray[np.int64] | None = None) -> Packed:
+    """Return the embeddings of all captions of a split, or of the captions at ``rows``."""
+    every = np.arange(len(split.pairs)) if rows is None else rows
+    parts = (split.captions.read(some) for some in _blocks(every, _BLOCK))
+    return _encoded(model, model.embed_captions, parts)
+
+
+def pooled(side: Packed) -> NDArray[np.float32]:
+    """Return one vector for each embedding (n, dim): for a set, the unit-length mean of its unit vectors.
+
+    A search uses their inner products to choose the candidates that a model scores as sets.
+    """
+    if side.lengths is None:
+        return side.vectors.numpy()
+    means = []
+    for rows in _blocks(np.arange(len(side)), _BLOCK):
+        vectors, mask = side.unpack(torch.from_numpy(rows))
+        means.append((unit_length(vectors) * mask[:, :, None]).sum(1))
+    return unit_length(torch.cat(means)).numpy()
+
+
+def _blocks(rows: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
+    return (rows[start : start + size] for start in range(0, len(rows), size))
+
+
+def _encoded(model: Model, embed: Callable[..., Encoded], parts: Iterable[tuple[Tensor, ...]]) -> Packed:
+    model.eval()
+    with torch.inference_mode():
+        return pack(tuple(tensor.cpu() for tensor in embed(*part)) for part in parts)
+
+
+class PairScores:
+    """The model's scores of images with captions, computed in tiles so that memory never holds the full matrix.
+
+    All tiles of captions of one width have the same shape. For sets, the width is the caption's own length, rounded up. The
+    arithmetic of a pair then does not depend on the other pairs of its tile, as :func:`ranks_from_blocks` requires.
+    """
+
+    def __init__(self, model: Model, images: Packed, captions: Packed, precision: str = "fp32") -> None:
+        self._model, self._images, self._captions = model.eval(), images, captions
+        self._precision = precision
+        self._device = next(model.parameters(), torch.empty(0)).device
+        self._image_width = int(_lengths(images).max())
+        self._widths = -(-_lengths(captions) // _STEP) * _STEP
+        self._image_tile = min(TILE_IMAGES, _power_of_two(len(images)))
+        self._caption_tiles = {
+            width: self._caption_tile(width, count) for width, count in Counter(self._widths.tolist()).items()
+        }
+        self._last: tuple[slice, slice | Tensor | None, tuple[Tensor, Tensor]] | None = None
+        first = torch.zeros(1, dtype=torch.int64)
+        with torch.inference_mode():
+            one = model.similarity(*(self._tile(side, first, 1, None) for side in (images, captions)))
+        self.has_directions = isinstance(one, tuple)
+
+    def __call__(self, rows: slice, columns: slice | Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the scores (i2t, t2i), on the CPU, of a slice of images with all captions, or with some of them."""
+        if self._last is None or self._last[0] != rows or self._last[1] is not columns:
+            self._last = rows, columns, self._scored(rows, columns)
+        return self._last[2]
+
+    def blocks(self, image_of_caption: Int[Tensor, " n_captions"]) -> tuple[ScoreBlocks, ScoreBlocks | None]:
+        """Return the scores as blocks of rows: i2t, and t2i or None if both directions have the same scores."""
+        n_images = len(self._images)
+        i2t = ScoreBlocks(n_images, image_of_caption, TILE_IMAGES, lambda rows, columns: self(rows, columns)[0])
+        if not self.has_directions:
+            return i2t, None
+        return i2t, ScoreBlocks(n_images, image_of_caption, TILE_IMAGES, lambda rows, columns: self(rows, columns)[1])
+
+    def _scored(self, rows: slice, columns: slice | Tensor | None) -> tuple[Tensor, Tensor]:
+        n_rows = rows.stop - rows.start
+        indices = columns if isinstance(columns, Tensor) else torch.arange(len(self._captions))[columns or slice(None)]
+        images = self._tile(self._images, torch.arange(rows.start, rows.stop), self._image_tile, self._image_width)
+        i2t, t2i = torch.empty(2, n_rows, len(indices))
+        with torch.inference_mode(), autocast(self._precision, self._device):
+            for places, size, width in self._tiles(indices):
+                scores = self._model.similarity(images, self._tile(self._captions, indices[places], size, width))
+                both = scores if isinstance(scores, tuple) else (scores, scores)
+                i2t[:, places], t2i[:, places] = (one[:n_rows, : len(places)].float().cpu() for one in both)
+        return i2t, t2i
+
+    def _tiles(self, indices: Tensor) -> Iterator[tuple[Tensor, int, int]]:
+        """Yield the tiles of some captions: positions, padded number of captions, and padded number of vectors."""
+        widths = self._widths[indices]
+        for width in sorted(set(widths.tolist())):
+            size = self._caption_tiles[width]
+            for places in torch.split((widths == width).nonzero()[:, 0], size):
+                yield places, size, width
+
+    def _caption_tile(self, width: int, n: int) -> int:
+        """Return the number of captions in a tile: a power of 2, because kernels treat odd ends differently."""
+        fitting = max(1, _TILE_PAIRS // (self._image_tile * self._image_width * width))
+        return min(TILE_CAPTIONS, 1 << (fitting.bit_length() - 1), _power_of_two(n))
+
+    def _tile(self, side: Packed, indices: Tensor, size: int, width: int | None) -> Encoded:
+        """Return some rows, padded with copies of the first one to ``size`` rows, and sets to ``width`` vectors."""
+        rows = side.unpack(torch.cat([indices, indices[:1].expand(size - len(indices))]), width)
+        return tuple(part.to(self._device) for part in rows)
+
+
+def ranks(
+    model: Model, images: Packed, captions: Packed, image_of_caption: Int[Tensor, " n_captions"], precision: str = "fp32"
+) -> Ranks:
+    """Return the exact ranks of embeddings by the model's scores; ``precision`` is for a model that scores every pair."""
+    ranked_by = model.config.similarity.ranked_by
+    if ranked_by is not None:
+        return ranks_from_embeddings(images.vectors, captions.vectors, image_of_caption, ranked_by)
+    return ranks_from_blocks(*PairScores(model, images, captions, precision).blocks(image_of_caption))
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()
+
+
+def _lengths(side: Packed) -> Int[Tensor, " n"]:
+    return torch.ones(len(side), dtype=torch.int64) if side.lengths is None else side.lengths

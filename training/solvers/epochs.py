@@ -1,0 +1,242 @@
+"""Epochs of gradient steps by Adam or AdamW, with validation and the state for a bit-exact resume."""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from vse.features.backbones.device import deterministic_algorithms, memory_guard
+from vse.pipeline.progress import progress_bar
+from vse.training.losses.base import Loss
+from vse.training.run.processes import TrainingFailed
+from vse.training.solvers.base import Progress, Solver, Task
+from vse.training.solvers.optimisation import OPTIMIZERS, AveragedWeights, Schedule
+
+log = logging.getLogger(__name__)
+
+_FIRST_STEPS = 100  # a collapse is not reported before this number of steps
+_LOOK = 20  # steps between reads of the loss: each read waits for the GPU
+Indices = NDArray[np.int64]
+
+
+class GradientSolver(Solver):
+    """A solver that trains in epochs of batches, with an update for each batch, or for every ``train.accumulate`` batches.
+
+    A subclass defines the batches of an epoch and the step on a batch. The step calls :meth:`start_step`, adds the gradients
+    of the batch to the existing ones, and calls :meth:`take_step` if :meth:`ends_update` is true. ``out_of_memory`` is the
+    advice to a user whose memory is exceeded.
+    """
+
+    out_of_memory: ClassVar[str]
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.epochs, self.patience = self.settings.epochs, self.settings.early_stop
+        self._totals = torch.zeros(2, dtype=torch.float64, device=self.device)  # the epoch's loss, and the collapsed loss
+        self.schedule = Schedule(self.settings, self.model)
+        ema = self.settings.ema if self.processes.first else None
+        self.averaged = None if ema is None else AveragedWeights(self.model, ema)
+        self._sizes: list[int] = []  # number of pairs of each batch of the running epoch
+        learned = task.loss.weights()
+        self.loss_weights = None if learned is None else learned.to(self.device)
+        if self.loss_weights is not None:
+            self.schedule.add_loss(self.loss_weights, task.loss.weights_rate)
+        self.optimizer = OPTIMIZERS[self.settings.optimizer](self.schedule.groups(), fused=True)
+
+    @abstractmethod
+    def batches(self, epoch: int) -> Sequence[Indices]:
+        """Return the indices of the pairs of each batch of an epoch (0-based); they depend on the seed and the epoch only."""
+
+    @abstractmethod
+    def updates(self, batches: Sequence[Indices]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Take a step for each remaining batch; yield its loss, and its loss if all embeddings were equal."""
+
+    @property
+    @abstractmethod
+    def chance_rsum(self) -> float:
+        """The highest validation rsum of a model that is no better than chance."""
+
+    def extra_metrics(self) -> dict[str, float]:
+        """Return further metrics for the row of the epoch that ends."""
+        return {}
+
+    def watched_losses(self) -> list[tuple[float, str, str]]:
+        """Return values that must be finite, each with its name and advice; the first is the epoch's mean loss so far."""
+        return [(float(self._totals[0]) / max(1, self.progress.pairs), "the loss", "a lower learning rate")]
+
+    def end_epoch(self) -> None:
+        """Finish an epoch, before its row is added."""
+
+    def state(self) -> dict[str, Any]:
+        state = {**super().state(), "totals": self._totals.tolist(), "optimizer": self.optimizer.state_dict()}
+        if self.averaged is not None:
+            state["averaged"] = self.averaged.state()
+        if self.loss_weights is not None:
+            state["loss_weights"] = self.loss_weights.state_dict()
+        return state
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.averaged is not None:
+            self.averaged.restore(state["averaged"])
+        if self.loss_weights is not None:
+            self.loss_weights.load_state_dict(state["loss_weights"])
+        self._totals.copy_(torch.tensor(state["totals"], dtype=torch.float64))
+
+    def describe(self, row: Mapping[str, float]) -> str:
+        learned = "".join(f"{name} {row[name]:.4g}, " for name in self.learned_values())
+        return f"loss {row['loss']:.3g}, {learned}{row['pairs_per_s']:.0f} pairs/s"
+
+    def learned_values(self) -> dict[str, float]:
+        return {} if self.loss_weights is None else self.loss_weights.values()
+
+    def run_epoch(self, save: Callable[[], None]) -> None:
+        progress = self.progress
+        self.schedule.start_epoch(progress.epoch)
+        with memory_guard(self.out_of_memory), deterministic_algorithms(self.settings.deterministic):
+            self._train(save)
+        loss, collapsed_loss = (self._totals / max(1, progress.pairs)).tolist()
+        learning_rate = self.schedule.rate(progress.epoch, self.n_updates - 1, self.n_updates)
+        row = {
+            "epoch": progress.epoch + 1,
+            "learning_rate": learning_rate,
+            "loss": loss,
+            **self.learned_values(),
+            **self.extra_metrics(),
+        }
+        if self.processes.first and self.validates(progress.epoch + 1):
+            with self.stoppable(save):
+                row |= self.validate()
+        collapsed = self.processes.broadcast(int(self.processes.first and self._is_collapsed(row, collapsed_loss)))
+        if collapsed:
+            self._report_collapse(progress.epoch + 1, loss)
+        row |= {"seconds": round(progress.seconds, 2), "pairs_per_s": round(progress.pairs / max(progress.seconds, 1e-9), 1)}
+        self.end_epoch()
+        self._totals.zero_()
+        self.progress = Progress(progress.epoch + 1, [*progress.rows, row])
+
+    def best_weights(self) -> Mapping[str, Tensor]:
+        """Return the weights or, with ``train.ema``, their moving average."""
+        return super().best_weights() if self.averaged is None else self.averaged.weights
+
+    def with_best_weights(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.averaged is None else self.averaged.in_place()
+
+    @property
+    def n_updates(self) -> int:
+        """The number of updates in the running epoch; the last one may have fewer batches than the others."""
+        return max(1, -(-len(self._sizes) // self.settings.accumulate))
+
+    def start_step(self) -> None:
+        """Delete the gradients of the last update, unless the current batch adds to them."""
+        if self.progress.step % self.settings.accumulate == 0:
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def ends_update(self) -> bool:
+        """Return whether the current batch is the last one of its update."""
+        done = self.progress.step + 1
+        return done % self.settings.accumulate == 0 or done == len(self._sizes)
+
+    def weight_cost(self, cost: Tensor, loss: Loss) -> Tensor:
+        """Return the share of the current batch in the cost of its update, which has ``train.accumulate`` batches."""
+        if self.settings.accumulate == 1 or not loss.averages:
+            return cost
+        first = self.progress.step - self.progress.step % self.settings.accumulate
+        return cost * (self._sizes[self.progress.step] / sum(self._sizes[first : first + self.settings.accumulate]))
+
+    def take_step(self) -> None:
+        """Clip the gradients of the model and update the weights."""
+        if self.settings.clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        update = self.progress.step // self.settings.accumulate
+        self.schedule.set_rates(self.optimizer, self.progress.epoch, update, self.n_updates)
+        self.optimizer.step()
+        if self.averaged is not None:
+            self.averaged.update()
+        if self.loss_weights is not None:
+            self.loss_weights.bound()
+
+    def step_seed(self, stream: int) -> int:
+        """Return a seed for the next step from the run's seed, the epoch, the step and ``stream``, one index for each use."""
+        parts = [self.task.seed, self.progress.epoch, self.progress.step, stream]
+        return int(np.random.SeedSequence(parts).generate_state(1)[0])
+
+    def _train(self, save: Callable[[], None]) -> None:
+        progress = self.progress
+        batches = self.batches(progress.epoch)
+        self._sizes = [len(batch) for batch in batches]
+        if progress.epoch == progress.step == 0:
+            self.schedule.check_warmup(self.n_updates)
+        left = batches[progress.step :]
+        self.model.train()
+        before, saved, started = progress.seconds, time.monotonic(), time.perf_counter()
+        rsum = f"{progress.rows[-1]['rsum']:.1f}" if progress.rows and "rsum" in progress.rows[-1] else "-"
+        with progress_bar(
+            total=len(batches),
+            initial=progress.step,
+            desc=f"epoch {progress.epoch + 1}/{self.settings.epochs}",
+            unit="batch",
+            hidden=not self.processes.first,
+        ) as bar:
+            for batch, losses in zip(left, self.updates(left), strict=True):
+                self._totals += torch.stack(losses)
+                updated = self.ends_update()
+                progress.step += 1
+                progress.pairs += len(batch)
+                progress.seconds = before + time.perf_counter() - started
+                bar.update()
+                if progress.step % _LOOK == 0:
+                    rate = f"{progress.pairs / progress.seconds:.0f}"
+                    bar.set_postfix(loss=f"{self._finite_loss():.3g}", rsum=rsum, pairs_per_s=rate, refresh=False)
+                if not updated:  # a checkpoint holds no gradients, so none is written within an update
+                    continue
+                if self.processes.any(self.interruption.signal is not None):
+                    self._finite_loss()
+                    save()
+                    raise self.interrupted()
+                if time.monotonic() - saved > 60 * self.settings.save_minutes:
+                    self._finite_loss()
+                    save()
+                    saved = time.monotonic()
+        self._finite_loss()
+
+    def _finite_loss(self) -> float:
+        """Return the epoch's mean loss so far. Raises :class:`TrainingFailed` if the training has diverged."""
+        watched = self.watched_losses()
+        for value, what, cure in watched:
+            if not np.isfinite(value):
+                raise TrainingFailed(
+                    f"epoch {self.progress.epoch + 1}, step {self.progress.step}: {what} is {value}; the last good checkpoint "
+                    f"is kept. Try {cure}",
+                    "diverged",
+                )
+        return watched[0][0]
+
+    def _is_collapsed(self, row: Mapping[str, float], collapsed_loss: float) -> bool:
+        """Return whether the epoch's loss is that of equal embeddings and the validation is no better than chance."""
+        steps = (self.progress.epoch + 1) * self.progress.step
+        near = collapsed_loss > 0 and abs(row["loss"] - collapsed_loss) < 0.02 * collapsed_loss
+        return steps >= _FIRST_STEPS and near and row.get("rsum", 0.0) <= self.chance_rsum
+
+    def _report_collapse(self, epoch: int, loss: float) -> None:
+        what = (
+            f"epoch {epoch}: the loss stayed at its collapsed value, {loss:.3f} per pair, for the complete epoch, as if all "
+            "embeddings were equal (2 x batch x margin for the max of hinges)"
+        )
+        cure = "Warm up with the sum of hinges (--set warmup.epochs=1), or lower the learning rate"
+        if self.settings.on_collapse == "stop":
+            raise TrainingFailed(
+                f"{what}; the last good checkpoint is kept. {cure}; --set train.on_collapse=warn continues the training",
+                "collapsed",
+            )
+        log.warning("%s. If it stays there: %s", what, cure[0].lower() + cure[1:])

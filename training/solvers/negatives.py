@@ -1,0 +1,65 @@
+"""A list of the hardest negatives of each epoch, for people to read (as in the VSE++ paper, section 3.7, Fig. 3)."""
+
+from __future__ import annotations
+
+import csv
+import heapq
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vse.pipeline.dataset.dataset import Caption
+from vse.pipeline.errors import escape_csv_cell
+from vse.pipeline.files.writing import write_text
+from vse.training.losses.base import Ranking, hinge_costs
+
+Entry = list[Any]  # a row with the columns COLUMNS; plain values, because checkpoints store it
+
+COLUMNS = ("epoch", "query", "cost", "imgid", "sentid", "negative_imgid", "negative_sentid", "caption", "negative_caption")
+
+
+class HardNegatives:
+    """The ``n`` hardest negatives with the highest costs, for each direction of each epoch.
+
+    For the query ``image`` the negative is the caption ``negative_sentid``. For the query ``caption`` it is the image
+    ``negative_imgid``, and the listed caption is the one that the image was paired with in the batch.
+    """
+
+    def __init__(self, n: int, captions: Sequence[Caption]) -> None:
+        self.n = n
+        self._captions = captions
+        self.finished: list[Entry] = []
+        self.running: list[Entry] = []
+
+    def add(self, epoch: int, pairs: Sequence[int], rankings: tuple[Ranking, Ranking], margin: float) -> None:
+        """Add the hardest negatives of a batch, given the indices of its pairs; an adversary's candidates are not listed."""
+        for query, (scores, positives, negatives) in zip(("image", "caption"), rankings, strict=True):
+            own = slice(len(pairs))
+            hardest = hinge_costs(scores.detach(), positives, negatives, margin)[:, own].max(1)
+            best = torch.topk(hardest.values, min(self.n, len(pairs)))
+            rows = best.indices.cpu()
+            columns = hardest.indices.cpu()[rows]
+            for cost, row, column in zip(best.values.tolist(), rows.tolist(), columns.tolist(), strict=True):
+                if cost > 0:
+                    positive, negative = self._captions[pairs[row]], self._captions[pairs[column]]
+                    ids = [positive.imgid, positive.sentid, negative.imgid, negative.sentid]
+                    self.running.append([epoch, query, cost, *ids, positive.raw, negative.raw])
+        self.running = [
+            entry
+            for query in ("image", "caption")
+            for entry in heapq.nlargest(self.n, (row for row in self.running if row[1] == query), key=lambda row: row[2])
+        ]
+
+    def end_epoch(self) -> None:
+        self.finished += self.running
+        self.running = []
+
+    def write(self, path: Path) -> None:
+        text = io.StringIO()
+        table = csv.writer(text, lineterminator="\n")
+        table.writerow(COLUMNS)
+        table.writerows([*entry[:2], f"{entry[2]:.4g}", *map(escape_csv_cell, entry[3:])] for entry in self.finished)
+        write_text(path, text.getvalue())

@@ -1,0 +1,183 @@
+"""The optimisation of a model's weights: optimisers, learning rates and their schedule, frozen parts, and averaged weights."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from vse.pipeline.errors import UserError, did_you_mean
+from vse.training.models.build import Model
+from vse.training.settings import TrainConfig
+
+_SHORT = 10  # the decay is at most (1 + t) / (_SHORT + t) after t updates, so that it is low at the start
+log = logging.getLogger(__name__)
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+def _eager(optimizer: type[Optimizer]) -> Any:
+    """Return a class of torch's optimizer without torch's hooks for compilation; they would import torch's slow compiler."""
+    names = ("add_param_group", "state_dict", "load_state_dict", "zero_grad")
+    methods = {name: inspect.unwrap(getattr(optimizer, name)) for name in names}
+    step = torch.no_grad()(inspect.unwrap(optimizer.step))  # one of the hooks switches gradients off
+    return type(optimizer.__name__, (optimizer,), {**methods, "step": step})
+
+
+OPTIMIZERS = {"adam": _eager(torch.optim.Adam), "adamw": _eager(torch.optim.AdamW)}
+
+
+class AveragedWeights:
+    """An exponential moving average of a model's weights (Polyak and Juditsky, 1992; Tarvainen and Valpola, NIPS 2017).
+
+    After each update m <- d m + (1 - d) w, with d = min(decay, (1 + t) / (10 + t)) after t updates, so that the random initial
+    weights are soon forgotten. Statistics of batch normalisations are averaged in the same way. Integers, such as a count of
+    batches, are copied from the model. The average starts with the model's current weights.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self._model, self._decay = model, decay
+        self._n_updates = 0
+        self.weights: dict[str, Tensor] = {name: weight.clone() for name, weight in model.state_dict().items()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        self._n_updates += 1
+        left = min(self._decay, (1 + self._n_updates) / (_SHORT + self._n_updates))
+        for name, weight in self._model.state_dict().items():
+            mean = self.weights[name]
+            if mean.is_floating_point():
+                mean.lerp_(weight, 1 - left)
+            else:
+                mean.copy_(weight)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Give the model the averaged weights in this block, and then its own weights back, to the bit."""
+        own = {name: weight.clone() for name, weight in self._model.state_dict().items()}
+        self._model.load_state_dict(self.weights)
+        try:
+            yield
+        finally:
+            self._model.load_state_dict(own)
+
+    def state(self) -> dict[str, Any]:
+        return {"weights": self.weights, "n_updates": self._n_updates}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        for name, mean in self.weights.items():
+            mean.copy_(state["weights"][name])
+        self._n_updates = int(state["n_updates"])
+
+
+class Schedule:
+    """Learning rates, their decay and frozen parts by epoch and update.
+
+    Raises UserError if the settings name an unknown part, or leave nothing to train in the first epoch.
+    """
+
+    def __init__(self, settings: TrainConfig, model: Model) -> None:
+        self.settings, self.model = settings, model
+        modules = {name: module for name, module in model.named_modules() if name}
+        waiting = [name for name, epochs in settings.frozen.items() if epochs]
+        for key, names in (("frozen", waiting), ("learning_rates", settings.learning_rates)):
+            for name in names:
+                if name not in modules:
+                    raise UserError(f"train.{key}: the model has no part {name!r}{did_you_mean(name, modules)}")
+        self._rates: list[float] = []  # learning rates of the groups, before any decay
+        self._of_loss: tuple[nn.Module, float] | None = None
+        model.freeze_modules(*self.frozen_parts(0))
+        if not any(weight.requires_grad for weight in model.parameters()):
+            raise UserError("train.frozen: no part of the model is left to train in epoch 1")
+        model.freeze_modules()
+
+    def add_loss(self, weights: nn.Module, rate: float | None) -> None:
+        """Add the weights of the loss, without weight decay; their learning rate is ``rate`` or, if None, the model's."""
+        self._of_loss = weights, rate or self.settings.learning_rate
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Return the trainable weights as groups of an optimiser, by learning rate and with or without weight decay."""
+        undecayed = self._undecayed()
+        weights = {id(weight): weight for weight in self.model.parameters() if weight.requires_grad}
+        rates = dict.fromkeys(weights, self.settings.learning_rate)
+        own = self.settings.learning_rates
+        for name in sorted(own, key=len):  # the longer name is the narrower part
+            rates |= {id(weight): own[name] for weight in self.model.get_submodule(name).parameters() if id(weight) in weights}
+        groups = []
+        self._rates = []
+        for rate in dict.fromkeys([self.settings.learning_rate, *own.values()]):
+            for decays in (True, False):
+                chosen = [w for key, w in weights.items() if rates[key] == rate and (key not in undecayed) == decays]
+                groups.append({"params": chosen, "lr": rate, "weight_decay": self.settings.weight_decay if decays else 0.0})
+                self._rates.append(rate)
+        if self._of_loss is not None:
+            learned, rate = self._of_loss
+            groups.append({"params": list(learned.parameters()), "lr": rate, "weight_decay": 0.0})
+            self._rates.append(rate)
+        return groups
+
+    def frozen_parts(self, epoch: int) -> list[str]:
+        """Return the names of the parts that are frozen in an epoch (0-based)."""
+        return [name for name, epochs in self.settings.frozen.items() if epochs == "always" or epoch < epochs]
+
+    def decay(self, epoch: int) -> float:
+        """Return the factor of the decays on learning rates in an epoch (0-based)."""
+        settings = self.settings
+        if settings.decay_at:
+            return settings.decay ** sum(epoch >= after for after in settings.decay_at)
+        return settings.decay ** (epoch // settings.decay_after)
+
+    def factor(self, epoch: int, update: int = 0, n_updates: int = 1) -> float:
+        """Return the factor on learning rates in an update (0-based) of the ``n_updates`` of an epoch (0-based)."""
+        settings = self.settings
+        before = epoch * n_updates + update
+        rising = (before + 1) / settings.warmup_steps if before < settings.warmup_steps else 1.0
+        if settings.schedule == "step":
+            return rising * self.decay(epoch)
+        falling = max(0, before - settings.warmup_steps) / max(1, settings.epochs * n_updates - settings.warmup_steps)
+        return rising * (1 + math.cos(math.pi * falling)) / 2
+
+    def rate(self, epoch: int, update: int = 0, n_updates: int = 1) -> float:
+        """Return the learning rate, in an update, of parts without a separate one."""
+        return self.settings.learning_rate * self.factor(epoch, update, n_updates)
+
+    def check_warmup(self, n_updates: int) -> None:
+        """Warn if all updates belong to the warm-up."""
+        settings = self.settings
+        if 0 < settings.epochs * n_updates <= settings.warmup_steps:
+            log.warning(
+                "train.warmup_steps: all %d updates are warm-up, so the full learning rate is never used",
+                settings.epochs * n_updates,
+            )
+
+    def start_epoch(self, epoch: int) -> None:
+        """Freeze the parameters that are scheduled to be frozen in this epoch (0-based)."""
+        self.model.freeze_modules(*self.frozen_parts(epoch))
+
+    def set_rates(self, optimizer: Optimizer, epoch: int, update: int = 0, n_updates: int = 1) -> None:
+        """Set the learning rates of an update. This is the only code that sets them, so that a resume is exact."""
+        factor = self.factor(epoch, update, n_updates)
+        for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
+
+    def _undecayed(self) -> set[int]:
+        """Return the ids of the weights without weight decay."""
+        kinds = self.settings.undecayed
+        chosen = {id(weight) for weight in self.model.caption_encoder.undecayed()} if "words" in kinds else set()
+        for module in self.model.modules():
+            for name, weight in module.named_parameters(recurse=False):
+                is_a = {
+                    "embeddings": isinstance(module, nn.Embedding),
+                    "biases": "bias" in name,
+                    "norms": isinstance(module, _NORMS),
+                    "vectors": weight.ndim <= 1,
+                }
+                if any(is_a.get(kind, False) for kind in kinds):
+                    chosen.add(id(weight))
+        return chosen

@@ -1,0 +1,343 @@
+"""Train an experiment on a feature cache and write the run folder."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import resource
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter
+
+from vse.features.backbones.device import MEMORY_ADVICE, choose_precision, memory_guard, use_threads
+from vse.features.cache.feature_cache import open_cache
+from vse.features.cache.rows import TextRows
+from vse.features.exchange.embeddings import read_backbone
+from vse.pipeline import __version__
+from vse.pipeline.command import current_provenance
+from vse.pipeline.dataset.captions import Vocabulary
+from vse.pipeline.dataset.dataset import load_dataset_file
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.inputs import wrap_read_errors
+from vse.pipeline.files.writing import lock_for_writing, sha256_file, write_json
+from vse.pipeline.presets.presets import list_changes
+from vse.training.experiment import ExperimentConfig, load_experiment
+from vse.training.options import TrainInputs, TrainRequest
+from vse.training.prepare import prepare_task
+from vse.training.run.folder import RunFolder
+from vse.training.run.inputs import Inputs, open_inputs
+from vse.training.run.processes import Processes, TrainingFailed, join_processes
+from vse.training.run.resume import Existing, Extras, choose_action
+from vse.training.solvers.base import Progress, Solver
+
+log = logging.getLogger(__name__)
+_ACTIONS = ("nothing", "start", "resume")
+
+
+def is_first_process() -> bool:
+    """Return True in the only process, and in the first of the processes that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def train_experiment(request: TrainRequest) -> Path:
+    """Train an experiment on a feature cache and return the run folder; see :func:`vse.training.training.train`.
+
+    Log the settings that the preset of the data set changes.
+    """
+    label, options = request.name, request.options
+    if label is not None and not (label.strip() and label.isprintable()):
+        raise UserError(f"--name {label!r}: a name must be one line of printable text")
+    if not is_first_process():
+        logging.getLogger("vse").setLevel(logging.WARNING)
+    use_threads(options.threads)
+    dataset = open_cache(request.features).dataset
+    config = load_experiment(request.experiment, dataset, request.sets)
+    plain = load_experiment(request.experiment, None, request.sets)
+    changes = list_changes(plain.model_dump(), config.model_dump())
+    if changes:
+        log.info("data set preset %r changes %s", dataset, "; ".join(changes))
+    with memory_guard(f"lower train.batch_size, or --set train.features_in_memory=false; {MEMORY_ADVICE}"):
+        return train(
+            request.features,
+            config.model_copy(update={"label": label}),
+            seed=request.seed,
+            out=request.out,
+            device=options.device,
+            inputs=request.inputs,
+            existing=Existing(options.resume, options.overwrite),
+            extras=Extras(options.log_negatives, options.tensorboard),
+        )
+
+
+def train(
+    features: Path,
+    experiment: ExperimentConfig,
+    *,
+    seed: int = 0,
+    out: Path | None = None,
+    device: str = "auto",
+    inputs: TrainInputs = TrainInputs(),
+    existing: Existing = Existing(),
+    extras: Extras = Extras(),
+) -> Path:
+    """Train an experiment on a feature cache and return the run folder.
+
+    ``features`` : the cache; it records the data set and the path of its captions.
+    ``experiment`` : every setting.
+    ``seed`` : seed of the initial weights, of the order of the pairs and of random crops.
+    ``out`` : the run folder; by default ``runs/<dataset>_<experiment>/seed-<seed>``.
+    ``device`` : ``auto`` chooses a GPU if there is one.
+    ``inputs`` : paths that replace the usual paths of inputs.
+    ``existing`` : whether a run that is already in ``out`` is resumed or replaced.
+    ``extras`` : optional output files.
+    """
+    if experiment.solver.uses_loss and experiment.warmup.epochs >= experiment.train.epochs:
+        log.warning(
+            "all %d epochs are warm-up with the loss %r, so %r is never used (--set warmup.epochs=0 disables the warm-up)",
+            experiment.train.epochs,
+            experiment.warmup.loss,
+            experiment.loss.name,
+        )
+    cache = open_cache(features)
+    dataset = load_dataset_file(inputs.captions or cache.captions)
+    folder = RunFolder(out or Path("runs", f"{dataset.name}_{experiment.name}", f"seed-{seed}"))
+    encoder = experiment.model.caption_encoder
+    if inputs.words is None and encoder is not None:
+        inputs = inputs.model_copy(update={"words": encoder.word_file()})
+    texts: TextRows = "phrases" if experiment.solver.reads_phrases else "captions"
+    opened = open_inputs(cache, dataset, experiment, folder, seed, inputs, encoder, texts)
+    experiment = _apply_input_features(experiment, opened)
+    identity = opened.identity(seed)
+    processes = join_processes(device)
+    with ExitStack() as at_end:
+        at_end.callback(processes.close)
+        asked = experiment.train.precision
+        experiment = experiment.in_precision(_precision(asked, processes))
+
+        def decide() -> str:
+            at_end.enter_context(lock_for_writing(folder.path, folder=True))
+            base = () if opened.base is None else opened.base.files
+            folder.check_out([path for path in (features, dataset.path, *vars(inputs).values(), *base) if path is not None])
+            return choose_action(folder, experiment, identity, existing, extras, asked)
+
+        action = _agree(processes, decide)
+        if action == "nothing":
+            log.info("%s: this run is finished (add --overwrite to train it again)", folder.path)
+            return folder.path
+
+        def build() -> tuple[Solver, Vocabulary]:
+            task, vocabulary = prepare_task(experiment, opened, seed, processes, extras.log_negatives)
+            return experiment.solver.build(task), vocabulary
+
+        solver, vocabulary, action, best_sha256 = _build_or_resume(folder, build, action, existing, processes)
+        record = {**identity, **opened.record(folder.path), **_run_record(experiment, solver, vocabulary, extras)}
+        known: dict[str, Any] = {"identity": identity, "log_negatives": extras.log_negatives}
+        processes.broadcast(0)  # a barrier: no process writes before all have read
+        if processes.first:
+            if action == "start":
+                folder.start(experiment, record)
+            record["files"] = known["files"] = folder.save_texts(vocabulary, opened.transformer)
+            write_json(folder.record_file, record)
+            if action == "resume":
+                _save_tables(folder, solver)
+        try:
+            best_sha256 = _run_epochs(folder, solver, known, extras.tensorboard, best_sha256)
+        except TrainingFailed as failure:
+            if processes.first:
+                write_json(folder.record_file, {**record, "state": failure.state})
+            raise
+        if processes.first:
+            _finish(folder, record, solver, best_sha256)
+    return folder.path
+
+
+def _build_or_resume(
+    folder: RunFolder, build: Callable[[], tuple[Solver, Vocabulary]], action: str, existing: Existing, processes: Processes
+) -> tuple[Solver, Vocabulary, str, str | None]:
+    """Build the solver and restore a checkpoint; return it, its vocabulary, the action and the SHA-256 of the best weights."""
+    solver, vocabulary = build()
+    if action != "resume":
+        return solver, vocabulary, action, None
+    fault, best_sha256 = _restore_checkpoint(folder, solver, processes)
+    if not processes.any(fault is not None):
+        log.info("%s: continuing after epoch %d, step %d", folder.path, solver.progress.epoch, solver.progress.step)
+        return solver, vocabulary, action, best_sha256
+    refusal = fault or UserError(f"{folder.checkpoint_file}: another process cannot read this checkpoint")
+    if not existing.overwrite:
+        raise refusal
+    log.warning("%s. Training starts from the beginning", refusal)
+    return *build(), "start", None
+
+
+def _precision(asked: str, processes: Processes) -> str:
+    """Return the precision of all processes: ``auto`` becomes ``bf16`` if all their devices support it."""
+    if asked != "auto":
+        return choose_precision(processes.device, asked, "training", "train.precision") if processes.first else asked
+    chosen = choose_precision(processes.device, asked, "training", "train.precision")
+    return "fp32" if processes.any(chosen == "fp32") else "bf16"
+
+
+def _apply_input_features(experiment: ExperimentConfig, inputs: Inputs) -> ExperimentConfig:
+    """Return the experiment with the features of the inputs, which may differ from the features of its preset."""
+    read = _features_read(experiment, inputs)
+    for key, name in read.items():
+        if (asked := getattr(experiment, key)) != name:
+            log.info("the preset %r sets %s to %r; this run reads %r", experiment.name, key, asked or "words", name)
+    if inputs.captions is None and not experiment.solver.reads_words:
+        raise UserError(
+            f"solver: {experiment.solver.name} reads captions as vectors: name a caption feature "
+            "(--set caption_feature=hglmm) or a cache of one"
+        )
+    experiment.solver.check_inputs(inputs.cache, inputs.captions)
+    return experiment.model_copy(update={**read, "model": experiment.model.for_captions(inputs.caption_input_kind)})
+
+
+def _features_read(experiment: ExperimentConfig, inputs: Inputs) -> dict[str, str | None]:
+    """Return the settings that name the inputs: the run whose embeddings are read, or the features."""
+    backbone = read_backbone(inputs.cache)
+    if experiment.backbone is not None and backbone is not None:
+        return {"backbone": backbone.experiment}
+    names = {"feature": inputs.cache.feature, "caption_feature": inputs.captions.feature if inputs.captions else None}
+    if inputs.truths is not None:
+        names |= {"truth_feature": inputs.truths.feature}
+    return names if experiment.backbone is None else {"backbone": None, **names}
+
+
+def _agree(processes: Processes, decide: Callable[[], str]) -> str:
+    """Return the decision of the first process in every process. If it raises UserError, the others raise one too."""
+    refusal = None
+    code = -1
+    if processes.first:
+        try:
+            code = _ACTIONS.index(decide())
+        except UserError as error:
+            refusal = error
+    code = processes.broadcast(code)
+    if refusal is not None:
+        raise refusal
+    if code < 0:
+        raise UserError("the first process reported an error; see its message")
+    return _ACTIONS[code]
+
+
+def _restore_checkpoint(folder: RunFolder, solver: Solver, processes: Processes) -> tuple[UserError | None, str | None]:
+    """Restore the checkpoint; return its error, if any, and the SHA-256 of the best weights at that time."""
+    try:
+        state = folder.checkpoint()
+        with wrap_read_errors(folder.checkpoint_file, "a checkpoint of this run; add --overwrite to train again"):
+            TypeAdapter(Progress).validate_python({name: state[name] for name in vars(solver.progress)})
+            solver.restore(state)
+    except UserError as fault:
+        return fault, None
+    sha256 = state.get("best_sha256")
+    validated = any("rsum" in row for row in solver.progress.rows)
+    if processes.first and not folder.settle_best(sha256) and validated:
+        return UserError(f"{folder.best_file}: not what the training wrote; add --overwrite to train again"), None
+    return None, sha256
+
+
+def _run_record(experiment: ExperimentConfig, solver: Solver, vocabulary: Vocabulary, extras: Extras) -> dict[str, Any]:
+    return {
+        "experiment": experiment.name,
+        "state": "running",
+        "n_words": len(vocabulary),
+        "n_train_pairs": solver.n_pairs,
+        "log_negatives": extras.log_negatives,
+        "versions": {"vse": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "threads": torch.get_num_threads(),
+        "processes": solver.processes.size,
+        "device": str(solver.device),
+        "precision": experiment.train.precision,
+        "made": current_provenance(),
+    }
+
+
+def _run_epochs(
+    folder: RunFolder, solver: Solver, known: Mapping[str, Any], tensorboard: bool, best_sha256: str | None
+) -> str | None:
+    """Train the remaining epochs, and return the SHA-256 of the best weights. Every checkpoint also has ``known``."""
+    first, patience = solver.processes.first, solver.patience
+    events = _tensorboard_writer(folder, solver.progress.epoch) if tensorboard and first else None
+
+    def save() -> None:
+        if first:
+            folder.save_checkpoint({**solver.state(), **known, "best_sha256": best_sha256})
+
+    def done() -> bool:
+        return bool(solver.processes.broadcast(int(first and solver.progress.finished(solver.epochs, patience))))
+
+    with solver.interruption.catch_signals():
+        while not done():
+            solver.run_epoch(save)
+            if first:
+                is_best = _is_best(solver)
+                if is_best:
+                    best_sha256 = folder.save_next_best(solver.best_weights())
+                _save_epoch(folder, solver, save)
+                if is_best:
+                    folder.take_next_best()
+            if events is not None:
+                for name, value in solver.progress.rows[-1].items():
+                    events.add_scalar(name, value, solver.progress.epoch)
+                events.flush()
+    if first and solver.progress.epoch < solver.epochs:
+        log.info("stopped early: %d epochs without a better rsum", patience)
+    return best_sha256
+
+
+def _is_best(solver: Solver) -> bool:
+    row = solver.progress.rows[-1]
+    return "rsum" in row and solver.progress.best is row
+
+
+def _save_epoch(folder: RunFolder, solver: Solver, save: Callable[[], None]) -> None:
+    progress = solver.progress
+    row = progress.rows[-1]
+    _save_tables(folder, solver)
+    save()
+    validated = "not validated"
+    if "rsum" in row:
+        first = ", ".join(f"{name.removesuffix('_r1')} R@1 {row[name]:.1f}" for name in row if name.endswith("_r1"))
+        validated = f"val rsum {row['rsum']:.1f} ({first})"
+    log.info("epoch %d: %s, %s%s", row["epoch"], solver.describe(row), validated, ", best so far" if _is_best(solver) else "")
+
+
+def _save_tables(folder: RunFolder, solver: Solver) -> None:
+    if solver.progress.rows:
+        folder.save_metrics(solver.progress.rows)
+    if solver.listing:
+        solver.listing.write(folder.negatives_file)
+
+
+def _tensorboard_writer(folder: RunFolder, epoch: int) -> Any:
+    """Return a writer of TensorBoard events that hides the events of unfinished epochs."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UserError("--tensorboard needs TensorBoard: pip install 'vse-pipeline[tensorboard]'") from None
+    return SummaryWriter(str(folder.path), purge_step=epoch + 1)
+
+
+def _finish(folder: RunFolder, record: dict[str, Any], solver: Solver, best_sha256: str | None) -> None:
+    progress = solver.progress
+    if not folder.has_best(best_sha256):
+        raise UserError(f"{folder.best_file}: was changed during the training; add --overwrite to train again")
+    written = [folder.best_file, folder.metrics_file, *([folder.negatives_file] if solver.listing else [])]
+    files = {**record["files"], **{file.name: sha256_file(file) for file in written}}
+    timing: dict[str, Any] = {
+        "epochs": progress.epoch,
+        "best_epoch": progress.best["epoch"],
+        "best_rsum": progress.best["rsum"],
+        "train_seconds": round(sum(row["seconds"] for row in progress.rows), 1),
+        "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+    }
+    learned = {name: round(value, 6) for name, value in solver.learned_values().items()}
+    if learned:
+        log.info("learned values of the loss: %s", ", ".join(f"{name} {value:.4g}" for name, value in learned.items()))
+        timing["learned"] = learned
+    write_json(folder.record_file, {**record, "state": "finished", "files": files, **timing})

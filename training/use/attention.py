@@ -1,0 +1,183 @@
+"""The attention of a trained model in a pair of a photo and a text: how much attention each word gives to each region."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from vse.eval.files.embeddings import Embeddings
+from vse.eval.report.drawings import AttendingRun, Pair
+from vse.eval.search.top_k import Attention, SearchHit
+from vse.features.backbones.device import move_tensor
+from vse.features.extractors.cnn import VectorBoxes
+from vse.features.extractors.images import UnfitSize
+from vse.pipeline.dataset.captions import UNKNOWN
+from vse.pipeline.dataset.dataset import Caption
+from vse.pipeline.dataset.identity import check_recorded_data
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.images import BadImage, decode_image
+from vse.training.experiment import ExperimentConfig
+from vse.training.kinds import Encoded, Packed, pack
+from vse.training.run.folder import RunFolder
+from vse.training.use.model import TrainedRun, load_run
+
+log = logging.getLogger(__name__)
+
+
+class PairAttention:
+    """The attention of a run in pairs of a photo and a caption. Raises UserError if it cannot be computed."""
+
+    def __init__(self, trained: TrainedRun) -> None:
+        side = trained.experiment.model.similarity.attends
+        assert side is not None, "a model that does not attend"
+        if trained.caption_cache is not None:
+            raise UserError(f"{trained.folder.path}: reads captions from a cache, so which words it attends to is not known")
+        self.trained, self._side = trained, side
+        self._places = VectorBoxes(trained.cache)
+        self._sizes: dict[Path, tuple[int, int] | None] = {}
+
+    def compute(
+        self, size: tuple[int, int] | None, image_id: int | None, text: Caption, image: Encoded, caption: Encoded
+    ) -> Attention | None:
+        """Return the attention in a pair; None if the photo cannot be read, or the numbers of boxes and regions differ.
+
+        ``size``, ``image_id`` : width and height of the photo (None: unreadable), and its id if the data set has it.
+        ``text`` : the caption.
+        ``image``, ``caption`` : their encodings, sets (1, n, dim) with their masks.
+        """
+        if size is None:
+            return None
+        try:
+            boxes = self._places.boxes(size, image_id)
+        except UnfitSize:
+            return None
+        words, first = self._words(text), torch.zeros(1, dtype=torch.int64)
+        similarity, device = self.trained.model.similarity, self.trained.device
+        sides = [tuple(part.to(device) for part in side) for side in (image, caption)]
+        with torch.inference_mode():
+            weights = similarity.attention(sides[0], sides[1], first, first)[0].cpu()
+            score = similarity.score_pairs(sides[0], sides[1], first, first)
+        weights = weights if self._side == "t2i" else weights.T
+        if weights.shape != (len(boxes), len(words)) or not np.isfinite(boxes).all():
+            return None
+        return Attention(self._side, words, size, boxes, weights.double().numpy(), float(score))
+
+    def images(self, rows: Sequence[int]) -> Packed:
+        trained = self.trained
+        with torch.inference_mode():
+            parts = (
+                move_tensor(part, trained.device) for part in trained.split.images.read_images(np.asarray(rows, np.int64))
+            )
+            return pack([tuple(part.cpu() for part in trained.model.embed_images(*parts))])
+
+    def captions(self, rows: Sequence[int]) -> Packed:
+        trained = self.trained
+        with torch.inference_mode():
+            parts = trained.split.captions.read(np.asarray(rows, np.int64))
+            return pack([tuple(part.cpu() for part in trained.model.embed_captions(*parts))])
+
+    def size_of(self, photo: Path | None) -> tuple[int, int] | None:
+        """Return width and height of an image file; None if it cannot be read."""
+        if photo is not None and photo not in self._sizes:
+            try:
+                self._sizes[photo] = decode_image(photo).size
+            except BadImage:
+                self._sizes[photo] = None
+        return None if photo is None else self._sizes[photo]
+
+    def _words(self, text: Caption) -> tuple[str, ...]:
+        if self.trained.transformer is not None:
+            return tuple(self.trained.transformer.tokens(text.raw))
+        start, *numbers, end = self.trained.vocabulary.encode(text.tokens)
+        known = self.trained.vocabulary.words
+        read = (f"<{token}>" if number == UNKNOWN else token for token, number in zip(text.tokens, numbers, strict=True))
+        return known[start], *read, known[end]
+
+
+def attention_of_query(
+    attention: PairAttention, query: str | Image.Image, asked: Encoded, rows: Sequence[int]
+) -> list[Attention | None]:
+    """Return the attention between an encoded query and some rows of the split: captions for a photo, images for a text."""
+    trained, pairs = attention.trained, attention.trained.split.pairs
+    if isinstance(query, str):
+        seen, text = attention.images(rows), Caption(0, 0, query, tuple(trained.words_of(query)))
+        photos = [pairs.images[row] for row in rows]
+        sizes = [attention.size_of(trained.dataset.image_path(photo)) for photo in photos]
+        return [
+            attention.compute(size, photo.imgid, text, seen.unpack(torch.tensor([k])), asked)
+            for k, (size, photo) in enumerate(zip(sizes, photos, strict=True))
+        ]
+    read = attention.captions(rows)
+    return [
+        attention.compute(query.size, None, pairs.captions[row], asked, read.unpack(torch.tensor([k])))
+        for k, row in enumerate(rows)
+    ]
+
+
+def with_attention(
+    trained: TrainedRun, query: str | Image.Image, asked: Encoded, hits: Sequence[SearchHit], rows: Sequence[int]
+) -> list[SearchHit]:
+    """Return the hits of an encoded query, with attention if the model has it; ``rows`` are their rows of the split."""
+    if trained.experiment.model.similarity.attends is None or not hits:
+        return list(hits)
+    try:
+        attention = PairAttention(trained)
+    except UserError as error:
+        log.info("%s; so the report does not show where words look", error)
+        return list(hits)
+    seen = attention_of_query(attention, query, asked, rows)
+    return [replace(hit, attention=one) for hit, one in zip(hits, seen, strict=True)]
+
+
+def attention_of_run(run: Path, embeddings: Embeddings) -> AttendingRun | None:
+    """Return a function that computes the attention of a run in pairs of its embeddings, for :mod:`vse.eval.report`.
+
+    Returns None if ``run`` is not a run or its model has no attention. Raises UserError if the attention cannot be computed.
+    """
+    folder = RunFolder(run)
+    if not folder.config_file.is_file():
+        return None
+    try:
+        attends = folder.settings(ExperimentConfig).model.similarity.attends
+    except UserError as error:
+        log.info("%s; so whether its model attends is not known", error)
+        return None
+    if attends is None:
+        return None
+    trained = load_run(run, embeddings.split, device="cpu", unfinished=True)
+    if trained.dataset.name != embeddings.dataset:
+        raise UserError(f"{run}: reads features of {trained.dataset.name!r}, its embeddings are of {embeddings.dataset!r}")
+    check_recorded_data(trained.dataset, embeddings.identity)
+    attention, pairs = PairAttention(trained), trained.split.pairs
+    images = {int(image_id): row for row, image_id in enumerate(pairs.image_ids)}
+    captions = {int(caption_id): row for row, caption_id in enumerate(pairs.caption_ids)}
+
+    def of_pairs(wanted: Sequence[Pair]) -> list[Attention | None]:
+        known = {pair for pair in wanted if pair[0] in images and pair[1] in captions}
+        if not known:
+            return [None] * len(wanted)
+        image_rows = sorted({images[imgid] for imgid, _ in known})
+        caption_rows = sorted({captions[sentid] for _, sentid in known})
+        seen, read = attention.images(image_rows), attention.captions(caption_rows)
+
+        def of_pair(imgid: int, sentid: int) -> Attention | None:
+            if (imgid, sentid) not in known:
+                return None
+            image, caption = pairs.images[images[imgid]], pairs.captions[captions[sentid]]
+            return attention.compute(
+                attention.size_of(trained.dataset.image_path(image)),
+                imgid,
+                caption,
+                seen.unpack(torch.tensor([image_rows.index(images[imgid])])),
+                read.unpack(torch.tensor([caption_rows.index(captions[sentid])])),
+            )
+
+        return [of_pair(*pair) for pair in wanted]
+
+    return AttendingRun(of_pairs, trained.inputs)

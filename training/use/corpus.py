@@ -1,0 +1,166 @@
+"""The embeddings that a search compares with a query, and their index: images or captions of a split or embeddings file."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vse.eval.files.embeddings import read_embeddings
+from vse.eval.search.index import (
+    BuiltIndex,
+    IndexSource,
+    build_index,
+    ids_sha256,
+    index_exists,
+    read_index,
+    stores_exactly,
+    write_index,
+)
+from vse.eval.search.top_k import Corpus
+from vse.pipeline.dataset.identity import check_recorded_data
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.writing import sha256_json
+from vse.training.kinds import Packed, pack
+from vse.training.solvers.encode import encode_captions, encode_images, pooled
+from vse.training.use.model import TrainedRun
+
+log = logging.getLogger(__name__)
+
+_BLOCK = 4096  # rows that are encoded at once where not all may be kept
+
+
+@dataclass(frozen=True)
+class SearchTarget:
+    """The images or the captions of a split or a file, among which a query is searched.
+
+    ``name`` : ``images`` or ``captions``.
+    ``ids``, ``image_ids`` : the ids of the images or captions (n,), and of the image of each (n,).
+    ``vectors`` : computes their embeddings (n, dim).
+    ``source`` : returns everything that determines the embeddings, for the key of an index.
+    ``known`` : whether ``dataset.json`` has these ids.
+    """
+
+    name: str
+    ids: NDArray[np.int64]
+    image_ids: NDArray[np.int64]
+    vectors: Callable[[], Corpus]
+    source: Callable[[], dict[str, str]]
+    known: bool = True
+
+
+def target_in_split(trained: TrainedRun, split: str, by_photo: bool) -> SearchTarget:
+    """Return the captions of a split for a photo, or its images for a text."""
+    pairs = trained.split.pairs
+
+    def source() -> dict[str, str]:
+        raw = trained.transformer is not None
+        words = [[caption.raw] if raw else caption.tokens for caption in pairs.captions] if by_photo else []
+        return {
+            "side": "captions" if by_photo else "images",
+            "data set": trained.dataset.name,
+            "split": split,
+            "weights": trained.weights_sha256,
+            "model": sha256_json(trained.experiment.model.model_dump(mode="json")),
+            "vocabulary": trained.vocabulary_sha256,
+            **({} if trained.transformer is None else {"tokenizer": trained.transformer.tokenizer_sha256}),
+            "features": trained.cache.key,
+            "caption features": trained.caption_cache.key if trained.caption_cache else "",
+            "captions": sha256_json(words),
+        }
+
+    def vectors() -> Corpus:
+        return pooled(encode_side(trained, by_photo))
+
+    if by_photo:
+        return SearchTarget("captions", pairs.caption_ids, pairs.caption_image_ids, vectors, source)
+    return SearchTarget("images", pairs.image_ids, pairs.image_ids, vectors, source)
+
+
+def target_in_file(trained: TrainedRun, file: Path, by_photo: bool, dim: int) -> SearchTarget:
+    """Return the captions of an embeddings file for a photo, or its images for a text. Raises UserError if it does not fit."""
+    embeddings = read_embeddings(file)
+    name = "captions" if by_photo else "images"
+    vectors = embeddings.captions if by_photo else embeddings.images
+    if vectors is None:
+        raise UserError(f"{file}: has scores of pairs, and no embeddings of {name} to search")
+    similarity = ranked_by(trained)
+    if embeddings.similarity != similarity or vectors.shape[1] != dim:
+        there, here = f"{vectors.shape[1]} dimensions by {embeddings.similarity}", f"{dim} by {similarity}"
+        raise UserError(f"{file}: not embeddings of {trained.folder.path}, which has {here} (the file: {there})")
+    made_by = (embeddings.dataset, embeddings.experiment, embeddings.seed)
+    ours = (trained.cache.dataset, trained.experiment.name, trained.record["seed"])
+    known = embeddings.dataset == trained.dataset.name
+    if known:
+        try:
+            check_recorded_data(trained.dataset, embeddings.identity)
+        except UserError as error:
+            log.warning("%s; so its ids are shown without files", error)
+            known = False
+    if any(theirs not in (None, own) for theirs, own in zip(made_by, ours, strict=True)):
+        unknown = "" if known else f"; its ids are none of {trained.dataset.path}"
+        log.warning("%s says that it is of %s %s, seed %s, not of %s%s", file, *made_by, trained.folder.path, unknown)
+    corpus_sha256 = embeddings.source.sha256 if embeddings.source else ""
+    ids, image_ids = (embeddings.caption_ids, embeddings.caption_image_ids) if by_photo else [embeddings.image_ids] * 2
+    return SearchTarget(name, ids, image_ids, lambda: vectors, lambda: {"side": name, "corpus": corpus_sha256}, known)
+
+
+def encode_side(trained: TrainedRun, by_photo: bool, rows: NDArray[np.int64] | None = None) -> Packed:
+    """Return the embeddings of ``rows`` of the split: of captions for a photo, or of images for a text."""
+    if by_photo:
+        return encode_captions(trained.model, trained.split, rows)
+    return encode_images(trained.model, trained.split, trained.device, rows)
+
+
+def pool_side(trained: TrainedRun, by_photo: bool, held_bytes: int) -> tuple[NDArray[np.float32], Packed | None]:
+    """Return the pooled vectors of images or captions, and their encodings unless these exceed ``held_bytes``."""
+    pairs = trained.split.pairs
+    n_rows, held_here = len(pairs) if by_photo else len(pairs.images), 0
+    vectors: list[NDArray[np.float32]] = []
+    held: list[Packed] | None = []
+    for start in range(0, n_rows, _BLOCK):
+        block = encode_side(trained, by_photo, np.arange(start, min(start + _BLOCK, n_rows)))
+        vectors.append(pooled(block))
+        held_here += block.vectors.nbytes
+        held = None if held is None or held_here > held_bytes else [*held, block]
+    return np.concatenate(vectors), None if held is None else _join(held)
+
+
+def ranked_by(trained: TrainedRun) -> str:
+    """Return the similarity of the single vectors; for a model that scores every pair, of its pooled vectors."""
+    return trained.model.config.similarity.ranked_by or "cosine"
+
+
+def index_in_file(file: Path, searched: SearchTarget, similarity: str, dim: int, factory: str | None) -> BuiltIndex:
+    """Return the index in a file, or build and write it if missing. Raises UserError if it belongs to other vectors."""
+    indexed = IndexSource(len(searched.ids), dim, similarity, ids_sha256(searched.ids), searched.source())
+    if index_exists(file, indexed):
+        return read_index(file, indexed, factory)
+    built = index_of(searched.vectors(), searched.name, similarity, factory)
+    log.info("%s: built a %s index of %d %s", file, built.factory, len(searched.ids), searched.name)
+    write_index(file, built, indexed)
+    return built
+
+
+def index_of(vectors: Corpus, name: str, similarity: str, factory: str | None) -> BuiltIndex:
+    """Build an index in memory. Raises UserError if it only approximates vectors that the similarity needs exactly."""
+    built = build_index(vectors, factory or "Flat", name=name)
+    if similarity != "cosine" and not stores_exactly(built.index, vectors):
+        raise UserError(
+            f"{built.factory}: approximates vectors, but {similarity} scores need them exactly, as Flat keeps them"
+        )
+    return built
+
+
+def _join(blocks: list[Packed]) -> Packed:
+    if len(blocks) == 1:
+        return blocks[0]
+    if any(block.lengths is None for block in blocks):
+        return pack([(block.vectors,) for block in blocks])
+    lengths = torch.cat([block.lengths for block in blocks if block.lengths is not None])
+    return Packed(torch.cat([block.vectors for block in blocks]), lengths)

@@ -1,0 +1,304 @@
+"""Write the embeddings of a split by a trained run, or the embeddings of all splits as feature caches for another model."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vse.eval.files.embeddings import (
+    EMBEDDINGS,
+    Embeddings,
+    experiment_name,
+    parse_provenance,
+    read_embeddings,
+    write_embeddings,
+    write_scores,
+)
+from vse.eval.files.phrase_scores import PHRASE_SCORES
+from vse.features.backbones.device import MEMORY_ADVICE, memory_guard
+from vse.features.cache.rows import Ids, row_ids
+from vse.features.cache.rows import Kind as RowKind
+from vse.features.cache.shards import check_cache_out, parse_feature_name
+from vse.features.data_checks import hash_dataset
+from vse.features.exchange.embeddings import SIDES, Backbone, cache_paths, write_backbone_cache
+from vse.pipeline.dataset.captions import UNKNOWN
+from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
+from vse.pipeline.dataset.identity import build_identity, check_recorded_data, compare_data
+from vse.pipeline.errors import UserError, did_you_mean
+from vse.pipeline.files.outputs import check_output
+from vse.pipeline.files.writing import sha256_json
+from vse.training.data.pairs import CaptionsOnDemand, TokenIndices, images_of
+from vse.training.kinds import Kind
+from vse.training.options import EmbedRequest, RunFiles
+from vse.training.run.folder import RunFolder
+from vse.training.solvers.encode import PairScores, encode, pooled
+from vse.training.use.localise import score_phrases, score_sentences
+from vse.training.use.model import TrainedRun, load_opened, load_run
+from vse.training.use.trained_run import OpenedRun, images_trained_on, open_run, read_identity, unfinished_state
+
+log = logging.getLogger(__name__)
+_Rows = Mapping[int, NDArray[np.float32]]  # of an id, its vector
+
+
+def embed_split(
+    run: Path,
+    out: Path | None = None,
+    split: str = "test",
+    places: RunFiles = RunFiles(),
+    device: str = "auto",
+    unfinished: bool = False,
+    leak: bool = False,
+    sentences: bool = False,
+) -> Path:
+    """Embed a split with the best weights of a run, write the embeddings to ``out``, and return ``out``.
+
+    By default ``out`` is ``<split>.h5`` in the run's folder, or ``<dataset>_<split>.h5`` for another data set. Raises
+    UserError if the run was trained on images of the split, unless ``leak`` allows this. See :func:`load_run`.
+
+    A run that localises phrases writes phrase scores, see :func:`vse.training.use.localise.score_phrases`. With ``sentences``
+    it writes ``<split>_sentences.h5``, see :func:`vse.training.use.localise.score_sentences`.
+
+    A model that scores every pair writes these scores, for both directions if they differ. It also writes single vectors of
+    captions for the protocol ``sentence``, and pooled vectors of images and captions for re-ranking.
+    """
+    opened = open_run(run, places, device, unfinished)
+    if out is None:
+        name = f"{split}_sentences.h5" if sentences else f"{split}.h5"
+        out = run / name if opened.trained_on is None else _name_of_other_data(opened, split, name)
+    localises = opened.experiment.solver.reads_phrases
+    kind = PHRASE_SCORES if localises and not sentences else EMBEDDINGS
+    check_output(out, kind, [*RunFolder(run).files, *opened.inputs])
+    restval = opened.experiment.train.restval
+    n_seen = images_trained_on(opened.folder, restval, opened.cache, opened.dataset, split, leak)
+    seen = {"images_trained_on": {"images": n_seen, "of": len(opened.dataset.split(split))}} if n_seen else {}
+    if localises:
+        write = score_sentences if sentences else score_phrases
+        return write(opened, out, split, places, seen)
+    if sentences:
+        raise UserError(f"{run}: matches images and captions, and not phrases, whose scores --sentences are; leave it out")
+    trained = load_opened(opened, split, places)
+    if not len(trained.split.pairs):
+        raise UserError(f"{trained.dataset.path}: no image of split {split!r} has a caption; vse-search searches such images")
+    started = time.perf_counter()
+    images, captions = encode(trained.model, trained.split, trained.device)
+    provenance = {**opened.provenance(out), **seen}
+    inputs = trained.split.captions
+    inputs = inputs.inputs if isinstance(inputs, CaptionsOnDemand) else inputs
+    if isinstance(inputs, TokenIndices):
+        provenance["cut_captions"] = inputs.n_cut
+    elif trained.caption_cache is None:
+        provenance["unknown_words"] = unknown_words(trained)
+    for side, embedded in (("images", images), ("captions", captions)):
+        if not torch.isfinite(embedded.vectors).all():
+            raise UserError(f"{run}: embeddings of {side} are not finite (NaN or infinite); nothing is written")
+
+    def said() -> str:
+        cost = {**provenance["cost"], "embed_s": round(time.perf_counter() - started, 4)}
+        return json.dumps({**provenance, "cost": cost}, sort_keys=True)
+
+    pairs, similarity = trained.split.pairs, trained.experiment.model.similarity
+    ranked_by, pairwise = similarity.ranked_by, trained.model.pairwise
+    embeddings = Embeddings(
+        image_ids=pairs.image_ids,
+        caption_ids=pairs.caption_ids,
+        caption_image_ids=pairs.caption_image_ids,
+        images=None if pairwise else images.vectors.numpy(),
+        captions=captions.vectors.numpy() if similarity.captions == Kind.VECTORS else None,
+        pooled_images=pooled(images) if pairwise else None,
+        pooled_captions=pooled(captions) if pairwise else None,
+        dataset=trained.dataset.name,
+        split=split,
+        experiment=trained.experiment.name,
+        seed=trained.record["seed"],
+        similarity="cosine" if ranked_by is None else ranked_by,
+        provenance=said(),
+        trained_on=trained.trained_on,
+        coco_ids=pairs.coco_ids,
+        **trained.hashes(pairs.images),
+    )
+    if not pairwise:
+        return write_embeddings(out, embeddings)
+    i2t, t2i = PairScores(trained.model, images, captions).blocks(torch.from_numpy(pairs.image_of))
+    return write_scores(out, embeddings, i2t, t2i, said)
+
+
+def _name_of_other_data(opened: OpenedRun, split: str, name: str) -> Path:
+    """Return the file of the embeddings of another data set; data sets of the same name get different files."""
+    out = opened.folder.path / f"{opened.data_label}_{name}"
+    there = read_identity(out) if out.is_file() else None
+    images = images_of(opened.dataset, [split], opened.cache)
+    if there is None or not compare_data(build_identity(images, opened.hashes(images)["photo_hashes"]), there):
+        return out
+    log.warning("%s: of another data set of this name, and is kept", out)
+    return out.with_name(f"{opened.dataset.name}-{hash_dataset(opened.cache, opened.dataset).short}_{name}")
+
+
+def unknown_words(trained: TrainedRun) -> dict[str, int]:
+    """Count the ``words`` of all captions that the vocabulary lacks, all words (``of``), and ``captions`` with such a word."""
+    counts = {"words": 0, "of": 0, "captions": 0}
+    for caption in trained.split.pairs.captions:
+        numbers = trained.vocabulary.encode(caption.tokens)[1:-1]
+        unknown = numbers.count(UNKNOWN)
+        counts["words"] += unknown
+        counts["of"] += len(numbers)
+        counts["captions"] += bool(unknown)
+    if counts["words"]:
+        log.info(
+            "%s: %d of the captions' %d words (%.1f%%) are none of the training captions'",
+            trained.dataset.path,
+            counts["words"],
+            counts["of"],
+            100 * counts["words"] / counts["of"],
+        )
+    return counts
+
+
+def run_as_features(
+    run: Path, out: Path, places: RunFiles = RunFiles(), device: str = "auto", unfinished: bool = False
+) -> list[Path]:
+    """Write the embeddings of all splits by the best weights of a run as two caches; return their paths.
+
+    The caches are ``<out>_images.h5`` and ``<out>_captions.h5``, with float32 vectors and the SHA-256 of the run's weights.
+    See :func:`vse.training.use.model.load_run`. Raises UserError if the model scores every pair.
+    """
+    outs = cache_paths(out)
+    trained = load_run(run, None, places, device, unfinished)
+    for path in outs.values():
+        check_cache_out(path, trained.dataset.name, parse_feature_name(path, trained.dataset.name), trained.inputs)
+    if trained.model.pairwise:
+        raise UserError(
+            f"{run}: its model ({trained.model.config.similarity.name}) scores every pair, so single vectors do not stand for "
+            "it; take a run whose embeddings are compared as vectors"
+        )
+    images, captions = encode(trained.model, trained.split, trained.device)
+    pairs, cache = trained.split.pairs, trained.cache
+    said: dict[str, Any] = {
+        "seed": trained.record["seed"],
+        "dataset": trained.record["dataset"],
+        "features": {one.feature: one.key for one in (cache, trained.caption_cache) if one is not None},
+    }
+    if state := unfinished_state(trained.record):
+        said["unfinished"] = state
+    backbone = Backbone(trained.weights_sha256, trained.experiment.name, said, run)
+    skipped = dict.fromkeys(cache.skipped, "no features")
+    sides: dict[RowKind, tuple[Ids, torch.Tensor]] = {
+        "image": (pairs.image_ids, images.vectors),
+        "text": (pairs.caption_ids, captions.vectors),
+    }
+    for side, (_, vectors) in sides.items():
+        if not torch.isfinite(vectors).all():
+            raise UserError(f"{run}: embeddings of {SIDES[side]} are not finite (NaN or infinite); nothing is written")
+    rows = {kind: dict(zip(ids.tolist(), vectors.numpy(), strict=True)) for kind, (ids, vectors) in sides.items()}
+    return _write_caches(outs, trained.dataset, backbone, rows, skipped)
+
+
+def files_as_features(files: Sequence[Path], out: Path, captions: Path | None = None) -> list[Path]:
+    """Write embeddings files, a file for each split, as two caches; see :func:`run_as_features`.
+
+    Any program may have written them (``docs/formats.md``). ``captions`` is the ``dataset.json``, by default the one that the
+    first file names. Raises UserError if the files belong to several models or to another data set, if they are scores, or if
+    they lack images or captions of their splits.
+    """
+    outs = cache_paths(out)
+    runs = [read_embeddings(file) for file in files]
+    (path, first), dataset = (files[0], runs[0]), _load_dataset(files[0], runs[0], captions)
+    for one in outs.values():
+        check_cache_out(one, dataset.name, parse_feature_name(one, dataset.name), [*files, dataset.path])
+    rows: dict[RowKind, dict[int, NDArray[np.float32]]] = {"image": {}, "text": {}}
+    for file, run in zip(files, runs, strict=True):
+        if run.vectors is None:
+            raise UserError(f"{file}: holds scores of pairs; embeddings of images and captions are needed")
+        for name in ("dataset", "experiment", "seed", "similarity"):
+            if getattr(run, name) != getattr(first, name):
+                raise UserError(f"{file} is of {name} {getattr(run, name)!r}, {path} of {getattr(first, name)!r}")
+        check_recorded_data(dataset, run.identity)
+        if run.split not in dataset.splits:
+            raise UserError(f"{file}: {dataset.path} has no split {run.split!r}{did_you_mean(run.split, dataset.splits)}")
+        sides: dict[RowKind, tuple[Ids, NDArray[np.float32]]] = {
+            "image": (run.image_ids, run.vectors[0]),
+            "text": (run.caption_ids, run.vectors[1]),
+        }
+        for kind, (ids, vectors) in sides.items():
+            if len({vectors.shape[1], *(len(vector) for vector in list(rows[kind].values())[:1])}) > 1:
+                raise UserError(f"{file}: vectors of {vectors.shape[1]} numbers, in {path} they have others")
+            rows[kind] |= dict(zip(ids.tolist(), vectors, strict=True))
+    covered = {run.split for run in runs}
+    left_out = [split for split in dataset.splits if split not in covered]
+    if left_out:
+        log.warning("%s: no file has the split %s; the caches lack it", dataset.path, " or ".join(left_out))
+    skipped = {image.imgid: "no embeddings of its split" for split in left_out for image in dataset.split(split)}
+    known = {run.source.sha256 for run in runs if run.source is not None}
+    said = {"seed": first.seed, "dataset": first.trained_on or first.dataset}
+    backbone = Backbone(sha256_json(sorted(known)), experiment_name(path, first), said)
+    return _write_caches(outs, dataset, backbone, rows, skipped)
+
+
+def _write_caches(
+    outs: Mapping[RowKind, Path],
+    dataset: Dataset,
+    backbone: Backbone,
+    rows: Mapping[RowKind, _Rows],
+    skipped: Mapping[int, str],
+) -> list[Path]:
+    """Write both caches and return their paths. Raises UserError if a row that is not skipped has no vector."""
+    of_skipped = {c.sentid: skipped[image.imgid] for image in dataset.images if image.imgid in skipped for c in image.captions}
+    without: dict[RowKind, Mapping[int, str]] = {"image": skipped, "text": of_skipped}
+    ids = {kind: row_ids(dataset, kind) for kind in outs}
+    for kind, wanted in ids.items():
+        missing = [i for i in wanted.tolist() if i not in rows[kind] and i not in without[kind]]
+        if missing:
+            some = f"{len(missing)} of {len(wanted)} {SIDES[kind]} have no embedding, the first is id {missing[0]}"
+            raise UserError(f"{dataset.path}: {some}; embed this very data set")
+
+    def vectors(kind: RowKind) -> Callable[[Ids], NDArray[np.float32]]:
+        own = rows[kind]
+        none = np.empty((0, len(next(iter(own.values())))), np.float32)
+        return lambda some: np.stack([own[i] for i in some.tolist()]) if len(some) else none
+
+    return [
+        write_backbone_cache(out, dataset, kind, backbone, ids[kind], vectors(kind), without[kind])
+        for kind, out in outs.items()
+    ]
+
+
+def _load_dataset(path: Path, first: Embeddings, captions: Path | None) -> Dataset:
+    named = parse_provenance(first).get("captions")
+    if captions is None and not isinstance(named, str):
+        raise UserError(f"{path}: does not say where its dataset.json is: name it with --captions")
+    dataset = load_dataset_file(captions or path.parent / str(named))
+    if dataset.name != first.dataset:
+        raise UserError(f"{path} holds embeddings of {first.dataset!r}, but {dataset.path} is {dataset.name!r}")
+    return dataset
+
+
+def embed_runs(request: EmbedRequest) -> list[Path]:
+    """Write the embeddings of a split by a run, or with ``as_features`` of all splits as two caches; return the files.
+
+    With ``as_features`` the ``runs`` may be embeddings files of any program instead, one for each split. Raises UserError for
+    options that exclude each other. See :func:`embed_split` and :func:`run_as_features`.
+    """
+    runs, files, as_features = request.runs, request.files, request.as_features
+    device, unfinished = request.device, request.unfinished
+    if as_features is None and len(runs) > 1:
+        raise UserError(f"{runs[1]}: a second run; vse-embed takes one, and several files only with --as-features")
+    if as_features is not None and (request.out is not None or request.split is not None):
+        raise UserError("--as-features names its own files, of all splits; leave --out and --split out")
+    if as_features is not None and request.sentences:
+        raise UserError("--sentences writes scores instead of features; leave it out, or --as-features")
+    with memory_guard(MEMORY_ADVICE):
+        if as_features is None:
+            split, leak, sentences = request.split or "test", request.allow_leak, request.sentences
+            return [embed_split(runs[0], request.out, split, files, device, unfinished, leak, sentences)]
+        if not runs[0].is_dir():
+            return files_as_features(runs, as_features, files.captions)
+        if len(runs) > 1:
+            raise UserError(f"{runs[1]}: a second run; --as-features takes one run, or files of embeddings")
+        return run_as_features(runs[0], as_features, files, device, unfinished)

@@ -1,0 +1,103 @@
+"""The model of a trained run with its best weights, and a split as inputs of the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from vse.features.backbones.transformer import Transformer
+from vse.features.cache.feature_cache import FeatureCache
+from vse.features.cache.reader import FeatureReader
+from vse.features.data_checks import belongs_to_dataset
+from vse.features.exchange.embeddings import read_backbone
+from vse.features.extractors.cnn import rebuild_cnn_extractor
+from vse.features.extractors.text import load_caption_reader
+from vse.pipeline.dataset.captions import Vocabulary
+from vse.pipeline.errors import UserError
+from vse.training.data.images import CachedImages, EvaluationImages, photo_crops
+from vse.training.data.pairs import CaptionInputs, CaptionsOnDemand, EncodedCaptions, Pairs, Split, images_of
+from vse.training.kinds import Kind
+from vse.training.model_inputs import check_one_space, model_inputs, read_captions
+from vse.training.models.build import Model, build_model
+from vse.training.models.trainable_cnn import TrainableCnn
+from vse.training.options import RunFiles
+from vse.training.use.trained_run import OpenedRun, load_best, open_run
+
+
+@dataclass(frozen=True)
+class TrainedRun(OpenedRun):
+    """The model of a run with its best weights, and a split as inputs of the model."""
+
+    transformer: Transformer | None
+    vocabulary: Vocabulary
+    model: Model
+    split: Split
+    weights_sha256: str
+    vocabulary_sha256: str
+
+
+def load_run(
+    run: Path, split: str | None, places: RunFiles = RunFiles(), device: str = "auto", unfinished: bool = False
+) -> TrainedRun:
+    """Load a trained run and a split for it, or its complete data set (None); for ``places`` see :class:`RunFiles`.
+
+    Raises UserError if its training did not finish, unless ``unfinished`` is set.
+    """
+    return load_opened(open_run(run, places, device, unfinished), split, places)
+
+
+def load_opened(opened: OpenedRun, split: str | None, places: RunFiles = RunFiles()) -> TrainedRun:
+    """Load the model of an opened run, and a split for it; see :func:`load_run`."""
+    folder, experiment, dataset, where = opened.folder, opened.experiment, opened.dataset, opened.device
+    cache, caption_cache = opened.cache, opened.caption_cache
+    if experiment.solver.reads_phrases:
+        raise UserError(f"{folder.path}: localises phrases, and embeds no images and captions; vse-embed writes its scores")
+    pairs = Pairs(images_of(dataset, list(dataset.splits) if split is None else [split], cache))
+    images: EvaluationImages
+    cnn = None
+    if experiment.images.finetune:
+        extractor = rebuild_cnn_extractor(cache, device=str(where), trained=True, positions=True)
+        cnn = TrainableCnn(extractor, experiment.images.batch_norm)
+        images = photo_crops(extractor, dataset, pairs.images, experiment.images)
+    else:
+        images = CachedImages(FeatureReader(cache, 0, mapped=False), pairs.image_ids, where)
+    check_one_space(experiment.model, cache, caption_cache)
+    vocabulary, vocabulary_sha256 = folder.read_vocabulary()
+    encoder = experiment.model.caption_encoder
+    transformer = folder.read_transformer() if encoder is not None and Kind.TOKENS in encoder.takes else None
+    captions: CaptionInputs
+    if caption_cache is not None and not belongs_to_dataset(caption_cache, dataset):  # its encoder reads any captions
+        reader = load_caption_reader(caption_cache, places.weights_dir, str(where))
+        captions = EncodedCaptions(pairs.captions, reader, caption_cache, where)
+    else:
+        read = partial(read_captions, caption_cache, transformer, vocabulary, pairs, where)
+        captions = read() if caption_cache is not None else CaptionsOnDemand(Kind.TOKENS if transformer else Kind.WORDS, read)
+    model = build_model(experiment.model, *model_inputs(cache, caption_cache, transformer, vocabulary), cnn).to(where)
+    weights_sha256 = load_best(folder, model)
+    as_read = Split(pairs, images, captions)
+    return TrainedRun(
+        **vars(opened),
+        transformer=transformer,
+        vocabulary=vocabulary,
+        model=model,
+        split=as_read,
+        weights_sha256=weights_sha256,
+        vocabulary_sha256=vocabulary_sha256,
+    )
+
+
+def backbone_run(trained: TrainedRun, cache: FeatureCache, split: str) -> TrainedRun | None:
+    """Load the run whose embeddings are in a cache, or return None. Raises UserError if that run has changed."""
+    backbone = read_backbone(cache)
+    if backbone is None:
+        return None
+    made = (
+        f"{trained.folder.path} compares embeddings by {backbone.experiment}, and a query of yours must go through that first"
+    )
+    if backbone.run is None:
+        raise UserError(f"{made}; {cache.path} was made from files of embeddings, without the model")
+    opened = load_run(backbone.run, split, device=str(trained.device), unfinished=True)
+    if opened.weights_sha256 != backbone.sha256:
+        raise UserError(f"{made}; {backbone.run} has other weights than those that made {cache.path}: train both again")
+    return opened

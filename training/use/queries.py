@@ -1,0 +1,122 @@
+"""Encode a new text or photo with a trained run. Each encoder is loaded once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from vse.features.cache.feature_cache import FeatureCache
+from vse.features.extractors.cnn import CnnExtractor, rebuild_cnn_extractor
+from vse.features.extractors.text import CaptionReader, load_caption_reader
+from vse.pipeline.dataset.captions import UNKNOWN
+from vse.pipeline.errors import UserError
+from vse.training.data.pairs import TokenIndices, encode_like
+from vse.training.kinds import Encoded, add_full_mask
+from vse.training.use.model import TrainedRun, backbone_run
+
+Query = str | Image.Image
+"""A text, or a photo in RGB."""
+
+
+@dataclass(frozen=True)
+class ReadQuery:
+    """An encoded query on the CPU, with a batch of 1; ``remark`` is a message about words that the model does not know."""
+
+    encoded: Encoded
+    remark: str = ""
+
+
+class QueryReader:
+    """Encodes queries with the networks that computed the run's features, then with the run's encoders."""
+
+    def __init__(self, trained: TrainedRun, split: str, weights_dir: Path | None = None) -> None:
+        self._trained, self._split, self._weights_dir = trained, split, weights_dir
+
+    def load(self, by_photo: bool) -> None:
+        """Load the networks for photos or texts. Raises UserError if they are missing or the run cannot read such queries."""
+        backbone = self._photo_backbone if by_photo else self._text_backbone
+        if backbone is not None:
+            backbone.load(by_photo)
+        elif by_photo:
+            _ = self._extractor
+        else:
+            _ = self._caption_reader
+
+    def read(self, query: Query) -> ReadQuery:
+        """Return the embedding of a query. Raises UserError if the query has nothing to search for."""
+        by_photo = isinstance(query, Image.Image)
+        backbone = self._photo_backbone if by_photo else self._text_backbone
+        if backbone is None:
+            return self._of_photo(query) if isinstance(query, Image.Image) else self._of_text(query)
+        read = backbone.read(query)
+        model, device = self._trained.model, self._trained.device
+        embed = model.embed_images if by_photo else model.embed_captions
+        with torch.inference_mode():
+            embedded = tuple(part.cpu() for part in embed(*(part.to(device) for part in read.encoded)))
+        return ReadQuery(embedded, read.remark)
+
+    @cached_property
+    def _photo_backbone(self) -> QueryReader | None:
+        return self._backbone(self._trained.cache)
+
+    @cached_property
+    def _text_backbone(self) -> QueryReader | None:
+        return self._backbone(self._trained.caption_cache)
+
+    def _backbone(self, cache: FeatureCache | None) -> QueryReader | None:
+        backbone = None if cache is None else backbone_run(self._trained, cache, self._split)
+        return None if backbone is None else QueryReader(backbone, self._split, self._weights_dir)
+
+    @cached_property
+    def _caption_reader(self) -> CaptionReader | None:
+        cache = self._trained.caption_cache
+        return None if cache is None else load_caption_reader(cache, self._weights_dir, str(self._trained.device))
+
+    @cached_property
+    def _extractor(self) -> CnnExtractor:
+        trained = self._trained
+        own, sets = trained.model.cnn is not None, trained.cache.row_kind == "sets"
+        return rebuild_cnn_extractor(trained.cache, self._weights_dir, str(trained.device), trained=own, positions=sets)
+
+    def _of_text(self, text: str) -> ReadQuery:
+        trained, reader, remark = self._trained, self._caption_reader, ""
+        tokens = trained.words_of(text)
+        as_written = trained.transformer is not None or (reader is not None and reader.reads_raw)
+        if not (text.strip() if as_written else tokens):
+            raise UserError(f"{text!r}: no word to search for")
+        if trained.transformer is not None:
+            if unknown := trained.transformer.unknown_words(text):
+                remark = f"not known to the tokenizer of {trained.transformer.name}: {', '.join(unknown)}"
+            asked: Encoded = TokenIndices([text], trained.transformer, trained.device).read(np.zeros(1, np.int64))
+        elif trained.caption_cache is None or reader is None:
+            words = trained.vocabulary.encode(tokens)
+            unknown = [token for token, number in zip(tokens, words[1:-1], strict=True) if number == UNKNOWN]
+            if unknown:
+                remark = f"not a word of the training captions: {', '.join(unknown)}"
+            asked = torch.tensor([words], device=trained.device), torch.tensor([len(words)])
+        else:
+            asked = encode_like(trained.caption_cache, reader, [(text, tokens)], trained.device)
+            if not asked[0].any():
+                raise UserError(f"{text!r}: none of its words is known to {trained.caption_cache.feature!r}")
+        with torch.inference_mode():
+            return ReadQuery(tuple(part.cpu() for part in trained.model.embed_captions(*asked)), remark)
+
+    def _of_photo(self, photo: Image.Image) -> ReadQuery:
+        trained, extractor = self._trained, self._extractor
+        crops = extractor.prepare(photo, 0)[None]
+        seen: Encoded
+        if trained.model.cnn is not None:
+            seen = (crops,)
+        else:
+            vectors = extractor.features(crops)
+            sets = trained.cache.row_kind == "sets"
+            seen = add_full_mask(vectors) if sets else (vectors if vectors.ndim == 2 else vectors.mean(1),)
+        with torch.inference_mode():
+            return ReadQuery(
+                tuple(part.cpu() for part in trained.model.embed_images(*(part.to(trained.device) for part in seen)))
+            )

@@ -1,0 +1,398 @@
+"""Search a split, or a file of embeddings, with a run: a text finds images, an image file finds captions."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image as PhotoImage
+
+from vse.eval.search.gpu import use_device
+from vse.eval.search.index import INDEX, INDEX_METADATA, IndexVectors, metadata_file, set_parameters
+from vse.eval.search.top_k import CANDIDATES, Attention, Corpus, Rows, Scores, SearchHit, search
+from vse.features.backbones.device import MEMORY_ADVICE, memory_guard
+from vse.features.cache.shards import shards_folder
+from vse.features.extractors.captions import encoder_path
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.images import decode_image
+from vse.pipeline.files.inputs import FileState, read_file_state
+from vse.pipeline.files.outputs import check_output
+from vse.training.kinds import Encoded, Packed, pack
+from vse.training.options import RunFiles, SearchRequest
+from vse.training.solvers.encode import TILE_IMAGES, PairScores, pooled
+from vse.training.use.attention import PairAttention, attention_of_query, with_attention
+from vse.training.use.corpus import (
+    SearchTarget,
+    encode_side,
+    index_in_file,
+    index_of,
+    pool_side,
+    ranked_by,
+    target_in_file,
+    target_in_split,
+)
+from vse.training.use.model import TrainedRun, load_run
+from vse.training.use.queries import Query, QueryReader, ReadQuery
+from vse.training.use.trained_run import unfinished_state
+
+log = logging.getLogger(__name__)
+
+_BLANK = (64, 64)  # width and height of the photo of the first query
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """The options of a search.
+
+    ``corpus`` : embeddings file of this run that is searched instead of the split.
+    ``index`` : FAISS index file, built if it is missing; it must belong to the run's weights, features, split and corpus.
+    ``index_type`` : factory string, see :mod:`vse.eval.search.index`; by default that of the file, or Flat for a new index.
+    ``index_parameters`` : search parameters of the index, see :func:`vse.eval.search.index.set_parameters`.
+    ``rerank`` : number of candidates to score, at least the number of results.
+    ``many`` : True if many queries follow: the index is built in memory, and encoded sets are kept for re-ranking.
+    ``held_bytes`` : limit on the memory of these sets; beyond it, candidates are encoded again.
+    """
+
+    corpus: Path | None = None
+    index: Path | None = None
+    index_type: str | None = None
+    index_parameters: str = ""
+    rerank: int | None = None
+    many: bool = False
+    held_bytes: int = 4 * 2**30
+
+
+@dataclass(frozen=True)
+class SearchAnswer:
+    """The hits for a query, best first, and their rows; ``scored`` is the number of pairs if the model scores pairs."""
+
+    hits: list[SearchHit]
+    rows: Rows
+    scored: int | None = None
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The vectors of images or captions, alone or in an ``index``, or the encoder's output for all rows."""
+
+    searched: SearchTarget
+    vectors: Corpus | None = None
+    index: Any = None
+    encoded: Packed | None = None
+
+
+class Searcher:
+    """A run that answers queries. Raises UserError for options that do not fit the similarity of its model.
+
+    Texts search images, and photos search captions. Images or captions are embedded when they are first searched, or by
+    :meth:`load`. For order embeddings, FAISS finds candidates and the exact scores re-rank them, see
+    :func:`vse.eval.search.top_k.search`. A model that does not compare two vectors scores all pairs. With ``rerank`` it scores
+    only the candidates that FAISS finds by pooled vectors.
+    """
+
+    def __init__(
+        self, trained: TrainedRun, split: str, weights_dir: Path | None = None, options: SearchOptions = SearchOptions()
+    ) -> None:
+        self.trained, self.split = trained, split
+        self._options = options
+        self._queries = QueryReader(trained, split, weights_dir)
+        self._sides: dict[bool, _Side] = {}
+        self._check_stages()
+
+    def load(self, by_photo: bool) -> None:
+        """Load the networks for photos or texts, and answer one query. Raises UserError if they are missing."""
+        self._queries.load(by_photo)
+        self._check_captions(by_photo)
+        query: Query = PhotoImage.new("RGB", _BLANK) if by_photo else self.some_text()
+        self.answer(query, self.read(query), 1)
+
+    def read(self, query: Query) -> ReadQuery:
+        """Return the embedding of a query. Raises UserError if the query has nothing to search for."""
+        return self._queries.read(query)
+
+    def answer(self, query: Query, read: ReadQuery, k: int) -> SearchAnswer:
+        """Return the ``k`` best hits for the encoded query ``read``."""
+        by_photo, trained, rerank = not isinstance(query, str), self.trained, self._options.rerank
+        self._check_captions(by_photo)
+        side = self._side(by_photo, read.encoded[0].shape[-1])
+        scored = None
+        if trained.model.pairwise:
+            among = None
+            if side.vectors is not None:
+                candidates = max(k, rerank or 0)
+                among = self._nearest(side, pooled(pack([read.encoded])), candidates, by_photo)[1]
+            scored = len(side.searched.ids) if among is None else len(among)
+            scores, rows = self._best_pairs(side, read.encoded, k, by_photo, among)
+        else:
+            scores, rows = self._nearest(side, read.encoded[0].numpy(), k, by_photo)
+        return SearchAnswer(self._to_hits(side.searched, scores, rows, by_photo), rows, scored)
+
+    def size(self, by_photo: bool) -> int:
+        """Return the number of captions or images that are searched."""
+        side = self._sides.get(by_photo)
+        pairs = self.trained.split.pairs
+        return len(side.searched.ids) if side else len(pairs) if by_photo else len(pairs.images)
+
+    def attention(self, query: Query, read: ReadQuery, rows: Sequence[int]) -> list[Attention | None]:
+        """Return the attention between an encoded query and some rows of the split. Raises UserError without attention."""
+        return attention_of_query(self._attends, query, read.encoded, rows)
+
+    @cached_property
+    def _attends(self) -> PairAttention:
+        if self.trained.experiment.model.similarity.attends is None:
+            raise UserError(f"{self.trained.folder.path}: its model does not attend")
+        return PairAttention(self.trained)
+
+    def some_text(self) -> str:
+        """Return a text that the run can read: a caption of its data set, or a word of its vocabulary."""
+        captions = (caption.raw for image in self.trained.dataset.images for caption in image.captions)
+        return next(captions, None) or self.trained.vocabulary.words[-1]
+
+    def _check_captions(self, by_photo: bool) -> None:
+        trained = self.trained
+        if by_photo and self._options.corpus is None and not len(trained.split.pairs):
+            raise UserError(f"{trained.dataset.path}: no image of the split {self.split!r} has a caption for a photo to find")
+
+    def _check_stages(self) -> None:
+        run, options = self.trained.folder.path, self._options
+        if not self.trained.model.pairwise:
+            if options.rerank is not None and ranked_by(self.trained) == "cosine" and not options.many:
+                raise UserError(
+                    f"{run}: its scores are inner products, and FAISS finds the highest of them; leave --rerank out"
+                )
+        elif options.corpus is not None:
+            raise UserError(f"{run}: its model scores every pair; leave --corpus out")
+        elif options.index is not None and options.rerank is None:
+            raise UserError(
+                f"{run}: its model scores every pair; leave --index out, or add --rerank with a number of candidates"
+            )
+
+    def _side(self, by_photo: bool, dim: int) -> _Side:
+        if by_photo not in self._sides:
+            self._sides[by_photo] = self._build_side(by_photo, dim)
+        return self._sides[by_photo]
+
+    def _build_side(self, by_photo: bool, dim: int) -> _Side:
+        trained, options, similarity = self.trained, self._options, ranked_by(self.trained)
+        if options.corpus is not None:
+            searched = target_in_file(trained, options.corpus, by_photo, dim)
+        else:
+            searched = target_in_split(trained, self.split, by_photo)
+        pairwise, encoded = trained.model.pairwise, None
+        if pairwise and options.rerank is None:
+            return _Side(searched, encoded=encode_side(trained, by_photo))
+        if similarity != "cosine":
+            log.info(
+                "%s scores are no inner products: by these FAISS finds %d candidates, exact scores re-rank",
+                similarity,
+                options.rerank or CANDIDATES,
+            )
+        if options.index is not None:
+            index = index_in_file(options.index, searched, similarity, dim, options.index_type).index
+        elif options.many:
+            vectors: Corpus
+            if pairwise:
+                vectors, encoded = pool_side(trained, by_photo, options.held_bytes)
+            else:
+                vectors = searched.vectors()
+            index = index_of(vectors, searched.name, similarity, options.index_type).index
+        else:
+            return _Side(searched, searched.vectors())
+        set_parameters(index, options.index_parameters)
+        return _Side(searched, IndexVectors(index), index, encoded)
+
+    def _nearest(self, side: _Side, asked: NDArray[np.float32], k: int, by_photo: bool) -> tuple[Scores, Rows]:
+        """Return scores and rows of the ``k`` best vectors for one query; fewer if an index finds fewer."""
+        assert side.vectors is not None
+        scores, rows = (
+            values[0]
+            for values in search(
+                side.vectors,
+                asked,
+                k,
+                ranked_by(self.trained),
+                direction="i2t" if by_photo else "t2i",
+                candidates=max(k, self._options.rerank or CANDIDATES),
+                index=side.index,
+            )
+        )
+        there = rows >= 0
+        if not there.all():
+            log.warning("the index found %d of %d; a higher nprobe or efSearch finds more", there.sum(), len(rows))
+        return scores[there], rows[there]
+
+    def _best_pairs(self, side: _Side, asked: Encoded, k: int, by_photo: bool, among: Rows | None) -> tuple[Scores, Rows]:
+        """Return scores and rows of the ``k`` best for one query by pair scores with all rows, or with the rows ``among``."""
+        model, candidates = self.trained.model, side.encoded
+        if among is not None:
+            if not len(among):
+                return np.empty(0, np.float32), among
+            among = np.sort(among)  # those that score the same stand in the order of rows
+            if candidates is None:
+                candidates = encode_side(self.trained, by_photo, among)
+            else:
+                candidates = candidates.select(torch.from_numpy(among))
+        assert candidates is not None
+        if by_photo:
+            every = PairScores(model, pack([asked]), candidates)(slice(0, 1), None)[0][0]
+        else:
+            pairs = PairScores(model, candidates, pack([asked]))
+            ends = len(candidates)
+            spans = (slice(start, min(start + TILE_IMAGES, ends)) for start in range(0, ends, TILE_IMAGES))
+            every = torch.cat([pairs(span, None)[1][:, 0] for span in spans])
+        best = torch.sort(every, descending=True, stable=True)
+        rows = best.indices[:k].numpy()
+        return best.values[:k].numpy(), rows if among is None else among[rows]
+
+    def _to_hits(self, searched: SearchTarget, scores: Scores, rows: Rows, by_photo: bool) -> list[SearchHit]:
+        dataset = self.trained.dataset
+        hits = []
+        for score, row in zip(scores.tolist(), rows.tolist(), strict=True):
+            image_id, caption_id = int(searched.image_ids[row]), int(searched.ids[row]) if by_photo else None
+            image = dataset.find_image(image_id) if searched.known else None
+            file = Path(os.path.normpath(dataset.image_path(image))) if image else None
+            texts = tuple(c.raw for c in image.captions if caption_id in (None, c.sentid)) if image else ()
+            hits.append(SearchHit(score, image_id, file, texts, caption_id))
+        return hits
+
+
+PHOTOS = (".jpg", ".jpeg", ".png", ".webp")
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A cached searcher, with the request for which it was built and the states of its files at that time."""
+
+    request: Hashable
+    searcher: Searcher
+    states: Mapping[Path, FileState | None]
+
+
+class LastSearcher:
+    """Cache one searcher, and return it for the same request as long as its files do not change."""
+
+    def __init__(self) -> None:
+        self._kept: _Kept | None = None
+
+    def searcher(self, request: Hashable) -> Searcher | None:
+        """Return the cached searcher if it fits the request; otherwise drop it and return None."""
+        kept = self._kept
+        unchanged = kept is not None and all(read_file_state(file) == state for file, state in kept.states.items())
+        if kept is not None and unchanged and kept.request == request:
+            return kept.searcher
+        self._kept = None
+        return None
+
+    def keep(self, request: Hashable, searcher: Searcher, files: Iterable[Path], started: int) -> None:
+        """Cache a searcher that was built since ``started``, unless one of its files has changed recently."""
+        states = {file: read_file_state(file) for file in (*_list_files(searcher.trained), *files)}
+        if all(state is None or state.is_settled(started) for state in states.values()):
+            self._kept = _Kept(request, searcher, states)
+
+
+LAST = LastSearcher()
+
+
+def _list_files(trained: TrainedRun) -> list[Path]:
+    caches = [cache for cache in (trained.cache, trained.caption_cache) if cache is not None]
+    return [
+        *trained.folder.files,
+        *trained.folder.code_folder.glob("*"),
+        trained.dataset.path,
+        *(cache.path for cache in caches),
+        *(encoder_path(cache.path) for cache in caches),
+        *(shards_folder(cache.path) / "manifest.json" for cache in caches),
+        *(shard["features"].path for cache in caches for shard in cache.shards),
+    ]
+
+
+def search_run(
+    run: Path,
+    query: str | Path,
+    request: SearchRequest = SearchRequest(),
+    places: RunFiles = RunFiles(),
+    device: str = "auto",
+    last: LastSearcher | None = None,
+) -> list[SearchHit]:
+    """Return the best images for a text, or captions for a photo; write a report if requested.
+
+    A query with the file extension of a photo is the path of a photo. With an ``index`` or ``last`` the searcher is cached for
+    the next query in this process, as long as its files do not change. For ``places`` and ``device`` see
+    :func:`vse.training.use.model.load_run`.
+    """
+    photo = Path(query) if isinstance(query, Path) or query.lower().endswith(PHOTOS) else None
+    with memory_guard(MEMORY_ADVICE):
+        hits = _search(run, str(query) if photo is None else photo, request, places, device, last)
+    if request.html is not None:
+        from vse.eval.report.pages import write_search_page
+
+        searched = f"{run}, {request.corpus or request.split or 'test'}"
+        log.info("%s: the results as a report", write_search_page(request.html, photo or str(query), hits, searched))
+    return hits
+
+
+def _search(
+    run: Path, query: str | Path, request: SearchRequest, places: RunFiles, device: str, last: LastSearcher | None
+) -> list[SearchHit]:
+    split, corpus, index, page = request.split or "test", request.corpus, request.index, request.html
+    if index is None and (request.index_type is not None or request.index_parameters):
+        raise UserError("--index-type and --index-parameters describe the index file; name it with --index")
+    options = SearchOptions(corpus, index, request.index_type, request.index_parameters, request.rerank)
+    cache_key, started = (Path.cwd(), run, split, places, device, options), time.time_ns()
+    if last is None and index is not None:
+        last = LAST
+    cached = None if last is None else last.searcher(cache_key)
+    trained = load_for_search(run, split, places, device) if cached is None else cached.trained
+    if isinstance(query, Path) and corpus is None and not len(trained.split.pairs):
+        raise UserError(f"{trained.dataset.path}: no image of the split {split!r} has a caption for a photo to find")
+    inputs = [*trained.inputs, *([query] if isinstance(query, Path) else []), *([corpus] if corpus else [])]
+    if index is not None:
+        check_output(index, INDEX, inputs)
+        check_output(metadata_file(index), INDEX_METADATA, inputs)
+        inputs += [index, metadata_file(index)]
+    if page is not None:
+        from vse.eval.report.pages import SEARCH_PAGE  # a search without a report does not need it
+
+        check_output(page, SEARCH_PAGE, inputs)
+    if cached is None:
+        searcher = Searcher(trained, split, places.weights_dir, options)
+    else:
+        searcher = cached
+        _use_device(trained)
+    given: Query = decode_image(query) if isinstance(query, Path) else query
+    encoded = searcher.read(given)
+    if encoded.remark:
+        log.warning("%s", encoded.remark)
+    answer = searcher.answer(given, encoded, request.k)
+    if last is not None and cached is None:
+        index_files = [] if index is None else [index, metadata_file(index)]
+        last.keep(cache_key, searcher, [*index_files, *([corpus] if corpus else [])], started)
+    if request.rerank is not None and answer.scored is not None:
+        side = "captions" if isinstance(query, Path) else "images"
+        log.info("scored: the %d of %d %s that pooled vectors find", answer.scored, searcher.size(side == "captions"), side)
+    if page is None or corpus is not None:
+        return answer.hits
+    return with_attention(trained, given, encoded.encoded, answer.hits, answer.rows.tolist())
+
+
+def load_for_search(run: Path, split: str, places: RunFiles, device: str) -> TrainedRun:
+    """Load a run for a search, on its device; log a warning if its training did not finish."""
+    trained = load_run(run, split, places, device, unfinished=True)
+    _use_device(trained)
+    return trained
+
+
+def _use_device(trained: TrainedRun) -> None:
+    if state := unfinished_state(trained.record):
+        run = trained.folder.path
+        log.warning("%s: its training did not finish (state: %s); these are the best weights so far", run, state)
+    use_device(str(trained.device) if trained.device.type == "cuda" else "cpu")

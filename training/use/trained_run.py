@@ -1,0 +1,320 @@
+"""Open a trained run: find its settings, caches and data set, check them, and compare its data with the training data."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+
+from vse.features.backbones.device import pick_device
+from vse.features.cache.feature_cache import FeatureCache, open_cache, read_sources
+from vse.features.cache.shards import shards_folder
+from vse.features.data_checks import check_data, hash_dataset, recorded_identity
+from vse.features.exchange.embeddings import captions_cache_path, read_backbone
+from vse.features.extractors.captions import encoder_path
+from vse.features.settings import has_auto_precision
+from vse.pipeline.command import current_provenance
+from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
+from vse.pipeline.dataset.columns import IdRows, image_ids
+from vse.pipeline.dataset.dataset import Dataset, Image, load_dataset_file
+from vse.pipeline.dataset.duplicates import find_same_images
+from vse.pipeline.dataset.identity import DataChecksums, DataIdentity, caption_hashes, compare_data
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.hdf5 import find_hdf5_dataset, open_hdf5
+from vse.pipeline.presets.presets import list_changes
+from vse.training.experiment import ExperimentConfig, changed_settings
+from vse.training.models.build import Model
+from vse.training.options import RunFiles
+from vse.training.run.folder import RunFolder
+
+log = logging.getLogger(__name__)
+
+
+def other_data(folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache, dataset: Dataset) -> DataChecksums | None:
+    """Return the checksums of ``dataset`` if its contents differ from the training data of the same name; otherwise None.
+
+    If a run records no checksums, its own ``dataset.json`` and cache are read, if they are unchanged. Otherwise ``dataset``
+    counts as another data set unless its SHA-256 is the recorded one.
+    """
+    same_captions, same_cache = dataset.sha256 == record.get("captions_sha256"), cache.key == folder.evaluated()["key"]
+    if same_captions and same_cache:
+        return None
+    now, trained_on = hash_dataset(cache, dataset), data_of_training(folder, record)
+    if trained_on is None:
+        return None if same_captions and "captions_sha256" in record else now
+    recorded = recorded_identity(cache)
+    if same_cache and recorded.captions is not None and recorded.checksums.captions_sha256 == trained_on.captions_sha256:
+        return None  # a subset, or other splits: the cache and the data set were compared before
+    differing = set(now.differences(trained_on))
+    if differing == {"photographs"} and (same_cache or _holds_same_photos(folder, cache)):
+        return None
+    return now if differing else None
+
+
+def data_of_training(folder: RunFolder, record: Mapping[str, Any]) -> DataChecksums | None:
+    """Return the checksums of a run's training data; None if they are not recorded and the files are missing."""
+    if record.get("data") is not None:
+        try:
+            return DataChecksums.model_validate(record["data"])
+        except ValidationError:
+            raise UserError(f"{folder.record_file}: not the record of a run, its data are not sums; train again") from None
+    place = record.get("captions")
+    with suppress(UserError):
+        own = load_dataset_file(folder.path / str(place))
+        cache = open_cache(folder.feature_file())
+        if own.sha256 == record.get("captions_sha256") and cache.key == folder.evaluated()["key"]:
+            return hash_dataset(cache, own)
+    return None
+
+
+def read_identity(path: Path) -> DataIdentity | None:
+    """Return the identity of the data of an embeddings or phrase scores file; None if it cannot be read."""
+    names = ("image_ids", "caption_ids", "photo_hashes", "caption_hashes")
+    with suppress(UserError), open_hdf5(path, "a file of embeddings") as file:
+        stored = {name: data[:] for name in names if (data := find_hdf5_dataset(file, name)) is not None}
+        images, image_rows = np.unique(stored["image_ids"], return_index=True)
+        captions, caption_rows = np.unique(stored["caption_ids"], return_index=True)
+        photos, texts = stored.get("photo_hashes"), stored.get("caption_hashes")
+        return DataIdentity(
+            images, captions, None if photos is None else photos[image_rows], None if texts is None else texts[caption_rows]
+        )
+    return None
+
+
+def _holds_same_photos(folder: RunFolder, cache: FeatureCache) -> bool:
+    """Return whether the run's cache is unchanged, shares ids with ``cache`` and has the same data at these ids."""
+    with suppress(UserError):
+        own = open_cache(folder.feature_file())
+        shared = np.isin(cache.ids, own.ids).any()
+        return bool(
+            own.key == folder.evaluated()["key"]
+            and shared
+            and not compare_data(recorded_identity(cache), recorded_identity(own))
+        )
+    return False
+
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """The settings and record of a run, its inputs, and the checksums of its data set if that is not the training data."""
+
+    folder: RunFolder
+    experiment: ExperimentConfig
+    record: dict[str, Any]
+    dataset: Dataset
+    cache: FeatureCache
+    caption_cache: FeatureCache | None
+    device: torch.device
+    other_data: DataChecksums | None
+    training_data: DataChecksums | None
+
+    @property
+    def trained_on(self) -> str | None:
+        """The name of the training data if it is another data set; with digits of its checksum if it has the same name."""
+        name = str(self.record["dataset"])
+        if name != self.dataset.name:
+            return name
+        if self.other_data is None:
+            return None
+        known = self.training_data.short if self.training_data else str(self.record.get("captions_sha256", "other"))[:8]
+        return f"{name}-{known}"
+
+    @property
+    def data_label(self) -> str:
+        """The name of the data set in file names, with digits of its checksum if the training data has the same name."""
+        return self.dataset.name if self.other_data is None else f"{self.dataset.name}-{self.other_data.short}"
+
+    def hashes(self, images: Sequence[Image]) -> dict[str, Any]:
+        """Return ``photo_hashes`` (n_images, 32), if they are known, and ``caption_hashes`` (n_captions, 8) of some images."""
+        known = recorded_identity(self.cache)
+        rows = IdRows(known.image_ids).find(image_ids(images))
+        photos = None if known.photos is None or (rows < 0).any() else known.photos[rows]
+        return {"photo_hashes": photos, "caption_hashes": caption_hashes(images)}
+
+    def words_of(self, text: str) -> list[str]:
+        """Tokenise a new text with the tokeniser of the training captions."""
+        return find_tokeniser(self.record.get("tokeniser", DEFAULT_TOKENISER), self.folder.record_file)(text)
+
+    @property
+    def inputs(self) -> list[Path]:
+        """All files and folders that belong to the inputs of the run. No output may replace them."""
+        caches = [cache for cache in (self.cache, self.caption_cache) if cache is not None]
+        of_caches = [path for cache in caches for path in (cache.path, shards_folder(cache.path), encoder_path(cache.path))]
+        return [
+            *self.folder.files,
+            self.folder.code_folder,
+            *of_caches,
+            self.dataset.path,
+            self.dataset.path.parent / "images",
+        ]
+
+    def provenance(self, out: Path) -> dict[str, Any]:
+        """Return the provenance of a file that this run writes."""
+        caches = [cache for cache in (self.cache, self.caption_cache) if cache is not None]
+        state = unfinished_state(self.record)
+        return {
+            "features": {cache.feature: cache.key for cache in caches},
+            "config": self.experiment.model_dump(mode="json"),
+            "changed_settings": changed_settings(self.experiment, self.record["dataset"]),
+            "captions": os.path.relpath(self.dataset.path, out.parent),
+            "best_epoch": self.record.get("best_epoch"),
+            "versions": self.record.get("versions", {}),
+            "trained": self.record.get("made", {}),
+            "embedded": current_provenance(),
+            "cost": run_cost(self),
+            **({} if state is None else {"unfinished": state}),
+        }
+
+
+def run_cost(run: OpenedRun) -> dict[str, Any]:
+    """Return the cost of a run: seconds of extraction and training, MB of caches and weights; None for unknown values."""
+    caches = [cache for cache in (run.cache, run.caption_cache) if cache is not None]
+    trained = run.record["features"]
+    if "eval_features" in run.record:
+        with suppress(UserError):
+            caches.append(open_cache(run.folder.path / str(trained["path"])))
+    seconds = {cache.feature: cache.seconds for cache in caches}
+    sizes = {cache.feature: round(cache.n_bytes / 1e6, 3) for cache in caches}
+    best = run.folder.best_file
+    return {
+        "extraction_s": {str(trained["name"]): None, **seconds},
+        "cache_mb": {str(trained["name"]): None, **sizes},
+        "train_s": run.record.get("train_seconds"),
+        "model_mb": round(best.stat().st_size / 1e6, 3) if best.is_file() else None,
+    }
+
+
+def open_run(run: Path, places: RunFiles = RunFiles(), device: str = "auto", unfinished: bool = False) -> OpenedRun:
+    """Open a run. Raises UserError if its files do not fit, or if it is not finished and ``unfinished`` is False."""
+    folder = RunFolder(run)
+    experiment, record = folder.settings(ExperimentConfig), folder.record()
+    folder.content(folder.config_file)
+    if (state := unfinished_state(record)) and not unfinished:
+        raise UserError(
+            f"{run}: its training did not finish (state: {state}); continue it with vse-train --resume, or take the best "
+            "weights so far with --unfinished"
+        )
+    if "files" not in record:
+        log.info("%s: has no checksums of its files, so they are not checked for changes", folder.record_file)
+    cache = _open_compatible(places.features or folder.feature_file(), folder.evaluated(), folder)
+    trained_on = folder.caption_feature_file()
+    if trained_on is not None and places.features is not None and read_backbone(cache) is not None:
+        trained_on = captions_cache_path(places.features)
+    if places.caption_features is not None and trained_on is None:
+        raise UserError(f"{run} reads captions as words, not from a cache; leave --caption-features out")
+    caption_file = places.caption_features or trained_on
+    caption_cache = None
+    if caption_file is not None:
+        caption_cache = _open_compatible(caption_file, record["caption_features"], folder, "--caption-features")
+    dataset = load_dataset_file(places.captions or cache.captions)
+    check_data(cache, dataset)
+    others = other_data(folder, record, cache, dataset) if dataset.name == record["dataset"] else None
+    if others is not None:
+        log.warning("%s: not the data set of this name that %s was trained on", dataset.path, folder.path)
+    training_data = None if others is None else data_of_training(folder, record)
+    device_used = pick_device(device)
+    opened = OpenedRun(folder, experiment, record, dataset, cache, caption_cache, device_used, others, training_data)
+    cut_by = record.get("tokeniser", DEFAULT_TOKENISER)
+    if opened.trained_on is not None and dataset.tokeniser != cut_by:
+        log.warning("%s: words were cut by %s, those of the training by %s", dataset.path, dataset.tokeniser, cut_by)
+    return opened
+
+
+def load_best(folder: RunFolder, model: Model) -> str:
+    """Load the best weights of a run into a model, for evaluation; return the SHA-256 of their file."""
+    weights, sha256 = folder.read_best()
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise UserError(f"{folder.best_file}: weights of another model ({str(error).splitlines()[-1].strip()})") from None
+    model.eval()
+    return sha256
+
+
+def unfinished_state(record: Mapping[str, Any]) -> str | None:
+    """Return the state of a run if its training did not finish, e.g. ``running`` or ``collapsed``; None if it did."""
+    state = record.get("state", "unknown")
+    return None if state == "finished" else str(state)
+
+
+def _open_compatible(file: Path, trained_on: Mapping[str, Any], folder: RunFolder, option: str = "--features") -> FeatureCache:
+    """Open the cache in ``file``, if it is the cache of the training or has the same extractor."""
+    if not file.exists():
+        place = os.path.normpath(file)
+        raise UserError(f"{folder.path}: its feature cache {place} is missing; if it was moved, add {option}")
+    cache = open_cache(file)
+    if cache.key == trained_on["key"]:
+        return cache
+    extractor = trained_on.get("extractor") or _read_extractor(folder.path / str(trained_on["path"]), str(trained_on["key"]))
+    differs = ["its key differs"] if extractor is None else list_changes(extractor, cache.extractor)
+    in_precision = len(differs) == 1 and differs[0].startswith("config.precision: ")
+    if in_precision and has_auto_precision(cache.feature, cache.dataset):
+        log.info("%s: computed on a machine with another precision than that of the training (%s)", cache.path, differs[0])
+    elif differs:
+        raise UserError(
+            f"{cache.path} is not the cache that {folder.path} is evaluated with, nor made by the same extractor "
+            f"({'; '.join(differs[:4])}); extract it with the settings of that one, or train again"
+        )
+    log.info("%s: of other rows than %s was trained with, by the same extractor", cache.path, folder.path)
+    if "imported" in cache.provenance:
+        log.warning("%s: is imported, so the network that computed it is not checked", cache.path)
+    return cache
+
+
+def _read_extractor(path: Path, key: str) -> Mapping[str, Any] | None:
+    try:
+        cache = open_cache(path)
+    except UserError:
+        return None
+    return cache.extractor if cache.key == key else None
+
+
+def images_trained_on(
+    folder: RunFolder, restval: bool, cache: FeatureCache, tested: Dataset, split: str, allowed: bool = False
+) -> int:
+    """Return the number of images of a split that a run was trained on. Raises UserError if not 0, unless ``allowed``.
+
+    ``restval`` states whether the run was trained on the split ``restval``, too; ``cache``, ``tested`` and ``split`` are the
+    data to test on. Images of the run's own ``dataset.json`` are accepted. Images of another one are compared by their ids on
+    Flickr or in MS-COCO, and by the checksums of their files. Without the run's data set, the check is skipped with a log
+    message.
+    """
+    evaluated = folder.evaluated()
+    try:
+        own_cache = cache if cache.key == evaluated["key"] else open_cache(folder.feature_file())
+        own = load_dataset_file(own_cache.captions)
+    except UserError as error:
+        level = logging.INFO if tested.name == folder.record()["dataset"] else logging.WARNING
+        log.log(level, "%s: cannot check whether it was trained on images of %s (%s)", folder.path, tested.path, error)
+        return 0
+    if own.sha256 == tested.sha256:
+        return 0
+    splits = ("train", "restval") if restval else ("train",)
+    learned = [image for image in own.images if image.split in splits]
+    shared = find_same_images(tested.split(split), learned, _photo_checksums(cache), _photo_checksums(own_cache))
+    if not shared:
+        return 0
+    image, twin = shared[0]
+    message = (
+        f"{folder.path}: was trained on {len(shared)} of the {len(tested.split(split))} images of split {split!r} of "
+        f"{tested.path}; {image.file} is {twin.file} in split {twin.split!r} of {own.path}"
+    )
+    if not allowed:
+        raise UserError(f"{message}. Metrics on them are meaningless. --allow-leak accepts them, and the result records it")
+    log.warning("%s", message)
+    return len(shared)
+
+
+def _photo_checksums(cache: FeatureCache) -> dict[int, bytes]:
+    """Return the SHA-256 of each image's file, by image id; empty if a cache was not computed from image files."""
+    if "imported" in cache.provenance or read_backbone(cache) is not None:
+        return {}
+    return {imgid: row.tobytes() for imgid, row in zip(cache.ids.tolist(), read_sources(cache), strict=True)}
