@@ -22,8 +22,8 @@ N_COORDINATES = 5
 class BoxFeatures(CachedFeatures):
     """The regions of some images in a cache, indexed image after image, with their boxes.
 
-    For the parameters see :class:`vse.training.data.images.CachedFeatures`. Raises UserError if the cache does not hold regions
-    with boxes.
+    For the parameters see :class:`vse.training.data.images.CachedFeatures`. Raises UserError if the cache does not hold
+    regions with boxes.
 
     ``boxes`` : (n_regions, 4) x1, y1, x2, y2 in pixels of the original image.
     ``image_of`` : (n_regions,) the index of each region's image.
