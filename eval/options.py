@@ -78,8 +78,8 @@ class EvaluationOptions(EvaluateOptions):
     experiment: Text | None = None
     """With --ensemble: preset that lists the members.  [default: any members]"""
     alpha: Share | None = None
-    """With --ensemble of an image-sentence model and a phrase model: share of phrases, from 0 to 1.  [default: the best on the
-    validation split]"""
+    """With --ensemble of an image-sentence model and a phrase model: weight of the phrase model's scores, from 0 to 1.
+    [default: the best on the validation split]"""
     save: File | None = None
     """With --ensemble: also write its embeddings or scores to this file, e.g. for --compare. With several seeds the seed is
     added to the name."""

@@ -88,7 +88,7 @@ class PrecompExport(Options):
 
 @command("export-precomp", group=data)
 def export_precomp_command(request: PrecompExport) -> None:
-    """Write a cache and its captions in the layout of VSE++ and SCAN."""
+    """Write a feature cache, and the captions of its data set, in the layout of VSE++ and SCAN."""
     from vse.features.exchange.precomp import export_precomp
 
     click.echo(export_precomp(request.features, request.out, request.captions, request.repeat))
@@ -149,7 +149,7 @@ class PackRequest(Options):
 
 @command("pack", group=data)
 def pack_command(request: PackRequest) -> None:
-    """Pack caches of one data set into a bundle that others can fetch and check.
+    """Pack feature caches of one data set into a bundle that others can fetch and check.
 
     The bundle's list, bundle.json, has each file with its SHA-256. The SHA-256 of the list itself is printed and identifies
     the bundle.
@@ -177,7 +177,7 @@ class FetchFeaturesRequest(Options):
 
 @command("fetch-features", group=data)
 def fetch_features_command(request: FetchFeaturesRequest) -> None:
-    """Fetch a bundle of caches from SOURCE: a folder, a .tar archive, or the address of either (http://, https://).
+    """Fetch a bundle of feature caches from SOURCE: a folder, a .tar archive, or the address of either (http://, https://).
 
     Every file is checked by its SHA-256. If the command was interrupted, run it again to continue.
     """
@@ -197,7 +197,7 @@ class PlanRequest(Options):
     config: Annotated[tuple[Text, ...], Cli(metavar="KEY=VALUE")] = ()
     """A setting of snakemake --config, e.g. seeds=[0,1]."""
     rates: File | None = None
-    """Rates of your machine, in the form of config/rates.yaml; they replace the rates there."""
+    """YAML file with the speeds of your machine, such as images per second; they replace those of config/rates.yaml."""
 
 
 @command("plan", group=data)

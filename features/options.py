@@ -40,7 +40,7 @@ class FeatureRequest(Options):
     out: File | None = None
     """The cache to write.  [default: features/DATASET_FEATURE.h5]"""
     shards: From1 | None = None
-    """Number of shards.  [default: the data set's]"""
+    """Number of shards.  [default: the number in the preset of the data set]"""
     shard: int | None = None
     """Extract only this shard (counted from 0) and do not merge."""
     like: File | None = None
@@ -58,7 +58,7 @@ class MergeRequest(Options):
     out: File
     """The cache to write; the folder of its shards lies next to it."""
     shards: From1 | None = None
-    """Number of shards.  [default: the data set's]"""
+    """Number of shards.  [default: the number in the preset of the data set]"""
     force: Force = False
 
 
@@ -96,7 +96,7 @@ class ImportOptions(Options):
     skip_bad: Flag = False
     """Skip invalid rows and list them in OUT/import.failures.jsonl."""
     out_features: File = Path("features")
-    """Folder of the caches of vectors."""
+    """Folder for the feature caches, if SOURCES contain vectors (clip-retrieval)."""
     force: Force = False
 
 

@@ -34,7 +34,7 @@ class DemoRequest(Options):
 
 @command("demo", group=data)
 def demo_command(request: DemoRequest) -> None:
-    """Draw the embedded demo data set: scenes of simple shapes with five captions each."""
+    """Draw the built-in demo data set: scenes of simple shapes with five captions each."""
     from vse.pipeline.demo import DEFAULT_IMAGES, create_demo
 
     click.echo(create_demo(request.out, DEFAULT_IMAGES if request.images is None else request.images, request.seed))
@@ -72,7 +72,7 @@ class PrepareRequest(Options):
 
     name: Annotated[Text, Cli(argument=True)]
     source: File | None = None
-    """Folder with the published files.  [default: $VSE_NAME_DIR or data/NAME]"""
+    """Folder with the published files. [default: $VSE_<NAME>_DIR, such as $VSE_F8K_DIR, or data/NAME]"""
     out: File | None = None
     """Folder to write.  [default: data/NAME]"""
     force: Force = False
@@ -154,7 +154,7 @@ class AuditRequest(Options):
 
     dataset: Annotated[File, Cli(argument=True)]
     against: File | None = None
-    """Another dataset.json, or the name of a data set in data/, to count the images and captions of both."""
+    """Another dataset.json, or the name of a data set in data/, to count the images and captions that both have."""
     look_alikes: Flag = True
     """Read all photos to find those that look the same."""
 

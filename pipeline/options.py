@@ -153,12 +153,13 @@ Changes = Annotated[tuple[Text, ...], Cli(("--set",), metavar="KEY=VALUE")]
 Threads = Annotated[From1 | None, Field(description="Number of processor cores to use.  [default: all available]")]
 Device = Annotated[Text, Cli(envvar="VSE_DEVICE"), Field(description="auto, cpu, cuda or cuda:N.")]
 Force = Annotated[
-    Flag, Field(description="Replace existing files of another kind at the output path. Inputs are never replaced.")
+    Flag,
+    Field(description="Also replace an existing file of a kind that this command does not write. Inputs are never replaced."),
 ]
 AllowCode = Annotated[
     Flag,
     Cli(envvar="VSE_ALLOW_CODE"),
-    Field(description="Allow code outside of the package to run if a run or a preset names it. Look at the code first."),
+    Field(description="Allow Python files that a preset or a trained run names to be executed. Look at them first."),
 ]
 
 

@@ -41,8 +41,8 @@ def embed_command(request: EmbedRequest) -> None:
     """Write the embeddings of a split, for vse-eval.
 
     With --features of another data set, --split names a split of that data set, to test a run on data that it was not trained
-    on. Images that the model was trained on are refused. With --as-features, each RUN may also be an embeddings file, written
-    by any program, one file for each split.
+    on. Images that the model was trained on are refused. With --as-features, give one RUN, or the
+    embeddings files of any program, one for each split.
     """
     from vse.features.backbones.device import use_threads
     from vse.training.use.embed import embed_runs

@@ -44,7 +44,7 @@ class TrainOptions(Options):
     resume: Flag = False
     """Continue an unfinished run from its last checkpoint."""
     overwrite: Flag = False
-    """Replace a run with different settings."""
+    """Replace the run in the folder if it has other settings."""
     allow_code: AllowCode = False
     device: Device = "auto"
     threads: Threads = None
@@ -122,7 +122,8 @@ class SearchRequest(Options):
     index_parameters: Annotated[Text, Cli(metavar="NAME=NUMBER")] = ""
     """Search parameters of the index, such as nprobe=16 or efSearch=64."""
     rerank: Annotated[From1 | None, Cli(metavar="K")] = None
-    """For a model that scores every pair: score only the best K by pooled vectors.  [default: all; 200 for order scores]"""
+    """For a model without one vector per item, such as SCAN: score only the K candidates with the best mean vectors.
+    [default: all; 200 with the similarity order]"""
     html: File | None = None
     """Write a report with photos as well."""
 
@@ -155,7 +156,7 @@ class ReportRequest(Options):
     queries: From0 = REPORT_QUERIES
     """Number of queries to display in each direction."""
     seed: Seed = 0
-    """Seed of the choice among many similar queries."""
+    """Seed of the random choice if more queries qualify than are displayed."""
     allow_code: AllowCode = False
     force: Force = False
 
@@ -181,9 +182,9 @@ class ServeRequest(Options):
     index_parameters: Annotated[Text, Cli(metavar="NAME=NUMBER")] = ""
     """Parameters of the index, such as nprobe=16 or efSearch=64."""
     rerank: Annotated[From1, Cli(metavar="K")] = 200
-    """For a model that scores every pair: score only the best K candidates by pooled vectors."""
+    """For a model without one vector per item, such as SCAN: score only the K candidates with the best mean vectors."""
     held_gb: Annotated[float, Cli(click_type=click.FloatRange(0))] = 4.0
-    """For a model that scores every pair: memory for the encoded images or captions of each run."""
+    """For a model without one vector per item: memory for the encoded images or captions of each run, in GB."""
     host: Text = "127.0.0.1"
     """The address to listen on; 0.0.0.0 also accepts other machines."""
     port: Annotated[int, Cli(click_type=click.IntRange(0, 65535))] = 8000
