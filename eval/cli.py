@@ -20,7 +20,8 @@ def eval_command(request: EvaluationRequest) -> None:
     FILES are those of one model, a file per seed, with embeddings or with scores of all pairs. They may also hold phrase
     scores, that is, scores of phrases for the boxes of their images; the metrics are then R@K at an IoU, its upper bound (the
     share of phrases with a right candidate) and the mean IoU. With --compare FILES are two models, or equally many seeds of
-    two models. With --ensemble FILES are the members of one ensemble. Without --out the metrics are only printed."""
+    two models. With --ensemble FILES are the members of one ensemble. Without --out the metrics are only printed.
+    """
     options = request.options
     if request.compare and options.embeddings_only:
         raise UserError(f"--compare and {options.embeddings_only} cannot be used together")

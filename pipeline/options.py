@@ -8,6 +8,7 @@ command, and the Python interface, take an object of the same model.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from inspect import cleandoc, get_annotations
@@ -177,10 +178,14 @@ class Options(BaseModel):
         except ValidationError as error:
             raise UserError(_explain(type(self), values, error)) from None
 
-    def with_environment(self) -> Self:
-        """Return these options, where those that were not given have the values of their environment variables."""
+    def with_environment(self, *names: str) -> Self:
+        """Return these options, where those that were not given have the values of their environment variables.
+
+        ``names`` limits this to some options; by default it applies to all.
+        """
         given = {name: getattr(self, name) for name in self.model_fields_set}
-        for name, field in type(self).model_fields.items():
+        for name in names or type(self).model_fields:
+            field = type(self).model_fields[name]
             cli = next((mark for mark in field.metadata if isinstance(mark, Cli)), Cli())
             if cli.envvar and _kind(field.annotation)[0] is not bool and os.environ.get(cli.envvar):
                 given.setdefault(name, os.environ[cli.envvar])
@@ -311,7 +316,11 @@ def _build(model: type[_Request], values: Mapping[str, Any]) -> _Request:
             given[name] = _build(field.annotation, values)
         elif name in values:
             given[name] = values[name]
-    return model(**given)
+    try:
+        return model(**given)
+    except UserError as error:
+        option = re.sub(r"^(\w+)=", lambda name: f"--{name[1].replace('_', '-')} ", str(error))
+        raise UserError(option.replace(", or None,", "")) from None
 
 
 def _explain(model: type[Options], values: Mapping[str, Any], error: ValidationError) -> str:

@@ -175,7 +175,7 @@ def extract(
         sets=as_sets(sets),
         like=like,
         shards=shards,
-        options=options.with_environment(),
+        options=options.with_environment("device"),
     )
     return FeatureFile(extract_feature(request))
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import pandas as pd
 
-from vse.arguments import ListFrom1, Names, StrPath, are_paths, as_path, public
+from vse.arguments import ListFrom1, Names, StrPath, are_paths, as_path, checked, public
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.files.results import COMPARISON, RESULT, UNSAVED_RESULT, Result, read_comparison
 from vse.eval.options import EvaluateOptions, EvaluationOptions
@@ -42,6 +42,7 @@ class Ensemble(Options):
     alpha: Share | None = None
     """The share of the member that scores by phrases; None chooses it on the validation split."""
 
+    @checked
     def __init__(self, members: Members, experiment: str | None = None, alpha: float | None = None) -> None:
         super().__init__(members=members, experiment=experiment, alpha=alpha)
 

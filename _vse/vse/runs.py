@@ -23,6 +23,7 @@ from vse.arguments import (
     as_path,
     as_paths,
     as_sets,
+    checked,
     default_device,
     default_weights_dir,
     public,
@@ -53,6 +54,7 @@ class SearchIndex(Options):
     parameters: Text = ""
     """Search parameters, e.g. ``nprobe=16``."""
 
+    @checked
     def __init__(self, path: StrPath, factory: str | None = None, parameters: str = "") -> None:
         super().__init__(path=path, factory=factory, parameters=parameters)
 

@@ -33,6 +33,10 @@ class SplitName(Options):
     split: Text = "test"
     """The name of the split."""
 
+    @checked
+    def __init__(self, dataset: str = "arrays", split: str = "test") -> None:
+        super().__init__(dataset=dataset, split=split)
+
 
 class SplitEmbeddings(Savable):
     """Embeddings of the images and captions of a split, or scores of all pairs, by one model.

@@ -138,7 +138,8 @@ class BoxesConfig(LayerSettings):
     """Vectors of given or proposed boxes of images, by ROI-align on a CNN.
 
     Two-branch paper (Wang et al., TPAMI 2018), section 4.3: 200 EdgeBoxes per image, layer fc7 of a VGG that was fine-tuned as
-    a Fast R-CNN on the trainval sets of PASCAL VOC 2007 and 2012."""
+    a Fast R-CNN on the trainval sets of PASCAL VOC 2007 and 2012.
+    """
 
     memory_mb: ClassVar[int] = 12_000  # hundreds of boxes with thousands of numbers each are in memory at once
 

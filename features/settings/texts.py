@@ -134,7 +134,8 @@ class HglmmConfig(WordSettings):
     Two-branch paper (Wang et al., TPAMI 2018), section 4.3; Klein et al., CVPR 2015. GMM+HGLMM in the tables of both papers is
     an example of several mixtures. Neither paper states how the two are combined. Here the Fisher vectors of each mixture are
     reduced by their own principal components and then concatenated. The code of Klein et al. concatenates the unreduced Fisher
-    vectors (pca: null) and, for COCO, keeps a random sample of 20,000 of their 36,000 coordinates."""
+    vectors (pca: null) and, for COCO, keeps a random sample of 20,000 of their 36,000 coordinates.
+    """
 
     encoder: ClassVar[str] = "vse.features.extractors.hglmm:HglmmEncoder"
 

@@ -18,7 +18,7 @@ from tests.forked import PYTEST, PYTHON, SNAKEMAKE, Scripts
 from tests.pipeline.entities_files import annotation, thing, write_entities, write_photo
 from vse.pipeline.demo import create_demo
 
-ROOMS = ("pipeline", "features", "train", "eval")
+ROOMS = ("pipeline", "features", "training", "eval")
 COPIED = (*ROOMS, "_vse", "config", "profiles", "tests", "Snakefile", "setup.cfg", "pyproject.toml")
 MADE = ("__pycache__", "*.h5", "*.shards", "*.failures.jsonl", "*.encoder.safetensors", ".*")
 FC7 = "model: squeezenet1_1\nlayer: features.2\nweights: random\ngrid: 2\nresize: 32\ncrop: 32\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ import torch
 import vse
 from tests.faults.suite import StartSuite
 from vse.arguments import allowed_arguments
+from vse.pipeline.options import Options
 
 
 class World(NamedTuple):
@@ -231,10 +231,12 @@ def test_wrong_calls_are_refused_with_the_name_of_the_argument(
 @pytest.mark.parametrize("name", sorted(set(vse.__all__) - {"__version__", "UserError", "Interrupted"}))
 def test_every_argument_has_allowed_values(name: str) -> None:
     part = getattr(vse, name)
-    functions = [part._function if inspect.ismodule(part) else part]
+    functions = [part]
     if inspect.isclass(part):
+        if issubclass(part, Options):
+            assert {*allowed_arguments(part)} == {*part.model_fields}
         methods = {key: code for key, code in inspect.getmembers(part, inspect.isfunction) if not key.startswith("_")}
-        functions = [*methods.values(), *([part.__init__] if is_dataclass(part) else [])]
+        functions = [code for code in methods.values() if code.__module__.startswith("vse.") and not issubclass(part, Options)]
     for function in functions:
         assert {"self", *allowed_arguments(function)} == {"self", *inspect.signature(function).parameters}
 

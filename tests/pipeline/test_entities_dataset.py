@@ -214,7 +214,7 @@ def test_no_photo_in_common_is_an_error(official: Path, tmp_path: Path, fails: F
     for names in (["13_1.jpg"], ["a11.jpg", "photo.jpg"]):
         data = karpathy(tmp_path / "x" / "dataset.json", [(name, ["Two dogs run ."]) for name in names], pictures=False)
         line = fails(main, "add-phrases", data, "--entities", official, "--out", tmp_path / "both")
-        assert f"{official}: annotates none of the {len(names)} images" in line
+        assert f"{official}: annotates other images than these {len(names)}" in line
     assert not (tmp_path / "both").exists()
 
 

@@ -160,7 +160,7 @@ def test_each_bad_line_of_json_is_named(birds: Path, tmp_path: Path) -> None:
         ("captions.csv", b"\xff\xfe,caption\n", "not a CSV file with the names of its columns"),
         ("captions.csv", b'file,capt"ion\na.jpg,one\n', "not a CSV file with the names of its columns"),
         ("captions.csv", b'"file,caption\na.jpg,one\n', "not a CSV file with the names of its columns"),
-        ("captions.csv", b"file,caption\n", "none of the 0 rows has an image with a caption"),
+        ("captions.csv", b"file,caption\n", "all 0 rows lack an image with a caption"),
         ("captions.xlsx", b"PK", "captions.xlsx: not a table"),
         ("none/captions.csv", None, "No such file"),
     ],

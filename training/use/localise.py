@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
-from vse.eval.search.top_k import PhraseHit
 from vse.features.backbones.device import MEMORY_ADVICE, memory_guard
 from vse.features.cache.feature_cache import FeatureCache, read_sources
 from vse.features.cache.rows import sha256_bytes
@@ -37,6 +36,9 @@ from vse.training.phrases.pairs import PhrasePairs, check_phrase_cache
 from vse.training.phrases.regions import BoxFeatures, RegionInputs
 from vse.training.phrases.task import PhraseSettings, cached_phrases, phrase_model, scored_split
 from vse.training.use.trained_run import OpenedRun, load_best, open_run
+
+if TYPE_CHECKING:
+    from vse.eval.search.top_k import PhraseHit
 
 log = logging.getLogger(__name__)
 
@@ -210,6 +212,8 @@ def find_phrase(
     device: str = "auto",
 ) -> PhraseHit:
     """Return the candidate boxes of a photo for a phrase, best first. Raises UserError for options that apply to a split."""
+    from vse.eval.search.top_k import PhraseHit  # imports faiss
+
     others = ("split", "corpus", "index", "index_type", "rerank")
     if given := [f"--{name.replace('_', '-')}" for name in others if getattr(request, name) is not None]:
         raise UserError(f"--image searches one photo, and {given[0]} is of a split; leave it out")

@@ -273,7 +273,7 @@ def test_a_saved_ensemble_is_evaluated_as_it_was(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ("test sentences --ensemble", "val.h5: no such file, and alpha is chosen by it: write it with vse-embed"),
-        ("test sentences --ensemble --alpha 1.5", "--alpha 1.5"),
+        ("test sentences --ensemble --alpha 1.5", "'--alpha': 1.5"),
         ("test other --ensemble --alpha 0.5", "--alpha is the share of phrases, and no file holds scores"),
         ("test other sentences --ensemble", "2 image-sentence models and 1 phrase models"),
         ("sentences --alpha 0.5", "needs --ensemble"),

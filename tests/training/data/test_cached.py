@@ -26,8 +26,8 @@ from vse.features.cache.reader import FeatureReader
 from vse.pipeline.dataset.captions import PAD, Vocabulary
 from vse.pipeline.dataset.dataset import Caption, Image, load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.training.data import captions as captions_module
 from vse.training.data import images as cached_module
+from vse.training.data import pairs as captions_module
 from vse.training.data.images import CachedFeatures, free_room
 from vse.training.data.pairs import Pairs, TokenIndices, WordIndices
 from vse.training.kinds import Kind
