@@ -22,6 +22,7 @@ from vse.training.models.encoders.base import unit_length
 _BLOCK = 512
 _PHOTOS = 64  # photos that a CNN embeds at once
 TILE_IMAGES, TILE_CAPTIONS = 64, 256  # images and captions that are scored at once by a model that scores pairs
+_LEAST_CAPTIONS = 8  # in a tile; kernels treat the rows of smaller ones differently
 _TILE_PAIRS = 2**23  # limit on the number of pairs of vectors in a tile; tiles of large sets are smaller
 _STEP = 4  # sets of captions are padded to a multiple of this
 
@@ -130,7 +131,7 @@ class PairScores:
     def _caption_tile(self, width: int, n: int) -> int:
         """Return the number of captions in a tile: a power of 2, because kernels treat odd ends differently."""
         fitting = max(1, _TILE_PAIRS // (self._image_tile * self._image_width * width))
-        return min(TILE_CAPTIONS, 1 << (fitting.bit_length() - 1), _power_of_two(n))
+        return min(TILE_CAPTIONS, 1 << (fitting.bit_length() - 1), max(_LEAST_CAPTIONS, _power_of_two(n)))
 
     def _tile(self, side: Packed, indices: Tensor, size: int, width: int | None) -> Encoded:
         """Return some rows, padded with copies of the first one to ``size`` rows, and sets to ``width`` vectors."""
