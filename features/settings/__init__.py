@@ -40,9 +40,11 @@ DEFAULT: str = next(iter(EXTRACTORS))  # the extractor of a preset that names no
 def load_feature(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> FeatureSettings:
     """Load a feature preset with the changes of the preset ``dataset`` and of the ``key=value`` settings ``sets``.
 
-    Raises UserError if the extractor is unknown or a setting is not valid.
+    Where no preset has the name of an extractor, this name is the feature with the extractor's default settings. Raises
+    UserError if the extractor is unknown or a setting is not valid.
     """
-    content = read_preset("features", name)
+    has_preset = name not in EXTRACTORS or name in known_presets("features")
+    content = read_preset("features", name) if has_preset else {"name": name, "extractor": name}
     if dataset in known_presets("datasets"):
         content = merge_settings(content, load_dataset(dataset).features.get(content["name"], {}))
     try:
