@@ -86,7 +86,7 @@ class ReportDifference(NamedTuple):
 
 
 def rank_differences(image_of_caption: NDArray[np.int64], first: Ranks, second: Ranks) -> list[ReportDifference]:
-    """Return first minus second over the complete split, for the recalls of each direction and rsum.
+    """Return the differences of two models, first minus second, on the complete split: recalls of each direction, and rsum.
 
     See :mod:`vse.eval.ranking.bootstrap` for the intervals and p-values.
     """

@@ -122,7 +122,10 @@ def _add_phrases(
 
 
 def _missing_reason(files: Sequence[Path], given: bool) -> str:
-    """Return why embeddings or phrase scores cannot be read; blank if all files exist, or if a ``given`` one is missing."""
+    """Return why embeddings or phrase scores cannot be read; blank if all files exist.
+
+    It is also blank if the user gave the first file (``given``) and that is missing: reading it then raises an error.
+    """
     if not files:
         return "the result does not name its embeddings (give --embeddings): no ranks, no gallery"
     lost = [file for file in files if not file.is_file()]

@@ -40,7 +40,7 @@ class _CandidateLists(NamedTuple):
     ----------
     queries : (m,) rows of the queries
     rows : (m, K) rows of the corpus that the first stage returned
-    sure : (m, K) whether a row belongs to the best K in every order of rows that tie in the first stage
+    sure : (m, K) whether a row is among the best K of the first stage whatever the order of rows with equal scores
     scores : (m, K) exact scores of the candidates
     best : (m, n) highest exact scores of the complete corpus
     seconds : duration of the first stage
@@ -57,7 +57,7 @@ class _CandidateLists(NamedTuple):
 def reranked_metrics(
     i2t: ScoreBlocks, t2i: ScoreBlocks | None, images: Vectors, captions: Vectors, candidates: int
 ) -> dict[str, Any]:
-    """Return the metrics of lists of ``candidates`` rows, re-ranked by exact scores, and their loss, for a result file.
+    """Return the metrics of a two-stage search for a result file: candidates of each query, re-ranked by exact scores.
 
     The candidates are the rows with the highest inner products of ``images`` (n_images, dim) and ``captions`` (n_captions,
     dim). The rank of a query counts the wrong candidates that score at least as high as its best right candidate. A query
@@ -112,7 +112,10 @@ def _lists_for_captions(blocks: ScoreBlocks, images: Vectors, captions: Vectors,
 
 
 def _first_stage(corpus: Vectors, queries: Vectors, candidates: int) -> tuple[Tensor, Tensor, float]:
-    """Return the rows of each query's candidates, whether each is surely among the best, and the duration in seconds."""
+    """Return the rows of each query's candidates, whether each is certainly among the best, and the duration in seconds.
+
+    A candidate is not certain if its score ties with a row outside of the candidates.
+    """
     started = time.perf_counter()
     scores, rows = exact_search(corpus, queries, min(candidates + 1, len(corpus)))
     seconds = time.perf_counter() - started
@@ -157,7 +160,7 @@ def _losses(exact: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _highest(scores: Tensor) -> Tensor:
-    """Return the highest scores of each column, highest first."""
+    """Return the highest scores of each column (at most the largest K of R@K), highest first."""
     return torch.topk(scores, min(max(RECALLS), len(scores)), dim=0).values
 
 
@@ -174,7 +177,7 @@ def approximate_recalls(
     seed: int = 0,
     block: int = BLOCK,
 ) -> dict[str, Any]:
-    """Return the recalls (in percent) and the cost of an index of this type in both directions, for a result file.
+    """Return the recalls (in percent) and the cost of a FAISS index in both directions, for a result file.
 
     ``r1`` ... are R@K of the results of the index; a wrong result that scores as high as the right one counts as before it.
     ``recall_at_1`` ... are the percentage of the exact top K that the index returned as its top K; a row that ties with the

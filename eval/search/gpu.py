@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class FaissGpu(NamedTuple):
-    """The FAISS resources of a GPU, and the number of this GPU."""
+    """The FAISS resources of a GPU, and the index of this GPU."""
 
     resources: Any
     number: int
@@ -86,7 +86,7 @@ class GpuIndex:
 def copy_to_gpu(index: Any, k: int) -> Any:
     """Return a copy of an index on the GPU; the index itself without a GPU, or if the GPU cannot return ``k`` results.
 
-    Raises UserError if the index is set to search more lists than a GPU can search.
+    Raises UserError if the index is set to search more lists (``nprobe``) than a GPU can search.
     """
     used = current_gpu()
     graph = isinstance(faiss.downcast_index(index), faiss.IndexHNSW)
