@@ -280,7 +280,7 @@ def default_device(device: str | None) -> str:
 
 
 def default_weights_dir(folder: str | os.PathLike[str] | None) -> Path | None:
-    """Return the folder of weights; if it is None, ``$VSE_WEIGHTS_DIR``."""
+    """Return ``folder`` or, if it is None, the folder ``$VSE_WEIGHTS_DIR``; None if neither is given."""
     return as_path(folder or os.environ.get("VSE_WEIGHTS_DIR") or None)
 
 

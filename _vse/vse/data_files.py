@@ -67,7 +67,7 @@ class Savable:
 
 
 def html_summary(title: object, facts: str, frame: pd.DataFrame | None = None) -> str:
-    """Return the display of an object in a notebook: a title, some facts, and the first rows of a frame."""
+    """Return the HTML of an object in a notebook: a title, some facts, and the first rows of a frame."""
     rows = "" if frame is None else frame.head(DISPLAYED_ROWS).to_html()
     return f"<p><b>{html.escape(str(title))}</b>: {html.escape(facts)}</p>{rows}"
 

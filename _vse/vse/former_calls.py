@@ -19,9 +19,9 @@ FUNCTIONS = {
 
 
 def _as_options(call: str, options: str, names: str) -> dict[str, str]:
-    """Return a dict from each argument in ``names`` to its new call, in which an object of options holds it.
+    """Return a dict from each argument in ``names`` to its new call, in which an object of options holds the argument.
 
-    ``call`` is the function, ``options`` the new argument as a format string.
+    ``call`` is the function. ``options`` is a format string, such as ``options=vse.ExtractOptions({})``.
     """
     return {name: f"vse.{call}(..., {options.format(f'{name}=...')})" for name in names.split()}
 
@@ -71,7 +71,7 @@ ARGUMENTS = {
 
 
 def replacing_call(function: str, argument: str) -> str | None:
-    """Return the call that replaces an argument of a function of an earlier version, as text; None if there is none."""
+    """Return the new call, as text, that replaces an argument of an earlier version; None if no earlier version had it."""
     return ARGUMENTS.get(function, {}).get(argument)
 
 

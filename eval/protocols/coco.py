@@ -136,7 +136,7 @@ def _right_answers(rows: dict[int, int], pairs: Rows) -> dict[int, set[int]]:
 
 
 def _search_others(vectors: NDArray[np.float32], right: dict[int, set[int]]) -> dict[int, AnsweredQuery]:
-    """Rank all other rows of ``vectors`` (n, dim) for each row that has right answers."""
+    """Rank all other rows of ``vectors`` (n, dim) for each row in ``right``, which maps a query to its right answers."""
     check_finite("embeddings", shared_tensor(vectors))
     units = unit_rows(shared_tensor(vectors))
     blocks = blocks_from_embeddings(units, units, torch.arange(len(units)))
@@ -323,7 +323,7 @@ def _data(name: str) -> bytes:
 
 
 def rows_by_id(ids: Rows) -> dict[int, int]:
-    """Return a dict from id to row."""
+    """Return a dict from each id to its row, the index in ``ids``."""
     return {int(id_): row for row, id_ in enumerate(ids)}
 
 

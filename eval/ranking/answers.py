@@ -133,7 +133,7 @@ def sentence_answers(captions: Float[Tensor, "n_captions dim"], image_of_caption
 
 
 def unit_rows(rows: Float[Tensor, "n dim"]) -> Float[Tensor, "n dim"]:
-    """Divide each row by its length, in float32; a row of zeros does not change."""
+    """Divide each row by its Euclidean length, in float32; a row of zeros stays zero."""
     largest = rows.float().abs().amax(1, keepdim=True)
     # Divide by the largest value first: squares then do not overflow, and the length is at least 1 unless all values are 0.
     scaled = rows.float() / largest.where(largest > 0, 1)

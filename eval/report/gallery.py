@@ -200,7 +200,7 @@ def select_queries(ranks: Rows, images: Rows, n: int, seed: int) -> tuple[list[i
     """Return the indices of up to ``n`` queries, a third each of successes, near misses and failures.
 
     Successes (rank 0) and near misses are sampled with ``seed``; failures have the largest ranks. ``images`` (n_queries,) is
-    the row of the image that a query is or belongs to. Each image is selected once.
+    the row of each query's image. Each image is selected once.
     """
     parts = [n // 3 + (part < n % 3) for part in range(3)]
     sample = np.random.default_rng(seed).permutation(len(ranks))

@@ -57,7 +57,7 @@ class PhraseOutcome(NamedTuple):
 
 
 class PhraseColumn(NamedTuple):
-    """A photo with the best box of one model for each phrase of a caption, and the outcome of each phrase."""
+    """A photo with one model's best box for each phrase of a caption, and the outcome (right or wrong) of each phrase."""
 
     photo: PhrasePhoto
     phrases: Sequence[PhraseOutcome]
@@ -164,7 +164,7 @@ def _caption_stats(run: PhraseScores, outcomes: Sequence[PhraseRanks]) -> _Capti
 
 
 def _select(captions: _CaptionStats, n: int, seed: int) -> list[tuple[str, list[int]]]:
-    """Return titles and caption ids of best cases, random cases and worst cases, a third each; a photo is used once."""
+    """Return the titles and caption ids of the best, random and worst captions, a third each; a photo is used once."""
     share, mean_iou = captions.n_right[0] / captions.n_phrases, captions.mean_iou[0]
     rng = np.random.default_rng(seed)
     orders = {

@@ -126,9 +126,9 @@ def _first_stage(corpus: Vectors, queries: Vectors, candidates: int) -> tuple[Te
 def _evaluate_lists(
     chunks: Iterator[_CandidateLists], image_of_row: Tensor, query_images: Tensor
 ) -> tuple[Rows, dict[str, float]]:
-    """Return the ranks of the queries of one direction, in their order, and the quality and duration of their lists.
+    """Return the ranks of the queries of one direction, in their order, and the quality and duration of their candidate lists.
 
-    ``image_of_row`` has the image of each row of the corpus, ``query_images`` the image of each row of images or captions that
+    ``image_of_row`` has the image of each candidate row, ``query_images`` the image of each row of the images or captions that
     query.
     """
     n_right = torch.bincount(image_of_row, minlength=int(query_images.max()) + 1)
@@ -179,7 +179,7 @@ def approximate_recalls(
 ) -> dict[str, Any]:
     """Return the recalls (in percent) and the cost of a FAISS index in both directions, for a result file.
 
-    ``r1`` ... are R@K of the results of the index; a wrong result that scores as high as the right one counts as before it.
+    ``r1`` ... are R@K of the results of the index; a wrong result that scores as high as the right one is ranked before it.
     ``recall_at_1`` ... are the percentage of the exact top K that the index returned as its top K; a row that ties with the
     last of the exact top K counts as well. For ``order`` the index proposes ``reranked`` candidates, which are sorted by their
     exact scores. Durations are wall-clock seconds. If the images or the captions are too few to train the index, a ``Flat``
@@ -240,7 +240,10 @@ def approximate_recalls(
 
 
 def _ranks(top: TopK, task: DirectionSearch) -> Rows:
-    """Return for each query the number of wrong results that score as high as its best right one, or the largest int64."""
+    """Return for each query the number of wrong results that score at least as high as its best right result.
+
+    It is the largest int64 if no right answer is among the results.
+    """
     found = top.rows >= 0
     right = found & (task.image_of_row[top.rows] == task.image_of_query[:, None])
     best = np.where(right, top.scores, -np.inf).max(1, keepdims=True)
@@ -250,7 +253,10 @@ def _ranks(top: TopK, task: DirectionSearch) -> Rows:
 
 
 def _share(rows: Rows, exact: Rows, scores: Scores, exact_scores: Scores, k: int) -> float:
-    """Return the share of the exact top ``k`` that is in the top ``k`` of another search; a row that ties with it counts."""
+    """Return the share of the exact top ``k`` that the top ``k`` of another search contains.
+
+    A row that is not in the exact top ``k`` counts as well if it scores as high as the last row there.
+    """
     rows, exact = rows[:, :k], exact[:, :k]
     same = (rows[:, :, None] == exact[:, None, :]).any(2)
     good = (rows >= 0) & (same | (scores[:, :k] >= exact_scores[:, :k].min(1, keepdims=True)))

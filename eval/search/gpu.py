@@ -28,7 +28,7 @@ _current: dict[str, FaissGpu | None] = {}
 def use_device(name: str) -> None:
     """Let FAISS use ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:1``. Raises UserError for any other name.
 
-    If FAISS does not have this GPU, it uses the CPU and logs a warning.
+    If there is no such GPU, FAISS uses the CPU, and a warning is logged.
     """
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
         raise UserError(f"--device {name}: FAISS knows auto, cpu, cuda and cuda:N")
@@ -49,7 +49,7 @@ def fall_back_to_cpu(error: Exception) -> None:
 
 
 def faiss_reason(error: Exception) -> str:
-    """Return the message of a FAISS error without its place in the source code."""
+    """Return the message of a FAISS error without the file and line of the source code where it was raised."""
     text = " ".join(str(error).split())
     return re.sub(r"^Error in .*?\.(cpp|cu|h):\d+: (Error: '.*?' failed: ?)?", "", text) or type(error).__name__
 

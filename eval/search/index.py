@@ -237,7 +237,7 @@ def ids_sha256(ids: Rows) -> str:
 
 
 def metadata_file(path: Path) -> Path:
-    """Return the path of the metadata of an index."""
+    """Return the path of the metadata file of the index file ``path``."""
     return path.with_name(f"{path.name}.json")
 
 

@@ -222,10 +222,10 @@ def _merge(k: int, *parts: TopK) -> TopK:
 
 
 def _search_single(query: Vectors, rows: Vectors, k: int, least: float, start: int) -> TopK:
-    """Return the highest inner products of one query (1, dim) that are at least ``least``; more than ``k`` if they tie.
+    """Return the ``k`` highest inner products of one query (1, dim) that are at least ``least``; more than ``k`` for ties.
 
-    The rows are read only once, because a row that is not finite has a score that is not finite. The scores are bit for bit
-    those of :func:`faiss.knn` for a single query.
+    ``start`` is the index of ``rows[0]`` in the corpus, for error messages. The rows are read only once: a row that is not
+    finite has a score that is not finite. The scores are bit for bit those of :func:`faiss.knn` for a single query.
     """
     scores = np.empty(len(rows), np.float32)
     faiss.fvec_inner_products_ny(  # type: ignore[attr-defined]

@@ -50,7 +50,7 @@ class MeasuredRow:
 
     @property
     def split(self) -> str:
-        """Name of our split or, without one, the first digits of the hash of its image ids; blank if neither is recorded."""
+        """Name of our result's split or, without one, the first digits of the hash of its image ids; blank if unknown."""
         identity = self.result.split_identity
         if identity is None:
             return ""
@@ -150,7 +150,10 @@ def _row_keys(result: Result) -> tuple[set[str], list[str]]:
 
 
 def _select_rows(path: Path, result: Result, rows: Sequence[PublishedRow], dataset: str | None) -> list[PublishedRow]:
-    """Return the rows on the data set of the result. Raises UserError if there are rows, but none on this data set."""
+    """Return the rows of the result's data set; if ``dataset`` is given, all rows for a result on that data set.
+
+    Raises UserError if there are rows, but none for this data set.
+    """
     own = [row for row in rows if result.dataset in ([dataset] if dataset else row.datasets)]
     if rows and not own:
         wanted = " and ".join(dict.fromkeys(dataset or row.dataset for row in rows))
@@ -161,7 +164,7 @@ def _select_rows(path: Path, result: Result, rows: Sequence[PublishedRow], datas
 
 
 def _warn_of_other_images(rows: Sequence[MeasuredRow]) -> None:
-    """Log a warning for each row whose differences are blank because its test images are not ours."""
+    """Log a warning for each row whose differences are blank because its paper tested on other images than our result."""
     for measured in rows:
         row, ours = measured.row, measured.split
         if measured.comparable or measured.result.dataset not in row.datasets or measured.images != row.images:
