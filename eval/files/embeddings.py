@@ -297,7 +297,7 @@ def _check_matrix(path: Path, name: str, values: NDArray[Any], rows: int, column
 
 
 def _check_lengths(path: Path, run: Embeddings, extents: Mapping[str, NDArray[Any]]) -> None:
-    """Raise UserError if vectors are so short that the scores of their pairs would all be 0 in float32."""
+    """Raise UserError if the numbers in vectors are so small that the scores of pairs would be 0 in float32."""
     if run.vectors is None:
         return
     images, captions = (extents[name][extents[name] > 0] for name in ("images", "captions"))

@@ -254,8 +254,8 @@ def mean_and_std(metric: Metric | None) -> tuple[float, float]:
 def distinct_protocols(protocols: Mapping[str, _Protocol], n_images: int) -> dict[str, _Protocol]:
     """Return the protocols without those that repeat another one on a split of at most 1,000 images (``n_images``).
 
-    Such a split is a single fold of 1,000 images: ``1k`` is left out if ``full`` is present, and ``sentence-1k`` if
-    ``sentence`` is.
+    On such a split ``1k`` repeats ``full``, and ``sentence-1k`` repeats ``sentence``. They are left out if the repeated one is
+    present.
     """
     folded = {"1k": "full", "sentence-1k": "sentence"}
     repeated = {name for name, whole in folded.items() if n_images <= FOLD and whole in protocols}

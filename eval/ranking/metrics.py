@@ -186,7 +186,7 @@ class Queries:
     def from_ranks(
         cls, ranks: Rows, images: Rows, ks: Iterable[int] = RECALLS, more_values: Mapping[str, Values] = MappingProxyType({})
     ) -> Queries:
-        """Build queries with R@K, mean r and Med r from their 0-based ``ranks`` (n,), for each K in ``ks``.
+        """Build queries from their 0-based ``ranks`` (n,), with R@K for each K in ``ks``, mean r and Med r.
 
         ``images`` (n,) has the row of each query's image. ``more_values`` has the values (n,) of further metrics, by their
         names.
