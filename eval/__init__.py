@@ -1,4 +1,4 @@
-"""Ranks, R@K, folds, search and tables, from embeddings or scores alone: this room knows no model."""
+"""Ranks, R@K, folds, search and tables, computed from embeddings or scores alone. Imports no model."""
 
 if __name__ != "vse.eval":
     raise ImportError(f"import this package as vse.eval, not {__name__}: two copies would not share classes")

@@ -111,13 +111,13 @@ class EvaluationOptions(EvaluateOptions):
 
     @property
     def embeddings_only(self) -> str | None:
-        """Name of the first given option that applies only to embeddings of one model; None without such an option."""
+        """The name of the first given option that applies only to embeddings of one model; None if there is none."""
         names = ("ensemble", "index", "rerank", "per_query", "trec", "ks", "cxc")
         given = next((name for name in names if getattr(self, name)), None)
         return None if given is None else "--k" if given == "ks" else f"--{given.replace('_', '-')}"
 
     def check(self) -> None:
-        """Raise UserError if an option needs another one that is not given, or if the samples are too few."""
+        """Raise UserError if an option lacks another one that it needs, or if there are too few bootstrap samples."""
         if self.experiment is not None and not self.ensemble:
             raise UserError("--experiment names the preset of an ensemble and needs --ensemble")
         for option, value in (("--alpha", self.alpha), ("--save", self.save)):
@@ -150,7 +150,7 @@ class EvaluationRequest(Options):
 
 
 class TableRequest(Options):
-    """The result files of a table, and the options of some tables."""
+    """The input of a table: its result files, and options that only some tables accept."""
 
     results: Annotated[tuple[File, ...], Cli(argument=True)] = ()
     dataset: Text | None = None

@@ -29,7 +29,7 @@ from typing import (
 
 import yaml
 
-from vse.former_calls import former_argument
+from vse.former_calls import replacing_call
 from vse.pipeline.command import explain_system_errors, record_command
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.outputs import allow_replacing_others
@@ -65,36 +65,36 @@ def is_query(value: object) -> bool:
 
 
 def is_list_of(holds: Callable[[Any], bool], value: object) -> bool:
-    """Return whether a value is a list, or another collection, of values that pass a test."""
+    """Return whether a value is a list, or another collection, whose items all pass the test ``holds``."""
     if isinstance(value, str | bytes | os.PathLike | Mapping) or getattr(value, "ndim", 1) != 1:
         return False
     return isinstance(value, Iterable) and not isinstance(value, Iterator) and all(map(holds, value))
 
 
 def one_or_list_of(holds: Callable[[Any], bool], value: object) -> bool:
-    """Return whether a value passes a test, or is a list of values that do."""
+    """Return whether a value passes the test ``holds``, or is a list of values that do."""
     return holds(value) or is_list_of(holds, value)
 
 
 def are_paths(value: object) -> bool:
-    """Return whether a value is a path, a list of paths, or an iterator, whose paths are checked when they are read."""
+    """Return whether a value is a path, a list of paths, or an iterator, whose items are checked when they are read."""
     return one_or_list_of(is_path, value) or isinstance(value, Iterator)
 
 
 def are_settings(value: object) -> bool:
-    """Return whether a value is a mapping of names to settings, or a list of texts, or one text."""
+    """Return whether a value is a text, a list of texts, or a mapping with names of settings as keys."""
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and key for key in value)
     return one_or_list_of(is_text, value)
 
 
 def are_columns(value: object) -> bool:
-    """Return whether a value is a mapping of names to one name or several."""
+    """Return whether a value maps each name to one name or to a list of names."""
     return isinstance(value, Mapping) and all(is_text(key) and one_or_list_of(is_text, value[key]) for key in value)
 
 
 def is_array(value: object) -> bool:
-    """Return whether a value is an array of numbers, or something that numpy converts to one."""
+    """Return whether a value is an array of real numbers of numpy or torch, or converts to one, such as a list of lists."""
     import numpy as np
 
     if isinstance(value, str | bytes | Mapping | set | frozenset):
@@ -144,10 +144,10 @@ def checked(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters,
 
 
 def public(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters, _Returned]:
-    """Decorate a function or method of the interface.
+    """Decorate a function or method of the Python interface.
 
-    The arguments are checked, written files record the call, and every mistake of the user raises a UserError that names
-    arguments in place of the options of commands. With ``force=True`` outputs replace files of other kinds.
+    The arguments are checked, and written files record the call. Every mistake of the user raises a UserError that names
+    Python arguments instead of command-line options. With ``force=True`` outputs may replace files of any kind.
     """
 
     @wraps(function)
@@ -170,7 +170,7 @@ def public(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters, 
 
 
 def options_as_arguments(message: str) -> str:
-    """Return a message with options of commands, such as ``--skip-bad``, replaced by Python arguments: ``skip_bad``."""
+    """Return a message with command-line options, such as ``--skip-bad``, replaced by Python arguments (``skip_bad``)."""
 
     def argument(option: re.Match[str]) -> str:
         name = option[1].rstrip("-").replace("-", "_")
@@ -180,16 +180,16 @@ def options_as_arguments(message: str) -> str:
 
 
 def bind_arguments(function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> inspect.BoundArguments:
-    """Return the arguments of a call as plain values.
+    """Return the arguments of a call, converted to the types of the commands.
 
-    Raises UserError if an argument is unknown, missing or not allowed. For an argument of an earlier version, the error shows
-    the new call.
+    Raises UserError if an argument is unknown, missing or not allowed. If the argument belongs to an earlier version, the
+    error shows the new call.
     """
     signature = inspect.signature(function)
     name = function.__qualname__.removesuffix(".__init__")
     expected = [parameter for parameter in signature.parameters if parameter != "self"]
     for unknown in [argument for argument in named if argument not in expected]:
-        if new_call := former_argument(name, unknown):
+        if new_call := replacing_call(name, unknown):
             raise UserError(f"vse.{name}(..., {unknown}=...) is now {new_call}")
         known = did_you_mean(unknown, expected)
         raise UserError(f"{unknown}={format_value(named[unknown])}: {name} has no such argument{known}")
@@ -210,9 +210,9 @@ def bind_arguments(function: Callable[..., Any], arguments: Sequence[Any], named
 
 
 def name_path(message: str, function: Any, given: Mapping[str, Any]) -> str:
-    """Return an error that starts with a path, such as ``a.h5: no such file``, after the argument that named this path.
+    """Return an error message with the argument that named its path in front: ``out: a.h5: no such file``.
 
-    The argument may belong to an object of options.
+    The message is unchanged if it starts with no path of the arguments ``given`` or of their objects of options.
     """
     for argument, (allowed, _) in allowed_arguments(function).items():
         value = given.get(argument)
@@ -229,7 +229,7 @@ def name_path(message: str, function: Any, given: Mapping[str, Any]) -> str:
 
 @cache
 def allowed_arguments(function: Any) -> dict[str, tuple[Allowed, bool]]:
-    """Return the allowed values of each argument of a function or class of options, and whether it may be None."""
+    """Return the allowed values of each argument of a function, or field of an options class, and whether it may be None."""
     if isinstance(function, type) and issubclass(function, Options):
         hints = get_type_hints(function, include_extras=True)
         return {name: _allowed(hints[name]) for name in function.model_fields}
@@ -261,7 +261,10 @@ def as_paths(value: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -
 
 
 def as_sets(sets: Mapping[str, object] | Sequence[str] | None) -> list[str]:
-    """Return settings in the form of the option ``--set``, ``key=value``; a mapping holds Python values."""
+    """Return settings in the form of the option ``--set``: a list of ``key=value``.
+
+    The values of a mapping are Python values and are written as YAML.
+    """
     if sets is None:
         return []
     if isinstance(sets, str):
@@ -277,7 +280,7 @@ def default_device(device: str | None) -> str:
 
 
 def default_weights_dir(folder: str | os.PathLike[str] | None) -> Path | None:
-    """Return the folder of weights; if it is None, ``$VSE_WEIGHTS_DIR``."""
+    """Return ``folder`` or, if it is None, the folder ``$VSE_WEIGHTS_DIR``; None if neither is given."""
     return as_path(folder or os.environ.get("VSE_WEIGHTS_DIR") or None)
 
 
@@ -303,7 +306,10 @@ def _allowed(hint: Any) -> tuple[Allowed, bool]:
 
 
 def _call_text(function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> str:
-    """Return a call as Python code; a method's call starts with the expression that returns its object."""
+    """Return a call as Python code.
+
+    The call of a method starts with the expression that returned its object, such as ``vse.load('runs/a')``.
+    """
     target = "vse"
     if "self" in inspect.signature(function).parameters:
         target, arguments = arguments[0].expression, arguments[1:]

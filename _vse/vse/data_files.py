@@ -39,7 +39,7 @@ DISPLAYED_ROWS = 5  # of a frame in a notebook
 
 
 class FileHandle:
-    """A file or folder that the interface opened or wrote. A function that takes its path also takes this object."""
+    """A file or folder that the interface opened or wrote. Functions take this object in place of its path."""
 
     @checked
     def __init__(self, path: StrPath) -> None:
@@ -56,7 +56,7 @@ class FileHandle:
 
 
 class Savable:
-    """An object that can be saved to a file. After that, a function that takes the file's path also takes this object."""
+    """An object that can be saved to a file. Once it is saved, functions take this object in place of the file's path."""
 
     path: Path | None = None
 
@@ -67,7 +67,7 @@ class Savable:
 
 
 def html_summary(title: object, facts: str, frame: pd.DataFrame | None = None) -> str:
-    """Return the display of an object in a notebook: a title, some facts, and the first rows of a frame."""
+    """Return the HTML of an object in a notebook: a title, some facts, and the first rows of a frame."""
     rows = "" if frame is None else frame.head(DISPLAYED_ROWS).to_html()
     return f"<p><b>{html.escape(str(title))}</b>: {html.escape(facts)}</p>{rows}"
 
@@ -204,7 +204,7 @@ class FeatureFile(FileHandle):
 
     @checked
     def mask(self, ids: RowIds = slice(None)) -> Tensor:
-        """Return where the padded ``tensor`` contains vectors, (n, longest) booleans.
+        """Return which positions of the padded ``tensor`` hold vectors, (n, longest) booleans; the others are padding.
 
         Raises [`vse.UserError`][] if the cache is not ragged.
         """
@@ -216,7 +216,10 @@ class FeatureFile(FileHandle):
 
     @checked
     def counts(self, ids: RowIds = slice(None)) -> NDArray[np.int64]:
-        """Return the number of vectors of each row, (n,). Raises [`vse.UserError`][] if the cache is not ragged."""
+        """Return the number of vectors of each row, such as the regions of each image, (n,).
+
+        Raises [`vse.UserError`][] if the cache is not ragged.
+        """
         positions = self._positions(ids)
         if self._cache.offsets is None:
             shape = " x ".join(map(str, self._cache.row_shape))

@@ -64,7 +64,7 @@ class EvaluationRequest:
     options: EvaluationOptions
 
     def evaluate(self, **changes: Any) -> dict[str, Any]:
-        """Return the content of the result file, with some options changed."""
+        """Evaluate with some options changed, and return the content of the result file."""
         from vse.eval.protocols.evaluate import evaluate_arrays, evaluate_files
         from vse.eval.search.gpu import use_device
 
@@ -88,7 +88,10 @@ class EvaluationRequest:
 
     @contextmanager
     def model_files(self, folder: Path) -> Iterator[list[Path]]:
-        """Yield the embeddings files of the evaluated model, one for each seed; an ensemble is written to ``folder``."""
+        """Yield the embeddings files of the model, one for each seed.
+
+        An ensemble, and embeddings in arrays, are first written to ``folder``.
+        """
         if self.options.ensemble:
             self.evaluate(save=folder / "ensemble.h5", bootstrap=0, cross_check=False)
             yield sorted(folder.glob("ensemble*.h5"))
@@ -98,7 +101,7 @@ class EvaluationRequest:
 
     @contextmanager
     def _files(self, folder: Path) -> Iterator[list[Path]]:
-        """Yield a file for each source; arrays are written to ``folder``, and errors refer to them by their names."""
+        """Yield a file for each source. Arrays are first written to ``folder``; errors name them by their model."""
         arrays = {folder / f"{k}.h5": one for k, one in enumerate(self.sources) if isinstance(one, SplitEmbeddings)}
         for path, one in arrays.items():
             write_embeddings(path, one.content)
@@ -167,15 +170,18 @@ class Evaluation(SavableResult):
     def with_index(self, index: str, parameters: str = "") -> Evaluation:
         """Return this evaluation together with the results of a FAISS index, e.g. ``IVF1024,Flat`` with ``nprobe=16``.
 
-        The index is compared with the exact search. Raises [`vse.UserError`][] if it cannot be built, or for scores of pairs.
+        The index is compared with the exact search. Raises [`vse.UserError`][] if it cannot be built, or if the model has
+        scores of pairs in place of embeddings.
         """
         return self._with_options(index=index, index_parameters=parameters)
 
     @public
     def with_rerank(self, candidates: ListFrom1) -> Evaluation:
-        """Return this evaluation together with the metrics of a search that scores only a number of candidates exactly.
+        """Return this evaluation together with the metrics of two-stage searches.
 
-        ``candidates`` lists these numbers. Raises [`vse.UserError`][] if the embeddings have no vectors that find candidates.
+        A two-stage search finds candidates by the vectors of images and captions, and scores only these exactly.
+        ``candidates`` lists the numbers of candidates to try. Raises [`vse.UserError`][] if the embeddings have no vectors
+        that find candidates.
         """
         return self._with_options(rerank=candidates)
 
@@ -205,7 +211,7 @@ class Evaluation(SavableResult):
                 return ModelComparison([*own, *others], folder, ours.with_options(bootstrap=bootstrap))
 
     def _evaluate_again(self, **changes: Any) -> None:
-        """Evaluate once more to write further files."""
+        """Evaluate again, only to write the files that ``changes`` names."""
         left_out = {"bootstrap": 0, "cross_check": False, "index": None, "index_parameters": "", "rerank": ()}
         self._request.evaluate(**left_out, **changes)
 

@@ -19,7 +19,10 @@ FUNCTIONS = {
 
 
 def _as_options(call: str, options: str, names: str) -> dict[str, str]:
-    """Return the new call for each argument that moved into an object of options."""
+    """Return a dict from each argument in ``names`` to its new call, in which an object of options holds the argument.
+
+    ``call`` is the function. ``options`` is a format string, such as ``options=vse.ExtractOptions({})``.
+    """
     return {name: f"vse.{call}(..., {options.format(f'{name}=...')})" for name in names.split()}
 
 
@@ -67,8 +70,8 @@ ARGUMENTS = {
 }
 
 
-def former_argument(function: str, argument: str) -> str | None:
-    """Return the call that replaces an argument of an earlier version; None if no earlier version had it."""
+def replacing_call(function: str, argument: str) -> str | None:
+    """Return the new call, as text, that replaces an argument of an earlier version; None if no earlier version had it."""
     return ARGUMENTS.get(function, {}).get(argument)
 
 

@@ -53,14 +53,14 @@ class SavableResult(Savable):
 
     @property
     def expression(self) -> str:
-        """The Python expression that returned this object, for the record of a call."""
+        """The Python expression that returned this object; files that its methods write record it."""
         return str(self.json["provenance"]["made"]["command"])
 
 
 def move_references(content: dict[str, Any], old: Path, new: Path, without: Path | None = None) -> dict[str, Any]:
-    """Return the content of a result or comparison with paths relative to the folder ``new`` instead of ``old``.
+    """Return the content of a result or comparison with paths relative to the folder ``new``, not ``old``.
 
-    References to files below the folder ``without`` are left out. The content is signed again.
+    References to files below the folder ``without`` are left out. The SHA-256 that signs the content is computed again.
     """
 
     def moved(references: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
@@ -198,9 +198,9 @@ def report(
         data: the file ``dataset.json``; None is the file that the embeddings name
         embeddings: the embeddings of the first seed, one file for each result; empty is the file that the result names
         queries: the number of queries that are displayed in each direction
-        seed: the seed that selects the queries among many similar ones
+        seed: the seed of the random selection of queries
         force: replace a file of another kind at ``out``; inputs are never replaced
-        allow_code: run the own code of the author of the run, for a model with attention; read it first
+        allow_code: run the Python code that the run's author added, to draw the attention of the model; read it first
 
     Raises:
         vse.UserError: if a result was edited, or the embeddings differ from those that were evaluated

@@ -145,7 +145,8 @@ class TrainedModel(FileHandle):
             split: the split of the data set that is searched; None is ``test``
             corpus: a file of embeddings by this model that is searched instead of a split
             index: a FAISS index file, or a [`vse.SearchIndex`][], that is searched instead of embedding the split
-            rerank: score only this number of candidates, which pooled vectors find, for a model that scores every pair
+            rerank: for a model that scores every pair: score only this number of candidates, found by a single vector of each
+                image and caption
             html: a report with photos to write
             force: replace files of another kind at ``index`` or ``html``; inputs are never replaced
 
@@ -241,11 +242,11 @@ class TrainedModel(FileHandle):
 
     @property
     def expression(self) -> str:
-        """The Python expression that returns this object, for the record of a call."""
+        """The Python expression that returned this object; files that its methods write record it."""
         return f"vse.load({str(self.path)!r})"
 
     def _own_code(self) -> AbstractContextManager[None]:
-        """Allow the run's own code within the block, if the user allowed it."""
+        """Allow Python code that the run's author added, within the ``with`` block, if the user allowed it."""
         from vse.pipeline.presets.own_code import allow_own_code
 
         return allow_own_code(self._allow_code)
@@ -361,7 +362,7 @@ def load(
         captions: the file ``dataset.json``, if it was moved
         caption_features: the cache of captions, if it was moved
         weights_dir: a folder of weights of the networks that read new photos and texts; None is ``$VSE_WEIGHTS_DIR``
-        allow_code: run the own code of the run's author; read it first
+        allow_code: run the Python code that the run's author added; read it first
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None is ``$VSE_DEVICE``, or ``auto``
         threads: the number of processor cores that torch may use from now on; None changes nothing
 

@@ -26,7 +26,7 @@ _ID_ARRAYS = {"image_ids": "images", "caption_ids": "captions", "image_of_captio
 
 
 class SplitName(Options):
-    """The names that a result reports for the data of arrays."""
+    """The names that a result reports for embeddings in arrays: of their data set and of its split."""
 
     dataset: Text = "arrays"
     """The name of the data set."""
@@ -69,7 +69,7 @@ class SplitEmbeddings(Savable):
 
     @property
     def content(self) -> Embeddings:
-        """The embeddings as the evaluators take them. Raises UserError for phrase scores."""
+        """The embeddings as :class:`vse.eval.files.split.Embeddings`. Raises UserError for phrase scores."""
         if self._embeddings is None:
             raise UserError(f"{self.path}: holds scores of phrases and boxes, and no embeddings")
         return self._embeddings
@@ -136,7 +136,7 @@ class SplitEmbeddings(Savable):
 
     @property
     def expression(self) -> str:
-        """The Python expression that returns this object, for the record of a call."""
+        """The Python expression that returned this object; files that its methods write record it."""
         return f"vse.embeddings({str(self.path)!r})" if self.path else "vse.embeddings(...)"
 
     def __repr__(self) -> str:
@@ -238,7 +238,7 @@ def _as_array(array: Any) -> NDArray[Any]:
 
 
 def _from_arrays(arrays: dict[str, NDArray[Any]], similarity: str, name: str, split: SplitName) -> SplitEmbeddings:
-    """Check arrays as if they came from a file, and number the rows whose ids are missing."""
+    """Check arrays like the content of an embeddings file; if ids are missing, number the rows from 0."""
     from vse.eval.files.embeddings import build_embeddings
 
     for argument, array in arrays.items():

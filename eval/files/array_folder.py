@@ -27,7 +27,7 @@ IN_MEMORY_BYTES = 2**27
 
 
 class FolderArrays(NamedTuple):
-    """Arrays and attributes of a folder, by their names in an embeddings file, and the files that they were read from."""
+    """Arrays and attributes that were read from a folder, named as in an embeddings file, and the files they came from."""
 
     arrays: dict[str, NDArray[Any]]
     attributes: dict[str, Any]
@@ -35,7 +35,7 @@ class FolderArrays(NamedTuple):
 
 
 def read_array_folder(folder: Path, names: Sequence[str], attributes: Sequence[str]) -> FolderArrays:
-    """Read from a folder the arrays and attributes that an embeddings file has under these names.
+    """Read arrays and attributes, named as in an embeddings file, from the plain files of a folder.
 
     An array lies in ``<name>.npy``. The ids may also be columns of ``images.csv`` or ``.parquet`` (``image_id``, ``coco_id``)
     and of ``captions.csv`` or ``.parquet`` (``caption_id``, and ``image_id`` for the caption's image). Without ids the rows
@@ -43,7 +43,7 @@ def read_array_folder(folder: Path, names: Sequence[str], attributes: Sequence[s
     row. ``about.json`` has the attributes. Defaults are the folder's name for ``dataset``, ``test`` for ``split``, and
     ``cosine`` for ``similarity`` (``scores`` if the folder has scores).
 
-    Nothing is unpickled. Large matrices of float32 in C order are mapped, and so are scores. The caller checks the values.
+    Nothing is unpickled. Scores and large matrices of float32 in C order are memory-mapped. The caller checks the values.
     Raises UserError if a file has another form.
     """
     files: dict[str, InputFile] = {}
@@ -77,7 +77,7 @@ def read_array_folder(folder: Path, names: Sequence[str], attributes: Sequence[s
 
 
 def _read_array(file: InputFile) -> NDArray[Any]:
-    """Return the array of a ``.npy`` file, never a pickle. Large matrices and scores are mapped if possible."""
+    """Return the array of a ``.npy`` file, never a pickle. Large matrices and scores are memory-mapped if possible."""
     stream = file.stream
     with wrap_read_errors(file.path, "an array of numbers as numpy.save writes it"):
         version = np.lib.format.read_magic(stream)
@@ -97,7 +97,10 @@ def _read_array(file: InputFile) -> NDArray[Any]:
 
 
 def _read_table(file: InputFile, vectors: str, columns: dict[str, str]) -> dict[str, NDArray[Any]]:
-    """Return the ids of a table, by their names in an embeddings file, and its vectors, if it has any, as ``vectors``."""
+    """Return the ids of a table and, if it has any, its vectors, by their names in an embeddings file.
+
+    ``columns`` maps a column of ids to its name there; ``vectors`` is the name of the vectors.
+    """
     import pandas as pd
 
     if file.path.suffix == ".parquet":

@@ -120,8 +120,9 @@ def write_scores(
 def read_embeddings(path: Path) -> Embeddings:
     """Read and check a file, or a folder of arrays (see :func:`vse.eval.files.array_folder.read_array_folder`).
 
-    Vectors are read into memory if all arrays take up to 128 MiB; in a larger file, contiguous matrices of float32 are mapped.
-    Scores are always mapped if possible. Raises UserError if something is missing, duplicate or of the wrong length.
+    Vectors are read into memory if all arrays take up to 128 MiB; in a larger file, contiguous matrices of float32 are
+    memory-mapped. Scores are always memory-mapped if possible. Raises UserError if something is missing, duplicate or of the
+    wrong length.
     """
     if not path.exists():
         raise UserError(f"{path}: no such file")
@@ -154,7 +155,7 @@ def read_embeddings(path: Path) -> Embeddings:
 def build_embeddings(
     path: Path, arrays: Mapping[str, Any], stored: Mapping[str, Any], source: InputFile | InputFolder | None = None
 ) -> Embeddings:
-    """Build and check embeddings or scores from arrays and attributes by their names; errors name ``path``."""
+    """Build and check embeddings or scores from ``arrays`` and attributes (``stored``), both by name; errors name ``path``."""
     attributes = {name: stored_attribute(path, name, value) for name, value in stored.items()}
     _check_complete(path, set(arrays), set(attributes))
     values: dict[str, Any] = {name: stored_ids(path, name, arrays[name]) for name in _IDS}
@@ -174,7 +175,10 @@ def experiment_name(path: Path, run: FileMetadata) -> str:
 
 
 def parse_provenance(run: FileMetadata) -> dict[str, Any]:
-    """Return a file's record of features, settings and versions; empty if it is not JSON."""
+    """Return a file's provenance, a JSON text with features, settings and versions, as a dict.
+
+    It is empty if the text is not JSON. JSON other than an object is returned under the key ``note``.
+    """
     try:
         record = json.loads(run.provenance, parse_constant=lambda constant: None)  # JSON has no NaN and no infinities
     except (ValueError, RecursionError):
@@ -183,7 +187,10 @@ def parse_provenance(run: FileMetadata) -> dict[str, Any]:
 
 
 def check_same_split(first_path: Path, first: Embeddings, path: Path, run: Embeddings, attributes: Sequence[str] = ()) -> None:
-    """Raise UserError if two files differ in their split, row by row, or in an attribute that both have."""
+    """Raise UserError if two files differ in data set, split, ids, images or captions, or in one of ``attributes``.
+
+    The ids must also have the same order. Attributes and hashes of the data are compared only if both files have them.
+    """
     check_same_attributes(first_path, first, path, run, ("dataset", "split", *attributes))
     has_coco_ids = first.coco_ids is not None and run.coco_ids is not None
     for name in (*_IDS, *(["coco_ids"] if has_coco_ids else [])):
@@ -212,7 +219,7 @@ def _attributes_of(embeddings: Embeddings) -> dict[str, Any]:
 
 @contextmanager
 def _open_hdf5(stream: BinaryIO) -> Iterator[h5py.File]:
-    """Yield an HDF5 file that writes into ``stream``. HDF5 also reads from it."""
+    """Yield a new HDF5 file whose content goes to ``stream``, which must be readable as well."""
     with open(os.dup(stream.fileno()), "r+b") as both, h5py.File(both, "w") as file:
         yield file
 
@@ -282,7 +289,7 @@ def _check(path: Path, run: Embeddings) -> None:
 
 
 def _check_matrix(path: Path, name: str, values: NDArray[Any], rows: int, columns: int | None) -> NDArray[Any]:
-    """Check shape and values; return the largest absolute value of each row, (n_rows,)."""
+    """Return the largest absolute value of each row. Raises UserError if the shape is wrong or a row is not finite."""
     if values.ndim != 2 or len(values) != rows or columns not in (None, values.shape[1]) or not values.size:
         raise UserError(f"{path}: {name} has shape {values.shape}, expected ({rows}, {columns or 'dim'})")
     parts = [_check_finite(path, name, values[start : start + _CHECK_ROWS], start) for start in range(0, rows, _CHECK_ROWS)]
@@ -290,7 +297,7 @@ def _check_matrix(path: Path, name: str, values: NDArray[Any], rows: int, column
 
 
 def _check_lengths(path: Path, run: Embeddings, extents: Mapping[str, NDArray[Any]]) -> None:
-    """Raise UserError if vectors are so short that the scores of their pairs would all be 0 in float32."""
+    """Raise UserError if the numbers in vectors are so small that the scores of pairs would be 0 in float32."""
     if run.vectors is None:
         return
     images, captions = (extents[name][extents[name] > 0] for name in ("images", "captions"))
@@ -310,7 +317,10 @@ def _check_lengths(path: Path, run: Embeddings, extents: Mapping[str, NDArray[An
 
 
 def _check_finite(path: Path, name: str, rows: NDArray[Any], start: int) -> NDArray[Any]:
-    """Return the largest absolute value of each row. Raises UserError if one is not finite."""
+    """Return the largest absolute value of each row. Raises UserError if a row has NaN or an infinity.
+
+    The message names the array (``name``) and the index of the row, where ``start`` is the index of ``rows[0]``.
+    """
     extent: NDArray[Any] = np.maximum(rows.max(1), -rows.min(1))
     finite = np.isfinite(extent)
     if not finite.all():

@@ -22,7 +22,7 @@ _HASH_ROWS = 4096  # rows that are hashed at once
 
 
 class ArrayHash:
-    """The type and shape of an array, and the SHA-256 of its rows; the rows are added in their order."""
+    """The type and shape of an array, and the SHA-256 of its rows, which are added in their order."""
 
     def __init__(self, dtype: Any, shape: Iterable[int]) -> None:
         self._description = f"{np.dtype(dtype).str} {' x '.join(map(str, shape))}"
@@ -44,7 +44,7 @@ def hash_array(values: NDArray[Any]) -> ArrayHash:
 
 
 def hash_content(array_hashes: Mapping[str, ArrayHash], attributes: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a file's arrays, by their names, and of its attributes, except those that are None."""
+    """Return one SHA-256 of a file's arrays and attributes, with their names; attributes that are None are left out."""
     plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in attributes.items()}
     stored = {name: value for name, value in plain.items() if value is not None}
     return sha256_json({"arrays": {name: str(array_hashes[name]) for name in array_hashes}, "attributes": stored})
@@ -87,7 +87,7 @@ class FileMetadata(Protocol):
 def check_same_attributes(
     first_path: Path, first: FileMetadata, path: Path, other: FileMetadata, names: Sequence[str]
 ) -> None:
-    """Raise UserError if two files differ in one of the attributes, except where one of the files does not have it."""
+    """Raise UserError if two files differ in an attribute in ``names``. An attribute that one file lacks is ignored."""
     for name in names:
         first_value, value = getattr(first, name), getattr(other, name)
         if None not in (first_value, value) and first_value != value:
@@ -95,7 +95,7 @@ def check_same_attributes(
 
 
 def stored_attribute(path: Path, name: str, value: Any) -> Any:
-    """Return an attribute as text, and ``seed`` as an integer, from any HDF5 type. Raises UserError for another value."""
+    """Return an attribute of an HDF5 file as text, ``seed`` as an integer. Raises UserError if it has another type."""
     value = value.item() if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim) else value
     try:
         value = value.decode() if isinstance(value, bytes) else value
@@ -118,7 +118,7 @@ def stored_ids(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDAr
 
 
 def stored_hashes(path: Path, name: str, values: NDArray[Any] | h5py.Empty, n: int, width: int) -> NDArray[np.uint8]:
-    """Return hashes (n, width) unchanged. Raises UserError if their type is not uint8 or their shape is another."""
+    """Return hashes (n, width) unchanged. Raises UserError if their type is not uint8 or their shape is not (n, width)."""
     if not isinstance(values, np.ndarray) or values.dtype != np.uint8 or values.shape != (n, width):
         kind = f"{values.dtype} of shape {values.shape}" if isinstance(values, np.ndarray) else "empty"
         raise UserError(f"{path}: {name} must be uint8 of shape ({n}, {width}), but is {kind}")

@@ -80,7 +80,7 @@ class PhraseScores:
 
     @property
     def identity(self) -> DataIdentity:
-        """The identity of the images and captions that have phrases."""
+        """The hashes that identify the images and captions that have phrases."""
         images, image_rows = np.unique(self.image_ids, return_index=True)
         captions, caption_rows = np.unique(self.caption_ids, return_index=True)
         photos = None if self.photo_hashes is None else self.photo_hashes[image_rows]
@@ -98,7 +98,7 @@ class PhraseScores:
 
 
 def write_phrase_scores(path: Path, scores: PhraseScores) -> Path:
-    """Write the file atomically and return ``path``. Raises ValueError if the reader would refuse these values."""
+    """Write the file atomically and return ``path``. Raises ValueError if the reader would reject these values."""
     try:
         _check(path, scores)
     except UserError as error:
@@ -252,7 +252,7 @@ def _check_offsets(path: Path, offsets: NDArray[np.int64], n_candidates: int) ->
 
 
 def _check_boxes(path: Path, run: PhraseScores) -> None:
-    """Check the order of corners; a ground-truth box must have an area, a candidate need not."""
+    """Raise UserError if the corners of a box are in the wrong order; a ground-truth box must also have an area."""
     _check_rows(path, "boxes", np.asarray(~np.isfinite(run.boxes).all(1)), "is not finite (NaN or infinite)", run)
     swapped = np.asarray((run.boxes[:, 2:] < run.boxes[:, :2]).any(1))
     _check_rows(path, "boxes", swapped, "is not x1, y1, x2, y2: x2 < x1 or y2 < y1", run)

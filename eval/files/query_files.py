@@ -38,7 +38,7 @@ _TREC = OutputKind(
 
 
 class FoldAnswers(NamedTuple):
-    """The best answers of one direction in a fold (0-based) of a protocol; ``seed`` is None if it is not known."""
+    """The best answers of one direction in a fold (index from 0) of a protocol; ``seed`` is None if it is not known."""
 
     seed: int | None
     protocol: str

@@ -114,7 +114,8 @@ class Member(BaseModel):
 class Combination(BaseModel):
     """The combination of an image-sentence model with a phrase model (see :mod:`vse.eval.protocols.ensemble`).
 
-    ``alpha`` is the share of phrases, ``rsum_val`` the rsum on the validation split for each share that was tried there.
+    ``alpha`` is the weight of the phrase model's scores. ``rsum_val`` has the rsum on the validation split for each alpha that
+    was tried there.
     """
 
     alpha: float
@@ -166,7 +167,7 @@ class ComparedMetric(BaseModel):
 
 
 class ComparedModel(BaseModel):
-    """One of two compared models. ``name`` is its display name, or empty if that is the experiment."""
+    """One of two compared models. ``name`` is its display name; it is empty if the experiment is displayed instead."""
 
     experiment: str
     name: str = ""
@@ -174,7 +175,7 @@ class ComparedModel(BaseModel):
 
 
 class Comparison(BaseModel):
-    """A comparison file; ``comparisons`` has for each protocol the metrics in the structure of a result."""
+    """A comparison file; ``comparisons`` maps each protocol to its compared metrics, nested like the metrics of a result."""
 
     model_config = ConfigDict(extra="allow")
     dataset: str
@@ -251,7 +252,11 @@ def mean_and_std(metric: Metric | None) -> tuple[float, float]:
 
 
 def distinct_protocols(protocols: Mapping[str, _Protocol], n_images: int) -> dict[str, _Protocol]:
-    """Drop each protocol over folds that has a single fold, the complete split, if the protocol over the split is present."""
+    """Return the protocols without those that repeat another one on a split of at most 1,000 images (``n_images``).
+
+    On such a split ``1k`` repeats ``full``, and ``sentence-1k`` repeats ``sentence``. They are left out if the repeated one is
+    present.
+    """
     folded = {"1k": "full", "sentence-1k": "sentence"}
     repeated = {name for name, whole in folded.items() if n_images <= FOLD and whole in protocols}
     return {name: protocol for name, protocol in protocols.items() if name not in repeated}
@@ -275,7 +280,10 @@ def content_sha256(content: Mapping[str, Any]) -> str:
 
 
 def file_reference(embeddings: FileMetadata, out: Path) -> dict[str, str]:
-    """Return the path of an embeddings file, relative to the folder of ``out``, and the SHA-256 of its bytes."""
+    """Return the path of an embeddings file, relative to the folder of ``out``, and the SHA-256 of its bytes.
+
+    Raises ValueError if the embeddings were not read from a file.
+    """
     if embeddings.source is None:
         raise ValueError("these embeddings were not read from a file")
     return {"file": os.path.relpath(embeddings.source.path, out.parent), "sha256": embeddings.source.sha256}

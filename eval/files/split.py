@@ -44,13 +44,19 @@ def split_identity(run: Embeddings) -> SplitIdentity:
 
 
 def image_identity(dataset: str, ids: str, values: NDArray[np.int64]) -> SplitIdentity:
-    """Return the identity of some images of a data set; ``values`` (n,) are their ``image_ids`` or ``coco_ids``."""
+    """Return the identity of some images of a data set; ``values`` (n,) are the ids that ``ids`` names.
+
+    ``ids`` is ``image_ids`` or ``coco_ids``.
+    """
     sha256 = sha256_json(sorted(values.tolist()))
     return SplitIdentity(ids=ids, sha256=sha256, name=split_name(dataset, sha256))
 
 
 def split_name(dataset: str, sha256: str) -> str | None:
-    """Return the name of a data set's split by the hash of its ids. Presets in the folder ``VSE_PRESETS`` may add names."""
+    """Return the name of the split of a data set whose ids have the hash ``sha256``; None if it is unknown.
+
+    Presets in the folder ``VSE_PRESETS`` may add names.
+    """
     return next((name for name, known in _known_splits(dataset) if known == sha256), None)
 
 
@@ -71,7 +77,7 @@ def _known_splits(dataset: str) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class MeanScores:
-    """The mean of several score matrices of one shape, computed for the rows that are read, in the precision of the first."""
+    """The mean of score matrices of one shape, computed for the rows that are read, with the dtype of the first matrix."""
 
     members: Sequence[ScoreMatrix]
 
@@ -92,7 +98,7 @@ class MeanScores:
 
 @dataclass(frozen=True)
 class SelectedScores:
-    """The scores of some images with some captions, by rows and columns, selected when they are read."""
+    """Some rows (images) and columns (captions) of a score matrix, selected when they are read."""
 
     scores: ScoreMatrix
     images: NDArray[np.int64]
@@ -134,7 +140,7 @@ class Embeddings:
     scores, scores_i2t, scores_t2i : (n_images, n_captions)
     pooled_images, pooled_captions : (n_images, dim) and (n_captions, dim) vectors by which a search selects the pairs to score
     experiment, seed : experiment and seed of the model; None if the writer did not store them
-    similarity : name of the comparison; without scores one of :data:`vse.eval.ranking.ranks.SIMILARITIES`
+    similarity : name of the similarity of two vectors; without scores one of :data:`vse.eval.ranking.ranks.SIMILARITIES`
     provenance : JSON text with features, settings and versions
     trained_on : data set of the training, or None if it is ``dataset``
     coco_ids : (n_images,) ids of the images in MS-COCO, or None
@@ -213,7 +219,10 @@ class Embeddings:
         return blocks, blocks_from_scores(t2i, image_of_caption) if self.directional else None
 
     def select(self, images: NDArray[np.int64], captions: NDArray[np.int64]) -> Embeddings:
-        """Return some images and captions, by their rows; scores are selected when they are read."""
+        """Return the embeddings or scores of some images and captions, given by their rows.
+
+        Scores are selected when they are read.
+        """
         selected: dict[str, Any] = {}
         for name in MATRICES:
             matrix = getattr(self, name)

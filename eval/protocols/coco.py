@@ -47,7 +47,7 @@ Rows = NDArray[np.int64]
 class JudgedPairs(NamedTuple):
     """The pairs that people judged to be similar, from Crisscrossed Captions: ``images`` and ``captions`` are (n, 2) COCO ids.
 
-    ``files`` has the SHA-256 of each file by its name.
+    ``files`` maps the name of each file that was read to its SHA-256.
     """
 
     images: Rows
@@ -58,8 +58,8 @@ class JudgedPairs(NamedTuple):
 def read_judged_pairs(folder: Path) -> JudgedPairs:
     """Read the right pairs from ``sis_test.csv`` (images) and ``sts_test.csv`` (captions) of Crisscrossed Captions.
 
-    A pair of images is right if its score is at least 2.5, a pair of captions if it is at least 3. Raises UserError with the
-    file that is missing, or the row that is not a judgement.
+    A pair of images is right if its score is at least 2.5, a pair of captions if it is at least 3. Raises UserError if a file
+    is missing or a row is not a judgement; the message names it.
     """
     images, captions = InputFile(folder / IMAGE_FILE), InputFile(folder / CAPTION_FILE)
     return JudgedPairs(
@@ -93,7 +93,7 @@ def intramodal_fold(run: Embeddings, coco_ids: Rows, pairs: JudgedPairs, ks: Seq
     """Return the queries of image-to-image (``i2i``) and text-to-text (``t2t``) retrieval, with their best answers.
 
     Queries and answers are rows of ``run``. Ties count against the model. ``coco_ids`` (n_images,) are the COCO ids of the
-    images, ``ks`` the K of R@K. Raises UserError if ``run`` has no embeddings, or if no pair consists of test images.
+    images, ``ks`` the values of K in R@K. Raises UserError if ``run`` has no embeddings, or if no pair has two test images.
     """
     if run.images is None or run.captions is None:
         raise UserError("the pairs of CxC need embeddings of images and of captions, and the file has none")
@@ -123,7 +123,10 @@ def intramodal_fold(run: Embeddings, coco_ids: Rows, pairs: JudgedPairs, ks: Seq
 
 
 def _right_answers(rows: dict[int, int], pairs: Rows) -> dict[int, set[int]]:
-    """Return the rows of the right answers to each row; pairs with an unknown id are left out."""
+    """Return a dict from the row of each query to the rows of its right answers.
+
+    ``rows`` maps COCO ids to rows. Pairs (n, 2) of COCO ids are left out if one of their ids is not in ``rows``.
+    """
     right: dict[int, set[int]] = {}
     for one, other in pairs.tolist():
         if one in rows and other in rows:
@@ -133,7 +136,7 @@ def _right_answers(rows: dict[int, int], pairs: Rows) -> dict[int, set[int]]:
 
 
 def _search_others(vectors: NDArray[np.float32], right: dict[int, set[int]]) -> dict[int, AnsweredQuery]:
-    """Rank all other rows of ``vectors`` (n, dim) for each row that has right answers."""
+    """Rank all other rows of ``vectors`` (n, dim) for each row in ``right``, which maps a query to its right answers."""
     check_finite("embeddings", shared_tensor(vectors))
     units = unit_rows(shared_tensor(vectors))
     blocks = blocks_from_embeddings(units, units, torch.arange(len(units)))
@@ -173,8 +176,8 @@ def coco_fold(
     coco_ids : (n_images,) COCO id of each image
     caption_ids : (n_captions,) COCO id of each caption
     i2t_blocks : scores of all pairs
-    t2i_blocks : scores of text-to-image, if they depend on the direction
-    ks : the K of R@K of ``cxc``
+    t2i_blocks : scores of all pairs for text-to-image retrieval; None if both directions share scores
+    ks : the values of K in R@K of ``cxc``
     """
     images, captions = rows_by_id(coco_ids), rows_by_id(caption_ids)
     candidates = coco_test_captions()
@@ -249,7 +252,10 @@ def answered_query(scores: NDArray[np.float32], right: Rows) -> AnsweredQuery:
 
 
 def _best_answers(answered: Sequence[AnsweredQuery], queries: Rows, candidates: Rows) -> BestAnswers:
-    """Return the best answers to ``queries`` as rows of the split; ``candidates`` are the rows of the candidates."""
+    """Return the best answers to ``queries`` (n_queries,), given as rows of the split.
+
+    ``candidates`` (n_candidates,) has the row in the split of each candidate.
+    """
     positions, right, right_scores, wrong, wrong_scores = zip(*answered, strict=True)
     ranks, right_rows, wrong_rows = np.array([one[0] for one in positions]), candidates[list(right)], candidates[list(wrong)]
     return BestAnswers(queries, ranks, right_rows, np.array(right_scores), wrong_rows, np.array(wrong_scores))
@@ -258,15 +264,17 @@ def _best_answers(answered: Sequence[AnsweredQuery], queries: Rows, candidates: 
 def ranked_queries(
     answered: Sequence[AnsweredQuery], queries: Rows, images: Rows, candidates: Rows, ks: Sequence[int]
 ) -> Queries:
-    """Return queries with R@K, Med r and the list metrics; a rank is the number of wrong answers before the first right one.
+    """Return queries with R@K, Med r and the list metrics nDCG@10, MRR and mAP.
+
+    The rank of a query is the number of wrong answers before the first right one.
 
     Parameters
     ----------
     answered : the ranking of each query
     queries : (n_queries,) rows of the queries in the split
-    images : (n_queries,) row of the image that each query is or belongs to
+    images : (n_queries,) row of each query's image; if the query is an image, its own row
     candidates : (n_candidates,) rows of the candidates in the split
-    ks : the K of R@K
+    ks : the values of K in R@K
     """
     wrong_before = np.concatenate([one.positions - np.arange(len(one.positions)) for one in answered])
     query_of = np.repeat(np.arange(len(answered)), [len(one.positions) for one in answered])
@@ -285,10 +293,10 @@ def _precision_queries(answered: Sequence[AnsweredQuery], queries: Rows, images:
 
 
 def _annotations(name: str, queries: dict[int, int], kind: str, candidates: dict[int, int]) -> tuple[Rows, list[Rows]]:
-    """Return the rows of the annotated queries of a file, ascending, and the rows of the right answers to each.
+    """Return the rows, ascending, of the queries that the file ``name`` annotates, and the rows of the right answers to each.
 
-    ``queries`` and ``candidates`` give the row of each id. An answer that is not a candidate has row -1: ECCV Caption lists
-    two captions as right answers that it does not rank.
+    ``queries`` and ``candidates`` map ids to rows; ``kind`` names a query in errors, e.g. ``image``. A right answer that is
+    not a candidate has row -1: ECCV Caption lists two captions as right answers that it does not rank.
     """
     content = {int(query): right for query, right in json.loads(_data(name)).items()}
     rows = find_rows(queries, list(content), kind)
@@ -298,13 +306,13 @@ def _annotations(name: str, queries: dict[int, int], kind: str, candidates: dict
 
 
 def coco_test_captions() -> Rows:
-    """Return the COCO ids (25000,) of the candidate captions."""
+    """Return the COCO ids (25000,) of the test captions that the package eccv-caption ranks."""
     ids: Rows = np.load(BytesIO(_data("coco_test_ids.npy")), allow_pickle=False)
     return ids
 
 
 def coco_test_images() -> Rows:
-    """Return the COCO ids (5000,) of the candidate images."""
+    """Return the COCO ids (5000,) of the test images that the package eccv-caption ranks, ascending."""
     return np.array(sorted(int(image) for image in json.loads(_data("original_image_to_caption.json"))))
 
 
@@ -315,12 +323,12 @@ def _data(name: str) -> bytes:
 
 
 def rows_by_id(ids: Rows) -> dict[int, int]:
-    """Return a dict from id to row."""
+    """Return a dict from each id to its row, the index in ``ids``."""
     return {int(id_): row for row, id_ in enumerate(ids)}
 
 
 def find_rows(rows: dict[int, int], ids: Sequence[int] | Rows, kind: str) -> Rows:
-    """Return the rows of ``ids``. Raises UserError with the id of an image or caption (``kind``) that has no row."""
+    """Return the rows of ``ids`` by the dict ``rows``. Raises UserError if an id of this ``kind`` (e.g. image) has none."""
     try:
         return np.array([rows[int(id_)] for id_ in ids], np.int64)
     except KeyError as missing:

@@ -55,11 +55,11 @@ def load_ensemble_plan(name: str) -> ExperimentPlan:
 
 
 def members_by_seed(files: Sequence[Path], plan: ExperimentPlan | None = None) -> list[Members]:
-    """Read each file once and return the members of the ensemble of each seed.
+    """Read each file once and return, for each seed, the members of its ensemble.
 
-    Files of one experiment, or one file per experiment, are the members of a single ensemble. Several experiments with more
-    than one file for some are several seeds: seed s of the ensemble combines seed s of every experiment. A ``plan`` names the
-    members and their order. Raises UserError for a member that is missing, given twice or not in the plan.
+    If all files belong to one experiment, or each file to an experiment of its own, all files are the members of a single
+    ensemble. Otherwise there is an ensemble for each seed: seed s of the ensemble combines seed s of every experiment. A
+    ``plan`` names the members and their order. Raises UserError if a member is missing, given twice or not in the plan.
     """
     if len(files) < 2:
         raise UserError("an ensemble has at least two members: give several files of embeddings")
@@ -93,18 +93,19 @@ def _member_name(experiment: str, seed: int | None) -> str:
 def build_ensemble(
     members: Members, compares_captions: bool = False, plan: ExperimentPlan | None = None, alpha: float | None = None
 ) -> Embeddings:
-    """Return embeddings whose scores are the means of the members' scores for all pairs.
+    """Return embeddings whose score of each pair is the mean of the members' scores.
 
-    The members share split and similarity; their dimensions, experiments and seeds may differ. Vectors of the n members are
-    concatenated and divided by the square root of n: inner products and order scores are then the means. Score matrices are
-    averaged row by row when they are read. An image-sentence model and a phrase model are combined by :func:`combine_scores`.
+    The members share split and similarity; their dimensions, experiments and seeds may differ. The vectors of n members are
+    concatenated and divided by the square root of n, so that inner products and order scores are these means. Score matrices
+    are averaged row by row when they are read. An image-sentence model and a phrase model are combined by
+    :func:`combine_scores`.
 
     Parameters
     ----------
     members : the file and the embeddings of each member
     compares_captions : raise UserError if a member's captions are not unit vectors, as the protocol ``sentence`` needs them
     plan : the preset that names the ensemble; None names it by its members
-    alpha : the share of the phrase model
+    alpha : the weight of the phrase model's scores, from 0 to 1
     """
     first = members[0][1]
     runs = [member for _, member in members]
@@ -148,7 +149,7 @@ def _check_members(members: Members, compares_captions: bool) -> None:
 def save_ensemble(path: Path, runs: Sequence[Embeddings], others: Sequence[Path]) -> list[Path]:
     """Write the ensemble of a single seed to ``path``, or of several seeds to ``<name>-<seed>.h5``; return the files.
 
-    Files in ``others`` must not be overwritten.
+    Raises UserError if one of the files is among the files ``others`` or must not be replaced.
     """
     paths = [path if len(runs) == 1 else path.with_name(f"{path.stem}-{run.seed}{path.suffix}") for run in runs]
     for one in paths:
@@ -162,7 +163,7 @@ def save_ensemble(path: Path, runs: Sequence[Embeddings], others: Sequence[Path]
 
 
 def _provenance(members: Members, plan: ExperimentPlan | None) -> dict[str, Any]:
-    """Return the provenance of an ensemble: the settings of its preset, features and changed settings of its members."""
+    """Return the provenance of an ensemble: its preset's settings, and its members' features and changed settings."""
     features: dict[str, Any] = {}
     changed: dict[str, None] = {}
     names: dict[str, None] = {}
@@ -202,18 +203,19 @@ def _concatenate(parts: Sequence[NDArray[np.float32] | None]) -> NDArray[np.floa
 
 @dataclass(frozen=True)
 class PhraseShare:
-    """The share of phrases in the scores of an ensemble, ``alpha`` from 0 to 1.
+    """The weight ``alpha`` (0 to 1) of the phrase model's scores in an ensemble (Eq. 8).
 
-    ``validated`` has the mean rsum on the validation split for each share that was tried there; None if the share was given.
+    ``validated`` has the mean rsum on the validation split for each alpha that was tried there; None if the user gave alpha.
     """
 
     alpha: float
     validated: dict[float, float] | None = None
 
     def content(self, phrases: Embeddings) -> dict[str, Any]:
-        """Return the entry ``combination`` of a result.
+        """Return the entry ``combination`` of a result file: alpha and two counts.
 
-        It counts the captions and images for which ``phrases`` has no score; the image-sentence model alone scores them.
+        The counts are the captions and the images for which ``phrases`` has no score. The image-sentence model alone scores
+        them.
         """
         assert phrases.n_phrases is not None
         assert phrases.n_regions is not None
@@ -229,7 +231,7 @@ class PhraseShare:
 def sentence_and_phrase_members(members: Sequence[Member]) -> tuple[Member, Member] | None:
     """Return the image-sentence model and the phrase model of an ensemble; None if it has no phrase model.
 
-    Raises UserError if a phrase model is combined with anything but one image-sentence model.
+    Raises UserError if a phrase model is combined with anything but exactly one image-sentence model.
     """
     by_phrases = [member for member in members if member[1].has_phrase_scores]
     if not by_phrases:
@@ -244,14 +246,14 @@ def sentence_and_phrase_members(members: Sequence[Member]) -> tuple[Member, Memb
 
 
 def phrase_member(members: Sequence[Member]) -> Embeddings:
-    """Return the scores of the phrase model of an ensemble that has one."""
+    """Return the scores of the phrase model among the members; there must be one (StopIteration otherwise)."""
     return next(run for _, run in members if run.has_phrase_scores)
 
 
 def choose_alpha(by_seed: Sequence[Sequence[Member]], alpha: float | None) -> PhraseShare | None:
-    """Return the share of phrases: ``alpha`` or, if it is None, the best of :data:`ALPHAS` on the validation split.
+    """Return the weight of the phrase model: ``alpha`` or, if it is None, the best of :data:`ALPHAS` on the validation split.
 
-    The best share has the highest rsum, as a mean over the seeds. Returns None for ensembles without a phrase model. The
+    The best weight has the highest rsum, as a mean over the seeds. Returns None for ensembles without a phrase model. The
     validation files lie next to the members: ``val.h5`` next to ``test.h5``, and ``val_sentences.h5`` next to
     ``test_sentences.h5``. Raises UserError if one is missing.
     """
@@ -278,11 +280,13 @@ def choose_alpha(by_seed: Sequence[Sequence[Member]], alpha: float | None) -> Ph
 
 
 def combine_scores(sentences: Member, phrases: Member, alpha: float, negative_distances: Matrices | None = None) -> Embeddings:
-    """Return the embeddings of the image-sentence model with the scores -D of Eq. 8, (n_images, n_captions).
+    """Return the embeddings of the image-sentence model with the scores -D(x, y) = -(1 - alpha) d(x, y) - alpha d_rp(x, y).
 
-    For embeddings compared by inner products, d is their Euclidean distance; for other models, d is the negative score. If a
-    caption has no phrases, or an image no regions, D = d. ``negative_distances`` is -d, if it is already known. One matrix is
-    held in memory, or two if the scores of the image-sentence model depend on the direction.
+    This is Eq. 8 (see the top of this module): d is the distance of image x and sentence y, and d_rp is the mean distance of
+    the sentence's phrases to their best regions. For embeddings compared by inner products, d is their Euclidean distance; for
+    other models, d is the negative score. If a caption has no phrases, or an image no regions, D = d. ``negative_distances``
+    has -d, if it was computed before. The scores are (n_images, n_captions). One matrix is held in memory, or two if the
+    scores of the image-sentence model depend on the direction.
     """
     check_same_split(*sentences, *phrases)
     (_, model), (_, of_phrases) = sentences, phrases
@@ -298,7 +302,10 @@ def combine_scores(sentences: Member, phrases: Member, alpha: float, negative_di
 
 
 def _negative_distances(model: Embeddings) -> Matrices:
-    """Return -d for all pairs, or for all pairs in each direction, by the name of the scores that it replaces."""
+    """Return the negative distance -d of each image and sentence, (n_images, n_captions), see :func:`combine_scores`.
+
+    The result is a dict with the key ``scores`` or, if scores depend on the direction, ``scores_i2t`` and ``scores_t2i``.
+    """
     i2t, t2i = model.score_blocks()
     if t2i is not None:
         return {"scores_i2t": _all_scores(i2t), "scores_t2i": _all_scores(t2i)}

@@ -71,7 +71,7 @@ def evaluate_files(
     """Evaluate one model, given as a file per seed, or an ensemble; return the content of the result file.
 
     With several seeds each metric is its mean and sample standard deviation, ``{"mean": ..., "std": ...}``; the 95% intervals
-    are in ``ci95``. Raises UserError for an option that does not apply to the kind of the files.
+    are in ``ci95``. Raises UserError if an option does not apply to such files, e.g. ``iou`` to embeddings.
 
     Parameters
     ----------
@@ -119,9 +119,9 @@ def _check_query_outputs(options: EvaluationOptions, others: Sequence[Path]) -> 
 
 
 class _Model(NamedTuple):
-    """The embeddings of a model, one for each seed, and the files by which errors refer to them.
+    """A model to evaluate: its embeddings for each seed, and the files that errors name.
 
-    ``members`` has for each seed the embeddings that were read: the members of an ensemble, otherwise the seed itself.
+    ``members`` has for each seed the embeddings that were read: the members of an ensemble, or those of the seed itself.
     """
 
     files: Sequence[Path]
@@ -191,7 +191,10 @@ def _evaluate_model(
 def _measure(
     model: _Model, protocols: Sequence[str], options: EvaluationOptions, pairs: JudgedPairs | None
 ) -> tuple[dict[str, Any], list[FoldAnswers]]:
-    """Return metrics and cross-check of each protocol, and the best answers to each query if ``per_query`` needs them."""
+    """Return the metrics and the comparison with FAISS of each protocol, and the best answers to each query.
+
+    The list of answers is empty unless ``options.per_query`` needs them.
+    """
     with_answers = options.per_query is not None
     ranking = RankingOptions(options.cross_check, options.cross_checked, with_answers, options.recall_ks, pairs)
     metrics: dict[str, Any] = {}
@@ -217,7 +220,10 @@ def _measure(
 
 
 def _cross_check(queries: Sequence[ProtocolQueries]) -> dict[str, Any]:
-    """Return the numbers of compared queries, all queries and ties over folds and seeds, or why nothing was compared."""
+    """Return the numbers of compared queries, all queries and ties, or the reason why no rank was compared with FAISS.
+
+    The numbers are sums over folds and seeds, for each direction.
+    """
     agreements = [agreement for of_run in queries for agreement in of_run.agreements]
     if not agreements:
         return {"checked": False, "why": queries[0].unchecked}
@@ -258,7 +264,7 @@ def _approximate_searches(path: Path, run: Embeddings, options: EvaluationOption
 
 
 def _protocol_metrics(run: Embeddings, protocol: str, folds: Sequence[Fold]) -> dict[str, Any]:
-    """Return the metrics of one seed: the mean over folds, and for several folds each of them."""
+    """Return the metrics of one seed: the mean over folds and, if there are several folds, the metrics of each fold."""
     per_fold = [fold_metrics(fold) for fold in folds]
     n_queries = sum(len(fold["s2s"].images) for fold in folds) if protocol.startswith("sentence") else None
     if protocol in FOLDED_PROTOCOLS:

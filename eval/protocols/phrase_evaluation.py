@@ -20,11 +20,14 @@ from vse.eval.ranking.localisation import phrase_ranks
 from vse.eval.ranking.metrics import Fold, fold_metrics
 from vse.pipeline.errors import UserError
 
-_TYPE = "type "  # prefix of the name of a type, which makes it differ from all other keys
+_TYPE_PREFIX = "type "  # prefix of the name of a type, which makes it differ from all other keys
 
 
 def check_file_kind(files: Sequence[Path], protocol: str | Sequence[str], iou: float | None) -> bool:
-    """Return whether files hold phrase scores. Raises UserError if only some do, or if an argument does not apply to them."""
+    """Return whether files hold phrase scores.
+
+    Raises UserError if only some do, or if ``protocol`` or ``iou`` does not apply to them.
+    """
     kinds = [is_phrase_scores(path) for path in files]
     if any(kinds) and not all(kinds):
         raise UserError(f"{files[kinds.index(True)]} holds phrase scores, and {files[kinds.index(False)]} does not")
@@ -102,7 +105,7 @@ def phrase_folds(files: Sequence[Path], runs: Sequence[PhraseScores], iou: float
             raise UserError(f"{path}: none of its {len(run.truth):,} phrases has a box, so there is nothing to evaluate")
         ranks = phrase_ranks(run.scores, run.boxes, run.offsets, run.truth, iou)
         queries, located = ranks.queries(np.unique(run.image_ids, return_inverse=True)[1]), run.has_box
-        masks = {"phrase": located} | {f"{_TYPE}{name}": mask & located for name, mask in type_masks(run).items()}
+        masks = {"phrase": located} | {f"{_TYPE_PREFIX}{name}": mask & located for name, mask in type_masks(run).items()}
         folds.append({name: queries.select(mask) for name, mask in masks.items() if mask.any()})
     return folds
 
@@ -116,9 +119,10 @@ def type_masks(run: PhraseScores) -> dict[str, NDArray[np.bool_]]:
 
 
 def phrase_counts(runs: Sequence[PhraseScores]) -> dict[str, int]:
-    """Return the number of evaluated phrases, of phrases without a true box, and of evaluated phrases without a candidate box.
+    """Return the numbers of evaluated phrases, phrases without a true box, and evaluated phrases without a candidate box.
 
-    A phrase has no candidate if it has none in one of the seeds.
+    Phrases with a true box are evaluated. A phrase counts as one without a candidate box if at least one seed has no candidate
+    box for it.
     """
     located = runs[0].has_box
     without = np.any([np.diff(run.offsets) == 0 for run in runs], axis=0)
@@ -133,11 +137,11 @@ def _combined_metrics(metrics: Sequence[Mapping[str, Mapping[str, Metric]]], fol
     combined = {name: combine_seeds([dict(of_seed[name]) for of_seed in metrics]) for name in metrics[0]}
     nested = _nest_types(combined)
     for name, of_type in nested.get("per_type", {}).items():
-        of_type["n_phrases"] = len(fold[f"{_TYPE}{name}"].images)
+        of_type["n_phrases"] = len(fold[f"{_TYPE_PREFIX}{name}"].images)
     return nested
 
 
 def _nest_types(by_name: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of all phrases as ``phrase``, and the values of the types by name under ``per_type``."""
-    per_type = {name.removeprefix(_TYPE): value for name, value in by_name.items() if name.startswith(_TYPE)}
+    """Return values as in a result file: of all phrases under ``phrase``, of each type by its name under ``per_type``."""
+    per_type = {name.removeprefix(_TYPE_PREFIX): value for name, value in by_name.items() if name.startswith(_TYPE_PREFIX)}
     return {"phrase": by_name["phrase"], **({"per_type": per_type} if per_type else {})}

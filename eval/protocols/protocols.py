@@ -47,7 +47,7 @@ class RankingOptions(NamedTuple):
     cross_check : compare the ranks with a FAISS search
     cross_checked : number of queries per direction that are compared, over all folds, sampled at random; 0 for all
     answers : also find the best answers to each query, by scoring all pairs once more
-    ks : the K of R@K
+    ks : the values of K in R@K
     pairs : the judged pairs of Crisscrossed Captions, for the directions ``i2i`` and ``t2t`` of ``cxc``
     """
 
@@ -62,9 +62,9 @@ DEFAULT_RANKING = RankingOptions()
 
 
 class ProtocolQueries(NamedTuple):
-    """The ranked queries of a protocol, fold by fold, and the cross-check of each fold.
+    """The ranked queries of a protocol, fold by fold, and the comparison of each fold's ranks with a FAISS search.
 
-    ``unchecked`` is the reason why there was no cross-check; blank if there was one.
+    ``unchecked`` is the reason why there was no comparison; blank if there was one.
     """
 
     folds: list[Fold]
@@ -78,7 +78,7 @@ def read_seeds(files: Sequence[Path]) -> list[Embeddings]:
 
 
 def check_seeds(files: Sequence[Path], runs: Sequence[Embeddings]) -> list[Embeddings]:
-    """Return the embeddings of all seeds under the name of one experiment.
+    """Return the embeddings of all seeds, with the same ``experiment`` in each.
 
     The experiment is the first that a file names; if no file names one, it is the name of the first file. Raises UserError if
     the embeddings are not seeds of one model on one split.
@@ -92,10 +92,10 @@ def check_one_model(
     check_same: Callable[[Path, _Run, Path, _Run, Sequence[str]], None],
     attributes: Sequence[str],
 ) -> list[_Run]:
-    """Return embeddings or phrase scores under the name of one experiment.
+    """Return the embeddings or phrase scores of all seeds, with the same ``experiment`` in each.
 
-    ``check_same`` raises UserError for two runs with different queries, or with different values of one of ``attributes``.
-    Raises UserError as well for different training data, and for a file or a seed that is given twice.
+    ``check_same`` raises UserError if two runs have different queries, or different values of one of ``attributes``. UserError
+    is also raised if training data differ, or if a file or a seed is given twice.
     """
     first_path, first = next(
         ((path, run) for path, run in zip(files, runs, strict=True) if run.experiment), (files[0], runs[0])
@@ -128,7 +128,10 @@ def select_protocols(files: Sequence[Path], runs: Sequence[Embeddings], protocol
 def rank_seeds(
     files: Sequence[Path], runs: Sequence[Embeddings], protocol: str, options: RankingOptions = DEFAULT_RANKING
 ) -> list[ProtocolQueries]:
-    """Return the ranked queries of a protocol for each seed. Raises UserError with the file that cannot be ranked."""
+    """Return the ranked queries of a protocol for each seed.
+
+    Raises UserError if a file cannot be ranked; the message names it.
+    """
     queries = []
     for path, run in zip(files, runs, strict=False):
         try:
@@ -172,7 +175,8 @@ def resolve_protocols(run: Embeddings, names: Sequence[str]) -> list[str]:
 def rank_queries(run: Embeddings, protocol: str, options: RankingOptions = DEFAULT_RANKING) -> ProtocolQueries:
     """Return the ranked queries of a protocol; ``1k`` and ``sentence-1k`` have a fold per 1,000 images, the others one fold.
 
-    Ranks of embeddings are compared with FAISS; ranks of ``cxc`` and ``eccv`` and of scores of pairs cannot be.
+    Ranks of embeddings are compared with FAISS. This is not possible for ``cxc`` and ``eccv``, or for files that hold the
+    scores of all pairs.
     """
     if protocol in COCO_PROTOCOLS:
         fold = coco_fold(protocol, _coco_ids(run), run.caption_ids, *run.score_blocks(), ks=options.ks)
@@ -229,7 +233,7 @@ def _rank_pairs(run: Embeddings, checked: int | None, ks: Sequence[int], answers
 
 
 def _with_ids(run: Embeddings, fold: Fold) -> Fold:
-    """Return the fold with image and caption ids in its answers, in place of rows."""
+    """Return the fold with the rows in its answers replaced by image and caption ids."""
     ids = {"i": run.image_ids, "t": run.caption_ids, "s": run.caption_ids}
     return {
         direction: replace(

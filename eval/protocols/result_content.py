@@ -41,9 +41,9 @@ def combine_seeds(results: Sequence[Any]) -> Any:
 
 
 def unfinished_runs(runs: Sequence[FileMetadata], out: Path, allowed: bool) -> list[dict[str, str]]:
-    """Return file and state of each run whose training did not finish; paths are relative to the folder of ``out``.
+    """Return the embeddings file and the training state, e.g. ``diverged``, of each run whose training did not finish.
 
-    Raises UserError if there is such a run and that is not ``allowed``.
+    Paths are relative to the folder of ``out``. Raises UserError if there is such a run and ``allowed`` is False.
     """
     unfinished = []
     for run in runs:
@@ -106,7 +106,7 @@ def build_result(
 
 
 def result_lines(result: Result) -> list[str]:
-    """Return a printable line for each protocol, index and re-ranking of a result, and for an ensemble's share of phrases."""
+    """Return a printable line for each protocol, index and re-ranking of a result, and for the phrase model of an ensemble."""
     if PHRASE in result.protocols:
         return [phrase_line(result)]
     lines = [summary_line(result, name) for name in result.protocols]
@@ -171,7 +171,10 @@ def rerank_line(rerank: Mapping[str, Any]) -> str:
 
 
 def combination_line(combination: Combination) -> str:
-    """Return a line with the share of phrases in an ensemble, and the numbers of captions and images without phrases."""
+    """Return a line with the weight of an ensemble's phrase model.
+
+    It also has the numbers of captions and images that the phrase model does not score.
+    """
     origin = "by validation" if combination.rsum_val else "as given"
     without = (
         f"{combination.n_captions_without_phrases:,} captions without phrases, "

@@ -1,4 +1,4 @@
-"""The best answers to each query, from scores that are computed or read block by block."""
+"""The best answers to each query, from scores that are computed or read block by block (some images at a time)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Scores = NDArray[np.floating]
 class BestAnswers:
     """The best right and the best wrong answer to each query of one direction.
 
-    Queries and answers are rows of the split; :meth:`with_ids` replaces the rows by ids.
+    ``queries``, ``right`` and ``wrong`` are row indices in the split; :meth:`with_ids` replaces them by ids.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class BestAnswers:
     wrong_scores: Scores
 
     def with_ids(self, query_ids: Rows, answer_ids: Rows) -> BestAnswers:
-        """Replace rows by ids; ``wrong`` keeps its row for a query without a wrong answer."""
+        """Return the same answers with ids in place of rows; ``wrong`` keeps its row if the query has no wrong answer."""
         wrong = np.where(np.isneginf(self.wrong_scores), self.wrong, answer_ids[self.wrong])
         return replace(self, queries=query_ids[self.queries], right=answer_ids[self.right], wrong=wrong)
 
@@ -49,7 +49,8 @@ class BestAnswers:
 def best_answers(i2t: ScoreBlocks, t2i: ScoreBlocks | None, ranks: Ranks) -> dict[str, BestAnswers]:
     """Return the best answers in both directions, ``i2t`` and ``t2i``, with the ``ranks`` of the same scores.
 
-    ``i2t`` and ``t2i`` are as for :func:`vse.eval.ranking.ranks.ranks_from_blocks`; each block is requested once.
+    The arguments ``i2t`` and ``t2i`` are those of :func:`vse.eval.ranking.ranks.ranks_from_blocks`; each block of scores is
+    computed once.
     """
     image_of_caption = i2t.image_of_caption
     for_images = _BestSoFar(i2t.n_images, image_of_caption.device)
@@ -67,7 +68,7 @@ def best_answers(i2t: ScoreBlocks, t2i: ScoreBlocks | None, ranks: Ranks) -> dic
 
 
 class _BestSoFar:
-    """The best right (first row) and wrong (second row) answers among the candidates that were scored so far."""
+    """The best right and the best wrong answer to each query, among the candidates that were scored so far."""
 
     def __init__(self, n_queries: int, device: torch.device) -> None:
         self._scores = torch.full((2, n_queries), -torch.inf, dtype=torch.float64, device=device)
@@ -75,7 +76,10 @@ class _BestSoFar:
         self._dtype = np.dtype(np.float32)
 
     def update(self, queries: slice, scores: Float[Tensor, "n m"], right: Tensor, first: int) -> None:
-        """Add ``scores`` of queries with m candidates from row ``first`` on; ``right`` is the mask of right answers."""
+        """Update the best answers to ``queries`` with their scores for m further candidates.
+
+        ``right`` (n, m) marks the right answers. ``first`` is the row of the first of these candidates.
+        """
         self._dtype = np.dtype(str(scores.dtype).removeprefix("torch."))
         for k, others in enumerate((~right, right)):
             best, row = scores.masked_fill(others, -torch.inf).max(1)
@@ -90,12 +94,12 @@ class _BestSoFar:
 
 
 def sentence_answers(captions: Float[Tensor, "n_captions dim"], image_of_caption: Int[Tensor, " n_captions"]) -> BestAnswers:
-    """Return the ranks and best answers of captions that query the other captions, as rows of ``captions``.
+    """Return the ranks and best answers of captions that query all other captions, as rows of ``captions``.
 
-    Right answers are the other captions of the same image (``image_of_caption`` has its row), and the only caption of an image
-    is not a query. Captions are compared by the cosine, also for models that compare images with captions in another way (Wang
-    et al., "Learning Two-Branch Neural Networks for Image-Text Matching Tasks", TPAMI 2018, section 5.5, Table 4). Raises
-    UserError if there is no query, or if a row is not finite.
+    The right answers to a caption are the other captions of its image. A caption that is the only one of its image is no
+    query. ``image_of_caption`` has the row of each caption's image. Captions are always compared by the cosine, even if the
+    model compares images with captions in another way (Wang et al., "Learning Two-Branch Neural Networks for Image-Text
+    Matching Tasks", TPAMI 2018, section 5.5, Table 4). Raises UserError if there is no query, or if a row is not finite.
     """
     check_finite("captions", captions)
     queries = torch.nonzero(torch.bincount(image_of_caption)[image_of_caption] > 1)[:, 0]
@@ -129,7 +133,7 @@ def sentence_answers(captions: Float[Tensor, "n_captions dim"], image_of_caption
 
 
 def unit_rows(rows: Float[Tensor, "n dim"]) -> Float[Tensor, "n dim"]:
-    """Divide each row by its length, in float32; a row of zeros does not change."""
+    """Divide each row by its Euclidean length, in float32; a row of zeros stays zero."""
     largest = rows.float().abs().amax(1, keepdim=True)
     # Divide by the largest value first: squares then do not overflow, and the length is at least 1 unless all values are 0.
     scaled = rows.float() / largest.where(largest > 0, 1)
@@ -141,7 +145,7 @@ _LARGEST = 1e38  # bound of absolute scores in single precision, below the large
 
 
 class RankedList(NamedTuple):
-    """The row of a query, and the rows (n,) and scores (n,) of its best candidates, best first."""
+    """The best candidates for a query, best first: their ``rows`` (n,) and ``scores`` (n,). ``query`` is the query's row."""
 
     query: int
     rows: Rows
@@ -149,9 +153,10 @@ class RankedList(NamedTuple):
 
 
 def rank_captions(blocks: ScoreBlocks, depth: int) -> Iterator[RankedList]:
-    """Yield the best captions of each image that has a caption of its own, image by image.
+    """Yield the best captions for each image that has captions of its own, image by image.
 
-    At most ``depth`` captions are listed, or all if it is 0. Among captions that tie, wrong ones come first, then lower rows.
+    At most ``depth`` captions are listed; 0 lists all. Among captions with the same score, wrong ones come first, then lower
+    rows.
     """
     for rows, own in row_blocks(blocks):
         image_of_own = blocks.image_of_caption[own]
@@ -161,7 +166,7 @@ def rank_captions(blocks: ScoreBlocks, depth: int) -> Iterator[RankedList]:
 
 
 def rank_images(blocks: ScoreBlocks, depth: int) -> Iterator[RankedList]:
-    """Yield the best images of each caption; ``depth`` and ties are as in :func:`rank_captions`."""
+    """Yield the best images for each caption; ``depth`` and the order of equal scores are as in :func:`rank_captions`."""
     image_of_caption = blocks.image_of_caption.cpu().numpy()
     for captions, scores in caption_scores(blocks, np.arange(len(image_of_caption))):
         for caption, column in zip(captions, np.ascontiguousarray(scores.T), strict=True):
@@ -185,7 +190,10 @@ def strictly_descending(scores: Scores) -> NDArray[np.float32]:
 
 
 def _ranked_list(query: int, scores: Scores, right: Rows, depth: int) -> RankedList:
-    """Return the best of all candidates; ``scores`` is (n_candidates,), and ``right`` has the rows of the right ones."""
+    """Return the ``depth`` best candidates (0: all) for a query; ``right`` has the rows of its right answers.
+
+    ``scores`` (n_candidates,) are the scores of all candidates.
+    """
     n = len(scores)
     rows = np.arange(n)
     if 0 < depth < n:

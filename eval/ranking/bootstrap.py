@@ -27,10 +27,10 @@ Run = Sequence[Fold]  # the queries of one seed, fold by fold
 
 
 def intervals(runs: Sequence[Run], samples: int = BOOTSTRAP_SAMPLES, seed: int = 0) -> dict[str, Any]:
-    """Return for each metric the percentile interval ``[low, high]`` that contains 95% of its means over ``runs``.
+    """Return the 95% bootstrap interval ``[low, high]`` of each metric's mean over ``runs`` (percentile method).
 
-    Each run has the queries of one seed, and all seeds use the same samples of images: the interval estimates the effect of
-    other test images, the standard deviation over seeds the effect of other seeds.
+    Each run has the queries of one seed, and all seeds use the same samples of images. The interval therefore estimates how
+    much other test images would change the metric; the standard deviation over seeds estimates how much other seeds would.
     """
     runs, n_images = _renumber_images(runs)
     rng = np.random.default_rng(seed)
@@ -43,10 +43,11 @@ def differences(
 ) -> dict[str, Any]:
     """Return the difference of two models in each metric, and whether the choice of test images may explain it.
 
-    Metrics are means over the seeds of each model, which have the same queries and are paired in their order. For each metric
-    the result is a dict: ``a``, ``b`` and ``difference`` (a - b); ``ci95``, the interval of the difference by a paired
-    bootstrap; ``p``, the two-sided p-value of a randomisation test. The test swaps the answers of both models to an image and
-    its captions with probability 1/2; p is how often the difference is then at least as large.
+    A metric is the mean over the seeds of a model. Both models have the same queries and equally many seeds, which are paired
+    in their order. For each metric the result is a dict: ``a``, ``b`` and ``difference`` (a - b); ``ci95``, the interval of
+    the difference by a paired bootstrap; ``p``, the two-sided p-value of a randomisation test. The test swaps the answers of
+    both models to an image and its captions with probability 1/2; p is the share of swaps in which the difference is at least
+    as large.
     """
     both, n_images = _renumber_images([*first, *second])
     first, second = both[: len(first)], both[len(first) :]
@@ -92,9 +93,9 @@ def _concatenate(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _sample_weights(run: Run, n_images: int, samples: int, rng: np.random.Generator) -> Values:
-    """Sample the images that have queries, with replacement within each fold.
+    """Return how often each bootstrap sample contains each image, (samples, n_images).
 
-    Returns how often each sample contains each image, (samples, n_images).
+    Images that have queries are drawn with replacement within their fold.
     """
     weights = np.zeros((samples, n_images))
     for fold in run:
@@ -105,7 +106,7 @@ def _sample_weights(run: Run, n_images: int, samples: int, rng: np.random.Genera
 
 
 def _renumber_images(runs: Sequence[Run]) -> tuple[list[Run], int]:
-    """Return the runs with consecutive numbers for the images that have queries, and the number of these images."""
+    """Return the runs with the images of their queries renumbered from 0 without gaps, and the number of these images."""
     images = np.unique(np.concatenate([queries.images for fold in runs[0] for queries in fold.values()]))
     return [
         [{direction: replace(q, images=np.searchsorted(images, q.images)) for direction, q in fold.items()} for fold in run]
@@ -114,7 +115,7 @@ def _renumber_images(runs: Sequence[Run]) -> tuple[list[Run], int]:
 
 
 def _merge_folds(first: Fold, second: Fold, n_images: int) -> Fold:
-    """Merge the queries of two models into one fold; the images of the second model are numbered after those of the first."""
+    """Merge the queries of two models into one fold; ``n_images`` is added to the image indices of the second model."""
     both = {}
     for direction, a in first.items():
         b = second[direction]
@@ -125,7 +126,7 @@ def _merge_folds(first: Fold, second: Fold, n_images: int) -> Fold:
 
 
 def _interval(values: Values) -> list[float]:
-    """Return the percentile interval; a sample without queries of this metric has NaN and is ignored."""
+    """Return the 95% percentile interval of a metric over samples; samples in which it is NaN (no queries) are ignored."""
     outside = 100 * (1 - LEVEL) / 2
     low, high = np.percentile(values[~np.isnan(values)], [outside, 100 - outside])
     return [float(low), float(high)]

@@ -35,9 +35,9 @@ class PhraseRanks(NamedTuple):
     best_iou: Float[np.ndarray, " n_phrases"]
 
     def queries(self, images: NDArray[np.int64]) -> Queries:
-        """Return R@K, ``bound`` (100 if any candidate is right, else 0) and ``mean_iou`` of each phrase, in percent.
+        """Return for each phrase R@K, ``bound`` (100 if at least one candidate is right, else 0) and ``mean_iou``, in percent.
 
-        ``images`` (n_phrases,) has the image of each phrase.
+        ``images`` (n_phrases,) has the image of each phrase, for the bootstrap.
         """
         values = {f"r{k}": np.where(self.ranks < k, 100.0, 0.0) for k in RECALLS}
         return Queries(images, values | {"bound": np.where(self.ranks < MISSED, 100.0, 0.0), "mean_iou": 100 * self.best_iou})
@@ -50,10 +50,10 @@ def phrase_ranks(
     truth: Float[np.ndarray, "n_phrases 4"],
     iou: float,
 ) -> PhraseRanks:
-    """Return the ranks of phrases; ``iou`` is the threshold for a right candidate.
+    """Return the rank of each phrase's right box; a candidate is right if its IoU with the true box is at least ``iou``.
 
-    The candidates of phrase k are ``scores`` and ``boxes`` at ``offsets[k]:offsets[k + 1]``. A phrase whose ``truth`` is NaN
-    is missed.
+    The candidates of phrase k are ``scores`` and ``boxes`` at ``offsets[k]:offsets[k + 1]``. A phrase without a true box (its
+    ``truth`` is NaN) gets the rank ``MISSED``.
     """
     parts = [
         _rank_block(
@@ -69,7 +69,10 @@ def phrase_ranks(
 
 
 def pairwise_iou(boxes: Float[np.ndarray, "n 4"], others: Float[np.ndarray, "n 4"]) -> Float[np.ndarray, " n"]:
-    """Return the intersection over union of the boxes of each row, in float64; 0 if one has no area or is NaN."""
+    """Return the intersection over union of box k of ``boxes`` and box k of ``others``, for each k, in float64.
+
+    It is 0 if one of the two boxes has no area or is NaN.
+    """
     first, second = (values.astype(np.float64) for values in (boxes, others))
     width, height = (np.minimum(first[:, k + 2], second[:, k + 2]) - np.maximum(first[:, k], second[:, k]) for k in (0, 1))
     shared = np.where((width > 0) & (height > 0), width * height, 0.0)
@@ -78,7 +81,10 @@ def pairwise_iou(boxes: Float[np.ndarray, "n 4"], others: Float[np.ndarray, "n 4
 
 
 def _blocks(offsets: NDArray[np.int64]) -> Iterator[tuple[slice, slice]]:
-    """Yield the rows of some phrases and of their candidates: ``_MAX_CANDIDATES`` at most, unless one phrase has more."""
+    """Yield consecutive slices of the phrases, each with the slice of their candidates.
+
+    A slice has at most ``_MAX_CANDIDATES`` candidates, unless it is a single phrase with more.
+    """
     start, n_phrases = 0, len(offsets) - 1
     while start < n_phrases:
         stop = max(start + 1, int(np.searchsorted(offsets, offsets[start] + _MAX_CANDIDATES, "right")) - 1)
@@ -105,7 +111,7 @@ def _rank_block(
 
 
 def _reduce(function: np.ufunc, values: NDArray[Any], offsets: NDArray[np.int64], empty: float) -> NDArray[Any]:
-    """Reduce ``values[offsets[k]:offsets[k + 1]]`` with ``function`` for each k; without values the result is ``empty``."""
+    """Reduce ``values[offsets[k]:offsets[k + 1]]`` with ``function`` for each k; an empty slice gives ``empty``."""
     reduced = np.full(len(offsets) - 1, empty, values.dtype)
     filled = offsets[1:] > offsets[:-1]
     if filled.any():

@@ -1,8 +1,8 @@
 """Metrics of retrieval, over the complete split or over folds of 1,000 images.
 
 :class:`Queries` holds the value of each metric for each query of one direction, and :func:`fold_metrics` reduces them to the
-metrics of a result file. A further metric of positions is a function of :class:`RightAnswers` and a line in
-:data:`POSITION_METRICS`. nDCG@10, MRR and mAP are defined as in trec_eval.
+metrics of a result file. To add a metric of the positions in a ranked list, write a function of :class:`RightAnswers` and add
+a line to :data:`POSITION_METRICS`. nDCG@10, MRR and mAP are defined as in trec_eval.
 
 Järvelin and Kekäläinen, "Cumulated gain-based evaluation of IR techniques", TOIS 2002 (nDCG, here with gains 0 and 1);
 Manning, Raghavan and Schütze, "Introduction to Information Retrieval", 2008, chapter 8 (mAP).
@@ -60,7 +60,7 @@ IMAGE_TEXT = (DIRECTIONS["i2t"], DIRECTIONS["t2i"])  # the directions whose reca
 
 @dataclass(frozen=True)
 class RightAnswers:
-    """All right answers to some queries: query after query, and for each query from the top of its ranked list.
+    """All right answers to some queries, ordered by query and then by their position in the query's ranked list.
 
     Attributes
     ----------
@@ -171,10 +171,10 @@ class Queries:
 
     Attributes
     ----------
-    images : (n,) row of the image that each query is or belongs to; a bootstrap resamples a query with this image
+    images : (n,) row of each query's image; if the query is an image, its own row. A bootstrap resamples images
     values : for each metric that is a mean over queries, such as R@K in percent, its value (n,) for each query
     ranks : (n,) 0-based ranks, if the median rank is a metric of this direction
-    answers : the best right and wrong answer to each query, by their ids, if they were requested
+    answers : the best right and wrong answer to each query, if they were requested
     """
 
     images: Rows
@@ -186,7 +186,11 @@ class Queries:
     def from_ranks(
         cls, ranks: Rows, images: Rows, ks: Iterable[int] = RECALLS, more_values: Mapping[str, Values] = MappingProxyType({})
     ) -> Queries:
-        """Build queries with R@K, mean r and Med r of their 0-based ranks (n,), and with ``more_values`` (n,) of metrics."""
+        """Build queries from their 0-based ``ranks`` (n,), with R@K for each K in ``ks``, mean r and Med r.
+
+        ``images`` (n,) has the row of each query's image. ``more_values`` has the values (n,) of further metrics, by their
+        names.
+        """
         values = {f"r{k}": np.where(ranks < k, 100.0, 0.0) for k in ks}
         return cls(images, {**values, "meanr": (ranks + 1).astype(np.float64), **more_values}, ranks)
 
@@ -201,7 +205,7 @@ Fold = Mapping[str, Queries]
 
 
 def build_fold(ranks: Ranks, image_of_caption: Rows, ks: Iterable[int] = RECALLS) -> Fold:
-    """Build the queries in both directions among some images and all their captions.
+    """Build the queries of a fold, which is a set of images with all their captions, in both directions.
 
     ``image_of_caption`` (n_captions,) has the row of each caption's image. :data:`POSITION_METRICS` are included if
     :attr:`vse.eval.ranking.ranks.Ranks.own` is known.
@@ -219,8 +223,8 @@ def build_fold(ranks: Ranks, image_of_caption: Rows, ks: Iterable[int] = RECALLS
 
 
 def fold_metrics(fold: Fold) -> dict[str, Any]:
-    """Return the metrics of each direction; also ``rsum`` and ``mean_recall`` if both directions have all recalls."""
-    directions: dict[str, Any] = {direction: _means(queries) for direction, queries in fold.items()}
+    """Return the metrics of each direction; also ``rsum`` and ``mean_recall`` if both directions have R@1, R@5 and R@10."""
+    directions: dict[str, Any] = {direction: _mean_metrics(queries) for direction, queries in fold.items()}
     return {**directions, **_recall_sums(directions)}
 
 
@@ -230,7 +234,7 @@ def direction_metrics(ranks: Rows) -> dict[str, float]:
     ``r1``, ``r5``, ``r10`` = 100 x the share of queries whose rank is below K; ``medr`` = floor(median) + 1;
     ``meanr`` = mean + 1.
     """
-    return _means(Queries.from_ranks(ranks, np.arange(len(ranks))))
+    return _mean_metrics(Queries.from_ranks(ranks, np.arange(len(ranks))))
 
 
 def metrics(ranks: Ranks) -> dict[str, Any]:
@@ -249,10 +253,10 @@ def average(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def resample_metrics(folds: Sequence[Fold], weights: Values) -> dict[str, Any]:
-    """Return every metric of :func:`fold_metrics`, averaged over folds, for each sample of the images.
+    """Return every metric of :func:`fold_metrics`, averaged over folds, for each bootstrap sample of the images.
 
-    ``weights`` (n_samples, n_images) is the number of times that a sample contains each image. A metric is (n_samples,), and
-    NaN for a sample without any query.
+    ``weights`` (n_samples, n_images) is the number of times that a sample contains each image. Each metric is an array
+    (n_samples,), with NaN where the sample has no query.
     """
     results = []
     for fold in folds:
@@ -266,7 +270,7 @@ def resample_metrics(folds: Sequence[Fold], weights: Values) -> dict[str, Any]:
     return average(results)
 
 
-def _means(queries: Queries) -> dict[str, float]:
+def _mean_metrics(queries: Queries) -> dict[str, float]:
     if not len(queries.images):
         raise ValueError("no queries")
     means = {name: float(np.mean(values)) for name, values in queries.values.items()}
@@ -276,7 +280,10 @@ def _means(queries: Queries) -> dict[str, float]:
 
 
 def _weighted_means(queries: Queries, images: Rows, weights: Values) -> dict[str, Values]:
-    """Return means and median of queries that count as often as their ``images``; ``weights`` is (n_images, n_samples)."""
+    """Return the mean of each metric over the queries, and their median rank, for each bootstrap sample.
+
+    ``images`` (n,) has the row of each query's image. A query counts as often as its image: ``weights`` (n_images, n_samples).
+    """
     n_images = len(weights)
     counts = np.bincount(images, minlength=n_images)
     sums = [np.bincount(images, values, n_images) for values in queries.values.values()]

@@ -1,4 +1,4 @@
-"""Exact ranks of the right answers, from scores that are computed or read block by block.
+"""Exact ranks of the right answers, from scores that are computed or read block by block (some images at a time).
 
 A rank is 0-based: the number of wrong candidates that score at least as high as the best right one. Ties therefore count
 against the model, and a model that gives every pair the same score gets the worst ranks.
@@ -30,11 +30,11 @@ _CHECK_ROWS = 4096  # rows whose values are checked at once
 _DIFFERENCES = 2**18
 
 # score(rows, columns): scores of some images with all captions (None), a slice of them, or the captions of some indices.
-ScoreBlock = Callable[[slice, slice | Tensor | None], Tensor]
+ScoreFunction = Callable[[slice, slice | Tensor | None], Tensor]
 
 
 class RankingSimilarity(NamedTuple):
-    """A similarity, and the size of the tiles in which all pairs are scored fastest.
+    """A similarity, and the numbers of images and captions (a tile) that are scored fastest in one call.
 
     The function ``score(images, captions, out)`` writes the scores of ``images`` (n_images, dim) with ``captions``
     (n_captions, dim) into ``out`` (n_images, n_captions).
@@ -80,7 +80,7 @@ SIMILARITIES = {
 
 
 def similarity_by_name(name: str) -> RankingSimilarity:
-    """Return the similarity of that name. Raises UserError if it is unknown."""
+    """Return the similarity called ``name``, e.g. ``cosine``. Raises UserError if it is unknown."""
     if name not in SIMILARITIES:
         raise UserError(f"unknown similarity {name!r}{did_you_mean(name, SIMILARITIES)}")
     return SIMILARITIES[name]
@@ -110,7 +110,7 @@ def column_counts(mask: Bool[Tensor, "n_rows n_columns"]) -> Int[Tensor, " n_col
 
 @runtime_checkable
 class ScoreMatrix(Protocol):
-    """Scores (n_images, n_captions) that are read some rows at a time: an array, a memory map or a tensor."""
+    """A matrix of scores (n_images, n_captions) that is read some rows at a time: an array, a memory map or a tensor."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -129,8 +129,8 @@ class Ranks:
     i2t : (n_queries,) rank of the best own caption of each image that has captions. An image without captions is no query,
         but it is a candidate for captions.
     t2i : (n_captions,) rank of each caption's image
-    own : (n_captions,) rank of each caption among the captions of other images, for its own image as the query; None if
-        these ranks were not requested. ``i2t`` is the lowest of them for each image.
+    own : (n_captions,) number of captions of other images that score at least as high as this caption, with the caption's
+        image as the query; None if not requested. ``i2t`` of an image is the lowest of these ranks of its captions.
     """
 
     i2t: NDArray[np.int64]
@@ -163,7 +163,7 @@ class ScoreBlocks:
     n_images: int
     image_of_caption: Int[Tensor, " n_captions"]
     rows: int
-    score: ScoreBlock
+    score: ScoreFunction
     columns: int | None = None
 
     def __post_init__(self) -> None:
@@ -177,18 +177,18 @@ class ScoreBlocks:
 
     @property
     def row_slices(self) -> list[slice]:
-        """The image rows of each block."""
+        """The image rows of each block, as slices that cover all images in order."""
         return slices(self.n_images, self.rows)
 
 
 def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None, own_ranks: bool = False) -> Ranks:
     """Return ranks in both directions from scores that are computed or read block by block.
 
-    Every pair is requested twice: first the right pairs alone (for a block of rows, ``columns`` has the captions of these
+    Every pair is scored twice: first the right pairs alone (for a block of rows, ``columns`` has the captions of these
     images, or is empty), then all captions in blocks of columns. The score of a pair must be bit for bit the same both times,
-    and equal images or captions must have equal scores in every request. Otherwise ties are missed, and a collapsed model gets
-    credit. Most kernels guarantee this only for inputs of one shape; a model should therefore score tiles of a fixed size and
-    pad the last one. Raises UserError if scores are not finite; the message names the image row.
+    and equal images or captions must have equal scores in every call. Otherwise ties are missed, and a model that gives all
+    pairs one score gets credit. Most kernels guarantee this only for inputs of one shape: a model should therefore score tiles
+    of a fixed size and pad the last one. Raises UserError if scores are not finite; the message names the image row.
 
     Parameters
     ----------
@@ -231,7 +231,10 @@ def ranks_from_embeddings(
     image_of_caption: Int[Tensor, " n_captions"],
     similarity: str = "cosine",
 ) -> Ranks:
-    """Return ranks of embeddings under a similarity of :data:`SIMILARITIES`; a caption's image is given by its row."""
+    """Return the ranks of embeddings under ``similarity``, a name in :data:`SIMILARITIES`.
+
+    ``image_of_caption`` has the row of each caption's image.
+    """
     return ranks_from_blocks(blocks_from_embeddings(images, captions, image_of_caption, similarity))
 
 
@@ -241,9 +244,10 @@ def blocks_from_embeddings(
     image_of_caption: Int[Tensor, " n_captions"],
     similarity: str = "cosine",
 ) -> ScoreBlocks:
-    """Return the scores of embeddings as blocks of ``tile_images`` images; each block is overwritten by the next.
+    """Return the scores of embeddings in blocks of a few images; each block is overwritten by the next.
 
-    The embeddings may be memory maps of files larger than memory. Raises UserError if a row is not finite.
+    ``similarity`` is a name in :data:`SIMILARITIES` and sets the size of a block (:class:`RankingSimilarity`). The embeddings
+    may be memory maps of files larger than memory. Raises UserError if a row is not finite.
     """
     score, tile_images, tile_captions = similarity_by_name(similarity)
     if images.shape[1] != captions.shape[1]:
@@ -294,7 +298,10 @@ def row_blocks(blocks: ScoreBlocks) -> list[tuple[slice, Int[Tensor, " _"]]]:
 def caption_scores(
     blocks: ScoreBlocks, captions: NDArray[np.int64]
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.floating]]]:
-    """Yield parts of ``captions`` (n,), as indices into it, with the scores of all images with this part, (n_images, n)."""
+    """Yield the scores of all images with ``captions`` (n,), some captions at a time.
+
+    Each item has n_part indices into ``captions``, and the scores (n_images, n_part) of all images with these captions.
+    """
     size = max(1, _MAX_COLUMN_SCORES // blocks.n_images)
     for span in slices(len(captions), size):
         columns = torch.from_numpy(captions[span])
@@ -303,14 +310,14 @@ def caption_scores(
 
 
 def shared_tensor(array: NDArray[Any]) -> Tensor:
-    """Return a tensor that shares the memory of an array. Nothing may write to it: it may be a read-only memory map."""
+    """Return a tensor that shares the memory of an array. Never write to the tensor: the memory may be read-only."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(array)
 
 
 def check_finite(name: str, rows: Float[Tensor, "n dim"], first: int = 0) -> None:
-    """Raise UserError if a row has NaN or an infinity; the message names this row, counted from ``first``."""
+    """Raise UserError if a row has NaN or an infinity; the message has ``name`` and the row (``first`` is ``rows[0]``)."""
     # A check of the scores is not enough: an image of infinities has order scores of 0 with all captions.
     for start in range(0, len(rows), _CHECK_ROWS):
         part = rows[start : start + _CHECK_ROWS]
@@ -320,10 +327,10 @@ def check_finite(name: str, rows: Float[Tensor, "n dim"], first: int = 0) -> Non
 
 
 class _ImageQueries:
-    """Counts, for the images of a block, the captions of other images that score as high as their own captions.
+    """The ranks of the images of a block, by counting captions of other images that score as high as their own captions.
 
-    ``ranks`` (n_rows, n_places) has one rank for each image, or with ``own_ranks`` one for each of its captions.
-    ``place_of_own`` has the column of each own caption.
+    ``ranks`` (n_rows, n_places) has one rank per image or, with ``own_ranks``, one for each caption of the image.
+    ``place_of_own`` has the column of each own caption in ``ranks``.
     """
 
     def __init__(self, rows: slice, own: Tensor, row_of_own: Tensor, positives: Tensor, own_ranks: bool) -> None:
@@ -341,7 +348,10 @@ class _ImageQueries:
         self.ranks[torch.isneginf(self._goals)] = torch.iinfo(torch.int64).max // 2
 
     def count(self, scores: Float[Tensor, "n_rows n_columns"], own: tuple[Tensor, Tensor]) -> None:
-        """Add the counts among some captions; ``own`` has row and column of each score of an image with its own caption."""
+        """Add the counts among further captions, given by their ``scores`` with the images of the block.
+
+        ``own`` has row and column of each score of an image with one of its own captions; these scores are not counted.
+        """
         own_scores = scores[own]
         for place in range(self._goals.shape[1]):
             goals = self._goals[:, place]

@@ -1,6 +1,6 @@
 """Charts of a report as inline SVG, and the metrics of a random order that they mark as chance.
 
-They contain no names that a user chose; those are in the HTML around a chart, where they are escaped.
+Charts contain no names that a user chose; these are in the HTML around a chart, where they are escaped.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def draw_training_curves(
     """Draw a line per seed, with a ring at the epoch whose weights were kept.
 
     ``log`` selects a logarithmic x axis. ``warm_ups`` has pairs of the index of a result and the last epoch of its warm-up,
-    drawn as dashed lines. ``chance`` is drawn as a dotted line.
+    drawn as dashed lines. ``chance`` is the value of a random order, drawn as a dotted line.
     """
 
     def draw(axes: Axes) -> None:
@@ -215,7 +215,10 @@ def _write_above(axes: Axes, x: NDArray[Any], y: NDArray[Any], values: NDArray[A
 
 
 def _render(label: str, draw: Callable[[Axes], None], left: float, bottom: float) -> Markup:
-    """Return the chart that ``draw`` draws; margins are shares of its size. The same chart has the same bytes."""
+    """Return the chart that ``draw`` draws; the margins ``left`` and ``bottom`` are shares of its size.
+
+    The same chart has the same bytes.
+    """
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # ignore the user's matplotlibrc
         matplotlib.rcParams.update({**_SETTINGS, "svg.hashsalt": label})

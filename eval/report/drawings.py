@@ -27,7 +27,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class AttendingRun:
-    """A run whose model attends. ``inputs`` are the files and folders that ``read_attention`` reads.
+    """A run whose model computes attention. ``inputs`` are the files and folders that ``read_attention`` reads.
 
     ``read_attention`` returns the attention of some pairs, with None for a pair that cannot be drawn.
     """
@@ -44,9 +44,9 @@ It returns None if the model does not attend. It raises UserError if the attenti
 
 
 class ResultAttention:
-    """The attention of the model of one result; empty if the model does not attend or its run is missing.
+    """The attention of a result's model; empty if the model computes no attention or if its run is missing.
 
-    The reason why attention is missing is appended to ``missing``. It names no folders, since reports are passed on.
+    The reason why attention is missing is appended to ``missing``. The reason names no folders, since reports are passed on.
     """
 
     def __init__(
@@ -72,7 +72,10 @@ class ResultAttention:
         return self._run.inputs if self._run else ()
 
     def for_pairs(self, scores: Mapping[Pair, float]) -> dict[Pair, Attention]:
-        """Return the attention of the pairs in ``scores``; empty if the run now gives other scores."""
+        """Return the attention of each pair of image id and caption id in ``scores``.
+
+        It is empty if the run now gives other scores than these.
+        """
         if self._run is None or not scores:
             return {}
         results = zip(scores, self._run.read_attention(list(scores)), strict=True)
@@ -119,7 +122,7 @@ class DrawnWord:
 
     @property
     def quiet(self) -> bool:
-        """True for a marker, such as the end of a caption, and for an unknown word."""
+        """True for a token that is not a word of the caption: a marker, such as the end of a caption, or an unknown word."""
         return self.text.startswith("<")
 
 
@@ -141,7 +144,10 @@ class Drawing:
         return [word for words in self.captions for word in words]
 
     def text_height(self, text: str, lines: int) -> float:
-        """Return a font size in pixels of the photo: ``lines`` fit its height, and ``text`` and a number its width."""
+        """Return a font size in pixels of the photo, limited by its longer side and its width.
+
+        The longer side holds ``lines`` lines of this size, and the width holds ``text`` with a number.
+        """
         return round(min(max(self.size) / lines, 1.5 * self.size[0] / (len(text) + 5)), 1)
 
 
@@ -160,7 +166,8 @@ def draw_attention(name: str, attentions: Sequence[Attention], first: int = 0) -
 def _draw_words(attention: Attention, first: int) -> list[DrawnWord]:
     """Return the words of a caption, numbered from ``first``, with opacities proportional to the weights.
 
-    If words attend, the highest weight of each word is the darkest; if regions attend, the highest weight of the pair.
+    If each word divides its attention among the regions (``t2i``), the highest weight of each word is the darkest. If each
+    region divides its attention among the words (``i2t``), the highest weight of all words is the darkest.
     """
     weights = attention.weights
     highest = weights.max(0) if attention.side == "t2i" else np.full(weights.shape[1], weights.max())

@@ -38,7 +38,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class QueryResult:
-    """The best candidates for a query, a row of images or captions, and ``answer``, the best right answer.
+    """The best candidates for ``query``, a row of the images or captions, and ``answer``, the best right candidate.
 
     With equal scores a wrong candidate comes first, as in the ranks.
     """
@@ -114,7 +114,7 @@ class Gallery:
     """The queries of one direction.
 
     ``counts`` has, with two models, the number of queries for which the first, the second and neither is better. ``attends``
-    has the sides (``t2i``, ``i2t``) that attend to the other side in the drawings.
+    has the directions of the drawn attention: ``t2i`` from words to regions, ``i2t`` from regions to words.
     """
 
     direction: Direction
@@ -132,7 +132,7 @@ class Gallery:
 
 @dataclass(frozen=True)
 class HardNegative:
-    """A positive pair of the training set, and the negative candidate with the highest cost for it."""
+    """A positive pair of the training set, and the negative candidate that has the highest loss with it."""
 
     cost: str
     positive: Photo
@@ -200,7 +200,7 @@ def select_queries(ranks: Rows, images: Rows, n: int, seed: int) -> tuple[list[i
     """Return the indices of up to ``n`` queries, a third each of successes, near misses and failures.
 
     Successes (rank 0) and near misses are sampled with ``seed``; failures have the largest ranks. ``images`` (n_queries,) is
-    the row of the image that a query is or belongs to. Each image is selected once.
+    the row of each query's image. Each image is selected once.
     """
     parts = [n // 3 + (part < n % 3) for part in range(3)]
     sample = np.random.default_rng(seed).permutation(len(ranks))
@@ -218,7 +218,8 @@ def select_contrasting_queries(first: Rows, second: Rows, images: Rows, n: int) 
     """Return the indices of up to ``n`` queries that one model ranks better: half for the first model, half for the second.
 
     ``first`` and ``second`` are the ranks (n_queries,) of the two models. Queries that one model alone ranks at 0 come first
-    (Tables II and III of the TOD-Net paper), then queries are in descending order of the factor between the ranks.
+    (Tables II and III of the TOD-Net paper), then queries are in descending order of the factor between the 1-based ranks.
+    ``images`` (n_queries,) is the row of each query's image. Each image is selected once.
     """
     gain = np.log1p(second) - np.log1p(first)
     solved = (first == 0) | (second == 0)
@@ -231,7 +232,10 @@ def select_contrasting_queries(first: Rows, second: Rows, images: Rows, n: int) 
 
 
 def take_new_images(queries: Rows, images: Rows, n: int, used: set[int]) -> list[int]:
-    """Return the first ``n`` queries whose images are not in ``used``, and add these images to it."""
+    """Return the first ``n`` queries whose images are not in ``used``, and add their images to ``used``.
+
+    ``images`` (n_queries,) has the image of each query by the query's index.
+    """
     selected: list[int] = []
     for query in queries.tolist():
         if len(selected) == n:
@@ -245,7 +249,10 @@ def take_new_images(queries: Rows, images: Rows, n: int, used: set[int]) -> list
 def retrieve_candidates(
     run: Embeddings, direction: Direction, queries: Sequence[int], top: int = N_CANDIDATES
 ) -> list[QueryResult]:
-    """Return the best candidates of the complete split for some rows of images (``i2t``) or of captions (``t2i``)."""
+    """Return the ``top`` best candidates of the complete split for some images (``i2t``) or captions (``t2i``).
+
+    ``queries`` has the rows of these images or captions.
+    """
     image_of_caption = run.image_of_caption()
     scores_of_queries = _scores_of_images(run, queries) if direction == "i2t" else _scores_of_captions(run, queries)
     results = []
@@ -334,7 +341,7 @@ def _answer_card(direction: Direction, run: Embeddings, photos: DatasetPhotos, c
 
 
 def find_hardest_negatives(table: pd.DataFrame, photos: DatasetPhotos) -> tuple[int, dict[str, list[HardNegative]]]:
-    """Return the last epoch, and its costliest negatives for queries that are an ``image`` or a ``caption``.
+    """Return the last epoch and, by the kind of query (``image`` or ``caption``), its negatives with the highest loss.
 
     ``table`` is the content of ``negatives.csv`` of a run.
     """

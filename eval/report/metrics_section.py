@@ -62,8 +62,9 @@ class MetricRow(NamedTuple):
 class ProtocolSection:
     """The section of a protocol in a report.
 
-    ``sums`` has index of the result, name and value of each metric over both directions. ``chart`` is None without recalls.
-    ``notes`` explains whiskers and small numbers, ``chance`` the dotted lines.
+    ``sums`` has, for each metric over both directions such as rsum, the index of its result, its name and its value. ``chart``
+    shows the recalls; it is None without recalls. ``notes`` is the text on whiskers and small numbers, ``chance`` the text on
+    the dotted lines.
     """
 
     title: str
@@ -86,7 +87,7 @@ class ReportDifference(NamedTuple):
 
 
 def rank_differences(image_of_caption: NDArray[np.int64], first: Ranks, second: Ranks) -> list[ReportDifference]:
-    """Return first minus second over the complete split, for the recalls of each direction and rsum.
+    """Return the differences of two models, first minus second, on the complete split: recalls of each direction, and rsum.
 
     See :mod:`vse.eval.ranking.bootstrap` for the intervals and p-values.
     """

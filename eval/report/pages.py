@@ -38,7 +38,7 @@ _ENVIRONMENT = Environment(
 
 
 def page_kind(template: str) -> OutputKind:
-    """Return the kind of output files that a template renders."""
+    """Return the kind of output files that a template renders, by which a file is recognised before it is replaced."""
     generator = _generator(template)
     return text_kind(f"a page by {generator}", f'<meta name="generator" content="{generator}">')
 
@@ -63,7 +63,7 @@ def thumbnail(photo: Path, side: int = THUMBNAIL) -> str:
 
 
 def thumbnail_and_size(photo: Path, side: int = THUMBNAIL) -> tuple[str, tuple[int, int]]:
-    """Return the thumbnail of :func:`thumbnail`, and width and height of the original photo."""
+    """Return the thumbnail of a photo (see :func:`thumbnail`), and the width and height of the original."""
     original = decode_image(photo)
     return jpeg_source(small_jpeg(original, side)), original.size
 

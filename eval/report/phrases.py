@@ -34,7 +34,7 @@ _SIDE = 420  # pixels of the longer side of a photo
 
 
 class CaptionPiece(NamedTuple):
-    """Some words of a caption, with number and colour of their phrase; None and blank for words between phrases."""
+    """Some words of a caption, with number and colour of their phrase; None and blank for words outside phrases."""
 
     text: str
     number: int | None
@@ -57,7 +57,7 @@ class PhraseOutcome(NamedTuple):
 
 
 class PhraseColumn(NamedTuple):
-    """A photo with the best box of one model for each phrase of a caption, and the outcome of each phrase."""
+    """A photo with one model's best box for each phrase of a caption, and the outcome (right or wrong) of each phrase."""
 
     photo: PhrasePhoto
     phrases: Sequence[PhraseOutcome]
@@ -96,8 +96,8 @@ class PhraseGallery:
 class _CaptionStats(NamedTuple):
     """The captions that have phrases with a true box; every array is (n_captions,).
 
-    ``n_phrases`` counts phrases with a true box. ``n_right`` and ``mean_iou`` have, for each model, the number of right
-    phrases and the mean IoU of the best boxes.
+    ``n_phrases`` is the number of phrases with a true box. ``n_right`` and ``mean_iou`` have, for each model, the number of
+    phrases whose highest-scoring box is right, and the mean IoU of these boxes with the true boxes.
     """
 
     ids: NDArray[np.int64]
@@ -108,7 +108,10 @@ class _CaptionStats(NamedTuple):
 
 
 def match_mentions(run: PhraseScores, dataset: Dataset) -> dict[int, Mention]:
-    """Return the phrases of a file of phrase scores by id. Raises UserError if they are not phrases of the data set."""
+    """Return a dict from the ids of phrases with scores to the phrases in the data set.
+
+    Raises UserError if the scores belong to other data.
+    """
     if run.dataset != dataset.name:
         raise UserError(f"{dataset.path} is the data set {dataset.name!r}, the phrases belong to {run.dataset!r}; see --data")
     check_recorded_data(dataset, run.identity)
@@ -161,7 +164,7 @@ def _caption_stats(run: PhraseScores, outcomes: Sequence[PhraseRanks]) -> _Capti
 
 
 def _select(captions: _CaptionStats, n: int, seed: int) -> list[tuple[str, list[int]]]:
-    """Return titles and caption ids of best cases, random cases and worst cases, a third each; a photo is used once."""
+    """Return the titles and caption ids of the best, random and worst captions, a third each; a photo is used once."""
     share, mean_iou = captions.n_right[0] / captions.n_phrases, captions.mean_iou[0]
     rng = np.random.default_rng(seed)
     orders = {
@@ -219,7 +222,10 @@ def _photo(mention: Mention, dataset: Dataset) -> tuple[str | None, tuple[int, i
 
 
 def _best_box(run: PhraseScores, row: int, number: int) -> list[PhraseBox]:
-    """Return the best candidate of a phrase, at equal scores the one with the lowest IoU; empty without candidates."""
+    """Return the drawing of the highest-scoring box of a phrase, in a list; empty if the phrase has no candidates.
+
+    If several boxes have the highest score, the one with the lowest IoU is drawn, as ties count against the model.
+    """
     candidates = run.candidates(row)
     scores, boxes = run.scores[candidates], run.boxes[candidates]
     if not len(scores):
@@ -316,7 +322,7 @@ def build_phrase_section(
 
 
 def phrase_metric_differences(inputs: Sequence[ReportInput]) -> list[ReportDifference]:
-    """Return first minus second in every metric of all phrases; empty without the phrase scores of two results."""
+    """Return the differences, first minus second, in the metrics of all phrases; empty unless two results have scores."""
     runs = [one.phrases for one in inputs if one.phrases]
     if len(runs) < 2:
         return []

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ReportInput:
-    """A result with the embeddings and run files that were found at the places that it names.
+    """A result file with the embeddings and run files that were found at the paths in it.
 
     ``embeddings``, ``phrases``, ``record`` (``run.json``), ``folder`` (of the run) and ``negatives`` (``negatives.csv``)
     belong to the first seed, ``curves`` (``metrics.csv``) to all seeds. ``dataset_file`` is the place of ``dataset.json`` that
@@ -61,7 +61,7 @@ class ReportInput:
 
 
 def read_report_input(path: Path, embeddings: Path | None = None) -> ReportInput:
-    """Read a result, its embeddings and the files of their runs.
+    """Read a result file, its embeddings, and files of the runs that computed the embeddings.
 
     ``embeddings`` replaces the file that the result names for the first seed. Raises UserError if embeddings are found that
     the result was not computed from.
@@ -122,7 +122,10 @@ def _add_phrases(
 
 
 def _missing_reason(files: Sequence[Path], given: bool) -> str:
-    """Return why embeddings or phrase scores cannot be read; blank if all files exist, or if a ``given`` one is missing."""
+    """Return why embeddings or phrase scores cannot be read; blank if all files exist.
+
+    It is also blank if the user gave the first file (``given``) and this file is missing: reading it then raises an error.
+    """
     if not files:
         return "the result does not name its embeddings (give --embeddings): no ranks, no gallery"
     lost = [file for file in files if not file.is_file()]

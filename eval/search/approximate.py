@@ -40,7 +40,7 @@ class _CandidateLists(NamedTuple):
     ----------
     queries : (m,) rows of the queries
     rows : (m, K) rows of the corpus that the first stage returned
-    sure : (m, K) whether a row belongs to the best K in every order of rows that tie in the first stage
+    sure : (m, K) whether a row is among the best K of the first stage whatever the order of rows with equal scores
     scores : (m, K) exact scores of the candidates
     best : (m, n) highest exact scores of the complete corpus
     seconds : duration of the first stage
@@ -57,7 +57,7 @@ class _CandidateLists(NamedTuple):
 def reranked_metrics(
     i2t: ScoreBlocks, t2i: ScoreBlocks | None, images: Vectors, captions: Vectors, candidates: int
 ) -> dict[str, Any]:
-    """Return the metrics of lists of ``candidates`` rows, re-ranked by exact scores, and their loss, for a result file.
+    """Return the metrics of a two-stage search for a result file: candidates of each query, re-ranked by exact scores.
 
     The candidates are the rows with the highest inner products of ``images`` (n_images, dim) and ``captions`` (n_captions,
     dim). The rank of a query counts the wrong candidates that score at least as high as its best right candidate. A query
@@ -112,7 +112,10 @@ def _lists_for_captions(blocks: ScoreBlocks, images: Vectors, captions: Vectors,
 
 
 def _first_stage(corpus: Vectors, queries: Vectors, candidates: int) -> tuple[Tensor, Tensor, float]:
-    """Return the rows of each query's candidates, whether each is surely among the best, and the duration in seconds."""
+    """Return the rows of each query's candidates, whether each is certainly among the best, and the duration in seconds.
+
+    A candidate is not certain if its score ties with a row outside of the candidates.
+    """
     started = time.perf_counter()
     scores, rows = exact_search(corpus, queries, min(candidates + 1, len(corpus)))
     seconds = time.perf_counter() - started
@@ -123,9 +126,9 @@ def _first_stage(corpus: Vectors, queries: Vectors, candidates: int) -> tuple[Te
 def _evaluate_lists(
     chunks: Iterator[_CandidateLists], image_of_row: Tensor, query_images: Tensor
 ) -> tuple[Rows, dict[str, float]]:
-    """Return the ranks of the queries of one direction, in their order, and the quality and duration of their lists.
+    """Return the ranks of the queries of one direction, in their order, and the quality and duration of their candidate lists.
 
-    ``image_of_row`` has the image of each row of the corpus, ``query_images`` the image of each row of images or captions that
+    ``image_of_row`` has the image of each candidate row, ``query_images`` the image of each row of the images or captions that
     query.
     """
     n_right = torch.bincount(image_of_row, minlength=int(query_images.max()) + 1)
@@ -157,7 +160,7 @@ def _losses(exact: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _highest(scores: Tensor) -> Tensor:
-    """Return the highest scores of each column, highest first."""
+    """Return the highest scores of each column (at most the largest K of R@K), highest first."""
     return torch.topk(scores, min(max(RECALLS), len(scores)), dim=0).values
 
 
@@ -174,9 +177,9 @@ def approximate_recalls(
     seed: int = 0,
     block: int = BLOCK,
 ) -> dict[str, Any]:
-    """Return the recalls (in percent) and the cost of an index of this type in both directions, for a result file.
+    """Return the recalls (in percent) and the cost of a FAISS index in both directions, for a result file.
 
-    ``r1`` ... are R@K of the results of the index; a wrong result that scores as high as the right one counts as before it.
+    ``r1`` ... are R@K of the results of the index; a wrong result that scores as high as the right one is ranked before it.
     ``recall_at_1`` ... are the percentage of the exact top K that the index returned as its top K; a row that ties with the
     last of the exact top K counts as well. For ``order`` the index proposes ``reranked`` candidates, which are sorted by their
     exact scores. Durations are wall-clock seconds. If the images or the captions are too few to train the index, a ``Flat``
@@ -237,7 +240,10 @@ def approximate_recalls(
 
 
 def _ranks(top: TopK, task: DirectionSearch) -> Rows:
-    """Return for each query the number of wrong results that score as high as its best right one, or the largest int64."""
+    """Return for each query the number of wrong results that score at least as high as its best right result.
+
+    It is the largest int64 if no right answer is among the results.
+    """
     found = top.rows >= 0
     right = found & (task.image_of_row[top.rows] == task.image_of_query[:, None])
     best = np.where(right, top.scores, -np.inf).max(1, keepdims=True)
@@ -247,7 +253,10 @@ def _ranks(top: TopK, task: DirectionSearch) -> Rows:
 
 
 def _share(rows: Rows, exact: Rows, scores: Scores, exact_scores: Scores, k: int) -> float:
-    """Return the share of the exact top ``k`` that is in the top ``k`` of another search; a row that ties with it counts."""
+    """Return the share of the exact top ``k`` that the top ``k`` of another search contains.
+
+    A row that is not in the exact top ``k`` counts as well if it scores as high as the last row there.
+    """
     rows, exact = rows[:, :k], exact[:, :k]
     same = (rows[:, :, None] == exact[:, None, :]).any(2)
     good = (rows >= 0) & (same | (scores[:, :k] >= exact_scores[:, :k].min(1, keepdims=True)))

@@ -126,10 +126,11 @@ class _ComparedQueries(NamedTuple):
     rounding: NDArray[np.floating[Any]]
 
     def check(self, agreement: Agreement, top: TopK, image_of_query: Rows, image_of_row: Rows, ks: Sequence[int]) -> None:
-        """Add this direction to the agreement. Raises RuntimeError if a rank is outside of the bounds by the search ``top``.
+        """Check the exact ranks by the search results ``top``, and add the recalls to ``agreement``.
 
-        A rank counts at least the wrong results that score higher than the right answer. It counts at most those that score as
-        high, and the wrong rows that were not found: after an exact search only if the last result scores as high.
+        Raises RuntimeError if a rank is out of bounds. It is at least the number of wrong results that score higher than the
+        right answer. It is at most the number of wrong results that score as high, plus the wrong rows that were not found.
+        After an exact search the rows that were not found count only if the last result scores as high as the right answer.
         """
         hits = image_of_row[top.rows] == image_of_query[:, None]
         right, rounding, exact = self.right[:, None], self.rounding[:, None], self.exact_ranks[self.sample]
@@ -196,7 +197,7 @@ def _scores_of_pairs(images: Vectors, captions: Vectors, image_of_caption: Rows,
 
 
 def _best_other(captions: Vectors, image_of_caption: Rows) -> Scores:
-    """Return the highest score of each caption (n_captions,) with another one of its image; -inf for an only caption."""
+    """Return the highest score of each caption (n_captions,) with another caption of its image; -inf if there is none."""
     best = np.empty(len(captions), np.float32)
     order = np.argsort(image_of_caption, kind="stable")
     for own in np.split(order, np.flatnonzero(np.diff(image_of_caption[order])) + 1):

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class FaissGpu(NamedTuple):
-    """The FAISS resources of a GPU, and the number of this GPU."""
+    """The FAISS resources of a GPU, and the index of this GPU."""
 
     resources: Any
     number: int
@@ -28,7 +28,7 @@ _current: dict[str, FaissGpu | None] = {}
 def use_device(name: str) -> None:
     """Let FAISS use ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:1``. Raises UserError for any other name.
 
-    If FAISS does not have this GPU, it uses the CPU and logs a warning.
+    If there is no such GPU, FAISS uses the CPU, and a warning is logged.
     """
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
         raise UserError(f"--device {name}: FAISS knows auto, cpu, cuda and cuda:N")
@@ -49,7 +49,7 @@ def fall_back_to_cpu(error: Exception) -> None:
 
 
 def faiss_reason(error: Exception) -> str:
-    """Return the message of a FAISS error without its place in the source code."""
+    """Return the message of a FAISS error without the file and line of the source code where it was raised."""
     text = " ".join(str(error).split())
     return re.sub(r"^Error in .*?\.(cpp|cu|h):\d+: (Error: '.*?' failed: ?)?", "", text) or type(error).__name__
 
@@ -86,7 +86,7 @@ class GpuIndex:
 def copy_to_gpu(index: Any, k: int) -> Any:
     """Return a copy of an index on the GPU; the index itself without a GPU, or if the GPU cannot return ``k`` results.
 
-    Raises UserError if the index is set to search more lists than a GPU can search.
+    Raises UserError if the index is set to search more lists (``nprobe``) than a GPU can search.
     """
     used = current_gpu()
     graph = isinstance(faiss.downcast_index(index), faiss.IndexHNSW)

@@ -1,7 +1,7 @@
 """FAISS indexes for approximate search, in memory and in files.
 
 An index in the file ``x.faiss`` has its metadata in ``x.faiss.json``. They record the source of the index, and
-:func:`read_index` refuses an index of other vectors.
+:func:`read_index` rejects an index of other vectors.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LINKS = range(2, 257)  # links of a node of a graph: FAISS crashes with fewer, 
 
 @dataclass(frozen=True)
 class BuiltIndex:
-    """An index with the rows of a corpus in their order, trained on ``trained_on`` rows; 0 if it needs no training."""
+    """A FAISS index of the rows of a corpus in their order; ``trained_on`` is the number of training rows, 0 if untrained."""
 
     index: Any
     factory: str
@@ -62,8 +62,8 @@ def build_index(
     ``seed``; then all rows are added, ``block`` at a time. With one thread the index is the same every time for the same
     ``block``.
 
-    Raises UserError if there is no such index, if it does not fit the dimensions, or if there are too few rows to train it;
-    the message names the corpus by ``name``.
+    Raises UserError if FAISS does not know the factory string, if it does not fit the dimensions, or if there are too few rows
+    for training; the message calls the corpus ``name``.
     """
     n_rows, dim = corpus.shape
     index = _create_index(factory, dim)
@@ -89,7 +89,7 @@ def build_index(
 
 
 def min_training_rows(factory: str, dim: int) -> int:
-    """Return the number of rows that such an index needs for training. Raises UserError if there is no such index."""
+    """Return the number of rows needed to train an index of type ``factory``. Raises UserError if FAISS has no such type."""
     index = _create_index(factory, dim)
     return ROWS_PER_CENTROID * _max_centroids(index)
 
@@ -111,7 +111,7 @@ def set_parameters(index: Any, parameters: str) -> None:
 
 
 class IndexVectors:
-    """The vectors (n, dim) in an index, as a :class:`vse.eval.search.top_k.Corpus`; vectors in PQ or SQ are approximate."""
+    """The vectors (n, dim) in an index, readable as a corpus; a compressed index (PQ or SQ) returns approximate vectors."""
 
     def __init__(self, index: Any) -> None:
         self.index = index
@@ -139,7 +139,7 @@ def stores_exactly(index: Any, corpus: Corpus) -> bool:
 
 
 def _create_index(factory: str, dim: int) -> Any:
-    """Create an empty index. Raises UserError for numbers on which FAISS crashes."""
+    """Create an empty index. Raises UserError if FAISS cannot build it or would crash on a number in ``factory``."""
     links = [int(number) for number in re.findall(r"(?:HNSW|NSG)(\d+)", factory)]
     if re.search(r"(?<!\d)0+(?!\d)", factory) or any(number not in _LINKS for number in links):
         raise UserError(f"{factory}: a number in it is too small or too large; such as {EXAMPLES} work")
@@ -187,7 +187,7 @@ _REBUILD = "delete it to rebuild it, or name another file"
 
 
 class _IndexMetadata(BaseModel):
-    """The fields of an index's metadata file that are read; ``of`` has the properties of its source."""
+    """The fields of an index's metadata file that are read; ``of`` has the properties of the source (:class:`IndexSource`)."""
 
     model_config = ConfigDict(strict=True)
     version: int = Field(ge=VERSION, le=VERSION)
@@ -214,8 +214,8 @@ class _IndexMetadata(BaseModel):
 class IndexSource:
     """The source of an index: ``count`` rows of ``dim`` dimensions, whose ids have the hash ``ids_sha256``.
 
-    ``properties`` map names that a person understands, such as ``split``, to texts that determine the vectors. Metadata files
-    store them as ``of``.
+    ``properties`` are texts that determine the vectors, by readable names such as ``split``. Metadata files store them under
+    the key ``of``.
     """
 
     count: int
@@ -237,7 +237,7 @@ def ids_sha256(ids: Rows) -> str:
 
 
 def metadata_file(path: Path) -> Path:
-    """Return the path of the metadata of an index."""
+    """Return the path of the metadata file of the index file ``path``."""
     return path.with_name(f"{path.name}.json")
 
 
@@ -275,7 +275,7 @@ def index_exists(path: Path, source: IndexSource) -> bool:
     """Return whether there is an index file to read; otherwise it must be built.
 
     An index that lost its metadata, but has the expected number of rows and dimensions, counts as absent. Any other file
-    without metadata may belong to somebody else: it counts as present, and :func:`read_index` refuses it.
+    without metadata may belong to somebody else: it counts as present, and :func:`read_index` rejects it.
     """
     if may_replace_others() and not INDEX.is_at(path):
         return False
@@ -293,7 +293,7 @@ def index_exists(path: Path, source: IndexSource) -> bool:
 
 
 def read_index(path: Path, source: IndexSource, factory: str | None = None) -> BuiltIndex:
-    """Read an index from a file; the vectors of a large one are mapped if FAISS can do that.
+    """Read an index from a file; a large index is memory-mapped if FAISS can do that.
 
     Raises UserError if the file is missing, was built from another source or by another ``factory``, has changed since it was
     written, or cannot be read by FAISS.

@@ -47,7 +47,7 @@ class TopK(NamedTuple):
 
 @dataclass(frozen=True)
 class DirectionSearch:
-    """The queries and the corpus of one direction, with the image that each of them is or belongs to.
+    """The queries and the corpus (all candidates) of one direction, and the image of each query and candidate.
 
     Attributes
     ----------
@@ -77,7 +77,10 @@ class DirectionSearch:
 
 
 def both_directions(images: Vectors, captions: Vectors, image_of_caption: Rows) -> dict[str, DirectionSearch]:
-    """Return the searches of both directions by their names; an image without captions is a candidate but no query."""
+    """Return the searches of both directions as a dict with the keys ``i2t`` and ``t2i``.
+
+    An image without captions is a candidate but no query. ``image_of_caption`` has the row of each caption's image.
+    """
     vectors = {"image": images, "caption": captions}
     image_of_row = {"image": np.arange(len(images)), "caption": image_of_caption}
     query_rows = {"image": np.unique(image_of_caption), "caption": np.arange(len(captions))}
@@ -183,7 +186,10 @@ def exact_scores(corpus: Corpus, queries: Vectors, rows: Rows, similarity: str, 
 
 
 def read_blocks(corpus: Corpus, block: int, checked: bool = True) -> Iterator[tuple[int, Vectors]]:
-    """Yield the corpus in blocks of rows, each with the index of its first row; if ``checked``, refuse rows with NaN."""
+    """Yield the corpus in blocks of ``block`` rows, each with the index of its first row.
+
+    If ``checked``, a row that is not finite raises UserError.
+    """
     if block < 1:
         raise ValueError(f"blocks of {block} rows")
     for start in range(0, len(corpus), block):
@@ -216,10 +222,10 @@ def _merge(k: int, *parts: TopK) -> TopK:
 
 
 def _search_single(query: Vectors, rows: Vectors, k: int, least: float, start: int) -> TopK:
-    """Return the highest inner products of one query (1, dim) that are at least ``least``; more than ``k`` if they tie.
+    """Return the ``k`` highest inner products of one query (1, dim) that are at least ``least``; more than ``k`` for ties.
 
-    The rows are read only once, because a row that is not finite has a score that is not finite. The scores are bit for bit
-    those of :func:`faiss.knn` for a single query.
+    ``start`` is the index of ``rows[0]`` in the corpus, for error messages. The rows are read only once: a row that is not
+    finite has a score that is not finite. The scores are bit for bit those of :func:`faiss.knn` for a single query.
     """
     scores = np.empty(len(rows), np.float32)
     faiss.fvec_inner_products_ny(  # type: ignore[attr-defined]
@@ -248,7 +254,7 @@ def _search_faiss(queries: Vectors, rows: Vectors, k: int) -> TopK:
 
 
 def _search_tiles(scorer: RankingSimilarity, queries: Vectors, rows: Vectors, k: int, direction: str | None) -> TopK:
-    """Return the highest scores of any similarity, scored a tile of images and captions at a time."""
+    """Return the ``k`` highest scores of each query under any similarity, computed in tiles by ``scorer``."""
     all_queries, entries = shared_tensor(queries), shared_tensor(rows)
     n_queries, n_entries = scorer.tile_images, scorer.tile_captions
     if direction == "t2i":
@@ -314,7 +320,7 @@ class SearchHit:
 
     ``captions`` has the caption with the id ``caption_id`` or, if images were searched, all captions of the image. If
     ``dataset.json`` does not have the image, ``photo`` is None and ``captions`` is empty. ``attention`` is the attention
-    between the query and this hit, if the model attends.
+    between the query and this hit; None if the model computes no attention.
     """
 
     score: float

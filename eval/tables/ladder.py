@@ -59,8 +59,8 @@ def build_ladder(results: Sequence[Path], cost: str = "total_s") -> pd.DataFrame
 def pareto_front(cost: NDArray[np.float64], value: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Return a mask (n,) of the points ``cost`` and ``value`` (n,) on the Pareto front.
 
-    A point is on the front unless another point costs no more, is worth no less, and is better in one of the two. Points with
-    a NaN are ignored. Equal points are on the front together.
+    A point is on the front unless another point has no higher cost and no lower value, and is better in one of the two. Points
+    with a NaN are never on the front. Equal points are on the front together.
     """
     known = np.isfinite(cost) & np.isfinite(value)
     front = np.zeros(len(cost), bool)
@@ -92,7 +92,7 @@ class LadderTable(TableKind):
 
 
 def ladder_cells(table: pd.DataFrame, cost: str = "total_s") -> Cells:
-    """Return the printed columns of a ladder, with a star for the best trade-offs."""
+    """Return the printed columns of the table ``ladder`` (see :func:`build_ladder`), with a star for the best trade-offs."""
     texts = ["method", "captions", "images", *(name for name in _GROUP if table[name].nunique() > 1)]
     lines = []
     for row in table.to_dict("records"):
@@ -142,8 +142,8 @@ def _feature_names(result: Result) -> tuple[str, str]:
 def result_costs(result: Result) -> dict[str, float]:
     """Return the costs of a result by name, in seconds and MB; unknown costs are NaN.
 
-    ``extraction_s`` and ``cache_mb`` are totals over both caches. ``train_s``, ``eval_s`` and ``model_mb`` are means over the
-    seeds. ``total_s`` is the sum of the three costs in seconds.
+    ``extraction_s`` and ``cache_mb`` are totals over the feature caches. ``train_s``, ``eval_s`` and ``model_mb`` are means
+    over the seeds. ``total_s`` is the sum of the three costs in seconds.
     """
     costs = result.provenance.get("costs")
     costs = [one if isinstance(one, Mapping) else {} for one in costs] if isinstance(costs, list) and costs else [{}]
@@ -162,7 +162,7 @@ def result_costs(result: Result) -> dict[str, float]:
 
 
 def _cache_total(costs: Sequence[Mapping[str, Any]], name: str) -> float:
-    """Return the sum of a cost over all caches; a cache of several seeds or members counts once."""
+    """Return the sum of a cost over all feature caches; a cache that several seeds or members share counts once."""
     by_feature: dict[str, float] = {}
     for one in costs:
         of_caches = one.get(name)
@@ -195,7 +195,7 @@ _RIGHT = 0.85  # share of the width beyond which a name is written to the left o
 
 
 def write_chart(table: pd.DataFrame, out: Path, cost: str = "total_s") -> Path:
-    """Write the chart of a ladder as ``.svg`` or ``.png``; return ``out``. The same rows give the same bytes.
+    """Write the chart of the table ``ladder`` as ``.svg`` or ``.png``; return ``out``. The same rows give the same bytes.
 
     Whiskers are 95% intervals over images or, without these, the standard deviation over seeds. Rows with an unknown cost are
     left out. Raises UserError if no row is left, or if the rows have several data sets, splits or protocols.

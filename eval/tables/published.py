@@ -38,7 +38,7 @@ class MeasuredRow:
 
     @property
     def protocol(self) -> str:
-        """Name of the row's protocol in the result file, where ``1k-single`` is the first fold of ``1k``."""
+        """Name of the row's protocol in the result file; ``1k-single``, a single fold, is the first fold of ``1k``."""
         return "1k" if self.row.protocol == "1k-single" else self.row.protocol
 
     @property
@@ -50,7 +50,7 @@ class MeasuredRow:
 
     @property
     def split(self) -> str:
-        """Name of our split or, without one, the first digits of the hash of its image ids; blank if neither is recorded."""
+        """Name of our result's split or, without one, the first digits of the hash of its image ids; blank if unknown."""
         identity = self.result.split_identity
         if identity is None:
             return ""
@@ -63,7 +63,10 @@ class MeasuredRow:
         return same_split and self.images == self.row.images
 
     def interval(self, name: str) -> tuple[float, float]:
-        """Return the 95% interval of a metric, or NaN. A single fold of several has no interval."""
+        """Return the 95% interval of a metric; NaN for both ends if there is none.
+
+        Results have no interval for a single one of several folds (``1k-single``).
+        """
         protocol = self.result.protocols[self.protocol]
         single = self.row.protocol == "1k-single" and protocol.folds > 1
         return NO_INTERVAL if single else protocol.interval(name) or NO_INTERVAL
@@ -80,9 +83,9 @@ def compare_published(table: str, results: Sequence[Path], dataset: str | None =
     """Return a published table with our results.
 
     Each metric has the printed value, ours, its standard deviation over seeds, its 95% interval, the difference, and whether
-    the difference is significant: whether the printed value lies outside our interval. A result belongs to the rows that its
-    experiment names, if it is on their data set or, if one is given, on ``dataset``. Values of rows without a result are NaN
-    or blank, and so are differences between different test splits or numbers of images.
+    the difference is significant: whether the printed value lies outside our interval. A result belongs to the rows that the
+    preset of its experiment names. It must be on the data set of the row or, if given, on ``dataset``. Values of rows without
+    a result are NaN or blank, and so are differences between different test splits or numbers of images.
     """
     rows = published_rows(table)
     measured = _match_results(table, rows, results, dataset)
@@ -107,7 +110,7 @@ class PublishedTable(TableKind):
 def _match_results(
     table: str, rows: Sequence[PublishedRow], results: Sequence[Path], dataset: str | None
 ) -> dict[str, MeasuredRow]:
-    """Return the result of each row by the key of the row. Raises UserError if two results belong to the same row."""
+    """Return a dict from the key of a row to the row with its result. Raises UserError if two results belong to one row."""
     by_row: dict[str, MeasuredRow] = {}
     contents = [(path, read_result(path)) for path in drop_comparisons(results)]
     check_one_dataset(contents)
@@ -135,7 +138,7 @@ def _match_results(
 
 
 def _row_keys(result: Result) -> tuple[set[str], list[str]]:
-    """Return the keys of the rows that a result reproduces, by its own settings or its preset, and its changed settings."""
+    """Return the keys of the rows that a result reproduces by its settings or its preset, and its changed settings."""
     preset = load_plan(result.experiment, result.dataset) if is_experiment(result.experiment) else None
     config = result.provenance.get("config")
     if not isinstance(config, Mapping) or not isinstance(config.get("rows"), list):
@@ -147,7 +150,10 @@ def _row_keys(result: Result) -> tuple[set[str], list[str]]:
 
 
 def _select_rows(path: Path, result: Result, rows: Sequence[PublishedRow], dataset: str | None) -> list[PublishedRow]:
-    """Return the rows on the data set of the result. Raises UserError if there are rows, but none on this data set."""
+    """Return the rows of the result's data set; if ``dataset`` is given, all rows for a result on that data set.
+
+    Raises UserError if there are rows, but none for this data set.
+    """
     own = [row for row in rows if result.dataset in ([dataset] if dataset else row.datasets)]
     if rows and not own:
         wanted = " and ".join(dict.fromkeys(dataset or row.dataset for row in rows))
@@ -158,7 +164,7 @@ def _select_rows(path: Path, result: Result, rows: Sequence[PublishedRow], datas
 
 
 def _warn_of_other_images(rows: Sequence[MeasuredRow]) -> None:
-    """Log a warning for each row whose differences are blank because its test images are not ours."""
+    """Log a warning for each row whose differences are blank because its paper tested on other images than our result."""
     for measured in rows:
         row, ours = measured.row, measured.split
         if measured.comparable or measured.result.dataset not in row.datasets or measured.images != row.images:

@@ -44,7 +44,7 @@ class PublishedRow:
 
     @property
     def datasets(self) -> tuple[str, str]:
-        """Data sets whose results may reproduce the row; a split may be its own data set, such as ``f30k_entities``."""
+        """Names of data sets whose results may reproduce the row: its own, and that of its split, e.g. ``f30k_entities``."""
         return self.dataset, f"{self.dataset}_{self.split}"
 
 
@@ -80,7 +80,10 @@ def table_experiments(table: str, dataset: str | None = None) -> list[tuple[str,
 
 
 def _row(paper: str, number: str, line: Mapping[str, str]) -> PublishedRow:
-    """Return a row from its line in a CSV file; a line of another table of the paper has only the number of the row."""
+    """Return the row of table ``number`` of a paper from its line in the CSV file.
+
+    A line that repeats a row of another table of the paper has only the number of that row, such as 1.6.
+    """
     if not line["row"].startswith(f"{number}."):
         others = published_rows(f"{paper}_{line['row'].partition('.')[0]}")
         return next(printed for printed in others if printed.row == line["row"])

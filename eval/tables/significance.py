@@ -78,7 +78,7 @@ def compare_files(
 
 
 def _prepare_output(files: Sequence[Path], runs: Sequence[Sequence[FileMetadata]], out: Path | None) -> Path:
-    """Return the file to write, named by the two models if ``out`` is None. Raises UserError if it must not be replaced."""
+    """Return the file to write, named after the two models if ``out`` is None. Raises UserError if it must not be replaced."""
     if out is None:
         names = [str(seeds[0].experiment) for seeds in runs]
         if names[0] == names[1]:
@@ -211,7 +211,7 @@ def _labels(comparison: Comparison) -> tuple[str, str]:
 
 
 def _leaves(metrics: Mapping[str, ComparedMetric | dict[str, ComparedMetric]]) -> list[tuple[str, str, ComparedMetric]]:
-    """Return direction, name and comparison of every metric of a protocol; rsum and mean recall have a blank direction."""
+    """Return direction, name and values of every compared metric; rsum and mean recall have a blank direction."""
     leaves = []
     for key, value in metrics.items():
         if key == "per_type" and not isinstance(value, ComparedMetric):

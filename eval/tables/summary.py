@@ -87,7 +87,7 @@ _ABOUT_COLUMNS = (
 )
 _OPTIONAL_COLUMNS = ("trained_on", "unfinished")  # left out if they are blank for all results
 _PHRASE_COLUMNS = ("iou", "n_phrases", "n_without_box")  # only for results of phrases
-_TYPE = "type_"  # prefix of a column such as type_people_r1
+_TYPE_PREFIX = "type_"  # prefix of a column such as type_people_r1
 _NOT_PRINTED = ("_std", "_low", "_high", "_meanr", *(f"_{name}" for name in POSITION_METRICS))
 NO_INTERVAL = (math.nan, math.nan)
 _METRICS = (*(f"r{k}" for k in RECALLS), "medr", "meanr")
@@ -148,7 +148,7 @@ def summary_cells(table: pd.DataFrame) -> Cells:
     metrics = [
         column
         for column in map(str, table)
-        if column not in described and not column.endswith(_NOT_PRINTED) and not column.startswith(_TYPE)
+        if column not in described and not column.endswith(_NOT_PRINTED) and not column.startswith(_TYPE_PREFIX)
     ]
     texts = ["method", *(name for name in _OPTIONAL_COLUMNS if name in table)]
     texts += [name for name in ("dataset", "feature", "protocol", "seeds") if table[name].nunique() > 1]
@@ -178,7 +178,7 @@ def _row(path: Path, result: Result, name: str, protocol: ProtocolMetrics) -> di
         if protocol.ci95:
             row[f"{column}_low"], row[f"{column}_high"] = protocol.interval(column) or NO_INTERVAL
     for name, metrics in protocol.per_type.items():
-        column = f"{_TYPE}{name}_r1"
+        column = f"{_TYPE_PREFIX}{name}_r1"
         row[column], deviation = mean_and_std(metrics.get("r1"))
         if isinstance(metrics.get("r1"), SeedStatistics):
             row[f"{column}_std"] = deviation

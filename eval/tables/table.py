@@ -32,11 +32,13 @@ class BuiltTable(NamedTuple):
 
 
 class TableKind(ABC):
-    """A kind of table. A new kind is one file with a subclass, and one line in :data:`vse.eval.tables.TABLES`.
+    """A kind of table, such as ``summary``.
+
+    To add one, write a subclass in a new file, and add a line to :data:`vse.eval.tables.TABLES`.
 
     Attributes
     ----------
-    columns : the first columns of its CSV file, which identify an existing file
+    columns : the first columns of its CSV file, by which an existing file is recognised as this kind of table
     suffixes : the suffixes of the files that the table can be written to
     options : the fields of :class:`TableRequest` that the table accepts besides ``results``
     needs_results : whether the table cannot be built without result files
