@@ -69,7 +69,7 @@ class LearnedScale(nn.Module):
         self.log_scale.clamp_(max=self._highest)
 
     def values(self) -> dict[str, float]:
-        """Return the temperature and, if there is one, the bias, by name."""
+        """Return the ``temperature`` and, if there is one, the ``bias``."""
         temperature = {"temperature": math.exp(-self.log_scale.item())}
         return temperature if self.bias is None else {**temperature, "bias": self.bias.item()}
 
@@ -94,7 +94,12 @@ class Batch:
 
 
 class Ranking(NamedTuple):
-    """The queries of one direction with their candidates: their scores, the positive of each query, and its negatives."""
+    """The queries of one direction (images or captions), with all candidates.
+
+    ``scores`` : the score of each query (row) with each candidate (column).
+    ``positives`` : the column of each query's positive.
+    ``negatives`` : a mask of the negatives of each query.
+    """
 
     scores: ScoreMatrix
     positives: Tensor
@@ -115,7 +120,7 @@ Objective = Callable[[Batch, int], Cost]
 
 @dataclass(frozen=True)
 class LossUse:
-    """The setting in which a loss is used; ``warmup`` is the loss of the first epochs, if it is another one."""
+    """The circumstances in which a loss is used. ``warmup`` is the loss of the first epochs, if it is another one."""
 
     similarity: SimilaritySettings
     compiled: bool = False
@@ -166,11 +171,11 @@ class Loss(Settings, ABC):
 
     @property
     def lists_negatives(self) -> bool:
-        """True if the cost of a batch includes its rankings. Hard negatives are listed from them."""
+        """True if the cost of a batch includes its rankings, from which the hardest negatives can be listed."""
         return self.ranks
 
     def check_use(self, use: LossUse) -> None:
-        """Raise ValueError if the loss cannot be used in this setting."""
+        """Raise ValueError if the loss cannot be used in these circumstances."""
 
     @property
     def weights_rate(self) -> float | None:

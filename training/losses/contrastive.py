@@ -1,4 +1,7 @@
-"""Contrastive losses, InfoNCE and sigmoid: a fixed or learned temperature, several positives, and blocks of scores."""
+"""Contrastive losses, InfoNCE and sigmoid, with a fixed or learned temperature and with one or several positives.
+
+Scores can be computed block by block, to save memory.
+"""
 
 from __future__ import annotations
 
@@ -120,15 +123,15 @@ class ContrastiveLoss(RankingLoss):
 
     @abstractmethod
     def block_cost(self, block: ScoreBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
-        """Return the cost of a block in both directions, and a value for each column as input of :meth:`column_cost`."""
+        """Return the cost of a block for both directions, and a value for each caption as input of :meth:`column_cost`."""
 
     @abstractmethod
     def column_cost(self, columns: Float[Tensor, "n_blocks m"]) -> Scalar:
-        """Return the cost that is added to the costs of all blocks, from the column values of all blocks."""
+        """Return the part of the loss that needs all images of a column, from the values that :meth:`block_cost` returned."""
 
     @abstractmethod
     def collapsed_cost(self, n_same: Int[Tensor, " n"], mean: Scalar) -> Scalar:
-        """Return the loss of a batch whose logits all equal ``mean``; ``n_same`` counts the pairs with the same image."""
+        """Return the loss of a batch whose logits all equal ``mean``. ``n_same`` (n,) counts the pairs with the same image."""
 
     def objective(self, similarity: Similarity, compiled: bool = False, weights: nn.Module | None = None) -> Objective:
         if self.block is None:

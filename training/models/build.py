@@ -99,7 +99,7 @@ class Model(nn.Module):
 
     @property
     def pairwise(self) -> bool:
-        """True if the similarity must score every pair, False if it compares single vectors."""
+        """True if the similarity must score every pair by itself, False if it compares single vectors."""
         return self.config.similarity.ranked_by is None
 
     @property
@@ -148,7 +148,7 @@ class Model(nn.Module):
     def score_pairs(
         self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, " k"]:
-        """Return the score of each image in ``rows`` with the caption at the same position in ``columns``."""
+        """Return the score of each image at ``rows`` with the caption at the same position in ``columns``."""
         return self.similarity.score_pairs(images, captions, rows, columns)
 
     def forward(self, images: tuple[Tensor, ...], captions: tuple[Tensor, ...]) -> Scores:

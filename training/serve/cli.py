@@ -68,7 +68,6 @@ def serve_command(request: ServeRequest) -> None:
 
 
 def _files_by_run(request: ServeRequest) -> list[RunFiles]:
-    """Return the files of each run."""
     n_runs = len(request.runs)
     for option, files in (("--features", request.features), ("--caption-features", request.caption_features)):
         if len(files) not in (0, n_runs):
@@ -81,9 +80,9 @@ def _files_by_run(request: ServeRequest) -> list[RunFiles]:
 
 
 def _leave() -> None:
-    """End the process without waiting for a thread that still computes, or for libraries to be unloaded.
+    """End the process without waiting for computing threads, or for libraries to be unloaded.
 
-    Nothing is written, so nothing is lost. On a busy machine the libraries take seconds.
+    Nothing is written, so nothing is lost. On a busy machine the unloading takes seconds.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class ClosedForm(GridSolver, RetrievalSolver):
-    """A solver of images and captions in closed form, for similarities by inner products of cached features."""
+    """A closed-form solver for cached features of images and captions. The model compares embeddings by inner products."""
 
     def __init__(self, name: str, task: RetrievalTask, grid: Sequence[Point]) -> None:
         self.cached = check_cached(name, task)
@@ -76,7 +76,7 @@ class RidgeSettings(SolverSettings):
 
 
 class Ridge(ClosedForm):
-    """The solver ridge regression; its maps are the weights of two linear encoders."""
+    """Ridge regression. Its maps become the weights of two linear encoders."""
 
     def __init__(self, task: RetrievalTask, settings: RidgeSettings) -> None:
         layers = [encoder.linear_map() for encoder in (task.model.image_encoder, task.model.caption_encoder)]
@@ -93,7 +93,11 @@ class Ridge(ClosedForm):
 
 
 def ridge_maps(statistics: Covariances, maps: Maps, regularization: float) -> tuple[Matrix, Matrix]:
-    """Return the maps of centred image vectors (dim, dim_x) and caption vectors (dim, dim_y) into the compared space."""
+    """Return two matrices that map image and caption vectors into the space where they are compared.
+
+    Their shapes are (dim, dim_x) and (dim, dim_y). Vectors must be centred before. ``maps`` is the side that regression maps
+    into the other side's space, or ``both``, see :class:`RidgeSettings`.
+    """
     dim_x, dim_y = statistics.xy.shape
     if maps == "captions":
         return np.eye(dim_x), _regression(statistics.xy, statistics.yy, regularization)
@@ -106,7 +110,10 @@ def ridge_maps(statistics: Covariances, maps: Maps, regularization: float) -> tu
 
 
 def reduce_maps(x: Matrix, y: Matrix, statistics: Covariances, dim: int) -> tuple[Matrix, Matrix]:
-    """Project two maps into one space on its ``dim`` principal directions, or pad them with zeros to ``dim`` rows."""
+    """Reduce the common space of the maps ``x`` and ``y`` to its first ``dim`` principal directions.
+
+    If the space has fewer dimensions, pad both maps with rows of zeros to ``dim`` rows.
+    """
     missing = dim - len(x)
     if missing >= 0:
         return np.pad(x, ((0, missing), (0, 0))), np.pad(y, ((0, missing), (0, 0)))
@@ -156,7 +163,7 @@ class CsaSettings(SolverSettings):
 
 
 class Csa(ClosedForm):
-    """The solver CSA, with one epoch for each regularization and number of directions."""
+    """Canonical similarity analysis, with one epoch for each regularization and number of directions."""
 
     def __init__(self, task: RetrievalTask, settings: CsaSettings) -> None:
         images, captions = task.model.image_encoder, task.model.caption_encoder.linear_map()
@@ -208,7 +215,7 @@ class AsifSettings(SolverSettings):
 
 
 class Asif(ClosedForm):
-    """The solver ASIF, with one epoch for each k and power."""
+    """ASIF, with one epoch for each k and power."""
 
     def __init__(self, task: RetrievalTask, settings: AsifSettings) -> None:
         encoders = [task.model.image_encoder, task.model.caption_encoder]
@@ -242,7 +249,7 @@ class Asif(ClosedForm):
 
 
 def anchor_pairs(image_of: NDArray[np.int64], n: int, seed: int) -> NDArray[np.int64]:
-    """Return the sorted indices of ``n`` random pairs with as few repeated images as possible."""
+    """Return the sorted indices of ``n`` random pairs. An image occurs again only if all images occur already."""
     order = np.random.default_rng(seed).permutation(len(image_of))
     by_image = order[np.argsort(image_of[order], kind="stable")]
     _, firsts, counts = np.unique(image_of[by_image], return_index=True, return_counts=True)

@@ -36,7 +36,10 @@ class Shuffled(Sampler):
 
 
 class ByImage(Sampler):
-    """Every pair once, image by image, in random order; a last batch of one pair is left out."""
+    """Every pair once, with images in random order and the captions of an image one after another.
+
+    A last batch of one pair is left out.
+    """
 
     name: Literal["by_image"] = "by_image"
 

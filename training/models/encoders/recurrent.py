@@ -97,7 +97,10 @@ class SruLayers(nn.Module):
         )
 
     def forward(self, inputs: Float[Tensor, "n_packed input_dim"], sizes: list[int]) -> Float[Tensor, "n_packed dim"]:
-        """Return the state of the last layer after each step; ``sizes[t]`` captions, the longest first, have a step t."""
+        """Return the state of the last layer after each step (word) of packed captions, the longest caption first.
+
+        ``sizes[t]`` is the number of captions that have a step t.
+        """
         n_packed = len(inputs)
         states = nn.functional.pad(inputs, (0, 0, 0, -n_packed % _MANY))
         for layer in self.layers:
@@ -108,13 +111,13 @@ class SruLayers(nn.Module):
 class SruLayer(nn.Module):
     """A layer with tanh and a highway from its input, in the form of the paper's first version, as in DSVE-loc.
 
-    With the forget gate f, the reset gate r and the cell c::
+    With the input x, the forget gate f, the reset gate r, the cell c and the output h::
 
         f_t = sigmoid(W_f x_t + b_f)                r_t = sigmoid(W_r x_t + b_r)
         c_t = f_t c_{t-1} + (1 - f_t) W x_t         h_t = r_t tanh(c_t) + (1 - r_t) x_t
 
-    The printed paper adds v c_{t-1} to both gates. If x and h differ in length, W_h x_t replaces x_t in h_t. Weights start
-    as U(-a, a), a = sqrt(3 / input_dim), smaller where there is dropout, and biases as 0 (the authors' package).
+    The printed paper adds v c_{t-1} to both gates. If x and h differ in length, W_h x_t replaces x_t in h_t. Weights start as
+    U(-a, a), a = sqrt(3 / input_dim), smaller where there is dropout, and biases as 0 (the authors' package).
     """
 
     def __init__(self, input_dim: int, dim: int, input_dropout: float, dropout: float) -> None:
@@ -146,7 +149,7 @@ class SruLayer(nn.Module):
 
 
 class _Cells(torch.autograd.Function):
-    """The recurrence c_t = f_t c_{t-1} + (1 - f_t) u_t, step by step for all captions at once."""
+    """The cells c_t = f_t c_{t-1} + (1 - f_t) u_t of an SRU layer, computed step by step for all captions at once."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, forget: Tensor, sizes: list[int]) -> Tensor:

@@ -91,7 +91,7 @@ class WordReader(Encoder):
         raise NotImplementedError
 
     def forward(self, words: Int[Tensor, "n n_words"], lengths: Int[Tensor, " n"]) -> Encoded:
-        """Return the embeddings of ``words``, padded after ``lengths`` words; ``lengths`` is on the CPU."""
+        """Return the embeddings of captions: padded ``words``, and ``lengths`` (on the CPU), their numbers of words."""
         if self.augmentation is not None and self.training:
             words, mask = self.augmentation(words, _mask(lengths, words.shape[1], words.device))
             lengths = mask.sum(1).cpu()
@@ -107,7 +107,10 @@ class WordReader(Encoder):
         return (state,) if self.head is None else self.head(state)
 
     def start_words(self, vectors: Float[Tensor, "n_words word_dim"], known: Bool[Tensor, " n_words"]) -> None:
-        """Start word embeddings with these vectors; words that are not ``known`` stay random, scaled to the others."""
+        """Initialise the word embeddings with these vectors.
+
+        Words that are not ``known`` keep random vectors, scaled to the standard deviation of the vectors of known words.
+        """
         with torch.no_grad():
             weight = self.words.weight
             vectors, known = vectors.to(weight), known.to(weight.device)

@@ -24,7 +24,7 @@ class CosineSettings(SimilaritySettings):
 
 
 class Cosine(Similarity):
-    """Inner products. The model sets unit length; in VSE0 only captions have it."""
+    """Inner products. The model scales embeddings to unit length beforehand; in VSE0, only captions."""
 
     def forward(self, images: Encoded, captions: Encoded) -> Tensor:
         return cosine(images[0], captions[0])
