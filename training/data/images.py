@@ -36,15 +36,15 @@ _CROPS_AHEAD = 3  # batches of photos that are decoded in advance during a step
 class CachedFeatures:
     """Cached features of images or captions, by index: vectors, or sets of vectors with their mask.
 
-    They are kept in the device's memory if they fit, and read from the cache files otherwise. The set of an image without a region
-    has one vector of zeros.
+    They are kept in the device's memory if they fit, and read from the cache files otherwise. The set of an image without a
+    region has one vector of zeros.
 
     Parameters
     ----------
     reader : reader of the cache
     ids : ids of the images or captions, in the order of their indices
     device : device of the features
-    memory_gb : limit on features in CPU memory, in units of 1e9 bytes; on a GPU, 0 keeps none, and other values set no limit
+    memory_gb : limit on features in CPU memory, in units of 1e9 bytes; on a GPU, 0 keeps none, else free memory is the limit
     taken_gb : memory that other features already use, in units of 1e9 bytes
 
     Attributes
@@ -134,7 +134,7 @@ class CachedFeatures:
 
 
 def free_room(device: torch.device, memory_gb: float, taken_gb: float = 0) -> float:
-    """Return the number of bytes that further features may use: ``memory_gb`` minus ``taken_gb``, in units of 1e9 bytes.
+    """Return the number of bytes that further features may use: (``memory_gb`` - ``taken_gb``) * 1e9.
 
     On a GPU this is 80% of its free memory instead, unless ``memory_gb`` is 0.
     """

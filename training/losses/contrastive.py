@@ -34,7 +34,7 @@ _MASKED = -1e30  # a logit without effect; unlike infinity, its differences are 
 _CLIP = 0.07  # the first temperature of CLIP
 
 
-class ScoreBlock(NamedTuple):
+class LogitBlock(NamedTuple):
     """The logits of b images of a batch with all its n captions.
 
     ``own`` : column of the caption that each image is paired with.
@@ -122,7 +122,7 @@ class ContrastiveLoss(RankingLoss):
         """Return the cost of one direction, summed over its queries; each query has at least one positive."""
 
     @abstractmethod
-    def block_cost(self, block: ScoreBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
+    def block_cost(self, block: LogitBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
         """Return the cost of a block for both directions, and a value for each caption as input of :meth:`column_cost`."""
 
     @abstractmethod
@@ -146,7 +146,7 @@ class ContrastiveLoss(RankingLoss):
             scores = similarity((images,), (captions,))
             assert isinstance(scores, Tensor)
             own = torch.arange(start, start + len(images), device=image_of.device)
-            block = ScoreBlock(self.logits(scores, weights), own, image_of[own][:, None] == image_of)
+            block = LogitBlock(self.logits(scores, weights), own, image_of[own][:, None] == image_of)
             return *self.block_cost(block), scores.detach().sum()
 
         parameters = () if weights is None else weights.parameters()
@@ -190,7 +190,7 @@ class InfoNce(ContrastiveLoss):
         logs = logits.masked_fill(~(positives | negatives), -torch.inf).log_softmax(1)
         return -(logs.masked_fill(~positives, 0).sum(1) / positives.sum(1)).sum()
 
-    def block_cost(self, block: ScoreBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
+    def block_cost(self, block: LogitBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
         logits, own, same = block
         if self.same_image == "positive":
             positives = logits.masked_fill(~same, 0).sum(1) / same.sum(1)
@@ -233,7 +233,7 @@ class Sigmoid(ContrastiveLoss):
         costs = softplus(torch.where(positives, -logits, logits))
         return costs.masked_fill(~(positives | negatives), 0).sum()
 
-    def block_cost(self, block: ScoreBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
+    def block_cost(self, block: LogitBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
         logits, own, same = block
         paired = torch.zeros_like(same).scatter(1, own[:, None], True)
         positives = same if self.same_image == "positive" else paired

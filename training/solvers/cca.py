@@ -133,7 +133,7 @@ class CcaSettings(SolverSettings, CcaFields):
         return CaptionCca(task, self)
 
 
-class GridSolver(Solver):
+class GridSearchSolver(Solver):
     """A solver that tries each point of a ``grid`` of settings, in one epoch each. Validation chooses the best point."""
 
     def __init__(self, task: Task, grid: Sequence[Point]) -> None:
@@ -166,7 +166,7 @@ class GridSolver(Solver):
         return ", ".join(f"{name} {row[name]:g}" for name in self.grid[0])
 
 
-class Cca(GridSolver):
+class Cca(GridSearchSolver):
     """CCA: linear maps to canonical directions, each scaled by a power of its correlation (Gong et al., IJCV 2014)."""
 
     def __init__(self, task: Task, settings: CcaFields) -> None:

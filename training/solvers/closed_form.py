@@ -24,7 +24,7 @@ from vse.training.solvers.base import RetrievalSolver, RetrievalTask, Solver, Ta
 from vse.training.solvers.cca import (
     Block,
     Covariances,
-    GridSolver,
+    GridSearchSolver,
     Matrix,
     Point,
     blocks_of_pairs,
@@ -37,7 +37,7 @@ _BLOCK = 1024  # pairs
 log = logging.getLogger(__name__)
 
 
-class ClosedForm(GridSolver, RetrievalSolver):
+class ClosedForm(GridSearchSolver, RetrievalSolver):
     """A closed-form solver for cached features of images and captions. The model compares embeddings by inner products."""
 
     def __init__(self, name: str, task: RetrievalTask, grid: Sequence[Point]) -> None:

@@ -85,7 +85,7 @@ class PairScores:
         self._widths = -(-_lengths(captions) // _STEP) * _STEP
         self._image_tile = min(TILE_IMAGES, _power_of_two(len(images)))
         self._caption_tiles = {
-            width: self._caption_tile(width, count) for width, count in Counter(self._widths.tolist()).items()
+            width: self._captions_per_tile(width, count) for width, count in Counter(self._widths.tolist()).items()
         }
         self._last: tuple[slice, slice | Tensor | None, tuple[Tensor, Tensor]] | None = None
         first = torch.zeros(1, dtype=torch.int64)
@@ -131,8 +131,8 @@ class PairScores:
             for places in torch.split((widths == width).nonzero()[:, 0], size):
                 yield places, size, width
 
-    def _caption_tile(self, width: int, n: int) -> int:
-        """Return the number of captions in a tile: a power of 2, because kernels treat odd ends differently."""
+    def _captions_per_tile(self, width: int, n: int) -> int:
+        """Return the number of captions in a tile, a power of 2: kernels compute the remainders of other sizes differently."""
         fitting = max(1, _TILE_PAIRS // (self._image_tile * self._image_width * width))
         return min(TILE_CAPTIONS, 1 << (fitting.bit_length() - 1), _power_of_two(n))
 

@@ -265,7 +265,7 @@ class Searcher:
         return hits
 
 
-PHOTOS = (".jpg", ".jpeg", ".png", ".webp")
+PHOTO_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 
 
 @dataclass(frozen=True)
@@ -329,7 +329,7 @@ def search_run(
     the next query in this process, as long as its files do not change. For ``places`` and ``device`` see
     :func:`vse.training.use.model.load_run`.
     """
-    photo = Path(query) if isinstance(query, Path) or query.lower().endswith(PHOTOS) else None
+    photo = Path(query) if isinstance(query, Path) or query.lower().endswith(PHOTO_SUFFIXES) else None
     with memory_guard(MEMORY_ADVICE):
         hits = _search(run, str(query) if photo is None else photo, request, places, device, last)
     if request.html is not None:
