@@ -60,7 +60,7 @@ class Adversary(nn.Module):
         return AdversarialLosses(cost, self.objective(cost, harder), {})
 
     def candidates(self, batch: Batch, model: Model) -> Batch:
-        """Return the batch with further candidates in ``more_images`` and ``more_captions``."""
+        """Return the batch with additional negatives in ``more_images`` and ``more_captions``; here unchanged."""
         return batch
 
     def objective(self, cost: Cost, batch: Batch) -> Tensor:
@@ -176,8 +176,8 @@ def sample_candidates(logits: Float[Tensor, "n m"], masked: Bool[Tensor, "n m"] 
 def find_quantiles(probabilities: Float[Tensor, "n m"], uniform: Float[Tensor, "n s"]) -> Int[Tensor, "n s"]:
     """Return the first candidate of each row whose cumulative probability exceeds a ``uniform`` value from [0, 1).
 
-    The sum is in float64: in float32 the steps of many candidates are lost, and these would never be sampled. A candidate of
-    probability 0 is never returned. A row with a NaN returns its last candidate.
+    The sum is in float64: in float32 the small probabilities of many candidates are lost, and these would never be sampled. A
+    candidate of probability 0 is never returned. A row with a NaN returns its last candidate.
     """
     cumulative = probabilities.cumsum(1, dtype=torch.float64)
     total = cumulative[:, -1:]

@@ -206,7 +206,10 @@ class Split:
 
 
 def images_of(dataset: Dataset, splits: Sequence[str], cache: FeatureCache, captioned: bool = False) -> Sequence[Image]:
-    """Return the images of some splits that have features and, with ``captioned``, captions; warn about the others."""
+    """Return the images of some splits that have features in ``cache``; with ``captioned`` only those with captions.
+
+    Images that are left out are counted in a warning.
+    """
     of_splits = [dataset.split(split) for split in splits]
     images = of_splits[0] if len(of_splits) == 1 else list(chain.from_iterable(of_splits))
     kept = select_images(images, ~np.isin(image_ids(images), list(cache.skipped)))

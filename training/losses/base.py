@@ -32,7 +32,7 @@ def hinge_costs(scores: ScoreMatrix, positives: Positives, negatives: Mask, marg
 
 
 def sum_highest(costs: ScoreMatrix, settings: Loss) -> Scalar:
-    """Return the sum of the ``k`` highest costs of each row, or their mean over all rows (reduction ``mean_topk``)."""
+    """Return the sum of the ``settings.k`` highest costs of each row, or with the reduction ``mean_topk`` their mean."""
     top = costs if settings.k is None else costs.topk(min(settings.k, costs.shape[1]), sorted=False).values
     return top.mean() if settings.reduction == "mean_topk" else top.sum()
 
@@ -65,7 +65,7 @@ class LearnedScale(nn.Module):
 
     @torch.no_grad()
     def bound(self) -> None:
-        """Raise the temperature to its lower bound if it is below; called after each step."""
+        """Raise the temperature to its lower bound if it is lower. Called after each step."""
         self.log_scale.clamp_(max=self._highest)
 
     def values(self) -> dict[str, float]:
@@ -183,7 +183,7 @@ class Loss(Settings, ABC):
         return None
 
     def weights(self) -> LearnedScale | None:
-        """Return the parameters of the loss with their first values; None if the loss has none."""
+        """Return the parameters of the loss, such as a learned temperature, before training. None: the loss has none."""
         return None
 
     @abstractmethod

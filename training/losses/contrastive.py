@@ -47,7 +47,7 @@ class LogitBlock(NamedTuple):
 
 
 class ContrastiveLoss(RankingLoss):
-    """A loss of scores divided by a temperature; ``block`` limits the rows of scores that are in memory at a time."""
+    """A loss of scores divided by a temperature. ``block`` limits the number of images with scores in memory at a time."""
 
     several_positives: ClassVar = True
     temperature: float = Field(0.1, ge=1e-6, description="divides the scores; the first value of a learned temperature")

@@ -96,10 +96,10 @@ class RankingLoss(Loss):
 
     @abstractmethod
     def cost(self, scores: ScoreMatrix, positives: Positives, negatives: Mask) -> Scalar:
-        """Return the cost of one direction, summed over its queries; ``negatives`` masks the negatives of each query."""
+        """Return the cost of one direction, summed over its queries. ``negatives`` marks the negatives of each query."""
 
     def direction_cost(self, ranking: Ranking, weights: nn.Module | None = None) -> Scalar:
-        """Return the cost of one direction, with the parameters of the loss if it has any."""
+        """Return the cost of one direction. ``weights`` are the parameters of the loss, if it has any."""
         return self.cost(*ranking)
 
     def total_cost(self, images: Ranking, captions: Ranking, weights: nn.Module | None = None) -> Scalar:

@@ -166,7 +166,7 @@ def build_model(config: ModelConfig, image_input: Input, caption_input: Input, c
 
 
 def check_fit(config: ModelConfig, image_input: Input, caption_input: Input) -> None:
-    """Raise UserError if an encoder cannot read its input, or the similarity compares another kind of embeddings."""
+    """Raise UserError if an encoder cannot read its input, or if the similarity cannot compare the encoders' embeddings."""
     similarity, captions = config.similarity, config.for_captions(caption_input.kind).caption_encoder
     assert captions is not None
     _check_side("image", config.image_encoder, image_input, similarity, similarity.images)

@@ -62,7 +62,7 @@ class NearCandidates:
 
 
 class CandidateSampler:
-    """Finds positive and negative candidates of pairs of a phrase and a box.
+    """A sampler of positive and negative candidates for pairs of a phrase and a box.
 
     ``pairs`` : all training pairs, each with a box.
     ``candidates`` : the candidate boxes of their images.

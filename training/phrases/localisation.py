@@ -34,7 +34,7 @@ class PhraseVectors(Protocol):
 
 @dataclass(frozen=True)
 class PhraseSplit:
-    """The phrases of a split, with the inputs of a model for them and for the candidates of their images."""
+    """The phrases of a split, with the inputs of a model for them and for the candidate boxes of their images."""
 
     pairs: PhrasePairs
     regions: RegionInputs
@@ -48,7 +48,7 @@ class PhraseSplit:
 
     @property
     def candidates(self) -> Int[np.ndarray, " n"]:
-        """The candidate of each score, by its index among the candidates of all images."""
+        """The candidate box of each score, as an index among the candidates of all images."""
         candidates, images = self.regions.candidates, self.pairs.image_of
         return flat_spans(candidates.starts[images], candidates.counts[images])[1]
 
@@ -88,7 +88,10 @@ def recalls(outcome: PhraseRanks) -> dict[str, float]:
 
 
 def score_candidates(model: Model, split: PhraseSplit) -> Float[np.ndarray, " n"]:
-    """Return the scores of every phrase of a split with the candidates of its image, see :attr:`PhraseSplit.offsets`."""
+    """Return the scores of every phrase of a split with the candidate boxes of its image.
+
+    For their order see :attr:`PhraseSplit.offsets`.
+    """
     model.eval()
     parts = [np.empty(0, np.float32)]
     with torch.inference_mode():

@@ -54,7 +54,7 @@ class PhraseGradientSettings(PhraseSettings, SamplingSettings):
 
 
 class PhraseTrainer(GradientSolver, PhraseSolver):
-    """Training on batches of region-phrase pairs."""
+    """The training of a model by gradients on batches of region-phrase pairs."""
 
     task: PhraseTask
     out_of_memory = _OUT_OF_MEMORY
@@ -82,7 +82,7 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
             yield self.step(batch, loss)
 
     def step(self, batch: Indices, loss: Loss) -> tuple[Tensor, Tensor]:
-        """Train on one batch; return its loss, and its loss if all embeddings were equal."""
+        """Train on one batch. Return its loss, and the loss that it would have if all embeddings were equal."""
         rng = np.random.default_rng(self.step_seed(0))
         torch.manual_seed(self.step_seed(1))
         self.start_step()

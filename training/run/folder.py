@@ -59,7 +59,7 @@ class RunFolder:
         return (self.config_file, *texts, self.metrics_file, self.negatives_file, *weights, self.record_file)
 
     def settings(self, schema: type[_Schema]) -> _Schema:
-        """Return the settings of the run. Raises CodeNotAllowed if they name code that has changed or may not run."""
+        """Return the settings of the run. Raises CodeNotAllowed if they name user code that has changed or is not allowed."""
         if not self.config_file.is_file():
             raise UserError(f"{self.path}: not a run folder (no config.yaml)")
         try:
@@ -93,7 +93,7 @@ class RunFolder:
         return record
 
     def content(self, file: Path) -> tuple[bytes, str]:
-        """Return the bytes of a file of the run and their SHA-256. Raises UserError if ``run.json`` records another one."""
+        """Return the bytes of a file of the run and their SHA-256. Raises UserError if ``run.json`` has another SHA-256."""
         record = read_json(self.record_file) if self.record_file.is_file() else {}
         return read_run_file(file, record)
 

@@ -215,7 +215,10 @@ def _query_fields(query: Query) -> dict[str, str]:
 
 
 def _page(served: ServedRuns, settings: PageSettings, query: Query | None = None, **values: Any) -> str:
-    """Return the complete page, with the ``results`` of a query, a ``look`` at one of them, or an ``error``."""
+    """Return the complete page.
+
+    ``values`` fill it: the ``results`` of a query, the attention for one of them (``look``), or an ``error``.
+    """
     every = {"results": None, "look": None, "error": "", **values}
     return render_page("serve.html", **_page_fields(served, settings), text=query if isinstance(query, str) else "", **every)
 

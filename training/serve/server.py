@@ -253,7 +253,7 @@ def trusted_hosts(host: str) -> Sequence[str] | None:
 
 
 class PageServer:
-    """Serves an application at an address. ``port`` 0 chooses a free port. Raises UserError if the port is taken."""
+    """A server for an application at an address. ``port`` 0 chooses a free port. Raises UserError if the port is taken."""
 
     def __init__(self, app: Any, host: str, port: int, upload_bytes: int, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()

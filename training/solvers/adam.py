@@ -32,7 +32,7 @@ _OUT_OF_MEMORY = (
 
 
 class Trainer(GradientSolver, RetrievalSolver):
-    """Trains a model by gradients on pairs of images and captions, optionally against an adversary with its own Adam."""
+    """The training of a model by gradients on image-caption pairs, optionally against an adversary with its own Adam."""
 
     out_of_memory = _OUT_OF_MEMORY
 

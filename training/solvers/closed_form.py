@@ -53,11 +53,12 @@ class ClosedForm(GridSearchSolver, RetrievalSolver):
 class RidgeSettings(SolverSettings):
     """Ridge regression (Hoerl and Kennard, 1970) of one side's vectors on the other's, compared by the cosine.
 
-    For n pairs of centred image vectors x and caption vectors y, A minimises sum |x - A y|^2 / n + r |A|^2. The solution is
-    A = C_xy (C_yy + r I)^-1, and an image x and a caption A y are compared in the space of images. ``maps: images`` swaps the
-    roles of the sides. With ``maps: both`` an image becomes (x / s_x, B x / s_y) and a caption (A y / s_x, y / s_y), where s^2
-    is the variance of a side. If the compared space has more than ``model.dim`` dimensions, it is projected on its first
-    ``model.dim`` principal directions, those of images and captions together. A larger ``model.dim`` loses nothing.
+    For n pairs of centred image vectors x and caption vectors y with covariances C, the matrix A minimises sum |x - A y|^2 / n
+    + r |A|^2. The solution is A = C_xy (C_yy + r I)^-1, and an image x and a caption A y are compared in the space of images.
+    ``maps: images`` swaps the roles of the sides: B maps images into the space of captions. With ``maps: both`` an image
+    becomes (x / s_x, B x / s_y) and a caption (A y / s_x, y / s_y), where s^2 is the variance of a side. If the common space
+    has more than ``model.dim`` dimensions, it is projected on its first ``model.dim`` principal directions, computed from
+    images and captions together. A larger ``model.dim`` loses nothing.
     """
 
     name: Literal["ridge"] = "ridge"

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class PairAttention:
-    """Computes the attention between a photo and a caption with the model of a run. Raises UserError if that is impossible."""
+    """The attention between photos and captions, computed by the model of a run. Raises UserError if that is impossible."""
 
     def __init__(self, trained: TrainedRun) -> None:
         side = trained.experiment.model.similarity.attends

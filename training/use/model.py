@@ -1,4 +1,4 @@
-"""The model of a trained run with its best weights, and a split as inputs of the model."""
+"""Load the model of a trained run with its best weights, and a split as inputs of the model."""
 
 from __future__ import annotations
 

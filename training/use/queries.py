@@ -32,7 +32,7 @@ class ReadQuery:
 
 
 class QueryReader:
-    """Encodes queries: first with the networks that computed the run's features, then with the run's own encoders."""
+    """An encoder of queries: the networks that computed the run's features, followed by the run's own encoders."""
 
     def __init__(self, trained: TrainedRun, split: str, weights_dir: Path | None = None) -> None:
         self._trained, self._split, self._weights_dir = trained, split, weights_dir

@@ -96,7 +96,7 @@ class Searcher:
     Texts search images, and photos search captions. Images or captions are embedded when they are first searched, or by
     :meth:`load`. For order embeddings, FAISS finds candidates and the exact scores re-rank them, see
     :func:`vse.eval.search.top_k.search`. A model that does not compare two vectors scores all pairs. With ``rerank`` it scores
-    only the candidates that FAISS finds by pooled vectors.
+    only candidates, which FAISS finds by a single vector for each set.
     """
 
     def __init__(

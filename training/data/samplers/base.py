@@ -13,7 +13,7 @@ Indices = NDArray[np.int64]
 
 
 class Sampler(Settings):
-    """The settings of a sampler, chosen by its ``name``, and its code."""
+    """A sampler and its settings, chosen by its ``name``."""
 
     name: str
 

@@ -63,7 +63,7 @@ class EncoderSettings(Settings):
         return kind
 
     def word_file(self) -> Path | None:
-        """Return the file of word vectors with which word embeddings start, or None."""
+        """Return the file of word vectors that initialise the word embeddings, or None for random ones."""
         return None
 
     def transformer(self, weights_dir: Path | None, words: Callable[[], Iterable[str]]) -> Transformer | None:

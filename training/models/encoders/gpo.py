@@ -128,7 +128,7 @@ class _ResidualLayers(nn.Module):
 
 
 def some_of_sets(mask: Bool[Tensor, "n longest"], share: float) -> Bool[Tensor, "n longest"]:
-    """Return the mask without a random ``share`` of its elements; at least one element of each set stays."""
+    """Return the mask of sets after a random ``share`` of their elements is removed. At least one of each set stays."""
     drawn = torch.rand(mask.shape, device=mask.device).masked_fill(~mask, -1)
     return mask & ((drawn >= share) | (drawn == drawn.amax(1, keepdim=True)))
 

@@ -59,7 +59,10 @@ class IdentityEncoder(Encoder):
 
 
 class Weighted(EncoderSettings):
-    """f(x) = r * u, u = (W x + b) / |W x + b|, with a weight r for each dimension (Li et al., ICLR 2025)."""
+    """A linear map to unit vectors u, and a weight r for each dimension: f(x) = r * u, u = (W x + b) / |W x + b|.
+
+    The weights are those of Li et al., ICLR 2025.
+    """
 
     name: Literal["weighted"] = "weighted"
     takes: ClassVar = (Kind.VECTORS,)

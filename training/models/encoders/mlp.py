@@ -112,7 +112,7 @@ class LayersSettings(Settings):
 
 
 class BranchSettings(EncoderSettings, LayersSettings):
-    """Fully connected layers with ReLU, dropout and batch normalisation (two-branch paper, section 3.2.1)."""
+    """An encoder of fully connected layers, a branch of the two-branch networks (two-branch paper, section 3.2.1)."""
 
     name: Literal["branch"] = "branch"
     takes: ClassVar = (Kind.VECTORS,)

@@ -89,7 +89,7 @@ class WeldonEncoder(Encoder):
 def weldon_pooling(
     responses: Float[Tensor, "n longest channels"], mask: Bool[Tensor, "n longest"], k_max: int, k_min: int
 ) -> Float[Tensor, "n channels"]:
-    """Return the mean of the ``k_max`` highest plus that of the ``k_min`` lowest responses (Durand et al., CVPR 2016)."""
+    """Return the mean of the ``k_max`` highest responses plus the mean of the ``k_min`` lowest (Durand et al., CVPR 2016)."""
     by_channel = responses.transpose(1, 2).contiguous()
     pooled = _mean_of_highest(by_channel, mask, k_max)
     return pooled - _mean_of_highest(-by_channel, mask, k_min) if k_min else pooled

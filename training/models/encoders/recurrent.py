@@ -19,7 +19,7 @@ _MANY = 256  # rows are rounded up to a multiple of this, because oneDNN compile
 
 
 class RecurrentSettings(WordReaderSettings):
-    """Settings of both the GRU and the LSTM."""
+    """Settings that the GRU and the LSTM share."""
 
     kind: ClassVar[type[nn.GRU] | type[nn.LSTM]]
     bidirectional: bool = Field(
@@ -42,7 +42,7 @@ class RecurrentSettings(WordReaderSettings):
 
 
 class Gru(RecurrentSettings):
-    """Word embeddings and a one-layer GRU whose last state is the caption (VSE++ paper, section 3).
+    """Word embeddings and a one-layer GRU, whose last state is the embedding of the caption (VSE++ paper, section 3).
 
     The paper's Eq. 2 projects that state, g(c) = W_g psi(c). The authors' code has no such projection, and this encoder has it
     only if ``head`` is set, for example ``head: { widths: [1024] }``.
@@ -53,7 +53,7 @@ class Gru(RecurrentSettings):
 
 
 class Lstm(RecurrentSettings):
-    """Word embeddings and a one-layer LSTM whose last state is the caption (two-branch paper, section 5.4)."""
+    """Word embeddings and a one-layer LSTM, whose last state is the caption's embedding (two-branch paper, section 5.4)."""
 
     name: Literal["lstm"] = "lstm"
     kind: ClassVar = nn.LSTM
@@ -184,7 +184,7 @@ class _Cells(torch.autograd.Function):
 
 
 class Sru(WordReaderSettings):
-    """Word embeddings and SRU layers; the last state is the caption (DSVE-loc, Engilberge et al., CVPR 2018)."""
+    """Word embeddings and SRU layers, whose last state is the caption's embedding (DSVE-loc, Engilberge et al., CVPR 2018)."""
 
     name: Literal["sru"] = "sru"
     layers: PositiveInt = 4

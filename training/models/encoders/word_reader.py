@@ -21,7 +21,7 @@ _RANGE = 0.1  # range of randomly initialised word embeddings
 
 
 class WordReaderSettings(EncoderSettings):
-    """Settings of all recurrent encoders of words."""
+    """Settings that all encoders of captions word by word share."""
 
     takes: ClassVar = (Kind.WORDS,)
     states: Literal["last", "all", "pooled"] = Field(
@@ -83,7 +83,7 @@ class WordReader(Encoder):
         self._train_words = settings.train_words
 
     def after_each(self, words: PackedSequence) -> Float[Tensor, "n_packed dim"]:
-        """Return the state after each word, in the order of ``words.data``."""
+        """Return the state after each word, in the order of the packed words ``words.data``."""
         raise NotImplementedError
 
     def after_last(self, words: PackedSequence) -> Float[Tensor, "n dim"]:

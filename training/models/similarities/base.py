@@ -20,7 +20,7 @@ class Similarity(nn.Module):
     """A network that scores n images with m captions; a score does not depend on other images or captions."""
 
     def forward(self, images: Encoded, captions: Encoded) -> Scores:
-        """Return scores (n, m) for both directions, or two matrices (n, m), i2t and t2i, if the directions differ."""
+        """Return scores (n, m), or a matrix for image queries (i2t) and one for caption queries (t2i) if they differ."""
         raise NotImplementedError
 
     def score_pairs(

@@ -160,7 +160,7 @@ class Scan(Similarity):
     def _weights(
         self, cosines: Float[Tensor, "k n_context n_queries m"], context_mask: Bool[Tensor, "k n_context"], query_mask: Tensor
     ) -> Float[Tensor, "k n_context n_queries m"]:
-        """Return attention weights, up to a factor for each query."""
+        """Return the attention weights of each query, not normalised: a common factor does not change the cosine."""
         exponents = self._exponents(cosines, query_mask)
         there = context_mask[:, :, None, None]
         if self.settings.sharpness > _STEEP:
@@ -169,7 +169,10 @@ class Scan(Similarity):
         return weights if bool(context_mask.all()) else weights * there
 
     def _exponents(self, cosines: Tensor, query_mask: Tensor) -> Tensor:
-        """Return the sharpness times h: the cosines, normalised by ``raw_feature_norm`` over the queries (dimension 2)."""
+        """Return the exponents of the softmax, sharpness times h.
+
+        h are the cosines, normalised over the queries (dimension 2) as ``raw_feature_norm`` states.
+        """
         norm, sharpness = self.settings.raw_feature_norm, self.settings.sharpness
         if norm == "softmax":
             return sharpness * cosines.masked_fill(~query_mask, -torch.inf).softmax(2).masked_fill(~query_mask, 0)

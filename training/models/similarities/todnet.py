@@ -1,4 +1,7 @@
-"""Target-oriented deformation (TOD-Net): both vectors of a pair are mapped, depending on one of them, and then compared."""
+"""Target-oriented deformation (TOD-Net): one vector of a pair is the condition under which both vectors are deformed.
+
+The deformed vectors are then compared.
+"""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def cosine(
 
 
 class EuclideanSettings(SimilaritySettings):
-    """Minus the distance of unit vectors. It ranks in the order of the cosine (two-branch paper, section 3.2)."""
+    """Minus the Euclidean distance of unit vectors. Its ranks are those of the cosine (two-branch paper, section 3.2)."""
 
     name: Literal["euclidean"] = "euclidean"
     ranked_by: ClassVar = "cosine"
