@@ -128,8 +128,8 @@ class UnknownId(UserError):
 class RunAnswer:
     """The hits of one run for a query, best first, or an ``error`` message.
 
-    ``remark`` is a message about words that the run does not know. ``searched`` is the number of images or captions in the
-    split. ``scored`` is the number of them that a model scored pair by pair; None for models that compare vectors.
+    ``remark`` is a message about words that the run does not know. ``searched`` is the number of images or captions that were
+    searched. ``scored`` is the number of them that the model scored pair by pair; None for models that compare vectors.
     """
 
     name: str

@@ -35,7 +35,7 @@ class HardNegatives:
         self.running: list[Entry] = []
 
     def add(self, epoch: int, pairs: Sequence[int], rankings: tuple[Ranking, Ranking], margin: float) -> None:
-        """Add the hardest negatives of a batch; ``pairs`` are the indices of its pairs. An adversary's ones are not listed."""
+        """Add the hardest negatives of a batch, without candidates of an adversary. ``pairs`` are the indices of its pairs."""
         for query, (scores, positives, negatives) in zip(("image", "caption"), rankings, strict=True):
             own = slice(len(pairs))
             hardest = hinge_costs(scores.detach(), positives, negatives, margin)[:, own].max(1)
