@@ -101,7 +101,7 @@ class ReinforceSettings(AdversarySettings):
 class SampledCandidates(NamedTuple):
     """The s candidates sampled for each of n queries, and the ``likeliest`` candidate of each.
 
-    A query without any possible candidate has the index 0, and its ``possible`` is False.
+    ``possible`` is False for a query whose candidates are all masked. Its samples then ignore the mask, and must not be used.
     """
 
     indices: Int[Tensor, "n s"]
@@ -159,7 +159,7 @@ class CandidateLogits(nn.Module):
 def sample_candidates(logits: Float[Tensor, "n m"], masked: Bool[Tensor, "n m"] | None, samples: int) -> SampledCandidates:
     """Sample ``samples`` candidates for each query from the softmax of its logits, with torch's default random generator.
 
-    Candidates that are ``masked`` for a query are never sampled for it.
+    Candidates that are ``masked`` for a query are not sampled for it. A query with no other candidates is not ``possible``.
     """
     possible = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
     if masked is not None:
