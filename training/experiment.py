@@ -108,10 +108,10 @@ class ExperimentConfig(ExperimentPlan):
 
 
 def load_experiment(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> ExperimentConfig:
-    """Load the experiment preset ``name`` with the changes of ``dataset`` and then of ``sets`` (``key=value``).
+    """Load the experiment preset ``name``, with the changes for ``dataset`` and then those in ``sets`` (``key=value``).
 
     A user's own code runs only if ``sets`` names it, or if everything is allowed (:mod:`vse.pipeline.presets.own_code`).
-    Raises :class:`UserError` if the preset is an ensemble; its members are trained instead.
+    Raises :class:`UserError` if the preset is an ensemble, because only the experiments in it can be trained.
     """
     with allow_named_code(list(_values(sets))):
         return _loaded(name, dataset, sets)
@@ -136,7 +136,7 @@ def _values(sets: Sequence[str]) -> Iterator[object]:
 
 
 def changed_settings(experiment: ExperimentConfig, dataset: str) -> list[str]:
-    """Return ``loss.margin: 0.2 -> 0.1`` for each setting that differs from the preset of the experiment's name."""
+    """Return a line such as ``loss.margin: 0.2 -> 0.1`` for each setting that the preset of the data set changes."""
     if not is_experiment(experiment.name):
         return []
     try:

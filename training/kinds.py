@@ -16,7 +16,7 @@ Encoded = tuple[Tensor, ...]
 
 
 class Kind(StrEnum):
-    """The kind of the images, or of the captions, of a batch. They are a tuple of tensors.
+    """The form of the images, or of the captions, of a batch. Each form is a tuple of tensors.
 
     ``vectors`` : (n, dim), a single vector of each image or caption.
     ``sets`` : vectors (n, longest, dim) of regions, positions or words, and their mask (n, longest); no set is empty.
@@ -31,17 +31,17 @@ class Kind(StrEnum):
 
 
 def kind_of_rows(row_kind: str) -> Kind:
-    """Return the kind of input that the rows of a feature cache are; a bank of crops is read one crop at a time."""
+    """Return the kind of input for the rows of a feature cache. A bank of crops is read one crop (a vector) at a time."""
     return Kind.SETS if row_kind == "sets" else Kind.VECTORS
 
 
 def add_full_mask(vectors: Tensor) -> Encoded:
-    """Return sets (n, n_vectors, dim) that have no padding, with their mask."""
+    """Return sets (n, n_vectors, dim) of equal sizes together with their mask, which is True everywhere."""
     return vectors, torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device)
 
 
 def select(encoded: Encoded, rows: Tensor | slice) -> Encoded:
-    """Return some rows of a batch."""
+    """Return the images or captions of a batch at ``rows``."""
     return tuple(part[rows] for part in encoded)
 
 
@@ -65,7 +65,7 @@ class Packed:
         return self.lengths.cumsum(0) - self.lengths
 
     def unpack(self, rows: Tensor, longest: int | None = None) -> Encoded:
-        """Return some rows; sets are padded with zeros to ``longest`` vectors, by default the longest of these rows."""
+        """Return the embeddings at ``rows``. Sets are padded with zeros to ``longest`` vectors, by default the longest set."""
         if self.lengths is None:
             return (self.vectors[rows],)
         lengths = self.lengths[rows]
@@ -75,7 +75,7 @@ class Packed:
         return self.vectors[where] * mask[:, :, None], mask
 
     def select(self, rows: Tensor) -> Packed:
-        """Return some rows, packed."""
+        """Return the embeddings at ``rows``, packed."""
         if self.lengths is None:
             return Packed(self.vectors[rows])
         lengths = self.lengths[rows]
@@ -84,7 +84,7 @@ class Packed:
         return Packed(self.vectors[where], lengths)
 
     def unpack_all(self) -> Encoded:
-        """Return all rows; sets are padded to the longest one."""
+        """Return all embeddings. Sets are padded to the longest one."""
         return self.unpack(torch.arange(len(self), device=self.vectors.device))
 
 

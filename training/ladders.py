@@ -1,4 +1,4 @@
-"""Select the combinations of a ladder that can be trained."""
+"""Select the combinations of a ladder that can be trained. A ladder is a preset that combines features with experiments."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from vse.training.models.build import Input, check_fit
 
 
 def trainable_combinations(ladder: str, dataset: str | None = None) -> tuple[list[str], dict[str, str]]:
-    """Return the composed experiments of a ladder that can be trained, and the reason for each one that cannot.
+    """Return the names of the combinations of a ladder that can be trained, and for each of the others the reason why not.
 
-    An encoder reads words, single vectors or sets, and a similarity compares vectors or sets; some solvers cannot read words.
-    Raises :class:`UserError` if the ladder or an experiment is invalid, if a feature is not of the required kind, or if no
+    A ladder combines each of its image and caption features with each of its experiments. Some do not fit: an encoder reads
+    words, single vectors or sets, a similarity compares vectors or sets, and some solvers cannot read words. Raises
+    :class:`UserError` if the ladder or an experiment is invalid, if a feature is not of the required kind, or if no
     combination can be trained.
     """
     fits, misfits = [], {}
@@ -32,7 +33,7 @@ def trainable_combinations(ladder: str, dataset: str | None = None) -> tuple[lis
 
 
 def find_misfit(made: ComposedName, experiment: ExperimentConfig, dataset: str | None = None) -> str | None:
-    """Return the reason why a composed experiment cannot read its features, or None if it can."""
+    """Return the reason why the experiment of a combination cannot read its features, or None if it can."""
     image_input = Input(_kind_of(made.feature, "image", dataset), 1, f"the feature {made.feature!r}")
     if experiment.solver.reads_phrases:
         return f"the solver {experiment.solver.name!r} reads phrases, not captions"

@@ -18,7 +18,7 @@ from vse.training.models.encoders.linear import IdentitySettings
 
 
 def check_one_space(model: ModelConfig, images: FeatureCache, captions: FeatureCache | None) -> None:
-    """Raise :class:`UserError` if cached vectors that are compared without encoders come from different models."""
+    """Raise :class:`UserError` if cached vectors are compared without encoders, but come from different models."""
     encoders = model.image_encoder, model.caption_encoder
     if captions is None or not all(isinstance(encoder, IdentitySettings) for encoder in encoders):
         return

@@ -16,7 +16,7 @@ Weights = Annotated[File | None, Cli(envvar="VSE_WEIGHTS_DIR")]
 
 
 class TrainInputs(Options):
-    """Further files that a training reads. None is the file that the cache or the experiment names."""
+    """Further files that a training reads. None stands for the file that the cache or the experiment names."""
 
     captions: File | None = None
     """The data set's dataset.json.  [default: the one the cache names]"""
@@ -71,7 +71,7 @@ class TrainRequest(Options):
 
 
 class RunFiles(Options):
-    """The files that a trained run reads. None is the file that the run names."""
+    """The files that a trained run reads. None stands for the file that the run names."""
 
     features: File | None = None
     """The cache, if it was moved, or the cache of another data set, such as your album, by the same extractor."""
@@ -107,7 +107,7 @@ class EmbedRequest(Options):
 
 
 class SearchRequest(Options):
-    """A search with a run."""
+    """The options of a search with a run."""
 
     k: Annotated[From1, Cli(("-k",))] = 10
     """Number of results."""

@@ -1,4 +1,4 @@
-"""Build the task of a solver from the inputs of a run: the pairs, their images and captions, and the model."""
+"""Build the input of a solver from the inputs of a run: the pairs, their images and captions, and the model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ log = logging.getLogger(__name__)
 def prepare_task(
     experiment: ExperimentConfig, inputs: Inputs, seed: int, processes: Processes, log_negatives: int
 ) -> tuple[Task, Vocabulary]:
-    """Return the task of a solver, built from the run's inputs, and the vocabulary."""
+    """Return the input of the experiment's solver, built from the inputs of a run, and the vocabulary.
+
+    ``log_negatives`` : number of hardest negatives to list for each epoch and direction.
+    """
     if isinstance(experiment.solver, PhraseSettings):
         if log_negatives:
             raise UserError("--log-negatives lists captions and images, and training on phrases ranks neither")
@@ -125,7 +128,7 @@ def _memory_gb(experiment: ExperimentConfig) -> float:
 def _image_inputs(
     experiment: ExperimentConfig, inputs: Inputs, pairs: Pairs, val: Pairs, processes: Processes
 ) -> tuple[TrainingImages, EvaluationImages, TrainableCnn | None]:
-    """Return the inputs of training images and of validation images, and the CNN if it is part of the model."""
+    """Return the inputs of training images and of validation images, and the CNN if it is trained with the model."""
     settings, device = experiment.images, processes.device
     cached = CachedImages(FeatureReader(inputs.evaluated, 0, mapped=False), val.image_ids, device)
     if settings.source == "cache":
@@ -145,7 +148,7 @@ def _image_inputs(
 
 
 def _load_start_weights(model: Model, base: RunFolder, inputs: Inputs, experiment: ExperimentConfig) -> None:
-    """Load the weights of another run, or of some of its parts; a CNN that it did not train keeps its weights."""
+    """Load the weights of the run ``base``, or of some of its parts. A CNN that this run did not train keeps its weights."""
     parts = experiment.start_parts or [part for part in PARTS if getattr(model, part) is not None]
     if inputs.words is not None and "caption_encoder" in parts:
         raise UserError(f"{inputs.words}: the word embeddings are already loaded from {base.path}; remove the word vectors")

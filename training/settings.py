@@ -1,4 +1,7 @@
-"""The settings of a training: images, optimisation, solvers and adversaries. Presets read them without importing the code."""
+"""The settings of a training: images, optimisation, solvers and adversaries.
+
+Presets are checked against these classes, without importing the code of the parts.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ Undecayed = Literal["words", "embeddings", "biases", "norms", "vectors"]
 
 
 class ImagesConfig(Settings):
-    """The source of image features in a training step: the cache, or random crops through the CNN that computed the cache."""
+    """The source of image features in a training step: the cache, or random crops of photos through the cache's CNN."""
 
     source: Literal["cache", "pictures"] = Field(
         "cache",
@@ -180,7 +183,7 @@ class SolverSettings(Settings):
     ``code`` : the class of the solver, ``module:Class``. It is imported when the solver is built.
     ``uses_loss`` : whether the solver minimises the experiment's loss.
     ``learns`` : whether the solver changes any weight.
-    ``reads_words`` : whether captions may be read as words.
+    ``reads_words`` : whether the solver can train on captions as words, besides cached vectors.
     ``reads_phrases`` : whether the solver matches regions and phrases instead of images and captions.
     """
 
@@ -192,10 +195,10 @@ class SolverSettings(Settings):
     reads_phrases: ClassVar[bool] = False
 
     def check_inputs(self, images: FeatureCache, captions: FeatureCache | None) -> None:
-        """Raise UserError if the solver cannot read these caches of images and captions (None: words)."""
+        """Raise UserError if the solver cannot read these caches. ``captions`` is None for captions as words."""
 
     def build(self, task: Any) -> Any:
-        """Return the solver of a task, by default the class that :attr:`code` names. Raises UserError if it does not fit."""
+        """Return the solver for its input ``task``, by default the class :attr:`code`. Raises UserError if they do not fit."""
         return import_object(self.code)(task)
 
 

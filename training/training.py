@@ -47,7 +47,7 @@ def is_first_process() -> bool:
 def train_experiment(request: TrainRequest) -> Path:
     """Train an experiment on a feature cache and return the run folder; see :func:`vse.training.training.train`.
 
-    Log the settings that the preset of the data set changes.
+    Log the settings that the data set's preset changes.
     """
     label, options = request.name, request.options
     if label is not None and not (label.strip() and label.isprintable()):
@@ -159,7 +159,11 @@ def train(
 def _build_or_resume(
     folder: RunFolder, build: Callable[[], tuple[Solver, Vocabulary]], action: str, existing: Existing, processes: Processes
 ) -> tuple[Solver, Vocabulary, str, str | None]:
-    """Build the solver and restore a checkpoint; return it, its vocabulary, the action and the SHA-256 of the best weights."""
+    """Build the solver and, for a resume, restore its checkpoint.
+
+    Returns the solver, its vocabulary, the action (``start`` if there was no usable checkpoint) and the SHA-256 of the best
+    weights.
+    """
     solver, vocabulary = build()
     if action != "resume":
         return solver, vocabulary, action, None
@@ -175,7 +179,7 @@ def _build_or_resume(
 
 
 def _precision(asked: str, processes: Processes) -> str:
-    """Return the precision of all processes: ``auto`` becomes ``bf16`` if all their devices support it."""
+    """Return the precision of all processes. ``auto`` becomes ``bf16`` if the devices of all processes support it."""
     if asked != "auto":
         return choose_precision(processes.device, asked, "training", "train.precision") if processes.first else asked
     chosen = choose_precision(processes.device, asked, "training", "train.precision")
@@ -183,7 +187,7 @@ def _precision(asked: str, processes: Processes) -> str:
 
 
 def _apply_input_features(experiment: ExperimentConfig, inputs: Inputs) -> ExperimentConfig:
-    """Return the experiment with the features of the inputs, which may differ from the features of its preset."""
+    """Return the experiment with the names of the features that are actually read, which may differ from its preset."""
     read = _features_read(experiment, inputs)
     for key, name in read.items():
         if (asked := getattr(experiment, key)) != name:
@@ -198,7 +202,7 @@ def _apply_input_features(experiment: ExperimentConfig, inputs: Inputs) -> Exper
 
 
 def _features_read(experiment: ExperimentConfig, inputs: Inputs) -> dict[str, str | None]:
-    """Return the settings that name the inputs: the run whose embeddings are read, or the features."""
+    """Return the settings that name the input: the run whose embeddings are read, or the features."""
     backbone = read_backbone(inputs.cache)
     if experiment.backbone is not None and backbone is not None:
         return {"backbone": backbone.experiment}
@@ -209,7 +213,7 @@ def _features_read(experiment: ExperimentConfig, inputs: Inputs) -> dict[str, st
 
 
 def _agree(processes: Processes, decide: Callable[[], str]) -> str:
-    """Return the decision of the first process in every process. If it raises UserError, the others raise one too."""
+    """Let the first process ``decide``, and return its decision in every process. If it raises UserError, all processes do."""
     refusal = None
     code = -1
     if processes.first:
@@ -226,7 +230,7 @@ def _agree(processes: Processes, decide: Callable[[], str]) -> str:
 
 
 def _restore_checkpoint(folder: RunFolder, solver: Solver, processes: Processes) -> tuple[UserError | None, str | None]:
-    """Restore the checkpoint; return its error, if any, and the SHA-256 of the best weights at that time."""
+    """Restore the checkpoint. Return an error, if any, and the SHA-256 of the best weights when the checkpoint was written."""
     try:
         state = folder.checkpoint()
         with wrap_read_errors(folder.checkpoint_file, "a checkpoint of this run; add --overwrite to train again"):
@@ -260,7 +264,7 @@ def _run_record(experiment: ExperimentConfig, solver: Solver, vocabulary: Vocabu
 def _run_epochs(
     folder: RunFolder, solver: Solver, known: Mapping[str, Any], tensorboard: bool, best_sha256: str | None
 ) -> str | None:
-    """Train the remaining epochs, and return the SHA-256 of the best weights. Every checkpoint also has ``known``."""
+    """Train the remaining epochs, and return the SHA-256 of the best weights. Every checkpoint also contains ``known``."""
     first, patience = solver.processes.first, solver.patience
     events = _tensorboard_writer(folder, solver.progress.epoch) if tensorboard and first else None
 
@@ -315,7 +319,7 @@ def _save_tables(folder: RunFolder, solver: Solver) -> None:
 
 
 def _tensorboard_writer(folder: RunFolder, epoch: int) -> Any:
-    """Return a writer of TensorBoard events that hides the events of unfinished epochs."""
+    """Return a writer of TensorBoard events. It hides earlier events of epochs from ``epoch`` on, which are trained again."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

@@ -39,13 +39,13 @@ _BLOCK = 1024  # items that are embedded together for the tables
 class AceSettings(ReinforceSettings):
     """Negatives sampled from all training items (Bose et al., ViGIL 2018, section 2; Bose, Ling and Cao, ACL 2018).
 
-    For each query q, an image or a caption of the batch, a negative c' of the other side is sampled from p(c | q). The model
-    minimises
+    For each query q, an image or a caption of the batch, a negative c' of the other side is sampled from p(c | q). With the
+    score s of the model and the positive c of q, the model minimises
 
         [margin - s(q, c) + s(q, c')]_+
 
-    and the generator maximises it by REINFORCE. A step costs a product of the queries with all candidates and the embedding of
-    one more batch.
+    and the generator maximises it by REINFORCE. In addition to a usual step, a step computes the inner products of the queries
+    with all candidates, and embeds the sampled negatives.
     """
 
     name: Literal["ace"] = "ace"
@@ -88,7 +88,7 @@ class AceSettings(ReinforceSettings):
 
 
 class Ace(Adversary):
-    """Two generators of negatives, one for each direction, with their vectors of all training items."""
+    """Two generators of negatives: one samples captions for images as queries, the other images for captions as queries."""
 
     def __init__(self, settings: AceSettings, opponent: Opponent, images: CachedImages) -> None:
         super().__init__()
@@ -141,7 +141,11 @@ class Ace(Adversary):
         )
 
     def _direction_losses(self, batch: Batch, model: Model, side: _Side, ranking: Ranking, own: Indices) -> DirectionLosses:
-        """Compute one direction: negatives of ``side`` for queries of the other side; ``own`` are indices of ``side``."""
+        """Return the losses for negatives of ``side`` (images or captions) and the batch's items of the other side as queries.
+
+        ``ranking`` holds the scores of these queries within the batch, and ``own`` the indices of the batch's items of
+        ``side``.
+        """
         to_captions = side is self.captions
         assert batch.pair_of is not None
         queries, embed = (batch.images, model.embed_captions) if to_captions else (batch.captions, model.embed_images)
@@ -183,10 +187,11 @@ class Ace(Adversary):
 
 
 class _Side(nn.Module):
-    """The candidates of one side, and the generator that samples them for queries of the other side.
+    """The candidates of one side (images or captions), and the generator that samples them for queries of the other side.
 
     ``embedded`` holds the model's embeddings of all items (n, dim), or is None if the generator does not read them. ``inputs``
-    returns the model's inputs of items, and ``false`` marks the false negatives of a batch's queries.
+    returns the model's inputs for the items with some indices. ``false`` returns a mask of the false negatives among
+    candidates.
     """
 
     embedded: Tensor | None
@@ -202,7 +207,10 @@ class _Side(nn.Module):
         self.learnt = nn.Parameter(torch.randn(n, dim) / dim**0.5) if learnt and not in_batch else None
 
     def candidates(self, own: Indices, in_batch: Tensor) -> tuple[Indices, Float[Tensor, "m dim"]]:
-        """Return the indices of the candidates of a step, and their vectors for the generator."""
+        """Return the indices of the candidates of a step, and the vectors by which the generator compares them with a query.
+
+        ``own`` and ``in_batch`` are the indices and the embeddings of the batch's items of this side.
+        """
         if self.kind == "batch":
             return own, in_batch
         table = self.embedded if self.learnt is None else self.learnt
@@ -214,7 +222,7 @@ class _Side(nn.Module):
 
 
 class FalseNegatives:
-    """The false negatives of both directions: items that fit a query, though they are not its partner in the batch."""
+    """Masks of the false negatives: candidates that fit a query, though they are not its partner in the batch."""
 
     def __init__(self, pairs: Pairs, mask: str) -> None:
         self._mask, self._image_of, self._text_of = mask, pairs.image_of, pairs.text_of
@@ -222,7 +230,10 @@ class FalseNegatives:
         self._of_text = _Groups(pairs.text_of, int(pairs.text_of.max()) + 1)
 
     def captions(self, image_of: Indices, pair_of: Indices, indices: Indices) -> Bool[Tensor, "n m"]:
-        """Mark false negatives among some candidate captions (their indices) for image queries, paired with ``pair_of``."""
+        """Return a mask of the false negatives among the captions ``indices``, with images as queries.
+
+        The query of each row is the image ``image_of`` of the pair ``pair_of``.
+        """
         rows = [self._of_image[image] for image in image_of.tolist()]
         if self._mask == "pair":
             rows = [pair[None] for pair in pair_of]
@@ -231,7 +242,10 @@ class FalseNegatives:
         return _mask(rows, indices, len(self._image_of))
 
     def images(self, image_of: Indices, pair_of: Indices, indices: Indices) -> Bool[Tensor, "n m"]:
-        """Mark false negatives among some candidate images (their indices) for the captions ``pair_of``."""
+        """Return a mask of the false negatives among the images ``indices``, with captions as queries.
+
+        The query of each row is the caption of the pair ``pair_of``, whose own image is ``image_of``.
+        """
         rows = [image[None] for image in image_of]
         if self._mask == "text":
             rows = [self._image_of[self._of_text[text]] for text in self._text_of[pair_of].tolist()]
@@ -248,7 +262,10 @@ class _Groups:
 
 
 def _mask(rows: list[Indices], indices: Indices, n: int) -> Bool[Tensor, "n m"]:
-    """Return a mask that is True where a candidate is listed in the row of a query."""
+    """Return a mask (n_queries, n_candidates) that is True where ``rows[query]`` contains the index of the candidate.
+
+    ``indices`` are the candidates, out of ``n`` items.
+    """
     if np.array_equal(indices, np.arange(n)):
         mask = np.zeros((len(rows), n), bool)
         mask[np.repeat(np.arange(len(rows)), [len(row) for row in rows]), np.concatenate(rows)] = True

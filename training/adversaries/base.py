@@ -39,7 +39,7 @@ class Opponent:
 
 
 class AdversarialLosses(NamedTuple):
-    """The cost that the model minimises, the loss that the adversary minimises, and measures that a run logs."""
+    """The cost that the model minimises, the loss that the adversary minimises, and metrics for the log of the run."""
 
     cost: Cost
     loss: Tensor
@@ -54,13 +54,13 @@ class Adversary(nn.Module):
     """
 
     def compute_losses(self, batch: Batch, model: Model, objective: Objective, seed: int) -> AdversarialLosses:
-        """Return the objectives of model and adversary for a batch; ``objective``, called with ``seed``, returns its cost."""
+        """Return the losses of model and adversary for a batch. ``objective(batch, seed)`` returns the cost of the model."""
         harder = self.candidates(batch, model)
         cost = objective(harder, seed)
         return AdversarialLosses(cost, self.objective(cost, harder), {})
 
     def candidates(self, batch: Batch, model: Model) -> Batch:
-        """Return the batch with further candidates in ``more_images`` and ``more_captions``."""
+        """Return the batch with additional negatives in ``more_images`` and ``more_captions``; here unchanged."""
         return batch
 
     def objective(self, cost: Cost, batch: Batch) -> Tensor:
@@ -99,7 +99,10 @@ class ReinforceSettings(AdversarySettings):
 
 
 class SampledCandidates(NamedTuple):
-    """Candidates sampled for n queries; a query without a candidate gets index 0, and its ``possible`` is False."""
+    """The s candidates sampled for each of n queries, and the ``likeliest`` candidate of each.
+
+    ``possible`` is False for a query whose candidates are all masked. Its samples then ignore the mask, and must not be used.
+    """
 
     indices: Int[Tensor, "n s"]
     log_probabilities: Float[Tensor, "n s"]
@@ -109,7 +112,7 @@ class SampledCandidates(NamedTuple):
 
 
 class DirectionLosses(NamedTuple):
-    """One direction of a round: the losses of the model and of the adversary, and the measures that a run logs."""
+    """The losses of model and adversary for one kind of query, images or captions, and metrics for the log of the run."""
 
     cost: Float[Tensor, ""]
     loss: Float[Tensor, ""]
@@ -119,7 +122,10 @@ class DirectionLosses(NamedTuple):
 def sampling_metrics(
     drawn: SampledCandidates, rewards: Tensor, masked_share: Tensor, scores: Float[Tensor, "n s"], ranking: Ranking
 ) -> dict[str, Tensor]:
-    """Return means over queries: entropy, reward, masked probability, and the excess of negatives over the hardest one."""
+    """Return means over queries: entropy, reward, probability of masked candidates, and ``harder``.
+
+    ``harder`` is the score of the sampled negatives minus the score of the hardest negative of the batch.
+    """
     hardest = ranking.scores.masked_fill(~ranking.negatives, -torch.inf).amax(1)
     return {
         "entropy": drawn.entropies.mean().detach(),
@@ -130,7 +136,7 @@ def sampling_metrics(
 
 
 class CandidateLogits(nn.Module):
-    """The map f(q) from queries (n, dim) to vectors that are compared with candidates (m, dim); its logits are (n, m)."""
+    """The network f of p(c | q) = softmax_c(f(q) . c). Returns logits (n, m) of queries (n, dim) and candidates (m, dim)."""
 
     def __init__(self, dim: int, settings: ReinforceSettings) -> None:
         super().__init__()
@@ -151,7 +157,10 @@ class CandidateLogits(nn.Module):
 
 
 def sample_candidates(logits: Float[Tensor, "n m"], masked: Bool[Tensor, "n m"] | None, samples: int) -> SampledCandidates:
-    """Sample candidates that are not ``masked`` from the softmax of logits, with torch's default generator."""
+    """Sample ``samples`` candidates for each query from the softmax of its logits, with torch's default random generator.
+
+    Candidates that are ``masked`` for a query are not sampled for it. A query with no other candidates is not ``possible``.
+    """
     possible = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
     if masked is not None:
         possible = ~masked.all(1)
@@ -167,8 +176,8 @@ def sample_candidates(logits: Float[Tensor, "n m"], masked: Bool[Tensor, "n m"] 
 def find_quantiles(probabilities: Float[Tensor, "n m"], uniform: Float[Tensor, "n s"]) -> Int[Tensor, "n s"]:
     """Return the first candidate of each row whose cumulative probability exceeds a ``uniform`` value from [0, 1).
 
-    The sum is in float64: in float32 the steps of many candidates are lost, and these would never be sampled. A candidate of
-    probability 0 is never returned. A row with a NaN returns its last candidate.
+    The sum is in float64: in float32 the small probabilities of many candidates are lost, and these would never be sampled. A
+    candidate of probability 0 is never returned. A row with a NaN returns its last candidate.
     """
     cumulative = probabilities.cumsum(1, dtype=torch.float64)
     total = cumulative[:, -1:]
@@ -177,7 +186,7 @@ def find_quantiles(probabilities: Float[Tensor, "n m"], uniform: Float[Tensor, "
 
 
 class Baseline(nn.Module):
-    """The baseline of rewards; its running mean is saved with the adversary's weights."""
+    """The baseline that is subtracted from rewards. Its running mean is saved with the adversary's weights."""
 
     mean: Tensor
     seen: Tensor
@@ -190,7 +199,10 @@ class Baseline(nn.Module):
 
     @torch.no_grad()
     def forward(self, rewards: Float[Tensor, "n s"], of_likeliest: Float[Tensor, " n"] | None) -> Float[Tensor, "n s"]:
-        """Return rewards minus the baseline, then update the running mean with these rewards."""
+        """Return rewards minus the baseline, then update the running mean with these rewards.
+
+        ``of_likeliest`` holds the rewards of the likeliest candidates; only the self-critical baseline uses them.
+        """
         if self.kind == "none":
             return rewards
         if of_likeliest is not None:
@@ -204,7 +216,7 @@ class Baseline(nn.Module):
 def reinforce_loss(
     drawn: SampledCandidates, advantages: Float[Tensor, "n s"], settings: ReinforceSettings
 ) -> Float[Tensor, ""]:
-    """Return the adversary's loss; its gradient is minus that of the expected reward, plus that of the entropy term."""
+    """Return the adversary's loss. Its gradient is that of the entropy term minus that of the expected reward."""
     of_queries = -(advantages * drawn.log_probabilities).mean(1)
     if settings.entropy_weight:
         floor = torch.log(torch.tensor(float(settings.entropy_of)))

@@ -35,9 +35,10 @@ class CompositionalSettings(ReinforceSettings):
 
         min_phi max_theta  S(I, T) - E[S(I', T)]     (Eq. 1)
 
-    where theta is trained by the gradient through the sampled regions, and phi by REINFORCE with the reward S(I', T). The
-    words e_l are states of a bidirectional GRU, so each depends on the others. S is the experiment's similarity. In the paper,
-    S is SCAN's with attention i2t and aggregation avg; but the SCAN row next to it in the paper's table is a t-i model.
+    The weights theta of the model are trained by the gradient through the sampled regions. The weights phi of the adversary
+    are trained by REINFORCE with the reward S(I', T). The words e_l are states of a bidirectional GRU, so each depends on the
+    others. S is the experiment's similarity. In the paper, S is SCAN's with attention i2t (regions attend to words) and
+    aggregation avg, but the SCAN row next to it in the paper's table is a t-i model (words attend to regions).
     """
 
     name: Literal["compositional"] = "compositional"
@@ -67,7 +68,7 @@ class CompositionalSettings(ReinforceSettings):
 
 
 class Compositional(Adversary):
-    """The inference networks of the composed sides, with the baselines of their rewards."""
+    """The networks that compose negative images or negative captions, with the baselines of their rewards."""
 
     def __init__(self, settings: CompositionalSettings, opponent: Opponent) -> None:
         super().__init__()
@@ -98,7 +99,7 @@ class Compositional(Adversary):
         )
 
     def _direction_losses(self, batch: Batch, model: Model, side: str, ranking: Ranking) -> DirectionLosses:
-        """Compose negatives of one side for all queries of the other side."""
+        """Compose negatives of one side (images or captions) for all queries of the other side, and return the losses."""
         (parts, there), (queries, asked) = (
             (batch.images, batch.captions) if side == "images" else (batch.captions, batch.images)
         )
@@ -147,6 +148,6 @@ class Compositional(Adversary):
         return difference if self.settings.form == "difference" else (self.loss.margin + difference).clamp(min=0)
 
     def _excluded_pairs(self, batch: Batch) -> Bool[Tensor, "n n"]:
-        """Return, for each query, a mask of the pairs of the batch that share its image or its text."""
+        """Return a mask (query, pair): True where the pair has the same image or the same text as the query."""
         image_of, text_of = torch.from_numpy(batch.image_of), self._text_of[batch.pair_of]
         return (image_of[:, None] == image_of) | (text_of[:, None] == text_of)

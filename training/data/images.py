@@ -1,7 +1,8 @@
 """Images as inputs of a model, in training and in evaluation: cached features, or photos, with or without a CNN.
 
-In training, each visit of a pair reads a different crop of its image: one of a bank, or a new random crop of a photo. The crop
-depends only on the seed, the epoch and the pair, so a resumed run and several processes read the same crops.
+In training, each visit of a pair reads a different crop of its image. It is a crop from a bank (a cache with the features of
+several crops of each image) or a new random crop of a photo. The crop depends only on the seed, the epoch and the pair, so a
+resumed run and several processes read the same crops.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ _CROPS_AHEAD = 3  # batches of photos that are decoded in advance during a step
 class CachedFeatures:
     """Cached features of images or captions, by index: vectors, or sets of vectors with their mask.
 
-    They are kept in the device's memory if they fit, and read from the shards otherwise. The set of an image without a region
-    has one vector of zeros.
+    They are kept in the device's memory if they fit, and read from the cache files otherwise. The set of an image without a
+    region has one vector of zeros.
 
     Parameters
     ----------
     reader : reader of the cache
     ids : ids of the images or captions, in the order of their indices
     device : device of the features
-    memory_gb : limit on the features in CPU memory, in units of 1e9 bytes; on a GPU, 0 for none, else free memory is the limit
-    taken_gb : memory that other features already use
+    memory_gb : limit on features in CPU memory, in units of 1e9 bytes; on a GPU, 0 keeps none, else free memory is the limit
+    taken_gb : memory that other features already use, in units of 1e9 bytes
 
     Attributes
     ----------
@@ -75,8 +76,8 @@ class CachedFeatures:
     def read(self, indices: Indices, crops: Indices | None = None) -> Encoded:
         """Return the features at these indices: (vectors (n, dim),), or (vectors (n, longest, dim), mask (n, longest)).
 
-        For a bank of crops, return the vectors of ``crops`` (n,). Without ``crops``, return the mean over all crops, with unit
-        length if the vectors have unit length.
+        For a bank of crops, ``crops`` (n,) selects the crop of each image. Without it, return the mean over all crops, with
+        unit length if the vectors have unit length.
         """
         return self._sets(indices) if self.kind == Kind.SETS else (self._vectors(indices, crops),)
 
@@ -133,7 +134,10 @@ class CachedFeatures:
 
 
 def free_room(device: torch.device, memory_gb: float, taken_gb: float = 0) -> float:
-    """Return the bytes that features may use: the rest of ``memory_gb`` or, on a GPU if that is not 0, 80% of free memory."""
+    """Return the number of bytes that further features may use: (``memory_gb`` - ``taken_gb``) * 1e9.
+
+    On a GPU this is 80% of its free memory instead, unless ``memory_gb`` is 0.
+    """
     if device.type == "cuda" and memory_gb > 0:
         return 0.8 * torch.cuda.mem_get_info(device)[0]
     return max(0.0, memory_gb - taken_gb) * 1e9
@@ -145,7 +149,10 @@ class TrainingImages(Protocol):
     def read_batches(
         self, batches: Sequence[Indices], image_of: Indices, seed: int, epoch: int
     ) -> Iterator[tuple[Tensor, ...]]:
-        """Yield the images of each of ``batches`` of pair indices; ``image_of`` holds the image index of every pair."""
+        """Yield the images of each batch of pairs, one image for each pair.
+
+        ``batches`` holds indices of pairs, and ``image_of`` the image index of every pair.
+        """
 
 
 class EvaluationImages(Protocol):
@@ -218,7 +225,7 @@ class PhotoCrops:
             yield self._encode(torch.stack(pixels) if pixels else nothing)
 
     def read_images(self, images: Indices) -> tuple[UInt8[Tensor, "n n_crops 3 crop crop"]]:
-        """Return the fixed crops of photos: the centre, or all ten."""
+        """Return the fixed crops of photos: the centre crop, or ten crops (centre and corners, also mirrored)."""
 
         def load(number: int) -> Tensor:
             return cut_crops(decode_image(self._paths[number]), self._fixed, int(self._ids[number]))
@@ -240,7 +247,10 @@ def photo_crops(
     through: bool = False,
     config: CnnConfig | None = None,
 ) -> PhotoCrops:
-    """Return crops of the photos of ``images``, prepared for a CNN or as in ``config``."""
+    """Return crops of the photos of ``images``, prepared as the CNN requires or as in ``config``.
+
+    With ``through``, the features of the frozen CNN replace the pixels.
+    """
     if not dataset.has_image_files:
         raise UserError(f"{dataset.path}: this data set has no photos (its features were imported)")
     paths = [dataset.image_path(image) for image in images]

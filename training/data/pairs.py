@@ -35,16 +35,16 @@ _AT_ONCE = 10_000  # texts that are tokenised together
 
 
 class CaptionInputs(Protocol):
-    """The captions of a model's input; cached ones are :class:`vse.training.data.images.CachedFeatures`."""
+    """Captions as inputs of a model. For cached captions see :class:`vse.training.data.images.CachedFeatures`."""
 
     kind: Kind
 
     def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, ...]:
-        """Return the captions with these indices, as tensors of this kind."""
+        """Return the captions with these indices, as the tensors of their :class:`vse.training.kinds.Kind`."""
 
 
 class CaptionsOnDemand:
-    """Captions that are all read at the first access. A search for images needs none."""
+    """Captions that are all loaded when the first one is read. A search for images reads none."""
 
     def __init__(self, kind: Kind, read: Callable[[], CaptionInputs]) -> None:
         self.kind, self._read = kind, read
@@ -98,7 +98,7 @@ class IndexLists:
         self._flat = np.asarray(flat)
 
     def pad(self, rows: NDArray[np.int64], padding: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return some lists, padded (n, longest), and their lengths (n,)."""
+        """Return the lists at ``rows`` as a matrix (n, longest), filled up with ``padding``, and their lengths (n,)."""
         lengths = self._lengths[rows]
         column = np.arange(lengths.max(initial=1))
         inside = column < lengths[:, None]
@@ -153,7 +153,7 @@ class TokenIndices:
 
 
 class Pairs:
-    """All image-caption pairs of some images: pair k is caption k with its image, of the index ``image_of[k]``."""
+    """All image-caption pairs of some images. Pair k consists of caption k and its image, whose index is ``image_of[k]``."""
 
     def __init__(self, images: Sequence[Image]) -> None:
         self.images = images
@@ -178,7 +178,7 @@ class Pairs:
 
     @property
     def coco_ids(self) -> NDArray[np.int64] | None:
-        """The MS-COCO ids of the images (n_images,), or None if some have none."""
+        """The MS-COCO ids of the images (n_images,), or None if an image has none."""
         return coco_ids(self.images)
 
     @cached_property
@@ -197,7 +197,7 @@ class Split:
     captions: CaptionInputs
 
     def first(self, n_images: int) -> Split:
-        """Return the first images of the split, with all their captions."""
+        """Return the first ``n_images`` images of the split, with all their captions."""
         return (
             self
             if n_images >= len(self.pairs.images)
@@ -206,7 +206,10 @@ class Split:
 
 
 def images_of(dataset: Dataset, splits: Sequence[str], cache: FeatureCache, captioned: bool = False) -> Sequence[Image]:
-    """Return the images of some splits that have features and, with ``captioned``, captions; warn about the others."""
+    """Return the images of some splits that have features in ``cache``; with ``captioned`` only those with captions.
+
+    Images that are left out are counted in a warning.
+    """
     of_splits = [dataset.split(split) for split in splits]
     images = of_splits[0] if len(of_splits) == 1 else list(chain.from_iterable(of_splits))
     kept = select_images(images, ~np.isin(image_ids(images), list(cache.skipped)))

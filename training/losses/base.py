@@ -32,7 +32,7 @@ def hinge_costs(scores: ScoreMatrix, positives: Positives, negatives: Mask, marg
 
 
 def sum_highest(costs: ScoreMatrix, settings: Loss) -> Scalar:
-    """Return the sum of the ``k`` highest costs of each row, or their mean over all rows (reduction ``mean_topk``)."""
+    """Return the sum of the ``settings.k`` highest costs of each row, or with the reduction ``mean_topk`` their mean."""
     top = costs if settings.k is None else costs.topk(min(settings.k, costs.shape[1]), sorted=False).values
     return top.mean() if settings.reduction == "mean_topk" else top.sum()
 
@@ -65,11 +65,11 @@ class LearnedScale(nn.Module):
 
     @torch.no_grad()
     def bound(self) -> None:
-        """Raise the temperature to its lower bound if it is below; called after each step."""
+        """Raise the temperature to its lower bound if it is lower. Called after each step."""
         self.log_scale.clamp_(max=self._highest)
 
     def values(self) -> dict[str, float]:
-        """Return the temperature and, if there is one, the bias, by name."""
+        """Return the ``temperature`` and, if there is one, the ``bias``."""
         temperature = {"temperature": math.exp(-self.log_scale.item())}
         return temperature if self.bias is None else {**temperature, "bias": self.bias.item()}
 
@@ -94,7 +94,12 @@ class Batch:
 
 
 class Ranking(NamedTuple):
-    """The queries of one direction with their candidates: their scores, the positive of each query, and its negatives."""
+    """The queries of one direction (images or captions), with all candidates.
+
+    ``scores`` : the score of each query (row) with each candidate (column).
+    ``positives`` : the column of each query's positive.
+    ``negatives`` : a mask of the negatives of each query.
+    """
 
     scores: ScoreMatrix
     positives: Tensor
@@ -115,7 +120,7 @@ Objective = Callable[[Batch, int], Cost]
 
 @dataclass(frozen=True)
 class LossUse:
-    """The setting in which a loss is used; ``warmup`` is the loss of the first epochs, if it is another one."""
+    """The circumstances in which a loss is used. ``warmup`` is the loss of the first epochs, if it is another one."""
 
     similarity: SimilaritySettings
     compiled: bool = False
@@ -166,11 +171,11 @@ class Loss(Settings, ABC):
 
     @property
     def lists_negatives(self) -> bool:
-        """True if the cost of a batch includes its rankings. Hard negatives are listed from them."""
+        """True if the cost of a batch includes its rankings, from which the hardest negatives can be listed."""
         return self.ranks
 
     def check_use(self, use: LossUse) -> None:
-        """Raise ValueError if the loss cannot be used in this setting."""
+        """Raise ValueError if the loss cannot be used in these circumstances."""
 
     @property
     def weights_rate(self) -> float | None:
@@ -178,7 +183,7 @@ class Loss(Settings, ABC):
         return None
 
     def weights(self) -> LearnedScale | None:
-        """Return the parameters of the loss with their first values; None if the loss has none."""
+        """Return the parameters of the loss, such as a learned temperature, before training. None: the loss has none."""
         return None
 
     @abstractmethod

@@ -1,4 +1,7 @@
-"""Contrastive losses, InfoNCE and sigmoid: a fixed or learned temperature, several positives, and blocks of scores."""
+"""Contrastive losses, InfoNCE and sigmoid, with a fixed or learned temperature and with one or several positives.
+
+Scores can be computed block by block, to save memory.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ _MASKED = -1e30  # a logit without effect; unlike infinity, its differences are 
 _CLIP = 0.07  # the first temperature of CLIP
 
 
-class ScoreBlock(NamedTuple):
+class LogitBlock(NamedTuple):
     """The logits of b images of a batch with all its n captions.
 
     ``own`` : column of the caption that each image is paired with.
@@ -44,7 +47,7 @@ class ScoreBlock(NamedTuple):
 
 
 class ContrastiveLoss(RankingLoss):
-    """A loss of scores divided by a temperature; ``block`` limits the rows of scores that are in memory at a time."""
+    """A loss of scores divided by a temperature. ``block`` limits the number of images with scores in memory at a time."""
 
     several_positives: ClassVar = True
     temperature: float = Field(0.1, ge=1e-6, description="divides the scores; the first value of a learned temperature")
@@ -119,16 +122,16 @@ class ContrastiveLoss(RankingLoss):
         """Return the cost of one direction, summed over its queries; each query has at least one positive."""
 
     @abstractmethod
-    def block_cost(self, block: ScoreBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
-        """Return the cost of a block in both directions, and a value for each column as input of :meth:`column_cost`."""
+    def block_cost(self, block: LogitBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
+        """Return the cost of a block for both directions, and a value for each caption as input of :meth:`column_cost`."""
 
     @abstractmethod
     def column_cost(self, columns: Float[Tensor, "n_blocks m"]) -> Scalar:
-        """Return the cost that is added to the costs of all blocks, from the column values of all blocks."""
+        """Return the part of the loss that needs all images of a column, from the values that :meth:`block_cost` returned."""
 
     @abstractmethod
     def collapsed_cost(self, n_same: Int[Tensor, " n"], mean: Scalar) -> Scalar:
-        """Return the loss of a batch whose logits all equal ``mean``; ``n_same`` counts the pairs with the same image."""
+        """Return the loss of a batch whose logits all equal ``mean``. ``n_same`` (n,) counts the pairs with the same image."""
 
     def objective(self, similarity: Similarity, compiled: bool = False, weights: nn.Module | None = None) -> Objective:
         if self.block is None:
@@ -143,7 +146,7 @@ class ContrastiveLoss(RankingLoss):
             scores = similarity((images,), (captions,))
             assert isinstance(scores, Tensor)
             own = torch.arange(start, start + len(images), device=image_of.device)
-            block = ScoreBlock(self.logits(scores, weights), own, image_of[own][:, None] == image_of)
+            block = LogitBlock(self.logits(scores, weights), own, image_of[own][:, None] == image_of)
             return *self.block_cost(block), scores.detach().sum()
 
         parameters = () if weights is None else weights.parameters()
@@ -187,7 +190,7 @@ class InfoNce(ContrastiveLoss):
         logs = logits.masked_fill(~(positives | negatives), -torch.inf).log_softmax(1)
         return -(logs.masked_fill(~positives, 0).sum(1) / positives.sum(1)).sum()
 
-    def block_cost(self, block: ScoreBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
+    def block_cost(self, block: LogitBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
         logits, own, same = block
         if self.same_image == "positive":
             positives = logits.masked_fill(~same, 0).sum(1) / same.sum(1)
@@ -230,7 +233,7 @@ class Sigmoid(ContrastiveLoss):
         costs = softplus(torch.where(positives, -logits, logits))
         return costs.masked_fill(~(positives | negatives), 0).sum()
 
-    def block_cost(self, block: ScoreBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
+    def block_cost(self, block: LogitBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
         logits, own, same = block
         paired = torch.zeros_like(same).scatter(1, own[:, None], True)
         positives = same if self.same_image == "positive" else paired

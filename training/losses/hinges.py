@@ -45,8 +45,8 @@ class SumOfHinges(RankingLoss):
 class TopOfHinges(RankingLoss):
     """Top of hinges: the ``k`` negatives with the highest cost count for each query (two-branch paper, Eq. 3, section 5.1).
 
-    The hinges [m + d(x, y) - d(x, y')]+ are those of the scores s = -d. With masked negatives, an image that occurs several
-    times in a batch is a negative only in its first row.
+    The hinges [m + d(x, y) - d(x, y')]+ of distances d are those of the scores s = -d. If other captions of the same image are
+    masked (``same_image: mask``), an image that occurs several times in a batch counts as a negative only once.
     """
 
     name: Literal["top"] = "top"

@@ -40,7 +40,10 @@ class PairLoss(Loss):
 
 
 def balanced_pairs(image_of: Indices, rng: np.random.Generator) -> tuple[Indices, Indices]:
-    """Return the (2n,) rows and columns of the positive pairs, then of each image with a random caption of another image."""
+    """Return the images (rows) and captions (columns) of as many negative pairs as positive pairs, the positive ones first.
+
+    A negative pair is an image with a random caption of another image.
+    """
     order = np.argsort(image_of, kind="stable")
     _, image, counts = np.unique(image_of, return_inverse=True, return_counts=True)
     firsts = (np.cumsum(counts) - counts)[image]

@@ -1,4 +1,4 @@
-"""Ranking losses: a query's positive is compared with its negatives, for images and for captions as queries."""
+"""Ranking losses compare a query's positive with its negatives, for images and for captions as queries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ _ARGUMENTS = ("scores", "positives", "negatives")
 
 
 class BlockCosts(NamedTuple):
-    """The sum of the costs of all blocks, the column values of each block, and the sum without gradients."""
+    """The results of :func:`block_costs`.
+
+    ``cost`` : the sum of the costs of all blocks.
+    ``columns`` : a value of each block for each column (caption).
+    ``total`` : the sum of the third result of ``row_cost``, without gradients.
+    """
 
     cost: Scalar
     columns: Float[Tensor, "n_blocks m"]
@@ -37,13 +42,13 @@ def block_costs(
     """Return costs computed for ``size`` images at a time; the backward pass computes each block again (Chen et al., 2016).
 
     ``row_cost`` takes the embeddings of some images, those of all captions, and the index of the first of these images. It may
-    use no tensors with gradients except these two and ``parameters``.
+    use no tensors with gradients except the embeddings and ``parameters``.
     """
     return BlockCosts(*_ByBlocks.apply(row_cost, size, images, captions, *parameters))
 
 
 class _ByBlocks(torch.autograd.Function):
-    """Costs block by block. Results of all blocks go to memory that is allocated once, against fragmentation."""
+    """Costs block by block. The results of all blocks are written to memory that is allocated once, to avoid fragmentation."""
 
     @staticmethod
     def forward(ctx: Any, row_cost: RowCost, size: int, images: Tensor, captions: Tensor, *parameters: Tensor) -> Any:
@@ -83,7 +88,7 @@ class _ByBlocks(torch.autograd.Function):
 class RankingLoss(Loss):
     """A loss of the scores of queries with candidates.
 
-    With ``distinct_candidates``, an image that occurs several times in a batch is a candidate only in its first row.
+    With ``distinct_candidates``, an image that occurs several times in a batch is a candidate only once, in its first row.
     """
 
     ranks: ClassVar = True
@@ -91,23 +96,26 @@ class RankingLoss(Loss):
 
     @abstractmethod
     def cost(self, scores: ScoreMatrix, positives: Positives, negatives: Mask) -> Scalar:
-        """Return the cost of one direction, summed over its queries; ``negatives`` masks the negatives of each query."""
+        """Return the cost of one direction, summed over its queries. ``negatives`` marks the negatives of each query."""
 
     def direction_cost(self, ranking: Ranking, weights: nn.Module | None = None) -> Scalar:
-        """Return the cost of one direction, with the parameters of the loss if it has any."""
+        """Return the cost of one direction. ``weights`` are the parameters of the loss, if it has any."""
         return self.cost(*ranking)
 
     def total_cost(self, images: Ranking, captions: Ranking, weights: nn.Module | None = None) -> Scalar:
-        """Return the weighted sum of the costs of both directions."""
+        """Return the sum of the costs of both directions, weighted by ``lambda1`` and ``lambda2``."""
         return self.lambda1 * self.direction_cost(images, weights) + self.lambda2 * self.direction_cost(captions, weights)
 
     def collapse(self, images: Ranking, captions: Ranking) -> tuple[Ranking, Ranking]:
-        """Return both rankings with the scores of equal embeddings."""
+        """Return both rankings with the scores that they would have if all embeddings were equal."""
         equal = self.equal_scores
         return images._replace(scores=equal(images.scores)), captions._replace(scores=equal(captions.scores))
 
     def equal_scores(self, scores: ScoreMatrix) -> ScoreMatrix:
-        """Return the scores of equal embeddings: 0, unless the loss depends on their common value."""
+        """Return the scores of a batch whose embeddings are all equal.
+
+        They are zeros here, because only their differences count. A loss that depends on their value overrides this method.
+        """
         return torch.zeros_like(scores)
 
     def objective(self, similarity: Similarity, compiled: bool = False, weights: nn.Module | None = None) -> Objective:
@@ -131,7 +139,11 @@ class RankingLoss(Loss):
 def rankings_of(
     batch: Batch, similarity: Similarity, mask_same_image: bool, distinct: bool = False
 ) -> tuple[Ranking, Ranking]:
-    """Return the rankings of the images and of the captions of a batch, with the batch's further candidates."""
+    """Return two rankings of a batch: captions for each image as a query, and images for each caption.
+
+    ``mask_same_image`` : see :func:`negative_pairs`.
+    ``distinct`` : whether an image that occurs several times is a candidate only once.
+    """
     image_of = torch.from_numpy(batch.image_of).to(batch.images[0].device)
     negatives = negative_pairs(image_of, mask_same_image)
     positives = torch.arange(len(image_of), device=image_of.device)
@@ -148,7 +160,7 @@ def rankings_of(
 
 
 def negative_pairs(image_ids: Int[Tensor, " n"], mask_same_image: bool) -> Bool[Tensor, "n n"]:
-    """Return a mask of the negative pairs of a batch: all but i = j, or, if masked, all pairs with different images.
+    """Return a mask of the negative pairs (i, j) of a batch: i != j or, if masked, only pairs of different images.
 
     A batch of shuffled captions can hold two captions of one image. The VSE++ paper and its code count each of them as a
     negative in the row of the other one. Masking leaves such pairs out.
@@ -169,7 +181,10 @@ def _both_directions(scores: Scores) -> tuple[Tensor, Tensor]:
 
 
 def _constrained_sides(loss: Loss, batch: Batch) -> list[tuple[float, Encoded, Tensor, Tensor]]:
-    """Return weight, embeddings, own indices and partners' indices of each side with neighbourhood constraints."""
+    """Return the sides (images, captions) that have neighbourhood constraints in the loss.
+
+    A side is its weight, its embeddings, the indices of its items, and the indices of the items that they are paired with.
+    """
     if not loss.lambda3 and not loss.lambda4:
         return []
     device = batch.images[0].device
@@ -186,9 +201,10 @@ def neighbourhood_cost(
 ) -> Scalar:
     """Return the hinges [m + d(y, y+) - d(y, y-)]+ of queries y, neighbours y+ and other items y- (two-branch, Eqs. 4 to 6).
 
-    ``scores`` = -d are the scores of all items of one side with each other. The ``k`` highest hinges of each query and
-    neighbour are summed. With the reduction ``mean_topk``, as in the authors' code, only the farthest neighbour counts, a
-    query is its own neighbour, and the result is the mean of the ``k`` highest hinges over all queries.
+    m is the margin, d the distance, and ``scores`` = -d are the scores of all items of one side with each other. The ``k``
+    highest hinges of each query and neighbour are summed. With the reduction ``mean_topk``, as in the authors' code, only the
+    farthest neighbour counts, a query is its own neighbour, and the result is the mean of the ``k`` highest hinges over all
+    queries.
     """
     if settings.reduction == "mean_topk":
         itself = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
@@ -209,7 +225,7 @@ def add_neighbourhood(
     similarity: Similarity,
     loss: Loss,
 ) -> Cost:
-    """Return a cost plus the weighted :func:`neighbourhood_cost` of some items of one side."""
+    """Return a cost plus the weighted :func:`neighbourhood_cost` of ``items``, which are images only or captions only."""
     scores = similarity(items, items)
     added = weight * neighbourhood_cost(scores, neighbours, outside, loss)
     with torch.no_grad():
@@ -220,9 +236,9 @@ def add_neighbourhood(
 def find_neighbours(
     own: Int[Tensor, " n"], others: Int[Tensor, " n"]
 ) -> tuple[Int[Tensor, " m"], Bool[Tensor, "m m"], Bool[Tensor, "m m"]]:
-    """Find the neighbours among the items of one side: items with a common partner on the other side.
+    """Find the neighbours among images, or among captions: items that are paired with a common item of the other side.
 
-    ``own`` and ``others`` are the indices of the items of each pair on both sides. Returns the first pair of each of the m
+    ``own`` and ``others`` are the indices of the two items of each pair. Returns the position in ``own`` of each of the m
     different items, a mask of neighbours (an item is not its own neighbour), and a mask of unrelated items.
     """
     items, item_of = torch.unique(own, return_inverse=True)
@@ -237,7 +253,7 @@ def find_neighbours(
 
 
 class FunctionLoss(RankingLoss):
-    """A loss whose cost of one direction is a user's ``function``; ``passed`` names the settings that it takes."""
+    """A loss whose cost of one direction is a user's ``function``. ``passed`` lists the settings that are passed to it."""
 
     function: ClassVar[Callable[..., Tensor]]
     passed: ClassVar[tuple[str, ...]]

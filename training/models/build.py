@@ -99,7 +99,7 @@ class Model(nn.Module):
 
     @property
     def pairwise(self) -> bool:
-        """True if the similarity must score every pair, False if it compares single vectors."""
+        """True if the similarity must score every pair by itself, False if it compares single vectors."""
         return self.config.similarity.ranked_by is None
 
     @property
@@ -148,7 +148,7 @@ class Model(nn.Module):
     def score_pairs(
         self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, " k"]:
-        """Return the score of each image in ``rows`` with the caption at the same position in ``columns``."""
+        """Return the score of each image at ``rows`` with the caption at the same position in ``columns``."""
         return self.similarity.score_pairs(images, captions, rows, columns)
 
     def forward(self, images: tuple[Tensor, ...], captions: tuple[Tensor, ...]) -> Scores:
@@ -166,7 +166,7 @@ def build_model(config: ModelConfig, image_input: Input, caption_input: Input, c
 
 
 def check_fit(config: ModelConfig, image_input: Input, caption_input: Input) -> None:
-    """Raise UserError if an encoder cannot read its input, or the similarity compares another kind of embeddings."""
+    """Raise UserError if an encoder cannot read its input, or if the similarity cannot compare the encoders' embeddings."""
     similarity, captions = config.similarity, config.for_captions(caption_input.kind).caption_encoder
     assert captions is not None
     _check_side("image", config.image_encoder, image_input, similarity, similarity.images)

@@ -1,8 +1,9 @@
 """States of a GRU or LSTM on a CPU, with the arithmetic of torch and a cheaper backward pass.
 
-Torch sums the gradient of the recurrent weights step by step, and projects every occurrence of a word. Here that gradient is
-one product over all steps, and each word of a batch is projected once. Under autocast the products are in bfloat16, the rest
-in float32. Rows of products are padded to few sizes, because oneDNN compiles and keeps a kernel for every new shape.
+Torch sums the gradient of the recurrent weights step by step, and multiplies every occurrence of a word by the input weights.
+Here that gradient is one matrix product over all steps, and each different word of a batch is multiplied once. Under autocast
+the products are in bfloat16, the rest in float32. Rows of products are padded to few sizes, because oneDNN compiles and keeps
+a kernel for every new shape.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ def last_states(
 
 
 def last_of(states: Float[Tensor, "n_packed dim"], words: PackedSequence) -> Float[Tensor, "n dim"]:
-    """Select the states after the last words from those after all words, in the order before packing."""
+    """Select from ``states``, which follow each packed word, the state after the last word of each caption.
+
+    Captions are in the order before packing.
+    """
     starts, lengths = _starts_and_lengths(words)
     last = states[(starts[lengths - 1] + torch.arange(len(lengths))).to(states.device)]
     return last if words.unsorted_indices is None else last[words.unsorted_indices]
@@ -34,7 +38,7 @@ def last_of(states: Float[Tensor, "n_packed dim"], words: PackedSequence) -> Flo
 def packed_states(
     network: nn.GRU | nn.LSTM, table: Float[Tensor, "n_words word_dim"], words: PackedSequence, backwards: bool = False
 ) -> Float[Tensor, "n_packed dim"]:
-    """Return the state of a one-layer ``network`` after each packed word; ``table`` has the vector of each word.
+    """Return the state of a one-layer ``network`` after each packed word. ``table`` has the vector of every word.
 
     With ``backwards`` these are the states of the second direction of a bidirectional network.
     """
@@ -57,15 +61,16 @@ def packed_states(
 
 
 def _starts_and_lengths(words: PackedSequence) -> tuple[Int[Tensor, " longest"], Int[Tensor, " n"]]:
-    """Return the first packed word of each step, and the lengths of captions, the longest first."""
+    """Return the index of the first packed word of each step, and the lengths of captions, the longest first."""
     sizes = words.batch_sizes
     return sizes.cumsum(0) - sizes, (sizes[:, None] > torch.arange(int(sizes[0]))).sum(0)
 
 
 class _Factor:
-    """The left factor of the products of all steps: ``n`` rows, at most ``most`` in a step, multiplied by ``weight``.
+    """The rows of all steps that are multiplied, one step after the other, by the same matrix ``weight``.
 
-    The caller writes the ``rows`` of a step before it is multiplied. Rows of zeros follow at the end.
+    There are ``n`` rows, at most ``most`` in a step. The caller writes the ``rows`` of a step before they are multiplied. Rows
+    of zeros follow at the end.
     """
 
     def __init__(self, n: int, most: int, weight: Float[Tensor, "n_in n_out"]) -> None:
@@ -73,7 +78,7 @@ class _Factor:
         self._weight, self._product = weight, weight.new_empty(_round_up(most, _FEW), weight.shape[1])
 
     def multiply(self, step: slice) -> Float[Tensor, "size n_out"]:
-        """Return the product of a step; the next call overwrites it."""
+        """Return the product of the rows in the slice ``step`` and the weight. The next call overwrites the result."""
         size = step.stop - step.start
         rows = _round_up(size, _FEW)
         return torch.mm(self.rows[step.start : step.start + rows], self._weight, out=self._product[:rows])[:size]
@@ -82,7 +87,8 @@ class _Factor:
 class _Gru(torch.autograd.Function):
     """GRU: h' = (1 - z) n + z h, with r, z = sigmoid(x + W h + b) and n = tanh(x + r (W h + b)), gates in the order r, z, n.
 
-    Captions are sorted by length, the longest first: the first ``sizes[t]`` captions have a word at step t.
+    x is the word vector times the input weights. Captions are sorted by length, the longest first: the first ``sizes[t]``
+    captions have a word at step t.
     """
 
     @staticmethod
@@ -192,7 +198,10 @@ class _Lstm(torch.autograd.Function):
 def _allocate_gradients(
     n: int, most: int, weight: Tensor, before: Tensor, exact: torch.dtype
 ) -> tuple[_Factor, Float[Tensor, "n_rows n_gates"]]:
-    """Return memory for gradients in the type of the products and in their own; the same memory if the types are equal."""
+    """Return memory for the gradients of the gates: in the type of matrix products, and in the type ``exact``.
+
+    Both are the same memory if the types are equal.
+    """
     factor = _Factor(n, most, weight)
     of_gates = factor.rows[: len(before)]
     if exact != weight.dtype:

@@ -13,11 +13,11 @@ from vse.features.extractors.cnn import CnnExtractor, normalize_pixels
 
 
 class TrainableCnn(nn.Module):
-    """The network of an extractor, with gradients.
+    """The network of an extractor, trained further with the model.
 
-    It returns the mean over the crops of an image, or over the crops at each position of a map, with unit length if the
-    vectors of the cache have it. Parameters after the layer that is read are dropped: they are neither saved nor updated.
-    Dropout is off.
+    It returns the mean over the crops of an image or, for a map, the mean over crops at each position. The results have unit
+    length if the cached vectors have it. Parameters after the layer that is read are dropped: they are neither saved nor
+    updated. Dropout is off.
 
     ``extractor`` : the CNN, and the preparation of its images.
     ``batch_norm`` : ``frozen`` keeps the statistics of batch norms; ``train`` uses those of the batch during training.

@@ -53,7 +53,7 @@ class SamplingSettings(PositiveSettings):
 class NearCandidates:
     """Candidates that are positive, or negative, for the phrases of some pairs.
 
-    ``rows`` : (n,) the row of the pair, ascending.
+    ``rows`` : (n,) the row of the pair in the batch, ascending.
     ``regions`` : (n,) the index of the candidate.
     """
 
@@ -62,10 +62,10 @@ class NearCandidates:
 
 
 class CandidateSampler:
-    """The selection of positive and negative candidates of pairs.
+    """A sampler of positive and negative candidates for pairs of a phrase and a box.
 
     ``pairs`` : all training pairs, each with a box.
-    ``candidates`` : the boxes of their images.
+    ``candidates`` : the candidate boxes of their images.
     ``truth_of`` : the index of each pair's ground-truth region among all regions.
     ``settings`` : the settings of Algorithm 1.
     """
@@ -76,7 +76,7 @@ class CandidateSampler:
         self.pairs, self.candidates, self.truth_of, self.settings = pairs, candidates, truth_of, settings
 
     def near(self, batch: Indices, rng: np.random.Generator) -> tuple[NearCandidates, NearCandidates]:
-        """Return positive and sampled negative candidates of some pairs, by their IoU with the pair's ground-truth box."""
+        """Return positive candidates and sampled negative ones of some pairs, by their IoU with each pair's true box."""
         images = self.pairs.image_of[batch]
         rows, regions = flat_spans(self.candidates.starts[images], self.candidates.counts[images])
         overlaps = pairwise_iou(self.pairs.truths[batch][rows], self.candidates.boxes[regions])
@@ -87,7 +87,10 @@ class CandidateSampler:
     def _sample_candidates(
         self, images: Indices, rows: Indices, regions: Indices, rng: np.random.Generator
     ) -> Bool[np.ndarray, " n"]:
-        """Return a mask of the candidates that are sampled for an image; all pairs of an image share its sample."""
+        """Return a mask of randomly sampled candidates. Each image has one sample, which all pairs of the image share.
+
+        ``rows`` and ``regions`` are the pair and the candidate of each element of the mask.
+        """
         if self.settings.candidates is None:
             return np.ones(len(rows), bool)
         visited = np.unique(images)
@@ -97,13 +100,15 @@ class CandidateSampler:
 
 @dataclass(frozen=True)
 class TripletBatch:
-    """Regions and phrases to embed, and the triplets among them, as rows of ``regions`` and of ``texts``.
+    """Regions and phrases to embed, and the triplets among them.
+
+    A triplet refers to its regions and phrases by their positions in ``regions`` and ``texts``.
 
     ``regions``, ``texts`` : indices of regions and of texts, each once.
     ``region_of_query``, ``text_of_query`` : positive pairs (x, y) with the region as the query.
-    ``negative_texts`` : mask of their negative phrases y'.
+    ``negative_texts`` : mask of the negative phrases y' of these pairs.
     ``text_of_phrase_query``, ``region_of_phrase_query`` : positive pairs with the phrase as the query.
-    ``candidates``, ``are_negatives`` : their negative regions x' of the same image, padded, and the mask.
+    ``candidates``, ``are_negatives`` : the negative regions x' of these pairs in the same image, padded, and the mask.
     ``region_of_pair``, ``text_of_pair``, ``truth_of_pair`` : all positive pairs, and the ground-truth region of each.
     """
 
@@ -122,14 +127,15 @@ class TripletBatch:
 
     @property
     def n_triplets(self) -> int:
-        """The number of triplets of both directions, before the selection of the highest costs of each pair."""
+        """The number of triplets, with regions and with phrases as queries, before the highest costs are selected."""
         return int(self.negative_texts.sum() + self.are_negatives.sum())
 
 
 class TripletSampler(CandidateSampler):
     """Triplets of a batch of pairs (Algorithm 1, steps 2 and 3, for the embedding network).
 
-    A phrase is no negative for a region if its text occurs anywhere in the region's chain or for its ground-truth box.
+    A phrase is not a negative for a region if the same text occurs for the region's ground-truth box, or anywhere in the
+    region's coreference chain (the phrases of an image that mention one object).
     """
 
     def __init__(
@@ -171,7 +177,7 @@ class TripletSampler(CandidateSampler):
         )
 
     def _positive_regions(self, truth_of: Indices, positive: NearCandidates, rng: np.random.Generator) -> Indices:
-        """Return for each pair its ground-truth region or, if augmented, a random positive region (step 2)."""
+        """Return the ground-truth region of each pair or, if augmented, a random positive region (Algorithm 1, step 2)."""
         if self.settings.positives == "truth":
             return truth_of
         rows = np.concatenate([np.arange(len(truth_of)), positive.rows])
@@ -179,7 +185,10 @@ class TripletSampler(CandidateSampler):
         return chosen
 
     def _second_texts(self, batch: Indices, regions: Indices, rng: np.random.Generator) -> tuple[Indices, Indices]:
-        """Return another phrase of the chain for each region with a single phrase (step 3c i), and the region's first pair."""
+        """Return a second phrase for each region of the batch that has a single phrase (Algorithm 1, step 3c i).
+
+        The phrase is another one of the same coreference chain. Returns the first pair of each such region, and the texts.
+        """
         alone = _first_of_single(regions, self.pairs.text_of[batch])
         others = self._texts_of_chain.sample_another(self.pairs.chain_of[batch[alone]], self.pairs.text_of[batch[alone]], rng)
         return alone[others >= 0], others[others >= 0]
@@ -187,7 +196,10 @@ class TripletSampler(CandidateSampler):
     def _second_regions(
         self, text_of: Indices, regions: Indices, truth_of: Indices, positive: NearCandidates, rng: np.random.Generator
     ) -> tuple[Indices, Indices]:
-        """Return another positive region for each phrase with a single region (step 3c ii), and the phrase's first pair."""
+        """Return a second positive region for each phrase of the batch that has a single region (Algorithm 1, step 3c ii).
+
+        Returns the first pair of each such phrase, and the regions.
+        """
         alone = _first_of_single(text_of, regions)
         if self.settings.positives == "truth":
             return alone[:0], alone[:0]
@@ -199,7 +211,7 @@ class TripletSampler(CandidateSampler):
         return alone[chosen >= 0], every[chosen[chosen >= 0]]
 
     def _negative_texts(self, pairs: Indices, texts: Indices) -> Bool[np.ndarray, "n m"]:
-        """Return the mask of texts that are negatives for the regions of some pairs (step 3a)."""
+        """Return a mask (pair, text) of the texts that are negatives for the region of each pair (Algorithm 1, step 3a)."""
         own = self._texts_of_chain.have(self.pairs.chain_of[pairs][:, None], texts[None])
         negatives: Bool[np.ndarray, "n m"] = ~(own | self._texts_of_truth.have(self._truths[pairs][:, None], texts[None]))
         return negatives
@@ -236,7 +248,7 @@ def triplet_cost(
 
 
 def _rankings(batch: TripletBatch, scores: Scores, device: torch.device) -> tuple[Ranking, Ranking]:
-    """Return the rankings of phrases of the batch for regions, and of candidates of the same image for phrases."""
+    """Return two rankings: phrases of the batch for each region, and candidates of the same image for each phrase."""
     of_regions, of_phrases = scores if isinstance(scores, tuple) else (scores, scores)
 
     def there(indices: np.ndarray) -> Tensor:
@@ -250,7 +262,7 @@ def _rankings(batch: TripletBatch, scores: Scores, device: torch.device) -> tupl
 
 
 def _first_of_single(keys: Indices, partners: Indices) -> Indices:
-    """Return the first row of each key that has the same partner in all its rows."""
+    """Return the first row of each key whose rows all have the same partner."""
     distinct = np.unique(np.stack([keys, partners], 1), axis=0)[:, 0]
     single, counts = np.unique(distinct, return_counts=True)
     every, first = np.unique(keys, return_index=True)
@@ -290,7 +302,10 @@ class PairSampler(CandidateSampler):
 
 
 def _one_for_each(rows: Indices, negative: NearCandidates, n_rows: int, rng: np.random.Generator) -> NearCandidates:
-    """Return for each positive pair a random negative of the same phrase or, if it has none, of another phrase (step 3)."""
+    """Return a random negative candidate of the same phrase for each positive pair (Algorithm 1, step 3).
+
+    If the phrase has no negative candidate, the negative is one of another phrase.
+    """
     having = np.unique(negative.rows)
     if not len(having):
         return negative

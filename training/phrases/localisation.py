@@ -1,4 +1,4 @@
-"""Scores of phrases with the candidates of their images: localisation metrics, and scores of sentences with images."""
+"""Score phrases with the candidate boxes of their images, measure their localisation, and score sentences with images."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _TEXTS = 2048  # texts that are embedded at once
 
 
 class PhraseVectors(Protocol):
-    """The phrases of a model's input; cached ones are :class:`vse.training.data.images.CachedFeatures`."""
+    """Phrases as inputs of a model. For cached phrases see :class:`vse.training.data.images.CachedFeatures`."""
 
     def read(self, indices: Indices) -> tuple[Tensor, ...]:
-        """Return the phrases whose texts have these indices."""
+        """Return the inputs for the texts with these indices."""
 
 
 @dataclass(frozen=True)
 class PhraseSplit:
-    """The phrases of a split, with the inputs of a model for them and for the candidates of their images."""
+    """The phrases of a split, with the inputs of a model for them and for the candidate boxes of their images."""
 
     pairs: PhrasePairs
     regions: RegionInputs
@@ -42,18 +42,21 @@ class PhraseSplit:
 
     @property
     def offsets(self) -> Int[np.ndarray, " n_phrases_and_one"]:
-        """The offsets of the scores: ``offsets[k]:offsets[k + 1]`` are those of phrase k with the candidates of its image."""
+        """The offsets of the scores: ``offsets[k]:offsets[k + 1]`` are the scores of phrase k with its image's candidates."""
         counts = self.regions.candidates.counts[self.pairs.image_of]
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
     @property
     def candidates(self) -> Int[np.ndarray, " n"]:
-        """The candidate of each score, by its index among the candidates of all images."""
+        """The candidate box of each score, as an index among the candidates of all images."""
         candidates, images = self.regions.candidates, self.pairs.image_of
         return flat_spans(candidates.starts[images], candidates.counts[images])[1]
 
     def rank_phrases(self, scores: Float[np.ndarray, " n"], iou: float = IOU) -> PhraseRanks:
-        """Return the ranks at which the candidates, ordered by their scores, localise the phrases with a box."""
+        """Return for each phrase with a box the rank of its first right candidate, one with an IoU of at least ``iou``.
+
+        ``scores`` order the candidates of a phrase; for their layout see :attr:`offsets`.
+        """
         located = self.pairs.has_box
         rows = np.repeat(located, np.diff(self.offsets))
         counts = np.diff(self.offsets)[located]
@@ -62,12 +65,15 @@ class PhraseSplit:
         return phrase_ranks(scores[rows], boxes, offsets, self.pairs.truths[located], iou)
 
     def recall_bound(self) -> float:
-        """Return the share, in percent, of the phrases with a box that any candidate localises: an upper bound of R@K."""
+        """Return the upper bound of R@K: the percentage of phrases with a box for which at least one candidate is right."""
         ranks = self.rank_phrases(np.zeros(int(self.offsets[-1]), np.float32)).ranks
         return float(100 * (ranks < MISSED).mean())
 
     def expected_rsum(self) -> float:
-        """Return the approximate mean rsum of random scores; the approximation samples candidates with replacement."""
+        """Return the approximate mean ``rsum`` (see :func:`recalls`) of random scores.
+
+        The approximation samples candidates with replacement.
+        """
         candidates = np.diff(self.offsets)[self.pairs.has_box]
         ranks = self.rank_phrases(np.zeros(int(self.offsets[-1]), np.float32)).ranks
         right = candidates - np.minimum(ranks, candidates)  # with equal scores, the wrong ones rank first
@@ -82,7 +88,10 @@ def recalls(outcome: PhraseRanks) -> dict[str, float]:
 
 
 def score_candidates(model: Model, split: PhraseSplit) -> Float[np.ndarray, " n"]:
-    """Return the scores of every phrase of a split with the candidates of its image, see :attr:`PhraseSplit.offsets`."""
+    """Return the scores of every phrase of a split with the candidate boxes of its image.
+
+    For their order see :attr:`PhraseSplit.offsets`.
+    """
     model.eval()
     parts = [np.empty(0, np.float32)]
     with torch.inference_mode():
@@ -103,7 +112,10 @@ def score_candidates(model: Model, split: PhraseSplit) -> Float[np.ndarray, " n"
 def scores_of_pairs(
     model: Model, regions: Tensor, phrases: Tensor, rows: Int[np.ndarray, " n"], columns: Int[np.ndarray, " n"]
 ) -> Float[np.ndarray, " n"]:
-    """Return the scores of some pairs of embedded regions and phrases; cosines if the model compares single vectors."""
+    """Return the score of each region at ``rows`` with the phrase at the same position in ``columns``, both embedded.
+
+    Scores are cosines if the model compares single vectors.
+    """
     parts = [np.empty(0, np.float32)]
     for start in range(0, len(rows), _PAIRS):
         some = (torch.from_numpy(indices[start : start + _PAIRS]).to(regions.device) for indices in (rows, columns))
@@ -116,7 +128,7 @@ def scores_of_pairs(
 
 
 def _blocks(pairs: PhrasePairs) -> Iterator[tuple[Indices, slice]]:
-    """Yield the indices of some consecutive images, and the slice of their phrases."""
+    """Yield blocks of consecutive images as their indices, with the slice of their phrases."""
     for start in range(0, len(pairs.image_ids), _IMAGES):
         stop = min(start + _IMAGES, len(pairs.image_ids))
         first, end = np.searchsorted(pairs.image_of, [start, stop])
@@ -150,7 +162,10 @@ def sentence_scores(
 
 
 def _best_regions(model: Model, split: PhraseSplit, texts: Tensor) -> Iterator[tuple[slice, Float[Tensor, "n n_texts"]]]:
-    """Yield some consecutive images, and the score of each text with the best region of each; 0 without regions."""
+    """Yield blocks of consecutive images, with the highest score of any region of each image for each text.
+
+    The score is 0 for an image without regions.
+    """
     candidates = split.regions.candidates
     for start in range(0, len(candidates.starts), _IMAGES_SCORED):
         rows = slice(start, min(start + _IMAGES_SCORED, len(candidates.starts)))

@@ -22,13 +22,13 @@ _NOWHERE = (np.nan,) * 4
 def flat_spans(
     starts: Int[np.ndarray, " n"], counts: Int[np.ndarray, " n"]
 ) -> tuple[Int[np.ndarray, " total"], Int[np.ndarray, " total"]]:
-    """Return (k, integer) arrays of the integers from ``starts[k]`` to ``starts[k] + counts[k]``, for every k."""
+    """Return two arrays: k, and the integers from ``starts[k]`` to ``starts[k] + counts[k]`` (exclusive), for every k."""
     rows = np.repeat(np.arange(len(counts)), counts)
     return rows, np.arange(len(rows)) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
 
 
 def sample_one_per_row(rows: Int[np.ndarray, " total"], n_rows: int, rng: np.random.Generator) -> Int[np.ndarray, " n_rows"]:
-    """Return for each of ``n_rows`` rows a random position where ``rows`` has that row; -1 for a row without a position."""
+    """Return for each number r below ``n_rows`` a random position p with ``rows[p] == r``, or -1 if there is none."""
     order = np.argsort(rows, kind="stable")
     counts = np.bincount(rows, minlength=n_rows)
     drawn = np.cumsum(counts) - counts + rng.integers(0, np.maximum(counts, 1))
@@ -39,7 +39,7 @@ def sample_one_per_row(rows: Int[np.ndarray, " total"], n_rows: int, rng: np.ran
 
 
 def sample_per_row(rows: Int[np.ndarray, " total"], most: int | None, rng: np.random.Generator) -> Bool[np.ndarray, " total"]:
-    """Return a mask of at most ``most`` random positions of each row in ``rows``; all positions if ``most`` is None."""
+    """Return a mask of random positions in ``rows``, at most ``most`` for each value; None selects all positions."""
     if most is None:
         return np.ones(len(rows), bool)
     order = np.lexsort((rng.random(len(rows)), rows))
@@ -52,7 +52,10 @@ def sample_per_row(rows: Int[np.ndarray, " total"], most: int | None, rng: np.ra
 def padded_lists(
     rows: Int[np.ndarray, " total"], values: Int[np.ndarray, " total"], n_rows: int
 ) -> tuple[Int[np.ndarray, "n_rows longest"], Bool[np.ndarray, "n_rows longest"]]:
-    """Return the values of each row as a line of a matrix, padded with 0, and its mask. ``rows`` must be ascending."""
+    """Return a matrix with the ``values`` of each row, padded with 0, and its mask.
+
+    ``rows`` holds the row of each value, in ascending order.
+    """
     counts = np.bincount(rows, minlength=n_rows)
     mask = np.arange(counts.max(initial=0)) < counts[:, None]
     padded = np.zeros(mask.shape, np.int64)
@@ -61,7 +64,10 @@ def padded_lists(
 
 
 class KeyedSets:
-    """A set of values for each key, with look-ups of many keys at once. Keys and values are not negative and may repeat."""
+    """A set of values for each key, with look-ups of many keys at once.
+
+    Pairs of a key and a value may repeat. Neither may be negative.
+    """
 
     def __init__(self, keys: Int[np.ndarray, " n"], values: Int[np.ndarray, " n"]) -> None:
         self._size = int(values.max(initial=0)) + 1
@@ -70,7 +76,7 @@ class KeyedSets:
         self._starts = np.cumsum(self._counts) - self._counts
 
     def have(self, keys: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return whether the set of each key contains the value; keys and values are broadcast against each other."""
+        """Return whether the set of each key contains the value. Keys and values are broadcast against each other."""
         wanted = keys * self._size + values
         places = np.searchsorted(self._pairs, wanted).clip(max=len(self._pairs) - 1)
         is_there: NDArray[np.bool_] = (self._pairs[places] == wanted) & (values < self._size)
@@ -79,7 +85,7 @@ class KeyedSets:
     def sample_another(
         self, keys: Int[np.ndarray, " n"], values: Int[np.ndarray, " n"], rng: np.random.Generator
     ) -> Int[np.ndarray, " n"]:
-        """Return for each value of a key another random value of that key; -1 if the key has a single value."""
+        """Return for each key a random value of its set other than ``values``, or -1 if the set has a single value."""
         counts, starts = self._counts[keys], self._starts[keys]
         own = np.searchsorted(self._pairs, keys * self._size + values) - starts
         steps = rng.integers(1, np.maximum(counts, 2))  # steps in the circular list of a key's values
@@ -94,7 +100,7 @@ class PhrasePairs:
     ``image_ids`` : the images, indexed by ``image_of``.
     ``phrase_ids``, ``caption_ids``, ``image_of`` : for each phrase its id, the id of its caption, and the index of its image.
     ``text_of`` : the index of its text among the ``n_texts`` different texts of the data set.
-    ``chain_of`` : the index of its coreference chain; a phrase without one is a chain by itself.
+    ``chain_of`` : the index of its coreference chain, the phrases of an image for one object; by default a chain of its own.
     ``truths`` : its ground-truth box in float32, NaN if it has none.
     ``types`` : its types, joined by ``/``.
     """
@@ -120,7 +126,7 @@ class PhrasePairs:
 
 
 def phrase_pairs(dataset: Dataset, images: Sequence[Image], located: bool = False) -> PhrasePairs:
-    """Return the phrases of some images, or with ``located`` those with a box. Raises UserError if there are none."""
+    """Return the phrases of some images, or with ``located`` only those with a box. Raises UserError if there are none."""
     number_of = {image.imgid: number for number, image in enumerate(images)}
     text_ids = {text: number for number, text in enumerate(phrase_texts(dataset))}
     chains: dict[tuple[int, str | int], int] = {}
@@ -149,7 +155,10 @@ def phrase_pairs(dataset: Dataset, images: Sequence[Image], located: bool = Fals
 
 
 def truth_regions(pairs: PhrasePairs, truths: BoxFeatures, name: str) -> Int[np.ndarray, " n"]:
-    """Return the index of each pair's ground-truth region. Raises UserError if the cache ``name`` lacks its box."""
+    """Return the index in ``truths`` of each pair's ground-truth region.
+
+    Raises UserError if the cache ``name`` lacks the box of a pair.
+    """
     keys = zip(truths.image_of.tolist(), map(bytes, truths.boxes + np.float32(0)), strict=True)  # + 0 turns -0 into 0
     number_of = {key: number for number, key in enumerate(keys)}
     wanted = zip(pairs.image_of.tolist(), map(bytes, pairs.truths + np.float32(0)), strict=True)
@@ -165,7 +174,7 @@ def truth_regions(pairs: PhrasePairs, truths: BoxFeatures, name: str) -> Int[np.
 
 
 def check_phrase_cache(cache: FeatureCache, dataset: Dataset) -> None:
-    """Raise :class:`UserError` if a cache does not hold the current texts of a data set's phrases, in their order."""
+    """Raise :class:`UserError` if a cache does not hold the phrases of the data set, in their order and with their texts."""
     texts = phrase_texts(dataset)
     if cache.ids.tolist() != list(range(len(texts))):
         raise UserError(f"{cache.path} holds {len(cache.ids)} phrases, and {dataset.path} has {len(texts)}; extract it again")

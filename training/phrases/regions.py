@@ -51,7 +51,7 @@ class BoxFeatures(CachedFeatures):
         return len(self.image_of)
 
     def vectors(self, regions: Indices) -> Float[Tensor, "n dim"]:
-        """Return the vectors of some regions; images that are not in memory are read once each."""
+        """Return the vectors of some regions. If they are not in memory, each image is read once."""
         if self._kept is not None:
             return self._kept.index_select(0, torch.from_numpy(regions).to(self._device)).float()
         images, which = np.unique(self.image_of[regions], return_inverse=True)
@@ -61,7 +61,7 @@ class BoxFeatures(CachedFeatures):
         return move_tensor(self._checked(torch.from_numpy(vectors).float(), rows), self._device)
 
     def coordinates(self, regions: Indices) -> Float[np.ndarray, "n 5"]:
-        """Return x1, y1, x2, y2 of some regions, relative to the image's width and height, and their share of its area."""
+        """Return x1, y1, x2, y2 of some regions, as shares of the image's width and height, and the share of its area."""
         sides = np.tile(self.sizes[self.image_of[regions]], 2).clip(min=1)
         relative = self.boxes[regions].astype(np.float64) / sides
         area = (relative[:, 2:] - relative[:, :2]).prod(1, keepdims=True)
@@ -69,7 +69,7 @@ class BoxFeatures(CachedFeatures):
 
 
 class RegionInputs:
-    """Regions as inputs of a model: candidates, followed by ground-truth regions (``truths``), in one range of indices.
+    """Regions as inputs of a model. Indices count all candidates first, then all ground-truth regions (``truths``).
 
     The ``coordinates`` of the box are ``appended`` to each vector, read ``alone``, or not used.
     """

@@ -42,8 +42,8 @@ _IMAGES = 32  # images whose pairs are in memory at once
 class PhraseGradientSettings(PhraseSettings, SamplingSettings):
     """Regions and phrases matched by gradient descent (two-branch paper, section 4).
 
-    A ranking loss, such as ``top``, trains on triplets, as the embedding network does; ``logistic`` on pairs, as the
-    similarity network does.
+    A ranking loss, such as ``top``, trains on triplets, like the paper's embedding network. The loss ``logistic`` trains on
+    pairs, like the paper's similarity network.
     """
 
     name: Literal["phrases"] = "phrases"
@@ -54,7 +54,7 @@ class PhraseGradientSettings(PhraseSettings, SamplingSettings):
 
 
 class PhraseTrainer(GradientSolver, PhraseSolver):
-    """Training on batches of region-phrase pairs."""
+    """The training of a model by gradients on batches of region-phrase pairs."""
 
     task: PhraseTask
     out_of_memory = _OUT_OF_MEMORY
@@ -82,7 +82,7 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
             yield self.step(batch, loss)
 
     def step(self, batch: Indices, loss: Loss) -> tuple[Tensor, Tensor]:
-        """Train on one batch; return its loss, and its loss if all embeddings were equal."""
+        """Train on one batch. Return its loss, and the loss that it would have if all embeddings were equal."""
         rng = np.random.default_rng(self.step_seed(0))
         torch.manual_seed(self.step_seed(1))
         self.start_step()
@@ -107,7 +107,7 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
 
 
 class PhraseCcaSettings(PhraseSettings, CcaFields):
-    """CCA of regions and phrases from their positive pairs only; see the solver ``cca``."""
+    """Canonical correlation analysis of positive pairs of a region and a phrase; see the solver ``cca``."""
 
     name: Literal["phrases_cca"] = "phrases_cca"
     uses_loss: ClassVar = False
@@ -118,7 +118,7 @@ class PhraseCcaSettings(PhraseSettings, CcaFields):
 
 
 class PhraseCca(Cca, PhraseSolver):
-    """CCA of all positive pairs: each phrase with its ground-truth region and, if augmented, with overlapping candidates."""
+    """CCA of each phrase with its ground-truth region and, if augmented, with the candidates that overlap this region."""
 
     task: PhraseTask
 

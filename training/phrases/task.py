@@ -1,4 +1,4 @@
-"""The task of solvers of phrases: pairs of regions and phrases, their inputs, and a split for validation."""
+"""The input of solvers of phrases: pairs of regions and phrases, and a split for validation."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class PhraseSettings(SolverSettings, PositiveSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class PhraseTask(Task):
-    """The input of a solver of phrases; ``truth_of`` is the index of each training phrase's region in ``train``."""
+    """The input of a solver of phrases. ``truth_of`` is the index in ``train`` of each training phrase's true region."""
 
     train: PhraseSplit
     truth_of: Int[np.ndarray, " n_pairs"]
@@ -78,7 +78,7 @@ class PhraseSolver(Solver):
 def training_split(
     inputs: Inputs, reading: PhraseSettings, train: TrainConfig, device: torch.device
 ) -> tuple[PhraseSplit, Int[np.ndarray, " n_pairs"]]:
-    """Return the training phrases with a box, with their inputs, and the index of each one's ground-truth region."""
+    """Return the training phrases that have a box, as inputs of a model, and the index of each one's true region."""
     assert inputs.truths is not None
     splits = ["train", "restval"] if train.restval else ["train"]
     images = _with_regions(inputs.dataset, splits, inputs.cache, inputs.truths)
@@ -100,7 +100,7 @@ def scored_split(
     reading: PhraseSettings,
     device: torch.device,
 ) -> PhraseSplit:
-    """Return all phrases of some images, with the candidates of a cache among which they are localised."""
+    """Return all phrases of some images as inputs of a model, with the candidate boxes in ``cache`` to score."""
     pairs = phrase_pairs(dataset, images)
     candidates = BoxFeatures(cache, pairs.image_ids, device)
     return PhraseSplit(pairs, RegionInputs(candidates, None, reading.coordinates, device), texts)
@@ -118,7 +118,10 @@ def validation_split(inputs: Inputs, reading: PhraseSettings, train: TrainConfig
 def cached_phrases(
     cache: FeatureCache | None, device: torch.device, memory_gb: float = 0, taken_gb: float = 0
 ) -> CachedFeatures:
-    """Return the vectors of a cache of phrases, by the indices of their texts."""
+    """Return the vectors in a cache of phrases, indexed by text.
+
+    ``memory_gb`` and ``taken_gb`` : see :class:`vse.training.data.images.CachedFeatures`.
+    """
     assert cache is not None, "words are refused before"
     return CachedFeatures(FeatureReader(cache, 0, mapped=False), cache.ids, device, memory_gb, taken_gb)
 
@@ -142,7 +145,7 @@ def _with_regions(dataset: Dataset, splits: Sequence[str], cache: FeatureCache, 
 def phrase_model(
     config: ModelConfig, reading: PhraseSettings, candidates: FeatureCache, phrases: FeatureCache | None
 ) -> Model:
-    """Return the model that scores regions, each a vector, with phrases."""
+    """Return the model that scores regions, each a vector, with phrases, which are vectors or sets in a cache."""
     assert phrases is not None, "words are refused before"
     dim = input_length(candidates.dim, reading.coordinates)
     regions = Input(Kind.VECTORS, dim, f"the feature {candidates.feature!r}, region by region")

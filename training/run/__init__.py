@@ -1,1 +1,1 @@
-"""The run folder, the inputs of a run, its processes, and interruption. Imports only kinds and models of train."""
+"""The run folder, the inputs of a run, its processes, and interruption. Imports only kinds and models of ``training``."""

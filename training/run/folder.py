@@ -59,7 +59,7 @@ class RunFolder:
         return (self.config_file, *texts, self.metrics_file, self.negatives_file, *weights, self.record_file)
 
     def settings(self, schema: type[_Schema]) -> _Schema:
-        """Return the settings of the run. Raises CodeNotAllowed if they name code that has changed or may not run."""
+        """Return the settings of the run. Raises CodeNotAllowed if they name user code that has changed or is not allowed."""
         if not self.config_file.is_file():
             raise UserError(f"{self.path}: not a run folder (no config.yaml)")
         try:
@@ -93,7 +93,7 @@ class RunFolder:
         return record
 
     def content(self, file: Path) -> tuple[bytes, str]:
-        """Return the bytes of a file of the run and their SHA-256. Raises UserError if ``run.json`` records another one."""
+        """Return the bytes of a file of the run and their SHA-256. Raises UserError if ``run.json`` has another SHA-256."""
         record = read_json(self.record_file) if self.record_file.is_file() else {}
         return read_run_file(file, record)
 
@@ -116,7 +116,7 @@ class RunFolder:
             return Transformer(str(saved["name"]), dict(saved["config"]), tokenizer.decode(), saved["longest"])
 
     def evaluated(self) -> dict[str, Any]:
-        """Return the name, the key and the path of the cache for validation and test."""
+        """Return the name, the key and the path of the cache of images on which the run is validated and tested."""
         record = self.record()
         evaluated: dict[str, Any] = record.get("eval_features", record["features"])
         return evaluated
@@ -130,14 +130,14 @@ class RunFolder:
         return None if cache is None else self.path / str(cache["path"])
 
     def check_out(self, inputs: Sequence[Path]) -> None:
-        """Raise UserError if a training here would replace an input, or files that are not a run's."""
+        """Raise UserError if a training in this folder would replace an input, or files that are not those of a run."""
         is_run = _RECORD.is_at(self.record_file) or _CONFIG.is_at(self.config_file) or _CHECKPOINT.is_at(self.checkpoint_file)
         kind = OutputKind("a file of a run", lambda _: is_run)
         for file in self.files:
             check_output(file, kind, inputs)
 
     def start(self, settings: BaseModel, record: Mapping[str, Any]) -> None:
-        """Delete the files of an earlier run, and write code, settings and record."""
+        """Delete the files of an earlier run, and write the settings, the user's own code that they name, and the record."""
         events = self.path.glob("events.out.tfevents.*")
         codes = self.code_folder.glob("*-*.py")
         for old in (*(file for file in self.files if file != self.config_file), *events, *codes):
@@ -148,7 +148,10 @@ class RunFolder:
         write_json(self.record_file, dict(record))
 
     def save_texts(self, vocabulary: Vocabulary, transformer: Transformer | None) -> dict[str, str]:
-        """Write the vocabulary and the tokenizer; return the SHA-256 of each file written before training, by file name."""
+        """Write the vocabulary and the tokenizer.
+
+        Returns the SHA-256 of each file that is written before the first epoch, by file name.
+        """
         vocabulary.save(self.vocabulary_file)
         written = [self.config_file, self.vocabulary_file, *sorted(self.code_folder.glob("*-*.py"))]
         if transformer is not None:
@@ -166,7 +169,10 @@ class RunFolder:
         write_text(self.metrics_file, text.getvalue())
 
     def save_next_best(self, weights: Mapping[str, Tensor]) -> str:
-        """Write new best weights next to the old ones, until :meth:`take_next_best`; return the SHA-256 of the file."""
+        """Write new best weights next to the old ones, and return the SHA-256 of the file.
+
+        :meth:`take_next_best` replaces the old ones, once a checkpoint counts the epoch.
+        """
         content = safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in weights.items()})
         write_bytes(self.next_best_file, content)
         return hashlib.sha256(content).hexdigest()
@@ -175,14 +181,14 @@ class RunFolder:
         os.replace(self.next_best_file, self.best_file)
 
     def settle_best(self, sha256: str | None) -> bool:
-        """Move the best weights of this SHA-256 into place, delete all others, and return whether they exist."""
+        """Keep only the best weights with this SHA-256, even if they are not in place yet. Return whether they exist."""
         if sha256 is not None and self.next_best_file.is_file() and sha256_file(self.next_best_file) == sha256:
             self.take_next_best()
         self.next_best_file.unlink(missing_ok=True)
         return self.has_best(sha256)
 
     def has_best(self, sha256: str | None) -> bool:
-        """Return whether the best weights exist and, if the SHA-256 is known, match it."""
+        """Return whether the best weights exist and have this SHA-256; None accepts any."""
         return self.best_file.is_file() and sha256 in (None, sha256_file(self.best_file))
 
     def best_weights(self) -> dict[str, Tensor]:
@@ -230,7 +236,7 @@ def _hash_line(content: bytes | memoryview) -> bytes:
 
 
 def _check_hash(content: bytes) -> None:
-    """Raise ValueError if a checkpoint has changed since it was written, by its SHA-256 or its zip checksums."""
+    """Raise ValueError if the SHA-256 in a checkpoint, or its zip checksums, show that it has changed since it was written."""
     size = len(_hash_line(b""))
     saved, line = memoryview(content)[:-size], content[-size:]
     if line.startswith(b"\nsha256 "):
@@ -244,5 +250,5 @@ def _check_hash(content: bytes) -> None:
 
 
 def relative_path(target: Path, folder: Path) -> str:
-    """Return ``target`` relative to ``folder``; both can then be moved together."""
+    """Return the path of ``target`` relative to ``folder``, which stays valid if both are moved together."""
     return Path(os.path.relpath(target, folder)).as_posix()

@@ -63,10 +63,11 @@ def start_words(model: Model, vocabulary: Vocabulary, file: Path) -> None:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The caches of images for training (``cache``) and validation (``evaluated``), and the inputs for captions.
+    """The files that a run reads, opened and checked.
 
-    Captions are read from a cache, as tokens of a transformer, or as words. For training on phrases, ``captions`` is a cache
-    of phrases and ``truths`` a cache of regions at their ground-truth boxes. ``base`` is the run whose weights to start from.
+    ``cache`` and ``evaluated`` are the caches of images for training and for validation. Captions are read from the cache
+    ``captions``, as tokens of a ``transformer``, or as words. For training on phrases, ``captions`` is a cache of phrases and
+    ``truths`` a cache of regions at their ground-truth boxes. ``base`` is the run whose weights to start from.
     """
 
     cache: FeatureCache
@@ -88,7 +89,7 @@ class Inputs:
         return Kind.WORDS if self.transformer is None else Kind.TOKENS
 
     def identity(self, seed: int) -> dict[str, Any]:
-        """Return the data that identifies the run's inputs, without its settings."""
+        """Return the checksums and keys by which a resume recognises the same inputs, and the seed."""
         optional = {
             "eval_feature_key": None if self.evaluated is self.cache else self.evaluated.key,
             "caption_feature_key": None if self.captions is None else self.captions.key,
@@ -144,7 +145,10 @@ def open_inputs(
     caption_encoder: EncoderSettings | None = None,
     texts: TextRows = "captions",
 ) -> Inputs:
-    """Find and check all inputs of an experiment besides ``cache``; ``texts`` are what it matches with images."""
+    """Find and check all inputs of an experiment besides ``cache``.
+
+    ``texts`` : whether the experiment matches captions or phrases with images.
+    """
     name, extract = experiment.name, "extract it, or name its cache with"
     hint = f"{name} is validated on {experiment.eval_feature!r}: extract it, name its cache with --eval-features, or --set "
     hint += "eval_feature=null to validate on the cache that it trains on"
@@ -183,7 +187,10 @@ def open_inputs(
 
 
 def _open_cache(cache: FeatureCache, feature: str | None, path: Path | None, hint: str) -> FeatureCache | None:
-    """Return the cache at ``path`` or of ``feature`` next to ``cache``; None without both."""
+    """Return the cache in the file ``path`` or, without a path, the cache of ``feature`` in the same folder as ``cache``.
+
+    Returns None if there is neither a path nor a feature. ``hint`` ends the error message for a missing file.
+    """
     if feature is None and path is None:
         return None
     default = cache.path.with_name(f"{cache.dataset}_{feature}.h5")
@@ -193,7 +200,10 @@ def _open_cache(cache: FeatureCache, feature: str | None, path: Path | None, hin
 
 
 def _check_compatible(other: FeatureCache, cache: FeatureCache) -> None:
-    """Raise :class:`UserError` if a model that reads one of two caches of images cannot read the other."""
+    """Raise :class:`UserError` if one model cannot read both caches of images.
+
+    They must have the same data set, photos, length of vectors, kind (vectors or sets) and network.
+    """
     if (other.dataset, other.dim) != (cache.dataset, cache.dim):
         raise UserError(f"{other.path} has {other.dim} numbers per vector of {other.dataset!r}, {cache.path} {cache.dim}")
     if (other.row_kind == "sets") != (cache.row_kind == "sets"):

@@ -34,7 +34,7 @@ _PATIENCE = timedelta(hours=6)  # timeout of the other processes while the first
 
 
 class TrainingFailed(UserError):
-    """A training that ended early; ``state``, ``diverged`` or ``collapsed``, goes into ``run.json``."""
+    """A training that ended early. Its ``state`` is ``diverged`` or ``collapsed``, and is recorded in ``run.json``."""
 
     def __init__(self, message: str, state: str) -> None:
         super().__init__(message)
@@ -42,11 +42,11 @@ class TrainingFailed(UserError):
 
 
 class StopNow(Exception):
-    """A signal that arrived in a block where stopping at once loses nothing."""
+    """A signal to stop that arrived in a block that can be interrupted without losing work."""
 
 
 class Interruption:
-    """The first signal to end the training; a second one ends the process at once."""
+    """The first Ctrl-C or SIGTERM, which ends the training after the current step. A second one ends the process at once."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -54,7 +54,7 @@ class Interruption:
 
     @contextmanager
     def catch_signals(self) -> Iterator[None]:
-        """Catch both signals in this block. Threads other than the main thread cannot catch signals."""
+        """Catch Ctrl-C and SIGTERM in this block. This has no effect outside the main thread, which alone receives signals."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -102,7 +102,7 @@ class Processes:
         return pairs if self.size == 1 else np.array_split(pairs, self.size)[self.rank]
 
     def gather(self, embeddings: Encoded, n_pairs: int) -> Encoded:
-        """Return the embeddings of the complete batch, in its order; gradients reach this process's share only."""
+        """Return the embeddings of the complete batch, in its order. Gradients reach only the share of this process."""
         if self.size == 1:
             return embeddings
         if len(embeddings) == 1:
@@ -114,7 +114,10 @@ class Processes:
         return rows.view(n_pairs, *vectors.shape[1:]), _Gather.apply(mask.to(torch.uint8), self, n_pairs).bool()
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter], complete: Iterable[nn.Parameter] = ()) -> None:
-        """Sum the gradients over processes; those of ``complete`` are the same in every process and stay unchanged."""
+        """Sum the gradients of ``parameters`` over processes.
+
+        The gradients of those that are also in ``complete`` are already the same in every process. They stay unchanged.
+        """
         if self.size == 1:
             return
         for parameter in complete:
@@ -129,7 +132,7 @@ class Processes:
                 distributed.all_reduce(parameter.grad)
 
     def any(self, flag: bool) -> bool:
-        """Return whether ``flag`` is set in any process."""
+        """Return whether ``flag`` is True in any process."""
         if self.size == 1:
             return flag
         flags = torch.tensor([flag], dtype=torch.uint8)
@@ -137,7 +140,7 @@ class Processes:
         return bool(flags.item())
 
     def broadcast(self, number: int) -> int:
-        """Return the value of the first process in every process."""
+        """Return the number of the first process, in every process."""
         if self.size == 1:
             return number
         value = torch.tensor([number])
@@ -150,7 +153,7 @@ class Processes:
 
 
 def join_processes(device: str) -> Processes:
-    """Return the group that ``torchrun`` started, with one GPU for each process if there are any, or this process alone."""
+    """Return the processes that ``torchrun`` started, each with its own GPU if there are GPUs, or this process alone."""
     if not distributed.is_torchelastic_launched():
         return Processes(device=pick_device(device))
     where = device_of_process(device)
@@ -159,7 +162,7 @@ def join_processes(device: str) -> Processes:
 
 
 def device_of_process(device: str) -> torch.device:
-    """Return the GPU of this process by its local rank, or the CPU. Raises UserError if there are too few GPUs."""
+    """Return the GPU with the local rank of this process, or the CPU. Raises UserError if there are too few GPUs."""
     name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     kind, _, number = name.partition(":")
     n_gpus = torch.cuda.device_count() if kind == "cuda" else 0
@@ -178,7 +181,7 @@ def device_of_process(device: str) -> torch.device:
 
 
 class _Gather(torch.autograd.Function):
-    """The concatenation of shares of unequal lengths; the gradient is that of this process's share."""
+    """The shares of all processes, of unequal lengths, joined. The gradient is that of this process's share."""
 
     @staticmethod
     def forward(ctx: Any, embeddings: Tensor, processes: Processes, n_pairs: int) -> Tensor:

@@ -50,7 +50,8 @@ def choose_action(
 ) -> str:
     """Return ``start``, ``resume`` or ``nothing``. Raises :class:`UserError` if the action would destroy or mix up a run.
 
-    If the requested ``precision`` is ``auto``, a finished run keeps its precision.
+    ``identity`` : see :meth:`vse.training.run.inputs.Inputs.identity`.
+    ``precision`` : the requested precision; with ``auto``, a finished run keeps its own.
     """
 
     def compare() -> str:
@@ -102,7 +103,7 @@ def choose_action(
 
 
 def _existing_record(folder: RunFolder, existing: Existing) -> dict[str, Any]:
-    """Return ``run.json``, or an empty record without the file or if a damaged one may be replaced."""
+    """Return the content of ``run.json``, or nothing if the file is missing, or is damaged and may be replaced."""
     try:
         return folder.record() if folder.record_file.is_file() else {}
     except UserError as refusal:

@@ -1,1 +1,1 @@
-"""The web page of vse-serve, on which people search with trained runs, and its server."""
+"""The web page of vse-serve, where people search with trained runs, and its server."""

@@ -1,4 +1,4 @@
-"""Runs that answer queries side by side, with their answers as JSON and as columns of the page, and photos by id."""
+"""Runs that answer queries side by side. Their answers become JSON or columns of the page; photos are found by id."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _KEPT = 1024  # photos of that size in memory, about 20 KB each
 
 
 class TooManyLargePhotos(UserError):
-    """A large photo is being decoded and another one waits."""
+    """Another large photo is being decoded, and one more waits already."""
 
 
 def read_photo(path: Path, content: bytes | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
@@ -45,7 +45,10 @@ def read_photo(path: Path, content: bytes | None = None, max_pixels: int = MAX_P
 
 
 def read_upload(content: bytes, max_pixels: int) -> Image.Image:
-    """Return a decoded photo that a client sent. Raises TooManyLargePhotos if it is large and two other large ones wait."""
+    """Return a decoded photo that a client sent.
+
+    Raises TooManyLargePhotos if it is large while another large one is decoded and one more waits.
+    """
     path = Path("the photograph")
     if not LARGE < count_pixels(path, content) <= max_pixels:
         return decode_image(path, content, max_pixels)
@@ -64,7 +67,7 @@ def as_json(served: ServedRuns, query: Query, answers: Sequence[RunAnswer]) -> d
 
 
 def columns(served: ServedRuns, answers: Sequence[RunAnswer], by_photo: bool) -> list[dict[str, Any]]:
-    """Return a column for each run: its hits as cards, with their ranks in the other runs."""
+    """Return a column of the page for each run: its hits, each with its ranks in the columns of the other runs."""
     ranks = [{_hit_id(hit): rank for rank, hit in enumerate(one.hits, 1)} for one in answers]
     made = []
     for number, (run, answer) in enumerate(zip(served.runs, answers, strict=True)):
@@ -118,15 +121,15 @@ def _hit_id(hit: Any) -> int:
 
 
 class UnknownId(UserError):
-    """A request names a run, image or caption that does not exist."""
+    """The run, image or caption that a request names does not exist."""
 
 
 @dataclass(frozen=True)
 class RunAnswer:
     """The hits of one run for a query, best first, or an ``error`` message.
 
-    ``remark`` is a message about words that the run does not know. ``scored`` is the number of pairs that were scored by a
-    model that scores pairs, and ``searched`` the number of images or captions that were searched.
+    ``remark`` is a message about words that the run does not know. ``searched`` is the number of images or captions that were
+    searched. ``scored`` is the number of them that the model scored pair by pair; None for models that compare vectors.
     """
 
     name: str
@@ -140,7 +143,7 @@ class RunAnswer:
 
 @dataclass(frozen=True)
 class ServedRun:
-    """A loaded run, with the kinds of queries that it reads; ``attends`` is True if its attention can be displayed."""
+    """A loaded run, with the kinds of queries that it reads. ``attends`` is True if its attention can be displayed."""
 
     name: str
     searcher: Searcher
@@ -181,11 +184,14 @@ class ServedRuns:
         return any(run.reads_photos for run in self.runs)
 
     def answers(self, query: Query, k: int) -> list[RunAnswer]:
-        """Return the ``k`` best images for a text, or captions for a photo, of each run."""
+        """Return the answer of each run: the ``k`` best images for a text, or the ``k`` best captions for a photo."""
         return [_answer_query(run, query, k) for run in self.runs]
 
     def attention(self, index: int, query: Query, identity: int) -> Attention:
-        """Return the attention of a run for a query and the hit with the id ``identity``. Raises UserError without it."""
+        """Return the attention of the run ``index`` between a query and a hit, the image or caption with the id ``identity``.
+
+        Raises UserError if the run, the hit or the attention does not exist.
+        """
         if not 0 <= index < len(self.runs):
             raise UnknownId(f"there is no run {index}")
         run, by_photo = self.runs[index], not isinstance(query, str)
@@ -240,7 +246,7 @@ def _name(trained: TrainedRun) -> str:
 
 
 def _load_error(searcher: Searcher, by_photo: bool) -> str:
-    """Load the networks for photos or texts; return the error message, or an empty string."""
+    """Load the networks that read photos or texts. Return the error message, or an empty string."""
     try:
         searcher.load(by_photo)
     except UserError as error:

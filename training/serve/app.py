@@ -37,9 +37,9 @@ _HEADERS = {
 
 @dataclass(frozen=True)
 class PageSettings:
-    """The default number of results of a query, limits on uploaded photos, and the host names of the server.
+    """The default number of results, limits on uploaded photos, and the host names of the server.
 
-    ``hosts``, in lower case and without a port, is None if any host name is accepted.
+    ``hosts`` are in lower case and without a port. None accepts any host name.
     """
 
     k: int = 10
@@ -49,7 +49,7 @@ class PageSettings:
 
 
 class _InMemory(flask.Request):
-    """A request whose photo stays in memory, so that nothing is written."""
+    """A request that keeps an uploaded photo in memory, so that nothing is written to disk."""
 
     max_form_parts = 8
 
@@ -121,7 +121,7 @@ def create_app(served: ServedRuns, settings: PageSettings = PageSettings()) -> f
 
 
 def _search(served: ServedRuns, settings: PageSettings) -> flask.Response | str:
-    """Answer a text (GET, ``q``) or a photo (POST, ``photo``); with ``run`` and ``hit``, return the attention for that hit."""
+    """Answer a text (GET, ``q``) or a photo (POST, ``photo``). With ``run`` and ``hit``, return the attention for that hit."""
     arguments = flask.request.args
     k = _number("k", settings.k, 1, MOST)
     query = _uploaded_photo(settings) if flask.request.method == "POST" else _query_text()
@@ -164,7 +164,7 @@ def _host() -> str:
 
 
 def _answer_format() -> str:
-    """Return the form of the answer: a page, the part of it that a script inserts, or JSON."""
+    """Return the form of the answer: a page, the part of a page that the script inserts, or JSON."""
     form = flask.request.args.get("as", "page")
     return form if form in ("part", "json") else "page"
 
@@ -202,7 +202,7 @@ def _uploaded_photo(settings: PageSettings) -> Query:
 
 
 def _attention_fields(query: Query, seen: Attention, number: int, identity: int) -> dict[str, Any]:
-    """Return the data for the drawing of attention; the photo is the hit or, if the hit is a caption, the query."""
+    """Return the data for the drawing of attention on a photo: the hit if it is an image, otherwise the query."""
     source = f"/photo/{identity}" if isinstance(query, str) else jpeg_source(small_jpeg(query, SIDE))
     drawing = draw_attention(f"look-{number}-{identity}".replace("--", "-m"), [seen])
     return {"drawing": drawing, "source": source, "explanation": EXPLANATIONS[seen.side], "brackets": BRACKETS}
@@ -215,7 +215,10 @@ def _query_fields(query: Query) -> dict[str, str]:
 
 
 def _page(served: ServedRuns, settings: PageSettings, query: Query | None = None, **values: Any) -> str:
-    """Return the complete page, with the ``results`` of a query, a ``look`` at one of them, or an ``error``."""
+    """Return the complete page.
+
+    ``values`` fill it: the ``results`` of a query, the attention for one of them (``look``), or an ``error``.
+    """
     every = {"results": None, "look": None, "error": "", **values}
     return render_page("serve.html", **_page_fields(served, settings), text=query if isinstance(query, str) else "", **every)
 

@@ -53,7 +53,7 @@ def serve_command(request: ServeRequest) -> None:
         served = ServedRuns(request.runs, request.split, _files_by_run(request), options, request.device)
         app = create_app(served, PageSettings(request.k, upload_bytes, trusted_hosts(request.host), pixels))
         if request.check:
-            _check(app, served.runs[0].searcher.some_text())
+            _print_best_hits(app, served.runs[0].searcher.some_text())
             return
         server = PageServer(app, request.host, request.port, upload_bytes)
         with server.stopped_by_signals():
@@ -68,7 +68,6 @@ def serve_command(request: ServeRequest) -> None:
 
 
 def _files_by_run(request: ServeRequest) -> list[RunFiles]:
-    """Return the files of each run."""
     n_runs = len(request.runs)
     for option, files in (("--features", request.features), ("--caption-features", request.caption_features)):
         if len(files) not in (0, n_runs):
@@ -81,9 +80,9 @@ def _files_by_run(request: ServeRequest) -> list[RunFiles]:
 
 
 def _leave() -> None:
-    """End the process without waiting for a thread that still computes, or for libraries to be unloaded.
+    """End the process without waiting for computing threads, or for libraries to be unloaded.
 
-    Nothing is written, so nothing is lost. On a busy machine the libraries take seconds.
+    Nothing is written, so nothing is lost. On a busy machine the unloading takes seconds.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
@@ -91,8 +90,8 @@ def _leave() -> None:
     os._exit(0)
 
 
-def _check(app: flask.Flask, text: str) -> None:
-    """Print what each run finds for a text: its name, seconds, and the best image's id and score, or why it finds none."""
+def _print_best_hits(app: flask.Flask, text: str) -> None:
+    """Print the best image of each run for a text: the run's name, seconds, image id and score, or why it finds none."""
     answer = app.test_client().get("/search", query_string={"q": text, "as": "json", "k": 1}).get_json()
     for run in answer["runs"]:
         found = [f"image {hit['image']}\t{hit['score']:.4f}" for hit in run["hits"]] or [run["error"]]

@@ -1,7 +1,8 @@
 """The server of vse-serve, with limits on the number, the time and the bytes of connections.
 
-Waitress closes a connection that it refuses while the client still sends, and the client then sees a reset. Here a refused
-request gets a response from the application. The rest of the request is read and discarded before the close.
+Waitress, the server underneath, closes a connection that it refuses while the client still sends. The client then sees a reset
+instead of a response. Here a refused request gets a response from the application, and the rest of the request is read and
+discarded before the close.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Limits:
     ``idle_s`` : seconds without a byte, or until the header of a request is complete.
     ``request_s`` : seconds until a request is complete, and until its response is read.
     ``refused_s`` : seconds until the header of a request is complete on a connection beyond the limit.
-    ``bodies`` : number of requests with the largest body that may arrive or wait at the same time, or more with smaller ones.
+    ``bodies`` : number of request bodies of the largest size that may arrive or wait at a time; more if they are smaller.
     ``grace_s`` : seconds from a signal until requests in progress are refused.
     """
 
@@ -68,7 +69,7 @@ class _Busy(Error):  # type: ignore[misc]
 
 
 class _Request(HTTPRequestParser):  # type: ignore[misc]
-    """A request that its channel may refuse as soon as the header is complete."""
+    """A request that its connection may refuse as soon as the header is complete."""
 
     error: Error | None
     completed: bool
@@ -102,7 +103,7 @@ class _Refusal(WSGITask):  # type: ignore[misc]
 
 
 class Channel(HTTPChannel):  # type: ignore[misc]
-    """One connection. It has a time limit, and the client can read its last response."""
+    """One connection. It has a time limit, and stays open until the client has read the last response."""
 
     request: Any
     close_when_flushed: bool
@@ -118,12 +119,12 @@ class Channel(HTTPChannel):  # type: ignore[misc]
 
     @staticmethod
     def error_task_class(channel: Channel, request: Any) -> Any:
-        """Return the task that answers a wrong or refused request; waitress answers one without a readable header."""
+        """Return the task that answers a wrong or refused request. Waitress itself answers one without a readable header."""
         refused = isinstance(request.error, _Busy | RequestEntityTooLarge)
         return (_Refusal if refused else ErrorTask)(channel, request)
 
     def refusal(self, request: Any) -> Error | None:
-        """Return the reason to refuse a request, from its header, or None."""
+        """Return the reason to refuse a request, judged by its header, or None to accept it."""
         if self.server.stopping or self.beyond:
             return _Busy(_STOPPING if self.server.stopping else _TOO_MANY)
         largest = self.adj.max_request_body_size
@@ -134,7 +135,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         return None
 
     def received(self, data: bytes) -> bool:
-        """Receive data of the client, or discard it after the last response."""
+        """Receive data from the client. After the last response, discard it."""
         if self.drained_since is not None:
             return False
         if self.request is None:
@@ -145,7 +146,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         return self.drained_since is not None or bool(super().readable())
 
     def handle_write(self) -> None:
-        """Send pending data. After the last response, announce the end and let the client finish."""
+        """Send pending data. After the last response, close the sending side only, and let the client read it and finish."""
         if self.close_when_flushed and not self.requests:
             self._flush_exception(self._flush_some)
             if not self.total_outbufs_len and not self.will_close:
@@ -167,7 +168,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         self.since, self.held_bytes, self.answered = time.monotonic(), 0, False
 
     def end_in_time(self, now: float) -> None:
-        """Close the connection if its client takes too long."""
+        """Close the connection if its client has exceeded a time limit; ``now`` is in seconds of the monotonic clock."""
         limits = self.server.limits
         if self.drained_since is not None:
             late = now - self.drained_since > limits.idle_s or time.time() - self.last_activity > limits.refused_s
@@ -181,7 +182,10 @@ class Channel(HTTPChannel):  # type: ignore[misc]
             self.handle_close()
 
     def end_soon(self) -> bool:
-        """Close the connection unless a response is pending; refuse a request that still arrives. Return True if closed."""
+        """Close the connection unless a response is pending, and return whether it is closed.
+
+        A request that still arrives is refused.
+        """
         with self.requests_lock:
             if self.request is not None and self.request.headers_finished and not self.requests:
                 self.request.error = _Busy(_STOPPING)
@@ -194,7 +198,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         return True
 
     def end_now(self) -> None:
-        """Close the connection; a request whose response has not begun is refused."""
+        """Close the connection. A request whose response has not begun gets a short refusal."""
         with self.outbuf_lock:
             if self.requests and not self.answered:
                 with suppress(OSError):
@@ -213,11 +217,11 @@ class LimitedServer(TcpWSGIServer):  # type: ignore[misc]
         super().__init__(*arguments, **named)
 
     def add_task(self, channel: Channel) -> None:
-        """Let a thread answer the next request of a channel; refusals do not wait for searches."""
+        """Let a thread answer the next request of a connection. Refusals have their own threads and need not wait."""
         (self._refusals if channel.requests[0].error else self.task_dispatcher).add_task(channel)
 
     def held_bytes(self) -> int:
-        """Return the number of bytes in the bodies of all requests that arrive or wait."""
+        """Return the total size in bytes of the bodies of all requests that arrive or wait."""
         return sum(channel.held_bytes for channel in self.active_channels.values())
 
     def maintenance(self, _: float) -> None:
@@ -226,14 +230,14 @@ class LimitedServer(TcpWSGIServer):  # type: ignore[misc]
             channel.end_in_time(now)
 
     def stop_listening(self) -> None:
-        """Release the port; connections stay."""
+        """Release the port. Open connections stay."""
         self.stopping = True
         self.del_channel()
         self.socket.close()
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach an address."""
+    """Return whether ``host`` is an address that only this machine can reach."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -241,12 +245,15 @@ def is_loopback(host: str) -> bool:
 
 
 def trusted_hosts(host: str) -> Sequence[str] | None:
-    """Return the host names that requests may use, against DNS rebinding; None (any) if other machines have access."""
+    """Return the host names that requests may use, as a protection against DNS rebinding.
+
+    None accepts any name, because other machines have access.
+    """
     return [*_NAMES, _bracket_ipv6(host)] if is_loopback(host) else None
 
 
 class PageServer:
-    """A server of an application at an address; ``port`` 0 chooses a free one. Raises UserError if it is taken."""
+    """A server for an application at an address. ``port`` 0 chooses a free port. Raises UserError if the port is taken."""
 
     def __init__(self, app: Any, host: str, port: int, upload_bytes: int, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
@@ -293,7 +300,7 @@ class PageServer:
             channel.end_now()
 
     def stop(self) -> None:
-        """End :meth:`run` soon, from another thread or a signal handler; a second call ends it at once."""
+        """Let :meth:`run` end soon. Call this from another thread or a signal handler; a second call ends it at once."""
         self._stop_at = time.monotonic() + (self.limits.grace_s if self._stop_at is None else 0)
         if self._channels:  # not closed yet
             self._servers[0].pull_trigger()
@@ -316,7 +323,7 @@ class PageServer:
             dispatcher.shutdown(timeout=_THREADS_END_S)
 
     def _wait(self, most_s: float) -> None:
-        """Handle network events for at most this number of seconds, and close late connections."""
+        """Handle network events for at most ``most_s`` seconds, and close connections that exceed a time limit."""
         wasyncore.loop(timeout=most_s, use_poll=True, map=self._channels, count=1)
         for server in self._servers:
             server.maintenance(time.time())
@@ -325,12 +332,12 @@ class PageServer:
         return [channel for server in self._servers for channel in server.active_channels.values()]
 
     def _end_channels(self) -> bool:
-        """Close idle connections; return whether all are closed."""
+        """Close idle connections, and return whether all connections are closed."""
         waiting = [channel for channel in self._connected() if not channel.end_soon()]
         return not waiting
 
     def _disconnect(self) -> None:
-        """Close every channel, which ends the server's loop."""
+        """Close every connection, which ends the server's loop."""
         for channel in list(self._channels.values()):
             channel.close()
 

@@ -32,7 +32,7 @@ _OUT_OF_MEMORY = (
 
 
 class Trainer(GradientSolver, RetrievalSolver):
-    """Training of a model by gradients on pairs of images and captions, optionally against an adversary with its own Adam."""
+    """The training of a model by gradients on image-caption pairs, optionally against an adversary with its own Adam."""
 
     out_of_memory = _OUT_OF_MEMORY
 
@@ -106,7 +106,10 @@ class Trainer(GradientSolver, RetrievalSolver):
         return [*super().watched_losses(), of_adversary]
 
     def step(self, batch: Indices, seen: Encoded, objective: Objective) -> tuple[Tensor, Tensor]:
-        """Train on one batch; return its loss, and its loss if all embeddings were equal. ``seen`` are its image inputs."""
+        """Train on one batch. Return its loss, and the loss that it would have if all embeddings were equal.
+
+        ``batch`` holds indices of pairs, and ``seen`` the image inputs of this process's share of them.
+        """
         share = self.processes.share(batch)
         torch.manual_seed(self.step_seed(1 + self.processes.rank))
         images, captions = self._embed_share(seen, share)
@@ -134,7 +137,7 @@ class Trainer(GradientSolver, RetrievalSolver):
         return cost.loss.detach().double(), cost.collapsed.double()
 
     def _set_both_gradients(self, loss: Tensor, adversary_loss: Tensor, adversary_weights: list[nn.Parameter]) -> None:
-        """Set the gradients of the model and of the adversary, each from its own objective only."""
+        """Set the gradients of the model and of the adversary, each from its own loss only."""
         weights = [weight for weight in self.model.parameters() if weight.requires_grad]
         gradients = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
         adversary_gradients = torch.autograd.grad(adversary_loss, adversary_weights, allow_unused=True)
@@ -155,7 +158,7 @@ class Trainer(GradientSolver, RetrievalSolver):
             total += n_pairs * value.double()
 
     def extra_metrics(self) -> dict[str, float]:
-        """Return the means over the epoch of the adversary's measures. Warn if it always samples the same negatives."""
+        """Return the adversary's metrics, averaged over the epoch. Warn if it always samples the same negatives."""
         n_pairs = max(1, self.progress.pairs)
         means = {f"adversary_{name}": float(total) / n_pairs for name, total in self._measures.items()}
         if means.get("adversary_entropy", 1.0) < _COLLAPSED_ENTROPY:
@@ -168,7 +171,7 @@ class Trainer(GradientSolver, RetrievalSolver):
         return means
 
     def _embed_share(self, seen: Encoded, share: Indices) -> tuple[Encoded, Encoded]:
-        """Return the embeddings of a share of a batch; a share is empty if there are more processes than pairs."""
+        """Return the embeddings of this process's share of a batch. It is empty if there are more processes than pairs."""
         if not len(share):
             images, captions = (_no_embeddings(kind, self.model.dim, self.device) for kind in self.model.gives)
             return images, captions

@@ -1,4 +1,4 @@
-"""The base classes of solvers: their task, their progress in epochs, validation, and the state for a resume."""
+"""The base classes of solvers: their input, their progress in epochs, validation, and the state for a resume."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from vse.training.solvers.negatives import HardNegatives
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """The input of every solver; ``seed`` is the seed of the order of the pairs, of dropout and of all sampling."""
+    """The input of every solver. ``seed`` determines the order of the pairs, dropout and all sampling."""
 
     settings: TrainConfig
     loss: Loss
@@ -39,7 +39,7 @@ class Task:
     processes: Processes
 
     def loss_of(self, epoch: int) -> Loss:
-        """Return the loss of an epoch (0-based); the warm-up's loss shares the settings of the experiment's loss."""
+        """Return the loss of an epoch (0-based). In the warm-up it is another loss, with the settings common to both."""
         if epoch >= self.warmup.epochs:
             return self.loss
         shared = self.loss.model_dump(include=set(Loss.model_fields))
@@ -51,7 +51,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalTask(Task):
-    """The input of a solver that matches images and captions; ``listing`` collects hard negatives."""
+    """The input of a solver that matches images and captions. ``listing`` collects hard negatives for ``negatives.csv``."""
 
     pairs: Pairs
     images: TrainingImages
@@ -65,8 +65,8 @@ class RetrievalTask(Task):
 class Progress:
     """The progress of a training, without the weights and the optimiser.
 
-    ``epoch`` epochs are finished, and ``rows`` are their rows of ``metrics.csv``. In the next epoch, ``step`` batches with
-    ``pairs`` pairs are done, in ``seconds`` seconds.
+    ``epoch`` epochs are finished, and ``rows`` are their rows of ``metrics.csv``. The current epoch has done ``step`` batches
+    with ``pairs`` pairs in ``seconds`` seconds.
     """
 
     epoch: int = 0
@@ -77,11 +77,11 @@ class Progress:
 
     @property
     def best(self) -> dict[str, float]:
-        """The row of the epoch with the highest validation rsum, or the first one of these."""
+        """The row of the epoch with the highest ``rsum`` (sum of recalls) in validation, the first of equal ones."""
         return max((row for row in self.rows if "rsum" in row), key=lambda row: row["rsum"])
 
     def finished(self, epochs: int, patience: int | None) -> bool:
-        """Return whether all ``epochs`` are done, or the last ``patience`` epochs were not better than an earlier one."""
+        """Return whether all ``epochs`` are done, or the best epoch is at least ``patience`` epochs ago."""
         validated = any("rsum" in row for row in self.rows)
         stale = patience is not None and validated and self.epoch - self.best["epoch"] >= patience
         return self.epoch >= epochs or stale
@@ -128,7 +128,7 @@ class Solver(ABC):
         self.progress = Progress(**{name: state[name] for name in vars(self.progress)})
 
     def best_weights(self) -> Mapping[str, Tensor]:
-        """Return the weights that are validated and, if the epoch is the best, saved."""
+        """Return the weights that validation uses, and that are saved if the epoch is the best one."""
         return self.model.state_dict()
 
     def with_best_weights(self) -> AbstractContextManager[None]:
@@ -137,7 +137,7 @@ class Solver(ABC):
 
     @contextmanager
     def stoppable(self, save: Callable[[], None]) -> Iterator[None]:
-        """Run a block that validates. A signal ends the run at once, and a resume repeats the block."""
+        """Run a block, such as a validation, in which a signal ends the run at once. A resume repeats the block."""
         try:
             with self.with_best_weights(), self.interruption.interruptible():
                 yield
@@ -146,7 +146,7 @@ class Solver(ABC):
             raise self.interrupted() from None
 
     def learned_values(self) -> dict[str, float]:
-        """Return the values that the loss has learned so far, by name."""
+        """Return the parameters that the loss has learned so far, by name, such as the temperature."""
         return {}
 
     def validates(self, epoch: int) -> bool:
@@ -185,7 +185,10 @@ class RetrievalSolver(Solver):
 def folds_of(
     images: Packed, captions: Packed, image_of: Int[Tensor, " n_captions"], size: int | None
 ) -> Iterator[tuple[Packed, Packed, Tensor]]:
-    """Yield complete folds of ``size`` images with their captions, and the index of each caption's image within its fold."""
+    """Split images into folds of ``size`` with their captions, and leave out an incomplete last fold.
+
+    Yields the images, the captions, and the index of each caption's image in the fold.
+    """
     if size is None or size >= len(images):
         yield images, captions, image_of
         return

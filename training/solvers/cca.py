@@ -1,4 +1,4 @@
-"""Solvers in closed form, and canonical correlation analysis, the linear baseline of the two-branch paper."""
+"""Canonical correlation analysis (CCA), the linear baseline of the two-branch paper, and the base of closed-form solvers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ class Covariances:
 
 
 def covariances(blocks: Iterator[tuple[Float[Tensor, "n dim_x"], Float[Tensor, "m dim_y"], NDArray[np.int64]]]) -> Covariances:
-    """Return the covariances over all pairs, from blocks of images, their captions, and the row of each caption's image."""
+    """Return means and covariances over all pairs.
+
+    A block has vectors of images and of their captions, and the row in the block of each caption's image.
+    """
     n, shift_x, shift_y = 0, None, None
     sums: list[Tensor] = []
     for images, captions, image_of_caption in blocks:
@@ -71,11 +74,11 @@ def covariances(blocks: Iterator[tuple[Float[Tensor, "n dim_x"], Float[Tensor, "
 
 
 def canonical_directions(statistics: Covariances, dim: int, regularization: float) -> tuple[Matrix, Matrix, Matrix]:
-    """Return the ``dim`` most correlated directions and their correlations, highest first (Hotelling, 1936).
+    """Return the ``dim`` pairs of directions with the highest correlations, and these correlations (Hotelling, 1936).
 
-    Shapes are (dim_x, dim), (dim_y, dim) and (dim,), padded with zeros if there are fewer directions. ``regularization`` times
-    the mean of each covariance's diagonal is added to that diagonal. Both sides then have unit variance along each direction,
-    and the directions of a side are uncorrelated.
+    Shapes are (dim_x, dim), (dim_y, dim) and (dim,), highest correlation first, padded with zeros if there are fewer
+    directions. Along each direction, images and captions have unit variance; different directions are uncorrelated. Before,
+    ``regularization`` times the mean of each covariance's diagonal is added to that diagonal.
     """
     x, y = (_cholesky(covariance, regularization) for covariance in (statistics.xx, statistics.yy))
     whitened = scipy.linalg.solve_triangular(x, statistics.xy, lower=True)
@@ -107,7 +110,7 @@ def _cholesky(covariance: Matrix, regularization: float) -> Matrix:
 
 
 class CcaFields(Settings):
-    """The settings of the search and the scaling of directions (Gong et al., IJCV 2014)."""
+    """The settings of CCA: regularisations to try, and the scale of canonical directions (Gong et al., IJCV 2014)."""
 
     regularization: list[NonNegativeFloat] = Field(
         default=[1e-4, 1e-3, 1e-2, 1e-1],
@@ -130,8 +133,8 @@ class CcaSettings(SolverSettings, CcaFields):
         return CaptionCca(task, self)
 
 
-class GridSolver(Solver):
-    """A solver with one epoch for each point of a ``grid`` of settings; validation chooses the best point."""
+class GridSearchSolver(Solver):
+    """A solver that tries each point of a ``grid`` of settings, in one epoch each. Validation chooses the best point."""
 
     def __init__(self, task: Task, grid: Sequence[Point]) -> None:
         super().__init__(task)
@@ -143,7 +146,7 @@ class GridSolver(Solver):
 
     @abstractmethod
     def blocks(self) -> Iterator[Block]:
-        """Yield all pairs to fit, in blocks, see :func:`covariances`."""
+        """Yield all pairs to fit, in blocks as :func:`covariances` reads them."""
 
     @cached_property
     def statistics(self) -> Covariances:
@@ -163,7 +166,7 @@ class GridSolver(Solver):
         return ", ".join(f"{name} {row[name]:g}" for name in self.grid[0])
 
 
-class Cca(GridSolver):
+class Cca(GridSearchSolver):
     """CCA: linear maps to canonical directions, each scaled by a power of its correlation (Gong et al., IJCV 2014)."""
 
     def __init__(self, task: Task, settings: CcaFields) -> None:
@@ -194,7 +197,10 @@ class CaptionCca(Cca, RetrievalSolver):
 
 
 def check_cached(solver: str, task: RetrievalTask) -> CachedImages:
-    """Return the cached features of a task's images. Raises UserError for several processes, or for images of another kind."""
+    """Return the cached features of the training images.
+
+    Raises UserError if there are several processes, or if images are not read from a cache.
+    """
     if task.processes.size > 1:
         raise UserError(f"solver: {solver} requires a single process")
     if not isinstance(task.images, CachedImages):
@@ -203,7 +209,7 @@ def check_cached(solver: str, task: RetrievalTask) -> CachedImages:
 
 
 def blocks_of_pairs(task: RetrievalTask, cached: CachedImages) -> Iterator[Block]:
-    """Yield all training pairs in blocks of images with their captions, see :func:`covariances`."""
+    """Yield all training pairs in blocks of images with their captions, as :func:`covariances` reads them."""
     pairs = task.pairs
     ends = np.searchsorted(pairs.image_of, np.arange(len(pairs.images)), side="right")
     with progress_bar(total=len(pairs.images), desc="covariances", unit="image") as bar:

@@ -24,7 +24,7 @@ from vse.training.solvers.base import RetrievalSolver, RetrievalTask, Solver, Ta
 from vse.training.solvers.cca import (
     Block,
     Covariances,
-    GridSolver,
+    GridSearchSolver,
     Matrix,
     Point,
     blocks_of_pairs,
@@ -37,8 +37,8 @@ _BLOCK = 1024  # pairs
 log = logging.getLogger(__name__)
 
 
-class ClosedForm(GridSolver, RetrievalSolver):
-    """A solver of images and captions in closed form, for similarities by inner products of cached features."""
+class ClosedForm(GridSearchSolver, RetrievalSolver):
+    """A closed-form solver for cached features of images and captions. The model compares embeddings by inner products."""
 
     def __init__(self, name: str, task: RetrievalTask, grid: Sequence[Point]) -> None:
         self.cached = check_cached(name, task)
@@ -53,11 +53,12 @@ class ClosedForm(GridSolver, RetrievalSolver):
 class RidgeSettings(SolverSettings):
     """Ridge regression (Hoerl and Kennard, 1970) of one side's vectors on the other's, compared by the cosine.
 
-    For n pairs of centred image vectors x and caption vectors y, A minimises sum |x - A y|^2 / n + r |A|^2. The solution is
-    A = C_xy (C_yy + r I)^-1, and an image x and a caption A y are compared in the space of images. ``maps: images`` swaps the
-    roles of the sides. With ``maps: both`` an image becomes (x / s_x, B x / s_y) and a caption (A y / s_x, y / s_y), where s^2
-    is the variance of a side. If the compared space has more than ``model.dim`` dimensions, it is projected on its first
-    ``model.dim`` principal directions, those of images and captions together. A larger ``model.dim`` loses nothing.
+    For n pairs of centred image vectors x and caption vectors y with covariances C, the matrix A minimises sum |x - A y|^2 / n
+    + r |A|^2. The solution is A = C_xy (C_yy + r I)^-1, and an image x and a caption A y are compared in the space of images.
+    ``maps: images`` swaps the roles of the sides: B maps images into the space of captions. With ``maps: both`` an image
+    becomes (x / s_x, B x / s_y) and a caption (A y / s_x, y / s_y), where s^2 is the variance of a side. If the common space
+    has more than ``model.dim`` dimensions, it is projected on its first ``model.dim`` principal directions, computed from
+    images and captions together. A larger ``model.dim`` loses nothing.
     """
 
     name: Literal["ridge"] = "ridge"
@@ -76,7 +77,7 @@ class RidgeSettings(SolverSettings):
 
 
 class Ridge(ClosedForm):
-    """The solver ridge regression; its maps are the weights of two linear encoders."""
+    """Ridge regression. Its maps become the weights of two linear encoders."""
 
     def __init__(self, task: RetrievalTask, settings: RidgeSettings) -> None:
         layers = [encoder.linear_map() for encoder in (task.model.image_encoder, task.model.caption_encoder)]
@@ -93,7 +94,11 @@ class Ridge(ClosedForm):
 
 
 def ridge_maps(statistics: Covariances, maps: Maps, regularization: float) -> tuple[Matrix, Matrix]:
-    """Return the maps of centred image vectors (dim, dim_x) and caption vectors (dim, dim_y) into the compared space."""
+    """Return two matrices that map image and caption vectors into the space where they are compared.
+
+    Their shapes are (dim, dim_x) and (dim, dim_y). Vectors must be centred before. ``maps`` is the side that regression maps
+    into the other side's space, or ``both``, see :class:`RidgeSettings`.
+    """
     dim_x, dim_y = statistics.xy.shape
     if maps == "captions":
         return np.eye(dim_x), _regression(statistics.xy, statistics.yy, regularization)
@@ -106,7 +111,10 @@ def ridge_maps(statistics: Covariances, maps: Maps, regularization: float) -> tu
 
 
 def reduce_maps(x: Matrix, y: Matrix, statistics: Covariances, dim: int) -> tuple[Matrix, Matrix]:
-    """Project two maps into one space on its ``dim`` principal directions, or pad them with zeros to ``dim`` rows."""
+    """Reduce the common space of the maps ``x`` and ``y`` to its first ``dim`` principal directions.
+
+    If the space has fewer dimensions, pad both maps with rows of zeros to ``dim`` rows.
+    """
     missing = dim - len(x)
     if missing >= 0:
         return np.pad(x, ((0, missing), (0, 0))), np.pad(y, ((0, missing), (0, 0)))
@@ -156,7 +164,7 @@ class CsaSettings(SolverSettings):
 
 
 class Csa(ClosedForm):
-    """The solver CSA, with one epoch for each regularization and number of directions."""
+    """Canonical similarity analysis, with one epoch for each regularization and number of directions."""
 
     def __init__(self, task: RetrievalTask, settings: CsaSettings) -> None:
         images, captions = task.model.image_encoder, task.model.caption_encoder.linear_map()
@@ -208,7 +216,7 @@ class AsifSettings(SolverSettings):
 
 
 class Asif(ClosedForm):
-    """The solver ASIF, with one epoch for each k and power."""
+    """ASIF, with one epoch for each k and power."""
 
     def __init__(self, task: RetrievalTask, settings: AsifSettings) -> None:
         encoders = [task.model.image_encoder, task.model.caption_encoder]
@@ -242,7 +250,7 @@ class Asif(ClosedForm):
 
 
 def anchor_pairs(image_of: NDArray[np.int64], n: int, seed: int) -> NDArray[np.int64]:
-    """Return the sorted indices of ``n`` random pairs with as few repeated images as possible."""
+    """Return the sorted indices of ``n`` random pairs. An image occurs again only if all images occur already."""
     order = np.random.default_rng(seed).permutation(len(image_of))
     by_image = order[np.argsort(image_of[order], kind="stable")]
     _, firsts, counts = np.unique(image_of[by_image], return_index=True, return_counts=True)

@@ -48,9 +48,9 @@ def encode_captions(model: Model, split: Split, rows: NDArray[np.int64] | None =
 
 
 def pooled(side: Packed) -> NDArray[np.float32]:
-    """Return one vector for each embedding (n, dim): for a set, the unit-length mean of its unit vectors.
+    """Return a single vector for each embedding, (n, dim). For a set, it is the unit-length mean of its unit vectors.
 
-    A search uses their inner products to choose the candidates that a model scores as sets.
+    A model that scores sets is slow. A search therefore chooses candidates by inner products of these vectors.
     """
     if side.lengths is None:
         return side.vectors.numpy()
@@ -74,7 +74,7 @@ def _encoded(model: Model, embed: Callable[..., Encoded], parts: Iterable[tuple[
 class PairScores:
     """The model's scores of images with captions, computed in tiles so that memory never holds the full matrix.
 
-    All tiles of captions of one width have the same shape. For sets, the width is the caption's own length, rounded up. The
+    The width of a caption is its number of vectors, rounded up. All tiles of captions of one width have the same shape. The
     arithmetic of a pair then does not depend on the other pairs of its tile, as :func:`ranks_from_blocks` requires.
     """
 
@@ -86,7 +86,7 @@ class PairScores:
         self._widths = -(-_lengths(captions) // _STEP) * _STEP
         self._image_tile = min(TILE_IMAGES, _power_of_two(len(images)))
         self._caption_tiles = {
-            width: self._caption_tile(width, count) for width, count in Counter(self._widths.tolist()).items()
+            width: self._captions_per_tile(width, count) for width, count in Counter(self._widths.tolist()).items()
         }
         self._last: tuple[slice, slice | Tensor | None, tuple[Tensor, Tensor]] | None = None
         first = torch.zeros(1, dtype=torch.int64)
@@ -95,13 +95,13 @@ class PairScores:
         self.has_directions = isinstance(one, tuple)
 
     def __call__(self, rows: slice, columns: slice | Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the scores (i2t, t2i), on the CPU, of a slice of images with all captions, or with some of them."""
+        """Return the scores i2t and t2i, on the CPU, of the images ``rows`` with the captions ``columns`` (None: all)."""
         if self._last is None or self._last[0] != rows or self._last[1] is not columns:
             self._last = rows, columns, self._scored(rows, columns)
         return self._last[2]
 
     def blocks(self, image_of_caption: Int[Tensor, " n_captions"]) -> tuple[ScoreBlocks, ScoreBlocks | None]:
-        """Return the scores as blocks of rows: i2t, and t2i or None if both directions have the same scores."""
+        """Return the scores, computed in blocks of images: i2t, and t2i or None if both directions have the same scores."""
         n_images = len(self._images)
         i2t = ScoreBlocks(n_images, image_of_caption, TILE_IMAGES, lambda rows, columns: self(rows, columns)[0])
         if not self.has_directions:
@@ -121,20 +121,27 @@ class PairScores:
         return i2t, t2i
 
     def _tiles(self, indices: Tensor) -> Iterator[tuple[Tensor, int, int]]:
-        """Yield the tiles of some captions: positions, padded number of captions, and padded number of vectors."""
+        """Yield tiles of the captions ``indices``.
+
+        A tile is the positions of its captions in ``indices``, its size (captions with padding) and its width (vectors of
+        each).
+        """
         widths = self._widths[indices]
         for width in sorted(set(widths.tolist())):
             size = self._caption_tiles[width]
             for places in torch.split((widths == width).nonzero()[:, 0], size):
                 yield places, size, width
 
-    def _caption_tile(self, width: int, n: int) -> int:
-        """Return the number of captions in a tile: a power of 2, because kernels treat odd ends differently."""
+    def _captions_per_tile(self, width: int, n: int) -> int:
+        """Return the number of captions in a tile, a power of 2: kernels compute the remainders of other sizes differently."""
         fitting = max(1, _TILE_PAIRS // (self._image_tile * self._image_width * width))
         return min(TILE_CAPTIONS, 1 << (fitting.bit_length() - 1), max(_LEAST_CAPTIONS, _power_of_two(n)))
 
     def _tile(self, side: Packed, indices: Tensor, size: int, width: int | None) -> Encoded:
-        """Return some rows, padded with copies of the first one to ``size`` rows, and sets to ``width`` vectors."""
+        """Return the embeddings at ``indices`` on the device, padded to the shape of a tile.
+
+        Copies of the first one pad them to ``size`` embeddings, and zeros pad sets to ``width`` vectors.
+        """
         rows = side.unpack(torch.cat([indices, indices[:1].expand(size - len(indices))]), width)
         return tuple(part.to(self._device) for part in rows)
 
@@ -142,7 +149,7 @@ class PairScores:
 def ranks(
     model: Model, images: Packed, captions: Packed, image_of_caption: Int[Tensor, " n_captions"], precision: str = "fp32"
 ) -> Ranks:
-    """Return the exact ranks of embeddings by the model's scores; ``precision`` is for a model that scores every pair."""
+    """Return the exact ranks of embeddings by the model's scores. ``precision`` applies to a model that scores every pair."""
     ranked_by = model.config.similarity.ranked_by
     if ranked_by is not None:
         return ranks_from_embeddings(images.vectors, captions.vectors, image_of_caption, ranked_by)

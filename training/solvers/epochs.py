@@ -32,8 +32,8 @@ class GradientSolver(Solver):
     """A solver that trains in epochs of batches, with an update for each batch, or for every ``train.accumulate`` batches.
 
     A subclass defines the batches of an epoch and the step on a batch. The step calls :meth:`start_step`, adds the gradients
-    of the batch to the existing ones, and calls :meth:`take_step` if :meth:`ends_update` is true. ``out_of_memory`` is the
-    advice to a user whose memory is exceeded.
+    of the batch to the existing ones, and calls :meth:`take_step` if :meth:`ends_update` is true. ``out_of_memory`` is advice
+    to the user if memory is exceeded.
     """
 
     out_of_memory: ClassVar[str]
@@ -58,23 +58,23 @@ class GradientSolver(Solver):
 
     @abstractmethod
     def updates(self, batches: Sequence[Indices]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Take a step for each remaining batch; yield its loss, and its loss if all embeddings were equal."""
+        """Train on each remaining batch. Yield its loss, and the loss that it would have if all embeddings were equal."""
 
     @property
     @abstractmethod
     def chance_rsum(self) -> float:
-        """The highest validation rsum of a model that is no better than chance."""
+        """The highest validation ``rsum`` (sum of recalls) at which a model counts as no better than chance."""
 
     def extra_metrics(self) -> dict[str, float]:
-        """Return further metrics for the row of the epoch that ends."""
+        """Return additional metrics for the epoch's row of ``metrics.csv``."""
         return {}
 
     def watched_losses(self) -> list[tuple[float, str, str]]:
-        """Return values that must be finite, each with its name and advice; the first is the epoch's mean loss so far."""
+        """Return the losses that must be finite: value, name, and advice if not. The first is the epoch's mean loss so far."""
         return [(float(self._totals[0]) / max(1, self.progress.pairs), "the loss", "a lower learning rate")]
 
     def end_epoch(self) -> None:
-        """Finish an epoch, before its row is added."""
+        """Finish an epoch, before its row is added to the progress."""
 
     def state(self) -> dict[str, Any]:
         state = {**super().state(), "totals": self._totals.tolist(), "optimizer": self.optimizer.state_dict()}
@@ -134,11 +134,11 @@ class GradientSolver(Solver):
 
     @property
     def n_updates(self) -> int:
-        """The number of updates in the running epoch; the last one may have fewer batches than the others."""
+        """The number of updates in the current epoch. The last update may have fewer batches than the others."""
         return max(1, -(-len(self._sizes) // self.settings.accumulate))
 
     def start_step(self) -> None:
-        """Delete the gradients of the last update, unless the current batch adds to them."""
+        """Delete the gradients of the last update, unless the current batch belongs to the same update."""
         if self.progress.step % self.settings.accumulate == 0:
             self.optimizer.zero_grad(set_to_none=True)
 
@@ -148,7 +148,10 @@ class GradientSolver(Solver):
         return done % self.settings.accumulate == 0 or done == len(self._sizes)
 
     def weight_cost(self, cost: Tensor, loss: Loss) -> Tensor:
-        """Return the share of the current batch in the cost of its update, which has ``train.accumulate`` batches."""
+        """Weight the cost of the current batch for an update of ``train.accumulate`` batches.
+
+        If the loss is a mean, the weight is the batch's share of the pairs of the update.
+        """
         if self.settings.accumulate == 1 or not loss.averages:
             return cost
         first = self.progress.step - self.progress.step % self.settings.accumulate
@@ -167,7 +170,10 @@ class GradientSolver(Solver):
             self.loss_weights.bound()
 
     def step_seed(self, stream: int) -> int:
-        """Return a seed for the next step from the run's seed, the epoch, the step and ``stream``, one index for each use."""
+        """Return a seed that is determined by the run's seed, the epoch, the step and ``stream``.
+
+        Each use of random numbers has its own ``stream``.
+        """
         parts = [self.task.seed, self.progress.epoch, self.progress.step, stream]
         return int(np.random.SeedSequence(parts).generate_state(1)[0])
 
@@ -223,7 +229,7 @@ class GradientSolver(Solver):
         return watched[0][0]
 
     def _is_collapsed(self, row: Mapping[str, float], collapsed_loss: float) -> bool:
-        """Return whether the epoch's loss is that of equal embeddings and the validation is no better than chance."""
+        """Return whether the epoch's loss is as if all embeddings were equal, and the validation is no better than chance."""
         steps = (self.progress.epoch + 1) * self.progress.step
         near = collapsed_loss > 0 and abs(row["loss"] - collapsed_loss) < 0.02 * collapsed_loss
         return steps >= _FIRST_STEPS and near and row.get("rsum", 0.0) <= self.chance_rsum

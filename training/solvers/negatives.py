@@ -22,10 +22,10 @@ COLUMNS = ("epoch", "query", "cost", "imgid", "sentid", "negative_imgid", "negat
 
 
 class HardNegatives:
-    """The ``n`` hardest negatives with the highest costs, for each direction of each epoch.
+    """A list of the ``n`` hardest negatives with the highest costs in each epoch, with images and with captions as queries.
 
     For the query ``image`` the negative is the caption ``negative_sentid``. For the query ``caption`` it is the image
-    ``negative_imgid``, and the listed caption is the one that the image was paired with in the batch.
+    ``negative_imgid``. The listed caption of that image is the one that it was paired with in the batch.
     """
 
     def __init__(self, n: int, captions: Sequence[Caption]) -> None:
@@ -35,7 +35,7 @@ class HardNegatives:
         self.running: list[Entry] = []
 
     def add(self, epoch: int, pairs: Sequence[int], rankings: tuple[Ranking, Ranking], margin: float) -> None:
-        """Add the hardest negatives of a batch, given the indices of its pairs; an adversary's candidates are not listed."""
+        """Add the hardest negatives of a batch, without candidates of an adversary. ``pairs`` are the indices of its pairs."""
         for query, (scores, positives, negatives) in zip(("image", "caption"), rankings, strict=True):
             own = slice(len(pairs))
             hardest = hinge_costs(scores.detach(), positives, negatives, margin)[:, own].max(1)

@@ -1,4 +1,4 @@
-"""No training: compare cached vectors of one model directly, for its zero-shot row."""
+"""No training: compare cached vectors of images and captions directly, for the zero-shot results of a model such as CLIP."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class NoTrainingSettings(SolverSettings):
     reads_words: ClassVar = False
 
     def check_inputs(self, images: FeatureCache, captions: FeatureCache | None) -> None:
-        """Raise :class:`UserError` if the vectors have different lengths; warn if they are of different models."""
+        """Raise :class:`UserError` if the vectors have different lengths. Warn if they come from different models."""
         assert captions is not None, "words are refused before"
         if images.dim != captions.dim:
             raise UserError(

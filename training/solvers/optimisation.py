@@ -23,7 +23,7 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm
 
 
 def _eager(optimizer: type[Optimizer]) -> Any:
-    """Return a class of torch's optimizer without torch's hooks for compilation; they would import torch's slow compiler."""
+    """Return a class of torch's optimizer without its hooks for compilation, which would import torch's slow compiler."""
     names = ("add_param_group", "state_dict", "load_state_dict", "zero_grad")
     methods = {name: inspect.unwrap(getattr(optimizer, name)) for name in names}
     step = torch.no_grad()(inspect.unwrap(optimizer.step))  # one of the hooks switches gradients off
@@ -59,7 +59,7 @@ class AveragedWeights:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Give the model the averaged weights in this block, and then its own weights back, to the bit."""
+        """Give the model the averaged weights in this block, and restore its own weights exactly afterwards."""
         own = {name: weight.clone() for name, weight in self._model.state_dict().items()}
         self._model.load_state_dict(self.weights)
         try:
@@ -98,11 +98,11 @@ class Schedule:
         model.freeze_modules()
 
     def add_loss(self, weights: nn.Module, rate: float | None) -> None:
-        """Add the weights of the loss, without weight decay; their learning rate is ``rate`` or, if None, the model's."""
+        """Add the parameters of the loss, which have no weight decay. ``rate`` is their learning rate; None: the model's."""
         self._of_loss = weights, rate or self.settings.learning_rate
 
     def groups(self) -> list[dict[str, Any]]:
-        """Return the trainable weights as groups of an optimiser, by learning rate and with or without weight decay."""
+        """Return the trainable weights as parameter groups of an optimiser, by learning rate and weight decay."""
         undecayed = self._undecayed()
         weights = {id(weight): weight for weight in self.model.parameters() if weight.requires_grad}
         rates = dict.fromkeys(weights, self.settings.learning_rate)
@@ -127,14 +127,17 @@ class Schedule:
         return [name for name, epochs in self.settings.frozen.items() if epochs == "always" or epoch < epochs]
 
     def decay(self, epoch: int) -> float:
-        """Return the factor of the decays on learning rates in an epoch (0-based)."""
+        """Return the factor on learning rates that is due to their decay until an epoch (0-based)."""
         settings = self.settings
         if settings.decay_at:
             return settings.decay ** sum(epoch >= after for after in settings.decay_at)
         return settings.decay ** (epoch // settings.decay_after)
 
     def factor(self, epoch: int, update: int = 0, n_updates: int = 1) -> float:
-        """Return the factor on learning rates in an update (0-based) of the ``n_updates`` of an epoch (0-based)."""
+        """Return the factor on learning rates, from warm-up and decay, in update ``update`` of ``n_updates`` of an epoch.
+
+        Epochs and updates are 0-based.
+        """
         settings = self.settings
         before = epoch * n_updates + update
         rising = (before + 1) / settings.warmup_steps if before < settings.warmup_steps else 1.0
@@ -144,11 +147,11 @@ class Schedule:
         return rising * (1 + math.cos(math.pi * falling)) / 2
 
     def rate(self, epoch: int, update: int = 0, n_updates: int = 1) -> float:
-        """Return the learning rate, in an update, of parts without a separate one."""
+        """Return the learning rate of an update, for the parts that have no learning rate of their own."""
         return self.settings.learning_rate * self.factor(epoch, update, n_updates)
 
     def check_warmup(self, n_updates: int) -> None:
-        """Warn if all updates belong to the warm-up."""
+        """Warn if the warm-up of the learning rate is as long as the training, with ``n_updates`` in each epoch."""
         settings = self.settings
         if 0 < settings.epochs * n_updates <= settings.warmup_steps:
             log.warning(
@@ -161,13 +164,13 @@ class Schedule:
         self.model.freeze_modules(*self.frozen_parts(epoch))
 
     def set_rates(self, optimizer: Optimizer, epoch: int, update: int = 0, n_updates: int = 1) -> None:
-        """Set the learning rates of an update. This is the only code that sets them, so that a resume is exact."""
+        """Set the learning rates of an update. No other code sets them, so that a resume is exact."""
         factor = self.factor(epoch, update, n_updates)
         for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
 
     def _undecayed(self) -> set[int]:
-        """Return the ids of the weights without weight decay."""
+        """Return the Python ids of the weights to which no weight decay is applied."""
         kinds = self.settings.undecayed
         chosen = {id(weight) for weight in self.model.caption_encoder.undecayed()} if "words" in kinds else set()
         for module in self.model.modules():

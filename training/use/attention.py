@@ -1,4 +1,4 @@
-"""The attention of a trained model in a pair of a photo and a text: how much attention each word gives to each region."""
+"""The attention of a trained model for a photo and a text: how much attention each word gives to each region."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class PairAttention:
-    """The attention of a run in pairs of a photo and a caption. Raises UserError if it cannot be computed."""
+    """The attention between photos and captions, computed by the model of a run. Raises UserError if that is impossible."""
 
     def __init__(self, trained: TrainedRun) -> None:
         side = trained.experiment.model.similarity.attends
@@ -45,11 +45,13 @@ class PairAttention:
     def compute(
         self, size: tuple[int, int] | None, image_id: int | None, text: Caption, image: Encoded, caption: Encoded
     ) -> Attention | None:
-        """Return the attention in a pair; None if the photo cannot be read, or the numbers of boxes and regions differ.
+        """Return the attention between a photo and a caption.
+
+        Returns None if the photo cannot be read, or if it has another number of boxes than its embedding has regions.
 
         ``size``, ``image_id`` : width and height of the photo (None: unreadable), and its id if the data set has it.
         ``text`` : the caption.
-        ``image``, ``caption`` : their encodings, sets (1, n, dim) with their masks.
+        ``image``, ``caption`` : their embeddings, sets (1, n, dim) with their masks.
         """
         if size is None:
             return None
@@ -83,7 +85,7 @@ class PairAttention:
             return pack([tuple(part.cpu() for part in trained.model.embed_captions(*parts))])
 
     def size_of(self, photo: Path | None) -> tuple[int, int] | None:
-        """Return width and height of an image file; None if it cannot be read."""
+        """Return width and height of an image file, or None if it cannot be read."""
         if photo is not None and photo not in self._sizes:
             try:
                 self._sizes[photo] = decode_image(photo).size
@@ -103,7 +105,10 @@ class PairAttention:
 def attention_of_query(
     attention: PairAttention, query: str | Image.Image, asked: Encoded, rows: Sequence[int]
 ) -> list[Attention | None]:
-    """Return the attention between an encoded query and some rows of the split: captions for a photo, images for a text."""
+    """Return the attention between a query and the items at ``rows`` of the split: captions for a photo, images for a text.
+
+    ``asked`` is the embedding of the query.
+    """
     trained, pairs = attention.trained, attention.trained.split.pairs
     if isinstance(query, str):
         seen, text = attention.images(rows), Caption(0, 0, query, tuple(trained.words_of(query)))
@@ -123,7 +128,10 @@ def attention_of_query(
 def with_attention(
     trained: TrainedRun, query: str | Image.Image, asked: Encoded, hits: Sequence[SearchHit], rows: Sequence[int]
 ) -> list[SearchHit]:
-    """Return the hits of an encoded query, with attention if the model has it; ``rows`` are their rows of the split."""
+    """Return the hits of a query, with attention if the model has it.
+
+    ``asked`` is the embedding of the query, and ``rows`` are the positions of the hits in the split.
+    """
     if trained.experiment.model.similarity.attends is None or not hits:
         return list(hits)
     try:
@@ -136,7 +144,7 @@ def with_attention(
 
 
 def attention_of_run(run: Path, embeddings: Embeddings) -> AttendingRun | None:
-    """Return a function that computes the attention of a run in pairs of its embeddings, for :mod:`vse.eval.report`.
+    """Return a function that computes the attention of a run for pairs of its ``embeddings``, for :mod:`vse.eval.report`.
 
     Returns None if ``run`` is not a run or its model has no attention. Raises UserError if the attention cannot be computed.
     """

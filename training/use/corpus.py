@@ -1,4 +1,4 @@
-"""The embeddings that a search compares with a query, and their index: images or captions of a split or embeddings file."""
+"""Embeddings that a search compares with a query, and their index: images or captions of a split or of an embeddings file."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _BLOCK = 4096  # rows that are encoded at once where not all may be kept
 
 @dataclass(frozen=True)
 class SearchTarget:
-    """The images or the captions of a split or a file, among which a query is searched.
+    """The images or the captions of a split or a file, among which the results of a query are found.
 
     ``name`` : ``images`` or ``captions``.
     ``ids``, ``image_ids`` : the ids of the images or captions (n,), and of the image of each (n,).
     ``vectors`` : computes their embeddings (n, dim).
-    ``source`` : returns everything that determines the embeddings, for the key of an index.
+    ``source`` : returns everything that determines the embeddings; an index of them is recognised by it.
     ``known`` : whether ``dataset.json`` has these ids.
     """
 
@@ -55,7 +55,7 @@ class SearchTarget:
 
 
 def target_in_split(trained: TrainedRun, split: str, by_photo: bool) -> SearchTarget:
-    """Return the captions of a split for a photo, or its images for a text."""
+    """Return the captions of a split if the query is a photo, or its images if the query is a text."""
     pairs = trained.split.pairs
 
     def source() -> dict[str, str]:
@@ -83,7 +83,10 @@ def target_in_split(trained: TrainedRun, split: str, by_photo: bool) -> SearchTa
 
 
 def target_in_file(trained: TrainedRun, file: Path, by_photo: bool, dim: int) -> SearchTarget:
-    """Return the captions of an embeddings file for a photo, or its images for a text. Raises UserError if it does not fit."""
+    """Return the captions of an embeddings file if the query is a photo, or its images if the query is a text.
+
+    Raises UserError if the file does not fit the run, or if its vectors do not have the length ``dim``.
+    """
     embeddings = read_embeddings(file)
     name = "captions" if by_photo else "images"
     vectors = embeddings.captions if by_photo else embeddings.images
@@ -111,14 +114,21 @@ def target_in_file(trained: TrainedRun, file: Path, by_photo: bool, dim: int) ->
 
 
 def encode_side(trained: TrainedRun, by_photo: bool, rows: NDArray[np.int64] | None = None) -> Packed:
-    """Return the embeddings of ``rows`` of the split: of captions for a photo, or of images for a text."""
+    """Return the embeddings of the captions of the split if the query is a photo, or of its images if the query is a text.
+
+    ``rows`` selects some of them.
+    """
     if by_photo:
         return encode_captions(trained.model, trained.split, rows)
     return encode_images(trained.model, trained.split, trained.device, rows)
 
 
 def pool_side(trained: TrainedRun, by_photo: bool, held_bytes: int) -> tuple[NDArray[np.float32], Packed | None]:
-    """Return the pooled vectors of images or captions, and their encodings unless these exceed ``held_bytes``."""
+    """Return a single vector for each item of the split, and the embeddings (sets) from which they are computed.
+
+    Items are captions if the query is a photo, or images if it is a text. For the vectors see
+    :func:`vse.training.solvers.encode.pooled`. The embeddings are None if they exceed ``held_bytes``.
+    """
     pairs = trained.split.pairs
     n_rows, held_here = len(pairs) if by_photo else len(pairs.images), 0
     vectors: list[NDArray[np.float32]] = []
@@ -132,12 +142,15 @@ def pool_side(trained: TrainedRun, by_photo: bool, held_bytes: int) -> tuple[NDA
 
 
 def ranked_by(trained: TrainedRun) -> str:
-    """Return the similarity of the single vectors; for a model that scores every pair, of its pooled vectors."""
+    """Return the name of the similarity that compares single vectors; for a model that scores pairs, pooled vectors."""
     return trained.model.config.similarity.ranked_by or "cosine"
 
 
 def index_in_file(file: Path, searched: SearchTarget, similarity: str, dim: int, factory: str | None) -> BuiltIndex:
-    """Return the index in a file, or build and write it if missing. Raises UserError if it belongs to other vectors."""
+    """Return the index in a file. If the file is missing, build the index and write it.
+
+    ``factory`` is the FAISS string for its type. Raises UserError if the file is the index of other vectors.
+    """
     indexed = IndexSource(len(searched.ids), dim, similarity, ids_sha256(searched.ids), searched.source())
     if index_exists(file, indexed):
         return read_index(file, indexed, factory)
@@ -148,7 +161,10 @@ def index_in_file(file: Path, searched: SearchTarget, similarity: str, dim: int,
 
 
 def index_of(vectors: Corpus, name: str, similarity: str, factory: str | None) -> BuiltIndex:
-    """Build an index in memory. Raises UserError if it only approximates vectors that the similarity needs exactly."""
+    """Build an index in memory; ``factory`` is the FAISS string for its type.
+
+    Raises UserError if the index is approximate but the similarity needs exact vectors.
+    """
     built = build_index(vectors, factory or "Flat", name=name)
     if similarity != "cosine" and not stores_exactly(built.index, vectors):
         raise UserError(

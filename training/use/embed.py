@@ -1,4 +1,4 @@
-"""Write the embeddings of a split by a trained run, or the embeddings of all splits as feature caches for another model."""
+"""Write the embeddings of a split by a trained run, or of all splits as feature caches that another model reads."""
 
 from __future__ import annotations
 
@@ -61,13 +61,14 @@ def embed_split(
     """Embed a split with the best weights of a run, write the embeddings to ``out``, and return ``out``.
 
     By default ``out`` is ``<split>.h5`` in the run's folder, or ``<dataset>_<split>.h5`` for another data set. Raises
-    UserError if the run was trained on images of the split, unless ``leak`` allows this. See :func:`load_run`.
+    UserError if the run was trained on images of the split, unless ``leak`` allows this. For ``places`` and ``unfinished`` see
+    :func:`vse.training.use.model.load_run`.
 
     A run that localises phrases writes phrase scores, see :func:`vse.training.use.localise.score_phrases`. With ``sentences``
     it writes ``<split>_sentences.h5``, see :func:`vse.training.use.localise.score_sentences`.
 
     A model that scores every pair writes these scores, for both directions if they differ. It also writes single vectors of
-    captions for the protocol ``sentence``, and pooled vectors of images and captions for re-ranking.
+    captions, for the protocol ``sentence``, and of images and captions, from which a search chooses candidates to score.
     """
     opened = open_run(run, places, device, unfinished)
     if out is None:
@@ -131,7 +132,7 @@ def embed_split(
 
 
 def _name_of_other_data(opened: OpenedRun, split: str, name: str) -> Path:
-    """Return the file of the embeddings of another data set; data sets of the same name get different files."""
+    """Return the file for the embeddings of another data set. Different data sets of the same name get different files."""
     out = opened.folder.path / f"{opened.data_label}_{name}"
     there = read_identity(out) if out.is_file() else None
     images = images_of(opened.dataset, [split], opened.cache)
@@ -142,7 +143,10 @@ def _name_of_other_data(opened: OpenedRun, split: str, name: str) -> Path:
 
 
 def unknown_words(trained: TrainedRun) -> dict[str, int]:
-    """Count the ``words`` of all captions that the vocabulary lacks, all words (``of``), and ``captions`` with such a word."""
+    """Count words that the vocabulary lacks in all captions of the split.
+
+    Returns the number of unknown ``words``, the number ``of`` all words, and of ``captions`` with an unknown word.
+    """
     counts = {"words": 0, "of": 0, "captions": 0}
     for caption in trained.split.pairs.captions:
         numbers = trained.vocabulary.encode(caption.tokens)[1:-1]
@@ -164,10 +168,11 @@ def unknown_words(trained: TrainedRun) -> dict[str, int]:
 def run_as_features(
     run: Path, out: Path, places: RunFiles = RunFiles(), device: str = "auto", unfinished: bool = False
 ) -> list[Path]:
-    """Write the embeddings of all splits by the best weights of a run as two caches; return their paths.
+    """Write the embeddings of all splits by the best weights of a run as two feature caches, and return their paths.
 
     The caches are ``<out>_images.h5`` and ``<out>_captions.h5``, with float32 vectors and the SHA-256 of the run's weights.
-    See :func:`vse.training.use.model.load_run`. Raises UserError if the model scores every pair.
+    For the other parameters see :func:`vse.training.use.model.load_run`. Raises UserError if the model scores every pair, and
+    so has no vectors.
     """
     outs = cache_paths(out)
     trained = load_run(run, None, places, device, unfinished)
@@ -201,7 +206,7 @@ def run_as_features(
 
 
 def files_as_features(files: Sequence[Path], out: Path, captions: Path | None = None) -> list[Path]:
-    """Write embeddings files, a file for each split, as two caches; see :func:`run_as_features`.
+    """Write embeddings files, one for each split, as two feature caches; see :func:`run_as_features`.
 
     Any program may have written them (``docs/formats.md``). ``captions`` is the ``dataset.json``, by default the one that the
     first file names. Raises UserError if the files belong to several models or to another data set, if they are scores, or if
@@ -248,7 +253,10 @@ def _write_caches(
     rows: Mapping[RowKind, _Rows],
     skipped: Mapping[int, str],
 ) -> list[Path]:
-    """Write both caches and return their paths. Raises UserError if a row that is not skipped has no vector."""
+    """Write both caches, of images and of captions, and return their paths.
+
+    ``skipped`` : a reason for each image id that has no vector. Raises UserError if another row has no vector.
+    """
     of_skipped = {c.sentid: skipped[image.imgid] for image in dataset.images if image.imgid in skipped for c in image.captions}
     without: dict[RowKind, Mapping[int, str]] = {"image": skipped, "text": of_skipped}
     ids = {kind: row_ids(dataset, kind) for kind in outs}
@@ -280,7 +288,7 @@ def _load_dataset(path: Path, first: Embeddings, captions: Path | None) -> Datas
 
 
 def embed_runs(request: EmbedRequest) -> list[Path]:
-    """Write the embeddings of a split by a run, or with ``as_features`` of all splits as two caches; return the files.
+    """Write the embeddings of a split by a run, or with ``as_features`` those of all splits as two caches; return the files.
 
     With ``as_features`` the ``runs`` may be embeddings files of any program instead, one for each split. Raises UserError for
     options that exclude each other. See :func:`embed_split` and :func:`run_as_features`.

@@ -62,7 +62,10 @@ class EncodedPhrases:
 
 @dataclass(frozen=True)
 class ScoredBoxes:
-    """The candidates of a photo for a phrase, best first; boxes are x1, y1, x2, y2 in pixels, x2 and y2 exclusive."""
+    """The candidate boxes of a photo for a phrase, best first.
+
+    Boxes are x1, y1, x2, y2 in pixels; x2 and y2 are exclusive.
+    """
 
     boxes: Float[np.ndarray, "n 4"]
     scores: Float[np.ndarray, " n"]
@@ -71,7 +74,10 @@ class ScoredBoxes:
 def score_phrases(
     opened: OpenedRun, out: Path, split: str, places: RunFiles = RunFiles(), seen: Mapping[str, Any] = MappingProxyType({})
 ) -> Path:
-    """Write the scores of a split's phrases with candidate boxes; ``seen`` is recorded; return ``out``."""
+    """Write the scores of each phrase of a split with the candidate boxes of its image, and return ``out``.
+
+    ``seen`` is recorded in the file: the number of images of the split on which the run was trained, if any.
+    """
     model, scored = _model_and_split(opened, split, places)
     pairs, scores = scored.pairs, score_candidates(model, scored)
     _check_finite(opened, scores)
@@ -100,7 +106,10 @@ def score_phrases(
 def score_sentences(
     opened: OpenedRun, out: Path, split: str, places: RunFiles = RunFiles(), seen: Mapping[str, Any] = MappingProxyType({})
 ) -> Path:
-    """Write the scores of a split's captions with all of its images, computed from their phrases; return ``out``."""
+    """Write the scores of all captions of a split with all images, computed from the captions' phrases, and return ``out``.
+
+    ``seen`` : see :func:`score_phrases`.
+    """
     model, scored = _model_and_split(opened, split, places)
     pairs = Pairs(images_of(opened.dataset, [split], opened.cache))
     number_of = {sentid: number for number, sentid in enumerate(pairs.caption_ids.tolist())}
@@ -130,7 +139,7 @@ def score_sentences(
 def localise_phrase(
     run: Path, photo: Path, text: str, places: RunFiles = RunFiles(), device: str = "auto", unfinished: bool = True
 ) -> ScoredBoxes:
-    """Return the candidates of a photo for a phrase, best first, by a run that localises phrases.
+    """Return the candidate boxes of a photo for a phrase, best first, scored by a run that localises phrases.
 
     The photo must be an image of the data set of ``places.features``, by default of the run's features. It is recognised by
     its bytes. Raises UserError if it is another photo, or if no word of the phrase is known.
@@ -186,7 +195,7 @@ def _best_model(opened: OpenedRun, reading: PhraseSettings) -> Model:
 
 
 def _phrase_hashes(opened: OpenedRun, pairs: PhrasePairs) -> dict[str, Any]:
-    """Return the hashes of the photo and of the caption of each phrase, as :class:`PhraseScores` stores them."""
+    """Return the hashes of each phrase's photo and caption, as :class:`PhraseScores` stores them."""
     images = [opened.dataset.images[row] for row in opened.dataset.image_rows(pairs.image_ids).tolist()]
     hashes = opened.hashes(images)
     rows = {"photo_hashes": pairs.image_of, "caption_hashes": IdRows(caption_ids(images)).find(pairs.caption_ids)}
@@ -194,7 +203,7 @@ def _phrase_hashes(opened: OpenedRun, pairs: PhrasePairs) -> dict[str, Any]:
 
 
 def _phrase_vectors(dataset: Dataset, phrases: FeatureCache, places: RunFiles, device: torch.device) -> PhraseVectors:
-    """Return the vectors of the phrases of a data set, from the cache or, for another data set, from the same encoder."""
+    """Return the vectors of the phrases of a data set: from the cache, or for another data set from the same encoder."""
     if belongs_to_dataset(phrases, dataset):
         check_phrase_cache(phrases, dataset)
         return cached_phrases(phrases, device)
@@ -211,7 +220,7 @@ def find_phrase(
     places: RunFiles = RunFiles(),
     device: str = "auto",
 ) -> PhraseHit:
-    """Return the candidate boxes of a photo for a phrase, best first. Raises UserError for options that apply to a split."""
+    """Return the candidate boxes of a photo for a phrase, best first. Raises UserError for options of a search in a split."""
     from vse.eval.search.top_k import PhraseHit  # imports faiss
 
     others = ("split", "corpus", "index", "index_type", "rerank")

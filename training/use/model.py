@@ -1,4 +1,4 @@
-"""The model of a trained run with its best weights, and a split as inputs of the model."""
+"""Load the model of a trained run with its best weights, and a split as inputs of the model."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TrainedRun(OpenedRun):
 def load_run(
     run: Path, split: str | None, places: RunFiles = RunFiles(), device: str = "auto", unfinished: bool = False
 ) -> TrainedRun:
-    """Load a trained run and a split for it, or its complete data set (None); for ``places`` see :class:`RunFiles`.
+    """Load a trained run and a split for it, or its complete data set (None). For ``places`` see :class:`RunFiles`.
 
     Raises UserError if its training did not finish, unless ``unfinished`` is set.
     """
@@ -88,7 +88,10 @@ def load_opened(opened: OpenedRun, split: str | None, places: RunFiles = RunFile
 
 
 def backbone_run(trained: TrainedRun, cache: FeatureCache, split: str) -> TrainedRun | None:
-    """Load the run whose embeddings are in a cache, or return None. Raises UserError if that run has changed."""
+    """Return the run whose embeddings are the features in a cache, or None if the features are those of an extractor.
+
+    Raises UserError if that run is not known or has changed since.
+    """
     backbone = read_backbone(cache)
     if backbone is None:
         return None

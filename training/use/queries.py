@@ -25,20 +25,20 @@ Query = str | Image.Image
 
 @dataclass(frozen=True)
 class ReadQuery:
-    """An encoded query on the CPU, with a batch of 1; ``remark`` is a message about words that the model does not know."""
+    """The embedding of a query on the CPU, as a batch of 1. ``remark`` is a message about words unknown to the model."""
 
     encoded: Encoded
     remark: str = ""
 
 
 class QueryReader:
-    """Encodes queries with the networks that computed the run's features, then with the run's encoders."""
+    """An encoder of queries: the networks that computed the run's features, followed by the run's own encoders."""
 
     def __init__(self, trained: TrainedRun, split: str, weights_dir: Path | None = None) -> None:
         self._trained, self._split, self._weights_dir = trained, split, weights_dir
 
     def load(self, by_photo: bool) -> None:
-        """Load the networks for photos or texts. Raises UserError if they are missing or the run cannot read such queries."""
+        """Load the networks for photos or texts. Raises UserError if they are missing, or if the run reads no such queries."""
         backbone = self._photo_backbone if by_photo else self._text_backbone
         if backbone is not None:
             backbone.load(by_photo)
@@ -48,7 +48,7 @@ class QueryReader:
             _ = self._caption_reader
 
     def read(self, query: Query) -> ReadQuery:
-        """Return the embedding of a query. Raises UserError if the query has nothing to search for."""
+        """Return the embedding of a query. Raises UserError if the query contains nothing to search for."""
         by_photo = isinstance(query, Image.Image)
         backbone = self._photo_backbone if by_photo else self._text_backbone
         if backbone is None:

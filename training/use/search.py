@@ -73,7 +73,7 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class SearchAnswer:
-    """The hits for a query, best first, and their rows; ``scored`` is the number of pairs if the model scores pairs."""
+    """The hits for a query, best first, and their ``rows`` among all items. ``scored`` counts items scored pair by pair."""
 
     hits: list[SearchHit]
     rows: Rows
@@ -82,7 +82,7 @@ class SearchAnswer:
 
 @dataclass(frozen=True)
 class _Side:
-    """The vectors of images or captions, alone or in an ``index``, or the encoder's output for all rows."""
+    """The images or captions to search: their vectors, alone or in an ``index``, or their embeddings as sets."""
 
     searched: SearchTarget
     vectors: Corpus | None = None
@@ -96,7 +96,7 @@ class Searcher:
     Texts search images, and photos search captions. Images or captions are embedded when they are first searched, or by
     :meth:`load`. For order embeddings, FAISS finds candidates and the exact scores re-rank them, see
     :func:`vse.eval.search.top_k.search`. A model that does not compare two vectors scores all pairs. With ``rerank`` it scores
-    only the candidates that FAISS finds by pooled vectors.
+    only candidates, which FAISS finds by a single vector for each set.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Searcher:
         self._check_stages()
 
     def load(self, by_photo: bool) -> None:
-        """Load the networks for photos or texts, and answer one query. Raises UserError if they are missing."""
+        """Load the networks that read photos or texts, and answer one query. Raises UserError if they are missing."""
         self._queries.load(by_photo)
         self._check_captions(by_photo)
         query: Query = PhotoImage.new("RGB", _BLANK) if by_photo else self.some_text()
@@ -120,7 +120,7 @@ class Searcher:
         return self._queries.read(query)
 
     def answer(self, query: Query, read: ReadQuery, k: int) -> SearchAnswer:
-        """Return the ``k`` best hits for the encoded query ``read``."""
+        """Return the ``k`` best hits for a query. ``read`` is its embedding."""
         by_photo, trained, rerank = not isinstance(query, str), self.trained, self._options.rerank
         self._check_captions(by_photo)
         side = self._side(by_photo, read.encoded[0].shape[-1])
@@ -137,13 +137,13 @@ class Searcher:
         return SearchAnswer(self._to_hits(side.searched, scores, rows, by_photo), rows, scored)
 
     def size(self, by_photo: bool) -> int:
-        """Return the number of captions or images that are searched."""
+        """Return the number of captions (for a photo) or images (for a text) to search."""
         side = self._sides.get(by_photo)
         pairs = self.trained.split.pairs
         return len(side.searched.ids) if side else len(pairs) if by_photo else len(pairs.images)
 
     def attention(self, query: Query, read: ReadQuery, rows: Sequence[int]) -> list[Attention | None]:
-        """Return the attention between an encoded query and some rows of the split. Raises UserError without attention."""
+        """Return the attention between a query and the hits at ``rows`` of the split. Raises UserError if the run has none."""
         return attention_of_query(self._attends, query, read.encoded, rows)
 
     @cached_property
@@ -211,7 +211,7 @@ class Searcher:
         return _Side(searched, IndexVectors(index), index, encoded)
 
     def _nearest(self, side: _Side, asked: NDArray[np.float32], k: int, by_photo: bool) -> tuple[Scores, Rows]:
-        """Return scores and rows of the ``k`` best vectors for one query; fewer if an index finds fewer."""
+        """Return scores and rows of the ``k`` vectors that fit the query best. An index may find fewer."""
         assert side.vectors is not None
         scores, rows = (
             values[0]
@@ -231,7 +231,7 @@ class Searcher:
         return scores[there], rows[there]
 
     def _best_pairs(self, side: _Side, asked: Encoded, k: int, by_photo: bool, among: Rows | None) -> tuple[Scores, Rows]:
-        """Return scores and rows of the ``k`` best for one query by pair scores with all rows, or with the rows ``among``."""
+        """Return scores and rows of the ``k`` best, by the model's scores of pairs, among all rows or the rows ``among``."""
         model, candidates = self.trained.model, side.encoded
         if among is not None:
             if not len(among):
@@ -265,12 +265,12 @@ class Searcher:
         return hits
 
 
-PHOTOS = (".jpg", ".jpeg", ".png", ".webp")
+PHOTO_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """A cached searcher, with the request for which it was built and the states of its files at that time."""
+    """A cached searcher, the request for which it was built, and the states of its files at that time."""
 
     request: Hashable
     searcher: Searcher
@@ -278,7 +278,7 @@ class _Kept:
 
 
 class LastSearcher:
-    """Cache one searcher, and return it for the same request as long as its files do not change."""
+    """A cache of one searcher, which serves the same request again as long as its files do not change."""
 
     def __init__(self) -> None:
         self._kept: _Kept | None = None
@@ -293,7 +293,7 @@ class LastSearcher:
         return None
 
     def keep(self, request: Hashable, searcher: Searcher, files: Iterable[Path], started: int) -> None:
-        """Cache a searcher that was built since ``started``, unless one of its files has changed recently."""
+        """Cache a searcher whose construction began at ``started``, unless one of its files has changed recently."""
         states = {file: read_file_state(file) for file in (*_list_files(searcher.trained), *files)}
         if all(state is None or state.is_settled(started) for state in states.values()):
             self._kept = _Kept(request, searcher, states)
@@ -329,7 +329,7 @@ def search_run(
     the next query in this process, as long as its files do not change. For ``places`` and ``device`` see
     :func:`vse.training.use.model.load_run`.
     """
-    photo = Path(query) if isinstance(query, Path) or query.lower().endswith(PHOTOS) else None
+    photo = Path(query) if isinstance(query, Path) or query.lower().endswith(PHOTO_SUFFIXES) else None
     with memory_guard(MEMORY_ADVICE):
         hits = _search(run, str(query) if photo is None else photo, request, places, device, last)
     if request.html is not None:

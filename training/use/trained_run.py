@@ -60,7 +60,7 @@ def other_data(folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache
 
 
 def data_of_training(folder: RunFolder, record: Mapping[str, Any]) -> DataChecksums | None:
-    """Return the checksums of a run's training data; None if they are not recorded and the files are missing."""
+    """Return the checksums of a run's training data, or None if they are not recorded and the files are missing."""
     if record.get("data") is not None:
         try:
             return DataChecksums.model_validate(record["data"])
@@ -76,7 +76,7 @@ def data_of_training(folder: RunFolder, record: Mapping[str, Any]) -> DataChecks
 
 
 def read_identity(path: Path) -> DataIdentity | None:
-    """Return the identity of the data of an embeddings or phrase scores file; None if it cannot be read."""
+    """Return the identity of the data set that an embeddings or phrase scores file records, or None if it cannot be read."""
     names = ("image_ids", "caption_ids", "photo_hashes", "caption_hashes")
     with suppress(UserError), open_hdf5(path, "a file of embeddings") as file:
         stored = {name: data[:] for name in names if (data := find_hdf5_dataset(file, name)) is not None}
@@ -90,7 +90,7 @@ def read_identity(path: Path) -> DataIdentity | None:
 
 
 def _holds_same_photos(folder: RunFolder, cache: FeatureCache) -> bool:
-    """Return whether the run's cache is unchanged, shares ids with ``cache`` and has the same data at these ids."""
+    """Return whether the run's own cache is unchanged and has the same photos as ``cache``, at the ids in both."""
     with suppress(UserError):
         own = open_cache(folder.feature_file())
         shared = np.isin(cache.ids, own.ids).any()
@@ -104,7 +104,7 @@ def _holds_same_photos(folder: RunFolder, cache: FeatureCache) -> bool:
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """The settings and record of a run, its inputs, and the checksums of its data set if that is not the training data."""
+    """The settings and record of a run, its inputs, and the checksums of its data set if the run was trained on another."""
 
     folder: RunFolder
     experiment: ExperimentConfig
@@ -118,7 +118,7 @@ class OpenedRun:
 
     @property
     def trained_on(self) -> str | None:
-        """The name of the training data if it is another data set; with digits of its checksum if it has the same name."""
+        """The name of the training data, or None if the run uses them here. A checksum is added if the names are equal."""
         name = str(self.record["dataset"])
         if name != self.dataset.name:
             return name
@@ -129,23 +129,23 @@ class OpenedRun:
 
     @property
     def data_label(self) -> str:
-        """The name of the data set in file names, with digits of its checksum if the training data has the same name."""
+        """The name of the data set for file names. A checksum is added if the training data has the same name."""
         return self.dataset.name if self.other_data is None else f"{self.dataset.name}-{self.other_data.short}"
 
     def hashes(self, images: Sequence[Image]) -> dict[str, Any]:
-        """Return ``photo_hashes`` (n_images, 32), if they are known, and ``caption_hashes`` (n_captions, 8) of some images."""
+        """Return hashes of images: ``photo_hashes`` (n_images, 32), if known, and ``caption_hashes`` (n_captions, 8)."""
         known = recorded_identity(self.cache)
         rows = IdRows(known.image_ids).find(image_ids(images))
         photos = None if known.photos is None or (rows < 0).any() else known.photos[rows]
         return {"photo_hashes": photos, "caption_hashes": caption_hashes(images)}
 
     def words_of(self, text: str) -> list[str]:
-        """Tokenise a new text with the tokeniser of the training captions."""
+        """Split a new text into words, with the tokeniser of the training captions."""
         return find_tokeniser(self.record.get("tokeniser", DEFAULT_TOKENISER), self.folder.record_file)(text)
 
     @property
     def inputs(self) -> list[Path]:
-        """All files and folders that belong to the inputs of the run. No output may replace them."""
+        """All files and folders that the run reads. No output may replace them."""
         caches = [cache for cache in (self.cache, self.caption_cache) if cache is not None]
         of_caches = [path for cache in caches for path in (cache.path, shards_folder(cache.path), encoder_path(cache.path))]
         return [
@@ -157,7 +157,7 @@ class OpenedRun:
         ]
 
     def provenance(self, out: Path) -> dict[str, Any]:
-        """Return the provenance of a file that this run writes."""
+        """Return the provenance (run, weights, data set, programs) of a file that this run writes to ``out``."""
         caches = [cache for cache in (self.cache, self.caption_cache) if cache is not None]
         state = unfinished_state(self.record)
         return {
@@ -175,7 +175,7 @@ class OpenedRun:
 
 
 def run_cost(run: OpenedRun) -> dict[str, Any]:
-    """Return the cost of a run: seconds of extraction and training, MB of caches and weights; None for unknown values."""
+    """Return the cost of a run: seconds of extraction and training, MB of caches and weights. None is an unknown value."""
     caches = [cache for cache in (run.cache, run.caption_cache) if cache is not None]
     trained = run.record["features"]
     if "eval_features" in run.record:
@@ -193,7 +193,7 @@ def run_cost(run: OpenedRun) -> dict[str, Any]:
 
 
 def open_run(run: Path, places: RunFiles = RunFiles(), device: str = "auto", unfinished: bool = False) -> OpenedRun:
-    """Open a run. Raises UserError if its files do not fit, or if it is not finished and ``unfinished`` is False."""
+    """Open a run. Raises UserError if its files do not fit each other, or if it is not finished and not ``unfinished``."""
     folder = RunFolder(run)
     experiment, record = folder.settings(ExperimentConfig), folder.record()
     folder.content(folder.config_file)
@@ -246,7 +246,10 @@ def unfinished_state(record: Mapping[str, Any]) -> str | None:
 
 
 def _open_compatible(file: Path, trained_on: Mapping[str, Any], folder: RunFolder, option: str = "--features") -> FeatureCache:
-    """Open the cache in ``file``, if it is the cache of the training or has the same extractor."""
+    """Open the cache in ``file``, and check that it is the cache of the training or has the same extractor.
+
+    ``trained_on`` is the record of that cache, and ``option`` the command-line option that names ``file`` in errors.
+    """
     if not file.exists():
         place = os.path.normpath(file)
         raise UserError(f"{folder.path}: its feature cache {place} is missing; if it was moved, add {option}")
@@ -282,8 +285,8 @@ def images_trained_on(
 ) -> int:
     """Return the number of images of a split that a run was trained on. Raises UserError if not 0, unless ``allowed``.
 
-    ``restval`` states whether the run was trained on the split ``restval``, too; ``cache``, ``tested`` and ``split`` are the
-    data to test on. Images of the run's own ``dataset.json`` are accepted. Images of another one are compared by their ids on
+    ``restval`` is True if the run was also trained on the split ``restval``. ``cache``, ``tested`` and ``split`` are the data
+    to test on. Images of the run's own ``dataset.json`` are accepted. Images of another one are compared by their ids on
     Flickr or in MS-COCO, and by the checksums of their files. Without the run's data set, the check is skipped with a log
     message.
     """
@@ -314,7 +317,7 @@ def images_trained_on(
 
 
 def _photo_checksums(cache: FeatureCache) -> dict[int, bytes]:
-    """Return the SHA-256 of each image's file, by image id; empty if a cache was not computed from image files."""
+    """Return the SHA-256 of each image's file, by image id, or nothing if a cache was not computed from image files."""
     if "imported" in cache.provenance or read_backbone(cache) is not None:
         return {}
     return {imgid: row.tobytes() for imgid, row in zip(cache.ids.tolist(), read_sources(cache), strict=True)}

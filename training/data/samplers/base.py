@@ -13,7 +13,7 @@ Indices = NDArray[np.int64]
 
 
 class Sampler(Settings):
-    """The settings of a sampler, chosen by its ``name``, and its code."""
+    """A sampler and its settings, chosen by its ``name``."""
 
     name: str
 
@@ -36,7 +36,10 @@ class Shuffled(Sampler):
 
 
 class ByImage(Sampler):
-    """Every pair once, image by image, in random order; a last batch of one pair is left out."""
+    """Every pair once, with images in random order and the captions of an image one after another.
+
+    A last batch of one pair is left out.
+    """
 
     name: Literal["by_image"] = "by_image"
 

@@ -50,7 +50,7 @@ class NeighbourhoodSampling(Sampler):
 
 
 class AddedNeighbours(Sampler):
-    """Shuffled batches in which each image with one caption receives a second one of its own captions.
+    """Shuffled batches. An image with a single caption in a batch receives a second one of its captions.
 
     This is Algorithm 1 of the two-branch paper exactly. The authors' code does the same, except for images that occur twice in
     a batch already. A batch holds up to twice ``batch_size`` pairs, and a pair may occur several times in an epoch.

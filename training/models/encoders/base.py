@@ -37,7 +37,7 @@ class Encoder(nn.Module):
     """A network from the inputs of a batch to embeddings.
 
     Its ``forward`` takes the tensors of one kind of input, and returns embeddings (n, dim), or sets of embeddings with their
-    mask. They do not have unit length yet. ``dim`` is the length of an embedding.
+    mask. The model scales them to unit length afterwards, if required. ``dim`` is the length of an embedding.
     """
 
     dim: int
@@ -48,7 +48,7 @@ class Encoder(nn.Module):
         return None
 
     def undecayed(self) -> list[Tensor]:
-        """Return the weights without weight decay, such as word embeddings."""
+        """Return the weights to which no weight decay is applied, such as word embeddings."""
         return []
 
 
@@ -59,15 +59,15 @@ class EncoderSettings(Settings):
     takes: ClassVar[tuple[Kind, ...]]
 
     def gives(self, kind: Kind) -> Kind:
-        """Return the kind of embeddings for a kind of input: vectors or sets."""
+        """Return the kind of embeddings, vectors or sets, that the encoder computes from a kind of input."""
         return kind
 
     def word_file(self) -> Path | None:
-        """Return the file of word vectors with which word embeddings start, or None."""
+        """Return the file of word vectors that initialise the word embeddings, or None for random ones."""
         return None
 
     def transformer(self, weights_dir: Path | None, words: Callable[[], Iterable[str]]) -> Transformer | None:
-        """Return the transformer whose tokens the encoder reads, or None; ``words`` returns those of the training captions."""
+        """Return the transformer whose tokens the encoder reads, or None. ``words`` yields the words of training captions."""
         return None
 
     def build(self, sizes: Sizes) -> Encoder:
@@ -76,7 +76,7 @@ class EncoderSettings(Settings):
 
 
 def unit_length(vectors: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
-    """Divide each vector by its Euclidean norm, at least in float32; a zero vector stays zero."""
+    """Divide each vector by its Euclidean norm, in float32 if its type has 16 bits. A zero vector stays zero."""
     exact = vectors.float() if vectors.dtype in (torch.bfloat16, torch.float16) else vectors
     return nn.functional.normalize(exact, dim=-1)
 

@@ -75,7 +75,10 @@ class Bert(EncoderSettings):
 
 
 class BertEncoder(Encoder):
-    """The transformer, ``network``, and a linear map of its pooled outputs, or of every output without pooling."""
+    """The transformer, ``network``, and a linear map.
+
+    The map is applied to the pooled outputs of the transformer or, without pooling, to the output of every token.
+    """
 
     def __init__(self, transformer: Transformer, dim: int, settings: Bert) -> None:
         super().__init__()
@@ -145,7 +148,7 @@ def _augmentation(transformer: Transformer, share: float) -> WordAugmentation:
 
 
 def _recompute(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a forward pass that stores no activations; the backward pass computes them again, with the same dropout."""
+    """Return a ``forward`` that stores no activations. The backward pass computes them again, with the same dropout."""
 
     def run(*inputs: Any, **options: Any) -> Any:
         if not torch.is_grad_enabled():

@@ -45,7 +45,7 @@ class GeneralisedPooling(nn.Module):
         return (logits / _TEMPERATURE).masked_fill(beyond, -torch.inf).softmax(1)[which]
 
     def forward(self, vectors: Float[Tensor, "n longest dim"], mask: Bool[Tensor, "n longest"]) -> Float[Tensor, "n dim"]:
-        """Return the pooled vectors of the elements in the ``mask``. No set may be empty."""
+        """Pool the vectors of each set that are in the ``mask``. No set may be empty."""
         sizes = mask.sum(1)
         weights = self.weights(sizes, mask.shape[1])
         by_dim = vectors.masked_fill(~mask[:, :, None], -torch.inf).transpose(1, 2)
@@ -55,7 +55,10 @@ class GeneralisedPooling(nn.Module):
 
 
 def rank_encodings(longest: int, like: Tensor) -> Float[Tensor, "longest 32"]:
-    """Return sin(k / 10000^(2 i / 32)) and its cosine for i = 0 to 15 and ranks k from 0, in the type of ``like``."""
+    """Return sinusoidal encodings of ranks: sin(k / 10000^(2 i / 32)) and its cosine, for i = 0 to 15 and ranks k from 0.
+
+    They have the type and device of ``like``.
+    """
     ranks = torch.arange(longest, device=like.device, dtype=like.dtype)
     scales = torch.exp(torch.arange(0, _DIM, 2, device=like.device, dtype=like.dtype) * (-math.log(10_000.0) / _DIM))
     angles = ranks[:, None] * scales
@@ -125,7 +128,7 @@ class _ResidualLayers(nn.Module):
 
 
 def some_of_sets(mask: Bool[Tensor, "n longest"], share: float) -> Bool[Tensor, "n longest"]:
-    """Return the mask without a random ``share`` of its elements; at least one element of each set stays."""
+    """Return the mask of sets after a random ``share`` of their elements is removed. At least one of each set stays."""
     drawn = torch.rand(mask.shape, device=mask.device).masked_fill(~mask, -1)
     return mask & ((drawn >= share) | (drawn == drawn.amax(1, keepdim=True)))
 

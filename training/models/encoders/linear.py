@@ -23,7 +23,7 @@ class Linear(EncoderSettings):
 
 
 class LinearEncoder(Encoder):
-    """The linear map; a mask is returned unchanged."""
+    """The linear map. The mask of sets is returned unchanged."""
 
     def __init__(self, input_dim: int, dim: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class IdentitySettings(EncoderSettings):
 
 
 class IdentityEncoder(Encoder):
-    """An encoder without weights; a mask is returned unchanged."""
+    """An encoder without weights. It returns its input."""
 
     def __init__(self, input_dim: int) -> None:
         super().__init__()
@@ -59,7 +59,10 @@ class IdentityEncoder(Encoder):
 
 
 class Weighted(EncoderSettings):
-    """f(x) = r * u, u = (W x + b) / |W x + b|, with a weight r for each dimension (Li et al., ICLR 2025)."""
+    """A linear map to unit vectors u, and a weight r for each dimension: f(x) = r * u, u = (W x + b) / |W x + b|.
+
+    The weights are those of Li et al., ICLR 2025.
+    """
 
     name: Literal["weighted"] = "weighted"
     takes: ClassVar = (Kind.VECTORS,)
@@ -82,7 +85,10 @@ class WeightedEncoder(Encoder):
 
 
 class Relative(EncoderSettings):
-    """The k highest cosines with ``model.dim`` anchors, raised to a power, and 0 elsewhere (Norelli et al., NeurIPS 2023)."""
+    """The k highest cosines with ``model.dim`` anchors, raised to a power, and 0 elsewhere (Norelli et al., NeurIPS 2023).
+
+    Anchors are vectors of training items, which the solver ``asif`` chooses.
+    """
 
     name: Literal["relative"] = "relative"
     takes: ClassVar = (Kind.VECTORS,)

@@ -19,7 +19,7 @@ class Mlp(EncoderSettings):
     """Linear maps into the joint space with GELU and dropout between them, applied to each vector of a set.
 
     One hidden layer is the projection head of SimCLR (Chen et al., 2020, section 4.2), with GELU (Hendrycks and Gimpel, 2016)
-    instead of ReLU. Unlike ``branch`` it has no batch normalisation, so that several processes can train it.
+    instead of ReLU. Unlike the encoder ``branch`` it has no batch normalisation, so that several processes can train it.
     """
 
     name: Literal["mlp"] = "mlp"
@@ -32,7 +32,7 @@ class Mlp(EncoderSettings):
 
 
 class MlpEncoder(Encoder):
-    """The layers; a mask is returned unchanged."""
+    """The layers. The mask of sets is returned unchanged."""
 
     def __init__(self, input_dim: int, settings: Mlp, dim: int) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Residual(EncoderSettings):
 
 
 class ResidualEncoder(Encoder):
-    """The linear map and the blocks; a mask is returned unchanged."""
+    """The linear map and the blocks. The mask of sets is returned unchanged."""
 
     def __init__(self, input_dim: int, settings: Residual, dim: int) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class LayersSettings(Settings):
 
 
 class BranchSettings(EncoderSettings, LayersSettings):
-    """Fully connected layers with ReLU, dropout and batch normalisation (two-branch paper, section 3.2.1)."""
+    """An encoder of fully connected layers, a branch of the two-branch networks (two-branch paper, section 3.2.1)."""
 
     name: Literal["branch"] = "branch"
     takes: ClassVar = (Kind.VECTORS,)

@@ -32,7 +32,7 @@ class Pooled(EncoderSettings):
 
 
 class PooledEncoder(Encoder):
-    """The linear map and the pooling. The vector ``query`` is q; it starts as zeros, and then attention is the mean."""
+    """The linear map and the pooling. For attention, ``query`` is the vector q. It starts as zeros: all weights are equal."""
 
     def __init__(self, input_dim: int, dim: int, attends: bool) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class PooledEncoder(Encoder):
 
 
 class Weldon(EncoderSettings):
-    """WELDON pooling of a map, and a linear map into the joint space (DSVE-loc, Engilberge et al., CVPR 2018).
+    """WELDON pooling of CNN positions, and a linear map into the joint space (DSVE-loc, Engilberge et al., CVPR 2018).
 
     A 1 x 1 convolution computes ``channels`` responses at each position. The output of a channel is the mean of its ``k_max``
     highest responses over all positions plus the mean of its ``k_min`` lowest responses.
@@ -89,7 +89,7 @@ class WeldonEncoder(Encoder):
 def weldon_pooling(
     responses: Float[Tensor, "n longest channels"], mask: Bool[Tensor, "n longest"], k_max: int, k_min: int
 ) -> Float[Tensor, "n channels"]:
-    """Return the mean of the ``k_max`` highest plus that of the ``k_min`` lowest responses (Durand et al., CVPR 2016)."""
+    """Return the mean of the ``k_max`` highest responses plus the mean of the ``k_min`` lowest (Durand et al., CVPR 2016)."""
     by_channel = responses.transpose(1, 2).contiguous()
     pooled = _mean_of_highest(by_channel, mask, k_max)
     return pooled - _mean_of_highest(-by_channel, mask, k_min) if k_min else pooled

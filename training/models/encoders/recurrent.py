@@ -19,7 +19,7 @@ _MANY = 256  # rows are rounded up to a multiple of this, because oneDNN compile
 
 
 class RecurrentSettings(WordReaderSettings):
-    """Settings of both the GRU and the LSTM."""
+    """Settings that the GRU and the LSTM share."""
 
     kind: ClassVar[type[nn.GRU] | type[nn.LSTM]]
     bidirectional: bool = Field(
@@ -42,7 +42,7 @@ class RecurrentSettings(WordReaderSettings):
 
 
 class Gru(RecurrentSettings):
-    """Word embeddings and a one-layer GRU whose last state is the caption (VSE++ paper, section 3).
+    """Word embeddings and a one-layer GRU, whose last state is the embedding of the caption (VSE++ paper, section 3).
 
     The paper's Eq. 2 projects that state, g(c) = W_g psi(c). The authors' code has no such projection, and this encoder has it
     only if ``head`` is set, for example ``head: { widths: [1024] }``.
@@ -53,7 +53,7 @@ class Gru(RecurrentSettings):
 
 
 class Lstm(RecurrentSettings):
-    """Word embeddings and a one-layer LSTM whose last state is the caption (two-branch paper, section 5.4)."""
+    """Word embeddings and a one-layer LSTM, whose last state is the caption's embedding (two-branch paper, section 5.4)."""
 
     name: Literal["lstm"] = "lstm"
     kind: ClassVar = nn.LSTM
@@ -97,7 +97,10 @@ class SruLayers(nn.Module):
         )
 
     def forward(self, inputs: Float[Tensor, "n_packed input_dim"], sizes: list[int]) -> Float[Tensor, "n_packed dim"]:
-        """Return the state of the last layer after each step; ``sizes[t]`` captions, the longest first, have a step t."""
+        """Return the state of the last layer after each step (word) of packed captions, the longest caption first.
+
+        ``sizes[t]`` is the number of captions that have a step t.
+        """
         n_packed = len(inputs)
         states = nn.functional.pad(inputs, (0, 0, 0, -n_packed % _MANY))
         for layer in self.layers:
@@ -108,13 +111,13 @@ class SruLayers(nn.Module):
 class SruLayer(nn.Module):
     """A layer with tanh and a highway from its input, in the form of the paper's first version, as in DSVE-loc.
 
-    With the forget gate f, the reset gate r and the cell c::
+    With the input x, the forget gate f, the reset gate r, the cell c and the output h::
 
         f_t = sigmoid(W_f x_t + b_f)                r_t = sigmoid(W_r x_t + b_r)
         c_t = f_t c_{t-1} + (1 - f_t) W x_t         h_t = r_t tanh(c_t) + (1 - r_t) x_t
 
-    The printed paper adds v c_{t-1} to both gates. If x and h differ in length, W_h x_t replaces x_t in h_t. Weights start
-    as U(-a, a), a = sqrt(3 / input_dim), smaller where there is dropout, and biases as 0 (the authors' package).
+    The printed paper adds v c_{t-1} to both gates. If x and h differ in length, W_h x_t replaces x_t in h_t. Weights start as
+    U(-a, a), a = sqrt(3 / input_dim), smaller where there is dropout, and biases as 0 (the authors' package).
     """
 
     def __init__(self, input_dim: int, dim: int, input_dropout: float, dropout: float) -> None:
@@ -146,7 +149,7 @@ class SruLayer(nn.Module):
 
 
 class _Cells(torch.autograd.Function):
-    """The recurrence c_t = f_t c_{t-1} + (1 - f_t) u_t, step by step for all captions at once."""
+    """The cells c_t = f_t c_{t-1} + (1 - f_t) u_t of an SRU layer, computed step by step for all captions at once."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, forget: Tensor, sizes: list[int]) -> Tensor:
@@ -181,7 +184,7 @@ class _Cells(torch.autograd.Function):
 
 
 class Sru(WordReaderSettings):
-    """Word embeddings and SRU layers; the last state is the caption (DSVE-loc, Engilberge et al., CVPR 2018)."""
+    """Word embeddings and SRU layers, whose last state is the caption's embedding (DSVE-loc, Engilberge et al., CVPR 2018)."""
 
     name: Literal["sru"] = "sru"
     layers: PositiveInt = 4

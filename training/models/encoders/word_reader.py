@@ -21,7 +21,7 @@ _RANGE = 0.1  # range of randomly initialised word embeddings
 
 
 class WordReaderSettings(EncoderSettings):
-    """Settings of all recurrent encoders of words."""
+    """Settings that all encoders of captions word by word share."""
 
     takes: ClassVar = (Kind.WORDS,)
     states: Literal["last", "all", "pooled"] = Field(
@@ -83,7 +83,7 @@ class WordReader(Encoder):
         self._train_words = settings.train_words
 
     def after_each(self, words: PackedSequence) -> Float[Tensor, "n_packed dim"]:
-        """Return the state after each word, in the order of ``words.data``."""
+        """Return the state after each word, in the order of the packed words ``words.data``."""
         raise NotImplementedError
 
     def after_last(self, words: PackedSequence) -> Float[Tensor, "n dim"]:
@@ -91,7 +91,7 @@ class WordReader(Encoder):
         raise NotImplementedError
 
     def forward(self, words: Int[Tensor, "n n_words"], lengths: Int[Tensor, " n"]) -> Encoded:
-        """Return the embeddings of ``words``, padded after ``lengths`` words; ``lengths`` is on the CPU."""
+        """Return the embeddings of captions: padded ``words``, and ``lengths`` (on the CPU), their numbers of words."""
         if self.augmentation is not None and self.training:
             words, mask = self.augmentation(words, _mask(lengths, words.shape[1], words.device))
             lengths = mask.sum(1).cpu()
@@ -107,7 +107,10 @@ class WordReader(Encoder):
         return (state,) if self.head is None else self.head(state)
 
     def start_words(self, vectors: Float[Tensor, "n_words word_dim"], known: Bool[Tensor, " n_words"]) -> None:
-        """Start word embeddings with these vectors; words that are not ``known`` stay random, scaled to the others."""
+        """Initialise the word embeddings with these vectors.
+
+        Words that are not ``known`` keep random vectors, scaled to the standard deviation of the vectors of known words.
+        """
         with torch.no_grad():
             weight = self.words.weight
             vectors, known = vectors.to(weight), known.to(weight.device)

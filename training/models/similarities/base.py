@@ -20,13 +20,13 @@ class Similarity(nn.Module):
     """A network that scores n images with m captions; a score does not depend on other images or captions."""
 
     def forward(self, images: Encoded, captions: Encoded) -> Scores:
-        """Return scores (n, m) for both directions, or two matrices (n, m), i2t and t2i, if the directions differ."""
+        """Return scores (n, m), or a matrix for image queries (i2t) and one for caption queries (t2i) if they differ."""
         raise NotImplementedError
 
     def score_pairs(
         self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, " k"]:
-        """Return the score of each image in ``rows`` with the caption at the same position in ``columns``."""
+        """Return the score of each image at ``rows`` with the caption at the same position in ``columns``."""
         scores = self(images, captions)
         if isinstance(scores, tuple):
             raise UserError("a loss of single pairs has no direction, but this similarity has a score for each direction")
@@ -36,7 +36,10 @@ class Similarity(nn.Module):
     def attention(
         self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, "k n_context n_queries"]:
-        """Return the attention weights of single pairs, if the settings have ``attends``."""
+        """Return the attention weights of the pairs of ``rows`` and ``columns``, as in :meth:`score_pairs`.
+
+        A weight is the attention of a query vector to a context vector. Only similarities with ``attends`` have this method.
+        """
         raise NotImplementedError
 
 
@@ -44,7 +47,7 @@ class SimilaritySettings(Settings):
     """Settings of a similarity, chosen by its ``name``.
 
     ``images``, ``captions`` : the kinds of embeddings that it compares.
-    ``ranked_by`` : the similarity of :mod:`vse.eval.ranking.ranks` with equal ranks; None: the model must score every pair.
+    ``ranked_by`` : the similarity in :mod:`vse.eval.ranking.ranks` with the same ranks; None: the model must score every pair.
     ``compares_one_side`` : whether it can also compare two images, or two captions.
     ``needs_unit_length`` : whether it requires unit vectors.
     ``attends`` : ``t2i`` if each word attends to regions, ``i2t`` if each region attends to words, None without attention.

@@ -18,7 +18,7 @@ _BLOCK = 2**15  # pairs scored at once
 
 
 class SimilarityNetworkSettings(SimilaritySettings):
-    """A network on the product of both embeddings, down to a score (two-branch paper, section 3.3)."""
+    """A network from the elementwise product of two embeddings to a score (two-branch paper, section 3.3)."""
 
     name: Literal["network"] = "network"
     widths: list[PositiveInt] = Field(
@@ -30,7 +30,7 @@ class SimilarityNetworkSettings(SimilaritySettings):
 
 
 class SimilarityNetwork(Similarity):
-    """Fully connected layers with ReLU on the product of two embeddings, down to a score (two-branch paper, section 3.3)."""
+    """Fully connected layers with ReLU, from the elementwise product of two embeddings to a score."""
 
     def __init__(self, dim: int, widths: Sequence[int]) -> None:
         super().__init__()

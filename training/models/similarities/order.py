@@ -18,7 +18,7 @@ _BLOCK = {"cpu": 2**18, "cuda": 2**26}  # differences in memory at a time; on a 
 
 
 class OrderSettings(SimilaritySettings):
-    """Order embeddings (VSE++ paper, section 3.5): minus the excess of a caption over an image."""
+    """Order embeddings (VSE++ paper, section 3.5). The score is minus the excess max(0, c - v) of caption c over image v."""
 
     name: Literal["order"] = "order"
     ranked_by: ClassVar = "order"
@@ -31,7 +31,7 @@ class OrderSettings(SimilaritySettings):
 
 
 class Order(Similarity):
-    """Minus the order violation of each image and each caption, or its square."""
+    """Minus the order violation ||max(0, c - v)|| of each image v and caption c, or minus its square."""
 
     def __init__(self, form: Literal["squared", "norm"]) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Order(Similarity):
 def order(
     images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"], form: str = "squared"
 ) -> Float[Tensor, "n_images n_captions"]:
-    """Return minus the order violation of each pair, -||max(0, c - v)||^2, or its root for the form ``norm``."""
+    """Return minus the order violation of each image v and caption c: -||max(0, c - v)||^2, or its root (form ``norm``)."""
     squared: Tensor = _Violations.apply(images, captions)
     return squared if form == "squared" else -root_or_zero(-squared)
 

@@ -100,7 +100,7 @@ class Scan(Similarity):
         return (weights / weights.sum(1, keepdim=True))[..., 0]
 
     def _sides(self, images: Encoded, captions: Encoded) -> tuple[Encoded, Encoded]:
-        """Return context and queries, with zeros for padding."""
+        """Return the context (the vectors attended to) and the queries (the attending vectors), with zeros for padding."""
         sides = [(vectors * mask[:, :, None], mask) for vectors, mask in (images, captions)]
         context, queries = sides if self.settings.attention == "t2i" else reversed(sides)
         return context, queries
@@ -108,7 +108,7 @@ class Scan(Similarity):
     def _select_pairs(
         self, images: Encoded, captions: Encoded, rows: Tensor, columns: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return context vectors, their mask, query vectors and their mask (k, n_queries, 1) of single pairs."""
+        """Return the context vectors, their mask, the query vectors and their mask (k, n_queries, 1) of single pairs."""
         (context, context_mask), (queries, query_mask) = self._sides(select(images, rows), select(captions, columns))
         return context, context_mask, queries, query_mask[:, :, None]
 
@@ -145,7 +145,11 @@ class Scan(Similarity):
         context_mask: Bool[Tensor, "k n_context"],
         query_mask: Bool[Tensor, "... n_queries m"],
     ) -> Float[Tensor, "k n_queries m"]:
-        """Return R, the cosine of each query, with squared length ``squares``, with its attended vector; 0 for padding."""
+        """Return R, the cosine of each query with its attended vector, or 0 for padding.
+
+        ``cosines`` are those of context and queries, ``gram`` the inner products of the context, ``squares`` the squared query
+        lengths.
+        """
         weights = self._weights(cosines, context_mask, query_mask)
         products = (weights * cosines).sum(1)
         flat = weights.flatten(2)
@@ -156,7 +160,7 @@ class Scan(Similarity):
     def _weights(
         self, cosines: Float[Tensor, "k n_context n_queries m"], context_mask: Bool[Tensor, "k n_context"], query_mask: Tensor
     ) -> Float[Tensor, "k n_context n_queries m"]:
-        """Return attention weights, up to a factor for each query."""
+        """Return the attention weights of each query, not normalised: a common factor does not change the cosine."""
         exponents = self._exponents(cosines, query_mask)
         there = context_mask[:, :, None, None]
         if self.settings.sharpness > _STEEP:
@@ -165,7 +169,10 @@ class Scan(Similarity):
         return weights if bool(context_mask.all()) else weights * there
 
     def _exponents(self, cosines: Tensor, query_mask: Tensor) -> Tensor:
-        """Return the sharpness times h: the cosines, normalised by ``raw_feature_norm`` over the queries (dimension 2)."""
+        """Return the exponents of the softmax, sharpness times h.
+
+        h are the cosines, normalised over the queries (dimension 2) as ``raw_feature_norm`` states.
+        """
         norm, sharpness = self.settings.raw_feature_norm, self.settings.sharpness
         if norm == "softmax":
             return sharpness * cosines.masked_fill(~query_mask, -torch.inf).softmax(2).masked_fill(~query_mask, 0)

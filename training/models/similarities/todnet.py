@@ -1,4 +1,7 @@
-"""Target-oriented deformation (TOD-Net): both vectors of a pair are mapped, depending on one of them, and then compared."""
+"""Target-oriented deformation (TOD-Net): one vector of a pair is the condition under which both vectors are deformed.
+
+The deformed vectors are then compared.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,10 @@ class ConditionalNetwork(nn.Module):
 
 
 class ConditionalMlp(nn.Module):
-    """T(x; c) as an MLP of x and c, added to x if it starts as the identity (TOD-Net paper, section V-C)."""
+    """The deformation T(x; c) of a vector x under a condition c, as an MLP (TOD-Net paper, section V-C).
+
+    If it starts as the identity, its output is added to x.
+    """
 
     def __init__(self, dim: int, condition_dim: int, widths: Sequence[int], identity: bool) -> None:
         super().__init__()
@@ -83,14 +89,15 @@ class ConditionalMlp(nn.Module):
         return [x + out if self.adds else out]
 
     def forward(self, x: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
-        """Return T(x; c) of vectors and conditions whose leading axes broadcast."""
+        """Return the vectors x, deformed under the conditions: T(x; c). The leading axes of both broadcast."""
         return self.parts(x, condition)[0]
 
 
 class ConditionalFlow(nn.Module):
-    """T(x; c) as a conditional Real-NVP of coupling layers (TOD-Net paper, section III-C; Dinh et al., ICLR 2017).
+    """The deformation T(x; c) of a vector x under a condition c, as a conditional Real-NVP of coupling layers.
 
-    A layer keeps one half x_k of the vector, and moves the other half x_m. A network of x_k and the condition determines how:
+    See the TOD-Net paper, section III-C, and Dinh et al., ICLR 2017. A layer keeps one half x_k of the vector, and changes the
+    other half x_m. A network of x_k and the condition determines how:
 
         (s, t) = network(x_k, c),  y_m = x_m * scale(s) + t
 
@@ -120,7 +127,7 @@ class ConditionalFlow(nn.Module):
                 nn.init.constant_(network.last.bias[: dim // 2], at_identity)
 
     def parts(self, x: Float[Tensor, "... dim"], condition: Tensor | None) -> list[Tensor]:
-        """Return the halves of T(x; c); one of them may lack axes that only the conditions have."""
+        """Return both halves of the deformed vectors T(x; c). A half may lack axes that only the conditions have."""
         halves = list(x.chunk(2, -1))
         for number, network in enumerate(self.networks):
             kept = (self._kept + number) % 2
@@ -129,11 +136,11 @@ class ConditionalFlow(nn.Module):
         return halves
 
     def forward(self, x: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
-        """Return T(x; c) of vectors and conditions whose leading axes broadcast."""
+        """Return the vectors x, deformed under the conditions: T(x; c). The leading axes of both broadcast."""
         return _concatenate(self.parts(x, condition))
 
     def inverse(self, y: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
-        """Return the x with T(x; c) = y."""
+        """Return the vectors x whose deformation T(x; c) is y."""
         halves = list(y.chunk(2, -1))
         for number, network in reversed(list(enumerate(self.networks))):
             kept = (self._kept + number) % 2
@@ -199,9 +206,10 @@ class TodNetSettings(SimilaritySettings):
 class TodNet(Similarity):
     """Scores of images with captions in deformed spaces; two matrices if they depend on the direction.
 
-    Each combination of a condition and a vector of the other side needs a pass through T. In the first layer of each network
-    the part for x and the part for v are computed separately, and T(v; v) is computed once for each condition. The rest is
-    matrix products of blocks of pairs. For large batches the backward pass computes each block again.
+    Each combination of a condition v (of one side) and a vector x (of the other side) needs a pass through the deformation T.
+    In the first layer of each network the part for x and the part for v are computed separately, and T(v; v) is computed once
+    for each condition. The rest is matrix products of blocks of pairs. For large batches the backward pass computes each block
+    again.
     """
 
     def __init__(self, settings: TodNetSettings, dim: int) -> None:
@@ -253,7 +261,7 @@ class TodNet(Similarity):
     def _score_conditions(
         self, deform: ConditionalFlow | ConditionalMlp, conditions: Float[Tensor, "k dim"], others: Float[Tensor, "n dim"]
     ) -> Float[Tensor, "k n"]:
-        """Return the score of each condition (row) with each vector of the other side."""
+        """Return the score of each condition (row), which is an image or a caption, with each vector of the other side."""
         k, n = len(conditions), len(others)
         size = max(1, _BLOCK.get(conditions.device.type, 2**15) // max(1, n))
         again = torch.is_grad_enabled() and k * n * self._kept_of_pair > _KEPT
@@ -269,7 +277,7 @@ class TodNet(Similarity):
         return torch.cat([*parts, conditions.new_empty(0, n)])
 
     def _compare(self, first: list[Tensor], second: list[Tensor]) -> Float[Tensor, "b n m"]:
-        """Return cosines or inner products of vectors (b, n, ...) with vectors (b or 1, m, ...), both given in parts."""
+        """Return cosines or inner products of vectors (b, n, dim) with vectors (b or 1, m, dim). Both are lists of parts."""
         with torch.autocast(first[0].device.type, enabled=False):
             products = _sum([a @ b.transpose(1, 2) for a, b in zip(first, second, strict=True)])
             if not self.settings.normalize_after:

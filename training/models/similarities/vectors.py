@@ -24,7 +24,7 @@ class CosineSettings(SimilaritySettings):
 
 
 class Cosine(Similarity):
-    """Inner products. The model sets unit length; in VSE0 only captions have it."""
+    """Inner products. The model scales embeddings to unit length beforehand; in VSE0, only captions."""
 
     def forward(self, images: Encoded, captions: Encoded) -> Tensor:
         return cosine(images[0], captions[0])
@@ -38,7 +38,7 @@ def cosine(
 
 
 class EuclideanSettings(SimilaritySettings):
-    """Minus the distance of unit vectors. It ranks in the order of the cosine (two-branch paper, section 3.2)."""
+    """Minus the Euclidean distance of unit vectors. Its ranks are those of the cosine (two-branch paper, section 3.2)."""
 
     name: Literal["euclidean"] = "euclidean"
     ranked_by: ClassVar = "cosine"
