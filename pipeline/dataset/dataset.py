@@ -55,7 +55,7 @@ _Tokeniser = Callable[[str], list[str]]
 
 @dataclass(frozen=True)
 class Dataset:
-    """All images of ``dataset.json`` in file order; ``path`` is that file.
+    """A data set with all its images in the order of its file ``dataset.json``; ``path`` is that file.
 
     ``has_image_files`` is false for a data set of imported features. ``sha256`` is the SHA-256 of the file, or empty if the
     data set was not read from a file. ``tokeniser`` names the tokeniser for captions without tokens and for new text.
@@ -91,7 +91,7 @@ class Dataset:
         return self._image_rows.find(imgids)
 
     def caption_rows(self, sentids: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return two indices for each caption id, (n,) each: of its image in ``images``, and of the caption in the image.
+        """Return two indices for each caption id: of its image in ``images`` (n,), and of the caption in that image (n,).
 
         The index of the image is -1 for an unknown id.
         """
@@ -113,7 +113,7 @@ class Dataset:
         return np.cumsum(caption_counts(self.images))
 
     def split(self, name: str) -> Sequence[Image]:
-        """Return the images of one split. Raises UserError if it has none."""
+        """Return the images of one split. Raises UserError if the split has none."""
         if name not in self.splits:
             hint = f'; give some of its images "split": "{name}"' if name in SPLITS else ""
             raise UserError(f"{self.path}: no images in split {name!r}{did_you_mean(name, self.splits)}{hint}")
@@ -121,11 +121,11 @@ class Dataset:
 
 
 def load_dataset_file(path: Path) -> Dataset:
-    """Read and check ``dataset.json``, or its columns if it is large and was read before.
+    """Read and check a ``dataset.json``. A large file that was read before is loaded from its copy in arrays instead.
 
-    Returns the same object again while it is in use and the file has not changed. Raises UserError, which names the image or
-    caption, if the content is invalid: duplicate ids or files, captions with the id of another image, empty captions, unknown
-    splits or tokenisers, image files outside the folder, phrases outside their caption.
+    Further calls return the same object as long as it is in use and the file has not changed. Raises UserError, which names
+    the image or caption, if the content is invalid: duplicate ids or files, captions with the id of another image, empty
+    captions, unknown splits or tokenisers, image files outside the folder, phrases outside their caption.
     """
     file, now = InputFile(path), time.time_ns()
     loaded = _LOADED.get((path, file.state))
@@ -209,7 +209,7 @@ def missing_images(dataset: Dataset) -> list[Path]:
 
 
 def _share_words(content: dict[str, Any]) -> dict[str, Any]:
-    """Store equal tokens once in memory: COCO has 6.5 million tokens but only 30,000 words."""
+    """Store equal tokens only once in memory: COCO has 6.5 million tokens but only 30,000 distinct words."""
     tokens = content.get("tokens")
     if isinstance(tokens, list) and all(type(token) is str for token in tokens):
         content["tokens"] = [sys.intern(token) for token in tokens]
@@ -266,8 +266,8 @@ def _unique(path: Path, what: str, values: Iterable[int | str]) -> None:
 class Mention(NamedTuple):
     """A phrase with its caption and image.
 
-    ``phrase_id`` is the index of the phrase among all phrases of the data set in file order, and its id in all files. ``text``
-    is its tokens in lower case, separated by blanks.
+    ``phrase_id`` is the index of the phrase among all phrases of the data set, in the order of ``dataset.json``. Results refer
+    to the phrase by this number. ``text`` consists of its tokens in lower case, separated by blanks.
     """
 
     phrase_id: int

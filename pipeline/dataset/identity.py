@@ -30,8 +30,8 @@ Hashes = NDArray[np.uint8]
 class DataChecksums(BaseModel):
     """SHA-256 checksums of a data set or a split: of its ids, its photographs and its captions, each sorted by id.
 
-    None is an unknown checksum. The checksum of the captions also covers their images. A complete data set also has a checksum
-    of the image ids of its splits.
+    None stands for an unknown checksum. The checksum of the captions also covers the ids of their images. A complete data set
+    also has a checksum of the image ids of its splits.
     """
 
     ids_sha256: str
@@ -94,7 +94,7 @@ def compare_data(ours: DataIdentity, theirs: DataIdentity) -> list[str]:
     """Return messages about the differences between two data sets; an empty list if there are none.
 
     A message is ``12 of 300 compared captions differ, the first is id 5``. Only common ids are compared, so a split does not
-    differ from the complete data set. If only photographs or only captions differ, a second message names the others.
+    differ from the complete data set. If only photographs or only captions differ, a second message says so.
     """
     parts = {
         "photographs": _compare_hashes(ours.image_ids, ours.photos, theirs.image_ids, theirs.photos),
@@ -112,19 +112,22 @@ def compare_data(ours: DataIdentity, theirs: DataIdentity) -> list[str]:
 
 
 def check_same_data(path: Path, ours: DataIdentity, other_path: Path, theirs: DataIdentity) -> None:
-    """Raise UserError if two files come from different data sets that have ids in common."""
+    """Raise UserError if two files have ids in common, but for different photographs or captions.
+
+    ``path`` and ``other_path`` name the files in the message.
+    """
     if differences := compare_data(ours, theirs):
         raise UserError(f"{path} and {other_path} come from different data sets: {'; '.join(differences)}")
 
 
 def check_all_same_data(files: Sequence[tuple[Path, DataIdentity]]) -> None:
-    """Raise UserError if two of the files come from different data sets; a file without hashes agrees with any other."""
+    """Raise UserError if two of the files come from different data sets. A file without hashes agrees with any other file."""
     for (path, ours), (other_path, theirs) in combinations(files, 2):
         check_same_data(other_path, theirs, path, ours)
 
 
 def _compare_hashes(ids: Ids, hashes: Hashes | None, other_ids: Ids, other_hashes: Hashes | None) -> tuple[int, Ids]:
-    """Return the number of ids that both sides have, and the ids whose hashes differ."""
+    """Return the number of ids that are in both lists, and the ids whose hashes differ."""
     if hashes is None or other_hashes is None:
         return 0, ids[:0]
     rows = IdRows(other_ids).find(ids)
@@ -145,7 +148,7 @@ _NO_IDS = np.empty(0, np.int64)
 
 
 def check_recorded_data(dataset: Dataset, recorded: DataIdentity) -> None:
-    """Raise UserError if captions or photographs of a data set differ from the recorded ones of embeddings or scores.
+    """Raise UserError if captions or photographs of a data set differ from those that a file of embeddings or scores records.
 
     Compares all captions, and an evenly spread sample of the photographs whose files exist.
     """
@@ -160,7 +163,7 @@ def check_recorded_data(dataset: Dataset, recorded: DataIdentity) -> None:
 
 
 def hash_available_photos(dataset: Dataset, recorded: DataIdentity, max_photos: int) -> tuple[Ids, Hashes | None]:
-    """Hash at most ``max_photos`` photographs of a data set, evenly spread over the images whose photographs are recorded.
+    """Hash at most ``max_photos`` photographs of a data set, evenly spread over the images whose ids are in ``recorded``.
 
     Returns their ids (n,) and hashes (n, 32); the hashes are None if all files are unreadable.
     """
@@ -173,7 +176,10 @@ def hash_available_photos(dataset: Dataset, recorded: DataIdentity, max_photos: 
 
 
 def hash_photos(files: Sequence[tuple[int, Path]]) -> tuple[Ids, Hashes | None]:
-    """Return the ids (n,) and SHA-256 (n, 32) of the readable files; the SHA-256 are None without such files."""
+    """Return the ids (n,) and SHA-256 (n, 32) of the readable image files; no ids and None if no file is readable.
+
+    ``files`` holds the id and path of each image.
+    """
     hashes = {}
     for imgid, path in files:
         try:
