@@ -52,7 +52,7 @@ def current_provenance() -> dict[str, Any]:
 def code_version(root: Path | None = None) -> dict[str, Any]:
     """Return the ``version`` of this package and, in a checkout, its ``commit`` and whether files have ``changed`` since.
 
-    ``root`` is the folder of the package, by default that of this installation.
+    ``root`` is the folder that contains the code of this package, by default the installed code.
     """
     root = Path(__file__).resolve().parents[1] if root is None else root
     version = {"version": __version__}

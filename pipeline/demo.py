@@ -65,7 +65,10 @@ _COLUMNS = ("left", "", "right")
 
 @dataclass(frozen=True)
 class DemoPhrase:
-    """A phrase of ``n_tokens`` tokens from ``first_token``; it names ``objects`` (indices), or the background if empty."""
+    """A phrase of ``n_tokens`` tokens from ``first_token``.
+
+    It names the objects of the scene with the indices ``objects``, or the background if there are none.
+    """
 
     first_token: int
     n_tokens: int
@@ -83,7 +86,7 @@ class DemoCaption:
 
 @dataclass(frozen=True)
 class _PhraseText:
-    """A piece of a caption that names objects, or the background if there are none."""
+    """A piece of a caption that names the objects with these indices in the scene; without indices it names the background."""
 
     text: str
     objects: tuple[int, ...]
@@ -120,7 +123,7 @@ class _CaptionWriter:
         return self.build([opening, named, self.place_text(item)], self.facts(self.first, *which, "place"))
 
     def relation(self) -> DemoCaption:
-        """Describe where one object is relative to a second one, and the place of the second; a single object is alone."""
+        """Describe where one object is relative to a second one, and the place of the second; or state that it is alone."""
         if self.alone:
             lonely = self.pick(("all alone", "by itself", "with nothing else around"))
             pieces: list[str | _PhraseText] = [self.object_phrase(0, "size", "colour", "shape"), lonely]
@@ -150,7 +153,7 @@ class _CaptionWriter:
         return self.build([_PhraseText(f"{count} {noun}", everything), self.background_pieces(), ":", *self.join(each)], facts)
 
     def on_background(self) -> DemoCaption:
-        """Describe another object than ``one_object``, its place, and the background."""
+        """Describe the background, and another object than :meth:`one_object` does (if there are several) with its place."""
         which = ("size", "colour", "shape") if self.alone else ("texture", "colour", "shape")
         facts = [("background",), *self.facts(self.second, *which, "place")]
         place = self.place_text(self.scene.objects[self.second])
@@ -244,7 +247,7 @@ def _jpeg(image: Image.Image) -> bytes:
 
 
 def _is_drawn(path: Path) -> bool:
-    """Return whether an image has the size and the quantization of the demo, which hardly any photograph has."""
+    """Return whether an image was drawn by the demo: hardly any photograph has its size and its JPEG quantization tables."""
     with Image.open(path) as found, Image.open(io.BytesIO(_jpeg(Image.new("RGB", (IMAGE_SIZE, IMAGE_SIZE))))) as ours:
         return (found.size, getattr(found, "quantization", None)) == (ours.size, getattr(ours, "quantization", 0))
 

@@ -81,7 +81,7 @@ _TEXTS = ("files", "raws", "words")
 
 
 class TextColumn:
-    """A column of texts: their concatenated UTF-8 bytes and the end of each. A text is decoded when it is read."""
+    """A sequence of texts, stored as their concatenated UTF-8 bytes and the end of each; a text is decoded when it is read."""
 
     def __init__(self, content: NDArray[np.uint8], ends: NDArray[np.int64]) -> None:
         self.content, self.ends = content, ends

@@ -287,5 +287,5 @@ def mentions(dataset: Dataset) -> list[Mention]:
 
 
 def phrase_texts(dataset: Dataset) -> list[str]:
-    """Return the distinct texts of a data set's phrases in order of appearance; the index of a text is its id in a cache."""
+    """Return the distinct texts of a data set's phrases in order of appearance. A feature cache uses their indices as ids."""
     return list(dict.fromkeys(mention.text for mention in mentions(dataset)))

@@ -67,7 +67,10 @@ def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None,
 
 
 def _check_archive(path: Path, sha256: str, part_of: str) -> None:
-    """Raise UserError if the download would replace a file with another SHA-256."""
+    """Raise UserError if a download to ``path`` would replace an existing file with another SHA-256.
+
+    ``part_of`` is the address of the download, for the message.
+    """
     check_output(path, OutputKind(f"the archive at {part_of}", lambda existing: sha256_file(existing) == sha256))
 
 
@@ -217,7 +220,7 @@ def _resume(url: str, part: Path, n_bytes: int) -> None:
 
 
 def _append(url: str, part: Path, n_bytes: int) -> None:
-    """Request the rest of ``part`` once and append it; a server that cannot resume sends the file from its first byte."""
+    """Request the rest of the file ``part`` once and append it; if the server cannot resume, start again at the first byte."""
     offset = _size(part)
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={offset}-"} if offset else {})
     with request_url(url, headers, TIMEOUT) as response:

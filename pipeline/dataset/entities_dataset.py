@@ -181,7 +181,7 @@ class _EntitiesReader:
         return _Photo(tuple(captions), self._scaled(annotation, file), annotation.unboxed)
 
     def _scaled(self, annotation: Annotation, file: str) -> Mapping[str, Sequence[Box]]:
-        """Return the boxes in pixels of the file, whose size may differ from the size of the annotated photo."""
+        """Return the boxes, scaled to pixels of ``file``. Its size may differ from the size of the annotated photo."""
         size = annotation.width, annotation.height
         actual_size = size if self.images is None else read_image_size(self.images / file)
         if actual_size == size:

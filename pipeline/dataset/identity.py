@@ -80,7 +80,7 @@ def caption_hash(imgid: int, raw: str) -> bytes:
 
 
 def caption_hashes(images: Sequence[Image]) -> Hashes:
-    """Return the hashes of all captions of the images, (n_captions, 8), in their order."""
+    """Return the hash of every caption, (n_captions, 8): those of the first image, then those of the second, and so on."""
     hashes = b"".join(caption_hash(image.imgid, caption.raw) for image in images for caption in image.captions)
     return np.frombuffer(hashes, np.uint8).reshape(-1, CAPTION_BYTES)
 
@@ -94,7 +94,8 @@ def compare_data(ours: DataIdentity, theirs: DataIdentity) -> list[str]:
     """Return messages about the differences between two data sets; an empty list if there are none.
 
     A message is ``12 of 300 compared captions differ, the first is id 5``. Only common ids are compared, so a split does not
-    differ from the complete data set. If only photographs or only captions differ, a second message says so.
+    differ from the complete data set. If only photographs or only captions differ, a second message states whether the others
+    are equal.
     """
     parts = {
         "photographs": _compare_hashes(ours.image_ids, ours.photos, theirs.image_ids, theirs.photos),

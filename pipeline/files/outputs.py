@@ -21,7 +21,11 @@ _force: ContextVar[bool] = ContextVar("_force", default=False)
 
 @dataclass(frozen=True)
 class OutputKind:
-    """A kind of output file: its ``name`` in messages, and a test that ``recognises`` it; an error in the test means no."""
+    """A kind of output file, such as a report.
+
+    name : its name in messages
+    recognises : function that returns whether the file at a path is of this kind; an error in it means no
+    """
 
     name: str
     recognises: Callable[[Path], bool]
@@ -52,9 +56,9 @@ def may_replace_others() -> bool:
 def check_output(out: Path, kind: OutputKind, inputs: Iterable[Path] = ()) -> None:
     """Check whether a command may write the file ``out``, before the command starts to work.
 
-    An existing file may be replaced if it is of the same ``kind``, or with ``--force``. Raises UserError for other existing
-    files, for anything else than a plain file, and, even with ``--force``, if ``out`` is one of the ``inputs`` (also through a
-    link) or lies in one of them.
+    An existing file may be replaced if it is of the same ``kind``, or with the option ``--force``. Raises UserError for other
+    existing files, for anything else than a plain file, and, even with ``--force``, if ``out`` is one of the ``inputs`` (also
+    through a link) or lies in one of them.
     """
     target = resolve_target(out)
     if not target.exists():

@@ -1,4 +1,4 @@
-"""Import WebDataset archives, tar files with photos ``<key>.jpg`` and captions, ``<key>.txt`` or ``<key>.json``."""
+"""Import WebDataset archives: tar files with photos ``<key>.jpg`` and captions ``<key>.txt`` or ``<key>.json``."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _MAX_LOGGED = 5  # kinds of unread members in the log
 
 @dataclass
 class Sample:
-    """Consecutive members of an archive with the same key.
+    """A sample: consecutive members (files) of an archive whose names begin with the same key.
 
     content, names : the bytes and the name of each member that was read, by its extension
     longer : unread members with a dot before an extension of photos or captions, such as ``a.b.jpg`` in the sample ``a``
-    fault : the first fault of a member
+    fault : a message about the first member that cannot be used
     """
 
     key: str
@@ -57,21 +57,21 @@ class Sample:
 
     @property
     def photo_extension(self) -> str:
-        """The extension of the photo. Raises BadRow without a photo."""
+        """The extension of the photo's name. Raises BadRow if the sample has no photo."""
         for extension in PHOTOS:
             if extension in self.content:
                 return extension
         raise BadRow(f"no photo ({', '.join(PHOTOS)}){self.unread_hint()}")
 
     def unread_hint(self) -> str:
-        """Return the end of a message about the first member with a longer extension, or an empty text."""
+        """Return the end of a message about the first member in ``longer``, or an empty text."""
         if not self.longer:
             return ""
         name = str(self.longer[0])
         return f"; member {name!r} is the field {self.longer[0].name.partition('.')[2]!r} of this key and is not read"
 
     def check(self) -> None:
-        """Raise BadRow if a member has a fault, or if keys up to the last dot would give several samples."""
+        """Raise BadRow if a member cannot be used, or if keys up to the last dot would divide this sample into several."""
         if self.fault:
             raise BadRow(self.fault)
         extensions: dict[PurePosixPath, set[str]] = {}
@@ -89,14 +89,14 @@ class Sample:
 
 
 class SampleReader:
-    """Reads samples; a key ends at the first dot of the file name, as in WebDataset itself, or at the last one."""
+    """A reader of samples. A key ends at the first dot of the file name, as in WebDataset itself, or at the last dot."""
 
     def __init__(self, key_until: str) -> None:
         self._key_until = key_until
         self._unread: Counter[str] = Counter()
 
     def samples(self, members: Iterable[ArchiveMember]) -> Iterator[Sample]:
-        """Yield the samples of an archive in its order; leave out samples without a member to read."""
+        """Yield the samples of an archive in its order, without samples that have neither a photo nor a caption."""
         sample = Sample("")
         for member in members:
             path = PurePosixPath(member.name)
@@ -126,7 +126,7 @@ class SampleReader:
         return printable(", ".join([*counts, *([f"{others} other kinds"] if others else [])]))
 
     def _finish(self, sample: Sample) -> Iterator[Sample]:
-        """Yield the sample if it has a member to read or a fault; count its second and later photos as unread."""
+        """Yield the sample unless all its members are ignored. Count its second and later photos as unread."""
         photos = [extension for extension in sample.content if extension in PHOTOS]
         self._unread.update(f"*.{extension}" for extension in photos[1:])
         if sample.content or sample.longer or sample.fault:
@@ -159,7 +159,7 @@ _BLOCK = 512
 
 
 def find_archives(source: Path) -> list[Path]:
-    """Return the archives in a folder and its subfolders, sorted by name; for an archive file, the file itself."""
+    """Return the archives in a folder and its subfolders, sorted by name. If ``source`` is a file, return this file."""
     paths = source.rglob("*") if source.is_dir() else [source]
     return sorted(path for path in paths if path.name.lower().endswith(ARCHIVES) and path.is_file())
 
@@ -172,8 +172,8 @@ def import_webdataset(sources: Sequence[Path], settings: ImportSettings, key_unt
     ``test/0.tar``). An interrupted import continues.
 
     As in WebDataset itself, a key ends at the first dot of a file name: ``a.b.jpg`` is the field ``b.jpg`` of the sample
-    ``a``. With ``key_until="last-dot"`` it ends at the last dot. A second sample with the same key, and a member whose path
-    leads out of the archive, are refused. Unread members are counted.
+    ``a``. With ``key_until="last-dot"`` it ends at the last dot. A second sample with the same key, and a sample with a member
+    whose path leads out of the archive, are bad rows. Unread members are counted.
     """
     check_dataset_name(settings.name)
     if key_until not in KEY_ENDS:
@@ -241,7 +241,7 @@ def _add_archive(
 
 
 def _has_end(archive: Path) -> bool:
-    """Return whether a tar file ends with zeros, as all complete ones do; readers stop without an error at a cut."""
+    """Return whether a tar file ends with zeros, as all complete ones do. Readers of an incomplete file report no error."""
     if archive.suffix != ".tar":
         return True  # decompression fails if a compressed file is cut
     with archive.open("rb") as stream:
@@ -250,7 +250,7 @@ def _has_end(archive: Path) -> bool:
 
 
 def _split_of(folder: str) -> str | None:
-    """Return the split that the name of an archive or of one of its folders begins with, or None."""
+    """Return the split with which the name of an archive, or of a folder in its path, begins; None if there is none."""
     *parents, name = folder.lower().split("/")
     for part in (name, *parents[::-1]):
         for split in _SPLITS:
