@@ -20,7 +20,7 @@ from vse.features.cache.shards import shards_folder
 from vse.features.exchange.embeddings import read_backbone
 from vse.features.extractors.proposals import collect_truth_boxes, has_truth_boxes, hash_boxes
 from vse.features.settings import EXTRACTORS
-from vse.pipeline.dataset.columns import IdRows, caption_ids, image_ids
+from vse.pipeline.dataset.columns import IdIndex, caption_ids, image_ids
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.dataset.identity import (
     COMPARED_PHOTOS,
@@ -136,7 +136,7 @@ def compare_texts(dataset: Dataset, ids: Ids, sources: Hashes, config: Mapping[s
     extractor, text_rows = config.get("extractor"), config_text_rows(config)
     raw = isinstance(extractor, str) and extractor in EXTRACTORS and EXTRACTORS[extractor].reads_raw
     items = dataset_items(dataset, "text", raw, text_rows)
-    rows = IdRows(ids).find(np.asarray([item.id for item in items], np.int64))
+    rows = IdIndex(ids).find(np.asarray([item.id for item in items], np.int64))
     wrong = [
         item.id for item, row in zip(items, rows.tolist(), strict=True) if row >= 0 and (item.source() != sources[row]).any()
     ]

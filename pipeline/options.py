@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError, PydanticUndefined, core_schema
 
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files.outputs import allow_replacing_others
+from vse.pipeline.files.outputs import allow_replacing_other_kinds
 
 LAST_SEED = 2**63 - 1
 _LONGEST = 200  # characters of a value in an error
@@ -224,7 +224,7 @@ def command(
         def run(**values: Any) -> None:
             context = click.get_current_context()
             if values.get("force"):
-                context.with_resource(allow_replacing_others())
+                context.with_resource(allow_replacing_other_kinds())
             if values.get("allow_code"):
                 from vse.pipeline.presets.own_code import allow_own_code
 

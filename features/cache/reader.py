@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from vse.features.cache.arrays import ByteSource, StoredArray, array_bytes
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.rows import TextRows
-from vse.pipeline.dataset.columns import IdRows
+from vse.pipeline.dataset.columns import IdIndex
 from vse.pipeline.errors import UserError
 
 _SHAPES = {"boxes": (4,), "image_size": (2,)}  # the shape of one entry: for a region, and for an image
@@ -98,7 +98,7 @@ class FeatureReader:
     def __init__(self, cache: FeatureCache, memory_gb: float = 2.0, mapped: bool = True) -> None:
         self.cache = cache
         self._memory_gb, self._mapped = memory_gb, mapped
-        self._rows = IdRows(cache.ids)
+        self._rows = IdIndex(cache.ids)
         stored = [shard["features"] for shard in cache.shards]
         counts = [part.shape[0] for part in stored]
         fits = int(np.searchsorted(np.cumsum([part.nbytes for part in stored]), memory_gb * 1e9, side="right"))

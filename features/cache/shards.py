@@ -296,7 +296,7 @@ _FAILURES = OutputKind(
 )
 
 
-def cache_kind(out: Path) -> OutputKind:
+def cache_output_kind(out: Path) -> OutputKind:
     """Return a test that recognises an existing feature cache at ``out``, which a new one may replace.
 
     A damaged cache counts as one if it begins like an HDF5 file and has a manifest.
@@ -315,7 +315,7 @@ def check_cache_out(out: Path, dataset: str, feature: str, inputs: Iterable[Path
     ``inputs``, nor a cache of another data set or feature.
     """
     files = list(inputs)
-    check_output(out, cache_kind(out), files)
+    check_output(out, cache_output_kind(out), files)
     check_output(out.with_name(f"{out.name}.failures.jsonl"), _FAILURES, files)
     if encoder is not None:
         check_output(encoder, _ENCODER, files)

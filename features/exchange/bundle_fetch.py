@@ -21,7 +21,7 @@ from vse.pipeline.dataset.downloads import download, download_unverified, open_u
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.archives import ARCHIVE_ERRORS, open_archive, unpack
 from vse.pipeline.files.inputs import check_input
-from vse.pipeline.files.outputs import may_replace_others
+from vse.pipeline.files.outputs import may_replace_other_kinds
 from vse.pipeline.files.writing import clear_temporaries, lock_for_writing, open_atomic, sha256_file
 from vse.pipeline.progress import progress_bar
 
@@ -241,7 +241,7 @@ def _missing_files(bundle: BundleList, targets: Mapping[str, Path]) -> list[Bund
         if not (target.exists() or target.is_symlink()):
             missing.append(file)
         elif not _is_intact(file, target):
-            if not (may_replace_others() and target.is_file()):
+            if not (may_replace_other_kinds() and target.is_file()):
                 raise UserError(
                     f"{target}: exists and is another file than the bundle's; remove it, or fetch to another folder"
                 )

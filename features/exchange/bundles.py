@@ -28,7 +28,7 @@ from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.identity import compare_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import check_input, is_name
-from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_others
+from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_other_kinds
 from vse.pipeline.files.writing import lock_for_writing, open_atomic, parse_json, sha256_file, sha256_json, write_json
 from vse.pipeline.progress import progress_bar
 
@@ -102,7 +102,7 @@ def pack(caches: Sequence[Path], out: Path, with_dataset: bool = False, notes: P
         check_output(out, OutputKind("a bundle", tarfile.is_tarfile), sources.values())
     with lock_for_writing(out):
         content = _build_list(verified, sources)
-        if out.is_dir() or ((out.exists() or out.is_symlink()) and not may_replace_others()):
+        if out.is_dir() or ((out.exists() or out.is_symlink()) and not may_replace_other_kinds()):
             return _read_existing(out, content)
         return _write_archive(out, content, sources) if out.suffix == ".tar" else _write_folder(out, content, sources)
 

@@ -142,13 +142,13 @@ def _add_part(
     """Add the rows of a part to ``gathered``, and the places of their vectors to ``places_by_file``, by image file."""
     part, refused = parts[index], 0
 
-    def refuse(place: str, reason: object) -> None:
+    def on_bad_row(place: str, reason: object) -> None:
         nonlocal refused
         refused += 1
-        gathered.refuse(place, reason)
+        gathered.add_bad_row(place, reason)
 
     n_read = 0
-    for n_read, (place, values) in enumerate(read_table_rows(part.metadata, settings, refuse), 1):
+    for n_read, (place, values) in enumerate(read_table_rows(part.metadata, settings, on_bad_row), 1):
         row_index = n_read - 1 + refused
         try:
             if row_index >= len(part.images):
@@ -156,7 +156,7 @@ def _add_part(
             row = _with_relative_file(build_row(place, values), images)
             _check_vectors(row, part, row_index, parts, places_by_file)
         except BadRow as reason:
-            gathered.refuse(place, reason)
+            gathered.add_bad_row(place, reason)
             continue
         file = gathered.add(row)
         if file is not None:

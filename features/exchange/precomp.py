@@ -29,7 +29,7 @@ from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, IMPORT_TOKENISER, f
 from vse.pipeline.dataset.dataset import Image, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, WatchedFile, is_name, wrap_read_errors
-from vse.pipeline.files.outputs import bytes_kind, check_output, json_kind, may_replace_others
+from vse.pipeline.files.outputs import bytes_kind, check_output, json_kind, may_replace_other_kinds
 from vse.pipeline.files.writing import lock_for_writing, open_atomic, read_json, write_bytes, write_json
 
 SPLITS = {"train": "train", "dev": "val", "test": "test", "testall": "test"}
@@ -149,7 +149,7 @@ def import_precomp(
     if len(shapes) != 2:
         raise UserError(f"{folder}: the splits' features differ in shape or type: {', '.join(map(str, shapes))}")
     ids = _image_ids(splits)
-    existing = read_json(out_data) if out_data.exists() and not may_replace_others() else None
+    existing = read_json(out_data) if out_data.exists() and not may_replace_other_kinds() else None
     default_tokeniser = existing.get("tokeniser", DEFAULT_TOKENISER) if isinstance(existing, dict) else IMPORT_TOKENISER
     content = _dataset_content(dataset, splits, ids, tokeniser or default_tokeniser)
     if existing not in (None, content):

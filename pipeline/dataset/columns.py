@@ -28,7 +28,7 @@ from vse.pipeline.files.writing import write_bytes
 Ids = NDArray[np.int64]
 
 
-class IdRows:
+class IdIndex:
     """An index of unique ``ids`` (n,) that finds the row of an id by binary search."""
 
     def __init__(self, ids: Ids) -> None:

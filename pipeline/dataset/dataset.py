@@ -24,7 +24,7 @@ from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.columns import (
     SPLITS,
     Caption,
-    IdRows,
+    IdIndex,
     Ids,
     Image,
     ImageColumns,
@@ -88,25 +88,25 @@ class Dataset:
 
     def image_rows(self, imgids: Ids) -> NDArray[np.int64]:
         """Return the index in ``images`` of each image id, (n,); -1 for an unknown id."""
-        return self._image_rows.find(imgids)
+        return self._image_index.find(imgids)
 
     def caption_rows(self, sentids: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return two indices for each caption id: of its image in ``images`` (n,), and of the caption in that image (n,).
 
         The index of the image is -1 for an unknown id.
         """
-        rows = self._caption_rows.find(sentids)
+        rows = self._caption_index.find(sentids)
         images = np.searchsorted(self._caption_ends, rows, side="right")
         captions = rows - np.concatenate([[0], self._caption_ends])[images]
         return np.where(rows < 0, -1, images), captions
 
     @cached_property
-    def _image_rows(self) -> IdRows:
-        return IdRows(image_ids(self.images))
+    def _image_index(self) -> IdIndex:
+        return IdIndex(image_ids(self.images))
 
     @cached_property
-    def _caption_rows(self) -> IdRows:
-        return IdRows(caption_ids(self.images))
+    def _caption_index(self) -> IdIndex:
+        return IdIndex(caption_ids(self.images))
 
     @cached_property
     def _caption_ends(self) -> NDArray[np.int64]:
@@ -152,7 +152,7 @@ def _read(path: Path, file: InputFile) -> Dataset:
 
 def _parse(path: Path, file: InputFile) -> Dataset:
     try:
-        content = parse_json(path, file.read(), _share_words)
+        content = parse_json(path, file.read(), _intern_tokens)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     if not isinstance(content, dict) or not isinstance(content.get("images"), list):
@@ -208,7 +208,7 @@ def missing_images(dataset: Dataset) -> list[Path]:
     return [path for image in dataset.images if not (path := dataset.image_path(image)).is_file()]
 
 
-def _share_words(content: dict[str, Any]) -> dict[str, Any]:
+def _intern_tokens(content: dict[str, Any]) -> dict[str, Any]:
     """Store equal tokens only once in memory: COCO has 6.5 million tokens but only 30,000 distinct words."""
     tokens = content.get("tokens")
     if isinstance(tokens, list) and all(type(token) is str for token in tokens):

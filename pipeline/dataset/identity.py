@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from vse.pipeline.dataset.columns import IdRows, Ids, Image, caption_ids, image_ids
+from vse.pipeline.dataset.columns import IdIndex, Ids, Image, caption_ids, image_ids
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, read_image_bytes, read_image_size
@@ -131,7 +131,7 @@ def _compare_hashes(ids: Ids, hashes: Hashes | None, other_ids: Ids, other_hashe
     """Return the number of ids that are in both lists, and the ids whose hashes differ."""
     if hashes is None or other_hashes is None:
         return 0, ids[:0]
-    rows = IdRows(other_ids).find(ids)
+    rows = IdIndex(other_ids).find(ids)
     shared = np.flatnonzero(rows >= 0)
     return len(shared), ids[shared[(hashes[shared] != other_hashes[rows[shared]]).any(1)]]
 
@@ -170,7 +170,7 @@ def hash_available_photos(dataset: Dataset, recorded: DataIdentity, max_photos: 
     """
     if recorded.photos is None or not dataset.has_image_files:
         return _NO_IDS, None
-    rows = np.flatnonzero(IdRows(recorded.image_ids).find(image_ids(dataset.images)) >= 0)
+    rows = np.flatnonzero(IdIndex(recorded.image_ids).find(image_ids(dataset.images)) >= 0)
     chosen = rows[np.linspace(0, len(rows) - 1, min(max_photos, len(rows))).astype(np.int64)] if len(rows) else rows
     images = [dataset.images[int(row)] for row in chosen]
     return hash_photos([(image.imgid, dataset.image_path(image)) for image in images])

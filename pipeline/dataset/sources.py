@@ -21,7 +21,7 @@ from vse.pipeline.dataset.entities_dataset import (
 )
 from vse.pipeline.errors import UserError, import_extra
 from vse.pipeline.files.inputs import is_name
-from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_others, read_json_object
+from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_other_kinds, read_json_object
 from vse.pipeline.files.writing import MACHINE_ID, clear_temporaries, lock_for_writing, read_json, write_json
 from vse.pipeline.presets.presets import load_dataset
 from vse.pipeline.presets.schema import DatasetConfig
@@ -281,7 +281,7 @@ def create_album(photos: Path, out: Path, name: str | None = None) -> Path:
         for imgid, path in enumerate(files)
     ]
     check_dataset_out(out, name)
-    if file.exists() and not may_replace_others():
+    if file.exists() and not may_replace_other_kinds():
         earlier = read_json(file)
         captioned = not isinstance(earlier, dict) or any(image.get("sentences") for image in earlier.get("images", []))
         if captioned or earlier.get("dataset") != name:

@@ -39,7 +39,7 @@ class OutputKind:
 
 
 @contextmanager
-def allow_replacing_others(allowed: bool = True) -> Iterator[None]:
+def allow_replacing_other_kinds(allowed: bool = True) -> Iterator[None]:
     """Allow outputs in the block to replace files of other kinds (``--force``)."""
     token = _force.set(allowed or _force.get())
     try:
@@ -48,7 +48,7 @@ def allow_replacing_others(allowed: bool = True) -> Iterator[None]:
         _force.reset(token)
 
 
-def may_replace_others() -> bool:
+def may_replace_other_kinds() -> bool:
     """Return whether the user allowed outputs to replace files of other kinds."""
     return _force.get()
 
@@ -67,7 +67,7 @@ def check_output(out: Path, kind: OutputKind, inputs: Iterable[Path] = ()) -> No
         with suppress(OSError, RuntimeError):
             if path.samefile(target) or (path.is_dir() and target.resolve().is_relative_to(path.resolve())):
                 raise UserError(f"{out}: output is also an input; name another file to write")
-    if not may_replace_others() and not kind.is_at(target):
+    if not may_replace_other_kinds() and not kind.is_at(target):
         raise UserError(f"{out}: exists and is not {kind.name}; name another file to write, or replace it with --force")
 
 

@@ -128,7 +128,7 @@ def _add_split(
             values = {**({"split": [split]} if split else {}), **values, "file": [f"{split}/{name}".lstrip("/")]}
             photos.add(build_row(place, values), content)
         except BadRow as reason:
-            collector.refuse(place, reason)
+            collector.add_bad_row(place, reason)
 
 
 def _photo(stored: Any, index: int, folders: ImageFolders) -> tuple[str, bytes]:

@@ -19,7 +19,7 @@ from vse.pipeline.dataset.sources import check_dataset_name, check_dataset_out, 
 from vse.pipeline.errors import UserError, printable
 from vse.pipeline.files.images import BadImage, read_image_size
 from vse.pipeline.files.inputs import is_path
-from vse.pipeline.files.outputs import check_output, may_replace_others, text_kind
+from vse.pipeline.files.outputs import check_output, may_replace_other_kinds, text_kind
 from vse.pipeline.files.writing import clear_temporaries, read_json, write_bytes, write_text
 
 _SPLIT_NAMES = {split: split for split in SPLITS} | {"training": "train", "testing": "test"}
@@ -144,7 +144,7 @@ class RowCollector:
             self.bad.add(row.place, reason)
             return None
 
-    def refuse(self, place: str, reason: object) -> None:
+    def add_bad_row(self, place: str, reason: object) -> None:
         """Add a row to the bad rows that could not be converted to an :class:`ImportedRow`."""
         self.n_rows += 1
         self.bad.add(place, reason)
@@ -155,7 +155,7 @@ class RowCollector:
 
     def _add(self, row: ImportedRow) -> str:
         file = normalize_image_path(row.file)
-        split = _split(row.split)
+        split = _parse_split(row.split)
         captions = [(text.strip(), self._tokenise(text)) for text in row.captions]
         for text, tokens in captions:
             if not tokens:
@@ -256,7 +256,7 @@ def normalize_image_path(name: str) -> str:
     return path.as_posix()
 
 
-def _split(name: str | None) -> str | None:
+def _parse_split(name: str | None) -> str | None:
     if name is None or not name.strip():
         return None
     split = _SPLIT_NAMES.get(name.strip().lower())
@@ -319,7 +319,7 @@ def write_imported_data(content: dict[str, Any], settings: ImportSettings, image
     """Write ``dataset.json`` and link its images; return its path. Raises UserError if the folder has another data set."""
     check_dataset_name(settings.name)
     file = settings.out / "dataset.json"
-    if file.exists() and read_json(file) != content and not may_replace_others():
+    if file.exists() and read_json(file) != content and not may_replace_other_kinds():
         raise UserError(f"{file} already exists with other content; move it away, or give another --out or --force")
     counts = Counter(image["split"] for image in content["images"])
     n_captions = sum(len(image["sentences"]) for image in content["images"])
@@ -378,7 +378,7 @@ class PhotoWriter:
         try:
             read_image_size(Path(row.file), content)
         except BadImage as fault:
-            self._collector.refuse(row.place, fault)
+            self._collector.add_bad_row(row.place, fault)
             return
         file = self._collector.add(row)
         if file is None or not self._collector.can_succeed:

@@ -32,11 +32,11 @@ _DELIMITERS = ",;\t|"
 _PHOTO_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp"))
 _SUFFIX = re.compile(r"\.\w{1,5}")
 _HINT = "--quoting none reads quotation marks as text"
-_Refuse = Callable[[str, object], None]
+_OnBadRow = Callable[[str, object], None]
 
 
 def read_csv_rows(
-    path: Path, refuse: _Refuse, file_column: Callable[[Mapping[str, None]], str], quoting: str = "minimal"
+    path: Path, on_bad_row: _OnBadRow, file_column: Callable[[Mapping[str, None]], str], quoting: str = "minimal"
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the place and the cells of each row of a CSV file; its first line has the names of the columns.
 
@@ -47,8 +47,8 @@ def read_csv_rows(
     Raises UserError if the file has no proper header, or if it is unclear which lines are rows. It is unclear if a quoted cell
     contains the image file of another row, or if the first line of an unreadable row has a quotation mark and no image file.
 
-    refuse : called with the place and the reason of an unreadable row; after unbalanced quotation marks, reading continues at
-        the next line
+    on_bad_row : called with the place and the reason of an unreadable row; after unbalanced quotation marks, reading continues
+        at the next line
     file_column : function from the names of all columns to the name of the column of image files
     """
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as stream:
@@ -81,7 +81,7 @@ def read_csv_rows(
                 if '"' in lines.taken[0] and quoting != "none":
                     bounds.check_line(place, lines.taken[0], fault)
                 lines.put_back(lines.taken[1:])
-                refuse(place, fault)
+                on_bad_row(place, fault)
                 continue
             bounds.check_row(line_number, cells, lines.taken)
             yield place, dict(zip(header, cells, strict=True))
@@ -212,20 +212,20 @@ _Choose = Callable[[Mapping[str, Any]], dict[str, tuple[str, ...]]]
 
 def add_table(path: Path, collector: RowCollector, settings: ImportSettings) -> None:
     """Add all rows of a table. Raises UserError if it cannot be read, or has no column of files or of captions."""
-    rows = read_table_rows(path, settings, collector.refuse)
+    rows = read_table_rows(path, settings, collector.add_bad_row)
     for place, row in progress_bar(rows, desc=f"read {path.name}", unit="row"):
         try:
             collector.add(build_row(place, row))
         except BadRow as reason:
-            collector.refuse(place, reason)
+            collector.add_bad_row(place, reason)
 
 
-def read_table_rows(path: Path, settings: ImportSettings, refuse: _Refuse) -> Iterator[tuple[str, dict[str, list[Any]]]]:
+def read_table_rows(path: Path, settings: ImportSettings, on_bad_row: _OnBadRow) -> Iterator[tuple[str, dict[str, list[Any]]]]:
     """Yield the place of each row, and a dictionary from fields to the values of their columns.
 
     Raises UserError if ``path`` is not a table.
 
-    Calls ``refuse`` with the place and the reason of an unreadable row.
+    Calls ``on_bad_row`` with the place and the reason of an unreadable row.
     """
     check_input(path)
     kind = path.suffix.lower()
@@ -240,11 +240,11 @@ def read_table_rows(path: Path, settings: ImportSettings, refuse: _Refuse) -> It
 
     if kind in _CSV:
         rows: Iterator[tuple[str, _Values]]
-        rows = read_csv_rows(path, refuse, lambda header: choose(header)["file"][0], settings.quoting or QUOTING[0])
+        rows = read_csv_rows(path, on_bad_row, lambda header: choose(header)["file"][0], settings.quoting or QUOTING[0])
     elif kind == ".parquet":
         rows = _parquet_rows(path, choose)
     else:
-        rows = _json_rows(path, refuse)
+        rows = _json_rows(path, on_bad_row)
     chosen: dict[str, tuple[str, ...]] = {}
     header: tuple[str, ...] = ()
     for place, values in rows:
@@ -254,7 +254,7 @@ def read_table_rows(path: Path, settings: ImportSettings, refuse: _Refuse) -> It
             except UserError as error:
                 if kind not in _JSON:
                     raise
-                refuse(place, str(error).removeprefix(f"{path}: "))
+                on_bad_row(place, str(error).removeprefix(f"{path}: "))
                 continue
             header = tuple(values)
         yield place, {field: [values[name] for name in names] for field, names in chosen.items()}
@@ -322,7 +322,7 @@ def choose_columns(
     return chosen
 
 
-def _json_rows(path: Path, refuse: _Refuse) -> Iterator[tuple[str, _Values]]:
+def _json_rows(path: Path, on_bad_row: _OnBadRow) -> Iterator[tuple[str, _Values]]:
     with path.open("rb") as stream:
         for line_number, line in enumerate(stream, 1):
             place = f"{path}: line {line_number}"
@@ -331,12 +331,12 @@ def _json_rows(path: Path, refuse: _Refuse) -> Iterator[tuple[str, _Values]]:
             try:
                 row = parse_json(path, line)
             except UserError as error:
-                refuse(place, str(error).removeprefix(f"{path}: "))
+                on_bad_row(place, str(error).removeprefix(f"{path}: "))
                 continue
             if isinstance(row, dict):
                 yield place, row
             else:
-                refuse(place, "not a JSON object")
+                on_bad_row(place, "not a JSON object")
 
 
 def _parquet_rows(path: Path, choose: _Choose) -> Iterator[tuple[str, _Values]]:

@@ -27,10 +27,10 @@ from vse.pipeline.imports.rows import (
 from vse.pipeline.imports.tables import build_row, choose_columns
 from vse.pipeline.progress import progress_bar
 
-PHOTOS = ("jpg", "jpeg", "png", "webp")
+PHOTO_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
 KEY_ENDS = ("first-dot", "last-dot")
 _CAPTIONS = ("txt", "json")
-_READ = (*PHOTOS, *_CAPTIONS)
+_READ = (*PHOTO_EXTENSIONS, *_CAPTIONS)
 _MAX_TEXT_BYTES = 1_000_000
 _MAX_LOGGED = 5  # kinds of unread members in the log
 
@@ -58,10 +58,10 @@ class Sample:
     @property
     def photo_extension(self) -> str:
         """The extension of the photo's name. Raises BadRow if the sample has no photo."""
-        for extension in PHOTOS:
+        for extension in PHOTO_EXTENSIONS:
             if extension in self.content:
                 return extension
-        raise BadRow(f"no photo ({', '.join(PHOTOS)}){self.unread_hint()}")
+        raise BadRow(f"no photo ({', '.join(PHOTO_EXTENSIONS)}){self.unread_hint()}")
 
     def unread_hint(self) -> str:
         """Return the end of a message about the first member in ``longer``, or an empty text."""
@@ -77,7 +77,7 @@ class Sample:
         extensions: dict[PurePosixPath, set[str]] = {}
         for path in self.longer:
             extensions.setdefault(path.with_suffix(""), set()).add(path.suffix[1:].lower())
-        pairs = (stem for stem, each in extensions.items() if each & set(PHOTOS) and each & set(_CAPTIONS))
+        pairs = (stem for stem, each in extensions.items() if each & set(PHOTO_EXTENSIONS) and each & set(_CAPTIONS))
         pair = next(pairs, None)
         if pair is None:
             return
@@ -127,7 +127,7 @@ class SampleReader:
 
     def _finish(self, sample: Sample) -> Iterator[Sample]:
         """Yield the sample unless all its members are ignored. Count its second and later photos as unread."""
-        photos = [extension for extension in sample.content if extension in PHOTOS]
+        photos = [extension for extension in sample.content if extension in PHOTO_EXTENSIONS]
         self._unread.update(f"*.{extension}" for extension in photos[1:])
         if sample.content or sample.longer or sample.fault:
             yield sample
@@ -138,7 +138,7 @@ class SampleReader:
             if extension.rpartition(".")[2] in _READ:
                 sample.longer.append(path)
             return
-        max_bytes = MAX_PHOTO_BYTES if extension in PHOTOS else _MAX_TEXT_BYTES
+        max_bytes = MAX_PHOTO_BYTES if extension in PHOTO_EXTENSIONS else _MAX_TEXT_BYTES
         if fault is None and member.size > max_bytes:
             fault = f"has {member.size} bytes, more than {max_bytes}"
         if fault is None and extension in sample.names:
@@ -233,11 +233,11 @@ def _add_archive(
                     seen[file] = sample.first_name
                     photos.add(*_row(place, file, sample, split, settings.columns))
                 except BadRow as reason:
-                    collector.refuse(place, reason)
+                    collector.add_bad_row(place, reason)
         if not _has_end(archive):
-            collector.refuse(str(archive), "a damaged archive: its end is missing")
+            collector.add_bad_row(str(archive), "a damaged archive: its end is missing")
     except (*ARCHIVE_ERRORS, OSError) as error:
-        collector.refuse(str(archive), f"a damaged archive, or not one ({error_reason(error)})")
+        collector.add_bad_row(str(archive), f"a damaged archive, or not one ({error_reason(error)})")
 
 
 def _has_end(archive: Path) -> bool:
