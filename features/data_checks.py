@@ -20,7 +20,7 @@ from vse.features.cache.shards import shards_folder
 from vse.features.exchange.embeddings import read_backbone
 from vse.features.extractors.proposals import collect_truth_boxes, has_truth_boxes, hash_boxes
 from vse.features.settings import EXTRACTORS
-from vse.pipeline.dataset.columns import IdRows, caption_ids, image_ids
+from vse.pipeline.dataset.columns import IdIndex, caption_ids, image_ids
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.dataset.identity import (
     COMPARED_PHOTOS,
@@ -64,7 +64,7 @@ def check_same_photos(cache: FeatureCache, other: FeatureCache) -> None:
 def check_box_photos(path: Path, dataset: Dataset) -> None:
     """Check that a cache of boxes belongs to the photographs of a data set. Raises UserError if photographs differ.
 
-    The names of the data sets may differ. Other files of boxes hold no hashes and are not checked.
+    The names of the data sets may differ. Files of boxes that are not caches hold no hashes and are not checked.
     """
     if path.suffix != ".h5" or not shards_folder(path).is_dir():
         return
@@ -96,12 +96,12 @@ def compare_with_dataset(cache: FeatureCache, dataset: Dataset) -> list[str]:
 
 
 def belongs_to_dataset(cache: FeatureCache, dataset: Dataset) -> bool:
-    """Return whether the rows of a cache belong to the captions or phrases of this data set."""
+    """Return whether the rows of a cache were computed from the images or texts of this data set."""
     return cache.dataset == dataset.name and not compare_with_dataset(cache, dataset)
 
 
 def recorded_identity(cache: FeatureCache) -> DataIdentity:
-    """Return the ids and hashes of a cache's data set that the cache records."""
+    """Return the ids and hashes of photographs and captions that a cache records about its data set."""
     names = ("caption_ids", "caption_hashes", "photo_hashes")
     with open_hdf5(cache.path, "a readable feature cache") as file:
         stored = {name: data[:] for name in names if (data := find_hdf5_dataset(file, name)) is not None}
@@ -117,7 +117,10 @@ def recorded_identity(cache: FeatureCache) -> DataIdentity:
 
 
 def hash_dataset(cache: FeatureCache, dataset: Dataset) -> DataChecksums:
-    """Return the hashes of a data set; the photographs' hash covers the rows of ``cache`` and is None without hashes."""
+    """Return the checksums of a data set.
+
+    The checksum of the photographs covers the rows of ``cache``. It is None if the cache records no hashes.
+    """
     photos = replace(recorded_identity(cache), caption_ids=_NO_IDS, captions=None).checksums.photos_sha256
     identity = build_identity(dataset.images)
     splits = {split: sorted(image_ids(images).tolist()) for split, images in dataset.splits.items()}
@@ -127,12 +130,13 @@ def hash_dataset(cache: FeatureCache, dataset: Dataset) -> DataChecksums:
 def compare_texts(dataset: Dataset, ids: Ids, sources: Hashes, config: Mapping[str, Any]) -> list[str]:
     """Return a message if texts of a data set differ from the texts of a cache or shard, else an empty list.
 
-    ``ids`` (n,) and ``sources`` (n, 32) are the rows of the cache or shard, ``config`` the recorded settings of its extractor.
+    ``ids`` (n,) are the ids of the cache's or shard's rows, ``sources`` (n, 32) the hashes of their texts, and ``config`` the
+    recorded settings of its extractor.
     """
     extractor, text_rows = config.get("extractor"), config_text_rows(config)
     raw = isinstance(extractor, str) and extractor in EXTRACTORS and EXTRACTORS[extractor].reads_raw
     items = dataset_items(dataset, "text", raw, text_rows)
-    rows = IdRows(ids).find(np.asarray([item.id for item in items], np.int64))
+    rows = IdIndex(ids).find(np.asarray([item.id for item in items], np.int64))
     wrong = [
         item.id for item, row in zip(items, rows.tolist(), strict=True) if row >= 0 and (item.source() != sources[row]).any()
     ]
@@ -141,7 +145,7 @@ def compare_texts(dataset: Dataset, ids: Ids, sources: Hashes, config: Mapping[s
 
 
 def has_input_hashes(cache: FeatureCache) -> bool:
-    """Return whether the ``sources`` of a cache are hashes of photographs or texts; imported features have other hashes."""
+    """Return whether a cache holds hashes of photographs or texts. Imported features and embeddings have other hashes."""
     return "imported" not in cache.provenance and read_backbone(cache) is None
 
 

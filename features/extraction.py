@@ -1,4 +1,4 @@
-"""Extract the shards of a feature, merge them to a cache, and verify a cache."""
+"""Extract the shards of a feature (files of consecutive rows), merge them to a cache, and verify a cache."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def count_covered_phrases(
     image_ids: Collection[int] | None = None,
     threshold: float = IOU,
 ) -> dict[str, dict[str, int]]:
-    """Count for each split the phrases with a ground-truth box, and the covered ones among them.
+    """Count the phrases with a ground-truth box in each split, and how many of them a candidate box covers.
 
-    A candidate covers a phrase if its IoU with the smallest box around all boxes of the phrase is at least ``threshold``.
-    Image ``ids[k]`` has the candidates ``boxes[offsets[k]:offsets[k + 1]]``; other images have no candidates. ``image_ids``
+    A candidate covers a phrase if its IoU with the smallest box around all boxes of the phrase is at least ``threshold``. The
+    image with the id ``ids[k]`` has the candidates ``boxes[offsets[k]:offsets[k + 1]]``; other images have none. ``image_ids``
     selects images, by default all. Returns ``{split: {"phrases": n, "covered": n}}`` for splits with such phrases.
     """
     rows = {int(identity): k for k, identity in enumerate(ids)}
@@ -81,10 +81,10 @@ def count_covered_phrases(
 def _upper_bound(
     dataset: Dataset, config: Mapping[str, Any], shards: Sequence[Path], image_ids: Collection[int] | None = None
 ) -> dict[str, Any]:
-    """Return the provenance entry ``upper_bound`` for the boxes in some ``shards``: the share of each split.
+    """Return the provenance entry ``upper_bound``: for each split, the share of phrases that the boxes in ``shards`` cover.
 
-    It is empty if the shards or the phrases have no boxes, and for ground-truth boxes. ``config`` holds the extractor's
-    settings.
+    The result is empty if the shards or the phrases have no boxes, or if the boxes are the ground truth. ``config`` holds the
+    extractor's settings.
     """
     with open_hdf5(shards[0], "a readable shard") as first:
         if config.get("boxes") == TRUTH_BOXES or not {"boxes", "offsets"} <= first.keys():
@@ -98,7 +98,7 @@ def _upper_bound(
 
 
 def _describe_upper_bound(bound: Mapping[str, Any]) -> str:
-    """Return an ``upper_bound`` for a person: ``phrases with a box of IoU >= 0.5: train 69.5% of 77,911, ...``."""
+    """Return an ``upper_bound`` as a text: ``phrases with a box of IoU >= 0.5: train 69.5% of 77,911, ...``."""
     splits = [f"{name} {100 * n['share']:.1f}% of {n['phrases']:,}" for name in SPLITS if (n := bound["splits"].get(name))]
     return f"phrases with a box of IoU >= {bound['iou']:g}: {', '.join(splits)}"
 
@@ -112,9 +112,10 @@ def _boxed_mentions(dataset: Dataset) -> dict[int, list[Mention]]:
 
 
 def hash_shard_images(dataset_file: Path, cache: Path, index: int, n_shards: int) -> str:
-    """Return a SHA-256 over the hashes of a shard's images in order; "" without a data set.
+    """Return one SHA-256 for all images of a shard, a hash of their hashes in order; "" if ``dataset_file`` does not exist.
 
-    The workflow detects changes by it. Images older than the shard are not read again, because the shard holds their SHA-256.
+    The workflow compares it to detect changed images. Images older than the shard are not read again, because the shard holds
+    their SHA-256.
     """
     if not dataset_file.is_file():
         return ""
@@ -146,7 +147,7 @@ def _image_sha256(item: Item, known: dict[int, bytes], written_ns: int) -> bytes
 
 @lru_cache(maxsize=4)
 def _load_images(dataset_file: Path, mtime_ns: int, size: int) -> list[Item]:
-    """Return the images of a data set. Its time and size are keys of the memory, so a changed file is loaded again."""
+    """Return the images of a data set, cached by the file's time and size, so that a changed file is loaded again."""
     return dataset_items(load_dataset_file(dataset_file), "image")
 
 
@@ -156,8 +157,8 @@ def extract_shards(
     """Extract the unfinished shards of a feature, or ``only`` one of them (0-based); return their folder, or the one shard.
 
     Without ``skip_bad``, a finished shard with skipped images is extracted again. If the precision is ``auto``, finished
-    shards of another machine in another precision are kept, but not completed. Raises UserError if images or captions of a
-    finished shard have changed, or the cache would have two precisions.
+    shards that another machine extracted in another precision are kept. Raises UserError if images or captions of a finished
+    shard have changed, or if a shard would get another precision than existing ones.
     """
     dataset = load_dataset_file(dataset_file)
     if extractor.kind == "image" and not dataset.has_image_files:
@@ -196,7 +197,7 @@ def extract_shards(
 
 
 def _is_finished(path: Path, identity: Identity, items: Sequence[Item], text_rows: TextRows, skip_bad: bool) -> bool:
-    """Return whether a shard can be kept. Raises UserError if one of its ``items`` has changed since it was written."""
+    """Return whether a shard is complete and can be kept. Raises UserError if one of its ``items`` has changed since then."""
     finished = read_finished_shard(path, identity)
     if finished is None or (finished.skipped and not skip_bad):
         return False
@@ -236,7 +237,7 @@ def merge(dataset_file: Path, out: Path, n_shards: int) -> Path:
 
 
 def verify(path: Path, write: bool = False) -> FeatureCache:
-    """Verify a cache with :func:`vse.features.cache.feature_cache.verify_cache`; with ``write``, hold its lock meanwhile."""
+    """Verify a cache with :func:`vse.features.cache.feature_cache.verify_cache`; with ``write``, lock it for writing."""
     if not write:
         return verify_cache(path)
     with lock_for_writing(path):
@@ -244,7 +245,7 @@ def verify(path: Path, write: bool = False) -> FeatureCache:
 
 
 def _check_sources(path: Path, dataset: Dataset, kind: Kind, config: Mapping[str, Any]) -> None:
-    """Check that a shard belongs to the texts, or to a sample of the photographs, of the data set. Raises UserError."""
+    """Raise UserError if the texts, or a sample of the photographs, of a data set differ from those of a shard."""
     if read_record(path) is None:
         return
     ids, sources = read_arrays(path, "ids", "sources")
@@ -262,7 +263,7 @@ def _check_sources(path: Path, dataset: Dataset, kind: Kind, config: Mapping[str
 
 
 def find_changed_source(items: Sequence[Item], ids: Ids, sources: NDArray[np.uint8], text_rows: TextRows) -> str | None:
-    """Return a description of the first item whose hash differs from a row's hash, or None.
+    """Return a description of the first item whose hash differs from the hash of the row with the same id, or None.
 
     The rows have the ``ids`` (n,) and the hashes of their inputs ``sources`` (n, 32).
     """

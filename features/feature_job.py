@@ -1,4 +1,4 @@
-"""Extract a feature of a data set by the name of its preset, or fit its encoder.
+"""Extract a feature of a data set, given the name of the feature's preset, or fit the feature's encoder.
 
 Modules that need torch are imported inside the functions, so that a wrong name is reported quickly.
 """
@@ -23,9 +23,10 @@ log = logging.getLogger(__name__)
 
 
 def extract_feature(request: FeatureRequest, extractor: str | None = None) -> Path:
-    """Extract a feature and write its cache, or only one shard; return the file.
+    """Extract a feature and write its cache, or only one shard of it; return the path of the written file.
 
-    Raises UserError if the feature belongs to another extractor than ``extractor``, or if its extractor lacks a given option.
+    Raises UserError if the feature's preset names another extractor than ``extractor``, or if the extractor does not have one
+    of the given options.
     """
     # While this data set is referenced here, other functions that load the file receive the same object.
     dataset = load_dataset_file(request.dataset)
@@ -62,7 +63,10 @@ def _log_preset(request: FeatureRequest, dataset: Dataset, config: FeatureSettin
 
 
 def fit_feature(request: FeatureRequest) -> Path:
-    """Fit the encoder of a caption feature on the training captions; return its file. Raises UserError without an encoder."""
+    """Fit the encoder of a caption feature on the training captions; return its file.
+
+    Raises UserError if the feature has no encoder that is fitted.
+    """
     dataset = load_dataset_file(request.dataset)
     config, out = _load_settings(request, dataset)
     if not isinstance(config, CaptionSettings):
@@ -78,13 +82,16 @@ def fit_feature(request: FeatureRequest) -> Path:
 
 
 def default_shards(dataset: Dataset) -> int:
-    """Return the number of shards in the data set's preset or, without a preset, at most 4."""
+    """Return the number of shards in the data set's preset; without a preset 4, or 1 per image if there are fewer images."""
     known = dataset.name in presets.known_presets("datasets")
     return presets.load_dataset(dataset.name).shards if known else min(4, len(dataset.images))
 
 
 def _option_path(request: FeatureRequest, config: FeatureSettings, option: Option) -> Path | None:
-    """Return the path of an option in the request or, if the extractor has this option, in its environment variable."""
+    """Return the path that the request gives for an option, else the path in the option's environment variable, or None.
+
+    The variable is ignored if the extractor does not have this option.
+    """
     path: Path | None = getattr(request.options, option)
     variable = os.environ.get(f"VSE_{option.upper()}") if option in config.options else None
     return path or (Path(variable) if variable else None)

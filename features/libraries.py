@@ -11,7 +11,13 @@ from vse.pipeline.errors import UserError
 
 @dataclass(frozen=True)
 class Library:
-    """An optional library of networks: its name in messages, its module, its distribution, and the extra that installs it."""
+    """An optional library of networks.
+
+    name : the name in messages
+    module : the module to import
+    distribution : the package on PyPI
+    extra : the extra (optional group of dependencies) of this package that installs the library
+    """
 
     name: str
     module: str

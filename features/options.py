@@ -31,7 +31,7 @@ class ExtractOptions(Options):
 
 
 class FeatureRequest(Options):
-    """A feature of a data set to extract, or an encoder to fit."""
+    """A request to extract a feature of a data set, or to fit the feature's encoder."""
 
     dataset: File
     """The data set's dataset.json."""
@@ -51,7 +51,7 @@ class FeatureRequest(Options):
 
 
 class MergeRequest(Options):
-    """A merge of the shards of a cache."""
+    """A request to merge the shards of a cache."""
 
     dataset: File
     """The data set's dataset.json."""
@@ -63,7 +63,7 @@ class MergeRequest(Options):
 
 
 class VerifyRequest(Options):
-    """A verification of a cache."""
+    """A request to verify a cache."""
 
     cache_file: Annotated[File, Cli(argument=True)]
     no_sources: Flag = False
@@ -73,7 +73,7 @@ class VerifyRequest(Options):
 
 
 class SplitShares(Options):
-    """The splits that are sampled if the imported data have none."""
+    """The shares of images to sample for the splits val and test, if the imported data have no splits."""
 
     val: Share | None = None
     """Share of the images to sample for the split val, if SOURCES have no splits.  [default: 0.1]"""
@@ -101,7 +101,7 @@ class ImportOptions(Options):
 
 
 class ImportRequest(Options):
-    """An import of photos and captions, or of vectors, as a data set."""
+    """A request to import photos and captions, or vectors, as a data set."""
 
     sources: Annotated[tuple[File, ...], Cli(argument=True)]
     out: File

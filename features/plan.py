@@ -1,7 +1,7 @@
 """Estimate the downloads, the disk space and the time of a workflow target before it runs (``vse-data plan``).
 
-The estimate multiplies the rows of features and training pairs of the planned jobs by the sizes and rates of
-``config/rates.yaml``. Unknown sizes and rates are listed, not guessed.
+The estimate multiplies the rows of features and the training pairs of the planned jobs by the sizes and speeds in
+``config/rates.yaml``. Unknown sizes and speeds are listed, not guessed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vse.pipeline.workflow import PlannedFile, dataset_pattern, plan_files
 
 
 class NetworkRates(Settings):
-    """Known sizes and rates of a network."""
+    """The known sizes of a network, and its known speeds in crops or captions per second."""
 
     numbers: dict[str, PositiveInt] = Field(
         default_factory=dict, description="length of a vector, by the name of the layer; text: of a caption's vector"
@@ -38,7 +38,7 @@ class NetworkRates(Settings):
 
 
 class Rates(Settings):
-    """Sizes and rates measured on a machine, see ``config/rates.yaml``."""
+    """Sizes and speeds that were measured on a machine, the content of ``config/rates.yaml``."""
 
     machine: str
     networks: dict[str, NetworkRates] = Field(default_factory=dict)
@@ -47,7 +47,10 @@ class Rates(Settings):
 
 
 def load_rates(own: Path | None = None) -> Rates:
-    """Return the rates of ``config/rates.yaml`` with the rates in ``own`` on top; ``machine`` names both."""
+    """Return the sizes and speeds in ``config/rates.yaml``, replaced by those in the file ``own`` where it has any.
+
+    The entry ``machine`` of the result names the machines of both files.
+    """
     shipped = read_yaml(Path(str(files("vse.presets").joinpath("rates.yaml"))))
     if own is None:
         return validate_settings(Rates, "rates", "rates.yaml", shipped)
@@ -59,7 +62,7 @@ def load_rates(own: Path | None = None) -> Rates:
 
 
 def read_training_rates(runs: Path = Path("runs")) -> dict[str, float]:
-    """Return the pairs per second of each experiment in a folder of runs, from its run that finished last."""
+    """Return the training pairs per second of each experiment in a folder of runs, measured in its latest finished run."""
     rates: dict[str, float] = {}
     for file in sorted(runs.glob("*/seed-*/run.json"), key=lambda path: path.stat().st_mtime):
         with suppress(OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
@@ -102,8 +105,8 @@ class TargetPlan:
 def plan_target(targets: Sequence[str], settings: Sequence[str] = (), rates_file: Path | None = None) -> str:
     """Return a report of the remaining work of the workflow for some targets. Nothing is run.
 
-    ``settings`` are the arguments of ``snakemake --config``. ``rates_file`` holds rates of another machine. Raises UserError
-    if the workflow lacks a target.
+    ``settings`` are the arguments of ``snakemake --config``. ``rates_file`` holds speeds of extraction and training that were
+    measured on another machine, in the format of ``config/rates.yaml``. Raises UserError if the workflow lacks a target.
     """
     rates = load_rates(rates_file)
     plan = estimate_plan(plan_files(targets, settings), rates, read_training_rates())
@@ -113,7 +116,8 @@ def plan_target(targets: Sequence[str], settings: Sequence[str] = (), rates_file
 def estimate_plan(planned: Sequence[PlannedFile], rates: Rates, training_rates: dict[str, float]) -> TargetPlan:
     """Return the estimate for the files that jobs still have to write.
 
-    ``training_rates`` holds pairs per second of experiments measured in this folder; they replace the entries of ``rates``.
+    ``training_rates`` holds the pairs per second of experiments that were trained in this folder; they replace the entries of
+    ``rates``.
     """
     plan = TargetPlan()
     shards: Counter[tuple[str, str, int]] = Counter()
@@ -150,7 +154,7 @@ def _add_downloads(plan: TargetPlan, config: DatasetConfig) -> None:
 
 
 def _add_extraction(plan: TargetPlan, dataset: str, feature: str, share: float, rates: Rates) -> None:
-    """Add weights, disk space and time of the unfinished shards of a feature; ``share`` is their share of all shards."""
+    """Add the download of weights, the disk space and the time of a feature; ``share`` is the share of unfinished shards."""
     config = load_feature(feature, dataset)
     name, counts = f"features/{dataset}_{feature}.h5", _split_counts(dataset)
     network = rates.networks.get(str(getattr(config, "model", "")))
@@ -240,7 +244,7 @@ def _split_counts(dataset: str) -> Counts | None:
 
 
 def _report_lines(targets: str, plan: TargetPlan, rates: Rates) -> Iterator[str]:
-    """Yield the lines of the report: jobs, then each kind of amount with its largest items first, then unknown amounts."""
+    """Yield the lines of the report: jobs; downloads, disk space and time, with the largest items first; unknown amounts."""
     jobs = ", ".join(f"{n} {rule}" for rule, n in sorted(plan.jobs.items()))
     n_jobs = sum(plan.jobs.values())
     yield f"{targets}: {n_jobs} jobs to run ({jobs})" if jobs else f"{targets}: nothing to run, all files exist"

@@ -31,7 +31,7 @@ _command: ContextVar[str | None] = ContextVar("_command", default=None)
 
 @contextmanager
 def record_command(command: str) -> Iterator[None]:
-    """Record ``command``, a line of a shell or of Python, in the files that the block writes."""
+    """Record ``command``, the text of a shell command or a Python call, in all files that are written in the block."""
     token = _command.set(command)
     try:
         yield
@@ -42,8 +42,8 @@ def record_command(command: str) -> Iterator[None]:
 def current_provenance() -> dict[str, Any]:
     """Return the provenance of a file that is written now: ``date`` (UTC), ``command`` and ``code``.
 
-    ``command`` is None if Python code called a function that is not public. Provenance differs between runs, so it belongs to
-    no key.
+    ``command`` is None if Python code called a function that is not public. Provenance differs between runs, so that no cache
+    key contains it.
     """
     return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "command": _command.get(), "code": dict(code_version())}
 
@@ -52,7 +52,7 @@ def current_provenance() -> dict[str, Any]:
 def code_version(root: Path | None = None) -> dict[str, Any]:
     """Return the ``version`` of this package and, in a checkout, its ``commit`` and whether files have ``changed`` since.
 
-    ``root`` is the folder with the folders of the package, by default the folder above this file's.
+    ``root`` is the folder that contains the code of this package, by default the installed code.
     """
     root = Path(__file__).resolve().parents[1] if root is None else root
     version = {"version": __version__}
@@ -87,8 +87,8 @@ def _git(root: Path, *arguments: str) -> str | None:
 def entry_point(command: click.Command, may_spin: bool = True) -> Callable[..., None]:
     """Return the function that the console script of a click command calls; every command gets ``--version``.
 
-    Exit codes: 0 for success, 2 for bad input or usage, 1 (with a traceback) for a failure of ours, 130 after Ctrl-C, and 143
-    after SIGTERM if the command handles it. ``may_spin`` is passed to :func:`vse.pipeline.cores.set_up_openmp`.
+    Exit codes: 0 for success, 2 for bad input or usage, 1 (with a traceback) for an error in this program, 130 after Ctrl-C,
+    and 143 after SIGTERM if the command handles it. ``may_spin`` is passed to :func:`vse.pipeline.cores.set_up_openmp`.
     """
     if not any(parameter.name == "version" for parameter in command.params):
         click.version_option(__version__, message="%(prog)s %(version)s")(command)
@@ -121,7 +121,7 @@ def entry_point(command: click.Command, may_spin: bool = True) -> Callable[..., 
 
 @contextmanager
 def explain_system_errors() -> Iterator[None]:
-    """Turn errors of the system in the block into UserError: a full disk, a missing permission, too little memory.
+    """Turn errors of the operating system in the block into UserError: a full disk, a missing permission, too little memory.
 
     Any other error becomes a UserError, too, if an input file changed while it was read.
     """
@@ -137,7 +137,7 @@ def explain_system_errors() -> Iterator[None]:
 
 
 class _Echo(logging.Handler):
-    """A log handler that writes to the current standard error stream, which tests replace."""
+    """A log handler that looks up ``sys.stderr`` for each message, because tests replace it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         click.echo(printable(self.format(record)), err=True)

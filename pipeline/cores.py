@@ -26,8 +26,8 @@ def set_up_openmp(
 ) -> None:
     """Set OpenMP's variables for the number of threads and their waiting in ``environment``, unless they are set already.
 
-    ``OMP_NUM_THREADS`` is set only if a job or a cgroup allows fewer cores than the affinity mask. It does not depend on the
-    load, because the number of threads changes the last bits of results.
+    ``OMP_NUM_THREADS`` is set only if a Slurm job or a cgroup (a limit of Linux) allows fewer cores than the affinity mask. It
+    does not depend on the load, because the number of threads changes the last bits of results.
 
     Waiting threads spin, OpenMP's default, if this process may use all cores of its mask and all are idle. Otherwise they
     sleep (``OMP_WAIT_POLICY=PASSIVE``): sleeping costs up to 30% of the time on idle cores, spinning a factor of 3 on busy
@@ -84,7 +84,7 @@ def cgroup_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> float:
 
 
 def all_idle(cores: Iterable[int], proc: Path = PROC, pause: Callable[[], None] = _sleep_two_ticks) -> bool:
-    """Return whether each of ``cores`` is idle for more than half of a ``pause``, by the counters of ``/proc/stat`` (10 ms).
+    """Return whether each of ``cores`` is idle for more than half of a ``pause``, as ``/proc/stat`` counts in ticks of 10 ms.
 
     These counters exclude earlier commands, unlike the load average, and other cores, unlike the number of runnable tasks.
     Time that a hypervisor takes from a virtual machine counts as busy, and so does a core without counters.

@@ -18,7 +18,7 @@ from PIL import Image
 from vse.pipeline.dataset.captions import tokenize
 from vse.pipeline.demo_scenes import IMAGE_SIZE, Scene, SceneObject, compose_scene, draw_scene
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_others
+from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_other_kinds
 from vse.pipeline.files.writing import clear_temporaries, lock_for_writing, read_json, write_bytes, write_json
 from vse.pipeline.progress import progress_bar
 
@@ -65,7 +65,10 @@ _COLUMNS = ("left", "", "right")
 
 @dataclass(frozen=True)
 class DemoPhrase:
-    """A phrase of ``n_tokens`` tokens from ``first_token``; it names ``objects`` (indices), or the background if empty."""
+    """A phrase of ``n_tokens`` tokens from ``first_token``.
+
+    It names the objects of the scene with the indices ``objects``, or the background if there are none.
+    """
 
     first_token: int
     n_tokens: int
@@ -83,7 +86,7 @@ class DemoCaption:
 
 @dataclass(frozen=True)
 class _PhraseText:
-    """A piece of a caption that names objects, or the background if there are none."""
+    """A piece of a caption that names the objects with these indices in the scene; without indices it names the background."""
 
     text: str
     objects: tuple[int, ...]
@@ -120,7 +123,7 @@ class _CaptionWriter:
         return self.build([opening, named, self.place_text(item)], self.facts(self.first, *which, "place"))
 
     def relation(self) -> DemoCaption:
-        """Describe where one object is relative to a second one, and the place of the second; a single object is alone."""
+        """Describe where one object is relative to a second one, and the place of the second; or state that it is alone."""
         if self.alone:
             lonely = self.pick(("all alone", "by itself", "with nothing else around"))
             pieces: list[str | _PhraseText] = [self.object_phrase(0, "size", "colour", "shape"), lonely]
@@ -145,16 +148,16 @@ class _CaptionWriter:
         facts = [("background",), ("count",), *(f for k in range(len(objects)) for f in self.facts(k, property_named))]
         everything = tuple(range(len(objects)))
         if self.alone:
-            return self.build([_PhraseText(f"{count} {words[0]} {noun}", (0,)), self.background_pieces()], facts)
+            return self.build([_PhraseText(f"{count} {words[0]} {noun}", (0,)), self.background_phrase()], facts)
         each: list[list[str | _PhraseText]] = [[_PhraseText(word, (k,))] for k, word in enumerate(words)]
-        return self.build([_PhraseText(f"{count} {noun}", everything), self.background_pieces(), ":", *self.join(each)], facts)
+        return self.build([_PhraseText(f"{count} {noun}", everything), self.background_phrase(), ":", *self.join(each)], facts)
 
     def on_background(self) -> DemoCaption:
-        """Describe another object than ``one_object``, its place, and the background."""
+        """Describe the background, and another object than :meth:`one_object` does (if there are several) with its place."""
         which = ("size", "colour", "shape") if self.alone else ("texture", "colour", "shape")
         facts = [("background",), *self.facts(self.second, *which, "place")]
         place = self.place_text(self.scene.objects[self.second])
-        return self.build([self.object_phrase(self.second, *which), self.background_pieces(), place], facts)
+        return self.build([self.object_phrase(self.second, *which), self.background_phrase(), place], facts)
 
     @property
     def alone(self) -> bool:
@@ -177,7 +180,7 @@ class _CaptionWriter:
     def facts(self, k: int, *properties: str) -> list[tuple[str, ...]]:
         return [(p, str(k)) for p in properties]
 
-    def background_pieces(self) -> list[str | _PhraseText]:
+    def background_phrase(self) -> list[str | _PhraseText]:
         return [self.pick(("on", "against", "in front of")), _PhraseText(self.word(self.scene.background), ())]
 
     def place_text(self, item: SceneObject) -> str:
@@ -244,7 +247,7 @@ def _jpeg(image: Image.Image) -> bytes:
 
 
 def _is_drawn(path: Path) -> bool:
-    """Return whether an image has the size and the quantization of the demo, which hardly any photograph has."""
+    """Return whether an image was drawn by the demo: hardly any photograph has its size and its JPEG quantization tables."""
     with Image.open(path) as found, Image.open(io.BytesIO(_jpeg(Image.new("RGB", (IMAGE_SIZE, IMAGE_SIZE))))) as ours:
         return (found.size, getattr(found, "quantization", None)) == (ours.size, getattr(ours, "quantization", 0))
 
@@ -256,7 +259,7 @@ def _clear(out: Path, name: str) -> None:
     """Remove the ``dataset.json`` of an earlier demo, whose images will be overwritten, and leftovers of killed runs."""
     file = out / "dataset.json"
     if file.is_file():
-        earlier = None if may_replace_others() else read_json(file)
+        earlier = None if may_replace_other_kinds() else read_json(file)
         if earlier is not None and (not isinstance(earlier, dict) or earlier.get("dataset") != name):
             raise UserError(f"{file}: describes another data set and is not overwritten; give another --out")
         file.unlink()

@@ -1,7 +1,7 @@
 """Scenes of the demo data set: their random composition, and how they are drawn.
 
 A scene is one to four flat objects, each in its own cell of a 3 x 3 grid, on a textured background. Its random generator
-depends only on the seed and the index of the image, so smaller data sets are the beginning of larger ones.
+depends only on the seed and the index of the image, so a larger data set begins with the same images.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _background(name: str, rng: np.random.Generator) -> NDArray[np.uint8]:
 
 
 def _fill(item: SceneObject, side: int) -> Image.Image:
-    """Return the colour and texture of an object as a square image; a dark colour gets a lighter second tone."""
+    """Return a square image filled with the colour and texture of an object. The second tone of a dark colour is lighter."""
     colour = np.asarray(COLOURS[item.colour], np.float32)
     second = colour * 0.55 if colour.mean() > 90 else colour * 0.6 + 90
     y, x = np.mgrid[0:side, 0:side]
@@ -158,7 +158,7 @@ def _fill(item: SceneObject, side: int) -> Image.Image:
 
 
 def _mask(shape: str, side: int) -> Image.Image:
-    """Return the outline of an object as a greyscale mask of ``side`` x ``side`` pixels."""
+    """Return a greyscale mask of ``side`` x ``side`` pixels, white inside the shape."""
     n = side * _SUPERSAMPLE
     mask = Image.new("L", (n, n), 0)
     pen = ImageDraw.Draw(mask)

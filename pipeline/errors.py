@@ -29,7 +29,7 @@ class Interrupted(Exception):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error message, with the nearest name and all names, or the nearest five of a long list."""
+    """Return the end of an error message: the known name nearest to ``name``, and all known names (five if there are many)."""
     names = sorted(known)
     name = name[:_LONGEST]
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
@@ -42,7 +42,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def import_extra(module: str, what: str, extra: str) -> Any:
-    """Import a module of an extra of this package. Raises UserError if it is missing: ``what`` needs the ``extra``."""
+    """Import a module that the extra (optional group of dependencies) ``extra`` installs.
+
+    Raises UserError if it is missing; the message states that ``what`` needs the extra.
+    """
     try:
         return import_module(module)
     except ImportError:
@@ -62,7 +65,7 @@ def printable(text: object) -> str:
 def escape_csv_cell(value: Any) -> Any:
     """Return a CSV cell that no spreadsheet reads as a formula: a text that begins like one gets a leading apostrophe.
 
-    Carriage returns become line feeds, because readers would end the row there. Numbers stay unchanged.
+    Carriage returns become line feeds, because some programs would end the row there. Numbers stay unchanged.
     """
     if not isinstance(value, str):
         return value

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError, PydanticUndefined, core_schema
 
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files.outputs import allow_replacing_others
+from vse.pipeline.files.outputs import allow_replacing_other_kinds
 
 LAST_SEED = 2**63 - 1
 _LONGEST = 200  # characters of a value in an error
@@ -34,7 +34,7 @@ class Allowed(NamedTuple):
     Attributes
     ----------
     words : a description of the allowed values, for errors
-    holds : a test that the allowed values pass
+    holds : a function that returns whether a value is allowed
     convert : converts an allowed value to a plain Python value
     names_path : whether the value may be a path; then an error about this path names the argument
     click_type : the type that parses the value on the command line
@@ -66,7 +66,7 @@ class Cli:
     names : the names of the option, by default one that follows from the name of the field
     metavar : the placeholder of the value in the help
     envvar : an environment variable that holds the default
-    repeated : whether the option of a list is given once for each value
+    repeated : whether the option of a field with several values is given once for each value
     argument : whether this is a positional argument
     click_type : the type that parses the value
     """
@@ -103,7 +103,7 @@ def is_path(value: object) -> bool:
 
 
 def is_text(value: object) -> bool:
-    """Return whether a value is a text that a file can hold."""
+    """Return whether a value is a text that can be written to a file."""
     return isinstance(value, str) and "\0" not in value and not any("\ud800" <= sign <= "\udfff" for sign in value)
 
 
@@ -113,14 +113,14 @@ def is_flag(value: object) -> bool:
 
 
 def whole_from(low: int) -> Allowed:
-    """Return the whole numbers from ``low`` on."""
+    """Return the set of allowed values that consists of the whole numbers from ``low`` on."""
     return Allowed(
         f"a whole number from {low} on", lambda value: is_integer_from(value, low), int, click_type=click.IntRange(low)
     )
 
 
 def number_between(low: float, high: float, low_excluded: bool = False) -> Allowed:
-    """Return the numbers from ``low`` to ``high``."""
+    """Return the set of allowed values that consists of the numbers from ``low`` to ``high``."""
     words = f"a number above {low:g}, at most {high:g}" if low_excluded else f"a number from {low:g} to {high:g}"
     return Allowed(
         words,
@@ -179,9 +179,9 @@ class Options(BaseModel):
             raise UserError(_explain(type(self), values, error)) from None
 
     def with_environment(self, *names: str) -> Self:
-        """Return these options, where those that were not given have the values of their environment variables.
+        """Return a copy of these options; an option that was not given gets the value of its environment variable, if any.
 
-        ``names`` limits this to some options; by default it applies to all.
+        ``names`` limits this to some options.
         """
         given = {name: getattr(self, name) for name in self.model_fields_set}
         for name in names or type(self).model_fields:
@@ -197,7 +197,7 @@ class Options(BaseModel):
 
 
 def format_value(value: object) -> str:
-    """Return a value as text for an error or a record: the shape of an array, and at most one line of any other value."""
+    """Return a value as text for an error or a record: the shape of an array, or at most one line of any other value."""
     if isinstance(value, os.PathLike) and getattr(value, "path", value) is not None:
         text = repr(str(getattr(value, "path", value)))
     elif hasattr(value, "shape"):
@@ -216,11 +216,12 @@ def command(
     defaults: Mapping[str, Any] | None = None,
     text: str | None = None,
 ) -> Callable[[Callable[[Any], None]], click.Command]:
-    """Decorate a function of one :class:`Options` object as a click command; its docstring, or ``text``, is the help.
+    """Return a decorator that turns a function of one :class:`Options` object into a click command.
 
-    The options ``leave_out`` are not offered and keep the defaults of the model. ``defaults`` replaces some defaults; ``...``
-    makes an option required. The
-    options ``force`` and ``allow_code`` take effect while the function runs.
+    The docstring of the function, or ``text``, is the help of the command.
+
+    The options ``leave_out`` are not offered and keep the defaults of the model. ``defaults`` replaces some defaults; the
+    value ``...`` makes an option required. The options ``force`` and ``allow_code`` take effect while the function runs.
     """
 
     def decorate(function: Callable[[Any], None]) -> click.Command:
@@ -229,7 +230,7 @@ def command(
         def run(**values: Any) -> None:
             context = click.get_current_context()
             if values.get("force"):
-                context.with_resource(allow_replacing_others())
+                context.with_resource(allow_replacing_other_kinds())
             if values.get("allow_code"):
                 from vse.pipeline.presets.own_code import allow_own_code
 
@@ -248,7 +249,7 @@ def command(
 def click_parameters(
     model: type[Options], leave_out: Collection[str] = (), defaults: Mapping[str, Any] | None = None
 ) -> Iterator[click.Parameter]:
-    """Yield the click options and arguments of a model's fields; a field that is itself a model yields those of its fields."""
+    """Yield a click option or argument for each field of a model, also for the fields of models within the model."""
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Options):
             yield from click_parameters(field.annotation, leave_out, defaults)
@@ -289,7 +290,7 @@ def _parameter(name: str, hints: list[Any], default: Any, description: str | Non
 
 
 def _marks(hint: Any) -> Iterator[Any]:
-    """Yield the marks of an annotation, at any depth."""
+    """Yield the :class:`Allowed` and :class:`Cli` objects in a type annotation, at any depth."""
     if isinstance(hint, Allowed | Cli):
         yield hint
     yield from (mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Allowed | Cli))
@@ -298,7 +299,7 @@ def _marks(hint: Any) -> Iterator[Any]:
 
 
 def _kind(hint: Any) -> tuple[Any, bool]:
-    """Return the type of a single value of an annotation, and whether there may be several values."""
+    """Return the type of one value of a field with this annotation, and whether the field is a tuple of such values."""
     if get_origin(hint) is Annotated:
         return _kind(get_args(hint)[0])
     if get_origin(hint) in (Union, UnionType):
@@ -309,7 +310,7 @@ def _kind(hint: Any) -> tuple[Any, bool]:
 
 
 def _build(model: type[_Request], values: Mapping[str, Any]) -> _Request:
-    """Return the object of a model whose fields have the values of click options."""
+    """Return an object of the model ``model``; ``values`` are the values of the click options by name."""
     given: dict[str, Any] = {}
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Options):

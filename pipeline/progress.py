@@ -1,4 +1,4 @@
-"""Report the progress of a long job: by a bar in a terminal or a notebook, elsewhere by a log line now and then."""
+"""Report the progress of a long job: by a bar in a terminal or a notebook, elsewhere by a log line at intervals."""
 
 from __future__ import annotations
 

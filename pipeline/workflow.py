@@ -23,7 +23,7 @@ PLANNING_VARIABLE = "VSE_PLANNING"  # set while jobs are planned: missing publis
 
 @dataclass(frozen=True)
 class PlannedFile:
-    """A file that a job of the rule would write."""
+    """A file that a planned job would write, with the rule of this job."""
 
     rule: str
     path: Path

@@ -32,7 +32,7 @@ import yaml
 from vse.former_calls import replacing_call
 from vse.pipeline.command import explain_system_errors, record_command
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files.outputs import allow_replacing_others
+from vse.pipeline.files.outputs import allow_replacing_other_kinds
 from vse.pipeline.options import LAST_SEED, Allowed, Flag, Options, Text, format_value, is_integer_from, is_path, is_text
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def public(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters, 
             with (
                 record_command(_call_text(function, arguments, named)),
                 explain_system_errors(),
-                allow_replacing_others(force),
+                allow_replacing_other_kinds(force),
             ):
                 return function(*bound.args, **bound.kwargs)
         except UserError as error:

@@ -32,7 +32,7 @@ from vse.eval.search.gpu import faiss_reason
 from vse.eval.search.top_k import BLOCK, Corpus, Rows, Vectors, read_blocks, search_index
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, changed_file_error
-from vse.pipeline.files.outputs import OutputKind, json_kind, may_replace_others
+from vse.pipeline.files.outputs import OutputKind, json_kind, may_replace_other_kinds
 from vse.pipeline.files.writing import open_atomic, read_json, write_json
 from vse.pipeline.progress import progress_bar
 
@@ -277,7 +277,7 @@ def index_exists(path: Path, source: IndexSource) -> bool:
     An index that lost its metadata, but has the expected number of rows and dimensions, counts as absent. Any other file
     without metadata may belong to somebody else: it counts as present, and :func:`read_index` rejects it.
     """
-    if may_replace_others() and not INDEX.is_at(path):
+    if may_replace_other_kinds() and not INDEX.is_at(path):
         return False
     if not path.is_file() or metadata_file(path).exists():
         return path.exists()

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class GpuLeases:
-    """The GPUs that this process has taken. A lock on a file marks each GPU until the process ends.
+    """The GPUs that this process uses. It locks one file for each of them, so that other commands choose other GPUs.
 
     uuids : UUID of every GPU that this process can use, in the order of torch's indices
     folder : folder of the lock files; None: the folder for temporary files
@@ -36,7 +36,7 @@ class GpuLeases:
         self._held: dict[int, int] = {}
 
     def take(self, index: int) -> bool:
-        """Take one GPU; return False if another process has taken it."""
+        """Lock the file of the GPU ``uuids[index]``; return False if another process has locked it."""
         if index in self._held:
             return True
         file = self._files[index]
@@ -54,7 +54,10 @@ class GpuLeases:
         return True
 
     def take_free(self) -> int:
-        """Return the GPU of this process; without one, take a free one, or share one and log a warning."""
+        """Return the index of this process's GPU; take a free GPU if it has none yet.
+
+        If all are in use, share one and log a warning.
+        """
         if self._held:
             return min(self._held)
         free = next((index for index in range(len(self._files)) if self.take(index)), None)
@@ -76,8 +79,8 @@ MEMORY_ADVICE = "--device cpu runs without the GPU"  # for a user whose GPU has 
 def pick_device(name: str) -> torch.device:
     """Return the device for ``--device``. Raises UserError if torch cannot use it.
 
-    ``auto`` is a CUDA GPU or, without one, the CPU; an Apple GPU lacks float64. If there are several GPUs, ``auto`` and
-    ``cuda`` take the first one that no other command uses. TF32, cuDNN's default for float32, is switched off.
+    ``auto`` is a CUDA GPU or, without one, the CPU; never an Apple GPU, which lacks float64. If there are several GPUs,
+    ``auto`` and ``cuda`` take the first one that no other command uses. TF32, cuDNN's default for float32, is switched off.
     """
     resolved = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
     try:
@@ -92,7 +95,10 @@ def pick_device(name: str) -> torch.device:
 
 
 def _take_gpu(device: torch.device) -> torch.device:
-    """Return a GPU with its index, taken and set as torch's current device, so that no other GPU gets a CUDA context."""
+    """Take a GPU (:class:`GpuLeases`), make it torch's current device, and return the device with its index.
+
+    Without a current device, torch would also reserve memory (a CUDA context) on GPU 0.
+    """
     if torch.cuda.device_count() > 1:
         if device.index is None:
             device = torch.device("cuda", _leases().take_free())
@@ -114,7 +120,7 @@ def describe_device(device: torch.device) -> str:
 
 
 def move_tensor(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to a device; a copy to a GPU starts from pinned memory, to overlap with computation."""
+    """Copy a tensor to a device. A copy to a GPU starts from pinned memory, so that it runs during other computations."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
@@ -153,7 +159,7 @@ def memory_guard(advice: str) -> Iterator[None]:
 def use_threads(threads: int | None) -> None:
     """Set the number of torch's threads, at most the number of available cores; None: keep torch's number.
 
-    With None torch's own number is set explicitly: until then MKL may use fewer threads, and small models train a fifth
+    With None, torch's own number is set explicitly. Otherwise MKL may use fewer threads, and small models train a fifth
     slower.
     """
     if threads is None:
@@ -188,8 +194,9 @@ _WITH_BF16 = ("BF16", "FP16", "AMX", "AVX10", "ALL", "DEFAULT")  # parts of the 
 def choose_precision(device: torch.device, requested: str, workload: Workload, setting: str = "precision") -> str:
     """Return the precision to compute in: ``requested`` or, for ``auto``, ``bf16`` or ``fp32``.
 
-    ``auto`` is ``bf16`` if the device has instructions for it (:func:`has_bf16`), and is logged. For ``bf16`` on another
-    device a warning names the slowdown of the ``workload``. ``setting`` is the key of the precision in a preset.
+    ``auto`` is ``bf16`` if the device has instructions for it (:func:`has_bf16`). The choice is logged. If ``bf16`` is
+    requested on a device without them, a warning states how much slower the ``workload`` becomes. ``setting`` is the key of
+    the precision in a preset.
     """
     native = has_bf16(device)
     if requested == "auto":
@@ -204,7 +211,9 @@ def choose_precision(device: torch.device, requested: str, workload: Workload, s
 
 
 def choose_query_precision(recorded: str) -> str:
-    """Return the precision of queries to a cache: ``auto`` for a cache in bf16, else ``recorded``.
+    """Return the precision in which to compute queries that are compared with a cache in the precision ``recorded``.
+
+    This is ``auto`` for ``bf16``, else ``recorded``.
 
     Vectors in fp32 differ from bf16 only by rounding, and emulated bf16 is slower.
     """

@@ -30,7 +30,7 @@ HUB = Library("the library of the Hugging Face hub", "huggingface_hub", "hugging
 
 
 def find_local_folder(model: str, weights_dir: Path | None) -> Path | None:
-    """Return the folder in ``weights_dir`` named like the last part of the model's name; None without it."""
+    """Return the folder in ``weights_dir`` that is named like the last part of the model's name; None if there is none."""
     folder = None if weights_dir is None else weights_dir / model.rstrip("/").rpartition("/")[2]
     return folder if folder is not None and folder.is_dir() else None
 
@@ -47,7 +47,8 @@ def download(model: str, files: Sequence[str], revision: str | None = None, advi
     """Download the files of a model at one commit, or return the folder of an earlier download.
 
     ``files`` are patterns of file names. A ``revision`` that is a branch or tag, or None, is resolved to a commit first.
-    Raises UserError if the hub is out of reach or its library returns a folder without a commit. ``advice`` ends the message.
+    Raises UserError if the hub is out of reach, or if the hub's library does not report the commit. ``advice`` ends the
+    message.
     """
     hub = HUB.load(model)
     try:
@@ -119,10 +120,10 @@ _WEIGHTS = ("model.safetensors", "model-*.safetensors")
 
 @contextmanager
 def copy_checked_model(folder: Path, all_modules: bool = True) -> Iterator[Path]:
-    """Yield a temporary copy of a text encoder's folder with the checked files only; files of weights are links.
+    """Yield a temporary copy of a text encoder's folder with the checked files only. Files of weights are symbolic links.
 
-    Without ``all_modules``, only the transformer itself is copied. Raises UserError if a file names code, another model or an
-    unknown module class, or if weights are not safetensors.
+    Without ``all_modules``, the modules after the transformer, such as pooling, are not copied. Raises UserError if a file
+    names code, another model or an unknown module class, or if weights are not safetensors.
     """
     with tempfile.TemporaryDirectory(prefix="vse-model-") as temporary:
         copy = Path(temporary) / (folder.name or "model")
@@ -160,7 +161,10 @@ def read_modules(folder: Path) -> list[dict[str, Any]]:
 
 
 def check_settings(file: Path, content: Any) -> None:
-    """Raise UserError if settings of a model, the ``content`` of ``file``, name code or another model at any depth."""
+    """Raise UserError if the settings of a model name code or another model, at any depth.
+
+    ``content`` is the JSON in ``file``.
+    """
     for key, value in _entries(content):
         if key in _NAMES_CODE and value:
             raise UserError(f"{file}: {key} names code of the model ({_shorten(value)}); use a model without code")
@@ -173,7 +177,10 @@ def check_settings(file: Path, content: Any) -> None:
 
 
 def _copy_module(source: Path, target: Path, name: str) -> None:
-    """Check and copy the files of one module of the class ``name``; "" is the root without a module."""
+    """Check and copy the files of one module.
+
+    ``name`` is the class of the module, or "" for the root folder of a model that has no module there.
+    """
     if not source.is_dir():  # a module without settings has no folder
         return
     target.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Image networks of torchvision, timm or OpenCLIP: build, load weights, read a layer, fold batch norms."""
+"""Image networks of torchvision, timm or OpenCLIP: build them, load their weights, read a layer, fold batch norms."""
 
 from __future__ import annotations
 
@@ -111,7 +111,10 @@ class LayerOutput(nn.Module):
 
 
 def find_module(model: nn.Module, name: str, *others: str) -> nn.Module:
-    """Return the module of ``model`` with a dotted name. Raises UserError with similar names, also of ``others``."""
+    """Return the module of ``model`` with a dotted name.
+
+    Raises UserError if it does not exist; the message suggests similar names of modules and of ``others``.
+    """
     modules: dict[str, nn.Module] = {key: module for key, module in model.named_modules() if key}
     if name not in modules:
         raise UserError(f"unknown layer {name!r}{did_you_mean(name, [*others, *modules])}")
@@ -119,9 +122,10 @@ def find_module(model: nn.Module, name: str, *others: str) -> nn.Module:
 
 
 def _channels_first(output: Tensor, images: Tensor) -> Tensor:
-    """Return a map as (n, dim, height, width), also if the model puts the channels last.
+    """Return a feature map as (n, dim, height, width), also if the model puts the channels last.
 
-    For square images the two equal axes of the map are its height and width; other images are assumed to be channels-first.
+    For square ``images`` the two equal axes of the map are its height and width. For other images the map is returned
+    unchanged.
     """
     _, first, second, last = output.shape
     square = images.shape[2] == images.shape[3]
@@ -129,7 +133,7 @@ def _channels_first(output: Tensor, images: Tensor) -> Tensor:
 
 
 def _as_map(tokens: Tensor) -> Tensor:
-    """Return tokens of patches (n, n_prefix + side * side, dim) as a map (n, dim, side, side)."""
+    """Return the tokens of patches, (n, n_prefix + side * side, dim), as a feature map (n, dim, side, side)."""
     side = math.isqrt(tokens.shape[1])
     patches = tokens[:, tokens.shape[1] - side * side :].transpose(1, 2)
     return patches.reshape(*patches.shape[:2], side, side)
@@ -139,7 +143,7 @@ class _LayerReached(Exception): ...
 
 
 def find_weights_file(model: str, weights: str, weights_dir: Path | None) -> Path | None:
-    """Return the file of weights that ``weights`` names, or that replaces a download in ``weights_dir``; None without one."""
+    """Return the file of a model's weights: the path ``weights`` or a file in ``weights_dir``; None if there is neither."""
     if weights.endswith(WEIGHT_SUFFIXES):
         return Path(weights)
     if weights == "random" or weights_dir is None:
@@ -173,11 +177,11 @@ def _build(
 
 
 def _match_names(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return published weights with the names that ``model`` has.
+    """Return published weights, renamed to the names of the parameters of ``model``.
 
     DenseNet's files have ``norm.1`` for torchvision's ``norm1``. Files of networks that were trained with frozen batch norms
-    lack the batch norms' counters, which evaluation does not read. An OpenCLIP checkpoint with both towers gives its image
-    tower.
+    lack the batch norms' counters, which evaluation does not read. From an OpenCLIP checkpoint only the weights of the image
+    encoder are returned.
     """
     pattern = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
     counters = {name: tensor for name, tensor in model.state_dict().items() if name.endswith("num_batches_tracked")}
@@ -217,7 +221,10 @@ def _build_timm(name: str, weights: str | None, notes: dict[str, Any]) -> nn.Mod
 
 
 def _timm_weights(timm: Any, name: str, notes: dict[str, Any]) -> dict[str, Any]:
-    """Return settings that make timm read a file of the hub at one commit; empty if the weights are not from the hub."""
+    """Return arguments that make timm read weights from the hub at a fixed commit.
+
+    The result is empty if the weights are not from the hub.
+    """
     source = timm.get_pretrained_cfg(name)
     if source is None or not source.hf_hub_id:
         return {}
@@ -227,7 +234,7 @@ def _timm_weights(timm: Any, name: str, notes: dict[str, Any]) -> dict[str, Any]
 
 
 def build_open_clip(name: str, weights: str | None, notes: dict[str, Any]) -> Any:
-    """Build both towers of an OpenCLIP model. Raises UserError if the model or its weights are missing.
+    """Build an OpenCLIP model, its image and text encoders. Raises UserError if the model or its weights are missing.
 
     ``weights`` is the name of weights in the library; None: random weights. The commit of a download from the Hugging Face hub
     becomes the entry ``commit`` of ``notes``.
@@ -290,9 +297,9 @@ def load_weights_file(
     match_names: Callable[[nn.Module, dict[str, Tensor]], dict[str, Tensor]],
     expected_sha256: str | None = None,
 ) -> None:
-    """Load the weights in a file into ``model``; ``match_names(model, weights)`` returns them with the model's names.
+    """Load the weights in a file into ``model``; ``match_names(model, weights)`` renames them to the model's names.
 
-    Raises UserError if the file is missing, lacks the SHA-256 ``expected_sha256``, or does not fit the model.
+    Raises UserError if the file is missing, has another SHA-256 than ``expected_sha256``, or does not fit the model.
     """
     if not file.is_file():
         raise UserError(f"{file}: no such weights file")
@@ -315,7 +322,7 @@ _FOLDING_TOLERANCE = 1e-4  # relative to the largest output; folding changes out
 
 @torch.no_grad()
 def fold_batch_norms(network: nn.Module, images: Float[Tensor, "n 3 height width"]) -> int:
-    """Fold batch norms into the convolutions before them, in place, and return their number.
+    """Fold batch norms into the weights of the convolutions before them, in place; return the number of folded batch norms.
 
     In evaluation mode a batch norm is linear. A forward pass on ``images`` finds the batch norms that read the output of a
     convolution. Modules that run more than once or have hooks, and batch norms without running statistics, are not changed.
@@ -362,7 +369,7 @@ def _foldable_pairs(network: nn.Module, images: Tensor) -> list[tuple[nn.Conv2d,
 
 
 def _without_norm(norm: nn.BatchNorm2d) -> nn.Module:
-    """Return the part of a batch norm after the normalisation: nothing, or an activation in the batch norms of timm."""
+    """Return what remains of a folded batch norm: the identity or, for batch norms of timm, their activation."""
     if type(norm) is nn.BatchNorm2d:
         return nn.Identity()
     return nn.Sequential(norm.get_submodule("drop"), norm.get_submodule("act"))

@@ -32,7 +32,7 @@ class TextBackbone(ABC):
 
     network : the module; the caller moves it to a device
     max_length : maximum number of tokens of a text, with special tokens
-    pad : token that a batch is padded with
+    pad : id of the token with which a batch is padded
     weights_sha256 : SHA-256 of all learned parameters
     tokenizer_sha256 : SHA-256 of the tokenizer, the prompt and the maximum length
     network_sha256 : SHA-256 of further settings that decide the vectors, such as the sizes of layers; "" without any
@@ -50,7 +50,7 @@ class TextBackbone(ABC):
 
     @abstractmethod
     def tokenize(self, texts: Sequence[str]) -> tuple[list[list[int]], int]:
-        """Return the tokens of each text, at most ``max_length``, and the number of truncated texts."""
+        """Return the token ids of each text, at most ``max_length``, and the number of truncated texts."""
 
     @abstractmethod
     def text_vectors(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n dim"]:
@@ -90,7 +90,10 @@ _MAX_LENGTH = 100_000  # for models without a limit of their own
 
 
 class SentenceText(TextBackbone):
-    """A model of sentence-transformers, or of transformers, whose own vector is then the mean of its states."""
+    """A text encoder of sentence-transformers or transformers.
+
+    For transformers, a text's vector is the mean of its token states.
+    """
 
     libraries = ("sentence-transformers", "transformers")
 
@@ -141,7 +144,7 @@ class SentenceText(TextBackbone):
         return {**features, "prompt_length": self._skipped} if self._skipped else features
 
     def _n_prompt_tokens(self) -> int:
-        """Return the number of the prompt's tokens, for a model that leaves them out of its mean."""
+        """Return the number of prompt tokens that the model leaves out of its mean over tokens."""
         tokens = self._tokenizer(self._prompt)["input_ids"] if self._prompt else []
         ends = (self._tokenizer.eos_token_id, self._tokenizer.sep_token_id)
         return len(tokens) - bool(tokens and tokens[-1] in ends)
@@ -160,7 +163,7 @@ def _find_folder(config: TextConfig, weights_dir: Path | None) -> tuple[Path, Ma
 
 
 def _network_settings(folder: Path, modules: Sequence[Mapping[str, Any]], own: bool) -> list[Any]:
-    """Return the settings of the network and, for the model's ``own`` vectors, of the modules after it."""
+    """Return the settings of the transformer and, if ``own``, of the modules after it, such as pooling."""
 
     def settings(path: str) -> Any:
         file = folder / path / "config.json"
@@ -213,7 +216,8 @@ class OpenClipText(TextBackbone):
     """The text tower of an OpenCLIP model, with its projection.
 
     In most towers (causal ones) no token attends to a later one. Their batches are therefore only as wide as the longest
-    caption, which gives the same vectors as all positions (77 in CLIP). Other towers attend to padding and run at full width.
+    caption, which gives the same vectors as all positions (77 in CLIP). Other towers attend to padding, so their batches have
+    all positions.
     """
 
     libraries = ("open_clip_torch",)
@@ -296,7 +300,7 @@ class _CausalTower:
     """A text tower in which no token attends to a later one, and whose vector is the state of the last token.
 
     module : the module with the tower's layers
-    pool : the rule for the last token: ``argmax``, the token with the highest id, or ``eos``, the token ``end``
+    pool : the rule that finds the last token: ``argmax``, the token with the highest id, or ``eos``, the token ``end``
     end : id of the token at the end of a text
     """
 

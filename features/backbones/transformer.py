@@ -80,7 +80,7 @@ class Transformer:
         return tokenizer
 
     def unknown_words(self, text: str) -> list[str]:
-        """Return the words of a text without tokens in the tokenizer."""
+        """Return the parts of a text that the tokenizer does not know."""
         encoding, unknown = self.tokenizer.encode(text), getattr(self.tokenizer.model, "unk_token", None)
         return [
             text[slice(*place)] for token, place in zip(encoding.tokens, encoding.offsets, strict=True) if token == unknown
@@ -148,7 +148,7 @@ class Transformer:
 
 
 def find_layers(network: Any, name: str) -> tuple[nn.Module, list[nn.Module]]:
-    """Return the embeddings and the layers of a transformer, in order. Raises UserError for other names than in BERT."""
+    """Return the embeddings and the layers of a transformer, in order. Raises UserError if they are not named as in BERT."""
     embeddings = getattr(network, "embeddings", None)
     n_layers = getattr(network.config, "num_hidden_layers", None)
     lists = [module for module in network.modules() if isinstance(module, nn.ModuleList) and len(module) == n_layers]
@@ -161,7 +161,7 @@ def read_transformer(model: str, weights_dir: Path | None = None, max_length: in
     """Read a transformer from a local folder, or from the Hugging Face hub by its name.
 
     A folder in ``weights_dir`` named like the last part of the model's name replaces a download. Raises UserError if the
-    folder does not hold a transformer, or its files name code.
+    folder does not hold a transformer, or if its files name code to run.
     """
     folder, commit = _find_folder(model, weights_dir)
     for name in ("config.json", "tokenizer.json"):
@@ -179,7 +179,9 @@ def read_transformer(model: str, weights_dir: Path | None = None, max_length: in
 
 
 def _apply_tokenizer_config(folder: Path, tokenizer_json: str) -> str:
-    """Return ``tokenizer.json`` with the normalizer that ``tokenizer_config.json`` requires, as in transformers.
+    """Return the text of ``tokenizer.json`` with the normalizer that ``tokenizer_config.json`` requires.
+
+    The library transformers changes the normalizer in the same way.
 
     Raises UserError if the normalizer cannot be set to the required lower case.
     """

@@ -1,4 +1,4 @@
-"""The arrays in a shard: the location of their bytes, and checksums of their blocks of 1 MiB."""
+"""The arrays in a shard, one of the files of a cache: the location of their bytes, and checksums of blocks of 1 MiB."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ByteSource(Protocol):
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array in a shard: contiguous bytes from ``offset``, and the array's :func:`block_checksums`, if known."""
+    """An array in a shard file: contiguous bytes from the byte ``offset``, and its :func:`block_checksums`, if known."""
 
     path: Path
     offset: int
@@ -94,17 +94,17 @@ def shard_checksums(path: Path, names: Sequence[str]) -> dict[str, str]:
 
 
 def are_checksums(value: object) -> bool:
-    """Return whether ``value`` is a valid entry of a manifest: hexadecimal texts by array name, with ``features``."""
+    """Return whether ``value`` is a dictionary of hexadecimal checksums by array name, with the array ``features``."""
     if not isinstance(value, Mapping) or "features" not in value:
         return False
     return all(isinstance(text, str) and set(text) <= set("0123456789abcdef") for text in value.values())
 
 
 class BlockChecker:
-    """Compare the blocks of an array with their checksums, each block once per process.
+    """A checker that compares the blocks of an array with their checksums, each block once per process.
 
-    All readers of a cache share one checker. A pickled copy has checked no block. Shards without checksums count as checked.
-    ``shards`` holds the array's part in each shard.
+    All readers of a cache share one checker. A pickled copy starts anew. Shards without checksums count as checked. ``shards``
+    holds the part of the array that each shard stores.
     """
 
     def __init__(self, shards: Sequence[StoredArray]) -> None:

@@ -53,7 +53,7 @@ _ROW_HASHES = ("requested_ids_sha256", "ids_sha256", "sources_sha256", "boxes_sh
 
 @dataclass(frozen=True)
 class FeatureCache:
-    """An opened cache without its features; :class:`vse.features.cache.reader.FeatureReader` reads them. No file stays open.
+    """The metadata of a cache. No file stays open; :class:`vse.features.cache.reader.FeatureReader` reads the features.
 
     ids : (n,) ids of the rows
     offsets : (n + 1,), row k has the regions (or tokens) ``offsets[k]:offsets[k + 1]``; None if each row has the same shape
@@ -189,8 +189,8 @@ def merge_shards(
 def open_cache(path: Path) -> FeatureCache:
     """Open a cache and check its attributes, row counts and ids, and the size of every shard.
 
-    Raises UserError with the fault. Features are not read through the virtual views, because HDF5 returns fill values for a
-    missing or short shard.
+    Raises UserError, which names the first fault. Features are not read through the virtual views, because HDF5 returns fill
+    values for a missing or short shard.
     """
     attributes, arrays, shape, dtype = _read_cache_file(path)
     ids, offsets = arrays["ids"], arrays.get("offsets")
@@ -231,9 +231,11 @@ def open_cache(path: Path) -> FeatureCache:
 
 
 def verify_cache(path: Path, write: bool = False) -> FeatureCache:
-    """Open a cache and compare the hashes of shards and inputs and the ids. Raises UserError, which names the fault.
+    """Open a cache and check the SHA-256 of its shards, and that cache and shards have equal ids and input hashes.
 
-    ``write`` writes missing or wrong block checksums of the verified shards to the manifest.
+    Raises UserError, which names the first fault.
+
+    With ``write``, missing or wrong block checksums are corrected in the manifest instead.
     """
     cache, manifest = open_cache(path), read_manifest(path)
     folder, entries = shards_folder(path), []
@@ -261,7 +263,7 @@ def verify_cache(path: Path, write: bool = False) -> FeatureCache:
 
 
 def read_sources(cache: FeatureCache) -> NDArray[np.uint8]:
-    """Return the SHA-256 of the input of each row, (n, 32)."""
+    """Return the SHA-256 of the input of each row, an image file or a text: (n, 32)."""
     return read_arrays(cache.path, "sources")[0]
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from vse.features.cache.arrays import ByteSource, StoredArray, array_bytes
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.rows import TextRows
-from vse.pipeline.dataset.columns import IdRows
+from vse.pipeline.dataset.columns import IdIndex
 from vse.pipeline.errors import UserError
 
 _SHAPES = {"boxes": (4,), "image_size": (2,)}  # the shape of one entry: for a region, and for an image
@@ -40,7 +40,7 @@ class RegionBoxes:
         self.image_size: Int[np.ndarray, "n 2"] = np.concatenate([shard["image_size"].read() for shard in cache.shards])
 
     def padded_boxes(self, positions: Int[np.ndarray, " n"], at_most: int | None = None) -> Float[np.ndarray, "n n_longest 4"]:
-        """Return the first ``at_most`` boxes (None: all) of some images, padded with zeros to equal numbers."""
+        """Return the first ``at_most`` boxes (None: all) of the images at ``positions``, padded with zeros to one length."""
         starts, counts = self.offsets[positions], self.offsets[positions + 1] - self.offsets[positions]
         counts = counts if at_most is None else counts.clip(max=at_most)
         column = np.arange(counts.max(initial=0))
@@ -62,7 +62,7 @@ class PaddedSets:
 
 
 class _ArrayFile:
-    """The bytes of an array in a shard file, read at explicit positions, so that forked processes can share the file."""
+    """The bytes of an array in a shard file. They are read without a file position, so forked processes can share the file."""
 
     def __init__(self, stored: StoredArray) -> None:
         try:
@@ -82,9 +82,10 @@ class _ArrayFile:
 class FeatureReader:
     """Random access to the rows of a cache, in the dtype of the cache.
 
-    The reader loads the first shards into memory, up to ``memory_gb``. It reads the other shards from a memory map or from the
-    file. A map is faster, but the system maps hundreds of kilobytes around each row and counts them as memory of this process.
-    Readers survive a fork and need no file locks. Each shard that is read from its file keeps one file descriptor open.
+    The reader loads the first shards into memory, up to ``memory_gb``. It reads the other shards from memory maps or with read
+    calls. A map is faster, but the system maps hundreds of kilobytes around each row and counts them as memory of this
+    process. Readers survive a fork and need no file locks. Each shard that is read from its file keeps one file descriptor
+    open.
 
     The first read of a block of 1 MiB in a process compares it with its checksum, if the cache has checksums. Reading raises
     UserError, which names the first block that differs.
@@ -97,7 +98,7 @@ class FeatureReader:
     def __init__(self, cache: FeatureCache, memory_gb: float = 2.0, mapped: bool = True) -> None:
         self.cache = cache
         self._memory_gb, self._mapped = memory_gb, mapped
-        self._rows = IdRows(cache.ids)
+        self._rows = IdIndex(cache.ids)
         stored = [shard["features"] for shard in cache.shards]
         counts = [part.shape[0] for part in stored]
         fits = int(np.searchsorted(np.cumsum([part.nbytes for part in stored]), memory_gb * 1e9, side="right"))
@@ -118,7 +119,7 @@ class FeatureReader:
         return FeatureReader, (self.cache, self._memory_gb, self._mapped)
 
     def positions(self, ids: Iterable[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the row indices of ``ids``. Raises UserError, which names the first id that the cache lacks."""
+        """Return the index of the row of each id. Raises UserError, which names the first id that the cache lacks."""
         wanted = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
         positions = self._rows.find(wanted)
         missing = wanted[positions < 0]
@@ -149,7 +150,7 @@ class FeatureReader:
     def sets(self, positions: NDArray[np.int64]) -> PaddedSets:
         """Return the set of vectors of each row of a cache of sets, with its mask.
 
-        There is at least one column, so that a maximum over a set exists even if all images lack regions.
+        Sets are padded to at least one vector, so that a maximum over a set exists even if all images lack regions.
         """
         assert self.cache.row_kind == "sets", f"rows are {self.cache.row_kind}"
         if self.cache.offsets is not None:
@@ -157,7 +158,7 @@ class FeatureReader:
         return PaddedSets(self.rows(positions), np.ones((len(positions), self.cache.row_shape[0]), bool))
 
     def vectors(self, regions: NDArray[np.int64]) -> NDArray[np.generic]:
-        """Return regions (len(regions), dim) by their 0-based indices among all regions of the cache."""
+        """Return the vectors (len(regions), dim) of regions, given their 0-based indices among all regions of the cache."""
         assert self.cache.offsets is not None, "not a cache of regions"
         return self._gather(regions, regions + 1)
 
@@ -167,7 +168,7 @@ class FeatureReader:
         return RegionBoxes(self.cache)
 
     def regions(self, positions: NDArray[np.int64], at_least: int = 0, at_most: int | None = None) -> PaddedSets:
-        """Return the first ``at_most`` regions (None: all) of images with their mask, in ``at_least`` or more columns."""
+        """Return the first ``at_most`` regions (None: all) of images, padded with zeros to ``at_least`` or more regions."""
         assert self.cache.offsets is not None, "not a cache of regions"
         starts, counts = self.cache.offsets[positions], self.cache.offsets[positions + 1] - self.cache.offsets[positions]
         counts = counts if at_most is None else counts.clip(max=at_most)
@@ -186,9 +187,9 @@ class FeatureReader:
                 raise UserError(f"{self.cache.path}: the features of id {self.cache.ids[position]} are not finite (NaN)")
 
     def _gather(self, firsts: NDArray[np.int64], ends: NDArray[np.int64], per_row: int = 1) -> NDArray[np.generic]:
-        """Return the vectors ``firsts[k]:ends[k]`` for every k, concatenated; ``per_row`` vectors form a row.
+        """Return the vectors ``firsts[k]:ends[k]`` for every k, concatenated; ``per_row`` is the number of vectors in a row.
 
-        Each span lies in one shard. Joining the bytes copies each vector once and is as fast as indexing by numpy.
+        Each span must lie in one shard. Joining the bytes copies each vector once and is as fast as indexing by numpy.
         """
         shape = self.cache.row_shape[-1:] if per_row > 1 else self.cache.row_shape
         size = self.cache.dtype.itemsize * int(np.prod(shape))

@@ -42,10 +42,11 @@ class Item:
 def dataset_items(
     dataset: Dataset, kind: Kind, raw: bool = False, text_rows: TextRows = "captions", rows: slice = slice(None)
 ) -> list[Item]:
-    """Return the inputs of a feature (selected by ``rows``) in the order of ``dataset.json``: images, captions or phrases.
+    """Return the inputs of a feature in the order of ``dataset.json``: images, captions or phrases.
 
-    A caption is given as words or, with ``raw``, as raw text. Phrases are the distinct texts of the marked phrases in order of
-    first appearance, and their index is their id. Raises UserError if the data set marks no phrases.
+    ``rows`` selects some of them. A caption is given as words or, with ``raw``, as raw text. Phrases are the distinct texts of
+    the marked phrases in order of first appearance, and their index is their id. Raises UserError if the data set marks no
+    phrases.
     """
     if kind == "image":
         return [Item(image.imgid, dataset.image_path(image)) for image in dataset.images[rows]]
@@ -71,7 +72,7 @@ def _phrase_texts(dataset: Dataset) -> Sequence[str]:
 
 
 def _captions(images: Sequence[Image], rows: slice) -> list[Caption]:
-    """Return captions by their indices among all captions, without loading the captions of other images."""
+    """Return the captions with the indices ``rows`` among all captions, without loading the captions of other images."""
     ends = np.concatenate([[0], np.cumsum(caption_counts(images))])
     start, stop, _ = rows.indices(int(ends[-1]))
     first, last = np.searchsorted(ends, start, side="right") - 1, np.searchsorted(ends, stop)
@@ -80,7 +81,7 @@ def _captions(images: Sequence[Image], rows: slice) -> list[Caption]:
 
 
 def config_text_rows(config: Mapping[str, Any]) -> TextRows:
-    """Return the texts of a cache with these settings: phrases or captions, the default."""
+    """Return whether a cache holds captions or phrases, by the settings of its extractor; captions by default."""
     return "phrases" if config.get("of") == "phrases" else "captions"
 
 

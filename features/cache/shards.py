@@ -1,4 +1,4 @@
-"""Write and read the shards of a feature cache, and build the cache file over them.
+"""Write and read the shards of a feature cache, its files of consecutive rows, and build the cache file that refers to them.
 
 An extractor writes each shard, ``shard-00000-of-00004.h5``, and then its record, ``shard-00000-of-00004.json``.
 """
@@ -64,7 +64,7 @@ def shard_path(cache: Path, index: int, n_shards: int) -> Path:
 
 
 def fit_record_path(cache: Path) -> Path:
-    """Return the path of the file with the duration of an encoder's fit: ``features/demo_hglmm.encoder.json``."""
+    """Return the path of the file that records how long an encoder's fit took: ``features/demo_hglmm.encoder.json``."""
     return cache.with_suffix(".encoder.json")
 
 
@@ -78,7 +78,7 @@ def sum_seconds(cache: Path, shards: Sequence[Shard]) -> float | None:
 
 
 def shard_slice(n_rows: int, index: int, n_shards: int) -> slice:
-    """Return the rows of shard ``index``. The sizes of shards differ by at most one row."""
+    """Return the slice of the rows in shard ``index``. The sizes of shards differ by at most one row."""
     return slice(n_rows * index // n_shards, n_rows * (index + 1) // n_shards)
 
 
@@ -142,7 +142,7 @@ def differ_only_in_precision(one: Identity, other: Identity) -> bool:
 
 
 def find_other_precision_shards(cache: Path, n_shards: int, identity: Identity) -> dict[Path, Identity]:
-    """Return the identities of a cache's existing shards that differ from ``identity`` only in precision, by path."""
+    """Return the existing shards of a cache whose identity differs from ``identity`` only in precision: identities by path."""
     paths = [shard_path(cache, index, n_shards) for index in range(n_shards)]
     found = {path: record.identity for path in paths if (record := read_record(path)) is not None}
     return {path: own for path, own in found.items() if differ_only_in_precision(own, identity)}
@@ -227,7 +227,10 @@ def build_cache_file(
     more_provenance: Mapping[str, Any],
     more_arrays: Mapping[str, NDArray[Any]],
 ) -> tuple[bytes, str]:
-    """Return the bytes of the cache file with views of some shards, and its key: a hash of identity, ids and input hashes."""
+    """Return the bytes of the cache file, which has virtual views of the arrays in the shards, and its key.
+
+    The key is a hash of the identity, the ids and the input hashes.
+    """
     folder, identity = shards_folder(cache), shards[0].identity
     files = [folder / shard.file for shard in shards]
     ids, sources = (np.concatenate(parts) for parts in zip(*(read_arrays(f, "ids", "sources") for f in files), strict=True))
@@ -293,8 +296,11 @@ _FAILURES = OutputKind(
 )
 
 
-def cache_kind(out: Path) -> OutputKind:
-    """Return the output kind of feature caches. A damaged cache counts if it begins like HDF5 and has a manifest."""
+def cache_output_kind(out: Path) -> OutputKind:
+    """Return a test that recognises an existing feature cache at ``out``, which a new one may replace.
+
+    A damaged cache counts as one if it begins like an HDF5 file and has a manifest.
+    """
     manifest = shards_folder(out) / "manifest.json"
     return OutputKind(
         "a feature cache",
@@ -305,11 +311,11 @@ def cache_kind(out: Path) -> OutputKind:
 def check_cache_out(out: Path, dataset: str, feature: str, inputs: Iterable[Path], encoder: Path | None = None) -> None:
     """Check that ``out`` may be written as the cache of this data set and feature. Raises UserError if it may not.
 
-    ``out``, its shards and the ``encoder`` may replace files of the same kind, but neither the ``inputs`` nor a cache of
-    another data set or feature.
+    The new cache, its shards and the file ``encoder`` may replace files of the same kind. They must not replace one of the
+    ``inputs``, nor a cache of another data set or feature.
     """
     files = list(inputs)
-    check_output(out, cache_kind(out), files)
+    check_output(out, cache_output_kind(out), files)
     check_output(out.with_name(f"{out.name}.failures.jsonl"), _FAILURES, files)
     if encoder is not None:
         check_output(encoder, _ENCODER, files)

@@ -223,7 +223,7 @@ def _load_arrays(features: Path, ids: Path | None) -> tuple[NDArray[Any], NDArra
 
 
 def _one_id_per_row(ids: Ids, n_rows: int) -> Ids:
-    """Return one id per row from a list that repeats each id once per caption; other lists are returned unchanged."""
+    """Return one id per row, from a list that repeats each id once per caption. Other lists are returned unchanged."""
     times, rest = divmod(len(ids), n_rows)
     if rest or times < 2 or (ids.reshape(n_rows, times) != ids[::times, None]).any():
         return ids
@@ -257,7 +257,10 @@ def _tsv_ids(dataset: Dataset, match: str | None) -> dict[int, int]:
 
 
 def _find_tsv_lines(files: Sequence[Path], wanted: set[str]) -> dict[str, tuple[Path, int]]:
-    """Return file and byte offset of the line of each wanted image_id. Raises UserError if two of its lines differ."""
+    """Return file and byte offset of the line of each wanted image_id.
+
+    Raises UserError if an image_id has two different lines.
+    """
     places: dict[str, tuple[Path, int]] = {}
     n_duplicates = 0
     for path in files:

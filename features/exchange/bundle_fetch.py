@@ -21,7 +21,7 @@ from vse.pipeline.dataset.downloads import download, download_unverified, open_u
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.archives import ARCHIVE_ERRORS, open_archive, unpack
 from vse.pipeline.files.inputs import check_input
-from vse.pipeline.files.outputs import may_replace_others
+from vse.pipeline.files.outputs import may_replace_other_kinds
 from vse.pipeline.files.writing import clear_temporaries, lock_for_writing, open_atomic, sha256_file
 from vse.pipeline.progress import progress_bar
 
@@ -44,12 +44,12 @@ def check_bundle(source: str, sha256: str | None = None) -> BundleList:
 def fetch_features(source: str, out: Path, out_data: Path | None = None, sha256: str | None = None) -> list[Path]:
     """Fetch the caches of a bundle into the folder ``out``; returns their paths.
 
-    Each file gets its name after it was compared with the list, and a cache file after its shards. After an interruption, a
-    second call continues. Existing files with the listed bytes are kept. Raises UserError if a file of the bundle is damaged
-    or missing, if another file has its name, or if the server is out of reach.
+    Each file is compared with the list before it gets its final name. A cache file appears after its shards. After an
+    interruption, a second call continues. Existing files with the listed bytes are kept. Raises UserError if a file of the
+    bundle is damaged or missing, if another file with its name exists, or if the server is out of reach.
 
     source : a folder, a ``.tar`` archive, or the http:// or https:// address of either
-    out_data : folder for the bundle's ``dataset.json``; by default ``../data/<dataset>`` from ``out``
+    out_data : folder for the bundle's ``dataset.json``; by default ``data/<dataset>`` next to the folder ``out``
     sha256 : the required SHA-256 of the list; by default any list is accepted
     """
     with ExitStack() as stack:
@@ -85,7 +85,7 @@ class DamagedBundle(UserError):
 
 
 class _BundleSource(ABC):
-    """The source of a bundle; ``location`` is its path or address, for messages."""
+    """Base class of the places from which a bundle is read; ``location`` is its path or address, for messages."""
 
     def __init__(self, location: str) -> None:
         self.location = location.rstrip("/")
@@ -134,7 +134,7 @@ class _FolderSource(_BundleSource):
 
 
 class _ArchiveSource(_BundleSource):
-    """A bundle in a local archive, ``path``; an archive from an address has another ``location``."""
+    """A bundle in the local archive ``path``. ``location`` is the address if the archive was downloaded."""
 
     def __init__(self, location: str, path: Path) -> None:
         super().__init__(location)
@@ -241,7 +241,7 @@ def _missing_files(bundle: BundleList, targets: Mapping[str, Path]) -> list[Bund
         if not (target.exists() or target.is_symlink()):
             missing.append(file)
         elif not _is_intact(file, target):
-            if not (may_replace_others() and target.is_file()):
+            if not (may_replace_other_kinds() and target.is_file()):
                 raise UserError(
                     f"{target}: exists and is another file than the bundle's; remove it, or fetch to another folder"
                 )
@@ -273,7 +273,10 @@ def _move_file(path: Path, target: Path) -> None:
 
 
 def _hash_stream(source: _Readable, bar: Any, expected: int, stream: IO[bytes] | None = None) -> tuple[int, str]:
-    """Return size and SHA-256 of ``source``, and copy it to ``stream``; stop when it has more bytes than ``expected``."""
+    """Copy ``source`` to ``stream``; return the number of bytes and their SHA-256.
+
+    Stop once there are more than ``expected`` bytes.
+    """
     digest, n_bytes = hashlib.sha256(), 0
     while n_bytes <= expected and (chunk := source.read(CHUNK)):
         digest.update(chunk)

@@ -28,7 +28,7 @@ from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.identity import compare_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import check_input, is_name
-from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_others
+from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_other_kinds
 from vse.pipeline.files.writing import lock_for_writing, open_atomic, parse_json, sha256_file, sha256_json, write_json
 from vse.pipeline.progress import progress_bar
 
@@ -49,7 +49,7 @@ class BundledFile(BaseModel):
 
 
 class BundledCache(BaseModel):
-    """An entry of a bundle's list: a cache's file, its feature and its key."""
+    """An entry of a bundle's list: the path of a cache file, its feature, and its key (the hash that identifies the cache)."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     file: str
@@ -58,7 +58,7 @@ class BundledCache(BaseModel):
 
 
 class BundleList(BaseModel):
-    """The list of a bundle, ``bundle.json``; ``sha256`` is the hash of its other entries."""
+    """The list of a bundle, the content of ``bundle.json``; ``sha256`` is the hash of its other entries."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     format: Literal["vse-bundle"]
@@ -90,8 +90,8 @@ def cache_files(cache: FeatureCache) -> list[Path]:
 def pack(caches: Sequence[Path], out: Path, with_dataset: bool = False, notes: Path | None = None) -> BundleList:
     """Verify caches of one data set and write them as a bundle: a folder, or an archive if ``out`` ends in ``.tar``.
 
-    ``out`` appears only when the bundle is complete. An existing bundle of the same files is kept. Raises UserError if
-    something else exists there, if a cache is damaged, or if the caches belong to several data sets.
+    ``out`` appears only when the bundle is complete. An existing bundle of the same files is kept. Raises UserError if another
+    file or folder exists there, if a cache is damaged, or if the caches belong to several data sets.
 
     with_dataset : add the ``dataset.json`` of the caches
     notes : a text file to add, on the licence for example
@@ -102,7 +102,7 @@ def pack(caches: Sequence[Path], out: Path, with_dataset: bool = False, notes: P
         check_output(out, OutputKind("a bundle", tarfile.is_tarfile), sources.values())
     with lock_for_writing(out):
         content = _build_list(verified, sources)
-        if out.is_dir() or ((out.exists() or out.is_symlink()) and not may_replace_others()):
+        if out.is_dir() or ((out.exists() or out.is_symlink()) and not may_replace_other_kinds()):
             return _read_existing(out, content)
         return _write_archive(out, content, sources) if out.suffix == ".tar" else _write_folder(out, content, sources)
 
@@ -239,7 +239,7 @@ def _write_archive(out: Path, content: Mapping[str, Any], sources: Mapping[str, 
 
 
 class _HashedFile:
-    """A file that is being packed. It hashes the bytes that it returns, to compare them with the list."""
+    """A readable file that hashes the bytes that it returns, to compare them with the list while the file is packed."""
 
     def __init__(self, stream: BinaryIO, path: Path, bar: Any) -> None:
         self._stream, self._path, self._bar, self._digest = stream, path, bar, hashlib.sha256()

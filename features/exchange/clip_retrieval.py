@@ -1,4 +1,4 @@
-"""Import the folder that clip-retrieval writes as a data set with two caches."""
+"""Import a folder that the program clip-retrieval wrote, as a data set with two caches."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Part:
 
 
 def is_clip_folder(folder: Path) -> bool:
-    """Return whether a folder has vectors of images as clip-retrieval writes them."""
+    """Return whether a folder holds image vectors in the layout of clip-retrieval."""
     return any(folder.glob("img_emb_*.npy")) or any(folder.glob("img_emb/img_emb_*.npy"))
 
 
@@ -90,7 +90,7 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
 
 
 def _row_reader(arrays: list[NDArray[Any]], ids: Ids, places: list[_Place]) -> Callable[[slice], Rows]:
-    """Return a function from a slice of ``ids`` to their rows; the vector of ``ids[k]`` is at ``places[k]``."""
+    """Return a function from a slice of ``ids`` to their rows of features; the vector of ``ids[k]`` is at ``places[k]``."""
 
     def rows(part: slice) -> Rows:
         values = np.stack([arrays[index][row] for index, row in places[part]])
@@ -139,16 +139,16 @@ def _add_part(
     settings: ImportSettings,
     images: Path | None,
 ) -> None:
-    """Add the rows of a part to ``gathered``, and the places of their vectors to the list of their image's file."""
+    """Add the rows of a part to ``gathered``, and the places of their vectors to ``places_by_file``, by image file."""
     part, refused = parts[index], 0
 
-    def refuse(place: str, reason: object) -> None:
+    def on_bad_row(place: str, reason: object) -> None:
         nonlocal refused
         refused += 1
-        gathered.refuse(place, reason)
+        gathered.add_bad_row(place, reason)
 
     n_read = 0
-    for n_read, (place, values) in enumerate(read_table_rows(part.metadata, settings, refuse), 1):
+    for n_read, (place, values) in enumerate(read_table_rows(part.metadata, settings, on_bad_row), 1):
         row_index = n_read - 1 + refused
         try:
             if row_index >= len(part.images):
@@ -156,7 +156,7 @@ def _add_part(
             row = _with_relative_file(build_row(place, values), images)
             _check_vectors(row, part, row_index, parts, places_by_file)
         except BadRow as reason:
-            gathered.refuse(place, reason)
+            gathered.add_bad_row(place, reason)
             continue
         file = gathered.add(row)
         if file is not None:
@@ -167,7 +167,7 @@ def _add_part(
 
 
 def _with_relative_file(row: ImportedRow, images: Path | None) -> ImportedRow:
-    """Return the row with its image's path relative to the folder of photos or, without such a folder, to the root."""
+    """Return the row with its image's path relative to ``images`` or, if that is None, without a slash at the start."""
     path = Path(row.file)
     if images is not None and path.is_absolute():
         if not path.is_relative_to(images.absolute()):

@@ -1,4 +1,4 @@
-"""Write the embeddings of a trained model, the *backbone*, as caches from which another model is trained."""
+"""Write the embeddings of a trained model, the *backbone*, as caches on which another model can be trained."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Backbone:
 
     sha256 : hash of its weights, or of the imported files; equal in the caches of images and captions
     experiment : name of its experiment
-    details : further entries of the provenance, e.g. its seed
+    details : further entries of the cache's provenance, e.g. the seed of the model
     run : its run folder; None if another program trained the model
     """
 
@@ -40,7 +40,7 @@ class Backbone:
 
 
 def cache_paths(out: Path) -> dict[Kind, Path]:
-    """Return the paths of the two caches of a model. Raises UserError if ``out`` ends in ``.h5``.
+    """Return the paths of a model's caches of images and captions. Raises UserError if ``out`` ends in ``.h5``.
 
     For ``features/demo_vsepp-0`` they are ``features/demo_vsepp-0_images.h5`` and ``features/demo_vsepp-0_captions.h5``.
     """
@@ -50,7 +50,7 @@ def cache_paths(out: Path) -> dict[Kind, Path]:
 
 
 def captions_cache_path(images: Path) -> Path:
-    """Return the path of a model's cache of captions, given its cache of images."""
+    """Return the path of a model's cache of captions, given the path of its cache of images."""
     return images.with_name(f"{images.name.removesuffix('_images.h5')}_captions.h5")
 
 

@@ -21,10 +21,10 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 
 @dataclass(frozen=True)
 class ImportFormat:
-    """A format of sources.
+    """A format that can be imported.
 
-    ``matches`` returns whether the sources have this format, ``run`` imports them and returns the written files, and
-    ``options`` names the options that only some formats have.
+    ``matches`` returns whether the sources have this format. ``run`` imports them and returns the written files. ``options``
+    names the options of this format that not all formats have.
     """
 
     matches: Callable[[ImportRequest], bool]

@@ -1,6 +1,6 @@
 """Import and export features and captions in the layout of VSE++ and SCAN.
 
-A folder of the layout holds ``<split>_caps.txt`` with a caption per line, ``<split>_ims.npy`` and optionally
+A folder in this layout holds ``<split>_caps.txt`` with a caption per line, ``<split>_ims.npy`` and optionally
 ``<split>_ids.txt``. Captions of an image follow each other. An array has one row per image, or repeats each row once per
 caption; the importer compares the rows to distinguish these two forms.
 """
@@ -29,7 +29,7 @@ from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, IMPORT_TOKENISER, f
 from vse.pipeline.dataset.dataset import Image, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, WatchedFile, is_name, wrap_read_errors
-from vse.pipeline.files.outputs import bytes_kind, check_output, json_kind, may_replace_others
+from vse.pipeline.files.outputs import bytes_kind, check_output, json_kind, may_replace_other_kinds
 from vse.pipeline.files.writing import lock_for_writing, open_atomic, read_json, write_bytes, write_json
 
 SPLITS = {"train": "train", "dev": "val", "test": "test", "testall": "test"}
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CaptionFile:
-    """The captions of a file, and the details to write the same bytes again.
+    """The captions of a file, and its byte-order mark and line ends, to write the same bytes again.
 
     ``bom`` is true for a byte-order mark at the beginning. Lines end in ``newline``, LF or CR LF, the last one only with
     ``final_newline``.
@@ -52,7 +52,7 @@ class CaptionFile:
 
     @classmethod
     def read(cls, path: Path) -> CaptionFile:
-        """Read a file of captions, one per line. Raises UserError, which names a line that is empty or not UTF-8.
+        """Read a file of captions, one per line. Raises UserError, which names the line, if a line is empty or not UTF-8.
 
         Carriage returns are line ends if all lines end in CR LF; otherwise they stay in the captions and a warning is logged.
         """
@@ -88,7 +88,7 @@ class PrecompSplit:
 
     rows : (n_images * repeats, ...), the features; each image has ``repeats`` equal rows in succession
     ids : an id per image; None without a file of ids
-    ids_repeats : number of equal ids of an image in the file of ids
+    ids_repeats : number of times that the file of ids repeats the id of an image
     files : the input files; a change of one of them while it is read raises UserError
     """
 
@@ -128,9 +128,9 @@ def import_precomp(
     Arrays (n, dim) become vectors and (n, n_regions, dim) become regions. Without ids, images are counted from 0 over all
     splits. Raises UserError, which names the file and line of a fault.
 
-    captions_per_image : needed to recognise arrays with one row per image
+    captions_per_image : number of captions of each image, needed to recognise arrays with one row per image
     test : the test split if both exist, ``test`` or ``testall`` (the default)
-    tokeniser : by default the one in an existing ``out_data``, else ``unicode_words``
+    tokeniser : by default that of an existing ``out_data``, else ``unicode_words``
     """
     if not is_name(dataset):
         raise UserError(
@@ -149,7 +149,7 @@ def import_precomp(
     if len(shapes) != 2:
         raise UserError(f"{folder}: the splits' features differ in shape or type: {', '.join(map(str, shapes))}")
     ids = _image_ids(splits)
-    existing = read_json(out_data) if out_data.exists() and not may_replace_others() else None
+    existing = read_json(out_data) if out_data.exists() and not may_replace_other_kinds() else None
     default_tokeniser = existing.get("tokeniser", DEFAULT_TOKENISER) if isinstance(existing, dict) else IMPORT_TOKENISER
     content = _dataset_content(dataset, splits, ids, tokeniser or default_tokeniser)
     if existing not in (None, content):
@@ -182,7 +182,7 @@ def import_precomp(
 
 
 def tokenize_caption(text: str, tokenise: Callable[[str], list[str]] = tokenize) -> list[str]:
-    """Return the tokens of a caption; if ``tokenise`` finds none, its words or the parts between its spaces."""
+    """Return the tokens of a caption. If ``tokenise`` finds none, return its words or else the parts between its blanks."""
     return tokenise(text) or re.findall(r"\w+", text.lower()) or text.split()
 
 
@@ -301,9 +301,9 @@ def _dataset_content(
 def export_precomp(features: Path, out: Path, captions: Path | None = None, repeats: int | None = None) -> Path:
     """Write a cache and its captions in the layout; returns the folder ``out``.
 
-    An imported data set is exported byte for byte (docs/formats.md lists the exceptions). Others get one row per image (or
-    ``repeats``), LF as the line end, and ids. ``captions`` is the ``dataset.json``, by default the one in the cache's
-    attributes. Raises UserError if the layout cannot hold the data set.
+    An imported data set is exported byte for byte (docs/formats.md lists the exceptions). Other data sets get one row per
+    image (or ``repeats`` equal rows), LF as the line end, and a file of ids. ``captions`` is the ``dataset.json``, by default
+    the one in the cache's attributes. Raises UserError if the layout cannot hold the data set.
     """
     cache = open_cache(features)
     if cache.kind != "image":
@@ -348,7 +348,10 @@ def export_precomp(features: Path, out: Path, captions: Path | None = None, repe
 
 
 def _check_layouts(layouts: Mapping[str, Any]) -> None:
-    """Check the entry ``precomp`` of ``dataset.json``, whose names become file names. Raises ValueError."""
+    """Check the entry ``precomp`` of ``dataset.json``, because names in it become file names.
+
+    Raises ValueError if it is not valid.
+    """
     for split, layout in layouts.items():
         newline, final_newline = layout.get("ids_text") or ("\n", True)
         newlines = {newline, layout.get("newline", "\n")}
@@ -374,7 +377,7 @@ def _check_split(path: Path, images: Sequence[Image], times: int, text: CaptionF
 
 
 def _array_parts(reader: FeatureReader, images: Sequence[Image], times: int) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a ``.npy`` file of the images' features: first its header, then blocks of rows."""
+    """Yield the bytes of a ``.npy`` file in blocks; the features of each image occur ``times`` times in succession."""
     cache = reader.cache
     positions = reader.positions(image.imgid for image in images)
     shape: tuple[int, ...] = cache.row_shape

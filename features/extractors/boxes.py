@@ -60,11 +60,11 @@ class ImageWithBoxes:
 
 
 class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
-    """A CNN whose layers up to ``map`` read the complete image, and whose further layers read each of its boxes.
+    """A CNN whose layers up to the layer ``map`` read the complete image, and whose further layers read each box.
 
-    ROI-align pools each box on the map to ``pool`` x ``pool`` cells, the map's size for an image of the network's own input
-    size. For VGG19 the map is the output of conv5_4, 14 x 14; the last pooling, fc6 and fc7 follow. Images run one by one, so
-    the vectors of an image do not depend on other images.
+    The map is the output of the layer ``map``. ROI-align pools each box on it to ``pool`` x ``pool`` cells, the map's size for
+    an image of the network's own input size. For VGG19 the map is the output of conv5_4, 14 x 14; the last pooling, fc6 and
+    fc7 follow. Images run one by one, so the vectors of an image do not depend on other images.
     """
 
     config: BoxesConfig
@@ -92,7 +92,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         self._try_once()
 
     def prepare(self, image: Image.Image, image_id: int) -> ImageWithBoxes:
-        """Return the scaled image and its boxes. They are empty if the region-proposal network will find them."""
+        """Return the scaled image and its boxes; no boxes if a region-proposal network finds them later."""
         boxes, scores = self._boxes(image, image_id)
         size = scaled_size(image.size, self.config.shorter, self.config.longer)
         small = image_to_tensor(image.resize(size, Image.Resampling.BILINEAR))
@@ -103,7 +103,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return [self._vectors(self._with_proposals(item) if self._detector is not None else item) for item in batch]
 
     def _load_box_source(self, weights_dir: Path | None, dataset: Path | None) -> dict[str, str]:
-        """Load the source of the boxes, and the ids of the images that ``train_boxes`` limits; return their hashes."""
+        """Load the source of the boxes, and the ids of the images that ``train_boxes`` limits; return hashes of both."""
         config = self.config
         if config.from_file and dataset is not None:
             check_box_photos(Path(config.boxes), load_dataset_file(dataset))
@@ -157,7 +157,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return self.config.train_boxes if image_id in self._limited_ids else None
 
     def _with_proposals(self, item: ImageWithBoxes) -> ImageWithBoxes:
-        """Return the image with the network's proposals, or with one box around the image if there are none."""
+        """Return the image with the boxes that the region-proposal network finds, or else with one box around the image."""
         assert item.original is not None
         with torch.inference_mode():
             proposals = propose(self._detector, move_tensor(item.original, self.device))
@@ -187,7 +187,10 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return ImageVectors(features.cpu().numpy(), item.boxes, item.scores, item.size)
 
     def _pool_boxes(self, output: Tensor) -> Tensor:
-        """Pool the boxes ``self._rois``, relative to the image's sides, on the map; the result replaces the map."""
+        """Return the feature map ``output``, pooled at the boxes ``self._rois``, which are relative to the image's sides.
+
+        A hook on the layer ``map`` calls this method, so that the further layers read the result.
+        """
         if output.ndim != 4:
             raise UserError(
                 f"map {self.config.map!r}: its output has {output.ndim} axes; a layer with height and width is needed"
@@ -199,7 +202,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return pooled.to(output.dtype)
 
     def _try_once(self) -> None:
-        """Compute a blank image with two boxes. Raises UserError if the layers do not fit."""
+        """Compute the vectors of two boxes of a blank image. Raises UserError if the layers do not fit together."""
         config, side = self.config, self.config.shorter
         boxes = np.asarray([[0, 0, side, side], [0, 0, side / 2, side / 2]], np.float32)
         try:
@@ -211,7 +214,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
 
 
 def cells_per_pixel(cells: int, pixels: int) -> float:
-    """Return the number of a map's cells per input pixel, the inverse of the map's stride.
+    """Return the number of a feature map's cells per input pixel along one side, the inverse of the map's stride.
 
     Strides are powers of two, but an image of 600 pixels gives a map of 37 cells at stride 16, not 37.5. The stride is
     therefore rounded to the nearest power of two if this changes it by less than 20%.

@@ -67,7 +67,7 @@ class CaptionExtractor(Extractor):
         }
 
     def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
-        """Compute the rows of captions, in order. Rows of captions without a known word are zeros and are counted."""
+        """Compute the rows of captions, in order. A caption without a known word gets zeros; such captions are counted."""
         chunk, parts, noun = self.config.chunk, [], self.config.of
         dtype = getattr(torch, self.config.dtype)  # torch rounds to float16 many times as fast as NumPy
         with progress_bar(total=len(items), desc=self.progress_label, unit=noun.removesuffix("s")) as progress:
@@ -95,8 +95,8 @@ def fit_encoder(
     """Fit the encoder of a caption feature to the training captions, write it to ``out`` and return ``out``.
 
     ``words``, a file of word vectors, replaces the preset's file. Without either, word vectors are trained on the captions. An
-    undamaged file of the same settings, words and captions is kept. Raises UserError, which names the changes, if the file has
-    others.
+    existing file is kept if it is undamaged and was fitted with the same settings, words and captions. Raises UserError, which
+    names the changes, if it was fitted with others.
     """
     words = config.word_file(words)
     watched = WatchedFile(words) if words is not None and words.is_file() else None
@@ -123,7 +123,10 @@ def fit_encoder(
 
 
 def build_corpus(dataset: Dataset, config: CaptionSettings) -> CaptionCorpus:
-    """Return the texts to which an encoder is fitted. Raises UserError if an encoder of phrases has no phrases."""
+    """Return the texts to which an encoder is fitted.
+
+    Raises UserError if the encoder reads phrases and the data set marks none.
+    """
     sentences = [caption.tokens for image in dataset.split("train") for caption in image.captions]
     if config.of == "captions":
         words = frozenset(word for image in dataset.images for caption in image.captions for word in caption.tokens)
@@ -150,7 +153,7 @@ def load_encoder(path: Path, device: str = "auto") -> CaptionEncoder:
 
 
 def load_cache_encoder(cache: FeatureCache, device: str = "auto") -> CaptionEncoder:
-    """Load the encoder next to a cache of captions. Raises UserError unless it computed the cache."""
+    """Load the encoder next to a cache of captions. Raises UserError if the cache was computed by another encoder."""
     path = encoder_path(cache.path)
     fitted = _try_read_encoder(path)
     if fitted is None or fitted.metadata["sha256"] != cache.provenance.get("weights_sha256"):

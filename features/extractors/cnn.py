@@ -35,8 +35,8 @@ def cut_crops(
 ) -> UInt8[Tensor, "n_crops 3 crop crop"]:
     """Resize ``image`` and cut its crops according to ``config.crops``.
 
-    Ten crops are the four corners and the centre, then their mirror images. ``config.crop_seed``, ``image_id`` and ``visit``
-    determine random crops.
+    Ten crops are the four corners and the centre, then their mirror images. Random crops depend on ``config.crop_seed``,
+    ``image_id`` and the numbers ``visit``, which seed the generator.
     """
     if config.crops == "rc_bank" and config.random_crop == "resized":
         return _stack([_random_resized_crop(image, config, rng) for rng in _crop_generators(config, image_id, visit)])
@@ -82,7 +82,7 @@ def scaled_size(size: tuple[int, int], shorter: int, longer: int | None = None) 
 
 
 def image_to_tensor(image: Image.Image) -> UInt8[Tensor, "3 height width"]:
-    """Return an image's pixels, 0-255."""
+    """Return an image's pixels, 0-255, as a tensor."""
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
@@ -170,7 +170,7 @@ class CnnExtractor(NetworkExtractor[Tensor]):
         self._forward = torch.compile(self.network) if config.compile else self.network
 
     def _try_once(self) -> None:
-        """Compute a blank image. Raises UserError if the layer or the size is unsuitable."""
+        """Run the network on a black image. Raises UserError if it has no such layer or cannot read crops of this size."""
         config = self.config
         self._forward = self.network
         try:
@@ -189,8 +189,9 @@ class CnnExtractor(NetworkExtractor[Tensor]):
     def features(self, pixels: Tensor) -> Float[Tensor, "n_images *shape dim"]:
         """Compute the vectors of images, given as crops (n_images, n_crops, 3, crop, crop) uint8.
 
-        Returns the mean over the crops, (n_images, dim), or (n_images, n_positions, dim) with ``positions``. For a bank of
-        crops, returns the vector of each crop, (n_images, n_crops, dim).
+        Returns the mean over the crops, (n_images, dim). If the setting ``positions`` is true, returns the mean at each
+        position of the network's feature map, (n_images, n_positions, dim). For a bank of crops, returns the vector of each
+        crop, (n_images, n_crops, dim).
         """
         config, crops = self.config, pixels.flatten(0, 1)
         at_once = max(_CROPS_AT_ONCE, torch.get_num_threads()) if self.device.type == "cpu" else len(crops)
@@ -205,7 +206,7 @@ class CnnExtractor(NetworkExtractor[Tensor]):
 def read_cnn_config(cache: FeatureCache, positions: bool = False, **changed: object) -> CnnConfig:
     """Return the settings of the CNN that computed a cache, with the values in ``changed``.
 
-    Raises UserError if the cache has other vectors, or, without ``positions``, a vector per position.
+    Raises UserError if the cache has other vectors, or if it has a vector per position and ``positions`` is false.
     """
     provenance = cache.provenance
     settings = provenance.get("config", {})
@@ -246,10 +247,10 @@ def rebuild_cnn_extractor(
 
 
 class VectorBoxes:
-    """The boxes of the vectors in a cache of regions or of a CNN's positions.
+    """The box in the photo to which each vector of a cache belongs, for a cache of regions or of a CNN's positions.
 
-    Positions form a grid on the centre crop, row by row. If the sides of the map are not multiples of the grid's sides, two
-    positions may share cells of the map. Raises UserError if the cache has no boxes.
+    Positions form a grid on the centre crop, row by row. If the sides of the CNN's feature map are not multiples of the grid's
+    sides, the vectors of neighbouring positions may share cells of the map. Raises UserError if the cache has no boxes.
     """
 
     def __init__(self, cache: FeatureCache) -> None:

@@ -1,4 +1,4 @@
-"""The encoder ``hglmm``: Fisher vectors of captions on a hybrid Gaussian-Laplacian mixture, or on several mixtures."""
+"""The encoder ``hglmm``: Fisher vectors of captions, from one or several hybrid Gaussian-Laplacian mixtures."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class MixturePart:
         return MixturePart(self.mixture.to(like), *projection)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the parameters of the mixture and the principal components, by name."""
+        """Return the parameters of the mixture and of the principal components, by name."""
         tensors = {f"mixture.{f.name}": getattr(self.mixture, f.name) for f in fields(Mixture)}
         optional = {"centre": self.centre, "components": self.components}
         return tensors | {name: tensor for name, tensor in optional.items() if tensor is not None}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], prefix: str) -> MixturePart:
-        """Build the part from its :meth:`tensors`, whose names begin with ``prefix``."""
+        """Build the part from those of ``tensors`` whose names begin with ``prefix``, the reverse of :meth:`tensors`."""
         mixture = Mixture(**{f.name: tensors[f"{prefix}mixture.{f.name}"] for f in fields(Mixture)})
         return cls(mixture, tensors.get(f"{prefix}centre"), tensors.get(f"{prefix}components"))
 
@@ -132,12 +132,16 @@ class HglmmEncoder(CaptionEncoder):
         return vectors.cpu()
 
     def fisher_vectors(self, mixture: Mixture, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n two_K_D"]:
-        """Return Fisher vectors on one mixture, after signed square root and normalisation, before principal components."""
+        """Return the Fisher vectors of n sets of words on one mixture, before they are projected on principal components.
+
+        ``rows`` are the rows of all words in the table of word vectors, one set after the other, and ``lengths`` (n,) the
+        numbers of words of the sets. The vectors are the signed square roots of the Fisher vectors, of unit length.
+        """
         table = self._table
         return power_normalize(fisher_vectors(table, rows.to(table.device), lengths.to(table.device), mixture.to(table)))
 
     def fisher_blocks(self, mixture: Mixture, captions: TokenLists, chunk: int) -> Iterator[Float[Tensor, "n two_K_D"]]:
-        """Yield the Fisher vectors of captions with a known word on a mixture, ``chunk`` captions at a time."""
+        """Yield the Fisher vectors on a mixture for blocks of ``chunk`` captions, without captions that have no known word."""
         for k in range(0, len(captions), chunk):
             rows, lengths = self.words.flatten(captions[k : k + chunk])
             yield self.fisher_vectors(mixture, rows, lengths[lengths > 0])
@@ -171,8 +175,8 @@ def fit_principal_components(
     """Return the mean and the principal axes of the captions' Fisher vectors on one mixture.
 
     A first pass over the captions computes the mean, a second one the covariance. The memory holds the covariance (18,000 x
-    18,000 float32 are 1.3 GB), the axes and one chunk. The coordinate of an axis with the largest absolute value is positive.
-    Raises UserError if fewer than two captions have a known word.
+    18,000 float32 are 1.3 GB), the axes and one chunk. The sign of each axis is chosen so that its coordinate with the largest
+    absolute value is positive. Raises UserError if fewer than two captions have a known word.
     """
     device, dim = encoder._table.device, 2 * mixture.mean.numel()
     total, count = torch.zeros(dim, dtype=torch.float64, device=device), 0
@@ -219,5 +223,5 @@ def _mixture_inputs(words: WordVectors, unmixing: Tensor | None, scale: float) -
 
 
 def _prefix(k: int) -> str:
-    """Return the prefix of the names of part ``k``'s tensors; the first part has none."""
+    """Return the prefix of the names of the tensors of part ``k``; an empty text for the first part."""
     return f"{k}." if k else ""

@@ -23,7 +23,7 @@ _Loaded = TypeVar("_Loaded")
 
 
 def read_ahead(items: Sequence[_Item], load: Callable[[_Item], _Loaded], workers: int, ahead: int) -> Iterator[_Loaded]:
-    """Yield ``load(item)`` for every item in order, computed by ``workers`` threads at most ``ahead`` items in advance.
+    """Yield ``load(item)`` for every item in order; ``workers`` threads compute at most ``ahead`` items in advance.
 
     Threads suffice, because Pillow and NumPy release the interpreter lock while they decode and resize.
     """
@@ -66,7 +66,10 @@ class ImageVectors:
 
 
 class ImageExtractor(Extractor, Generic[_Prepared]):
-    """Base class of extractors of images; threads call :meth:`prepare`, and :meth:`compute` gets batches."""
+    """Base class of image extractors.
+
+    Several threads :meth:`prepare` single images; one thread calls :meth:`compute` for batches.
+    """
 
     config: ImageSettings
     weights_sha256 = "none"  # for extractors without learned parameters; other subclasses set it
@@ -153,7 +156,7 @@ class NetworkExtractor(ImageExtractor[_Prepared]):
 
 
 def _rows(ids: Ids, sources: NDArray[np.uint8], images: list[ImageVectors], skipped: Sequence[Mapping[str, Any]]) -> Rows:
-    """Return the vectors of images as rows, and empty the list ``images``, so that the vectors are in memory once."""
+    """Return the vectors of images as rows. Empties the list ``images``, so that the vectors are not in memory twice."""
     first = images[0]
     if first.boxes is None:
         features = np.empty((len(images), *first.features.shape), first.features.dtype)

@@ -36,13 +36,13 @@ class Mixture:
     laplacian: Bool[Tensor, "K D"]
 
     def to(self, like: Tensor) -> Mixture:
-        """Return the mixture with the type and device of ``like``; ``laplacian`` stays Boolean."""
+        """Return the mixture with the dtype and device of ``like``; the tensor ``laplacian`` stays Boolean."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{k: v.to(like.device if v.dtype == torch.bool else like) for k, v in values.items()})
 
 
 def initial_mixture(samples: Float[Tensor, "N D"], n_centres: int, seed: int) -> Mixture:
-    """Return the start of expectation maximisation: random samples are the centres.
+    """Return a mixture from which expectation maximisation starts; its centres are random samples.
 
     Deviations and variances are computed over all samples. A dimension is Laplacian with probability 1/2.
     """
@@ -66,8 +66,8 @@ def fit_mixture(samples: Float[Tensor, "N D"], mixture: Mixture, n_iterations: i
 
     A step computes posteriors, then weighted medians and mean absolute deviations, means and variances, and priors. The
     weighted median is the first sample in ascending order that reaches half of the weight. Each dimension of a hybrid mixture
-    then becomes Laplacian or Gaussian, whichever is likelier; a ``gaussian`` or ``laplacian`` mixture keeps its kind. The
-    medians and deviations of a Gaussian mixture stay unchanged.
+    then becomes Laplacian or Gaussian, whichever is likelier; in a ``gaussian`` or ``laplacian`` mixture all dimensions keep
+    their type. The medians and deviations of a Gaussian mixture stay unchanged.
 
     Squared distances are expanded into matrix products, as in scikit-learn. This loses precision, so use float64.
     """
@@ -90,13 +90,13 @@ def fisher_vectors(
     """Return the Fisher vectors of n sets of words.
 
     table : vectors of all words
-    words : rows of ``table``, one set after the other
+    words : the row in ``table`` of each word, one set after the other
     lengths : number of words of each set; an empty set gives zeros
 
-    A vector has the derivatives by the locations (medians or means), cluster by cluster, then the derivatives by the scales
-    (deviations or variances). A derivative is a sum over the words, divided by the square root of their number. A word's term
-    is weighted by its posterior divided by the square root of the cluster's prior, and for the variance of a Gaussian also by
-    the square root of 2. The terms of a repeated word are computed once.
+    A vector has the derivatives of the log-likelihood by the locations (medians or means), cluster by cluster, then the
+    derivatives by the scales (deviations or variances). A derivative is the sum of one term per word, divided by the square
+    root of the number of words. The term is multiplied by the posterior probability of the cluster, and divided by the square
+    root of the cluster's prior. For the variance of a Gaussian, it is also divided by the square root of 2.
     """
     n_clusters, dim = mixture.mean.shape
     out = table.new_zeros(len(lengths), 2, n_clusters, dim)
@@ -128,7 +128,7 @@ def _with_kind(mixture: Mixture, kind: MixtureKind) -> Mixture:
 
 
 def _standardised(samples: Tensor, mixture: Mixture, k: int) -> Tensor:
-    """Return samples minus the median or mean of cluster k, divided by its mean absolute or standard deviation."""
+    """Return samples minus the median (or mean) of cluster k, divided by its mean absolute (or standard) deviation."""
     laplacian = mixture.laplacian[k]
     location = torch.where(laplacian, mixture.median[k], mixture.mean[k])
     return (samples - location).mul_(torch.where(laplacian, 1 / mixture.deviation[k], mixture.variance[k].rsqrt()))
@@ -162,7 +162,7 @@ def _fitting_posteriors(samples: Tensor, squares: Tensor, mixture: Mixture, kind
 
 
 def _maximise(samples: Tensor, squares: Tensor, weights: Tensor, mixture: Mixture, ordered: _SortedSamples | None) -> Mixture:
-    """Return the likeliest mixture under the posteriors ``weights`` (K, N); ``ordered`` is None for a Gaussian mixture."""
+    """Return the likeliest mixture, given the posteriors ``weights`` (K, N); ``ordered`` is None for a Gaussian mixture."""
     totals = weights.sum(1)
     heavy = totals.clamp(min=torch.finfo(samples.dtype).tiny)[:, None]
     means = weights @ samples / heavy
@@ -186,7 +186,7 @@ def _maximise(samples: Tensor, squares: Tensor, weights: Tensor, mixture: Mixtur
 class _SortedSamples:
     """Samples, sorted in each dimension and divided into runs of ``_RUN`` samples.
 
-    indices : sample at each position of the order; N, the number of samples, for padding of the last run
+    indices : index of the sample at each position of the order; N, the number of samples, for padding of the last run
     values : values in ascending order, padded with the last one
     """
 

@@ -1,4 +1,4 @@
-"""Sources of boxes: files, EdgeBoxes, selective search and ground truth; the index of a cache of ground-truth boxes."""
+"""Sources of boxes: files, EdgeBoxes, selective search and ground truth. Find vectors in a cache of ground-truth boxes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def read_boxes(path: Path) -> dict[int, Floats]:
 
 
 class EdgeModel:
-    """A structured-edge model (Dollar and Zitnick, ICCV 2013), loaded once per thread. Raises UserError for other files."""
+    """A structured-edge model (Dollar and Zitnick, ICCV 2013), loaded once per thread.
+
+    Raises UserError if the file is not one.
+    """
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
@@ -85,11 +88,11 @@ class EdgeModel:
 def edge_boxes(
     pixels: NDArray[np.uint8], n_boxes: int, edge_model: EdgeModel | None = None, thin: bool = False
 ) -> tuple[Floats, Floats]:
-    """Return the best EdgeBoxes (Zitnick and Dollar, ECCV 2014) of an image (height, width, 3), and their scores, best first.
+    """Return the EdgeBoxes (Zitnick and Dollar, ECCV 2014) of an image (height, width, 3) and their scores, best first.
 
-    Without a model, edges are the gradient of the smoothed grey image, thinned to ridges if ``thin``. Alpha, beta and the
-    lowest score are 0.65, 0.65 and 0.01, as in the phrase-localisation protocol. The only box of an image without edges is the
-    complete image.
+    At most ``n_boxes`` boxes are returned. Without a model, edges are the gradient of the smoothed grey image, thinned to
+    ridges if ``thin``. Alpha, beta and the lowest score are 0.65, 0.65 and 0.01, as in the phrase-localisation protocol. If
+    the image has no edges, the only box is the complete image.
     """
     cv2 = import_opencv()
     if edge_model is None:
@@ -109,7 +112,7 @@ def edge_boxes(
 
 
 def suppress_non_ridges(edges: Floats, orientation: Floats) -> Floats:
-    """Return edges (height, width) with zeros at pixels that are weaker than a neighbour across their edge by 1% or more.
+    """Return edge strengths (height, width), set to 0 where a neighbour across the edge is stronger by 1% or more.
 
     ``orientation`` is the angle of the gradient. Edges are interpolated, and continue beyond the border of the image.
     """
@@ -126,8 +129,8 @@ def suppress_non_ridges(edges: Floats, orientation: Floats) -> Floats:
 def selective_search(pixels: NDArray[np.uint8], n_boxes: int) -> tuple[Floats, Floats]:
     """Return the first boxes of selective search in its fast mode (Uijlings et al., IJCV 2013), with scores falling from 1.
 
-    The random order of the boxes is repeatable: the C library's generator gets a seed first. The only box of an image without
-    boxes is the complete image.
+    The algorithm orders boxes at random. The order is repeatable, because the C library's generator is seeded first. If the
+    algorithm finds no box, the only box is the complete image.
     """
     cv2 = import_opencv()
     with _LOCK:
@@ -176,7 +179,9 @@ def _read_hdf5_boxes(path: Path) -> dict[int, Floats]:
 
 
 def collect_truth_boxes(dataset: Dataset) -> dict[int, NDArray[np.float32]]:
-    """Return the distinct ground-truth boxes (n, 4) of each image's phrases by image id, in the order of their first phrase.
+    """Return the distinct ground-truth boxes (n, 4) of each image by image id, in the order of the phrases.
+
+    Ground-truth boxes are the boxes that the data set gives for the phrases of captions.
 
     The box of a phrase is its attribute ``truth``. An image has no entry if its phrases have no boxes. Raises UserError if no
     image has an entry.
@@ -192,7 +197,7 @@ def collect_truth_boxes(dataset: Dataset) -> dict[int, NDArray[np.float32]]:
 
 
 def hash_boxes(boxes_by_id: Mapping[int, NDArray[np.float32]]) -> str:
-    """Return the SHA-256 of images' ids, numbers of boxes, and boxes."""
+    """Return one SHA-256 for the boxes (n, 4) of all images: of each image's id, its number of boxes and the boxes."""
     digest = hashlib.sha256()
     for image_id, boxes in boxes_by_id.items():
         digest.update(np.asarray([image_id, len(boxes)], "<i8").tobytes())
@@ -225,7 +230,7 @@ def check_truth_cache(truths: FeatureCache, candidates: FeatureCache) -> None:
 
 
 class TruthBoxIndex:
-    """An index from boxes to vectors in a cache of ground-truth boxes. Raises UserError for other caches."""
+    """An index that finds the vector of a box in a cache of ground-truth boxes. Raises UserError for other caches."""
 
     def __init__(self, cache: FeatureCache) -> None:
         _check_has_truth_boxes(cache)
@@ -236,7 +241,7 @@ class TruthBoxIndex:
         self._index_of = {key: index for index, key in enumerate(keys)}
 
     def indices(self, image_ids: Iterable[int], boxes: Float[np.ndarray, "n 4"]) -> Int[np.ndarray, " n"]:
-        """Return the index, among all regions of the cache, of each box of the image with the same position in ``image_ids``.
+        """Return, for each k, the index of ``boxes[k]`` of the image ``image_ids[k]`` among all regions of the cache.
 
         Boxes are compared as float32. Raises UserError, which names the first box that the cache lacks.
         """

@@ -54,9 +54,9 @@ class ScoredBoxes:
 
 
 class RegionsExtractor(NetworkExtractor[Tensor]):
-    """A Faster R-CNN that computes boxes of image files and their vectors.
+    """A Faster R-CNN that finds boxes in image files and computes their vectors.
 
-    Images run one by one: a batch would be padded to its largest image, which changes the features of the others.
+    Images are computed one by one: a batch would be padded to its largest image, which changes the features of the others.
     """
 
     config: RegionsConfig
@@ -68,7 +68,10 @@ class RegionsExtractor(NetworkExtractor[Tensor]):
         self.detector = self.detector.to(self.device)
 
     def prepare(self, image: Image.Image, image_id: int) -> Tensor:
-        """Return the image as (3, height, width) uint8; the detector scales it. Raises :class:`UnfitSize`."""
+        """Return the image as (3, height, width) uint8; the detector scales it.
+
+        Raises :class:`UnfitSize` if it is too narrow or large.
+        """
         scaled_size(image.size, self.config.shorter, self.config.longer)
         return image_to_tensor(image)
 
@@ -112,7 +115,7 @@ def load_detector(config: RegionsConfig, weights_dir: Path | None = None) -> nn.
 
 
 def set_map_strides(detector: Any) -> None:
-    """Set the strides of the detector's maps, by a forward pass on an image of 256 x 256 pixels.
+    """Set the strides of the detector's feature maps, by a forward pass on an image of 256 x 256 pixels.
 
     torchvision computes the strides from its first image; for a small image they are wrong.
     """
@@ -138,7 +141,7 @@ def detect(detector: Any, pixels: Tensor, config: RegionsConfig) -> tuple[Scored
     """Return the boxes of one image (3, height, width), best first, and the height and width of the network's input.
 
     These are the boxes with scores above ``config.score``, at least ``min_boxes`` and at most ``max_boxes``. If the detector
-    finds no box, the box is the complete image.
+    finds no box, the only box is the complete image.
     """
     proposed = propose(detector, pixels)
     proposals, size, heads = proposed.boxes, proposed.size, detector.roi_heads

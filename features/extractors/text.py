@@ -1,4 +1,4 @@
-"""The extractor ``text``, a pretrained text encoder, and the loading of any cache's encoder for new texts."""
+"""The extractor ``text``, a pretrained text encoder; and functions that load the encoder of a cache to encode new texts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TextExtractor(Extractor):
     """A pretrained text encoder that computes the vectors of captions, as a feature preset defines them.
 
     config : the preset
-    weights_dir : folder whose folder or file with the model's name replaces a download
+    weights_dir : folder; a folder or file in it with the model's name replaces a download
     device : ``auto``, or a device of torch
     """
 
@@ -87,7 +87,10 @@ class TextExtractor(Extractor):
         return Rows(item_ids(items), features, sources, offsets, counts=counts)
 
     def encode_items(self, captions: Sequence[Item]) -> tuple[Tensor, ...]:
-        """Return (vectors (n, dim),), or with ``pooling: tokens`` (states (n, n_tokens, dim), mask (n, n_tokens))."""
+        """Return a tuple of the vectors (n, dim).
+
+        With ``pooling: tokens``, return a tuple of the tokens' states (n, n_tokens, dim) and their mask (n, n_tokens).
+        """
         parts = [torch.from_numpy(part) for part in self._encode(self._texts(captions), np.dtype(np.float32))[0]]
         if self.config.row_kind == "vectors":
             return (torch.stack(parts),)
@@ -137,9 +140,9 @@ class TextExtractor(Extractor):
 
 
 def _batches(lengths: Sequence[int], bound: int) -> Iterator[list[int]]:
-    """Yield the indices of each batch of at most ``bound`` tokens with padding, the longest texts first.
+    """Yield batches of text indices, the longest texts first; a batch has at most ``bound`` tokens, including padding.
 
-    Texts of similar length need little padding, and a lack of memory appears in the first batch.
+    Texts of similar length need little padding, and a lack of memory already appears in the first batch.
     """
     order = np.argsort(-np.asarray(lengths, np.int64), kind="stable").tolist()
     while order:
@@ -149,7 +152,7 @@ def _batches(lengths: Sequence[int], bound: int) -> Iterator[list[int]]:
 
 
 def rebuild_text_extractor(cache: FeatureCache, weights_dir: Path | None = None, device: str = "auto") -> TextExtractor:
-    """Load the text encoder that computed a cache, for other texts.
+    """Load the text encoder that computed a cache, to encode other texts.
 
     A bf16 encoder computes in fp32 on a device without bf16. Raises UserError if the encoder is missing or has changed.
     """
@@ -177,7 +180,10 @@ class CaptionReader(Protocol):
     reads_raw: ClassVar[bool]
 
     def encode_items(self, captions: Sequence[Item]) -> tuple[Tensor, ...]:
-        """Return (vectors (n, dim),), or (sets (n, n_tokens, dim), mask (n, n_tokens)); vectors and sets are float32."""
+        """Return a tuple of the vectors (n, dim) float32.
+
+        If the encoder has a vector for each token, return a tuple of these (n, n_tokens, dim) and their mask (n, n_tokens).
+        """
 
 
 def load_caption_reader(cache: FeatureCache, weights_dir: Path | None = None, device: str = "auto") -> CaptionReader:

@@ -45,11 +45,11 @@ class WordVectors:
         return {word: row for row, word in enumerate(self.words)}
 
     def encode(self, caption: Sequence[str]) -> list[int]:
-        """Return the rows of the known words of a caption, in order."""
+        """Return the index in ``words`` of each known word of a caption, in order."""
         return [self.rows[word] for word in caption if word in self.rows]
 
     def flatten(self, captions: TokenLists) -> tuple[Tensor, Tensor]:
-        """Return the rows of the known words of all captions, concatenated, and their number per caption."""
+        """Return the indices in ``words`` of the captions' known words, concatenated, and their number per caption."""
         encoded = [self.encode(caption) for caption in captions]
         lengths = torch.tensor([len(rows) for rows in encoded], dtype=torch.int64)
         return torch.tensor([row for rows in encoded for row in rows], dtype=torch.int64), lengths
@@ -63,14 +63,14 @@ class WordVectors:
         return cls(tuple(tensor_to_words(tensors["words"])), tensors["vectors"].numpy())
 
     def select(self, wanted: Iterable[str], first: int) -> WordVectors:
-        """Return the ``first`` words and the ``wanted`` ones, in the same order."""
+        """Return the vectors of the first ``first`` words and of the ``wanted`` words, in the same order as here."""
         wanted = set(wanted)
         rows = [row for row, word in enumerate(self.words) if row < first or word in wanted]
         return WordVectors(tuple(self.words[row] for row in rows), self.vectors[rows])
 
 
 def read_word_vectors(path: Path) -> WordVectors:
-    """Read a file of word vectors, plain or gzipped: GloVe, or word2vec (binary if its name has ``.bin``, else text).
+    """Read a file of word vectors, plain or gzipped: GloVe, or word2vec (binary if the file name has ``.bin``, else text).
 
     The words of a ``.npy`` table, such as Skip-Thought's, are the lines of ``dictionary.txt`` next to it. Raises UserError if
     the file is missing or has another format.
@@ -93,7 +93,10 @@ def read_word_vectors(path: Path) -> WordVectors:
 
 
 def train_word_vectors(captions: TokenLists, dim: int, epochs: int, min_count: int, seed: int) -> WordVectors:
-    """Train skip-gram vectors (Mikolov et al., 2013) of the words in ``captions``; on one core, to be repeatable."""
+    """Train skip-gram vectors (Mikolov et al., 2013) of the words in ``captions``.
+
+    The training uses one core, so that the same seed gives the same vectors.
+    """
     from gensim.models import Word2Vec
 
     model = Word2Vec(
@@ -114,8 +117,8 @@ def select_vectors(
 ) -> tuple[WordVectors, WordVectors]:
     """Return the word vectors that the encoder keeps, and a sample of ``n_sampled`` word vectors to fit the encoder to.
 
-    They are read from ``file`` or, without a file, trained on the training captions. The encoder keeps the words of the data
-    set and the first ``config.keep`` words. Raises UserError if no word of the data set has a vector.
+    The vectors are read from ``file`` or, without a file, trained on the training captions. The encoder keeps the words of the
+    data set and the first ``config.keep`` words of the file. Raises UserError if no word of the data set has a vector.
     """
     if file is None:
         log.info("training word vectors on %d captions", len(corpus.sentences))
@@ -144,7 +147,10 @@ def _read_binary(path: Path) -> WordVectors:
 
 
 def _read_table(path: Path, dictionary: Path) -> WordVectors:
-    """Read a table (n_words, dim) and its words, one per line; for a repeated word the first row counts."""
+    """Read a ``.npy`` table (n_words, dim) and its words, one per line of ``dictionary``.
+
+    If a word is repeated, its first row counts.
+    """
     if not dictionary.is_file():
         raise UserError(f"{dictionary}: no such file; it must hold the words of {path.name}, one per line")
     table = np.load(path, allow_pickle=False)
@@ -158,7 +164,9 @@ def _read_table(path: Path, dictionary: Path) -> WordVectors:
 
 
 def _read_text(path: Path) -> WordVectors:
-    """Read lines of a word and its numbers; the first line of word2vec has the number of words and their length.
+    """Read a text file with a word and its vector per line.
+
+    In word2vec's format, the first line has the number of words and the length of a vector.
 
     A word of GloVe may contain blanks. For a repeated word the first line counts.
     """
@@ -188,7 +196,7 @@ def _read_text(path: Path) -> WordVectors:
 
 
 class TfidfEncoder(CaptionEncoder):
-    """Word counts times the words' inverse document frequencies ``idf``, of unit length (scikit-learn's TfidfVectorizer)."""
+    """Word counts times inverse document frequencies, scaled to unit length (scikit-learn's TfidfVectorizer)."""
 
     def __init__(self, words: Sequence[str], idf: NDArray[np.float64], sublinear: bool) -> None:
         self.words, self.idf, self.sublinear, self.dim = words, idf, sublinear, len(words)
@@ -229,7 +237,7 @@ def _vectorizer(sublinear: bool, **options: object) -> Any:
 
 
 class MeanVectorEncoder(CaptionEncoder):
-    """The mean of a caption's word vectors, of unit length."""
+    """The mean of a caption's word vectors, scaled to unit length."""
 
     @classmethod
     def fit_to_corpus(

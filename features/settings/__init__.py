@@ -38,7 +38,7 @@ DEFAULT: str = next(iter(EXTRACTORS))  # the extractor of a preset that names no
 
 
 def load_feature(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> FeatureSettings:
-    """Load a feature preset with the changes of the preset ``dataset`` and of the ``key=value`` settings ``sets``.
+    """Load a feature preset, changed by the preset of the data set ``dataset`` and by ``sets``, texts ``key=value``.
 
     Where no preset has the name of an extractor, this name is the feature with the extractor's default settings. Raises
     UserError if the extractor is unknown or a setting is not valid.

@@ -79,11 +79,14 @@ class FeatureSettings(Settings):
 
     @classmethod
     def excluded_fields(cls) -> set[str]:
-        """Return the fields that :meth:`content` omits: they do not change the vectors, or a hash in the key replaces them."""
+        """Return the fields that :meth:`content` omits, because they do not change the vectors or the key has their hash."""
         return {"name"}
 
     def content(self) -> dict[str, Any]:
-        """Return the settings that determine the vectors; the key also has the hashes of weights and files."""
+        """Return the settings that determine the vectors.
+
+        The key of a cache is computed from them and from hashes of weights and files.
+        """
         return self.model_dump(mode="json", exclude=self.excluded_fields())
 
     def triggers(self) -> dict[str, Any]:
@@ -106,7 +109,7 @@ class FeatureSettings(Settings):
 
     @property
     def network_passes(self) -> int | None:
-        """Number of forward passes of the network for a row; None if this number does not predict the speed."""
+        """Number of forward passes of the network for one row; None if the speed does not follow from it."""
         return None
 
     @property
@@ -116,11 +119,11 @@ class FeatureSettings(Settings):
 
     @property
     def extra(self) -> str | None:
-        """The extra of this package that the feature needs, such as ``timm``."""
+        """The extra (optional group of dependencies) of this package that the feature needs, such as ``timm``."""
         return None
 
     def files(self) -> list[str]:
-        """Return the user's files that the feature reads, besides images, captions and word vectors."""
+        """Return the paths of the files that the settings name, such as weights, except the file of word vectors."""
         return []
 
     def word_file(self, given: str | Path | None = None) -> Path | None:
@@ -128,7 +131,10 @@ class FeatureSettings(Settings):
         return None
 
     def build(self, job: Job) -> Extractor:
-        """Return the extractor for a job. It imports :attr:`code`; settings in the same file as their code override it."""
+        """Return the extractor for a job, of the class that :attr:`code` names.
+
+        Settings in the same file as that class override this.
+        """
         extractor: type[Extractor] = import_object(self.code)
         return extractor.from_job(self, job)
 
@@ -168,7 +174,7 @@ class NetworkSettings(ImageSettings):
 
     @property
     def library(self) -> Library | None:
-        """The library of the model; None for torchvision."""
+        """The optional library that the model comes from; None for torchvision."""
         return LIBRARIES.get(self.model.rpartition("/")[0])
 
     @property
@@ -197,12 +203,12 @@ class LayerSettings(NetworkSettings):
 class Extractor(ABC):
     """Base class of the code that computes a feature.
 
-    version : number of the code's version, raised when its vectors change
-    config : settings, with the precision of the computation
+    version : version of the code, raised when a change of the code changes the vectors
+    config : settings of the feature, with the precision in which it is computed
     weights_sha256 : SHA-256 of all learned parameters (a network's weights, a fitted encoder)
     extra_hashes : further hashes in the cache's key, such as the hash of a tokenizer
     notes : provenance in the cache that is not part of its key, such as versions
-    part : the current part of the feature in the label of the progress bar
+    part : the part of the feature that is being computed, such as ``shard 2 of 4``, for the label of the progress bar
     requested_precision : the precision of the preset, which may be ``auto``
     """
 
@@ -246,4 +252,7 @@ class Extractor(ABC):
 
     @abstractmethod
     def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
-        """Compute the rows of ``items``, in order. Unreadable images raise :class:`BadImage`; ``skip_bad`` lists them."""
+        """Compute the rows of ``items``, in order.
+
+        Raises :class:`BadImage` if an image is unreadable; with ``skip_bad`` such images are left out and listed instead.
+        """

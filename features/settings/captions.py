@@ -37,8 +37,8 @@ STOP_WORDS = frozenset(word for words in _CLOSED_CLASSES for word in words.split
 def phrase_words(tokens: Sequence[str], drop_stop_words: bool = False) -> tuple[str, ...]:
     """Return the words of a phrase in lower case, without stop words if ``drop_stop_words``.
 
-    A phrase of stop words only, such as *them*, keeps them. Plummer et al. did not publish their list of stop words;
-    :data:`STOP_WORDS` lists closed word classes.
+    A phrase that consists of stop words only, such as *them*, is returned unchanged. Plummer et al. did not publish their list
+    of stop words; :data:`STOP_WORDS` lists closed word classes.
     """
     words = tuple(token.lower() for token in tokens)
     return (tuple(word for word in words if word not in STOP_WORDS) or words) if drop_stop_words else words
@@ -64,7 +64,8 @@ class CaptionCorpus:
 class CaptionEncoder(ABC):
     """Base class of encoders that map captions, given as words, to vectors of length ``dim``.
 
-    ``select_words`` selects the words of a caption that the encoder reads; an encoder of phrases may drop stop words.
+    The function ``select_words`` returns the words of a caption that the encoder reads; an encoder of phrases may drop stop
+    words.
     """
 
     dim: int
@@ -97,7 +98,7 @@ def words_to_tensor(words: Sequence[str]) -> Tensor:
 
 
 def tensor_to_words(tensor: Tensor) -> list[str]:
-    """Return the words of :func:`words_to_tensor`."""
+    """Return the words from which :func:`words_to_tensor` built the tensor."""
     return bytes(tensor.numpy()).decode().split("\n")
 
 
@@ -162,18 +163,24 @@ class CaptionSettings(TextSettings):
         return encoder
 
     def fit(self, corpus: CaptionCorpus, words: Path | None, device: str) -> CaptionEncoder:
-        """Fit the encoder to captions; ``words`` is the file of word vectors. Settings next to their code override it."""
+        """Return the encoder, fitted to captions; ``words`` is the file of word vectors.
+
+        The class of the encoder is imported by its name. Settings in the same file as that class override this.
+        """
         encoder: CaptionEncoder = import_object(self.encoder).fit_to_corpus(self, corpus, words, device)
         return encoder
 
 
 def dictionary_path(table: Path) -> Path | None:
-    """Return the file with the words of a ``.npy`` table of vectors, such as Skip-Thought's; None for other formats."""
+    """Return the file with the words of a ``.npy`` table of word vectors, such as Skip-Thought's; None for other formats."""
     return table.with_name("dictionary.txt") if table.suffix == ".npy" else None
 
 
 def hash_word_file(path: Path) -> str:
-    """Return the SHA-256 of a file of word vectors, with the dictionary of a table. Raises UserError if a file is missing."""
+    """Return the SHA-256 of a file of word vectors; for a ``.npy`` table, also of its words.
+
+    Raises UserError if a file is missing.
+    """
     dictionary = dictionary_path(path)
     for file in (path, dictionary):
         if file is not None and not file.is_file():
@@ -219,7 +226,8 @@ class WordSettings(CaptionSettings):
     def fit_inputs(self, corpus: CaptionCorpus, words: Path | None) -> Mapping[str, str | None]:
         """Return hashes of the file of word vectors and of the words whose vectors are kept.
 
-        For phrases without such a file, the hash of the training captions is added: word vectors are trained on them.
+        If the encoder reads phrases and there is no such file, the hash of the training captions is added, because word
+        vectors are trained on them.
         """
         trained = {"training_captions_sha256": sha256_json(corpus.sentences)} if words is None and self.of == "phrases" else {}
         return {

@@ -55,7 +55,10 @@ class CnnConfig(LayerSettings):
         return super().excluded_fields() | {"batch_size", "compile"}
 
     def content(self) -> dict[str, Any]:
-        """Return the settings; a false ``fold_batch_norm`` is omitted, so that caches older than it keep their keys."""
+        """Return the settings that determine the vectors.
+
+        A false ``fold_batch_norm`` is omitted, so that caches older than this setting keep their keys.
+        """
         content = super().content()
         if not self.fold_batch_norm:
             del content["fold_batch_norm"]
@@ -82,7 +85,7 @@ class CnnConfig(LayerSettings):
 
     @property
     def bank(self) -> bool:
-        """True if the cache has a vector for each crop of an image."""
+        """True if the cache stores a vector for each crop of an image (a bank of crops) instead of their mean."""
         return self.crops.endswith("_bank")
 
     @model_validator(mode="after")
@@ -185,11 +188,13 @@ class BoxesConfig(LayerSettings):
 
     @property
     def from_file(self) -> bool:
-        """True if ``boxes`` names a file."""
+        """True if the setting ``boxes`` is the path of a file."""
         return self.boxes.endswith((".json", ".h5"))
 
     def content(self) -> dict[str, Any]:
-        """Return the settings; ``boxes`` is ``file`` for any file of boxes, because the key has the hash of the file.
+        """Return the settings that determine the vectors.
+
+        If ``boxes`` is a path, it is replaced by ``file``, because the key of the cache has the hash of the file.
 
         Defaults of ``train_boxes`` and ``thin_edges`` are omitted, so that caches older than these settings keep their keys.
         """

@@ -87,7 +87,7 @@ class TextConfig(TextSettings):
 
     @property
     def from_files(self) -> bool:
-        """True if ``weights`` names a folder of the user or, for OpenCLIP, a file."""
+        """True if the setting ``weights`` is the path of a folder or, for OpenCLIP, of a file."""
         if self.open_clip is not None:
             return self.weights.endswith(WEIGHT_SUFFIXES)
         return self.weights not in ("pretrained", "random")
@@ -164,7 +164,10 @@ class HglmmConfig(WordSettings):
     normalize: bool = Field(False, description="L2-normalise each mixture's vectors once more after the projection")
 
     def content(self) -> dict[str, Any]:
-        """Return the settings; a single hybrid mixture is omitted, so that caches older than ``mixtures`` keep their keys."""
+        """Return the settings that determine the vectors.
+
+        A single hybrid mixture is omitted, so that caches older than the setting ``mixtures`` keep their keys.
+        """
         content = super().content()
         if self.mixtures == ["hybrid"]:
             del content["mixtures"]

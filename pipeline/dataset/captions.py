@@ -1,4 +1,4 @@
-"""Captions: tokenisers, the vocabulary, and the comparison of one caption in two files.
+"""Captions: tokenisers, the vocabulary, and finding the same caption in two files.
 
 A data set names the tokeniser of its captions (``TOKENISERS``). Tokens in ``dataset.json``, as in the Karpathy splits, are
 used unchanged; the tokeniser splits captions without tokens, and new text.
@@ -34,7 +34,7 @@ def tokenize(text: str) -> list[str]:
 
 
 def unicode_words(text: str) -> list[str]:
-    """Return the lower-case runs of letters, digits and accents of any script; for ASCII text as :func:`tokenize` does.
+    """Return the lower-case runs of letters, digits and accents of any script; for ASCII text the same as :func:`tokenize`.
 
     Characters are composed (NFC). Soft hyphens do not split a word. Each Chinese character and each hiragana is a token,
     because these scripts have no blanks between words.
@@ -49,7 +49,7 @@ def unicode_words(text: str) -> list[str]:
 
 @cache
 def _word_character(character: str) -> str:
-    """Return the character if it can be part of a word, nothing for a soft hyphen, and a blank for any other character."""
+    """Return the character if it can be part of a word, an empty text for a soft hyphen, and a blank for any other one."""
     kind = unicodedata.category(character)[0]
     return character if kind in "LMN" or character in _JOINERS else "" if character == "\u00ad" else " "
 
@@ -73,7 +73,7 @@ TOKENISERS: dict[str, Callable[[str], list[str]]] = {
 
 
 def find_tokeniser(name: object, where: object) -> Callable[[str], list[str]]:
-    """Return the tokeniser called ``name``. Raises UserError if it is unknown; ``where`` begins the message."""
+    """Return the tokeniser called ``name``. Raises UserError if it is unknown; the message begins with ``where``."""
     if not isinstance(name, str) or name not in TOKENISERS:
         raise UserError(f"{where}: no tokeniser {name!r}{did_you_mean(str(name), TOKENISERS)}")
     return TOKENISERS[name]
@@ -85,7 +85,7 @@ PAD, START, END, UNKNOWN = range(4)
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The words of a model. A word's id is its index; the first four words are ``<pad> <start> <end> <unk>``."""
+    """The words that a model knows. A word's id is its index; the first four words are ``<pad> <start> <end> <unk>``."""
 
     words: tuple[str, ...]
 
@@ -145,12 +145,11 @@ def compact_text(words: _Words) -> str:
 def match_captions(captions: Sequence[_Words], others: Sequence[_Words], min_similarity: float = 1.0) -> dict[int, int]:
     """Match the captions of one file with the captions of another file by their text.
 
-    Returns the index of a caption in ``others`` for each matched index of ``captions``; each of the others is used once at
-    most.
+    Returns a dictionary from indices of ``captions`` to indices of ``others``. Each caption is matched once at most.
 
     Captions with the same letters and digits are matched first. The remaining captions may differ in spelling. They are
-    matched in the order of their similarity, 2 x equal tokens / (tokens of both captions), down to ``min_similarity``; 1
-    matches no further captions.
+    matched in the order of their similarity, 2 x equal tokens / (tokens of both captions), down to ``min_similarity``. With 1,
+    none of them is matched.
     """
     by_text: dict[str, list[int]] = {}
     for index, other in enumerate(others):
@@ -173,7 +172,7 @@ def match_captions(captions: Sequence[_Words], others: Sequence[_Words], min_sim
 def transfer_spans(spans: Sequence[tuple[int, int]], words: _Words, tokens: _Words) -> list[tuple[int, int]]:
     """Convert spans (start, stop) of ``words`` to spans of ``tokens``, the tokens of the same caption or a similar one.
 
-    A new span holds every token that has a letter or digit of the old one. It is (0, 0) without such a token.
+    A new span holds every token that has a letter or digit of the old span. It is (0, 0) if there is no such token.
     """
     plain = tokenize(" ".join(words))
     plain_spans = [_same_letters(span, words, plain) for span in spans]
@@ -188,7 +187,10 @@ def transfer_spans(spans: Sequence[tuple[int, int]], words: _Words, tokens: _Wor
 
 
 def _same_letters(span: tuple[int, int], words: _Words, tokens: _Words) -> tuple[int, int]:
-    """Return the span of ``tokens`` that has the letters of a span of ``words``; both have the same letters in all."""
+    """Return the span of ``tokens`` with the letters of ``span`` in ``words``.
+
+    The complete captions must have the same letters.
+    """
     ends = _ends(words)
     begin, end = ends[span[0]], ends[span[1]]
     if begin == end:
@@ -203,7 +205,7 @@ def _ends(words: _Words) -> list[int]:
 
 
 def _align(words: _Words, tokens: _Words) -> list[tuple[int, int]]:
-    """Return for each word its counterparts among the tokens (start, stop): the same token, its replacements, or none."""
+    """Return, for each word, the span (start, stop) of the tokens at its place in the other caption; it may be empty."""
     counterparts: list[tuple[int, int]] = []
     for _, i, i_end, j, j_end in SequenceMatcher(None, words, tokens, autojunk=False).get_opcodes():
         one_by_one = i_end - i == j_end - j

@@ -1,4 +1,4 @@
-"""The images and captions of a data set, as Python objects or as columns of arrays.
+"""The images and captions of a data set, as Python objects or as arrays with one entry per image or caption (columns).
 
 The first reader of a large ``dataset.json`` checks it and writes ``dataset.json.columns.h5`` next to it, with the SHA-256 of
 ``dataset.json``. Later readers load these columns and create an ``Image`` only when it is requested. The file may be deleted
@@ -28,8 +28,8 @@ from vse.pipeline.files.writing import write_bytes
 Ids = NDArray[np.int64]
 
 
-class IdRows:
-    """The rows of unique ``ids`` (n,), found by binary search."""
+class IdIndex:
+    """An index of unique ``ids`` (n,) that finds the row of an id by binary search."""
 
     def __init__(self, ids: Ids) -> None:
         self._order = np.argsort(ids, kind="stable")
@@ -81,7 +81,7 @@ _TEXTS = ("files", "raws", "words")
 
 
 class TextColumn:
-    """A column of texts: their concatenated UTF-8 bytes and the end of each. A text is decoded when it is read."""
+    """A sequence of texts, stored as their concatenated UTF-8 bytes and the end of each; a text is decoded when it is read."""
 
     def __init__(self, content: NDArray[np.uint8], ends: NDArray[np.int64]) -> None:
         self.content, self.ends = content, ends
@@ -95,7 +95,11 @@ class TextColumn:
 
 
 class ImageColumns(Sequence[Image]):
-    """The images in some ``rows`` of columns, created when they are read; equal to any sequence of equal images."""
+    """A sequence of images that creates each image from arrays when it is read. It equals any sequence of equal images.
+
+    columns : the arrays, by name
+    rows : the indices of the images of this sequence in the arrays
+    """
 
     def __init__(self, columns: Mapping[str, Any], rows: NDArray[np.int64]) -> None:
         self._columns, self._rows = columns, rows
@@ -106,7 +110,7 @@ class ImageColumns(Sequence[Image]):
 
     @property
     def cocoids(self) -> NDArray[np.int64] | None:
-        """The ids of the images in MS-COCO, (n_images,); None if an image has none."""
+        """The ids that the images have in MS-COCO, (n_images,); None if one of them has no such id."""
         cocoids = self._values("cocoids")
         return None if np.any(cocoids == _NO_COCOID) else cocoids
 
@@ -134,7 +138,7 @@ class ImageColumns(Sequence[Image]):
         return values
 
     def by_split(self) -> dict[str, Sequence[Image]]:
-        """Return the images of each split that has images, in their order."""
+        """Return the images of each split by its name; splits without images are left out."""
         splits = self._columns["splits"][self._rows]
         rows = {name: self._rows[splits == index] for index, name in enumerate(SPLITS)}
         return {name: ImageColumns(self._columns, some) for name, some in rows.items() if len(some)}
@@ -175,14 +179,16 @@ class ImageColumns(Sequence[Image]):
 
 
 def columns_file(dataset: Path) -> Path:
-    """Return the path of the columns of a ``dataset.json``."""
+    """Return the path of the HDF5 file that stores the content of a ``dataset.json`` as arrays, to load it faster."""
     return dataset.with_name(f"{dataset.name}.columns.h5")
 
 
 def write_columns(path: Path, sha256: str, images: Sequence[Image], attributes: Mapping[str, Any]) -> Path | None:
-    """Write the columns of the ``dataset.json`` at ``path``, which has this SHA-256, and return the path of the new file.
+    """Write the content of the ``dataset.json`` at ``path`` as arrays to :func:`columns_file`; return the path of that file.
 
-    Returns None and writes nothing if the folder is not writable, or if a caption has phrases, which columns cannot store.
+    ``sha256`` is the SHA-256 of the ``dataset.json``.
+
+    Returns None and writes nothing if the folder is not writable, or if a caption has phrases, which the file cannot store.
     """
     captions = [caption for image in images for caption in image.captions]
     if any(caption.phrases for caption in captions):
@@ -212,9 +218,11 @@ def write_columns(path: Path, sha256: str, images: Sequence[Image], attributes: 
 
 
 def read_columns(path: Path, sha256: str) -> tuple[ImageColumns, dict[str, Any]] | None:
-    """Read the columns of the ``dataset.json`` at ``path``, which has this SHA-256; None if they are missing or invalid.
+    """Read the file that :func:`write_columns` wrote for the ``dataset.json`` at ``path``; None if it is missing or invalid.
 
-    Returns its images and attributes (``name``, ``pictures``, ``tokeniser``).
+    The file is invalid if it records another SHA-256 than ``sha256``.
+
+    Returns the images and the attributes of the data set (``name``, ``pictures``, ``tokeniser``).
     """
     file = columns_file(path)
     if not file.is_file():
@@ -269,7 +277,7 @@ def _are_consistent(arrays: Mapping[str, NDArray[Any]]) -> bool:
 
 
 def _are_ends(ends: NDArray[Any], total: int) -> bool:
-    """Return whether ``ends`` are the ends of consecutive parts of an array of ``total`` items."""
+    """Return whether ``ends`` are the ends of consecutive parts that make up an array of ``total`` items."""
     return bool(np.all(np.diff(ends, prepend=0) >= 0)) and (int(ends[-1]) if len(ends) else 0) == total
 
 
@@ -281,7 +289,7 @@ def image_ids(images: Sequence[Image]) -> Ids:
 
 
 def caption_ids(images: Sequence[Image]) -> Ids:
-    """Return the ids of all captions of the images, (n_captions,), in their order."""
+    """Return the ids of all captions, (n_captions,): those of the first image, then those of the second, and so on."""
     if isinstance(images, ImageColumns):
         return images.sentids
     return np.asarray([caption.sentid for image in images for caption in image.captions], np.int64)
@@ -295,7 +303,7 @@ def caption_counts(images: Sequence[Image]) -> Ids:
 
 
 def coco_ids(images: Sequence[Image]) -> Ids | None:
-    """Return the ids of the images in MS-COCO, (n_images,); None if an image has none."""
+    """Return the ids that the images have in MS-COCO, (n_images,); None if one of them has no such id."""
     if isinstance(images, ImageColumns):
         return images.cocoids
     cocoids = [image.cocoid for image in images if image.cocoid is not None]

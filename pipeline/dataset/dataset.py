@@ -24,7 +24,7 @@ from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.columns import (
     SPLITS,
     Caption,
-    IdRows,
+    IdIndex,
     Ids,
     Image,
     ImageColumns,
@@ -55,7 +55,7 @@ _Tokeniser = Callable[[str], list[str]]
 
 @dataclass(frozen=True)
 class Dataset:
-    """All images of ``dataset.json`` in file order; ``path`` is that file.
+    """A data set with all its images in the order of its file ``dataset.json``; ``path`` is that file.
 
     ``has_image_files`` is false for a data set of imported features. ``sha256`` is the SHA-256 of the file, or empty if the
     data set was not read from a file. ``tokeniser`` names the tokeniser for captions without tokens and for new text.
@@ -88,32 +88,32 @@ class Dataset:
 
     def image_rows(self, imgids: Ids) -> NDArray[np.int64]:
         """Return the index in ``images`` of each image id, (n,); -1 for an unknown id."""
-        return self._image_rows.find(imgids)
+        return self._image_index.find(imgids)
 
     def caption_rows(self, sentids: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return two indices for each caption id, (n,) each: of its image in ``images``, and of the caption in the image.
+        """Return two indices for each caption id: of its image in ``images`` (n,), and of the caption in that image (n,).
 
         The index of the image is -1 for an unknown id.
         """
-        rows = self._caption_rows.find(sentids)
+        rows = self._caption_index.find(sentids)
         images = np.searchsorted(self._caption_ends, rows, side="right")
         captions = rows - np.concatenate([[0], self._caption_ends])[images]
         return np.where(rows < 0, -1, images), captions
 
     @cached_property
-    def _image_rows(self) -> IdRows:
-        return IdRows(image_ids(self.images))
+    def _image_index(self) -> IdIndex:
+        return IdIndex(image_ids(self.images))
 
     @cached_property
-    def _caption_rows(self) -> IdRows:
-        return IdRows(caption_ids(self.images))
+    def _caption_index(self) -> IdIndex:
+        return IdIndex(caption_ids(self.images))
 
     @cached_property
     def _caption_ends(self) -> NDArray[np.int64]:
         return np.cumsum(caption_counts(self.images))
 
     def split(self, name: str) -> Sequence[Image]:
-        """Return the images of one split. Raises UserError if it has none."""
+        """Return the images of one split. Raises UserError if the split has none."""
         if name not in self.splits:
             hint = f'; give some of its images "split": "{name}"' if name in SPLITS else ""
             raise UserError(f"{self.path}: no images in split {name!r}{did_you_mean(name, self.splits)}{hint}")
@@ -121,11 +121,11 @@ class Dataset:
 
 
 def load_dataset_file(path: Path) -> Dataset:
-    """Read and check ``dataset.json``, or its columns if it is large and was read before.
+    """Read and check a ``dataset.json``. A large file that was read before is loaded from its copy in arrays instead.
 
-    Returns the same object again while it is in use and the file has not changed. Raises UserError, which names the image or
-    caption, if the content is invalid: duplicate ids or files, captions with the id of another image, empty captions, unknown
-    splits or tokenisers, image files outside the folder, phrases outside their caption.
+    Further calls return the same object as long as it is in use and the file has not changed. Raises UserError, which names
+    the image or caption, if the content is invalid: duplicate ids or files, captions with the id of another image, empty
+    captions, unknown splits or tokenisers, image files outside the folder, phrases outside their caption.
     """
     file, now = InputFile(path), time.time_ns()
     loaded = _LOADED.get((path, file.state))
@@ -152,7 +152,7 @@ def _read(path: Path, file: InputFile) -> Dataset:
 
 def _parse(path: Path, file: InputFile) -> Dataset:
     try:
-        content = parse_json(path, file.read(), _share_words)
+        content = parse_json(path, file.read(), _intern_tokens)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     if not isinstance(content, dict) or not isinstance(content.get("images"), list):
@@ -208,8 +208,8 @@ def missing_images(dataset: Dataset) -> list[Path]:
     return [path for image in dataset.images if not (path := dataset.image_path(image)).is_file()]
 
 
-def _share_words(content: dict[str, Any]) -> dict[str, Any]:
-    """Store equal tokens once in memory: COCO has 6.5 million tokens but only 30,000 words."""
+def _intern_tokens(content: dict[str, Any]) -> dict[str, Any]:
+    """Store equal tokens only once in memory: COCO has 6.5 million tokens but only 30,000 distinct words."""
     tokens = content.get("tokens")
     if isinstance(tokens, list) and all(type(token) is str for token in tokens):
         content["tokens"] = [sys.intern(token) for token in tokens]
@@ -266,8 +266,8 @@ def _unique(path: Path, what: str, values: Iterable[int | str]) -> None:
 class Mention(NamedTuple):
     """A phrase with its caption and image.
 
-    ``phrase_id`` is the index of the phrase among all phrases of the data set in file order, and its id in all files. ``text``
-    is its tokens in lower case, separated by blanks.
+    ``phrase_id`` is the index of the phrase among all phrases of the data set, in the order of ``dataset.json``. Results refer
+    to the phrase by this number. ``text`` consists of its tokens in lower case, separated by blanks.
     """
 
     phrase_id: int
@@ -287,5 +287,5 @@ def mentions(dataset: Dataset) -> list[Mention]:
 
 
 def phrase_texts(dataset: Dataset) -> list[str]:
-    """Return the distinct texts of a data set's phrases in order of appearance; the index of a text is its id in a cache."""
+    """Return the distinct texts of a data set's phrases in order of appearance. A feature cache uses their indices as ids."""
     return list(dict.fromkeys(mention.text for mention in mentions(dataset)))

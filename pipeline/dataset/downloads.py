@@ -40,8 +40,8 @@ log = logging.getLogger(__name__)
 def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None, images: bool = True) -> str:
     """Download the files of ``config`` into ``out``, unpack them there, and write ``out/dataset.json``.
 
-    Keeps files that exist, so a second call resumes. ``base_url`` replaces everything in a URL except the file name;
-    ``images=False`` leaves the images out. Returns the path of ``dataset.json``, or instructions for the user if the images
+    Keeps files that exist, so a second call resumes. ``base_url`` replaces everything in a URL except the file name. With
+    ``images=False`` no images are downloaded. Returns the path of ``dataset.json``, or instructions for the user if the images
     are missing.
     """
     if not config.is_published or not config.files:
@@ -67,7 +67,10 @@ def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None,
 
 
 def _check_archive(path: Path, sha256: str, part_of: str) -> None:
-    """Raise UserError if the download would replace a file with another SHA-256."""
+    """Raise UserError if a download to ``path`` would replace an existing file with another SHA-256.
+
+    ``part_of`` is the address of the download, for the message.
+    """
     check_output(path, OutputKind(f"the archive at {part_of}", lambda existing: sha256_file(existing) == sha256))
 
 
@@ -85,7 +88,7 @@ def download(url: str, path: Path, sha256: str, n_bytes: int) -> Path:
     """Download ``url`` to ``path``, unless a file with this SHA-256 is already there, and return ``path``.
 
     The bytes arrive in ``<path>.part``, so that a second call requests only the rest. Raises UserError if the server is out of
-    reach or has another file; a complete ``<path>.part`` with the wrong SHA-256 is removed.
+    reach or sends another file. A complete ``<path>.part`` with the wrong SHA-256 is removed.
     """
     if not url.startswith(("http://", "https://")):
         raise UserError(f"{url}: not an http:// or https:// address")
@@ -145,7 +148,10 @@ def request_size(url: str) -> int:
 
 @contextmanager
 def open_url(url: str) -> Iterator[ResponseStream]:
-    """Open a file at ``url`` as a stream of bytes. Raises UserError, also while it is read, if the connection fails."""
+    """Open the file at ``url`` as a stream of bytes.
+
+    Raises UserError if the connection fails, now or while the stream is read.
+    """
     reason = ""
     for attempt in range(ATTEMPTS):
         try:
@@ -169,14 +175,14 @@ def open_url(url: str) -> Iterator[ResponseStream]:
 
 
 class ResponseStream:
-    """The body of a response as a readable stream."""
+    """The body of an HTTP response as a readable stream of bytes."""
 
     def __init__(self, url: str, response: requests.Response) -> None:
         self.headers = response.headers
         self._url, self._chunks = url, read_chunks(response, TIMEOUT)
 
     def read(self, _: int = -1) -> bytes:
-        """Return the next bytes, or no bytes at the end."""
+        """Return the next bytes of the body, or empty bytes at its end."""
         try:
             return next(self._chunks, b"")
         except requests.RequestException as error:
@@ -184,7 +190,10 @@ class ResponseStream:
 
 
 def _resume(url: str, part: Path, n_bytes: int) -> None:
-    """Request the rest of ``part`` until it has ``n_bytes``. Raises ConnectionError after too many fruitless requests."""
+    """Request the rest of the file ``part`` until it has ``n_bytes``.
+
+    Raises ConnectionError after too many requests without bytes.
+    """
     furthest, fruitless = _size(part), 0
     free = shutil.disk_usage(part.parent).free
     if n_bytes - furthest > free:
@@ -211,7 +220,7 @@ def _resume(url: str, part: Path, n_bytes: int) -> None:
 
 
 def _append(url: str, part: Path, n_bytes: int) -> None:
-    """Request the rest of ``part`` once and append it; a server that cannot resume sends the file from its first byte."""
+    """Request the rest of the file ``part`` once and append it; if the server cannot resume, start again at the first byte."""
     offset = _size(part)
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={offset}-"} if offset else {})
     with request_url(url, headers, TIMEOUT) as response:
@@ -276,12 +285,15 @@ def read_chunks(response: requests.Response, seconds: float, n_bytes: int | None
 
 
 def parse_length(text: str) -> int | None:
-    """Return the length that a header states, or None if it is not a number."""
+    """Return the length in bytes that the text of an HTTP header states, or None if it is not a number."""
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
 def _request_once(url: str, headers: Mapping[str, str], seconds: float, deadline: float) -> requests.Response:
-    """Request one address; a thread waits for the header, because a server can send it byte by byte without end."""
+    """Request one address without following redirects.
+
+    A thread waits for the header until ``deadline``, because a server can send it byte by byte without end.
+    """
     results: list[requests.Response | Exception] = []
     abandoned = threading.Event()
 
@@ -310,7 +322,7 @@ def _size(path: Path) -> int:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the innermost cause of an error on one line, e.g. 'Connection refused' below three layers of libraries."""
+    """Return the message of the innermost cause of an error on one line, e.g. 'Connection refused'."""
     while error.__context__ is not None:
         error = error.__context__
     return printable(error)

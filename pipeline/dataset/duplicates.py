@@ -75,7 +75,7 @@ _COCO = re.compile(r"(?:COCO_[a-z]+[0-9]{4}_)?0{4,11}([0-9]{1,8})")
 def parse_published_id(image: Image) -> str | None:
     """Return the id of an image on Flickr or in MS-COCO, such as ``flickr 1000268201`` or ``coco 42``; None if it is unknown.
 
-    It is the field ``cocoid``, or comes from the name of the file: ``1000268201_693b08cb0e.jpg`` (Flickr8k),
+    The id is the field ``cocoid``, or is read from the name of the file: ``1000268201_693b08cb0e.jpg`` (Flickr8k),
     ``1000268201.jpg`` (Flickr30K), ``COCO_val2014_000000000042.jpg`` or ``000000000042.jpg`` (COCO).
     """
     if image.cocoid is not None:
@@ -93,7 +93,9 @@ def find_same_images(
     checksums: Mapping[int, bytes] | None = None,
     other_checksums: Mapping[int, bytes] | None = None,
 ) -> list[tuple[Image, Image]]:
-    """Return the pairs of an image and the same image among ``others``, by the published id or the file content.
+    """Return the pairs of an image and the same image among ``others``.
+
+    Images are the same if they have the same published id or the same file content.
 
     ``checksums`` and ``other_checksums`` map the ``imgid`` to the SHA-256 of the file, as far as it is known.
     """
@@ -147,12 +149,12 @@ def report_similar_photos(dataset: Dataset, other: Dataset | None = None) -> str
 
 
 def describe_leak(split: str, other: str) -> str:
-    """Return a remark for the report if one of two splits that share data is for training and the other is not."""
+    """Return a remark for the report if one of the two splits is for training and the other is not; else an empty text."""
     return "  <- trained on in one, tested on in the other" if (split in TRAINING_SPLITS) != (other in TRAINING_SPLITS) else ""
 
 
 def sort_by_splits(values: Mapping[tuple[str, str], Any]) -> list[tuple[tuple[str, str], Any]]:
-    """Return the items, whose keys are pairs of splits, in the order of ``SPLITS``."""
+    """Return the items of a dictionary whose keys are pairs of splits, sorted by the order of the splits in ``SPLITS``."""
     return sorted(values.items(), key=lambda item: [SPLITS.index(split) for split in item[0]])
 
 
@@ -182,9 +184,9 @@ _ID_SOURCES = {"coco": ("coco",), "flickr": ("f30k", "f8k")}  # published data s
 def audit_dataset(path: Path, against: Path | None = None, look_alikes: bool = True) -> str:
     """Report equal captions and similar photos across the splits of a data set, and images that are in known test sets.
 
-    ``against``, a ``dataset.json`` or the name of a data set next to this one or in ``data/``, is compared with the data set;
-    it may lack its photos. Without ``look_alikes`` no photos are read. Raises UserError if a data set is invalid or an image
-    file is missing.
+    ``against`` is a ``dataset.json``, or the name of a data set next to this one or in ``data/``. It is compared with the data
+    set, and its photos may be missing. Without ``look_alikes`` no photos are read. Raises UserError if a data set is invalid
+    or an image file is missing.
     """
     dataset = load_checked_dataset(path)
     others = [] if against is None else [_load_other(against, dataset)]
@@ -228,7 +230,10 @@ def report_shared_captions(dataset: Dataset, other: Dataset | None = None) -> st
 
 
 def _count_splits_of_texts(dataset: Dataset) -> dict[str, Counter[str]]:
-    """Return the number of captions in each split by their text: the lower-case tokens, separated by blanks."""
+    """Return, for each distinct text of a caption, how many captions of each split have it.
+
+    Texts are lower-case tokens, joined by blanks.
+    """
     splits: dict[str, Counter[str]] = defaultdict(Counter)
     for image in dataset.images:
         for caption in image.captions:
@@ -237,10 +242,10 @@ def _count_splits_of_texts(dataset: Dataset) -> dict[str, Counter[str]]:
 
 
 def report_known_test_images(dataset: Dataset) -> list[str]:
-    """Report the images of a data set that published data sets test on, by their published ids.
+    """Report the images of a data set that are test images of published data sets, by their published ids.
 
-    The ``dataset.json`` of a published data set is searched next to this data set and in ``data/``. A line names data sets
-    that may share images but are missing.
+    The ``dataset.json`` of a published data set is searched next to this data set and in ``data/``. The report also names
+    published data sets that may share images but were not found.
     """
     lines: list[str] = []
     missing = set(_published()) - {dataset.name}

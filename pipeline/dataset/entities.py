@@ -1,8 +1,8 @@
 """Read the files of Flickr30K Entities: captions with marked phrases, and the boxes of the things that the phrases name.
 
 ``Sentences/<number>.txt`` has a caption per line; ``[/EN#<chain>/<type>[/<type>...] word ...]`` marks a phrase.
-``Annotations/<number>.xml`` has the boxes of the coreference chains. The number is the id of the photo on Flickr. (Plummer et
-al., Flickr30k Entities, ICCV 2015 and IJCV 2017.)
+``Annotations/<number>.xml`` has the boxes of the coreference chains. The number is the id of the photo on Flickr. A
+coreference chain is the set of phrases for the same thing. (Plummer et al., Flickr30k Entities, ICCV 2015 and IJCV 2017.)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_DEPTH = 32  # levels of elements; an annotation of Flickr30K Entities has fo
 
 @dataclass(slots=True)
 class Element:
-    """An XML element: its name, the line on which it begins, its text and its child elements. Attributes are left out."""
+    """An XML element without its attributes: its name, the line on which it begins, its text and its child elements."""
 
     tag: str
     line: int
@@ -103,9 +103,9 @@ class Annotation:
     """The content of ``Annotations/<number>.xml``: the size of the image in pixels, and the boxes of each coreference chain.
 
     Boxes are (x1, y1, x2, y2) with x2 and y2 exclusive, inside the image. The file counts pixels from 1 and includes the last
-    ones, so its (xmin, ymin, xmax, ymax) becomes (xmin - 1, ymin - 1, xmax, ymax). A box with several names belongs to each of
-    these chains. ``unboxed`` are the chains that are a scene or have no box. ``n_boxes`` counts each box once. ``n_clipped``
-    is the number of boxes that extended beyond the image.
+    ones, so its (xmin, ymin, xmax, ymax) becomes (xmin - 1, ymin - 1, xmax, ymax). A box that names several chains belongs to
+    each of them. ``unboxed`` are the chains without boxes, for example for the scene. ``n_boxes`` counts each box once.
+    ``n_clipped`` is the number of boxes that extended beyond the image.
     """
 
     width: int

@@ -82,10 +82,10 @@ def mark_entities_phrases(
 ) -> dict[str, Any]:
     """Return the content of a checked ``dataset.json`` with the phrases of Flickr30K Entities instead of its earlier phrases.
 
-    An image is matched by the number at the beginning of its file name. A caption is matched with the captions of its image in
-    Entities by its letters and digits. If the spelling differs (*grey*, *gray*), it is matched with the most similar remaining
-    caption with a share of equal tokens of at least ``min_similarity``; 1 allows no difference. A caption without a
-    counterpart gets no phrases.
+    An image is matched by the number at the beginning of its file name. A caption is matched with the caption of its image in
+    Entities that has the same letters and digits. If there is none because the spelling differs (*grey*, *gray*), it is
+    matched with the most similar remaining caption, if their share of equal tokens is at least ``min_similarity``; 1 allows no
+    difference. A caption without a counterpart gets no phrases.
 
     Boxes are scaled to the size of the files in ``images``; without ``images`` they are in pixels of the annotated photos.
     Logs counts. Raises UserError if no image is annotated.
@@ -146,7 +146,7 @@ class _Photo:
 
 @dataclass
 class _EntitiesReader:
-    """Reads the photos of a folder of Entities one by one, and counts images, captions, phrases and boxes."""
+    """A reader of a folder of Flickr30K Entities, photo by photo. It counts images, captions, phrases and boxes."""
 
     folder: Path
     images: Path | None
@@ -164,7 +164,10 @@ class _EntitiesReader:
         return self.folder / "Sentences" / f"{number}.txt"
 
     def read(self, number: str, file: str) -> _Photo:
-        """Read the captions and boxes of a photo with the path ``file``. Unrelated captions lose their phrases."""
+        """Read the captions and boxes of a photo; ``file`` is its path.
+
+        Captions that do not describe the photo lose their phrases.
+        """
         captions = list(read_captions(self.sentences_file(number)))
         annotation = read_annotation(self.folder / "Annotations" / f"{number}.xml")
         marked = [phrase for caption in captions for phrase in caption.phrases]
@@ -178,7 +181,7 @@ class _EntitiesReader:
         return _Photo(tuple(captions), self._scaled(annotation, file), annotation.unboxed)
 
     def _scaled(self, annotation: Annotation, file: str) -> Mapping[str, Sequence[Box]]:
-        """Return the boxes in pixels of the file, whose size may differ from the size of the annotated photo."""
+        """Return the boxes, scaled to pixels of ``file``. Its size may differ from the size of the annotated photo."""
         size = annotation.width, annotation.height
         actual_size = size if self.images is None else read_image_size(self.images / file)
         if actual_size == size:
@@ -189,7 +192,7 @@ class _EntitiesReader:
         return {chain: [_scale_box(box, size, actual_size) for box in boxes] for chain, boxes in annotation.boxes.items()}
 
     def phrases(self, caption: MarkedCaption, tokens: Sequence[str], photo: _Photo) -> list[dict[str, Any]]:
-        """Return the phrases of a caption in the form of ``dataset.json``, as spans of ``tokens``, its tokens in the data set.
+        """Return the phrases of a caption in the form of ``dataset.json``, as spans of ``tokens``, the caption's tokens there.
 
         Leaves out and counts phrases that cover no token, such as ``[/EN#0/notvisual &]``.
         """

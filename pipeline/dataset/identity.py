@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from vse.pipeline.dataset.columns import IdRows, Ids, Image, caption_ids, image_ids
+from vse.pipeline.dataset.columns import IdIndex, Ids, Image, caption_ids, image_ids
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, read_image_bytes, read_image_size
@@ -30,8 +30,8 @@ Hashes = NDArray[np.uint8]
 class DataChecksums(BaseModel):
     """SHA-256 checksums of a data set or a split: of its ids, its photographs and its captions, each sorted by id.
 
-    None is an unknown checksum. The checksum of the captions also covers their images. A complete data set also has a checksum
-    of the image ids of its splits.
+    None stands for an unknown checksum. The checksum of the captions also covers the ids of their images. A complete data set
+    also has a checksum of the image ids of its splits.
     """
 
     ids_sha256: str
@@ -80,7 +80,7 @@ def caption_hash(imgid: int, raw: str) -> bytes:
 
 
 def caption_hashes(images: Sequence[Image]) -> Hashes:
-    """Return the hashes of all captions of the images, (n_captions, 8), in their order."""
+    """Return the hash of every caption, (n_captions, 8): those of the first image, then those of the second, and so on."""
     hashes = b"".join(caption_hash(image.imgid, caption.raw) for image in images for caption in image.captions)
     return np.frombuffer(hashes, np.uint8).reshape(-1, CAPTION_BYTES)
 
@@ -94,7 +94,8 @@ def compare_data(ours: DataIdentity, theirs: DataIdentity) -> list[str]:
     """Return messages about the differences between two data sets; an empty list if there are none.
 
     A message is ``12 of 300 compared captions differ, the first is id 5``. Only common ids are compared, so a split does not
-    differ from the complete data set. If only photographs or only captions differ, a second message names the others.
+    differ from the complete data set. If only photographs or only captions differ, a second message states whether the others
+    are equal.
     """
     parts = {
         "photographs": _compare_hashes(ours.image_ids, ours.photos, theirs.image_ids, theirs.photos),
@@ -112,22 +113,25 @@ def compare_data(ours: DataIdentity, theirs: DataIdentity) -> list[str]:
 
 
 def check_same_data(path: Path, ours: DataIdentity, other_path: Path, theirs: DataIdentity) -> None:
-    """Raise UserError if two files come from different data sets that have ids in common."""
+    """Raise UserError if two files have ids in common, but for different photographs or captions.
+
+    ``path`` and ``other_path`` name the files in the message.
+    """
     if differences := compare_data(ours, theirs):
         raise UserError(f"{path} and {other_path} come from different data sets: {'; '.join(differences)}")
 
 
 def check_all_same_data(files: Sequence[tuple[Path, DataIdentity]]) -> None:
-    """Raise UserError if two of the files come from different data sets; a file without hashes agrees with any other."""
+    """Raise UserError if two of the files come from different data sets. A file without hashes agrees with any other file."""
     for (path, ours), (other_path, theirs) in combinations(files, 2):
         check_same_data(other_path, theirs, path, ours)
 
 
 def _compare_hashes(ids: Ids, hashes: Hashes | None, other_ids: Ids, other_hashes: Hashes | None) -> tuple[int, Ids]:
-    """Return the number of ids that both sides have, and the ids whose hashes differ."""
+    """Return the number of ids that are in both lists, and the ids whose hashes differ."""
     if hashes is None or other_hashes is None:
         return 0, ids[:0]
-    rows = IdRows(other_ids).find(ids)
+    rows = IdIndex(other_ids).find(ids)
     shared = np.flatnonzero(rows >= 0)
     return len(shared), ids[shared[(hashes[shared] != other_hashes[rows[shared]]).any(1)]]
 
@@ -145,7 +149,7 @@ _NO_IDS = np.empty(0, np.int64)
 
 
 def check_recorded_data(dataset: Dataset, recorded: DataIdentity) -> None:
-    """Raise UserError if captions or photographs of a data set differ from the recorded ones of embeddings or scores.
+    """Raise UserError if captions or photographs of a data set differ from those that a file of embeddings or scores records.
 
     Compares all captions, and an evenly spread sample of the photographs whose files exist.
     """
@@ -160,20 +164,23 @@ def check_recorded_data(dataset: Dataset, recorded: DataIdentity) -> None:
 
 
 def hash_available_photos(dataset: Dataset, recorded: DataIdentity, max_photos: int) -> tuple[Ids, Hashes | None]:
-    """Hash at most ``max_photos`` photographs of a data set, evenly spread over the images whose photographs are recorded.
+    """Hash at most ``max_photos`` photographs of a data set, evenly spread over the images whose ids are in ``recorded``.
 
     Returns their ids (n,) and hashes (n, 32); the hashes are None if all files are unreadable.
     """
     if recorded.photos is None or not dataset.has_image_files:
         return _NO_IDS, None
-    rows = np.flatnonzero(IdRows(recorded.image_ids).find(image_ids(dataset.images)) >= 0)
+    rows = np.flatnonzero(IdIndex(recorded.image_ids).find(image_ids(dataset.images)) >= 0)
     chosen = rows[np.linspace(0, len(rows) - 1, min(max_photos, len(rows))).astype(np.int64)] if len(rows) else rows
     images = [dataset.images[int(row)] for row in chosen]
     return hash_photos([(image.imgid, dataset.image_path(image)) for image in images])
 
 
 def hash_photos(files: Sequence[tuple[int, Path]]) -> tuple[Ids, Hashes | None]:
-    """Return the ids (n,) and SHA-256 (n, 32) of the readable files; the SHA-256 are None without such files."""
+    """Return the ids (n,) and SHA-256 (n, 32) of the readable image files; no ids and None if no file is readable.
+
+    ``files`` holds the id and path of each image.
+    """
     hashes = {}
     for imgid, path in files:
         try:

@@ -19,8 +19,8 @@ Box = tuple[float, float, float, float]
 class Phrase:
     """Tokens ``start`` to ``stop`` (exclusive) of a caption that name something in the image.
 
-    ``chain`` is the id of the coreference chain, which all phrases of an image for the same thing share; empty without a
-    chain. ``types`` are categories such as ``people`` or ``scene``. ``boxes`` are (x1, y1, x2, y2) in pixels of the original
+    ``chain`` is the id of the coreference chain: all phrases of an image for the same thing have the same id. It is empty if
+    unknown. ``types`` are categories such as ``people`` or ``scene``. ``boxes`` are (x1, y1, x2, y2) in pixels of the original
     image, with x2 and y2 exclusive; a phrase for the background has none.
     """
 
@@ -43,7 +43,7 @@ class Phrase:
 
 
 def read_phrases(entries: Any, n_tokens: int, where: str) -> tuple[Phrase, ...]:
-    """Check and convert the field ``phrases`` of a sentence of ``dataset.json``; None gives no phrases.
+    """Check and convert the field ``phrases`` of a sentence of ``dataset.json``; None stands for no phrases.
 
     Raises UserError if an entry is invalid. The message begins with ``where``, the file and caption, and names the phrase by
     its 1-based number.
@@ -75,7 +75,10 @@ def _integer(entry: dict[str, Any], key: str, where: str) -> int:
 
 
 def _chain(entry: dict[str, Any], where: str) -> str:
-    """Return the id of the chain; without ``chain`` it is built from ``objects``, so that equal objects share a chain."""
+    """Return the id of a phrase's coreference chain: its entry ``chain``, else the joined entries of ``objects``.
+
+    All phrases of an image with the same id name the same thing.
+    """
     objects = entry.get("objects", [])
     if not isinstance(objects, list):
         raise UserError(f"{where}: 'objects' must be a list")
@@ -123,7 +126,10 @@ def _areas(boxes: Float[np.ndarray, "n_boxes 4"]) -> Float[np.ndarray, " n_boxes
 
 
 def clip_boxes(boxes: NDArray[np.float32], size: tuple[int, int], where: str) -> NDArray[np.float32]:
-    """Return boxes, clipped to width and height ``size``. Raises UserError with ``where`` for a box outside the image."""
+    """Return boxes, clipped to an image of width and height ``size``.
+
+    Raises UserError if a box lies outside the image; the message begins with ``where``.
+    """
     clipped = np.clip(boxes, 0, np.asarray(size * 2, np.float32))
     empty = ~(clipped[:, 2:] > clipped[:, :2]).all(axis=1)  # written so that NaN counts as empty
     if empty.any():

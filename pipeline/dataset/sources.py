@@ -21,7 +21,7 @@ from vse.pipeline.dataset.entities_dataset import (
 )
 from vse.pipeline.errors import UserError, import_extra
 from vse.pipeline.files.inputs import is_name
-from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_others, read_json_object
+from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_other_kinds, read_json_object
 from vse.pipeline.files.writing import MACHINE_ID, clear_temporaries, lock_for_writing, read_json, write_json
 from vse.pipeline.presets.presets import load_dataset
 from vse.pipeline.presets.schema import DatasetConfig
@@ -72,7 +72,7 @@ def find_source_files(config: DatasetConfig, source: Path) -> tuple[list[Path], 
 
 
 def annotation_paths(config: DatasetConfig, source: Path) -> list[Path]:
-    """Return the paths of the annotations: a file of the Karpathy splits, files of Flickr30K Entities, or both."""
+    """Return the paths of a data set's annotations: a file of the Karpathy splits, files of Flickr30K Entities, or both."""
     paths = [] if config.annotations is None else [source / config.annotations]
     if config.entities is not None:
         lists = [] if config.annotations else [f"{split}.txt" for split in ENTITIES_SPLITS]
@@ -202,7 +202,10 @@ def check_dataset_name(name: str) -> None:
 
 
 def check_dataset_out(out: Path, name: str, inputs: Iterable[Path] = ()) -> None:
-    """Raise UserError if the data set ``name`` may not be written to the folder ``out``; call it before any long work."""
+    """Raise UserError if the data set ``name`` may not be written to the folder ``out``.
+
+    Call this function before any long work.
+    """
 
     def is_dataset(path: Path) -> bool:
         content = read_json_object(path)
@@ -223,7 +226,10 @@ def write_dataset(content: dict[str, Any], out: Path, images: Path | None, input
 
 
 def check_dataset(path: Path) -> str:
-    """Return the counts per split of a data set file. Raises UserError if it is invalid or an image file is missing."""
+    """Return a report of the counts per split of a ``dataset.json``.
+
+    Raises UserError if it is invalid or an image file is missing.
+    """
     return describe_splits(load_checked_dataset(path))
 
 
@@ -237,7 +243,10 @@ def load_checked_dataset(path: Path) -> Dataset:
 
 
 def link_images(link: Path, target: Path) -> None:
-    """Create the symbolic link ``link`` to ``target``, or replace an earlier link. Raises UserError if it is a real folder."""
+    """Create the symbolic link ``link`` to ``target``, or replace an earlier link.
+
+    Raises UserError if ``link`` is a real folder.
+    """
     if link.exists() and not link.is_symlink():
         raise UserError(f"{link} is a folder, not a link; move it away to use the images of {target}")
     link.parent.mkdir(parents=True, exist_ok=True)
@@ -272,7 +281,7 @@ def create_album(photos: Path, out: Path, name: str | None = None) -> Path:
         for imgid, path in enumerate(files)
     ]
     check_dataset_out(out, name)
-    if file.exists() and not may_replace_others():
+    if file.exists() and not may_replace_other_kinds():
         earlier = read_json(file)
         captioned = not isinstance(earlier, dict) or any(image.get("sentences") for image in earlier.get("images", []))
         if captioned or earlier.get("dataset") != name:

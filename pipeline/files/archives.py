@@ -26,7 +26,7 @@ ARCHIVE_ERRORS = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAErr
 
 @dataclass(frozen=True, slots=True)
 class ArchiveMember:
-    """A member of an archive. ``open`` returns its content as a stream; None without content."""
+    """A member of an archive. ``open`` returns its content as a stream, or None if it has no content, such as a folder."""
 
     name: str
     size: int
@@ -97,7 +97,7 @@ def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArchiveMembe
 def _select_members(
     archive: Path, members: Iterator[ArchiveMember], wanted: PurePosixPath, max_bytes: int
 ) -> dict[PurePosixPath, ArchiveMember]:
-    """Check all members; return the files at or below ``wanted`` by their path relative to ``wanted``."""
+    """Check all members; return the files at or below the path ``wanted``, by their path relative to ``wanted``."""
     seen: set[PurePosixPath] = set()
     files: dict[PurePosixPath, ArchiveMember] = {}
     total = 0

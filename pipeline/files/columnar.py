@@ -1,7 +1,7 @@
-"""Read untrusted parquet files, and check parquet, Arrow and other compressed files against the limit on decoded bytes.
+"""Read untrusted parquet files, and check that parquet, Arrow and other compressed files do not decode to too many bytes.
 
-A reader of parquet allocates the memory that the headers of the pages state, not the footer. The headers of all
-pages of a row group are therefore checked before the row group is read. They are structs of Thrift's compact protocol
+Readers of parquet allocate the memory that the headers of the pages state, whatever the footer of the file states. The headers
+of all pages of a row group are therefore checked before the row group is read. They are structs of Thrift's compact protocol
 (https://parquet.apache.org/docs/file-format/).
 """
 
@@ -31,7 +31,7 @@ _BATCH_OF_DICTIONARY = 1
 
 
 class _Page(NamedTuple):
-    """The size of a decompressed page in bytes, and its number of values."""
+    """A page of a parquet file: its decompressed size in bytes, and its number of values."""
 
     n_bytes: int
     n_values: int
@@ -140,7 +140,7 @@ def read_parquet_batches(path: Path, stream: BinaryIO, choose: Callable[[list[st
 
 
 def check_parquet(path: Path) -> None:
-    """Raise UserError if a parquet file with a copy of its text for each row has more bytes than the limit."""
+    """Raise UserError if a parquet file would need more bytes than the limit in memory, with one copy of its text per row."""
     with path.open("rb") as stream:
         for _ in read_parquet_batches(path, stream, lambda names: names):
             pass
@@ -153,7 +153,7 @@ def _select_leaves(schema: Any, columns: Sequence[str]) -> dict[int, Any]:
 
 
 def _select_dictionaries(metadata: Any, leaves: Mapping[int, Any]) -> list[str]:
-    """Return the paths of the text columns to read as dictionaries. Pyarrow cannot do that for the delta encodings."""
+    """Return the paths of the text columns that pyarrow can read as dictionaries: all without delta encodings."""
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     return [
         leaf.path
@@ -180,7 +180,7 @@ def _decoded_size(group: Any, leaves: Mapping[int, Any], texts: Sequence[str], s
 
 
 def _expanded_size(array: Any) -> int:
-    """Return the size in bytes of an array if each row has its own copy of its text."""
+    """Return the size in bytes that an array has if each row holds its own copy of its text."""
     kind, compute = import_module("pyarrow.types"), import_module("pyarrow.compute")
     if kind.is_dictionary(array.type):
         lengths = compute.binary_length(array.dictionary).cast("int64")
@@ -204,7 +204,10 @@ def check_arrow(path: Path) -> None:
 
 
 def _message_size(message: Any) -> int:
-    """Return the number of bytes of a message's decompressed buffers. A compressed one begins with its decompressed size."""
+    """Return the number of bytes of the decompressed buffers of an Arrow message.
+
+    A compressed buffer begins with its decompressed size.
+    """
     head, body = memoryview(message.metadata), memoryview(message.body or b"")
     root = _FlatTable(head, 0)
     (kind,) = struct.unpack_from("B", head, root.field(_MESSAGE_TYPE) or len(head))
@@ -224,7 +227,7 @@ def _message_size(message: Any) -> int:
 
 
 class _FlatTable:
-    """A table of a flatbuffer. Its offset is stored at ``position``."""
+    """A table in a message in the format FlatBuffers. The bytes at ``position`` hold its offset."""
 
     def __init__(self, content: memoryview, position: int) -> None:
         self._content = content
@@ -251,7 +254,7 @@ _CHECKS: dict[bytes, Callable[[Path], None]] = {
 
 
 def check_compressed_file(path: Path) -> None:
-    """Raise UserError if a file decodes to more bytes than the limit. The first bytes tell how it is compressed."""
+    """Raise UserError if a file decodes to more bytes than the limit. Its first bytes determine the compression."""
     with path.open("rb") as stream:
         start = stream.read(6)
     check = next((check for magic, check in _CHECKS.items() if start.startswith(magic)), None)

@@ -30,8 +30,9 @@ def open_hdf5(path: Path, what: str) -> Iterator[h5py.File]:
 def find_hdf5_dataset(file: h5py.File, name: str, virtual: bool = False, path: Path | None = None) -> h5py.Dataset | None:
     """Return the dataset ``name`` at the root of a file; None if the file lacks it, or if it is a group.
 
-    Raises UserError if the dataset is a link, lies in other files, or states a larger size than the file holds: HDF5 would
-    invent the rest. Raises UserError for other compressions than gzip and lzf, and for more decoded bytes than the limit.
+    Raises UserError if the dataset is a link, lies in other files, or states a larger size than the file holds, because HDF5
+    would fill in the rest. Also raises UserError for other compressions than gzip and lzf, and for more decoded bytes than the
+    limit.
 
     virtual : accept a virtual dataset, whose sources lie in other files; the caller must not read them
     path : the path of the file, if it was opened as a stream
@@ -58,8 +59,8 @@ def find_hdf5_dataset(file: h5py.File, name: str, virtual: bool = False, path: P
 def _check_filters(path: Path | str, name: str, data: h5py.Dataset) -> None:
     """Raise UserError if a dataset decodes to more bytes than the limit, or is compressed by others than gzip or lzf.
 
-    HDF5 does not stop a chunk that inflates beyond its stated size. Large chunks are therefore inflated here first, up to that
-    size.
+    HDF5 keeps decompressing a chunk that exceeds its stated size. Large chunks are therefore first decompressed here, up to
+    that size.
     """
     n_stored, chunk_bytes = data.id.get_storage_size(), math.prod(data.chunks) * data.dtype.itemsize
     check_decoded(f"{path}: {name}", max(data.nbytes, chunk_bytes), n_stored)

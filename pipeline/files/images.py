@@ -1,8 +1,9 @@
 """Decode untrusted image files to upright RGB, and reject files that lack a part of their pixels.
 
 Pillow decodes incomplete files without an error. Missing rows of a PNG file stay black, and the checksums of its pixels are
-not checked (:func:`_is_png_incomplete` does). Missing blocks of a JPEG file become grey if the file was cut and closed with an
-end marker, or has the header of a larger image. A second decoding with noise in the file finds them (:func:`_insert_noise`).
+not checked (:func:`_is_png_incomplete` does). Missing blocks of a JPEG file become grey if the file was cut and got an end
+marker, or if its header states a larger image. To find them, the file is decoded a second time with noise in it
+(:func:`_insert_noise`).
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ def _is_png_incomplete(content: bytes) -> bool:
 
 
 def _raw_size(header: bytes) -> int:
-    """Return the size of all uncompressed rows. Each row begins with a byte that names its filter."""
+    """Return the number of bytes of all rows of a PNG image before compression.
+
+    ``header`` is the content of the chunk IHDR. Each row begins with a byte that names its filter.
+    """
     width, height = int.from_bytes(header[:4]), int.from_bytes(header[4:8])
     depth, colour, interlaced = header[8], header[9], header[12]
     bits, size = depth * _CHANNELS[colour], 0
@@ -75,9 +79,9 @@ def _raw_size(header: bytes) -> int:
 
 @dataclass
 class _Frame:
-    """The frame header of a JPEG file, and the state of its coefficients.
+    """The frame header of a JPEG file, and which bits of its coefficients the scans so far have set.
 
-    ``lowest_bits`` has the lowest bit of each coefficient that the scans so far have set, by component.
+    ``lowest_bits`` holds, for each colour component, the lowest set bit of each of its 64 coefficients; None if no bit is set.
     """
 
     kind: int
@@ -94,7 +98,10 @@ class _Frame:
         return cls(kind, height, width, sampling, {name: [None] * _N_COEFFICIENTS for name in sampling})
 
     def add_scan(self, segment: bytes) -> list[int]:
-        """Record which coefficients a scan with the header ``segment`` refines; return the components of the scan."""
+        """Record which coefficients a JPEG scan sets; return the ids of its colour components.
+
+        ``segment`` is the header of the scan.
+        """
         names = [segment[1 + 2 * k] for k in range(segment[0])]
         first, last, bits = segment[-3:]
         if self.kind != _PROGRESSIVE:
@@ -105,7 +112,11 @@ class _Frame:
         return names
 
     def count_restarts(self, names: list[int], interval: int) -> int:
-        """Return the number of restart markers that a complete scan of these components has."""
+        """Return the number of restart markers (RST0 to RST7) in the data of a JPEG scan that is complete.
+
+        ``names`` are the ids of the scan's colour components. ``interval`` is the restart interval of the file: the number of
+        blocks of pixels from one marker to the next.
+        """
         across, down = (max(factors[axis] for factors in self.sampling.values()) for axis in (0, 1))
         width, height = 8 * across, 8 * down
         if len(names) == 1:  # a scan of one component has no more blocks than that component
@@ -115,12 +126,12 @@ class _Frame:
 
     @property
     def is_complete(self) -> bool:
-        """True if the scans set every coefficient of every component up to its last bit."""
+        """True if the scans so far set every bit of every coefficient of all colour components."""
         return not any(bit for known in self.lowest_bits.values() for bit in (1 if b is None else b for b in known))
 
 
 def _insert_noise(content: bytes) -> bytes | None:
-    """Return a JPEG file with noise after the data of each scan; None if markers are missing.
+    """Return the bytes of a JPEG file with noise after the data of each scan; None if restart markers or the end are missing.
 
     A decoder ignores the noise in a complete file, and reads it as the missing data in an incomplete file, so that the image
     differs. A file without Huffman coding is returned unchanged.

@@ -39,7 +39,7 @@ _KINDS = {
 
 
 class FileState(NamedTuple):
-    """The state of a file on disk, which differs after the file was replaced or written to."""
+    """The size, times and identity of a file on disk. They differ after the file was replaced or written to."""
 
     device: int
     inode: int
@@ -52,7 +52,10 @@ class FileState(NamedTuple):
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
     def is_settled(self, now: int) -> bool:
-        """Return whether any write after ``now`` (in ns) must change the state, even with a coarse clock."""
+        """Return whether any write after the time ``now`` (in ns) will change this state.
+
+        The times in the state are those of the file system's clock, which may be coarse.
+        """
         return max(self.mtime_ns, self.ctime_ns) < now - COARSEST_CLOCK
 
 
@@ -85,7 +88,7 @@ def report_changed_inputs() -> Iterator[None]:
 
 
 def changed_file_error(path: Path, how: str = "replaced or written to") -> UserError:
-    """Return the error for a file that changed while it was read; ``how`` names the change."""
+    """Return the UserError for a file that changed while it was read; ``how`` describes the change."""
     return UserError(f"{path}: was {how} while it was read; run the command again")
 
 
@@ -156,7 +159,10 @@ _Content = TypeVar("_Content")
 
 
 class InputFile:
-    """A plain file that is opened once, so that a file renamed to its path later is not read. Raises UserError for others."""
+    """A plain file that is opened only once, so that a file renamed to its path later is not read.
+
+    Raises UserError if the path is not a plain file.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = check_input(path)
@@ -209,7 +215,10 @@ class InputFile:
 
 
 def read_run_file(file: Path, record: object) -> tuple[bytes, str]:
-    """Return the bytes and SHA-256 of a file of a run. Raises UserError if ``record``, its run.json, has another SHA-256."""
+    """Return the bytes and SHA-256 of a file in the folder of a training run.
+
+    ``record`` is the content of the ``run.json`` in this folder. Raises UserError if it records another SHA-256.
+    """
     source = InputFile(file)
     content = source.read()
     checksums = record.get("files") if isinstance(record, Mapping) else None
@@ -247,7 +256,10 @@ def read_and_hash(path: Path, read: Callable[[Path], _Content]) -> tuple[_Conten
 
 
 class WatchedFile:
-    """A file that a library opens by its path. Create this object before that, and call :meth:`check` afterwards."""
+    """A file that a library opens by its path.
+
+    Create this object before the library reads it, and call :meth:`check` afterwards.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -276,7 +288,7 @@ _OPENERS: dict[bytes, Callable[[BinaryIO], Any]] = {b"\x1f\x8b": gzip.open, b"\x
 
 
 def decoded_limit(n_stored: int) -> int:
-    """Return the limit on decoded bytes for ``n_stored`` compressed bytes: 100 times as many, but at least 1 GB.
+    """Return the largest number of bytes to which ``n_stored`` compressed bytes may decode: 100 times as many, at least 1 GB.
 
     The environment variable VSE_MAX_DECODED_GB replaces the 1 GB. Raises UserError if it is not a positive number.
     """
@@ -302,7 +314,7 @@ def check_decoded(path: Path | str, n_decoded: int, n_stored: int) -> None:
 
 @contextmanager
 def open_decoded(path: Path) -> Iterator[io.BufferedReader]:
-    """Open and decode a plain, gzip, xz or bzip2 file, by its first bytes. Reading beyond the limit raises UserError."""
+    """Open a plain, gzip, xz or bzip2 file as a stream of decoded bytes. Reading beyond the limit raises UserError."""
     with ExitStack() as stack:
         stream = stack.enter_context(check_input(path).open("rb"))
         start = stream.read(6)
@@ -323,7 +335,7 @@ def check_stream(path: Path) -> None:
 
 
 def check_zip(path: Path) -> None:
-    """Raise UserError if a zip file states more bytes than the limit; readers return no more than the stated sizes."""
+    """Raise UserError if the stated sizes in a zip file exceed the limit. Readers return no more bytes than these sizes."""
     with zipfile.ZipFile(check_input(path)) as archive:
         check_decoded(path, sum(member.file_size for member in archive.infolist()), path.stat().st_size)
 

@@ -21,7 +21,11 @@ _force: ContextVar[bool] = ContextVar("_force", default=False)
 
 @dataclass(frozen=True)
 class OutputKind:
-    """A kind of output file: its ``name`` in messages, and a test that ``recognises`` it; an error in the test means no."""
+    """A kind of output file, such as a report.
+
+    name : its name in messages
+    recognises : function that returns whether the file at a path is of this kind; an error in it means no
+    """
 
     name: str
     recognises: Callable[[Path], bool]
@@ -35,7 +39,7 @@ class OutputKind:
 
 
 @contextmanager
-def allow_replacing_others(allowed: bool = True) -> Iterator[None]:
+def allow_replacing_other_kinds(allowed: bool = True) -> Iterator[None]:
     """Allow outputs in the block to replace files of other kinds (``--force``)."""
     token = _force.set(allowed or _force.get())
     try:
@@ -44,7 +48,7 @@ def allow_replacing_others(allowed: bool = True) -> Iterator[None]:
         _force.reset(token)
 
 
-def may_replace_others() -> bool:
+def may_replace_other_kinds() -> bool:
     """Return whether the user allowed outputs to replace files of other kinds."""
     return _force.get()
 
@@ -52,9 +56,9 @@ def may_replace_others() -> bool:
 def check_output(out: Path, kind: OutputKind, inputs: Iterable[Path] = ()) -> None:
     """Check whether a command may write the file ``out``, before the command starts to work.
 
-    An existing file may be replaced if it is of the same ``kind``, or with ``--force``. Raises UserError for other existing
-    files, for anything else than a plain file, and, even with ``--force``, if ``out`` is one of the ``inputs`` (also through a
-    link) or lies in one of them.
+    An existing file may be replaced if it is of the same ``kind``, or with the option ``--force``. Raises UserError for other
+    existing files, for anything else than a plain file, and, even with ``--force``, if ``out`` is one of the ``inputs`` (also
+    through a link) or lies in one of them.
     """
     target = resolve_target(out)
     if not target.exists():
@@ -63,7 +67,7 @@ def check_output(out: Path, kind: OutputKind, inputs: Iterable[Path] = ()) -> No
         with suppress(OSError, RuntimeError):
             if path.samefile(target) or (path.is_dir() and target.resolve().is_relative_to(path.resolve())):
                 raise UserError(f"{out}: output is also an input; name another file to write")
-    if not may_replace_others() and not kind.is_at(target):
+    if not may_replace_other_kinds() and not kind.is_at(target):
         raise UserError(f"{out}: exists and is not {kind.name}; name another file to write, or replace it with --force")
 
 

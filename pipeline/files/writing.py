@@ -51,7 +51,7 @@ _locks_held: dict[Path, int] = {}  # how often this process has taken each lock 
 
 
 def _machine_id() -> str:
-    """Return a name for the machine, its current boot and its container: the scope within which process ids are unique."""
+    """Return a name for this machine, its current boot and its container. Within the three, process ids are unique."""
     facts = [socket.gethostname()]
     with suppress(OSError):
         facts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
@@ -91,8 +91,8 @@ def lock_for_writing(path: Path, folder: bool = False) -> Iterator[None]:
     """Lock the file ``path``, or the folder ``path`` if ``folder``, against other writers during the block.
 
     The lock file is ``.<name>.lock`` next to ``path``, or ``.lock`` in the folder. It is removed at the end. A process may
-    take a lock again that it holds. On a file system without locks a warning is logged. Raises UserError, which names the
-    machine and the process, if another process holds the lock.
+    lock a path again that it has already locked. On a file system without locks a warning is logged. Raises UserError, which
+    names the machine and the process, if another process holds the lock.
     """
     file = (path / ".lock" if folder else path.with_name(f".{path.name}.lock")).absolute()
     if file in _locks_held:
@@ -198,8 +198,8 @@ def open_atomic(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
     """Write ``path`` atomically: yield a temporary file in the same folder, then flush it to disk and rename it.
 
     After any error, such as a full disk, ``path`` is unchanged. Only a plain file is replaced, or the target of a symbolic
-    link. ``sync=False`` leaves the flush to the system, for many small files that only count once a later file is written.
-    Raises UserError if the file cannot be written.
+    link. With ``sync=False`` the system decides when to flush; use this for many small files that are only valid once a later
+    file is written. Raises UserError if the file cannot be written.
     """
     target = resolve_target(path)
     temporary: Path | None = None
@@ -307,7 +307,10 @@ def sha256_json(content: object) -> str:
 
 
 def resolve_target(path: Path) -> Path:
-    """Return the file that a write replaces: ``path``, or a link's target. Raises UserError unless it is a plain file."""
+    """Return the file that a write to ``path`` replaces: ``path``, or the target of a link.
+
+    Raises UserError if something else than a plain file is there, such as a folder.
+    """
     try:
         target = Path(os.path.realpath(path)) if path.is_symlink() else path
         mode = os.lstat(target).st_mode
@@ -329,7 +332,10 @@ def _remove_orphans(folder: Path, pattern: str) -> None:
 
 
 def _is_abandoned(temporary: Path) -> bool:
-    """Return whether a temporary file has no writer; for other machines, whether it is unchanged for a day."""
+    """Return whether no process writes a temporary file any more.
+
+    A file from another machine counts as abandoned if it has not changed for a day.
+    """
     name, separator, rest = temporary.name.partition(f".{MACHINE_ID}-")
     if name and separator:
         try:

@@ -38,10 +38,10 @@ def import_hugging_face(folder: Path, settings: ImportSettings, images: Path | N
     ``folder`` is a folder that ``save_to_disk`` wrote, or an argument of ``load_dataset``: another folder of a data set, or a
     name on the hub, ``OWNER/NAME`` or ``OWNER/NAME:CONFIGURATION``. No code of the data set is run.
 
-    One column has images, as files or as bytes; another one has a caption or a list of captions. Splits with known names are
-    kept; a column may give the splits of a data set without any. The path of an image must lie inside ``folder``, the folder
-    ``images``, or the folders of the library. An interrupted import continues. Raises UserError if the library is not
-    installed.
+    One column has images, as files or as bytes. Another one has a caption or a list of captions. Splits with known names are
+    kept. If the data set has no splits, a column may name the split of each row. The path of an image must lie inside
+    ``folder``, the folder ``images``, or the folders of the library. An interrupted import continues. Raises UserError if the
+    library is not installed.
     """
     check_dataset_name(settings.name)
     library = import_extra("datasets", f"{folder}: a Hugging Face data set", "datasets")
@@ -72,7 +72,7 @@ def _check_files(folder: Path) -> None:
 
 
 def _folders(library: Any, source: Path, images: Path | None) -> list[Path]:
-    """Return the folders in which images are allowed: the data set, the folder of --images, and the caches of the library."""
+    """Return the folders in which images may lie: that of the data set, ``images``, and the caches of the library."""
     folders = [folder for folder in (source if source.exists() else None, images) if folder is not None]
     if not is_saved_dataset(source):
         folders += [Path(library.config.DOWNLOADED_DATASETS_PATH), Path(library.config.EXTRACTED_DATASETS_PATH)]
@@ -128,7 +128,7 @@ def _add_split(
             values = {**({"split": [split]} if split else {}), **values, "file": [f"{split}/{name}".lstrip("/")]}
             photos.add(build_row(place, values), content)
         except BadRow as reason:
-            collector.refuse(place, reason)
+            collector.add_bad_row(place, reason)
 
 
 def _photo(stored: Any, index: int, folders: ImageFolders) -> tuple[str, bytes]:

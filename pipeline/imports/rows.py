@@ -19,7 +19,7 @@ from vse.pipeline.dataset.sources import check_dataset_name, check_dataset_out, 
 from vse.pipeline.errors import UserError, printable
 from vse.pipeline.files.images import BadImage, read_image_size
 from vse.pipeline.files.inputs import is_path
-from vse.pipeline.files.outputs import check_output, may_replace_others, text_kind
+from vse.pipeline.files.outputs import check_output, may_replace_other_kinds, text_kind
 from vse.pipeline.files.writing import clear_temporaries, read_json, write_bytes, write_text
 
 _SPLIT_NAMES = {split: split for split in SPLITS} | {"training": "train", "testing": "test"}
@@ -40,7 +40,8 @@ class ImportSettings:
     val, test, seed : the shares of images to sample for these splits if the source has no splits; None is 0.1
     tokeniser : the name of the tokeniser for the captions
     skip_bad : leave bad rows out and list them, instead of an error
-    columns : the columns of the source by field of a row; a missing field is read from a column with a usual name
+    columns : the names of the source's columns for each field of a row; a missing field is read from a column with a usual
+        name
     quoting : "minimal" or "none", for CSV files; None is "minimal"
     """
 
@@ -57,9 +58,10 @@ class ImportSettings:
 
 @dataclass(frozen=True)
 class ImportedRow:
-    """A row of imported data: an image, given by its file in the folder of images, and captions of it.
+    """A row of imported data: an image, given by its path in the folder of images, and captions of this image.
 
-    ``place`` is the file and line of the row for messages. An image may have several rows. Either all rows have ids or none.
+    ``place`` is the file and line of the row for messages. An image may have several rows. Either all rows have ids or none
+    has.
     """
 
     place: str
@@ -79,13 +81,16 @@ class BadRows:
     rows: list[tuple[str, str]] = field(default_factory=list)
 
     def add(self, place: str, reason: object) -> None:
-        """Add a row, and log it if it is one of the first."""
+        """Add a bad row, and log it if it is one of the first."""
         self.rows.append((place, printable(reason)))
         if len(self.rows) <= _MAX_LOGGED:
             log.warning("%s: %s", *self.rows[-1])
 
     def finish(self, file: Path, n_rows: int) -> None:
-        """Raise UserError if there are bad rows, or write them to ``file`` if they are left out."""
+        """Raise UserError if there are bad rows; if they are left out, write their list to ``file`` instead.
+
+        ``n_rows`` is the number of all rows, for the message.
+        """
         if not self.rows:
             file.unlink(missing_ok=True)
             return
@@ -100,7 +105,7 @@ class BadRows:
 
 @dataclass
 class _CollectedImage:
-    """An image with the places of its rows; a caption is its id (or None), its text and its tokens."""
+    """An image with the places of its rows. Each caption is a tuple of its id (or None), its text and its tokens."""
 
     places: list[str]
     imgid: int | None
@@ -110,7 +115,10 @@ class _CollectedImage:
 
 
 class RowCollector:
-    """Collects rows by image; ``check`` raises :class:`BadRow` if the file of an image cannot be used."""
+    """A collector of rows, grouped by image.
+
+    The function ``check`` raises :class:`BadRow` if the file of an image cannot be used.
+    """
 
     def __init__(self, settings: ImportSettings, check: Callable[[str], None] = lambda file: None) -> None:
         self.bad = BadRows(settings.skip_bad)
@@ -136,8 +144,8 @@ class RowCollector:
             self.bad.add(row.place, reason)
             return None
 
-    def refuse(self, place: str, reason: object) -> None:
-        """Count a bad row that has not become an :class:`ImportedRow`."""
+    def add_bad_row(self, place: str, reason: object) -> None:
+        """Add a row to the bad rows that could not be converted to an :class:`ImportedRow`."""
         self.n_rows += 1
         self.bad.add(place, reason)
 
@@ -147,7 +155,7 @@ class RowCollector:
 
     def _add(self, row: ImportedRow) -> str:
         file = normalize_image_path(row.file)
-        split = _split(row.split)
+        split = _parse_split(row.split)
         captions = [(text.strip(), self._tokenise(text)) for text in row.captions]
         for text, tokens in captions:
             if not tokens:
@@ -216,7 +224,7 @@ class RowCollector:
         return {**head, "images": entries}
 
     def _drop_incomplete(self, field_name: str, get: Callable[[_CollectedImage], Any]) -> None:
-        """Count images without a value as bad and remove them, if other images have one."""
+        """Remove the images without a value (a split, for example) and count their rows as bad, if other images have one."""
         incomplete = {file: image for file, image in self._images.items() if get(image) is None}
         if len(incomplete) < len(self._images):
             for file, image in incomplete.items():
@@ -229,7 +237,7 @@ class RowCollector:
         return 0.1 if share is None else share
 
     def _sample_splits(self) -> dict[str, str]:
-        """Return a random split for each file; it depends on the file name and the seed but not on the order of the rows."""
+        """Return a random split for each file. It depends on the file names and the seed, but not on the order of the rows."""
         shares = {split: self._share(split) for split in ("val", "test")}
         if sum(shares.values()) >= 1:
             raise UserError(f"--val {shares['val']} and --test {shares['test']} leave no images for training")
@@ -248,7 +256,7 @@ def normalize_image_path(name: str) -> str:
     return path.as_posix()
 
 
-def _split(name: str | None) -> str | None:
+def _parse_split(name: str | None) -> str | None:
     if name is None or not name.strip():
         return None
     split = _SPLIT_NAMES.get(name.strip().lower())
@@ -258,7 +266,7 @@ def _split(name: str | None) -> str | None:
 
 
 def _entry(imgid: int, file: str, image: _CollectedImage, sampled: dict[str, str], n_before: int) -> dict[str, Any]:
-    """Return an image of ``dataset.json``; captions without ids are numbered from ``n_before``."""
+    """Return the entry of an image for ``dataset.json``. Captions without ids are numbered from ``n_before``."""
     path = PurePosixPath(file)
     sentences = [
         {"sentid": n_before + k if sentid is None else sentid, "imgid": imgid, "raw": raw, "tokens": tokens}
@@ -276,7 +284,7 @@ def _entry(imgid: int, file: str, image: _CollectedImage, sampled: dict[str, str
 
 
 def flatten_captions(values: Iterable[object]) -> tuple[str, ...]:
-    """Return the captions of a row, whose values are texts or lists of texts. Raises BadRow for any other value."""
+    """Return the captions of a row as texts; ``values`` are texts or lists of texts. Raises BadRow for any other value."""
     flat = [text for value in values for text in (value if isinstance(value, list) else [value])]
     for text in flat:
         if text is not None and not isinstance(text, str):
@@ -285,7 +293,10 @@ def flatten_captions(values: Iterable[object]) -> tuple[str, ...]:
 
 
 def parse_columns(options: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Return the columns by field, parsed from texts ``FIELD=NAME``. Raises UserError if a text has another form."""
+    """Return the names of columns for each field of a row, e.g. ``{"caption": ("title", "text")}``.
+
+    ``options`` are the values of the option ``--column``, texts ``FIELD=NAME``. Raises UserError if a text has another form.
+    """
     columns: dict[str, tuple[str, ...]] = {}
     for text in options:
         field_name, is_pair, name = text.partition("=")
@@ -299,7 +310,7 @@ _FAILURES = text_kind("a list of rows that were left out", '{"place": ', within=
 
 
 def check_import_out(settings: ImportSettings) -> None:
-    """Raise UserError if the folder ``settings.out`` may not be written; call it before any long work."""
+    """Raise UserError if the folder ``settings.out`` may not be written. Call this function before any long work."""
     check_dataset_out(settings.out, settings.name)
     check_output(settings.out / "import.failures.jsonl", _FAILURES)
 
@@ -308,7 +319,7 @@ def write_imported_data(content: dict[str, Any], settings: ImportSettings, image
     """Write ``dataset.json`` and link its images; return its path. Raises UserError if the folder has another data set."""
     check_dataset_name(settings.name)
     file = settings.out / "dataset.json"
-    if file.exists() and read_json(file) != content and not may_replace_others():
+    if file.exists() and read_json(file) != content and not may_replace_other_kinds():
         raise UserError(f"{file} already exists with other content; move it away, or give another --out or --force")
     counts = Counter(image["split"] for image in content["images"])
     n_captions = sum(len(image["sentences"]) for image in content["images"])
@@ -333,7 +344,7 @@ class ImageFolders:
         self._folders = [Path(os.path.realpath(folder)) for folder in folders]
 
     def find(self, name: str) -> Path:
-        """Return the image file of this name with links resolved. Raises BadRow if it is outside all folders."""
+        """Return the path of the image file ``name`` with links resolved. Raises BadRow if it is outside all folders."""
         if _ADDRESS.match(name):
             raise BadRow(f"the image {name[:200]!r} is an address; only paths of files are allowed")
         if not is_path(name) or not name:
@@ -347,7 +358,10 @@ class ImageFolders:
 
 
 class PhotoWriter:
-    """Writes the missing photos of an import into the folder ``images``, and adds their rows to a collector."""
+    """A writer of an import's photos into the folder ``images``, which adds their rows to a collector.
+
+    Photos that an interrupted import has written are kept.
+    """
 
     def __init__(self, out: Path, collector: RowCollector) -> None:
         self.folder = out / "images"
@@ -357,11 +371,14 @@ class PhotoWriter:
         self._collector = collector
 
     def add(self, row: ImportedRow, content: bytes) -> None:
-        """Add a row and write its photo; count an unreadable photo as bad. Nothing is written once the import must fail."""
+        """Add a row and write its photo, whose bytes are ``content``.
+
+        The row of an unreadable photo counts as bad. Nothing more is written once the import cannot succeed.
+        """
         try:
             read_image_size(Path(row.file), content)
         except BadImage as fault:
-            self._collector.refuse(row.place, fault)
+            self._collector.add_bad_row(row.place, fault)
             return
         file = self._collector.add(row)
         if file is None or not self._collector.can_succeed:

@@ -32,23 +32,23 @@ _DELIMITERS = ",;\t|"
 _PHOTO_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp"))
 _SUFFIX = re.compile(r"\.\w{1,5}")
 _HINT = "--quoting none reads quotation marks as text"
-_Refuse = Callable[[str, object], None]
+_OnBadRow = Callable[[str, object], None]
 
 
 def read_csv_rows(
-    path: Path, refuse: _Refuse, file_column: Callable[[Mapping[str, None]], str], quoting: str = "minimal"
+    path: Path, on_bad_row: _OnBadRow, file_column: Callable[[Mapping[str, None]], str], quoting: str = "minimal"
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the place and the cells of each row of a CSV file; its first line has the names of the columns.
 
     The delimiter is the most frequent one of comma, semicolon, tab and bar in the first line. With the quoting "minimal" a
     cell may be quoted and span several lines; with "none" quotation marks are text. A stray quotation mark never hides another
-    row: each line is blank, or belongs to the header or to one row that is yielded or refused.
+    row: each line is blank, or belongs to the header, to a row that is yielded or to an unreadable row.
 
     Raises UserError if the file has no proper header, or if it is unclear which lines are rows. It is unclear if a quoted cell
-    contains the image file of another row, or if the first line of a refused row has a quotation mark and no image file.
+    contains the image file of another row, or if the first line of an unreadable row has a quotation mark and no image file.
 
-    refuse : called with the place and the reason of an unreadable row; after unbalanced quotation marks, reading continues at
-        the next line
+    on_bad_row : called with the place and the reason of an unreadable row; after unbalanced quotation marks, reading continues
+        at the next line
     file_column : function from the names of all columns to the name of the column of image files
     """
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as stream:
@@ -81,7 +81,7 @@ def read_csv_rows(
                 if '"' in lines.taken[0] and quoting != "none":
                     bounds.check_line(place, lines.taken[0], fault)
                 lines.put_back(lines.taken[1:])
-                refuse(place, fault)
+                on_bad_row(place, fault)
                 continue
             bounds.check_row(line_number, cells, lines.taken)
             yield place, dict(zip(header, cells, strict=True))
@@ -89,9 +89,9 @@ def read_csv_rows(
 
 
 class _Lines:
-    """The lines of a text file as an iterator; lines can be put back.
+    """An iterator over the lines of a text file; lines can be put back.
 
-    ``number`` is the number of lines that were taken, and ``taken`` has the lines since the caller cleared it.
+    ``number`` is the number of lines that were taken. ``taken`` holds the lines that were taken since the caller cleared it.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -140,11 +140,11 @@ def _fault(cells: list[str], n_columns: int, taken: Sequence[str]) -> str | None
 
 
 class _RowBounds:
-    """Checks that a stray quotation mark has not merged two rows.
+    """A checker that finds rows of a CSV file that a stray quotation mark has merged.
 
-    A quoted cell with the end of one row and the beginning of another one contains the image file of one of them. A file is
-    recognised by the suffix of its name: the suffix of an image format, or of a file in another row. If the names have no
-    suffix, a cell without blanks in the column of files counts as a file.
+    If a quoted cell extends from one row into another, it contains the image file of one of them. A file is recognised by the
+    suffix of its name: the suffix of an image format, or of a file in another row. If the names have no suffix, a cell without
+    blanks in the column of files counts as a file.
     """
 
     def __init__(self, path: Path, delimiter: str, header: Sequence[str], column: int) -> None:
@@ -152,12 +152,15 @@ class _RowBounds:
         self._suffixes, self._has_bare_names = set(_PHOTO_SUFFIXES), False
 
     def check_line(self, place: str, line: str, fault: str) -> None:
-        """Raise UserError if ``line``, the first line of a refused row with a quotation mark, has no image file."""
+        """Raise UserError if ``line``, the first line of an unreadable row, has a quotation mark and no image file."""
         if not self._names_file(line):
             raise UserError(f"{place}: {fault}; it is unclear whether the row ends in this line; correct its quotation marks")
 
     def check_row(self, line_number: int, cells: Sequence[str], taken: Sequence[str]) -> None:
-        """Raise UserError if a cell of the row that begins at ``line_number`` contains another row."""
+        """Raise UserError if a cell of the row that begins at line ``line_number`` contains another row.
+
+        ``taken`` are the lines from which the row was read.
+        """
         suffix = PurePosixPath(cells[self._column].strip()).suffix.lower()
         if _SUFFIX.fullmatch(suffix):
             self._suffixes.add(suffix)
@@ -209,18 +212,20 @@ _Choose = Callable[[Mapping[str, Any]], dict[str, tuple[str, ...]]]
 
 def add_table(path: Path, collector: RowCollector, settings: ImportSettings) -> None:
     """Add all rows of a table. Raises UserError if it cannot be read, or has no column of files or of captions."""
-    rows = read_table_rows(path, settings, collector.refuse)
+    rows = read_table_rows(path, settings, collector.add_bad_row)
     for place, row in progress_bar(rows, desc=f"read {path.name}", unit="row"):
         try:
             collector.add(build_row(place, row))
         except BadRow as reason:
-            collector.refuse(place, reason)
+            collector.add_bad_row(place, reason)
 
 
-def read_table_rows(path: Path, settings: ImportSettings, refuse: _Refuse) -> Iterator[tuple[str, dict[str, list[Any]]]]:
-    """Yield the place of each row and, by field, the values of its columns. Raises UserError if ``path`` is not a table.
+def read_table_rows(path: Path, settings: ImportSettings, on_bad_row: _OnBadRow) -> Iterator[tuple[str, dict[str, list[Any]]]]:
+    """Yield the place of each row, and a dictionary from fields to the values of their columns.
 
-    Calls ``refuse`` with the place and the reason of an unreadable row.
+    Raises UserError if ``path`` is not a table.
+
+    Calls ``on_bad_row`` with the place and the reason of an unreadable row.
     """
     check_input(path)
     kind = path.suffix.lower()
@@ -235,11 +240,11 @@ def read_table_rows(path: Path, settings: ImportSettings, refuse: _Refuse) -> It
 
     if kind in _CSV:
         rows: Iterator[tuple[str, _Values]]
-        rows = read_csv_rows(path, refuse, lambda header: choose(header)["file"][0], settings.quoting or QUOTING[0])
+        rows = read_csv_rows(path, on_bad_row, lambda header: choose(header)["file"][0], settings.quoting or QUOTING[0])
     elif kind == ".parquet":
         rows = _parquet_rows(path, choose)
     else:
-        rows = _json_rows(path, refuse)
+        rows = _json_rows(path, on_bad_row)
     chosen: dict[str, tuple[str, ...]] = {}
     header: tuple[str, ...] = ()
     for place, values in rows:
@@ -249,14 +254,14 @@ def read_table_rows(path: Path, settings: ImportSettings, refuse: _Refuse) -> It
             except UserError as error:
                 if kind not in _JSON:
                     raise
-                refuse(place, str(error).removeprefix(f"{path}: "))
+                on_bad_row(place, str(error).removeprefix(f"{path}: "))
                 continue
             header = tuple(values)
         yield place, {field: [values[name] for name in names] for field, names in chosen.items()}
 
 
 def build_row(place: str, values: Mapping[str, list[Any]]) -> ImportedRow:
-    """Return the row with these values of its fields. Raises BadRow if a value has the wrong type."""
+    """Return the row at ``place`` with these values, by field. Raises BadRow if a value has the wrong type."""
     (file,), (split,) = values["file"], values.get("split", [None])
     if not isinstance(file, str):
         raise BadRow("names no image file")
@@ -271,7 +276,10 @@ def build_row(place: str, values: Mapping[str, list[Any]]) -> ImportedRow:
 
 
 def parse_id(value: object, field_name: str) -> int | None:
-    """Return an id of a row as an integer; None for an empty value. Raises BadRow for another value."""
+    """Return an id as an integer, or None if ``value`` is None or "". Raises BadRow if it is anything else than an integer.
+
+    ``value`` may be an integer or its text. ``field_name`` names the field in the message.
+    """
     if value is None or value == "":
         return None
     try:
@@ -286,7 +294,7 @@ def parse_id(value: object, field_name: str) -> int | None:
 def choose_columns(
     path: Path, header: Mapping[str, Any], given: Mapping[str, tuple[str, ...]], required: tuple[str, ...] = REQUIRED
 ) -> dict[str, tuple[str, ...]]:
-    """Return the columns of each field: the ``given`` ones, or else the first usual name in the header.
+    """Return the names of the columns of each field: those in ``given``, or else the first usual name that the header has.
 
     Raises UserError if a given field or column does not exist, or if a required field has no column.
     """
@@ -314,7 +322,7 @@ def choose_columns(
     return chosen
 
 
-def _json_rows(path: Path, refuse: _Refuse) -> Iterator[tuple[str, _Values]]:
+def _json_rows(path: Path, on_bad_row: _OnBadRow) -> Iterator[tuple[str, _Values]]:
     with path.open("rb") as stream:
         for line_number, line in enumerate(stream, 1):
             place = f"{path}: line {line_number}"
@@ -323,12 +331,12 @@ def _json_rows(path: Path, refuse: _Refuse) -> Iterator[tuple[str, _Values]]:
             try:
                 row = parse_json(path, line)
             except UserError as error:
-                refuse(place, str(error).removeprefix(f"{path}: "))
+                on_bad_row(place, str(error).removeprefix(f"{path}: "))
                 continue
             if isinstance(row, dict):
                 yield place, row
             else:
-                refuse(place, "not a JSON object")
+                on_bad_row(place, "not a JSON object")
 
 
 def _parquet_rows(path: Path, choose: _Choose) -> Iterator[tuple[str, _Values]]:
@@ -349,7 +357,10 @@ _TABLE_NAMES = ("metadata", "captions")  # usual names of a table in the folder 
 
 
 def find_table(folder: Path) -> Path | None:
-    """Return the table of captions with a usual name in a folder of images, or None. Raises UserError if there are several."""
+    """Return the table of captions in a folder of images, a file with a usual name, or None.
+
+    Raises UserError if there are several.
+    """
     tables = [path for name in _TABLE_NAMES for end in TABLES if (path := folder / f"{name}{end}").is_file()]
     if len(tables) > 1:
         raise UserError(f"{folder}: has {' and '.join(path.name for path in tables)}; choose one with --captions FILE")

@@ -1,4 +1,4 @@
-"""Import WebDataset archives, tar files with photos ``<key>.jpg`` and captions, ``<key>.txt`` or ``<key>.json``."""
+"""Import WebDataset archives: tar files with photos ``<key>.jpg`` and captions ``<key>.txt`` or ``<key>.json``."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from vse.pipeline.imports.rows import (
 from vse.pipeline.imports.tables import build_row, choose_columns
 from vse.pipeline.progress import progress_bar
 
-PHOTOS = ("jpg", "jpeg", "png", "webp")
+PHOTO_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
 KEY_ENDS = ("first-dot", "last-dot")
 _CAPTIONS = ("txt", "json")
-_READ = (*PHOTOS, *_CAPTIONS)
+_READ = (*PHOTO_EXTENSIONS, *_CAPTIONS)
 _MAX_TEXT_BYTES = 1_000_000
 _MAX_LOGGED = 5  # kinds of unread members in the log
 
 
 @dataclass
 class Sample:
-    """Consecutive members of an archive with the same key.
+    """A sample: consecutive members (files) of an archive whose names begin with the same key.
 
     content, names : the bytes and the name of each member that was read, by its extension
     longer : unread members with a dot before an extension of photos or captions, such as ``a.b.jpg`` in the sample ``a``
-    fault : the first fault of a member
+    fault : a message about the first member that cannot be used
     """
 
     key: str
@@ -57,27 +57,27 @@ class Sample:
 
     @property
     def photo_extension(self) -> str:
-        """The extension of the photo. Raises BadRow without a photo."""
-        for extension in PHOTOS:
+        """The extension of the photo's name. Raises BadRow if the sample has no photo."""
+        for extension in PHOTO_EXTENSIONS:
             if extension in self.content:
                 return extension
-        raise BadRow(f"no photo ({', '.join(PHOTOS)}){self.unread_hint()}")
+        raise BadRow(f"no photo ({', '.join(PHOTO_EXTENSIONS)}){self.unread_hint()}")
 
     def unread_hint(self) -> str:
-        """Return the end of a message about the first member with a longer extension, or an empty text."""
+        """Return the end of a message about the first member in ``longer``, or an empty text."""
         if not self.longer:
             return ""
         name = str(self.longer[0])
         return f"; member {name!r} is the field {self.longer[0].name.partition('.')[2]!r} of this key and is not read"
 
     def check(self) -> None:
-        """Raise BadRow if a member has a fault, or if keys up to the last dot would give several samples."""
+        """Raise BadRow if a member cannot be used, or if keys up to the last dot would divide this sample into several."""
         if self.fault:
             raise BadRow(self.fault)
         extensions: dict[PurePosixPath, set[str]] = {}
         for path in self.longer:
             extensions.setdefault(path.with_suffix(""), set()).add(path.suffix[1:].lower())
-        pairs = (stem for stem, each in extensions.items() if each & set(PHOTOS) and each & set(_CAPTIONS))
+        pairs = (stem for stem, each in extensions.items() if each & set(PHOTO_EXTENSIONS) and each & set(_CAPTIONS))
         pair = next(pairs, None)
         if pair is None:
             return
@@ -89,14 +89,14 @@ class Sample:
 
 
 class SampleReader:
-    """Reads samples; a key ends at the first dot of the file name, as in WebDataset itself, or at the last one."""
+    """A reader of samples. A key ends at the first dot of the file name, as in WebDataset itself, or at the last dot."""
 
     def __init__(self, key_until: str) -> None:
         self._key_until = key_until
         self._unread: Counter[str] = Counter()
 
     def samples(self, members: Iterable[ArchiveMember]) -> Iterator[Sample]:
-        """Yield the samples of an archive in its order; leave out samples without a member to read."""
+        """Yield the samples of an archive in its order, without samples that have neither a photo nor a caption."""
         sample = Sample("")
         for member in members:
             path = PurePosixPath(member.name)
@@ -126,8 +126,8 @@ class SampleReader:
         return printable(", ".join([*counts, *([f"{others} other kinds"] if others else [])]))
 
     def _finish(self, sample: Sample) -> Iterator[Sample]:
-        """Yield the sample if it has a member to read or a fault; count its second and later photos as unread."""
-        photos = [extension for extension in sample.content if extension in PHOTOS]
+        """Yield the sample unless all its members are ignored. Count its second and later photos as unread."""
+        photos = [extension for extension in sample.content if extension in PHOTO_EXTENSIONS]
         self._unread.update(f"*.{extension}" for extension in photos[1:])
         if sample.content or sample.longer or sample.fault:
             yield sample
@@ -138,7 +138,7 @@ class SampleReader:
             if extension.rpartition(".")[2] in _READ:
                 sample.longer.append(path)
             return
-        max_bytes = MAX_PHOTO_BYTES if extension in PHOTOS else _MAX_TEXT_BYTES
+        max_bytes = MAX_PHOTO_BYTES if extension in PHOTO_EXTENSIONS else _MAX_TEXT_BYTES
         if fault is None and member.size > max_bytes:
             fault = f"has {member.size} bytes, more than {max_bytes}"
         if fault is None and extension in sample.names:
@@ -159,7 +159,7 @@ _BLOCK = 512
 
 
 def find_archives(source: Path) -> list[Path]:
-    """Return the archives in a folder and its subfolders, sorted by name; for an archive file, the file itself."""
+    """Return the archives in a folder and its subfolders, sorted by name. If ``source`` is a file, return this file."""
     paths = source.rglob("*") if source.is_dir() else [source]
     return sorted(path for path in paths if path.name.lower().endswith(ARCHIVES) and path.is_file())
 
@@ -172,8 +172,8 @@ def import_webdataset(sources: Sequence[Path], settings: ImportSettings, key_unt
     ``test/0.tar``). An interrupted import continues.
 
     As in WebDataset itself, a key ends at the first dot of a file name: ``a.b.jpg`` is the field ``b.jpg`` of the sample
-    ``a``. With ``key_until="last-dot"`` it ends at the last dot. A second sample with the same key, and a member whose path
-    leads out of the archive, are refused. Unread members are counted.
+    ``a``. With ``key_until="last-dot"`` it ends at the last dot. A second sample with the same key, and a sample with a member
+    whose path leads out of the archive, are bad rows. Unread members are counted.
     """
     check_dataset_name(settings.name)
     if key_until not in KEY_ENDS:
@@ -233,15 +233,15 @@ def _add_archive(
                     seen[file] = sample.first_name
                     photos.add(*_row(place, file, sample, split, settings.columns))
                 except BadRow as reason:
-                    collector.refuse(place, reason)
+                    collector.add_bad_row(place, reason)
         if not _has_end(archive):
-            collector.refuse(str(archive), "a damaged archive: its end is missing")
+            collector.add_bad_row(str(archive), "a damaged archive: its end is missing")
     except (*ARCHIVE_ERRORS, OSError) as error:
-        collector.refuse(str(archive), f"a damaged archive, or not one ({error_reason(error)})")
+        collector.add_bad_row(str(archive), f"a damaged archive, or not one ({error_reason(error)})")
 
 
 def _has_end(archive: Path) -> bool:
-    """Return whether a tar file ends with zeros, as all complete ones do; readers stop without an error at a cut."""
+    """Return whether a tar file ends with zeros, as all complete ones do. Readers of an incomplete file report no error."""
     if archive.suffix != ".tar":
         return True  # decompression fails if a compressed file is cut
     with archive.open("rb") as stream:
@@ -250,7 +250,7 @@ def _has_end(archive: Path) -> bool:
 
 
 def _split_of(folder: str) -> str | None:
-    """Return the split that the name of an archive or of one of its folders begins with, or None."""
+    """Return the split with which the name of an archive, or of a folder in its path, begins; None if there is none."""
     *parents, name = folder.lower().split("/")
     for part in (name, *parents[::-1]):
         for split in _SPLITS:

@@ -1,4 +1,4 @@
-"""Run a user's own code, which settings name as ``my_loss.py:MyLoss`` or ``package.module:MyLoss``, if it is allowed to run.
+"""Run a user's own code if it is allowed to run. Settings name it as ``my_loss.py:MyLoss`` or ``package.module:MyLoss``.
 
 Code may run if the command line names it by ``--set``, or if all code is allowed (``--allow-code``). Code that only a preset
 or the settings of a run name is rejected, so that a run from somebody else cannot execute its code. A run folder keeps copies
@@ -33,7 +33,7 @@ class CodeNotAllowed(UserError):
 
 @dataclass(frozen=True)
 class OwnCode:
-    """A class or function of a user's own and the file that defines it.
+    """A class or function that a user wrote, and the file that defines it.
 
     name : the name in settings, e.g. ``my_loss.py:MyLoss``
     member : the class or function
@@ -58,7 +58,7 @@ class _Rules:
     """The code that may run.
 
     everything : true if all code may run
-    named : names of code on the command line
+    named : names of the code that the command line names
     copies : the folder with the code of the run that is being opened
     """
 
@@ -81,14 +81,14 @@ def allow_own_code(allowed: bool = True) -> Iterator[None]:
 
 @contextmanager
 def allow_named_code(values: Sequence[Any]) -> Iterator[None]:
-    """Allow code in the block to run if ``values``, given by the user on the command line, name it."""
+    """Allow the code that ``values`` name to run in the block; ``values`` are the user's settings on the command line."""
     with _change_rules(named=_RULES.get().named | frozenset(_find_code_names(values))):
         yield
 
 
 @contextmanager
 def use_code_of_run(copies: Path) -> Iterator[None]:
-    """Read the code in the block from ``copies``, the folder with the code of a run."""
+    """Load code in the block from ``copies``, the folder in which a training run keeps copies of its code."""
     with _change_rules(copies=copies):
         yield
 
@@ -187,7 +187,7 @@ def _import(name: str, module: str) -> ModuleType:
 def _execute(file: Path, source: bytes, sha256: str, location: str) -> ModuleType:
     """Execute source code as a new module, registered in ``sys.modules`` to resolve annotations, and return the module.
 
-    The copy of a module of a package imports its neighbours from the installed package.
+    If the source is the copy of a module in a package, its relative imports load the installed package.
     """
     module = ModuleType(f"vse_own_code_{sha256[:_SHORT]}")
     module.__file__ = str(file)

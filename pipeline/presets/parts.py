@@ -1,8 +1,8 @@
 """Registries of parts. Experiments and features are composed of parts, such as losses or extractors.
 
-A part is a class of settings together with their code. It has a file of its own and one line in the registry of its kind.
-Settings name it: ``similarity: { name: order, form: norm }``, or just ``similarity: order``. A user's own part is named by its
-file, ``loss: my_loss.py:MyLoss`` (:mod:`vse.pipeline.presets.own_code`).
+A part is a class that holds settings and the code that uses them. It has a file of its own and one line in the registry of its
+kind. Settings name it: ``similarity: { name: order, form: norm }``, or just ``similarity: order``. A user's own part is named
+by its file, ``loss: my_loss.py:MyLoss`` (:mod:`vse.pipeline.presets.own_code`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Registry(Generic[_Part]):
 
     kind : the kind of the parts in messages, such as ``similarity``
     parts : classes; each has its name as the default of the field ``key``
-    key : the field that names a part
+    key : the name of the field that holds the part's name, such as ``name``
     lazy : classes by name, as ``module:Class``
     base : the base class of users' own parts; without it, users cannot add parts
     from_function : turns a user's own function into a class; without it, only classes are accepted
@@ -82,7 +82,10 @@ class Registry(Generic[_Part]):
         return part
 
     def parse(self, value: Any) -> Any:
-        """Return the part for a name, or for settings with a name; parts and None stay. Raises ValueError for other values."""
+        """Return the part for its name, or for settings with its name; parts and None are returned unchanged.
+
+        Raises ValueError for other values.
+        """
         if value is None or isinstance(value, BaseModel):
             return value
         settings = self.as_settings(value)
@@ -94,7 +97,7 @@ class Registry(Generic[_Part]):
         return self[name].model_validate(settings)
 
     def as_settings(self, value: Any) -> dict[str, Any] | None:
-        """Return the settings of a part that is given as a name, a mapping or a part; None for any other value."""
+        """Return the settings of a part that is given as its name, as settings or as an object; None for any other value."""
         if isinstance(value, BaseModel):
             return {**value.model_dump(exclude_unset=True), self.key: getattr(value, self.key)}
         if isinstance(value, str):
@@ -102,7 +105,7 @@ class Registry(Generic[_Part]):
         return dict(value) if isinstance(value, Mapping) else None
 
     def find_class(self, value: Any) -> type[_Part] | None:
-        """Return the class of a part that is given as a name, a mapping or a part; None if the registry lacks it."""
+        """Return the class of a part that is given as its name, as settings or as an object; None if the registry lacks it."""
         name = (self.as_settings(value) or {}).get(self.key)
         return self[name] if isinstance(name, str) and name in self else None
 
@@ -126,7 +129,7 @@ class Registry(Generic[_Part]):
 
 
 def part_field(registry: Registry[Any]) -> BeforeValidator:
-    """Return the annotation of a field that holds a part of a registry.
+    """Return the annotation for a field of settings that holds a part of a registry.
 
     For example ``loss: Annotated[SerializeAsAny[Loss], part_field(LOSSES)] = Max()``, or with ``SerializeAsAny[Loss] | None``.
     """
@@ -134,7 +137,7 @@ def part_field(registry: Registry[Any]) -> BeforeValidator:
 
 
 def find_registry(schema: type[BaseModel], field: str) -> Registry[Any] | None:
-    """Return the registry of the part that a field of a schema holds; None for another field."""
+    """Return the registry of the part that a field of a schema holds; None if the field holds no part."""
     info = schema.model_fields[field]
     for item in (*info.metadata, *_annotation_metadata(info.annotation)):
         owner = getattr(getattr(item, "func", None), "__self__", None)
@@ -144,7 +147,7 @@ def find_registry(schema: type[BaseModel], field: str) -> Registry[Any] | None:
 
 
 def find_group(schema: type[BaseModel], field: str) -> type[BaseModel] | None:
-    """Return the class of the group of settings that a field of a schema holds; None for another field."""
+    """Return the class of the settings that a field of a schema holds; None if the field holds something else."""
     annotation = schema.model_fields[field].annotation
     for kind in (annotation, *get_args(annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel):

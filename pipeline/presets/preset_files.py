@@ -35,7 +35,7 @@ NOT_INHERITED = ("about", "title", "rows")  # they describe the base preset, not
 
 @dataclass(frozen=True)
 class Preset:
-    """The settings that a file gives to one preset."""
+    """One preset: its settings and the file that holds them."""
 
     name: str
     path: Path
@@ -59,7 +59,8 @@ def preset_descriptions(kind: str) -> list[tuple[str, str]]:
 def preset_layers(kind: str, name: str, extended_by: tuple[Preset, ...] = ()) -> list[dict[str, Any]]:
     """Return the settings of a preset as layers: first the presets that it ``extends``, last its own settings.
 
-    ``extended_by`` are the presets that led to this one. Raises UserError if the preset is unknown, or extends itself.
+    ``extended_by`` are the presets that extend this one, to detect a circle. Raises UserError if the preset is unknown, or
+    extends itself.
     """
     preset = _find_preset(kind, name)
     if len(extended_by) > _MOST_LAYERS:
@@ -84,7 +85,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """Return the content of a YAML text. Raises an error of any class if the text is not valid, or repeats a key.
+    """Return the content of a YAML text. Raises an exception, of any class, if the text is not valid or repeats a key.
 
     Size and depth are limited before anything is built, because aliases of aliases can stand for billions of nodes.
     """

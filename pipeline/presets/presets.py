@@ -1,6 +1,7 @@
 """Load presets: merge their layers of settings and validate the result against a schema.
 
-The layers of a preset are the presets that it extends, its own settings, the changes of the data set, and ``--set``.
+The layers of a preset are the presets that it extends, its own settings, the changes that the preset of the data set makes to
+it, and the settings of the option ``--set``. Later layers replace settings of earlier ones.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ def load_dataset(name: str) -> DatasetConfig:
 
 
 def load_plan(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> ExperimentPlan:
-    """Load the settings of the experiment ``name`` that the workflow needs; its other settings are not checked.
+    """Load those settings of the experiment ``name`` that the workflow needs. Its other settings are not checked.
 
     Applies the changes of the preset ``dataset`` and ``sets``, texts ``key=value``. Raises UserError if a setting is not
-    valid, if a member of an ensemble is no experiment or is an ensemble itself, or if the experiment starts from an ensemble.
+    valid, if an experiment whose models an ensemble combines is unknown or is an ensemble itself, or if the experiment starts
+    from an ensemble.
     """
     plan = validate_settings(ExperimentPlan, "experiment", name, read_experiment_settings(name, dataset, sets, ExperimentPlan))
     known = known_presets("experiments")
@@ -58,7 +60,10 @@ def load_plan(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -
 
 
 def load_ladder(name: str) -> LadderConfig:
-    """Load the ladder ``name``. Raises UserError if it is unknown or not valid, or has an unknown experiment."""
+    """Load the ladder (comparison of experiments) ``name``.
+
+    Raises UserError if it is unknown or not valid, or has an unknown experiment.
+    """
     ladder = validate_settings(LadderConfig, "ladder", name, read_preset("ladders", name))
     for experiment in ladder.experiments:
         if experiment not in known_presets("experiments"):
@@ -68,7 +73,7 @@ def load_ladder(name: str) -> LadderConfig:
 
 
 def is_experiment(name: str) -> bool:
-    """Return whether ``name`` is the name of an experiment: a preset, or a composition of a preset and features."""
+    """Return whether ``name`` is the name of an experiment: a preset, or a composed name such as ``vsepp+tfidf+effnet``."""
     composed = parse_composed_name(name)
     if composed is None or composed.experiment not in known_presets("experiments"):
         return composed is None and name in known_presets("experiments")
@@ -78,7 +83,10 @@ def is_experiment(name: str) -> bool:
 
 
 def load_workflow(overrides: Mapping[str, Any]) -> WorkflowConfig:
-    """Load the settings of the workflow with the values of ``--config``; ``<dataset>_dir`` is a data set's folder."""
+    """Load the settings of the workflow; ``overrides`` are the values of ``snakemake --config``.
+
+    The value ``<dataset>_dir`` is the folder of a data set's published files.
+    """
     datasets = known_presets("datasets")
     sources = {
         key.removesuffix("_dir"): str(value) for key, value in overrides.items() if key.removesuffix("_dir") in datasets
@@ -102,8 +110,8 @@ def read_experiment_settings(name: str, dataset: str | None, sets: Sequence[str]
     """Return the merged settings of an experiment.
 
     The layers are its presets, the data set's changes to all experiments, the data set's changes to this experiment, and
-    ``sets`` (``key=value``). A change to all experiments only applies to parts that have such a setting, and to an ensemble
-    only if it is one of :data:`ENSEMBLE_KEYS`.
+    ``sets`` (``key=value``). A change to all experiments is ignored for a part (such as a loss) without such a setting, and
+    for an ensemble unless its key is in :data:`ENSEMBLE_KEYS`.
     """
     content = read_preset("experiments", name, schema)
     if dataset in known_presets("datasets"):
@@ -121,9 +129,10 @@ def read_experiment_settings(name: str, dataset: str | None, sets: Sequence[str]
 
 
 def _compose(composed: ComposedName, base: Mapping[str, Any], schema: type[BaseModel] | None) -> dict[str, Any]:
-    """Return the settings ``base`` of an experiment with the features of a composed name.
+    """Return the settings ``base`` of an experiment, changed to use the features in a composed name.
 
-    Raises UserError if the experiment is tied to other features, or if the ladder of the name lacks it.
+    If the name contains a ladder, the changes of this ladder are applied. Raises UserError if the experiment cannot read other
+    features, or if the ladder lacks the experiment.
     """
     for key in _TIED_TO_FEATURES:
         if base.get(key):
@@ -147,12 +156,13 @@ def merge_settings(
 ) -> dict[str, Any]:
     """Return ``base`` with the values of ``over`` on top, merged group by group.
 
-    With a schema, parts (:mod:`vse.pipeline.presets.parts`) are merged by name. A part is its name alone, or its settings,
-    which omit the name if it stays the same. If ``over`` names another part than ``base``, settings of ``base`` that the new
-    part lacks are dropped.
+    With a schema, the settings of a part (such as a loss, see :mod:`vse.pipeline.presets.parts`) are merged with those of a
+    part of the same name. ``over`` may give a part as its name alone, or as settings, which may omit the name if it stays the
+    same. If ``over`` names another part than ``base``, settings of ``base`` that the new part lacks are dropped.
 
     lenient : ignore settings of ``over`` that the part does not have
-    replace : replace a dictionary whose keys no schema lists; else it is merged key by key, and only an empty one replaces it
+    replace : replace a dictionary whose keys are in no schema; by default it is merged key by key, and only an empty one
+        replaces it
     """
     result = dict(base)
     for key, value in over.items():
@@ -175,8 +185,8 @@ def merge_settings(
 def apply_overrides(schema: type[Settings], content: Mapping[str, Any], sets: Sequence[str]) -> dict[str, Any]:
     """Return ``content`` with the settings ``sets`` on top, each given as ``key=value``.
 
-    A key of a part, such as ``loss.margin``, must be a setting of the final part. A dictionary, such as ``train.frozen``, is
-    replaced. Raises UserError, which suggests the nearest key, if a key is unknown.
+    A key in a part, such as ``loss.margin``, must be a setting of the part that the result has. A dictionary, such as
+    ``train.frozen``, is replaced as a unit. Raises UserError, which suggests the nearest key, if a key is unknown.
     """
     result, keys = dict(content), []
     for item in sets:
@@ -200,7 +210,7 @@ def apply_overrides(schema: type[Settings], content: Mapping[str, Any], sets: Se
 
 
 def validate_settings(schema: type[_Schema], kind: str, name: str, content: Mapping[str, Any]) -> _Schema:
-    """Return ``content`` as a ``schema``. Raises UserError, which names the preset's kind and name, if it is not valid."""
+    """Return ``content`` as an object of ``schema``. Raises UserError, which names the preset, if it is not valid."""
     for key in _all_keys(content):
         if key in schema.renamed:
             raise UserError(f"{kind} {name!r}: {key} is now {schema.renamed[key]}")
@@ -217,7 +227,7 @@ def validate_settings(schema: type[_Schema], kind: str, name: str, content: Mapp
 
 
 def list_changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return a line such as ``loss.margin: 0.2 -> 0.1`` for every setting in which two configurations differ."""
+    """Return a line such as ``loss.margin: 0.2 -> 0.1`` for every setting that differs between ``old`` and ``new``."""
     changes = []
     for key in sorted(old.keys() | new.keys()):
         a, b = old.get(key), new.get(key)
@@ -229,7 +239,7 @@ def list_changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "
 
 
 def _merge_part(registry: Registry[Any], base: Any, over: Any, lenient: bool, replace: bool) -> Any:
-    """Merge one part as :func:`merge_settings` does; ``base`` and ``over`` are names, mappings or parts."""
+    """Merge one part as :func:`merge_settings` does; ``base`` and ``over`` are names, settings or objects of parts."""
     new = registry.as_settings(over)
     if new is None:
         return over
@@ -250,7 +260,10 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _is_known(schema: type[BaseModel], content: Mapping[str, Any], path: Sequence[str]) -> bool:
-    """Return whether ``path`` leads to a setting in the parts that ``content`` names. Paths in unknown parts are accepted."""
+    """Return whether the keys ``path`` lead to a setting in the parts that ``content`` names.
+
+    Paths in unknown parts are accepted.
+    """
     name, *rest = path
     if name not in schema.model_fields:
         return schema.model_config.get("extra") == "allow"

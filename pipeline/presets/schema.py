@@ -1,4 +1,4 @@
-"""The schemas of experiments (as the workflow reads them), data sets, ladders and the settings of the workflow.
+"""The schemas of presets for data sets, experiments (as the workflow reads them) and ladders, and of the workflow's settings.
 
 An experiment can be composed by its name: ``vsepp+tfidf+effnet`` is the experiment ``vsepp`` with the caption feature
 ``tfidf`` (or ``words``) and the image feature ``effnet``. ``vsepp@f8k+tfidf+effnet`` has the settings of ``vsepp`` in the
@@ -19,7 +19,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Settings(BaseModel):
-    """A frozen group of settings. An unknown key is an error."""
+    """Base class of settings, which cannot be changed. An unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     renamed: ClassVar[Mapping[str, str]] = {}  # old name -> new name of a setting, e.g. of model.order_form
@@ -150,7 +150,7 @@ class DatasetConfig(Settings):
 
     @property
     def is_published(self) -> bool:
-        """True if the data set is built from published files. The demo is drawn instead."""
+        """True if the data set is built from published files, unlike the demo, which is drawn."""
         return self.annotations is not None or self.entities is not None
 
 
@@ -184,7 +184,7 @@ WORDS = "words"
 
 
 class ComposedName(NamedTuple):
-    """The parts of a composed name, such as ``vsepp@f8k+tfidf+effnet``.
+    """The experiment, the ladder and the features in a composed name, such as ``vsepp@f8k+tfidf+effnet``.
 
     ``caption_feature`` is None if the experiment reads words. ``ladder`` is None if the name has no ladder.
     """
@@ -200,12 +200,12 @@ class ComposedName(NamedTuple):
         return f"{self.experiment}{ladder}+{self.caption_feature or WORDS}+{self.feature}"
 
     def feature_settings(self) -> dict[str, str | None]:
-        """Return the settings of an experiment that name its features."""
+        """Return the settings with which an experiment reads the features in this name: names of features by setting."""
         return {"feature": self.feature, "eval_feature": None, "caption_feature": self.caption_feature}
 
 
 def parse_composed_name(name: str) -> ComposedName | None:
-    """Return the parts of ``name``; None if it is not a composed name."""
+    """Return the experiment, ladder and features in ``name``; None if it is not a composed name."""
     parts = name.split("+")
     if len(parts) != 3 or name.endswith((".yaml", ".yml")):
         return None
@@ -220,7 +220,7 @@ _Names = Annotated[list[str], Field(min_length=1)]
 
 
 class LadderExperiment(Settings):
-    """An experiment of a ladder: its title there, and its changes."""
+    """An experiment in a ladder: the title that the ladder gives it, and the settings that the ladder changes."""
 
     title: str = Field("", description="name in the ladder, e.g. VSE++; default: the experiment's name")
     settings: dict[str, Any] = Field(default_factory=dict, description="settings that differ in this ladder")
@@ -234,7 +234,7 @@ class LadderExperiment(Settings):
 
 
 class LadderConfig(Settings):
-    """A ladder: image features x caption features x experiments x seeds."""
+    """A ladder, a comparison of all combinations of experiments, image features, caption features and seeds."""
 
     name: str
     about: str = Field("", description="a sentence about the comparison")
@@ -263,16 +263,16 @@ class LadderConfig(Settings):
         return experiments
 
     def changes(self, experiment: str) -> LadderExperiment:
-        """Return the entry of an experiment; an empty one if the ladder changes nothing."""
+        """Return what this ladder changes in an experiment; an object without changes if it changes nothing."""
         return self.experiments[experiment] or LadderExperiment()
 
     def settings(self, experiment: str) -> dict[str, Any]:
-        """Return the settings that this ladder changes in an experiment, with its title and its seeds."""
+        """Return the settings that this ladder changes in an experiment, including the title and the seeds."""
         changes = self.changes(experiment)
         return {**changes.settings, "title": changes.title, "seeds": changes.seeds or self.seeds}
 
     def combinations(self) -> list[ComposedName]:
-        """Return every combination of an experiment, a caption feature and an image feature, also unsuitable ones."""
+        """Return all combinations of an experiment, a caption feature and an image feature, even if it cannot read them."""
         return [
             ComposedName(name, None if captions == WORDS else captions, feature, self.name)
             for name in self.experiments

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from vse.pipeline.dataset import columns
 from vse.pipeline.dataset import dataset as module
-from vse.pipeline.dataset.columns import IdRows, columns_file, read_columns, select_images, write_columns
+from vse.pipeline.dataset.columns import IdIndex, columns_file, read_columns, select_images, write_columns
 from vse.pipeline.dataset.dataset import SPLITS, load_dataset_file
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9).filter(lambda text: bool(text.strip()))
@@ -166,5 +166,5 @@ IDS = st.integers(-(2**63), 2**63 - 1)
 @given(ids=st.lists(IDS, unique=True, max_size=20), others=st.lists(IDS, max_size=20))
 def test_rows_of_ids_are_those_of_a_loop(ids: list[int], others: list[int]) -> None:
     wanted = [*others, *ids[::-1]]
-    rows = IdRows(np.asarray(ids, np.int64)).find(np.asarray(wanted, np.int64))
+    rows = IdIndex(np.asarray(ids, np.int64)).find(np.asarray(wanted, np.int64))
     assert rows.tolist() == [ids.index(one) if one in ids else -1 for one in wanted]

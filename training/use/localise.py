@@ -22,7 +22,7 @@ from vse.features.cache.feature_cache import FeatureCache, read_sources
 from vse.features.cache.rows import sha256_bytes
 from vse.features.data_checks import belongs_to_dataset
 from vse.features.extractors.text import CaptionReader, load_caption_reader
-from vse.pipeline.dataset.columns import IdRows, caption_ids
+from vse.pipeline.dataset.columns import IdIndex, caption_ids
 from vse.pipeline.dataset.dataset import Dataset, phrase_texts
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import read_image_bytes
@@ -198,7 +198,7 @@ def _phrase_hashes(opened: OpenedRun, pairs: PhrasePairs) -> dict[str, Any]:
     """Return the hashes of each phrase's photo and caption, as :class:`PhraseScores` stores them."""
     images = [opened.dataset.images[row] for row in opened.dataset.image_rows(pairs.image_ids).tolist()]
     hashes = opened.hashes(images)
-    rows = {"photo_hashes": pairs.image_of, "caption_hashes": IdRows(caption_ids(images)).find(pairs.caption_ids)}
+    rows = {"photo_hashes": pairs.image_of, "caption_hashes": IdIndex(caption_ids(images)).find(pairs.caption_ids)}
     return {name: None if values is None else values[rows[name]] for name, values in hashes.items()}
 
 

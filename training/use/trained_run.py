@@ -23,7 +23,7 @@ from vse.features.extractors.captions import encoder_path
 from vse.features.settings import has_auto_precision
 from vse.pipeline.command import current_provenance
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
-from vse.pipeline.dataset.columns import IdRows, image_ids
+from vse.pipeline.dataset.columns import IdIndex, image_ids
 from vse.pipeline.dataset.dataset import Dataset, Image, load_dataset_file
 from vse.pipeline.dataset.duplicates import find_same_images
 from vse.pipeline.dataset.identity import DataChecksums, DataIdentity, caption_hashes, compare_data
@@ -135,7 +135,7 @@ class OpenedRun:
     def hashes(self, images: Sequence[Image]) -> dict[str, Any]:
         """Return hashes of images: ``photo_hashes`` (n_images, 32), if known, and ``caption_hashes`` (n_captions, 8)."""
         known = recorded_identity(self.cache)
-        rows = IdRows(known.image_ids).find(image_ids(images))
+        rows = IdIndex(known.image_ids).find(image_ids(images))
         photos = None if known.photos is None or (rows < 0).any() else known.photos[rows]
         return {"photo_hashes": photos, "caption_hashes": caption_hashes(images)}
 
