@@ -76,7 +76,7 @@ class EvaluationOptions(EvaluateOptions):
     ensemble: Flag = False
     """Treat FILES as members of an ensemble, and average their scores. With several seeds there is one ensemble per seed."""
     experiment: Text | None = None
-    """With --ensemble: preset that lists the members.  [default: any members]"""
+    """With --ensemble: preset whose list of members FILES must match.  [default: not checked]"""
     alpha: Share | None = None
     """With --ensemble of an image-sentence model and a phrase model: weight of the phrase model's scores, from 0 to 1.
     [default: the best on the validation split]"""
@@ -139,8 +139,8 @@ class EvaluationRequest(Options):
     files: Annotated[tuple[File, ...], Cli(argument=True)]
     protocol: Annotated[tuple[Text, ...], Cli(click_type=click.Choice(["auto", *PROTOCOLS, PHRASE]))] = ("auto",)
     """Protocol to evaluate. May be repeated. full: the whole split. 1k: the mean over folds of 1,000 images. sentence,
-    sentence-1k: captions query captions. cxc, eccv: the COCO test set with further right answers (needs eccv-caption). phrase:
-    phrase scores. auto: full, 1k if there are 1,000 images, and cxc and eccv where they apply."""
+    sentence-1k: caption-to-caption retrieval. cxc, eccv: the COCO test set with further right answers (needs eccv-caption).
+    phrase: phrase scores. auto: full, 1k if there are at least 1,000 images, and cxc and eccv where they apply."""
     compare: Flag = False
     """Treat FILES as two models, and test the difference of each metric."""
     options: EvaluationOptions = EvaluationOptions()

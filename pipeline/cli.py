@@ -99,7 +99,7 @@ class PhrasesRequest(Options):
     """Folder to write, e.g. data/f8k_entities."""
     name: Name = None
     similar: Annotated[float, number_between(0, 1, low_excluded=True)] = 0.7
-    """Smallest share of equal words for which captions of different spelling count as the same; 1: equal captions only."""
+    """Match two captions that differ if at least this share of their words is equal; 1 matches equal captions only."""
     force: Force = False
 
 

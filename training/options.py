@@ -21,7 +21,7 @@ class TrainInputs(Options):
     captions: File | None = None
     """The data set's dataset.json.  [default: the one the cache names]"""
     eval_features: File | None = None
-    """Cache for validation.  [default: the experiment's, next to --features]"""
+    """Cache for validation.  [default: the cache that the experiment names, in the folder of --features]"""
     caption_features: File | None = None
     """Cache of captions to read instead of words.  [default: the experiment's]"""
     truth_features: File | None = None
@@ -44,7 +44,7 @@ class TrainOptions(Options):
     resume: Flag = False
     """Continue an unfinished run from its last checkpoint."""
     overwrite: Flag = False
-    """Replace the run in the folder if it has other settings."""
+    """Replace a run in the folder that has other settings; without this option, it is an error."""
     allow_code: AllowCode = False
     device: Device = "auto"
     threads: Threads = None
@@ -122,8 +122,8 @@ class SearchRequest(Options):
     index_parameters: Annotated[Text, Cli(metavar="NAME=NUMBER")] = ""
     """Search parameters of the index, such as nprobe=16 or efSearch=64."""
     rerank: Annotated[From1 | None, Cli(metavar="K")] = None
-    """For a model without one vector per item, such as SCAN: score only the K candidates with the best mean vectors.
-    [default: all; 200 with the similarity order]"""
+    """For a model without one vector per item, such as SCAN: compare mean vectors first, and score only the K best candidates.
+    [default: all; 200 for order embeddings]"""
     html: File | None = None
     """Write a report with photos as well."""
 
@@ -182,7 +182,7 @@ class ServeRequest(Options):
     index_parameters: Annotated[Text, Cli(metavar="NAME=NUMBER")] = ""
     """Parameters of the index, such as nprobe=16 or efSearch=64."""
     rerank: Annotated[From1, Cli(metavar="K")] = 200
-    """For a model without one vector per item, such as SCAN: score only the K candidates with the best mean vectors."""
+    """For a model without one vector per item, such as SCAN: compare mean vectors first, and score only the K best candidates."""
     held_gb: Annotated[float, Cli(click_type=click.FloatRange(0))] = 4.0
     """For a model without one vector per item: memory for the encoded images or captions of each run, in GB."""
     host: Text = "127.0.0.1"

@@ -109,7 +109,7 @@ def load_detector(config: RegionsConfig, weights_dir: Path | None = None) -> nn.
     if config.model == "fasterrcnn_resnet50_fpn" and config.weights != "random":
         for module in detector.modules():  # its weights were trained with batch norms without an epsilon
             if isinstance(module, nn.BatchNorm2d):
-                module.eps = 0.0
+                module.eps = torch.finfo(torch.float32).tiny  # changes no variance; torch 2.11 refuses 0
     set_map_strides(detector)
     return detector
 
