@@ -182,7 +182,7 @@ class ServeRequest(Options):
     index_parameters: Annotated[Text, Cli(metavar="NAME=NUMBER")] = ""
     """Parameters of the index, such as nprobe=16 or efSearch=64."""
     rerank: Annotated[From1, Cli(metavar="K")] = 200
-    """For a model without one vector per item, such as SCAN: compare mean vectors first, and score only the K best candidates."""
+    """For a model without one vector per item, such as SCAN: compare mean vectors first, and score only the best K."""
     held_gb: Annotated[float, Cli(click_type=click.FloatRange(0))] = 4.0
     """For a model without one vector per item: memory for the encoded images or captions of each run, in GB."""
     host: Text = "127.0.0.1"
