@@ -25,7 +25,9 @@ def per_query(tmp_path: Path, *runs: Embeddings, arguments: tuple[str, ...] = ()
     files = [write_embeddings(tmp_path / f"{k}.h5", run) for k, run in enumerate(runs)]
     table, result = tmp_path / "queries.csv", tmp_path / "result.json"
     succeeds(eval_main, *files, "--out", result, "--per-query", table, "--bootstrap", 0, *arguments)
-    return pd.read_csv(table, float_precision="round_trip"), json.loads(result.read_text())["protocols"]
+    scores = ["right_score", "wrong_score"]
+    rows = pd.read_csv(table, dtype=dict.fromkeys(scores, str)).astype(dict.fromkeys(scores, float))  # exact numbers
+    return rows, json.loads(result.read_text())["protocols"]
 
 
 def as_scores(run: Embeddings) -> Embeddings:
