@@ -19,7 +19,7 @@ FUNCTIONS = {
 
 
 def _as_options(call: str, options: str, names: str) -> dict[str, str]:
-    """Return a dict from each argument in ``names`` to its new call, in which an object of options holds the argument.
+    """Return a dict from each argument in ``names`` to its new call. The new call passes it in an object of options.
 
     ``call`` is the function. ``options`` is a format string, such as ``options=vse.ExtractOptions({})``.
     """

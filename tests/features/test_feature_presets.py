@@ -191,3 +191,9 @@ def test_a_preset_says_which_extra_it_needs() -> None:
     assert {name: load_feature(name).extra for name in known_presets("features")} == {
         name: expected.get(name) for name in known_presets("features")
     }
+
+
+def test_the_name_of_an_extractor_is_a_feature_with_its_default_settings() -> None:
+    feature = load_feature("cnn", None, ("model=resnet18", "layer=avgpool"))
+    assert (feature.name, feature.extractor_name(), feature.crop) == ("cnn", "cnn", load_feature("resnet").crop)
+    assert load_feature("tfidf") == load_feature("tfidf", "unknown data set"), "the preset of this name"

@@ -87,7 +87,7 @@ class WeightedEncoder(Encoder):
 class Relative(EncoderSettings):
     """The k highest cosines with ``model.dim`` anchors, raised to a power, and 0 elsewhere (Norelli et al., NeurIPS 2023).
 
-    Anchors are vectors of training items, which the solver ``asif`` chooses.
+    Anchors are vectors of training items. The solver ``asif`` chooses them.
     """
 
     name: Literal["relative"] = "relative"
