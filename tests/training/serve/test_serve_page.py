@@ -156,12 +156,15 @@ def test_without_scripts_the_forms_do_the_same(chromium: Any, url: str, photo: P
     page = context.new_page()
     page.goto(url)
     page.fill("#q", TEXT)
-    page.press("#q", "Enter")
+    with page.expect_navigation():
+        page.press("#q", "Enter")
     assert page.locator(".card").count() == 6
-    page.click("a.look >> nth=0")
+    with page.expect_navigation():
+        page.click("a.look >> nth=0")
     assert page.locator("svg.whole").count() == 1
     page.set_input_files("#photo", photo)
-    page.click("#by-photo button")
+    with page.expect_navigation():
+        page.click("#by-photo button")
     assert page.locator(".card").count() == 6
     assert page.locator("button.look").first.is_hidden()
     context.close()
