@@ -99,7 +99,7 @@ class PhrasesRequest(Options):
     """Folder to write, e.g. data/f8k_entities."""
     name: Name = None
     similar: Annotated[float, number_between(0, 1, low_excluded=True)] = 0.7
-    """Match two captions that differ if at least this share of their words is equal; 1 matches equal captions only."""
+    """Smallest share of equal words at which two different captions are matched; 1 matches equal captions only."""
     force: Force = False
 
 
@@ -129,7 +129,7 @@ class AlbumRequest(Options):
 
 @command("album", group=data)
 def album_command(request: AlbumRequest) -> None:
-    """Create a data set of a folder of photos without captions, which vse-search can then search."""
+    """Create a data set without captions from a folder of photos, for vse-search."""
     from vse.pipeline.dataset.sources import create_album
 
     click.echo(create_album(request.photos, request.out, request.name))
@@ -154,17 +154,17 @@ class AuditRequest(Options):
 
     dataset: Annotated[File, Cli(argument=True)]
     against: File | None = None
-    """Another dataset.json, or the name of a data set in data/, to count the images and captions that both have."""
+    """Another dataset.json, or the name of a data set in data/, to compare images and captions with."""
     look_alikes: Flag = True
     """Read all photos to find those that look the same."""
 
 
 @command("audit", group=data)
 def audit_command(request: AuditRequest) -> None:
-    """Count the data that leak between splits: equal captions, photos that look the same, images of known test sets.
+    """Count leaks between splits: equal captions, photos that look the same, and images of known test sets.
 
-    Images of two data sets are the same if they have the same number on Flickr or in MS-COCO, or if their files have the same
-    bytes. Published data sets are compared if their dataset.json lies in data/.
+    Two images are the same if the number on Flickr or in MS-COCO is the same, or if the files have the same bytes. A
+    published data set is compared if data/NAME/dataset.json exists.
     """
     from vse.pipeline.dataset.duplicates import audit_dataset
 

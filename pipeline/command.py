@@ -25,7 +25,7 @@ from vse.pipeline.cores import set_up_openmp
 from vse.pipeline.errors import Interrupted, UserError, printable
 from vse.pipeline.files.inputs import error_reason, report_changed_inputs
 
-_LONGEST = 1500  # characters of an error message, a few lines of a terminal
+_MAX_ERROR_LENGTH = 1500  # characters of an error message, a few lines of a terminal
 _command: ContextVar[str | None] = ContextVar("_command", default=None)
 
 
@@ -42,15 +42,15 @@ def record_command(command: str) -> Iterator[None]:
 def current_provenance() -> dict[str, Any]:
     """Return the provenance of a file that is written now: ``date`` (UTC), ``command`` and ``code``.
 
-    ``command`` is None if Python code called a function that is not public. Provenance differs between runs, so that no cache
-    key contains it.
+    ``command`` is the shell command or the call of the Python interface, and None outside both. Provenance differs between
+    runs, so it must not be a part of a cache key.
     """
     return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "command": _command.get(), "code": dict(code_version())}
 
 
 @cache
 def code_version(root: Path | None = None) -> dict[str, Any]:
-    """Return the ``version`` of this package and, in a checkout, its ``commit`` and whether files have ``changed`` since.
+    """Return the ``version`` of this package and, in a checkout, the ``commit`` and whether files have ``changed`` since.
 
     ``root`` is the folder that contains the code of this package, by default the installed code.
     """
@@ -84,17 +84,17 @@ def _git(root: Path, *arguments: str) -> str | None:
     return result.stdout.strip() if result.returncode == 0 else None
 
 
-def entry_point(command: click.Command, may_spin: bool = True) -> Callable[..., None]:
-    """Return the function that the console script of a click command calls; every command gets ``--version``.
+def entry_point(command: click.Command, threads_may_spin: bool = True) -> Callable[..., None]:
+    """Return the function that the console script of a click command calls, and add ``--version`` to the command.
 
     Exit codes: 0 for success, 2 for bad input or usage, 1 (with a traceback) for an error in this program, 130 after Ctrl-C,
-    and 143 after SIGTERM if the command handles it. ``may_spin`` is passed to :func:`vse.pipeline.cores.set_up_openmp`.
+    and 143 after SIGTERM if the command handles SIGTERM. ``threads_may_spin``: see :func:`vse.pipeline.cores.set_up_openmp`.
     """
     if not any(parameter.name == "version" for parameter in command.params):
         click.version_option(__version__, message="%(prog)s %(version)s")(command)
 
     def main(arguments: Sequence[str] | None = None) -> None:
-        set_up_openmp(os.environ, may_spin=may_spin)
+        set_up_openmp(os.environ, threads_may_spin=threads_may_spin)
         _log_to_stderr()
         argument_list = list(sys.argv[1:] if arguments is None else arguments)
         try:
@@ -121,9 +121,9 @@ def entry_point(command: click.Command, may_spin: bool = True) -> Callable[..., 
 
 @contextmanager
 def explain_system_errors() -> Iterator[None]:
-    """Turn errors of the operating system in the block into UserError: a full disk, a missing permission, too little memory.
+    """Turn an operating-system error in the block, such as a full disk or too little memory, into a UserError.
 
-    Any other error becomes a UserError, too, if an input file changed while it was read.
+    Any other error becomes a UserError if an input file changed while the file was read.
     """
     with report_changed_inputs():
         try:
@@ -137,7 +137,7 @@ def explain_system_errors() -> Iterator[None]:
 
 
 class _Echo(logging.Handler):
-    """A log handler that looks up ``sys.stderr`` for each message, because tests replace it."""
+    """A log handler that looks up ``sys.stderr`` for each message, because tests replace ``sys.stderr``."""
 
     def emit(self, record: logging.LogRecord) -> None:
         click.echo(printable(self.format(record)), err=True)
@@ -152,7 +152,7 @@ def _log_to_stderr() -> None:
 
 def _fail(command: click.Command, message: str) -> None:
     text = printable(message)
-    if len(text) > _LONGEST:
-        text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
+    if len(text) > _MAX_ERROR_LENGTH:
+        text = f"{text[: _MAX_ERROR_LENGTH // 2]} ... {text[-_MAX_ERROR_LENGTH // 2 :]}"
     click.echo(f"{command.name}: error: {text}", err=True)
     sys.exit(2)

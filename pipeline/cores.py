@@ -1,4 +1,4 @@
-"""Find the cores that this process may use, and set the number of OpenMP's threads and how they wait."""
+"""Find the cores that this process may use, and set the number and the waiting policy of OpenMP threads."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def set_up_openmp(
     proc: Path = PROC,
     cgroups: Path = CGROUPS,
     pause: Callable[[], None] = _sleep_two_ticks,
-    may_spin: bool = True,
+    threads_may_spin: bool = True,
 ) -> None:
-    """Set OpenMP's variables for the number of threads and their waiting in ``environment``, unless they are set already.
+    """Set OpenMP's variables for the number of threads and for waiting in ``environment``, unless they are set already.
 
-    ``OMP_NUM_THREADS`` is set only if a Slurm job or a cgroup (a limit of Linux) allows fewer cores than the affinity mask. It
-    does not depend on the load, because the number of threads changes the last bits of results.
+    ``OMP_NUM_THREADS`` is set only if a Slurm job or a cgroup (a limit of Linux) allows fewer cores than the affinity mask.
+    The load has no influence on ``OMP_NUM_THREADS``, because the number of threads changes the last bits of results.
 
-    Waiting threads spin, OpenMP's default, if this process may use all cores of its mask and all are idle. Otherwise they
-    sleep (``OMP_WAIT_POLICY=PASSIVE``): sleeping costs up to 30% of the time on idle cores, spinning a factor of 3 on busy
-    cores. A program that mostly waits, such as a server, passes ``may_spin=False``.
+    Waiting threads spin, OpenMP's default, if this process may use all cores of the affinity mask and all cores are idle.
+    Otherwise waiting threads sleep (``OMP_WAIT_POLICY=PASSIVE``). Sleeping costs up to 30% of the time on idle cores;
+    spinning costs a factor of 3 on busy cores. A server, which mostly waits, passes ``threads_may_spin=False``.
 
-    OpenMP reads these variables once, when torch is loaded.
+    Call this function before torch is loaded: OpenMP reads the variables only once.
     """
     cores = core_affinity()
     allowed = allowed_cores(environment, proc, cgroups)
@@ -41,14 +41,14 @@ def set_up_openmp(
         environment.setdefault("OMP_NUM_THREADS", str(allowed))
     if environment.keys() & _WAIT_VARIABLES:
         return
-    if not (may_spin and 1 < allowed == len(cores) and all_idle(cores, proc, pause)):
+    if not (threads_may_spin and 1 < allowed == len(cores) and all_idle(cores, proc, pause)):
         environment["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
 def allowed_cores(environment: Mapping[str, str] = os.environ, proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     """Return the number of cores that this process may use, at least 1.
 
-    This is the smallest of the size of its affinity mask, the quota of its cgroups (rounded down), and
+    This number is the minimum of the size of the affinity mask, the quota of the cgroups (rounded down), and
     ``SLURM_CPUS_PER_TASK``.
     """
     limits = [len(core_affinity()), cgroup_quota(proc, cgroups)]
@@ -58,15 +58,15 @@ def allowed_cores(environment: Mapping[str, str] = os.environ, proc: Path = PROC
 
 
 def core_affinity() -> set[int]:
-    """Return the indices of the cores in this process's affinity mask; all cores on systems without such a mask."""
+    """Return the indices of the cores in this process's affinity mask; all cores on systems without affinity masks."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def cgroup_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> float:
     """Return the number of cores whose time this process's cgroups may use, e.g. 1.5; infinity without a limit.
 
-    This is the smallest limit of its cgroup and its parents: ``cpu.max`` in version 2, ``cpu.cfs_quota_us`` and
-    ``cpu.cfs_period_us`` in version 1. The root counts, because a container may have its own cgroup there.
+    The number is the smallest limit of the cgroup and its ancestors: ``cpu.max`` in version 2, ``cpu.cfs_quota_us`` and
+    ``cpu.cfs_period_us`` in version 1. The root is included, because the root may be the cgroup of a container.
     """
     quotas = [math.inf]
     for line in _read_text(proc / "self" / "cgroup").splitlines():  # 0::/path is version 2, 4:cpu,cpuacct:/path version 1
@@ -84,10 +84,10 @@ def cgroup_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> float:
 
 
 def all_idle(cores: Iterable[int], proc: Path = PROC, pause: Callable[[], None] = _sleep_two_ticks) -> bool:
-    """Return whether each of ``cores`` is idle for more than half of a ``pause``, as ``/proc/stat`` counts in ticks of 10 ms.
+    """Return whether each of ``cores`` is idle for more than half of a ``pause``.
 
-    These counters exclude earlier commands, unlike the load average, and other cores, unlike the number of runnable tasks.
-    Time that a hypervisor takes from a virtual machine counts as busy, and so does a core without counters.
+    The idle time comes from ``/proc/stat``, in ticks of 10 ms. A core without counters is busy. Time that a hypervisor takes
+    from a virtual machine is busy time.
     """
     before = _idle_minus_busy(proc)
     pause()

@@ -1,7 +1,7 @@
 """Draw the demo data set: images of simple scenes with five captions each. The same seed gives the same data set.
 
-A caption is a list of pieces. A piece that names objects becomes a phrase with their boxes, and a piece that names the
-background becomes a phrase of kind ``scene`` without boxes.
+A caption is a list of pieces. A piece that names objects becomes a phrase with the boxes of these objects. A piece that
+names the background becomes a phrase of kind ``scene`` without boxes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vse.pipeline.dataset.captions import tokenize
+from vse.pipeline.dataset.captions import ascii_words
 from vse.pipeline.demo_scenes import IMAGE_SIZE, Scene, SceneObject, compose_scene, draw_scene
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_other_kinds
@@ -67,7 +67,7 @@ _COLUMNS = ("left", "", "right")
 class DemoPhrase:
     """A phrase of ``n_tokens`` tokens from ``first_token``.
 
-    It names the objects of the scene with the indices ``objects``, or the background if there are none.
+    The phrase names the objects with the indices ``objects`` in the scene, or the background if ``objects`` is empty.
     """
 
     first_token: int
@@ -86,7 +86,7 @@ class DemoCaption:
 
 @dataclass(frozen=True)
 class _PhraseText:
-    """A piece of a caption that names the objects with these indices in the scene; without indices it names the background."""
+    """A piece of a caption that names the objects with these indices, or the background if ``objects`` is empty."""
 
     text: str
     objects: tuple[int, ...]
@@ -95,7 +95,7 @@ class _PhraseText:
 def compose_captions(scene: Scene, rng: np.random.Generator) -> tuple[DemoCaption, ...]:
     """Return five captions with different facts: all objects, one object, a relation, the background, another object."""
     writer = _CaptionWriter(scene, rng)
-    return (writer.inventory(), writer.one_object(), writer.relation(), writer.background(), writer.on_background())
+    return (writer.inventory(), writer.one_object(), writer.relation(), writer.background(), writer.other_object())
 
 
 class _CaptionWriter:
@@ -123,7 +123,7 @@ class _CaptionWriter:
         return self.build([opening, named, self.place_text(item)], self.facts(self.first, *which, "place"))
 
     def relation(self) -> DemoCaption:
-        """Describe where one object is relative to a second one, and the place of the second; or state that it is alone."""
+        """Describe the position of one object relative to a second object, or state that a single object is alone."""
         if self.alone:
             lonely = self.pick(("all alone", "by itself", "with nothing else around"))
             pieces: list[str | _PhraseText] = [self.object_phrase(0, "size", "colour", "shape"), lonely]
@@ -152,8 +152,8 @@ class _CaptionWriter:
         each: list[list[str | _PhraseText]] = [[_PhraseText(word, (k,))] for k, word in enumerate(words)]
         return self.build([_PhraseText(f"{count} {noun}", everything), self.background_phrase(), ":", *self.join(each)], facts)
 
-    def on_background(self) -> DemoCaption:
-        """Describe the background, and another object than :meth:`one_object` does (if there are several) with its place."""
+    def other_object(self) -> DemoCaption:
+        """Describe the background and an object, which differs from that of :meth:`one_object` if there are several."""
         which = ("size", "colour", "shape") if self.alone else ("texture", "colour", "shape")
         facts = [("background",), *self.facts(self.second, *which, "place")]
         place = self.place_text(self.scene.objects[self.second])
@@ -205,7 +205,7 @@ class _CaptionWriter:
         text, phrases, n_tokens = "", [], 0
         for piece in flat:
             words = piece if isinstance(piece, str) else piece.text
-            n_words = len(tokenize(words))
+            n_words = len(ascii_words(words))
             if isinstance(piece, _PhraseText):
                 phrases.append(DemoPhrase(n_tokens, n_words, piece.objects))
             text += words if not text or words in (",", ":") else f" {words}"
@@ -246,17 +246,17 @@ def _jpeg(image: Image.Image) -> bytes:
     return content.getvalue()
 
 
-def _is_drawn(path: Path) -> bool:
-    """Return whether an image was drawn by the demo: hardly any photograph has its size and its JPEG quantization tables."""
+def _is_demo_image(path: Path) -> bool:
+    """Return whether an image has the size and the JPEG quantization tables of demo images, as hardly any photo does."""
     with Image.open(path) as found, Image.open(io.BytesIO(_jpeg(Image.new("RGB", (IMAGE_SIZE, IMAGE_SIZE))))) as ours:
         return (found.size, getattr(found, "quantization", None)) == (ours.size, getattr(ours, "quantization", 0))
 
 
-_DEMO_IMAGE = OutputKind("an image of the demo", _is_drawn)
+_DEMO_IMAGE = OutputKind("an image of the demo", _is_demo_image)
 
 
 def _clear(out: Path, name: str) -> None:
-    """Remove the ``dataset.json`` of an earlier demo, whose images will be overwritten, and leftovers of killed runs."""
+    """Remove the ``dataset.json`` of an earlier demo and the temporary files of killed runs."""
     file = out / "dataset.json"
     if file.is_file():
         earlier = None if may_replace_other_kinds() else read_json(file)
@@ -293,5 +293,5 @@ def _sentence(sentid: int, imgid: int, scene: Scene, caption: DemoCaption) -> di
         }
         for phrase in caption.phrases
     ]
-    tokens = tokenize(caption.raw)
+    tokens = ascii_words(caption.raw)
     return {"sentid": sentid, "imgid": imgid, "raw": caption.raw, "tokens": tokens, "phrases": phrases}

@@ -1,7 +1,7 @@
-"""Scenes of the demo data set: their random composition, and how they are drawn.
+"""Compose and draw the random scenes of the demo data set.
 
-A scene is one to four flat objects, each in its own cell of a 3 x 3 grid, on a textured background. Its random generator
-depends only on the seed and the index of the image, so a larger data set begins with the same images.
+A scene has one to four flat objects on a textured background, each in a different cell of a 3 x 3 grid. The random generator
+of a scene depends only on the seed and the index of the image, so a larger data set begins with the same images.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BACKGROUNDS = {
     "wood": (176, 132, 84),
     "sky": (158, 206, 240),
 }
-# Colours that would be hardly visible on a background, so its objects never have them.
+# Colours that would be hardly visible on a background; no object on this background has them.
 _SIMILAR_COLOURS = {
     "grass": {"green"},
     "sand": {"white", "yellow"},
@@ -144,7 +144,7 @@ def _background(name: str, rng: np.random.Generator) -> NDArray[np.uint8]:
 
 
 def _fill(item: SceneObject, side: int) -> Image.Image:
-    """Return a square image filled with the colour and texture of an object. The second tone of a dark colour is lighter."""
+    """Return a square image filled with the colour and texture of an object."""
     colour = np.asarray(COLOURS[item.colour], np.float32)
     second = colour * 0.55 if colour.mean() > 90 else colour * 0.6 + 90
     y, x = np.mgrid[0:side, 0:side]

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
-_LONGEST = 1000  # characters of a list of names
-_NEAREST = 5
-_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x07|\x1b\\|$)|\x9b[0-?]*[ -/]*[@-~]", re.DOTALL)
+_MAX_LIST_LENGTH = 1000  # characters of a list of names
+_MAX_NEAREST_NAMES = 5
+_ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x07|\x1b\\|$)|\x9b[0-?]*[ -/]*[@-~]", re.DOTALL)
 _JOINERS = "\u200c\u200d"  # words of some scripts and emoji need them
-_FORMULA = ("=", "+", "-", "@", "\t", "\n")
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\n")
 
 
 class UserError(Exception):
@@ -29,22 +29,22 @@ class Interrupted(Exception):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error message: the known name nearest to ``name``, and all known names (five if there are many)."""
+    """Return a hint for the end of an error message: the nearest name, and all ``known`` names or the five nearest."""
     names = sorted(known)
-    name = name[:_LONGEST]
+    name = name[:_MAX_LIST_LENGTH]
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     listed = ", ".join(names)
-    if len(listed) <= _LONGEST:
+    if len(listed) <= _MAX_LIST_LENGTH:
         return f" ({hint}known: {listed})"
-    nearest = difflib.get_close_matches(name, names, n=_NEAREST, cutoff=0.0)
+    nearest = difflib.get_close_matches(name, names, n=_MAX_NEAREST_NAMES, cutoff=0.0)
     return f" ({hint}nearest of {len(names)}: {', '.join(nearest)})"
 
 
 def import_extra(module: str, what: str, extra: str) -> Any:
     """Import a module that the extra (optional group of dependencies) ``extra`` installs.
 
-    Raises UserError if it is missing; the message states that ``what`` needs the extra.
+    Raises UserError if the module is missing; the message states that ``what`` needs the extra.
     """
     try:
         return import_module(module)
@@ -58,19 +58,19 @@ def printable(text: object) -> str:
 
     White space becomes single spaces. A lone surrogate (an undecodable byte of a file name) becomes U+FFFD.
     """
-    line = " ".join(_ESCAPES.sub("", str(text)).split())
+    line = " ".join(_ESCAPE_SEQUENCE.sub("", str(text)).split())
     return line if line.isascii() and line.isprintable() else "".join(map(_printable_character, line))
 
 
 def escape_csv_cell(value: Any) -> Any:
-    """Return a CSV cell that no spreadsheet reads as a formula: a text that begins like one gets a leading apostrophe.
+    """Return a CSV cell that no spreadsheet reads as a formula.
 
-    Carriage returns become line feeds, because some programs would end the row there. Numbers stay unchanged.
+    A text like a formula gets a leading apostrophe. Carriage returns, which end a row in some programs, become line feeds.
     """
     if not isinstance(value, str):
         return value
     text = value.replace("\r\n", "\n").replace("\r", "\n")
-    return f"'{text}" if text.startswith(_FORMULA) else text
+    return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
 
 
 def _printable_character(character: str) -> str:

@@ -23,9 +23,9 @@ from pydantic_core import PydanticCustomError, PydanticUndefined, core_schema
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.outputs import allow_replacing_other_kinds
 
-LAST_SEED = 2**63 - 1
-_LONGEST = 200  # characters of a value in an error
-_Request = TypeVar("_Request", bound="Options")
+MAX_SEED = 2**63 - 1
+_MAX_VALUE_LENGTH = 200  # characters of a value in an error
+_OptionsType = TypeVar("_OptionsType", bound="Options")
 
 
 class Allowed(NamedTuple):
@@ -34,23 +34,23 @@ class Allowed(NamedTuple):
     Attributes
     ----------
     words : a description of the allowed values, for errors
-    holds : a function that returns whether a value is allowed
-    convert : converts an allowed value to a plain Python value
-    names_path : whether the value may be a path; then an error about this path names the argument
+    accepts : a function that returns whether a value is allowed
+    convert : a function from an allowed value to a plain Python value
+    may_be_path : whether the value may be a path
     click_type : the type that parses the value on the command line
     """
 
     words: str
-    holds: Callable[[Any], bool]
+    accepts: Callable[[Any], bool]
     convert: Callable[[Any], Any] = lambda value: value
-    names_path: bool = False
+    may_be_path: bool = False
     click_type: Any = None
 
     def __get_pydantic_core_schema__(self, *_: Any) -> core_schema.CoreSchema:
         """Return the schema with which pydantic checks and converts a value."""
 
         def check(value: Any) -> Any:
-            if self.holds(value):
+            if self.accepts(value):
                 return self.convert(value)
             raise PydanticCustomError("not_allowed", "{words}", {"words": self.words})
 
@@ -59,14 +59,15 @@ class Allowed(NamedTuple):
 
 @dataclass(frozen=True)
 class Cli:
-    """The form of an option on the command line, where it does not follow from the field.
+    """Properties of a command-line option that do not follow from the type and default of the field.
 
     Attributes
     ----------
-    names : the names of the option, by default one that follows from the name of the field
+    names : the names of the option, by default one name derived from the name of the field
     metavar : the placeholder of the value in the help
     envvar : an environment variable that holds the default
-    repeated : whether the option of a field with several values is given once for each value
+    show_envvar : whether the help shows ``envvar``
+    repeated : whether the user repeats the option for each value of a tuple
     argument : whether this is a positional argument
     click_type : the type that parses the value
     """
@@ -81,14 +82,14 @@ class Cli:
 
 
 def is_integer_from(value: object, low: int = 0) -> bool:
-    """Return whether a value is an integer of Python or numpy that is at least ``low`` and fits into 63 bits."""
+    """Return whether a value is an integer (Python or numpy) from ``low`` to 2^63 - 1."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or getattr(value, "shape", ()) != ():
         return False
-    return low <= int(value) <= LAST_SEED
+    return low <= int(value) <= MAX_SEED
 
 
-def is_number(value: object, low: float = 0, high: float = 1) -> bool:
-    """Return whether a value is a number of Python or numpy from ``low`` to ``high``; NaN is not."""
+def is_number_between(value: object, low: float, high: float) -> bool:
+    """Return whether a value is a number (Python or numpy) from ``low`` to ``high``; False for NaN."""
     if isinstance(value, bool | str | bytes) or getattr(value, "shape", ()) != ():
         return False
     return hasattr(value, "__float__") and low <= float(value) <= high
@@ -98,7 +99,7 @@ def is_path(value: object) -> bool:
     """Return whether a value is a path object or a non-empty string without a null character."""
     if not isinstance(value, str | os.PathLike):
         return False
-    text = value if isinstance(value, str) else str(getattr(value, "path", value))
+    text = str(getattr(value, "path", value))
     return text != "" and "\0" not in text
 
 
@@ -108,46 +109,47 @@ def is_text(value: object) -> bool:
 
 
 def is_flag(value: object) -> bool:
-    """Return whether a value is True or False, of Python or numpy."""
+    """Return whether a value is a Boolean (Python or numpy)."""
     return isinstance(value, bool) or (type(value).__name__ in ("bool_", "bool") and getattr(value, "shape", None) == ())
 
 
-def whole_from(low: int) -> Allowed:
-    """Return the set of allowed values that consists of the whole numbers from ``low`` on."""
+def whole_number_from(low: int) -> Allowed:
+    """Allow the whole numbers from ``low`` on."""
     return Allowed(
         f"a whole number from {low} on", lambda value: is_integer_from(value, low), int, click_type=click.IntRange(low)
     )
 
 
 def number_between(low: float, high: float, low_excluded: bool = False) -> Allowed:
-    """Return the set of allowed values that consists of the numbers from ``low`` to ``high``."""
+    """Allow the numbers from ``low`` to ``high``, or above ``low`` if ``low_excluded``."""
     words = f"a number above {low:g}, at most {high:g}" if low_excluded else f"a number from {low:g} to {high:g}"
     return Allowed(
         words,
-        lambda value: is_number(value, low, high) and not (low_excluded and float(value) == low),
+        lambda value: is_number_between(value, low, high) and not (low_excluded and float(value) == low),
         float,
         click_type=click.FloatRange(low, high, min_open=low_excluded),
     )
 
 
 class SeedType(click.types.IntParamType):
-    """The command-line type of a seed: an integer that every random number generator accepts."""
+    """The command-line type of a seed."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the integer. Raises a usage error if it is negative or beyond 64 bits."""
+        """Return the seed. Raises a usage error if the seed is negative or above 2^63 - 1."""
         seed: int = super().convert(value, param, ctx)
-        if not 0 <= seed <= LAST_SEED:
+        if not 0 <= seed <= MAX_SEED:
             self.fail(f"{seed} is not a seed: seeds are from 0 to 2^63 - 1", param, ctx)
         return seed
 
 
-From0 = Annotated[int, whole_from(0)]
-From1 = Annotated[int, whole_from(1)]
+From0 = Annotated[int, whole_number_from(0)]
+From1 = Annotated[int, whole_number_from(1)]
 Share = Annotated[float, number_between(0, 1)]
 Text = Annotated[str, Allowed("a text", is_text)]
 Flag = Annotated[bool, Allowed("True or False", is_flag, bool)]
+# The path of a file or a folder.
 File = Annotated[Path, Allowed("a path", is_path, lambda value: Path(os.fspath(value)), True, click.Path(path_type=Path))]
-Seed = Annotated[int, whole_from(0)._replace(click_type=SeedType())]
+Seed = Annotated[int, whole_number_from(0)._replace(click_type=SeedType())]
 Changes = Annotated[tuple[Text, ...], Cli(("--set",), metavar="KEY=VALUE")]
 
 # Options that several commands have.
@@ -165,7 +167,7 @@ AllowCode = Annotated[
 
 
 class Options(BaseModel):
-    """Options of a command. An unknown option, a missing one or a wrong value raises UserError.
+    """Options of a command. Raises UserError if an option is unknown, missing or not allowed.
 
     The text below a field is the help of its option.
     """
@@ -176,18 +178,18 @@ class Options(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise UserError(_explain(type(self), values, error)) from None
+            raise UserError(_explain_invalid_option(type(self), values, error)) from None
 
     def with_environment(self, *names: str) -> Self:
-        """Return a copy of these options; an option that was not given gets the value of its environment variable, if any.
+        """Return a copy of these options in which environment variables replace defaults.
 
-        ``names`` limits this to some options.
+        ``names`` lists the options to replace; empty stands for all options.
         """
         given = {name: getattr(self, name) for name in self.model_fields_set}
         for name in names or type(self).model_fields:
             field = type(self).model_fields[name]
             cli = next((mark for mark in field.metadata if isinstance(mark, Cli)), Cli())
-            if cli.envvar and _kind(field.annotation)[0] is not bool and os.environ.get(cli.envvar):
+            if cli.envvar and _type_and_is_tuple(field.annotation)[0] is not bool and os.environ.get(cli.envvar):
                 given.setdefault(name, os.environ[cli.envvar])
         return type(self)(**given)
 
@@ -197,14 +199,14 @@ class Options(BaseModel):
 
 
 def format_value(value: object) -> str:
-    """Return a value as text for an error or a record: the shape of an array, or at most one line of any other value."""
+    """Return a value as one line of text: the shape of an array, or the start of the repr of another value."""
     if isinstance(value, os.PathLike) and getattr(value, "path", value) is not None:
         text = repr(str(getattr(value, "path", value)))
     elif hasattr(value, "shape"):
         text = f"<{type(value).__name__} {' x '.join(map(str, value.shape))}>"
     else:
         text = " ".join(repr(value).split())
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return text if len(text) <= _MAX_VALUE_LENGTH else f"{text[:_MAX_VALUE_LENGTH]}..."
 
 
 def command(
@@ -218,10 +220,9 @@ def command(
 ) -> Callable[[Callable[[Any], None]], click.Command]:
     """Return a decorator that turns a function of one :class:`Options` object into a click command.
 
-    The docstring of the function, or ``text``, is the help of the command.
-
-    The options ``leave_out`` are not offered and keep the defaults of the model. ``defaults`` replaces some defaults; the
-    value ``...`` makes an option required. The options ``force`` and ``allow_code`` take effect while the function runs.
+    The docstring of the function, or ``text``, is the help of the command. The command has no options for the fields
+    ``leave_out``. ``defaults`` replaces some defaults of the model; the value ``...`` makes an option required. While the
+    function runs, ``force`` allows outputs to replace files of other kinds, and ``allow_code`` allows users' own code.
     """
 
     def decorate(function: Callable[[Any], None]) -> click.Command:
@@ -235,7 +236,7 @@ def command(
                 from vse.pipeline.presets.own_code import allow_own_code
 
                 context.with_resource(allow_own_code())
-            function(_build(model, values))
+            function(_build_options(model, values))
 
         parameters = list(click_parameters(model, leave_out, defaults or {}))
         built = cls(name, callback=run, params=parameters, help=cleandoc(text or function.__doc__ or ""))
@@ -249,7 +250,7 @@ def command(
 def click_parameters(
     model: type[Options], leave_out: Collection[str] = (), defaults: Mapping[str, Any] | None = None
 ) -> Iterator[click.Parameter]:
-    """Yield a click option or argument for each field of a model, also for the fields of models within the model."""
+    """Yield a click option or argument for each field of a model, including the fields of nested models."""
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Options):
             yield from click_parameters(field.annotation, leave_out, defaults)
@@ -260,10 +261,10 @@ def click_parameters(
 
 
 def _parameter(name: str, hints: list[Any], default: Any, description: str | None) -> click.Parameter:
-    marks = [mark for hint in hints for mark in _marks(hint)]
+    marks = [mark for hint in hints for mark in _find_allowed_and_cli(hint)]
     cli = next((mark for mark in marks if isinstance(mark, Cli)), Cli())
     click_type = cli.click_type or next((mark.click_type for mark in marks if isinstance(mark, Allowed)), None)
-    kind, is_list = _kind(hints[0])
+    kind, is_list = _type_and_is_tuple(hints[0])
     required = default is PydanticUndefined
     if get_origin(kind) is Literal:
         click_type = click.Choice(get_args(kind))
@@ -289,32 +290,31 @@ def _parameter(name: str, hints: list[Any], default: Any, description: str | Non
     )
 
 
-def _marks(hint: Any) -> Iterator[Any]:
-    """Yield the :class:`Allowed` and :class:`Cli` objects in a type annotation, at any depth."""
+def _find_allowed_and_cli(hint: Any) -> Iterator[Any]:
+    """Yield the :class:`Allowed` and :class:`Cli` objects at any depth of a type annotation."""
     if isinstance(hint, Allowed | Cli):
         yield hint
     yield from (mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Allowed | Cli))
     for part in get_args(hint) if get_origin(hint) is not Literal else ():
-        yield from _marks(part)
+        yield from _find_allowed_and_cli(part)
 
 
-def _kind(hint: Any) -> tuple[Any, bool]:
-    """Return the type of one value of a field with this annotation, and whether the field is a tuple of such values."""
+def _type_and_is_tuple(hint: Any) -> tuple[Any, bool]:
+    """Return the type of a value that an annotation describes, and whether the annotation is a tuple of this type."""
     if get_origin(hint) is Annotated:
-        return _kind(get_args(hint)[0])
+        return _type_and_is_tuple(get_args(hint)[0])
     if get_origin(hint) in (Union, UnionType):
-        return _kind(next(part for part in get_args(hint) if part is not NoneType))
+        return _type_and_is_tuple(next(part for part in get_args(hint) if part is not NoneType))
     if get_origin(hint) is tuple:
-        return _kind(get_args(hint)[0])[0], True
+        return _type_and_is_tuple(get_args(hint)[0])[0], True
     return hint, False
 
 
-def _build(model: type[_Request], values: Mapping[str, Any]) -> _Request:
-    """Return an object of the model ``model``; ``values`` are the values of the click options by name."""
+def _build_options(model: type[_OptionsType], values: Mapping[str, Any]) -> _OptionsType:
     given: dict[str, Any] = {}
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Options):
-            given[name] = _build(field.annotation, values)
+            given[name] = _build_options(field.annotation, values)
         elif name in values:
             given[name] = values[name]
     try:
@@ -324,8 +324,8 @@ def _build(model: type[_Request], values: Mapping[str, Any]) -> _Request:
         raise UserError(option.replace(", or None,", "")) from None
 
 
-def _explain(model: type[Options], values: Mapping[str, Any], error: ValidationError) -> str:
-    """Return the first error of a validation as one line."""
+def _explain_invalid_option(model: type[Options], values: Mapping[str, Any], error: ValidationError) -> str:
+    """Return the first error of a pydantic validation as one line."""
     first = error.errors()[0]
     name = str(first["loc"][0])
     if first["type"] == "missing":
@@ -334,7 +334,7 @@ def _explain(model: type[Options], values: Mapping[str, Any], error: ValidationE
     if first["type"] == "extra_forbidden":
         return f"{given}: {model.__name__} has no such argument{did_you_mean(name, model.model_fields)}"
     field = model.model_fields[name]
-    words = next((mark.words for mark in _marks(field.annotation) if isinstance(mark, Allowed)), first["msg"])
+    words = next((mark.words for mark in _find_allowed_and_cli(field.annotation) if isinstance(mark, Allowed)), first["msg"])
     if mark := next((mark for mark in field.metadata if isinstance(mark, Allowed)), None):
         words = mark.words
     none = ", or None," if NoneType in get_args(field.annotation) else ""

@@ -1,4 +1,4 @@
-"""Report the progress of a long job: by a bar in a terminal or a notebook, elsewhere by a log line at intervals."""
+"""Report the progress of a long job by a bar in a terminal or notebook, or by log lines."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def progress_bar(
     unit_scale: bool = False,
     hidden: bool = False,
 ) -> Any:
-    """Return a tqdm bar that iterates over ``items``, or that the caller updates; nothing is displayed if ``hidden``.
+    """Return a tqdm bar that iterates over ``items``, or that the caller updates. A ``hidden`` bar displays nothing.
 
     Without a terminal or a notebook, progress, rate and remaining time are logged every ``LOG_SECONDS`` seconds.
     """

@@ -18,7 +18,7 @@ from vse.pipeline.files.inputs import is_path
 from vse.pipeline.presets.presets import known_presets, load_plan
 from vse.pipeline.presets.schema import parse_composed_name
 
-PLANNING_VARIABLE = "VSE_PLANNING"  # set while jobs are planned: missing published files are no error then
+PLANNING_VARIABLE = "VSE_PLANNING"  # set while jobs are planned, so that missing published files are no error
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,14 @@ def _error_line(text: str) -> str:
     return f"the workflow refuses: {lines[-1] if lines else 'snakemake printed no message'}"
 
 
-_FOLDERS = ("data", "features", "results", "runs")
+_TARGET_FOLDERS = ("data", "features", "results", "runs")
 # Options without a value.
-_FLAGS = ("--", "-n", "--dry-run", "-p", "-np", "-k", "--keep-going", "-F", "--forceall", "--rerun-incomplete")
-_WITH_VALUE = re.compile(r"-[cj]\w+|--(cores|jobs)=\w+")  # -c4
-_SUFFIXES = (".csv", ".h5", ".html", ".json", ".tex")
-_TARGET_PATTERNS = (  # and the kind of presets that the further groups name; {dataset} is dataset_pattern()
+_OPTIONS_WITHOUT_VALUE = ("--", "-n", "--dry-run", "-p", "-np", "-k", "--keep-going", "-F", "--forceall", "--rerun-incomplete")
+_OPTION_WITH_VALUE = re.compile(r"-[cj]\w+|--(cores|jobs)=\w+")  # -c4
+_TARGET_SUFFIXES = (".csv", ".h5", ".html", ".json", ".tex")
+# Pairs of a pattern and a kind of presets. Groups other than ``dataset`` hold names of this kind. {dataset} stands for
+# dataset_pattern().
+_TARGET_PATTERNS = (
     (r"features/(?P<dataset>{dataset})_(?P<experiment>[^/.]+)-\d+_(images|captions)\.h5", "experiments"),
     (r"features/(?P<dataset>{dataset})_(?P<feature>(?![^/.]*-\d+_(?:images|captions)\.)[^/.]+)\.h5", "features"),
     (r"results/tables/(?:ladder|summary)_(?P<dataset>[^/.]+)\.(csv|svg)", ""),
@@ -76,55 +78,55 @@ _TARGET_PATTERNS = (  # and the kind of presets that the further groups name; {d
 def dataset_pattern() -> str:
     """Return a regular expression for the name of a data set in a file name.
 
-    It matches names without an underscore, and the names of presets with one, such as f30k_entities.
+    The expression matches names without an underscore, and names of presets with an underscore, such as f30k_entities.
     """
     return "|".join([*(re.escape(name) for name in known_presets("datasets") if "_" in name), "[^_/]+"])
 
 
 def check_targets(arguments: Sequence[str]) -> None:
-    """Raise UserError, which suggests the nearest name, if a target has an unknown preset or an unknown folder.
+    """Raise UserError, with the nearest name, if a target has an unknown preset or an unknown folder.
 
-    ``arguments`` is the command line of Snakemake, with its program name first. An argument that may be the value of an
-    option, or that is not a file of the workflow, is left to Snakemake.
+    ``arguments`` is the command line of Snakemake, including the name of the program. Arguments that may be values of options
+    or that are not files of the workflow are not checked.
     """
     for before, argument in pairwise(arguments):
-        is_target = before in _FLAGS or not before.startswith("-") or _WITH_VALUE.fullmatch(before)
+        is_target = before in _OPTIONS_WITHOUT_VALUE or not before.startswith("-") or _OPTION_WITH_VALUE.fullmatch(before)
         if is_target and is_path(argument) and not Path(argument).exists():
-            _check(argument)
+            _check_target(argument)
 
 
-def _check(target: str) -> None:
+def _check_target(target: str) -> None:
     folder, slash, rest = target.partition("/")
-    near = difflib.get_close_matches(folder, _FOLDERS, n=1, cutoff=0.7)
-    if slash and folder not in _FOLDERS and near and rest.endswith(_SUFFIXES):
+    near = difflib.get_close_matches(folder, _TARGET_FOLDERS, n=1, cutoff=0.7)
+    if slash and folder not in _TARGET_FOLDERS and near and rest.endswith(_TARGET_SUFFIXES):
         raise UserError(f"no rule writes {target}; did you mean {near[0]}/{rest}?")
     datasets = dataset_pattern()
     for pattern, kind in _TARGET_PATTERNS:
         if match := re.fullmatch(pattern.replace("{dataset}", datasets), target):
             dataset, *others = match.groupdict().values()
-            _check_name("datasets", dataset)
+            _check_preset_name("datasets", dataset)
             for name in others:
-                _check_names(kind, name)
+                _check_preset_or_composed_name(kind, name)
             if kind == "experiments":
-                _check_experiment(dataset, others[0], run=folder != "results")
+                _check_experiment(dataset, others[0], needs_run=folder != "results")
 
 
-def _check_experiment(dataset: str, name: str, run: bool) -> None:
+def _check_experiment(dataset: str, name: str, needs_run: bool) -> None:
     plan = load_plan(name, dataset)
-    if run and plan.ensemble_of:
+    if needs_run and plan.ensemble_of:
         members = " and ".join(f"runs/{dataset}_{member}" for member in plan.ensemble_of)
         raise UserError(f"{name} is an ensemble and has no run but {members}; request results/{dataset}_{name}.json instead")
 
 
-def _check_names(kind: str, name: str) -> None:
+def _check_preset_or_composed_name(kind: str, name: str) -> None:
     composed = parse_composed_name(name) if kind == "experiments" else None
-    _check_name(kind, name if composed is None else composed.experiment)
+    _check_preset_name(kind, name if composed is None else composed.experiment)
     for feature in (composed.feature, composed.caption_feature) if composed is not None else ():
         if feature is not None:
-            _check_name("features", feature)
+            _check_preset_name("features", feature)
 
 
-def _check_name(kind: str, name: str) -> None:
+def _check_preset_name(kind: str, name: str) -> None:
     known = known_presets(kind)
     if name not in known:
         raise UserError(f"unknown {kind.removesuffix('s')} {name!r}{did_you_mean(name, known)}")

@@ -1,4 +1,4 @@
-"""Check the arguments of the Python interface against their annotations, and convert them to the types of the commands.
+"""Check the arguments of the Python interface against annotations, and convert them to plain Python values.
 
 An annotation such as ``From0`` combines a type, for type checkers, with an :class:`Allowed`. :func:`public` decorates the
 functions and methods of the interface.
@@ -33,7 +33,7 @@ from vse.former_calls import replacing_call
 from vse.pipeline.command import explain_system_errors, record_command
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.outputs import allow_replacing_other_kinds
-from vse.pipeline.options import LAST_SEED, Allowed, Flag, Options, Text, format_value, is_integer_from, is_path, is_text
+from vse.pipeline.options import MAX_SEED, Allowed, Flag, Options, Text, format_value, is_integer_from, is_path, is_text
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -55,8 +55,8 @@ _RENAMED_OPTIONS = {
 
 
 def is_integer(value: object) -> bool:
-    """Return whether a value is an integer of Python or numpy, of any sign, that fits into 63 bits."""
-    return is_integer_from(value, -LAST_SEED)
+    """Return whether a value is an integer (Python or numpy) whose absolute value is below 2^63."""
+    return is_integer_from(value, -MAX_SEED)
 
 
 def is_query(value: object) -> bool:
@@ -64,37 +64,37 @@ def is_query(value: object) -> bool:
     return is_text(value) if isinstance(value, str) else is_path(value)
 
 
-def is_list_of(holds: Callable[[Any], bool], value: object) -> bool:
-    """Return whether a value is a list, or another collection, whose items all pass the test ``holds``."""
+def is_list_of(is_allowed: Callable[[Any], bool], value: object) -> bool:
+    """Return whether a value is a list or another collection, and ``is_allowed`` is true for each item."""
     if isinstance(value, str | bytes | os.PathLike | Mapping) or getattr(value, "ndim", 1) != 1:
         return False
-    return isinstance(value, Iterable) and not isinstance(value, Iterator) and all(map(holds, value))
+    return isinstance(value, Iterable) and not isinstance(value, Iterator) and all(map(is_allowed, value))
 
 
-def one_or_list_of(holds: Callable[[Any], bool], value: object) -> bool:
-    """Return whether a value passes the test ``holds``, or is a list of values that do."""
-    return holds(value) or is_list_of(holds, value)
+def is_one_or_list_of(is_allowed: Callable[[Any], bool], value: object) -> bool:
+    """Return whether ``is_allowed`` is true for a value, or for each item of a list."""
+    return is_allowed(value) or is_list_of(is_allowed, value)
 
 
 def are_paths(value: object) -> bool:
-    """Return whether a value is a path, a list of paths, or an iterator, whose items are checked when they are read."""
-    return one_or_list_of(is_path, value) or isinstance(value, Iterator)
+    """Return whether a value is a path, a list of paths, or an iterator. The items of an iterator are not checked."""
+    return is_one_or_list_of(is_path, value) or isinstance(value, Iterator)
 
 
 def are_settings(value: object) -> bool:
-    """Return whether a value is a text, a list of texts, or a mapping with names of settings as keys."""
+    """Return whether a value is a text, a list of texts, or a mapping whose keys are non-empty texts."""
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and key for key in value)
-    return one_or_list_of(is_text, value)
+    return is_one_or_list_of(is_text, value)
 
 
-def are_columns(value: object) -> bool:
-    """Return whether a value maps each name to one name or to a list of names."""
-    return isinstance(value, Mapping) and all(is_text(key) and one_or_list_of(is_text, value[key]) for key in value)
+def is_column_mapping(value: object) -> bool:
+    """Return whether a value maps each field of a row to the name of one column, or to a list of such names."""
+    return isinstance(value, Mapping) and all(is_text(key) and is_one_or_list_of(is_text, value[key]) for key in value)
 
 
 def is_array(value: object) -> bool:
-    """Return whether a value is an array of real numbers of numpy or torch, or converts to one, such as a list of lists."""
+    """Return whether numpy can convert a value, such as a torch tensor or a list of lists, to an array of real numbers."""
     import numpy as np
 
     if isinstance(value, str | bytes | Mapping | set | frozenset):
@@ -108,32 +108,34 @@ def is_array(value: object) -> bool:
         return False
 
 
-_from_1 = partial(is_integer_from, low=1)
-StrPath = Annotated[str | os.PathLike[str], Allowed("a path", is_path, names_path=True)]
+_is_from_1 = partial(is_integer_from, low=1)
+StrPath = Annotated[str | os.PathLike[str], Allowed("a path", is_path, may_be_path=True)]
 Paths = Annotated[
-    str | os.PathLike[str] | Sequence[str | os.PathLike[str]], Allowed("a path or a list of paths", are_paths, names_path=True)
+    str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    Allowed("a path or a list of paths", are_paths, may_be_path=True),
 ]
-Sets = Annotated[
+ChangedSettings = Annotated[
     Mapping[str, object] | Sequence[str],
     Allowed('a mapping such as {"train.epochs": 3} or a list such as ["train.epochs=3"]', are_settings),
 ]
-Columns = Annotated[Mapping[str, str | Sequence[str]], Allowed('a mapping such as {"file": "picture"}', are_columns)]
-Names = Annotated[str | Sequence[str], Allowed("a name or a list of names", partial(one_or_list_of, is_text))]
-Texts = Annotated[str | Sequence[str], Allowed("a text or a list of texts", partial(one_or_list_of, is_text))]
-Query = Annotated[str | os.PathLike[str], Allowed("a text, or the path of an image", is_query, names_path=True)]
+Columns = Annotated[Mapping[str, str | Sequence[str]], Allowed('a mapping such as {"file": "picture"}', is_column_mapping)]
+Names = Annotated[str | Sequence[str], Allowed("a name or a list of names", partial(is_one_or_list_of, is_text))]
+Texts = Annotated[str | Sequence[str], Allowed("a text or a list of texts", partial(is_one_or_list_of, is_text))]
+Query = Annotated[str | os.PathLike[str], Allowed("a text, or the path of an image", is_query, may_be_path=True)]
 ListFrom1 = Annotated[
-    Sequence[int], Allowed("a list of whole numbers from 1 on", partial(is_list_of, _from_1), lambda many: [*map(int, many)])
+    Sequence[int],
+    Allowed("a list of whole numbers from 1 on", partial(is_list_of, _is_from_1), lambda many: [*map(int, many)]),
 ]
 Array = Annotated[ArrayLike, Allowed("an array of numbers, of numpy or torch, or a list of lists", is_array)]
 ArrayOrPath = Annotated[
     ArrayLike | os.PathLike[str],
-    Allowed("an array of numbers, or a path", lambda value: is_path(value) or is_array(value), names_path=True),
+    Allowed("an array of numbers, or a path", lambda value: is_path(value) or is_array(value), may_be_path=True),
 ]
 _PLAIN_TYPES: dict[Any, Any] = {str: get_args(Text)[1], bool: get_args(Flag)[1]}
 
 
 def checked(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters, _Returned]:
-    """Decorate a function so that a wrong, missing or unknown argument raises a UserError that names it."""
+    """Decorate a function so that a wrong, missing or unknown argument raises a UserError with the name of the argument."""
 
     @wraps(function)
     def call(*arguments: _Parameters.args, **named: _Parameters.kwargs) -> _Returned:
@@ -146,8 +148,8 @@ def checked(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters,
 def public(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters, _Returned]:
     """Decorate a function or method of the Python interface.
 
-    The arguments are checked, and written files record the call. Every mistake of the user raises a UserError that names
-    Python arguments instead of command-line options. With ``force=True`` outputs may replace files of any kind.
+    The decorator checks the arguments. Written files record the call. A UserError names Python arguments instead of
+    command-line options. With ``force=True`` outputs may replace files of any kind.
     """
 
     @wraps(function)
@@ -163,7 +165,7 @@ def public(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters, 
             ):
                 return function(*bound.args, **bound.kwargs)
         except UserError as error:
-            message = name_path(options_as_arguments(str(error)), function, given)
+            message = prefix_argument_name(options_as_arguments(str(error)), function, given)
             raise UserError(message) from error.__cause__
 
     return call
@@ -180,7 +182,7 @@ def options_as_arguments(message: str) -> str:
 
 
 def bind_arguments(function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> inspect.BoundArguments:
-    """Return the arguments of a call, converted to the types of the commands.
+    """Return the arguments of a call, converted to plain Python values.
 
     Raises UserError if an argument is unknown, missing or not allowed. If the argument belongs to an earlier version, the
     error shows the new call.
@@ -202,34 +204,38 @@ def bind_arguments(function: Callable[..., Any], arguments: Sequence[Any], named
         value, (allowed, may_be_none) = bound.arguments[argument], allowances[argument]
         if value is None and may_be_none:
             continue
-        if not allowed.holds(value):
+        if not allowed.accepts(value):
             none = ", or None," if may_be_none else ""
             raise UserError(f"{argument}={format_value(value)}: {allowed.words}{none} is needed")
         bound.arguments[argument] = allowed.convert(value)
     return bound
 
 
-def name_path(message: str, function: Any, given: Mapping[str, Any]) -> str:
-    """Return an error message with the argument that named its path in front: ``out: a.h5: no such file``.
+def prefix_argument_name(message: str, function: Any, given: Mapping[str, Any]) -> str:
+    """Prefix an error message that begins with a path by the name of the argument with this path.
 
-    The message is unchanged if it starts with no path of the arguments ``given`` or of their objects of options.
+    For example, ``a.h5: no such file`` becomes ``out: a.h5: no such file``. The arguments ``given`` include the fields of
+    :class:`Options` objects. A message that does not begin with a path of an argument is returned unchanged.
     """
     for argument, (allowed, _) in allowed_arguments(function).items():
         value = given.get(argument)
         if isinstance(value, Options):
-            named = name_path(message, type(value), dict(value))
+            named = prefix_argument_name(message, type(value), dict(value))
             if named != message:
                 return named
         for path in [value] if is_path(value) else value if isinstance(value, list | tuple) else []:
-            text = str(Path(_as_text(path)))
-            if allowed.names_path and message.startswith((f"{text}:", f"{text}/")):
+            text = str(Path(str(getattr(path, "path", path))))
+            if allowed.may_be_path and message.startswith((f"{text}:", f"{text}/")):
                 return f"{argument}: {message}"
     return message
 
 
 @cache
 def allowed_arguments(function: Any) -> dict[str, tuple[Allowed, bool]]:
-    """Return the allowed values of each argument of a function, or field of an options class, and whether it may be None."""
+    """Return, by name, the allowed values of each argument or option, and whether None is allowed.
+
+    ``function`` is a function or a class of options.
+    """
     if isinstance(function, type) and issubclass(function, Options):
         hints = get_type_hints(function, include_extras=True)
         return {name: _allowed(hints[name]) for name in function.model_fields}
@@ -253,14 +259,14 @@ def as_path(value: str | os.PathLike[str] | None) -> Path | None:
 
 
 def as_paths(value: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
-    """Return one path or several as a list. Raises UserError if the list is empty."""
+    """Return one path or several paths as a list. Raises UserError if the list is empty."""
     paths = [value] if isinstance(value, str | os.PathLike) else list(value)
     if not paths:
         raise UserError("no file is given")
     return [as_path(path) for path in paths]
 
 
-def as_sets(sets: Mapping[str, object] | Sequence[str] | None) -> list[str]:
+def settings_as_texts(sets: Mapping[str, object] | Sequence[str] | None) -> list[str]:
     """Return settings in the form of the option ``--set``: a list of ``key=value``.
 
     The values of a mapping are Python values and are written as YAML.
@@ -272,16 +278,6 @@ def as_sets(sets: Mapping[str, object] | Sequence[str] | None) -> list[str]:
     if not isinstance(sets, Mapping):
         return list(sets)
     return [f"{key}={_as_yaml(key, value)}" for key, value in sets.items()]
-
-
-def default_device(device: str | None) -> str:
-    """Return the device; if it is None, ``$VSE_DEVICE`` or ``auto``."""
-    return device or os.environ.get("VSE_DEVICE") or "auto"
-
-
-def default_weights_dir(folder: str | os.PathLike[str] | None) -> Path | None:
-    """Return ``folder`` or, if it is None, the folder ``$VSE_WEIGHTS_DIR``; None if neither is given."""
-    return as_path(folder or os.environ.get("VSE_WEIGHTS_DIR") or None)
 
 
 def _as_yaml(key: str, value: object) -> str:
@@ -315,7 +311,3 @@ def _call_text(function: Callable[..., Any], arguments: Sequence[Any], named: Ma
         target, arguments = arguments[0].expression, arguments[1:]
     texts = [*map(format_value, arguments), *(f"{name}={format_value(value)}" for name, value in named.items())]
     return f"{target}.{function.__name__}({', '.join(texts)})"
-
-
-def _as_text(value: Any) -> Any:
-    return value if isinstance(value, str) else str(getattr(value, "path", value))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vse.arguments import Columns, Paths, Sets, StrPath, as_path, as_paths, as_sets, public
+from vse.arguments import ChangedSettings, Columns, Paths, StrPath, as_path, as_paths, public, settings_as_texts
 from vse.data_files import DatasetFile, FeatureFile, ImportedData
 from vse.features.options import ExtractOptions, FeatureRequest, ImportOptions, ImportRequest, SplitShares
 from vse.pipeline.errors import UserError
@@ -101,7 +101,8 @@ def import_data(
         out: the folder to write, e.g. ``data/birds``
         name: the name of the data set; None is the name of ``out``
         captions: the table of captions; None is ``captions.*`` or ``metadata.*`` among the photos
-        images: the folder of photos for vectors of clip-retrieval; for tables, a further folder in which image paths may lie
+        images: the folder of photos. The vectors of clip-retrieval require this argument; for a table of captions, this is a
+            second folder in which photos may lie
         columns: maps a field (``file``, ``caption``, ``split`` or an id) to the name of its column, or to several names
         splits: the shares of validation and test, where the data have no splits
         options: rarely used options, see [`vse.ImportOptions`][]
@@ -137,7 +138,7 @@ def extract(
     feature: str | None = None,
     *,
     out: StrPath | None = None,
-    sets: Sets | None = None,
+    sets: ChangedSettings | None = None,
     like: StrPath | None = None,
     shards: From1 | None = None,
     options: ExtractOptions = ExtractOptions(),
@@ -172,7 +173,7 @@ def extract(
         dataset=dataset,
         feature=feature or "",
         out=out,
-        sets=as_sets(sets),
+        sets=settings_as_texts(sets),
         like=like,
         shards=shards,
         options=options.with_environment("device"),
@@ -184,7 +185,7 @@ def extract(
 def embeddings_as_features(
     files: Paths, prefix: StrPath, *, captions: StrPath | None = None, force: bool = False
 ) -> tuple[FeatureFile, FeatureFile]:
-    """Write embeddings files of any program as two feature caches, of images and of captions (``vse-embed``).
+    """Convert embeddings files to two feature caches, one for images and one for captions (``vse-embed``).
 
     Args:
         files: the embeddings files, one for each split of the data set

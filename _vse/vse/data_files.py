@@ -1,4 +1,4 @@
-"""The objects of the Python interface that stand for a file of data: a data set, a feature cache, and an import of both."""
+"""Files of data in the Python interface: data sets, feature caches, and the files that an import wrote."""
 
 from __future__ import annotations
 
@@ -151,9 +151,9 @@ class FeatureFile(FileHandle):
     """A feature cache, with one row of numbers for each image or caption. Rows are read from the disk by their ids.
 
     ``features[ids]`` returns the rows of some ids in the order of the ids: an array (n, dim), or (n, n_crops, dim) for a bank
-    of crops and (n, n_positions, dim) for a grid. In a ``ragged`` cache, such as a cache of regions, images differ in their
-    number of vectors; there ``features[ids]`` is a list of n arrays (n_regions, dim). ``features[7]`` is the row of one id,
-    and ``features[:]`` returns all rows. An id that is not in the cache raises [`vse.UserError`][].
+    of crops and (n, n_positions, dim) for a grid. In a ``ragged`` cache, such as a cache of regions, images differ in the
+    number of vectors, and ``features[ids]`` is a list of n arrays (n_regions, dim). ``features[7]`` is the row of one id.
+    ``features[:]`` returns all rows. An id that is not in the cache raises [`vse.UserError`][].
 
     Attributes:
         path (Path): the file
@@ -164,7 +164,7 @@ class FeatureFile(FileHandle):
         shape (tuple[int | None, ...]): the shape of all rows together: (n, dim), (n, n_crops, dim), or (n, None, dim) for a
             ragged cache
         ragged (bool): whether rows differ in their number of vectors
-        json (dict[str, Any]): the record of how the rows were computed: settings, weights, versions
+        json (dict[str, Any]): the provenance of the rows: settings, weights, versions
     """
 
     @checked
@@ -187,10 +187,10 @@ class FeatureFile(FileHandle):
         positions = self._positions(ids)
         if not self.ragged:
             rows: NDArray[Any] = self._reader.rows(positions)
-            return rows[0] if _is_one(ids) else rows
+            return rows[0] if _is_single_id(ids) else rows
         regions = self._reader.regions(positions)
         ragged: list[NDArray[Any]] = [row[mask] for row, mask in zip(regions.features, regions.mask, strict=True)]
-        return ragged[0] if _is_one(ids) else ragged
+        return ragged[0] if _is_single_id(ids) else ragged
 
     @checked
     def tensor(self, ids: RowIds = slice(None)) -> Tensor:
@@ -200,7 +200,7 @@ class FeatureFile(FileHandle):
         positions = self._positions(ids)
         rows = self._reader.regions(positions).features if self.ragged else self._reader.rows(positions)
         tensor = torch.from_numpy(np.array(rows, np.float32))
-        return tensor[0] if _is_one(ids) else tensor
+        return tensor[0] if _is_single_id(ids) else tensor
 
     @checked
     def mask(self, ids: RowIds = slice(None)) -> Tensor:
@@ -212,7 +212,7 @@ class FeatureFile(FileHandle):
 
         counts = self.counts(ids)
         mask = torch.from_numpy(np.arange(counts.max(initial=0)) < counts[:, None])
-        return mask[0] if _is_one(ids) else mask
+        return mask[0] if _is_single_id(ids) else mask
 
     @checked
     def counts(self, ids: RowIds = slice(None)) -> NDArray[np.int64]:
@@ -236,7 +236,7 @@ class FeatureFile(FileHandle):
         cached = self._reader.boxes
         spans = (slice(*cached.offsets[position : position + 2]) for position in self._positions(ids))
         boxes = [np.asarray(cached.boxes[span], np.float32) for span in spans]
-        return boxes[0] if _is_one(ids) else boxes
+        return boxes[0] if _is_single_id(ids) else boxes
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -289,5 +289,5 @@ class ImportedData:
         return "".join(part._repr_html_() for part in (self.dataset, *self.features))
 
 
-def _is_one(ids: object) -> bool:
+def _is_single_id(ids: object) -> bool:
     return isinstance(ids, int | np.integer)

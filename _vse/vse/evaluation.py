@@ -1,4 +1,4 @@
-"""The evaluation of models in the Python interface: metrics, the results of each query, and the comparison of two models."""
+"""Evaluate and compare models in the Python interface."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from vse.split_embeddings import SplitEmbeddings
 
 _EMBEDDINGS = "vse.embeddings(...), a path, or a list of these"
 Members = Annotated[
-    str | os.PathLike[str] | Sequence[str | os.PathLike[str]], Allowed(_EMBEDDINGS, are_paths, names_path=True)
+    str | os.PathLike[str] | Sequence[str | os.PathLike[str]], Allowed(_EMBEDDINGS, are_paths, may_be_path=True)
 ]
 
 
@@ -47,16 +47,16 @@ class Ensemble(Options):
         super().__init__(members=members, experiment=experiment, alpha=alpha)
 
 
-Evaluated = Annotated[
+EmbeddingsOrEnsemble = Annotated[
     Ensemble | str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     Allowed(
-        f"{_EMBEDDINGS}, or a vse.Ensemble", lambda value: isinstance(value, Ensemble) or are_paths(value), names_path=True
+        f"{_EMBEDDINGS}, or a vse.Ensemble", lambda value: isinstance(value, Ensemble) or are_paths(value), may_be_path=True
     ),
 ]
 
 
 @dataclass(frozen=True)
-class EvaluationRequest:
+class EvaluationJob:
     """The embeddings to evaluate, each a file or arrays in memory, and the options of the evaluation."""
 
     sources: tuple[Path | SplitEmbeddings, ...]
@@ -79,7 +79,7 @@ class EvaluationRequest:
             raise UserError("iou: only files of phrase scores have boxes, arrays have not; leave iou out")
         return evaluate_arrays(first.name, first.content, self.protocol, options)
 
-    def with_options(self, **changes: Any) -> EvaluationRequest:
+    def with_options(self, **changes: Any) -> EvaluationJob:
         """Return the same request with some options changed."""
         return replace(self, options=self._options(**changes))
 
@@ -101,7 +101,7 @@ class EvaluationRequest:
 
     @contextmanager
     def _files(self, folder: Path) -> Iterator[list[Path]]:
-        """Yield a file for each source. Arrays are first written to ``folder``; errors name them by their model."""
+        """Yield a file for each source. Arrays are written to ``folder``; an error contains the name of the model instead."""
         arrays = {folder / f"{k}.h5": one for k, one in enumerate(self.sources) if isinstance(one, SplitEmbeddings)}
         for path, one in arrays.items():
             write_embeddings(path, one.content)
@@ -128,7 +128,7 @@ class Evaluation(SavableResult):
 
     _kind = RESULT
 
-    def __init__(self, request: EvaluationRequest) -> None:
+    def __init__(self, request: EvaluationJob) -> None:
         super().__init__(request.evaluate(), [source for source in request.sources if isinstance(source, Path)])
         absolute = (source.absolute() if isinstance(source, Path) else source for source in request.sources)
         self._request = replace(request, sources=tuple(absolute))
@@ -179,7 +179,7 @@ class Evaluation(SavableResult):
     def with_rerank(self, candidates: ListFrom1) -> Evaluation:
         """Return this evaluation together with the metrics of two-stage searches.
 
-        A two-stage search finds candidates by the vectors of images and captions, and scores only these exactly.
+        A two-stage search finds candidates by the vectors of images and captions, and scores only the candidates exactly.
         ``candidates`` lists the numbers of candidates to try. Raises [`vse.UserError`][] if the embeddings have no vectors
         that find candidates.
         """
@@ -187,7 +187,7 @@ class Evaluation(SavableResult):
 
     @public
     def save_ensemble(self, path: StrPath, *, force: bool = False) -> Path:
-        """Write the average embeddings or scores of an ensemble to an HDF5 file, and return its path.
+        """Write the combined embeddings or scores of an ensemble to an HDF5 file, and return the path of the file.
 
         With several seeds the files are ``<name>-<seed>.h5``. ``force`` replaces files of another kind. Raises
         [`vse.UserError`][] if this is not the evaluation of an ensemble.
@@ -197,9 +197,9 @@ class Evaluation(SavableResult):
 
     @public
     def compare(self, other: Evaluation, *, bootstrap: From1 | None = None) -> ModelComparison:
-        """Test the difference of each metric of this model and another one on the same queries.
+        """Test the difference of each metric between this model and another model on the same queries.
 
-        ``bootstrap`` is the number of samples of the images; None is 10,000. Raises [`vse.UserError`][] if the two models were
+        ``bootstrap`` is the number of bootstrap resamples; None is 10,000. Raises [`vse.UserError`][] if the two models were
         evaluated on different queries or by different protocols.
         """
         ours, theirs = self._request, other._request
@@ -237,7 +237,7 @@ class ModelComparison(SavableResult):
 
     _kind = COMPARISON
 
-    def __init__(self, files: Sequence[Path], folder: Path, request: EvaluationRequest) -> None:
+    def __init__(self, files: Sequence[Path], folder: Path, request: EvaluationJob) -> None:
         from vse.eval.search.gpu import use_device
         from vse.eval.tables.significance import compare_files
 
@@ -256,14 +256,14 @@ class ModelComparison(SavableResult):
 
 @public
 def evaluate(
-    embeddings: Evaluated,
+    embeddings: EmbeddingsOrEnsemble,
     protocol: Names = "auto",
     *,
     k: ListFrom1 = (),
     bootstrap: From0 | None = None,
     options: EvaluateOptions = EvaluateOptions(),
 ) -> Evaluation:
-    """Compute R@K, median rank, mean rank, rsum and more of a model, with 95% intervals (``vse-eval``).
+    """Compute the metrics of a model, such as R@K, median rank and rsum, with 95% intervals (``vse-eval``).
 
     Args:
         embeddings: the embeddings or scores of one model: the object that [`vse.embeddings`][] returned, or a path. A list
@@ -271,7 +271,7 @@ def evaluate(
         protocol: one or several of ``auto``, ``full``, ``1k``, ``sentence``, ``sentence-1k``, ``cxc`` and ``eccv``
             (docs/evaluation.md)
         k: further K of R@K, besides 1, 5 and 10
-        bootstrap: the number of samples of the images for the intervals, 0 for no intervals; None is 1,000
+        bootstrap: the number of bootstrap resamples for the intervals, 0 for no intervals; None is 1,000
         options: rarely used options, see [`vse.EvaluateOptions`][]
 
     Returns:
@@ -302,4 +302,4 @@ def evaluate(
         alpha=ensemble.alpha if ensemble else None,
     )
     names = protocol if isinstance(protocol, str) else list(protocol)
-    return Evaluation(EvaluationRequest(sources, names, all_options))
+    return Evaluation(EvaluationJob(sources, names, all_options))

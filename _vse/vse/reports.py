@@ -25,7 +25,7 @@ from vse.pipeline.files.writing import write_json
 from vse.pipeline.options import From0
 
 _REPORT_HEIGHT = 600  # pixels, in a notebook
-_THUMBNAIL = 120  # pixels of the longer side
+_THUMBNAIL_SIDE = 120  # pixels of the longer side
 _PHOTOS_PER_ROW = 5
 
 
@@ -53,14 +53,14 @@ class SavableResult(Savable):
 
     @property
     def expression(self) -> str:
-        """The Python expression that returned this object; files that its methods write record it."""
+        """The Python expression that returned this object, for the provenance of files."""
         return str(self.json["provenance"]["made"]["command"])
 
 
 def move_references(content: dict[str, Any], old: Path, new: Path, without: Path | None = None) -> dict[str, Any]:
-    """Return the content of a result or comparison with paths relative to the folder ``new``, not ``old``.
+    """Return the content of a result or comparison with file paths relative to ``new`` instead of ``old``.
 
-    References to files below the folder ``without`` are left out. The SHA-256 that signs the content is computed again.
+    References to files below the folder ``without`` are left out. The SHA-256 of the content is computed again.
     """
 
     def moved(references: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
@@ -132,7 +132,7 @@ class SearchResults:
 
 
 class HtmlReport(FileHandle):
-    """A report that was written as one HTML file. A notebook displays it.
+    """An HTML report, which a notebook displays.
 
     Attributes:
         path (Path): the file
@@ -149,7 +149,7 @@ class HtmlReport(FileHandle):
 
 
 class ResultTable:
-    """A table of results. Printed, it looks like the output of ``vse-table``.
+    """A table of results, which prints like the output of ``vse-table``.
 
     Attributes:
         frame (pandas.DataFrame): all columns of the table, as in its CSV file
@@ -188,7 +188,7 @@ def report(
     force: bool = False,
     allow_code: bool = False,
 ) -> HtmlReport:
-    """Write a report on one result, or on two side by side, as one HTML file (``vse-report``).
+    """Write an HTML report on one result, or on two results side by side (``vse-report``).
 
     The report has metrics, curves, and the results of some queries with photos.
 
@@ -200,7 +200,7 @@ def report(
         queries: the number of queries that are displayed in each direction
         seed: the seed of the random selection of queries
         force: replace a file of another kind at ``out``; inputs are never replaced
-        allow_code: run the Python code that the run's author added, to draw the attention of the model; read it first
+        allow_code: allow the Python code of the run's author to run, for plots of the model's attention; read the code first
 
     Raises:
         vse.UserError: if a result was edited, or the embeddings differ from those that were evaluated
@@ -233,8 +233,9 @@ def table(
     """Build a table of result files (``vse-table``).
 
     Args:
-        name: ``summary``: one row per result and protocol; ``ladder``: one row per result with its cost; ``significance``: one
-            row per metric of comparisons; or a published table, such as ``vsepp_3``, with our metrics next to the printed ones
+        name: ``summary``: one row per result and protocol; ``ladder``: a comparison of experiments by rsum and cost, one row
+            per result; ``significance``: one row per metric of a comparison; or a published table, such as ``vsepp_3``, with
+            our metrics next to the printed metrics
         results: result files, or saved evaluations and comparisons
         dataset: for a published table: use our results on this data set
         cost: for a ladder: the cost that is compared with rsum; None is ``total_s``
@@ -271,8 +272,8 @@ def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _image_html(photo: str | Path | None) -> str:
-    """Return a small photo as HTML, or an empty text if it cannot be read."""
+    """Return a thumbnail as HTML; an empty text if the photo is None or unreadable."""
     try:
-        return "" if photo is None else f'<img src="{thumbnail(Path(photo), _THUMBNAIL)}" alt="">'
+        return "" if photo is None else f'<img src="{thumbnail(Path(photo), _THUMBNAIL_SIDE)}" alt="">'
     except BadImage:
         return ""

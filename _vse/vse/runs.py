@@ -1,4 +1,4 @@
-"""Trained models in the Python interface: train a run, load its model, and encode, embed and search with it."""
+"""Train and load models in the Python interface, and encode, embed and search with a model."""
 
 from __future__ import annotations
 
@@ -15,18 +15,16 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from vse.arguments import (
+    ChangedSettings,
     Paths,
     Query,
-    Sets,
     StrPath,
     Texts,
     as_path,
     as_paths,
-    as_sets,
     checked,
-    default_device,
-    default_weights_dir,
     public,
+    settings_as_texts,
 )
 from vse.data_files import DISPLAYED_ROWS, FeatureFile, FileHandle, html_summary
 from vse.pipeline.errors import UserError
@@ -61,20 +59,20 @@ class SearchIndex(Options):
 
 IndexOrPath = Annotated[
     SearchIndex | str | os.PathLike[str],
-    Allowed("a path or a vse.SearchIndex", lambda value: isinstance(value, SearchIndex) or is_path(value), names_path=True),
+    Allowed("a path or a vse.SearchIndex", lambda value: isinstance(value, SearchIndex) or is_path(value), may_be_path=True),
 ]
 
 
 class TrainedModel(FileHandle):
     """A trained model, which lies in the folder of a run.
 
-    The methods load the weights when they first need them, and keep them in memory for further calls.
+    The first method that needs the weights loads them. They stay in memory for further calls.
 
     Attributes:
         path (Path): the folder of the run
         frame (pandas.DataFrame): one row per epoch, as in ``metrics.csv``: learning rate, loss, recalls on the validation
             split, seconds
-        json (dict[str, Any]): the record of the run, ``run.json``: its inputs, its state, its best epoch
+        json (dict[str, Any]): the content of ``run.json``: the inputs, the state and the best epoch of the run
         settings (dict[str, Any]): all settings of the experiment, as in ``config.yaml``
     """
 
@@ -137,7 +135,7 @@ class TrainedModel(FileHandle):
     ) -> SearchResults:
         """Return the best ``k`` images for a text, or the best captions for a photo (``vse-search``).
 
-        The first search of a split embeds it. Further searches of the same split take milliseconds.
+        The first search embeds the split. Further searches of the same split take milliseconds.
 
         Args:
             query: a text, or the path of a JPEG, PNG or WebP file
@@ -162,23 +160,23 @@ class TrainedModel(FileHandle):
             request = request.model_copy(update=changes)
         text = os.fspath(query)
         given = as_path(query) if isinstance(query, os.PathLike) else text
-        with self._own_code():
-            hits = search_run(self.path, given, request, self._inputs, self._device, last=self._last_searcher)
+        with self._code_permission():
+            hits = search_run(self.path, given, request, self._inputs, self._device, last=self._searcher_cache)
         return SearchResults(text, hits)
 
     @public
     def find_phrase(
         self, phrase: str, image: StrPath, k: From1 = 10, *, html: StrPath | None = None, force: bool = False
     ) -> SearchResults:
-        """Return the best ``k`` boxes for a phrase in a photo of the feature cache, by a model that localises phrases.
+        """Return the best ``k`` boxes for a phrase in a photo.
 
-        ``html`` writes a page with the best box; ``force`` replaces a file of another kind there. Raises [`vse.UserError`][]
-        if the cache has no such photo, or the model does not localise phrases.
+        ``html`` is a page with the best box to write; ``force`` replaces a file of another kind. Raises [`vse.UserError`][]
+        if the feature cache has no regions of the photo, or if the model does not localise phrases.
         """
         from vse.training.use.localise import find_phrase
 
         photo, request = as_path(image), SearchRequest(k=k, html=html)
-        with self._own_code():
+        with self._code_permission():
             hit = find_phrase(self.path, photo, phrase, request, self._inputs, self._device)
         return SearchResults(phrase, hit.best(k), photo)
 
@@ -200,7 +198,7 @@ class TrainedModel(FileHandle):
             out: the file to write; None is ``<split>.h5`` in the run, and for another data set ``<dataset>_<split>.h5``
             unfinished: accept a run whose training did not finish
             allow_leak: accept images that the model was trained on
-            sentences: for a model that localises phrases: score all images for all captions by the phrases of the captions
+            sentences: for a model that localises phrases: score all pairs of images and captions, instead of phrases and boxes
             force: replace a file of another kind at ``out``; inputs are never replaced
 
         Raises:
@@ -218,7 +216,7 @@ class TrainedModel(FileHandle):
             sentences=sentences,
             device=self._device,
         )
-        with self._own_code():
+        with self._code_permission():
             (file,) = embed_runs(request)
         return embeddings(file)
 
@@ -236,23 +234,23 @@ class TrainedModel(FileHandle):
         request = EmbedRequest(
             runs=[self.path], as_features=prefix, files=self._inputs, unfinished=unfinished, device=self._device
         )
-        with self._own_code():
+        with self._code_permission():
             written = embed_runs(request)
         return FeatureFile(written[0]), FeatureFile(written[1])
 
     @property
     def expression(self) -> str:
-        """The Python expression that returned this object; files that its methods write record it."""
+        """The Python expression that returned this object, for the provenance of files."""
         return f"vse.load({str(self.path)!r})"
 
-    def _own_code(self) -> AbstractContextManager[None]:
-        """Allow Python code that the run's author added, within the ``with`` block, if the user allowed it."""
+    def _code_permission(self) -> AbstractContextManager[None]:
+        """Allow the Python code of the run's author in the ``with`` block, if the user allowed this code."""
         from vse.pipeline.presets.own_code import allow_own_code
 
         return allow_own_code(self._allow_code)
 
     @cached_property
-    def _last_searcher(self) -> LastSearcher:
+    def _searcher_cache(self) -> LastSearcher:
         from vse.training.use.search import LastSearcher
 
         return LastSearcher()
@@ -270,7 +268,7 @@ class TrainedModel(FileHandle):
     def _encode(self, given: object, queries: Sequence[EncoderQuery]) -> NDArray[np.float32] | list[NDArray[np.float32]]:
         from vse.training.kinds import pack
 
-        with self._own_code():
+        with self._code_permission():
             encoded = [pack([self._query_reader.read(query).encoded]) for query in queries]
         sets = encoded[0].lengths is not None
         vectors = [(one.vectors if sets else one.vectors[0]).float().numpy() for one in encoded]
@@ -289,7 +287,7 @@ def train(
     features: StrPath,
     experiment: str = "vsepp",
     *,
-    sets: Sets | None = None,
+    sets: ChangedSettings | None = None,
     name: str | None = None,
     seed: From0 = 0,
     out: StrPath | None = None,
@@ -330,7 +328,7 @@ def train(
     request = TrainRequest(
         features=features,
         experiment=experiment,
-        sets=as_sets(sets),
+        sets=settings_as_texts(sets),
         name=name,
         seed=seed,
         out=out,
@@ -362,7 +360,7 @@ def load(
         captions: the file ``dataset.json``, if it was moved
         caption_features: the cache of captions, if it was moved
         weights_dir: a folder of weights of the networks that read new photos and texts; None is ``$VSE_WEIGHTS_DIR``
-        allow_code: run the Python code that the run's author added; read it first
+        allow_code: allow the Python code of the run's author to run; read the code first
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None is ``$VSE_DEVICE``, or ``auto``
         threads: the number of processor cores that torch may use from now on; None changes nothing
 
@@ -382,6 +380,6 @@ def load(
         features=features,
         captions=captions,
         caption_features=caption_features,
-        weights_dir=default_weights_dir(weights_dir),
+        weights_dir=as_path(weights_dir or os.environ.get("VSE_WEIGHTS_DIR") or None),
     )
-    return TrainedModel(as_path(run), files, default_device(device), allow_code)
+    return TrainedModel(as_path(run), files, device or os.environ.get("VSE_DEVICE") or "auto", allow_code)

@@ -26,7 +26,7 @@ _ID_ARRAYS = {"image_ids": "images", "caption_ids": "captions", "image_of_captio
 
 
 class SplitName(Options):
-    """The names that a result reports for embeddings in arrays: of their data set and of its split."""
+    """The name of the data set and the name of the split that a result reports for arrays of embeddings."""
 
     dataset: Text = "arrays"
     """The name of the data set."""
@@ -41,8 +41,8 @@ class SplitName(Options):
 class SplitEmbeddings(Savable):
     """Embeddings of the images and captions of a split, or scores of all pairs, by one model.
 
-    For a model that localises phrases, the file has the scores of phrases and boxes instead; there the arrays of embeddings
-    raise a [`vse.UserError`][].
+    The file of a model that localises phrases has scores of phrases and boxes instead. The attributes for embeddings,
+    from ``images`` to ``caption_image_ids``, then raise [`vse.UserError`][].
 
     Attributes:
         path (Path | None): the file or folder; None for arrays that were not saved
@@ -51,7 +51,7 @@ class SplitEmbeddings(Savable):
         split (str): the name of the split
         frame (pandas.DataFrame): one row per caption, in the order of ``captions``: ``caption_id`` and ``image_id``; for
             phrases one row per phrase: ``phrase_id``, ``image_id``, ``caption_id``, ``types``, ``n_candidates``
-        json (dict[str, Any]): how the embeddings were computed: features, settings, versions; empty for arrays
+        json (dict[str, Any]): the provenance of the embeddings: features, settings, versions; empty for arrays
         images (NDArray[float32] | None): the embeddings of the images, (n_images, dim); None for scores of pairs
         captions (NDArray[float32] | None): the embeddings of the captions, (n_captions, dim); None for scores of pairs
         image_ids (NDArray[int64]): the ids of the images, (n_images,)
@@ -136,7 +136,7 @@ class SplitEmbeddings(Savable):
 
     @property
     def expression(self) -> str:
-        """The Python expression that returned this object; files that its methods write record it."""
+        """The Python expression that returned this object, for the provenance of files."""
         return f"vse.embeddings({str(self.path)!r})" if self.path else "vse.embeddings(...)"
 
     def __repr__(self) -> str:
@@ -158,9 +158,9 @@ def embeddings(
     name: str = "arrays",
     split: SplitName = SplitName(),
 ) -> SplitEmbeddings:
-    """Open embeddings of a split from arrays of any program, or from a file that ``vse-embed`` or another program wrote.
+    """Open the embeddings of a split: arrays of numpy or torch, or a file that ``vse-embed`` or another program wrote.
 
-    Arrays may be those of numpy or torch. Nothing is written to disk.
+    Nothing is written to disk.
 
     Args:
         images: the embeddings of the images, (n_images, dim); or the path of an embeddings file or of a folder of arrays
@@ -170,7 +170,8 @@ def embeddings(
             ``images``
         image_ids: the ids of the images, (n_images,) whole numbers; None numbers the rows from 0
         caption_ids: the ids of the captions, (n_captions,) whole numbers; None numbers the rows from 0
-        similarity: ``cosine``, the inner product (vectors are not divided by their lengths), or ``order``
+        similarity: ``cosine`` or ``order``. The score of ``cosine`` is the inner product, without a division by the lengths
+            of the vectors
         name: the name of the model in results
         split: the names of the data set and the split in results
 
@@ -238,7 +239,7 @@ def _as_array(array: Any) -> NDArray[Any]:
 
 
 def _from_arrays(arrays: dict[str, NDArray[Any]], similarity: str, name: str, split: SplitName) -> SplitEmbeddings:
-    """Check arrays like the content of an embeddings file; if ids are missing, number the rows from 0."""
+    """Return checked embeddings or scores. If ids are missing, rows are numbered from 0."""
     from vse.eval.files.embeddings import build_embeddings
 
     for argument, array in arrays.items():

@@ -30,7 +30,7 @@ from vse.eval.files.hdf5_fields import (
 )
 from vse.eval.files.split import MATRICES, POOLED, SCORES, VECTORS, Embeddings
 from vse.eval.ranking.ranks import SIMILARITIES, ScoreBlocks, ScoreMatrix
-from vse.pipeline.dataset.identity import CAPTION_BYTES, PHOTO_BYTES, check_same_data
+from vse.pipeline.dataset.identity import CAPTION_HASH_BYTES, PHOTO_HASH_BYTES, check_same_data
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.hdf5 import find_hdf5_dataset
 from vse.pipeline.files.inputs import InputFile, InputFolder, wrap_read_errors
@@ -50,7 +50,7 @@ __all__ = [
 ]
 _IDS = ("image_ids", "caption_ids", "caption_image_ids")
 _COUNTS = ("n_phrases", "n_regions")
-_HASHES = {"photo_hashes": PHOTO_BYTES, "caption_hashes": CAPTION_BYTES}
+_HASHES = {"photo_hashes": PHOTO_HASH_BYTES, "caption_hashes": CAPTION_HASH_BYTES}
 _CHECK_ROWS = 4096  # rows whose values are checked at once
 _MIN_SCORE = 2.0**-100  # smallest inner product or square: 26 powers of two above the smallest normal float32
 _ATTRIBUTES = ("dataset", "split", "experiment", "seed", "similarity", "provenance", "trained_on")

@@ -22,7 +22,7 @@ from vse.eval.files.hdf5_fields import (
     stored_hashes,
     stored_ids,
 )
-from vse.pipeline.dataset.identity import CAPTION_BYTES, PHOTO_BYTES, DataIdentity, check_same_data
+from vse.pipeline.dataset.identity import CAPTION_HASH_BYTES, PHOTO_HASH_BYTES, DataIdentity, check_same_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import find_hdf5_dataset
 from vse.pipeline.files.inputs import InputFile, wrap_read_errors
@@ -33,7 +33,7 @@ FORMAT, VERSION = "vse-phrase-scores", 1
 PHRASE_SCORES = hdf5_kind("a file of phrase scores", lambda file: file.attrs.get("format") == FORMAT)
 _IDS = ("phrase_ids", "image_ids", "caption_ids")
 _ARRAYS = (*_IDS, "offsets", "scores", "boxes", "truth", "types")
-_HASHES = {"photo_hashes": PHOTO_BYTES, "caption_hashes": CAPTION_BYTES}
+_HASHES = {"photo_hashes": PHOTO_HASH_BYTES, "caption_hashes": CAPTION_HASH_BYTES}
 _ATTRIBUTES = ("dataset", "split", "experiment", "seed", "provenance", "trained_on")
 _REQUIRED = ("dataset", "split")
 _MAX_ROWS = 100_000_000  # candidates or phrases in a file; a larger number is an error

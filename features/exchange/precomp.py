@@ -25,7 +25,7 @@ from vse.features.cache.rows import Rows
 from vse.features.cache.shards import check_cache_out, parse_feature_name
 from vse.features.data_checks import check_data
 from vse.features.exchange.arrays import hash_rows, open_array, read_ids, write_imported
-from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, IMPORT_TOKENISER, find_tokeniser, tokenize
+from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, IMPORT_TOKENISER, ascii_words, find_tokeniser
 from vse.pipeline.dataset.dataset import Image, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, WatchedFile, is_name, wrap_read_errors
@@ -181,7 +181,7 @@ def import_precomp(
     return path
 
 
-def tokenize_caption(text: str, tokenise: Callable[[str], list[str]] = tokenize) -> list[str]:
+def tokenize_caption(text: str, tokenise: Callable[[str], list[str]] = ascii_words) -> list[str]:
     """Return the tokens of a caption. If ``tokenise`` finds none, return its words or else the parts between its blanks."""
     return tokenise(text) or re.findall(r"\w+", text.lower()) or text.split()
 

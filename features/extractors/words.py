@@ -28,7 +28,7 @@ from vse.features.settings.captions import (
 )
 from vse.features.settings.texts import MeanVectorConfig, TfidfConfig
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import check_stream, open_decoded
+from vse.pipeline.files.inputs import check_gzip_xz_bz2, open_decoded
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ def select_vectors(
 def _read_binary(path: Path) -> WordVectors:
     from gensim.models import KeyedVectors
 
-    check_stream(path)
+    check_gzip_xz_bz2(path)
     keyed = KeyedVectors.load_word2vec_format(str(path), binary=True, unicode_errors="replace")
     return WordVectors(tuple(keyed.index_to_key), np.asarray(keyed.vectors, np.float32))
 

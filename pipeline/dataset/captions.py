@@ -1,7 +1,7 @@
-"""Captions: tokenisers, the vocabulary, and finding the same caption in two files.
+"""Split captions into tokens, build vocabularies, and match the captions of two files.
 
-A data set names the tokeniser of its captions (``TOKENISERS``). Tokens in ``dataset.json``, as in the Karpathy splits, are
-used unchanged; the tokeniser splits captions without tokens, and new text.
+A data set names a tokeniser of ``TOKENISERS``, which splits new text and captions without tokens. Tokens in ``dataset.json``
+are used unchanged.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _JOINERS = "\u200c\u200d"  # characters inside words of Persian and of Indian sc
 _UNSPACED = re.compile("[\u3005-\u3007\u3041-\u3096\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 
 
-def tokenize(text: str) -> list[str]:
+def ascii_words(text: str) -> list[str]:
     """Return the lower-case runs of ASCII letters and digits, as in the tokens of the Karpathy splits."""
     return _TOKEN.findall(text.lower())
 
 
 def unicode_words(text: str) -> list[str]:
-    """Return the lower-case runs of letters, digits and accents of any script; for ASCII text the same as :func:`tokenize`.
+    """Return the lower-case runs of letters, digits and accents of any script.
 
     Characters are composed (NFC). Soft hyphens do not split a word. Each Chinese character and each hiragana is a token,
-    because these scripts have no blanks between words.
+    because these scripts have no blanks between words. For ASCII text the result is that of :func:`ascii_words`.
     """
     lower = unicodedata.normalize("NFC", text.lower())
     if lower.isascii():
-        return tokenize(lower)
+        return ascii_words(lower)
     spread = _UNSPACED.sub(r" \g<0> ", lower)
     words = "".join(map(_word_character, spread)).split()
     return [word for word in (word.strip(_JOINERS) for word in words) if any(map(str.isalnum, word))]
@@ -49,7 +49,7 @@ def unicode_words(text: str) -> list[str]:
 
 @cache
 def _word_character(character: str) -> str:
-    """Return the character if it can be part of a word, an empty text for a soft hyphen, and a blank for any other one."""
+    """Return a character that can be part of a word, an empty text for a soft hyphen, or a blank for any other character."""
     kind = unicodedata.category(character)[0]
     return character if kind in "LMN" or character in _JOINERS else "" if character == "\u00ad" else " "
 
@@ -57,8 +57,8 @@ def _word_character(character: str) -> str:
 def nltk_words(text: str) -> list[str]:
     """Return the tokens of NLTK's ``word_tokenize`` of the lower-cased text, as in the vocabularies of VSE++ and SCAN.
 
-    Punctuation marks are tokens. A caption counts as one sentence; the published vocabularies split it into sentences first,
-    which changes the tokens of 4 of 40,070 published captions. Raises UserError if NLTK is not installed.
+    Punctuation marks are tokens. A caption counts as one sentence. The published vocabularies split captions into sentences
+    first, which changes the tokens of 4 of 40,070 published captions. Raises UserError if NLTK is not installed.
     """
     library = import_extra("nltk.tokenize", "the tokeniser 'nltk'", "nltk")
     words: list[str] = library.NLTKWordTokenizer().tokenize(text.lower())
@@ -66,14 +66,14 @@ def nltk_words(text: str) -> list[str]:
 
 
 TOKENISERS: dict[str, Callable[[str], list[str]]] = {
-    "letters_and_digits": tokenize,
+    "letters_and_digits": ascii_words,
     "unicode_words": unicode_words,
     "nltk": nltk_words,
 }
 
 
 def find_tokeniser(name: object, where: object) -> Callable[[str], list[str]]:
-    """Return the tokeniser called ``name``. Raises UserError if it is unknown; the message begins with ``where``."""
+    """Return the tokeniser called ``name``. Raises UserError, which begins with ``where``, if ``name`` is unknown."""
     if not isinstance(name, str) or name not in TOKENISERS:
         raise UserError(f"{where}: no tokeniser {name!r}{did_you_mean(str(name), TOKENISERS)}")
     return TOKENISERS[name]
@@ -85,7 +85,10 @@ PAD, START, END, UNKNOWN = range(4)
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The words that a model knows. A word's id is its index; the first four words are ``<pad> <start> <end> <unk>``."""
+    """The words that a model knows. The id of a word is the index in ``words``.
+
+    The first four words are ``<pad> <start> <end> <unk>``.
+    """
 
     words: tuple[str, ...]
 
@@ -128,7 +131,7 @@ class Vocabulary:
 
     @classmethod
     def from_json(cls, path: Path, words: object) -> Vocabulary:
-        """Return the vocabulary of the parsed JSON ``words`` of ``path``. Raises UserError if it is not a list of words."""
+        """Return the vocabulary with ``words``, the JSON of ``path``. Raises UserError if ``words`` is not a list of texts."""
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             raise UserError(f"{path}: a vocabulary must be a JSON list of words")
         return cls(tuple(words))
@@ -139,7 +142,7 @@ _Words = Sequence[str]
 
 def compact_text(words: _Words) -> str:
     """Return the letters and digits of a caption in lower case, without blanks."""
-    return "".join(tokenize(" ".join(words)))
+    return "".join(ascii_words(" ".join(words)))
 
 
 def match_captions(captions: Sequence[_Words], others: Sequence[_Words], min_similarity: float = 1.0) -> dict[int, int]:
@@ -147,16 +150,15 @@ def match_captions(captions: Sequence[_Words], others: Sequence[_Words], min_sim
 
     Returns a dictionary from indices of ``captions`` to indices of ``others``. Each caption is matched once at most.
 
-    Captions with the same letters and digits are matched first. The remaining captions may differ in spelling. They are
-    matched in the order of their similarity, 2 x equal tokens / (tokens of both captions), down to ``min_similarity``. With 1,
-    none of them is matched.
+    Captions with the same letters and digits are matched first. The remaining captions are matched in the order of
+    similarity, 2 x equal tokens / (tokens of both captions), if the similarity is below 1 and at least ``min_similarity``.
     """
     by_text: dict[str, list[int]] = {}
     for index, other in enumerate(others):
         by_text.setdefault(compact_text(other), []).append(index)
     pairs = {k: same.pop(0) for k, caption in enumerate(captions) if (same := by_text.get(compact_text(caption)))}
     rest = [index for same in by_text.values() for index in same]
-    tokens, other_tokens = ([tokenize(" ".join(words)) for words in texts] for texts in (captions, others))
+    tokens, other_tokens = ([ascii_words(" ".join(words)) for words in texts] for texts in (captions, others))
     similar = [
         (-SequenceMatcher(None, tokens[index], other_tokens[other], autojunk=False).ratio(), index, other)
         for index in range(len(captions))
@@ -170,15 +172,15 @@ def match_captions(captions: Sequence[_Words], others: Sequence[_Words], min_sim
 
 
 def transfer_spans(spans: Sequence[tuple[int, int]], words: _Words, tokens: _Words) -> list[tuple[int, int]]:
-    """Convert spans (start, stop) of ``words`` to spans of ``tokens``, the tokens of the same caption or a similar one.
+    """Convert spans (start, stop) of ``words`` to spans of ``tokens``, the tokens of the same or a similar caption.
 
-    A new span holds every token that has a letter or digit of the old span. It is (0, 0) if there is no such token.
+    A new span holds every token that has a letter or digit of the old span. The new span is (0, 0) without such tokens.
     """
-    plain = tokenize(" ".join(words))
-    plain_spans = [_same_letters(span, words, plain) for span in spans]
+    plain = ascii_words(" ".join(words))
+    plain_spans = [_convert_span(span, words, plain) for span in spans]
     if "".join(plain) == compact_text(tokens):
-        return [_same_letters(span, words, tokens) for span in spans]
-    counterparts = _align(plain, [compact_text([token]) for token in tokens])
+        return [_convert_span(span, words, tokens) for span in spans]
+    counterparts = _align_words(plain, [compact_text([token]) for token in tokens])
     transferred = []
     for start, stop in plain_spans:
         filled = [part for part in counterparts[start:stop] if part[0] < part[1]]
@@ -186,26 +188,23 @@ def transfer_spans(spans: Sequence[tuple[int, int]], words: _Words, tokens: _Wor
     return transferred
 
 
-def _same_letters(span: tuple[int, int], words: _Words, tokens: _Words) -> tuple[int, int]:
-    """Return the span of ``tokens`` with the letters of ``span`` in ``words``.
-
-    The complete captions must have the same letters.
-    """
-    ends = _ends(words)
+def _convert_span(span: tuple[int, int], words: _Words, tokens: _Words) -> tuple[int, int]:
+    """Convert a span of ``words`` to a span of ``tokens``. Both lists must consist of the same letters and digits."""
+    ends = _word_ends(words)
     begin, end = ends[span[0]], ends[span[1]]
     if begin == end:
         return 0, 0
-    ends = _ends(tokens)
+    ends = _word_ends(tokens)
     return bisect_right(ends, begin) - 1, bisect_left(ends, end)
 
 
-def _ends(words: _Words) -> list[int]:
-    """Return 0, and the number of letters and digits from the start of the caption to the end of each word."""
+def _word_ends(words: _Words) -> list[int]:
+    """Return a list: 0, then for each word the number of letters and digits up to the end of the word."""
     return list(accumulate((len(compact_text([word])) for word in words), initial=0))
 
 
-def _align(words: _Words, tokens: _Words) -> list[tuple[int, int]]:
-    """Return, for each word, the span (start, stop) of the tokens at its place in the other caption; it may be empty."""
+def _align_words(words: _Words, tokens: _Words) -> list[tuple[int, int]]:
+    """Return, for each word, the span (start, stop) of the corresponding ``tokens``. A span may be empty."""
     counterparts: list[tuple[int, int]] = []
     for _, i, i_end, j, j_end in SequenceMatcher(None, words, tokens, autojunk=False).get_opcodes():
         one_by_one = i_end - i == j_end - j

@@ -1,8 +1,8 @@
 """The images and captions of a data set, as Python objects or as arrays with one entry per image or caption (columns).
 
-The first reader of a large ``dataset.json`` checks it and writes ``dataset.json.columns.h5`` next to it, with the SHA-256 of
-``dataset.json``. Later readers load these columns and create an ``Image`` only when it is requested. The file may be deleted
-at any time.
+The first reader of a large ``dataset.json`` checks the content and writes ``dataset.json.columns.h5``, with the SHA-256 of
+``dataset.json``. Later readers load these columns and create an ``Image`` only on request. The user may delete
+``dataset.json.columns.h5`` at any time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SPLITS = ("train", "val", "test", "restval")
 
 @dataclass(frozen=True, slots=True)
 class Caption:
-    """One caption of an image, with its phrases if the data set marks any."""
+    """A caption of an image, with the phrases that the data set marks."""
 
     sentid: int
     imgid: int
@@ -60,7 +60,7 @@ class Caption:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One image of a data set with its captions; ``file`` is relative to the ``images`` folder."""
+    """An image of a data set with all captions. ``file`` is relative to the folder ``images``."""
 
     imgid: int
     file: str
@@ -73,15 +73,15 @@ log = logging.getLogger(__name__)
 FORMAT = "vse-dataset-columns"
 VERSION = 1  # changes with the columns, the checks of dataset.json and the tokenisers
 _NO_COCOID = np.iinfo(np.int64).min  # marks an image without an id in MS-COCO
-_ATTRIBUTES = {"name": str, "pictures": np.bool_, "tokeniser": str}
+_ATTRIBUTE_TYPES = {"name": str, "pictures": np.bool_, "tokeniser": str}  # pictures: Dataset.has_image_files
 # A column of texts is stored as one array of bytes and the end of each text, a column of lists as one array of items and the
 # end of each list.
-_COLUMNS = ("imgids", "splits", "cocoids", "captions", "sentids", "tokens", "token_ends")
-_TEXTS = ("files", "raws", "words")
+_INTEGER_COLUMNS = ("imgids", "splits", "cocoids", "captions", "sentids", "tokens", "token_ends")
+_TEXT_COLUMNS = ("files", "raws", "words")
 
 
 class TextColumn:
-    """A sequence of texts, stored as their concatenated UTF-8 bytes and the end of each; a text is decoded when it is read."""
+    """A sequence of texts, stored as one array of UTF-8 bytes and the index of the end of each text."""
 
     def __init__(self, content: NDArray[np.uint8], ends: NDArray[np.int64]) -> None:
         self.content, self.ends = content, ends
@@ -95,10 +95,10 @@ class TextColumn:
 
 
 class ImageColumns(Sequence[Image]):
-    """A sequence of images that creates each image from arrays when it is read. It equals any sequence of equal images.
+    """A sequence of images that creates an :class:`Image` from arrays on access. Equal to any sequence of equal images.
 
-    columns : the arrays, by name
-    rows : the indices of the images of this sequence in the arrays
+    columns : the arrays by name
+    rows : the indices of the images in the arrays
     """
 
     def __init__(self, columns: Mapping[str, Any], rows: NDArray[np.int64]) -> None:
@@ -110,7 +110,7 @@ class ImageColumns(Sequence[Image]):
 
     @property
     def cocoids(self) -> NDArray[np.int64] | None:
-        """The ids that the images have in MS-COCO, (n_images,); None if one of them has no such id."""
+        """The ids of the images in MS-COCO, (n_images,); None if an image has no such id."""
         cocoids = self._values("cocoids")
         return None if np.any(cocoids == _NO_COCOID) else cocoids
 
@@ -130,7 +130,6 @@ class ImageColumns(Sequence[Image]):
         return ids
 
     def select(self, keep: NDArray[np.bool_]) -> ImageColumns:
-        """Return the images for which ``keep`` (n_images,) is true."""
         return ImageColumns(self._columns, self._rows[keep])
 
     def _values(self, name: str) -> NDArray[np.int64]:
@@ -138,7 +137,7 @@ class ImageColumns(Sequence[Image]):
         return values
 
     def by_split(self) -> dict[str, Sequence[Image]]:
-        """Return the images of each split by its name; splits without images are left out."""
+        """Return the images of each split by the name of the split; splits without images are left out."""
         splits = self._columns["splits"][self._rows]
         rows = {name: self._rows[splits == index] for index, name in enumerate(SPLITS)}
         return {name: ImageColumns(self._columns, some) for name, some in rows.items() if len(some)}
@@ -179,16 +178,15 @@ class ImageColumns(Sequence[Image]):
 
 
 def columns_file(dataset: Path) -> Path:
-    """Return the path of the HDF5 file that stores the content of a ``dataset.json`` as arrays, to load it faster."""
+    """Return the path of the HDF5 file that stores the content of a ``dataset.json`` as arrays."""
     return dataset.with_name(f"{dataset.name}.columns.h5")
 
 
 def write_columns(path: Path, sha256: str, images: Sequence[Image], attributes: Mapping[str, Any]) -> Path | None:
-    """Write the content of the ``dataset.json`` at ``path`` as arrays to :func:`columns_file`; return the path of that file.
+    """Write the content of the ``dataset.json`` at ``path``, whose SHA-256 is ``sha256``, as arrays to :func:`columns_file`.
 
-    ``sha256`` is the SHA-256 of the ``dataset.json``.
-
-    Returns None and writes nothing if the folder is not writable, or if a caption has phrases, which the file cannot store.
+    Returns the path of the arrays. Returns None and writes nothing if the folder is not writable, or if a caption has phrases,
+    because arrays cannot store phrases.
     """
     captions = [caption for image in images for caption in image.captions]
     if any(caption.phrases for caption in captions):
@@ -218,11 +216,9 @@ def write_columns(path: Path, sha256: str, images: Sequence[Image], attributes: 
 
 
 def read_columns(path: Path, sha256: str) -> tuple[ImageColumns, dict[str, Any]] | None:
-    """Read the file that :func:`write_columns` wrote for the ``dataset.json`` at ``path``; None if it is missing or invalid.
+    """Read the images and the attributes (``name``, ``pictures``, ``tokeniser``) that :func:`write_columns` wrote.
 
-    The file is invalid if it records another SHA-256 than ``sha256``.
-
-    Returns the images and the attributes of the data set (``name``, ``pictures``, ``tokeniser``).
+    ``path`` is the ``dataset.json``. Returns None if the file of arrays is missing, is invalid, or does not record ``sha256``.
     """
     file = columns_file(path)
     if not file.is_file():
@@ -232,10 +228,10 @@ def read_columns(path: Path, sha256: str) -> tuple[ImageColumns, dict[str, Any]]
             wanted = {"format": FORMAT, "version": VERSION, "sha256": sha256}
             if any(stored.attrs.get(name) != value for name, value in wanted.items()):
                 return None
-            attributes = {name: stored.attrs[name] for name in _ATTRIBUTES}
-            if any(not isinstance(attributes[name], kind) for name, kind in _ATTRIBUTES.items()):
+            attributes = {name: stored.attrs[name] for name in _ATTRIBUTE_TYPES}
+            if any(not isinstance(attributes[name], kind) for name, kind in _ATTRIBUTE_TYPES.items()):
                 return None
-            names = [*_COLUMNS, *(name for text in _TEXTS for name in (text, f"{text}_ends"))]
+            names = [*_INTEGER_COLUMNS, *(name for text in _TEXT_COLUMNS for name in (text, f"{text}_ends"))]
             arrays = {name: require_hdf5_dataset(stored, name)[()] for name in names}
     except UserError as error:
         log.warning("%s; dataset.json is parsed instead", error)
@@ -243,7 +239,7 @@ def read_columns(path: Path, sha256: str) -> tuple[ImageColumns, dict[str, Any]]
     if not _are_consistent(arrays):
         log.warning("%s: the columns contradict each other; dataset.json is parsed instead", file)
         return None
-    texts = {name: TextColumn(arrays[name], arrays[f"{name}_ends"]) for name in _TEXTS}
+    texts = {name: TextColumn(arrays[name], arrays[f"{name}_ends"]) for name in _TEXT_COLUMNS}
     words = texts.pop("words")
     columns = {**arrays, **texts, "words": [words[index] for index in range(len(words))]}
     return ImageColumns(columns, np.arange(len(arrays["imgids"]))), attributes | {"pictures": bool(attributes["pictures"])}
@@ -269,7 +265,7 @@ def _are_consistent(arrays: Mapping[str, NDArray[Any]]) -> bool:
     if not n_images or any(len(arrays[name]) != length for name, length in lengths.items()):
         return False
     ends = {"captions": n_captions, "token_ends": len(arrays["tokens"])}
-    ends |= {f"{name}_ends": len(arrays[name]) for name in _TEXTS}
+    ends |= {f"{name}_ends": len(arrays[name]) for name in _TEXT_COLUMNS}
     if any(not _are_ends(arrays[name], total) for name, total in ends.items()):
         return False
     most = {"splits": len(SPLITS), "tokens": len(arrays["words_ends"])}
@@ -277,7 +273,7 @@ def _are_consistent(arrays: Mapping[str, NDArray[Any]]) -> bool:
 
 
 def _are_ends(ends: NDArray[Any], total: int) -> bool:
-    """Return whether ``ends`` are the ends of consecutive parts that make up an array of ``total`` items."""
+    """Return whether ``ends`` are the ends of consecutive parts of an array of ``total`` items."""
     return bool(np.all(np.diff(ends, prepend=0) >= 0)) and (int(ends[-1]) if len(ends) else 0) == total
 
 
@@ -289,13 +285,13 @@ def image_ids(images: Sequence[Image]) -> Ids:
 
 
 def caption_ids(images: Sequence[Image]) -> Ids:
-    """Return the ids of all captions, (n_captions,): those of the first image, then those of the second, and so on."""
+    """Return the ids of all captions, (n_captions,), in the order of the images."""
     if isinstance(images, ImageColumns):
         return images.sentids
     return np.asarray([caption.sentid for image in images for caption in image.captions], np.int64)
 
 
-def caption_counts(images: Sequence[Image]) -> Ids:
+def caption_counts(images: Sequence[Image]) -> NDArray[np.int64]:
     """Return the number of captions of each image, (n_images,)."""
     if isinstance(images, ImageColumns):
         return images.caption_counts
@@ -303,7 +299,7 @@ def caption_counts(images: Sequence[Image]) -> Ids:
 
 
 def coco_ids(images: Sequence[Image]) -> Ids | None:
-    """Return the ids that the images have in MS-COCO, (n_images,); None if one of them has no such id."""
+    """Return the ids of the images in MS-COCO, (n_images,); None if an image has no such id."""
     if isinstance(images, ImageColumns):
         return images.cocoids
     cocoids = [image.cocoid for image in images if image.cocoid is not None]

@@ -36,7 +36,7 @@ from vse.pipeline.dataset.columns import (
 )
 from vse.pipeline.dataset.phrases import Phrase, read_phrases
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files.inputs import LONGEST_NAME, FileState, InputFile, error_reason, is_name, is_path
+from vse.pipeline.files.inputs import MAX_NAME_BYTES, FileState, InputFile, error_reason, is_name, is_path
 from vse.pipeline.files.writing import parse_json
 
 __all__ = [
@@ -48,14 +48,14 @@ __all__ = [
     "load_dataset_file",
     "missing_images",
 ]
-_LARGE = 2**23  # bytes; a larger dataset.json gets a file of columns
+_MIN_COLUMNS_BYTES = 2**23  # the size from which a dataset.json gets a file of columns
 _LOADED: WeakValueDictionary[tuple[Path, FileState], Dataset] = WeakValueDictionary()
 _Tokeniser = Callable[[str], list[str]]
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set with all its images in the order of its file ``dataset.json``; ``path`` is that file.
+    """A data set. ``path`` is the file ``dataset.json``; ``images`` are all images in the order of the file.
 
     ``has_image_files`` is false for a data set of imported features. ``sha256`` is the SHA-256 of the file, or empty if the
     data set was not read from a file. ``tokeniser`` names the tokeniser for captions without tokens and for new text.
@@ -91,7 +91,7 @@ class Dataset:
         return self._image_index.find(imgids)
 
     def caption_rows(self, sentids: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return two indices for each caption id: of its image in ``images`` (n,), and of the caption in that image (n,).
+        """Return, for each caption id, the index of the image in ``images`` (n,) and of the caption in the image (n,).
 
         The index of the image is -1 for an unknown id.
         """
@@ -113,7 +113,7 @@ class Dataset:
         return np.cumsum(caption_counts(self.images))
 
     def split(self, name: str) -> Sequence[Image]:
-        """Return the images of one split. Raises UserError if the split has none."""
+        """Return the images of a split. Raises UserError if the split has no images."""
         if name not in self.splits:
             hint = f'; give some of its images "split": "{name}"' if name in SPLITS else ""
             raise UserError(f"{self.path}: no images in split {name!r}{did_you_mean(name, self.splits)}{hint}")
@@ -121,24 +121,24 @@ class Dataset:
 
 
 def load_dataset_file(path: Path) -> Dataset:
-    """Read and check a ``dataset.json``. A large file that was read before is loaded from its copy in arrays instead.
+    """Read and check a ``dataset.json``. The second read of a large file loads a copy in arrays instead.
 
-    Further calls return the same object as long as it is in use and the file has not changed. Raises UserError, which names
-    the image or caption, if the content is invalid: duplicate ids or files, captions with the id of another image, empty
-    captions, unknown splits or tokenisers, image files outside the folder, phrases outside their caption.
+    Further calls return the same object while the object is in use and the file has not changed. Raises UserError, which
+    names the image or caption, if the content is invalid: duplicate ids or files, captions with the id of another image,
+    empty captions, unknown splits or tokenisers, image files outside the folder ``images``, phrases beyond the caption.
     """
     file, now = InputFile(path), time.time_ns()
     loaded = _LOADED.get((path, file.state))
     if loaded is not None:
         return loaded
     dataset = _read(path, file)
-    if file.state.is_settled(now) and not file.has_changed:
+    if file.state.detects_writes_after(now) and not file.has_changed:
         _LOADED[path, file.state] = dataset
     return dataset
 
 
 def _read(path: Path, file: InputFile) -> Dataset:
-    large = file.size >= _LARGE
+    large = file.size >= _MIN_COLUMNS_BYTES
     if large and (columns := read_columns(path, file.sha256)):
         images, attributes = columns
         return Dataset(attributes["name"], path, images, attributes["pictures"], file.sha256, attributes["tokeniser"])
@@ -160,8 +160,8 @@ def _parse(path: Path, file: InputFile) -> Dataset:
     name = content.get("dataset")
     if not isinstance(name, str) or not is_name(name):
         raise UserError(
-            f"{path}: 'dataset' must name the data set; the name becomes a part of file names: at most {LONGEST_NAME} bytes, "
-            "without slashes, control characters or a dot in front"
+            f"{path}: 'dataset' must name the data set; the name becomes a part of file names: at most {MAX_NAME_BYTES} bytes"
+            ", without slashes, control characters or a dot in front"
         )
     tokeniser = content.get("tokeniser", DEFAULT_TOKENISER)
     tokenise = find_tokeniser(tokeniser, path)
@@ -172,15 +172,15 @@ def _parse(path: Path, file: InputFile) -> Dataset:
         raise UserError(f"{path}: a field of an image or sentence is missing or invalid: {error_reason(error)}") from None
     if not images:
         raise UserError(f"{path}: no images")
-    _unique(path, "imgid", (image.imgid for image in images))
-    _unique(path, "image file", (image.file for image in images))
-    _unique(path, "sentid", (caption.sentid for image in images for caption in image.captions))
+    _check_unique(path, "imgid", (image.imgid for image in images))
+    _check_unique(path, "image file", (image.file for image in images))
+    _check_unique(path, "sentid", (caption.sentid for image in images for caption in image.captions))
     return Dataset(name, path, images, bool(content.get("pictures", True)), file.sha256, tokeniser)
 
 
 @contextmanager
 def _garbage_collection_off() -> Iterator[None]:
-    """Switch the garbage collector off in this block; it would visit millions of new objects again and again."""
+    """Switch the garbage collector off in the block, because it would visit millions of new objects again and again."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -191,7 +191,7 @@ def _garbage_collection_off() -> Iterator[None]:
 
 
 def describe_splits(dataset: Dataset) -> str:
-    """Return a report with a line per split: the number of images, of captions, and of captions per image."""
+    """Return a report with a line for each split: the numbers of images, captions, and captions per image."""
     lines = [f"{dataset.path}: data set {dataset.name!r}{'' if dataset.has_image_files else ', without image files'}"]
     for split, images in dataset.splits.items():
         counts = sorted({len(image.captions) for image in images})
@@ -209,7 +209,7 @@ def missing_images(dataset: Dataset) -> list[Path]:
 
 
 def _intern_tokens(content: dict[str, Any]) -> dict[str, Any]:
-    """Store equal tokens only once in memory: COCO has 6.5 million tokens but only 30,000 distinct words."""
+    """Store equal tokens only once in memory, because COCO has 6.5 million tokens but only 30,000 distinct words."""
     tokens = content.get("tokens")
     if isinstance(tokens, list) and all(type(token) is str for token in tokens):
         content["tokens"] = [sys.intern(token) for token in tokens]
@@ -255,7 +255,7 @@ def _id(entry: Any, key: str) -> int:
     return value
 
 
-def _unique(path: Path, what: str, values: Iterable[int | str]) -> None:
+def _check_unique(path: Path, what: str, values: Iterable[int | str]) -> None:
     seen: set[int | str] = set()
     for value in values:
         if value in seen:
@@ -266,8 +266,8 @@ def _unique(path: Path, what: str, values: Iterable[int | str]) -> None:
 class Mention(NamedTuple):
     """A phrase with its caption and image.
 
-    ``phrase_id`` is the index of the phrase among all phrases of the data set, in the order of ``dataset.json``. Results refer
-    to the phrase by this number. ``text`` consists of its tokens in lower case, separated by blanks.
+    ``phrase_id`` is the index of the phrase among all phrases of the data set, in the order of ``dataset.json``. ``text`` is
+    the tokens of the phrase in lower case, separated by blanks.
     """
 
     phrase_id: int
@@ -287,5 +287,5 @@ def mentions(dataset: Dataset) -> list[Mention]:
 
 
 def phrase_texts(dataset: Dataset) -> list[str]:
-    """Return the distinct texts of a data set's phrases in order of appearance. A feature cache uses their indices as ids."""
+    """Return the distinct texts of phrases in order of appearance; indices in this list are ids in feature caches."""
     return list(dict.fromkeys(mention.text for mention in mentions(dataset)))

@@ -1,6 +1,6 @@
 """Download the published files of a data set over HTTP, check them, unpack them and prepare the data set.
 
-Servers are not trusted: redirects to other kinds of addresses, endless redirects, and slow answers are errors.
+Servers are not trusted: slow answers, endless redirects, and redirects to other than HTTP addresses are errors.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from vse.pipeline.presets.schema import DatasetConfig
 from vse.pipeline.progress import progress_bar
 
 ATTEMPTS = 5  # requests in a row that bring no new byte
-PAUSE = 1.0  # seconds after the first such request; the pause doubles after each
+PAUSE = 1.0  # seconds after the first such request; the pause doubles after each further request
 TIMEOUT = 60.0  # seconds without a byte; also the interval in which the speed is measured
 MIN_SPEED = 1000  # bytes per second
 _MAX_REDIRECTS = 10
-_CHUNK = 1 << 16
+_CHUNK_BYTES = 1 << 16
 _TEMPORARY_ERRORS = {408, 429, 500, 502, 503, 504}
 log = logging.getLogger(__name__)
 
 
 def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None, images: bool = True) -> str:
-    """Download the files of ``config`` into ``out``, unpack them there, and write ``out/dataset.json``.
+    """Download and unpack the files of ``config`` into ``out``, and write ``out/dataset.json``.
 
-    Keeps files that exist, so a second call resumes. ``base_url`` replaces everything in a URL except the file name. With
-    ``images=False`` no images are downloaded. Returns the path of ``dataset.json``, or instructions for the user if the images
-    are missing.
+    Existing files are kept, so a second call resumes. ``base_url`` replaces everything in a URL except the file name. With
+    ``images=False`` no images are downloaded. Returns the path of ``dataset.json``, or instructions for the user if the
+    images are missing.
     """
     if not config.is_published or not config.files:
         raise UserError(f"data set {config.name!r}: its preset names no files to download. {config.where}".strip())
@@ -59,19 +59,19 @@ def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None,
             if file.member is None:
                 log.info("%s: %s", download(url, target, file.sha256, file.bytes), url)
                 continue
-            _check_archive(out / name, file.sha256, part_of=url)
+            _check_archive(out / name, file.sha256, url=url)
             archive = download(url, out / name, file.sha256, file.bytes)
             unpack(archive, file.member, target, file.max_bytes)
             log.info("%s: unpacked %s from %s; the archive is no longer needed", target, file.member, archive)
         return _prepare(config, out)
 
 
-def _check_archive(path: Path, sha256: str, part_of: str) -> None:
-    """Raise UserError if a download to ``path`` would replace an existing file with another SHA-256.
+def _check_archive(path: Path, sha256: str, url: str) -> None:
+    """Raise UserError if a file exists at ``path`` whose SHA-256 is not ``sha256``.
 
-    ``part_of`` is the address of the download, for the message.
+    ``url`` is the address of the archive to download, for the message.
     """
-    check_output(path, OutputKind(f"the archive at {part_of}", lambda existing: sha256_file(existing) == sha256))
+    check_output(path, OutputKind(f"the archive at {url}", lambda existing: sha256_file(existing) == sha256))
 
 
 def _prepare(config: DatasetConfig, out: Path) -> str:
@@ -85,10 +85,10 @@ def _prepare(config: DatasetConfig, out: Path) -> str:
 
 
 def download(url: str, path: Path, sha256: str, n_bytes: int) -> Path:
-    """Download ``url`` to ``path``, unless a file with this SHA-256 is already there, and return ``path``.
+    """Download ``url`` to ``path``, unless ``path`` already has this SHA-256, and return ``path``.
 
-    The bytes arrive in ``<path>.part``, so that a second call requests only the rest. Raises UserError if the server is out of
-    reach or sends another file. A complete ``<path>.part`` with the wrong SHA-256 is removed.
+    The bytes are written to ``<path>.part``, so that a second call requests only the rest. Raises UserError if the server is
+    out of reach or sends another file. A complete ``<path>.part`` with the wrong SHA-256 is removed.
     """
     if not url.startswith(("http://", "https://")):
         raise UserError(f"{url}: not an http:// or https:// address")
@@ -112,7 +112,7 @@ def download(url: str, path: Path, sha256: str, n_bytes: int) -> Path:
 
 
 def download_unverified(url: str, path: Path, n_bytes: int) -> Path:
-    """Download ``url`` to ``path`` without a check of its content, unless a file of this size is there, and return ``path``.
+    """Download ``url`` to ``path`` without a check of the content, unless ``path`` already has ``n_bytes``; return ``path``.
 
     An interrupted download is resumed as in :func:`download`.
     """
@@ -130,7 +130,7 @@ def download_unverified(url: str, path: Path, n_bytes: int) -> Path:
 
 
 def read_url(url: str, max_bytes: int) -> bytes:
-    """Return the content of a small file at ``url``. Raises UserError if it has more than ``max_bytes``."""
+    """Return the content of the file at ``url``. Raises UserError if the file has more than ``max_bytes``."""
     if (n_bytes := request_size(url)) > max_bytes:
         raise UserError(f"{url}: the file has {n_bytes} bytes; at most {max_bytes} are allowed")
     with TemporaryDirectory() as folder:
@@ -220,7 +220,7 @@ def _resume(url: str, part: Path, n_bytes: int) -> None:
 
 
 def _append(url: str, part: Path, n_bytes: int) -> None:
-    """Request the rest of the file ``part`` once and append it; if the server cannot resume, start again at the first byte."""
+    """Send one request for the rest of ``part`` and append the answer; restart ``part`` if the server cannot resume."""
     offset = _size(part)
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={offset}-"} if offset else {})
     with request_url(url, headers, TIMEOUT) as response:
@@ -244,15 +244,15 @@ def _append(url: str, part: Path, n_bytes: int) -> None:
                 stream.flush()  # keeps these bytes even if this process is killed
 
 
-def request_url(url: str, headers: Mapping[str, str], seconds: float) -> requests.Response:
-    """Send a GET request and return the response; its body has not been read yet.
+def request_url(url: str, headers: Mapping[str, str], timeout: float) -> requests.Response:
+    """Send a GET request and return the response with an unread body.
 
     Follows redirects to http:// and https:// addresses only. Raises requests.RequestException if the server is out of reach,
-    or if it does not send a complete header within twice ``seconds``.
+    sends nothing for ``timeout`` seconds, or does not send a complete header within twice this time.
     """
-    deadline = time.monotonic() + 2 * seconds
+    deadline = time.monotonic() + 2 * timeout
     for _ in range(_MAX_REDIRECTS):
-        response = _request_once(url, headers, seconds, deadline)
+        response = _request_once(url, headers, timeout, deadline)
         target = response.headers.get("Location")
         if not response.is_redirect or target is None:
             return response
@@ -263,43 +263,44 @@ def request_url(url: str, headers: Mapping[str, str], seconds: float) -> request
     raise requests.TooManyRedirects(f"the server redirects more than {_MAX_REDIRECTS} times")
 
 
-def read_chunks(response: requests.Response, seconds: float, n_bytes: int | None = None) -> Iterator[bytes]:
+def read_chunks(response: requests.Response, timeout: float, n_bytes: int | None = None) -> Iterator[bytes]:
     """Yield the body of a response in chunks as they arrive; stop once ``n_bytes`` have arrived.
 
-    Raises requests.RequestException if the connection breaks, or if fewer than ``MIN_SPEED`` bytes per second arrive.
+    Raises requests.RequestException if the connection breaks, or if fewer than ``MIN_SPEED`` bytes per second arrive during
+    ``timeout`` seconds.
     """
     n_before, n_read, start = 0, 0, time.monotonic()
     while n_bytes is None or n_read < n_bytes:
         try:
-            chunk = response.raw.read1(_CHUNK, decode_content=True)
+            chunk = response.raw.read1(_CHUNK_BYTES, decode_content=True)
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise requests.ConnectionError(str(error)) from error
         if not chunk:
             return
         n_read += len(chunk)
         yield chunk
-        if time.monotonic() > start + seconds:
-            if n_read - n_before < MIN_SPEED * seconds:
+        if time.monotonic() > start + timeout:
+            if n_read - n_before < MIN_SPEED * timeout:
                 raise requests.Timeout(f"the server sends fewer than {MIN_SPEED} bytes a second")
             n_before, start = n_read, time.monotonic()
 
 
 def parse_length(text: str) -> int | None:
-    """Return the length in bytes that the text of an HTTP header states, or None if it is not a number."""
+    """Return the length in bytes that the text of an HTTP header states, or None if the text is not a number."""
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
-def _request_once(url: str, headers: Mapping[str, str], seconds: float, deadline: float) -> requests.Response:
-    """Request one address without following redirects.
+def _request_once(url: str, headers: Mapping[str, str], timeout: float, deadline: float) -> requests.Response:
+    """Send one request without following redirects.
 
-    A thread waits for the header until ``deadline``, because a server can send it byte by byte without end.
+    Raises requests.Timeout if the header is not complete at ``deadline``: a server can send a header byte by byte without end.
     """
     results: list[requests.Response | Exception] = []
     abandoned = threading.Event()
 
     def request() -> None:
         try:
-            response = requests.get(url, headers=headers, stream=True, timeout=seconds, allow_redirects=False)
+            response = requests.get(url, headers=headers, stream=True, timeout=timeout, allow_redirects=False)
             results.append(response)
             if abandoned.is_set():
                 response.close()

@@ -27,15 +27,15 @@ from vse.pipeline.progress import progress_bar
 N_BITS = 64
 MAX_DIFFERENT_BITS = 6  # between the hashes of a photo and of its scaled, squashed or recompressed copy
 _SIDE, _FREQUENCIES = 32, 8
-_CHUNK = 1024
+_CHUNK_ROWS = 1024
 _COSINES = np.cos(np.pi * np.arange(_FREQUENCIES)[:, None] * (2 * np.arange(_SIDE) + 1) / (2 * _SIDE))  # of the DCT-II
 
 
 def compute_perceptual_hash(path: Path) -> Bool[np.ndarray, f" {N_BITS}"]:
     """Compute the perceptual hash (pHash) of an image file: 64 bits that depend on the coarse appearance only.
 
-    The image is resized to 32 x 32 grey pixels. A bit is set if one of the 8 x 8 lowest frequencies of its cosine transform is
-    above their median. Raises BadImage if the file cannot be read.
+    The bits state which of the 8 x 8 lowest frequencies of the cosine transform of 32 x 32 grey pixels are above the median.
+    Raises BadImage if the file cannot be read.
     """
     content = read_image_bytes(path)
     try:
@@ -61,8 +61,8 @@ def find_similar_hashes(
     """Return all pairs (i, j) of ``hashes[i]`` and ``others[j]`` that differ in at most ``max_bits`` bits."""
     signs, other_signs = (np.where(bits, np.float32(1), np.float32(-1)) for bits in (hashes, others))
     pairs: list[tuple[int, int]] = []
-    for start in range(0, len(signs), _CHUNK):
-        differing = (N_BITS - signs[start : start + _CHUNK] @ other_signs.T) / 2
+    for start in range(0, len(signs), _CHUNK_ROWS):
+        differing = (N_BITS - signs[start : start + _CHUNK_ROWS] @ other_signs.T) / 2
         pairs += [(start + int(i), int(j)) for i, j in zip(*np.nonzero(differing <= max_bits), strict=True)]
     return pairs
 
@@ -73,7 +73,7 @@ _COCO = re.compile(r"(?:COCO_[a-z]+[0-9]{4}_)?0{4,11}([0-9]{1,8})")
 
 
 def parse_published_id(image: Image) -> str | None:
-    """Return the id of an image on Flickr or in MS-COCO, such as ``flickr 1000268201`` or ``coco 42``; None if it is unknown.
+    """Return the id of an image on Flickr or in MS-COCO, such as ``flickr 1000268201`` or ``coco 42``; None if unknown.
 
     The id is the field ``cocoid``, or is read from the name of the file: ``1000268201_693b08cb0e.jpg`` (Flickr8k),
     ``1000268201.jpg`` (Flickr30K), ``COCO_val2014_000000000042.jpg`` or ``000000000042.jpg`` (COCO).
@@ -93,21 +93,22 @@ def find_same_images(
     checksums: Mapping[int, bytes] | None = None,
     other_checksums: Mapping[int, bytes] | None = None,
 ) -> list[tuple[Image, Image]]:
-    """Return the pairs of an image and the same image among ``others``.
+    """Pair each image with the first image among ``others`` that has the same published id or the same file content.
 
-    Images are the same if they have the same published id or the same file content.
-
-    ``checksums`` and ``other_checksums`` map the ``imgid`` to the SHA-256 of the file, as far as it is known.
+    ``checksums`` and ``other_checksums`` map an ``imgid`` to the SHA-256 of the file, if the SHA-256 is known.
     """
     known = defaultdict[str | bytes, list[Image]](list)
     for other in others:
-        for key in _keys(other, other_checksums or {}):
+        for key in _identifiers(other, other_checksums or {}):
             known[key].append(other)
-    pairs = ((image, next((known[key][0] for key in _keys(image, checksums or {}) if key in known), None)) for image in images)
+    pairs = (
+        (image, next((known[key][0] for key in _identifiers(image, checksums or {}) if key in known), None))
+        for image in images
+    )
     return [(image, other) for image, other in pairs if other is not None]
 
 
-def _keys(image: Image, checksums: Mapping[int, bytes]) -> list[str | bytes]:
+def _identifiers(image: Image, checksums: Mapping[int, bytes]) -> list[str | bytes]:
     keys = (parse_published_id(image), checksums.get(image.imgid))
     return [key for key in keys if key is not None]
 
@@ -117,7 +118,7 @@ def report_shared_images(dataset: Dataset, other: Dataset) -> str:
 
     Images are compared by their published ids; files of the same size are also compared by their bytes.
     """
-    pairs = find_same_images(dataset.images, other.images, *_checksums_of_equal_sizes(dataset, other))
+    pairs = find_same_images(dataset.images, other.images, *_hash_files_of_common_sizes(dataset, other))
     lines = [f"{len(pairs)} images of {dataset.path} are in {other.path}, too"]
     counts = Counter((image.split, twin.split) for image, twin in pairs)
     names = f"{dataset.name!r}", f"{other.name!r}" if other.name != dataset.name else "the other one"
@@ -149,17 +150,17 @@ def report_similar_photos(dataset: Dataset, other: Dataset | None = None) -> str
 
 
 def describe_leak(split: str, other: str) -> str:
-    """Return a remark for the report if one of the two splits is for training and the other is not; else an empty text."""
+    """Return a remark for the report if exactly one of the two splits is for training; else an empty text."""
     return "  <- trained on in one, tested on in the other" if (split in TRAINING_SPLITS) != (other in TRAINING_SPLITS) else ""
 
 
 def sort_by_splits(values: Mapping[tuple[str, str], Any]) -> list[tuple[tuple[str, str], Any]]:
-    """Return the items of a dictionary whose keys are pairs of splits, sorted by the order of the splits in ``SPLITS``."""
+    """Return the items of a dictionary from pairs of splits, in the order of the splits in ``SPLITS``."""
     return sorted(values.items(), key=lambda item: [SPLITS.index(split) for split in item[0]])
 
 
-def _checksums_of_equal_sizes(dataset: Dataset, other: Dataset) -> tuple[dict[int, bytes], dict[int, bytes]]:
-    """Return the SHA-256 of the image files of each data set that are as large as a file of the other data set."""
+def _hash_files_of_common_sizes(dataset: Dataset, other: Dataset) -> tuple[dict[int, bytes], dict[int, bytes]]:
+    """Return, for each data set, the SHA-256 by ``imgid`` of the files whose size occurs in the other data set, too."""
     if not (dataset.has_image_files and other.has_image_files):
         return {}, {}
     sizes = [{image.imgid: one.image_path(image).stat().st_size for image in one.images} for one in (dataset, other)]
@@ -177,16 +178,16 @@ def _perceptual_hashes(dataset: Dataset) -> Any:
     return np.stack([compute_perceptual_hash(dataset.image_path(image)) for image in bar])
 
 
-_LONGEST = 60  # characters of a caption in the report
+_MAX_EXAMPLE_LENGTH = 60  # characters of a caption in the report
 _ID_SOURCES = {"coco": ("coco",), "flickr": ("f30k", "f8k")}  # published data sets by the source of their image ids
 
 
 def audit_dataset(path: Path, against: Path | None = None, look_alikes: bool = True) -> str:
     """Report equal captions and similar photos across the splits of a data set, and images that are in known test sets.
 
-    ``against`` is a ``dataset.json``, or the name of a data set next to this one or in ``data/``. It is compared with the data
-    set, and its photos may be missing. Without ``look_alikes`` no photos are read. Raises UserError if a data set is invalid
-    or an image file is missing.
+    ``against`` is a ``dataset.json`` to compare with, or the name of a data set in ``data/`` or next to this data set. The
+    photos of a data set given by name may be missing. Without ``look_alikes`` no photos are read. Raises UserError if a data
+    set is invalid or an image file is missing.
     """
     dataset = load_checked_dataset(path)
     others = [] if against is None else [_load_other(against, dataset)]
@@ -204,9 +205,9 @@ def audit_dataset(path: Path, against: Path | None = None, look_alikes: bool = T
 
 
 def report_shared_captions(dataset: Dataset, other: Dataset | None = None) -> str:
-    """Report captions with the same tokens, in any case, in different splits of a data set, or in two data sets."""
-    own = _count_splits_of_texts(dataset)
-    twins = own if other is None else _count_splits_of_texts(other)
+    """Report captions with the same lower-case tokens in different splits of a data set, or in two data sets."""
+    own = _count_captions_by_text(dataset)
+    twins = own if other is None else _count_captions_by_text(other)
     counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     examples: dict[tuple[str, str], str] = {}
     shared = set()
@@ -223,16 +224,16 @@ def report_shared_captions(dataset: Dataset, other: Dataset | None = None) -> st
     lines = [f"{len(shared)} texts of captions are the same {where}"]
     for (split, twin), (n_captions, n_twins) in sort_by_splits(counts):
         example = printable(examples[split, twin])
-        example = example if len(example) <= _LONGEST else f"{example[:_LONGEST]}..."
+        example = example if len(example) <= _MAX_EXAMPLE_LENGTH else f"{example[:_MAX_EXAMPLE_LENGTH]}..."
         count = f"{n_captions:7d} in {split} and {n_twins} in {twin}"
         lines.append(f"  {count}, e.g. {example!r}{describe_leak(split, twin)}")
     return "\n".join(lines)
 
 
-def _count_splits_of_texts(dataset: Dataset) -> dict[str, Counter[str]]:
-    """Return, for each distinct text of a caption, how many captions of each split have it.
+def _count_captions_by_text(dataset: Dataset) -> dict[str, Counter[str]]:
+    """Return the number of captions with each text in each split.
 
-    Texts are lower-case tokens, joined by blanks.
+    A text is the lower-case tokens of a caption, joined by blanks.
     """
     splits: dict[str, Counter[str]] = defaultdict(Counter)
     for image in dataset.images:
@@ -244,8 +245,8 @@ def _count_splits_of_texts(dataset: Dataset) -> dict[str, Counter[str]]:
 def report_known_test_images(dataset: Dataset) -> list[str]:
     """Report the images of a data set that are test images of published data sets, by their published ids.
 
-    The ``dataset.json`` of a published data set is searched next to this data set and in ``data/``. The report also names
-    published data sets that may share images but were not found.
+    A published data set must lie next to this data set or in ``data/``. The report also names published data sets that may
+    share images but were not found.
     """
     lines: list[str] = []
     missing = set(_published()) - {dataset.name}

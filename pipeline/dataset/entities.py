@@ -25,7 +25,7 @@ MAX_DEPTH = 32  # levels of elements; an annotation of Flickr30K Entities has fo
 
 @dataclass(slots=True)
 class Element:
-    """An XML element without its attributes: its name, the line on which it begins, its text and its child elements."""
+    """An XML element: the name, the line of the start tag, the text and the child elements, without attributes."""
 
     tag: str
     line: int
@@ -33,7 +33,7 @@ class Element:
     children: list[Element] = field(default_factory=list)
 
     def find_all(self, tag: str) -> list[Element]:
-        """Return the child elements named ``tag``, in their order."""
+        """Return the child elements named ``tag``, in the order of the file."""
         return [child for child in self.children if child.tag == tag]
 
 
@@ -83,7 +83,7 @@ _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
 class MarkedPhrase(NamedTuple):
-    """A phrase: the words ``start`` to ``stop`` (exclusive) of a caption, the id of its coreference chain, and its types."""
+    """The words ``start`` to ``stop`` (exclusive) of a caption, the id of the coreference chain, and the types of a phrase."""
 
     start: int
     stop: int
@@ -92,7 +92,7 @@ class MarkedPhrase(NamedTuple):
 
 
 class MarkedCaption(NamedTuple):
-    """A caption of Flickr30K Entities: its words, including punctuation marks, and its phrases."""
+    """The words, including punctuation marks, and the phrases of a caption of Flickr30K Entities."""
 
     words: tuple[str, ...]
     phrases: tuple[MarkedPhrase, ...]
@@ -102,10 +102,10 @@ class MarkedCaption(NamedTuple):
 class Annotation:
     """The content of ``Annotations/<number>.xml``: the size of the image in pixels, and the boxes of each coreference chain.
 
-    Boxes are (x1, y1, x2, y2) with x2 and y2 exclusive, inside the image. The file counts pixels from 1 and includes the last
-    ones, so its (xmin, ymin, xmax, ymax) becomes (xmin - 1, ymin - 1, xmax, ymax). A box that names several chains belongs to
-    each of them. ``unboxed`` are the chains without boxes, for example for the scene. ``n_boxes`` counts each box once.
-    ``n_clipped`` is the number of boxes that extended beyond the image.
+    Boxes are (x1, y1, x2, y2) with x2 and y2 exclusive, inside the image. The file counts pixels from 1 and includes xmax and
+    ymax, so (xmin, ymin, xmax, ymax) becomes (xmin - 1, ymin - 1, xmax, ymax). A box that names several chains belongs to
+    each of these chains. ``unboxed`` are the chains without boxes, for example for the scene. ``n_boxes`` counts each box
+    once. ``n_clipped`` is the number of boxes that extended beyond the image.
     """
 
     width: int
@@ -251,9 +251,10 @@ def read_split(path: Path) -> tuple[str, ...]:
 
 
 def read_unrelated_captions(path: Path) -> frozenset[tuple[str, int]]:
-    """Read ``UNRELATED_CAPTIONS``: the captions that do not describe their photo, by its number and their 0-based index.
+    """Read ``UNRELATED_CAPTIONS``: the captions that do not describe the photo.
 
-    Raises UserError, which names the file and line, if a line is not such a pair.
+    Returns pairs of the number of a photo and the 0-based index of a caption. Raises UserError, which names the file and line,
+    if a line is not such a pair.
     """
     with wrap_read_errors(path, "a list of captions"):
         lines = InputFile(path).read().decode("ascii").split("\n")

@@ -12,10 +12,10 @@ from typing import Any
 
 from vse.pipeline.dataset.captions import (
     DEFAULT_TOKENISER,
+    ascii_words,
     compact_text,
     find_tokeniser,
     match_captions,
-    tokenize,
     transfer_spans,
 )
 from vse.pipeline.dataset.entities import (
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 def build_entities_content(folder: Path, images: Path) -> dict[str, Any]:
-    """Build the content of ``dataset.json`` from the official files of Flickr30K Entities, with their captions and splits.
+    """Build the content of ``dataset.json`` from the captions and splits of Flickr30K Entities.
 
     ``folder`` has ``Annotations``, ``Sentences``, ``train.txt``, ``val.txt`` and ``test.txt``, and may have
     ``UNRELATED_CAPTIONS``. ``images`` has the file ``<number>.jpg`` of every listed photo; the ``imgid`` is this number. Logs
@@ -63,7 +63,7 @@ def build_entities_content(folder: Path, images: Path) -> dict[str, Any]:
         photo = reader.read(number, f"{number}.jpg")
         for caption in photo.captions:
             raw = " ".join(caption.words)
-            tokens = tokenize(raw)
+            tokens = ascii_words(raw)
             if not tokens:
                 raise UserError(f"{reader.sentences_file(number)}: a caption has no letter and no digit: {raw[:50]!r}")
             phrases = reader.phrases(caption, tokens, photo)
@@ -80,14 +80,14 @@ def build_entities_content(folder: Path, images: Path) -> dict[str, Any]:
 def mark_entities_phrases(
     content: dict[str, Any], folder: Path, images: Path | None, min_similarity: float = MIN_SIMILARITY
 ) -> dict[str, Any]:
-    """Return the content of a checked ``dataset.json`` with the phrases of Flickr30K Entities instead of its earlier phrases.
+    """Return the content of a checked ``dataset.json`` with the phrases of Flickr30K Entities instead of earlier phrases.
 
-    An image is matched by the number at the beginning of its file name. A caption is matched with the caption of its image in
-    Entities that has the same letters and digits. If there is none because the spelling differs (*grey*, *gray*), it is
-    matched with the most similar remaining caption, if their share of equal tokens is at least ``min_similarity``; 1 allows no
+    An image is matched by the number at the beginning of the file name. A caption is matched with the caption of the same
+    image in Entities that has the same letters and digits. If the spelling differs (*grey*, *gray*), the caption is matched
+    with the most similar remaining caption, if the share of equal tokens is at least ``min_similarity``; 1 allows no
     difference. A caption without a counterpart gets no phrases.
 
-    Boxes are scaled to the size of the files in ``images``; without ``images`` they are in pixels of the annotated photos.
+    Boxes are scaled to the size of the files in ``images``. Without ``images``, boxes are in pixels of the annotated photos.
     Logs counts. Raises UserError if no image is annotated.
     """
     reader, tokenise = _EntitiesReader(folder, images), find_tokeniser(content.get("tokeniser", DEFAULT_TOKENISER), folder)
@@ -122,7 +122,7 @@ def _mark_sentences(
     min_similarity: float,
     tokenise: Callable[[str], list[str]],
 ) -> None:
-    """Add phrases to the sentences of an image that match a caption of Entities; each caption is used once at most."""
+    """Add phrases to the sentences that match a caption of ``photo``. Each caption is used once at most."""
     texts = [sentence["tokens"] if "tokens" in sentence else tokenise(sentence["raw"]) for sentence in sentences]
     captions = [caption.words for caption in photo.captions]
     for index, other in match_captions(texts, captions, min_similarity).items():
@@ -146,12 +146,12 @@ class _Photo:
 
 @dataclass
 class _EntitiesReader:
-    """A reader of a folder of Flickr30K Entities, photo by photo. It counts images, captions, phrases and boxes."""
+    """A reader of a folder of Flickr30K Entities, photo by photo, that counts images, captions, phrases and boxes."""
 
     folder: Path
     images: Path | None
     counts: Counter[str] = field(default_factory=Counter)
-    first_scaled: str = ""
+    first_scaled_message: str = ""  # about the first photo whose size differs from the annotated size
 
     def __post_init__(self) -> None:
         for name in ("Annotations", "Sentences"):
@@ -181,20 +181,23 @@ class _EntitiesReader:
         return _Photo(tuple(captions), self._scaled(annotation, file), annotation.unboxed)
 
     def _scaled(self, annotation: Annotation, file: str) -> Mapping[str, Sequence[Box]]:
-        """Return the boxes, scaled to pixels of ``file``. Its size may differ from the size of the annotated photo."""
+        """Return the boxes, scaled from the size of the annotated photo to the size of ``file``."""
         size = annotation.width, annotation.height
         actual_size = size if self.images is None else read_image_size(self.images / file)
         if actual_size == size:
             return annotation.boxes
         self.counts["scaled"] += 1
-        if not self.first_scaled:
-            self.first_scaled = f"{file} has {actual_size[0]} x {actual_size[1]} pixels instead of {size[0]} x {size[1]}"
+        if not self.first_scaled_message:
+            self.first_scaled_message = (
+                f"{file} has {actual_size[0]} x {actual_size[1]} pixels instead of {size[0]} x {size[1]}"
+            )
         return {chain: [_scale_box(box, size, actual_size) for box in boxes] for chain, boxes in annotation.boxes.items()}
 
     def phrases(self, caption: MarkedCaption, tokens: Sequence[str], photo: _Photo) -> list[dict[str, Any]]:
-        """Return the phrases of a caption in the form of ``dataset.json``, as spans of ``tokens``, the caption's tokens there.
+        """Return the phrases of a caption as entries of ``dataset.json``.
 
-        Leaves out and counts phrases that cover no token, such as ``[/EN#0/notvisual &]``.
+        ``tokens`` are the tokens of the caption in ``dataset.json``. Phrases that cover no token, such as
+        ``[/EN#0/notvisual &]``, are left out and counted.
         """
         entries = []
         spans = transfer_spans([(phrase.start, phrase.stop) for phrase in caption.phrases], caption.words, tokens)
@@ -226,9 +229,9 @@ class _EntitiesReader:
         ):
             if count:
                 log.info("%d %s", count, message)
-        if self.first_scaled:
+        if self.first_scaled_message:
             message = "%d photos do not have the annotated size (%s); their boxes were scaled"
-            log.warning(message, counts["scaled"], self.first_scaled)
+            log.warning(message, counts["scaled"], self.first_scaled_message)
 
 
 def _scale_box(box: Box, size: tuple[int, int], new_size: tuple[int, int]) -> Box:

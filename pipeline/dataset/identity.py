@@ -1,7 +1,7 @@
-"""The identity of a data set: its ids, and hashes of its photographs and captions.
+"""The identity of a data set: the ids and hashes of all photographs and captions.
 
-Two data sets may share their name and all of their ids. Files that are used together are therefore compared by the hashes of
-the images and captions whose ids they share.
+Two data sets may have the same name and the same ids. Files that are used together are therefore compared by the hashes of the
+images and captions with common ids.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, read_image_bytes, read_image_size
 
-PHOTO_BYTES = 32  # of a photograph's hash: a complete SHA-256
-CAPTION_BYTES = 8  # of a caption's hash: there are many captions, and nobody forges one
+PHOTO_HASH_BYTES = 32  # a complete SHA-256
+CAPTION_HASH_BYTES = 8  # the beginning of a SHA-256: there are many captions, and nobody forges one
 Hashes = NDArray[np.uint8]
 
 
 class DataChecksums(BaseModel):
-    """SHA-256 checksums of a data set or a split: of its ids, its photographs and its captions, each sorted by id.
+    """SHA-256 checksums of the ids, the photographs and the captions of a data set or a split, each sorted by id.
 
-    None stands for an unknown checksum. The checksum of the captions also covers the ids of their images. A complete data set
-    also has a checksum of the image ids of its splits.
+    None stands for an unknown checksum. The checksum of the captions also covers the image id of each caption. A complete data
+    set also has a checksum of the image ids of each split.
     """
 
     ids_sha256: str
@@ -53,7 +53,7 @@ class DataChecksums(BaseModel):
 
 @dataclass(frozen=True)
 class DataIdentity:
-    """The ids of images and captions with hashes of their contents; None means that the hashes are unknown.
+    """The ids and hashes of images and captions. None stands for unknown hashes.
 
     ``photos`` (n_images, 32) are the SHA-256 of the image files. ``captions`` (n_captions, 8) are the results of
     :func:`caption_hash`.
@@ -76,17 +76,17 @@ class DataIdentity:
 
 def caption_hash(imgid: int, raw: str) -> bytes:
     """Return the first 8 bytes of the SHA-256 of the image id and the text of a caption."""
-    return hashlib.sha256(f"{imgid}\n{raw}".encode(errors="surrogatepass")).digest()[:CAPTION_BYTES]
+    return hashlib.sha256(f"{imgid}\n{raw}".encode(errors="surrogatepass")).digest()[:CAPTION_HASH_BYTES]
 
 
 def caption_hashes(images: Sequence[Image]) -> Hashes:
-    """Return the hash of every caption, (n_captions, 8): those of the first image, then those of the second, and so on."""
+    """Return the hashes of all captions, (n_captions, 8), in the order of the images."""
     hashes = b"".join(caption_hash(image.imgid, caption.raw) for image in images for caption in image.captions)
-    return np.frombuffer(hashes, np.uint8).reshape(-1, CAPTION_BYTES)
+    return np.frombuffer(hashes, np.uint8).reshape(-1, CAPTION_HASH_BYTES)
 
 
 def build_identity(images: Sequence[Image], photos: Hashes | None = None) -> DataIdentity:
-    """Return the identity of images of a data set; ``photos`` (n_images, 32) are the hashes of their files, if known."""
+    """Return the identity of images. ``photos`` (n_images, 32) are the hashes of the image files, if known."""
     return DataIdentity(image_ids(images), caption_ids(images), photos, caption_hashes(images))
 
 
@@ -94,8 +94,8 @@ def compare_data(ours: DataIdentity, theirs: DataIdentity) -> list[str]:
     """Return messages about the differences between two data sets; an empty list if there are none.
 
     A message is ``12 of 300 compared captions differ, the first is id 5``. Only common ids are compared, so a split does not
-    differ from the complete data set. If only photographs or only captions differ, a second message states whether the others
-    are equal.
+    differ from the complete data set. If only captions differ, a second message states that the photographs are equal or were
+    not compared; and the same for captions if only photographs differ.
     """
     parts = {
         "photographs": _compare_hashes(ours.image_ids, ours.photos, theirs.image_ids, theirs.photos),
@@ -113,7 +113,7 @@ def compare_data(ours: DataIdentity, theirs: DataIdentity) -> list[str]:
 
 
 def check_same_data(path: Path, ours: DataIdentity, other_path: Path, theirs: DataIdentity) -> None:
-    """Raise UserError if two files have ids in common, but for different photographs or captions.
+    """Raise UserError if two files have the same id for different photographs or captions.
 
     ``path`` and ``other_path`` name the files in the message.
     """
@@ -149,7 +149,7 @@ _NO_IDS = np.empty(0, np.int64)
 
 
 def check_recorded_data(dataset: Dataset, recorded: DataIdentity) -> None:
-    """Raise UserError if captions or photographs of a data set differ from those that a file of embeddings or scores records.
+    """Raise UserError if captions or photographs of a data set differ from the ``recorded`` hashes.
 
     Compares all captions, and an evenly spread sample of the photographs whose files exist.
     """
@@ -166,7 +166,7 @@ def check_recorded_data(dataset: Dataset, recorded: DataIdentity) -> None:
 def hash_available_photos(dataset: Dataset, recorded: DataIdentity, max_photos: int) -> tuple[Ids, Hashes | None]:
     """Hash at most ``max_photos`` photographs of a data set, evenly spread over the images whose ids are in ``recorded``.
 
-    Returns their ids (n,) and hashes (n, 32); the hashes are None if all files are unreadable.
+    Returns ids (n,) and hashes (n, 32); the hashes are None if all files are unreadable.
     """
     if recorded.photos is None or not dataset.has_image_files:
         return _NO_IDS, None

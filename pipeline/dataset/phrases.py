@@ -1,4 +1,4 @@
-"""Phrases of captions, and their boxes in the image."""
+"""Phrases of captions, and boxes in the image."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Box = tuple[float, float, float, float]
 class Phrase:
     """Tokens ``start`` to ``stop`` (exclusive) of a caption that name something in the image.
 
-    ``chain`` is the id of the coreference chain: all phrases of an image for the same thing have the same id. It is empty if
-    unknown. ``types`` are categories such as ``people`` or ``scene``. ``boxes`` are (x1, y1, x2, y2) in pixels of the original
-    image, with x2 and y2 exclusive; a phrase for the background has none.
+    ``chain`` is the id of the coreference chain: all phrases of an image for the same thing have the same id. An unknown chain
+    is an empty text. ``types`` are categories such as ``people`` or ``scene``. ``boxes`` are (x1, y1, x2, y2) in pixels of the
+    original image, with x2 and y2 exclusive; a phrase for the background has no boxes.
     """
 
     start: int
@@ -45,8 +45,7 @@ class Phrase:
 def read_phrases(entries: Any, n_tokens: int, where: str) -> tuple[Phrase, ...]:
     """Check and convert the field ``phrases`` of a sentence of ``dataset.json``; None stands for no phrases.
 
-    Raises UserError if an entry is invalid. The message begins with ``where``, the file and caption, and names the phrase by
-    its 1-based number.
+    Raises UserError if an entry is invalid. The message begins with ``where``, the file and the caption.
     """
     if entries is None:
         return ()

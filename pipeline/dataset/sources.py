@@ -1,6 +1,6 @@
 """Write ``data/<name>/dataset.json``: from published files, from another data set, or from a folder of photos.
 
-All functions link the folder of images to ``images`` next to ``dataset.json``.
+The functions that write a data set create the symbolic link ``images``, next to ``dataset.json``, to the folder of images.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vse.pipeline.presets.schema import DatasetConfig
 from vse.pipeline.progress import progress_bar
 
 PHOTO_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
-_BATCH = 1000  # captions that spaCy parses at once
+_CHUNKER_BATCH = 1000  # captions that spaCy parses at once
 log = logging.getLogger(__name__)
 
 
@@ -47,7 +47,7 @@ def folder_variable(name: str) -> str:
 
 
 def source_folder(name: str) -> Path:
-    """Return the folder of the published files of a data set: its environment variable, or ``data/<name>``."""
+    """Return the folder of the published files of a data set: :func:`folder_variable`, or ``data/<name>``."""
     return Path(os.environ.get(folder_variable(name)) or Path("data", name))
 
 
@@ -81,7 +81,7 @@ def annotation_paths(config: DatasetConfig, source: Path) -> list[Path]:
 
 
 def prepare_dataset(config: DatasetConfig, source: Path, out: Path) -> Path:
-    """Write ``out/dataset.json`` from the published files in ``source``, and link their images to ``out/images``.
+    """Write ``out/dataset.json`` from the published files in ``source``, and link ``out/images``.
 
     All annotations and image files are checked first. Returns the path of ``dataset.json``.
     """
@@ -99,9 +99,9 @@ def prepare_dataset(config: DatasetConfig, source: Path, out: Path) -> Path:
 
 
 def retokenise(content: dict[str, Any], tokeniser: str, where: str) -> dict[str, Any]:
-    """Return the content of a checked ``dataset.json`` with new tokens; it also records the name of the tokeniser.
+    """Return the content of a checked ``dataset.json`` with the tokens and the name of another tokeniser.
 
-    Raises UserError if a caption has no token, or if it has phrases, because phrases are spans of its old tokens.
+    Raises UserError if a caption has no token, or has phrases, because phrases are spans of the old tokens.
     """
     tokenise, images = find_tokeniser(tokeniser, where), []
     for image in progress_bar(content["images"], desc="tokenise captions", unit="image"):
@@ -130,10 +130,10 @@ def add_phrases(
     entities: Path | None,
     out: Path,
     name: str | None = None,
-    similar: float = MIN_SIMILARITY,
+    min_similarity: float = MIN_SIMILARITY,
     chunker: str | None = None,
 ) -> Path:
-    """Write a copy of a data set with phrases in its captions to ``out/dataset.json``, and link its images to ``out/images``.
+    """Write a copy of a data set, with phrases in the captions, to ``out/dataset.json``, and link ``out/images``.
 
     The phrases come from the folder ``entities`` of Flickr30K Entities
     (:func:`vse.pipeline.dataset.entities_dataset.mark_entities_phrases`), or from the spaCy pipeline ``chunker``
@@ -148,25 +148,25 @@ def add_phrases(
     content = read_json(dataset_file)
     images = dataset_file.parent / "images" if content.get("pictures", True) else None
     if entities is not None:
-        content = mark_entities_phrases(content, entities, images, similar)
+        content = mark_entities_phrases(content, entities, images, min_similarity)
     elif chunker is not None:
         content = mark_noun_phrases(content, chunker)
     return write_dataset({**content, "dataset": name}, out, images, inputs)
 
 
 def mark_noun_phrases(content: dict[str, Any], pipeline: str) -> dict[str, Any]:
-    """Return the content of a checked ``dataset.json`` with the noun phrases of each caption instead of its earlier phrases.
+    """Return the content of a checked ``dataset.json`` with noun phrases instead of earlier phrases.
 
-    ``pipeline`` is an installed spaCy package, such as ``en_core_web_sm``, or a folder. The phrases are its noun chunks
-    without pronouns in the tokens of the data set, such as *a black dog* and *the snow* in *a black dog in the snow*. Raises
-    UserError if spaCy or the pipeline is not installed, or if it lacks a tagger or parser.
+    ``pipeline`` is an installed spaCy package, such as ``en_core_web_sm``, or a folder. The phrases are the noun chunks that
+    spaCy finds, except pronouns: *a black dog* and *the snow* in *a black dog in the snow*. Raises UserError if spaCy or the
+    pipeline is not installed, or if the pipeline lacks a tagger or parser.
     """
     nlp = _load_chunker(pipeline)
     doc_type = import_extra("spacy.tokens", "--chunker", "chunker").Doc
     sentences = [dict(sentence) for entry in content["images"] for sentence in entry.get("sentences", ())]
     tokenise = find_tokeniser(content.get("tokeniser", DEFAULT_TOKENISER), "dataset.json")
     texts = [sentence["tokens"] if "tokens" in sentence else tokenise(sentence["raw"]) for sentence in sentences]
-    docs = nlp.pipe((doc_type(nlp.vocab, words=words) for words in texts), batch_size=_BATCH)
+    docs = nlp.pipe((doc_type(nlp.vocab, words=words) for words in texts), batch_size=_CHUNKER_BATCH)
     n_phrases = n_without = 0
     parsed = progress_bar(docs, desc="noun phrases", total=len(texts), unit="caption")
     for sentence, doc in zip(sentences, parsed, strict=True):
@@ -226,15 +226,12 @@ def write_dataset(content: dict[str, Any], out: Path, images: Path | None, input
 
 
 def check_dataset(path: Path) -> str:
-    """Return a report of the counts per split of a ``dataset.json``.
-
-    Raises UserError if it is invalid or an image file is missing.
-    """
+    """Return a report of the counts in each split. Raises UserError as :func:`load_checked_dataset` does."""
     return describe_splits(load_checked_dataset(path))
 
 
 def load_checked_dataset(path: Path) -> Dataset:
-    """Load a data set. Raises UserError if it is invalid or an image file is missing."""
+    """Load a data set. Raises UserError if the data set is invalid or an image file is missing."""
     dataset = load_dataset_file(path)
     missing = missing_images(dataset)
     if missing:

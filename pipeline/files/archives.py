@@ -20,13 +20,13 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import check_zip, open_decoded
 from vse.pipeline.progress import progress_bar
 
-_CHUNK = 1 << 20
+_CHUNK_BYTES = 1 << 20
 ARCHIVE_ERRORS = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveMember:
-    """A member of an archive. ``open`` returns its content as a stream, or None if it has no content, such as a folder."""
+    """A member of an archive. ``open`` returns a stream of the content, or None for a member without content."""
 
     name: str
     size: int
@@ -38,11 +38,11 @@ class ArchiveMember:
 def unpack(archive: Path, member: str, target: Path, max_bytes: int) -> Path:
     """Unpack the file or folder ``member`` of a zip or tar archive as ``target``, which must not exist; return ``target``.
 
-    Every member must be a plain file or a folder, its path must stay inside the archive, and no path may occur twice. The
-    files of ``member`` may have at most ``max_bytes`` together. ``target`` appears when all files are complete; after an error
-    nothing remains. Raises UserError, which names the archive and the member, if a check fails.
+    Every member must be a plain file or a folder. Every path must stay inside the archive and be unique. The files of
+    ``member`` may have at most ``max_bytes`` together. ``target`` appears when all files are complete; after an error nothing
+    remains. Raises UserError, which names the archive and the member, if a check fails.
     """
-    temporary = _hidden_folder(target)
+    temporary = _unpacking_folder(target)
     try:
         remove_partial_unpacking(target)
         with open_archive(archive) as members:
@@ -63,10 +63,10 @@ def unpack(archive: Path, member: str, target: Path, max_bytes: int) -> Path:
 
 def remove_partial_unpacking(target: Path) -> None:
     """Remove the hidden folder that a killed :func:`unpack` of ``target`` has left."""
-    shutil.rmtree(_hidden_folder(target), ignore_errors=True)
+    shutil.rmtree(_unpacking_folder(target), ignore_errors=True)
 
 
-def _hidden_folder(target: Path) -> Path:
+def _unpacking_folder(target: Path) -> Path:
     return target.with_name(f".{target.name}.unpacking")
 
 
@@ -97,7 +97,7 @@ def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArchiveMembe
 def _select_members(
     archive: Path, members: Iterator[ArchiveMember], wanted: PurePosixPath, max_bytes: int
 ) -> dict[PurePosixPath, ArchiveMember]:
-    """Check all members; return the files at or below the path ``wanted``, by their path relative to ``wanted``."""
+    """Check all members; return the files at or below the path ``wanted``, by the path relative to ``wanted``."""
     seen: set[PurePosixPath] = set()
     files: dict[PurePosixPath, ArchiveMember] = {}
     total = 0
@@ -120,7 +120,7 @@ def _select_members(
 
 
 def find_member_fault(member: ArchiveMember, path: PurePosixPath) -> str | None:
-    """Return why a member must not be unpacked, as the end of a message; None if it may be unpacked."""
+    """Return why a member must not be unpacked, as the end of a message; None if the member is harmless."""
     if not (member.is_file or member.is_folder):
         return "is neither a plain file nor a folder"
     if path.is_absolute() or ".." in path.parts or re.search(r"^[A-Za-z]:|[\\\0]", member.name):
@@ -134,7 +134,7 @@ def _copy(archive: Path, member: ArchiveMember, path: Path) -> None:
     assert source is not None, "a plain file can be read"
     remaining = member.size
     with source, path.open("xb") as stream:
-        while chunk := source.read(min(remaining, _CHUNK)):
+        while chunk := source.read(min(remaining, _CHUNK_BYTES)):
             remaining -= stream.write(chunk)
     if remaining:
         raise UserError(f"{archive}: member {member.name!r} ends {remaining} bytes too early; nothing was unpacked")

@@ -1,8 +1,8 @@
 """Read untrusted parquet files, and check that parquet, Arrow and other compressed files do not decode to too many bytes.
 
 Readers of parquet allocate the memory that the headers of the pages state, whatever the footer of the file states. The headers
-of all pages of a row group are therefore checked before the row group is read. They are structs of Thrift's compact protocol
-(https://parquet.apache.org/docs/file-format/).
+of all pages of a row group are therefore checked before the row group is read. A header is a struct of Thrift's compact
+protocol (https://parquet.apache.org/docs/file-format/).
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from vse.pipeline.errors import import_extra
-from vse.pipeline.files.inputs import check_decoded, check_input, check_stream, check_zip, wrap_read_errors
+from vse.pipeline.files.inputs import check_decoded, check_gzip_xz_bz2, check_input, check_zip, wrap_read_errors
 
-_MOST_FIELDS = 1000  # fields of one header, nested fields included
+_MAX_FIELDS = 1000  # fields of one header, nested fields included
 _INTEGERS, _DOUBLE, _BINARY, _LISTS, _STRUCT = (4, 5, 6), 7, 8, (9, 10), 12
 _SIZE, _COMPRESSED, _DATA, _DICTIONARY, _DATA_V2 = 2, 3, 5, 7, 8  # fields of a page header
 _KINDS = (_DATA, _DICTIONARY, _DATA_V2)
-_BATCH, _SMALL_BATCH = 1024, 16  # rows
-_VALUE_BYTES = 8  # largest size of a number, or of a text's index in a dictionary
-_TEXTS = {("BYTE_ARRAY", kind) for kind in ("NONE", "UTF8", "ENUM", "JSON", "BSON")}  # not decimal numbers
+_BATCH_ROWS, _SMALL_BATCH_ROWS = 1024, 16
+_MAX_VALUE_BYTES = 8  # of a number, or of the index of a text in a dictionary
+_TEXT_TYPES = {("BYTE_ARRAY", kind) for kind in ("NONE", "UTF8", "ENUM", "JSON", "BSON")}  # not decimal numbers
 _MESSAGE_TYPE, _MESSAGE_HEADER = 1, 2  # fields of a message, as in Arrow's Message.fbs
-_DICTIONARY_BATCH, _RECORD_BATCH = 2, 3  # types of messages that hold data
+_DICTIONARY_MESSAGE, _RECORD_MESSAGE = 2, 3  # types of messages that hold data
+_DICTIONARY_DATA = 1  # field of a dictionary batch that holds a record batch
 _BATCH_BUFFERS, _BATCH_COMPRESSION = 2, 3  # fields of a record batch
-_BATCH_OF_DICTIONARY = 1
 
 
 class _Page(NamedTuple):
-    """A page of a parquet file: its decompressed size in bytes, and its number of values."""
+    """The decompressed size in bytes and the number of values of a page of a parquet file."""
 
     n_bytes: int
     n_values: int
@@ -69,7 +69,7 @@ class _ThriftReader:
 
     def _value(self, kind: int) -> Any:
         self._n_fields += 1
-        if self._n_fields > _MOST_FIELDS:
+        if self._n_fields > _MAX_FIELDS:
             raise ValueError("a page header with too many fields")
         if kind in (1, 2):
             return kind == 1
@@ -82,7 +82,7 @@ class _ThriftReader:
         if kind in _LISTS:
             head = self._byte()
             count = head >> 4 if head >> 4 < 15 else self._varint()
-            return [self._value(head & 15) for _ in range(min(count, _MOST_FIELDS + 1))]
+            return [self._value(head & 15) for _ in range(min(count, _MAX_FIELDS + 1))]
         if kind == _STRUCT:
             return self.read_struct()
         raise ValueError(f"a page header with a field of the unknown type {kind}")
@@ -111,11 +111,11 @@ def read_parquet_batches(path: Path, stream: BinaryIO, choose: Callable[[list[st
     """Yield record batches (pyarrow) of a parquet file, row group by row group; one empty batch if the file has no rows.
 
     Texts are read as dictionaries, so that a repeated text is in memory once. Raises UserError if the file is damaged, or if a
-    row group or all texts together decode to more bytes than the limit.
+    row group or all texts together decode to more bytes than :func:`~vse.pipeline.files.inputs.decoded_limit` allows.
 
     path : the name of the file in messages
     stream : the open file
-    choose : function from the names of all columns to the names of the columns to read
+    choose : a function from the names of all columns to the names of the columns to read
     """
     library = import_extra("pyarrow.parquet", str(path), "parquet")
     arrow = import_extra("pyarrow", str(path), "parquet")
@@ -128,10 +128,10 @@ def read_parquet_batches(path: Path, stream: BinaryIO, choose: Callable[[list[st
         parquet = library.ParquetFile(stream, read_dictionary=texts)
         n_expanded, n_batches = 0, 0
         for group in range(parquet.num_row_groups):
-            n_decoded, n_rows = _decoded_size(parquet.metadata.row_group(group), leaves, texts, stream)
+            n_decoded, n_rows = _max_decoded_bytes(parquet.metadata.row_group(group), leaves, texts, stream)
             check_decoded(path, n_decoded, n_stored)
             for batch in parquet.iter_batches(n_rows, [group], columns, use_threads=False):
-                n_expanded += sum(map(_expanded_size, batch.columns))
+                n_expanded += sum(map(_expanded_bytes, batch.columns))
                 check_decoded(path, n_expanded, n_stored)
                 n_batches += 1
                 yield batch
@@ -140,7 +140,7 @@ def read_parquet_batches(path: Path, stream: BinaryIO, choose: Callable[[list[st
 
 
 def check_parquet(path: Path) -> None:
-    """Raise UserError if a parquet file would need more bytes than the limit in memory, with one copy of its text per row."""
+    """Raise UserError if a parquet file decodes to too many bytes, counting every repeated text (:func:`decoded_limit`)."""
     with path.open("rb") as stream:
         for _ in read_parquet_batches(path, stream, lambda names: names):
             pass
@@ -153,57 +153,57 @@ def _select_leaves(schema: Any, columns: Sequence[str]) -> dict[int, Any]:
 
 
 def _select_dictionaries(metadata: Any, leaves: Mapping[int, Any]) -> list[str]:
-    """Return the paths of the text columns that pyarrow can read as dictionaries: all without delta encodings."""
+    """Return the paths of the text columns without delta encodings, which pyarrow can read as dictionaries."""
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     return [
         leaf.path
         for index, leaf in leaves.items()
-        if (leaf.physical_type, leaf.converted_type) in _TEXTS
+        if (leaf.physical_type, leaf.converted_type) in _TEXT_TYPES
         and not any(encoding.startswith("DELTA") for group in groups for encoding in group.column(index).encodings)
     ]
 
 
-def _decoded_size(group: Any, leaves: Mapping[int, Any], texts: Sequence[str], stream: BinaryIO) -> tuple[int, int]:
-    """Return the largest number of bytes that a reader allocates for a row group, and the number of rows to read at a time."""
-    n_decoded, n_rows = 0, _BATCH
+def _max_decoded_bytes(group: Any, leaves: Mapping[int, Any], texts: Sequence[str], stream: BinaryIO) -> tuple[int, int]:
+    """Return the largest number of bytes that a reader allocates for a row group, and the number of rows of a batch."""
+    n_decoded, n_rows = 0, _BATCH_ROWS
     for index, leaf in leaves.items():
         chunk = group.column(index)
         starts = [position for position in (chunk.dictionary_page_offset, chunk.data_page_offset) if position]
-        width = max(_VALUE_BYTES, leaf.length or 0)
+        width = max(_MAX_VALUE_BYTES, leaf.length or 0)
         is_copied = leaf.physical_type == "BYTE_ARRAY" and leaf.path not in texts
-        n_rows = _SMALL_BATCH if is_copied else n_rows
+        n_rows = _SMALL_BATCH_ROWS if is_copied else n_rows
         for page in _pages(stream, min(starts), chunk.total_compressed_size):
             n_decoded += page.n_bytes + width * page.n_values
             if is_copied:  # each value may be as long as the page
-                n_decoded += page.n_bytes * (page.n_values if leaf.max_repetition_level else _SMALL_BATCH)
+                n_decoded += page.n_bytes * (page.n_values if leaf.max_repetition_level else _SMALL_BATCH_ROWS)
     return n_decoded, n_rows
 
 
-def _expanded_size(array: Any) -> int:
-    """Return the size in bytes that an array has if each row holds its own copy of its text."""
+def _expanded_bytes(array: Any) -> int:
+    """Return the size in bytes of an array in which no text is shared between rows."""
     kind, compute = import_module("pyarrow.types"), import_module("pyarrow.compute")
     if kind.is_dictionary(array.type):
         lengths = compute.binary_length(array.dictionary).cast("int64")
         return int(compute.sum(lengths.take(array.indices)).as_py() or 0)
     if kind.is_struct(array.type):
-        return sum(map(_expanded_size, array.flatten()))
+        return sum(map(_expanded_bytes, array.flatten()))
     if kind.is_list(array.type) or kind.is_large_list(array.type) or kind.is_fixed_size_list(array.type):
-        return _expanded_size(array.flatten())
+        return _expanded_bytes(array.flatten())
     if kind.is_map(array.type):
-        return _expanded_size(array.keys) + _expanded_size(array.items)
+        return _expanded_bytes(array.keys) + _expanded_bytes(array.items)
     return int(array.nbytes)
 
 
 def check_arrow(path: Path) -> None:
-    """Raise UserError if the buffers of an Arrow stream decode to more bytes than the limit."""
+    """Raise UserError if the buffers of an Arrow stream decode to too many bytes (:func:`decoded_limit`)."""
     library = import_extra("pyarrow", str(path), "datasets")
     with wrap_read_errors(path, "an Arrow stream"), library.memory_map(str(check_input(path))) as stream:
         stream.seek(8 if stream.read(6) == b"ARROW1" else 0)
-        n_decoded = sum(map(_message_size, library.ipc.MessageReader.open_stream(stream)))
+        n_decoded = sum(map(_message_bytes, library.ipc.MessageReader.open_stream(stream)))
     check_decoded(path, n_decoded, path.stat().st_size)
 
 
-def _message_size(message: Any) -> int:
+def _message_bytes(message: Any) -> int:
     """Return the number of bytes of the decompressed buffers of an Arrow message.
 
     A compressed buffer begins with its decompressed size.
@@ -212,9 +212,9 @@ def _message_size(message: Any) -> int:
     root = _FlatTable(head, 0)
     (kind,) = struct.unpack_from("B", head, root.field(_MESSAGE_TYPE) or len(head))
     batch = _FlatTable(head, root.field(_MESSAGE_HEADER))
-    if kind == _DICTIONARY_BATCH:
-        batch = _FlatTable(head, batch.field(_BATCH_OF_DICTIONARY))
-    if kind not in (_DICTIONARY_BATCH, _RECORD_BATCH) or not batch.field(_BATCH_COMPRESSION):
+    if kind == _DICTIONARY_MESSAGE:
+        batch = _FlatTable(head, batch.field(_DICTIONARY_DATA))
+    if kind not in (_DICTIONARY_MESSAGE, _RECORD_MESSAGE) or not batch.field(_BATCH_COMPRESSION):
         return len(body)
     total = 0
     position = batch.field(_BATCH_BUFFERS)
@@ -227,7 +227,7 @@ def _message_size(message: Any) -> int:
 
 
 class _FlatTable:
-    """A table in a message in the format FlatBuffers. The bytes at ``position`` hold its offset."""
+    """A table of a FlatBuffers message. The bytes at ``position`` hold the offset of the table."""
 
     def __init__(self, content: memoryview, position: int) -> None:
         self._content = content
@@ -242,22 +242,22 @@ class _FlatTable:
         return self._start + offset if offset else 0
 
 
-_CHECKS: dict[bytes, Callable[[Path], None]] = {
+_CHECK_OF_START: dict[bytes, Callable[[Path], None]] = {
     b"PAR1": check_parquet,
     b"ARROW1": check_arrow,
     b"\xff\xff\xff\xff": check_arrow,
     b"PK": check_zip,
-    b"\x1f\x8b": check_stream,
-    b"\xfd7zXZ": check_stream,
-    b"BZh": check_stream,
+    b"\x1f\x8b": check_gzip_xz_bz2,
+    b"\xfd7zXZ": check_gzip_xz_bz2,
+    b"BZh": check_gzip_xz_bz2,
 }
 
 
 def check_compressed_file(path: Path) -> None:
-    """Raise UserError if a file decodes to more bytes than the limit. Its first bytes determine the compression."""
+    """Raise UserError if a file of any known compression decodes to too many bytes (:func:`decoded_limit`)."""
     with path.open("rb") as stream:
         start = stream.read(6)
-    check = next((check for magic, check in _CHECKS.items() if start.startswith(magic)), None)
+    check = next((check for magic, check in _CHECK_OF_START.items() if start.startswith(magic)), None)
     if check is not None and (check is not check_zip or zipfile.is_zipfile(path)):
         with wrap_read_errors(path, "a file that can be decoded"):
             check(path)

@@ -1,9 +1,9 @@
 """Decode untrusted image files to upright RGB, and reject files that lack a part of their pixels.
 
-Pillow decodes incomplete files without an error. Missing rows of a PNG file stay black, and the checksums of its pixels are
-not checked (:func:`_is_png_incomplete` does). Missing blocks of a JPEG file become grey if the file was cut and got an end
-marker, or if its header states a larger image. To find them, the file is decoded a second time with noise in it
-(:func:`_insert_noise`).
+Pillow decodes incomplete files without an error. Missing rows of a PNG file stay black, and Pillow does not check the
+checksums of the pixels (:func:`_is_png_incomplete` does). Missing blocks of a JPEG file become grey if the file was cut and
+got an end marker, or if the header states a larger image. To find missing blocks, the file is decoded a second time with
+added noise (:func:`_insert_noise`).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ IMAGE_FORMATS = ("JPEG", "PNG", "WEBP")
 MAX_PIXELS = 80_000_000  # a larger image is rejected as a decompression bomb
 _SIDEWAYS = (5, 6, 7, 8)  # orientations in EXIF data that exchange width and height
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
+_N_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))  # x, y, steps
-_BLOCK = 1 << 20
+_INFLATE_BYTES = 1 << 20
 _JPEG_START = b"\xff\xd8\xff"
 _MARKER = re.compile(rb"\xff+([^\x00\xff])")
 _END_OF_SCAN = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]")
 _RESTART = re.compile(rb"\xff[\xd0-\xd7]")
 _EOI, _SOS, _DRI = 0xD9, 0xDA, 0xDD
-_WITHOUT_LENGTH = (0x01, *range(0xD0, 0xD9))  # markers that no length follows
-_HUFFMAN = (0xC0, 0xC1, 0xC2)  # sequential, extended sequential and progressive frames
+_MARKERS_WITHOUT_LENGTH = (0x01, *range(0xD0, 0xD9))  # markers that no length follows
+_HUFFMAN_FRAMES = (0xC0, 0xC1, 0xC2)  # sequential, extended sequential and progressive frames
 _PROGRESSIVE = 0xC2
 _N_COEFFICIENTS = 64
 _NOISE = bytes(random.Random(0).randrange(255) for _ in range(1024))  # without 0xff, which would begin a marker
@@ -50,26 +50,26 @@ def _is_png_incomplete(content: bytes) -> bool:
         checksum = content[position + 8 + length : position + 12 + length]
         position += length + 12
         if kind == b"IHDR":
-            missing = _raw_size(data)
+            missing = _uncompressed_bytes(data)
         elif kind == b"IDAT":
             if zlib.crc32(kind + data) != int.from_bytes(checksum):
                 return True
             while data and size < missing:
-                size += len(stream.decompress(data, _BLOCK))
+                size += len(stream.decompress(data, _INFLATE_BYTES))
                 data = stream.unconsumed_tail
             if size >= missing:
                 break
     return size < missing
 
 
-def _raw_size(header: bytes) -> int:
+def _uncompressed_bytes(header: bytes) -> int:
     """Return the number of bytes of all rows of a PNG image before compression.
 
-    ``header`` is the content of the chunk IHDR. Each row begins with a byte that names its filter.
+    ``header`` is the content of the chunk IHDR. Each row begins with a byte for the filter.
     """
     width, height = int.from_bytes(header[:4]), int.from_bytes(header[4:8])
     depth, colour, interlaced = header[8], header[9], header[12]
-    bits, size = depth * _CHANNELS[colour], 0
+    bits, size = depth * _N_CHANNELS[colour], 0
     for x, y, across, down in _PASSES if interlaced else ((0, 0, 1, 1),):
         columns, rows = -(-(width - x) // across), -(-(height - y) // down)
         if columns > 0 and rows > 0:
@@ -79,9 +79,10 @@ def _raw_size(header: bytes) -> int:
 
 @dataclass
 class _Frame:
-    """The frame header of a JPEG file, and which bits of its coefficients the scans so far have set.
+    """The frame header of a JPEG file, and the bits of the coefficients that the scans so far contained.
 
-    ``lowest_bits`` holds, for each colour component, the lowest set bit of each of its 64 coefficients; None if no bit is set.
+    ``lowest_bits`` holds, for the id of each colour component, the lowest transmitted bit of each of the 64 coefficients; None
+    if no bit was transmitted. ``sampling`` holds the sampling factors (across, down) of each component.
     """
 
     kind: int
@@ -98,43 +99,39 @@ class _Frame:
         return cls(kind, height, width, sampling, {name: [None] * _N_COEFFICIENTS for name in sampling})
 
     def add_scan(self, segment: bytes) -> list[int]:
-        """Record which coefficients a JPEG scan sets; return the ids of its colour components.
-
-        ``segment`` is the header of the scan.
-        """
-        names = [segment[1 + 2 * k] for k in range(segment[0])]
+        """Record the coefficients of the scan with the header ``segment``; return the ids of the colour components."""
+        component_ids = [segment[1 + 2 * k] for k in range(segment[0])]
         first, last, bits = segment[-3:]
         if self.kind != _PROGRESSIVE:
             first, last, bits = 0, _N_COEFFICIENTS - 1, 0
-        for name in names:
+        for name in component_ids:
             known = self.lowest_bits[name]
             known[first : last + 1] = [bits & 15] * len(known[first : last + 1])
-        return names
+        return component_ids
 
-    def count_restarts(self, names: list[int], interval: int) -> int:
-        """Return the number of restart markers (RST0 to RST7) in the data of a JPEG scan that is complete.
+    def expected_restarts(self, component_ids: list[int], interval: int) -> int:
+        """Return the number of restart markers (RST0 to RST7) of a complete scan of these colour components.
 
-        ``names`` are the ids of the scan's colour components. ``interval`` is the restart interval of the file: the number of
-        blocks of pixels from one marker to the next.
+        ``interval`` is the restart interval of the file: the number of blocks of pixels from one marker to the next.
         """
         across, down = (max(factors[axis] for factors in self.sampling.values()) for axis in (0, 1))
         width, height = 8 * across, 8 * down
-        if len(names) == 1:  # a scan of one component has no more blocks than that component
-            factors = self.sampling[names[0]]
+        if len(component_ids) == 1:  # a scan of one component has no more blocks than that component
+            factors = self.sampling[component_ids[0]]
             width, height = width // factors[0], height // factors[1]
         return (-(-self.width // width) * -(-self.height // height) - 1) // interval
 
     @property
     def is_complete(self) -> bool:
-        """True if the scans so far set every bit of every coefficient of all colour components."""
+        """True if the scans so far contained every bit of every coefficient of all colour components."""
         return not any(bit for known in self.lowest_bits.values() for bit in (1 if b is None else b for b in known))
 
 
 def _insert_noise(content: bytes) -> bytes | None:
-    """Return the bytes of a JPEG file with noise after the data of each scan; None if restart markers or the end are missing.
+    """Return the bytes of a JPEG file with noise after each scan; None if restart markers or the end are missing.
 
-    A decoder ignores the noise in a complete file, and reads it as the missing data in an incomplete file, so that the image
-    differs. A file without Huffman coding is returned unchanged.
+    A decoder ignores the noise in a complete file, and reads the noise as the missing data of an incomplete file, so that the
+    image differs. A file without Huffman coding is returned unchanged.
     """
     frame, interval, position, parts = None, 0, 0, []
     copied = 0
@@ -142,14 +139,14 @@ def _insert_noise(content: bytes) -> bytes | None:
         kind, position = marker[1][0], marker.end()
         if kind == _EOI:
             break
-        if kind in _WITHOUT_LENGTH:
+        if kind in _MARKERS_WITHOUT_LENGTH:
             continue
         length = int.from_bytes(content[position : position + 2])
         segment, position = content[position + 2 : position + length], position + length
         if kind == _DRI:
             interval = int.from_bytes(segment[:2])
         elif 0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC):
-            if kind not in _HUFFMAN:
+            if kind not in _HUFFMAN_FRAMES:
                 return content
             frame = _Frame.read(kind, segment)
         elif kind == _SOS and frame is not None:
@@ -157,8 +154,8 @@ def _insert_noise(content: bytes) -> bytes | None:
             if found is None and content.endswith(bytes(2)):
                 return None  # zeros instead of the end marker: the end of the file was never written
             end = found.start() if found else len(content)
-            names = frame.add_scan(segment)
-            if interval and len(_RESTART.findall(content, position, end)) < frame.count_restarts(names, interval):
+            component_ids = frame.add_scan(segment)
+            if interval and len(_RESTART.findall(content, position, end)) < frame.expected_restarts(component_ids, interval):
                 return None
             parts += [content[copied:end], _NOISE]
             copied = position = end
@@ -200,13 +197,13 @@ def decode_image(path: Path, content: bytes | None = None, max_pixels: int = MAX
 
 
 def count_pixels(path: Path, content: bytes) -> int:
-    """Return the number of pixels that the header of an image file states. Raises BadImage for other files."""
+    """Return the number of pixels that the header states. Raises BadImage if the file is not a JPEG, PNG or WebP file."""
     with _decode_errors(path), Image.open(BytesIO(content), formats=IMAGE_FORMATS) as image:
         return image.width * image.height
 
 
 def read_image_size(path: Path, content: bytes | None = None) -> tuple[int, int]:
-    """Return the width and height of the upright image by its header; ``content`` holds the bytes of the file, if known.
+    """Return the width and height of the upright image from the header. ``content`` holds the bytes of the file, if known.
 
     Raises BadImage if the file is missing, is not a JPEG, PNG or WebP file, or has more than ``MAX_PIXELS``.
     """
@@ -227,14 +224,14 @@ def _decode_errors(path: Path) -> Iterator[None]:
         yield
     except (BadImage, MemoryError):
         raise
-    except UnidentifiedImageError:  # its own message names an object in memory, not the file
+    except UnidentifiedImageError:  # the original message names an object in memory, not the file
         raise BadImage(f"{path}: not a readable image (not {' or '.join(IMAGE_FORMATS)})") from None
     except Exception as error:  # a broken file can raise anything: struct.error from its EXIF, SyntaxError from its header
         raise BadImage(f"{path}: not a readable image ({error})") from None
 
 
 def _lacks_data(image: Image.Image, content: bytes) -> bool:
-    """Return whether the decoder filled a part of ``image`` because the file lacks its data. WebP decoders never do this."""
+    """Return whether ``content`` lacks data of ``image``, so that the decoder filled a part of the image."""
     if content.startswith(_PNG_SIGNATURE):
         return _is_png_incomplete(content)
     if not content.startswith(_JPEG_START):

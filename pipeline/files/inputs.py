@@ -1,7 +1,7 @@
 """Read untrusted input files, and detect files that change while they are read.
 
-:class:`InputFile` keeps a file open, so that its SHA-256 belongs to the bytes that were read. :class:`WatchedFile` is for
-libraries that open a file by its path.
+:class:`InputFile` keeps a file open, so that the SHA-256 belongs to the bytes that were read. :class:`WatchedFile` is for
+libraries that open a file by path.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from typing import Any, BinaryIO, NamedTuple, TypeGuard, TypeVar
 
 from vse.pipeline.errors import Interrupted, UserError, printable
 
-COARSEST_CLOCK = 2 * 10**9  # resolution in ns of the coarsest clock of a file system
-LONGEST_NAME = 100  # bytes; the names of data sets and features become parts of file names
-_LONGEST_FILE_NAME = 255
-_LONGEST_REASON = 200
-_KINDS = {
+COARSEST_CLOCK_NS = 2 * 10**9  # resolution in ns of the coarsest clock of a file system
+MAX_NAME_BYTES = 100  # bytes; the names of data sets and features become parts of file names
+_MAX_FILE_NAME_BYTES = 255
+_MAX_REASON_LENGTH = 200
+_KIND_OF_MODE = {
     stat.S_IFDIR: "is a folder",
     stat.S_IFIFO: "is a named pipe",
     stat.S_IFSOCK: "is a socket",
@@ -39,7 +39,7 @@ _KINDS = {
 
 
 class FileState(NamedTuple):
-    """The size, times and identity of a file on disk. They differ after the file was replaced or written to."""
+    """The size, times and identity of a file on disk, which differ after the file was replaced or written to."""
 
     device: int
     inode: int
@@ -51,12 +51,12 @@ class FileState(NamedTuple):
     def from_stat(cls, status: os.stat_result) -> FileState:
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
-    def is_settled(self, now: int) -> bool:
-        """Return whether any write after the time ``now`` (in ns) will change this state.
+    def detects_writes_after(self, now: int) -> bool:
+        """Return whether this state will differ after any write to the file after the time ``now`` (in ns).
 
-        The times in the state are those of the file system's clock, which may be coarse.
+        The answer is false for a file written shortly before, because the clock of a file system may be coarse.
         """
-        return max(self.mtime_ns, self.ctime_ns) < now - COARSEST_CLOCK
+        return max(self.mtime_ns, self.ctime_ns) < now - COARSEST_CLOCK_NS
 
 
 def read_file_state(path: Path) -> FileState | None:
@@ -67,24 +67,24 @@ def read_file_state(path: Path) -> FileState | None:
         return None
 
 
-_checked: ContextVar[dict[Path, FileState]] = ContextVar("_checked")  # states of the inputs checked so far
+_input_states: ContextVar[dict[Path, FileState]] = ContextVar("_input_states")  # states of the inputs checked so far
 
 
 @contextmanager
 def report_changed_inputs() -> Iterator[None]:
     """Turn an unexpected error in the block into a UserError if an input file has changed since :func:`check_input`."""
-    token = _checked.set({})
+    token = _input_states.set({})
     try:
         yield
     except (UserError, Interrupted):
         raise
     except Exception as error:
-        changed = next((path for path, state in _checked.get().items() if read_file_state(path) != state), None)
+        changed = next((path for path, state in _input_states.get().items() if read_file_state(path) != state), None)
         if changed is None:
             raise
         raise changed_file_error(changed) from error
     finally:
-        _checked.reset(token)
+        _input_states.reset(token)
 
 
 def changed_file_error(path: Path, how: str = "replaced or written to") -> UserError:
@@ -94,25 +94,25 @@ def changed_file_error(path: Path, how: str = "replaced or written to") -> UserE
 
 def forget_input(path: Path) -> None:
     """Drop the recorded state of an input file, because the program itself has written the file."""
-    _checked.get({}).pop(path, None)
+    _input_states.get({}).pop(path, None)
 
 
 def check_input(path: Path) -> Path:
-    """Return ``path``. Raises UserError if it is missing or not a plain file: reading a FIFO or device may never end."""
+    """Return ``path``. Raises UserError if the file is missing or is not a plain file, such as a device."""
     try:
         status = path.stat()
         mode = status.st_mode
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: {error_reason(error)}") from None
     if not stat.S_ISREG(mode):
-        raise UserError(f"{path}: {_KINDS.get(stat.S_IFMT(mode), 'is not a file')}, and only plain files are read")
-    _checked.get({}).setdefault(path, FileState.from_stat(status))
+        raise UserError(f"{path}: {_KIND_OF_MODE.get(stat.S_IFMT(mode), 'is not a file')}, and only plain files are read")
+    _input_states.get({}).setdefault(path, FileState.from_stat(status))
     return path
 
 
 @contextmanager
 def wrap_read_errors(path: Path, what: str) -> Iterator[None]:
-    """Turn any error in the block into a UserError: the file is not ``what`` (e.g. ``valid JSON``), or changed meanwhile."""
+    """Turn any error in the block into a UserError: the file is not ``what`` (e.g. ``valid JSON``), or has changed."""
     before = read_file_state(path)
     try:
         yield
@@ -133,15 +133,15 @@ def error_reason(error: Exception) -> str:
         text = f"it lacks {text}"
     elif isinstance(error, MemoryError):
         text = f"it does not fit into memory: {text}"
-    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
+    return text if len(text) <= _MAX_REASON_LENGTH else f"{text[:_MAX_REASON_LENGTH]}..."
 
 
 def is_name(value: object) -> TypeGuard[str]:
-    """Return whether ``value`` can name a data set, a feature or an experiment, and so a part of file names."""
+    """Return whether ``value`` can be the name of a data set, feature or experiment, which file names contain."""
     return (
         isinstance(value, str)
         and value.isprintable()
-        and 0 < len(value.encode()) <= LONGEST_NAME
+        and 0 < len(value.encode()) <= MAX_NAME_BYTES
         and not value.startswith((".", "~", " "))
         and not set("/\\") & set(value)
     )
@@ -152,14 +152,14 @@ def is_path(value: object) -> bool:
     if not isinstance(value, str) or "\0" in value:
         return False
     parts = [os.fsencode(part) for part in Path(value).parts]
-    return all(len(part) <= _LONGEST_FILE_NAME for part in parts)
+    return all(len(part) <= _MAX_FILE_NAME_BYTES for part in parts)
 
 
 _Content = TypeVar("_Content")
 
 
 class InputFile:
-    """A plain file that is opened only once, so that a file renamed to its path later is not read.
+    """A plain file that is opened only once, so that a later file at the same path is not read.
 
     Raises UserError if the path is not a plain file.
     """
@@ -178,7 +178,7 @@ class InputFile:
 
     @property
     def descriptor_path(self) -> Path:
-        """A path by which libraries can open this very file (``/dev/fd/3``); ``path`` on systems without such paths."""
+        """A path by which libraries can open the same open file (``/dev/fd/3``); ``path`` on systems without such paths."""
         descriptor = Path(f"/dev/fd/{self.stream.fileno()}")
         return descriptor if descriptor.exists() else self.path
 
@@ -217,7 +217,7 @@ class InputFile:
 def read_run_file(file: Path, record: object) -> tuple[bytes, str]:
     """Return the bytes and SHA-256 of a file in the folder of a training run.
 
-    ``record`` is the content of the ``run.json`` in this folder. Raises UserError if it records another SHA-256.
+    ``record`` is the content of the ``run.json`` in this folder. Raises UserError if ``record`` has another SHA-256.
     """
     source = InputFile(file)
     content = source.read()
@@ -232,7 +232,7 @@ def read_run_file(file: Path, record: object) -> tuple[bytes, str]:
 
 
 class InputFolder:
-    """Some plain files of the folder ``path``, each opened once."""
+    """A selection of plain files of a folder, each opened once."""
 
     def __init__(self, path: Path, files: Sequence[InputFile]) -> None:
         self.path = path
@@ -256,9 +256,9 @@ def read_and_hash(path: Path, read: Callable[[Path], _Content]) -> tuple[_Conten
 
 
 class WatchedFile:
-    """A file that a library opens by its path.
+    """A file that a library opens by path.
 
-    Create this object before the library reads it, and call :meth:`check` afterwards.
+    Create this object before the library reads the file, and call :meth:`check` afterwards.
     """
 
     def __init__(self, path: Path) -> None:
@@ -281,25 +281,25 @@ class WatchedFile:
 
 
 LIMIT_VARIABLE = "VSE_MAX_DECODED_GB"
-_DEFAULT_GB = 1.0
-_RATIO = 100  # real data hardly compress better
-_CHUNK = 1 << 20
+_DEFAULT_LIMIT_GB = 1.0
+_MAX_DECODED_RATIO = 100  # real data hardly compress better
+_CHUNK_BYTES = 1 << 20
 _OPENERS: dict[bytes, Callable[[BinaryIO], Any]] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
 
 
 def decoded_limit(n_stored: int) -> int:
-    """Return the largest number of bytes to which ``n_stored`` compressed bytes may decode: 100 times as many, at least 1 GB.
+    """Return the limit on the decoded size of ``n_stored`` compressed bytes: 100 times as many bytes, at least 1 GB.
 
-    The environment variable VSE_MAX_DECODED_GB replaces the 1 GB. Raises UserError if it is not a positive number.
+    The environment variable VSE_MAX_DECODED_GB replaces the 1 GB. Raises UserError if the value is not a positive number.
     """
     text = os.environ.get(LIMIT_VARIABLE, "")
     try:
-        n_gb = float(text) if text else _DEFAULT_GB
+        n_gb = float(text) if text else _DEFAULT_LIMIT_GB
         if not 0 < n_gb < 1e9:
             raise ValueError
     except ValueError:
         raise UserError(f"{LIMIT_VARIABLE}={text[:50]}: not a positive number of gigabytes") from None
-    return max(int(n_gb * 1e9), _RATIO * n_stored)
+    return max(int(n_gb * 1e9), _MAX_DECODED_RATIO * n_stored)
 
 
 def check_decoded(path: Path | str, n_decoded: int, n_stored: int) -> None:
@@ -314,7 +314,7 @@ def check_decoded(path: Path | str, n_decoded: int, n_stored: int) -> None:
 
 @contextmanager
 def open_decoded(path: Path) -> Iterator[io.BufferedReader]:
-    """Open a plain, gzip, xz or bzip2 file as a stream of decoded bytes. Reading beyond the limit raises UserError."""
+    """Open a plain, gzip, xz or bzip2 file as a stream of decoded bytes. A read beyond the limit raises UserError."""
     with ExitStack() as stack:
         stream = stack.enter_context(check_input(path).open("rb"))
         start = stream.read(6)
@@ -322,20 +322,20 @@ def open_decoded(path: Path) -> Iterator[io.BufferedReader]:
         opener = next((opener for magic, opener in _OPENERS.items() if start.startswith(magic)), None)
         if opener is not None:
             decoder = stack.enter_context(opener(stream))
-            stream = stack.enter_context(io.BufferedReader(_LimitedStream(path, decoder), _CHUNK))
+            stream = stack.enter_context(io.BufferedReader(_LimitedStream(path, decoder), _CHUNK_BYTES))
         yield stream
 
 
-def check_stream(path: Path) -> None:
-    """Raise UserError if a gzip, xz or bzip2 file decodes to more bytes than the limit, before a library opens it."""
+def check_gzip_xz_bz2(path: Path) -> None:
+    """Raise UserError if a gzip, xz or bzip2 file decodes to more bytes than :func:`decoded_limit` allows."""
     with open_decoded(path) as stream:
         if isinstance(stream.raw, _LimitedStream):
-            while stream.read(_CHUNK):
+            while stream.read(_CHUNK_BYTES):
                 pass
 
 
 def check_zip(path: Path) -> None:
-    """Raise UserError if the stated sizes in a zip file exceed the limit. Readers return no more bytes than these sizes."""
+    """Raise UserError if the sizes that a zip file states exceed :func:`decoded_limit`; readers return no more bytes."""
     with zipfile.ZipFile(check_input(path)) as archive:
         check_decoded(path, sum(member.file_size for member in archive.infolist()), path.stat().st_size)
 
@@ -360,7 +360,7 @@ class _LimitedStream(io.RawIOBase):
         return position
 
     def readinto(self, buffer: Any) -> int:
-        content = self._stream.read(min(len(buffer), _CHUNK))
+        content = self._stream.read(min(len(buffer), _CHUNK_BYTES))
         check_decoded(self._path, self._stream.tell(), self._n_stored)
         buffer[: len(content)] = content
         return len(content)

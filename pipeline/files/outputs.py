@@ -16,22 +16,21 @@ from vse.pipeline.files.writing import resolve_target
 if TYPE_CHECKING:
     import h5py
 
-_force: ContextVar[bool] = ContextVar("_force", default=False)
+_may_replace_other_kinds: ContextVar[bool] = ContextVar("_may_replace_other_kinds", default=False)
 
 
 @dataclass(frozen=True)
 class OutputKind:
     """A kind of output file, such as a report.
 
-    name : its name in messages
-    recognises : function that returns whether the file at a path is of this kind; an error in it means no
+    name : the name of the kind in messages
+    recognises : a function that returns whether the file at a path is of this kind; an error stands for false
     """
 
     name: str
     recognises: Callable[[Path], bool]
 
     def is_at(self, path: Path) -> bool:
-        """Return whether the file at ``path`` is an output of this kind."""
         try:
             return path.is_file() and self.recognises(path)
         except Exception:  # libraries raise many kinds of errors for a file of another format
@@ -41,24 +40,24 @@ class OutputKind:
 @contextmanager
 def allow_replacing_other_kinds(allowed: bool = True) -> Iterator[None]:
     """Allow outputs in the block to replace files of other kinds (``--force``)."""
-    token = _force.set(allowed or _force.get())
+    token = _may_replace_other_kinds.set(allowed or _may_replace_other_kinds.get())
     try:
         yield
     finally:
-        _force.reset(token)
+        _may_replace_other_kinds.reset(token)
 
 
 def may_replace_other_kinds() -> bool:
     """Return whether the user allowed outputs to replace files of other kinds."""
-    return _force.get()
+    return _may_replace_other_kinds.get()
 
 
 def check_output(out: Path, kind: OutputKind, inputs: Iterable[Path] = ()) -> None:
     """Check whether a command may write the file ``out``, before the command starts to work.
 
-    An existing file may be replaced if it is of the same ``kind``, or with the option ``--force``. Raises UserError for other
-    existing files, for anything else than a plain file, and, even with ``--force``, if ``out`` is one of the ``inputs`` (also
-    through a link) or lies in one of them.
+    An existing file of the same ``kind`` may be replaced; with ``--force``, any plain file. Raises UserError for any other
+    existing file. Even with ``--force``, raises UserError if ``out`` is one of the ``inputs``, also through a link, or lies in
+    an input folder.
     """
     target = resolve_target(out)
     if not target.exists():
@@ -102,7 +101,7 @@ def text_kind(name: str, marker: str, within: int = 4096) -> OutputKind:
 
 
 def bytes_kind(name: str, start: bytes, complete: bool) -> OutputKind:
-    """Return the kind of files that begin with the bytes ``start`` or, if ``complete``, consist of them."""
+    """Return the kind of files that begin with the bytes ``start`` or, if ``complete``, equal ``start``."""
     return OutputKind(name, lambda path: read_first_bytes(path, len(start) + complete) == start)
 
 

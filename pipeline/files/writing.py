@@ -33,13 +33,13 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
-_UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
-_READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
-_TAKEN = {errno.EAGAIN, errno.EACCES}
-_LARGEST = 2**63 - 1
+_NO_LOCKS_ERRORS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+_READ_ONLY_ERRORS = {errno.EACCES, errno.EPERM, errno.EROFS}
+_LOCKED_ERRORS = {errno.EAGAIN, errno.EACCES}
+_MAX_INTEGER = 2**63 - 1  # in JSON files
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_ABANDONED = 24 * 3600  # seconds without a change, for the temporary files of other machines
-_OTHER_KINDS = {
+_ABANDONED_SECONDS = 24 * 3600  # seconds without a change, for the temporary files of other machines
+_IRREGULAR_KINDS = {
     stat.S_ISDIR: "a folder",
     stat.S_ISFIFO: "a FIFO",
     stat.S_ISSOCK: "a socket",
@@ -51,7 +51,7 @@ _locks_held: dict[Path, int] = {}  # how often this process has taken each lock 
 
 
 def _machine_id() -> str:
-    """Return a name for this machine, its current boot and its container. Within the three, process ids are unique."""
+    """Return a name that identifies the machine, the boot and the container, in which process ids are unique."""
     facts = [socket.gethostname()]
     with suppress(OSError):
         facts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
@@ -69,7 +69,7 @@ def try_lock(handle: int) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno in _TAKEN:
+        if error.errno in _LOCKED_ERRORS:
             return False
         raise
     return True
@@ -90,30 +90,30 @@ def _is_locked(path: Path) -> bool:
 def lock_for_writing(path: Path, folder: bool = False) -> Iterator[None]:
     """Lock the file ``path``, or the folder ``path`` if ``folder``, against other writers during the block.
 
-    The lock file is ``.<name>.lock`` next to ``path``, or ``.lock`` in the folder. It is removed at the end. A process may
-    lock a path again that it has already locked. On a file system without locks a warning is logged. Raises UserError, which
-    names the machine and the process, if another process holds the lock.
+    The lock file, ``.<name>.lock`` next to ``path`` or ``.lock`` in the folder, is removed at the end. A process may lock the
+    same path several times. On a file system without locks a warning is logged. Raises UserError, which names the machine and
+    the process, if another process holds the lock.
     """
-    file = (path / ".lock" if folder else path.with_name(f".{path.name}.lock")).absolute()
-    if file in _locks_held:
-        _locks_held[file] += 1
+    lock_file = (path / ".lock" if folder else path.with_name(f".{path.name}.lock")).absolute()
+    if lock_file in _locks_held:
+        _locks_held[lock_file] += 1
         try:
             yield
         finally:
-            _locks_held[file] -= 1
+            _locks_held[lock_file] -= 1
         return
-    created = _create_folders(path, file.parent)
+    created = _create_folders(path, lock_file.parent)
     handle = None
     try:
-        handle = _acquire_lock(path, file)
+        handle = _acquire_lock(path, lock_file)
         if handle is not None:
-            _locks_held[file] = 1
+            _locks_held[lock_file] = 1
         yield
     finally:
-        _locks_held.pop(file, None)
+        _locks_held.pop(lock_file, None)
         if handle is not None:
             with suppress(OSError):
-                file.unlink()
+                lock_file.unlink()
             os.close(handle)
         for empty in created:
             with suppress(OSError):
@@ -121,7 +121,7 @@ def lock_for_writing(path: Path, folder: bool = False) -> Iterator[None]:
 
 
 def _create_folders(path: Path, folder: Path) -> list[Path]:
-    """Create ``folder`` with its parents; return the new folders, the innermost first."""
+    """Create ``folder`` and all parents; return the new folders, the innermost first."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -130,32 +130,30 @@ def _create_folders(path: Path, folder: Path) -> list[Path]:
     return missing
 
 
-def _acquire_lock(path: Path, file: Path) -> int | None:
+def _acquire_lock(path: Path, lock_file: Path) -> int | None:
     """Open and lock the lock file; return None if the file system has no locks or is read-only."""
     while True:
         try:
-            handle = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+            handle = os.open(lock_file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         except OSError as error:
-            if error.errno == errno.EACCES and _remove_foreign_lock(path, file):
+            if error.errno == errno.EACCES and _remove_foreign_lock(path, lock_file):
                 continue
-            if error.errno in _READ_ONLY:  # the write itself will raise the error for the user
+            if error.errno in _READ_ONLY_ERRORS:  # the write itself will raise the error for the user
                 return None
-            raise UserError(f"cannot write {path}: {file.name}: {error.strerror or error}") from None
+            raise UserError(f"cannot write {path}: {lock_file.name}: {error.strerror or error}") from None
         try:
             if not try_lock(handle):
-                raise UserError(
-                    f"{path}: {_read_holder(handle)} is writing it; wait until it has ended, or name another place"
-                )
-            if _is_same_file(file, handle):
+                raise _locked_error(path, handle)
+            if _is_same_file(lock_file, handle):
                 os.ftruncate(handle, 0)
                 started = datetime.now(UTC).isoformat(timespec="seconds")
                 os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()} (since {started})\n".encode(), 0)
                 return handle
         except OSError as error:
             os.close(handle)
-            if error.errno not in _UNSUPPORTED:
-                raise UserError(f"cannot write {path}: {file.name}: {error.strerror or error}") from None
-            file.unlink(missing_ok=True)
+            if error.errno not in _NO_LOCKS_ERRORS:
+                raise UserError(f"cannot write {path}: {lock_file.name}: {error.strerror or error}") from None
+            lock_file.unlink(missing_ok=True)
             log.warning("%s: this file system has no locks; make sure that no other process writes there meanwhile", path)
             return None
         except UserError:
@@ -164,16 +162,16 @@ def _acquire_lock(path: Path, file: Path) -> int | None:
         os.close(handle)  # the last holder has removed the lock file meanwhile
 
 
-def _remove_foreign_lock(path: Path, file: Path) -> bool:
-    """Remove the lock file of another user's killed process, which we may not write; return False if that fails."""
+def _remove_foreign_lock(path: Path, lock_file: Path) -> bool:
+    """Remove the lock file of another user's killed process; return False if the removal fails."""
     try:
-        handle = os.open(file, os.O_RDONLY)
+        handle = os.open(lock_file, os.O_RDONLY)
     except OSError:
         return False
     try:
         if not try_lock(handle):
-            raise UserError(f"{path}: {_read_holder(handle)} is writing it; wait until it has ended, or name another place")
-        file.unlink()
+            raise _locked_error(path, handle)
+        lock_file.unlink()
     except OSError:
         return False
     finally:
@@ -181,21 +179,22 @@ def _remove_foreign_lock(path: Path, file: Path) -> bool:
     return True
 
 
-def _is_same_file(file: Path, handle: int) -> bool:
+def _is_same_file(lock_file: Path, handle: int) -> bool:
     try:
-        return os.path.samestat(os.stat(file), os.fstat(handle))
+        return os.path.samestat(os.stat(lock_file), os.fstat(handle))
     except FileNotFoundError:
         return False
 
 
-def _read_holder(handle: int) -> str:
+def _locked_error(path: Path, handle: int) -> UserError:
     text = os.pread(handle, 300, 0).decode(errors="replace").strip()
-    return text if text.startswith("process ") and text.isprintable() else "another process"
+    holder = text if text.startswith("process ") and text.isprintable() else "another process"
+    return UserError(f"{path}: {holder} is writing it; wait until it has ended, or name another place")
 
 
 @contextmanager
 def open_atomic(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
-    """Write ``path`` atomically: yield a temporary file in the same folder, then flush it to disk and rename it.
+    """Write ``path`` atomically: yield a temporary file, then flush it to disk and rename it to ``path``.
 
     After any error, such as a full disk, ``path`` is unchanged. Only a plain file is replaced, or the target of a symbolic
     link. With ``sync=False`` the system decides when to flush; use this for many small files that are only valid once a later
@@ -258,7 +257,7 @@ def write_json(path: Path, content: object) -> Path:
 
 
 def read_json(path: Path, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """Read a JSON file as :func:`parse_json` does. Raises UserError if it is missing or not JSON."""
+    """Read a JSON file as :func:`parse_json` does. Raises UserError if the file is missing or is not JSON."""
     file = InputFile(path)
     try:
         content = file.read()
@@ -283,7 +282,7 @@ def parse_json(path: Path, content: bytes, object_hook: Callable[[dict[str, Any]
 
 def _integer(text: str) -> int:
     number = int(text)
-    if abs(number) > _LARGEST:
+    if abs(number) > _MAX_INTEGER:
         raise ValueError(f"the integer {text} is beyond 64 bits")
     return number
 
@@ -318,7 +317,7 @@ def resolve_target(path: Path) -> Path:
         return path if not path.is_symlink() else Path(os.path.realpath(path))
     except ValueError as error:
         raise UserError(f"cannot write {path}: {error}") from None
-    kind = next((kind for is_kind, kind in _OTHER_KINDS.items() if is_kind(mode)), None)
+    kind = next((kind for is_kind, kind in _IRREGULAR_KINDS.items() if is_kind(mode)), None)
     if kind is not None:
         raise UserError(f"cannot write {path}: it is {kind}; name another file to write")
     return target
@@ -332,9 +331,9 @@ def _remove_orphans(folder: Path, pattern: str) -> None:
 
 
 def _is_abandoned(temporary: Path) -> bool:
-    """Return whether no process writes a temporary file any more.
+    """Return whether the writer of the file ``temporary`` has ended.
 
-    A file from another machine counts as abandoned if it has not changed for a day.
+    The writer on another machine counts as ended if the file has not changed for a day and is not locked.
     """
     name, separator, rest = temporary.name.partition(f".{MACHINE_ID}-")
     if name and separator:
@@ -347,4 +346,4 @@ def _is_abandoned(temporary: Path) -> bool:
         return False
     is_ours = temporary.name.rpartition("-")[2].partition(".")[0].isdigit()
     idle = time.time() - temporary.lstat().st_mtime
-    return is_ours and temporary.is_file() and idle > _ABANDONED and not _is_locked(temporary)
+    return is_ours and temporary.is_file() and idle > _ABANDONED_SECONDS and not _is_locked(temporary)

@@ -1,4 +1,4 @@
-"""Import a Hugging Face data set, from a folder or by its name on the hub, with the library ``datasets``."""
+"""Import a Hugging Face data set, from a folder or by name from the hub, with the library ``datasets``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vse.pipeline.imports.rows import (
 from vse.pipeline.imports.tables import build_row, choose_columns
 from vse.pipeline.progress import progress_bar
 
-_SUFFIXES = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"RIFF": ".webp"}
+_SUFFIX_OF_START = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"RIFF": ".webp"}
 
 
 def is_saved_dataset(folder: Path) -> bool:
@@ -32,33 +32,33 @@ def is_saved_dataset(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("dataset_dict.json", "dataset_info.json"))
 
 
-def import_hugging_face(folder: Path, settings: ImportSettings, images: Path | None = None) -> Path:
+def import_hugging_face(source: Path, settings: ImportSettings, images: Path | None = None) -> Path:
     """Import a Hugging Face data set: write ``dataset.json`` and the photos, and return the path of ``dataset.json``.
 
-    ``folder`` is a folder that ``save_to_disk`` wrote, or an argument of ``load_dataset``: another folder of a data set, or a
+    ``source`` is a folder that ``save_to_disk`` wrote, or an argument of ``load_dataset``: another folder of a data set, or a
     name on the hub, ``OWNER/NAME`` or ``OWNER/NAME:CONFIGURATION``. No code of the data set is run.
 
-    One column has images, as files or as bytes. Another one has a caption or a list of captions. Splits with known names are
-    kept. If the data set has no splits, a column may name the split of each row. The path of an image must lie inside
-    ``folder``, the folder ``images``, or the folders of the library. An interrupted import continues. Raises UserError if the
+    One column has images, as files or as bytes. Another column has a caption or a list of captions. Splits with known names
+    are kept. If the data set has no splits, a column may name the split of each row. The path of an image must lie inside
+    ``source``, the folder ``images``, or the folders of the library. An interrupted import continues. Raises UserError if the
     library is not installed.
     """
     check_dataset_name(settings.name)
-    library = import_extra("datasets", f"{folder}: a Hugging Face data set", "datasets")
-    loaded = _load(library, folder)
+    library = import_extra("datasets", f"{source}: a Hugging Face data set", "datasets")
+    loaded = _load(library, source)
     by_split = loaded if isinstance(loaded, library.DatasetDict) else {"": loaded}
     collector = RowCollector(settings)
-    folders = ImageFolders(_folders(library, folder, images))
+    folders = ImageFolders(_allowed_folders(library, source, images))
     with lock_for_writing(settings.out, folder=True):
         photos = PhotoWriter(settings.out, collector)
         for split, rows in by_split.items():
-            _add_split(folder, folders, str(split), rows, library.Image, collector, photos, settings.columns)
-        content = collector.content(format="hugging-face", files=[folder.name])
+            _add_split(source, folders, str(split), rows, library.Image, collector, photos, settings.columns)
+        content = collector.content(format="hugging-face", files=[source.name])
         return write_imported_data(content, settings, None, [])
 
 
 def _check_files(folder: Path) -> None:
-    """Raise UserError if a file of the data set, in or outside the folder, decodes to more bytes than allowed."""
+    """Raise UserError if a file of the data set, in or outside ``folder``, decodes to too many bytes."""
     for path in folder.rglob("*"):
         if path.is_file():
             check_compressed_file(path)
@@ -71,8 +71,8 @@ def _check_files(folder: Path) -> None:
                 check_arrow(state.parent / name)
 
 
-def _folders(library: Any, source: Path, images: Path | None) -> list[Path]:
-    """Return the folders in which images may lie: that of the data set, ``images``, and the caches of the library."""
+def _allowed_folders(library: Any, source: Path, images: Path | None) -> list[Path]:
+    """Return the folders in which images may lie: the data set, ``images``, and the caches of the library."""
     folders = [folder for folder in (source if source.exists() else None, images) if folder is not None]
     if not is_saved_dataset(source):
         folders += [Path(library.config.DOWNLOADED_DATASETS_PATH), Path(library.config.EXTRACTED_DATASETS_PATH)]
@@ -99,7 +99,7 @@ def _load(library: Any, source: Path) -> Any:
 
 
 def _add_split(
-    folder: Path,
+    source: Path,
     folders: ImageFolders,
     split: str,
     rows: Any,
@@ -111,12 +111,12 @@ def _add_split(
     image_columns = [name for name, kind in rows.features.items() if isinstance(kind, image_type)]
     (image,) = columns.get("file", tuple(image_columns[:1]) or ("",))
     if image not in image_columns:
-        raise UserError(f"{folder}: no column {image!r} of images; columns of images: {', '.join(image_columns) or 'none'}")
-    chosen = choose_columns(folder, rows.features, {**columns, "file": (image,)})
+        raise UserError(f"{source}: no column {image!r} of images; columns of images: {', '.join(image_columns) or 'none'}")
+    chosen = choose_columns(source, rows.features, {**columns, "file": (image,)})
     seen: set[str] = set()
     stored = rows.cast_column(image, image_type(decode=False))
-    for index, row in enumerate(progress_bar(stored, desc=f"read {split or folder.name}", total=len(rows), unit="row")):
-        place = f"{folder}: {split} row {index}".replace(":  ", ": ")
+    for index, row in enumerate(progress_bar(stored, desc=f"read {split or source.name}", total=len(rows), unit="row")):
+        place = f"{source}: {split} row {index}".replace(":  ", ": ")
         try:
             name, content = _photo(row[image], index, folders)
             if name in seen:
@@ -132,7 +132,7 @@ def _add_split(
 
 
 def _photo(stored: Any, index: int, folders: ImageFolders) -> tuple[str, bytes]:
-    """Return the name and the bytes of the image of a row. Raises BadRow if it is missing or its path is not allowed."""
+    """Return the name and the bytes of an image. Raises BadRow if the image is missing or the path is not allowed."""
     if not isinstance(stored, dict) or not (stored.get("bytes") or stored.get("path")):
         raise BadRow("no image")
     path = str(stored.get("path") or "")
@@ -142,5 +142,5 @@ def _photo(stored: Any, index: int, folders: ImageFolders) -> tuple[str, bytes]:
         raise BadRow(fault) from None
     if len(content) > MAX_PHOTO_BYTES:
         raise BadRow(f"the image has {len(content)} bytes, more than {MAX_PHOTO_BYTES}")
-    suffix = next((suffix for start, suffix in _SUFFIXES.items() if content.startswith(start)), "")
+    suffix = next((suffix for start, suffix in _SUFFIX_OF_START.items() if content.startswith(start)), "")
     return (Path(path).name if path else f"{index:08d}{suffix}"), content

@@ -1,4 +1,4 @@
-"""Collect rows of imported data, each an image with some of its captions, and write their photos and ``dataset.json``."""
+"""Collect the rows of an import, and write photos and ``dataset.json``. A row is an image with some captions."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ class BadRow(Exception):
 class ImportSettings:
     """The settings of an import, for all formats.
 
-    name, out : the name of the data set, and the folder of its ``dataset.json``
-    val, test, seed : the shares of images to sample for these splits if the source has no splits; None is 0.1
+    name : the name of the data set
+    out : the folder of ``dataset.json``
+    val, test : the share of images to sample for this split if the source has no splits; None is 0.1
+    seed : the seed of the sample
     tokeniser : the name of the tokeniser for the captions
-    skip_bad : leave bad rows out and list them, instead of an error
-    columns : the names of the source's columns for each field of a row; a missing field is read from a column with a usual
-        name
+    skip_bad : whether bad rows are left out and listed, instead of an error
+    columns : the names of the source's columns for a field of a row; other fields are found by the usual names of columns
     quoting : "minimal" or "none", for CSV files; None is "minimal"
     """
 
@@ -58,10 +59,10 @@ class ImportSettings:
 
 @dataclass(frozen=True)
 class ImportedRow:
-    """A row of imported data: an image, given by its path in the folder of images, and captions of this image.
+    """A row of imported data: an image and captions of this image.
 
-    ``place`` is the file and line of the row for messages. An image may have several rows. Either all rows have ids or none
-    has.
+    ``file`` is the path of the image in the folder of images. ``place`` is the file and line of the row for messages. An image
+    may have several rows. Either all rows have ids, or no row has an id.
     """
 
     place: str
@@ -75,19 +76,18 @@ class ImportedRow:
 
 @dataclass
 class BadRows:
-    """Invalid rows, each with its place and the reason; if ``skipped`` is true, they are left out."""
+    """Places and faults of invalid rows, which are left out of the data set if ``skipped`` is true."""
 
     skipped: bool
     rows: list[tuple[str, str]] = field(default_factory=list)
 
     def add(self, place: str, reason: object) -> None:
-        """Add a bad row, and log it if it is one of the first."""
         self.rows.append((place, printable(reason)))
         if len(self.rows) <= _MAX_LOGGED:
             log.warning("%s: %s", *self.rows[-1])
 
     def finish(self, file: Path, n_rows: int) -> None:
-        """Raise UserError if there are bad rows; if they are left out, write their list to ``file`` instead.
+        """Raise UserError if there are bad rows; if bad rows are skipped, list the rows in ``file`` instead.
 
         ``n_rows`` is the number of all rows, for the message.
         """
@@ -105,7 +105,7 @@ class BadRows:
 
 @dataclass
 class _CollectedImage:
-    """An image with the places of its rows. Each caption is a tuple of its id (or None), its text and its tokens."""
+    """An image with the places of all rows. A caption is a tuple of an id (or None), a text and the tokens."""
 
     places: list[str]
     imgid: int | None
@@ -115,7 +115,7 @@ class _CollectedImage:
 
 
 class RowCollector:
-    """A collector of rows, grouped by image.
+    """A collector that groups rows by image.
 
     The function ``check`` raises :class:`BadRow` if the file of an image cannot be used.
     """
@@ -136,7 +136,7 @@ class RowCollector:
         return self.bad.skipped or not self.bad.rows
 
     def add(self, row: ImportedRow) -> str | None:
-        """Add a row and return its file, relative to the folder of images; count a bad row and return None."""
+        """Add a row and return the normalised path of the image; add an invalid row to the bad rows and return None."""
         self.n_rows += 1
         try:
             return self._add(row)
@@ -145,12 +145,12 @@ class RowCollector:
             return None
 
     def add_bad_row(self, place: str, reason: object) -> None:
-        """Add a row to the bad rows that could not be converted to an :class:`ImportedRow`."""
+        """Count a row that could not be converted to an :class:`ImportedRow` as bad."""
         self.n_rows += 1
         self.bad.add(place, reason)
 
     def files(self) -> list[str]:
-        """Return the files of the images, in the order of their first rows."""
+        """Return the paths of the images, in the order of the rows."""
         return list(self._images)
 
     def _add(self, row: ImportedRow) -> str:
@@ -195,10 +195,10 @@ class RowCollector:
             raise BadRow(f"an earlier caption also has sentid {(repeated or row.sentids)[0]}")
 
     def content(self, **record: Any) -> dict[str, Any]:
-        """Return the content of ``dataset.json``; ``record`` is stored in it under ``imported``.
+        """Return the content of ``dataset.json``, with ``record`` under the key ``imported``.
 
-        Images and captions without ids are numbered in their order, and missing splits are sampled. Bad rows are listed in
-        ``import.failures.jsonl`` if the settings leave them out; otherwise raises UserError if there are any.
+        Images and captions without ids are numbered in order, and missing splits are sampled. If the settings skip bad rows,
+        ``import.failures.jsonl`` lists the bad rows; otherwise raises UserError if there are bad rows.
         """
         self._drop_incomplete("split", lambda image: image.split)
         self._drop_incomplete("imgid", lambda image: image.imgid)
@@ -224,7 +224,7 @@ class RowCollector:
         return {**head, "images": entries}
 
     def _drop_incomplete(self, field_name: str, get: Callable[[_CollectedImage], Any]) -> None:
-        """Remove the images without a value (a split, for example) and count their rows as bad, if other images have one."""
+        """Count the rows of images without a value as bad, if other images have this value, such as a split."""
         incomplete = {file: image for file, image in self._images.items() if get(image) is None}
         if len(incomplete) < len(self._images):
             for file, image in incomplete.items():
@@ -237,7 +237,7 @@ class RowCollector:
         return 0.1 if share is None else share
 
     def _sample_splits(self) -> dict[str, str]:
-        """Return a random split for each file. It depends on the file names and the seed, but not on the order of the rows."""
+        """Return a random split for each file, which depends on the file names and the seed, not on the order of the rows."""
         shares = {split: self._share(split) for split in ("val", "test")}
         if sum(shares.values()) >= 1:
             raise UserError(f"--val {shares['val']} and --test {shares['test']} leave no images for training")
@@ -247,7 +247,7 @@ class RowCollector:
 
 
 def normalize_image_path(name: str) -> str:
-    """Return the normalised path of an image in the folder of images. Raises BadRow if it leads out of the folder."""
+    """Return the normalised path of an image. Raises BadRow if the path leads out of the folder of images."""
     path = PurePosixPath(name)
     if not is_path(name) or not path.name:
         raise BadRow("names no image file")
@@ -293,9 +293,9 @@ def flatten_captions(values: Iterable[object]) -> tuple[str, ...]:
 
 
 def parse_columns(options: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Return the names of columns for each field of a row, e.g. ``{"caption": ("title", "text")}``.
+    """Return the names of the columns of each field, e.g. ``{"caption": ("title", "text")}``.
 
-    ``options`` are the values of the option ``--column``, texts ``FIELD=NAME``. Raises UserError if a text has another form.
+    ``options`` are the values of ``--column``, such as ``caption=title``. Raises UserError if a value has another form.
     """
     columns: dict[str, tuple[str, ...]] = {}
     for text in options:
@@ -306,17 +306,17 @@ def parse_columns(options: Iterable[str]) -> dict[str, tuple[str, ...]]:
     return columns
 
 
-_FAILURES = text_kind("a list of rows that were left out", '{"place": ', within=10)
+_BAD_ROWS_FILE = text_kind("a list of rows that were left out", '{"place": ', within=10)
 
 
 def check_import_out(settings: ImportSettings) -> None:
     """Raise UserError if the folder ``settings.out`` may not be written. Call this function before any long work."""
     check_dataset_out(settings.out, settings.name)
-    check_output(settings.out / "import.failures.jsonl", _FAILURES)
+    check_output(settings.out / "import.failures.jsonl", _BAD_ROWS_FILE)
 
 
 def write_imported_data(content: dict[str, Any], settings: ImportSettings, images: Path | None, inputs: list[Path]) -> Path:
-    """Write ``dataset.json`` and link its images; return its path. Raises UserError if the folder has another data set."""
+    """Write ``dataset.json`` and link ``images``; return the path. Raises UserError if another data set is there."""
     check_dataset_name(settings.name)
     file = settings.out / "dataset.json"
     if file.exists() and read_json(file) != content and not may_replace_other_kinds():
@@ -330,22 +330,22 @@ def write_imported_data(content: dict[str, Any], settings: ImportSettings, image
 
 
 MAX_PHOTO_BYTES = 100_000_000
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//|/)")
-_HINT = "--images FOLDER allows another folder"
+_URL_START = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//|/)")
+_IMAGES_HINT = "--images FOLDER allows another folder"
 
 
 class ImageFolders:
     """The folders in which a table may name images.
 
-    A relative path is searched in each of ``folders``, in this order. A symbolic link must lead to a file in one of them.
+    A relative path is looked up in each folder, in order. The target of a symbolic link must lie in one of the folders.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = [Path(os.path.realpath(folder)) for folder in folders]
 
     def find(self, name: str) -> Path:
-        """Return the path of the image file ``name`` with links resolved. Raises BadRow if it is outside all folders."""
-        if _ADDRESS.match(name):
+        """Return the path of the image ``name`` with links resolved. Raises BadRow if the path is outside all folders."""
+        if _URL_START.match(name):
             raise BadRow(f"the image {name[:200]!r} is an address; only paths of files are allowed")
         if not is_path(name) or not name:
             raise BadRow("names no image file")
@@ -353,12 +353,12 @@ class ImageFolders:
         inside = [target for target in targets if any(target.is_relative_to(folder) for folder in self._folders)]
         if not inside:
             folders = " or ".join(map(str, self._folders))
-            raise BadRow(f"the image {name[:200]!r} is outside {folders}; {_HINT}")
+            raise BadRow(f"the image {name[:200]!r} is outside {folders}; {_IMAGES_HINT}")
         return next((target for target in inside if target.is_file()), inside[0])
 
 
 class PhotoWriter:
-    """A writer of an import's photos into the folder ``images``, which adds their rows to a collector.
+    """A writer that adds rows to a collector, and writes the photos to the folder ``images``.
 
     Photos that an interrupted import has written are kept.
     """
@@ -371,9 +371,9 @@ class PhotoWriter:
         self._collector = collector
 
     def add(self, row: ImportedRow, content: bytes) -> None:
-        """Add a row and write its photo, whose bytes are ``content``.
+        """Add a row, and write ``content``, the bytes of the photo.
 
-        The row of an unreadable photo counts as bad. Nothing more is written once the import cannot succeed.
+        The row of an unreadable photo counts as bad. Once the import cannot succeed, no further photo is written.
         """
         try:
             read_image_size(Path(row.file), content)

@@ -31,25 +31,24 @@ QUOTING = ("minimal", "none")
 _DELIMITERS = ",;\t|"
 _PHOTO_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp"))
 _SUFFIX = re.compile(r"\.\w{1,5}")
-_HINT = "--quoting none reads quotation marks as text"
+_QUOTING_HINT = "--quoting none reads quotation marks as text"
 _OnBadRow = Callable[[str, object], None]
 
 
 def read_csv_rows(
-    path: Path, on_bad_row: _OnBadRow, file_column: Callable[[Mapping[str, None]], str], quoting: str = "minimal"
+    path: Path, on_bad_row: _OnBadRow, find_file_column: Callable[[Mapping[str, None]], str], quoting: str = "minimal"
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the place and the cells of each row of a CSV file; its first line has the names of the columns.
+    """Yield the place and the cells of each row of a CSV file whose first line has the names of the columns.
 
-    The delimiter is the most frequent one of comma, semicolon, tab and bar in the first line. With the quoting "minimal" a
-    cell may be quoted and span several lines; with "none" quotation marks are text. A stray quotation mark never hides another
-    row: each line is blank, or belongs to the header, to a row that is yielded or to an unreadable row.
+    The delimiter is the most frequent character of comma, semicolon, tab and bar in the first line. With the quoting
+    "minimal" a cell may be quoted and span several lines; with "none" quotation marks are text. A stray quotation mark never
+    hides another row: each line is blank, or belongs to the header, to a row that is yielded or to an unreadable row.
 
-    Raises UserError if the file has no proper header, or if it is unclear which lines are rows. It is unclear if a quoted cell
-    contains the image file of another row, or if the first line of an unreadable row has a quotation mark and no image file.
+    Raises UserError if the header is missing or invalid, if a quoted cell contains the image file of another row, or if the
+    first line of an unreadable row has a quotation mark and no image file.
 
-    on_bad_row : called with the place and the reason of an unreadable row; after unbalanced quotation marks, reading continues
-        at the next line
-    file_column : function from the names of all columns to the name of the column of image files
+    on_bad_row : a function that is called with the place and the reason of an unreadable row
+    find_file_column : a function from the names of all columns to the name of the column of image files
     """
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as stream:
         first = stream.readline(100_000)
@@ -58,8 +57,8 @@ def read_csv_rows(
         lines = _Lines(stream)
         rule: Any = csv.QUOTE_NONE if quoting == "none" else csv.QUOTE_MINIMAL
         cells_of_lines = csv.reader(lines, delimiter=delimiter, strict=True, quoting=rule)
-        header = _header(path, cells_of_lines, lines)
-        bounds = _RowBounds(path, delimiter, header, header.index(file_column(dict.fromkeys(header))))
+        header = _read_header(path, cells_of_lines, lines)
+        merged_rows = _MergedRowChecker(path, delimiter, header, header.index(find_file_column(dict.fromkeys(header))))
         n_rows = n_blank = 0
         while True:
             line_number = lines.number + 1
@@ -70,20 +69,20 @@ def read_csv_rows(
             except StopIteration:
                 break
             except csv.Error as error:
-                fault: str | None = f"{error}; {_HINT}"
+                fault: str | None = f"{error}; {_QUOTING_HINT}"
             else:
                 if not cells:
                     n_blank += 1
                     continue
-                fault = _fault(cells, len(header), lines.taken)
+                fault = _find_row_fault(cells, len(header), lines.taken)
             n_rows += 1
             if fault is not None:
                 if '"' in lines.taken[0] and quoting != "none":
-                    bounds.check_line(place, lines.taken[0], fault)
+                    merged_rows.check_line(place, lines.taken[0], fault)
                 lines.put_back(lines.taken[1:])
                 on_bad_row(place, fault)
                 continue
-            bounds.check_row(line_number, cells, lines.taken)
+            merged_rows.check_row(line_number, cells, lines.taken)
             yield place, dict(zip(header, cells, strict=True))
         log.info("%s: %d lines: 1 header, %d blank, %d rows", path, lines.number, n_blank, n_rows)
 
@@ -91,34 +90,34 @@ def read_csv_rows(
 class _Lines:
     """An iterator over the lines of a text file; lines can be put back.
 
-    ``number`` is the number of lines that were taken. ``taken`` holds the lines that were taken since the caller cleared it.
+    ``number`` is the number of lines that were taken. ``taken`` holds the lines since the caller cleared ``taken``.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self.number = 0
         self.taken: list[str] = []
         self._stream = stream
-        self._waiting: deque[str] = deque()
+        self._put_back_lines: deque[str] = deque()
 
     def __iter__(self) -> Iterator[str]:
         return self
 
     def __next__(self) -> str:
-        line = self._waiting.popleft() if self._waiting else next(self._stream)
+        line = self._put_back_lines.popleft() if self._put_back_lines else next(self._stream)
         self.number += 1
         self.taken.append(line)
         return line
 
     def put_back(self, lines: Sequence[str]) -> None:
-        self._waiting.extendleft(reversed(lines))
+        self._put_back_lines.extendleft(reversed(lines))
         self.number -= len(lines)
 
 
-def _header(path: Path, rows: Iterator[list[str]], lines: _Lines) -> list[str]:
+def _read_header(path: Path, rows: Iterator[list[str]], lines: _Lines) -> list[str]:
     with wrap_read_errors(path, "a CSV file with the names of its columns in the first line"):
         header = [name.strip() for name in next(rows, [])]
         if lines.number > 1:
-            raise ValueError(f"a quotation mark in line 1 is open until line {lines.number}; {_HINT}")
+            raise ValueError(f"a quotation mark in line 1 is open until line {lines.number}; {_QUOTING_HINT}")
         if not any(header) or len(set(header)) < len(header):
             raise ValueError("names are missing or occur twice")
         "".join(header).encode()
@@ -128,10 +127,10 @@ def _header(path: Path, rows: Iterator[list[str]], lines: _Lines) -> list[str]:
     return header
 
 
-def _fault(cells: list[str], n_columns: int, taken: Sequence[str]) -> str | None:
+def _find_row_fault(cells: list[str], n_columns: int, taken: Sequence[str]) -> str | None:
     if len(cells) != n_columns:
         fault = f"{len(cells)} cells, but the header has {n_columns}"
-        return fault if len(taken) == 1 else f"{fault}; a quotation mark is open for {len(taken)} lines; {_HINT}"
+        return fault if len(taken) == 1 else f"{fault}; a quotation mark is open for {len(taken)} lines; {_QUOTING_HINT}"
     try:
         "".join(cells).encode()
     except UnicodeEncodeError:
@@ -139,12 +138,12 @@ def _fault(cells: list[str], n_columns: int, taken: Sequence[str]) -> str | None
     return None
 
 
-class _RowBounds:
+class _MergedRowChecker:
     """A checker that finds rows of a CSV file that a stray quotation mark has merged.
 
-    If a quoted cell extends from one row into another, it contains the image file of one of them. A file is recognised by the
-    suffix of its name: the suffix of an image format, or of a file in another row. If the names have no suffix, a cell without
-    blanks in the column of files counts as a file.
+    A quoted cell that extends from one row into the next row contains the image file of one of the two rows. A text is an
+    image file if it ends in the suffix of an image format, or in a suffix that occurred in the column of files. If names in
+    the column of files have no suffix, a text without blanks at the position of this column is an image file, too.
     """
 
     def __init__(self, path: Path, delimiter: str, header: Sequence[str], column: int) -> None:
@@ -152,8 +151,8 @@ class _RowBounds:
         self._suffixes, self._has_bare_names = set(_PHOTO_SUFFIXES), False
 
     def check_line(self, place: str, line: str, fault: str) -> None:
-        """Raise UserError if ``line``, the first line of an unreadable row, has a quotation mark and no image file."""
-        if not self._names_file(line):
+        """Raise UserError if ``line``, the first line of an unreadable row, contains no image file."""
+        if not self._has_file_name(line):
             raise UserError(f"{place}: {fault}; it is unclear whether the row ends in this line; correct its quotation marks")
 
     def check_row(self, line_number: int, cells: Sequence[str], taken: Sequence[str]) -> None:
@@ -170,21 +169,21 @@ class _RowBounds:
             return
         for column, cell in enumerate(cells):
             pieces = re.split(r"\r\n|\r|\n", cell)
-            if len(pieces) > 1 and (column == self._column or self._has_file(pieces, column)):
+            if len(pieces) > 1 and (column == self._column or self._contains_row(pieces, column)):
                 raise UserError(
                     f"{self._path}: line {line_number}: a quotation mark in the column {self._names[column]} is open until a "
                     f"later line, up to line {line_number + len(taken) - 1}, and hides other rows. Remove it, or double it "
-                    f"in a quoted cell; {_HINT}"
+                    f"in a quoted cell; {_QUOTING_HINT}"
                 )
 
-    def _names_file(self, line: str) -> bool:
+    def _has_file_name(self, line: str) -> bool:
         cells = (cell.strip(' "\r\n') for cell in line.split(self._delimiter))
         return any(PurePosixPath(cell).suffix.lower() in self._suffixes for cell in cells)
 
-    def _has_file(self, pieces: Sequence[str], column: int) -> bool:
+    def _contains_row(self, pieces: Sequence[str], column: int) -> bool:
         for index, piece in enumerate(pieces):
             parts = [part.strip(' "') for part in piece.split(self._delimiter)]
-            if self._names_file(piece):
+            if self._has_file_name(piece):
                 return True
             position = self._column if index else self._column - column
             is_last = index == len(pieces) - 1
@@ -194,8 +193,8 @@ class _RowBounds:
         return False
 
 
-# The usual names of the column of each field; the first one that exists is read.
-COLUMNS = {
+# The usual names of the column of each field; the first existing column is read.
+USUAL_COLUMNS = {
     "file": ("file", "file_name", "filename", "filepath", "image", "image_path", "path", "key"),
     "caption": ("caption", "captions", "text", "raw", "sentence", "sentences"),
     "split": ("split",),
@@ -203,15 +202,15 @@ COLUMNS = {
     "sentid": ("sentid", "sentids", "caption_id"),
     "cocoid": ("cocoid", "coco_id"),
 }
-REQUIRED = ("file", "caption")
-_CSV, _JSON = (".csv", ".tsv", ".txt"), (".jsonl", ".ndjson")
-TABLES = (*_CSV, *_JSON, ".parquet")
+REQUIRED_FIELDS = ("file", "caption")
+_CSV_SUFFIXES, _JSON_SUFFIXES = (".csv", ".tsv", ".txt"), (".jsonl", ".ndjson")
+TABLE_SUFFIXES = (*_CSV_SUFFIXES, *_JSON_SUFFIXES, ".parquet")
 _Values = Mapping[str, Any]
 _Choose = Callable[[Mapping[str, Any]], dict[str, tuple[str, ...]]]
 
 
 def add_table(path: Path, collector: RowCollector, settings: ImportSettings) -> None:
-    """Add all rows of a table. Raises UserError if it cannot be read, or has no column of files or of captions."""
+    """Add all rows of a table. Raises UserError if the table cannot be read, or lacks a column of files or captions."""
     rows = read_table_rows(path, settings, collector.add_bad_row)
     for place, row in progress_bar(rows, desc=f"read {path.name}", unit="row"):
         try:
@@ -221,24 +220,22 @@ def add_table(path: Path, collector: RowCollector, settings: ImportSettings) -> 
 
 
 def read_table_rows(path: Path, settings: ImportSettings, on_bad_row: _OnBadRow) -> Iterator[tuple[str, dict[str, list[Any]]]]:
-    """Yield the place of each row, and a dictionary from fields to the values of their columns.
+    """Yield the place of each row, and a dictionary from each field to the values in one or several columns.
 
-    Raises UserError if ``path`` is not a table.
-
-    Calls ``on_bad_row`` with the place and the reason of an unreadable row.
+    Calls ``on_bad_row`` with the place and the reason of an unreadable row. Raises UserError if ``path`` is not a table.
     """
     check_input(path)
     kind = path.suffix.lower()
-    if kind not in TABLES:
-        raise UserError(f"{path}: not a table; the name must end in {', '.join(TABLES)}")
-    if settings.quoting is not None and (settings.quoting not in QUOTING or kind not in _CSV):
-        allowed = f"is {' or '.join(QUOTING)}" if kind in _CSV else f"is for {', '.join(_CSV)}; leave it out"
+    if kind not in TABLE_SUFFIXES:
+        raise UserError(f"{path}: not a table; the name must end in {', '.join(TABLE_SUFFIXES)}")
+    if settings.quoting is not None and (settings.quoting not in QUOTING or kind not in _CSV_SUFFIXES):
+        allowed = f"is {' or '.join(QUOTING)}" if kind in _CSV_SUFFIXES else f"is for {', '.join(_CSV_SUFFIXES)}; leave it out"
         raise UserError(f"--quoting {settings.quoting}: {path.name}: it {allowed}")
 
     def choose(header: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-        return choose_columns(path, header, settings.columns, REQUIRED)
+        return choose_columns(path, header, settings.columns, REQUIRED_FIELDS)
 
-    if kind in _CSV:
+    if kind in _CSV_SUFFIXES:
         rows: Iterator[tuple[str, _Values]]
         rows = read_csv_rows(path, on_bad_row, lambda header: choose(header)["file"][0], settings.quoting or QUOTING[0])
     elif kind == ".parquet":
@@ -252,7 +249,7 @@ def read_table_rows(path: Path, settings: ImportSettings, on_bad_row: _OnBadRow)
             try:
                 chosen = choose(values)
             except UserError as error:
-                if kind not in _JSON:
+                if kind not in _JSON_SUFFIXES:
                     raise
                 on_bad_row(place, str(error).removeprefix(f"{path}: "))
                 continue
@@ -261,7 +258,7 @@ def read_table_rows(path: Path, settings: ImportSettings, on_bad_row: _OnBadRow)
 
 
 def build_row(place: str, values: Mapping[str, list[Any]]) -> ImportedRow:
-    """Return the row at ``place`` with these values, by field. Raises BadRow if a value has the wrong type."""
+    """Return a row with ``values`` by field. Raises BadRow if a value has the wrong type."""
     (file,), (split,) = values["file"], values.get("split", [None])
     if not isinstance(file, str):
         raise BadRow("names no image file")
@@ -276,9 +273,9 @@ def build_row(place: str, values: Mapping[str, list[Any]]) -> ImportedRow:
 
 
 def parse_id(value: object, field_name: str) -> int | None:
-    """Return an id as an integer, or None if ``value`` is None or "". Raises BadRow if it is anything else than an integer.
+    """Return an id, an integer or the text of an integer, as an integer; None if ``value`` is None or "".
 
-    ``value`` may be an integer or its text. ``field_name`` names the field in the message.
+    Raises BadRow, which contains ``field_name``, for any other value.
     """
     if value is None or value == "":
         return None
@@ -292,29 +289,29 @@ def parse_id(value: object, field_name: str) -> int | None:
 
 
 def choose_columns(
-    path: Path, header: Mapping[str, Any], given: Mapping[str, tuple[str, ...]], required: tuple[str, ...] = REQUIRED
+    path: Path, header: Mapping[str, Any], given: Mapping[str, tuple[str, ...]], required: tuple[str, ...] = REQUIRED_FIELDS
 ) -> dict[str, tuple[str, ...]]:
-    """Return the names of the columns of each field: those in ``given``, or else the first usual name that the header has.
+    """Return the names of the columns of each field: the ``given`` names, or else the first usual name in the header.
 
     Raises UserError if a given field or column does not exist, or if a required field has no column.
     """
-    unknown = next((field for field in given if field not in COLUMNS), None)
+    unknown = next((field for field in given if field not in USUAL_COLUMNS), None)
     if unknown is not None:
-        raise UserError(f"--column {unknown}: no such field{did_you_mean(unknown, COLUMNS)}")
+        raise UserError(f"--column {unknown}: no such field{did_you_mean(unknown, USUAL_COLUMNS)}")
     chosen = dict(given)
     for names in given.values():
         for name in names:
             if name not in header:
                 raise UserError(f"{path}: no column {name!r}{did_you_mean(name, header)}")
-    for field, names in COLUMNS.items():
+    for field, names in USUAL_COLUMNS.items():
         usual = next((name for name in names if name in header), None)
         if field not in chosen and usual is not None:
             chosen[field] = (usual,)
     missing = next((field for field in required if field not in chosen), None)
     if missing is not None:
         raise UserError(
-            f"{path}: no column {' or '.join(COLUMNS[missing])}; its columns are {', '.join(header)}; name the right one with "
-            f"--column {missing}=NAME"
+            f"{path}: no column {' or '.join(USUAL_COLUMNS[missing])}; its columns are {', '.join(header)}; name the right "
+            f"one with --column {missing}=NAME"
         )
     several = next((field for field in chosen if field != "caption" and len(chosen[field]) > 1), None)
     if several is not None:
@@ -357,38 +354,37 @@ _TABLE_NAMES = ("metadata", "captions")  # usual names of a table in the folder 
 
 
 def find_table(folder: Path) -> Path | None:
-    """Return the table of captions in a folder of images, a file with a usual name, or None.
+    """Return the table of captions (``metadata.*`` or ``captions.*``) in a folder of images; None without such a file.
 
-    Raises UserError if there are several.
+    Raises UserError if there are several tables.
     """
-    tables = [path for name in _TABLE_NAMES for end in TABLES if (path := folder / f"{name}{end}").is_file()]
+    tables = [path for name in _TABLE_NAMES for end in TABLE_SUFFIXES if (path := folder / f"{name}{end}").is_file()]
     if len(tables) > 1:
         raise UserError(f"{folder}: has {' and '.join(path.name for path in tables)}; choose one with --captions FILE")
     return tables[0] if tables else None
 
 
-def import_table(images: Path, table: Path, settings: ImportSettings, others: Path | None = None) -> Path:
-    """Write ``dataset.json`` for the images in a CSV, JSON lines or parquet file, and link their folder; return its path.
+def import_table(images: Path, table: Path, settings: ImportSettings, other_folder: Path | None = None) -> Path:
+    """Write ``dataset.json`` from a table, link the folder ``images``, and return the path of ``dataset.json``.
 
-    A row has the path of an image, relative to the folder ``images``, and one or more captions; an image may have several
-    rows. Symbolic links may lead to files in this folder or in the folder ``others``. The header of each image file is
-    checked.
+    A row has the path of an image, relative to the folder ``images``, and one or more captions. An image may have several
+    rows. Symbolic links may lead to files in ``images`` or ``other_folder``. The header of each image file is checked.
     """
     if not images.is_dir():
         raise UserError(f"{images}: no such folder of images")
     check_dataset_name(settings.name)
-    collector = RowCollector(settings, build_photo_checker(images, others))
+    collector = RowCollector(settings, build_photo_checker(images, other_folder))
     add_table(table, collector, settings)
     content = collector.content(format="table", files=[table.name])
     return write_imported_data(content, settings, images, [table])
 
 
-def build_photo_checker(images: Path, others: Path | None = None) -> Callable[[str], None]:
-    """Return a function that raises BadRow if a file in the folder ``images`` is missing or is not a readable image.
+def build_photo_checker(images: Path, other_folder: Path | None = None) -> Callable[[str], None]:
+    """Return a function that raises BadRow if a file in the folder ``images`` cannot be used.
 
-    It also raises BadRow if the file is a link that leads out of both folders.
+    The file must be a readable image, and the target of a link must lie in ``images`` or ``other_folder``.
     """
-    folders = ImageFolders([folder for folder in (images, others) if folder is not None])
+    folders = ImageFolders([folder for folder in (images, other_folder) if folder is not None])
 
     def check(file: str) -> None:
         try:

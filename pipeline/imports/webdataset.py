@@ -29,31 +29,31 @@ from vse.pipeline.progress import progress_bar
 
 PHOTO_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
 KEY_ENDS = ("first-dot", "last-dot")
-_CAPTIONS = ("txt", "json")
-_READ = (*PHOTO_EXTENSIONS, *_CAPTIONS)
+_CAPTION_EXTENSIONS = ("txt", "json")
+_USED_EXTENSIONS = (*PHOTO_EXTENSIONS, *_CAPTION_EXTENSIONS)
 _MAX_TEXT_BYTES = 1_000_000
-_MAX_LOGGED = 5  # kinds of unread members in the log
+_MAX_LOGGED_KINDS = 5  # kinds of unread members in the log
 
 
 @dataclass
 class Sample:
     """A sample: consecutive members (files) of an archive whose names begin with the same key.
 
-    content, names : the bytes and the name of each member that was read, by its extension
-    longer : unread members with a dot before an extension of photos or captions, such as ``a.b.jpg`` in the sample ``a``
-    fault : a message about the first member that cannot be used
+    content, names : the bytes and the name of each member that was read, by extension
+    unread_paths : the paths of unread members with a longer key and a known extension, such as ``a.b.jpg`` for the key ``a``
+    fault : a message about the first member that cannot be used; None without such a member
     """
 
     key: str
     content: dict[str, bytes] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
-    longer: list[PurePosixPath] = field(default_factory=list)
+    unread_paths: list[PurePosixPath] = field(default_factory=list)
     fault: str | None = None
 
     @property
     def first_name(self) -> str:
         """The name of the first member, or the key if no member was read."""
-        return next(iter(self.names.values()), str(next(iter(self.longer), self.key)))
+        return next(iter(self.names.values()), str(next(iter(self.unread_paths), self.key)))
 
     @property
     def photo_extension(self) -> str:
@@ -64,39 +64,39 @@ class Sample:
         raise BadRow(f"no photo ({', '.join(PHOTO_EXTENSIONS)}){self.unread_hint()}")
 
     def unread_hint(self) -> str:
-        """Return the end of a message about the first member in ``longer``, or an empty text."""
-        if not self.longer:
+        """Return a remark on the first of ``unread_paths`` for the end of an error message; an empty text without paths."""
+        if not self.unread_paths:
             return ""
-        name = str(self.longer[0])
-        return f"; member {name!r} is the field {self.longer[0].name.partition('.')[2]!r} of this key and is not read"
+        name = str(self.unread_paths[0])
+        return f"; member {name!r} is the field {self.unread_paths[0].name.partition('.')[2]!r} of this key and is not read"
 
     def check(self) -> None:
-        """Raise BadRow if a member cannot be used, or if keys up to the last dot would divide this sample into several."""
+        """Raise BadRow for an unusable member, or for a photo and a caption with a common longer key in ``unread_paths``."""
         if self.fault:
             raise BadRow(self.fault)
         extensions: dict[PurePosixPath, set[str]] = {}
-        for path in self.longer:
+        for path in self.unread_paths:
             extensions.setdefault(path.with_suffix(""), set()).add(path.suffix[1:].lower())
-        pairs = (stem for stem, each in extensions.items() if each & set(PHOTO_EXTENSIONS) and each & set(_CAPTIONS))
+        pairs = (stem for stem, each in extensions.items() if each & set(PHOTO_EXTENSIONS) and each & set(_CAPTION_EXTENSIONS))
         pair = next(pairs, None)
         if pair is None:
             return
-        first = next(str(path) for path in self.longer if path.with_suffix("") == pair)
-        others = [path for path in self.longer if path.with_suffix("") != pair]
+        first = next(str(path) for path in self.unread_paths if path.with_suffix("") == pair)
+        others = [path for path in self.unread_paths if path.with_suffix("") != pair]
         other = next(map(str, [*others, *self.names.values()]), None)
         both = f"member {first!r} has" if other is None else f"members {first!r} and {other!r} have"
         raise BadRow(f"{both} the key {self.key}, which ends at the first dot; --key-until last-dot ends it at the last one")
 
 
 class SampleReader:
-    """A reader of samples. A key ends at the first dot of the file name, as in WebDataset itself, or at the last dot."""
+    """A reader of samples. ``key_until`` states whether a key ends at the first or the last dot of the file name."""
 
     def __init__(self, key_until: str) -> None:
         self._key_until = key_until
         self._unread: Counter[str] = Counter()
 
     def samples(self, members: Iterable[ArchiveMember]) -> Iterator[Sample]:
-        """Yield the samples of an archive in its order, without samples that have neither a photo nor a caption."""
+        """Yield the samples in the order of ``members``, without samples that have neither a photo nor a caption."""
         sample = Sample("")
         for member in members:
             path = PurePosixPath(member.name)
@@ -116,27 +116,26 @@ class SampleReader:
 
     @property
     def n_unread(self) -> int:
-        """The number of unread members so far."""
         return self._unread.total()
 
     def summary(self) -> str:
-        """Return a text with the number of unread members by their extension."""
-        counts = [f"{count} {extension}" for extension, count in self._unread.most_common(_MAX_LOGGED)]
+        """Return a text with the number of unread members by extension."""
+        counts = [f"{count} {extension}" for extension, count in self._unread.most_common(_MAX_LOGGED_KINDS)]
         others = len(self._unread) - len(counts)
         return printable(", ".join([*counts, *([f"{others} other kinds"] if others else [])]))
 
     def _finish(self, sample: Sample) -> Iterator[Sample]:
-        """Yield the sample unless all its members are ignored. Count its second and later photos as unread."""
+        """Yield the sample unless all members are ignored. Count the second and later photos as unread."""
         photos = [extension for extension in sample.content if extension in PHOTO_EXTENSIONS]
         self._unread.update(f"*.{extension}" for extension in photos[1:])
-        if sample.content or sample.longer or sample.fault:
+        if sample.content or sample.unread_paths or sample.fault:
             yield sample
 
     def _add(self, sample: Sample, member: ArchiveMember, path: PurePosixPath, extension: str, fault: str | None) -> None:
-        if fault is None and extension not in _READ:
+        if fault is None and extension not in _USED_EXTENSIONS:
             self._unread[f"*.{extension}"] += 1
-            if extension.rpartition(".")[2] in _READ:
-                sample.longer.append(path)
+            if extension.rpartition(".")[2] in _USED_EXTENSIONS:
+                sample.unread_paths.append(path)
             return
         max_bytes = MAX_PHOTO_BYTES if extension in PHOTO_EXTENSIONS else _MAX_TEXT_BYTES
         if fault is None and member.size > max_bytes:
@@ -153,35 +152,35 @@ class SampleReader:
             sample.content[extension], sample.names[extension] = stream.read(max_bytes), member.name
 
 
-ARCHIVES = (".tar", ".tar.gz", ".tgz")
-_SPLITS = ("train", "val", "valid", "validation", "dev", "test")
-_BLOCK = 512
+ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz")
+_SPLIT_PREFIXES = ("train", "val", "valid", "validation", "dev", "test")
+_TAR_BLOCK_BYTES = 512
 
 
 def find_archives(source: Path) -> list[Path]:
-    """Return the archives in a folder and its subfolders, sorted by name. If ``source`` is a file, return this file."""
+    """Return the archives in a folder and all subfolders, sorted by name. If ``source`` is a file, return this file."""
     paths = source.rglob("*") if source.is_dir() else [source]
-    return sorted(path for path in paths if path.name.lower().endswith(ARCHIVES) and path.is_file())
+    return sorted(path for path in paths if path.name.lower().endswith(ARCHIVE_SUFFIXES) and path.is_file())
 
 
 def import_webdataset(sources: Sequence[Path], settings: ImportSettings, key_until: str = "first-dot") -> Path:
     """Import WebDataset archives: write ``dataset.json`` and the photos, and return the path of ``dataset.json``.
 
-    A sample has a photo and its captions: the lines of its ``.txt``, or a list or object in its ``.json``. The object may also
-    have the split and ids; otherwise the name of the archive or its folder may name the split (``train-0001.tar``,
+    A sample has a photo and captions: the lines of a ``.txt``, or a list or object in a ``.json``. The object may also have
+    the split and ids. Otherwise the name of the archive or of a folder may begin with the split (``train-0001.tar``,
     ``test/0.tar``). An interrupted import continues.
 
     As in WebDataset itself, a key ends at the first dot of a file name: ``a.b.jpg`` is the field ``b.jpg`` of the sample
-    ``a``. With ``key_until="last-dot"`` it ends at the last dot. A second sample with the same key, and a sample with a member
-    whose path leads out of the archive, are bad rows. Unread members are counted.
+    ``a``. With ``key_until="last-dot"`` a key ends at the last dot. A second sample with the same key, and a sample with a
+    member whose path leads out of the archive, are bad rows. Unread members are counted.
     """
     check_dataset_name(settings.name)
     if key_until not in KEY_ENDS:
         raise UserError(f"--key-until {key_until}: unknown{did_you_mean(key_until, KEY_ENDS)}")
     archives = [(source, path) for source in sources for path in find_archives(source)]
     if not archives:
-        raise UserError(f"{sources[0]}: has no archive with a name in {', '.join(ARCHIVES)}")
-    folders = [_folder(source, path) for source, path in archives]
+        raise UserError(f"{sources[0]}: has no archive with a name in {', '.join(ARCHIVE_SUFFIXES)}")
+    folders = [_photo_folder(source, path) for source, path in archives]
     for folder, count in Counter(folders).items():
         if count > 1:
             same = " and ".join(str(path) for at, (_, path) in zip(folders, archives, strict=True) if at == folder)
@@ -204,10 +203,10 @@ def import_webdataset(sources: Sequence[Path], settings: ImportSettings, key_unt
         return write_imported_data(content, settings, None, [path for _, path in archives])
 
 
-def _folder(source: Path, archive: Path) -> str:
-    """Return the folder for the photos of an archive: its path inside ``source`` without the extension."""
+def _photo_folder(source: Path, archive: Path) -> str:
+    """Return the folder for the photos of an archive: the path of the archive in ``source``, without the suffix."""
     relative = archive.relative_to(source) if source.is_dir() else Path(archive.name)
-    ending = max((ending for ending in ARCHIVES if relative.name.lower().endswith(ending)), key=len)
+    ending = max((ending for ending in ARCHIVE_SUFFIXES if relative.name.lower().endswith(ending)), key=len)
     return relative.with_name(relative.name[: -len(ending)] or relative.name).as_posix()
 
 
@@ -220,7 +219,7 @@ def _add_archive(
     photos: PhotoWriter,
     settings: ImportSettings,
 ) -> None:
-    split = _split_of(folder)
+    split = _find_split(folder)
     try:
         with open_archive(archive) as members:
             for sample in reader.samples(members):
@@ -241,19 +240,19 @@ def _add_archive(
 
 
 def _has_end(archive: Path) -> bool:
-    """Return whether a tar file ends with zeros, as all complete ones do. Readers of an incomplete file report no error."""
+    """Return whether a tar file ends with zeros, as all complete tar files do. Readers do not report a missing end."""
     if archive.suffix != ".tar":
         return True  # decompression fails if a compressed file is cut
     with archive.open("rb") as stream:
-        stream.seek(-min(_BLOCK, archive.stat().st_size), 2)
-        return not any(stream.read(_BLOCK))
+        stream.seek(-min(_TAR_BLOCK_BYTES, archive.stat().st_size), 2)
+        return not any(stream.read(_TAR_BLOCK_BYTES))
 
 
-def _split_of(folder: str) -> str | None:
-    """Return the split with which the name of an archive, or of a folder in its path, begins; None if there is none."""
-    *parents, name = folder.lower().split("/")
+def _find_split(archive_path: str) -> str | None:
+    """Return the split at the beginning of the name of the archive, or else of a parent folder; None without a split."""
+    *parents, name = archive_path.lower().split("/")
     for part in (name, *parents[::-1]):
-        for split in _SPLITS:
+        for split in _SPLIT_PREFIXES:
             if part == split or part.startswith((f"{split}-", f"{split}_", f"{split}.")):
                 return split
     return None

@@ -1,8 +1,8 @@
-"""Run a user's own code if it is allowed to run. Settings name it as ``my_loss.py:MyLoss`` or ``package.module:MyLoss``.
+"""Run a user's own code, such as ``my_loss.py:MyLoss`` or ``package.module:MyLoss`` in settings, if the code is allowed.
 
-Code may run if the command line names it by ``--set``, or if all code is allowed (``--allow-code``). Code that only a preset
-or the settings of a run name is rejected, so that a run from somebody else cannot execute its code. A run folder keeps copies
-of its code, and its settings hold their SHA-256.
+Code may run if ``--set`` on the command line names the code, or if all code is allowed (``--allow-code``). Code that only a
+preset or the settings of a run name is rejected, so that another person's run cannot execute code. The folder of a run has
+copies of the code, and the settings of the run have the SHA-256 of each copy.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Any
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, error_reason
 
-_NAME = re.compile(r"(?P<location>[^:\n]+(?::\\[^:\n]*)?):(?P<member>[A-Za-z_]\w*)")
+_CODE_NAME = re.compile(r"(?P<location>[^:\n]+(?::\\[^:\n]*)?):(?P<member>[A-Za-z_]\w*)")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_SHORT = 12  # hexadecimal digits of a SHA-256 in names and messages
+_SHORT_DIGITS = 12  # hexadecimal digits of a SHA-256 in names and messages
 
 
 class CodeNotAllowed(UserError):
-    """Raised for code that must not run, because the user has not allowed it or its file has changed."""
+    """Raised for code that must not run: the user has not allowed the code, or the file has changed."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class OwnCode:
     name : the name in settings, e.g. ``my_loss.py:MyLoss``
     member : the class or function
     file : the file that was read
-    source, sha256 : the bytes of that file and their SHA-256
+    source, sha256 : the content and the SHA-256 of the file
     """
 
     name: str
@@ -49,7 +49,7 @@ class OwnCode:
 
     @property
     def copy_name(self) -> str:
-        """The name of the file's copy in a run folder."""
+        """The name of the copy of the file in a run folder."""
         return code_copy_name(self.name, self.sha256)
 
 
@@ -57,18 +57,18 @@ class OwnCode:
 class _Rules:
     """The code that may run.
 
-    everything : true if all code may run
-    named : names of the code that the command line names
-    copies : the folder with the code of the run that is being opened
+    everything : whether all code may run
+    named : the names of code on the command line
+    copies_folder : the folder with the code of the run to open; None if no run is opened
     """
 
     everything: bool = False
     named: frozenset[str] = frozenset()
-    copies: Path | None = None
+    copies_folder: Path | None = None
 
 
-_NOTHING = _Rules()
-_RULES = ContextVar("_RULES", default=_NOTHING)
+_NOTHING_ALLOWED = _Rules()
+_RULES = ContextVar("_RULES", default=_NOTHING_ALLOWED)
 _LOADED: dict[tuple[str, str], OwnCode] = {}  # code that this process has run, by name and SHA-256
 
 
@@ -81,41 +81,42 @@ def allow_own_code(allowed: bool = True) -> Iterator[None]:
 
 @contextmanager
 def allow_named_code(values: Sequence[Any]) -> Iterator[None]:
-    """Allow the code that ``values`` name to run in the block; ``values`` are the user's settings on the command line."""
+    """Allow the code that the settings ``values`` on the command line name to run in the block."""
     with _change_rules(named=_RULES.get().named | frozenset(_find_code_names(values))):
         yield
 
 
 @contextmanager
-def use_code_of_run(copies: Path) -> Iterator[None]:
-    """Load code in the block from ``copies``, the folder in which a training run keeps copies of its code."""
-    with _change_rules(copies=copies):
+def use_code_of_run(copies_folder: Path) -> Iterator[None]:
+    """Load code in the block from ``copies_folder``, the folder in which a training run keeps copies of code."""
+    with _change_rules(copies_folder=copies_folder):
         yield
 
 
 def is_code_name(name: object) -> bool:
     """Return whether ``name`` has the form of a user's own code, ``my_loss.py:MyLoss`` or ``package.module:MyLoss``."""
-    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+    return isinstance(name, str) and _CODE_NAME.fullmatch(name) is not None
 
 
 def code_copy_name(name: str, sha256: str) -> str:
-    """Return the file name of a copy of code: the name of the file and the first digits of its SHA-256."""
-    return f"{Path(name.rpartition(':')[0]).name.removesuffix('.py')}-{sha256[:_SHORT]}.py"
+    """Return the file name of a copy of code: the name of the file and the first digits of the SHA-256."""
+    return f"{Path(name.rpartition(':')[0]).name.removesuffix('.py')}-{sha256[:_SHORT_DIGITS]}.py"
 
 
 def hash_code_files(settings: object) -> dict[str, str]:
-    """Return the SHA-256 of the existing ``.py`` files that settings name as code, by name. Nothing is run."""
+    """Return the SHA-256 of existing ``.py`` files by the names of code in settings. No code is run."""
     locations = {name: Path(name.rpartition(":")[0]) for name in _find_code_names(settings)}
     files = {name: location for name, location in locations.items() if location.suffix == ".py" and location.is_file()}
     return {name: InputFile(file).sha256 for name, file in files.items()}
 
 
 def load_code(name: str, sha256: str | None = None) -> OwnCode:
-    """Run the file or module that ``name`` names, once in a process, and return its class or function.
+    """Run the file or module in ``name``, once in a process, and return the class or function in ``name``.
 
-    The path of a file is relative to the working folder, and Python's search path finds a module. In :func:`use_code_of_run`
-    the copy in the run folder is run instead; ``sha256`` must then be given. Raises CodeNotAllowed if the code may not run or
-    has another SHA-256 than ``sha256``, and UserError if it is missing, fails when it is run, or lacks the class or function.
+    The path of a file is relative to the working folder. A module is found on Python's search path. In
+    :func:`use_code_of_run` the copy in the run folder is run instead; ``sha256`` must then be given. Raises CodeNotAllowed if
+    the code may not run or has another SHA-256 than ``sha256``. Raises UserError if the file is missing, fails, or lacks the
+    class or function.
     """
     if sha256 is not None and (name, sha256) in _LOADED:
         return _LOADED[name, sha256]
@@ -123,24 +124,24 @@ def load_code(name: str, sha256: str | None = None) -> OwnCode:
         raise CodeNotAllowed(f"{name}: {sha256!r} is not a SHA-256")
     rules = _RULES.get()
     location, member = name.rpartition(":")[::2]
-    if rules.copies is None and not (rules.everything or name in rules.named):
+    if rules.copies_folder is None and not (rules.everything or name in rules.named):
         raise CodeNotAllowed(
             f"{name} is code outside of the package: look at it, and allow it to run with --allow-code (or name it by --set)"
         )
-    if rules.copies is not None:
-        file = _find_copy(name, sha256, rules.copies, rules.everything)
+    if rules.copies_folder is not None:
+        file = _find_copy(name, sha256, rules.copies_folder, rules.everything)
     else:
         file = Path(location) if location.endswith(".py") else _module_file(name, location)
     code_file = InputFile(file)
     source = code_file.read()
     if sha256 not in (None, code_file.sha256):
         raise CodeNotAllowed(
-            f"{file}: has changed since: its SHA-256 is {code_file.sha256[:_SHORT]}..., and that of {name} was "
-            f"{str(sha256)[:_SHORT]}...; restore it, or train again"
+            f"{file}: has changed since: its SHA-256 is {code_file.sha256[:_SHORT_DIGITS]}..., and that of {name} was "
+            f"{str(sha256)[:_SHORT_DIGITS]}...; restore it, or train again"
         )
     key = name, code_file.sha256
     if key not in _LOADED:
-        is_file = rules.copies is not None or location.endswith(".py")
+        is_file = rules.copies_folder is not None or location.endswith(".py")
         module = _execute(file, source, code_file.sha256, location) if is_file else _import(name, location)
         if not hasattr(module, member):
             raise UserError(f"{file}: has no class or function {member!r}")
@@ -148,18 +149,20 @@ def load_code(name: str, sha256: str | None = None) -> OwnCode:
     return _LOADED[key]
 
 
-def _find_copy(name: str, sha256: str | None, copies: Path, allowed: bool) -> Path:
+def _find_copy(name: str, sha256: str | None, copies_folder: Path, allowed: bool) -> Path:
     if sha256 is None:
-        raise CodeNotAllowed(f"{copies.parent}: its settings name {name}, but not the SHA-256 of that code; train again")
-    file = copies / code_copy_name(name, sha256)
+        raise CodeNotAllowed(
+            f"{copies_folder.parent}: its settings name {name}, but not the SHA-256 of that code; train again"
+        )
+    file = copies_folder / code_copy_name(name, sha256)
     if not allowed and (known := next((loaded for code, loaded in _LOADED if code == name), None)):
         raise CodeNotAllowed(
-            f"{name} has changed since {copies.parent} was made: its SHA-256 is {known[:_SHORT]}..., that of the run "
-            f"{sha256[:_SHORT]}... ({file}); restore it, give another --out, or --overwrite the run"
+            f"{name} has changed since {copies_folder.parent} was made: its SHA-256 is {known[:_SHORT_DIGITS]}..., that of "
+            f"the run {sha256[:_SHORT_DIGITS]}... ({file}); restore it, give another --out, or --overwrite the run"
         )
     if not allowed:
         raise CodeNotAllowed(
-            f"{copies.parent} was made with code outside of the package, {name}: look at its copy, {file}, and allow "
+            f"{copies_folder.parent} was made with code outside of the package, {name}: look at its copy, {file}, and allow "
             "it to run with --allow-code"
         )
     if not file.is_file():
@@ -187,9 +190,9 @@ def _import(name: str, module: str) -> ModuleType:
 def _execute(file: Path, source: bytes, sha256: str, location: str) -> ModuleType:
     """Execute source code as a new module, registered in ``sys.modules`` to resolve annotations, and return the module.
 
-    If the source is the copy of a module in a package, its relative imports load the installed package.
+    Relative imports in the copy of a module of a package load the installed package.
     """
-    module = ModuleType(f"vse_own_code_{sha256[:_SHORT]}")
+    module = ModuleType(f"vse_own_code_{sha256[:_SHORT_DIGITS]}")
     module.__file__ = str(file)
     if not location.endswith(".py"):
         module.__package__ = location.rpartition(".")[0]
@@ -204,7 +207,7 @@ def _execute(file: Path, source: bytes, sha256: str, location: str) -> ModuleTyp
 
 
 def _line(error: Exception, file: str) -> str:
-    """Return the line of ``file`` in which an error was raised, as ``:12``; an empty text if it is unknown."""
+    """Return the line of ``file`` that raised an error, as ``:12``; an empty text for an unknown line."""
     if isinstance(error, SyntaxError):
         return f":{error.lineno}" if error.lineno else ""
     line, trace = None, error.__traceback__

@@ -1,8 +1,8 @@
 """Registries of parts. Experiments and features are composed of parts, such as losses or extractors.
 
-A part is a class that holds settings and the code that uses them. It has a file of its own and one line in the registry of its
-kind. Settings name it: ``similarity: { name: order, form: norm }``, or just ``similarity: order``. A user's own part is named
-by its file, ``loss: my_loss.py:MyLoss`` (:mod:`vse.pipeline.presets.own_code`).
+A part is a class with settings and the code that uses the settings. Each part has a file and one line in a registry. Settings
+name a part: ``similarity: { name: order, form: norm }``, or just ``similarity: order``. The name of a user's own part contains
+a file: ``loss: my_loss.py:MyLoss`` (:mod:`vse.pipeline.presets.own_code`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Part = TypeVar("_Part", bound=Settings)
 
 
 def import_object(name: str) -> Any:
-    """Import an object by its name, ``module:object``."""
+    """Return the object ``module:object``."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)
 
@@ -31,11 +31,11 @@ class Registry(Generic[_Part]):
     """The parts of one kind by name. A lazy part is imported on first use.
 
     kind : the kind of the parts in messages, such as ``similarity``
-    parts : classes; each has its name as the default of the field ``key``
-    key : the name of the field that holds the part's name, such as ``name``
-    lazy : classes by name, as ``module:Class``
-    base : the base class of users' own parts; without it, users cannot add parts
-    from_function : turns a user's own function into a class; without it, only classes are accepted
+    parts : the classes of parts, each with the name of the part as the default of the field ``key``
+    key : the name of the field for the name of a part, such as ``name``
+    lazy : ``module:Class`` of further parts by name
+    base : the base class of users' own parts; None if users cannot add parts
+    from_function : a function from a user's own function to a class; None if only classes are accepted
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Registry(Generic[_Part]):
             self.add(part)
 
     def add(self, part: type[_Part]) -> None:
-        """Register a part under its name, the default of its field ``key``."""
+        """Register a part under the default of the field ``key``."""
         self._parts[part.model_fields[self.key].default] = part
 
     def remove(self, name: str) -> None:
@@ -68,7 +68,7 @@ class Registry(Generic[_Part]):
         return iter(self._parts)
 
     def __getitem__(self, name: str) -> type[_Part]:
-        """Return the class of the part ``name``. Raises ValueError, with the nearest name, if it is unknown.
+        """Return the class of the part ``name``. Raises ValueError, with the nearest name, for an unknown part.
 
         Raises UserError if a user's own part is of another kind or may not run.
         """
@@ -82,9 +82,9 @@ class Registry(Generic[_Part]):
         return part
 
     def parse(self, value: Any) -> Any:
-        """Return the part for its name, or for settings with its name; parts and None are returned unchanged.
+        """Return the part that ``value`` describes: the name of a part, or settings that include the name.
 
-        Raises ValueError for other values.
+        A part or None is returned unchanged. Raises ValueError for any other value.
         """
         if value is None or isinstance(value, BaseModel):
             return value
@@ -97,7 +97,7 @@ class Registry(Generic[_Part]):
         return self[name].model_validate(settings)
 
     def as_settings(self, value: Any) -> dict[str, Any] | None:
-        """Return the settings of a part that is given as its name, as settings or as an object; None for any other value."""
+        """Return the settings of a part, given as a name, as settings or as an object; None for any other value."""
         if isinstance(value, BaseModel):
             return {**value.model_dump(exclude_unset=True), self.key: getattr(value, self.key)}
         if isinstance(value, str):
@@ -105,7 +105,7 @@ class Registry(Generic[_Part]):
         return dict(value) if isinstance(value, Mapping) else None
 
     def find_class(self, value: Any) -> type[_Part] | None:
-        """Return the class of a part that is given as its name, as settings or as an object; None if the registry lacks it."""
+        """Return the class of a part, given as a name, as settings or as an object; None for an unknown part."""
         name = (self.as_settings(value) or {}).get(self.key)
         return self[name] if isinstance(name, str) and name in self else None
 
@@ -137,7 +137,7 @@ def part_field(registry: Registry[Any]) -> BeforeValidator:
 
 
 def find_registry(schema: type[BaseModel], field: str) -> Registry[Any] | None:
-    """Return the registry of the part that a field of a schema holds; None if the field holds no part."""
+    """Return the registry of the part in a field of a schema; None if the field holds no part."""
     info = schema.model_fields[field]
     for item in (*info.metadata, *_annotation_metadata(info.annotation)):
         owner = getattr(getattr(item, "func", None), "__self__", None)
@@ -146,8 +146,8 @@ def find_registry(schema: type[BaseModel], field: str) -> Registry[Any] | None:
     return None
 
 
-def find_group(schema: type[BaseModel], field: str) -> type[BaseModel] | None:
-    """Return the class of the settings that a field of a schema holds; None if the field holds something else."""
+def find_settings_class(schema: type[BaseModel], field: str) -> type[BaseModel] | None:
+    """Return the class of the settings in a field of a schema; None if the field holds no settings."""
     annotation = schema.model_fields[field].annotation
     for kind in (annotation, *get_args(annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -156,7 +156,7 @@ def find_group(schema: type[BaseModel], field: str) -> type[BaseModel] | None:
 
 
 def find_default_part(schema: type[BaseModel], field: str) -> Any:
-    """Return the default part of a field of a schema; None if it has no default."""
+    """Return the default part of a field of a schema; None without a default."""
     default = schema.model_fields[field].get_default(call_default_factory=True)
     return None if default is PydanticUndefined else default
 
@@ -173,7 +173,6 @@ def find_own_code(settings: BaseModel) -> list[OwnCode]:
 
 
 def _annotation_metadata(annotation: Any) -> Iterator[Any]:
-    """Yield the metadata of every ``Annotated`` in an annotation, at any depth of a union."""
     yield from getattr(annotation, "__metadata__", ())
     for inner in get_args(annotation):
         yield from _annotation_metadata(inner)

@@ -1,8 +1,8 @@
 """Read the YAML files of presets.
 
 A file holds one preset of the same name, or a family of presets under the key ``presets``. Presets ship with the package. The
-environment variable ``VSE_PRESETS`` names a folder, with the layout of ``config/``, that is searched first. A file with one
-preset can also be given by its path.
+environment variable ``VSE_PRESETS`` names a folder, with the layout of ``config/``, that is searched first. Commands also
+accept the path of a file with one preset.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from typing import Any
 import yaml
 
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files.inputs import LONGEST_NAME, check_input, is_name, wrap_read_errors
+from vse.pipeline.files.inputs import MAX_NAME_BYTES, check_input, is_name, wrap_read_errors
 
 try:
     from yaml import CSafeLoader as SafeLoader  # from libyaml, ten times as fast
 except ImportError:
     from yaml import SafeLoader  # type: ignore[assignment]
 
-_MOST_NODES = 100_000  # nodes of a YAML text, counted again for each alias
-_LARGEST = 2**63 - 1
-_DEEPEST = 50  # nested lists and mappings
-_MOST_LAYERS = 50  # presets that extend one another
-NOT_INHERITED = ("about", "title", "rows")  # they describe the base preset, not the one that extends it
+_MAX_NODES = 100_000  # nodes of a YAML text, counted again for each alias
+_MAX_INTEGER = 2**63 - 1  # in YAML files
+_MAX_DEPTH = 50  # nested lists and mappings
+_MAX_LAYERS = 50  # presets that extend one another
+NOT_INHERITED = ("about", "title", "rows")  # settings that describe only the base preset
 
 
 @dataclass(frozen=True)
 class Preset:
-    """One preset: its settings and the file that holds them."""
+    """A preset: settings and the file that defines the preset."""
 
     name: str
     path: Path
@@ -44,27 +44,27 @@ class Preset:
 
 def known_presets(kind: str) -> list[str]:
     """Return the sorted names of all presets of a ``kind``: ``datasets``, ``features``, ``experiments`` or ``ladders``."""
-    return sorted({name for folder in _folders(kind) for name in _read_folder(folder)})
+    return sorted({name for folder in _preset_folders(kind) for name in _read_folder(folder)})
 
 
 def preset_descriptions(kind: str) -> list[tuple[str, str]]:
     """Return the name and description (``about``) of every preset of a ``kind``, in the order of the files."""
     descriptions: dict[str, str] = {}
-    for folder in _folders(kind):
+    for folder in _preset_folders(kind):
         for preset in _read_folder(folder).values():
             descriptions.setdefault(preset.name, str(preset.settings.get("about", "")))
     return list(descriptions.items())
 
 
 def preset_layers(kind: str, name: str, extended_by: tuple[Preset, ...] = ()) -> list[dict[str, Any]]:
-    """Return the settings of a preset as layers: first the presets that it ``extends``, last its own settings.
+    """Return layers of settings: first of the presets that the preset ``extends``, last of the preset itself.
 
-    ``extended_by`` are the presets that extend this one, to detect a circle. Raises UserError if the preset is unknown, or
+    ``extended_by`` are the presets that extend this preset, to detect a circle. Raises UserError if the preset is unknown, or
     extends itself.
     """
     preset = _find_preset(kind, name)
-    if len(extended_by) > _MOST_LAYERS:
-        raise UserError(f"{preset.path}: extends more than {_MOST_LAYERS} presets, one after the other")
+    if len(extended_by) > _MAX_LAYERS:
+        raise UserError(f"{preset.path}: extends more than {_MAX_LAYERS} presets, one after the other")
     if any((preset.path, preset.name) == (upper.path, upper.name) for upper in extended_by):
         raise UserError(f"{preset.path}: extends itself ({' -> '.join(p.name for p in (*extended_by, preset))})")
     settings = {**deepcopy(dict(preset.settings)), "name": preset.name}
@@ -78,7 +78,7 @@ def preset_layers(kind: str, name: str, extended_by: tuple[Preset, ...] = ()) ->
 
 
 def read_yaml(path: Path) -> Any:
-    """Return the content of a YAML file. Raises UserError if it is not valid YAML, as :func:`parse_yaml` defines it."""
+    """Return the content of a YAML file as :func:`parse_yaml` does. Raises UserError if the file is not valid YAML."""
     check_input(path)
     with wrap_read_errors(path, "valid YAML"):
         return parse_yaml(path.read_text(encoding="utf-8"))
@@ -112,8 +112,8 @@ def _check_size(text: str) -> None:
             elif event.anchor is not None:
                 sizes[event.anchor] = 1
             total += 1
-        if total > _MOST_NODES or len(open_collections) > _DEEPEST:
-            limit = f"more than {_MOST_NODES} values" if total > _MOST_NODES else f"nested deeper than {_DEEPEST} levels"
+        if total > _MAX_NODES or len(open_collections) > _MAX_DEPTH:
+            limit = f"more than {_MAX_NODES} values" if total > _MAX_NODES else f"nested deeper than {_MAX_DEPTH} levels"
             raise yaml.YAMLError(f"{limit} (each alias counts as often as it is used)")
 
 
@@ -135,7 +135,7 @@ class _StrictSafeLoader(SafeLoader):
 
 def _integer(loader: SafeLoader, node: yaml.ScalarNode) -> int:
     number: int = loader.construct_yaml_int(node)
-    if abs(number) > _LARGEST:
+    if abs(number) > _MAX_INTEGER:
         raise yaml.MarkedYAMLError(problem="an integer beyond 64 bits", problem_mark=node.start_mark)
     return number
 
@@ -143,7 +143,7 @@ def _integer(loader: SafeLoader, node: yaml.ScalarNode) -> int:
 _StrictSafeLoader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
-def _folders(kind: str) -> list[Path]:
+def _preset_folders(kind: str) -> list[Path]:
     user_folder = os.environ.get("VSE_PRESETS")
     packaged = Path(str(files("vse.presets").joinpath(kind)))
     return [Path(user_folder, kind), packaged] if user_folder else [packaged]
@@ -152,7 +152,7 @@ def _folders(kind: str) -> list[Path]:
 def _find_preset(kind: str, name: str) -> Preset:
     if name.endswith((".yaml", ".yml")):
         return _read_single_preset(Path(name))
-    for folder in _folders(kind):
+    for folder in _preset_folders(kind):
         if preset := _read_folder(folder).get(name):
             return preset
     raise UserError(f"unknown {kind.removesuffix('s')} {name!r}{did_you_mean(name, known_presets(kind))}")
@@ -162,7 +162,7 @@ def _read_single_preset(path: Path) -> Preset:
     if not path.is_file():
         raise UserError(f"{path}: no such preset file")
     status = path.stat()
-    presets = _read_file(path, status.st_mtime_ns, status.st_size)
+    presets = _read_preset_file(path, status.st_mtime_ns, status.st_size)
     if list(presets) != [path.stem]:
         raise UserError(
             f"{path}: is a family of presets ({', '.join(presets)}), but a path can only name one preset; put the file into "
@@ -176,15 +176,15 @@ def _read_folder(folder: Path) -> Mapping[str, Preset]:
         return {}
     with os.scandir(folder) as entries:
         states = [(entry.name, entry.stat()) for entry in entries if entry.name.endswith(".yaml")]
-    return _read_files(folder, tuple(sorted((name, status.st_mtime_ns, status.st_size) for name, status in states)))
+    return _read_folder_cached(folder, tuple(sorted((name, status.st_mtime_ns, status.st_size) for name, status in states)))
 
 
 @lru_cache(maxsize=100)
-def _read_files(folder: Path, states: tuple[tuple[str, int, int], ...]) -> Mapping[str, Preset]:
-    """Return the presets of the files in a folder by name. ``states`` has the name, mtime and size of each file."""
+def _read_folder_cached(folder: Path, states: tuple[tuple[str, int, int], ...]) -> Mapping[str, Preset]:
+    """Return the presets in a folder by name. ``states`` has the name, mtime and size of each file to detect changes."""
     presets: dict[str, Preset] = {}
     for path, *state in ((folder / name, *state) for name, *state in states):
-        for name, preset in _read_file(path, *state).items():
+        for name, preset in _read_preset_file(path, *state).items():
             if name in presets:
                 raise UserError(f"the preset {name!r} is in two files, {presets[name].path} and {path}; rename one of them")
             presets[name] = preset
@@ -192,8 +192,8 @@ def _read_files(folder: Path, states: tuple[tuple[str, int, int], ...]) -> Mappi
 
 
 @lru_cache(maxsize=1000)
-def _read_file(path: Path, mtime_ns: int, size: int) -> Mapping[str, Preset]:
-    """Return the presets of a file by name. A changed file is read again, because its mtime or size differs."""
+def _read_preset_file(path: Path, mtime_ns: int, size: int) -> Mapping[str, Preset]:
+    """Return the presets of a file by name. A changed file has another mtime or size, and is read again."""
     content = read_yaml(path) or {}
     if not isinstance(content, dict):
         raise UserError(f"{path}: a preset is a YAML mapping")
@@ -207,6 +207,6 @@ def _read_file(path: Path, mtime_ns: int, size: int) -> Mapping[str, Preset]:
         raise UserError(f"{path}: presets: is a YAML mapping of names to settings")
     wrong = [name for name in family if not is_name(name)]
     if wrong:
-        what = f"a text of at most {LONGEST_NAME} bytes, without slashes or a leading dot"
+        what = f"a text of at most {MAX_NAME_BYTES} bytes, without slashes or a leading dot"
         raise UserError(f"{path}: {wrong[0]!r} is not the name of a preset: {what}")
     return {str(name): Preset(str(name), path, settings or {}) for name, settings in family.items()}

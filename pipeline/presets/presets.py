@@ -1,7 +1,7 @@
 """Load presets: merge their layers of settings and validate the result against a schema.
 
-The layers of a preset are the presets that it extends, its own settings, the changes that the preset of the data set makes to
-it, and the settings of the option ``--set``. Later layers replace settings of earlier ones.
+The layers of a preset are the presets that the preset extends, the settings of the preset, the changes by the preset of the
+data set, and the option ``--set``. Later layers replace settings of earlier layers.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.presets.parts import Registry, find_default_part, find_group, find_registry
+from vse.pipeline.presets.parts import Registry, find_default_part, find_registry, find_settings_class
 from vse.pipeline.presets.preset_files import NOT_INHERITED, parse_yaml, preset_layers, read_yaml
 from vse.pipeline.presets.preset_files import known_presets as known_presets
-from vse.pipeline.presets.preset_files import preset_descriptions as preset_descriptions
 from vse.pipeline.presets.schema import (
     ENSEMBLE_KEYS,
     ComposedName,
@@ -30,23 +29,25 @@ from vse.pipeline.presets.schema import (
 )
 
 _Schema = TypeVar("_Schema", bound=Settings)
-_TIED_TO_FEATURES = ("ensemble_of", "backbone", "start_from", "truth_feature")  # name caches or runs of certain features
+# Settings of an experiment that refer to the cache or run of certain features; other features would not fit.
+_TIED_TO_FEATURES = ("ensemble_of", "backbone", "start_from", "truth_feature")
 _NOT_SETTINGS = ("name", "extractor", "ensemble_of")  # keys of presets that --set does not change
 
 
 def load_dataset(name: str) -> DatasetConfig:
-    """Load the preset of the data set ``name``. Raises UserError if it is unknown or not valid."""
+    """Load the preset of the data set ``name``. Raises UserError if the preset is unknown or not valid."""
     return validate_settings(DatasetConfig, "data set", name, read_preset("datasets", name))
 
 
-def load_plan(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> ExperimentPlan:
-    """Load those settings of the experiment ``name`` that the workflow needs. Its other settings are not checked.
+def load_plan(name: str, dataset: str | None = None, overrides: Sequence[str] = ()) -> ExperimentPlan:
+    """Load the settings of the experiment ``name`` that the workflow needs. Other settings are not checked.
 
-    Applies the changes of the preset ``dataset`` and ``sets``, texts ``key=value``. Raises UserError if a setting is not
-    valid, if an experiment whose models an ensemble combines is unknown or is an ensemble itself, or if the experiment starts
-    from an ensemble.
+    The data set ``dataset`` and ``overrides`` (``key=value``) change the settings. Raises UserError if a setting is not valid,
+    if a member of an ensemble is unknown or is an ensemble, or if ``start_from`` or ``backbone`` is an ensemble.
     """
-    plan = validate_settings(ExperimentPlan, "experiment", name, read_experiment_settings(name, dataset, sets, ExperimentPlan))
+    plan = validate_settings(
+        ExperimentPlan, "experiment", name, read_experiment_settings(name, dataset, overrides, ExperimentPlan)
+    )
     known = known_presets("experiments")
     for member in plan.ensemble_of:
         if not is_experiment(member):
@@ -62,7 +63,7 @@ def load_plan(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -
 def load_ladder(name: str) -> LadderConfig:
     """Load the ladder (comparison of experiments) ``name``.
 
-    Raises UserError if it is unknown or not valid, or has an unknown experiment.
+    Raises UserError if the ladder is unknown or not valid, or has an unknown experiment.
     """
     ladder = validate_settings(LadderConfig, "ladder", name, read_preset("ladders", name))
     for experiment in ladder.experiments:
@@ -98,7 +99,7 @@ def load_workflow(overrides: Mapping[str, Any]) -> WorkflowConfig:
 
 
 def read_preset(kind: str, name: str, schema: type[BaseModel] | None = None) -> dict[str, Any]:
-    """Return the settings of the preset with this name or path, merged with the presets that it ``extends``."""
+    """Return the settings of a preset, given by name or path, merged with the presets that the preset ``extends``."""
     composed = parse_composed_name(name) if kind == "experiments" else None
     content: dict[str, Any] = {}
     for layer in preset_layers(kind, name if composed is None else composed.experiment):
@@ -106,12 +107,14 @@ def read_preset(kind: str, name: str, schema: type[BaseModel] | None = None) -> 
     return content if composed is None else _compose(composed, content, schema)
 
 
-def read_experiment_settings(name: str, dataset: str | None, sets: Sequence[str], schema: type[Settings]) -> dict[str, Any]:
+def read_experiment_settings(
+    name: str, dataset: str | None, overrides: Sequence[str], schema: type[Settings]
+) -> dict[str, Any]:
     """Return the merged settings of an experiment.
 
-    The layers are its presets, the data set's changes to all experiments, the data set's changes to this experiment, and
-    ``sets`` (``key=value``). A change to all experiments is ignored for a part (such as a loss) without such a setting, and
-    for an ensemble unless its key is in :data:`ENSEMBLE_KEYS`.
+    The layers are the presets of the experiment, the data set's changes to all experiments, the data set's changes to this
+    experiment, and ``overrides`` (``key=value``). A change to all experiments is ignored if a part, such as a loss, lacks the
+    changed setting. An ensemble takes only changes of the settings in :data:`ENSEMBLE_KEYS`.
     """
     content = read_preset("experiments", name, schema)
     if dataset in known_presets("datasets"):
@@ -125,7 +128,7 @@ def read_experiment_settings(name: str, dataset: str | None, sets: Sequence[str]
             content = merge_settings(content, changes.experiments.get(composed.experiment, {}), schema)
             content = _compose(composed, content, schema)
         content = merge_settings(content, changes.experiments.get(content["name"], {}), schema)
-    return apply_overrides(schema, content, sets)
+    return apply_overrides(schema, content, overrides)
 
 
 def _compose(composed: ComposedName, base: Mapping[str, Any], schema: type[BaseModel] | None) -> dict[str, Any]:
@@ -142,7 +145,7 @@ def _compose(composed: ComposedName, base: Mapping[str, Any], schema: type[BaseM
         ladder = load_ladder(composed.ladder)
         if composed.experiment not in ladder.experiments:
             raise UserError(f"experiment {composed.name!r}: the ladder {composed.ladder!r} has no {composed.experiment}")
-        content = merge_settings(content, ladder.settings(composed.experiment), schema)
+        content = merge_settings(content, ladder.changed_settings(composed.experiment), schema)
     return {**content, **composed.feature_settings(), "name": composed.name}
 
 
@@ -156,18 +159,18 @@ def merge_settings(
 ) -> dict[str, Any]:
     """Return ``base`` with the values of ``over`` on top, merged group by group.
 
-    With a schema, the settings of a part (such as a loss, see :mod:`vse.pipeline.presets.parts`) are merged with those of a
-    part of the same name. ``over`` may give a part as its name alone, or as settings, which may omit the name if it stays the
-    same. If ``over`` names another part than ``base``, settings of ``base`` that the new part lacks are dropped.
+    With a schema, a value in ``over`` may be a part (such as a loss, see :mod:`vse.pipeline.presets.parts`): the name of the
+    part, or settings. Settings without a name change the part in ``base``. If ``over`` names another part than ``base``,
+    settings of ``base`` that the new part lacks are dropped.
 
-    lenient : ignore settings of ``over`` that the part does not have
-    replace : replace a dictionary whose keys are in no schema; by default it is merged key by key, and only an empty one
-        replaces it
+    lenient : whether settings of ``over`` that a part does not have are ignored
+    replace : whether a dictionary in ``over`` that is no group of settings replaces the dictionary in ``base``; by default the
+        two are merged key by key, but an empty dictionary in ``over`` always replaces
     """
     result = dict(base)
     for key, value in over.items():
         field = schema is not None and key in schema.model_fields
-        registry, group = (find_registry(schema, key), find_group(schema, key)) if schema and field else (None, None)
+        registry, group = (find_registry(schema, key), find_settings_class(schema, key)) if schema and field else (None, None)
         if schema and registry:
             old = result[key] if key in result else find_default_part(schema, key)
             result[key] = _merge_part(registry, old, value, lenient, replace)
@@ -176,20 +179,20 @@ def merge_settings(
         elif isinstance(value, Mapping) and (group or isinstance(result.get(key), Mapping)):
             if lenient and schema and field and result.get(key, schema.model_fields[key].default) is None:
                 continue
-            result[key] = merge_settings(_mapping(result.get(key)), value, group, lenient=lenient, replace=replace)
+            result[key] = merge_settings(_mapping_or_empty(result.get(key)), value, group, lenient=lenient, replace=replace)
         else:
             result[key] = value
     return result
 
 
-def apply_overrides(schema: type[Settings], content: Mapping[str, Any], sets: Sequence[str]) -> dict[str, Any]:
-    """Return ``content`` with the settings ``sets`` on top, each given as ``key=value``.
+def apply_overrides(schema: type[Settings], content: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return ``content`` with the settings ``overrides`` on top, each given as ``key=value``.
 
-    A key in a part, such as ``loss.margin``, must be a setting of the part that the result has. A dictionary, such as
-    ``train.frozen``, is replaced as a unit. Raises UserError, which suggests the nearest key, if a key is unknown.
+    Keys such as ``loss.margin`` must be settings of the part in the result. A dictionary, such as ``train.frozen``, is
+    replaced as a unit. Raises UserError, which suggests the nearest key, if a key is unknown.
     """
     result, keys = dict(content), []
-    for item in sets:
+    for item in overrides:
         key, equals, text = item.partition("=")
         if not equals:
             raise UserError(f"--set takes key=value, got {item!r}")
@@ -210,7 +213,7 @@ def apply_overrides(schema: type[Settings], content: Mapping[str, Any], sets: Se
 
 
 def validate_settings(schema: type[_Schema], kind: str, name: str, content: Mapping[str, Any]) -> _Schema:
-    """Return ``content`` as an object of ``schema``. Raises UserError, which names the preset, if it is not valid."""
+    """Return ``content`` as an object of ``schema``. Raises UserError, which names the preset, if a setting is not valid."""
     for key in _all_keys(content):
         if key in schema.renamed:
             raise UserError(f"{kind} {name!r}: {key} is now {schema.renamed[key]}")
@@ -255,12 +258,12 @@ def _merge_part(registry: Registry[Any], base: Any, over: Any, lenient: bool, re
     return merge_settings(settings, {registry.key: name, **new}, part, lenient=lenient, replace=replace)
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _mapping_or_empty(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
 def _is_known(schema: type[BaseModel], content: Mapping[str, Any], path: Sequence[str]) -> bool:
-    """Return whether the keys ``path`` lead to a setting in the parts that ``content`` names.
+    """Return whether the keys ``path`` lead to a setting of ``schema`` with the parts in ``content``.
 
     Paths in unknown parts are accepted.
     """
@@ -272,19 +275,19 @@ def _is_known(schema: type[BaseModel], content: Mapping[str, Any], path: Sequenc
     value = content.get(name)
     if registry := find_registry(schema, name):
         part = registry.find_class(value)
-        return part is None or _is_known(part, _mapping(value), rest)
-    group = find_group(schema, name)
-    return group is not None and _is_known(group, _mapping(value), rest)
+        return part is None or _is_known(part, _mapping_or_empty(value), rest)
+    group = find_settings_class(schema, name)
+    return group is not None and _is_known(group, _mapping_or_empty(value), rest)
 
 
 def _known_keys(schema: type[BaseModel], content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for name in schema.model_fields:
         value = content.get(name)
-        group = find_group(schema, name)
+        group = find_settings_class(schema, name)
         if registry := find_registry(schema, name):
             group = registry.find_class(value if name in content else find_default_part(schema, name))
         if group:
-            yield from _known_keys(group, _mapping(value), f"{prefix}{name}.")
+            yield from _known_keys(group, _mapping_or_empty(value), f"{prefix}{name}.")
         elif prefix or name not in _NOT_SETTINGS:
             yield prefix + name
 
@@ -292,4 +295,4 @@ def _known_keys(schema: type[BaseModel], content: Mapping[str, Any], prefix: str
 def _all_keys(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for key, value in content.items():
         yield f"{prefix}{key}"
-        yield from _all_keys(_mapping(value), f"{prefix}{key}.")
+        yield from _all_keys(_mapping_or_empty(value), f"{prefix}{key}.")

@@ -1,4 +1,4 @@
-"""The schemas of presets for data sets, experiments (as the workflow reads them) and ladders, and of the workflow's settings.
+"""The schemas of data sets, ladders, the workflow, and the settings of experiments that the workflow needs.
 
 An experiment can be composed by its name: ``vsepp+tfidf+effnet`` is the experiment ``vsepp`` with the caption feature
 ``tfidf`` (or ``words``) and the image feature ``effnet``. ``vsepp@f8k+tfidf+effnet`` has the settings of ``vsepp`` in the
@@ -19,14 +19,14 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Settings(BaseModel):
-    """Base class of settings, which cannot be changed. An unknown key is an error."""
+    """Base class of immutable settings. An unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-    renamed: ClassVar[Mapping[str, str]] = {}  # old name -> new name of a setting, e.g. of model.order_form
+    renamed: ClassVar[Mapping[str, str]] = {}  # old key -> new key, e.g. model.order_form -> model.similarity.form
 
 
-# Settings that do not change the trained weights, such as the path of a file whose SHA-256 is known.
-_WITHOUT_EFFECT = (
+# Keys of settings that do not change the trained weights, such as the path of a file whose SHA-256 is known.
+_NOT_AFFECTING_WEIGHTS = (
     ("images", "workers"),
     ("train", "features_in_memory"),
     ("train", "memory_gb"),
@@ -37,7 +37,7 @@ ENSEMBLE_KEYS = ("name", "about", "title", "rows", "seeds", "protocols", "ensemb
 
 
 class ExperimentPlan(Settings):
-    """The settings of an experiment that the workflow needs. Other settings are kept without a check."""
+    """The settings of an experiment that the workflow needs. Other settings are not checked."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -93,7 +93,7 @@ class ExperimentPlan(Settings):
     def content(self) -> dict[str, Any]:
         """Return the settings that determine the trained weights."""
         content = self.model_dump(mode="json", exclude={"about", "title", "label", "rows", "seeds", "protocols"})
-        for *groups, name in _WITHOUT_EFFECT:
+        for *groups, name in _NOT_AFFECTING_WEIGHTS:
             holder: Any = content
             for group in groups:
                 holder = holder.get(group) if isinstance(holder, dict) else None
@@ -116,7 +116,7 @@ class SourceFile(Settings):
 
 
 class DatasetConfig(Settings):
-    """A data set: the source of its files, and its changes to other presets."""
+    """A data set: the source of the files, and changes to other presets."""
 
     name: str
     annotations: str | None = Field(None, description="file of the Karpathy splits in the source folder; not for the demo")
@@ -141,16 +141,14 @@ class DatasetConfig(Settings):
     features: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="feature -> settings that the data set changes"
     )
-    experiment: dict[str, Any] = Field(
-        default_factory=dict, description="settings that the data set changes in every experiment"
-    )
+    experiment: dict[str, Any] = Field(default_factory=dict, description="changes to the settings of every experiment")
     experiments: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="experiment -> settings that the data set changes"
     )
 
     @property
     def is_published(self) -> bool:
-        """True if the data set is built from published files, unlike the demo, which is drawn."""
+        """True if the data set is built from published files. False for the demo data set."""
         return self.annotations is not None or self.entities is not None
 
 
@@ -161,10 +159,12 @@ class WorkflowConfig(Settings):
     """Settings of the workflow (``config/config.yaml`` and ``--config``)."""
 
     weights_dir: str | None = None
-    words: str | None = None
+    words: str | None = Field(
+        None, description="word2vec or GloVe file for caption features; default: vectors trained on the captions"
+    )
     device: str = "auto"
     threads: PositiveInt = 8
-    skip_bad: bool = False
+    skip_bad: bool = Field(False, description="whether images that cannot be read are left out")
     gpus: dict[GpuRule, NonNegativeInt] = Field(
         default_factory=dict, description="rule -> number of GPUs of one job; default: 1"
     )
@@ -175,7 +175,7 @@ class WorkflowConfig(Settings):
         None, description="ladder of results/tables/ladder_<dataset>; default: the ladder with the data set's name"
     )
     dataset: str | None = Field(
-        None, description="data set of our metrics in published tables; default: the data sets of their rows"
+        None, description="data set of the results in published tables; default: the data set of each row"
     )
     sources: dict[str, str] = Field(default_factory=dict)
 
@@ -200,12 +200,11 @@ class ComposedName(NamedTuple):
         return f"{self.experiment}{ladder}+{self.caption_feature or WORDS}+{self.feature}"
 
     def feature_settings(self) -> dict[str, str | None]:
-        """Return the settings with which an experiment reads the features in this name: names of features by setting."""
         return {"feature": self.feature, "eval_feature": None, "caption_feature": self.caption_feature}
 
 
 def parse_composed_name(name: str) -> ComposedName | None:
-    """Return the experiment, ladder and features in ``name``; None if it is not a composed name."""
+    """Return the experiment, ladder and features in ``name``; None if ``name`` is not composed."""
     parts = name.split("+")
     if len(parts) != 3 or name.endswith((".yaml", ".yml")):
         return None
@@ -220,7 +219,7 @@ _Names = Annotated[list[str], Field(min_length=1)]
 
 
 class LadderExperiment(Settings):
-    """An experiment in a ladder: the title that the ladder gives it, and the settings that the ladder changes."""
+    """An entry of a ladder: the title of an experiment, and the settings that the ladder changes."""
 
     title: str = Field("", description="name in the ladder, e.g. VSE++; default: the experiment's name")
     settings: dict[str, Any] = Field(default_factory=dict, description="settings that differ in this ladder")
@@ -234,7 +233,7 @@ class LadderExperiment(Settings):
 
 
 class LadderConfig(Settings):
-    """A ladder, a comparison of all combinations of experiments, image features, caption features and seeds."""
+    """A ladder: a comparison of all combinations of experiments, image features, caption features and seeds."""
 
     name: str
     about: str = Field("", description="a sentence about the comparison")
@@ -262,20 +261,20 @@ class LadderConfig(Settings):
                     raise ValueError(f"{name}.{key}: {other!r} is not one of the ladder's {key}")
         return experiments
 
-    def changes(self, experiment: str) -> LadderExperiment:
-        """Return what this ladder changes in an experiment; an object without changes if it changes nothing."""
+    def entry(self, experiment: str) -> LadderExperiment:
+        """Return the entry of an experiment; an empty entry if the ladder gives no settings."""
         return self.experiments[experiment] or LadderExperiment()
 
-    def settings(self, experiment: str) -> dict[str, Any]:
+    def changed_settings(self, experiment: str) -> dict[str, Any]:
         """Return the settings that this ladder changes in an experiment, including the title and the seeds."""
-        changes = self.changes(experiment)
-        return {**changes.settings, "title": changes.title, "seeds": changes.seeds or self.seeds}
+        entry = self.entry(experiment)
+        return {**entry.settings, "title": entry.title, "seeds": entry.seeds or self.seeds}
 
     def combinations(self) -> list[ComposedName]:
-        """Return all combinations of an experiment, a caption feature and an image feature, even if it cannot read them."""
+        """Return all combinations of an experiment and features, including features that the experiment cannot read."""
         return [
             ComposedName(name, None if captions == WORDS else captions, feature, self.name)
             for name in self.experiments
-            for feature in self.changes(name).features or self.features
-            for captions in self.changes(name).caption_features or self.caption_features
+            for feature in self.entry(name).features or self.features
+            for captions in self.entry(name).caption_features or self.caption_features
         ]

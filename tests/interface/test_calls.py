@@ -12,7 +12,7 @@ import pytest
 
 import vse
 from vse import former_calls
-from vse.arguments import as_paths, as_sets, options_as_arguments
+from vse.arguments import as_paths, options_as_arguments, settings_as_texts
 from vse.pipeline.presets.presets import apply_overrides
 from vse.training.experiment import ExperimentConfig
 
@@ -33,12 +33,12 @@ def test_options_in_errors_are_named_as_arguments(message: str, expected: str) -
 
 def test_settings_in_python_equal_settings_in_the_shell() -> None:
     values = {"train.epochs": 3, "train.learning_rate": np.float64(1e-05), "loss.name": "sum", "train.restval": False}
-    content = apply_overrides(ExperimentConfig, {}, as_sets(values))
+    content = apply_overrides(ExperimentConfig, {}, settings_as_texts(values))
     assert content["train"] == {"epochs": 3, "learning_rate": 1e-05, "restval": False}
-    assert as_sets(["a=1", "b=2"]) == ["a=1", "b=2"]
-    assert as_sets({"rows": ["1", None]}) == ["rows=['1', null]"]
+    assert settings_as_texts(["a=1", "b=2"]) == ["a=1", "b=2"]
+    assert settings_as_texts({"rows": ["1", None]}) == ["rows=['1', null]"]
     with pytest.raises(vse.UserError, match="loss.margin: a value of type object cannot be a setting"):
-        as_sets({"loss.margin": object()})
+        settings_as_texts({"loss.margin": object()})
 
 
 def test_paths_are_texts_path_objects_or_opened_files(demo: Path) -> None:

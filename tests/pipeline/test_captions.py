@@ -42,7 +42,7 @@ def test_words_of_every_script_stay_whole(text: str, words: list[str]) -> None:
 
 @given(st.text(st.characters(max_codepoint=127)))
 def test_ascii_text_has_the_same_tokens_as_letters_and_digits(text: str) -> None:
-    assert texts.unicode_words(text) == texts.tokenize(text)
+    assert texts.unicode_words(text) == texts.ascii_words(text)
 
 
 @given(st.text())
@@ -161,10 +161,10 @@ def test_other_words_in_the_same_letters_are_not_similar_but_equal() -> None:
 
 @given(WRITTEN)
 def test_a_span_of_tokens_has_every_letter_of_a_span_of_words(written: list[str]) -> None:
-    tokens = texts.tokenize(" ".join(written))
+    tokens = texts.ascii_words(" ".join(written))
     spans = [(i, j) for i in range(len(written)) for j in range(i + 1, len(written) + 1)]
     for (i, j), (start, stop) in zip(spans, texts.transfer_spans(spans, written, tokens), strict=True):
-        assert tokens[start:stop] == texts.tokenize(" ".join(written[i:j]))
+        assert tokens[start:stop] == texts.ascii_words(" ".join(written[i:j]))
 
 
 @given(WRITTEN)

@@ -160,7 +160,7 @@ def test_cores_are_busy_if_their_time_is_stolen_or_not_known(proc: Path, passes:
 
 @several_cores
 @pytest.mark.parametrize(
-    ("busy", "quota", "may_spin", "expected"),
+    ("busy", "quota", "threads_may_spin", "expected"),
     [
         (0, "max 100000", True, {}),
         (2, "max 100000", True, {"OMP_WAIT_POLICY": "PASSIVE"}),
@@ -169,13 +169,13 @@ def test_cores_are_busy_if_their_time_is_stolen_or_not_known(proc: Path, passes:
     ],
 )
 def test_threads_are_as_many_as_a_quota_allows_and_spin_on_idle_cores(
-    busy: int, quota: str, may_spin: bool, expected: dict[str, str], proc: Path, cgroups: Path,
+    busy: int, quota: str, threads_may_spin: bool, expected: dict[str, str], proc: Path, cgroups: Path,
     set_quota: Callable[..., None], passes: Callable[..., Callable[[], None]],
 ) -> None:  # fmt: skip
     cores, made = core_affinity(), dict[str, str]()
     set_quota("0::/", **{"cpu.max": quota})
     pause = passes(*[0] * (len(cores) - 1), busy, cores=cores)
-    set_up_openmp(made, proc, cgroups, pause, may_spin=may_spin)
+    set_up_openmp(made, proc, cgroups, pause, threads_may_spin=threads_may_spin)
     assert made == expected
 
 

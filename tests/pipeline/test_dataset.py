@@ -101,7 +101,7 @@ def test_prepare_writes_nothing_when_an_image_is_missing(own_demo: Path, tmp_pat
 
 
 def test_a_data_set_in_use_is_read_again_once_its_file_changes(own_json: Path, edit: Edit, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(input_files, "COARSEST_CLOCK", 0)  # as if the file had been written long ago
+    monkeypatch.setattr(input_files, "COARSEST_CLOCK_NS", 0)  # as if the file had been written long ago
     loaded = load_dataset_file(own_json)
     assert load_dataset_file(own_json) is loaded
     edit(own_json, lambda content: content["images"].pop())

@@ -289,7 +289,7 @@ def test_near_pairs_are_those_that_a_loop_over_bits_finds(n: int, m: int, most: 
         (i, j) for i in range(n) for j in range(m) if sum(x != y for x, y in zip(hashes[i], others[j], strict=True)) <= most
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(duplicates, "_CHUNK", 2)
+        patch.setattr(duplicates, "_CHUNK_ROWS", 2)
         assert find_similar_hashes(hashes, others, most) == expected
 
 

@@ -6,7 +6,7 @@ import pytest
 from pydantic import SerializeAsAny, ValidationError
 
 from tests.pipeline.toy import DRINKS, TOPPINGS, Coffee, Cream, Drink, Jug, Milk, Order, Table, Tea, Topping
-from vse.pipeline.presets.parts import Registry, find_default_part, find_group, find_registry, part_field
+from vse.pipeline.presets.parts import Registry, find_default_part, find_registry, find_settings_class, part_field
 from vse.pipeline.presets.schema import Settings
 
 
@@ -102,9 +102,9 @@ def test_groups_and_the_defaults_of_parts_are_found() -> None:
     class Needed(Settings):
         drink: Annotated[SerializeAsAny[Drink], part_field(DRINKS)]
 
-    assert find_group(Order, "table") is Table
-    assert find_group(Cream, "jug") is Jug
-    assert find_group(Order, "tip") is find_group(Order, "rows") is None
+    assert find_settings_class(Order, "table") is Table
+    assert find_settings_class(Cream, "jug") is Jug
+    assert find_settings_class(Order, "tip") is find_settings_class(Order, "rows") is None
     assert find_default_part(Table, "drink") == Coffee()
     assert find_default_part(Table, "topping") is find_default_part(Needed, "drink") is None
 

@@ -295,7 +295,7 @@ class LastSearcher:
     def keep(self, request: Hashable, searcher: Searcher, files: Iterable[Path], started: int) -> None:
         """Cache a searcher whose construction began at ``started``, unless one of its files has changed recently."""
         states = {file: read_file_state(file) for file in (*_list_files(searcher.trained), *files)}
-        if all(state is None or state.is_settled(started) for state in states.values()):
+        if all(state is None or state.detects_writes_after(started) for state in states.values()):
             self._kept = _Kept(request, searcher, states)
 
 

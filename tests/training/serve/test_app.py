@@ -16,7 +16,7 @@ from PIL import Image
 from tests.drawn import drawings
 from tests.training.conftest import Patch
 from tests.training.use.attending import compare
-from vse.pipeline.dataset.captions import tokenize
+from vse.pipeline.dataset.captions import ascii_words
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.training.serve.answers import ServedRuns
 from vse.training.serve.app import LONGEST, MOST
@@ -98,7 +98,7 @@ def test_where_a_run_looked_is_what_its_model_attends_to(client: FlaskClient, se
     for form in ("part", "page"):
         (shown,) = drawings(client.get("/search", query_string={**query, "as": form}).get_data(as_text=True)).values()
         assert shown.source == f"/photo/{image}"
-        compare(shown, sets_run, image, tokenize(TEXT))
+        compare(shown, sets_run, image, ascii_words(TEXT))
     seen = client.get("/search", query_string={**query, "as": "json"}).get_json()
     assert seen["side"] == "t2i"
     assert seen["score"] == pytest.approx(found[1]["hits"][0]["score"], abs=1e-4)
@@ -113,7 +113,7 @@ def test_where_a_run_looked_in_a_photograph_if_it_attends(client: FlaskClient, p
     (shown,) = drawings(part).values()
     assert shown.source.startswith("data:image/jpeg;base64,")
     words = [label.split(" ")[0] for label in shown.words.values()]
-    assert words[1:-1] == tokenize(run["hits"][0]["captions"][0])
+    assert words[1:-1] == ascii_words(run["hits"][0]["captions"][0])
     refused = client.get("/search?as=json&q=a&run=0&hit=54")
     assert refused.status_code in (400, 404)
     image = int(served.runs[0].searcher.trained.split.pairs.image_ids[0])

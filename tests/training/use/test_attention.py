@@ -18,7 +18,7 @@ from vse.eval.report.pages import thumbnail
 from vse.features.cache.feature_cache import merge_shards, open_cache
 from vse.features.cache.rows import Identity, Rows
 from vse.features.cache.shards import shard_path, write_shard
-from vse.pipeline.dataset.captions import tokenize
+from vse.pipeline.dataset.captions import ascii_words
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.training.cli import embed_main, report_main, search_main
 from vse.training.training import train
@@ -67,12 +67,12 @@ def test_for_a_text_each_photo_shows_where_its_words_look(on_grid: Path, demo: P
     for card, shown in zip(cards(page), found.values(), strict=True):
         image = next(image for image in dataset.split("test") if image.file in card)
         assert shown.source == thumbnail(dataset.image_path(image))
-        compare(shown, on_grid, image.imgid, tokenize(TEXT))
+        compare(shown, on_grid, image.imgid, ascii_words(TEXT))
         width, height = shown.size
         cells = [[x, y, width / 2, height / 2] for y in (0, height / 2) for x in (0, width / 2)]
         np.testing.assert_allclose(shown.regions, cells, atol=0.06)
     words = re.findall(r'<span class="word w(\d+)( quiet)?" tabindex="0" role="button">(.*?)</span>', page)
-    assert [unescape(word) for _, _, word in words] == ["<start>", *tokenize(TEXT)[:-1], "<zebra>", "<end>"]
+    assert [unescape(word) for _, _, word in words] == ["<start>", *ascii_words(TEXT)[:-1], "<zebra>", "<end>"]
     assert [bool(quiet) for _, quiet, _ in words] == [True, *[False] * 6, True, True]
     for number, *_ in words:
         assert f".looks:has(.w{number}:hover) .m{number}," in page
