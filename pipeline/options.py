@@ -157,7 +157,7 @@ Threads = Annotated[From1 | None, Field(description="Number of processor cores t
 Device = Annotated[Text, Cli(envvar="VSE_DEVICE"), Field(description="auto, cpu, cuda or cuda:N.")]
 Force = Annotated[
     Flag,
-    Field(description="Replace an existing file even if this command writes no files of its kind. Inputs are never replaced."),
+    Field(description="Also replace a file of a kind that this command does not write. Inputs are never replaced."),
 ]
 AllowCode = Annotated[
     Flag,

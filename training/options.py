@@ -99,7 +99,7 @@ class EmbedRequest(Options):
     allow_leak: Flag = False
     """Allow images that the run was trained on; the result records it."""
     sentences: Flag = False
-    """For a run that localises phrases: write the scores of all captions with all images, for vse-eval --ensemble."""
+    """For a run that localises phrases: write the scores of all captions with all images, which --ensemble combines."""
     allow_code: AllowCode = False
     device: Device = "auto"
     threads: Threads = None
@@ -122,8 +122,8 @@ class SearchRequest(Options):
     index_parameters: Annotated[Text, Cli(metavar="NAME=NUMBER")] = ""
     """Search parameters of the index, such as nprobe=16 or efSearch=64."""
     rerank: Annotated[From1 | None, Cli(metavar="K")] = None
-    """For a model without one vector per item, such as SCAN: compare mean vectors first, and score only the K best candidates.
-    [default: all; 200 for order embeddings]"""
+    """For a model that scores each pair, such as SCAN or order embeddings: compare vectors first, and score only the K best
+    candidates.  [default: all; 200 for order embeddings]"""
     html: File | None = None
     """Write a report with photos as well."""
 
@@ -156,7 +156,7 @@ class ReportRequest(Options):
     queries: From0 = REPORT_QUERIES
     """Number of queries to display in each direction."""
     seed: Seed = 0
-    """Seed of the random choice if more queries qualify than are displayed."""
+    """Seed of the random choice of queries, if a report cannot display all of them."""
     allow_code: AllowCode = False
     force: Force = False
 

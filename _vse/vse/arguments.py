@@ -42,6 +42,9 @@ else:
 
 _Parameters = ParamSpec("_Parameters")
 _Returned = TypeVar("_Returned")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_ARGUMENT = re.compile(r"^    (\w+): .*(?:\n     .*)*", re.M)
+_AFTER_ARGUMENTS = re.compile(r"\n(?=(Returns|Raises|Examples):\n)|\Z")
 _OPTION = re.compile(r"(?<![\w/.-])--([a-z][a-z-]*)")
 _RENAMED_OPTIONS = {
     "set": "sets",
@@ -169,6 +172,45 @@ def public(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters, 
             raise UserError(message) from error.__cause__
 
     return call
+
+
+def described_by(*models: type[Options]) -> Callable[[_Function], _Function]:
+    """Return a decorator that adds descriptions of arguments to a docstring: the help of the options with these names.
+
+    An argument that the docstring describes itself keeps its description. Raises TypeError if no model has an argument.
+    """
+    fields = {name: field for model in reversed(models) for name, field in _all_fields(model).items()}
+
+    def description(name: str) -> str:
+        if name not in fields:
+            raise TypeError(f"no option describes the argument {name}")
+        kind = fields[name].annotation
+        if isinstance(kind, type) and issubclass(kind, Options):
+            return f"{(inspect.getdoc(kind) or '').partition('.')[0]}: see [`vse.{kind.__name__}`][]."
+        return " ".join(options_as_arguments(fields[name].description).split())
+
+    def decorate(function: _Function) -> _Function:
+        text = inspect.cleandoc(function.__doc__ or "")
+        if "\nArgs:\n" not in text:
+            text = _AFTER_ARGUMENTS.sub("\nArgs:\n\n\\g<0>", f"{text}\n", count=1)
+        before, _, rest = text.partition("\nArgs:\n")
+        written, _, after = rest.partition("\n\n")
+        entries = {entry[1]: entry[0] for entry in _ARGUMENT.finditer(written)}
+        names = [name for name in inspect.signature(function).parameters if name != "self"]
+        lines = [entries.get(name) or f"    {name}: {description(name)}" for name in names]
+        function.__doc__ = "\n".join([before, "Args:", *lines, "", after.lstrip("\n")]).rstrip()
+        return function
+
+    return decorate
+
+
+def _all_fields(model: type[Options]) -> dict[str, Any]:
+    """Return the fields of a model, and of the models within the model, by name."""
+    fields = dict(model.model_fields)
+    for field in model.model_fields.values():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Options):
+            fields = {**_all_fields(field.annotation), **fields}
+    return fields
 
 
 def options_as_arguments(message: str) -> str:

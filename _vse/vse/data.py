@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from vse.arguments import ChangedSettings, Columns, Paths, StrPath, as_path, as_paths, public, settings_as_texts
+from vse.arguments import (
+    ChangedSettings,
+    Columns,
+    Paths,
+    StrPath,
+    as_path,
+    as_paths,
+    described_by,
+    public,
+    settings_as_texts,
+)
 from vse.data_files import DatasetFile, FeatureFile, ImportedData
 from vse.features.options import ExtractOptions, FeatureRequest, ImportOptions, ImportRequest, SplitShares
+from vse.pipeline.cli import DemoRequest
 from vse.pipeline.errors import UserError
 from vse.pipeline.options import From0, From1
 from vse.training.options import EmbedRequest, RunFiles
@@ -57,16 +68,11 @@ def open_features(path: StrPath) -> FeatureFile:
 
 
 @public
+@described_by(DemoRequest)
 def draw_demo(out: StrPath, images: From1 | None = None, seed: From0 = 0, *, force: bool = False) -> DatasetFile:
     """Draw the images of the demo data set and write their captions (``vse-data demo``).
 
     Each image is a scene of simple shapes with five captions.
-
-    Args:
-        out: the folder to write, e.g. ``data/demo``
-        images: the number of images in all splits together; None is 5,500
-        seed: the seed of the scenes
-        force: replace another data set or other images in ``out``
 
     Raises:
         vse.UserError: if ``images`` is below 6, or ``out`` holds another data set
@@ -83,6 +89,7 @@ def draw_demo(out: StrPath, images: From1 | None = None, seed: From0 = 0, *, for
 
 
 @public
+@described_by(ImportRequest)
 def import_data(
     sources: Paths,
     out: StrPath,
@@ -97,15 +104,8 @@ def import_data(
     """Create a data set from your own photos or vectors (``vse-data import``).
 
     Args:
-        sources: the folder of photos or of vectors, or archives
-        out: the folder to write, e.g. ``data/birds``
-        name: the name of the data set; None is the name of ``out``
-        captions: the table of captions; None is ``captions.*`` or ``metadata.*`` among the photos
-        images: the folder of photos. The vectors of clip-retrieval require this argument; for a table of captions, this is a
-            second folder in which photos may lie
-        columns: maps a field (``file``, ``caption``, ``split`` or an id) to the name of its column, or to several names
-        splits: the shares of validation and test, where the data have no splits
-        options: rarely used options, see [`vse.ImportOptions`][]
+        sources: The folder of photos or of vectors, or archives.
+        columns: The name of the table's column, or several names, for a field: ``file``, ``caption``, ``split`` or an id.
 
     Raises:
         vse.UserError: if a file or a row cannot be read; the message names it
@@ -133,6 +133,7 @@ def import_data(
 
 
 @public
+@described_by(FeatureRequest)
 def extract(
     dataset: StrPath,
     feature: str | None = None,
@@ -148,13 +149,8 @@ def extract(
     If the extraction was interrupted, the same call continues it. If the cache is finished, the call opens it.
 
     Args:
-        dataset: the data set's ``dataset.json``, or the object that [`vse.open_dataset`][] returned
-        feature: a preset of ``config/features``, such as ``effnet`` or ``minilm``, or a YAML file
-        out: the cache to write; None is ``features/<dataset>_<feature>.h5``
-        sets: changes settings of the preset, e.g. ``{"crop": 224}``
-        like: a cache whose settings and weights are used, instead of those of ``feature``
-        shards: the number of shards; None is the number in the preset of the data set
-        options: rarely used options, see [`vse.ExtractOptions`][]
+        dataset: The data set's ``dataset.json``, or the object that [`vse.open_dataset`][] returned.
+        sets: Settings of the preset to change, e.g. ``{"crop": 224}``.
 
     Raises:
         vse.UserError: if a preset, setting or image is wrong, or a package or weights are missing; the message names it
@@ -182,16 +178,16 @@ def extract(
 
 
 @public
+@described_by(EmbedRequest)
 def embeddings_as_features(
     files: Paths, prefix: StrPath, *, captions: StrPath | None = None, force: bool = False
 ) -> tuple[FeatureFile, FeatureFile]:
     """Convert embeddings files to two feature caches, one for images and one for captions (``vse-embed``).
 
     Args:
-        files: the embeddings files, one for each split of the data set
-        prefix: the start of the names of the caches: ``<prefix>_images.h5`` and ``<prefix>_captions.h5``
-        captions: the data set's ``dataset.json``; None is the file that the first embeddings file names
-        force: replace files of another kind; inputs are never replaced
+        files: The embeddings files, one for each split of the data set.
+        prefix: The start of the names of the caches: ``<prefix>_images.h5`` and ``<prefix>_captions.h5``.
+        captions: The data set's ``dataset.json``; None is the file that the first embeddings file names.
 
     Raises:
         vse.UserError: if the files belong to different models or data sets, hold scores, or lack images or captions of their

@@ -11,8 +11,9 @@ from typing import Any, Self
 
 import pandas as pd
 
-from vse.arguments import Paths, StrPath, as_path, as_paths, public
+from vse.arguments import Paths, StrPath, as_path, as_paths, described_by, public
 from vse.data_files import FileHandle, Savable
+from vse.eval.cli import TableCommand
 from vse.eval.defaults import REPORT_QUERIES
 from vse.eval.files.results import content_sha256
 from vse.eval.options import TableRequest
@@ -23,6 +24,7 @@ from vse.pipeline.files.images import BadImage
 from vse.pipeline.files.outputs import OutputKind, check_output
 from vse.pipeline.files.writing import write_json
 from vse.pipeline.options import From0
+from vse.training.options import ReportRequest
 
 _REPORT_HEIGHT = 600  # pixels, in a notebook
 _THUMBNAIL_SIDE = 120  # pixels of the longer side
@@ -177,6 +179,7 @@ class ResultTable:
 
 
 @public
+@described_by(ReportRequest)
 def report(
     results: Paths,
     out: StrPath,
@@ -193,14 +196,8 @@ def report(
     The report has metrics, curves, and the results of some queries with photos.
 
     Args:
-        results: one or two result files, or saved evaluations
-        out: the report to write
-        data: the file ``dataset.json``; None is the file that the embeddings name
-        embeddings: the embeddings of the first seed, one file for each result; empty is the file that the result names
-        queries: the number of queries that are displayed in each direction
-        seed: the seed of the random selection of queries
-        force: replace a file of another kind at ``out``; inputs are never replaced
-        allow_code: allow the Python code of the run's author to run, for plots of the model's attention; read the code first
+        results: One or two result files, or saved evaluations.
+        embeddings: The embeddings of the first seed, one file for each result, if they are not at the path that it records.
 
     Raises:
         vse.UserError: if a result was edited, or the embeddings differ from those that were evaluated
@@ -221,6 +218,7 @@ def report(
 
 
 @public
+@described_by(TableCommand)
 def table(
     name: str,
     results: Paths = (),
@@ -235,12 +233,8 @@ def table(
     Args:
         name: ``summary``: one row per result and protocol; ``ladder``: a comparison of experiments by rsum and cost, one row
             per result; ``significance``: one row per metric of a comparison; or a published table, such as ``vsepp_3``, with
-            our metrics next to the printed metrics
-        results: result files, or saved evaluations and comparisons
-        dataset: for a published table: use our results on this data set
-        cost: for a ladder: the cost that is compared with rsum; None is ``total_s``
-        out: the table to write, .csv or .tex; for a ladder also its chart, .svg or .png; None writes nothing
-        force: replace a file of another kind at ``out``; inputs are never replaced
+            our metrics next to the printed metrics.
+        results: Result files, or saved evaluations and comparisons.
 
     Raises:
         vse.UserError: if no table has this name, or a result was edited

@@ -23,6 +23,7 @@ from vse.arguments import (
     as_path,
     as_paths,
     checked,
+    described_by,
     public,
     settings_as_texts,
 )
@@ -34,7 +35,15 @@ from vse.pipeline.options import Allowed, File, From0, From1, Options, Text, is_
 from vse.pipeline.presets.preset_files import read_yaml
 from vse.reports import SearchResults
 from vse.split_embeddings import SplitEmbeddings, embeddings
-from vse.training.options import EmbedRequest, RunFiles, SearchRequest, TrainInputs, TrainOptions, TrainRequest
+from vse.training.options import (
+    EmbedRequest,
+    RunFiles,
+    SearchCommand,
+    SearchRequest,
+    TrainInputs,
+    TrainOptions,
+    TrainRequest,
+)
 
 if TYPE_CHECKING:
     from vse.training.use.queries import Query as EncoderQuery
@@ -121,6 +130,7 @@ class TrainedModel(FileHandle):
         return self._encode(captions, texts)
 
     @public
+    @described_by(SearchCommand)
     def search(
         self,
         query: Query,
@@ -138,15 +148,8 @@ class TrainedModel(FileHandle):
         The first search embeds the split. Further searches of the same split take milliseconds.
 
         Args:
-            query: a text, or the path of a JPEG, PNG or WebP file
-            k: the number of results
-            split: the split of the data set that is searched; None is ``test``
-            corpus: a file of embeddings by this model that is searched instead of a split
-            index: a FAISS index file, or a [`vse.SearchIndex`][], that is searched instead of embedding the split
-            rerank: for a model that scores every pair: score only this number of candidates, found by a single vector of each
-                image and caption
-            html: a report with photos to write
-            force: replace files of another kind at ``index`` or ``html``; inputs are never replaced
+            query: A text, or the path of a JPEG, PNG or WebP file.
+            index: A FAISS index file, or a [`vse.SearchIndex`][], to search instead of embedding the split.
 
         Raises:
             vse.UserError: if the query has no word, the photo cannot be read, or an option does not suit the model
@@ -181,6 +184,7 @@ class TrainedModel(FileHandle):
         return SearchResults(phrase, hit.best(k), photo)
 
     @public
+    @described_by(EmbedRequest)
     def embed(
         self,
         split: str | None = None,
@@ -192,14 +196,6 @@ class TrainedModel(FileHandle):
         force: bool = False,
     ) -> SplitEmbeddings:
         """Embed the images and captions of a split into a file (``vse-embed``).
-
-        Args:
-            split: the split; None is ``test``
-            out: the file to write; None is ``<split>.h5`` in the run, and for another data set ``<dataset>_<split>.h5``
-            unfinished: accept a run whose training did not finish
-            allow_leak: accept images that the model was trained on
-            sentences: for a model that localises phrases: score all pairs of images and captions, instead of phrases and boxes
-            force: replace a file of another kind at ``out``; inputs are never replaced
 
         Raises:
             vse.UserError: if the run did not finish, was trained on images of the split, or lacks its feature cache
@@ -283,6 +279,7 @@ class TrainedModel(FileHandle):
 
 
 @public
+@described_by(TrainRequest)
 def train(
     features: StrPath,
     experiment: str = "vsepp",
@@ -299,14 +296,7 @@ def train(
     If the run is finished, it is loaded and not trained again. An interrupted training saves its state.
 
     Args:
-        features: the feature cache of images, or the object that [`vse.extract`][] returned
-        experiment: a preset (docs/experiments.md), or a YAML file; by default VSE++ with the paper's settings
-        sets: changes settings, e.g. ``{"loss.margin": 0.1, "train.epochs": 3}``
-        name: the name of this run in tables; None is the experiment with the changes in ``sets``
-        seed: the seed of the initial weights and of the order of pairs
-        out: the run folder; None is ``runs/<dataset>_<experiment>/seed-<seed>``
-        inputs: further files that the training reads, see [`vse.TrainInputs`][]
-        options: rarely used options, see [`vse.TrainOptions`][]
+        sets: Settings to change, e.g. ``{"loss.margin": 0.1, "train.epochs": 3}``.
 
     Returns:
         TrainedModel: the model with the weights of its best epoch
@@ -341,6 +331,7 @@ def train(
 
 
 @public
+@described_by(RunFiles, TrainOptions)
 def load(
     run: StrPath,
     *,
@@ -355,14 +346,7 @@ def load(
     """Load a trained model from the folder of its run.
 
     Args:
-        run: the folder of the run
-        features: the feature cache, if it was moved, or the cache of another data set by the same extractor
-        captions: the file ``dataset.json``, if it was moved
-        caption_features: the cache of captions, if it was moved
-        weights_dir: a folder of weights of the networks that read new photos and texts; None is ``$VSE_WEIGHTS_DIR``
-        allow_code: allow the Python code of the run's author to run; read the code first
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None is ``$VSE_DEVICE``, or ``auto``
-        threads: the number of processor cores that torch may use from now on; None changes nothing
+        run: The folder of the run.
 
     Raises:
         vse.UserError: if the folder is not a run
