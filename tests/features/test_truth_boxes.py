@@ -17,7 +17,7 @@ from tests.features.drawn_phrases import TRUTHS, drawn_phrases, without_phrases
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.reader import FeatureReader
 from vse.features.cli import main
-from vse.features.extraction import count_covered_phrases, extract_shards, verify_sources
+from vse.features.extraction import count_covered_phrases, extract_shards, verify_inputs
 from vse.features.extractors.boxes import BoxesExtractor
 from vse.features.extractors.proposals import TruthBoxIndex, check_truth_cache, collect_truth_boxes
 from vse.features.settings.images import BoxesConfig
@@ -77,7 +77,7 @@ def test_boxes_that_changed_make_a_cache_stale(tmp_path: Path, edit: Edit, fails
     own = drawn_phrases(tmp_path / "data")
     out = tmp_path / "features" / "drawn_tiny_truth.h5"
     cache = extracted(own, TRUTH, out, 2)
-    assert verify_sources(cache) == "unchanged"
+    assert verify_inputs(cache) == "unchanged"
     new = {"raw": "the full beach", "tokens": ["the", "full", "beach"]}
     edit(own, lambda content: content["images"][1]["sentences"][0].update(new))
     assert extracted(own, TRUTH, out, 2).key == cache.key, "a caption beside the boxes"
