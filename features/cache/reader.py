@@ -39,18 +39,6 @@ class RegionBoxes:
         self.boxes: Float[np.ndarray, "n_regions 4"] = np.concatenate([shard["boxes"].read() for shard in cache.shards])
         self.image_size: Int[np.ndarray, "n 2"] = np.concatenate([shard["image_size"].read() for shard in cache.shards])
 
-    def padded_boxes(
-        self, positions: Int[np.ndarray, " n"], max_regions: int | None = None
-    ) -> Float[np.ndarray, "n n_longest 4"]:
-        """Return the first ``max_regions`` boxes (None: all) of the images at ``positions``, padded with zeros."""
-        starts, counts = self.offsets[positions], self.offsets[positions + 1] - self.offsets[positions]
-        counts = counts if max_regions is None else counts.clip(max=max_regions)
-        column = np.arange(counts.max(initial=0))
-        inside = column < counts[:, None]
-        boxes = np.zeros((*inside.shape, 4), np.float32)
-        boxes[inside] = self.boxes[(starts[:, None] + column)[inside]]
-        return boxes
-
 
 @dataclass(frozen=True)
 class PaddedSets:
@@ -169,11 +157,10 @@ class FeatureReader:
         """The boxes of the regions. Raises UserError if the cache has no boxes."""
         return RegionBoxes(self.cache)
 
-    def regions(self, positions: NDArray[np.int64], min_regions: int = 0, max_regions: int | None = None) -> PaddedSets:
-        """Return the first ``max_regions`` regions (None: all) of images, padded with zeros to at least ``min_regions``."""
+    def regions(self, positions: NDArray[np.int64], min_regions: int = 0) -> PaddedSets:
+        """Return the regions of images, padded with zeros to the largest number of regions, at least ``min_regions``."""
         assert self.cache.offsets is not None, "not a cache of regions"
         starts, counts = self.cache.offsets[positions], self.cache.offsets[positions + 1] - self.cache.offsets[positions]
-        counts = counts if max_regions is None else counts.clip(max=max_regions)
         column = np.arange(counts.max(initial=min_regions))
         mask = column < counts[:, None]
         features = np.zeros((*mask.shape, *self.cache.row_shape), self.cache.dtype)

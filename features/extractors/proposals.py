@@ -1,4 +1,4 @@
-"""Read boxes from files, propose boxes, collect ground-truth boxes, and find vectors in a cache of ground-truth boxes."""
+"""Read boxes from files, propose boxes, and collect ground-truth boxes."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import ctypes
 import hashlib
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
 from vse.features.cache.feature_cache import FeatureCache, open_cache
-from vse.features.cache.reader import RegionBoxes
 from vse.features.cache.rows import FORMAT
 from vse.features.settings import has_auto_precision
 from vse.pipeline.dataset.dataset import Dataset, mentions
@@ -155,7 +153,7 @@ def _box_around_image(pixels: NDArray[np.uint8]) -> tuple[Floats, Floats]:
 
 
 def import_opencv() -> Any:
-    """Return the module cv2 of opencv-contrib. Raises UserError, with the command to install it, if it is missing."""
+    """Return the module cv2 of opencv-contrib. Raises UserError, with the command that installs it, if cv2 is missing."""
     return import_extra("cv2", "a proposal of boxes (EdgeBoxes, selective search)", "edgeboxes")
 
 
@@ -225,32 +223,6 @@ def check_truth_cache(truths: FeatureCache, candidates: FeatureCache) -> None:
         raise UserError(
             f"{truths.path} and {candidates.path} differ in {', '.join(different[:4])}, so the same box has different features"
         )
-
-
-class TruthBoxIndex:
-    """An index that finds the vector of a box in a cache of ground-truth boxes. Raises UserError for other caches."""
-
-    def __init__(self, cache: FeatureCache) -> None:
-        _check_has_truth_boxes(cache)
-        self._cache = cache
-        regions = RegionBoxes(cache)
-        image_of = np.repeat(cache.ids, np.diff(regions.offsets))
-        keys = zip(image_of.tolist(), map(tuple, regions.boxes.tolist()), strict=True)
-        self._index_of = {key: index for index, key in enumerate(keys)}
-
-    def indices(self, image_ids: Iterable[int], boxes: Float[np.ndarray, "n 4"]) -> Int[np.ndarray, " n"]:
-        """Return, for each k, the index among all regions of the cache of the box ``boxes[k]`` in image ``image_ids[k]``.
-
-        Boxes are compared as float32. Raises UserError, which names the first box that the cache lacks.
-        """
-        keys = list(zip(map(int, image_ids), map(tuple, boxes.astype(np.float32).tolist()), strict=True))
-        for image_id, box in keys:
-            if (image_id, box) not in self._index_of:
-                raise UserError(
-                    f"{self._cache.path}: has no ground-truth box {list(box)} of image {image_id}; extract it again from the "
-                    "same data set"
-                )
-        return np.asarray([self._index_of[key] for key in keys], np.int64)
 
 
 def _check_has_truth_boxes(cache: FeatureCache) -> None:
