@@ -152,7 +152,7 @@ def has_input_hashes(cache: FeatureCache) -> bool:
 
 
 def _get_caption_entries(path: Path, stored: Mapping[str, NDArray[Any]], name: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return the stored array ``name``, empty if missing. Raises UserError if it has no entry of ``shape`` per caption."""
+    """Return the stored array ``name``, empty if missing. Raises UserError if a caption has no entry of ``shape``."""
     values = stored.get(name, _NO_IDS)
     if values.shape != (len(stored.get("caption_ids", _NO_IDS)), *shape):
         raise UserError(f"{path}: its {name} are of shape {values.shape}; run the same vse-extract again")

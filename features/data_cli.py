@@ -25,9 +25,9 @@ def import_command(request: ImportRequest) -> None:
     """Build a data set from photos with a table of captions, or from files of another program.
 
     SOURCES is the folder of photos, WebDataset archives, the folder that clip-retrieval wrote, or a data set that Hugging
-    Face's library saved. With --format hugging-face it is the name of a data set on the hub. Tables are CSV, JSON lines or
-    parquet: a row has a file, one or several captions, and optionally a split and ids. Without splits, images are sampled for
-    val and test.
+    Face's library saved. With --format hugging-face, SOURCES is the name of a data set on the hub. Tables are CSV, JSON lines
+    or parquet: a row has a file, one or several captions, and optionally a split and ids. Without splits, images are sampled
+    for val and test.
     """
     from vse.features.exchange.formats import import_data
 

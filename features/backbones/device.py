@@ -211,10 +211,10 @@ def choose_query_precision(recorded: str) -> str:
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Return whether a device has instructions that multiply bf16 numbers, and PyTorch may use them.
+    """Return whether a device has instructions that multiply bf16 numbers, and PyTorch may use the instructions.
 
     The instructions are ``avx512_bf16`` or ``amx_bf16`` on x86, and ``bf16`` on ARM. On x86 the environment variables
-    ``ONEDNN_MAX_CPU_ISA`` and ``ATEN_CPU_CAPABILITY`` can forbid them. A GPU needs compute capability 8.0.
+    ``ONEDNN_MAX_CPU_ISA`` and ``ATEN_CPU_CAPABILITY`` can forbid these instructions. A GPU needs compute capability 8.0.
     """
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)

@@ -30,7 +30,7 @@ HUB = Library("the library of the Hugging Face hub", "huggingface_hub", "hugging
 
 
 def find_local_folder(model: str, weights_dir: Path | None) -> Path | None:
-    """Return the folder in ``weights_dir`` with the last part of the model's name; None if it does not exist."""
+    """Return the folder in ``weights_dir`` with the last part of the model's name; None if the folder does not exist."""
     folder = None if weights_dir is None else weights_dir / model.rstrip("/").rpartition("/")[2]
     return folder if folder is not None and folder.is_dir() else None
 

@@ -45,7 +45,8 @@ def load_backbone(
     file = find_weights_file(config.model, config.weights, weights_dir)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        model = _build(config, file is None and config.weights != "random", family, {} if notes is None else notes, options)
+        pretrained = file is None and config.weights != "random"
+        model = _build_model(config, pretrained, family, {} if notes is None else notes, options)
     if file is not None:
         load_weights_file(model, file, _match_names, config.weights_sha256)
     return model.eval().requires_grad_(False)
@@ -155,7 +156,7 @@ def find_weights_file(model: str, weights: str, weights_dir: Path | None) -> Pat
     return next((f for suffix in WEIGHT_SUFFIXES if (f := weights_dir / f"{stem}{suffix}").is_file()), None)
 
 
-def _build(
+def _build_model(
     config: NetworkSettings, pretrained: bool, family: ModuleType | None, notes: dict[str, Any], options: dict[str, Any]
 ) -> nn.Module:
     library, _, name = config.model.rpartition("/")
@@ -175,7 +176,7 @@ def _build(
         options = {"init_weights": config.weights == "random", "transform_input": config.weights != "random"}
     model: nn.Module = torchvision.models.get_model(config.model, weights=None, **options)
     if pretrained:
-        model.load_state_dict(_match_names(model, _download(config.model, config.weights)))
+        model.load_state_dict(_match_names(model, _download_weights(config.model, config.weights)))
     return model
 
 
@@ -191,7 +192,7 @@ def _match_names(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor
     return {**counters, **(tower or {pattern.sub(r"\1\2", name): tensor for name, tensor in state.items()})}
 
 
-def _download(name: str, weights: str) -> dict[str, Tensor]:
+def _download_weights(name: str, weights: str) -> dict[str, Tensor]:
     from vse.features.vision import torchvision
 
     choices = torchvision.models.get_model_weights(name)

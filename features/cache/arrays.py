@@ -28,7 +28,7 @@ class ByteSource(Protocol):
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array in a shard file: contiguous bytes from ``offset`` on. ``checksums`` holds its :func:`block_checksums`."""
+    """An array in a shard file: contiguous bytes from ``offset`` on. ``checksums`` holds the :func:`block_checksums`."""
 
     path: Path
     offset: int
@@ -75,7 +75,7 @@ def block_checksums(array: NDArray[Any]) -> str:
 
 
 def locate_array(path: Path, data: h5py.Dataset, checksums: Mapping[str, str] = {}) -> StoredArray:
-    """Return the location of a shard's HDF5 dataset. Raises UserError if it is not contiguous or extends beyond the file.
+    """Return the location of a shard's HDF5 dataset. Raises UserError if it is not contiguous or ends beyond the file.
 
     ``checksums`` holds the block checksums of the shard's arrays by name.
     """

@@ -234,8 +234,8 @@ def open_cache(path: Path) -> FeatureCache:
 def verify_cache(path: Path, correct_checksums: bool = False) -> FeatureCache:
     """Open a cache and check the SHA-256 and block checksums of its shards, and their ids and input hashes.
 
-    Raises UserError, which names the first fault. With ``correct_checksums``, missing or wrong block checksums are no fault:
-    they are corrected in the manifest.
+    Raises UserError, which names the first fault. With ``correct_checksums``, missing or wrong block checksums are
+    corrected in the manifest and are not faults.
     """
     cache, manifest = open_cache(path), read_manifest(path)
     folder, entries = shards_folder(path), []

@@ -97,7 +97,7 @@ def sha256_bytes(content: bytes) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True)
 class Identity:
-    """The identity of a cache. ``content`` holds the settings and hashes that determine its vectors."""
+    """The identity of a cache. ``content`` holds the settings and hashes that determine the vectors."""
 
     dataset: str
     feature: str

@@ -1,6 +1,7 @@
 """Write and read the shards of a feature cache, and build the cache file that refers to the shards.
 
-A shard ``shard-00000-of-00004.h5`` holds consecutive rows. Its record ``shard-00000-of-00004.json`` is written after it.
+A shard ``shard-00000-of-00004.h5`` holds consecutive rows. The record ``shard-00000-of-00004.json`` is written after the
+shard.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def fit_record_path(cache: Path) -> Path:
 
 
 def sum_seconds(cache: Path, shards: Sequence[Shard]) -> float | None:
-    """Return the duration of all shards and of the encoder's fit in seconds; None if one of them is unknown."""
+    """Return the duration of all shards and of the encoder's fit in seconds; None if a duration is unknown."""
     record = fit_record_path(cache)
     fit = read_json(record) if record.is_file() else {"seconds": 0.0}
     seconds = [*(shard.seconds for shard in shards), fit.get("seconds") if isinstance(fit, dict) else None]
@@ -114,7 +115,7 @@ def write_shard(
 
 
 def read_finished_shard(path: Path, identity: Identity) -> Shard | None:
-    """Return the record of a shard; None if it is missing or damaged. Raises UserError if its identity is not ``identity``."""
+    """Return the record of a shard; None if the shard is missing or damaged. Raises UserError for another identity."""
     shard = read_record(path)
     if shard is None:
         return None

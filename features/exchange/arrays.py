@@ -12,16 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from vse.features.cache import shards
 from vse.features.cache.feature_cache import merge_shards
 from vse.features.cache.rows import Identity, Ids, Rows, row_ids, sha256_bytes
-from vse.features.cache.shards import (
-    check_cache_out,
-    parse_feature_name,
-    read_finished_shard,
-    shard_path,
-    shard_slice,
-    write_shard,
-)
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.dataset.phrases import clip_boxes
 from vse.pipeline.errors import UserError
@@ -133,19 +126,19 @@ def write_imported(
         "requested_ids_sha256": sha256_json(ids.tolist()),
         "extractor_version": 1,
     }
-    identity = Identity(dataset.name, parse_feature_name(out, dataset.name), kind, content)
+    identity = Identity(dataset.name, shards.parse_feature_name(out, dataset.name), kind, content)
     n_shards = min(len(ids), max(1, -(-len(ids) * row_bytes // MAX_SHARD_BYTES)))
-    check_cache_out(out, dataset.name, identity.feature, [dataset.path, *(file.path for file in files)])
+    shards.check_cache_out(out, dataset.name, identity.feature, [dataset.path, *(file.path for file in files)])
     with lock_for_writing(out):
         empty: list[int] = []
         for index in tqdm(range(n_shards), desc=f"import {out.name}", unit="shard", disable=None):
-            path = shard_path(out, index, n_shards)
-            if read_finished_shard(path, identity) is None:
-                shard_rows = rows(shard_slice(len(ids), index, n_shards))
+            path = shards.shard_path(out, index, n_shards)
+            if shards.read_finished_shard(path, identity) is None:
+                shard_rows = rows(shards.shard_slice(len(ids), index, n_shards))
                 empty += _find_zero_rows(shard_rows)
                 for file in files:
                     file.check()
-                write_shard(path, identity, shard_rows, notes={"files": [file.path.name for file in files]})
+                shards.write_shard(path, identity, shard_rows, notes={"files": [file.path.name for file in files]})
         if empty:
             log.warning("%s: %d of %d rows are all zeros, the first is of id %d", out, len(empty), len(ids), empty[0])
         return merge_shards(out, n_shards, dataset.path, ids, dataset=dataset)

@@ -99,7 +99,7 @@ def fit_encoder(
 
     ``word_file``, a file of word vectors, replaces the preset's file. Without any file, word vectors are trained on the
     captions. An undamaged encoder at ``out`` is kept if its settings, words and captions are the same. Raises UserError, which
-    names the changes, if they differ.
+    names the changes, if ``out`` is another encoder.
     """
     word_file = config.word_file(word_file)
     watched = WatchedFile(word_file) if word_file is not None and word_file.is_file() else None

@@ -39,7 +39,9 @@ def cut_crops(
     ``config.crop_seed``, ``image_id`` and the numbers ``extra_seeds``.
     """
     if config.crops == "rc_bank" and config.random_crop == "resized":
-        return _stack([_random_resized_crop(image, config, rng) for rng in _crop_generators(config, image_id, extra_seeds)])
+        return _stack_views(
+            [_random_resized_crop(image, config, rng) for rng in _crop_generators(config, image_id, extra_seeds)]
+        )
     width, height = _compute_resized_size(image.size, config)
     small = np.asarray(image.resize((width, height), RESAMPLING_FILTERS[config.interpolation]))
     right, bottom = width - config.crop, height - config.crop
@@ -47,14 +49,14 @@ def cut_crops(
         views = []
         for rng in _crop_generators(config, image_id, extra_seeds):
             top, left = int(rng.integers(bottom + 1)), int(rng.integers(right + 1))
-            views.append(_mirror_at_random(_cut(small, top, left, config.crop), rng))
-        return _stack(views)
+            views.append(_mirror_at_random(_cut_square(small, top, left, config.crop), rng))
+        return _stack_views(views)
     centre = round(bottom / 2), round(right / 2)
     if config.crops == "1c":
-        return _stack([_cut(small, *centre, config.crop)])
+        return _stack_views([_cut_square(small, *centre, config.crop)])
     corners = [(0, 0), (0, right), (bottom, 0), (bottom, right), centre]
-    views = [_cut(small, top, left, config.crop) for top, left in corners]
-    return _stack([*views, *(view[:, ::-1] for view in views)])
+    views = [_cut_square(small, top, left, config.crop) for top, left in corners]
+    return _stack_views([*views, *(view[:, ::-1] for view in views)])
 
 
 def centre_crop_box(size: tuple[int, int], config: CnnConfig) -> tuple[float, float, float, float]:
@@ -68,8 +70,8 @@ def centre_crop_box(size: tuple[int, int], config: CnnConfig) -> tuple[float, fl
 def scaled_size(size: tuple[int, int], shorter: int, longer: int | None = None) -> tuple[int, int]:
     """Return the width and height to which an image of width and height ``size`` is scaled.
 
-    The shorter side becomes ``shorter``. If the longer side would then exceed ``longer``, it becomes ``longer`` instead.
-    Raises :class:`UnfitSize` if the result has more than ``MAX_PIXELS`` pixels or a side below ``MIN_SCALED_SIDE``.
+    The shorter side becomes ``shorter``. If the longer side would then exceed ``longer``, the longer side becomes ``longer``
+    instead. Raises :class:`UnfitSize` if the result has more than ``MAX_PIXELS`` pixels or a side below ``MIN_SCALED_SIDE``.
     """
     scale = shorter / min(size)
     if longer is not None:
@@ -134,11 +136,11 @@ def _mirror_at_random(view: NDArray[np.uint8], rng: np.random.Generator) -> NDAr
     return view[:, ::-1] if rng.random() < 0.5 else view
 
 
-def _cut(pixels: NDArray[np.uint8], top: int, left: int, side: int) -> NDArray[np.uint8]:
+def _cut_square(pixels: NDArray[np.uint8], top: int, left: int, side: int) -> NDArray[np.uint8]:
     return pixels[top : top + side, left : left + side]
 
 
-def _stack(views: Sequence[NDArray[np.uint8]]) -> Tensor:
+def _stack_views(views: Sequence[NDArray[np.uint8]]) -> Tensor:
     return torch.from_numpy(np.stack(views)).permute(0, 3, 1, 2)
 
 
@@ -190,7 +192,7 @@ class CnnExtractor(NetworkExtractor[Tensor]):
         """Compute the vectors of images, given as crops (n_images, n_crops, 3, crop, crop) uint8.
 
         The result is the mean over the crops, (n_images, dim) or, with the setting ``positions``, (n_images, n_positions,
-        dim). For a bank of crops, it is the vector of each crop, (n_images, n_crops, dim).
+        dim). For a bank of crops, the result is the vector of each crop, (n_images, n_crops, dim).
         """
         config, crops = self.config, pixels.flatten(0, 1)
         at_once = max(_CPU_CROPS_AT_ONCE, torch.get_num_threads()) if self.device.type == "cpu" else len(crops)

@@ -73,16 +73,22 @@ class HglmmEncoder(CaptionEncoder):
 
     def __init__(
         self,
-        words: WordVectors,
+        word_vectors: WordVectors,
         unmixing: Float[Tensor, "D dim"] | None,
         scale: float,
         parts: Sequence[MixturePart],
         normalized: bool,
         device: torch.device,
     ) -> None:
-        self.words, self.unmixing, self.scale, self.parts, self.normalized = words, unmixing, scale, parts, normalized
+        self.word_vectors, self.unmixing, self.scale, self.parts, self.normalized = (
+            word_vectors,
+            unmixing,
+            scale,
+            parts,
+            normalized,
+        )
         self.dim = sum(part.dim for part in parts)
-        self._table = _scale_word_vectors(words, unmixing, scale).float().to(device)
+        self._table = _scale_word_vectors(word_vectors, unmixing, scale).float().to(device)
         self._parts = [part.to(self._table) for part in parts]
 
     @classmethod
@@ -104,7 +110,7 @@ class HglmmEncoder(CaptionEncoder):
 
     @classmethod
     def fit(
-        cls, words: WordVectors, captions: TokenLists, config: HglmmConfig, device: torch.device, sample: WordVectors
+        cls, word_vectors: WordVectors, captions: TokenLists, config: HglmmConfig, device: torch.device, sample: WordVectors
     ) -> HglmmEncoder:
         """Fit independent components and mixtures to the words ``sample``, and principal components to ``captions``."""
         unmixing = _fit_unmixing(sample.vectors, config) if config.ica else None
@@ -114,7 +120,7 @@ class HglmmEncoder(CaptionEncoder):
             log.info("fitting %d centres (%s) to %d words", config.centres, kind, len(samples))
             mixture = fit_mixture(samples, initial_mixture(samples, config.centres, config.seed), config.iterations, kind)
             parts.append(MixturePart(mixture.to(torch.zeros(0, dtype=torch.float64))))
-        unreduced = cls(words, unmixing, config.scale, parts, False, device)
+        unreduced = cls(word_vectors, unmixing, config.scale, parts, False, device)
         if config.pca is None:
             return unreduced
         rng = np.random.default_rng(config.seed)
@@ -124,10 +130,10 @@ class HglmmEncoder(CaptionEncoder):
             MixturePart(part.mixture, *fit_principal_components(unreduced, part.mixture, captions, config.pca, config.chunk))
             for part in parts
         ]
-        return cls(words, unmixing, config.scale, parts, config.normalize, device)
+        return cls(word_vectors, unmixing, config.scale, parts, config.normalize, device)
 
     def encode(self, captions: TokenLists) -> Float[Tensor, "n dim"]:
-        rows, lengths = self.words.find_indices(captions)
+        rows, lengths = self.word_vectors.find_indices(captions)
         vectors = torch.cat([self._encode_part(part, rows, lengths) for part in self._parts], dim=1)
         vectors[lengths.to(vectors.device) == 0] = 0
         return vectors.cpu()
@@ -146,7 +152,7 @@ class HglmmEncoder(CaptionEncoder):
     def fisher_blocks(self, mixture: Mixture, captions: TokenLists, chunk: int) -> Iterator[Float[Tensor, "n two_K_D"]]:
         """Yield the Fisher vectors on a mixture for blocks of ``chunk`` captions, without captions that have no known word."""
         for k in range(0, len(captions), chunk):
-            rows, lengths = self.words.find_indices(captions[k : k + chunk])
+            rows, lengths = self.word_vectors.find_indices(captions[k : k + chunk])
             yield self.fisher_vectors(mixture, rows, lengths[lengths > 0])
 
     def _encode_part(self, part: MixturePart, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n dim"]:
@@ -157,7 +163,7 @@ class HglmmEncoder(CaptionEncoder):
         return normalize(vectors) if self.normalized else vectors
 
     def tensors(self) -> dict[str, Tensor]:
-        tensors = self.words.tensors()
+        tensors = self.word_vectors.tensors()
         tensors |= {"scale": torch.tensor(self.scale), "normalized": torch.tensor(self.normalized)}
         tensors |= {} if self.unmixing is None else {"unmixing": self.unmixing}
         for k, part in enumerate(self.parts):
@@ -219,8 +225,8 @@ def _fit_unmixing(vectors: NDArray[np.float32], config: HglmmConfig) -> Float[Te
     return torch.from_numpy(np.asarray(ica.components_, np.float32))
 
 
-def _scale_word_vectors(words: WordVectors, unmixing: Tensor | None, scale: float) -> Float[Tensor, "V D"]:
-    vectors = normalize(torch.from_numpy(words.vectors))
+def _scale_word_vectors(word_vectors: WordVectors, unmixing: Tensor | None, scale: float) -> Float[Tensor, "V D"]:
+    vectors = normalize(torch.from_numpy(word_vectors.vectors))
     return scale * normalize(vectors @ unmixing.T if unmixing is not None else vectors)
 
 

@@ -125,10 +125,10 @@ class TextExtractor(Extractor):
         mask = torch.arange(width) < torch.tensor([[len(row)] for row in batch])
         tokens, mask = move_tensor(tokens, self.device), move_tensor(mask, self.device)
         with torch.inference_mode(), autocast(self.config.precision, self.device):
-            vectors = self._pool(tokens, mask).float()
+            vectors = self._pool_states(tokens, mask).float()
         return normalize(vectors, dim=-1) if self.config.normalize else vectors
 
-    def _pool(self, tokens: Tensor, mask: Tensor) -> Tensor:
+    def _pool_states(self, tokens: Tensor, mask: Tensor) -> Tensor:
         if self.config.pooling == "own":
             return self.backbone.text_vectors(tokens, mask)
         states = self.backbone.token_states(tokens, mask)

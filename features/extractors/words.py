@@ -241,16 +241,18 @@ class MeanVectorEncoder(CaptionEncoder):
         kept, _ = select_vectors(corpus, config, word_file, n_sampled=0)
         return cls(kept)
 
-    def __init__(self, words: WordVectors) -> None:
-        self.words, self.dim = words, words.vectors.shape[1]
+    def __init__(self, word_vectors: WordVectors) -> None:
+        self.word_vectors, self.dim = word_vectors, word_vectors.vectors.shape[1]
 
     def encode(self, captions: TokenLists) -> Float[Tensor, "n dim"]:
-        indices, lengths = self.words.find_indices(captions)
+        indices, lengths = self.word_vectors.find_indices(captions)
         starts = lengths.cumsum(0) - lengths
-        return normalize(torch.nn.functional.embedding_bag(indices, torch.from_numpy(self.words.vectors), starts, mode="mean"))
+        return normalize(
+            torch.nn.functional.embedding_bag(indices, torch.from_numpy(self.word_vectors.vectors), starts, mode="mean")
+        )
 
     def tensors(self) -> dict[str, Tensor]:
-        return self.words.tensors()
+        return self.word_vectors.tensors()
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> MeanVectorEncoder:

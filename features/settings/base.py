@@ -79,7 +79,7 @@ class FeatureSettings(Settings):
 
     @classmethod
     def excluded_fields(cls) -> set[str]:
-        """Return the fields that :meth:`content` omits. Vectors do not depend on them, or the key has a hash instead."""
+        """Return the fields that :meth:`content` omits. Each leaves the vectors unchanged, or has its hash in the key."""
         return {"name"}
 
     def content(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class FeatureSettings(Settings):
         return None
 
     def build(self, job: Job) -> Extractor:
-        """Return the extractor for a job. Its class is imported by the name :attr:`code`.
+        """Return the extractor for a job. The extractor's class is imported by the name :attr:`code`.
 
         A settings class in the module of its extractor may override this method, to call the extractor's class directly.
         """

@@ -66,7 +66,7 @@ class CaptionEncoder(ABC):
 
     dim : length of a vector
     reads_raw : False, because the encoder reads words
-    select_words : function from a caption's words to the words that the encoder reads; it may drop stop words of phrases
+    select_words : function from a caption's words to the words that the encoder reads, perhaps without stop words
     """
 
     dim: int
@@ -167,7 +167,7 @@ class CaptionSettings(TextSettings):
         return encoder
 
     def fit(self, corpus: CaptionCorpus, word_file: Path | None, device: str) -> CaptionEncoder:
-        """Return the encoder, fitted to captions. Its class is imported by the name :attr:`encoder`.
+        """Return the encoder, fitted to captions. The encoder's class is imported by the name :attr:`encoder`.
 
         A settings class in the module of its encoder may override this method, to call the encoder's class directly.
         """

@@ -17,7 +17,7 @@ class TextConfig(TextSettings):
     """Vectors of captions, or of their tokens, from a pretrained text encoder.
 
     The encoder is any model of sentence-transformers or transformers by its name on the Hugging Face hub (BERT, MiniLM, E5,
-    GTE, ...), or the text tower of an OpenCLIP model. It reads the original text of the captions, not lower-case words.
+    GTE, ...), or the text tower of an OpenCLIP model. The encoder reads the original text of captions, not lower-case words.
     """
 
     options: ClassVar[tuple[Option, ...]] = ("weights_dir",)

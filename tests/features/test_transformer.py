@@ -181,7 +181,7 @@ def test_a_missing_library_is_named(module: str, name: str, folder: Path, monkey
     transformer = read_transformer(str(folder))
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UserError, match=rf"needs {name}: pip install 'vse-pipeline\[text\]'"):
-        (transformer.tokenizer if module == "tokenizers" else transformer.network)()
+        (transformer.tokenizer if module == "tokenizers" else transformer.load_network)()
 
 
 @pytest.mark.parametrize("lower", [True, False, None], ids=["lower case", "capitals", "no normalizer"])
