@@ -33,7 +33,7 @@ def step_seconds(cache_file: Path, experiment: str, repeats: int, *sets: str) ->
     """Return the shortest time of a step."""
     cache = open_cache(cache_file)
     settings = load_experiment(experiment, None, sets)
-    inputs = open_inputs(cache, load_dataset_file(cache.captions), settings, RunFolder(Path("none")), 0, TrainInputs())
+    inputs = open_inputs(cache, load_dataset_file(cache.dataset_file), settings, RunFolder(Path("none")), 0, TrainInputs())
     task, _ = prepare_task(settings, inputs, 0, join_processes("cpu"), 0)
     trainer = Trainer(task)
     image_of = task.pairs.image_of

@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, nargs="+", required=True)
     arguments = parser.parse_args()
     cache = open_cache(arguments.image)
-    dataset, image = load_dataset_file(cache.captions), FeatureReader(cache)
+    dataset, image = load_dataset_file(cache.dataset_file), FeatureReader(cache)
     rows = []
     for path in arguments.text:
         text = FeatureReader(open_cache(path))

@@ -105,7 +105,7 @@ class Data:
     @classmethod
     def load(cls, path: Path, min_count: int) -> Data:
         cache = open_cache(path)
-        dataset = load_dataset_file(cache.captions)
+        dataset = load_dataset_file(cache.dataset_file)
         images = images_of(dataset, ["train"], cache)
         vocabulary = Vocabulary.build((c.tokens for image in images for c in image.captions), min_count)
         return cls(cache, vocabulary, Pairs(images), Pairs(images_of(dataset, ["val"], cache)))

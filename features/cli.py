@@ -10,8 +10,8 @@ from vse.features.settings.base import FeatureSettings
 from vse.pipeline.command import entry_point
 from vse.pipeline.options import command
 
-_OWN_OPTIONS = frozenset({"skip_bad", "weights_dir", "words"})  # an extractor has some of them
-_OF_SHARDS = frozenset({"shards", "shard", "like"})
+_EXTRACTOR_OPTIONS = frozenset({"skip_bad", "weights_dir", "words"})  # options that only some extractors have
+_SHARD_OPTIONS = frozenset({"shards", "shard", "like"})  # options that have no effect on a fit
 
 
 @click.group("vse-extract")
@@ -23,11 +23,10 @@ def extract() -> None:
 
 
 def _add_command(extractor: str, settings: type[FeatureSettings]) -> None:
-    """Add the command of one extractor; its help text is the docstring of its settings."""
-    lacking = _OWN_OPTIONS.difference(settings.options)
+    missing_options = _EXTRACTOR_OPTIONS.difference(settings.options)
     default = settings.default_preset or extractor
 
-    @command(extractor, group=extract, leave_out=lacking, defaults={"feature": default}, text=settings.__doc__)
+    @command(extractor, group=extract, leave_out=missing_options, defaults={"feature": default}, text=settings.__doc__)
     def run(request: FeatureRequest) -> None:
         from vse.features.feature_job import extract_feature
 
@@ -38,7 +37,7 @@ for _extractor in EXTRACTORS:
     _add_command(_extractor, EXTRACTORS[_extractor])
 
 
-@command("fit", group=extract, leave_out=_OF_SHARDS | (_OWN_OPTIONS - {"words"}), defaults={"feature": ...})
+@command("fit", group=extract, leave_out=_SHARD_OPTIONS | (_EXTRACTOR_OPTIONS - {"words"}), defaults={"feature": ...})
 def fit_command(request: FeatureRequest) -> None:
     """Fit the encoder of a caption feature on the training captions, and write it next to the cache OUT.
 
@@ -72,7 +71,7 @@ def verify_command(request: VerifyRequest) -> None:
     from vse.features import extraction
 
     cache = extraction.verify(request.cache_file, request.write)
-    sources = "not checked" if request.no_sources else extraction.verify_sources(cache)
+    sources = "not checked" if request.no_sources else extraction.verify_inputs(cache)
     shards = f"{len(cache.shards)} shards"
     click.echo(f"{request.cache_file}: sound, {cache.describe()} in {shards}, sources {sources}, key {cache.key}")
 

@@ -1,6 +1,6 @@
 """Check that a cache belongs to a data set, and that two caches of images belong to the same data set.
 
-Two data sets may use the same ids for other images or captions. The functions therefore compare hashes of photographs,
+Two data sets may use the same ids for different images or captions. The functions therefore compare hashes of photographs,
 captions and texts, and boxes of phrases.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.features.cache.feature_cache import FeatureCache, open_cache, read_sources
+from vse.features.cache.feature_cache import FeatureCache, open_cache, read_input_hashes
 from vse.features.cache.rows import Ids, config_text_rows, dataset_items
 from vse.features.cache.shards import shards_folder
 from vse.features.exchange.embeddings import read_backbone
@@ -43,8 +43,9 @@ _NO_IDS = np.empty(0, np.int64)
 def check_data(cache: FeatureCache, dataset: Dataset) -> None:
     """Check that the features in a cache belong to a data set. Raises UserError if names or contents differ.
 
-    An evenly spread sample of the existing photographs is compared. If ``dataset.json`` has changed since, all recorded
-    captions are compared as well, and the texts or boxes of phrases in the rows. Missing ids are reported when rows are read.
+    An evenly spread sample of the existing photographs is compared. If ``dataset.json`` has changed since the cache was
+    written, more is compared: all recorded captions, the texts of a cache of texts, and the ground-truth boxes of phrases.
+    Ids that the cache lacks are not reported here, but when rows are read.
     """
     if cache.dataset != dataset.name:
         raise UserError(f"{cache.path} holds features of {cache.dataset!r}, but {dataset.path} is {dataset.name!r}")
@@ -62,9 +63,9 @@ def check_same_photos(cache: FeatureCache, other: FeatureCache) -> None:
 
 
 def check_box_photos(path: Path, dataset: Dataset) -> None:
-    """Check that a cache of boxes belongs to the photographs of a data set. Raises UserError if photographs differ.
+    """Check that the boxes in a cache belong to the photographs of a data set. Raises UserError if photographs differ.
 
-    The names of the data sets may differ. Files of boxes that are not caches hold no hashes and are not checked.
+    The names of the data sets may differ. A file of boxes that is not a cache holds no hashes and is not checked.
     """
     if path.suffix != ".h5" or not shards_folder(path).is_dir():
         return
@@ -89,7 +90,7 @@ def compare_with_dataset(cache: FeatureCache, dataset: Dataset) -> list[str]:
     if differences or not changed:
         return differences
     if cache.kind == "text" and has_input_hashes(cache):
-        return compare_texts(dataset, cache.ids, read_sources(cache), cache.provenance.get("config", {}))
+        return compare_texts(dataset, cache.ids, read_input_hashes(cache), cache.provenance.get("config", {}))
     if has_truth_boxes(cache) and hash_boxes(collect_truth_boxes(dataset)) != cache.provenance.get("boxes_sha256"):
         return ["the boxes of its phrases differ"]
     return []
@@ -107,19 +108,19 @@ def recorded_identity(cache: FeatureCache) -> DataIdentity:
         stored = {name: data[:] for name in names if (data := find_hdf5_dataset(file, name)) is not None}
     photos = stored.get("photo_hashes")
     if cache.kind == "image" and photos is None and has_input_hashes(cache):
-        photos = read_sources(cache)
+        photos = read_input_hashes(cache)
     return DataIdentity(
         image_ids=cache.ids if cache.kind == "image" else _NO_IDS,
-        caption_ids=_caption_array(cache.path, stored, "caption_ids", ()),
+        caption_ids=_get_caption_entries(cache.path, stored, "caption_ids", ()),
         photos=photos if cache.kind == "image" and photos is not None and photos.any() else None,
-        captions=_caption_array(cache.path, stored, "caption_hashes", (8,)) if "caption_hashes" in stored else None,
+        captions=_get_caption_entries(cache.path, stored, "caption_hashes", (8,)) if "caption_hashes" in stored else None,
     )
 
 
 def hash_dataset(cache: FeatureCache, dataset: Dataset) -> DataChecksums:
     """Return the checksums of a data set.
 
-    The checksum of the photographs covers the rows of ``cache``. It is None if the cache records no hashes.
+    The checksum of the photographs covers the rows of ``cache``; it is None if the cache records no hashes.
     """
     photos = replace(recorded_identity(cache), caption_ids=_NO_IDS, captions=None).checksums.photos_sha256
     identity = build_identity(dataset.images)
@@ -127,29 +128,31 @@ def hash_dataset(cache: FeatureCache, dataset: Dataset) -> DataChecksums:
     return identity.checksums.model_copy(update={"photos_sha256": photos, "splits_sha256": sha256_json(splits)})
 
 
-def compare_texts(dataset: Dataset, ids: Ids, sources: Hashes, config: Mapping[str, Any]) -> list[str]:
+def compare_texts(dataset: Dataset, ids: Ids, input_hashes: Hashes, config: Mapping[str, Any]) -> list[str]:
     """Return a message if texts of a data set differ from the texts of a cache or shard, else an empty list.
 
-    ``ids`` (n,) are the ids of the cache's or shard's rows, ``sources`` (n, 32) the hashes of their texts, and ``config`` the
-    recorded settings of its extractor.
+    ids : (n,) ids of the rows of the cache or shard
+    input_hashes : (n, 32) hashes of the texts of these rows
+    config : recorded settings of the extractor
     """
     extractor, text_rows = config.get("extractor"), config_text_rows(config)
     raw = isinstance(extractor, str) and extractor in EXTRACTORS and EXTRACTORS[extractor].reads_raw
     items = dataset_items(dataset, "text", raw, text_rows)
     rows = IdIndex(ids).find(np.asarray([item.id for item in items], np.int64))
     wrong = [
-        item.id for item, row in zip(items, rows.tolist(), strict=True) if row >= 0 and (item.source() != sources[row]).any()
+        item.id for item, row in zip(items, rows, strict=True) if row >= 0 and (item.hash_input() != input_hashes[row]).any()
     ]
     n_compared = int((rows >= 0).sum())
     return [f"{len(wrong)} of {n_compared} compared {text_rows} differ, the first is id {wrong[0]}"] if wrong else []
 
 
 def has_input_hashes(cache: FeatureCache) -> bool:
-    """Return whether a cache holds hashes of photographs or texts. Imported features and embeddings have other hashes."""
+    """Return whether a cache holds hashes of photographs or texts. Imported features and embeddings hold other hashes."""
     return "imported" not in cache.provenance and read_backbone(cache) is None
 
 
-def _caption_array(path: Path, stored: Mapping[str, NDArray[Any]], name: str, shape: tuple[int, ...]) -> NDArray[Any]:
+def _get_caption_entries(path: Path, stored: Mapping[str, NDArray[Any]], name: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return the stored array ``name``, empty if missing. Raises UserError if a caption has no entry of ``shape``."""
     values = stored.get(name, _NO_IDS)
     if values.shape != (len(stored.get("caption_ids", _NO_IDS)), *shape):
         raise UserError(f"{path}: its {name} are of shape {values.shape}; run the same vse-extract again")

@@ -25,9 +25,9 @@ def import_command(request: ImportRequest) -> None:
     """Build a data set from photos with a table of captions, or from files of another program.
 
     SOURCES is the folder of photos, WebDataset archives, the folder that clip-retrieval wrote, or a data set that Hugging
-    Face's library saved. With --format hugging-face it is the name of a data set on the hub. Tables are CSV, JSON lines or
-    parquet: a row has a file, one or several captions, and optionally a split and ids. Without splits, images are sampled for
-    val and test.
+    Face's library saved. With --format hugging-face, SOURCES is the name of a data set on the hub. Tables are CSV, JSON lines
+    or parquet: a row has a file, one or several captions, and optionally a split and ids. Without splits, images are sampled
+    for val and test.
     """
     from vse.features.exchange.formats import import_data
 
@@ -60,17 +60,7 @@ def import_precomp_command(request: PrecompImport) -> None:
     """
     from vse.features.exchange.precomp import import_precomp
 
-    click.echo(
-        import_precomp(
-            request.folder,
-            request.dataset,
-            request.out_features,
-            request.out_data,
-            request.captions_per_image,
-            request.test,
-            request.tokeniser,
-        )
-    )
+    click.echo(import_precomp(**request.model_dump(exclude={"force"})))
 
 
 class PrecompExport(Options):
@@ -80,9 +70,9 @@ class PrecompExport(Options):
     out: File
     """Folder to write."""
     captions: File | None = None
-    """The data set's dataset.json.  [default: the one to which the cache refers]"""
+    """The dataset.json with the captions.  [default: the file to which the cache refers]"""
     repeat: From1 | None = None
-    """How often the row of an image is written.  [default: as imported, else 1]"""
+    """Number of times that each image's row is written.  [default: as imported, else 1]"""
     force: Force = False
 
 
@@ -101,9 +91,9 @@ class ArraysImport(Options):
     dataset: DatasetJson
     out_features: NewCache
     ids: File | None = None
-    """File with the ids of the rows, .txt or .npy; a .npz file has them itself."""
+    """File with the ids of the rows, .txt or .npy; a .npz file contains the ids itself."""
     kind: Literal["image", "text"] = "image"
-    """Kind of the ids: of images or of captions."""
+    """Kind of the rows: images or captions."""
     force: Force = False
 
 
@@ -167,7 +157,7 @@ class FetchFeaturesRequest(Options):
     out: File = Path("features")
     """Folder to write the caches to."""
     out_data: File | None = None
-    """Folder for its dataset.json.  [default: data/DATASET next to the folder OUT]"""
+    """Folder for the bundle's dataset.json.  [default: data/DATASET next to the folder OUT]"""
     sha256: Text | None = None
     """SHA-256 of the bundle's list, as vse-data pack printed it; another bundle is refused."""
     check: Flag = False
@@ -197,7 +187,7 @@ class PlanRequest(Options):
     config: Annotated[tuple[Text, ...], Cli(metavar="KEY=VALUE")] = ()
     """A setting of snakemake --config, e.g. seeds=[0,1]."""
     rates: File | None = None
-    """YAML file with the speeds of your machine, such as images per second; they replace those of config/rates.yaml."""
+    """YAML file with the speeds of your machine, such as images per second; its entries replace those of config/rates.yaml."""
 
 
 @command("plan", group=data)

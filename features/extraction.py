@@ -1,4 +1,4 @@
-"""Extract the shards of a feature (files of consecutive rows), merge them to a cache, and verify a cache."""
+"""Extract the shards of a feature (files of consecutive rows), merge shards to a cache, and verify a cache."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_cache, read_sources, verify_cache
+from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_cache, read_input_hashes, verify_cache
 from vse.features.cache.rows import Identity, Ids, Item, Kind, TextRows, config_text_rows, dataset_items, row_ids
 from vse.features.cache.shards import (
     concatenate_offsets,
@@ -45,8 +46,8 @@ from vse.pipeline.files.writing import lock_for_writing
 
 log = logging.getLogger(__name__)
 
-IOU = 0.5
-"""Smallest IoU of a correct box, as in the evaluation of Flickr30K Entities."""
+MIN_IOU = 0.5
+"""Minimum IoU of a correct box, as in the evaluation of Flickr30K Entities."""
 
 
 def count_covered_phrases(
@@ -55,17 +56,17 @@ def count_covered_phrases(
     offsets: Ids,
     boxes: Float[np.ndarray, "n_boxes 4"],
     image_ids: Collection[int] | None = None,
-    threshold: float = IOU,
+    threshold: float = MIN_IOU,
 ) -> dict[str, dict[str, int]]:
-    """Count the phrases with a ground-truth box in each split, and how many of them a candidate box covers.
+    """Return the number of phrases with a ground-truth box in each split, and of those that a candidate box covers.
 
     A candidate covers a phrase if its IoU with the smallest box around all boxes of the phrase is at least ``threshold``. The
-    image with the id ``ids[k]`` has the candidates ``boxes[offsets[k]:offsets[k + 1]]``; other images have none. ``image_ids``
-    selects images, by default all. Returns ``{split: {"phrases": n, "covered": n}}`` for splits with such phrases.
+    candidates of image ``ids[k]`` are ``boxes[offsets[k]:offsets[k + 1]]``. Only the images ``image_ids`` are counted; None:
+    all. The result is ``{split: {"phrases": n, "covered": n}}``, without splits that have no such phrase.
     """
     rows = {int(identity): k for k, identity in enumerate(ids)}
     counts: dict[str, dict[str, int]] = {}
-    for image_id, image_mentions in _boxed_mentions(dataset).items():
+    for image_id, image_mentions in _collect_boxed_mentions(dataset).items():
         if image_ids is not None and image_id not in image_ids:
             continue
         truths = np.asarray([mention.phrase.truth for mention in image_mentions], np.float64)
@@ -78,7 +79,7 @@ def count_covered_phrases(
     return counts
 
 
-def _upper_bound(
+def _build_coverage_entry(
     dataset: Dataset, config: Mapping[str, Any], shards: Sequence[Path], image_ids: Collection[int] | None = None
 ) -> dict[str, Any]:
     """Return the provenance entry ``upper_bound``: for each split, the share of phrases that the boxes in ``shards`` cover.
@@ -94,16 +95,16 @@ def _upper_bound(
         dataset, np.concatenate(ids), concatenate_offsets(offsets), np.concatenate(boxes), image_ids
     )
     shares = {name: {**counts, "share": counts["covered"] / counts["phrases"]} for name, counts in splits.items()}
-    return {"upper_bound": {"iou": IOU, "splits": shares}} if splits else {}
+    return {"upper_bound": {"iou": MIN_IOU, "splits": shares}} if splits else {}
 
 
-def _describe_upper_bound(bound: Mapping[str, Any]) -> str:
+def _describe_coverage(bound: Mapping[str, Any]) -> str:
     """Return an ``upper_bound`` as a text: ``phrases with a box of IoU >= 0.5: train 69.5% of 77,911, ...``."""
     splits = [f"{name} {100 * n['share']:.1f}% of {n['phrases']:,}" for name in SPLITS if (n := bound["splits"].get(name))]
     return f"phrases with a box of IoU >= {bound['iou']:g}: {', '.join(splits)}"
 
 
-def _boxed_mentions(dataset: Dataset) -> dict[int, list[Mention]]:
+def _collect_boxed_mentions(dataset: Dataset) -> dict[int, list[Mention]]:
     by_image: dict[int, list[Mention]] = defaultdict(list)
     for mention in mentions(dataset):
         if mention.phrase.boxes:
@@ -114,8 +115,8 @@ def _boxed_mentions(dataset: Dataset) -> dict[int, list[Mention]]:
 def hash_shard_images(dataset_file: Path, cache: Path, index: int, n_shards: int) -> str:
     """Return one SHA-256 for all images of a shard, a hash of their hashes in order; "" if ``dataset_file`` does not exist.
 
-    The workflow compares it to detect changed images. Images older than the shard are not read again, because the shard holds
-    their SHA-256.
+    The workflow compares the result to detect changed images. An image older than the shard is not read again, because the
+    shard holds its SHA-256.
     """
     if not dataset_file.is_file():
         return ""
@@ -123,24 +124,24 @@ def hash_shard_images(dataset_file: Path, cache: Path, index: int, n_shards: int
     items = _load_images(dataset_file, status.st_mtime_ns, status.st_size)
     shard = shard_path(cache, index, n_shards)
     known: dict[int, bytes] = {}
-    written = 0
+    written_ns = 0
     if read_record(shard) is not None:
-        ids, sources = read_arrays(shard, "ids", "sources")
-        known = {identity: source.tobytes() for identity, source in zip(ids.tolist(), sources, strict=True)}
-        written = shard.stat().st_mtime_ns
+        ids, input_hashes = read_arrays(shard, "ids", "sources")
+        known = {identity: row.tobytes() for identity, row in zip(ids.tolist(), input_hashes, strict=True)}
+        written_ns = shard.stat().st_mtime_ns
     digest = hashlib.sha256()
     for item in items[shard_slice(len(items), index, n_shards)]:
-        digest.update(_image_sha256(item, known, written))
+        digest.update(_hash_image(item, known, written_ns))
     return digest.hexdigest()
 
 
-def _image_sha256(item: Item, known: dict[int, bytes], written_ns: int) -> bytes:
+def _hash_image(item: Item, known: dict[int, bytes], written_ns: int) -> bytes:
     """Return the SHA-256 of an image, from ``known`` if its file is older than the shard; zeros if it cannot be read."""
     assert item.path is not None
     try:
         if item.id in known and item.path.stat().st_ctime_ns < written_ns:
             return known[item.id]
-        return item.source().tobytes()
+        return item.hash_input().tobytes()
     except (OSError, BadImage):
         return bytes(32)
 
@@ -156,9 +157,9 @@ def extract_shards(
 ) -> Path:
     """Extract the unfinished shards of a feature, or ``only`` one of them (0-based); return their folder, or the one shard.
 
-    Without ``skip_bad``, a finished shard with skipped images is extracted again. If the precision is ``auto``, finished
-    shards that another machine extracted in another precision are kept. Raises UserError if images or captions of a finished
-    shard have changed, or if a shard would get another precision than existing ones.
+    Without ``skip_bad``, a finished shard with skipped images is extracted again. Finished shards of another machine are kept
+    if ``auto`` chose another precision there. Raises UserError if images or captions of a finished shard have changed, or if a
+    missing shard would get another precision than the finished shards.
     """
     dataset = load_dataset_file(dataset_file)
     if extractor.kind == "image" and not dataset.has_image_files:
@@ -170,17 +171,17 @@ def extract_shards(
     if only is not None and not 0 <= only < n_shards:
         raise UserError(f"shard {only} is not one of 0-{n_shards - 1}")
     identity = extractor.identity(dataset)
-    others = find_other_precision_shards(out, n_shards, identity) if extractor.requested_precision == "auto" else {}
+    recorded = find_other_precision_shards(out, n_shards, identity) if extractor.requested_precision == "auto" else {}
     for index in range(n_shards) if only is None else [only]:
         path = shard_path(out, index, n_shards)
         items = dataset_items(dataset, *input_form, shard_slice(n_rows, index, n_shards))
         with lock_for_writing(path):
-            shard_identity = others.get(path, identity)
+            shard_identity = recorded.get(path, identity)
             if _is_finished(path, shard_identity, items, extractor.config.text_rows, skip_bad):
-                suffix = f" in {read_precision(shard_identity)}, the precision of another machine" if path in others else ""
+                suffix = f" in {read_precision(shard_identity)}, the precision of another machine" if path in recorded else ""
                 log.info("%s: finished, kept%s", path, suffix)
                 continue
-            if other := next((identity for other_path, identity in others.items() if other_path != path), None):
+            if other := next((identity for other_path, identity in recorded.items() if other_path != path), None):
                 raise mixed_precision_error(path.parent, other, identity)
             extractor.part = f"shard {index + 1} of {n_shards}"
             log.info("%s: %d rows", extractor.progress_label, len(items))
@@ -191,25 +192,25 @@ def extract_shards(
                 raise ValueError(f"rows of {type(extractor).__name__} have {axes} axes, but its settings declare {declared}")
             write_shard(path, identity, rows, extractor.notes, round(time.perf_counter() - started, 4))
             ids = {item.id for item in items}
-            if n_shards > 1 and (entry := _upper_bound(dataset, extractor.config.content(), [path], ids)):
-                log.info("%s: %s", path, _describe_upper_bound(entry["upper_bound"]))
+            if n_shards > 1 and (entry := _build_coverage_entry(dataset, extractor.config.content(), [path], ids)):
+                log.info("%s: %s", path, _describe_coverage(entry["upper_bound"]))
     return shards_folder(out) if only is None else shard_path(out, only, n_shards)
 
 
 def _is_finished(path: Path, identity: Identity, items: Sequence[Item], text_rows: TextRows, skip_bad: bool) -> bool:
-    """Return whether a shard is complete and can be kept. Raises UserError if one of its ``items`` has changed since then."""
+    """Return whether a shard is complete and can be kept. Raises UserError if an item has changed since the extraction."""
     finished = read_finished_shard(path, identity)
     if finished is None or (finished.skipped and not skip_bad):
         return False
-    ids, sources = read_arrays(path, "ids", "sources")
-    changed = find_changed_source(items, ids, sources, text_rows)
+    ids, input_hashes = read_arrays(path, "ids", "sources")
+    changed = find_changed_input(items, ids, input_hashes, text_rows)
     if changed is not None:
         raise UserError(f"{path} was made from another {changed}; delete that shard to regenerate it")
     return True
 
 
 def merge(dataset_file: Path, out: Path, n_shards: int) -> Path:
-    """Join the finished shards of a feature to the cache ``out``; returns ``out``.
+    """Merge the finished shards of a feature to the cache ``out``; return ``out``.
 
     Raises UserError if a shard is missing or damaged, or if the data set has changed since the extraction.
     """
@@ -221,13 +222,15 @@ def merge(dataset_file: Path, out: Path, n_shards: int) -> Path:
     with lock_for_writing(out):
         ids = row_ids(dataset, kind, config_text_rows(config))
         for index in range(n_shards):
-            _check_sources(shard_path(out, index, n_shards), dataset, kind, config)
-        path = merge_shards(out, n_shards, dataset_file, ids, lambda files: _upper_bound(dataset, config, files), dataset)
+            _check_inputs_unchanged(shard_path(out, index, n_shards), dataset, kind, config)
+        path = merge_shards(
+            out, n_shards, dataset_file, ids, lambda files: _build_coverage_entry(dataset, config, files), dataset
+        )
     provenance = open_cache(path).provenance
     if precision := provenance.get("config", {}).get("precision"):
         log.info("%s: computed in %s", path, precision)
     if "upper_bound" in provenance:
-        log.info("%s: %s", path, _describe_upper_bound(provenance["upper_bound"]))
+        log.info("%s: %s", path, _describe_coverage(provenance["upper_bound"]))
     for what, count in provenance["counts"].items():
         if count:
             log.warning("%s: %d %s", path, count, what)
@@ -236,23 +239,20 @@ def merge(dataset_file: Path, out: Path, n_shards: int) -> Path:
     return path
 
 
-def verify(path: Path, write: bool = False) -> FeatureCache:
-    """Verify a cache with :func:`vse.features.cache.feature_cache.verify_cache`; with ``write``, lock it for writing."""
-    if not write:
-        return verify_cache(path)
-    with lock_for_writing(path):
-        return verify_cache(path, write=True)
+def verify(path: Path, correct_checksums: bool = False) -> FeatureCache:
+    """Verify a cache as :func:`vse.features.cache.feature_cache.verify_cache` does; lock the cache if it may be changed."""
+    with lock_for_writing(path) if correct_checksums else nullcontext():
+        return verify_cache(path, correct_checksums)
 
 
-def _check_sources(path: Path, dataset: Dataset, kind: Kind, config: Mapping[str, Any]) -> None:
-    """Raise UserError if the texts, or a sample of the photographs, of a data set differ from those of a shard."""
+def _check_inputs_unchanged(path: Path, dataset: Dataset, kind: Kind, config: Mapping[str, Any]) -> None:
     if read_record(path) is None:
         return
-    ids, sources = read_arrays(path, "ids", "sources")
+    ids, input_hashes = read_arrays(path, "ids", "sources")
     if kind == "text":
-        differences = compare_texts(dataset, ids, sources, config)
+        differences = compare_texts(dataset, ids, input_hashes, config)
     else:
-        recorded = DataIdentity(ids, ids[:0], sources if sources.any() else None)
+        recorded = DataIdentity(ids, ids[:0], input_hashes if input_hashes.any() else None)
         found, photos = hash_available_photos(dataset, recorded, COMPARED_PHOTOS)
         differences = compare_data(DataIdentity(found, ids[:0], photos), recorded)
     if differences:
@@ -262,33 +262,33 @@ def _check_sources(path: Path, dataset: Dataset, kind: Kind, config: Mapping[str
         )
 
 
-def find_changed_source(items: Sequence[Item], ids: Ids, sources: NDArray[np.uint8], text_rows: TextRows) -> str | None:
+def find_changed_input(items: Sequence[Item], ids: Ids, input_hashes: NDArray[np.uint8], text_rows: TextRows) -> str | None:
     """Return a description of the first item whose hash differs from the hash of the row with the same id, or None.
 
-    The rows have the ``ids`` (n,) and the hashes of their inputs ``sources`` (n, 32).
+    ``ids`` (n,) and ``input_hashes`` (n, 32) belong to the rows.
     """
     by_id = {item.id: item for item in items}
-    for identity, source in zip(ids.tolist(), sources, strict=True):
+    for identity, input_hash in zip(ids.tolist(), input_hashes, strict=True):
         item = by_id.get(identity)
         if item is None:
             return f"data set: it has no id {identity}"
         what = f"image {identity} ({item.path})" if item.path is not None else f"{text_rows.removesuffix('s')} {identity}"
         try:
-            if not np.array_equal(item.source(), source):
+            if not np.array_equal(item.hash_input(), input_hash):
                 return f"{what}: its SHA-256 differs"
         except BadImage as error:
             return f"{what}: {error}"
     return None
 
 
-def verify_sources(cache: FeatureCache) -> str:
+def verify_inputs(cache: FeatureCache) -> str:
     """Hash the images or texts of a cache again; return ``unchanged``, or the reason why they cannot be compared.
 
     Raises UserError, which names the first image or text that has changed.
     """
-    if not cache.captions.is_file():
-        return f"not at hand ({cache.captions} is not there)"
-    dataset = load_dataset_file(cache.captions)
+    if not cache.dataset_file.is_file():
+        return f"not at hand ({cache.dataset_file} is not there)"
+    dataset = load_dataset_file(cache.dataset_file)
     if "imported" in cache.provenance:
         return "not at hand (imported features)"
     if read_backbone(cache) is not None:
@@ -299,7 +299,7 @@ def verify_sources(cache: FeatureCache) -> str:
     items = dataset_items(dataset, kind, raw, cache.text_rows)
     if kind == "image" and not any(item.path is not None and item.path.is_file() for item in items):
         return f"not at hand (all images of {dataset.path} are missing)"
-    changed = find_changed_source(items, cache.ids, read_sources(cache), cache.text_rows)
+    changed = find_changed_input(items, cache.ids, read_input_hashes(cache), cache.text_rows)
     boxes = hash_boxes(collect_truth_boxes(dataset)) if changed is None and has_truth_boxes(cache) else None
     if boxes is not None and boxes != cache.provenance.get("boxes_sha256"):
         changed = "data set: boxes of its phrases differ"

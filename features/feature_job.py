@@ -1,6 +1,6 @@
-"""Extract a feature of a data set, given the name of the feature's preset, or fit the feature's encoder.
+"""Extract a feature of a data set, or fit the feature's encoder.
 
-Modules that need torch are imported inside the functions, so that a wrong name is reported quickly.
+Functions import the modules that need torch, so that a wrong feature name is reported quickly.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ log = logging.getLogger(__name__)
 def extract_feature(request: FeatureRequest, extractor: str | None = None) -> Path:
     """Extract a feature and write its cache, or only one shard of it; return the path of the written file.
 
-    Raises UserError if the feature's preset names another extractor than ``extractor``, or if the extractor does not have one
-    of the given options.
+    Raises UserError if the feature's preset names another extractor than ``extractor``, or if the extractor lacks an option of
+    the request.
     """
     # While this data set is referenced here, other functions that load the file receive the same object.
     dataset = load_dataset_file(request.dataset)
-    config, out = _load_settings(request, dataset) if request.like is None else _copy_settings(request, request.like, dataset)
+    config = (
+        _copy_settings(request, request.like) if request.like else load_feature(request.feature, dataset.name, request.sets)
+    )
+    out = request.out or _default_out(dataset, config)
     if extractor not in (None, other := config.extractor_name()):
         raise UserError(f"feature {request.feature!r} is extracted by vse-extract {other}, not by vse-extract {extractor}")
     for option in ("skip_bad", "weights_dir", "words"):
@@ -38,15 +41,15 @@ def extract_feature(request: FeatureRequest, extractor: str | None = None) -> Pa
             name = option.replace("_", "-")
             raise UserError(f"--{name}: feature {config.name!r} belongs to {other}, which has no such option; leave it out")
     n_shards, shard = request.shards or default_shards(dataset), request.shard
-    weights_dir, words = (_option_path(request, config, option) for option in ("weights_dir", "words"))
+    weights_dir, word_file = (_option_path(request, config, option) for option in ("weights_dir", "words"))
 
     from vse.features import extraction
     from vse.features.backbones.device import use_threads
 
     use_threads(request.options.threads)
-    _check_out(dataset, config, out, words)
+    _check_out(dataset, config, out, word_file)
     with lock_for_writing(out) if shard is None else nullcontext():  # single shards may run as parallel jobs
-        built = config.build(Job(request.dataset, out, request.options.device, weights_dir, words, fit=shard is None))
+        built = config.build(Job(request.dataset, out, request.options.device, weights_dir, word_file, fit=shard is None))
         if request.like is None:
             _log_preset(request, dataset, config)
         written = extraction.extract_shards(request.dataset, built, out, n_shards, shard, request.options.skip_bad)
@@ -65,10 +68,11 @@ def _log_preset(request: FeatureRequest, dataset: Dataset, config: FeatureSettin
 def fit_feature(request: FeatureRequest) -> Path:
     """Fit the encoder of a caption feature on the training captions; return its file.
 
-    Raises UserError if the feature has no encoder that is fitted.
+    Raises UserError if the feature has no encoder to fit.
     """
     dataset = load_dataset_file(request.dataset)
-    config, out = _load_settings(request, dataset)
+    config = load_feature(request.feature, dataset.name, request.sets)
+    out = request.out or _default_out(dataset, config)
     if not isinstance(config, CaptionSettings):
         fitted = [name for name in EXTRACTORS if EXTRACTORS[name].fits_encoder]
         raise UserError(f"feature {request.feature!r} has no encoder to fit{did_you_mean(request.feature, fitted)}")
@@ -82,7 +86,7 @@ def fit_feature(request: FeatureRequest) -> Path:
 
 
 def default_shards(dataset: Dataset) -> int:
-    """Return the number of shards in the data set's preset; without a preset 4, or 1 per image if there are fewer images."""
+    """Return the number of shards in the data set's preset; without a preset 4, but not more than the images."""
     known = dataset.name in presets.known_presets("datasets")
     return presets.load_dataset(dataset.name).shards if known else min(4, len(dataset.images))
 
@@ -97,13 +101,12 @@ def _option_path(request: FeatureRequest, config: FeatureSettings, option: Optio
     return path or (Path(variable) if variable else None)
 
 
-def _load_settings(request: FeatureRequest, dataset: Dataset) -> tuple[FeatureSettings, Path]:
-    config = load_feature(request.feature, dataset.name, request.sets)
-    return config, request.out or Path("features", f"{dataset.name}_{config.name}.h5")
+def _default_out(dataset: Dataset, config: FeatureSettings) -> Path:
+    return Path("features", f"{dataset.name}_{config.name}.h5")
 
 
-def _copy_settings(request: FeatureRequest, like: Path, dataset: Dataset) -> tuple[FeatureSettings, Path]:
-    """Return the settings that the cache ``like`` records, and the path of the new cache."""
+def _copy_settings(request: FeatureRequest, like: Path) -> FeatureSettings:
+    """Return the settings that the cache ``like`` records."""
     from vse.features.cache.feature_cache import open_cache
 
     cache = open_cache(like)
@@ -117,14 +120,13 @@ def _copy_settings(request: FeatureRequest, like: Path, dataset: Dataset) -> tup
     names = ("weights", "seed", "revision")
     sources = {name: provenance[name] for name in names if name in provenance and name in settings.model_fields}
     content = {"name": cache.feature, **sources, **provenance["config"]}
-    config = presets.validate_settings(settings, "feature", str(like), content)
-    return config, request.out or Path("features", f"{dataset.name}_{config.name}.h5")
+    return presets.validate_settings(settings, "feature", str(like), content)
 
 
-def _check_out(dataset: Dataset, config: FeatureSettings, out: Path, words: Path | None) -> None:
+def _check_out(dataset: Dataset, config: FeatureSettings, out: Path, word_file: Path | None) -> None:
     from vse.features.cache.shards import check_cache_out
 
-    word_file = config.word_file(words)
+    word_file = config.word_file(word_file)
     inputs = [dataset.path, dataset.path.parent / "images", *map(Path, config.files()), *([word_file] if word_file else [])]
     encoder = out.with_suffix(".encoder.safetensors") if config.fits_encoder else None
     check_cache_out(out, dataset.name, config.name, inputs, encoder)

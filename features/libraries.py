@@ -1,4 +1,4 @@
-"""The optional libraries of networks."""
+"""Optional libraries that build networks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from vse.pipeline.errors import UserError
 
 @dataclass(frozen=True)
 class Library:
-    """An optional library of networks.
+    """An optional library that builds networks.
 
-    name : the name in messages
-    module : the module to import
-    distribution : the package on PyPI
-    extra : the extra (optional group of dependencies) of this package that installs the library
+    name : name in messages
+    module : name of the module to import
+    distribution : name of the package on PyPI
+    extra : extra (optional group of dependencies) of this package that installs the library
     """
 
     name: str
@@ -24,25 +24,28 @@ class Library:
     distribution: str
     extra: str
 
-    def load(self, model: str) -> Any:
-        """Import and return the module. Raises UserError, which names the missing extra, if the library is not installed."""
+    def load(self, model_name: str) -> Any:
+        """Import and return the module.
+
+        Raises UserError, which names ``model_name`` and the missing extra, if the library is not installed.
+        """
         from vse.features import vision  # noqa: F401  these libraries import torchvision, too
 
         try:
             return import_module(self.module)
         except ImportError:
-            raise self._missing_error(model) from None
+            raise self._missing_error(model_name) from None
 
-    def version(self, model: str) -> str:
-        """Return the installed version. Raises UserError if the library is not installed."""
-        self.load(model)
+    def version(self, model_name: str) -> str:
+        """Return the installed version. Raises UserError, which names ``model_name``, if the library is not installed."""
+        self.load(model_name)
         try:
             return metadata.version(self.distribution)
         except metadata.PackageNotFoundError:
-            raise self._missing_error(model) from None
+            raise self._missing_error(model_name) from None
 
-    def _missing_error(self, model: str) -> UserError:
-        return UserError(f"model {model} needs {self.name}: pip install 'vse-pipeline[{self.extra}]'")
+    def _missing_error(self, model_name: str) -> UserError:
+        return UserError(f"model {model_name} needs {self.name}: pip install 'vse-pipeline[{self.extra}]'")
 
 
 LIBRARIES = {

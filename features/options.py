@@ -1,4 +1,7 @@
-"""The options of ``vse-extract`` and of ``vse-data import``. Importing this module is cheap, because ``--help`` does."""
+"""The options of ``vse-extract`` and of ``vse-data import``.
+
+``--help`` imports this module, so the module imports no large library.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ class FeatureRequest(Options):
     like: File | None = None
     """A cache whose settings and weights to use; a model trained on that cache can then read the new one."""
     sets: Changes = ()
-    """Change a setting of the preset."""
+    """Changed setting of the preset."""
     options: ExtractOptions = ExtractOptions()
 
 
@@ -67,13 +70,13 @@ class VerifyRequest(Options):
 
     cache_file: Annotated[File, Cli(argument=True)]
     no_sources: Flag = False
-    """Do not hash the images or captions from which the rows were extracted."""
+    """Do not hash again the images or captions from which the rows were extracted."""
     write: Flag = False
-    """Add block checksums to a cache that has none. With them, changed features are detected when they are read."""
+    """Write missing block checksums to the cache's manifest. They let every reader detect changed features."""
 
 
 class SplitShares(Options):
-    """The shares of images to sample for the splits val and test, if the imported data have no splits."""
+    """The shares of images to sample for the splits val and test, used if the imported data have no splits."""
 
     val: Share | None = None
     """Share of the images to sample for the split val, if SOURCES have no splits.  [default: 0.1]"""

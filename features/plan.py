@@ -28,10 +28,10 @@ from vse.pipeline.workflow import PlannedFile, dataset_pattern, plan_files
 
 
 class NetworkRates(Settings):
-    """The known sizes of a network, and its known speeds in crops or captions per second."""
+    """Sizes and speeds of a network; a missing entry is unknown."""
 
     numbers: dict[str, PositiveInt] = Field(
-        default_factory=dict, description="length of a vector, by the name of the layer; text: of a caption's vector"
+        default_factory=dict, description="vector length by layer name; the entry text is the length of a caption's vector"
     )
     weights_mb: NonNegativeFloat | None = None
     per_s: dict[str, PositiveFloat] = Field(default_factory=dict, description="crops or captions per second, by precision")
@@ -46,23 +46,23 @@ class Rates(Settings):
     training: dict[str, PositiveFloat] = Field(default_factory=dict, description="pairs per second, by the experiment's name")
 
 
-def load_rates(own: Path | None = None) -> Rates:
-    """Return the sizes and speeds in ``config/rates.yaml``, replaced by those in the file ``own`` where it has any.
+def load_rates(user_file: Path | None = None) -> Rates:
+    """Return the sizes and speeds in ``config/rates.yaml``. Entries of ``user_file`` replace entries of the same name.
 
     The entry ``machine`` of the result names the machines of both files.
     """
     shipped = read_yaml(Path(str(files("vse.presets").joinpath("rates.yaml"))))
-    if own is None:
+    if user_file is None:
         return validate_settings(Rates, "rates", "rates.yaml", shipped)
-    content = read_yaml(own)
+    content = read_yaml(user_file)
     content = content if isinstance(content, Mapping) else {"machine": content}
-    named = content.get("machine", f"that of {own}")
-    both = {**merge_settings(shipped, content), "machine": f"{named}; where {own.name} has none: {shipped['machine']}"}
-    return validate_settings(Rates, "rates", str(own), both)
+    named = content.get("machine", f"that of {user_file}")
+    both = {**merge_settings(shipped, content), "machine": f"{named}; where {user_file.name} has none: {shipped['machine']}"}
+    return validate_settings(Rates, "rates", str(user_file), both)
 
 
 def read_training_rates(runs: Path = Path("runs")) -> dict[str, float]:
-    """Return the training pairs per second of each experiment in a folder of runs, measured in its latest finished run."""
+    """Return the training pairs per second of each experiment's latest finished run in the folder ``runs``."""
     rates: dict[str, float] = {}
     for file in sorted(runs.glob("*/seed-*/run.json"), key=lambda path: path.stat().st_mtime):
         with suppress(OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
@@ -72,16 +72,16 @@ def read_training_rates(runs: Path = Path("runs")) -> dict[str, float]:
     return rates
 
 
-EPOCHS = 30  # of an experiment that sets no number of epochs
-_BYTES = {"float16": 2, "float32": 4}
-_OUTPUT_PATTERNS = {  # by the name of the workflow's rule
+DEFAULT_EPOCHS = 30  # for an experiment without a number of epochs
+_BYTES_PER_NUMBER = {"float16": 2, "float32": 4}
+_OUTPUT_PATTERNS = {  # patterns of output paths, by the name of the workflow's rule
     "extract": r"features/({dataset})_([^/]+)\.shards/shard-\d+-of-(\d+)\.h5",
     "fit": r"features/({dataset})_([^/]+)\.encoder\.safetensors",
     "train": r"runs/({dataset})_([^/]+)/seed-(\d+)/run\.json",
     "prepare": r"data/({dataset})/dataset\.json",
 }
 _SECOND_OUTPUTS = ("manifest.json",)  # second output files of jobs, which must not be counted as jobs
-Counts = dict[str, tuple[int, int]]  # numbers of images and captions, by split
+SplitCounts = dict[str, tuple[int, int]]  # numbers of images and captions, by split
 
 
 @dataclass
@@ -91,7 +91,7 @@ class TargetPlan:
     jobs : number of jobs of each rule
     downloads : (bytes, description) of each download
     stored : (bytes, description) of each feature cache
-    seconds : (seconds, description) of each extraction and training, if jobs run one after the other
+    seconds : (seconds, description) of each extraction and training
     unknown : descriptions of unknown sizes and times
     """
 
@@ -105,8 +105,8 @@ class TargetPlan:
 def plan_target(targets: Sequence[str], settings: Sequence[str] = (), rates_file: Path | None = None) -> str:
     """Return a report of the remaining work of the workflow for some targets. Nothing is run.
 
-    ``settings`` are the arguments of ``snakemake --config``. ``rates_file`` holds speeds of extraction and training that were
-    measured on another machine, in the format of ``config/rates.yaml``. Raises UserError if the workflow lacks a target.
+    ``settings`` are the arguments of ``snakemake --config``. ``rates_file`` has the format of ``config/rates.yaml`` and holds
+    speeds of the user's machine. Raises UserError if the workflow lacks a target.
     """
     rates = load_rates(rates_file)
     plan = estimate_plan(plan_files(targets, settings), rates, read_training_rates())
@@ -116,25 +116,29 @@ def plan_target(targets: Sequence[str], settings: Sequence[str] = (), rates_file
 def estimate_plan(planned: Sequence[PlannedFile], rates: Rates, training_rates: dict[str, float]) -> TargetPlan:
     """Return the estimate for the files that jobs still have to write.
 
-    ``training_rates`` holds the pairs per second of experiments that were trained in this folder; they replace the entries of
-    ``rates``.
+    ``training_rates`` holds training pairs per second by experiment (:func:`read_training_rates`); its entries replace those
+    of ``rates``.
     """
     plan = TargetPlan()
     shards: Counter[tuple[str, str, int]] = Counter()
     seen: set[tuple[str, ...]] = set()
-    for one in planned:
-        pattern = _OUTPUT_PATTERNS.get(one.rule)
-        match = re.fullmatch(pattern.replace("{dataset}", dataset_pattern()), one.path.as_posix()) if pattern else None
+    for planned_file in planned:
+        pattern = _OUTPUT_PATTERNS.get(planned_file.rule)
+        match = (
+            re.fullmatch(pattern.replace("{dataset}", dataset_pattern()), planned_file.path.as_posix()) if pattern else None
+        )
         if match is None:
-            plan.jobs[one.rule] += one.rule not in _OUTPUT_PATTERNS and one.path.name not in _SECOND_OUTPUTS
+            plan.jobs[planned_file.rule] += (
+                planned_file.rule not in _OUTPUT_PATTERNS and planned_file.path.name not in _SECOND_OUTPUTS
+            )
             continue
-        plan.jobs[one.rule] += 1
+        plan.jobs[planned_file.rule] += 1
         names = match.groups()
-        if one.rule == "extract":
+        if planned_file.rule == "extract":
             shards[names[0], names[1], int(names[2])] += 1
-        elif one.rule == "prepare":
+        elif planned_file.rule == "prepare":
             _add_downloads(plan, load_dataset(names[0]))
-        elif one.rule == "train" and names not in seen:
+        elif planned_file.rule == "train" and names not in seen:
             seen.add(names)
             _add_training(plan, names[0], names[1], names[2], rates, training_rates)
     for (dataset, feature, n_shards), pending in shards.items():
@@ -156,7 +160,7 @@ def _add_downloads(plan: TargetPlan, config: DatasetConfig) -> None:
 def _add_extraction(plan: TargetPlan, dataset: str, feature: str, share: float, rates: Rates) -> None:
     """Add the download of weights, the disk space and the time of a feature; ``share`` is the share of unfinished shards."""
     config = load_feature(feature, dataset)
-    name, counts = f"features/{dataset}_{feature}.h5", _split_counts(dataset)
+    name, counts = f"features/{dataset}_{feature}.h5", _count_by_split(dataset)
     network = rates.networks.get(str(getattr(config, "model", "")))
     model, weights = getattr(config, "model", None), getattr(config, "weights", None)
     if model is not None and weights != "random" and not config.files():
@@ -169,22 +173,22 @@ def _add_extraction(plan: TargetPlan, dataset: str, feature: str, share: float, 
         plan.unknown.append(f"size and time of {name}: the number of rows is not known")
         return
     rows = share * sum(n[config.kind == "text"] for n in counts.values())
-    numbers = _numbers_per_row(config, rates)
+    numbers = _count_numbers_per_row(config, rates)
     if numbers is None:
         plan.unknown.append(f"size of {name}: the number of values in a row is not known")
     else:
         at_most = "at most " if config.row_kind == "sets" else ""
         plan.stored.append(
-            (rows * numbers * _BYTES[config.dtype], f"{name}, {rows:,.0f} rows of {at_most}{numbers:,} numbers")
+            (rows * numbers * _BYTES_PER_NUMBER[config.dtype], f"{name}, {rows:,.0f} rows of {at_most}{numbers:,} numbers")
         )
-    rate = _rows_per_s(config, rates)
+    rate = _find_rows_per_second(config, rates)
     if rate is None:
         plan.unknown.append(f"time of {name}: no rate of {getattr(config, 'model', feature)}; add it to a --rates file")
     else:
         plan.seconds.append((rows / rate, f"{name}, {rate:,.1f} rows per second"))
 
 
-def _numbers_per_row(config: FeatureSettings, rates: Rates) -> int | None:
+def _count_numbers_per_row(config: FeatureSettings, rates: Rates) -> int | None:
     if config.fits_encoder:
         if (pca := getattr(config, "pca", None)) is not None:
             return int(pca) * len(getattr(config, "mixtures", ["hybrid"]))
@@ -196,7 +200,7 @@ def _numbers_per_row(config: FeatureSettings, rates: Rates) -> int | None:
     return None if vector is None or vectors is None else vector * vectors
 
 
-def _rows_per_s(config: FeatureSettings, rates: Rates) -> float | None:
+def _find_rows_per_second(config: FeatureSettings, rates: Rates) -> float | None:
     if config.name in rates.features:
         return rates.features[config.name]
     network = rates.networks.get(str(getattr(config, "model", "")))
@@ -213,7 +217,7 @@ def _rows_per_s(config: FeatureSettings, rates: Rates) -> float | None:
 def _add_training(
     plan: TargetPlan, dataset: str, experiment: str, seed: str, rates: Rates, training_rates: dict[str, float]
 ) -> None:
-    name, counts = f"runs/{dataset}_{experiment}/seed-{seed}", _split_counts(dataset)
+    name, counts = f"runs/{dataset}_{experiment}/seed-{seed}", _count_by_split(dataset)
     settings = load_plan(experiment, dataset).content().get("train") or {}
     rate = training_rates.get(experiment, rates.training.get(experiment))
     if counts is None or rate is None:
@@ -221,13 +225,13 @@ def _add_training(
         plan.unknown.append(f"time of {name}: {reason}")
         return
     splits = ("train", "restval") if settings.get("restval") else ("train",)
-    pairs, epochs = sum(counts[split][1] for split in splits if split in counts), int(settings.get("epochs", EPOCHS))
+    pairs, epochs = sum(counts[split][1] for split in splits if split in counts), int(settings.get("epochs", DEFAULT_EPOCHS))
     where = ", as measured in runs/" if experiment in training_rates else ""
     speed = f"{rate:,.0f} per second{where}"
     plan.seconds.append((pairs * epochs / rate, f"{name}, {epochs} epochs of {pairs:,} pairs, {speed}"))
 
 
-def _split_counts(dataset: str) -> Counts | None:
+def _count_by_split(dataset: str) -> SplitCounts | None:
     file = Path("data", dataset, "dataset.json")
     if file.is_file():
         splits = load_dataset_file(file).splits
@@ -244,7 +248,6 @@ def _split_counts(dataset: str) -> Counts | None:
 
 
 def _report_lines(targets: str, plan: TargetPlan, rates: Rates) -> Iterator[str]:
-    """Yield the lines of the report: jobs; downloads, disk space and time, with the largest items first; unknown amounts."""
     jobs = ", ".join(f"{n} {rule}" for rule, n in sorted(plan.jobs.items()))
     n_jobs = sum(plan.jobs.values())
     yield f"{targets}: {n_jobs} jobs to run ({jobs})" if jobs else f"{targets}: nothing to run, all files exist"

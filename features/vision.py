@@ -23,7 +23,7 @@ def _is_compile_supported(device: str) -> bool:
 
 @contextmanager
 def replace_compiler() -> Iterator[None]:
-    """Replace the compiler's module by the stand-in in this block, unless the compiler is already imported."""
+    """Replace the compiler's module by a stand-in within this block, unless the compiler is already imported."""
     if _COMPILER_MODULE in sys.modules:
         yield
         return

@@ -104,7 +104,7 @@ def train(
             experiment.loss.name,
         )
     cache = open_cache(features)
-    dataset = load_dataset_file(inputs.captions or cache.captions)
+    dataset = load_dataset_file(inputs.captions or cache.dataset_file)
     folder = RunFolder(out or Path("runs", f"{dataset.name}_{experiment.name}", f"seed-{seed}"))
     encoder = experiment.model.caption_encoder
     if inputs.words is None and encoder is not None:

@@ -1,4 +1,4 @@
-"""The device that torch computes on, its precision and memory errors, the number of threads, and library versions."""
+"""Choose torch's device, precision and number of threads, report a lack of GPU memory, and list library versions."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ log = logging.getLogger(__name__)
 
 
 class GpuLeases:
-    """The GPUs that this process uses. It locks one file for each of them, so that other commands choose other GPUs.
+    """The GPUs that this process uses. A locked file for each GPU makes other commands choose other GPUs.
 
-    uuids : UUID of every GPU that this process can use, in the order of torch's indices
+    uuids : UUID of every GPU that this process may use, in the order of torch's indices
     folder : folder of the lock files; None: the folder for temporary files
     """
 
     def __init__(self, uuids: Sequence[str], folder: Path | None = None) -> None:
         self._files = [(folder or Path(tempfile.gettempdir())) / f"vse-gpu-{uuid}.lock" for uuid in uuids]
-        self._held: dict[int, int] = {}
+        self._held: dict[int, int] = {}  # file descriptor of each locked GPU, by index
 
     def take(self, index: int) -> bool:
         """Lock the file of the GPU ``uuids[index]``; return False if another process has locked it."""
@@ -54,9 +54,9 @@ class GpuLeases:
         return True
 
     def take_free(self) -> int:
-        """Return the index of this process's GPU; take a free GPU if it has none yet.
+        """Return the index of this process's GPU. A process without a GPU takes a free one.
 
-        If all are in use, share one and log a warning.
+        If all GPUs are in use, the process shares one of them and logs a warning.
         """
         if self._held:
             return min(self._held)
@@ -77,10 +77,10 @@ MEMORY_ADVICE = "--device cpu runs without the GPU"  # for a user whose GPU has 
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device for ``--device``. Raises UserError if torch cannot use it.
+    """Return the device for ``--device``. Raises UserError if torch cannot use the device.
 
     ``auto`` is a CUDA GPU or, without one, the CPU; never an Apple GPU, which lacks float64. If there are several GPUs,
-    ``auto`` and ``cuda`` take the first one that no other command uses. TF32, cuDNN's default for float32, is switched off.
+    ``auto`` and ``cuda`` take the first one that no other command uses. TF32 is switched off.
     """
     resolved = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
     try:
@@ -95,17 +95,13 @@ def pick_device(name: str) -> torch.device:
 
 
 def _take_gpu(device: torch.device) -> torch.device:
-    """Take a GPU (:class:`GpuLeases`), make it torch's current device, and return the device with its index.
-
-    Without a current device, torch would also reserve memory (a CUDA context) on GPU 0.
-    """
     if torch.cuda.device_count() > 1:
         if device.index is None:
             device = torch.device("cuda", _leases().take_free())
         elif device.index < torch.cuda.device_count():
             _leases().take(device.index)
     if device.index is not None:
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device)  # otherwise torch would also reserve memory (a CUDA context) on GPU 0
     return device
 
 
@@ -128,7 +124,7 @@ def move_tensor(tensor: Tensor, device: torch.device) -> Tensor:
 
 @contextmanager
 def deterministic_algorithms(enabled: bool) -> Iterator[None]:
-    """Make torch use deterministic, slower algorithms in this block, if ``enabled``; a GPU then repeats results exactly.
+    """Make torch use slower, deterministic algorithms in this block, if ``enabled``. A GPU then repeats results exactly.
 
     Raises UserError if an operation has no deterministic algorithm.
     """
@@ -149,7 +145,7 @@ def deterministic_algorithms(enabled: bool) -> Iterator[None]:
 
 @contextmanager
 def memory_guard(advice: str) -> Iterator[None]:
-    """Raise UserError if the GPU runs out of memory in this block; ``advice`` ends the message."""
+    """Raise UserError if the GPU runs out of memory in this block. ``advice`` is the end of the message."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -157,13 +153,9 @@ def memory_guard(advice: str) -> Iterator[None]:
 
 
 def use_threads(threads: int | None) -> None:
-    """Set the number of torch's threads, at most the number of available cores; None: keep torch's number.
-
-    With None, torch's own number is set explicitly. Otherwise MKL may use fewer threads, and small models train a fifth
-    slower.
-    """
+    """Set the number of torch's threads, at most the number of available cores; None: torch's own number."""
     if threads is None:
-        threads = torch.get_num_threads()
+        threads = torch.get_num_threads()  # set explicitly: otherwise MKL may use fewer threads, a fifth slower
     elif threads > (allowed := allowed_cores()):
         log.warning("%d threads are lowered to %d, the cores that this process may use", threads, allowed)
         threads = allowed
@@ -183,68 +175,65 @@ def library_versions() -> dict[str, str]:
 Workload = Literal["training", "images", "texts"]
 
 # PyTorch emulates bf16 on a processor that has AVX2 only. benchmarks/emulation.py measured the time relative to fp32.
-_EMULATED: dict[Workload, str] = {
+_EMULATION_COSTS: dict[Workload, str] = {
     "training": "a training step of linear layers takes about 14 times as long as in fp32, of VSE++ with a GRU about 32 times",
     "images": "a convolutional network such as EfficientNet-Lite0 takes about 14 times as long as in fp32",
     "texts": "a text encoder such as MiniLM takes about 4 times as long as in fp32",
 }
-_WITH_BF16 = ("BF16", "FP16", "AMX", "AVX10", "ALL", "DEFAULT")  # parts of the names of oneDNN's instruction sets with bf16
+_BF16_NAME_PARTS = ("BF16", "FP16", "AMX", "AVX10", "ALL", "DEFAULT")  # in the names of oneDNN's instruction sets with bf16
 
 
 def choose_precision(device: torch.device, requested: str, workload: Workload, setting: str = "precision") -> str:
     """Return the precision to compute in: ``requested`` or, for ``auto``, ``bf16`` or ``fp32``.
 
-    ``auto`` is ``bf16`` if the device has instructions for it (:func:`has_bf16`). The choice is logged. If ``bf16`` is
-    requested on a device without them, a warning states how much slower the ``workload`` becomes. ``setting`` is the key of
-    the precision in a preset.
+    ``auto`` is ``bf16`` if the device has instructions for bf16 (:func:`has_bf16`). The choice is logged. If ``bf16`` is
+    requested on a device without these instructions, a warning states how much slower the ``workload`` becomes. ``setting`` is
+    the key of the precision in a preset.
     """
     native = has_bf16(device)
     if requested == "auto":
         chosen = "bf16" if native else "fp32"
-        log.info("%s: auto is %s on this %s", setting, chosen, _noun(device))
+        log.info("%s: auto is %s on this %s", setting, chosen, _device_kind(device))
         return chosen
     if requested == "bf16" and not native:
-        slower = _EMULATED[workload] if device.type == "cpu" else "it may take several times as long as fp32"
+        slower = _EMULATION_COSTS[workload] if device.type == "cpu" else "it may take several times as long as fp32"
         message = "%s: bf16 is emulated, because this %s has no instructions for it: %s; --set %s=auto selects fp32 here"
-        log.warning(message, setting, _noun(device), slower, setting)
+        log.warning(message, setting, _device_kind(device), slower, setting)
     return requested
 
 
 def choose_query_precision(recorded: str) -> str:
-    """Return the precision in which to compute queries that are compared with a cache in the precision ``recorded``.
+    """Return the precision for queries that are compared with a cache in the precision ``recorded``.
 
-    This is ``auto`` for ``bf16``, else ``recorded``.
-
-    Vectors in fp32 differ from bf16 only by rounding, and emulated bf16 is slower.
+    The result is ``auto`` for ``bf16``, because emulated bf16 is slow and fp32 differs only by rounding; else ``recorded``.
     """
     return "auto" if recorded == "bf16" else recorded
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Return whether a device multiplies bf16 numbers in hardware and PyTorch may use these instructions.
+    """Return whether a device has instructions that multiply bf16 numbers, and PyTorch may use the instructions.
 
-    These are ``avx512_bf16`` or ``amx_bf16`` on x86, where ``ONEDNN_MAX_CPU_ISA`` and ``ATEN_CPU_CAPABILITY`` can forbid them,
-    and ``bf16`` on ARM. A GPU has them from compute capability 8.0 on.
+    The instructions are ``avx512_bf16`` or ``amx_bf16`` on x86, and ``bf16`` on ARM. On x86 the environment variables
+    ``ONEDNN_MAX_CPU_ISA`` and ``ATEN_CPU_CAPABILITY`` can forbid these instructions. A GPU needs compute capability 8.0.
     """
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     with_onednn: Callable[[], bool] = torch.backends.mkldnn.is_available
     if device.type != "cpu" or not with_onednn():
         return False
-    instructions = _instructions()
-    if "bf16" in instructions:
+    instruction_sets = _list_instruction_sets()
+    if "bf16" in instruction_sets:
         return True
-    return bool(instructions & {"avx512_bf16", "amx_bf16"}) and not _is_bf16_forbidden()
+    return bool(instruction_sets & {"avx512_bf16", "amx_bf16"}) and not _is_bf16_forbidden()
 
 
 def _is_bf16_forbidden() -> bool:
-    """Return whether an environment variable forbids oneDNN or PyTorch to use AVX-512 with bf16."""
     onednn_limit = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "DEFAULT"
     torch_limit = torch.backends.cpu.get_cpu_capability()
-    return torch_limit in ("DEFAULT", "NO AVX", "AVX2") or not any(name in onednn_limit.upper() for name in _WITH_BF16)
+    return torch_limit in ("DEFAULT", "NO AVX", "AVX2") or not any(name in onednn_limit.upper() for name in _BF16_NAME_PARTS)
 
 
-def _instructions() -> set[str]:
+def _list_instruction_sets() -> set[str]:
     if hasattr(torch.cpu, "get_capabilities"):  # older versions of PyTorch lack it
         return {name for name, value in torch.cpu.get_capabilities().items() if value is True}
     cpuinfo = Path("/proc/cpuinfo")
@@ -257,5 +246,5 @@ def parse_cpuinfo(cpuinfo: str) -> set[str]:
     return {name for key, _, names in lines if key.strip() in ("flags", "Features") for name in names.split()}
 
 
-def _noun(device: torch.device) -> str:
+def _device_kind(device: torch.device) -> str:
     return "processor" if device.type == "cpu" else "GPU"

@@ -1,8 +1,8 @@
 """Folders with pretrained models: find or download them, and check that nothing in them runs as code.
 
-sentence-transformers and transformers import names from the JSON files of a model: module classes, ``auto_map``, kernels,
-other models. This module checks these names against allow lists, and gives the libraries a copy of the checked files only,
-without Python files, pickles and adapters.
+sentence-transformers and transformers import code by names in the JSON files of a model: module classes, ``auto_map``,
+kernels, other models. This module allows only known names. The libraries read a copy of the checked files, without Python
+files, pickles and adapters.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile
 from vse.pipeline.files.writing import parse_json
 
-_COMMIT = re.compile("[0-9a-f]{40}")
+_COMMIT_PATTERN = re.compile("[0-9a-f]{40}")
 HUB = Library("the library of the Hugging Face hub", "huggingface_hub", "huggingface_hub", "text")
 
 
 def find_local_folder(model: str, weights_dir: Path | None) -> Path | None:
-    """Return the folder in ``weights_dir`` that is named like the last part of the model's name; None if there is none."""
+    """Return the folder in ``weights_dir`` with the last part of the model's name; None if the folder does not exist."""
     folder = None if weights_dir is None else weights_dir / model.rstrip("/").rpartition("/")[2]
     return folder if folder is not None and folder.is_dir() else None
 
@@ -46,14 +46,13 @@ class Download:
 def download(model: str, files: Sequence[str], revision: str | None = None, advice: str | None = None) -> Download:
     """Download the files of a model at one commit, or return the folder of an earlier download.
 
-    ``files`` are patterns of file names. A ``revision`` that is a branch or tag, or None, is resolved to a commit first.
-    Raises UserError if the hub is out of reach, or if the hub's library does not report the commit. ``advice`` ends the
-    message.
+    ``files`` are patterns of file names. ``revision`` is a branch, tag or commit; None: the newest commit. Raises UserError if
+    the hub is out of reach, or if the hub's library does not report the commit. ``advice`` is the end of the message.
     """
     hub = HUB.load(model)
     try:
         folder = Path(hub.snapshot_download(model, revision=revision, allow_patterns=list(files)))
-        if not _COMMIT.fullmatch(folder.name):
+        if not _COMMIT_PATTERN.fullmatch(folder.name):
             raise ValueError(f"{folder} is not the folder of a commit")
         return Download(folder, folder.name)
     except Exception as error:  # the hub's client, the code it calls and the network raise many kinds
@@ -69,7 +68,7 @@ def download(model: str, files: Sequence[str], revision: str | None = None, advi
 def download_file(model: str, names: Sequence[str], revision: str | None, advice: str) -> tuple[Path, str]:
     """Download the first existing file of ``names`` in a model's repository; return its path and the hash of the commit.
 
-    Raises UserError if the hub is out of reach or the repository lacks all of the files.
+    Raises UserError if the hub is out of reach, or if the repository has none of the files.
     """
     for name in names:  # one download per file, because the later files are large and rarely needed
         found = download(model, [name], revision, advice)
@@ -89,9 +88,9 @@ _CLASS_MODULES = {
     "Normalize": ("base.modules", "normalize"),
     "WeightedLayerPooling": ("sentence_transformer.modules", "weighted_layer_pooling"),
 }
-_LIBRARY = "sentence_transformers."
+_LIBRARY_PREFIX = "sentence_transformers."
 MODULE_CLASSES = {
-    f"{_LIBRARY}{path}": name
+    f"{_LIBRARY_PREFIX}{path}": name
     for name, (package, file) in _CLASS_MODULES.items()
     for path in (
         f"models.{name}",
@@ -101,26 +100,28 @@ MODULE_CLASSES = {
         f"sentence_transformer.modules.{file}.{name}",  # versions 5.x from 5.4 on
     )
 }
-_WITH_WEIGHTS = ("Transformer", "Dense", "LayerNorm", "WeightedLayerPooling")
-_ACTIVATION = ("ELU", "GELU", "LeakyReLU", "Mish", "ReLU", "SiLU", "Sigmoid", "Tanh")
-_ACTIVATIONS = {"torch.nn.modules.linear.Identity", *(f"torch.nn.modules.activation.{name}" for name in _ACTIVATION)}
-_TRANSFORMER_SETTINGS = {"max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name"}
-_LIBRARY_ARGUMENTS = {"model", "tokenizer", "processor", "config"}  # prefixes of settings that end in _args or _kwargs
-_HARMLESS_ARGUMENTS = {"add_pooling_layer", "attn_implementation", "dtype", "model_max_length", "padding_side", "torch_dtype"}
-_NAMES_CODE = {"auto_map", "custom_generate", "custom_pipelines", "trust_remote_code"}
-_NAMES_ANOTHER_MODEL = {"architecture", "backbone", "base_model_name_or_path", "tokenizer_name_or_path"}
-_ATTENTION = {"eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"}
+_CLASSES_WITH_WEIGHTS = ("Transformer", "Dense", "LayerNorm", "WeightedLayerPooling")
+_ACTIVATION_CLASSES = {
+    "torch.nn.modules.linear.Identity",
+    *map("torch.nn.modules.activation.{}".format, ("ELU", "GELU", "LeakyReLU", "Mish", "ReLU", "SiLU", "Sigmoid", "Tanh")),
+}
+_ALLOWED_SETTINGS = {"max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name"}
+_ARGUMENT_PREFIXES = {"model", "tokenizer", "processor", "config"}  # prefixes of settings that end in _args or _kwargs
+_ALLOWED_ARGUMENTS = {"add_pooling_layer", "attn_implementation", "dtype", "model_max_length", "padding_side", "torch_dtype"}
+_CODE_KEYS = {"auto_map", "custom_generate", "custom_pipelines", "trust_remote_code"}  # settings that name code
+_OTHER_MODEL_KEYS = {"architecture", "backbone", "base_model_name_or_path", "tokenizer_name_or_path"}
+_ATTENTION_KINDS = {"eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"}
 
-_SETTINGS = ("config.json", "config_sentence_transformers.json", "modules.json", "sentence_*_config.json")
-_CHECKED = (*_SETTINGS, "tokenizer_config.json", "special_tokens_map.json")
-_DATA = ("tokenizer.json", "added_tokens.json", "vocab.json", "*.txt", "*.model")
-_INDEX = "model.safetensors.index.json"
-_WEIGHTS = ("model.safetensors", "model-*.safetensors")
+_SETTINGS_FILES = ("config.json", "config_sentence_transformers.json", "modules.json", "sentence_*_config.json")
+_CHECKED_FILES = (*_SETTINGS_FILES, "tokenizer_config.json", "special_tokens_map.json")
+_TOKENIZER_FILES = ("tokenizer.json", "added_tokens.json", "vocab.json", "*.txt", "*.model")
+_INDEX_FILE = "model.safetensors.index.json"
+_WEIGHT_FILES = ("model.safetensors", "model-*.safetensors")
 
 
 @contextmanager
 def copy_checked_model(folder: Path, all_modules: bool = True) -> Iterator[Path]:
-    """Yield a temporary copy of a text encoder's folder with the checked files only. Files of weights are symbolic links.
+    """Yield a temporary copy of a text encoder's folder, with the checked files and symbolic links to the files of weights.
 
     Without ``all_modules``, the modules after the transformer, such as pooling, are not copied. Raises UserError if a file
     names code, another model or an unknown module class, or if weights are not safetensors.
@@ -129,15 +130,18 @@ def copy_checked_model(folder: Path, all_modules: bool = True) -> Iterator[Path]
         copy = Path(temporary) / (folder.name or "model")
         modules = read_modules(folder) if all_modules else []
         classes = {module["path"]: MODULE_CLASSES[module["type"]] for module in modules}
-        for place, name in {"": "", **(classes or {"": "Transformer"})}.items():  # the root may have no module of its own
-            _copy_module(folder / place, copy / place, name)
+        for path, class_name in {
+            "": "",
+            **(classes or {"": "Transformer"}),
+        }.items():  # the root may be the folder of no module
+            _copy_module(folder / path, copy / path, class_name)
         yield copy
 
 
 def read_modules(folder: Path) -> list[dict[str, Any]]:
-    """Return the checked content of ``modules.json``, dicts with ``type`` and ``path``; an empty list without the file.
+    """Return the content of ``modules.json``, dicts with ``type`` and ``path``; an empty list if the file does not exist.
 
-    Raises UserError if it names a class that is not in :data:`MODULE_CLASSES`, or a path outside the folder.
+    Raises UserError if the file names a class that is not in :data:`MODULE_CLASSES`, or a path outside the folder.
     """
     file = folder / "modules.json"
     if not file.exists():
@@ -161,41 +165,38 @@ def read_modules(folder: Path) -> list[dict[str, Any]]:
 
 
 def check_settings(file: Path, content: Any) -> None:
-    """Raise UserError if the settings of a model name code or another model, at any depth.
-
-    ``content`` is the JSON in ``file``.
-    """
-    for key, value in _entries(content):
-        if key in _NAMES_CODE and value:
+    """Raise UserError if the settings ``content``, the JSON in ``file``, name code or another model at any depth."""
+    for key, value in _walk_entries(content):
+        if key in _CODE_KEYS and value:
             raise UserError(f"{file}: {key} names code of the model ({_shorten(value)}); use a model without code")
-        if key in _NAMES_ANOTHER_MODEL and isinstance(value, str):
+        if key in _OTHER_MODEL_KEYS and isinstance(value, str):
             raise UserError(f"{file}: {key} names another model ({value}); use a complete model")
         if key.endswith("attn_implementation"):
             for kind in value.values() if isinstance(value, dict) else [value]:
-                if kind is not None and kind not in _ATTENTION:
+                if kind is not None and kind not in _ATTENTION_KINDS:
                     raise UserError(f"{file}: {key} names code of the model ({kind}); remove the line")
 
 
-def _copy_module(source: Path, target: Path, name: str) -> None:
+def _copy_module(source: Path, target: Path, class_name: str) -> None:
     """Check and copy the files of one module.
 
-    ``name`` is the class of the module, or "" for the root folder of a model that has no module there.
+    ``class_name`` is the class of the module; "" for the root folder of a model if the root is not the folder of a module.
     """
     if not source.is_dir():  # a module without settings has no folder
         return
     target.mkdir(parents=True, exist_ok=True)
-    if name == "Transformer" and (source / "adapter_config.json").exists():
+    if class_name == "Transformer" and (source / "adapter_config.json").exists():
         raise UserError(f"{source / 'adapter_config.json'}: an adapter for another model; merge it into that model first")
     names = sorted(path.name for path in source.iterdir() if path.is_file())
-    for file in [source / name for name in names if _matches(name, (*_CHECKED, *_DATA, _INDEX))]:
+    for file in [source / name for name in names if _matches_any(name, (*_CHECKED_FILES, *_TOKENIZER_FILES, _INDEX_FILE))]:
         content = InputFile(file).read()
-        if _matches(file.name, _CHECKED):
-            _check_file(file, parse_json(file, content), name)
-        elif file.name == _INDEX:
+        if _matches_any(file.name, _CHECKED_FILES):
+            _check_file(file, parse_json(file, content), class_name)
+        elif file.name == _INDEX_FILE:
             _check_index(file, parse_json(file, content), names)
         (target / file.name).write_bytes(content)
-    weights = [name for name in names if _matches(name, _WEIGHTS)]
-    if not weights and name in _WITH_WEIGHTS:
+    weights = [name for name in names if _matches_any(name, _WEIGHT_FILES)]
+    if not weights and class_name in _CLASSES_WITH_WEIGHTS:
         raise UserError(
             f"{source}: not a text encoder with model.safetensors; weights in other formats may run code and are not read"
         )
@@ -203,28 +204,28 @@ def _copy_module(source: Path, target: Path, name: str) -> None:
         (target / weight).symlink_to((source / weight).resolve())
 
 
-def _check_file(file: Path, content: Any, name: str) -> None:
+def _check_file(file: Path, content: Any, class_name: str) -> None:
     if file.name != "modules.json" and not isinstance(content, dict):
         raise UserError(f"{file}: not the settings of a model")
     check_settings(file, content)
-    if name == "Transformer" and fnmatchcase(file.name, "sentence_*_config.json"):
+    if class_name == "Transformer" and fnmatchcase(file.name, "sentence_*_config.json"):
         _check_transformer(file, content)
-    if name == "Dense" and file.name == "config.json":
+    if class_name == "Dense" and file.name == "config.json":
         activation = content.get("activation_function")
-        if activation is not None and activation not in _ACTIVATIONS:
+        if activation is not None and activation not in _ACTIVATION_CLASSES:
             raise UserError(f"{file}: the activation_function {_shorten(activation)} is not a known activation of torch")
 
 
 def _check_transformer(file: Path, content: Mapping[str, Any]) -> None:
     """Raise UserError if ``sentence_bert_config.json`` has a setting that could load or call other code."""
     for key, value in content.items():
-        if key.rpartition("_")[0] in _LIBRARY_ARGUMENTS and isinstance(value, dict):
-            unknown = sorted(set(value) - _HARMLESS_ARGUMENTS)
+        if key.rpartition("_")[0] in _ARGUMENT_PREFIXES and isinstance(value, dict):
+            unknown = sorted(set(value) - _ALLOWED_ARGUMENTS)
         else:
-            unknown = [] if key in _TRANSFORMER_SETTINGS or value in (None, False, "", {}, []) else [key]
+            unknown = [] if key in _ALLOWED_SETTINGS or value in (None, False, "", {}, []) else [key]
         if unknown:
             raise UserError(f"{file}: the setting {unknown[0]} is not supported; remove it if the model works without it")
-    methods = [value for key, value in _entries(content.get("modality_config")) if key == "method"]
+    methods = [value for key, value in _walk_entries(content.get("modality_config")) if key == "method"]
     if any(method != "forward" for method in methods) or content.get("transformer_task", "feature-extraction") != (
         "feature-extraction"
     ):
@@ -236,29 +237,28 @@ def _check_index(file: Path, content: Any, names: list[str]) -> None:
     if not isinstance(parts, dict):
         raise UserError(f"{file}: not the list of a model's weights (it lacks weight_map)")
     for part in parts.values():
-        if part not in names or not _matches(part, _WEIGHTS):
+        if part not in names or not _matches_any(part, _WEIGHT_FILES):
             raise UserError(f"{file}: {_shorten(part)} is not one of the model-*.safetensors files next to it")
 
 
 def _check_class(file: Path, name: str) -> None:
-    if name in MODULE_CLASSES:
-        return
-    if not name.startswith(_LIBRARY):
-        raise UserError(f"{file}: {name} is code of the model; use a model of {', '.join(_CLASS_MODULES)}")
-    raise UserError(f"{file}: the module class {name} is not supported; use a model of {', '.join(_CLASS_MODULES)}")
+    if name not in MODULE_CLASSES:
+        is_of_library = name.startswith(_LIBRARY_PREFIX)
+        problem = f"the module class {name} is not supported" if is_of_library else f"{name} is code of the model"
+        raise UserError(f"{file}: {problem}; use a model of {', '.join(_CLASS_MODULES)}")
 
 
-def _entries(content: Any) -> Iterator[tuple[str, Any]]:
+def _walk_entries(content: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(content, dict):
         for key, value in content.items():
             yield key, value
-            yield from _entries(value)
+            yield from _walk_entries(value)
     elif isinstance(content, list):
         for value in content:
-            yield from _entries(value)
+            yield from _walk_entries(value)
 
 
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+def _matches_any(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 

@@ -1,4 +1,4 @@
-"""Image networks of torchvision, timm or OpenCLIP: build them, load their weights, read a layer, fold batch norms."""
+"""Build image networks of torchvision, timm or OpenCLIP, load their weights, read a layer, and fold batch norms."""
 
 from __future__ import annotations
 
@@ -35,15 +35,18 @@ def load_backbone(
 ) -> nn.Module:
     """Load the model of ``config`` with its weights, in evaluation mode, on the CPU.
 
-    A file ``<model>.safetensors`` or ``<model>.pth`` in ``weights_dir`` replaces a download. ``family`` is the module of
-    torchvision with the model's builder (None: classification networks), which receives ``options``. The commit of a download
-    from the Hugging Face hub becomes the entry ``commit`` of ``notes``. Raises UserError if the model or its weights are
-    missing.
+    Raises UserError if the model or its weights are missing.
+
+    weights_dir : folder in which a file ``<model>.safetensors`` or ``<model>.pth`` replaces a download
+    family : module of torchvision with the model's builder; None: classification networks
+    notes : dictionary that receives the commit of a download from the Hugging Face hub as its entry ``commit``
+    options : arguments of torchvision's builder
     """
     file = find_weights_file(config.model, config.weights, weights_dir)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        model = _build(config, file is None and config.weights != "random", family, {} if notes is None else notes, options)
+        pretrained = file is None and config.weights != "random"
+        model = _build_model(config, pretrained, family, {} if notes is None else notes, options)
     if file is not None:
         load_weights_file(model, file, _match_names, config.weights_sha256)
     return model.eval().requires_grad_(False)
@@ -63,10 +66,12 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[Non
 class LayerOutput(nn.Module):
     """The output of one layer of a model: (n, 3, height, width) -> (n, dim), or (n, n_positions, dim) with ``positions``.
 
-    ``layer`` is the name of a module of ``model``; or ``penultimate``, the input of its last Linear layer; or ``output``, the
-    output of the model. An output with height and width, or with one token per patch, is averaged to ``grid`` x ``grid``
-    positions; ``all`` keeps every position. Without ``positions``, positions are flattened into one vector. Tokens in front of
-    the patches (class, registers) are dropped. Later layers are not computed.
+    An output with height and width, or with one token per patch, has several positions. Tokens in front of the patches (class,
+    registers) are dropped. Later layers are not computed.
+
+    layer : name of a module; ``penultimate``, the input of the last Linear layer; or ``output``, the output of ``model``
+    grid : number of positions per side to which the output is averaged; ``all`` keeps every position
+    positions : True for one vector per position, False to flatten all positions into one vector
     """
 
     def __init__(self, model: nn.Module, layer: str, grid: int | Literal["all"] = 1, positions: bool = False) -> None:
@@ -113,7 +118,7 @@ class LayerOutput(nn.Module):
 def find_module(model: nn.Module, name: str, *others: str) -> nn.Module:
     """Return the module of ``model`` with a dotted name.
 
-    Raises UserError if it does not exist; the message suggests similar names of modules and of ``others``.
+    Raises UserError if no module has this name. The message suggests similar names of modules and of ``others``.
     """
     modules: dict[str, nn.Module] = {key: module for key, module in model.named_modules() if key}
     if name not in modules:
@@ -124,8 +129,7 @@ def find_module(model: nn.Module, name: str, *others: str) -> nn.Module:
 def _channels_first(output: Tensor, images: Tensor) -> Tensor:
     """Return a feature map as (n, dim, height, width), also if the model puts the channels last.
 
-    For square ``images`` the two equal axes of the map are its height and width. For other images the map is returned
-    unchanged.
+    A map of ``images`` that are not square is returned unchanged.
     """
     _, first, second, last = output.shape
     square = images.shape[2] == images.shape[3]
@@ -133,7 +137,7 @@ def _channels_first(output: Tensor, images: Tensor) -> Tensor:
 
 
 def _as_map(tokens: Tensor) -> Tensor:
-    """Return the tokens of patches, (n, n_prefix + side * side, dim), as a feature map (n, dim, side, side)."""
+    """Return the patches among the tokens (n, n_prefix + side * side, dim) as a feature map (n, dim, side, side)."""
     side = math.isqrt(tokens.shape[1])
     patches = tokens[:, tokens.shape[1] - side * side :].transpose(1, 2)
     return patches.reshape(*patches.shape[:2], side, side)
@@ -143,7 +147,7 @@ class _LayerReached(Exception): ...
 
 
 def find_weights_file(model: str, weights: str, weights_dir: Path | None) -> Path | None:
-    """Return the file of a model's weights: the path ``weights`` or a file in ``weights_dir``; None if there is neither."""
+    """Return the file of a model's weights: the path ``weights`` or a file in ``weights_dir``; None if neither exists."""
     if weights.endswith(WEIGHT_SUFFIXES):
         return Path(weights)
     if weights == "random" or weights_dir is None:
@@ -152,7 +156,7 @@ def find_weights_file(model: str, weights: str, weights_dir: Path | None) -> Pat
     return next((f for suffix in WEIGHT_SUFFIXES if (f := weights_dir / f"{stem}{suffix}").is_file()), None)
 
 
-def _build(
+def _build_model(
     config: NetworkSettings, pretrained: bool, family: ModuleType | None, notes: dict[str, Any], options: dict[str, Any]
 ) -> nn.Module:
     library, _, name = config.model.rpartition("/")
@@ -172,16 +176,15 @@ def _build(
         options = {"init_weights": config.weights == "random", "transform_input": config.weights != "random"}
     model: nn.Module = torchvision.models.get_model(config.model, weights=None, **options)
     if pretrained:
-        model.load_state_dict(_match_names(model, _download(config.model, config.weights)))
+        model.load_state_dict(_match_names(model, _download_weights(config.model, config.weights)))
     return model
 
 
 def _match_names(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return published weights, renamed to the names of the parameters of ``model``.
 
-    DenseNet's files have ``norm.1`` for torchvision's ``norm1``. Files of networks that were trained with frozen batch norms
-    lack the batch norms' counters, which evaluation does not read. From an OpenCLIP checkpoint only the weights of the image
-    encoder are returned.
+    DenseNet's files have ``norm.1`` for torchvision's ``norm1``. Some files lack the counters of batch norms, which evaluation
+    does not read; the counters of ``model`` are added. Of an OpenCLIP checkpoint only the image encoder is returned.
     """
     pattern = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
     counters = {name: tensor for name, tensor in model.state_dict().items() if name.endswith("num_batches_tracked")}
@@ -189,7 +192,7 @@ def _match_names(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor
     return {**counters, **(tower or {pattern.sub(r"\1\2", name): tensor for name, tensor in state.items()})}
 
 
-def _download(name: str, weights: str) -> dict[str, Tensor]:
+def _download_weights(name: str, weights: str) -> dict[str, Tensor]:
     from vse.features.vision import torchvision
 
     choices = torchvision.models.get_model_weights(name)
@@ -221,10 +224,7 @@ def _build_timm(name: str, weights: str | None, notes: dict[str, Any]) -> nn.Mod
 
 
 def _timm_weights(timm: Any, name: str, notes: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments that make timm read weights from the hub at a fixed commit.
-
-    The result is empty if the weights are not from the hub.
-    """
+    """Return arguments that make timm read weights from the hub at a fixed commit; none if the weights are not there."""
     source = timm.get_pretrained_cfg(name)
     if source is None or not source.hf_hub_id:
         return {}
@@ -236,8 +236,8 @@ def _timm_weights(timm: Any, name: str, notes: dict[str, Any]) -> dict[str, Any]
 def build_open_clip(name: str, weights: str | None, notes: dict[str, Any]) -> Any:
     """Build an OpenCLIP model, its image and text encoders. Raises UserError if the model or its weights are missing.
 
-    ``weights`` is the name of weights in the library; None: random weights. The commit of a download from the Hugging Face hub
-    becomes the entry ``commit`` of ``notes``.
+    ``weights`` is the name of weights in the library; None: random weights. ``notes`` receives the commit of a download from
+    the Hugging Face hub as its entry ``commit``.
     """
     open_clip = LIBRARIES["open_clip"].load(f"open_clip/{name}")
     if name not in open_clip.list_models():
@@ -270,7 +270,7 @@ def _open_clip_weights(open_clip: Any, name: str, weights: str, notes: dict[str,
 
 @contextmanager
 def silence_root_logger() -> Iterator[None]:
-    """Keep OpenCLIP from adding a handler to the root logger in this block, which would print our log lines twice."""
+    """Keep OpenCLIP from adding a handler to the root logger in this block. The handler would print log lines twice."""
     with suppress(ImportError):  # refuse the code of a model that OpenCLIP loads, instead of asking on the terminal
         from transformers import dynamic_module_utils
 
@@ -297,7 +297,7 @@ def load_weights_file(
     match_names: Callable[[nn.Module, dict[str, Tensor]], dict[str, Tensor]],
     expected_sha256: str | None = None,
 ) -> None:
-    """Load the weights in a file into ``model``; ``match_names(model, weights)`` renames them to the model's names.
+    """Load the weights in a file into ``model``; ``match_names(model, weights)`` returns the weights under the model's names.
 
     Raises UserError if the file is missing, has another SHA-256 than ``expected_sha256``, or does not fit the model.
     """
@@ -322,11 +322,11 @@ _FOLDING_TOLERANCE = 1e-4  # relative to the largest output; folding changes out
 
 @torch.no_grad()
 def fold_batch_norms(network: nn.Module, images: Float[Tensor, "n 3 height width"]) -> int:
-    """Fold batch norms into the weights of the convolutions before them, in place; return the number of folded batch norms.
+    """Fold batch norms into the convolutions before them, in place; return the number of folded batch norms.
 
-    In evaluation mode a batch norm is linear. A forward pass on ``images`` finds the batch norms that read the output of a
-    convolution. Modules that run more than once or have hooks, and batch norms without running statistics, are not changed.
-    Raises UserError if the network's output changes, because another module reads the convolution's output as well.
+    A forward pass on ``images`` finds the batch norms that read the output of a convolution. Modules that run more than once
+    or have hooks, and batch norms without running statistics, are not changed. Raises UserError if the network's output
+    changes, because another module reads the convolution's output as well.
     """
     before = network(images)
     pairs = _foldable_pairs(network, images)
@@ -343,7 +343,7 @@ def fold_batch_norms(network: nn.Module, images: Float[Tensor, "n 3 height width
 
 
 def _foldable_pairs(network: nn.Module, images: Tensor) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
-    # The convolution of each output, by the output's id(). The output is stored as well, so that no other gets its id.
+    # The convolution of each output, by the output's id(). Storing the output keeps its id() from being used again.
     convolution_of: dict[int, tuple[nn.Conv2d, Tensor]] = {}
     runs: dict[nn.Module, int] = {}
     pairs = []
@@ -369,7 +369,7 @@ def _foldable_pairs(network: nn.Module, images: Tensor) -> list[tuple[nn.Conv2d,
 
 
 def _without_norm(norm: nn.BatchNorm2d) -> nn.Module:
-    """Return what remains of a folded batch norm: the identity or, for batch norms of timm, their activation."""
+    """Return the module that replaces a folded batch norm: the identity or, for a batch norm of timm, its activation."""
     if type(norm) is nn.BatchNorm2d:
         return nn.Identity()
     return nn.Sequential(norm.get_submodule("drop"), norm.get_submodule("act"))

@@ -30,22 +30,23 @@ if TYPE_CHECKING:
 class TextBackbone(ABC):
     """A tokenizer and a network that reads its tokens, in evaluation mode.
 
-    network : the module; the caller moves it to a device
+    libraries : distributions whose versions the cache records
+    network : module, which the caller moves to a device
     max_length : maximum number of tokens of a text, with special tokens
-    pad : id of the token with which a batch is padded
+    pad : id of the padding token
     weights_sha256 : SHA-256 of all learned parameters
     tokenizer_sha256 : SHA-256 of the tokenizer, the prompt and the maximum length
-    network_sha256 : SHA-256 of further settings that decide the vectors, such as the sizes of layers; "" without any
+    settings_sha256 : SHA-256 of the network's settings that determine the vectors, such as the sizes of layers; "" without any
     notes : provenance, such as the commit of a download
     """
 
-    libraries: ClassVar[Sequence[str]]  # distributions whose versions are recorded in the cache
+    libraries: ClassVar[Sequence[str]]
     network: nn.Module
     max_length: int
     pad: int
     weights_sha256: str
     tokenizer_sha256: str
-    network_sha256: str = ""
+    settings_sha256: str = ""
     notes: Mapping[str, Any] = {}
 
     @abstractmethod
@@ -54,26 +55,26 @@ class TextBackbone(ABC):
 
     @abstractmethod
     def text_vectors(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n dim"]:
-        """Return the model's own vector of each text, given its padded tokens; ``mask`` is false for padding."""
+        """Return the vector of each text by the model's own pooling. ``tokens`` are padded; ``mask`` is False for padding."""
 
     @abstractmethod
     def token_states(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n width dim"]:
-        """Return the last layer's state of each token; states of padding have no meaning."""
+        """Return the last layer's state of each token. The states of padding have no meaning."""
 
 
 def load_text_backbone(config: TextConfig, weights_dir: Path | None = None) -> TextBackbone:
     """Load the text encoder of a feature preset, on the CPU. Raises UserError if the library or the weights are missing.
 
-    A folder in ``weights_dir`` named like the last part of the model's name replaces a download; for OpenCLIP, a file.
+    A folder in ``weights_dir`` with the last part of the model's name, or a file for OpenCLIP, replaces a download.
     """
     config.library.load(config.model)
     return SentenceText(config, weights_dir) if config.open_clip is None else OpenClipText(config, weights_dir)
 
 
 def hash_tokenizer(tokenizer: Any, *settings: object) -> str:
-    """Return the SHA-256 of a tokenizer of transformers, and of ``settings`` that also decide a text's tokens.
+    """Return the SHA-256 of a tokenizer of transformers, and of further ``settings`` that determine a text's tokens.
 
-    It does not depend on the version of the library that wrote the tokenizer's file.
+    The hash does not depend on the version of the library that wrote the tokenizer's file.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -84,15 +85,15 @@ def hash_tokenizer(tokenizer: Any, *settings: object) -> str:
     return sha256_json([content, *settings])
 
 
-_FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]  # patterns of the files that are downloaded: no pickle, no code
+_DOWNLOADED_FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]  # no pickle, no code
 _IRRELEVANT_SETTINGS = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures")
-_MAX_LENGTH = 100_000  # for models without a limit of their own
+_MAX_TOKENS = 100_000  # for models that state no limit
 
 
 class SentenceText(TextBackbone):
     """A text encoder of sentence-transformers or transformers.
 
-    For transformers, a text's vector is the mean of its token states.
+    A model of transformers has no pooling; the vector of a text is the mean of its token states.
     """
 
     libraries = ("sentence-transformers", "transformers")
@@ -106,7 +107,7 @@ class SentenceText(TextBackbone):
         if transformer is None or not callable(tokenizer):
             raise UserError(f"{config.model}: its first module is a {type(self._first).__name__}, not a transformer of text")
         self._tokenizer: Any = tokenizer
-        limit = min(int(self._model.max_seq_length or _MAX_LENGTH), _MAX_LENGTH)
+        limit = min(int(self._model.max_seq_length or _MAX_TOKENS), _MAX_TOKENS)
         self.max_length = config.max_length or limit
         if self.max_length > limit:
             raise UserError(f"max_length {self.max_length}: {config.model} reads at most {limit} tokens")
@@ -119,7 +120,7 @@ class SentenceText(TextBackbone):
         if config.pooling == "own":  # the model's own vector also depends on the modules after the transformer
             weights |= {n: t for n, t in self._model.state_dict().items() if not n.startswith("0.")}
         self.weights_sha256 = hash_tensors(weights)
-        self.network_sha256 = sha256_json(_network_settings(folder, modules, config.pooling == "own"))
+        self.settings_sha256 = sha256_json(_read_network_settings(folder, modules, all_modules=config.pooling == "own"))
         self.tokenizer_sha256 = hash_tokenizer(tokenizer, self._prompt, self.max_length, self._lower)
 
     def tokenize(self, texts: Sequence[str]) -> tuple[list[list[int]], int]:
@@ -158,12 +159,12 @@ def _find_folder(config: TextConfig, weights_dir: Path | None) -> tuple[Path, Ma
         return folder, {}
     if (local := find_local_folder(config.model, weights_dir)) is not None:
         return local, {}
-    downloaded = download(config.model, _FILES, config.revision)
+    downloaded = download(config.model, _DOWNLOADED_FILES, config.revision)
     return downloaded.folder, {"commit": downloaded.commit}
 
 
-def _network_settings(folder: Path, modules: Sequence[Mapping[str, Any]], own: bool) -> list[Any]:
-    """Return the settings of the transformer and, if ``own``, of the modules after it, such as pooling."""
+def _read_network_settings(folder: Path, modules: Sequence[Mapping[str, Any]], all_modules: bool) -> list[Any]:
+    """Return the settings of the transformer and, with ``all_modules``, of later modules such as pooling."""
 
     def settings(path: str) -> Any:
         file = folder / path / "config.json"
@@ -171,11 +172,11 @@ def _network_settings(folder: Path, modules: Sequence[Mapping[str, Any]], own: b
 
     network = settings(modules[0]["path"] if modules else "")
     relevant = {key: value for key, value in network.items() if key not in _IRRELEVANT_SETTINGS}
-    return [relevant, *([m["type"].rpartition(".")[2], settings(m["path"])] for m in modules[1:] if own)]
+    return [relevant, *([m["type"].rpartition(".")[2], settings(m["path"])] for m in modules[1:] if all_modules)]
 
 
 def _load_model(folder: Path, config: TextConfig) -> Any:
-    """Load the model in a folder, in float32, on the CPU; with ``weights: random`` its transformer gets random weights."""
+    """Load the model in a folder, in float32, on the CPU. With ``weights: random`` the transformer gets random weights."""
     from sentence_transformers import SentenceTransformer
 
     with copy_checked_model(folder) as copy, _quiet_libraries(), torch.random.fork_rng(devices=[]):
@@ -197,27 +198,26 @@ def _load_model(folder: Path, config: TextConfig) -> Any:
 def _quiet_libraries() -> Iterator[None]:
     import transformers
 
-    theirs: Any = transformers.utils.logging
+    library_logging: Any = transformers.utils.logging
     library = logging.getLogger("sentence_transformers")
-    verbosity, level, bar = theirs.get_verbosity(), library.level, theirs.is_progress_bar_enabled()
-    theirs.set_verbosity_error()
-    theirs.disable_progress_bar()
+    verbosity, level, bar = library_logging.get_verbosity(), library.level, library_logging.is_progress_bar_enabled()
+    library_logging.set_verbosity_error()
+    library_logging.disable_progress_bar()
     library.setLevel(logging.WARNING)
     try:
         yield
     finally:
-        theirs.set_verbosity(verbosity)
+        library_logging.set_verbosity(verbosity)
         library.setLevel(level)
         if bar:
-            theirs.enable_progress_bar()
+            library_logging.enable_progress_bar()
 
 
 class OpenClipText(TextBackbone):
     """The text tower of an OpenCLIP model, with its projection.
 
-    In most towers (causal ones) no token attends to a later one. Their batches are therefore only as wide as the longest
-    caption, which gives the same vectors as all positions (77 in CLIP). Other towers attend to padding, so their batches have
-    all positions.
+    In most towers no token attends to a later one (causal attention). A batch of a causal tower is only as wide as its longest
+    caption, which gives the same vectors. Other towers attend to padding, so their batches have all positions (77 in CLIP).
     """
 
     libraries = ("open_clip_torch",)
@@ -238,7 +238,7 @@ class OpenClipText(TextBackbone):
         self.weights_sha256 = hash_tensors({k: v for k, v in model.state_dict().items() if not k.startswith("visual.")})
         model.visual = nn.Identity()
         self.network = self._model = model.eval().requires_grad_(False)
-        self._tower = _causal_tower(model)
+        self._tower = _find_causal_tower(model)
         try:
             with silence_root_logger():
                 self._tokenizer = open_clip.get_tokenizer(name)
@@ -297,18 +297,18 @@ class OpenClipText(TextBackbone):
 
 
 class _CausalTower:
-    """A text tower in which no token attends to a later one, and whose vector is the state of the last token.
+    """A text tower in which no token attends to a later one. The vector of a text is the state of its last token.
 
-    module : the module with the tower's layers
-    pool : the rule that finds the last token: ``argmax``, the token with the highest id, or ``eos``, the token ``end``
-    end : id of the token at the end of a text
+    module : module with the tower's layers
+    pool : rule that finds the last token: ``argmax``, the token with the highest id, or ``eos``, the token ``end``
+    end : id of the last token of a text
     """
 
     def __init__(self, module: Any, pool: str, end: int) -> None:
         self.module, self.pool, self.end = module, pool, end
 
 
-def _causal_tower(model: Any) -> _CausalTower | None:
+def _find_causal_tower(model: Any) -> _CausalTower | None:
     is_clip = hasattr(model, "token_embedding")  # CLIP itself has the tower's layers; other classes have them in ``text``
     module = model if is_clip else model.text
     pool = getattr(module, "text_pool_type" if is_clip else "pool_type", "")
@@ -319,6 +319,6 @@ def _causal_tower(model: Any) -> _CausalTower | None:
 
 
 def _match_text_names(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return published weights of the text tower, together with the model's current weights of the image tower."""
+    """Return the published weights of the text tower, and the model's current weights of the image tower."""
     images = {name: tensor for name, tensor in model.state_dict().items() if name.startswith("visual.")}
     return {**images, **{name: tensor for name, tensor in state.items() if not name.startswith("visual.")}}

@@ -24,14 +24,14 @@ _EXTRA = "text"
 TRANSFORMERS = Library("Transformers", "transformers", "transformers", _EXTRA)
 TOKENIZERS = Library("Tokenizers", "tokenizers", "tokenizers", _EXTRA)
 TINY = "tiny"  # the name of a transformer with random weights whose tokenizer is built from captions
-_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-_DOWNLOADED = ("config.json", "tokenizer.json", "tokenizer_config.json", "model*.safetensors*")
-_NORMALIZER = {
+_SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_DOWNLOADED_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "model*.safetensors*")
+_NORMALIZER_OPTIONS = {  # option of the normalizer, by its name in tokenizer_config.json
     "do_lower_case": "lowercase",
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
-_SHIFTED = ("roberta", "xlm-roberta", "camembert", "mpnet")  # model types whose first position is that after ``pad_index``
+_SHIFTED_MODEL_TYPES = ("roberta", "xlm-roberta", "camembert", "mpnet")  # the first position follows ``pad_index``
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Transformer:
     """A transformer that reads texts: its configuration, its tokenizer, and the files of its weights.
 
     name : name of the model, for messages
-    config : content of its ``config.json``
-    tokenizer_json : content of its ``tokenizer.json``
-    max_length : number of tokens, with special tokens, at which texts are truncated; None: the number of positions
-    weights : files of its weights; empty if the weights are random or will be replaced
-    commit : hash of the commit of a download from the Hugging Face hub
+    config : content of ``config.json``
+    tokenizer_json : content of ``tokenizer.json``
+    max_length : maximum number of tokens of a text, with special tokens; None: the number of positions
+    weights : files of weights; empty for random weights
+    commit : hash of the downloaded commit of the Hugging Face hub; None without a download
     """
 
     name: str
@@ -57,7 +57,7 @@ class Transformer:
     def tokenizer(self) -> Any:
         """A :class:`tokenizers.Tokenizer` that truncates long texts and adds no padding.
 
-        Raises UserError if it belongs to another model, or if ``max_length`` does not suit the model.
+        Raises UserError if the tokenizer belongs to another model, or if ``max_length`` does not suit the model.
         """
         tokenizers = TOKENIZERS.load(self.name)
         with wrap_read_errors(Path(self.name), "a model with a tokenizer, by its tokenizer.json"):
@@ -93,7 +93,7 @@ class Transformer:
     @property
     def n_positions(self) -> int:
         """Maximum number of tokens that the network can read."""
-        shift = self.pad_index + 1 if self.config.get("model_type") in _SHIFTED else 0
+        shift = self.pad_index + 1 if self.config.get("model_type") in _SHIFTED_MODEL_TYPES else 0
         return int(self.config.get("max_position_embeddings", 512)) - shift
 
     @property
@@ -106,15 +106,15 @@ class Transformer:
 
     @property
     def weights_sha256(self) -> str:
-        """SHA-256 of the file of weights; for several files, SHA-256 of their hashes; empty without a file."""
+        """SHA-256 of the file of weights; for several files, SHA-256 of the joined hashes; "" without a file."""
         hashes = [file.sha256 for file in self.weights]
         return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest() if hashes else ""
 
-    def network(self) -> Any:
+    def load_network(self) -> Any:
         """Load the network with its weights, in float32, without the pooler after its last layer.
 
         Without files of weights, torch's default generator draws random weights. Raises UserError if the library cannot build
-        the network, or if the weights do not fit it.
+        the network, or if the weights do not fit the network.
         """
         check_settings(Path(self.name), self.config)
         transformers = TRANSFORMERS.load(self.name)
@@ -148,7 +148,7 @@ class Transformer:
 
 
 def find_layers(network: Any, name: str) -> tuple[nn.Module, list[nn.Module]]:
-    """Return the embeddings and the layers of a transformer, in order. Raises UserError if they are not named as in BERT."""
+    """Return the embeddings and the layers of a transformer, in order. Raises UserError if BERT's names are missing."""
     embeddings = getattr(network, "embeddings", None)
     n_layers = getattr(network.config, "num_hidden_layers", None)
     lists = [module for module in network.modules() if isinstance(module, nn.ModuleList) and len(module) == n_layers]
@@ -160,8 +160,8 @@ def find_layers(network: Any, name: str) -> tuple[nn.Module, list[nn.Module]]:
 def read_transformer(model: str, weights_dir: Path | None = None, max_length: int | None = None) -> Transformer:
     """Read a transformer from a local folder, or from the Hugging Face hub by its name.
 
-    A folder in ``weights_dir`` named like the last part of the model's name replaces a download. Raises UserError if the
-    folder does not hold a transformer, or if its files name code to run.
+    A folder in ``weights_dir`` with the last part of the model's name replaces a download. Raises UserError if the folder does
+    not hold a transformer, or if a file names code to run.
     """
     folder, commit = _find_folder(model, weights_dir)
     for name in ("config.json", "tokenizer.json"):
@@ -181,9 +181,7 @@ def read_transformer(model: str, weights_dir: Path | None = None, max_length: in
 def _apply_tokenizer_config(folder: Path, tokenizer_json: str) -> str:
     """Return the text of ``tokenizer.json`` with the normalizer that ``tokenizer_config.json`` requires.
 
-    The library transformers changes the normalizer in the same way.
-
-    Raises UserError if the normalizer cannot be set to the required lower case.
+    The library transformers changes the normalizer in the same way. Raises UserError if the required lower case cannot be set.
     """
     file = folder / "tokenizer_config.json"
     settings = read_json(file) if file.is_file() else {}
@@ -193,7 +191,7 @@ def _apply_tokenizer_config(folder: Path, tokenizer_json: str) -> str:
     tokenizer = parse_json(folder / "tokenizer.json", tokenizer_json.encode())
     normalizer = tokenizer.get("normalizer") if isinstance(tokenizer, dict) else None
     if isinstance(normalizer, dict) and normalizer.get("type") == "BertNormalizer":
-        updated = normalizer | {key: settings[name] for name, key in _NORMALIZER.items() if name in settings}
+        updated = normalizer | {key: settings[name] for name, key in _NORMALIZER_OPTIONS.items() if name in settings}
         return tokenizer_json if updated == normalizer else json.dumps({**tokenizer, "normalizer": updated})
     if settings.get("do_lower_case") is True and "Lowercase" not in json.dumps(normalizer):
         raise UserError(
@@ -204,10 +202,10 @@ def _apply_tokenizer_config(folder: Path, tokenizer_json: str) -> str:
 
 
 def tiny_transformer(words: Iterable[str], max_length: int | None = None) -> Transformer:
-    """Return a BERT with 2 layers of size 32 and random weights; its WordPiece tokenizer knows ``words`` and all letters."""
+    """Return a BERT with 2 layers of size 32, random weights, and a WordPiece tokenizer that knows ``words`` and letters."""
     tokenizers = TOKENIZERS.load(TINY)
     letters = string.ascii_lowercase + string.digits
-    pieces = [*_SPECIAL, *string.punctuation, *letters, *(f"##{letter}" for letter in letters)]
+    pieces = [*_SPECIAL_TOKENS, *string.punctuation, *letters, *(f"##{letter}" for letter in letters)]
     vocabulary = {piece: index for index, piece in enumerate(dict.fromkeys([*pieces, *sorted(set(words))]))}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
@@ -227,7 +225,6 @@ def tiny_transformer(words: Iterable[str], max_length: int | None = None) -> Tra
 
 
 def _without_pooler(network: Any) -> Any:
-    """Remove the pooler, whose weights would never be trained, and return the network in float32."""
     if getattr(network, "pooler", None) is not None:
         network.pooler = None
     return network.float()
@@ -240,7 +237,7 @@ def _find_folder(model: str, weights_dir: Path | None) -> tuple[Path, str | None
         raise UserError(f"{model}: no such folder of a transformer")
     if (local := find_local_folder(model, weights_dir)) is not None:
         return local, None
-    downloaded = download(model, _DOWNLOADED)
+    downloaded = download(model, _DOWNLOADED_FILES)
     return downloaded.folder, downloaded.commit
 
 

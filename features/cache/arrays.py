@@ -1,4 +1,4 @@
-"""The arrays in a shard, one of the files of a cache: the location of their bytes, and checksums of blocks of 1 MiB."""
+"""Locate the arrays in the shard files of a cache, and compute and check checksums of their blocks of 1 MiB."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import find_hdf5_dataset, open_hdf5
 
-BLOCK = 2**20  # bytes
-CHECKSUMS = "xxh3_64"  # name of the algorithm, and key of the checksums in a manifest
-_DIGITS = 16  # hexadecimal digits of one checksum
+BLOCK_BYTES = 2**20
+CHECKSUMS_KEY = "xxh3_64"  # key of the checksums in a manifest, the name of the algorithm
+_CHECKSUM_DIGITS = 16  # hexadecimal digits of one checksum
 
 
 class ByteSource(Protocol):
-    """The bytes of an array in memory, in a memory map or in a file, read by slicing."""
+    """The bytes of an array in memory, in a memory map or in a file. A slice reads some of the bytes."""
 
     def __getitem__(self, span: slice, /) -> bytes | memoryview: ...
 
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array in a shard file: contiguous bytes from the byte ``offset``, and its :func:`block_checksums`, if known."""
+    """An array in a shard file: contiguous bytes from ``offset`` on. ``checksums`` holds the :func:`block_checksums`."""
 
     path: Path
     offset: int
@@ -42,10 +42,10 @@ class StoredArray:
 
     @property
     def n_blocks(self) -> int:
-        return -(-self.nbytes // BLOCK)
+        return -(-self.nbytes // BLOCK_BYTES)
 
     def map(self) -> NDArray[Any]:
-        """Map the array into memory, read only. The map needs no HDF5 handle and no lock, and survives a fork."""
+        """Return a read-only memory map of the array. The map needs no HDF5 handle and no lock, and survives a fork."""
         if 0 in self.shape:
             return np.empty(self.shape, self.dtype)
         try:
@@ -67,13 +67,15 @@ def array_bytes(array: NDArray[Any]) -> memoryview:
 
 
 def block_checksums(array: NDArray[Any]) -> str:
-    """Return the 64-bit XXH3 checksum of each block of an array, 16 hexadecimal digits each, as one text."""
+    """Return the 64-bit XXH3 checksums of an array's blocks as one text, with 16 hexadecimal digits for each block."""
     content = array_bytes(array)
-    return "".join(xxhash.xxh3_64_hexdigest(content[first : first + BLOCK]) for first in range(0, len(content), BLOCK))
+    return "".join(
+        xxhash.xxh3_64_hexdigest(content[first : first + BLOCK_BYTES]) for first in range(0, len(content), BLOCK_BYTES)
+    )
 
 
 def locate_array(path: Path, data: h5py.Dataset, checksums: Mapping[str, str] = {}) -> StoredArray:
-    """Return the location of a shard's HDF5 dataset. Raises UserError if it is not contiguous or extends beyond the file.
+    """Return the location of a shard's HDF5 dataset. Raises UserError if it is not contiguous or ends beyond the file.
 
     ``checksums`` holds the block checksums of the shard's arrays by name.
     """
@@ -87,7 +89,7 @@ def locate_array(path: Path, data: h5py.Dataset, checksums: Mapping[str, str] = 
 
 
 def shard_checksums(path: Path, names: Sequence[str]) -> dict[str, str]:
-    """Compute the block checksums of the arrays ``names`` in a shard, by name. A missing array has no entry."""
+    """Return the block checksums of the arrays ``names`` in a shard, by name. A missing array has no entry."""
     with open_hdf5(path, "a readable shard") as file:
         arrays = {name: find_hdf5_dataset(file, name) for name in names}
         return {name: block_checksums(locate_array(path, data).map()) for name, data in arrays.items() if data is not None}
@@ -103,8 +105,8 @@ def are_checksums(value: object) -> bool:
 class BlockChecker:
     """A checker that compares the blocks of an array with their checksums, each block once per process.
 
-    All readers of a cache share one checker. A pickled copy starts anew. Shards without checksums count as checked. ``shards``
-    holds the part of the array that each shard stores.
+    All readers of a cache share one checker. A pickled copy checks every block again. Shards without checksums count as
+    checked. ``shards`` holds the part of the array that each shard stores.
     """
 
     def __init__(self, shards: Sequence[StoredArray]) -> None:
@@ -127,13 +129,13 @@ class BlockChecker:
         ends: NDArray[np.int64],
         contents: Sequence[ByteSource],
     ) -> None:
-        """Check the blocks with the bytes ``firsts[k]:ends[k]`` of shard ``shards[k]``, for every k.
+        """Check the blocks that contain the bytes ``firsts[k]:ends[k]`` of shard ``shards[k]``, for every k.
 
-        ``contents`` holds the bytes of the array in each shard. Raises UserError, which names the first block with another
-        checksum.
+        ``contents`` holds the bytes of the array in each shard. Raises UserError, which names the first block whose checksum
+        differs.
         """
-        low = self._firsts[shards] + firsts // BLOCK
-        high = self._firsts[shards] + (ends - 1) // BLOCK
+        low = self._firsts[shards] + firsts // BLOCK_BYTES
+        high = self._firsts[shards] + (ends - 1) // BLOCK_BYTES
         for step in range(int((high - low).max(initial=-1)) + 1):
             blocks = (low + step)[low + step <= high]
             for block in np.unique(blocks[~self._checked[blocks]]).tolist():
@@ -141,7 +143,7 @@ class BlockChecker:
                 self._check_block(shard, block - int(self._firsts[shard]), contents[shard])
 
     def check_shard(self, shard: int, content: ByteSource) -> None:
-        """Check all blocks of a shard. Raises UserError, which names the first block with another checksum."""
+        """Check all blocks of a shard. Raises UserError, which names the first block whose checksum differs."""
         for block in range(self._shards[shard].n_blocks):
             self._check_block(shard, block, content)
 
@@ -149,9 +151,9 @@ class BlockChecker:
         stored = self._shards[shard]
         if stored.checksums is None:
             return
-        first = block * BLOCK
-        end = min(first + BLOCK, stored.nbytes)
-        expected = stored.checksums[block * _DIGITS : (block + 1) * _DIGITS]
+        first = block * BLOCK_BYTES
+        end = min(first + BLOCK_BYTES, stored.nbytes)
+        expected = stored.checksums[block * _CHECKSUM_DIGITS : (block + 1) * _CHECKSUM_DIGITS]
         if xxhash.xxh3_64_hexdigest(content[first:end]) != expected:
             raise UserError(
                 f"{stored.path}: its bytes {stored.offset + first} to {stored.offset + end} have changed since they were "

@@ -17,10 +17,10 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.features.cache.arrays import CHECKSUMS, BlockChecker, StoredArray, locate_array, shard_checksums
+from vse.features.cache.arrays import CHECKSUMS_KEY, BlockChecker, StoredArray, locate_array, shard_checksums
 from vse.features.cache.rows import FORMAT, VERSION, Ids, TextRows, config_text_rows
 from vse.features.cache.shards import (
-    ARRAYS,
+    CHECKED_ARRAYS,
     REGION_ARRAYS,
     ROW_ARRAYS,
     Shard,
@@ -55,13 +55,14 @@ _ROW_HASHES = ("requested_ids_sha256", "ids_sha256", "sources_sha256", "boxes_sh
 class FeatureCache:
     """The metadata of a cache. No file stays open; :class:`vse.features.cache.reader.FeatureReader` reads the features.
 
+    dataset_file : path of the ``dataset.json`` to which the cache refers
     ids : (n,) ids of the rows
     offsets : (n + 1,), row k has the regions (or tokens) ``offsets[k]:offsets[k + 1]``; None if each row has the same shape
-    row_shape : the shape of a row or, with ``offsets``, of one region
-    shards : the arrays of each shard by name
+    row_shape : shape of a row or, with ``offsets``, of one region
+    shards : arrays of each shard by name
     skipped : ids of the inputs that the extractor left out
-    block_checker : checks the blocks of the features
-    seconds : the duration of the extraction; None if it is unknown
+    block_checker : checker of the blocks of the features
+    seconds : duration of the extraction; None if unknown
     """
 
     path: Path
@@ -70,7 +71,7 @@ class FeatureCache:
     kind: str
     key: str
     provenance: Mapping[str, Any]
-    captions: Path
+    dataset_file: Path
     ids: Ids
     offsets: Ids | None
     row_shape: tuple[int, ...]
@@ -92,7 +93,7 @@ class FeatureCache:
 
     @property
     def extractor(self) -> Mapping[str, Any]:
-        """Settings, hashes of the weights and version of the extractor; for imported features only their layout and shape.
+        """The settings, weight hashes and version of the extractor; for imported features only their layout and shape.
 
         A model that was trained on one cache can read every cache with an equal extractor.
         """
@@ -107,8 +108,8 @@ class FeatureCache:
     def row_kind(self) -> Literal["vectors", "crops", "sets"]:
         """The kind of a row: a vector (dim,), a bank of crops (n_crops, dim), or a set of vectors.
 
-        A set holds the regions of an image, perhaps none, or the positions (n_positions, dim) of a grid, of the patches of a
-        transformer, or of an imported array. The recorded settings distinguish banks from sets.
+        A set holds the vectors of the regions of an image, or of the tokens of a text, perhaps none. A set of a fixed size
+        (n_positions, dim) holds the vectors of a grid of positions, of a transformer's patches, or of an imported 3-D array.
         """
         if self.offsets is not None:
             return "sets"
@@ -131,7 +132,7 @@ class FeatureCache:
 
 
 def failures_path(cache: Path) -> Path:
-    """Return the path of the list of skipped images: ``features/demo_fc7.h5.failures.jsonl``."""
+    """Return the path of a cache's list of skipped images: ``features/demo_fc7.h5.failures.jsonl``."""
     return cache.with_name(f"{cache.name}.failures.jsonl")
 
 
@@ -150,7 +151,7 @@ def merge_shards(
     dataset_file : the ``dataset.json`` to which the cache refers
     row_ids : ids of all rows in order, including skipped ones
     more_provenance : function from the paths of the checked shards to further entries of the provenance
-    dataset : if given, the cache records hashes of its captions, to recognise the data set later
+    dataset : data set whose caption hashes the cache records, to recognise the data set later; None: no hashes
     """
     shards: list[Shard] = []
     for index in range(n_shards):
@@ -178,7 +179,7 @@ def merge_shards(
     content, key = build_cache_file(cache, shards, dataset_file, skipped_ids, provenance, arrays)
     entries = [
         {"file": shard.file, "sha256": shard.sha256, "bytes": shard.bytes, "rows": shard.rows}
-        | {CHECKSUMS: shard_checksums(shards_folder(cache) / shard.file, ARRAYS)}
+        | {CHECKSUMS_KEY: shard_checksums(shards_folder(cache) / shard.file, CHECKED_ARRAYS)}
         for shard in shards
     ]
     manifest = {"key": key, "shard_key": shards[0].identity.key, "seconds": sum_seconds(cache, shards), "shards": entries}
@@ -189,9 +190,9 @@ def merge_shards(
 def open_cache(path: Path) -> FeatureCache:
     """Open a cache and check its attributes, row counts and ids, and the size of every shard.
 
-    Raises UserError, which names the first fault. Features are not read through the virtual views, because HDF5 returns fill
-    values for a missing or short shard.
+    Raises UserError, which names the first fault.
     """
+    # Features are not read through the virtual views: HDF5 returns fill values for a missing or short shard.
     attributes, arrays, shape, dtype = _read_cache_file(path)
     ids, offsets = arrays["ids"], arrays.get("offsets")
     manifest = read_manifest(path)
@@ -202,7 +203,7 @@ def open_cache(path: Path) -> FeatureCache:
         _locate_arrays(folder / entry["file"], entry, manifest["shard_key"], shape, dtype, offsets is not None)
         for entry in manifest["shards"]
     )
-    if any(CHECKSUMS not in entry for entry in manifest["shards"]):
+    if any(CHECKSUMS_KEY not in entry for entry in manifest["shards"]):
         log.info("%s: has no block checksums to detect changed features; vse-extract verify --write adds them", path)
     rows, vectors = sum(entry["rows"] for entry in manifest["shards"]), sum(s["features"].shape[0] for s in shards)
     n_vectors = len(ids) if offsets is None else int(offsets[-1])
@@ -218,7 +219,7 @@ def open_cache(path: Path) -> FeatureCache:
         kind=attributes["kind"],
         key=attributes["key"],
         provenance=attributes["provenance"],
-        captions=path.parent / attributes["captions"],
+        dataset_file=path.parent / attributes["captions"],
         ids=ids,
         offsets=offsets,
         row_shape=shape[1:],
@@ -230,12 +231,11 @@ def open_cache(path: Path) -> FeatureCache:
     )
 
 
-def verify_cache(path: Path, write: bool = False) -> FeatureCache:
-    """Open a cache and check the SHA-256 of its shards, and that cache and shards have equal ids and input hashes.
+def verify_cache(path: Path, correct_checksums: bool = False) -> FeatureCache:
+    """Open a cache and check the SHA-256 and block checksums of its shards, and their ids and input hashes.
 
-    Raises UserError, which names the first fault.
-
-    With ``write``, missing or wrong block checksums are corrected in the manifest instead.
+    Raises UserError, which names the first fault. With ``correct_checksums``, missing or wrong block checksums are
+    corrected in the manifest and are not faults.
     """
     cache, manifest = open_cache(path), read_manifest(path)
     folder, entries = shards_folder(path), []
@@ -243,8 +243,8 @@ def verify_cache(path: Path, write: bool = False) -> FeatureCache:
         file = folder / entry["file"]
         if sha256_file(file) != entry["sha256"]:
             raise UserError(f"{file}: its bytes changed (sha256 differs); delete it and extract it again")
-        entries.append({**entry, CHECKSUMS: shard_checksums(file, ARRAYS)})
-        if not write and entry.get(CHECKSUMS, entries[-1][CHECKSUMS]) != entries[-1][CHECKSUMS]:
+        entries.append({**entry, CHECKSUMS_KEY: shard_checksums(file, CHECKED_ARRAYS)})
+        if not correct_checksums and entry.get(CHECKSUMS_KEY, entries[-1][CHECKSUMS_KEY]) != entries[-1][CHECKSUMS_KEY]:
             raise UserError(
                 f"{folder / 'manifest.json'}: the checksums of {file.name} changed; vse-extract verify --write corrects them"
             )
@@ -256,13 +256,13 @@ def verify_cache(path: Path, write: bool = False) -> FeatureCache:
     for name, in_shards, in_cache in zip(names, stored, read_arrays(path, *names), strict=True):
         if not np.array_equal(in_shards, in_cache):
             raise UserError(f"{path}: the shards' {name} are not the cache's {name}; delete it and merge its shards again")
-    if write and entries != manifest["shards"]:
+    if correct_checksums and entries != manifest["shards"]:
         write_json(folder / "manifest.json", {**manifest, "shards": entries})
         return open_cache(path)
     return cache
 
 
-def read_sources(cache: FeatureCache) -> NDArray[np.uint8]:
+def read_input_hashes(cache: FeatureCache) -> NDArray[np.uint8]:
     """Return the SHA-256 of the input of each row, an image file or a text: (n, 32)."""
     return read_arrays(cache.path, "sources")[0]
 
@@ -336,7 +336,7 @@ def _locate_arrays(
         if other or len(require_hdf5_dataset(file, "ids")) != rows:
             raise UserError(f"{path}: features are {features.dtype} {features.shape}, which differs from the manifest")
         lengths = {"features": n_vectors, **dict.fromkeys(REGION_ARRAYS, n_vectors), **dict.fromkeys(ROW_ARRAYS, rows)}
-        checksums = entry.get(CHECKSUMS, {})
+        checksums = entry.get(CHECKSUMS_KEY, {})
         stored = {
             name: locate_array(path, data, checksums)
             for name in lengths

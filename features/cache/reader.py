@@ -18,20 +18,20 @@ from vse.features.cache.rows import TextRows
 from vse.pipeline.dataset.columns import IdIndex
 from vse.pipeline.errors import UserError
 
-_SHAPES = {"boxes": (4,), "image_size": (2,)}  # the shape of one entry: for a region, and for an image
+_ENTRY_SHAPES = {"boxes": (4,), "image_size": (2,)}  # shape of the entry of a region, and of an image
 
 
 class RegionBoxes:
     """The boxes of all regions of a cache, in memory. Raises UserError if the cache has no boxes.
 
-    offsets : (n + 1,), image k of the cache has the regions ``offsets[k]:offsets[k + 1]``
+    offsets : (n + 1,), the regions of image k are ``offsets[k]:offsets[k + 1]``
     boxes : (n_regions, 4) float32, x1, y1, x2, y2 in pixels of the original image
     image_size : (n, 2) int32, width and height of the original images
     """
 
     def __init__(self, cache: FeatureCache) -> None:
         complete = all(
-            name in shard and shard[name].shape[1:] == shape for shard in cache.shards for name, shape in _SHAPES.items()
+            name in shard and shard[name].shape[1:] == shape for shard in cache.shards for name, shape in _ENTRY_SHAPES.items()
         )
         if cache.offsets is None or not complete:
             raise UserError(f"{cache.path}: has no boxes, so the positions of its {cache.feature} in the images are unknown")
@@ -39,22 +39,13 @@ class RegionBoxes:
         self.boxes: Float[np.ndarray, "n_regions 4"] = np.concatenate([shard["boxes"].read() for shard in cache.shards])
         self.image_size: Int[np.ndarray, "n 2"] = np.concatenate([shard["image_size"].read() for shard in cache.shards])
 
-    def padded_boxes(self, positions: Int[np.ndarray, " n"], at_most: int | None = None) -> Float[np.ndarray, "n n_longest 4"]:
-        """Return the first ``at_most`` boxes (None: all) of the images at ``positions``, padded with zeros to one length."""
-        starts, counts = self.offsets[positions], self.offsets[positions + 1] - self.offsets[positions]
-        counts = counts if at_most is None else counts.clip(max=at_most)
-        column = np.arange(counts.max(initial=0))
-        inside = column < counts[:, None]
-        boxes = np.zeros((*inside.shape, 4), np.float32)
-        boxes[inside] = self.boxes[(starts[:, None] + column)[inside]]
-        return boxes
-
 
 @dataclass(frozen=True)
 class PaddedSets:
     """The sets of vectors of n rows, padded with zeros to the longest set.
 
-    ``features`` has shape (n, n_longest, dim). ``mask`` (n, n_longest) is False for the padding at the end of a set.
+    features : (n, n_longest, dim) padded vectors
+    mask : (n, n_longest) False for the padding at the end of a set
     """
 
     features: NDArray[np.generic]
@@ -62,7 +53,7 @@ class PaddedSets:
 
 
 class _ArrayFile:
-    """The bytes of an array in a shard file. They are read without a file position, so forked processes can share the file."""
+    """The bytes of an array in a shard file. Reading moves no file position, so forked processes can share the open file."""
 
     def __init__(self, stored: StoredArray) -> None:
         try:
@@ -82,23 +73,22 @@ class _ArrayFile:
 class FeatureReader:
     """Random access to the rows of a cache, in the dtype of the cache.
 
-    The reader loads the first shards into memory, up to ``memory_gb``. It reads the other shards from memory maps or with read
-    calls. A map is faster, but the system maps hundreds of kilobytes around each row and counts them as memory of this
-    process. Readers survive a fork and need no file locks. Each shard that is read from its file keeps one file descriptor
-    open.
+    The reader loads the first shards into memory, up to ``memory_gb``. The other shards are read from memory maps or from open
+    files. A map is faster, but the system counts hundreds of kilobytes around each row as memory of this process. Readers
+    survive a fork and need no file locks.
 
-    The first read of a block of 1 MiB in a process compares it with its checksum, if the cache has checksums. Reading raises
-    UserError, which names the first block that differs.
+    If the cache has checksums, each block of 1 MiB is compared with its checksum when this process first reads the block.
+    Raises UserError, which names the first block that differs.
 
-    cache : an opened cache (:func:`vse.features.cache.feature_cache.open_cache`)
+    cache : an open cache (:func:`vse.features.cache.feature_cache.open_cache`)
     memory_gb : limit for features in memory, in units of 1e9 bytes
-    mapped : read the other shards from memory maps (True) or from files (False)
+    mapped : read the other shards from memory maps (True) or from open files (False)
     """
 
     def __init__(self, cache: FeatureCache, memory_gb: float = 2.0, mapped: bool = True) -> None:
         self.cache = cache
         self._memory_gb, self._mapped = memory_gb, mapped
-        self._rows = IdIndex(cache.ids)
+        self._index = IdIndex(cache.ids)
         stored = [shard["features"] for shard in cache.shards]
         counts = [part.shape[0] for part in stored]
         fits = int(np.searchsorted(np.cumsum([part.nbytes for part in stored]), memory_gb * 1e9, side="right"))
@@ -119,15 +109,15 @@ class FeatureReader:
         return FeatureReader, (self.cache, self._memory_gb, self._mapped)
 
     def positions(self, ids: Iterable[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the index of the row of each id. Raises UserError, which names the first id that the cache lacks."""
-        wanted = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
-        positions = self._rows.find(wanted)
-        missing = wanted[positions < 0]
+        """Return the row index of each id. Raises UserError, which names the first id that the cache lacks."""
+        wanted_ids = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
+        positions = self._index.find(wanted_ids)
+        missing = wanted_ids[positions < 0]
         if len(missing):
             what = "images" if self.cache.kind == "image" else self.cache.text_rows
             raise UserError(
-                f"{self.cache.path}: {len(missing)} of {len(wanted)} {what} have no features, the first is id {missing[0]}; "
-                f"extract the features of this data set (the cache holds features of {self.cache.dataset!r})"
+                f"{self.cache.path}: {len(missing)} of {len(wanted_ids)} {what} have no features, the first is id {missing[0]}"
+                f"; extract the features of this data set (the cache holds features of {self.cache.dataset!r})"
             )
         return positions
 
@@ -154,7 +144,7 @@ class FeatureReader:
         """
         assert self.cache.row_kind == "sets", f"rows are {self.cache.row_kind}"
         if self.cache.offsets is not None:
-            return self.regions(positions, at_least=1)
+            return self.regions(positions, min_regions=1)
         return PaddedSets(self.rows(positions), np.ones((len(positions), self.cache.row_shape[0]), bool))
 
     def vectors(self, regions: NDArray[np.int64]) -> NDArray[np.generic]:
@@ -167,19 +157,18 @@ class FeatureReader:
         """The boxes of the regions. Raises UserError if the cache has no boxes."""
         return RegionBoxes(self.cache)
 
-    def regions(self, positions: NDArray[np.int64], at_least: int = 0, at_most: int | None = None) -> PaddedSets:
-        """Return the first ``at_most`` regions (None: all) of images, padded with zeros to ``at_least`` or more regions."""
+    def regions(self, positions: NDArray[np.int64], min_regions: int = 0) -> PaddedSets:
+        """Return the regions of images, padded with zeros to the largest number of regions, at least ``min_regions``."""
         assert self.cache.offsets is not None, "not a cache of regions"
         starts, counts = self.cache.offsets[positions], self.cache.offsets[positions + 1] - self.cache.offsets[positions]
-        counts = counts if at_most is None else counts.clip(max=at_most)
-        column = np.arange(counts.max(initial=at_least))
+        column = np.arange(counts.max(initial=min_regions))
         mask = column < counts[:, None]
         features = np.zeros((*mask.shape, *self.cache.row_shape), self.cache.dtype)
         features[mask] = self._gather(starts, starts + counts)
         return PaddedSets(features, mask)
 
     def check_finite(self, positions: NDArray[np.int64]) -> None:
-        """Check that some rows are finite. Raises UserError, which names the first row with a NaN or infinity."""
+        """Check that the rows at ``positions`` are finite. Raises UserError, which names the first row that is not finite."""
         for position in positions:
             row = np.asarray([position])
             features = self.rows(row) if self.cache.offsets is None else self.regions(row).features
@@ -187,32 +176,32 @@ class FeatureReader:
                 raise UserError(f"{self.cache.path}: the features of id {self.cache.ids[position]} are not finite (NaN)")
 
     def _gather(self, firsts: NDArray[np.int64], ends: NDArray[np.int64], per_row: int = 1) -> NDArray[np.generic]:
-        """Return the vectors ``firsts[k]:ends[k]`` for every k, concatenated; ``per_row`` is the number of vectors in a row.
+        """Return the vectors ``firsts[k]:ends[k]`` for every k, concatenated; each range must lie in one shard.
 
-        Each span must lie in one shard. Joining the bytes copies each vector once and is as fast as indexing by numpy.
+        ``per_row`` is the number of vectors in a row.
         """
         shape = self.cache.row_shape[-1:] if per_row > 1 else self.cache.row_shape
         size = self.cache.dtype.itemsize * int(np.prod(shape))
         starts = self._starts * per_row
-        part_of = np.searchsorted(starts[1:-1], firsts, side="right")
-        shift = starts[part_of]
+        parts = np.searchsorted(starts[1:-1], firsts, side="right")  # indices into self._bytes
+        shift = starts[parts]
         first_bytes, end_bytes = (firsts - shift) * size, (ends - shift) * size
-        self._check(part_of, first_bytes, end_bytes)
-        spans = zip(part_of.tolist(), first_bytes.tolist(), end_bytes.tolist(), strict=True)
+        self._check_blocks(parts, first_bytes, end_bytes)
+        spans = zip(parts.tolist(), first_bytes.tolist(), end_bytes.tolist(), strict=True)
         joined = bytearray().join([self._bytes[part][first:end] for part, first, end in spans])
         return np.frombuffer(joined, self.cache.dtype).reshape(-1, *shape)
 
-    def _check(self, part_of: NDArray[np.int64], firsts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+    def _check_blocks(self, parts: NDArray[np.int64], firsts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
         if self.cache.block_checker.all_checked:
             return
-        on_disk = part_of > 0
+        on_disk = parts > 0
         if on_disk.any():
-            shards = part_of[on_disk] + self._n_in_memory - 1
+            shards = parts[on_disk] + self._n_in_memory - 1
             self.cache.block_checker.check(shards, firsts[on_disk], ends[on_disk], self._shard_bytes)
 
 
 def check_text_rows(cache: FeatureCache, wanted: TextRows) -> None:
-    """Check that a cache holds one row per caption, or per phrase, as ``wanted`` requires. Raises UserError if it does not."""
+    """Check that the rows of a cache are captions, or phrases, as ``wanted`` requires. Raises UserError if not."""
     if cache.kind != "text" or cache.text_rows != wanted:
         hint = f" (a preset with of: {wanted})" if cache.kind == "text" else ""
         raise UserError(f"{cache.path} holds {cache.describe()}; features of {wanted} are needed{hint}")

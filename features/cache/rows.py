@@ -25,14 +25,14 @@ TextRows = Literal["captions", "phrases"]  # whether a text feature has one row 
 
 @dataclass(frozen=True)
 class Item:
-    """The input of one row: an image file (``path``), or a text as words (``tokens``) or unchanged (``raw``)."""
+    """The input of one row: an image file (``path``), or a text, either as words (``tokens``) or unchanged (``raw``)."""
 
     id: int
     path: Path | None = None
     tokens: tuple[str, ...] = ()
     raw: str = ""
 
-    def source(self) -> NDArray[np.uint8]:
+    def hash_input(self) -> NDArray[np.uint8]:
         """Return the SHA-256 of the image file, of the raw text, or of the words joined by spaces, as (32,) uint8."""
         return sha256_bytes(
             read_image_bytes(self.path) if self.path is not None else (self.raw or " ".join(self.tokens)).encode()
@@ -44,16 +44,16 @@ def dataset_items(
 ) -> list[Item]:
     """Return the inputs of a feature in the order of ``dataset.json``: images, captions or phrases.
 
-    ``rows`` selects some of them. A caption is given as words or, with ``raw``, as raw text. Phrases are the distinct texts of
-    the marked phrases in order of first appearance, and their index is their id. Raises UserError if the data set marks no
-    phrases.
+    ``rows`` selects some of the inputs. A caption is given as words or, with ``raw``, as raw text. Phrases are the distinct
+    texts of the annotated phrases, in order of first appearance. The id of a phrase is its index. Raises UserError if the data
+    set has no annotated phrases.
     """
     if kind == "image":
         return [Item(image.imgid, dataset.image_path(image)) for image in dataset.images[rows]]
     if text_rows == "phrases":
         texts = list(enumerate(_phrase_texts(dataset)))
         return [Item(index, tokens=tuple(text.split(" "))) for index, text in texts[rows]]
-    captions = _captions(dataset.images, rows)
+    captions = _select_captions(dataset.images, rows)
     return [Item(c.sentid, raw=c.raw) if raw else Item(c.sentid, tokens=c.tokens) for c in captions]
 
 
@@ -71,8 +71,8 @@ def _phrase_texts(dataset: Dataset) -> Sequence[str]:
     return texts
 
 
-def _captions(images: Sequence[Image], rows: slice) -> list[Caption]:
-    """Return the captions with the indices ``rows`` among all captions, without loading the captions of other images."""
+def _select_captions(images: Sequence[Image], rows: slice) -> list[Caption]:
+    """Return the captions with the indices ``rows`` among all captions. Captions of other images are not loaded."""
     ends = np.concatenate([[0], np.cumsum(caption_counts(images))])
     start, stop, _ = rows.indices(int(ends[-1]))
     first, last = np.searchsorted(ends, start, side="right") - 1, np.searchsorted(ends, stop)
@@ -81,7 +81,7 @@ def _captions(images: Sequence[Image], rows: slice) -> list[Caption]:
 
 
 def config_text_rows(config: Mapping[str, Any]) -> TextRows:
-    """Return whether a cache holds captions or phrases, by the settings of its extractor; captions by default."""
+    """Return whether a cache with the extractor settings ``config`` holds captions or phrases; captions by default."""
     return "phrases" if config.get("of") == "phrases" else "captions"
 
 
@@ -97,7 +97,7 @@ def sha256_bytes(content: bytes) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True)
 class Identity:
-    """The identity of a cache: data set, feature, and ``content``, the settings and hashes that determine its vectors."""
+    """The identity of a cache. ``content`` holds the settings and hashes that determine the vectors."""
 
     dataset: str
     feature: str
@@ -112,22 +112,22 @@ class Identity:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows that an extractor computed, in order.
+    """Feature rows in order, as an extractor computes them.
 
     ids : (n,) ids of images or captions
     features : (n, dim), (n, n_crops, dim) or, with ``offsets``, (n_regions, dim)
-    sources : (n, 32) uint8, the SHA-256 of the input of each row (:meth:`Item.source`)
+    input_hashes : (n, 32) uint8, the SHA-256 of the input of each row (:meth:`Item.hash_input`)
     offsets : (n + 1,), row k has the regions (or tokens) ``offsets[k]:offsets[k + 1]``; None if each row has the same shape
     boxes : (n_regions, 4), x1, y1, x2, y2 in pixels of the original image; None if the rows have no boxes
     scores : (n_regions,), the score of each region
     image_size : (n, 2), width and height of images with regions
     skipped : id, path and reason of each skipped input
-    counts : further counts to report, by name
+    counts : further counts for the report, by name
     """
 
     ids: Ids
     features: NDArray[Any]
-    sources: NDArray[np.uint8]
+    input_hashes: NDArray[np.uint8]
     offsets: Ids | None = None
     boxes: NDArray[np.float32] | None = None
     scores: NDArray[np.float32] | None = None

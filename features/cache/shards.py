@@ -1,6 +1,7 @@
-"""Write and read the shards of a feature cache, its files of consecutive rows, and build the cache file that refers to them.
+"""Write and read the shards of a feature cache, and build the cache file that refers to the shards.
 
-An extractor writes each shard, ``shard-00000-of-00004.h5``, and then its record, ``shard-00000-of-00004.json``.
+A shard ``shard-00000-of-00004.h5`` holds consecutive rows. The record ``shard-00000-of-00004.json`` is written after the
+shard.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from vse.features.cache.arrays import CHECKSUMS, are_checksums
+from vse.features.cache.arrays import CHECKSUMS_KEY, are_checksums
 from vse.features.cache.rows import FORMAT, VERSION, Identity, Ids, Rows
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import open_hdf5, require_hdf5_dataset
@@ -28,17 +29,17 @@ from vse.pipeline.files.outputs import OutputKind, check_output, json_kind, read
 from vse.pipeline.files.writing import read_json, sha256_file, sha256_json, write_bytes, write_json
 from vse.pipeline.presets.presets import list_changes
 
-REGION_ARRAYS = ("boxes", "scores")  # one entry per region, as features have
-ROW_ARRAYS = ("image_size",)  # one entry per row
-ARRAYS = ("features", *REGION_ARRAYS, *ROW_ARRAYS)  # all arrays that have block checksums and virtual views
-PAGE = 4096  # bytes of a memory page
+REGION_ARRAYS = ("boxes", "scores")  # arrays with one entry per region
+ROW_ARRAYS = ("image_size",)  # arrays with one entry per row
+CHECKED_ARRAYS = ("features", *REGION_ARRAYS, *ROW_ARRAYS)  # arrays with block checksums and virtual views
+PAGE_BYTES = 4096  # size of a memory page
 
 
 @dataclass(frozen=True)
 class Shard:
     """The record of a finished shard.
 
-    ``notes`` (library versions, source of the weights) and ``seconds`` (duration, None for imported rows) do not belong to the
+    ``notes`` (library versions, source of the weights) and ``seconds`` (duration, None for imported rows) are not part of the
     identity, so a new version of a library does not invalidate a cache.
     """
 
@@ -64,12 +65,12 @@ def shard_path(cache: Path, index: int, n_shards: int) -> Path:
 
 
 def fit_record_path(cache: Path) -> Path:
-    """Return the path of the file that records how long an encoder's fit took: ``features/demo_hglmm.encoder.json``."""
+    """Return the path of the file with the duration of an encoder's fit: ``features/demo_hglmm.encoder.json``."""
     return cache.with_suffix(".encoder.json")
 
 
 def sum_seconds(cache: Path, shards: Sequence[Shard]) -> float | None:
-    """Return the duration of all shards and of the encoder's fit in seconds; None if one of them is unknown."""
+    """Return the duration of all shards and of the encoder's fit in seconds; None if a duration is unknown."""
     record = fit_record_path(cache)
     fit = read_json(record) if record.is_file() else {"seconds": 0.0}
     seconds = [*(shard.seconds for shard in shards), fit.get("seconds") if isinstance(fit, dict) else None]
@@ -91,11 +92,12 @@ def write_shard(
     record.unlink(missing_ok=True)  # a record must never describe another file than the one next to it
     buffer = BytesIO()
     # Large arrays begin on a page, so that a row of 4096 float16 touches two pages and not three when it is mapped.
-    with h5py.File(buffer, "w", alignment_threshold=PAGE, alignment_interval=PAGE) as file:
+    with h5py.File(buffer, "w", alignment_threshold=PAGE_BYTES, alignment_interval=PAGE_BYTES) as file:
         write_attributes(file, identity, identity.key)
+        arrays = {**vars(rows), "sources": rows.input_hashes}
         for name in ("ids", "features", "sources", "offsets", *REGION_ARRAYS, *ROW_ARRAYS):
-            if (array := getattr(rows, name)) is not None:
-                file.create_dataset(name, data=array)
+            if arrays[name] is not None:
+                file.create_dataset(name, data=arrays[name])
     write_bytes(path, buffer.getbuffer())
     shard = Shard(
         file=path.name,
@@ -113,7 +115,7 @@ def write_shard(
 
 
 def read_finished_shard(path: Path, identity: Identity) -> Shard | None:
-    """Return the record of a shard; None if it is missing or damaged. Raises UserError if its identity is not ``identity``."""
+    """Return the record of a shard; None if the shard is missing or damaged. Raises UserError for another identity."""
     shard = read_record(path)
     if shard is None:
         return None
@@ -129,7 +131,7 @@ def read_finished_shard(path: Path, identity: Identity) -> Shard | None:
 
 
 def read_precision(identity: Identity) -> str | None:
-    """Return the precision of the network that computed the rows; None if there is no network."""
+    """Return the precision of the network that computed the rows; None if no network computed the rows."""
     config = identity.content.get("config")
     precision = config.get("precision") if isinstance(config, Mapping) else None
     return precision if isinstance(precision, str) else None
@@ -142,10 +144,10 @@ def differ_only_in_precision(one: Identity, other: Identity) -> bool:
 
 
 def find_other_precision_shards(cache: Path, n_shards: int, identity: Identity) -> dict[Path, Identity]:
-    """Return the existing shards of a cache whose identity differs from ``identity`` only in precision: identities by path."""
+    """Return the identities, by shard path, of the existing shards that differ from ``identity`` only in precision."""
     paths = [shard_path(cache, index, n_shards) for index in range(n_shards)]
     found = {path: record.identity for path in paths if (record := read_record(path)) is not None}
-    return {path: own for path, own in found.items() if differ_only_in_precision(own, identity)}
+    return {path: other for path, other in found.items() if differ_only_in_precision(other, identity)}
 
 
 def mixed_precision_error(folder: Path, one: Identity, other: Identity) -> UserError:
@@ -183,7 +185,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         files = [entry["file"] for entry in manifest["shards"]]
         sound = all(isinstance(text, str) for text in texts) and all(type(n) is int and n >= 0 for n in counts)
         sound = sound and bool(files) and all(map(is_name, files))
-        sound = sound and all(are_checksums(e[CHECKSUMS]) for e in manifest["shards"] if CHECKSUMS in e)
+        sound = sound and all(are_checksums(e[CHECKSUMS_KEY]) for e in manifest["shards"] if CHECKSUMS_KEY in e)
         sound = sound and isinstance(manifest.get("seconds"), (int, float, type(None)))
     except (TypeError, KeyError):
         sound = False
@@ -207,9 +209,9 @@ def write_attributes(file: h5py.File, identity: Identity, key: str) -> None:
 def _check_rows(path: Path, rows: Rows) -> None:
     n = len(rows.ids)
     last = rows.offsets[-1] if rows.offsets is not None else n
-    lengths = {len(rows.sources), n if rows.offsets is None else len(rows.offsets) - 1}
+    lengths = {len(rows.input_hashes), n if rows.offsets is None else len(rows.offsets) - 1}
     if lengths != {n} or len(rows.features) != last:
-        raise ValueError(f"{n} ids for {len(rows.features)} rows of features and {len(rows.sources)} of sources")
+        raise ValueError(f"{n} ids for {len(rows.features)} rows of features and {len(rows.input_hashes)} of input hashes")
     bad = np.flatnonzero(~np.isfinite(rows.features).all(axis=tuple(range(1, rows.features.ndim))))
     if len(bad):
         row = bad[0] if rows.offsets is None else np.searchsorted(rows.offsets, bad[0], side="right") - 1
@@ -227,16 +229,18 @@ def build_cache_file(
     more_provenance: Mapping[str, Any],
     more_arrays: Mapping[str, NDArray[Any]],
 ) -> tuple[bytes, str]:
-    """Return the bytes of the cache file, which has virtual views of the arrays in the shards, and its key.
+    """Return the bytes of the cache file, with virtual views of the arrays in the shards, and the key of the cache.
 
     The key is a hash of the identity, the ids and the input hashes.
     """
     folder, identity = shards_folder(cache), shards[0].identity
     files = [folder / shard.file for shard in shards]
-    ids, sources = (np.concatenate(parts) for parts in zip(*(read_arrays(f, "ids", "sources") for f in files), strict=True))
+    ids, input_hashes = (
+        np.concatenate(parts) for parts in zip(*(read_arrays(f, "ids", "sources") for f in files), strict=True)
+    )
     digests = {
         "ids_sha256": sha256_json(ids.tolist()),
-        "sources_sha256": hashlib.sha256(sources.tobytes()).hexdigest(),
+        "sources_sha256": hashlib.sha256(input_hashes.tobytes()).hexdigest(),
     }
     key = sha256_json([identity.key, digests])
     counts = {name: sum(shard.counts.get(name, 0) for shard in shards) for shard in shards for name in shard.counts}
@@ -249,12 +253,12 @@ def build_cache_file(
         provenance = {**identity.content, **notes, **digests, "counts": counts, **more_provenance}
         file.attrs["provenance"] = json.dumps(provenance, sort_keys=True)
         file.create_dataset("ids", data=ids)
-        file.create_dataset("sources", data=sources)
+        file.create_dataset("sources", data=input_hashes)
         file.create_dataset("skipped_ids", data=np.asarray(skipped, np.int64))
         for name, values in more_arrays.items():
             file.create_dataset(name, data=values)
         with open_hdf5(files[0], "a readable shard") as first:
-            names = [name for name in ARRAYS if name in first]
+            names = [name for name in CHECKED_ARRAYS if name in first]
             if "offsets" in first:
                 file.create_dataset("offsets", data=concatenate_offsets([read_arrays(f, "offsets")[0] for f in files]))
         for name in names:
@@ -280,62 +284,66 @@ def _create_virtual_view(file: h5py.File, name: str, shards: Sequence[Path]) -> 
 
 
 def concatenate_offsets(parts: Sequence[Ids]) -> Ids:
-    """Return the offsets of the concatenated rows of several shards, starting at 0."""
+    """Return the offsets, which start at 0, of the concatenated rows of several shards."""
     counts = np.concatenate([np.diff(part) for part in parts])
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
 
 
-_HDF5 = b"\x89HDF\r\n\x1a\n"
-_SHARD = OutputKind("a shard of a feature cache", lambda path: read_first_bytes(path, len(_HDF5)) == _HDF5)
-_RECORD = json_kind("the record of a shard", "identity", "sha256")
-_MANIFEST = json_kind("the manifest of a feature cache", "shards", "key")
-_ENCODER = OutputKind("an encoder of captions", lambda path: b'"vse"' in read_first_bytes(path, 2**16))
-_ENCODER_RECORD = json_kind("the record of an encoder", "seconds")
-_FAILURES = OutputKind(
+_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_SHARD_KIND = OutputKind(
+    "a shard of a feature cache", lambda path: read_first_bytes(path, len(_HDF5_SIGNATURE)) == _HDF5_SIGNATURE
+)
+_RECORD_KIND = json_kind("the record of a shard", "identity", "sha256")
+_MANIFEST_KIND = json_kind("the manifest of a feature cache", "shards", "key")
+_ENCODER_KIND = OutputKind("an encoder of captions", lambda path: b'"vse"' in read_first_bytes(path, 2**16))
+_ENCODER_RECORD_KIND = json_kind("the record of an encoder", "seconds")
+_FAILURES_KIND = OutputKind(
     "a list of images that were left out", lambda path: "id" in json.loads(read_first_bytes(path, 2**16).partition(b"\n")[0])
 )
 
 
 def cache_output_kind(out: Path) -> OutputKind:
-    """Return a test that recognises an existing feature cache at ``out``, which a new one may replace.
+    """Return a test that recognises a feature cache at ``out``, which a new cache may replace.
 
-    A damaged cache counts as one if it begins like an HDF5 file and has a manifest.
+    The test also recognises a damaged cache, if the file begins like HDF5 and a manifest exists.
     """
     manifest = shards_folder(out) / "manifest.json"
     return OutputKind(
         "a feature cache",
-        lambda path: _dataset_and_feature(path) is not None or (_MANIFEST.is_at(manifest) and _SHARD.is_at(path)),
+        lambda path: (
+            _read_dataset_and_feature(path) is not None or (_MANIFEST_KIND.is_at(manifest) and _SHARD_KIND.is_at(path))
+        ),
     )
 
 
 def check_cache_out(out: Path, dataset: str, feature: str, inputs: Iterable[Path], encoder: Path | None = None) -> None:
-    """Check that ``out`` may be written as the cache of this data set and feature. Raises UserError if it may not.
+    """Check that the cache of this data set and feature may be written to ``out``. Raises UserError if not.
 
-    The new cache, its shards and the file ``encoder`` may replace files of the same kind. They must not replace one of the
-    ``inputs``, nor a cache of another data set or feature.
+    The new cache, its shards and the file ``encoder`` may replace files of the same kind, but none of the ``inputs`` and no
+    cache of another data set or feature.
     """
     files = list(inputs)
     check_output(out, cache_output_kind(out), files)
-    check_output(out.with_name(f"{out.name}.failures.jsonl"), _FAILURES, files)
+    check_output(out.with_name(f"{out.name}.failures.jsonl"), _FAILURES_KIND, files)
     if encoder is not None:
-        check_output(encoder, _ENCODER, files)
-        check_output(encoder.with_suffix(".json"), _ENCODER_RECORD, files)
+        check_output(encoder, _ENCODER_KIND, files)
+        check_output(encoder.with_suffix(".json"), _ENCODER_RECORD_KIND, files)
     if shards_folder(out).exists() and not shards_folder(out).is_dir():
         raise UserError(f"cannot write {out}: {shards_folder(out)} is a file, and the shards would lie in that folder")
-    check_output(shards_folder(out) / "manifest.json", _MANIFEST, files)
+    check_output(shards_folder(out) / "manifest.json", _MANIFEST_KIND, files)
     for shard in sorted(shards_folder(out).glob("shard-*")):
-        check_output(shard, _RECORD if shard.suffix == ".json" else _SHARD, files)
-    existing = _dataset_and_feature(out)
+        check_output(shard, _RECORD_KIND if shard.suffix == ".json" else _SHARD_KIND, files)
+    existing = _read_dataset_and_feature(out)
     if existing is not None and existing != (dataset, feature):
         raise UserError(f"{out}: holds the feature {existing[1]!r} of {existing[0]!r}; give another --out, or delete it")
 
 
 def parse_feature_name(out: Path, dataset: str) -> str:
-    """Return the feature name in the file name of a cache: ``birds_clip.h5`` of the data set ``birds`` has ``clip``."""
+    """Return the feature name in the file name of a cache: ``clip`` for ``birds_clip.h5`` of the data set ``birds``."""
     return out.stem.removeprefix(f"{dataset}_")
 
 
-def _dataset_and_feature(path: Path) -> tuple[str, str] | None:
+def _read_dataset_and_feature(path: Path) -> tuple[str, str] | None:
     try:
         with h5py.File(path, "r", locking=False) as file:
             if file.attrs.get("format") != FORMAT:

@@ -15,14 +15,13 @@ from tqdm import tqdm
 from vse.features.cache import shards
 from vse.features.cache.feature_cache import merge_shards
 from vse.features.cache.rows import Identity, Ids, Rows, row_ids, sha256_bytes
-from vse.features.cache.shards import check_cache_out, parse_feature_name
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.dataset.phrases import clip_boxes
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import WatchedFile, check_input, check_zip, wrap_read_errors
 from vse.pipeline.files.writing import lock_for_writing, sha256_json
 
-SHARD_BYTES = 512_000_000  # largest size of the features in a shard
+MAX_SHARD_BYTES = 512_000_000  # limit on the features in a shard
 _TSV_FIELDS = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
 log = logging.getLogger(__name__)
 
@@ -30,50 +29,51 @@ log = logging.getLogger(__name__)
 def import_arrays(
     features: Path, ids: Path | None, dataset_file: Path, out: Path, kind: Literal["image", "text"] = "image"
 ) -> Path:
-    """Import the rows of a ``.npy`` file into the cache ``out``; returns ``out``.
+    """Import the rows of a ``.npy`` or ``.npz`` file into the cache ``out``; return ``out``.
 
-    ``ids`` is a ``.txt`` or ``.npy`` file with one id per row. A ``.npz`` file holds both arrays, ``features`` and ``ids``.
-    Rows (n, dim) or (n, n_crops, dim), float16 or float32, may come in any order. Raises UserError if an image (or a caption,
-    with ``kind="text"``) of the data set has no row.
+    Raises UserError if an image of the data set (or a caption, with ``kind="text"``) has no row.
+
+    features : file with rows (n, dim) or (n, n_crops, dim), float16 or float32, in any order
+    ids : ``.txt`` or ``.npy`` file with one id per row; None for a ``.npz`` file with the arrays ``features`` and ``ids``
     """
     files = [WatchedFile(file) for file in (features, ids) if file is not None]
     array, array_ids = _load_arrays(features, ids)
     dataset = load_dataset_file(dataset_file)
-    wanted = row_ids(dataset, kind)
-    row_of = _rows_by_id(features, array_ids.tolist(), wanted)
+    wanted_ids = row_ids(dataset, kind)
+    row_of = _index_rows_by_id(features, array_ids.tolist(), wanted_ids)
 
     def rows(part: slice) -> Rows:
-        values = np.asarray(array[[row_of[int(i)] for i in wanted[part]]])
-        return Rows(wanted[part], values, hash_rows(values))
+        values = np.asarray(array[[row_of[int(i)] for i in wanted_ids[part]]])
+        return Rows(wanted_ids[part], values, hash_rows(values))
 
-    return write_imported(out, dataset, kind, {"layout": "arrays"}, files, wanted, rows, array[:1].nbytes)
+    return write_imported(out, dataset, kind, {"layout": "arrays"}, files, wanted_ids, rows, array[:1].nbytes)
 
 
 def import_tsv(files: Sequence[Path], dataset_file: Path, out: Path, match: str | None = None) -> Path:
-    """Import regions from TSV files of bottom-up attention into the cache ``out``; returns ``out``.
+    """Import regions from TSV files of bottom-up attention into the cache ``out``; return ``out``.
 
-    Their fields are image_id, image_w, image_h, num_boxes, boxes and features; boxes and features are base64 of float32.
-    ``match`` is the field of an image that equals image_id: ``cocoid`` (the default if all images have one), ``imgid``, or
-    ``filename`` for the digits of the file name. Duplicate lines are read once. Raises UserError if an image of the data set
-    has no line, or two different lines.
+    The fields of a line are image_id, image_w, image_h, num_boxes, boxes and features; boxes and features are base64 of
+    float32. ``match`` is the field of an image that equals image_id: ``cocoid`` (the default if all images have a cocoid),
+    ``imgid``, or ``filename`` for the digits of the file name. Duplicate lines are read once. Raises UserError if an image of
+    the data set has no line, or two different lines.
     """
     for path in files:
         if not path.is_file():
             raise UserError(f"{path}: no such TSV file")
     watched = [WatchedFile(path) for path in files]
     dataset = load_dataset_file(dataset_file)
-    tsv_ids = _tsv_ids(dataset, match)
+    tsv_ids = _map_tsv_ids(dataset, match)
     places = _find_tsv_lines(files, {str(tsv_id) for tsv_id in tsv_ids.values()})
-    absent = [imgid for imgid, tsv_id in tsv_ids.items() if str(tsv_id) not in places]
-    if absent:
+    missing = [imgid for imgid, tsv_id in tsv_ids.items() if str(tsv_id) not in places]
+    if missing:
         names = ", ".join(map(str, files))
-        raise UserError(f"{names}: {len(absent)} of {len(tsv_ids)} images are not there, the first is imgid {absent[0]}")
-    wanted = np.asarray(list(tsv_ids), np.int64)
+        raise UserError(f"{names}: {len(missing)} of {len(tsv_ids)} images are not there, the first is imgid {missing[0]}")
+    wanted_ids = np.asarray(list(tsv_ids), np.int64)
     streams = {path: path.open("rb") for path in files}
 
     def rows(part: slice) -> Rows:
         lines, parsed = [], []
-        for imgid in wanted[part]:
+        for imgid in wanted_ids[part]:
             path, offset = places[str(tsv_ids[int(imgid)])]
             streams[path].seek(offset)
             lines.append(streams[path].readline())
@@ -81,21 +81,21 @@ def import_tsv(files: Sequence[Path], dataset_file: Path, out: Path, match: str 
             if (length := parsed[-1][0].shape[1]) != dim:
                 raise UserError(f"{path}: image_id {tsv_ids[int(imgid)]}: {length} numbers per box, but others have {dim}")
         return Rows(
-            ids=wanted[part],
+            ids=wanted_ids[part],
             features=np.concatenate([features for features, _, _ in parsed]),
-            sources=np.stack([sha256_bytes(line) for line in lines]),
+            input_hashes=np.stack([sha256_bytes(line) for line in lines]),
             offsets=np.cumsum([0, *(len(features) for features, _, _ in parsed)], dtype=np.int64),
             boxes=np.concatenate([boxes for _, boxes, _ in parsed]),
             image_size=np.asarray([size for _, _, size in parsed], np.int32),
         )
 
     try:
-        path, offset = places[str(tsv_ids[int(wanted[0])])]
+        path, offset = places[str(tsv_ids[int(wanted_ids[0])])]
         streams[path].seek(offset)
         first = _parse_tsv_line(path, streams[path].readline())[0]
         dim = first.shape[1]
         layout = {"layout": "tsv", "image_ids_sha256": sha256_json(sorted(tsv_ids.items()))}
-        return write_imported(out, dataset, "image", layout, watched, wanted, rows, first.nbytes)
+        return write_imported(out, dataset, "image", layout, watched, wanted_ids, rows, first.nbytes)
     finally:
         for stream in streams.values():
             stream.close()
@@ -111,44 +111,37 @@ def write_imported(
     rows: Callable[[slice], Rows],
     row_bytes: int,
 ) -> Path:
-    """Write a cache of imported features in shards of half a gigabyte; finished shards are kept. Returns ``out``.
+    """Write a cache of imported features in shards of half a gigabyte; return ``out``. Finished shards are kept.
 
-    layout : the entry ``imported`` of the provenance
-    files : the input files; a change of one of them while it is read raises UserError
+    Raises UserError if one of ``files`` changes during the import.
+
+    layout : name of the input's layout and hashes, for the entry ``imported`` of the provenance
+    files : input files
     ids : (n,) ids of all rows
     rows : function from a slice of the ids to their rows
-    row_bytes : size of one row's features
+    row_bytes : size of one row's features in bytes
     """
     content = {
         "imported": {**layout, "files_sha256": [file.sha256 for file in files]},
         "requested_ids_sha256": sha256_json(ids.tolist()),
         "extractor_version": 1,
     }
-    identity = Identity(dataset.name, parse_feature_name(out, dataset.name), kind, content)
-    n_shards = min(len(ids), max(1, -(-len(ids) * row_bytes // SHARD_BYTES)))
-    check_cache_out(out, dataset.name, identity.feature, [dataset.path, *(file.path for file in files)])
+    identity = Identity(dataset.name, shards.parse_feature_name(out, dataset.name), kind, content)
+    n_shards = min(len(ids), max(1, -(-len(ids) * row_bytes // MAX_SHARD_BYTES)))
+    shards.check_cache_out(out, dataset.name, identity.feature, [dataset.path, *(file.path for file in files)])
     with lock_for_writing(out):
-        empty = _write_shards(out, n_shards, identity, files, ids, rows)
+        empty: list[int] = []
+        for index in tqdm(range(n_shards), desc=f"import {out.name}", unit="shard", disable=None):
+            path = shards.shard_path(out, index, n_shards)
+            if shards.read_finished_shard(path, identity) is None:
+                shard_rows = rows(shards.shard_slice(len(ids), index, n_shards))
+                empty += _find_zero_rows(shard_rows)
+                for file in files:
+                    file.check()
+                shards.write_shard(path, identity, shard_rows, notes={"files": [file.path.name for file in files]})
         if empty:
             log.warning("%s: %d of %d rows are all zeros, the first is of id %d", out, len(empty), len(ids), empty[0])
         return merge_shards(out, n_shards, dataset.path, ids, dataset=dataset)
-
-
-def _write_shards(
-    out: Path, n_shards: int, identity: Identity, files: Sequence[WatchedFile], ids: Ids, rows: Callable[[slice], Rows]
-) -> list[int]:
-    """Write the unfinished shards; returns the ids of rows in them that are all zeros."""
-    empty: list[int] = []
-    for index in tqdm(range(n_shards), desc=f"import {out.name}", unit="shard", disable=None):
-        path = shards.shard_path(out, index, n_shards)
-        if shards.read_finished_shard(path, identity) is None:
-            notes = {"files": [file.path.name for file in files]}
-            shard_rows = rows(shards.shard_slice(len(ids), index, n_shards))
-            empty += _find_zero_rows(shard_rows)
-            for file in files:
-                file.check()
-            shards.write_shard(path, identity, shard_rows, notes=notes)
-    return empty
 
 
 def _find_zero_rows(rows: Rows) -> list[int]:
@@ -164,7 +157,7 @@ def hash_rows(rows: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def open_array(path: Path) -> NDArray[Any]:
-    """Map a ``.npy`` file of features into memory. Raises UserError unless it is a 2-D or 3-D array of float16 or float32."""
+    """Map a ``.npy`` file into memory. Raises UserError if it is not a 2-D or 3-D array of float16 or float32."""
     check_input(path)
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -215,15 +208,14 @@ def _load_arrays(features: Path, ids: Path | None) -> tuple[NDArray[Any], NDArra
         raise UserError(f"{features}: the ids of its rows are needed: --ids FILE")
     else:
         array, row_ids = open_array(features), np.asarray(read_ids(ids), np.int64)
-    if len(row_ids) != len(array):
-        row_ids = _one_id_per_row(row_ids, len(array))
+    row_ids = _drop_repeated_ids(row_ids, len(array))
     if len(row_ids) != len(array):
         raise UserError(f"{features}: {len(array)} rows, but {len(row_ids)} ids")
     return array, row_ids
 
 
-def _one_id_per_row(ids: Ids, n_rows: int) -> Ids:
-    """Return one id per row, from a list that repeats each id once per caption. Other lists are returned unchanged."""
+def _drop_repeated_ids(ids: Ids, n_rows: int) -> Ids:
+    """Return one id per row, from ids that repeat each id once per caption. Other ids are returned unchanged."""
     times, rest = divmod(len(ids), n_rows)
     if rest or times < 2 or (ids.reshape(n_rows, times) != ids[::times, None]).any():
         return ids
@@ -231,20 +223,22 @@ def _one_id_per_row(ids: Ids, n_rows: int) -> Ids:
     return ids[::times]
 
 
-def _rows_by_id(path: Path, ids: Sequence[int], wanted: Ids) -> dict[int, int]:
+def _index_rows_by_id(path: Path, ids: Sequence[int], wanted_ids: Ids) -> dict[int, int]:
     row_of = {identity: row for row, identity in enumerate(ids)}
     if len(row_of) != len(ids):
         repeated = next(identity for row, identity in enumerate(ids) if row_of[identity] != row)
         raise UserError(f"{path}: id {repeated} occurs more than once")
-    absent = [int(i) for i in wanted if int(i) not in row_of]
-    if absent:
-        raise UserError(f"{path}: {len(absent)} of the data set's {len(wanted)} ids are not in it, the first is {absent[0]}")
-    if len(ids) > len(wanted):
-        log.info("%s: %d rows of other ids are left out", path, len(ids) - len(wanted))
+    missing = [int(i) for i in wanted_ids if int(i) not in row_of]
+    if missing:
+        raise UserError(
+            f"{path}: {len(missing)} of the data set's {len(wanted_ids)} ids are not in it, the first is {missing[0]}"
+        )
+    if len(ids) > len(wanted_ids):
+        log.info("%s: %d rows of other ids are left out", path, len(ids) - len(wanted_ids))
     return row_of
 
 
-def _tsv_ids(dataset: Dataset, match: str | None) -> dict[int, int]:
+def _map_tsv_ids(dataset: Dataset, match: str | None) -> dict[int, int]:
     match = match or ("cocoid" if all(image.cocoid is not None for image in dataset.images) else "imgid")
     tsv_ids: dict[int, int] = {}
     for image in dataset.images:
@@ -256,8 +250,8 @@ def _tsv_ids(dataset: Dataset, match: str | None) -> dict[int, int]:
     return tsv_ids
 
 
-def _find_tsv_lines(files: Sequence[Path], wanted: set[str]) -> dict[str, tuple[Path, int]]:
-    """Return file and byte offset of the line of each wanted image_id.
+def _find_tsv_lines(files: Sequence[Path], wanted_ids: set[str]) -> dict[str, tuple[Path, int]]:
+    """Return the file and the byte offset of the line of each image_id in ``wanted_ids``.
 
     Raises UserError if an image_id has two different lines.
     """
@@ -266,7 +260,7 @@ def _find_tsv_lines(files: Sequence[Path], wanted: set[str]) -> dict[str, tuple[
     for path in files:
         for number, offset, line in _read_lines(path):
             name = line.partition(b"\t")[0].decode("ascii", "replace")
-            if name not in wanted:
+            if name not in wanted_ids:
                 continue
             n_fields = len(line.split(b"\t"))
             if n_fields != len(_TSV_FIELDS):
@@ -298,7 +292,7 @@ def _read_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _parse_tsv_line(path: Path, line: bytes) -> tuple[NDArray[np.float32], NDArray[np.float32], tuple[int, int]]:
-    """Return the features (n, dim), the boxes (n, 4) inside the image, and its width and height."""
+    """Return the features (n, dim), the boxes (n, 4) inside the image, and the width and height of the image."""
     name, width, height, count, boxes, features = line.rstrip(b"\r\n").split(b"\t")
     with wrap_read_errors(path, f"readable: boxes or features of image_id {name.decode()} do not fit its num_boxes"):
         n = int(count)

@@ -16,7 +16,16 @@ from typing import IO, Any, Protocol, runtime_checkable
 from urllib.parse import quote, urlsplit
 
 from vse.features.cache.feature_cache import open_cache
-from vse.features.exchange.bundles import ARCHIVE_FOLDER, CHUNK, DATASET, LIST, NOTES, BundledFile, BundleList, read_list
+from vse.features.exchange.bundles import (
+    ARCHIVE_FOLDER,
+    CHUNK_BYTES,
+    DATASET_NAME,
+    LIST_NAME,
+    NOTES_NAME,
+    BundledFile,
+    BundleList,
+    read_list,
+)
 from vse.pipeline.dataset.downloads import download, download_unverified, open_url, read_url, request_size
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.archives import ARCHIVE_ERRORS, open_archive, unpack
@@ -30,9 +39,9 @@ _MAX_LIST_BYTES = 50_000_000
 
 
 def check_bundle(source: str, sha256: str | None = None) -> BundleList:
-    """Compare every file of a bundle with the list, without storing anything, and return the list.
+    """Compare every file of a bundle with the list, without storing a file, and return the list.
 
-    With ``sha256`` the list must have this SHA-256. Raises UserError, which names the first fault.
+    Raises UserError, which names the first fault. ``sha256`` is the required SHA-256 of the list; None: any list.
     """
     with TemporaryDirectory() as folder, _open_source(source, Path(folder)) as bundle_source:
         bundle = _load_list(bundle_source, sha256)
@@ -42,27 +51,27 @@ def check_bundle(source: str, sha256: str | None = None) -> BundleList:
 
 
 def fetch_features(source: str, out: Path, out_data: Path | None = None, sha256: str | None = None) -> list[Path]:
-    """Fetch the caches of a bundle into the folder ``out``; returns their paths.
+    """Fetch the caches of a bundle into the folder ``out``; return the paths of the caches.
 
     Each file is compared with the list before it gets its final name. A cache file appears after its shards. After an
     interruption, a second call continues. Existing files with the listed bytes are kept. Raises UserError if a file of the
-    bundle is damaged or missing, if another file with its name exists, or if the server is out of reach.
+    bundle is damaged or missing, if a different file of the same name exists, or if the server is out of reach.
 
-    source : a folder, a ``.tar`` archive, or the http:// or https:// address of either
+    source : path or http address of a folder or a ``.tar`` archive
     out_data : folder for the bundle's ``dataset.json``; by default ``data/<dataset>`` next to the folder ``out``
-    sha256 : the required SHA-256 of the list; by default any list is accepted
+    sha256 : required SHA-256 of the list; None: any list
     """
     with ExitStack() as stack:
         bundle_source = stack.enter_context(_open_source(source, out))
         bundle = _load_list(bundle_source, sha256)
         out_data = out.absolute().parent / "data" / bundle.dataset if out_data is None else out_data
-        others = {DATASET: out_data / DATASET, NOTES: out / f"{bundle.dataset}_{NOTES}"}
+        others = {DATASET_NAME: out_data / DATASET_NAME, NOTES_NAME: out / f"{bundle.dataset}_{NOTES_NAME}"}
         targets = {file.path: others.get(file.path, out / file.path) for file in bundle.files}
         cache_files = {cache.file for cache in bundle.caches}
         for name in cache_files:
             stack.enter_context(lock_for_writing(out / name))
         clear_temporaries(out)
-        missing = _missing_files(bundle, targets)
+        missing = _find_missing_files(bundle, targets)
         staged = out / f".bundle-{bundle.sha256[:16]}"
         if missing:
             bundle_source.fetch(missing, staged)
@@ -85,7 +94,7 @@ class DamagedBundle(UserError):
 
 
 class _BundleSource(ABC):
-    """Base class of the places from which a bundle is read; ``location`` is its path or address, for messages."""
+    """Base class of the sources of a bundle. ``location`` is the path or address, for messages."""
 
     def __init__(self, location: str) -> None:
         self.location = location.rstrip("/")
@@ -96,15 +105,14 @@ class _BundleSource(ABC):
 
     @abstractmethod
     def fetch(self, files: list[BundledFile], staged: Path) -> None:
-        """Write files into the folder ``staged`` and compare them with the list; intact files that exist there are kept."""
-        pass
+        """Write files into the folder ``staged`` and compare each file with the list; intact files in it are kept."""
 
     @abstractmethod
     def check(self, bundle: BundleList, bar: Any) -> None:
-        """Compare all files with the list. Raises DamagedBundle."""
-        pass
+        """Compare all files with the list. Raises DamagedBundle if a file differs."""
 
     def compare(self, file: BundledFile, n_bytes: int, sha256: str) -> None:
+        """Raise DamagedBundle if a file has another size or hash than its entry in the list."""
         if n_bytes != file.bytes:
             sizes = f"{n_bytes} bytes, but its list has {file.bytes}"
             raise DamagedBundle(f"{self.location}/{file.path}: {sizes}; it was truncated or replaced")
@@ -114,7 +122,7 @@ class _BundleSource(ABC):
 
 class _FolderSource(_BundleSource):
     def list_bytes(self) -> bytes:
-        return check_input(Path(self.location, LIST)).read_bytes()
+        return check_input(Path(self.location, LIST_NAME)).read_bytes()
 
     def fetch(self, files: list[BundledFile], staged: Path) -> None:
         with _fetch_progress(files) as bar:
@@ -122,19 +130,19 @@ class _FolderSource(_BundleSource):
                 target = staged / file.path
                 if not _is_intact(file, target):
                     with self._open(file) as source, open_atomic(target) as stream:
-                        self.compare(file, *_hash_stream(source, bar, file.bytes, stream))
+                        self.compare(file, *_copy_and_hash(source, bar, file.bytes, stream))
 
     def check(self, bundle: BundleList, bar: Any) -> None:
         for file in bundle.files:
             with self._open(file) as source:
-                self.compare(file, *_hash_stream(source, bar, file.bytes))
+                self.compare(file, *_copy_and_hash(source, bar, file.bytes))
 
     def _open(self, file: BundledFile) -> IO[bytes]:
         return check_input(Path(self.location, file.path)).open("rb")
 
 
 class _ArchiveSource(_BundleSource):
-    """A bundle in the local archive ``path``. ``location`` is the address if the archive was downloaded."""
+    """A bundle in the local archive ``path``. For a download, ``location`` is the address of the archive."""
 
     def __init__(self, location: str, path: Path) -> None:
         super().__init__(location)
@@ -143,9 +151,9 @@ class _ArchiveSource(_BundleSource):
     def list_bytes(self) -> bytes:
         with self._members() as members:
             for name, source in members:
-                if name == LIST:
+                if name == LIST_NAME:
                     return source.read(_MAX_LIST_BYTES)
-        raise UserError(f"{self.location}: has no {ARCHIVE_FOLDER}/{LIST}, so it is not a bundle")
+        raise UserError(f"{self.location}: has no {ARCHIVE_FOLDER}/{LIST_NAME}, so it is not a bundle")
 
     def fetch(self, files: list[BundledFile], staged: Path) -> None:
         if all(_is_intact(file, staged / file.path) for file in files):
@@ -160,14 +168,14 @@ class _ArchiveSource(_BundleSource):
                 if not (staged / file.path).is_file():
                     raise DamagedBundle(f"{self.location}: has no {ARCHIVE_FOLDER}/{file.path}, which its list names")
                 with (staged / file.path).open("rb") as source:
-                    self.compare(file, *_hash_stream(source, bar, file.bytes))
+                    self.compare(file, *_copy_and_hash(source, bar, file.bytes))
 
     def check(self, bundle: BundleList, bar: Any) -> None:
         wanted = {file.path: file for file in bundle.files}
         with self._members() as members:
             for name, source in members:
                 if (file := wanted.pop(name, None)) is not None:
-                    self.compare(file, *_hash_stream(source, bar, file.bytes))
+                    self.compare(file, *_copy_and_hash(source, bar, file.bytes))
         if wanted:
             raise DamagedBundle(f"{self.location}: has no {ARCHIVE_FOLDER}/{next(iter(wanted))}, which its list names")
 
@@ -186,7 +194,7 @@ class _ArchiveSource(_BundleSource):
 
 class _AddressSource(_BundleSource):
     def list_bytes(self) -> bytes:
-        return read_url(f"{self.location}/{LIST}", _MAX_LIST_BYTES)
+        return read_url(f"{self.location}/{LIST_NAME}", _MAX_LIST_BYTES)
 
     def fetch(self, files: list[BundledFile], staged: Path) -> None:
         for file in files:
@@ -196,7 +204,7 @@ class _AddressSource(_BundleSource):
     def check(self, bundle: BundleList, bar: Any) -> None:
         for file in bundle.files:
             with open_url(self._address(file)) as source:
-                self.compare(file, *_hash_stream(source, bar, file.bytes))
+                self.compare(file, *_copy_and_hash(source, bar, file.bytes))
 
     def _address(self, file: BundledFile) -> str:
         return f"{self.location}/{quote(file.path)}"
@@ -206,8 +214,8 @@ class _AddressSource(_BundleSource):
 def _open_source(source: str, out: Path) -> Iterator[_BundleSource]:
     """Yield the bundle at a path or an address.
 
-    An archive at an address is downloaded into the folder ``out`` first. It is removed after success, or if it is damaged;
-    after another error it stays, so that the download can continue.
+    An archive at an address is downloaded into the folder ``out`` first. The download is removed after success, or if it is
+    damaged. After another error it stays, so that a second call can continue.
     """
     if not source.startswith(("http://", "https://")):
         if "://" in source:
@@ -227,14 +235,14 @@ def _open_source(source: str, out: Path) -> Iterator[_BundleSource]:
 
 
 def _load_list(source: _BundleSource, sha256: str | None) -> BundleList:
-    bundle = read_list(f"{source.location}/{LIST}", source.list_bytes())
+    bundle = read_list(f"{source.location}/{LIST_NAME}", source.list_bytes())
     if sha256 is not None and bundle.sha256 != sha256.lower():
         raise UserError(f"{source.location}: another bundle, its list has the sha256 {bundle.sha256}")
     log.info("%s: %s", source.location, bundle.describe())
     return bundle
 
 
-def _missing_files(bundle: BundleList, targets: Mapping[str, Path]) -> list[BundledFile]:
+def _find_missing_files(bundle: BundleList, targets: Mapping[str, Path]) -> list[BundledFile]:
     missing = []
     for file in bundle.files:
         target = targets[file.path]
@@ -268,22 +276,22 @@ def _move_file(path: Path, target: Path) -> None:
         if error.errno != errno.EXDEV:
             raise UserError(f"cannot write {target}: {error.strerror or error}") from error
         with path.open("rb") as source, open_atomic(target) as stream:
-            shutil.copyfileobj(source, stream, CHUNK)
+            shutil.copyfileobj(source, stream, CHUNK_BYTES)
         path.unlink()
 
 
-def _hash_stream(source: _Readable, bar: Any, expected: int, stream: IO[bytes] | None = None) -> tuple[int, str]:
-    """Copy ``source`` to ``stream``; return the number of bytes and their SHA-256.
+def _copy_and_hash(source: _Readable, bar: Any, expected: int, target: IO[bytes] | None = None) -> tuple[int, str]:
+    """Copy ``source`` to ``target``; return the number of bytes and their SHA-256.
 
-    Stop once there are more than ``expected`` bytes.
+    The copy ends when it has more than ``expected`` bytes.
     """
     digest, n_bytes = hashlib.sha256(), 0
-    while n_bytes <= expected and (chunk := source.read(CHUNK)):
+    while n_bytes <= expected and (chunk := source.read(CHUNK_BYTES)):
         digest.update(chunk)
         n_bytes += len(chunk)
         bar.update(len(chunk))
-        if stream is not None:
-            stream.write(chunk)
+        if target is not None:
+            target.write(chunk)
     return n_bytes, digest.hexdigest()
 
 

@@ -1,7 +1,7 @@
 """Pack feature caches into a bundle for publication, and read the list of a bundle.
 
-A bundle is a folder, or a tar archive of a folder. It holds the files of some caches of one data set, and their list
-``bundle.json`` (``docs/formats.md``) with the SHA-256 of each file and of the list itself.
+A bundle is a folder, or a tar archive of a folder. It holds the files of some caches of one data set, and a list of the files,
+``bundle.json`` (``docs/formats.md``), with the SHA-256 of each file and of the list itself.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from vse.pipeline.files.writing import lock_for_writing, open_atomic, parse_json
 from vse.pipeline.progress import progress_bar
 
 FORMAT, VERSION = "vse-bundle", 1
-LIST, DATASET, NOTES = "bundle.json", "dataset.json", "NOTES.txt"
-ARCHIVE_FOLDER = "bundle"  # the folder that holds all files of an archive
-CHUNK = 1 << 20  # bytes read at a time
+LIST_NAME, DATASET_NAME, NOTES_NAME = "bundle.json", "dataset.json", "NOTES.txt"
+ARCHIVE_FOLDER = "bundle"  # folder of all files in an archive
+CHUNK_BYTES = 1 << 20  # size of one read
 _SHA256 = r"^[0-9a-f]{64}$"
 
 
 class BundledFile(BaseModel):
-    """An entry of a bundle's list: a file's path in the bundle, its size and its SHA-256."""
+    """An entry of a bundle's list: the path of a file in the bundle, its size in bytes and its SHA-256."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     path: str
@@ -90,11 +90,11 @@ def cache_files(cache: FeatureCache) -> list[Path]:
 def pack(caches: Sequence[Path], out: Path, with_dataset: bool = False, notes: Path | None = None) -> BundleList:
     """Verify caches of one data set and write them as a bundle: a folder, or an archive if ``out`` ends in ``.tar``.
 
-    ``out`` appears only when the bundle is complete. An existing bundle of the same files is kept. Raises UserError if another
-    file or folder exists there, if a cache is damaged, or if the caches belong to several data sets.
+    ``out`` appears only when the bundle is complete. An existing bundle of the same files is kept. Raises UserError if ``out``
+    is another file or folder, if a cache is damaged, or if the caches belong to several data sets.
 
-    with_dataset : add the ``dataset.json`` of the caches
-    notes : a text file to add, on the licence for example
+    with_dataset : whether the bundle contains the ``dataset.json`` of the caches
+    notes : text file for the bundle, for example on the licence
     """
     verified = [verify_cache(path) for path in caches]
     sources = _collect_files(verified, with_dataset, notes)
@@ -103,12 +103,15 @@ def pack(caches: Sequence[Path], out: Path, with_dataset: bool = False, notes: P
     with lock_for_writing(out):
         content = _build_list(verified, sources)
         if out.is_dir() or ((out.exists() or out.is_symlink()) and not may_replace_other_kinds()):
-            return _read_existing(out, content)
+            return _check_existing(out, content)
         return _write_archive(out, content, sources) if out.suffix == ".tar" else _write_folder(out, content, sources)
 
 
 def read_list(location: str, content: bytes) -> BundleList:
-    """Return a bundle's list from its bytes; ``location`` names it. Raises UserError if it is not valid or was changed."""
+    """Return the list of a bundle from the bytes of ``bundle.json``. Raises UserError if the list is not valid or was changed.
+
+    ``location`` is the path or address of the list, for messages.
+    """
     try:
         entries = parse_json(Path(location), content)
     except UserError as error:
@@ -116,26 +119,27 @@ def read_list(location: str, content: bytes) -> BundleList:
         raise UserError(str(error).replace(str(Path(location)), location)) from None
     if not isinstance(entries, dict) or entries.get("format") != FORMAT or entries.get("version") != VERSION:
         raise UserError(f"{location}: not the list of a bundle of version {VERSION}")
-    if entries.get("sha256") != _list_sha256(entries):
+    if entries.get("sha256") != _hash_list(entries):
         raise UserError(f"{location}: was changed after the bundle was packed (its sha256 differs)")
     try:
         bundle = BundleList.model_validate(entries)
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(f"{location}: not the list of a bundle: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    name_error = next(_name_errors(bundle), None)
-    if name_error is not None:
-        raise UserError(f"{location}: not the list of a bundle: {name_error}")
+    path_error = next(_find_path_errors(bundle), None)
+    if path_error is not None:
+        raise UserError(f"{location}: not the list of a bundle: {path_error}")
     return bundle
 
 
-def _name_errors(bundle: BundleList) -> Iterator[str]:
+def _find_path_errors(bundle: BundleList) -> Iterator[str]:
+    """Yield messages on invalid, duplicate, unknown and missing paths in a list."""
     counts = Counter(file.path for file in bundle.files)
     names = [bundle.dataset, *(cache.file for cache in bundle.caches)]
     yield from (f"{name!r} is not a valid name" for name in names if not is_name(name))
     yield from (f"{path!r} is listed twice" for path, count in counts.items() if count > 1)
     stems = [cache.file.removesuffix(".h5") for cache in bundle.caches if cache.file.endswith(".h5")]
-    known = {DATASET, NOTES}
+    known = {DATASET_NAME, NOTES_NAME}
     for stem in stems:
         known |= {f"{stem}.h5", f"{stem}.encoder.safetensors", f"{stem}.encoder.json", f"{stem}.h5.failures.jsonl"}
     folders = {f"{stem}.shards" for stem in stems}
@@ -150,7 +154,7 @@ def _name_errors(bundle: BundleList) -> Iterator[str]:
 
 
 def _collect_files(caches: Sequence[FeatureCache], with_dataset: bool, notes: Path | None) -> dict[str, Path]:
-    """Return the files of a bundle by their paths in it, each cache file after its shards."""
+    """Return the files of a bundle by path in the bundle, each cache file after its shards."""
     first = caches[0]
     sources: dict[str, Path] = {}
     for cache in caches:
@@ -168,10 +172,10 @@ def _collect_files(caches: Sequence[FeatureCache], with_dataset: bool, notes: Pa
         sources |= files
     if with_dataset:
         for cache in caches:
-            check_data(cache, load_dataset_file(first.captions))
-        sources[DATASET] = check_input(first.captions)
+            check_data(cache, load_dataset_file(first.dataset_file))
+        sources[DATASET_NAME] = check_input(first.dataset_file)
     if notes is not None:
-        sources[NOTES] = check_input(notes)
+        sources[NOTES_NAME] = check_input(notes)
     return sources
 
 
@@ -194,16 +198,16 @@ def _build_list(caches: Sequence[FeatureCache], sources: Mapping[str, Path]) -> 
         "files": files,
         "made": {name: origin[name] for name in ("date", "code")},  # not the command: it would publish names of local folders
     }
-    return {**content, "sha256": _list_sha256(content)}
+    return {**content, "sha256": _hash_list(content)}
 
 
-def _read_existing(out: Path, content: Mapping[str, Any]) -> BundleList:
+def _check_existing(out: Path, content: Mapping[str, Any]) -> BundleList:
     existing = None
     with suppress(OSError, KeyError, tarfile.TarError, UserError):
         if out.is_dir():
-            existing = read_list(str(out / LIST), (out / LIST).read_bytes())
+            existing = read_list(str(out / LIST_NAME), (out / LIST_NAME).read_bytes())
         else:
-            with tarfile.open(out) as archive, archive.extractfile(f"{ARCHIVE_FOLDER}/{LIST}") or BytesIO() as stream:
+            with tarfile.open(out) as archive, archive.extractfile(f"{ARCHIVE_FOLDER}/{LIST_NAME}") or BytesIO() as stream:
                 existing = read_list(str(out), stream.read())
     new = BundleList.model_validate(content)
     if existing is None or (existing.dataset, existing.caches, existing.files) != (new.dataset, new.caches, new.files):
@@ -217,9 +221,9 @@ def _write_folder(out: Path, content: Mapping[str, Any], sources: Mapping[str, P
         shutil.rmtree(staged, ignore_errors=True)
         for file, source in _open_files(bundle, sources, out):
             with open_atomic(staged / file.path) as stream:
-                shutil.copyfileobj(source, stream, CHUNK)
+                shutil.copyfileobj(source, stream, CHUNK_BYTES)
                 source.check(file)
-        write_json(staged / LIST, content)
+        write_json(staged / LIST_NAME, content)
         staged.rename(out)
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror or error}") from error
@@ -231,7 +235,7 @@ def _write_folder(out: Path, content: Mapping[str, Any], sources: Mapping[str, P
 def _write_archive(out: Path, content: Mapping[str, Any], sources: Mapping[str, Path]) -> BundleList:
     bundle, list_bytes = BundleList.model_validate(content), json.dumps(content, indent=1).encode()
     with open_atomic(out) as stream, tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        archive.addfile(_tar_header(LIST, len(list_bytes)), BytesIO(list_bytes))
+        archive.addfile(_tar_header(LIST_NAME, len(list_bytes)), BytesIO(list_bytes))
         for file, source in _open_files(bundle, sources, out):
             archive.addfile(_tar_header(file.path, file.bytes), source)
             source.check(file)
@@ -239,7 +243,7 @@ def _write_archive(out: Path, content: Mapping[str, Any], sources: Mapping[str, 
 
 
 class _HashedFile:
-    """A readable file that hashes the bytes that it returns, to compare them with the list while the file is packed."""
+    """A readable file that hashes its content as it is read. :meth:`check` compares the hash with the list."""
 
     def __init__(self, stream: BinaryIO, path: Path, bar: Any) -> None:
         self._stream, self._path, self._bar, self._digest = stream, path, bar, hashlib.sha256()
@@ -251,6 +255,7 @@ class _HashedFile:
         return chunk
 
     def check(self, file: BundledFile) -> None:
+        """Raise UserError if the content differs from the entry ``file`` of the list."""
         if self._stream.read(1) or self._digest.hexdigest() != file.sha256:
             raise UserError(f"{self._path}: was written to while it was packed; run the command again")
 
@@ -268,5 +273,5 @@ def _tar_header(path: str, size: int) -> tarfile.TarInfo:
     return header
 
 
-def _list_sha256(content: Mapping[str, Any]) -> str:
+def _hash_list(content: Mapping[str, Any]) -> str:
     return sha256_json({name: value for name, value in content.items() if name != "sha256"})

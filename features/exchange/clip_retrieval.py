@@ -1,4 +1,4 @@
-"""Import a folder that the program clip-retrieval wrote, as a data set with two caches."""
+"""Import a folder of the program clip-retrieval as a data set with two caches."""
 
 from __future__ import annotations
 
@@ -29,18 +29,21 @@ from vse.pipeline.imports.rows import (
 from vse.pipeline.imports.tables import build_photo_checker, build_row, read_table_rows
 from vse.pipeline.progress import progress_bar
 
-METADATA = (".parquet", ".jsonl", ".csv")
+METADATA_SUFFIXES = (".parquet", ".jsonl", ".csv")
 _PART_NAME = re.compile(r"(img_emb|text_emb|metadata)_([0-9]+)")
-_Place = tuple[int, int]  # place of a vector: index of its part, and its row there
+_Place = tuple[int, int]  # place of a vector: index of a part, and row in this part
 
 
 @dataclass(frozen=True)
 class _Part:
-    """One part of the folder: row k of ``images``, ``texts`` and the table ``metadata`` is one pair of image and text."""
+    """One part of the folder: row k of ``images``, ``texts`` and the table ``metadata`` is one pair of image and text.
+
+    vector_files : paths of the arrays ``images`` and ``texts``
+    """
 
     images: NDArray[Any]
     texts: NDArray[Any]
-    files: tuple[Path, Path]
+    vector_files: tuple[Path, Path]
     metadata: Path
 
 
@@ -50,34 +53,34 @@ def is_clip_folder(folder: Path) -> bool:
 
 
 def import_clip(folder: Path, settings: ImportSettings, out_features: Path, images: Path | None = None) -> tuple[Path, Path]:
-    """Import a folder of clip-retrieval: write ``dataset.json`` and the caches of images and captions; returns the caches.
+    """Import a folder of clip-retrieval: write ``dataset.json`` and the caches of images and captions; return the caches.
 
-    The folder holds ``img_emb_N.npy``, ``text_emb_N.npy`` and ``metadata_N.parquet`` (or ``.jsonl``, ``.csv``), or has them in
-    the folders ``img_emb``, ``text_emb`` and ``metadata``. Row k of all three describes the same pair. Rows of the same image
-    must have the same vector. ``images`` is the folder of the photos; without it the data set has no photos. The caches are
-    ``<name>_img_emb.h5`` and ``<name>_text_emb.h5`` in ``out_features``.
+    The folder, or its subfolders ``img_emb``, ``text_emb`` and ``metadata``, hold the files ``img_emb_N.npy``,
+    ``text_emb_N.npy`` and ``metadata_N.parquet`` (or ``.jsonl``, ``.csv``). Row k of these three files describes the same
+    pair. Rows of the same image must have the same vector. ``images`` is the folder of the photos; None: the data set has no
+    photos. The caches are ``<name>_img_emb.h5`` and ``<name>_text_emb.h5`` in ``out_features``.
     """
     check_dataset_name(settings.name)
     parts = _open_parts(folder)
-    inputs = [path for part in parts for path in (*part.files, part.metadata)]
+    inputs = [path for part in parts for path in (*part.vector_files, part.metadata)]
     for feature in ("img_emb", "text_emb"):
         check_cache_out(out_features / f"{settings.name}_{feature}.h5", settings.name, feature, inputs)
-    gathered = RowCollector(settings, (lambda file: None) if images is None else build_photo_checker(images))
+    collector = RowCollector(settings, (lambda file: None) if images is None else build_photo_checker(images))
     places_by_file: dict[str, list[_Place]] = {}
     for index in progress_bar(range(len(parts)), desc=f"read {folder.name}", unit="part"):
-        _add_part(index, parts, gathered, places_by_file, settings, images)
-    content = gathered.content(format="clip-retrieval", files=[part.metadata.name for part in parts])
+        _add_part(index, parts, collector, places_by_file, settings, images)
+    content = collector.content(format="clip-retrieval", files=[part.metadata.name for part in parts])
     if images is None:
         content = {**content, "pictures": False}
     file = write_imported_data(content, settings, images, inputs)
-    places = [places_by_file[name] for name in gathered.files()]
+    places = [places_by_file[name] for name in collector.files()]
     dataset = load_dataset_file(file)
 
     def write(kind: Literal["image", "text"], name: str, ids: list[int], row_places: list[_Place]) -> Path:
         arrays = [part.images if kind == "image" else part.texts for part in parts]
-        watched = [WatchedFile(part.files[kind == "text"]) for part in parts]
+        watched = [WatchedFile(part.vector_files[kind == "text"]) for part in parts]
         wanted = np.asarray(ids, np.int64)
-        rows = _row_reader(arrays, wanted, row_places)
+        rows = _build_row_reader(arrays, wanted, row_places)
         out = out_features / f"{settings.name}_{name}.h5"
         return write_imported(out, dataset, kind, {"layout": "clip-retrieval"}, watched, wanted, rows, arrays[0][:1].nbytes)
 
@@ -89,8 +92,8 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
     )
 
 
-def _row_reader(arrays: list[NDArray[Any]], ids: Ids, places: list[_Place]) -> Callable[[slice], Rows]:
-    """Return a function from a slice of ``ids`` to their rows of features; the vector of ``ids[k]`` is at ``places[k]``."""
+def _build_row_reader(arrays: list[NDArray[Any]], ids: Ids, places: list[_Place]) -> Callable[[slice], Rows]:
+    """Return a function from a slice of ``ids`` to the rows of these ids; the vector of ``ids[k]`` is at ``places[k]``."""
 
     def rows(part: slice) -> Rows:
         values = np.stack([arrays[index][row] for index, row in places[part]])
@@ -100,12 +103,12 @@ def _row_reader(arrays: list[NDArray[Any]], ids: Ids, places: list[_Place]) -> C
 
 
 def _open_parts(folder: Path) -> list[_Part]:
-    """Return the parts of a folder in order. Raises UserError if a part lacks a file, or if vectors do not fit together."""
+    """Return the parts of a folder in order. Raises UserError if a part lacks a file, or if shapes or types differ."""
     files: dict[tuple[int, str], Path] = {}
     for subfolder in (folder, folder / "img_emb", folder / "text_emb", folder / "metadata"):
         for path in sorted(subfolder.iterdir() if subfolder.is_dir() else ()):
             match = _PART_NAME.fullmatch(path.stem)
-            if match is None or path.suffix not in (METADATA if match[1] == "metadata" else (".npy",)):
+            if match is None or path.suffix not in (METADATA_SUFFIXES if match[1] == "metadata" else (".npy",)):
                 continue
             key = int(match[2]), match[1]
             if key in files:
@@ -122,7 +125,9 @@ def _open_parts(folder: Path) -> list[_Part]:
             raise UserError(f"{vectors[1]}: {texts.shape} does not fit {vectors[0].name}, which is {images.shape}")
         parts.append(_Part(images, texts, vectors, files[number, "metadata"]))
     for part in parts:
-        for array, first, path in zip((part.images, part.texts), (parts[0].images, parts[0].texts), part.files, strict=True):
+        for array, first, path in zip(
+            (part.images, part.texts), (parts[0].images, parts[0].texts), part.vector_files, strict=True
+        ):
             if (array.shape[1], array.dtype) != (first.shape[1], first.dtype):
                 in_first = f"{first.shape[1]} {first.dtype} in the first part"
                 raise UserError(f"{path}: {array.shape[1]} {array.dtype} per row, but {in_first}")
@@ -134,40 +139,40 @@ def _open_parts(folder: Path) -> list[_Part]:
 def _add_part(
     index: int,
     parts: list[_Part],
-    gathered: RowCollector,
+    collector: RowCollector,
     places_by_file: dict[str, list[_Place]],
     settings: ImportSettings,
     images: Path | None,
 ) -> None:
-    """Add the rows of a part to ``gathered``, and the places of their vectors to ``places_by_file``, by image file."""
-    part, refused = parts[index], 0
+    """Add the rows of part ``index`` to ``collector``, and the places of the vectors to ``places_by_file``."""
+    part, n_bad_rows = parts[index], 0
 
     def on_bad_row(place: str, reason: object) -> None:
-        nonlocal refused
-        refused += 1
-        gathered.add_bad_row(place, reason)
+        nonlocal n_bad_rows
+        n_bad_rows += 1
+        collector.add_bad_row(place, reason)
 
     n_read = 0
     for n_read, (place, values) in enumerate(read_table_rows(part.metadata, settings, on_bad_row), 1):
-        row_index = n_read - 1 + refused
+        row_index = n_read - 1 + n_bad_rows
         try:
             if row_index >= len(part.images):
-                raise BadRow(f"{part.files[0].name} has no row {row_index}")
+                raise BadRow(f"{part.vector_files[0].name} has no row {row_index}")
             row = _with_relative_file(build_row(place, values), images)
             _check_vectors(row, part, row_index, parts, places_by_file)
         except BadRow as reason:
-            gathered.add_bad_row(place, reason)
+            collector.add_bad_row(place, reason)
             continue
-        file = gathered.add(row)
+        file = collector.add(row)
         if file is not None:
             places_by_file.setdefault(file, []).append((index, row_index))
-    n_rows = n_read + refused
+    n_rows = n_read + n_bad_rows
     if n_rows != len(part.images):
-        raise UserError(f"{part.metadata}: {n_rows} rows, but {part.files[0].name} has {len(part.images)}")
+        raise UserError(f"{part.metadata}: {n_rows} rows, but {part.vector_files[0].name} has {len(part.images)}")
 
 
 def _with_relative_file(row: ImportedRow, images: Path | None) -> ImportedRow:
-    """Return the row with its image's path relative to ``images`` or, if that is None, without a slash at the start."""
+    """Return the row with an image path relative to ``images`` or, if ``images`` is None, without a slash at the start."""
     path = Path(row.file)
     if images is not None and path.is_absolute():
         if not path.is_relative_to(images.absolute()):
@@ -183,10 +188,10 @@ def _check_vectors(
     """Check that the vectors of a row are finite and equal to earlier vectors of the same image. Raises BadRow."""
     if len(row.captions) != 1:
         raise BadRow(f"{len(row.captions)} captions for one vector")
-    for vectors, path in zip((part.images, part.texts), part.files, strict=True):
+    for vectors, path in zip((part.images, part.texts), part.vector_files, strict=True):
         if not np.isfinite(vectors[row_index]).all():
             raise BadRow(f"its vector in {path.name} is not finite")
     if row.file in places_by_file:
         other, other_row = places_by_file[row.file][0]
         if not np.array_equal(parts[other].images[other_row], part.images[row_index]):
-            raise BadRow(f"{row.file} has another vector than in row {other_row} of {parts[other].files[0].name}")
+            raise BadRow(f"{row.file} has another vector than in row {other_row} of {parts[other].vector_files[0].name}")

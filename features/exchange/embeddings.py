@@ -14,23 +14,23 @@ from numpy.typing import NDArray
 from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_cache
 from vse.features.cache.rows import Identity, Ids, Kind, Rows
 from vse.features.cache.shards import check_cache_out, parse_feature_name, shard_path, shard_slice, shards_folder, write_shard
-from vse.features.exchange.arrays import SHARD_BYTES, hash_rows
+from vse.features.exchange.arrays import MAX_SHARD_BYTES, hash_rows
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import is_path
 from vse.pipeline.files.writing import lock_for_writing, sha256_json
 
-SIDES: dict[Kind, str] = {"image": "images", "text": "captions"}
+KIND_PLURALS: dict[Kind, str] = {"image": "images", "text": "captions"}  # parts of file names and messages
 
 
 @dataclass(frozen=True)
 class Backbone:
     """The model whose embeddings a cache holds.
 
-    sha256 : hash of its weights, or of the imported files; equal in the caches of images and captions
-    experiment : name of its experiment
+    sha256 : hash of the model's weights, or of the imported files; equal in the caches of images and captions
+    experiment : name of the model's experiment
     details : further entries of the cache's provenance, e.g. the seed of the model
-    run : its run folder; None if another program trained the model
+    run : run folder of the model; None if another program trained the model
     """
 
     sha256: str
@@ -42,11 +42,11 @@ class Backbone:
 def cache_paths(out: Path) -> dict[Kind, Path]:
     """Return the paths of a model's caches of images and captions. Raises UserError if ``out`` ends in ``.h5``.
 
-    For ``features/demo_vsepp-0`` they are ``features/demo_vsepp-0_images.h5`` and ``features/demo_vsepp-0_captions.h5``.
+    The paths for ``features/demo_vsepp-0`` are ``features/demo_vsepp-0_images.h5`` and ``features/demo_vsepp-0_captions.h5``.
     """
     if out.suffix == ".h5":
         raise UserError(f"{out}: is the beginning of the names of two caches, so leave .h5 out")
-    return {kind: out.with_name(f"{out.name}_{side}.h5") for kind, side in SIDES.items()}
+    return {kind: out.with_name(f"{out.name}_{plural}.h5") for kind, plural in KIND_PLURALS.items()}
 
 
 def captions_cache_path(images: Path) -> Path:
@@ -72,13 +72,13 @@ def write_backbone_cache(
     vectors: Callable[[Ids], NDArray[np.float32]],
     skipped: Mapping[int, str],
 ) -> Path:
-    """Write the embeddings of images or of captions as a cache of float32 vectors; returns ``out``.
+    """Write the embeddings of images or of captions as a cache of float32 vectors; return ``out``.
 
     An existing cache of the same data set and feature is replaced.
 
     ids : (n,) ids of the images or captions of the data set, in the order of ``dataset.json``
     vectors : function from m ids to their embeddings (m, dim)
-    skipped : the reasons for ids without an embedding
+    skipped : reason why an id has no embedding, by id
     """
     content = {
         "backbone": {"experiment": backbone.experiment, **backbone.details},
@@ -89,18 +89,18 @@ def write_backbone_cache(
     identity = Identity(dataset.name, parse_feature_name(out, dataset.name), kind, content)
     notes = {} if backbone.run is None else {"backbone_run": Path(os.path.relpath(backbone.run, out.parent)).as_posix()}
     embedded = np.asarray([i for i in ids.tolist() if i not in skipped], np.int64)
-    n_shards = min(len(ids), max(1, -(-len(embedded) * vectors(embedded[:1]).nbytes // SHARD_BYTES)))
+    n_shards = min(len(ids), max(1, -(-len(embedded) * vectors(embedded[:1]).nbytes // MAX_SHARD_BYTES)))
     check_cache_out(out, dataset.name, identity.feature, [dataset.path])
     with lock_for_writing(out):
         out.unlink(missing_ok=True)
-        for old in shards_folder(out).glob("shard-*"):
-            old.unlink()
+        for old_file in shards_folder(out).glob("shard-*"):
+            old_file.unlink()
         for index in range(n_shards):
             shard_ids = ids[shard_slice(len(ids), index, n_shards)]
             present = np.asarray([i for i in shard_ids.tolist() if i not in skipped], np.int64)
             left_out = [{"id": i, "path": "", "reason": skipped[i]} for i in shard_ids.tolist() if i in skipped]
             features = vectors(present)
-            sources = hash_rows(features) if len(features) else np.empty((0, 32), np.uint8)
-            rows = Rows(present, features, sources, skipped=left_out)
+            hashes = hash_rows(features) if len(features) else np.empty((0, 32), np.uint8)
+            rows = Rows(present, features, hashes, skipped=left_out)
             write_shard(shard_path(out, index, n_shards), identity, rows, notes)
         return open_cache(merge_shards(out, n_shards, dataset.path, ids, dataset=dataset)).path

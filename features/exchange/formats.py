@@ -23,8 +23,9 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 class ImportFormat:
     """A format that can be imported.
 
-    ``matches`` returns whether the sources have this format. ``run`` imports them and returns the written files. ``options``
-    names the options of this format that not all formats have.
+    matches : function that returns whether the sources have this format
+    run : function that imports the sources and returns the written files
+    options : names of the options that this format accepts and some other format does not
     """
 
     matches: Callable[[ImportRequest], bool]
@@ -71,7 +72,7 @@ FORMATS: Mapping[str, ImportFormat] = {
 
 
 def import_data(request: ImportRequest) -> Sequence[Path]:
-    """Import data of the named format or, without a name, of the first format that matches; return the written files.
+    """Import data of the requested format, or else of the first format that matches; return the written files.
 
     Raises UserError if a source does not exist, if no format matches, or if an option belongs to another format.
     """
@@ -93,7 +94,7 @@ def import_data(request: ImportRequest) -> Sequence[Path]:
         if not source.exists() and options.format != "hugging-face":
             hint = "; --format hugging-face loads a data set of that name" if _HUB_NAME.fullmatch(str(source)) else ""
             raise UserError(f"{source}: no such file or folder{hint}")
-    name = options.format or next((name for name, each in FORMATS.items() if each.matches(request)), None)
+    name = options.format or next((name for name, entry in FORMATS.items() if entry.matches(request)), None)
     if name is None:
         raise UserError(
             f"{first}: holds nothing that can be imported: no table such as captions.csv or metadata.jsonl (else "

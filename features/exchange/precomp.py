@@ -2,7 +2,7 @@
 
 A folder in this layout holds ``<split>_caps.txt`` with a caption per line, ``<split>_ims.npy`` and optionally
 ``<split>_ids.txt``. Captions of an image follow each other. An array has one row per image, or repeats each row once per
-caption; the importer compares the rows to distinguish these two forms.
+caption. The importer compares the rows to distinguish these two forms.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.features.cache.feature_cache import open_cache, read_sources
+from vse.features.cache.feature_cache import open_cache, read_input_hashes
 from vse.features.cache.reader import FeatureReader
 from vse.features.cache.rows import Rows
 from vse.features.cache.shards import check_cache_out, parse_feature_name
@@ -32,17 +32,18 @@ from vse.pipeline.files.inputs import InputFile, WatchedFile, is_name, wrap_read
 from vse.pipeline.files.outputs import bytes_kind, check_output, json_kind, may_replace_other_kinds
 from vse.pipeline.files.writing import lock_for_writing, open_atomic, read_json, write_bytes, write_json
 
-SPLITS = {"train": "train", "dev": "val", "test": "test", "testall": "test"}
-BOM = b"\xef\xbb\xbf"
+SPLIT_NAMES = {"train": "train", "dev": "val", "test": "test", "testall": "test"}  # split by prefix of file names
+BOM = b"\xef\xbb\xbf"  # byte-order mark
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class CaptionFile:
-    """The captions of a file, and its byte-order mark and line ends, to write the same bytes again.
+    """The captions of a file, and the byte-order mark and line ends that are needed to write the same bytes again.
 
-    ``bom`` is true for a byte-order mark at the beginning. Lines end in ``newline``, LF or CR LF, the last one only with
-    ``final_newline``.
+    bom : True if the file begins with a byte-order mark
+    newline : line end, LF or CR LF
+    final_newline : True if the last line has a line end
     """
 
     captions: tuple[str, ...]
@@ -54,7 +55,8 @@ class CaptionFile:
     def read(cls, path: Path) -> CaptionFile:
         """Read a file of captions, one per line. Raises UserError, which names the line, if a line is empty or not UTF-8.
 
-        Carriage returns are line ends if all lines end in CR LF; otherwise they stay in the captions and a warning is logged.
+        Carriage returns are line ends if all lines end in CR LF. Otherwise carriage returns stay in the captions, with a
+        warning.
         """
         content = InputFile(path).read()
         bom, final_newline = content.startswith(BOM), content.endswith(b"\n")
@@ -84,12 +86,15 @@ class CaptionFile:
 
 @dataclass(frozen=True)
 class PrecompSplit:
-    """The files of one split in the layout; ``name`` is the prefix of their names.
+    """The files of one split in the layout.
 
-    rows : (n_images * repeats, ...), the features; each image has ``repeats`` equal rows in succession
-    ids : an id per image; None without a file of ids
+    name : prefix of the file names
+    text : captions of the split
+    rows : (n_images * repeats, ...) features
+    repeats : number of equal rows in succession for each image
+    ids : id of each image; None without a file of ids
     ids_repeats : number of times that the file of ids repeats the id of an image
-    files : the input files; a change of one of them while it is read raises UserError
+    files : input files, watched for changes
     """
 
     name: str
@@ -111,7 +116,7 @@ class PrecompSplit:
         return len(self.text.captions) // self.n_images
 
 
-_DATASET = json_kind("a data set", "dataset", "images")
+_DATASET_KIND = json_kind("a data set", "dataset", "images")
 
 
 def import_precomp(
@@ -123,35 +128,36 @@ def import_precomp(
     test: str | None = None,
     tokeniser: str | None = None,
 ) -> Path:
-    """Import a folder of the layout: write ``dataset.json`` and the cache; returns the cache.
+    """Import a folder in the layout: write ``dataset.json`` and the cache; return the path of the cache.
 
-    Arrays (n, dim) become vectors and (n, n_regions, dim) become regions. Without ids, images are counted from 0 over all
+    Arrays (n, dim) become vectors, arrays (n, n_regions, dim) become regions. Without ids, images are counted from 0 over all
     splits. Raises UserError, which names the file and line of a fault.
 
     captions_per_image : number of captions of each image, needed to recognise arrays with one row per image
-    test : the test split if both exist, ``test`` or ``testall`` (the default)
-    tokeniser : by default that of an existing ``out_data``, else ``unicode_words``
+    test : name of the test files, ``test`` or ``testall``; None: ``testall`` if both exist
+    tokeniser : name of the tokeniser; None: the tokeniser of an existing ``out_data``, else ``unicode_words``
     """
     if not is_name(dataset):
         raise UserError(
             f"--dataset {dataset}: the name becomes a part of file names; use one without slashes and without a leading dot"
         )
     splits = [_read_split(folder, name, captions_per_image) for name in _find_splits(folder, test)]
-    sources = [file.path for split in splits for file in split.files]
-    check_output(out_data, _DATASET, sources)
+    files = [file for split in splits for file in split.files]
+    sources = [file.path for file in files]
+    check_output(out_data, _DATASET_KIND, sources)
     check_cache_out(out_features, dataset, parse_feature_name(out_features, dataset), [out_data, *sources])
-    present = {SPLITS[split.name] for split in splits}
+    present = {SPLIT_NAMES[split.name] for split in splits}
     for name, use in (("train", "trained on"), ("dev", "validated on"), ("test", "tested on")):
-        if SPLITS[name] not in present:
+        if SPLIT_NAMES[name] not in present:
             message = "%s: no split %s, so nothing can be %s; for that put %s_ims.npy and %s_caps.txt there and import again"
             log.warning(message, folder, name, use, name, name)
     shapes = {split.rows.shape[1:] for split in splits} | {split.rows.dtype for split in splits}
     if len(shapes) != 2:
         raise UserError(f"{folder}: the splits' features differ in shape or type: {', '.join(map(str, shapes))}")
-    ids = _image_ids(splits)
+    ids = _collect_image_ids(splits)
     existing = read_json(out_data) if out_data.exists() and not may_replace_other_kinds() else None
     default_tokeniser = existing.get("tokeniser", DEFAULT_TOKENISER) if isinstance(existing, dict) else IMPORT_TOKENISER
-    content = _dataset_content(dataset, splits, ids, tokeniser or default_tokeniser)
+    content = _build_dataset_content(dataset, splits, ids, tokeniser or default_tokeniser)
     if existing not in (None, content):
         raise UserError(f"{out_data} exists and has other content; move it away, or write to another --out-data")
     with lock_for_writing(out_data.parent, folder=True):
@@ -172,31 +178,30 @@ def import_precomp(
         offsets = np.arange(len(values) + 1, dtype=np.int64) * values.shape[1]
         return Rows(all_ids[part], values.reshape(-1, values.shape[2]), hashes, offsets=offsets)
 
-    files = [file for split in splits for file in split.files]
     row_bytes = splits[0].rows[:1].nbytes
     path = write_imported(out_features, loaded, "image", {"layout": "precomp"}, files, all_ids, rows, row_bytes)
-    hashes = read_sources(open_cache(path))
+    hashes = read_input_hashes(open_cache(path))
     if repeated := len(hashes) - len(np.unique(hashes, axis=0)):
         log.warning("%s: %d images have exactly the features of another image", path, repeated)
     return path
 
 
 def tokenize_caption(text: str, tokenise: Callable[[str], list[str]] = ascii_words) -> list[str]:
-    """Return the tokens of a caption. If ``tokenise`` finds none, return its words or else the parts between its blanks."""
+    """Return the tokens of a caption. If ``tokenise`` finds no token, return the words or else the parts between blanks."""
     return tokenise(text) or re.findall(r"\w+", text.lower()) or text.split()
 
 
 def _find_splits(folder: Path, test: str | None) -> list[str]:
-    names = [name for name in SPLITS if (folder / f"{name}_ims.npy").is_file() or (folder / f"{name}_caps.txt").is_file()]
+    names = [name for name in SPLIT_NAMES if (folder / f"{name}_ims.npy").is_file() or (folder / f"{name}_caps.txt").is_file()]
     if not names:
-        raise UserError(f"{folder}: no <split>_ims.npy and <split>_caps.txt of {', '.join(SPLITS)}")
+        raise UserError(f"{folder}: no <split>_ims.npy and <split>_caps.txt of {', '.join(SPLIT_NAMES)}")
     both = {"test", "testall"} <= set(names)
     test_name = test or ("testall" if both else None)
     if test_name is not None and test_name not in names:
         raise UserError(f"{folder}: no {test_name}_ims.npy")
     if both:
         log.info("%s: has both test and testall; %s is imported, the other left out", folder, test_name)
-    return [name for name in names if SPLITS[name] != "test" or test_name in (None, name)]
+    return [name for name in names if SPLIT_NAMES[name] != "test" or test_name in (None, name)]
 
 
 def _read_split(folder: Path, name: str, captions_per_image: int) -> PrecompSplit:
@@ -231,7 +236,7 @@ def _read_split(folder: Path, name: str, captions_per_image: int) -> PrecompSpli
 
 
 def _are_repeated(path: Path, rows: NDArray[Any], times: int) -> bool:
-    """Return whether each row is repeated ``times`` times in succession. Raises UserError if only some rows are."""
+    """Return whether every row occurs ``times`` times in succession. Raises UserError if only some rows do."""
     equals_previous = np.zeros(len(rows), bool)
     block = max(1, 64_000_000 // rows[:1].nbytes)
     for start in range(1, len(rows), block):
@@ -251,8 +256,8 @@ def _are_repeated(path: Path, rows: NDArray[Any], times: int) -> bool:
     return True
 
 
-def _image_ids(splits: Sequence[PrecompSplit]) -> list[NDArray[np.int64]]:
-    """Return the ids of each split's images. Raises UserError if an id is duplicate, or if only some splits have ids."""
+def _collect_image_ids(splits: Sequence[PrecompSplit]) -> list[NDArray[np.int64]]:
+    """Return the ids of each split's images. Raises UserError if an id occurs twice, or if only some splits have ids."""
     with_ids = [split for split in splits if split.ids is not None]
     if not with_ids:
         starts = np.cumsum([0, *(split.n_images for split in splits[:-1])])
@@ -269,7 +274,7 @@ def _image_ids(splits: Sequence[PrecompSplit]) -> list[NDArray[np.int64]]:
     return [np.asarray(split.ids, np.int64) for split in splits]
 
 
-def _dataset_content(
+def _build_dataset_content(
     name: str, splits: Sequence[PrecompSplit], ids: Sequence[NDArray[np.int64]], tokeniser: str
 ) -> dict[str, Any]:
     tokenise, images, sentid = find_tokeniser(tokeniser, "--tokeniser"), [], 0
@@ -281,10 +286,10 @@ def _dataset_content(
                 tokens = tokenize_caption(raw, tokenise)
                 sentences.append({"sentid": sentid, "imgid": imgid, "raw": raw, "tokens": tokens})
                 sentid += 1
-            entry = {"imgid": imgid, "filename": f"{imgid}.jpg", "split": SPLITS[split.name]}
+            entry = {"imgid": imgid, "filename": f"{imgid}.jpg", "split": SPLIT_NAMES[split.name]}
             images.append({**entry, "sentences": sentences})
     layouts = {
-        SPLITS[s.name]: {
+        SPLIT_NAMES[s.name]: {
             **{"name": s.name, "repeats": s.repeats, "bom": s.text.bom, "newline": s.text.newline},
             **{"ends": s.text.final_newline, "ids": s.ids is not None},
             **({"ids_repeats": s.ids_repeats} if s.ids_repeats != s.repeats else {}),
@@ -298,17 +303,17 @@ def _dataset_content(
     return {"dataset": name, **tokeniser_entry, "pictures": False, "precomp": layouts, "images": images}
 
 
-def export_precomp(features: Path, out: Path, captions: Path | None = None, repeats: int | None = None) -> Path:
-    """Write a cache and its captions in the layout; returns the folder ``out``.
+def export_precomp(cache_file: Path, out: Path, dataset_file: Path | None = None, repeats: int | None = None) -> Path:
+    """Write a cache and the captions of its data set in the layout; return the folder ``out``.
 
     An imported data set is exported byte for byte (docs/formats.md lists the exceptions). Other data sets get one row per
-    image (or ``repeats`` equal rows), LF as the line end, and a file of ids. ``captions`` is the ``dataset.json``, by default
-    the one in the cache's attributes. Raises UserError if the layout cannot hold the data set.
+    image (or ``repeats`` equal rows), LF as the line end, and a file of ids. ``dataset_file`` is the ``dataset.json``; None:
+    the file to which the cache refers. Raises UserError if the layout cannot hold the data set.
     """
-    cache = open_cache(features)
+    cache = open_cache(cache_file)
     if cache.kind != "image":
-        raise UserError(f"{features}: {cache.kind} features; the layout holds features of images")
-    path = captions or cache.captions
+        raise UserError(f"{cache_file}: {cache.kind} features; the layout holds features of images")
+    path = dataset_file or cache.dataset_file
     dataset = load_dataset_file(path)
     check_data(cache, dataset)
     layouts: Mapping[str, Any] = read_json(path).get("precomp", {})
@@ -336,28 +341,25 @@ def export_precomp(features: Path, out: Path, captions: Path | None = None, repe
             texts[out / f"{name}_ids.txt"] = (newline.join(lines) + newline * final_newline).encode()
     for file in (*texts, *arrays):
         # A text must have exactly these bytes, an array must begin with its header and first rows.
-        start = texts[file] if file in texts else b"".join(islice(_array_parts(reader, *arrays[file]), 2))
+        start = texts[file] if file in texts else b"".join(islice(_encode_array(reader, *arrays[file]), 2))
         kind = bytes_kind("the same export", start, complete=file in texts)
         check_output(file, kind, [path, cache.path])
     for file, content in texts.items():
         write_bytes(file, content)
     for file, (images, times) in arrays.items():
         with open_atomic(file) as stream:  # not a memory map: on a full disk, writing to it ends the process with a bus error
-            stream.writelines(_array_parts(reader, images, times))
+            stream.writelines(_encode_array(reader, images, times))
     return out
 
 
 def _check_layouts(layouts: Mapping[str, Any]) -> None:
-    """Check the entry ``precomp`` of ``dataset.json``, because names in it become file names.
-
-    Raises ValueError if it is not valid.
-    """
+    """Raise ValueError if the entry ``precomp`` of ``dataset.json`` is not valid. Names in this entry become file names."""
     for split, layout in layouts.items():
         newline, final_newline = layout.get("ids_text") or ("\n", True)
         newlines = {newline, layout.get("newline", "\n")}
         flags = [final_newline, *(layout.get(name, True) for name in ("bom", "ends", "ids"))]
         times = layout.get("repeats", 1)
-        is_split = isinstance(layout["name"], str) and SPLITS.get(layout["name"]) == split
+        is_split = isinstance(layout["name"], str) and SPLIT_NAMES.get(layout["name"]) == split
         types = {type(flag) for flag in flags}, type(times)
         if not is_split or not newlines <= {"\n", "\r\n"} or types != ({bool}, int):
             raise ValueError(f"the layout of split {split!r} is not valid")
@@ -376,8 +378,8 @@ def _check_split(path: Path, images: Sequence[Image], times: int, text: CaptionF
         raise UserError(f"{path}: the caption {multiline!r} contains a line feed; the layout needs one line per caption")
 
 
-def _array_parts(reader: FeatureReader, images: Sequence[Image], times: int) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a ``.npy`` file in blocks; the features of each image occur ``times`` times in succession."""
+def _encode_array(reader: FeatureReader, images: Sequence[Image], times: int) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of a ``.npy`` file in blocks, with ``times`` equal rows in succession for each image."""
     cache = reader.cache
     positions = reader.positions(image.imgid for image in images)
     shape: tuple[int, ...] = cache.row_shape

@@ -47,8 +47,8 @@ class ImageWithBoxes:
     boxes : (n, 4) float32, xyxy in pixels of the original image
     scores : (n,) float32
     size : width and height of the original image
-    original : the original image (3, height, width) uint8 for a region-proposal network; None without such a network
-    at_most : maximum number of proposals; None: all of them
+    original : (3, height, width) uint8, the original image for a region-proposal network; None without such a network
+    max_proposals : maximum number of proposals; None: no limit
     """
 
     pixels: Tensor
@@ -56,15 +56,15 @@ class ImageWithBoxes:
     scores: Floats
     size: tuple[int, int]
     original: Tensor | None = None
-    at_most: int | None = None
+    max_proposals: int | None = None
 
 
 class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
-    """A CNN whose layers up to the layer ``map`` read the complete image, and whose further layers read each box.
+    """A CNN whose first layers read the complete image, and whose later layers read each box.
 
-    The map is the output of the layer ``map``. ROI-align pools each box on it to ``pool`` x ``pool`` cells, the map's size for
-    an image of the network's own input size. For VGG19 the map is the output of conv5_4, 14 x 14; the last pooling, fc6 and
-    fc7 follow. Images run one by one, so the vectors of an image do not depend on other images.
+    The setting ``map`` names the last of the first layers. ROI-align pools each box on the output of this layer to ``pool`` x
+    ``pool`` cells. The later layers must accept this size: VGG19 has 14 x 14 cells after conv5_4, for an image of its own
+    input size. Images run one by one, so the vectors of an image do not depend on other images.
     """
 
     config: BoxesConfig
@@ -81,7 +81,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         self.weights_sha256 = hash_weights(backbone)
         self.network = LayerOutput(backbone, config.layer, config.grid).to(self.device).to(memory_format=torch.channels_last)
         find_module(backbone, config.map).register_forward_hook(lambda _, __, output: self._pool_boxes(output))
-        self._rois, self._input, self._dim = torch.zeros(1, 4), (1, 1), 0
+        self._relative_boxes, self._input_size, self._dim = torch.zeros(1, 4), (1, 1), 0
         self._given: dict[int, Floats] | None = None
         self._edge_model: EdgeModel | None = None
         self._detector: nn.Module | None = None
@@ -92,18 +92,18 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         self._try_once()
 
     def prepare(self, image: Image.Image, image_id: int) -> ImageWithBoxes:
-        """Return the scaled image and its boxes; no boxes if a region-proposal network finds them later."""
-        boxes, scores = self._boxes(image, image_id)
+        """Return the scaled image and its boxes; no boxes if a region-proposal network will find the boxes."""
+        boxes, scores = self._find_boxes(image, image_id)
         size = scaled_size(image.size, self.config.shorter, self.config.longer)
         small = image_to_tensor(image.resize(size, Image.Resampling.BILINEAR))
         original = image_to_tensor(image) if self._detector is not None else None
         return ImageWithBoxes(small, boxes, scores, image.size, original, self._max_boxes(image_id))
 
     def compute(self, batch: Sequence[ImageWithBoxes]) -> list[ImageVectors]:
-        return [self._vectors(self._with_proposals(item) if self._detector is not None else item) for item in batch]
+        return [self._compute_vectors(self._with_proposals(item) if self._detector is not None else item) for item in batch]
 
     def _load_box_source(self, weights_dir: Path | None, dataset: Path | None) -> dict[str, str]:
-        """Load the source of the boxes, and the ids of the images that ``train_boxes`` limits; return hashes of both."""
+        """Load the boxes' source, and the ids of the images that keep ``train_boxes`` boxes at most; return hashes of both."""
         config = self.config
         if config.from_file and dataset is not None:
             check_box_photos(Path(config.boxes), load_dataset_file(dataset))
@@ -137,7 +137,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
             return {"proposer_sha256": digest}
         return {}
 
-    def _boxes(self, image: Image.Image, image_id: int) -> tuple[Floats, Floats]:
+    def _find_boxes(self, image: Image.Image, image_id: int) -> tuple[Floats, Floats]:
         """Return boxes and scores of an image. Boxes are clipped to the image, except ground-truth boxes."""
         config, pixels = self.config, np.asarray(image)
         n_boxes = self._max_boxes(image_id)
@@ -157,7 +157,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return self.config.train_boxes if image_id in self._limited_ids else None
 
     def _with_proposals(self, item: ImageWithBoxes) -> ImageWithBoxes:
-        """Return the image with the boxes that the region-proposal network finds, or else with one box around the image."""
+        """Return the image with the boxes of the region-proposal network or, without any, with one box around the image."""
         assert item.original is not None
         with torch.inference_mode():
             proposals = propose(self._detector, move_tensor(item.original, self.device))
@@ -166,18 +166,18 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         boxes, scores = np.clip(boxes, 0, np.asarray(item.size * 2, np.float32)), proposals.scores.cpu().numpy()
         if not len(boxes):
             boxes, scores = np.asarray([[0, 0, *item.size]], np.float32), np.zeros(1, np.float32)
-        return replace(item, boxes=boxes[: item.at_most], scores=scores[: item.at_most], original=None)
+        return replace(item, boxes=boxes[: item.max_proposals], scores=scores[: item.max_proposals], original=None)
 
-    def _vectors(self, item: ImageWithBoxes) -> ImageVectors:
+    def _compute_vectors(self, item: ImageWithBoxes) -> ImageVectors:
         config = self.config
         if not len(item.boxes):
             return ImageVectors(np.empty((0, self._dim), np.float32), item.boxes, item.scores, item.size)
         images = normalize_pixels(item.pixels[None], config.mean, config.std, self.device)
-        self._input = (images.shape[2], images.shape[3])
+        self._input_size = (images.shape[2], images.shape[3])
         relative = (item.boxes / np.asarray(item.size * 2, np.float32)).clip(0, 1)
         parts = []
         for k in range(0, len(relative), config.chunk):
-            self._rois = torch.from_numpy(relative[k : k + config.chunk]).to(self.device)
+            self._relative_boxes = torch.from_numpy(relative[k : k + config.chunk]).to(self.device)
             with torch.inference_mode(), autocast(config.precision, self.device):
                 parts.append(self.network(images).float())
         features = torch.cat(parts)
@@ -187,17 +187,17 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return ImageVectors(features.cpu().numpy(), item.boxes, item.scores, item.size)
 
     def _pool_boxes(self, output: Tensor) -> Tensor:
-        """Return the feature map ``output``, pooled at the boxes ``self._rois``, which are relative to the image's sides.
+        """Return the feature map ``output``, pooled at the boxes ``self._relative_boxes``, in fractions of the image's sides.
 
-        A hook on the layer ``map`` calls this method, so that the further layers read the result.
+        A hook on the layer ``map`` calls this method, so that the later layers read the result.
         """
         if output.ndim != 4:
             raise UserError(
                 f"map {self.config.map!r}: its output has {output.ndim} axes; a layer with height and width is needed"
             )
-        (rows, columns), (height, width) = output.shape[2:], self._input
+        (rows, columns), (height, width) = output.shape[2:], self._input_size
         down, across = cells_per_pixel(rows, height) * height, cells_per_pixel(columns, width) * width
-        boxes = self._rois * self._rois.new_tensor([across, down, across, down])
+        boxes = self._relative_boxes * self._relative_boxes.new_tensor([across, down, across, down])
         pooled: Tensor = torchvision.ops.roi_align(output.float(), [boxes], self.config.pool, aligned=True)
         return pooled.to(output.dtype)
 
@@ -207,7 +207,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         boxes = np.asarray([[0, 0, side, side], [0, 0, side / 2, side / 2]], np.float32)
         try:
             blank = ImageWithBoxes(torch.zeros(3, side, side, dtype=torch.uint8), boxes, boxes[:, 0], (side, side))
-            self._dim = self._vectors(blank).features.shape[1]
+            self._dim = self._compute_vectors(blank).features.shape[1]
         except (RuntimeError, AssertionError, AttributeError, ValueError) as error:
             reason = (str(error) or repr(error)).splitlines()[0]
             raise UserError(f"{config.model}, map {config.map!r}, layer {config.layer!r}: cannot be used ({reason})") from None
@@ -216,8 +216,8 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
 def cells_per_pixel(cells: int, pixels: int) -> float:
     """Return the number of a feature map's cells per input pixel along one side, the inverse of the map's stride.
 
-    Strides are powers of two, but an image of 600 pixels gives a map of 37 cells at stride 16, not 37.5. The stride is
-    therefore rounded to the nearest power of two if this changes it by less than 20%.
+    The stride is rounded to the nearest power of two if the change is less than 20%: an image of 600 pixels has a map of 37
+    cells, not 37.5, at stride 16.
     """
     stride = 2.0 ** round(math.log2(pixels / cells))
     return 1 / stride if abs(pixels / cells / stride - 1) < 0.2 else cells / pixels

@@ -32,7 +32,7 @@ from vse.pipeline.files.writing import lock_for_writing, sha256_json, write_byte
 from vse.pipeline.presets.presets import list_changes
 from vse.pipeline.progress import progress_bar
 
-FORMAT = "vse-encoder-1"
+FILE_FORMAT = "vse-encoder-1"
 log = logging.getLogger(__name__)
 
 
@@ -42,16 +42,19 @@ def encoder_path(cache: Path) -> Path:
 
 
 class CaptionExtractor(Extractor):
-    """A fitted encoder of captions. Raises UserError if its file is missing, damaged or fitted with other settings."""
+    """An extractor that computes caption vectors with a fitted encoder.
+
+    Raises UserError if the encoder's file is missing or damaged, or if the encoder was fitted with other settings.
+    """
 
     config: CaptionSettings
 
     @classmethod
     def from_job(cls, config: CaptionSettings, job: Job) -> Self:
-        """Return the extractor with the encoder next to the cache; with ``job.fit`` fit the encoder first."""
+        """Return the extractor with the encoder next to the cache. With ``job.fit``, the encoder is fitted first."""
         encoder_file = encoder_path(job.out)
         if job.fit:
-            fit_encoder(job.dataset, config, encoder_file, job.device, job.words)
+            fit_encoder(job.dataset, config, encoder_file, job.device, job.word_file)
         return cls(config, encoder_file, job.device)
 
     def __init__(self, config: CaptionSettings, encoder_file: Path, device: str = "auto") -> None:
@@ -67,7 +70,7 @@ class CaptionExtractor(Extractor):
         }
 
     def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
-        """Compute the rows of captions, in order. A caption without a known word gets zeros; such captions are counted."""
+        """Compute the rows of captions, in order. Captions without a known word get zeros, and their number is reported."""
         chunk, parts, noun = self.config.chunk, [], self.config.of
         dtype = getattr(torch, self.config.dtype)  # torch rounds to float16 many times as fast as NumPy
         with progress_bar(total=len(items), desc=self.progress_label, unit=noun.removesuffix("s")) as progress:
@@ -77,35 +80,35 @@ class CaptionExtractor(Extractor):
                 progress.update(len(vectors))
         features = np.concatenate(parts)
         unknown = int((~features.any(axis=1)).sum())
-        sources = np.stack([item.source() for item in items])
-        return Rows(item_ids(items), features, sources, counts={f"{noun} without a known word": unknown})
+        input_hashes = np.stack([item.hash_input() for item in items])
+        return Rows(item_ids(items), features, input_hashes, counts={f"{noun} without a known word": unknown})
 
 
 @dataclass(frozen=True)
 class EncoderFile:
-    """The tensors in an encoder's file, and the settings and hashes of its fit."""
+    """The content of an encoder's file: tensors, and settings and hashes of the fit (``metadata``)."""
 
     tensors: dict[str, Tensor]
     metadata: dict[str, Any]
 
 
 def fit_encoder(
-    dataset_file: Path, config: CaptionSettings, out: Path, device: str = "auto", words: Path | None = None
+    dataset_file: Path, config: CaptionSettings, out: Path, device: str = "auto", word_file: Path | None = None
 ) -> Path:
-    """Fit the encoder of a caption feature to the training captions, write it to ``out`` and return ``out``.
+    """Fit the encoder of a caption feature to the training captions, write the encoder to ``out`` and return ``out``.
 
-    ``words``, a file of word vectors, replaces the preset's file. Without either, word vectors are trained on the captions. An
-    existing file is kept if it is undamaged and was fitted with the same settings, words and captions. Raises UserError, which
-    names the changes, if it was fitted with others.
+    ``word_file``, a file of word vectors, replaces the preset's file. Without any file, word vectors are trained on the
+    captions. An undamaged encoder at ``out`` is kept if its settings, words and captions are the same. Raises UserError, which
+    names the changes, if ``out`` is another encoder.
     """
-    words = config.word_file(words)
-    watched = WatchedFile(words) if words is not None and words.is_file() else None
+    word_file = config.word_file(word_file)
+    watched = WatchedFile(word_file) if word_file is not None and word_file.is_file() else None
     corpus = build_corpus(load_dataset_file(dataset_file), config)
     inputs = {
         "config": config.content(),
         f"training_{config.of}_sha256": sha256_json(corpus.training),
         "version": 1,
-        **config.fit_inputs(corpus, words),
+        **config.fit_inputs(corpus, word_file),
     }
     with lock_for_writing(out):
         fitted = _try_read_encoder(out)
@@ -114,18 +117,18 @@ def fit_encoder(
             log.info("%s: fitted, kept", out)
             return out
         started = time.perf_counter()
-        tensors = {name: tensor.contiguous() for name, tensor in config.fit(corpus, words, device).tensors().items()}
+        tensors = {name: tensor.contiguous() for name, tensor in config.fit(corpus, word_file, device).tensors().items()}
         if watched is not None:
             watched.check()
         # The time goes to a file of its own, so that the encoder's file has the same bytes for the same inputs.
         write_json(out.with_suffix(".json"), {"seconds": round(time.perf_counter() - started, 4)})
-        return _write(out, config, inputs, tensors)
+        return _write_encoder(out, config, inputs, tensors)
 
 
 def build_corpus(dataset: Dataset, config: CaptionSettings) -> CaptionCorpus:
     """Return the texts to which an encoder is fitted.
 
-    Raises UserError if the encoder reads phrases and the data set marks none.
+    Raises UserError if the encoder reads phrases, but no training caption has annotated phrases.
     """
     sentences = [caption.tokens for image in dataset.split("train") for caption in image.captions]
     if config.of == "captions":
@@ -140,9 +143,9 @@ def build_corpus(dataset: Dataset, config: CaptionSettings) -> CaptionCorpus:
     )
 
 
-def _write(out: Path, config: CaptionSettings, inputs: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+def _write_encoder(out: Path, config: CaptionSettings, inputs: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
     sha256 = hash_tensors(tensors)
-    metadata = {"format": FORMAT, "extractor": config.extractor_name(), "inputs": inputs, "sha256": sha256}
+    metadata = {"format": FILE_FORMAT, "extractor": config.extractor_name(), "inputs": inputs, "sha256": sha256}
     one_key = {"vse": json.dumps(metadata, sort_keys=True)}  # safetensors writes several keys in varying order
     return write_bytes(out, safetensors.torch.save(tensors, one_key))
 
@@ -153,7 +156,7 @@ def load_encoder(path: Path, device: str = "auto") -> CaptionEncoder:
 
 
 def load_cache_encoder(cache: FeatureCache, device: str = "auto") -> CaptionEncoder:
-    """Load the encoder next to a cache of captions. Raises UserError if the cache was computed by another encoder."""
+    """Load the encoder next to a cache of captions. Raises UserError if another encoder computed the cache."""
     path = encoder_path(cache.path)
     fitted = _try_read_encoder(path)
     if fitted is None or fitted.metadata["sha256"] != cache.provenance.get("weights_sha256"):
@@ -173,10 +176,10 @@ def _build_encoder(path: Path, fitted: EncoderFile, device: str) -> CaptionEncod
     return encoder
 
 
-def _check_inputs(path: Path, fitted: EncoderFile, inputs: dict[str, Any], *only: str) -> None:
-    """Raise UserError if an encoder was fitted with other ``inputs``; ``only`` names the entries to compare."""
+def _check_inputs(path: Path, fitted: EncoderFile, inputs: dict[str, Any], *names: str) -> None:
+    """Raise UserError if an encoder was fitted with other ``inputs``. ``names`` are the entries to compare; none: all."""
     recorded = fitted.metadata["inputs"]
-    changes = list_changes({key: recorded[key] for key in only} if only else recorded, inputs)
+    changes = list_changes({name: recorded[name] for name in names} if names else recorded, inputs)
     if changes:
         raise UserError(
             f"{path} was fitted with other settings ({'; '.join(changes[:4])}); "
@@ -198,7 +201,7 @@ def _try_read_encoder(path: Path) -> EncoderFile | None:
         with safe_open(path, framework="pt") as file:
             metadata = json.loads((file.metadata() or {})["vse"])
         fitted = EncoderFile(safetensors.torch.load_file(path), metadata)
-        undamaged = metadata["format"] == FORMAT and metadata["sha256"] == hash_tensors(fitted.tensors)
+        undamaged = metadata["format"] == FILE_FORMAT and metadata["sha256"] == hash_tensors(fitted.tensors)
     except (SafetensorError, OSError, ValueError, KeyError):
         return None
     return fitted if undamaged else None

@@ -23,43 +23,45 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import MAX_PIXELS
 from vse.pipeline.files.inputs import wrap_read_errors
 
-MIN_SIDE = 16  # stride of the maps on which regions are pooled
+MIN_SCALED_SIDE = 16  # pixels in one cell of the feature maps on which boxes are pooled
 
-RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+RESAMPLING_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
-Mean = tuple[float, float, float]
+Channels = tuple[float, float, float]  # red, green, blue
 
 
 def cut_crops(
-    image: Image.Image, config: CnnConfig, image_id: int = 0, visit: tuple[int, ...] = ()
+    image: Image.Image, config: CnnConfig, image_id: int = 0, extra_seeds: tuple[int, ...] = ()
 ) -> UInt8[Tensor, "n_crops 3 crop crop"]:
     """Resize ``image`` and cut its crops according to ``config.crops``.
 
-    Ten crops are the four corners and the centre, then their mirror images. Random crops depend on ``config.crop_seed``,
-    ``image_id`` and the numbers ``visit``, which seed the generator.
+    Ten crops are the four corners and the centre, then their mirror images. The seed of random crops consists of
+    ``config.crop_seed``, ``image_id`` and the numbers ``extra_seeds``.
     """
     if config.crops == "rc_bank" and config.random_crop == "resized":
-        return _stack([_random_resized_crop(image, config, rng) for rng in _crop_generators(config, image_id, visit)])
-    width, height = _resized_size(image.size, config)
-    small = np.asarray(image.resize((width, height), RESAMPLING[config.interpolation]))
+        return _stack_views(
+            [_random_resized_crop(image, config, rng) for rng in _crop_generators(config, image_id, extra_seeds)]
+        )
+    width, height = _compute_resized_size(image.size, config)
+    small = np.asarray(image.resize((width, height), RESAMPLING_FILTERS[config.interpolation]))
     right, bottom = width - config.crop, height - config.crop
     if config.crops == "rc_bank":
         views = []
-        for rng in _crop_generators(config, image_id, visit):
+        for rng in _crop_generators(config, image_id, extra_seeds):
             top, left = int(rng.integers(bottom + 1)), int(rng.integers(right + 1))
-            views.append(_mirror_at_random(_cut(small, top, left, config.crop), rng))
-        return _stack(views)
+            views.append(_mirror_at_random(_cut_square(small, top, left, config.crop), rng))
+        return _stack_views(views)
     centre = round(bottom / 2), round(right / 2)
     if config.crops == "1c":
-        return _stack([_cut(small, *centre, config.crop)])
+        return _stack_views([_cut_square(small, *centre, config.crop)])
     corners = [(0, 0), (0, right), (bottom, 0), (bottom, right), centre]
-    views = [_cut(small, top, left, config.crop) for top, left in corners]
-    return _stack([*views, *(view[:, ::-1] for view in views)])
+    views = [_cut_square(small, top, left, config.crop) for top, left in corners]
+    return _stack_views([*views, *(view[:, ::-1] for view in views)])
 
 
 def centre_crop_box(size: tuple[int, int], config: CnnConfig) -> tuple[float, float, float, float]:
     """Return the box x1, y1, x2, y2 of the centre crop in pixels of an image of width and height ``size``."""
-    width, height = _resized_size(size, config)
+    width, height = _compute_resized_size(size, config)
     top, left = round((height - config.crop) / 2), round((width - config.crop) / 2)
     x, y = size[0] / width, size[1] / height
     return left * x, top * y, (left + config.crop) * x, (top + config.crop) * y
@@ -68,15 +70,15 @@ def centre_crop_box(size: tuple[int, int], config: CnnConfig) -> tuple[float, fl
 def scaled_size(size: tuple[int, int], shorter: int, longer: int | None = None) -> tuple[int, int]:
     """Return the width and height to which an image of width and height ``size`` is scaled.
 
-    The shorter side becomes ``shorter``, unless the longer side would exceed ``longer`` and becomes ``longer`` instead. Raises
-    :class:`UnfitSize` if the result has more than ``MAX_PIXELS`` pixels or a side below ``MIN_SIDE``.
+    The shorter side becomes ``shorter``. If the longer side would then exceed ``longer``, the longer side becomes ``longer``
+    instead. Raises :class:`UnfitSize` if the result has more than ``MAX_PIXELS`` pixels or a side below ``MIN_SCALED_SIDE``.
     """
     scale = shorter / min(size)
     if longer is not None:
         scale = min(scale, longer / max(size))
     at_least = shorter if longer is None else 1
     width, height = (max(at_least, round(side * scale)) for side in size)
-    if width * height > MAX_PIXELS or min(width, height) < MIN_SIDE:
+    if width * height > MAX_PIXELS or min(width, height) < MIN_SCALED_SIDE:
         raise UnfitSize(f"{size[0]} x {size[1]} pixels would be scaled to {width} x {height} for the network")
     return width, height
 
@@ -86,15 +88,15 @@ def image_to_tensor(image: Image.Image) -> UInt8[Tensor, "3 height width"]:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
-def normalize_pixels(pixels: Tensor, mean: Mean, std: Mean, device: torch.device) -> Float[Tensor, "n 3 height width"]:
-    """Return pixels 0-255 (n, 3, height, width) minus the mean, divided by the standard deviation; channels last."""
+def normalize_pixels(pixels: Tensor, mean: Channels, std: Channels, device: torch.device) -> Float[Tensor, "n 3 height width"]:
+    """Return pixels 0-255 minus the mean, divided by the standard deviation, on ``device`` in channels-last memory format."""
     images = move_tensor(pixels, device).to(torch.float32, memory_format=torch.channels_last)
     shift = torch.tensor(mean, device=device).view(3, 1, 1) * 255
     scale = torch.tensor(std, device=device).view(3, 1, 1) * 255
     return (images - shift) / scale
 
 
-def _resized_size(size: tuple[int, int], config: CnnConfig) -> tuple[int, int]:
+def _compute_resized_size(size: tuple[int, int], config: CnnConfig) -> tuple[int, int]:
     if config.resize_mode == "square":
         return config.resize, config.resize
     width, height = scaled_size(size, config.resize)
@@ -103,9 +105,9 @@ def _resized_size(size: tuple[int, int], config: CnnConfig) -> tuple[int, int]:
     return width, height
 
 
-def _crop_generators(config: CnnConfig, image_id: int, visit: tuple[int, ...]) -> list[np.random.Generator]:
+def _crop_generators(config: CnnConfig, image_id: int, extra_seeds: tuple[int, ...]) -> list[np.random.Generator]:
     """Return one random generator per crop, so that further crops do not change the first ones."""
-    seeds = np.random.SeedSequence([config.crop_seed, image_id, *visit]).spawn(config.n_random)
+    seeds = np.random.SeedSequence([config.crop_seed, image_id, *extra_seeds]).spawn(config.n_random)
     return [np.random.default_rng(seed) for seed in seeds]
 
 
@@ -126,7 +128,7 @@ def _random_resized_crop(image: Image.Image, config: CnnConfig, rng: np.random.G
         w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
         left, top = (width - w) // 2, (height - h) // 2
     box = (left, top, left + w, top + h)
-    crop = image.resize((config.crop, config.crop), RESAMPLING[config.interpolation], box=box)
+    crop = image.resize((config.crop, config.crop), RESAMPLING_FILTERS[config.interpolation], box=box)
     return _mirror_at_random(np.asarray(crop), rng)
 
 
@@ -134,21 +136,21 @@ def _mirror_at_random(view: NDArray[np.uint8], rng: np.random.Generator) -> NDAr
     return view[:, ::-1] if rng.random() < 0.5 else view
 
 
-def _cut(pixels: NDArray[np.uint8], top: int, left: int, side: int) -> NDArray[np.uint8]:
+def _cut_square(pixels: NDArray[np.uint8], top: int, left: int, side: int) -> NDArray[np.uint8]:
     return pixels[top : top + side, left : left + side]
 
 
-def _stack(views: Sequence[NDArray[np.uint8]]) -> Tensor:
+def _stack_views(views: Sequence[NDArray[np.uint8]]) -> Tensor:
     return torch.from_numpy(np.stack(views)).permute(0, 3, 1, 2)
 
 
-_CROPS_AT_ONCE = 4  # on a CPU; for more crops the system clears new memory for the layers' outputs each time
+_CPU_CROPS_AT_ONCE = 4  # more crops need new memory for each output of a layer, which the system clears first
 
 
 class CnnExtractor(NetworkExtractor[Tensor]):
     """A CNN that computes the vectors of image files, as a feature preset defines them.
 
-    config : the preset
+    config : settings of the preset
     weights_dir : folder whose ``<model>.pth`` or ``.safetensors`` replaces a download
     device : ``auto``, or a device of torch
     """
@@ -170,7 +172,7 @@ class CnnExtractor(NetworkExtractor[Tensor]):
         self._forward = torch.compile(self.network) if config.compile else self.network
 
     def _try_once(self) -> None:
-        """Run the network on a black image. Raises UserError if it has no such layer or cannot read crops of this size."""
+        """Run the network on a black image. Raises UserError if the layer is missing or the network cannot read such crops."""
         config = self.config
         self._forward = self.network
         try:
@@ -189,12 +191,11 @@ class CnnExtractor(NetworkExtractor[Tensor]):
     def features(self, pixels: Tensor) -> Float[Tensor, "n_images *shape dim"]:
         """Compute the vectors of images, given as crops (n_images, n_crops, 3, crop, crop) uint8.
 
-        Returns the mean over the crops, (n_images, dim). If the setting ``positions`` is true, returns the mean at each
-        position of the network's feature map, (n_images, n_positions, dim). For a bank of crops, returns the vector of each
-        crop, (n_images, n_crops, dim).
+        The result is the mean over the crops, (n_images, dim) or, with the setting ``positions``, (n_images, n_positions,
+        dim). For a bank of crops, the result is the vector of each crop, (n_images, n_crops, dim).
         """
         config, crops = self.config, pixels.flatten(0, 1)
-        at_once = max(_CROPS_AT_ONCE, torch.get_num_threads()) if self.device.type == "cpu" else len(crops)
+        at_once = max(_CPU_CROPS_AT_ONCE, torch.get_num_threads()) if self.device.type == "cpu" else len(crops)
         with torch.inference_mode(), autocast(config.precision, self.device):
             images = (normalize_pixels(some, config.mean, config.std, self.device) for some in torch.split(crops, at_once))
             output = torch.cat([self._forward(some) for some in images])
@@ -206,7 +207,7 @@ class CnnExtractor(NetworkExtractor[Tensor]):
 def read_cnn_config(cache: FeatureCache, positions: bool = False, **changed: object) -> CnnConfig:
     """Return the settings of the CNN that computed a cache, with the values in ``changed``.
 
-    Raises UserError if the cache has other vectors, or if it has a vector per position and ``positions`` is false.
+    Raises UserError if no CNN computed the cache, or if the cache has a vector per position and ``positions`` is False.
     """
     provenance = cache.provenance
     settings = provenance.get("config", {})
@@ -221,25 +222,25 @@ def rebuild_cnn_extractor(
     cache: FeatureCache,
     weights_dir: Path | None = None,
     device: str = "auto",
-    trained: bool = False,
+    random_weights: bool = False,
     positions: bool = False,
     trainable: bool = False,
 ) -> CnnExtractor:
     """Load the CNN that computed a cache.
 
-    weights_dir : folder whose files replace downloads of weights
-    trained : use random weights, because the caller will replace them by trained weights; batch norms are not folded
-    positions : accept a cache with one vector per position
-    trainable : do not fold batch norms, because the caller will train the CNN
+    A bf16 CNN computes in fp32 on a device without bf16. Raises UserError if no CNN computed the cache, or if the CNN's
+    weights are missing or have changed.
 
-    A bf16 CNN computes in fp32 on a device without bf16. Raises UserError if the cache has other vectors, or if the CNN's
-    weights are missing.
+    weights_dir : folder whose files replace downloads of weights
+    random_weights : True for random weights, which the caller will replace by trained ones; batch norms are not folded
+    positions : True to accept a cache with one vector per position
+    trainable : True for a CNN that the caller will train; batch norms are not folded
     """
-    changed: dict[str, object] = {"fold_batch_norm": False} if trained or trainable else {}
-    config = read_cnn_config(cache, positions, **changed, **({"weights": "random"} if trained else {}))
+    changed: dict[str, object] = {"fold_batch_norm": False} if random_weights or trainable else {}
+    config = read_cnn_config(cache, positions, **changed, **({"weights": "random"} if random_weights else {}))
     config = config.model_copy(update={"precision": choose_query_precision(config.precision)})
     extractor = CnnExtractor(config, weights_dir, device)
-    if not trained and extractor.weights_sha256 != cache.provenance.get("weights_sha256"):
+    if not random_weights and extractor.weights_sha256 != cache.provenance.get("weights_sha256"):
         raise UserError(
             f"{cache.path} was computed with other weights of {config.model} than the current ones (the SHA-256 differs)"
         )
@@ -247,10 +248,10 @@ def rebuild_cnn_extractor(
 
 
 class VectorBoxes:
-    """The box in the photo to which each vector of a cache belongs, for a cache of regions or of a CNN's positions.
+    """The boxes in the photos to which the vectors of a cache belong, for a cache of regions or of a CNN's positions.
 
-    Positions form a grid on the centre crop, row by row. If the sides of the CNN's feature map are not multiples of the grid's
-    sides, the vectors of neighbouring positions may share cells of the map. Raises UserError if the cache has no boxes.
+    Positions form a grid on the centre crop, row by row. Vectors of neighbouring positions may share cells of the CNN's
+    feature map. Raises UserError if the cache does not record boxes or positions.
     """
 
     def __init__(self, cache: FeatureCache) -> None:
@@ -274,17 +275,17 @@ class VectorBoxes:
     def boxes(self, size: tuple[int, int], image_id: int | None = None) -> Float[np.ndarray, "n 4"]:
         """Return the boxes x1, y1, x2, y2 of an image's vectors, in pixels of its photo of width and height ``size``.
 
-        The boxes of a grid depend only on ``size``. Regions belong to the image ``image_id``; the result is empty if the cache
-        lacks this image.
+        The boxes of a grid depend only on ``size``. For a cache of regions, the result has the boxes of the image
+        ``image_id``; it is empty if the cache lacks this image.
         """
         if self._grid is None:
-            return self._regions(size, image_id)
+            return self._scale_regions(size, image_id)
         x1, y1, x2, y2 = centre_crop_box(size, self._grid)
         n = self._side
         x, y = (np.linspace(start, end, n + 1) for start, end in ((x1, x2), (y1, y2)))
         return np.asarray([(x[j], y[i], x[j + 1], y[i + 1]) for i in range(n) for j in range(n)])
 
-    def _regions(self, size: tuple[int, int], image_id: int | None) -> NDArray[np.float64]:
+    def _scale_regions(self, size: tuple[int, int], image_id: int | None) -> NDArray[np.float64]:
         row = None if image_id is None else self._rows.get(image_id)
         if row is None or self._boxes is None:
             return np.empty((0, 4))

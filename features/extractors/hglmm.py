@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 class MixturePart:
     """One mixture of an encoder, with the principal components of the Fisher vectors on it.
 
-    A caption's vector is its Fisher vector minus ``centre``, projected on the axes ``components``; without these two tensors
-    it is the Fisher vector itself.
+    A caption's vector is the Fisher vector minus ``centre``, projected on the axes ``components``. Without these two tensors,
+    the caption's vector is the Fisher vector itself.
     """
 
     mixture: Mixture
@@ -57,41 +57,48 @@ class MixturePart:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], prefix: str) -> MixturePart:
-        """Build the part from those of ``tensors`` whose names begin with ``prefix``, the reverse of :meth:`tensors`."""
+        """Build the part from the tensors whose names begin with ``prefix``, the reverse of :meth:`tensors`."""
         mixture = Mixture(**{f.name: tensors[f"{prefix}mixture.{f.name}"] for f in fields(Mixture)})
         return cls(mixture, tensors.get(f"{prefix}centre"), tensors.get(f"{prefix}components"))
 
 
 class HglmmEncoder(CaptionEncoder):
-    """Fisher vectors of a caption's words on a mixture: signed square root, unit length, then principal components.
+    """An encoder that computes Fisher vectors of a caption's words on mixtures, and projects them on principal components.
 
     Word vectors are normalised to unit length, multiplied by the unmixing matrix of the independent components (without
-    subtracting the mean, as in the authors' code), normalised again, and scaled to the length ``scale``. The vectors of
-    several mixtures are concatenated (see :class:`HglmmConfig`).
+    subtracting the mean, as in the authors' code), normalised again, and scaled to the length ``scale``. A Fisher vector is
+    replaced by its signed square root and normalised before the projection. The vectors of several mixtures are concatenated
+    (see :class:`HglmmConfig`).
     """
 
     def __init__(
         self,
-        words: WordVectors,
+        word_vectors: WordVectors,
         unmixing: Float[Tensor, "D dim"] | None,
         scale: float,
         parts: Sequence[MixturePart],
         normalized: bool,
         device: torch.device,
     ) -> None:
-        self.words, self.unmixing, self.scale, self.parts, self.normalized = words, unmixing, scale, parts, normalized
+        self.word_vectors, self.unmixing, self.scale, self.parts, self.normalized = (
+            word_vectors,
+            unmixing,
+            scale,
+            parts,
+            normalized,
+        )
         self.dim = sum(part.dim for part in parts)
-        self._table = _mixture_inputs(words, unmixing, scale).float().to(device)
+        self._table = _scale_word_vectors(word_vectors, unmixing, scale).float().to(device)
         self._parts = [part.to(self._table) for part in parts]
 
     @classmethod
-    def fit_to_corpus(cls, config: HglmmConfig, corpus: CaptionCorpus, words: Path | None, device: str) -> HglmmEncoder:
+    def fit_to_corpus(cls, config: HglmmConfig, corpus: CaptionCorpus, word_file: Path | None, device: str) -> HglmmEncoder:
         """Fit independent components and mixtures to a sample of words, then principal components to the training captions.
 
-        Each distinct phrase counts once for the principal components: they would otherwise describe the few phrases that many
-        captions share, such as *a man*. Raises UserError if there are too few words for a mixture.
+        Each distinct phrase counts once for the principal components. Otherwise the components would describe the few phrases
+        that many captions share, such as *a man*. Raises UserError if there are too few words for a mixture.
         """
-        kept, sample = select_vectors(corpus, config, words, config.ica_words)
+        kept, sample = select_vectors(corpus, config, word_file, config.ica_words)
         n_sampled, dim = sample.vectors.shape
         if n_sampled <= dim:
             raise UserError(
@@ -103,17 +110,17 @@ class HglmmEncoder(CaptionEncoder):
 
     @classmethod
     def fit(
-        cls, words: WordVectors, captions: TokenLists, config: HglmmConfig, device: torch.device, sample: WordVectors
+        cls, word_vectors: WordVectors, captions: TokenLists, config: HglmmConfig, device: torch.device, sample: WordVectors
     ) -> HglmmEncoder:
         """Fit independent components and mixtures to the words ``sample``, and principal components to ``captions``."""
         unmixing = _fit_unmixing(sample.vectors, config) if config.ica else None
-        samples = _mixture_inputs(sample, unmixing, config.scale).double().to(device)
+        samples = _scale_word_vectors(sample, unmixing, config.scale).double().to(device)
         parts = []
         for kind in config.mixtures:
             log.info("fitting %d centres (%s) to %d words", config.centres, kind, len(samples))
             mixture = fit_mixture(samples, initial_mixture(samples, config.centres, config.seed), config.iterations, kind)
             parts.append(MixturePart(mixture.to(torch.zeros(0, dtype=torch.float64))))
-        unreduced = cls(words, unmixing, config.scale, parts, False, device)
+        unreduced = cls(word_vectors, unmixing, config.scale, parts, False, device)
         if config.pca is None:
             return unreduced
         rng = np.random.default_rng(config.seed)
@@ -123,19 +130,21 @@ class HglmmEncoder(CaptionEncoder):
             MixturePart(part.mixture, *fit_principal_components(unreduced, part.mixture, captions, config.pca, config.chunk))
             for part in parts
         ]
-        return cls(words, unmixing, config.scale, parts, config.normalize, device)
+        return cls(word_vectors, unmixing, config.scale, parts, config.normalize, device)
 
     def encode(self, captions: TokenLists) -> Float[Tensor, "n dim"]:
-        rows, lengths = self.words.flatten(captions)
-        vectors = torch.cat([self._part_vectors(part, rows, lengths) for part in self._parts], dim=1)
+        rows, lengths = self.word_vectors.find_indices(captions)
+        vectors = torch.cat([self._encode_part(part, rows, lengths) for part in self._parts], dim=1)
         vectors[lengths.to(vectors.device) == 0] = 0
         return vectors.cpu()
 
     def fisher_vectors(self, mixture: Mixture, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n two_K_D"]:
         """Return the Fisher vectors of n sets of words on one mixture, before they are projected on principal components.
 
-        ``rows`` are the rows of all words in the table of word vectors, one set after the other, and ``lengths`` (n,) the
-        numbers of words of the sets. The vectors are the signed square roots of the Fisher vectors, of unit length.
+        The result has the signed square roots of the Fisher vectors, normalised to unit length.
+
+        rows : row of each word in the table of word vectors, one set after the other
+        lengths : (n,) number of words of each set
         """
         table = self._table
         return power_normalize(fisher_vectors(table, rows.to(table.device), lengths.to(table.device), mixture.to(table)))
@@ -143,10 +152,10 @@ class HglmmEncoder(CaptionEncoder):
     def fisher_blocks(self, mixture: Mixture, captions: TokenLists, chunk: int) -> Iterator[Float[Tensor, "n two_K_D"]]:
         """Yield the Fisher vectors on a mixture for blocks of ``chunk`` captions, without captions that have no known word."""
         for k in range(0, len(captions), chunk):
-            rows, lengths = self.words.flatten(captions[k : k + chunk])
+            rows, lengths = self.word_vectors.find_indices(captions[k : k + chunk])
             yield self.fisher_vectors(mixture, rows, lengths[lengths > 0])
 
-    def _part_vectors(self, part: MixturePart, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n dim"]:
+    def _encode_part(self, part: MixturePart, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n dim"]:
         vectors = self.fisher_vectors(part.mixture, rows, lengths)
         if part.centre is None or part.components is None:
             return vectors
@@ -154,17 +163,17 @@ class HglmmEncoder(CaptionEncoder):
         return normalize(vectors) if self.normalized else vectors
 
     def tensors(self) -> dict[str, Tensor]:
-        tensors = self.words.tensors()
+        tensors = self.word_vectors.tensors()
         tensors |= {"scale": torch.tensor(self.scale), "normalized": torch.tensor(self.normalized)}
         tensors |= {} if self.unmixing is None else {"unmixing": self.unmixing}
         for k, part in enumerate(self.parts):
-            tensors |= {_prefix(k) + name: tensor for name, tensor in part.tensors().items()}
+            tensors |= {_tensor_prefix(k) + name: tensor for name, tensor in part.tensors().items()}
         return tensors
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> HglmmEncoder:
         n_parts = sum(name.endswith("mixture.priors") for name in tensors)
-        parts = [MixturePart.from_tensors(tensors, _prefix(k)) for k in range(n_parts)]
+        parts = [MixturePart.from_tensors(tensors, _tensor_prefix(k)) for k in range(n_parts)]
         scale, normalized = float(tensors["scale"]), bool(tensors["normalized"])
         return cls(WordVectors.from_tensors(tensors), tensors.get("unmixing"), scale, parts, normalized, device)
 
@@ -174,13 +183,12 @@ def fit_principal_components(
 ) -> tuple[Float[Tensor, " dim"], Float[Tensor, "n_components dim"]]:
     """Return the mean and the principal axes of the captions' Fisher vectors on one mixture.
 
-    A first pass over the captions computes the mean, a second one the covariance. The memory holds the covariance (18,000 x
-    18,000 float32 are 1.3 GB), the axes and one chunk. The sign of each axis is chosen so that its coordinate with the largest
-    absolute value is positive. Raises UserError if fewer than two captions have a known word.
+    The memory holds the covariance (18,000 x 18,000 float32 are 1.3 GB), the axes and ``chunk`` Fisher vectors. The coordinate
+    of each axis with the largest absolute value is positive. Raises UserError if fewer than two captions have a known word.
     """
     device, dim = encoder._table.device, 2 * mixture.mean.numel()
     total, count = torch.zeros(dim, dtype=torch.float64, device=device), 0
-    for block in encoder.fisher_blocks(mixture, captions, chunk):
+    for block in encoder.fisher_blocks(mixture, captions, chunk):  # a second pass computes the covariance
         total += block.sum(0, dtype=torch.float64)
         count += len(block)
     if count < 2:
@@ -217,11 +225,10 @@ def _fit_unmixing(vectors: NDArray[np.float32], config: HglmmConfig) -> Float[Te
     return torch.from_numpy(np.asarray(ica.components_, np.float32))
 
 
-def _mixture_inputs(words: WordVectors, unmixing: Tensor | None, scale: float) -> Float[Tensor, "V D"]:
-    vectors = normalize(torch.from_numpy(words.vectors))
+def _scale_word_vectors(word_vectors: WordVectors, unmixing: Tensor | None, scale: float) -> Float[Tensor, "V D"]:
+    vectors = normalize(torch.from_numpy(word_vectors.vectors))
     return scale * normalize(vectors @ unmixing.T if unmixing is not None else vectors)
 
 
-def _prefix(k: int) -> str:
-    """Return the prefix of the names of the tensors of part ``k``; an empty text for the first part."""
+def _tensor_prefix(k: int) -> str:
     return f"{k}." if k else ""

@@ -1,4 +1,4 @@
-"""Base classes of image extractors: threads decode images ahead of time, and the extractor computes them in batches."""
+"""Base classes of image extractors, which decode images in threads ahead of time and compute vectors in batches."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -23,9 +24,9 @@ _Loaded = TypeVar("_Loaded")
 
 
 def read_ahead(items: Sequence[_Item], load: Callable[[_Item], _Loaded], workers: int, ahead: int) -> Iterator[_Loaded]:
-    """Yield ``load(item)`` for every item in order; ``workers`` threads compute at most ``ahead`` items in advance.
+    """Yield ``load(item)`` for every item in order; ``workers`` threads load at most ``ahead`` items in advance.
 
-    Threads suffice, because Pillow and NumPy release the interpreter lock while they decode and resize.
+    ``load`` should release the interpreter lock, as Pillow and NumPy do.
     """
     if workers == 0:
         yield from map(load, items)
@@ -46,17 +47,17 @@ _Prepared = TypeVar("_Prepared")
 
 
 class UnfitSize(ValueError):
-    """Raised for a long and narrow image that becomes too large or too small for the network when it is scaled."""
+    """Raised for an image that is too long and narrow: after scaling it is too large or too small for the network."""
 
 
 @dataclass(frozen=True)
 class ImageVectors:
     """The vectors of one image.
 
-    features : (dim,) of the image, or (n, dim) of its crops, positions or regions
-    boxes : (n, 4) of the regions, xyxy in pixels of the image; None without regions
-    scores : (n,) of the regions
-    image_size : width and height of the image, with ``boxes``
+    features : (dim,) vector of the image, or (n, dim) vectors of its crops, positions or regions
+    boxes : (n, 4) boxes of the regions, xyxy in pixels of the image; None without regions
+    scores : (n,) scores of the regions; None without regions
+    image_size : width and height of the image; (0, 0) without regions
     """
 
     features: NDArray[np.generic]
@@ -68,16 +69,16 @@ class ImageVectors:
 class ImageExtractor(Extractor, Generic[_Prepared]):
     """Base class of image extractors.
 
-    Several threads :meth:`prepare` single images; one thread calls :meth:`compute` for batches.
+    Several threads call :meth:`prepare` for single images. One thread calls :meth:`compute` for batches.
     """
 
     config: ImageSettings
-    weights_sha256 = "none"  # for extractors without learned parameters; other subclasses set it
+    weights_sha256 = "none"  # for extractors without learned parameters
     batch_size: int = 1
 
     @abstractmethod
     def prepare(self, image: Image.Image, image_id: int) -> _Prepared:
-        """Return the input of :meth:`compute` for one upright RGB image; several threads call this method."""
+        """Return the input of :meth:`compute` for one upright RGB image. The method must be thread-safe."""
 
     @abstractmethod
     def compute(self, batch: Sequence[_Prepared]) -> list[ImageVectors]:
@@ -92,23 +93,23 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
         with progress_bar(total=len(items), desc=self.progress_label, unit="image") as progress:
             ahead = max(2 * self.batch_size, 4 * self.config.workers)
             for batch in self._batches(read_ahead(items, self._load, self.config.workers, ahead)):
-                good = []
-                for item, prepared, source in batch:
+                readable = []
+                for item, prepared, input_hash in batch:
                     if not isinstance(prepared, BadImage):
-                        good.append(prepared)
-                        kept.append((item.id, source))
+                        readable.append(prepared)
+                        kept.append((item.id, input_hash))
                     elif skip_bad:
                         skipped.append({"id": item.id, "path": str(item.path), "reason": str(prepared)})
                     else:
                         raise BadImage(f"{prepared}; --skip-bad leaves such images out")
-                if good:
+                if readable:
                     with memory_guard("lower batch_size (cnn), chunk (boxes) or shorter with --set, or --set precision=bf16"):
-                        vectors += [replace(v, features=v.features.astype(self.config.dtype)) for v in self.compute(good)]
+                        vectors += [replace(v, features=v.features.astype(self.config.dtype)) for v in self.compute(readable)]
                 progress.update(len(batch))
         if not kept:
             raise UserError(f"all {len(items)} images are unreadable, the first:  {skipped[0]['reason']}")
-        ids, sources = zip(*kept, strict=True)
-        return _rows(np.asarray(ids, np.int64), np.stack(sources), vectors, skipped)
+        ids, input_hashes = zip(*kept, strict=True)
+        return _stack_rows(np.asarray(ids, np.int64), np.stack(input_hashes), vectors, skipped)
 
     def _load(self, item: Item) -> tuple[Item, _Prepared | BadImage, NDArray[np.uint8]]:
         assert item.path is not None
@@ -123,13 +124,7 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
     def _batches(
         self, items: Iterator[tuple[Item, _Prepared | BadImage, NDArray[np.uint8]]]
     ) -> Iterator[list[tuple[Item, _Prepared | BadImage, NDArray[np.uint8]]]]:
-        batch = []
-        for item in items:
-            batch.append(item)
-            if len(batch) == self.batch_size:
-                yield batch
-                batch = []
-        if batch:
+        while batch := list(islice(items, self.batch_size)):
             yield batch
 
 
@@ -155,14 +150,16 @@ class NetworkExtractor(ImageExtractor[_Prepared]):
         }
 
 
-def _rows(ids: Ids, sources: NDArray[np.uint8], images: list[ImageVectors], skipped: Sequence[Mapping[str, Any]]) -> Rows:
-    """Return the vectors of images as rows. Empties the list ``images``, so that the vectors are not in memory twice."""
+def _stack_rows(
+    ids: Ids, input_hashes: NDArray[np.uint8], images: list[ImageVectors], skipped: Sequence[Mapping[str, Any]]
+) -> Rows:
+    """Return the vectors of images as rows, and empty the list ``images``, so that no vector is in memory twice."""
     first = images[0]
     if first.boxes is None:
         features = np.empty((len(images), *first.features.shape), first.features.dtype)
         for k in range(len(images) - 1, -1, -1):
             features[k] = images.pop().features
-        return Rows(ids, features, sources, skipped=skipped)
+        return Rows(ids, features, input_hashes, skipped=skipped)
     counts = [len(image.features) for image in images]
     offsets = np.cumsum([0, *counts], dtype=np.int64)
     boxes = np.concatenate([image.boxes for image in images if image.boxes is not None])
@@ -172,4 +169,4 @@ def _rows(ids: Ids, sources: NDArray[np.uint8], images: list[ImageVectors], skip
     for k in range(len(images) - 1, -1, -1):
         features[offsets[k] : offsets[k + 1]] = images.pop().features
     empty = {"images without a box": counts.count(0)}
-    return Rows(ids, features, sources, offsets, boxes, scores, image_size, skipped, empty)
+    return Rows(ids, features, input_hashes, offsets, boxes, scores, image_size, skipped, empty)

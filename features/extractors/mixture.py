@@ -1,7 +1,7 @@
 """Hybrid Gaussian-Laplacian mixtures, and Fisher vectors of sets of words on them (Klein et al., CVPR 2015).
 
-Each dimension d of a cluster k is either a Laplacian (``laplacian[k, d]`` is true) with a median and a mean absolute
-deviation, or a Gaussian with a mean and a variance. All functions compute in the type of their input.
+Each dimension d of a cluster k is either a Laplacian (``laplacian[k, d]`` is True) with a median and a mean absolute
+deviation, or a Gaussian with a mean and a variance. All functions compute in the number type of their input.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch import Tensor
 
 from vse.features.settings.texts import MixtureKind
 
-FLOOR = 1e-3  # minimum of deviations and variances
-_BLOCK = 256  # number of samples whose deviations are computed at once; they fit into a processor's cache
-_RUN = 32  # number of consecutive samples whose weights are summed in the first step of a weighted median
-_MEDIAN_BLOCK = 1 << 17  # number of weights that are gathered at once, in the order of the samples
+MIN_SPREAD = 1e-3  # lower limit of deviations and variances
+_BLOCK_SAMPLES = 256  # number of samples in one computation, small enough for a processor's cache
+_RUN_LENGTH = 32  # number of consecutive samples whose weights are summed in the first step of a weighted median
+_MAX_GATHERED_WEIGHTS = 1 << 17  # limit on the weights that are sorted at once for weighted medians
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Mixture:
     laplacian: Bool[Tensor, "K D"]
 
     def to(self, like: Tensor) -> Mixture:
-        """Return the mixture with the dtype and device of ``like``; the tensor ``laplacian`` stays Boolean."""
+        """Return the mixture with the dtype and device of ``like``. The tensor ``laplacian`` stays Boolean."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{k: v.to(like.device if v.dtype == torch.bool else like) for k, v in values.items()})
 
@@ -49,8 +49,8 @@ def initial_mixture(samples: Float[Tensor, "N D"], n_centres: int, seed: int) ->
     rng = torch.Generator().manual_seed(seed)
     centres = samples[torch.randperm(len(samples), generator=rng)[:n_centres]]
     centres = torch.cat([centres] * math.ceil(n_centres / len(centres)))[:n_centres]
-    deviation = (samples - samples.median(0).values).abs().mean(0).clamp(min=FLOOR)
-    variance = samples.var(0, correction=0).clamp(min=FLOOR)
+    deviation = (samples - samples.median(0).values).abs().mean(0).clamp(min=MIN_SPREAD)
+    variance = samples.var(0, correction=0).clamp(min=MIN_SPREAD)
     return Mixture(
         priors=samples.new_full((n_centres,), 1 / n_centres),
         median=centres.clone(),
@@ -65,23 +65,23 @@ def fit_mixture(samples: Float[Tensor, "N D"], mixture: Mixture, n_iterations: i
     """Run ``n_iterations`` steps of expectation maximisation from ``mixture``, without a test of convergence.
 
     A step computes posteriors, then weighted medians and mean absolute deviations, means and variances, and priors. The
-    weighted median is the first sample in ascending order that reaches half of the weight. Each dimension of a hybrid mixture
-    then becomes Laplacian or Gaussian, whichever is likelier; in a ``gaussian`` or ``laplacian`` mixture all dimensions keep
-    their type. The medians and deviations of a Gaussian mixture stay unchanged.
+    weighted median is the smallest sample at which the weights in ascending order reach half of their sum. Each dimension of a
+    hybrid mixture becomes Laplacian or Gaussian, whichever is likelier. A ``gaussian`` or ``laplacian`` mixture has dimensions
+    of one type only. The medians and deviations of a Gaussian mixture stay unchanged.
 
-    Squared distances are expanded into matrix products, as in scikit-learn. This loses precision, so use float64.
+    Use float64: squared distances are expanded into matrix products, as in scikit-learn, which loses precision.
     """
     mixture, squares = _with_kind(mixture, kind), samples.square()
     ordered = None if kind == "gaussian" else _SortedSamples.sort(samples)
     for _ in range(n_iterations):
-        weights = _fitting_posteriors(samples, squares, mixture, kind)
+        weights = _compute_posteriors_fast(samples, squares, mixture, kind)
         mixture = _with_kind(_maximise(samples, squares, weights, mixture, ordered), kind)
     return mixture
 
 
-def posteriors(samples: Float[Tensor, "N D"], mixture: Mixture) -> Float[Tensor, "N K"]:
+def compute_posteriors(samples: Float[Tensor, "N D"], mixture: Mixture) -> Float[Tensor, "N K"]:
     """Return the posterior probability of each cluster for each sample; each row sums to 1."""
-    return torch.cat([_block_posteriors(block, mixture) for block in torch.split(samples, _BLOCK)])
+    return torch.cat([_compute_block_posteriors(block, mixture) for block in torch.split(samples, _BLOCK_SAMPLES)])
 
 
 def fisher_vectors(
@@ -94,9 +94,13 @@ def fisher_vectors(
     lengths : number of words of each set; an empty set gives zeros
 
     A vector has the derivatives of the log-likelihood by the locations (medians or means), cluster by cluster, then the
-    derivatives by the scales (deviations or variances). A derivative is the sum of one term per word, divided by the square
-    root of the number of words. The term is multiplied by the posterior probability of the cluster, and divided by the square
-    root of the cluster's prior. For the variance of a Gaussian, it is also divided by the square root of 2.
+    derivatives by the scales (deviations or variances). With z = (x - location) / spread, where the spread is the mean
+    absolute or the standard deviation, and p the posterior probability of the cluster, a word x adds to a derivative
+
+    - by the location: p sign(z) for a Laplacian, p z for a Gaussian;
+    - by the scale: p (abs(z) - 1) for a Laplacian, p (z^2 - 1) / sqrt(2) for a Gaussian.
+
+    The sum over the words is divided by the square roots of the cluster's prior and of the number of words.
     """
     n_clusters, dim = mixture.mean.shape
     out = table.new_zeros(len(lengths), 2, n_clusters, dim)
@@ -104,11 +108,11 @@ def fisher_vectors(
         return out.flatten(1)
     distinct, indices = torch.unique(words, return_inverse=True)
     samples, starts = table[distinct], lengths.cumsum(0) - lengths
-    weights = posteriors(samples, mixture) / mixture.priors.clamp(min=torch.finfo(samples.dtype).tiny).sqrt()
+    weights = compute_posteriors(samples, mixture) / mixture.priors.clamp(min=torch.finfo(samples.dtype).tiny).sqrt()
     half = torch.where(mixture.laplacian, samples.new_ones(()), samples.new_tensor(0.5).sqrt())
     one = samples.new_ones(())
     for k in range(n_clusters):
-        weight, laplacian, z = weights[:, k, None], mixture.laplacian[k], _standardised(samples, mixture, k)
+        weight, laplacian, z = weights[:, k, None], mixture.laplacian[k], _standardise(samples, mixture, k)
         by_location = weight * torch.where(laplacian, one.copysign(z), z)
         by_scale = torch.where(laplacian, z.abs(), z.square()).sub_(1).mul_(half[k]).mul_(weight)
         for derivative, terms in enumerate((by_location, by_scale)):
@@ -117,7 +121,7 @@ def fisher_vectors(
 
 
 def power_normalize(vectors: Float[Tensor, "n dim"]) -> Float[Tensor, "n dim"]:
-    """Take the signed square root of every coordinate, then normalise to unit length; zero vectors stay zero."""
+    """Return the signed square roots of all coordinates, normalised to unit length. Zero vectors stay zero."""
     return torch.nn.functional.normalize(vectors.sign() * vectors.abs().sqrt(), dim=1)
 
 
@@ -127,56 +131,57 @@ def _with_kind(mixture: Mixture, kind: MixtureKind) -> Mixture:
     return replace(mixture, laplacian=torch.full_like(mixture.laplacian, kind == "laplacian"))
 
 
-def _standardised(samples: Tensor, mixture: Mixture, k: int) -> Tensor:
-    """Return samples minus the median (or mean) of cluster k, divided by its mean absolute (or standard) deviation."""
+def _standardise(samples: Tensor, mixture: Mixture, k: int) -> Tensor:
+    """Return samples minus the median (or mean) of cluster k, divided by the mean absolute (or standard) deviation."""
     laplacian = mixture.laplacian[k]
     location = torch.where(laplacian, mixture.median[k], mixture.mean[k])
     return (samples - location).mul_(torch.where(laplacian, 1 / mixture.deviation[k], mixture.variance[k].rsqrt()))
 
 
-def _block_posteriors(samples: Tensor, mixture: Mixture) -> Tensor:
-    constant = _log_constants(mixture)
+def _compute_block_posteriors(samples: Tensor, mixture: Mixture) -> Tensor:
+    constant = _compute_log_constants(mixture)
     columns = []
     for k in range(len(mixture.priors)):
-        z = _standardised(samples, mixture, k)
+        z = _standardise(samples, mixture, k)
         columns.append(constant[k] - torch.where(mixture.laplacian[k], z.abs(), z.square() / 2).sum(1))
     return torch.stack(columns, dim=1).softmax(1)
 
 
-def _log_constants(mixture: Mixture) -> Tensor:
+def _compute_log_constants(mixture: Mixture) -> Tensor:
     """Return, for each cluster, the logarithm of its prior divided by the normalising constant of its density."""
     scale = torch.where(mixture.laplacian, (2 * mixture.deviation).log(), (2 * math.pi * mixture.variance).log() / 2)
     return mixture.priors.log() - scale.sum(1)
 
 
-def _fitting_posteriors(samples: Tensor, squares: Tensor, mixture: Mixture, kind: MixtureKind) -> Float[Tensor, "K N"]:
+def _compute_posteriors_fast(samples: Tensor, squares: Tensor, mixture: Mixture, kind: MixtureKind) -> Float[Tensor, "K N"]:
+    """Return posteriors as :func:`compute_posteriors`, transposed, faster and less exact; ``squares`` are of ``samples``."""
     precision = (~mixture.laplacian) / mixture.variance
     costs = (precision / 2) @ squares.T - (precision * mixture.mean) @ samples.T
-    costs += ((precision * mixture.mean.square()).sum(1) / 2 - _log_constants(mixture))[:, None]
+    costs += ((precision * mixture.mean.square()).sum(1) / 2 - _compute_log_constants(mixture))[:, None]
     if kind != "gaussian":
         scale = mixture.laplacian / mixture.deviation
-        for cost, block in zip(torch.split(costs, _BLOCK, 1), torch.split(samples, _BLOCK), strict=True):
+        for cost, block in zip(torch.split(costs, _BLOCK_SAMPLES, 1), torch.split(samples, _BLOCK_SAMPLES), strict=True):
             for k in range(len(scale)):
                 cost[k] += (block - mixture.median[k]).abs_() @ scale[k]
     return costs.neg_().softmax(0)
 
 
 def _maximise(samples: Tensor, squares: Tensor, weights: Tensor, mixture: Mixture, ordered: _SortedSamples | None) -> Mixture:
-    """Return the likeliest mixture, given the posteriors ``weights`` (K, N); ``ordered`` is None for a Gaussian mixture."""
+    """Return the likeliest mixture, given the posteriors ``weights`` (K, N). A Gaussian mixture needs no ``ordered``."""
     totals = weights.sum(1)
     heavy = totals.clamp(min=torch.finfo(samples.dtype).tiny)[:, None]
     means = weights @ samples / heavy
     squared = (weights @ squares / heavy - means.square()).clamp(min=0)
-    variances = squared.clamp(min=FLOOR)
+    variances = squared.clamp(min=MIN_SPREAD)
     gaussian = replace(mixture, priors=totals / totals.sum(), mean=means, variance=variances)
     if ordered is None:
         return gaussian
-    medians, absolute = ordered.weighted_medians(weights), torch.zeros_like(means)
-    for block, weight in zip(torch.split(samples, _BLOCK), torch.split(weights, _BLOCK, 1), strict=True):
+    medians, absolute = ordered.compute_medians(weights), torch.zeros_like(means)
+    for block, weight in zip(torch.split(samples, _BLOCK_SAMPLES), torch.split(weights, _BLOCK_SAMPLES, 1), strict=True):
         for k in range(len(totals)):
             absolute[k] += weight[k] @ (block - medians[k]).abs_()
     absolute /= heavy
-    deviations = absolute.clamp(min=FLOOR)
+    deviations = absolute.clamp(min=MIN_SPREAD)
     laplace = -(2 * deviations).log() - absolute / deviations
     gauss = ((2 * math.pi * variances).log() + squared / variances) / -2
     return replace(gaussian, median=medians, deviation=deviations, laplacian=laplace > gauss)
@@ -184,10 +189,10 @@ def _maximise(samples: Tensor, squares: Tensor, weights: Tensor, mixture: Mixtur
 
 @dataclass(frozen=True)
 class _SortedSamples:
-    """Samples, sorted in each dimension and divided into runs of ``_RUN`` samples.
+    """Samples, sorted in each dimension and divided into runs of ``_RUN_LENGTH`` samples.
 
-    indices : index of the sample at each position of the order; N, the number of samples, for padding of the last run
-    values : values in ascending order, padded with the last one
+    indices : sample indices in ascending order of the values; the padding of the last run has the index N
+    values : values in ascending order; the padding repeats the last value
     """
 
     indices: Int[Tensor, "D n_runs run"]
@@ -196,22 +201,22 @@ class _SortedSamples:
     @classmethod
     def sort(cls, samples: Float[Tensor, "N D"]) -> _SortedSamples:
         values, indices = samples.T.contiguous().sort(dim=1, stable=True)
-        n_missing = -len(samples) % _RUN
+        n_missing = -len(samples) % _RUN_LENGTH
         values = torch.cat([values, values[:, -1:].expand(-1, n_missing)], dim=1)
         indices = torch.nn.functional.pad(indices, (0, n_missing), value=len(samples))
-        return cls(indices.reshape(len(indices), -1, _RUN), values)
+        return cls(indices.reshape(len(indices), -1, _RUN_LENGTH), values)
 
-    def weighted_medians(self, weights: Float[Tensor, "K N"]) -> Float[Tensor, "K D"]:
-        """Return, for each cluster and dimension, the first sample in order that reaches half of the weight."""
+    def compute_medians(self, weights: Float[Tensor, "K N"]) -> Float[Tensor, "K D"]:
+        """Return the weighted median of each dimension for the weights of each cluster, see :func:`fit_mixture`."""
         weights = torch.nn.functional.pad(weights, (0, 1)).T.contiguous()
-        medians, block = [], max(1, _MEDIAN_BLOCK // weights.numel())
+        medians, block = [], max(1, _MAX_GATHERED_WEIGHTS // weights.numel())
         for indices, values in zip(torch.split(self.indices, block), torch.split(self.values, block), strict=True):
             parts = weights[indices]  # (dimension, run, position in the run, cluster)
             reached = parts.sum(2).cumsum(1)
             half = reached[:, -1:] / 2
             run = (reached < half).sum(1, keepdim=True)
             before = torch.where(run > 0, reached.gather(1, (run - 1).clamp(min=0)), 0)
-            inside = parts.gather(1, run[:, :, None].expand(-1, -1, _RUN, -1))[:, 0].cumsum(1)
-            position = run[:, 0] * _RUN + (before + inside < half).sum(1).clamp(max=_RUN - 1)
+            inside = parts.gather(1, run[:, :, None].expand(-1, -1, _RUN_LENGTH, -1))[:, 0].cumsum(1)
+            position = run[:, 0] * _RUN_LENGTH + (before + inside < half).sum(1).clamp(max=_RUN_LENGTH - 1)
             medians.append(values.gather(1, position))
         return torch.cat(medians).T.contiguous()

@@ -1,4 +1,4 @@
-"""Sources of boxes: files, EdgeBoxes, selective search and ground truth. Find vectors in a cache of ground-truth boxes."""
+"""Read boxes from files, propose boxes, and collect ground-truth boxes."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import ctypes
 import hashlib
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
 from vse.features.cache.feature_cache import FeatureCache, open_cache
-from vse.features.cache.reader import RegionBoxes
 from vse.features.cache.rows import FORMAT
 from vse.features.settings import has_auto_precision
 from vse.pipeline.dataset.dataset import Dataset, mentions
@@ -30,7 +28,7 @@ TRUTH_BOXES = "phrases"  # value of the setting ``boxes`` for ground-truth boxes
 # Settings and hashes that decide which boxes an extractor reads, but not how it computes a box's vector.
 _BOX_SETTINGS = ("boxes", "n_boxes", "train_boxes", "thin_edges", "proposer", "proposer_weights", "edge_model")
 _BOX_HASHES = ("proposer_sha256", "edge_model_sha256")
-_LOCK = threading.Lock()  # selective search uses the C library's random generator, which all threads share
+_RANDOM_LOCK = threading.Lock()  # all threads share the C library's random generator, which selective search uses
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +37,7 @@ def read_boxes(path: Path) -> dict[int, Floats]:
     """Read the boxes of images from a file: (n, 4) by image id, xyxy in pixels of the image.
 
     The file is a JSON object ``{"<image id>": [[x1, y1, x2, y2], ...]}``, or an HDF5 file with ``ids`` (n,), ``offsets`` (n +
-    1,) and ``boxes`` (n_boxes, 4), such as a cache of regions. Raises UserError if it is neither.
+    1,) and ``boxes`` (n_boxes, 4), such as a cache of regions. Raises UserError for another format.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file of boxes")
@@ -58,7 +56,7 @@ def read_boxes(path: Path) -> dict[int, Floats]:
 class EdgeModel:
     """A structured-edge model (Dollar and Zitnick, ICCV 2013), loaded once per thread.
 
-    Raises UserError if the file is not one.
+    Raises UserError if ``path`` is not the file of such a model.
     """
 
     def __init__(self, path: Path) -> None:
@@ -74,8 +72,8 @@ class EdgeModel:
         if not (complete and stride >= 1):  # OpenCV divides by the stride
             raise UserError(f"{path}: not a structured-edge model")
 
-    def edges(self, pixels: NDArray[np.uint8]) -> tuple[Floats, Floats]:
-        """Return the edges of an image, thinned to ridges by non-maximum suppression, and their orientation."""
+    def find_edges(self, pixels: NDArray[np.uint8]) -> tuple[Floats, Floats]:
+        """Return edge strengths, thinned to ridges by non-maximum suppression, and edge orientations of an image."""
         if not hasattr(self._local, "detector"):
             self._local.detector = import_opencv().ximgproc.createStructuredEdgeDetection(str(self.path))
             self._watched.check()
@@ -91,7 +89,7 @@ def edge_boxes(
     """Return the EdgeBoxes (Zitnick and Dollar, ECCV 2014) of an image (height, width, 3) and their scores, best first.
 
     At most ``n_boxes`` boxes are returned. Without a model, edges are the gradient of the smoothed grey image, thinned to
-    ridges if ``thin``. Alpha, beta and the lowest score are 0.65, 0.65 and 0.01, as in the phrase-localisation protocol. If
+    ridges if ``thin``. Alpha, beta and the minimum score are 0.65, 0.65 and 0.01, as in the phrase-localisation protocol. If
     the image has no edges, the only box is the complete image.
     """
     cv2 = import_opencv()
@@ -103,18 +101,18 @@ def edge_boxes(
         orientation = np.mod(np.arctan2(down, across), np.float32(np.pi))
         edges = suppress_non_ridges(edges, orientation) if thin else edges
     else:
-        edges, orientation = edge_model.edges(pixels)
+        edges, orientation = edge_model.find_edges(pixels)
     finder = cv2.ximgproc.createEdgeBoxes(maxBoxes=n_boxes, alpha=0.65, beta=0.65, minScore=0.01)
     boxes, scores = finder.getBoundingBoxes(edges, orientation)
     if len(boxes) == 0:  # an image without an edge
-        return _whole_image(pixels)
-    return _xyxy(boxes), np.asarray(scores, np.float32).reshape(-1)
+        return _box_around_image(pixels)
+    return _to_corners(boxes), np.asarray(scores, np.float32).reshape(-1)
 
 
 def suppress_non_ridges(edges: Floats, orientation: Floats) -> Floats:
-    """Return edge strengths (height, width), set to 0 where a neighbour across the edge is stronger by 1% or more.
+    """Return edge strengths (height, width), set to 0 where a neighbour across the edge is more than 1% stronger.
 
-    ``orientation`` is the angle of the gradient. Edges are interpolated, and continue beyond the border of the image.
+    ``orientation`` is the angle of the gradient. The neighbours lie one pixel away in this direction and are interpolated.
     """
     cv2 = import_opencv()
     y, x = np.indices(edges.shape, np.float32)
@@ -127,35 +125,35 @@ def suppress_non_ridges(edges: Floats, orientation: Floats) -> Floats:
 
 
 def selective_search(pixels: NDArray[np.uint8], n_boxes: int) -> tuple[Floats, Floats]:
-    """Return the first boxes of selective search in its fast mode (Uijlings et al., IJCV 2013), with scores falling from 1.
+    """Return the first ``n_boxes`` boxes of selective search (Uijlings et al., IJCV 2013, fast mode), and their scores.
 
-    The algorithm orders boxes at random. The order is repeatable, because the C library's generator is seeded first. If the
-    algorithm finds no box, the only box is the complete image.
+    The order of the boxes is random, but always the same for an image. The algorithm gives no scores; the scores here decrease
+    linearly with the rank, from 1. If the algorithm finds no box, the only box is the complete image.
     """
     cv2 = import_opencv()
-    with _LOCK:
-        ctypes.CDLL(None).srand(0)
+    with _RANDOM_LOCK:
+        ctypes.CDLL(None).srand(0)  # makes the order of the boxes repeatable
         search = cv2.ximgproc.segmentation.createSelectiveSearchSegmentation()
         search.setBaseImage(np.ascontiguousarray(pixels[:, :, ::-1]))
         search.switchToSelectiveSearchFast()
         boxes = search.process()[:n_boxes]
     if len(boxes) == 0:
-        return _whole_image(pixels)
-    return _xyxy(boxes), np.linspace(1, 0, len(boxes), endpoint=False, dtype=np.float32)
+        return _box_around_image(pixels)
+    return _to_corners(boxes), np.linspace(1, 0, len(boxes), endpoint=False, dtype=np.float32)
 
 
-def _xyxy(boxes: NDArray[Any]) -> Floats:
+def _to_corners(boxes: NDArray[Any]) -> Floats:
     corners = np.asarray(boxes, np.float32)
     return np.concatenate([corners[:, :2], corners[:, :2] + corners[:, 2:]], axis=1)
 
 
-def _whole_image(pixels: NDArray[np.uint8]) -> tuple[Floats, Floats]:
+def _box_around_image(pixels: NDArray[np.uint8]) -> tuple[Floats, Floats]:
     height, width = pixels.shape[:2]
     return np.asarray([[0, 0, width, height]], np.float32), np.zeros(1, np.float32)
 
 
 def import_opencv() -> Any:
-    """Return the module cv2 of opencv-contrib. Raises UserError, with the command that installs it, if it is missing."""
+    """Return the module cv2 of opencv-contrib. Raises UserError, with the command that installs it, if cv2 is missing."""
     return import_extra("cv2", "a proposal of boxes (EdgeBoxes, selective search)", "edgeboxes")
 
 
@@ -181,10 +179,8 @@ def _read_hdf5_boxes(path: Path) -> dict[int, Floats]:
 def collect_truth_boxes(dataset: Dataset) -> dict[int, NDArray[np.float32]]:
     """Return the distinct ground-truth boxes (n, 4) of each image by image id, in the order of the phrases.
 
-    Ground-truth boxes are the boxes that the data set gives for the phrases of captions.
-
-    The box of a phrase is its attribute ``truth``. An image has no entry if its phrases have no boxes. Raises UserError if no
-    image has an entry.
+    The ground-truth box of a phrase is its attribute ``truth``, the smallest box around all boxes that the data set gives for
+    the phrase. An image has no entry if its phrases have no boxes. Raises UserError if no image has an entry.
     """
     boxes_by_id: dict[int, dict[tuple[float, ...], None]] = {}
     for mention in mentions(dataset):
@@ -197,7 +193,7 @@ def collect_truth_boxes(dataset: Dataset) -> dict[int, NDArray[np.float32]]:
 
 
 def hash_boxes(boxes_by_id: Mapping[int, NDArray[np.float32]]) -> str:
-    """Return one SHA-256 for the boxes (n, 4) of all images: of each image's id, its number of boxes and the boxes."""
+    """Return one SHA-256 for the boxes (n, 4) of all images: the hash of image ids, numbers of boxes and boxes."""
     digest = hashlib.sha256()
     for image_id, boxes in boxes_by_id.items():
         digest.update(np.asarray([image_id, len(boxes)], "<i8").tobytes())
@@ -211,9 +207,9 @@ def has_truth_boxes(cache: FeatureCache) -> bool:
 
 
 def check_truth_cache(truths: FeatureCache, candidates: FeatureCache) -> None:
-    """Check that ``truths`` are ground-truth boxes of the data set of ``candidates``, with vectors of the same extractor.
+    """Check that ``truths`` holds ground-truth boxes of the data set of ``candidates``, with vectors of the same extractor.
 
-    Raises UserError if they are not. The precision may differ if the presets of both caches have ``precision: auto``.
+    Raises UserError if not. The precision may differ if the presets of both caches have ``precision: auto``.
     """
     _check_has_truth_boxes(truths)
     if truths.dataset != candidates.dataset:
@@ -227,32 +223,6 @@ def check_truth_cache(truths: FeatureCache, candidates: FeatureCache) -> None:
         raise UserError(
             f"{truths.path} and {candidates.path} differ in {', '.join(different[:4])}, so the same box has different features"
         )
-
-
-class TruthBoxIndex:
-    """An index that finds the vector of a box in a cache of ground-truth boxes. Raises UserError for other caches."""
-
-    def __init__(self, cache: FeatureCache) -> None:
-        _check_has_truth_boxes(cache)
-        self._cache = cache
-        regions = RegionBoxes(cache)
-        image_of = np.repeat(cache.ids, np.diff(regions.offsets))
-        keys = zip(image_of.tolist(), map(tuple, regions.boxes.tolist()), strict=True)
-        self._index_of = {key: index for index, key in enumerate(keys)}
-
-    def indices(self, image_ids: Iterable[int], boxes: Float[np.ndarray, "n 4"]) -> Int[np.ndarray, " n"]:
-        """Return, for each k, the index of ``boxes[k]`` of the image ``image_ids[k]`` among all regions of the cache.
-
-        Boxes are compared as float32. Raises UserError, which names the first box that the cache lacks.
-        """
-        keys = list(zip(map(int, image_ids), map(tuple, boxes.astype(np.float32).tolist()), strict=True))
-        for image_id, box in keys:
-            if (image_id, box) not in self._index_of:
-                raise UserError(
-                    f"{self._cache.path}: has no ground-truth box {list(box)} of image {image_id}; extract it again from the "
-                    "same data set"
-                )
-        return np.asarray([self._index_of[key] for key in keys], np.int64)
 
 
 def _check_has_truth_boxes(cache: FeatureCache) -> None:

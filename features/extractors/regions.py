@@ -1,8 +1,8 @@
 """The extractor ``regions``: the boxes that a Faster R-CNN finds, each with the output of the detector's box head.
 
 The boxes are the detections or, with ``selection: bottom_up``, the proposals, as in the bottom-up attention features (Anderson
-et al., CVPR 2018) of SCAN and its successors. The score of a proposal is its highest score among the classes whose non-maximum
-suppression keeps it.
+et al., CVPR 2018) of SCAN and its successors. Non-maximum suppression runs in each class. The score of a proposal is its
+highest score in the classes that keep the proposal.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vse.features.settings.images import RegionsConfig
 from vse.features.vision import torchvision
 from vse.pipeline.errors import UserError, did_you_mean
 
-MIN_BOX_SIDE = 1e-2  # in pixels of the network's input
+MIN_BOX_SIDE = 1e-2  # pixels of the network's input
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Proposals:
     """The output of the region-proposal network for one image.
 
     maps : feature maps by name
-    boxes : (n, 4), xyxy in pixels of the network's input
-    scores : (n,), the objectness of the boxes
+    boxes : (n, 4) boxes, xyxy in pixels of the network's input
+    scores : (n,) objectness of the boxes
     size : height and width of the network's input
     """
 
@@ -46,7 +46,7 @@ class Proposals:
 
 @dataclass(frozen=True)
 class ScoredBoxes:
-    """Selected boxes of an image: (n, 4), xyxy in pixels of the network's input, their scores (n,) and vectors (n, dim)."""
+    """Selected boxes of an image: (n, 4), xyxy in pixels of the network's input, with scores (n,) and vectors (n, dim)."""
 
     boxes: Tensor
     scores: Tensor
@@ -56,7 +56,7 @@ class ScoredBoxes:
 class RegionsExtractor(NetworkExtractor[Tensor]):
     """A Faster R-CNN that finds boxes in image files and computes their vectors.
 
-    Images are computed one by one: a batch would be padded to its largest image, which changes the features of the others.
+    Images are computed one by one, because padding in a batch would change the features of smaller images.
     """
 
     config: RegionsConfig
@@ -70,16 +70,16 @@ class RegionsExtractor(NetworkExtractor[Tensor]):
     def prepare(self, image: Image.Image, image_id: int) -> Tensor:
         """Return the image as (3, height, width) uint8; the detector scales it.
 
-        Raises :class:`UnfitSize` if it is too narrow or large.
+        Raises :class:`UnfitSize` if the image is too narrow or large.
         """
         scaled_size(image.size, self.config.shorter, self.config.longer)
         return image_to_tensor(image)
 
     def compute(self, batch: Sequence[Tensor]) -> list[ImageVectors]:
-        """Return the boxes of each image, in its pixels and clipped to it, best first, with their scores and vectors."""
-        return [self._regions(pixels) for pixels in batch]
+        """Return the boxes of each image in pixels, clipped to the image, best first, with scores and vectors."""
+        return [self._find_regions(pixels) for pixels in batch]
 
-    def _regions(self, pixels: Tensor) -> ImageVectors:
+    def _find_regions(self, pixels: Tensor) -> ImageVectors:
         height, width = pixels.shape[1:]
         with torch.inference_mode(), autocast(self.config.precision, self.device):
             found, size = detect(self.detector, move_tensor(pixels, self.device), self.config)
@@ -93,7 +93,7 @@ class RegionsExtractor(NetworkExtractor[Tensor]):
 def load_detector(config: RegionsConfig, weights_dir: Path | None = None) -> nn.Module:
     """Load the Faster R-CNN of ``config`` with its weights, in evaluation mode, on the CPU.
 
-    Raises UserError if torchvision has no such model or its weights are missing.
+    Raises UserError if torchvision has no such model, or if the weights are missing.
     """
     options: dict[str, Any] = {
         "weights_backbone": None,
@@ -117,7 +117,7 @@ def load_detector(config: RegionsConfig, weights_dir: Path | None = None) -> nn.
 def set_map_strides(detector: Any) -> None:
     """Set the strides of the detector's feature maps, by a forward pass on an image of 256 x 256 pixels.
 
-    torchvision computes the strides from its first image; for a small image they are wrong.
+    torchvision would otherwise compute the strides from the first image, and a small image gives wrong strides.
     """
     with torch.inference_mode():
         maps = detector.backbone(torch.zeros(1, 3, 256, 256))
@@ -140,7 +140,7 @@ def propose(detector: Any, pixels: Tensor) -> Proposals:
 def detect(detector: Any, pixels: Tensor, config: RegionsConfig) -> tuple[ScoredBoxes, tuple[int, int]]:
     """Return the boxes of one image (3, height, width), best first, and the height and width of the network's input.
 
-    These are the boxes with scores above ``config.score``, at least ``min_boxes`` and at most ``max_boxes``. If the detector
+    Boxes with scores above ``config.score`` are returned, at least ``min_boxes`` and at most ``max_boxes``. If the detector
     finds no box, the only box is the complete image.
     """
     proposed = propose(detector, pixels)
@@ -151,7 +151,7 @@ def detect(detector: Any, pixels: Tensor, config: RegionsConfig) -> tuple[Scored
         return features
 
     if len(proposals) == 0:
-        return _whole_image(size, proposals, vectors), size
+        return _box_around_image(size, proposals, vectors), size
     features = vectors(proposals)
     logits, deltas = heads.box_predictor(features)
     scores = logits.float().softmax(-1)[:, 1:]  # without the background
@@ -164,11 +164,11 @@ def detect(detector: Any, pixels: Tensor, config: RegionsConfig) -> tuple[Scored
         boxes, best = _suppress_by_class(torchvision.ops.clip_boxes_to_image(regressed, size), scores, config)
         order = _select_best(best, config)
         selected = ScoredBoxes(boxes[order], best[order], vectors(boxes[order]) if len(order) else features[:0])
-    return (selected if len(order) else _whole_image(size, proposals, vectors)), size
+    return (selected if len(order) else _box_around_image(size, proposals, vectors)), size
 
 
 def _scores_after_nms(boxes: Float[Tensor, "n 4"], scores: Float[Tensor, "n classes"], overlap: float) -> Float[Tensor, " n"]:
-    """Return each box's highest score among the classes whose non-maximum suppression keeps the box; 0 if none does."""
+    """Return each box's highest score in the classes that keep the box after non-maximum suppression; 0 without one."""
     best = torch.zeros(len(boxes), device=boxes.device)
     for class_scores in scores.T:
         kept = torchvision.ops.nms(boxes, class_scores, overlap)
@@ -181,8 +181,8 @@ def _suppress_by_class(
 ) -> tuple[Float[Tensor, "m 4"], Float[Tensor, " m"]]:
     """Return the boxes of all classes after non-maximum suppression within each class, best first, and their scores.
 
-    Only a better box can suppress a box. Suppression therefore starts with the best boxes, and takes more of them until
-    ``max_boxes`` remain.
+    Only better boxes can suppress a box. Suppression therefore starts with few boxes, the best ones, and takes more boxes
+    until ``max_boxes`` remain.
     """
     n_classes = scores.shape[1]
     order = scores.flatten().argsort(descending=True, stable=True)
@@ -203,6 +203,6 @@ def _select_best(scores: Tensor, config: RegionsConfig) -> Tensor:
     return order[: min(max(above, config.min_boxes), config.max_boxes)]
 
 
-def _whole_image(size: tuple[int, int], like: Tensor, vectors: Callable[[Tensor], Tensor]) -> ScoredBoxes:
+def _box_around_image(size: tuple[int, int], like: Tensor, vectors: Callable[[Tensor], Tensor]) -> ScoredBoxes:
     box = like.new_tensor([[0, 0, size[1], size[0]]])
     return ScoredBoxes(box, like.new_zeros(1), vectors(box))

@@ -1,4 +1,4 @@
-"""The extractor ``text``, a pretrained text encoder; and functions that load the encoder of a cache to encode new texts."""
+"""The extractor ``text``, a pretrained text encoder, and functions that load the encoder of a cache for new texts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import wrap_read_errors
 from vse.pipeline.progress import progress_bar
 
-_HASHES = {
+_HASH_DESCRIPTIONS = {  # for messages
     "weights_sha256": "other weights",
     "tokenizer_sha256": "another tokenizer",
     "network_sha256": "other network settings",
@@ -43,8 +43,8 @@ _HASHES = {
 class TextExtractor(Extractor):
     """A pretrained text encoder that computes the vectors of captions, as a feature preset defines them.
 
-    config : the preset
-    weights_dir : folder; a folder or file in it with the model's name replaces a download
+    config : settings of the preset
+    weights_dir : folder in which a folder or file with the model's name replaces a download
     device : ``auto``, or a device of torch
     """
 
@@ -59,8 +59,8 @@ class TextExtractor(Extractor):
         backbone.network.to(self.device)
         self.weights_sha256 = backbone.weights_sha256
         self.extra_hashes = {"tokenizer_sha256": backbone.tokenizer_sha256}
-        if backbone.network_sha256:
-            self.extra_hashes["network_sha256"] = backbone.network_sha256
+        if backbone.settings_sha256:
+            self.extra_hashes["network_sha256"] = backbone.settings_sha256
         self.notes = {
             "weights": config.weights,
             "revision": config.revision,
@@ -73,10 +73,10 @@ class TextExtractor(Extractor):
         }
 
     def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
-        """Compute the rows of captions, in order; truncated captions are counted."""
+        """Compute the rows of captions, in order, and count truncated captions."""
         with progress_bar(total=len(items), desc=self.progress_label, unit=self.config.of.removesuffix("s")) as progress:
             parts, n_truncated = self._encode(self._texts(items), np.dtype(self.config.dtype), progress.update)
-        sources = np.stack([item.source() for item in items])
+        input_hashes = np.stack([item.hash_input() for item in items])
         offsets = None
         if self.config.row_kind == "sets":
             offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
@@ -84,12 +84,12 @@ class TextExtractor(Extractor):
         else:
             features = np.stack(parts)
         counts = {f"{self.config.of} cut to {self.backbone.max_length} tokens": n_truncated}
-        return Rows(item_ids(items), features, sources, offsets, counts=counts)
+        return Rows(item_ids(items), features, input_hashes, offsets, counts=counts)
 
     def encode_items(self, captions: Sequence[Item]) -> tuple[Tensor, ...]:
-        """Return a tuple of the vectors (n, dim).
+        """Return a tuple with one tensor, the vectors (n, dim) of the captions.
 
-        With ``pooling: tokens``, return a tuple of the tokens' states (n, n_tokens, dim) and their mask (n, n_tokens).
+        With ``pooling: tokens``, the tuple has two tensors: token states (n, n_tokens, dim) and the mask (n, n_tokens).
         """
         parts = [torch.from_numpy(part) for part in self._encode(self._texts(captions), np.dtype(np.float32))[0]]
         if self.config.row_kind == "vectors":
@@ -110,7 +110,7 @@ class TextExtractor(Extractor):
         tokens, n_truncated = self.backbone.tokenize(texts)
         encoded: list[NDArray[Any]] = [np.empty(0)] * len(texts)
         with memory_guard("lower batch_tokens with --set, or --set precision=bf16"):
-            for indices in _batches([len(row) for row in tokens], self.config.batch_tokens):
+            for indices in _split_into_batches([len(row) for row in tokens], self.config.batch_tokens):
                 batch = [tokens[index] for index in indices]
                 vectors = self._forward(batch).cpu().numpy().astype(dtype)
                 for index, row, vector in zip(indices, batch, vectors, strict=True):
@@ -125,10 +125,10 @@ class TextExtractor(Extractor):
         mask = torch.arange(width) < torch.tensor([[len(row)] for row in batch])
         tokens, mask = move_tensor(tokens, self.device), move_tensor(mask, self.device)
         with torch.inference_mode(), autocast(self.config.precision, self.device):
-            vectors = self._pool(tokens, mask).float()
+            vectors = self._pool_states(tokens, mask).float()
         return normalize(vectors, dim=-1) if self.config.normalize else vectors
 
-    def _pool(self, tokens: Tensor, mask: Tensor) -> Tensor:
+    def _pool_states(self, tokens: Tensor, mask: Tensor) -> Tensor:
         if self.config.pooling == "own":
             return self.backbone.text_vectors(tokens, mask)
         states = self.backbone.token_states(tokens, mask)
@@ -139,14 +139,11 @@ class TextExtractor(Extractor):
         return (states.float() * mask[:, :, None]).sum(1) / mask.sum(1)[:, None]
 
 
-def _batches(lengths: Sequence[int], bound: int) -> Iterator[list[int]]:
-    """Yield batches of text indices, the longest texts first; a batch has at most ``bound`` tokens, including padding.
-
-    Texts of similar length need little padding, and a lack of memory already appears in the first batch.
-    """
+def _split_into_batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """Yield batches of text indices, the longest texts first; a batch has at most ``max_tokens`` tokens with padding."""
     order = np.argsort(-np.asarray(lengths, np.int64), kind="stable").tolist()
     while order:
-        n = max(1, bound // max(1, lengths[order[0]]))
+        n = max(1, max_tokens // max(1, lengths[order[0]]))
         yield order[:n]
         order = order[n:]
 
@@ -165,29 +162,30 @@ def rebuild_text_extractor(cache: FeatureCache, weights_dir: Path | None = None,
         config = config.model_copy(update={"precision": choose_query_precision(config.precision)})
     extractor = TextExtractor(config, weights_dir, device)
     hashes = {"weights_sha256": extractor.weights_sha256, **extractor.extra_hashes}
-    for name, part in _HASHES.items():
+    for name, part in _HASH_DESCRIPTIONS.items():
         if hashes.get(name) != provenance.get(name):
             raise UserError(f"{cache.path} was computed with {part} of {config.model}: {name} differs from the current one")
     return extractor
 
 
-class CaptionReader(Protocol):
+class ItemEncoder(Protocol):
     """An encoder of captions: a fitted :class:`CaptionEncoder`, or a :class:`TextExtractor`.
 
-    ``reads_raw`` is true if the encoder reads raw text, and false if it reads words.
+    reads_raw : True if the encoder reads raw text, False if the encoder reads words
     """
 
     reads_raw: ClassVar[bool]
 
     def encode_items(self, captions: Sequence[Item]) -> tuple[Tensor, ...]:
-        """Return a tuple of the vectors (n, dim) float32.
+        """Return a tuple with one tensor, the vectors (n, dim) float32 of the captions.
 
-        If the encoder has a vector for each token, return a tuple of these (n, n_tokens, dim) and their mask (n, n_tokens).
+        For an encoder with a vector for each token, the tuple has two tensors: vectors (n, n_tokens, dim) and the mask
+        (n, n_tokens).
         """
 
 
-def load_caption_reader(cache: FeatureCache, weights_dir: Path | None = None, device: str = "auto") -> CaptionReader:
-    """Load the encoder that computed a cache of captions. Raises UserError if it is missing or has changed."""
+def load_item_encoder(cache: FeatureCache, weights_dir: Path | None = None, device: str = "auto") -> ItemEncoder:
+    """Load the encoder that computed a cache of captions. Raises UserError if the encoder is missing or has changed."""
     if cache.provenance.get("config", {}).get("extractor") == "text":
         return rebuild_text_extractor(cache, weights_dir, device)
     return load_cache_encoder(cache, device)

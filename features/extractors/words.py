@@ -35,24 +35,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WordVectors:
-    """Distinct ``words`` and their ``vectors`` (n_words, dim) float32."""
+    """Distinct words and their vectors (n_words, dim) float32."""
 
     words: tuple[str, ...]
     vectors: NDArray[np.float32]
 
     @cached_property
-    def rows(self) -> dict[str, int]:
+    def index_by_word(self) -> dict[str, int]:
         return {word: row for row, word in enumerate(self.words)}
 
-    def encode(self, caption: Sequence[str]) -> list[int]:
-        """Return the index in ``words`` of each known word of a caption, in order."""
-        return [self.rows[word] for word in caption if word in self.rows]
-
-    def flatten(self, captions: TokenLists) -> tuple[Tensor, Tensor]:
-        """Return the indices in ``words`` of the captions' known words, concatenated, and their number per caption."""
-        encoded = [self.encode(caption) for caption in captions]
-        lengths = torch.tensor([len(rows) for rows in encoded], dtype=torch.int64)
-        return torch.tensor([row for rows in encoded for row in rows], dtype=torch.int64), lengths
+    def find_indices(self, captions: TokenLists) -> tuple[Tensor, Tensor]:
+        """Return the indices in ``words`` of all known words of captions, concatenated, and the number per caption."""
+        found = [[self.index_by_word[word] for word in caption if word in self.index_by_word] for caption in captions]
+        lengths = torch.tensor([len(indices) for indices in found], dtype=torch.int64)
+        return torch.tensor([index for indices in found for index in indices], dtype=torch.int64), lengths
 
     def tensors(self) -> dict[str, Tensor]:
         return {"words": words_to_tensor(self.words), "vectors": torch.from_numpy(self.vectors)}
@@ -62,10 +58,10 @@ class WordVectors:
         """Build the word vectors from their :meth:`tensors`."""
         return cls(tuple(tensor_to_words(tensors["words"])), tensors["vectors"].numpy())
 
-    def select(self, wanted: Iterable[str], first: int) -> WordVectors:
-        """Return the vectors of the first ``first`` words and of the ``wanted`` words, in the same order as here."""
+    def select(self, wanted: Iterable[str], n_first: int) -> WordVectors:
+        """Return the vectors of the first ``n_first`` words and of the ``wanted`` words, in unchanged order."""
         wanted = set(wanted)
-        rows = [row for row, word in enumerate(self.words) if row < first or word in wanted]
+        rows = [row for row, word in enumerate(self.words) if row < n_first or word in wanted]
         return WordVectors(tuple(self.words[row] for row in rows), self.vectors[rows])
 
 
@@ -113,20 +109,20 @@ def train_word_vectors(captions: TokenLists, dim: int, epochs: int, min_count: i
 
 
 def select_vectors(
-    corpus: CaptionCorpus, config: WordSettings, file: Path | None, n_sampled: int
+    corpus: CaptionCorpus, config: WordSettings, word_file: Path | None, n_sampled: int
 ) -> tuple[WordVectors, WordVectors]:
     """Return the word vectors that the encoder keeps, and a sample of ``n_sampled`` word vectors to fit the encoder to.
 
-    The vectors are read from ``file`` or, without a file, trained on the training captions. The encoder keeps the words of the
-    data set and the first ``config.keep`` words of the file. Raises UserError if no word of the data set has a vector.
+    The vectors are read from ``word_file`` or, without a file, trained on the training captions. The encoder keeps the words
+    of the data set and the first ``config.keep`` words of the file. Raises UserError if no word of the data set has a vector.
     """
-    if file is None:
+    if word_file is None:
         log.info("training word vectors on %d captions", len(corpus.sentences))
         known = train_word_vectors(corpus.sentences, config.trained_dim, config.trained_epochs, config.min_count, config.seed)
     else:
-        known = read_word_vectors(file)
+        known = read_word_vectors(word_file)
     kept = known.select(corpus.words, config.keep)
-    with_vector = sum(word in kept.rows for word in corpus.words)
+    with_vector = sum(word in kept.index_by_word for word in corpus.words)
     log.info("%d of the data set's %d words have a vector", with_vector, len(corpus.words))
     if not with_vector:
         raise UserError(
@@ -149,7 +145,7 @@ def _read_binary(path: Path) -> WordVectors:
 def _read_table(path: Path, dictionary: Path) -> WordVectors:
     """Read a ``.npy`` table (n_words, dim) and its words, one per line of ``dictionary``.
 
-    If a word is repeated, its first row counts.
+    A repeated word gets the vector of its first row.
     """
     if not dictionary.is_file():
         raise UserError(f"{dictionary}: no such file; it must hold the words of {path.name}, one per line")
@@ -166,9 +162,8 @@ def _read_table(path: Path, dictionary: Path) -> WordVectors:
 def _read_text(path: Path) -> WordVectors:
     """Read a text file with a word and its vector per line.
 
-    In word2vec's format, the first line has the number of words and the length of a vector.
-
-    A word of GloVe may contain blanks. For a repeated word the first line counts.
+    In word2vec's format, the first line has the number of words and the length of a vector. A word of GloVe may contain
+    blanks. A repeated word gets the vector of its first line.
     """
     words: dict[str, None] = {}
     numbers = bytearray()  # of all words; one array per word would take twice the memory
@@ -196,21 +191,21 @@ def _read_text(path: Path) -> WordVectors:
 
 
 class TfidfEncoder(CaptionEncoder):
-    """Word counts times inverse document frequencies, scaled to unit length (scikit-learn's TfidfVectorizer)."""
+    """An encoder that computes word counts times inverse document frequencies, scaled to unit length (scikit-learn)."""
 
     def __init__(self, words: Sequence[str], idf: NDArray[np.float64], sublinear: bool) -> None:
         self.words, self.idf, self.sublinear, self.dim = words, idf, sublinear, len(words)
-        self._vectorizer = _vectorizer(sublinear, vocabulary={word: k for k, word in enumerate(words)})
+        self._vectorizer = _build_vectorizer(sublinear, vocabulary={word: k for k, word in enumerate(words)})
         self._vectorizer.idf_ = idf
 
     @classmethod
-    def fit_to_corpus(cls, config: TfidfConfig, corpus: CaptionCorpus, words: Path | None, device: str) -> TfidfEncoder:
+    def fit_to_corpus(cls, config: TfidfConfig, corpus: CaptionCorpus, word_file: Path | None, device: str) -> TfidfEncoder:
         return cls.fit(corpus.training, config)
 
     @classmethod
     def fit(cls, captions: TokenLists, config: TfidfConfig) -> TfidfEncoder:
-        """Fit the encoder to the words in at least ``config.min_count`` captions. Raises UserError if there are none."""
-        vectorizer = _vectorizer(config.sublinear, min_df=config.min_count, max_features=config.max_words)
+        """Fit the encoder to the words that occur in at least ``config.min_count`` captions. Raises UserError without any."""
+        vectorizer = _build_vectorizer(config.sublinear, min_df=config.min_count, max_features=config.max_words)
         try:
             vectorizer.fit(captions)
         except ValueError as error:
@@ -230,32 +225,34 @@ class TfidfEncoder(CaptionEncoder):
         return cls(tensor_to_words(tensors["words"]), tensors["rarity"].numpy(), bool(tensors["sublinear"]))
 
 
-def _vectorizer(sublinear: bool, **options: object) -> Any:
+def _build_vectorizer(sublinear: bool, **options: object) -> Any:
     from sklearn.feature_extraction.text import TfidfVectorizer  # slow to import, and other encoders do not need it
 
     return TfidfVectorizer(analyzer=list, sublinear_tf=sublinear, **options)  # captions are already lists of words
 
 
 class MeanVectorEncoder(CaptionEncoder):
-    """The mean of a caption's word vectors, scaled to unit length."""
+    """An encoder that computes the mean of a caption's word vectors, scaled to unit length."""
 
     @classmethod
     def fit_to_corpus(
-        cls, config: MeanVectorConfig, corpus: CaptionCorpus, words: Path | None, device: str
+        cls, config: MeanVectorConfig, corpus: CaptionCorpus, word_file: Path | None, device: str
     ) -> MeanVectorEncoder:
-        kept, _ = select_vectors(corpus, config, words, n_sampled=0)
+        kept, _ = select_vectors(corpus, config, word_file, n_sampled=0)
         return cls(kept)
 
-    def __init__(self, words: WordVectors) -> None:
-        self.words, self.dim = words, words.vectors.shape[1]
+    def __init__(self, word_vectors: WordVectors) -> None:
+        self.word_vectors, self.dim = word_vectors, word_vectors.vectors.shape[1]
 
     def encode(self, captions: TokenLists) -> Float[Tensor, "n dim"]:
-        rows, lengths = self.words.flatten(captions)
+        indices, lengths = self.word_vectors.find_indices(captions)
         starts = lengths.cumsum(0) - lengths
-        return normalize(torch.nn.functional.embedding_bag(rows, torch.from_numpy(self.words.vectors), starts, mode="mean"))
+        return normalize(
+            torch.nn.functional.embedding_bag(indices, torch.from_numpy(self.word_vectors.vectors), starts, mode="mean")
+        )
 
     def tensors(self) -> dict[str, Tensor]:
-        return self.words.tensors()
+        return self.word_vectors.tensors()
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> MeanVectorEncoder:

@@ -1,8 +1,8 @@
 """The registry of extractors, and the feature presets that use them.
 
-Each extractor is one line of the registry. The commands of ``vse-extract``, the workflow and the schema of presets read its
-settings (:class:`vse.features.settings.base.FeatureSettings`). This package does not import torch: the settings name the class
-that computes the feature, ``code`` or ``encoder``, and import it lazily.
+Each extractor is one line of the registry. The commands of ``vse-extract``, the workflow and the schema of presets read the
+extractor's settings (:class:`vse.features.settings.base.FeatureSettings`). This package does not import torch. The settings
+name the class that computes the feature in their attribute ``code`` or ``encoder``, and import the class when it is needed.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ EXTRACTORS: Registry[FeatureSettings] = Registry(
         "text": "vse.features.settings.texts:TextConfig",
     },
 )
-DEFAULT: str = next(iter(EXTRACTORS))  # the extractor of a preset that names none
+DEFAULT_EXTRACTOR: str = next(iter(EXTRACTORS))  # for a preset that names no extractor
 
 
 def load_feature(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> FeatureSettings:
-    """Load a feature preset, changed by the preset of the data set ``dataset`` and by ``sets``, texts ``key=value``.
+    """Load a feature preset, changed by the preset of the data set ``dataset`` and then by ``sets``, texts ``key=value``.
 
-    Where no preset has the name of an extractor, this name is the feature with the extractor's default settings. Raises
-    UserError if the extractor is unknown or a setting is not valid.
+    ``name`` may also be the name of an extractor. If no preset has this name, the extractor's default settings are returned.
+    Raises UserError if the extractor is unknown or a setting is not valid.
     """
     has_preset = name not in EXTRACTORS or name in known_presets("features")
     content = read_preset("features", name) if has_preset else {"name": name, "extractor": name}
     if dataset in known_presets("datasets"):
         content = merge_settings(content, load_dataset(dataset).features.get(content["name"], {}))
     try:
-        settings = EXTRACTORS[str(content.get("extractor", DEFAULT))]
+        settings = EXTRACTORS[str(content.get("extractor", DEFAULT_EXTRACTOR))]
     except ValueError as error:
         raise UserError(f"feature {name!r}: {error}") from None
     return validate_settings(settings, "feature", name, apply_overrides(settings, content, sets))
 
 
 def has_auto_precision(name: str, dataset: str) -> bool:
-    """Return whether a feature's preset has ``precision: auto``: each machine then chooses the precision."""
+    """Return whether a feature's preset has ``precision: auto``, with which each machine chooses its precision."""
     try:
         return getattr(load_feature(name, dataset), "precision", None) == "auto"
     except UserError:

@@ -35,23 +35,23 @@ class Job:
     out : path of the cache to write
     device : ``auto``, or a device of torch
     weights_dir : folder whose files replace downloads of weights
-    words : file of word vectors
-    fit : fit the encoder of a caption feature first
+    word_file : file of word vectors
+    fit : whether the encoder of a caption feature is fitted first
     """
 
     dataset: Path
     out: Path
     device: str = "auto"
     weights_dir: Path | None = None
-    words: Path | None = None
+    word_file: Path | None = None
     fit: bool = True
 
 
 class FeatureSettings(Settings):
-    """Settings that every feature preset has.
+    """Base class of the settings of an extractor; its fields are settings of every feature preset.
 
-    An extractor derives its settings from this class, with a field ``extractor`` whose default is the extractor's name. The
-    docstring of the derived class is the help text of its command, ``vse-extract <extractor>``.
+    A subclass has a field ``extractor`` whose default is the extractor's name. The docstring of the subclass is the help text
+    of the command ``vse-extract <extractor>``.
     """
 
     code: ClassVar[str]
@@ -79,27 +79,27 @@ class FeatureSettings(Settings):
 
     @classmethod
     def excluded_fields(cls) -> set[str]:
-        """Return the fields that :meth:`content` omits, because they do not change the vectors or the key has their hash."""
+        """Return the fields that :meth:`content` omits. Each leaves the vectors unchanged, or has its hash in the key."""
         return {"name"}
 
     def content(self) -> dict[str, Any]:
         """Return the settings that determine the vectors.
 
-        The key of a cache is computed from them and from hashes of weights and files.
+        The key of a cache is the hash of these settings and of hashes of weights and files.
         """
         return self.model_dump(mode="json", exclude=self.excluded_fields())
 
     def triggers(self) -> dict[str, Any]:
         """Return the settings whose change makes the workflow run a job again.
 
-        The keys are the same for all features. A new key would make the jobs of all features run again.
+        All features have the same additional names in this dictionary: a new name makes the jobs of all features run again.
         """
         sources = ("weights", "seed", "boxes", "proposer_weights")
         return {**self.content(), **{key: getattr(self, key, None) for key in sources}}
 
     @property
     def row_kind(self) -> Literal["vectors", "crops", "sets"]:
-        """The kind of a row, as :attr:`vse.features.cache.feature_cache.FeatureCache.row_kind` defines it."""
+        """The kind of a row, explained at :attr:`vse.features.cache.feature_cache.FeatureCache.row_kind`."""
         return "vectors"
 
     @property
@@ -109,12 +109,12 @@ class FeatureSettings(Settings):
 
     @property
     def network_passes(self) -> int | None:
-        """Number of forward passes of the network for one row; None if the speed does not follow from it."""
+        """Number of forward passes of the network for one row; None if the passes do not determine the time of a row."""
         return None
 
     @property
     def text_rows(self) -> Literal["captions", "phrases"]:
-        """The texts of a text feature: captions, or the distinct phrases of captions."""
+        """The texts that are the rows of a text feature: captions, or the distinct phrases of captions."""
         return "captions"
 
     @property
@@ -127,13 +127,13 @@ class FeatureSettings(Settings):
         return []
 
     def word_file(self, given: str | Path | None = None) -> Path | None:
-        """Return the file of word vectors: ``given``, else the preset's file; None if the feature reads no such file."""
+        """Return the file of word vectors: ``given``, else the preset's file; None if the feature needs none."""
         return None
 
     def build(self, job: Job) -> Extractor:
-        """Return the extractor for a job, of the class that :attr:`code` names.
+        """Return the extractor for a job. The extractor's class is imported by the name :attr:`code`.
 
-        Settings in the same file as that class override this.
+        A settings class in the module of its extractor may override this method, to call the extractor's class directly.
         """
         extractor: type[Extractor] = import_object(self.code)
         return extractor.from_job(self, job)
@@ -194,7 +194,8 @@ class LayerSettings(NetworkSettings):
         "output: the output of the model",
     )
     grid: PositiveInt | Literal["all"] = Field(
-        1, description="a layer with height and width is averaged to grid x grid positions; all: every position is kept"
+        1,
+        description="positions per side to which a layer with height and width is averaged; all: every position is kept",
     )
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
@@ -203,13 +204,13 @@ class LayerSettings(NetworkSettings):
 class Extractor(ABC):
     """Base class of the code that computes a feature.
 
-    version : version of the code, raised when a change of the code changes the vectors
-    config : settings of the feature, with the precision in which it is computed
+    version : version of the code; a change of the code that changes the vectors needs a new version
+    config : settings of the feature, with the precision of the computation
     weights_sha256 : SHA-256 of all learned parameters (a network's weights, a fitted encoder)
-    extra_hashes : further hashes in the cache's key, such as the hash of a tokenizer
-    notes : provenance in the cache that is not part of its key, such as versions
-    part : the part of the feature that is being computed, such as ``shard 2 of 4``, for the label of the progress bar
-    requested_precision : the precision of the preset, which may be ``auto``
+    extra_hashes : further hashes in the cache's key by name, such as the hash of a tokenizer
+    notes : provenance that is not part of the cache's key, such as versions
+    part : current part of the feature, such as ``shard 2 of 4``, for the label of the progress bar
+    requested_precision : precision in the preset, which may be ``auto``
     """
 
     version: ClassVar[int] = 1
@@ -254,5 +255,6 @@ class Extractor(ABC):
     def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
         """Compute the rows of ``items``, in order.
 
-        Raises :class:`BadImage` if an image is unreadable; with ``skip_bad`` such images are left out and listed instead.
+        Raises :class:`BadImage` if an image is unreadable. With ``skip_bad``, unreadable images are left out of the rows and
+        listed in :attr:`Rows.skipped`.
         """

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from vse.features.cache.rows import Item
 
-# Words of closed classes relate a phrase to its sentence, but do not describe what it names. Numbers (two men), places (the
-# front) and colours do, so they are not in this list.
+# Words of closed classes relate a phrase to its sentence, but do not describe its object. Numbers (two men), places (the
+# front) and colours describe the object, so the list does not contain them.
 _CLOSED_CLASSES = (
     "a an the this that these those",
     "i me my mine myself we us our ours ourselves you your yours yourself yourselves he him his himself she her hers herself",
@@ -51,9 +51,9 @@ TokenLists = Sequence[Sequence[str]]
 class CaptionCorpus:
     """The texts that a caption encoder is fitted to.
 
-    training : the training captions, or all their phrases
+    training : words of each training caption, or of each phrase in the training captions
     words : all words of the data set's captions or phrases
-    sentences : the training captions, to train word vectors: in phrases a word has too little context
+    sentences : words of each training caption, for the training of word vectors
     """
 
     training: TokenLists
@@ -62,10 +62,11 @@ class CaptionCorpus:
 
 
 class CaptionEncoder(ABC):
-    """Base class of encoders that map captions, given as words, to vectors of length ``dim``.
+    """Base class of encoders that map captions, given as words, to vectors.
 
-    The function ``select_words`` returns the words of a caption that the encoder reads; an encoder of phrases may drop stop
-    words.
+    dim : length of a vector
+    reads_raw : False, because the encoder reads words
+    select_words : function from a caption's words to the words that the encoder reads, perhaps without stop words
     """
 
     dim: int
@@ -77,7 +78,7 @@ class CaptionEncoder(ABC):
         """Return the vectors of captions (n, dim), float32 on the CPU; zeros for a caption without a known word."""
 
     def encode_items(self, captions: Sequence[Item]) -> tuple[Tensor, ...]:
-        """Return a tuple with the vectors of captions (n, dim)."""
+        """Return a tuple with one tensor, the vectors (n, dim) of the captions."""
         return (self.encode([self.select_words(caption.tokens) for caption in captions]),)
 
     @abstractmethod
@@ -103,20 +104,23 @@ def tensor_to_words(tensor: Tensor) -> list[str]:
 
 
 class TextSettings(FeatureSettings):
-    """Settings of a feature of captions, or of the phrases that captions mark."""
+    """Settings of a feature of captions, or of the annotated phrases in captions."""
 
     kind: ClassVar[Literal["image", "text"]] = "text"
 
     of: Literal["captions", "phrases"] = Field(
         "captions",
-        description="captions: a row per caption; phrases: a row per distinct phrase of the captions, in lower case",
+        description="captions: a row for each caption; phrases: a row for each distinct phrase in captions, in lower case",
     )
     stop_words: Literal["keep", "drop"] = Field(
-        "keep", description="drop: articles, pronouns, prepositions and other stop words of phrases are ignored"
+        "keep", description="drop: the encoder ignores articles, pronouns, prepositions and other stop words of phrases"
     )
 
     def content(self) -> dict[str, Any]:
-        """Return the settings; defaults of ``of`` and ``stop_words`` are omitted, so that older caches keep their keys."""
+        """Return the settings that determine the vectors.
+
+        The settings ``of`` and ``stop_words`` are omitted if they have their defaults, so that older caches keep their keys.
+        """
         content = super().content()
         for name in ("of", "stop_words"):
             if content[name] == type(self).model_fields[name].default:
@@ -125,7 +129,7 @@ class TextSettings(FeatureSettings):
 
     @property
     def text_rows(self) -> Literal["captions", "phrases"]:
-        """The setting ``of``."""
+        """The kind of the texts, the setting ``of``."""
         return self.of
 
     def select_words(self, tokens: Sequence[str]) -> Sequence[str]:
@@ -153,7 +157,7 @@ class CaptionSettings(TextSettings):
     def excluded_fields(cls) -> set[str]:
         return super().excluded_fields() | {"chunk"}
 
-    def fit_inputs(self, corpus: CaptionCorpus, words: Path | None) -> Mapping[str, str | None]:
+    def fit_inputs(self, corpus: CaptionCorpus, word_file: Path | None) -> Mapping[str, str | None]:
         """Return the SHA-256 of each input of the fit, besides the training captions."""
         return {}
 
@@ -162,22 +166,22 @@ class CaptionSettings(TextSettings):
         encoder: type[CaptionEncoder] = import_object(cls.encoder)
         return encoder
 
-    def fit(self, corpus: CaptionCorpus, words: Path | None, device: str) -> CaptionEncoder:
-        """Return the encoder, fitted to captions; ``words`` is the file of word vectors.
+    def fit(self, corpus: CaptionCorpus, word_file: Path | None, device: str) -> CaptionEncoder:
+        """Return the encoder, fitted to captions. The encoder's class is imported by the name :attr:`encoder`.
 
-        The class of the encoder is imported by its name. Settings in the same file as that class override this.
+        A settings class in the module of its encoder may override this method, to call the encoder's class directly.
         """
-        encoder: CaptionEncoder = import_object(self.encoder).fit_to_corpus(self, corpus, words, device)
+        encoder: CaptionEncoder = import_object(self.encoder).fit_to_corpus(self, corpus, word_file, device)
         return encoder
 
 
 def dictionary_path(table: Path) -> Path | None:
-    """Return the file with the words of a ``.npy`` table of word vectors, such as Skip-Thought's; None for other formats."""
+    """Return the path of the words of a ``.npy`` table of word vectors, such as Skip-Thought's; None for other formats."""
     return table.with_name("dictionary.txt") if table.suffix == ".npy" else None
 
 
 def hash_word_file(path: Path) -> str:
-    """Return the SHA-256 of a file of word vectors; for a ``.npy`` table, also of its words.
+    """Return the SHA-256 of a file of word vectors; for a ``.npy`` table, a hash of the table and its words.
 
     Raises UserError if a file is missing.
     """
@@ -201,7 +205,7 @@ class WordSettings(CaptionSettings):
     )
     keep: PositiveInt = Field(
         100_000,
-        description="number of the file's first words that are kept for other captions, besides all words of the data set",
+        description="number of first words of the file whose vectors the encoder keeps, besides all words of the data set",
     )
     trained_dim: PositiveInt = Field(300, description="length of word vectors that are trained on the captions")
     trained_epochs: PositiveInt = Field(
@@ -219,19 +223,18 @@ class WordSettings(CaptionSettings):
         return super().excluded_fields() | {"words"}
 
     def word_file(self, given: str | Path | None = None) -> Path | None:
-        """Return the file of word vectors: ``given``, else the preset's file; None if they are trained on the captions."""
+        """Return the file of word vectors: ``given``, else the preset's file; None if the vectors are trained on captions."""
         file = given or self.words
         return Path(file) if file else None
 
-    def fit_inputs(self, corpus: CaptionCorpus, words: Path | None) -> Mapping[str, str | None]:
-        """Return hashes of the file of word vectors and of the words whose vectors are kept.
+    def fit_inputs(self, corpus: CaptionCorpus, word_file: Path | None) -> Mapping[str, str | None]:
+        """Return hashes of the file of word vectors and of the data set's words.
 
-        If the encoder reads phrases and there is no such file, the hash of the training captions is added, because word
-        vectors are trained on them.
+        An encoder of phrases without a file trains word vectors on captions, so the hash of the training captions is added.
         """
-        trained = {"training_captions_sha256": sha256_json(corpus.sentences)} if words is None and self.of == "phrases" else {}
+        trained = word_file is None and self.of == "phrases"
         return {
-            **trained,
-            "words_sha256": hash_word_file(words) if words is not None else None,
+            **({"training_captions_sha256": sha256_json(corpus.sentences)} if trained else {}),
+            "words_sha256": hash_word_file(word_file) if word_file is not None else None,
             "words_used_sha256": sha256_json(sorted(corpus.words)),
         }

@@ -107,17 +107,17 @@ class RegionsConfig(NetworkSettings):
     normalize: bool = Field(False, description="L2-normalise each region's vector")
     shorter: PositiveInt = Field(800, description="length in pixels to which an image's shorter side is scaled")
     longer: PositiveInt = Field(1333, description="limit of the longer side; a long image is scaled to it instead")
-    proposals: PositiveInt = Field(1000, description="number of boxes that the region-proposal network passes on")
+    proposals: PositiveInt = Field(1000, description="number of boxes that the region-proposal network proposes")
     selection: Literal["detections", "bottom_up"] = Field(
         "detections",
         description="detections: the detector's own boxes, regressed and suppressed for each class; bottom_up: the proposals, "
-        "each with its highest score among the classes whose non-maximum suppression keeps it",
+        "each with its highest score in the classes that keep it after non-maximum suppression",
     )
     nms: float = Field(
         0.5, gt=0, le=1, description="overlap (IoU) above which the lower-scoring of two boxes of a class is dropped"
     )
     score: float = Field(
-        0.2, ge=0, le=1, description="boxes with a higher score are kept, within the limits min_boxes and max_boxes"
+        0.2, ge=0, le=1, description="threshold: boxes with a higher score are kept, within the limits min_boxes and max_boxes"
     )
     min_boxes: PositiveInt = Field(36, description="minimum number of boxes of an image, unless fewer are found")
     max_boxes: PositiveInt = Field(36, description="maximum number of boxes of an image")
@@ -144,7 +144,7 @@ class BoxesConfig(LayerSettings):
     a Fast R-CNN on the trainval sets of PASCAL VOC 2007 and 2012.
     """
 
-    memory_mb: ClassVar[int] = 12_000  # hundreds of boxes with thousands of numbers each are in memory at once
+    memory_mb: ClassVar[int] = 12_000  # for hundreds of boxes with thousands of numbers each
 
     code: ClassVar[str] = "vse.features.extractors.boxes:BoxesExtractor"
 
@@ -155,10 +155,12 @@ class BoxesConfig(LayerSettings):
         ".json or .h5 file with boxes of the images",
     )
     n_boxes: PositiveInt = Field(
-        200, description="number of best proposals of an image; boxes from a file or from phrases are all used"
+        200,
+        description="maximum number of proposals of an image, the best ones; boxes from a file or from phrases are all used",
     )
     train_boxes: PositiveInt | None = Field(
-        None, description="number of first boxes that a training image keeps, also from a file; none: as for other images"
+        None,
+        description="maximum number of boxes of a training image, the first ones; none: the same number as for other images",
     )
     edge_model: str | None = Field(
         None, description="structured-edge model (model.yml.gz) for edge_boxes; none: edges are image gradients"
@@ -170,9 +172,9 @@ class BoxesConfig(LayerSettings):
     proposer_weights: str = Field("pretrained", description="weights of the proposer, in the form of the setting weights")
     shorter: PositiveInt = Field(600, description="length in pixels to which an image's shorter side is scaled")
     longer: PositiveInt = Field(1000, description="limit of the longer side; a long image is scaled to it instead")
-    map: str = Field(description="the layer on whose output boxes are pooled; the layers after it run on each box")
-    pool: PositiveInt = Field(14, description="side of a pooled box; take the map's side for the network's own input size")
-    chunk: PositiveInt = Field(256, description="boxes that run through the layers after the map at once")
+    map: str = Field(description="name of the layer on whose output boxes are pooled; later layers run on each box")
+    pool: PositiveInt = Field(14, description="side of a pooled box, in cells; later layers must accept a map of this size")
+    chunk: PositiveInt = Field(256, description="maximum number of boxes in one pass through the later layers")
 
     @classmethod
     def excluded_fields(cls) -> set[str]:
@@ -194,9 +196,8 @@ class BoxesConfig(LayerSettings):
     def content(self) -> dict[str, Any]:
         """Return the settings that determine the vectors.
 
-        If ``boxes`` is a path, it is replaced by ``file``, because the key of the cache has the hash of the file.
-
-        Defaults of ``train_boxes`` and ``thin_edges`` are omitted, so that caches older than these settings keep their keys.
+        The text ``file`` replaces a path in ``boxes``, because the key of the cache includes the hash of the file. Defaults of
+        ``train_boxes`` and ``thin_edges`` are omitted, so that caches older than these settings keep their keys.
         """
         content = {**super().content(), **({"boxes": "file"} if self.from_file else {})}
         return {name: value for name, value in content.items() if name not in ("train_boxes", "thin_edges") or value}

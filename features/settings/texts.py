@@ -17,7 +17,7 @@ class TextConfig(TextSettings):
     """Vectors of captions, or of their tokens, from a pretrained text encoder.
 
     The encoder is any model of sentence-transformers or transformers by its name on the Hugging Face hub (BERT, MiniLM, E5,
-    GTE, ...), or the text tower of an OpenCLIP model. It reads the original text of the captions, not lower-case words.
+    GTE, ...), or the text tower of an OpenCLIP model. The encoder reads the original text of captions, not lower-case words.
     """
 
     options: ClassVar[tuple[Option, ...]] = ("weights_dir",)
@@ -142,7 +142,7 @@ class HglmmConfig(WordSettings):
     extractor: Literal["hglmm"] = "hglmm"
     ica: bool = Field(True, description="replace the word vectors by their independent components first")
     ica_words: PositiveInt = Field(
-        300_000, description="size of the sample of words to which components and mixtures are fitted"
+        300_000, description="size of the sample of words to which the independent components and the mixtures are fitted"
     )
     ica_iterations: PositiveInt = 200
     scale: float = Field(10.0, gt=0, description="length of a word's vector as the mixture reads it")
@@ -166,7 +166,7 @@ class HglmmConfig(WordSettings):
     def content(self) -> dict[str, Any]:
         """Return the settings that determine the vectors.
 
-        A single hybrid mixture is omitted, so that caches older than the setting ``mixtures`` keep their keys.
+        The setting ``mixtures`` is omitted if it is its default, so that caches older than this setting keep their keys.
         """
         content = super().content()
         if self.mixtures == ["hybrid"]:

@@ -29,7 +29,7 @@ from vse.training.training import train
 def flip_in_features(cache: Path, split: str, rng: random.Random) -> tuple[Path, bytes]:
     """Flip a bit in the features of an image of a split; returns the shard, and its bytes before that."""
     opened = open_cache(cache)
-    images = {image.imgid for image in load_dataset_file(opened.captions).split(split)}
+    images = {image.imgid for image in load_dataset_file(opened.dataset_file).split(split)}
     row = rng.choice([row for row, image in enumerate(opened.ids.tolist()) if image in images])
     starts = np.cumsum([0, *(shard["features"].shape[0] for shard in opened.shards)])
     shard = int(np.searchsorted(starts, row, side="right")) - 1

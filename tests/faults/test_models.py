@@ -210,7 +210,7 @@ def read_frozen(folder: Path) -> str:
 
 
 def read_trainable(folder: Path) -> str:
-    network = read_transformer(str(folder)).network()
+    network = read_transformer(str(folder)).load_network()
     return str(sum(float(tensor.double().sum()) for tensor in network.state_dict().values()))
 
 

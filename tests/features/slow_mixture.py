@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from vse.features.extractors.mixture import FLOOR, Mixture
+from vse.features.extractors.mixture import MIN_SPREAD, Mixture
 
 
 def as_lists(mixture: Mixture) -> dict:
@@ -47,7 +47,7 @@ def slow_step(data: list[list[float]], m: dict) -> dict:
             absolute = sum(gamma[i][k] * abs(data[i][d] - median) for i in range(n)) / weight
             mean = sum(gamma[i][k] * data[i][d] for i in range(n)) / weight
             squared = sum(gamma[i][k] * (data[i][d] - mean) ** 2 for i in range(n)) / weight
-            s, v = max(absolute, FLOOR), max(squared, FLOOR)
+            s, v = max(absolute, MIN_SPREAD), max(squared, MIN_SPREAD)
             laplace = sum(gamma[i][k] * (-math.log(2 * s) - abs(data[i][d] - median) / s) for i in range(n))
             gauss = sum(
                 gamma[i][k] * (-0.5 * math.log(2 * math.pi * v) - (data[i][d] - mean) ** 2 / (2 * v)) for i in range(n)

@@ -21,7 +21,7 @@ from vse.features.data_cli import main
 from vse.features.exchange import bundle_fetch
 from vse.features.exchange.bundle_fetch import check_bundle, fetch_features
 from vse.features.exchange.bundles import pack
-from vse.features.extraction import verify_sources
+from vse.features.extraction import verify_inputs
 from vse.pipeline.errors import UserError
 
 SHARD = "demo_tiny.shards/shard-00001-of-00003.h5"
@@ -172,13 +172,13 @@ def test_the_data_set_and_the_notes_have_their_places(own_cache: Path, tmp_path:
     pack([own_cache], tmp_path / "b", with_dataset=True, notes=tmp_path / "licence.txt")
     (fetched,) = fetch_features(str(tmp_path / "b"), tmp_path / "new" / "features")
     data = tmp_path / "new" / "data" / "demo" / "dataset.json"
-    assert data.read_bytes() == open_cache(own_cache).captions.read_bytes()
+    assert data.read_bytes() == open_cache(own_cache).dataset_file.read_bytes()
     assert (tmp_path / "new/features/demo_NOTES.txt").read_text() == "CC BY 4.0"
     (other,) = fetch_features(str(tmp_path / "b"), tmp_path / "other" / "features", tmp_path / "other" / "data")
     assert (tmp_path / "other" / "data" / "dataset.json").read_bytes() == data.read_bytes()
     assert files_in(fetched.with_suffix(".shards")) == files_in(own_cache.with_suffix(".shards"))
-    assert verify_sources(verify_cache(own_cache)) == "unchanged"
-    assert "all images of" in verify_sources(verify_cache(other)), "no image is in a bundle"
+    assert verify_inputs(verify_cache(own_cache)) == "unchanged"
+    assert "all images of" in verify_inputs(verify_cache(other)), "no image is in a bundle"
 
 
 def test_another_file_is_never_replaced(source: Path, tmp_path: Path, fails: Fails) -> None:

@@ -72,7 +72,7 @@ def test_a_fitted_encoder_the_data_set_notes_and_seconds_come_along(few: Path, t
     packed = files_in(tmp_path / "b")
     assert {"demo_tfidf.encoder.safetensors", "demo_tfidf.encoder.json", "dataset.json", "NOTES.txt"} <= packed.keys()
     assert packed["NOTES.txt"] == b"CC BY 4.0"
-    assert packed["dataset.json"] == cache.captions.read_bytes()
+    assert packed["dataset.json"] == cache.dataset_file.read_bytes()
 
 
 def test_what_cannot_be_packed_leaves_nothing(made_cache: Path, tmp_path: Path, fails: Fails) -> None:

@@ -159,7 +159,7 @@ def test_a_fit_is_kept_and_another_one_is_refused(
     words = tmp_path / "words.txt"
     words.write_text("a 1 2\nred 2 1\n")
     with pytest.raises(UserError, match="words_sha256: None -> "):
-        fit_encoder(demo, HGLMM, fitted, words=words)
+        fit_encoder(demo, HGLMM, fitted, word_file=words)
     edit(own_demo, lambda content: content["images"][0]["sentences"][0]["tokens"].append("indeed"))
     with pytest.raises(UserError, match="training_captions_sha256"):
         fit_encoder(own_demo, HGLMM, fitted)
@@ -183,7 +183,7 @@ def test_word_vectors_and_mixtures_that_do_not_fit_are_said(demo: Path, tmp_path
     assert "no such file" in fails(main, *command, "gone")
     words.write_text("a 1 2 3\nred 2 1 1\n")
     with pytest.raises(UserError, match="2 words .* too few for a mixture"):
-        fit_encoder(demo, HGLMM, tmp_path / "e.safetensors", words=words)
+        fit_encoder(demo, HGLMM, tmp_path / "e.safetensors", word_file=words)
     with pytest.raises(UserError, match="mixtures hybrid, gaussian, hybrid"):
         load_feature("hglmm", sets=["mixtures=[hybrid, gaussian, hybrid]"])
 

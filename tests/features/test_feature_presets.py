@@ -11,7 +11,7 @@ from PIL import Image
 from vse.features.extractors.cnn import cut_crops, normalize_pixels
 from vse.features.feature_job import extract_feature
 from vse.features.options import ExtractOptions, FeatureRequest
-from vse.features.settings import DEFAULT, EXTRACTORS, has_auto_precision, load_feature
+from vse.features.settings import DEFAULT_EXTRACTOR, EXTRACTORS, has_auto_precision, load_feature
 from vse.features.settings.captions import CaptionSettings
 from vse.features.settings.images import BoxesConfig, CnnConfig
 from vse.features.settings.texts import HglmmConfig, TextConfig, TfidfConfig
@@ -140,7 +140,7 @@ def test_an_extractor_says_what_its_command_and_its_jobs_need(name: str) -> None
 
 
 def test_a_preset_without_an_extractor_is_of_a_cnn() -> None:
-    assert DEFAULT == "cnn"
+    assert DEFAULT_EXTRACTOR == "cnn"
     assert isinstance(load_feature("fc7"), CnnConfig)
 
 

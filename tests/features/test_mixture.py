@@ -14,12 +14,12 @@ from sklearn.mixture import GaussianMixture
 
 from tests.features.slow_mixture import as_lists, slow_fisher_vector, slow_step
 from vse.features.extractors.mixture import (
-    FLOOR,
+    MIN_SPREAD,
     Mixture,
+    compute_posteriors,
     fisher_vectors,
     fit_mixture,
     initial_mixture,
-    posteriors,
     power_normalize,
 )
 from vse.features.settings.texts import MixtureKind
@@ -62,11 +62,11 @@ def test_em_of_a_gaussian_mixture_is_scikit_learn_s(steps: int) -> None:
     plain = GaussianMixture(3, covariance_type="diag", reg_covar=0, tol=0, max_iter=steps, **initial)
     with pytest.warns(ConvergenceWarning):
         plain.fit(data.numpy())
-    assert found.variance.min() > FLOOR, "scikit-learn has no such floor"
+    assert found.variance.min() > MIN_SPREAD, "scikit-learn has no such floor"
     assert not found.laplacian.any()
     for ours, theirs in ((found.priors, plain.weights_), (found.mean, plain.means_), (found.variance, plain.covariances_)):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(posteriors(data, found), plain.predict_proba(data.numpy()), rtol=0, atol=1e-10)
+    np.testing.assert_allclose(compute_posteriors(data, found), plain.predict_proba(data.numpy()), rtol=0, atol=1e-10)
 
 
 @given(st.integers(1, 100), st.integers(0, 1000))
@@ -111,7 +111,7 @@ def test_few_words_and_far_samples_stay_finite_and_lengths_are_one() -> None:
     powers = power_normalize(torch.tensor([[4.0, -9.0, 0.0], [0.0, 0.0, 0.0]]))
     torch.testing.assert_close(powers, torch.tensor([[2.0, -3.0, 0.0], [0.0, 0.0, 0.0]]) / 13**0.5)
     data = torch.cat([samples(20, 4), torch.full((1, 4), 1e6, dtype=torch.float64)])
-    found = posteriors(data, initial_mixture(data[:20], 3, seed=0))
+    found = compute_posteriors(data, initial_mixture(data[:20], 3, seed=0))
     torch.testing.assert_close(found.sum(1), torch.ones(21, dtype=torch.float64))
 
 
@@ -119,7 +119,7 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     data = samples(50, 3)
     start = initial_mixture(data, 3, seed=0)
     whole = fit_mixture(data, start, 4)
-    for block in ("_BLOCK", "_MEDIAN_BLOCK", "_RUN"):
+    for block in ("_BLOCK_SAMPLES", "_MAX_GATHERED_WEIGHTS", "_RUN_LENGTH"):
         monkeypatch.setattr(f"vse.features.extractors.mixture.{block}", 7)
     assert_same(fit_mixture(data, start, 4), as_lists(whole))
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.features.conftest import Fails
 from vse.features.data_cli import main
-from vse.features.plan import EPOCHS, estimate_plan, load_rates, read_training_rates
+from vse.features.plan import DEFAULT_EPOCHS, estimate_plan, load_rates, read_training_rates
 from vse.pipeline.workflow import PlannedFile
 from vse.training.settings import TrainConfig
 
@@ -68,7 +68,7 @@ def run_of(dataset: str, experiment: str) -> list[PlannedFile]:
 
 
 def test_a_training_is_its_pairs_and_epochs_by_the_rate_of_earlier_ones(folder: Path) -> None:
-    assert TrainConfig().epochs == EPOCHS
+    assert TrainConfig().epochs == DEFAULT_EPOCHS
     assert [s for s, _ in estimate_plan(run_of("f30k", "vsepp"), RATES, {}).seconds] == [pytest.approx(145_000 * 30 / 538)]
     on_restval = estimate_plan(run_of("coco", "scan_t2i_avg"), RATES, {}).seconds
     assert on_restval[0][0] == pytest.approx((414_113 + 152_634) * 20 / 48)

@@ -50,7 +50,7 @@ def imported(folder: Path, **options: object) -> Path:
 
 def test_images_captions_and_rows_belong_together(tmp_path: Path) -> None:
     cache = verify_cache(imported(layout(tmp_path / "in")))
-    dataset = load_dataset_file(cache.captions)
+    dataset = load_dataset_file(cache.dataset_file)
     assert {split: len(images) for split, images in dataset.splits.items()} == {"train": 4, "val": 2, "test": 3}
     assert cache.ids.tolist() == list(range(100, 109))
     for image in dataset.images:
@@ -109,7 +109,7 @@ def test_what_is_odd_is_said(shape: tuple[int, ...], tmp_path: Path, caplog: pyt
     assert "all zeros" not in caplog.text
     rows[1], rows[2], rows[3, ..., 1:] = rows[0], 0, 0
     np.save(folder / "train_ims.npy", rows)
-    image = load_dataset_file(open_cache(imported(folder)).captions).split("test")[0]
+    image = load_dataset_file(open_cache(imported(folder)).dataset_file).split("test")[0]
     assert [caption.raw for caption in image.captions] == lines
     assert [caption.tokens for caption in image.captions][1:3] == [("a", "cat"), ("two", "birds")]
     assert "4 of 10 lines contain a carriage return" in caplog.text
@@ -123,21 +123,21 @@ def test_an_exported_cache_comes_back_as_it_was(own_cache: Path, tmp_path: Path)
     cache, again = open_cache(own_cache), open_cache(imported(out))
     order = FeatureReader(cache).positions(again.ids)
     np.testing.assert_array_equal(FeatureReader(cache).rows(order), FeatureReader(again).rows(np.arange(len(order))))
-    raw = {c.sentid: c.raw for image in load_dataset_file(cache.captions).images for c in image.captions}
+    raw = {c.sentid: c.raw for image in load_dataset_file(cache.dataset_file).images for c in image.captions}
     repeated = export_precomp(own_cache, tmp_path / "repeated", repeats=5)
     rows = np.load(repeated / "test_ims.npy")
     assert len(rows) == 60
     np.testing.assert_array_equal(rows[0], rows[4])
     assert len(set((repeated / "test_ids.txt").read_text().split())) == 12
-    assert sorted(raw.values()) == sorted(c.raw for i in load_dataset_file(again.captions).images for c in i.captions)
+    assert sorted(raw.values()) == sorted(c.raw for i in load_dataset_file(again.dataset_file).images for c in i.captions)
 
 
 def test_testall_is_the_test_split_unless_asked_otherwise(tmp_path: Path) -> None:
     folder = layout(tmp_path / "in", {"train": 3, "test": 2, "testall": 4}, ids=False)
-    assert len(load_dataset_file(open_cache(imported(folder)).captions).split("test")) == 4
+    assert len(load_dataset_file(open_cache(imported(folder)).dataset_file).split("test")) == 4
     shutil.rmtree(folder / "f")
     shutil.rmtree(folder / "d")
-    assert len(load_dataset_file(open_cache(imported(folder, test="test")).captions).split("test")) == 2
+    assert len(load_dataset_file(open_cache(imported(folder, test="test")).dataset_file).split("test")) == 2
 
 
 def test_one_caption_per_image_is_no_repetition(tmp_path: Path) -> None:
@@ -241,8 +241,8 @@ def test_images_of_4_and_5_captions_are_not_exported(own_cache: Path, tmp_path: 
 
 def test_the_data_set_has_no_images(tmp_path: Path, capsys: pytest.CaptureFixture[str], fails: Fails) -> None:
     cache = open_cache(imported(layout(tmp_path / "in")))
-    succeed(main, "check", cache.captions)
+    succeed(main, "check", cache.dataset_file)
     assert "without image files" in capsys.readouterr().out
     options = sets("weights=random", "model=squeezenet1_1", "layer=features.2")
-    line = fails(extract, "cnn", "--dataset", cache.captions, "--out", tmp_path / "y.h5", *options)
+    line = fails(extract, "cnn", "--dataset", cache.dataset_file, "--out", tmp_path / "y.h5", *options)
     assert "a data set without images" in line

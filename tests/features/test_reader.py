@@ -77,29 +77,23 @@ def test_a_nan_is_named_with_its_id(own_cache: Path, memory_gb: float) -> None:
     data=st.data(),
     counts=st.lists(st.integers(0, 5), min_size=3, max_size=12),
     memory_gb=st.sampled_from([0, 2e-8, 1]),
-    at_most=st.sampled_from([None, 1, 2, 9]),
 )
 def test_padded_features_and_boxes_are_those_of_a_loop(
     read: str,
     data: st.DataObject,
     counts: list[int],
     memory_gb: float,
-    at_most: int | None,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     reader = FeatureReader(ragged(tmp_path_factory.mktemp("r"), counts, 3), memory_gb)
     positions = data.draw(st.lists(st.integers(0, len(counts) - 1), max_size=6))
-    rows, at_most = np.asarray(positions, np.int64), at_most if read == "regions" else None
-    found = reader.regions(rows, at_most=at_most) if read == "regions" else reader.sets(rows)
+    rows = np.asarray(positions, np.int64)
+    found = reader.regions(rows) if read == "regions" else reader.sets(rows)
     first = np.cumsum([0, *counts])
-    slow = [list(range(first[k], first[k + 1]))[:at_most] for k in positions]
+    slow = [list(range(first[k], first[k + 1])) for k in positions]
     assert [features[mask, 0].tolist() for features, mask in zip(found.features, found.mask, strict=True)] == slow
     assert not found.features[~found.mask].any()
     assert (np.diff(found.mask.astype(int), axis=1) <= 0).all(), "regions come first"
-    if read == "regions":  # sets have a column of padding where no image has a region
-        boxes = reader.boxes.padded_boxes(rows, at_most)
-        assert [of_image[mask, 0].tolist() for of_image, mask in zip(boxes, found.mask, strict=True)] == slow
-        assert not boxes[~found.mask].any()
 
 
 def test_boxes_of_all_shards_stand_one_after_the_other(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from vse.features.cache.feature_cache import open_cache
 from vse.features.cache.reader import FeatureReader
 from vse.features.cache.rows import Item, dataset_items
 from vse.features.cli import main
-from vse.features.extraction import verify_sources
-from vse.features.extractors.text import TextExtractor, load_caption_reader
+from vse.features.extraction import verify_inputs
+from vse.features.extractors.text import TextExtractor, load_item_encoder
 from vse.features.settings.texts import TextConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
@@ -200,7 +200,7 @@ def test_a_cache_has_a_row_per_caption_in_any_number_of_shards(pooling: str, few
         cache = extracted_cache(few, extractor, tmp_path / str(n_shards) / "demo_x.h5", n_shards)
         assert (cache.kind, cache.row_kind) == ("text", extractor.config.row_kind)
         assert cache.ids.tolist() == [item.id for item in captions]
-        assert verify_sources(cache) == "unchanged"
+        assert verify_inputs(cache) == "unchanged"
         reader = FeatureReader(cache)
         for k in (0, 7, len(captions) - 1):
             if pooling == "own":
@@ -222,7 +222,7 @@ def command(demo: Path, out: Path, folder: Path, *more: object) -> list[object]:
 def test_the_encoder_of_a_cache_reads_other_captions(pooling: str, few: Path, bert: Path, clip: str, tmp_path: Path) -> None:
     for extractor in (of_bert(bert, pooling=pooling, prompt="the "), of_clip(clip, pooling=pooling, seed=3)):
         out = tmp_path / extractor.config.model.replace("/", "_") / "demo_x.h5"
-        again = load_caption_reader(extracted_cache(few, extractor, out, 2), device="cpu").encode_items(items(TEXTS))
+        again = load_item_encoder(extracted_cache(few, extractor, out, 2), device="cpu").encode_items(items(TEXTS))
         for one, other in zip(again, extractor.encode_items(items(TEXTS)), strict=True):
             assert torch.equal(one, other)
 
@@ -251,10 +251,10 @@ def test_captions_are_read_by_no_other_encoder_than_that_of_the_cache(few: Path,
     for change, said in OTHER_NETWORKS:
         tiny_bert(folder, **change)
         with pytest.raises(UserError, match=names[said]):
-            load_caption_reader(cache)
+            load_item_encoder(cache)
     folder.rename(tmp_path / "away")
     with pytest.raises(UserError, match="no folder with a text encoder"):
-        load_caption_reader(cache)
+        load_item_encoder(cache)
 
 
 def test_a_cache_of_another_data_set_is_made_like_one(few: Path, drawn: Path, bert: Path, tmp_path: Path) -> None:

@@ -18,10 +18,10 @@ from vse.features.cache.feature_cache import FeatureCache, open_cache
 from vse.features.cache.reader import FeatureReader, check_text_rows
 from vse.features.cache.rows import Item
 from vse.features.cli import main
-from vse.features.extraction import extract_shards, verify_sources
+from vse.features.extraction import extract_shards, verify_inputs
 from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder, load_encoder
 from vse.features.extractors.hglmm import HglmmEncoder
-from vse.features.extractors.text import TextExtractor, load_caption_reader
+from vse.features.extractors.text import TextExtractor, load_item_encoder
 from vse.features.extractors.words import TfidfEncoder
 from vse.features.settings import load_feature
 from vse.features.settings.captions import STOP_WORDS, phrase_words
@@ -59,10 +59,10 @@ def test_a_row_is_a_different_text_in_any_number_of_shards(config: Any, demo: Pa
         assert cache.provenance["config"]["of"] == "phrases"
         assert cache.provenance["counts"] == {"phrases without a known word": 0}
         assert cache.describe().startswith(f"{len(texts)} phrase rows of ")
-        assert verify_sources(cache) == "unchanged"
+        assert verify_inputs(cache) == "unchanged"
         found.append(FeatureReader(cache).rows(cache.ids))
     np.testing.assert_allclose(found[0], found[1], atol=1e-6)
-    reader = load_caption_reader(cache)
+    reader = load_item_encoder(cache)
     (asked,) = reader.encode_items([Item(0, tokens=tuple(texts[7].upper().split()))])
     np.testing.assert_allclose(asked[0].numpy(), found[0][7], atol=1e-6)
 
@@ -102,7 +102,7 @@ def test_stop_words_are_dropped_from_phrases_of_training_of_the_cache_and_of_a_s
     encoder = load_encoder(encoder_path(cache.path))
     assert isinstance(encoder, TfidfEncoder)
     assert encoder.words == ["balls", "beach", "empty", "man", "night", "two"]
-    (asked,) = load_caption_reader(cache).encode_items([Item(0, tokens=("The", "Man"))])
+    (asked,) = load_item_encoder(cache).encode_items([Item(0, tokens=("The", "Man"))])
     np.testing.assert_array_equal(asked[0].numpy(), FeatureReader(cache).rows(np.asarray([0]))[0])
     assert cache.ids.tolist() == list(range(len(TEXTS)))
     with pytest.raises(UserError, match="config.stop_words: drop -> None"):
@@ -113,11 +113,11 @@ def test_stop_words_are_dropped_from_phrases_of_training_of_the_cache_and_of_a_s
 def test_a_text_encoder_reads_phrases_as_their_words(drawn: Path, bert: Path, tmp_path: Path, stop_words: str) -> None:
     extractor = encoded_by(bert, of="phrases", stop_words=stop_words)
     cache = extracted_cache(drawn, extractor, tmp_path / "drawn_x.h5", 2)
-    assert verify_sources(cache) == "unchanged"
+    assert verify_inputs(cache) == "unchanged"
     read = TEXTS if stop_words == "keep" else ["man", "two balls", "night", "empty beach", "red hat"]
     (expected,) = encoded_by(bert).encode_items([Item(0, raw=text) for text in read])
     np.testing.assert_allclose(FeatureReader(cache).rows(cache.ids), expected, atol=1e-6)
-    (asked,) = load_caption_reader(cache).encode_items([Item(0, tokens=("A", "MAN"), raw="A MAN!")])
+    (asked,) = load_item_encoder(cache).encode_items([Item(0, tokens=("A", "MAN"), raw="A MAN!")])
     np.testing.assert_allclose(asked, expected[:1], atol=1e-6)
 
 

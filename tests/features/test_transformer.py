@@ -42,7 +42,7 @@ def test_tokens_are_those_of_the_library_whatever_padding_the_file_asks_for(fold
 
 def test_outputs_are_those_of_the_library(folder: Path) -> None:
     theirs = transformers.BertModel.from_pretrained(folder).eval()
-    ours = read_transformer(str(folder)).network().eval()
+    ours = read_transformer(str(folder)).load_network().eval()
     tokens, mask = torch.tensor([[2, 60, 61, 3, 0], [2, 5, 40, 41, 3]]), torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]])
     given = {"input_ids": tokens, "attention_mask": mask}
     torch.testing.assert_close(ours(**given).last_hidden_state, theirs(**given).last_hidden_state, rtol=0, atol=0)
@@ -55,7 +55,7 @@ def test_weights_in_parts_and_in_half_precision_become_one_network_in_float32(fo
     (tmp_path / "parts" / "tokenizer.json").write_text((folder / "tokenizer.json").read_text())
     parts = read_transformer(str(tmp_path / "parts"))
     assert len(parts.weights) > 3
-    network = parts.network()
+    network = parts.load_network()
     for name, weight in network.state_dict().items():
         assert weight.dtype == torch.float32
         assert torch.equal(weight, whole.state_dict()[name].float()), name
@@ -64,12 +64,12 @@ def test_weights_in_parts_and_in_half_precision_become_one_network_in_float32(fo
 
 def test_weights_that_are_read_draw_no_numbers_and_those_that_are_not_depend_on_the_seed(folder: Path) -> None:
     before = torch.random.get_rng_state()
-    read_transformer(str(folder)).network()
+    read_transformer(str(folder)).load_network()
     assert torch.equal(before, torch.random.get_rng_state())
     drawn = []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
-        drawn.append(tiny_transformer(["disc"]).network().embeddings.word_embeddings.weight)
+        drawn.append(tiny_transformer(["disc"]).load_network().embeddings.word_embeddings.weight)
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
 
@@ -95,7 +95,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("family", CONFIGS)
 def test_other_families_read_as_many_tokens_as_they_have_positions_whatever_the_padding(family: str, tmp_path: Path) -> None:
     transformer = read_transformer(str(make_transformer(tmp_path / family, CONFIGS[family]())))
-    network = transformer.network().eval()
+    network = transformer.load_network().eval()
     _, layers = find_layers(network, family)
     assert len(layers) == 2
     longest = transformer.tokenizer.encode("disc " * POSITIONS).ids
@@ -120,7 +120,7 @@ def test_a_file_that_is_something_else_or_lacks_is_named(name: str, folder: Path
     def load() -> None:
         transformer = read_transformer(str(folder))
         assert transformer.tokenizer
-        transformer.network()
+        transformer.load_network()
 
     with pytest.raises(UserError, match=f"^{folder}.*: not "):
         load()
@@ -138,13 +138,13 @@ def edited(folder: Path, **changes: Any) -> str:
 
 def test_a_configuration_that_does_not_fit_its_weights_is_refused(folder: Path) -> None:
     with pytest.raises(UserError, match="do not fit the network"):
-        read_transformer(edited(folder, num_hidden_layers=3)).network()
+        read_transformer(edited(folder, num_hidden_layers=3)).load_network()
     with pytest.raises(UserError, match="weights"):
-        read_transformer(edited(folder, num_hidden_layers=2, intermediate_size=60)).network()
+        read_transformer(edited(folder, num_hidden_layers=2, intermediate_size=60)).load_network()
     with pytest.raises(UserError, match="lacks model_type"):
         read_transformer(edited(folder, model_type=None))
     with pytest.raises(UserError, match="not a transformer that the library knows"):
-        read_transformer(edited(folder, model_type="no such")).network()
+        read_transformer(edited(folder, model_type="no such")).load_network()
 
 
 def test_a_tokenizer_that_does_not_fit_is_refused(folder: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_tokenizer_that_does_not_fit_is_refused(folder: Path) -> None:
 
 def test_what_is_no_encoder_is_refused(tmp_path: Path) -> None:
     config = transformers.GPT2Config(vocab_size=BERT["vocab_size"], n_embd=8, n_layer=2, n_head=2, n_positions=POSITIONS)
-    network = read_transformer(str(make_transformer(tmp_path / "gpt", config))).network()
+    network = read_transformer(str(make_transformer(tmp_path / "gpt", config))).load_network()
     with pytest.raises(UserError, match="gpt: not a text encoder like BERT"):
         find_layers(network, "gpt")
 
@@ -173,7 +173,7 @@ def test_weights_that_are_replaced_meanwhile_are_refused(folder: Path) -> None:
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
     safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt", "more": "bytes"})
     with pytest.raises(UserError, match="was replaced or written to while it was read"):
-        transformer.network()
+        transformer.load_network()
 
 
 @pytest.mark.parametrize(("module", "name"), [("tokenizers", "Tokenizers"), ("transformers", "Transformers")])
@@ -181,7 +181,7 @@ def test_a_missing_library_is_named(module: str, name: str, folder: Path, monkey
     transformer = read_transformer(str(folder))
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UserError, match=rf"needs {name}: pip install 'vse-pipeline\[text\]'"):
-        (transformer.tokenizer if module == "tokenizers" else transformer.network)()
+        (transformer.tokenizer if module == "tokenizers" else transformer.load_network)()
 
 
 @pytest.mark.parametrize("lower", [True, False, None], ids=["lower case", "capitals", "no normalizer"])

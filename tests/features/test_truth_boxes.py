@@ -17,11 +17,11 @@ from tests.features.drawn_phrases import TRUTHS, drawn_phrases, without_phrases
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.reader import FeatureReader
 from vse.features.cli import main
-from vse.features.extraction import count_covered_phrases, extract_shards, verify_sources
+from vse.features.extraction import count_covered_phrases, extract_shards, verify_inputs
 from vse.features.extractors.boxes import BoxesExtractor
-from vse.features.extractors.proposals import TruthBoxIndex, check_truth_cache, collect_truth_boxes
+from vse.features.extractors.proposals import check_truth_cache, collect_truth_boxes
 from vse.features.settings.images import BoxesConfig
-from vse.pipeline.dataset.dataset import Dataset, load_dataset_file, mentions
+from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
 
 CANDIDATES = BoxesConfig(
@@ -58,26 +58,11 @@ def test_the_rows_of_an_image_are_its_truths_as_the_data_set_has_them(drawn: Pat
     np.testing.assert_array_equal(reader.vectors(np.asarray([3])), FeatureReader(inside).vectors(np.asarray([0])))
 
 
-def test_a_truth_is_looked_up_by_image_and_box(few: Path, truths: FeatureCache) -> None:
-    boxed = [mention for mention in mentions(load_dataset_file(few)) if mention.phrase.truth is not None]
-    wanted = np.asarray([mention.phrase.truth for mention in boxed])
-    images = [mention.image.imgid for mention in boxed]
-    numbers = TruthBoxIndex(truths).indices(images, wanted)
-    reader = FeatureReader(truths)
-    np.testing.assert_array_equal(reader.boxes.boxes[numbers], wanted.astype(np.float32))
-    rows = reader.positions(images)
-    assert ((truths.offsets[rows] <= numbers) & (numbers < truths.offsets[rows + 1])).all()
-    regions = reader.regions(rows[:1])
-    with pytest.raises(UserError, match=r"no ground-truth box \[1.0, 2.0, 3.0, 4.0\] of image 5; extract it again"):
-        TruthBoxIndex(truths).indices([5], np.asarray([[1.0, 2, 3, 4]]))
-    np.testing.assert_array_equal(reader.vectors(numbers[:1])[0], regions.features[0, numbers[0] - truths.offsets[rows[0]]])
-
-
 def test_boxes_that_changed_make_a_cache_stale(tmp_path: Path, edit: Edit, fails: Fails) -> None:
     own = drawn_phrases(tmp_path / "data")
     out = tmp_path / "features" / "drawn_tiny_truth.h5"
     cache = extracted(own, TRUTH, out, 2)
-    assert verify_sources(cache) == "unchanged"
+    assert verify_inputs(cache) == "unchanged"
     new = {"raw": "the full beach", "tokens": ["the", "full", "beach"]}
     edit(own, lambda content: content["images"][1]["sentences"][0].update(new))
     assert extracted(own, TRUTH, out, 2).key == cache.key, "a caption beside the boxes"
@@ -116,8 +101,6 @@ def test_truths_go_with_candidates_that_were_read_alike(few: Path, drawn: Path, 
         check_truth_cache(truths, seeded)
     with pytest.raises(UserError, match="ground-truth boxes are needed .*boxes: phrases"):
         check_truth_cache(wide, truths)
-    with pytest.raises(UserError, match="ground-truth boxes are needed"):
-        TruthBoxIndex(wide)
     with pytest.raises(UserError, match="'drawn', .*'demo'"):
         check_truth_cache(extracted(drawn, TRUTH, tmp_path / "drawn_tiny_truth.h5"), truths)
 

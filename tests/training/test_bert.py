@@ -191,7 +191,7 @@ def test_the_real_minilm_is_read_as_its_own_library_reads_it_and_learns(cache: P
     folder = Path(package.origin).with_name("model")
     texts = [caption.raw for image in load_dataset_file(demo).split("test") for caption in image.captions]
     transformer = read_transformer(str(folder))
-    network = transformer.network().eval()
+    network = transformer.load_network().eval()
     tokens, mask = TokenIndices(texts, transformer, torch.device("cpu")).read(np.arange(len(texts)))
     with torch.inference_mode():
         states = network(input_ids=tokens, attention_mask=mask.long()).last_hidden_state

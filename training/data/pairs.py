@@ -22,7 +22,7 @@ from vse.features.backbones.device import move_tensor
 from vse.features.backbones.transformer import Transformer
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.rows import Item
-from vse.features.extractors.text import CaptionReader
+from vse.features.extractors.text import ItemEncoder
 from vse.pipeline.dataset.captions import PAD, Vocabulary
 from vse.pipeline.dataset.columns import caption_counts, caption_ids, coco_ids, image_ids, select_images
 from vse.pipeline.dataset.dataset import Caption, Dataset, Image
@@ -66,7 +66,7 @@ class EncodedCaptions:
     ``device`` : device of the features.
     """
 
-    def __init__(self, captions: Sequence[Caption], reader: CaptionReader, cache: FeatureCache, device: torch.device) -> None:
+    def __init__(self, captions: Sequence[Caption], reader: ItemEncoder, cache: FeatureCache, device: torch.device) -> None:
         self._captions, self._reader, self._cache, self._device = captions, reader, cache, device
         self.kind = kind_of_rows(cache.row_kind)
 
@@ -76,7 +76,7 @@ class EncodedCaptions:
 
 
 def encode_like(
-    cache: FeatureCache, reader: CaptionReader, captions: Sequence[tuple[str, Sequence[str]]], device: torch.device
+    cache: FeatureCache, reader: ItemEncoder, captions: Sequence[tuple[str, Sequence[str]]], device: torch.device
 ) -> tuple[Tensor, ...]:
     """Return captions, each given as raw text and as words, in the form in which a model trained on ``cache`` reads them."""
     items = [Item(k, tokens=tuple(tokens), raw=raw) for k, (raw, tokens) in enumerate(captions)]

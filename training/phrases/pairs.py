@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 
-from vse.features.cache.feature_cache import FeatureCache, read_sources
+from vse.features.cache.feature_cache import FeatureCache, read_input_hashes
 from vse.features.cache.rows import sha256_bytes
 from vse.pipeline.dataset.dataset import Dataset, Image, mentions, phrase_texts
 from vse.pipeline.errors import UserError
@@ -179,7 +179,7 @@ def check_phrase_cache(cache: FeatureCache, dataset: Dataset) -> None:
     if cache.ids.tolist() != list(range(len(texts))):
         raise UserError(f"{cache.path} holds {len(cache.ids)} phrases, and {dataset.path} has {len(texts)}; extract it again")
     wanted = np.stack([sha256_bytes(text.encode()) for text in texts]) if texts else np.empty((0, 32), np.uint8)
-    wrong = np.flatnonzero((read_sources(cache) != wanted).any(1))
+    wrong = np.flatnonzero((read_input_hashes(cache) != wanted).any(1))
     if len(wrong):
         raise UserError(f"{cache.path}: not the phrases of {dataset.path}, the first is {texts[wrong[0]]!r}; extract it again")
 

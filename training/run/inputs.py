@@ -53,8 +53,8 @@ def start_words(model: Model, vocabulary: Vocabulary, file: Path) -> None:
         raise UserError(f"{file}: no word of the captions has a vector; does the file have their language and case?")
     vectors, there = np.zeros((len(vocabulary), dim), np.float32), np.zeros(len(vocabulary), bool)
     for row, word in enumerate(vocabulary.words):
-        if word in known.rows:
-            vectors[row], there[row] = known.vectors[known.rows[word]], True
+        if word in known.index_by_word:
+            vectors[row], there[row] = known.vectors[known.index_by_word[word]], True
     encoder.start_words(torch.from_numpy(vectors), torch.from_numpy(there))
     log.info(
         "%s: has vectors of %d of %d words; the other %d are initialised at random", file, n_known, n_words, n_words - n_known

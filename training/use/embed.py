@@ -28,7 +28,7 @@ from vse.features.cache.rows import Ids, row_ids
 from vse.features.cache.rows import Kind as RowKind
 from vse.features.cache.shards import check_cache_out, parse_feature_name
 from vse.features.data_checks import hash_dataset
-from vse.features.exchange.embeddings import SIDES, Backbone, cache_paths, write_backbone_cache
+from vse.features.exchange.embeddings import KIND_PLURALS, Backbone, cache_paths, write_backbone_cache
 from vse.pipeline.dataset.captions import UNKNOWN
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.dataset.identity import build_identity, check_recorded_data, compare_data
@@ -200,7 +200,7 @@ def run_as_features(
     }
     for side, (_, vectors) in sides.items():
         if not torch.isfinite(vectors).all():
-            raise UserError(f"{run}: embeddings of {SIDES[side]} are not finite (NaN or infinite); nothing is written")
+            raise UserError(f"{run}: embeddings of {KIND_PLURALS[side]} are not finite (NaN or infinite); nothing is written")
     rows = {kind: dict(zip(ids.tolist(), vectors.numpy(), strict=True)) for kind, (ids, vectors) in sides.items()}
     return _write_caches(outs, trained.dataset, backbone, rows, skipped)
 
@@ -263,7 +263,7 @@ def _write_caches(
     for kind, wanted in ids.items():
         missing = [i for i in wanted.tolist() if i not in rows[kind] and i not in without[kind]]
         if missing:
-            some = f"{len(missing)} of {len(wanted)} {SIDES[kind]} have no embedding, the first is id {missing[0]}"
+            some = f"{len(missing)} of {len(wanted)} {KIND_PLURALS[kind]} have no embedding, the first is id {missing[0]}"
             raise UserError(f"{dataset.path}: {some}; embed this very data set")
 
     def vectors(kind: RowKind) -> Callable[[Ids], NDArray[np.float32]]:

@@ -18,10 +18,10 @@ from torch import Tensor
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
 from vse.features.backbones.device import MEMORY_ADVICE, memory_guard
-from vse.features.cache.feature_cache import FeatureCache, read_sources
+from vse.features.cache.feature_cache import FeatureCache, read_input_hashes
 from vse.features.cache.rows import sha256_bytes
 from vse.features.data_checks import belongs_to_dataset
-from vse.features.extractors.text import CaptionReader, load_caption_reader
+from vse.features.extractors.text import ItemEncoder, load_item_encoder
 from vse.pipeline.dataset.columns import IdIndex, caption_ids
 from vse.pipeline.dataset.dataset import Dataset, phrase_texts
 from vse.pipeline.errors import UserError
@@ -52,7 +52,7 @@ class EncodedPhrases:
     ``device`` : device of the vectors.
     """
 
-    def __init__(self, texts: Sequence[str], reader: CaptionReader, cache: FeatureCache, device: torch.device) -> None:
+    def __init__(self, texts: Sequence[str], reader: ItemEncoder, cache: FeatureCache, device: torch.device) -> None:
         self._phrase_vectors, self._reader, self._cache, self._device = texts, reader, cache, device
 
     def read(self, indices: Indices) -> tuple[Tensor, ...]:
@@ -147,14 +147,14 @@ def localise_phrase(
     opened = open_run(run, places, device, unfinished)
     reading, phrases = _phrase_settings(opened), opened.caption_cache
     assert phrases is not None, "a run of phrases reads a cache of them"
-    same = (read_sources(opened.cache) == sha256_bytes(read_image_bytes(photo))).all(1)
+    same = (read_input_hashes(opened.cache) == sha256_bytes(read_image_bytes(photo))).all(1)
     if not same.any():
         raise UserError(
             f"{photo}: none of the images of {opened.cache.path}, so it has no candidate boxes; extract those of your album "
             "with the same settings, and name its cache with --features"
         )
     model = _best_model(opened, reading)
-    reader = load_caption_reader(phrases, places.weights_dir, str(opened.device))
+    reader = load_item_encoder(phrases, places.weights_dir, str(opened.device))
     asked = encode_like(phrases, reader, [(text.lower(), opened.words_of(text))], opened.device)
     if not text.strip() or not asked[0].any():
         raise UserError(f"{text!r}: none of its words is known to {phrases.feature!r}")
@@ -207,9 +207,7 @@ def _phrase_vectors(dataset: Dataset, phrases: FeatureCache, places: RunFiles, d
     if belongs_to_dataset(phrases, dataset):
         check_phrase_cache(phrases, dataset)
         return cached_phrases(phrases, device)
-    return EncodedPhrases(
-        phrase_texts(dataset), load_caption_reader(phrases, places.weights_dir, str(device)), phrases, device
-    )
+    return EncodedPhrases(phrase_texts(dataset), load_item_encoder(phrases, places.weights_dir, str(device)), phrases, device)
 
 
 def find_phrase(

@@ -15,7 +15,7 @@ import torch
 from pydantic import ValidationError
 
 from vse.features.backbones.device import pick_device
-from vse.features.cache.feature_cache import FeatureCache, open_cache, read_sources
+from vse.features.cache.feature_cache import FeatureCache, open_cache, read_input_hashes
 from vse.features.cache.shards import shards_folder
 from vse.features.data_checks import check_data, hash_dataset, recorded_identity
 from vse.features.exchange.embeddings import captions_cache_path, read_backbone
@@ -214,7 +214,7 @@ def open_run(run: Path, places: RunFiles = RunFiles(), device: str = "auto", unf
     caption_cache = None
     if caption_file is not None:
         caption_cache = _open_compatible(caption_file, record["caption_features"], folder, "--caption-features")
-    dataset = load_dataset_file(places.captions or cache.captions)
+    dataset = load_dataset_file(places.captions or cache.dataset_file)
     check_data(cache, dataset)
     others = other_data(folder, record, cache, dataset) if dataset.name == record["dataset"] else None
     if others is not None:
@@ -293,7 +293,7 @@ def images_trained_on(
     evaluated = folder.evaluated()
     try:
         own_cache = cache if cache.key == evaluated["key"] else open_cache(folder.feature_file())
-        own = load_dataset_file(own_cache.captions)
+        own = load_dataset_file(own_cache.dataset_file)
     except UserError as error:
         level = logging.INFO if tested.name == folder.record()["dataset"] else logging.WARNING
         log.log(level, "%s: cannot check whether it was trained on images of %s (%s)", folder.path, tested.path, error)
@@ -320,4 +320,4 @@ def _photo_checksums(cache: FeatureCache) -> dict[int, bytes]:
     """Return the SHA-256 of each image's file, by image id, or nothing if a cache was not computed from image files."""
     if "imported" in cache.provenance or read_backbone(cache) is not None:
         return {}
-    return {imgid: row.tobytes() for imgid, row in zip(cache.ids.tolist(), read_sources(cache), strict=True)}
+    return {imgid: row.tobytes() for imgid, row in zip(cache.ids.tolist(), read_input_hashes(cache), strict=True)}

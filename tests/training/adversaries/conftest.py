@@ -30,7 +30,7 @@ def task_of(cache: Path, *sets: str) -> RetrievalTask:
 
 def prepared(cache: Path, settings: ExperimentConfig) -> RetrievalTask:
     opened = open_cache(cache)
-    dataset = load_dataset_file(opened.captions)
+    dataset = load_dataset_file(opened.dataset_file)
     inputs = open_inputs(opened, dataset, settings, RunFolder(Path("nowhere")), 0, TrainInputs())
     return prepare_task(settings, inputs, 0, join_processes("cpu"), 0)[0]
 

@@ -179,14 +179,16 @@ def test_other_weights_than_those_of_the_cache_are_refused(changes: dict[str, ob
     opened = open_cache(rewrite(own_cache, **changes))
     with pytest.raises(UserError, match="demo_tiny.h5 .* other weights of squeezenet1_1 .* SHA-256 differ"):
         rebuild_cnn_extractor(opened)
-    assert rebuild_cnn_extractor(opened, trained=True).config.model == "squeezenet1_1", "trained weights take their place"
+    assert rebuild_cnn_extractor(opened, random_weights=True).config.model == "squeezenet1_1", (
+        "trained weights take their place"
+    )
 
 
 def test_trained_weights_need_no_others_first(own_cache: Path) -> None:
     opened = open_cache(rewrite(own_cache, weights="/nowhere/weights.pth"))
     with pytest.raises(UserError, match="/nowhere/weights.pth: no such weights file"):
         rebuild_cnn_extractor(opened)
-    assert rebuild_cnn_extractor(opened, trained=True).config.weights == "random"
+    assert rebuild_cnn_extractor(opened, random_weights=True).config.weights == "random"
 
 
 @pytest.mark.parametrize("made", [{"config": {"extractor": "regions", "model": "x"}}, {"config": {}}, {"config": {"a": 1}}])

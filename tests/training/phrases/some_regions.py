@@ -126,7 +126,7 @@ class World:
 def world_of(caches: Caches) -> World:
     """What a sampler is given."""
     cache, truths = open_cache(caches.candidates), open_cache(caches.truths)
-    dataset = load_dataset_file(cache.captions)
+    dataset = load_dataset_file(cache.dataset_file)
     pairs = phrase_pairs(dataset, dataset.split("train"), located=True)
     regions, true = (BoxFeatures(one, pairs.image_ids, CPU) for one in (cache, truths))
     return World(pairs, regions, true, len(regions) + truth_regions(pairs, true, "truths"))

@@ -131,7 +131,7 @@ def model_of(name: str) -> Model:
 def split(caches: Caches) -> PhraseSplit:
     """The training split, in which the last image has lost its candidates."""
     cache = open_cache(caches.candidates)
-    dataset = load_dataset_file(cache.captions)
+    dataset = load_dataset_file(cache.dataset_file)
     pairs = phrase_pairs(dataset, dataset.split("train"))
     candidates = BoxFeatures(cache, pairs.image_ids, CPU)
     candidates.counts = candidates.counts * (np.arange(len(candidates.counts)) < len(candidates.counts) - 1)

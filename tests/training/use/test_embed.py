@@ -21,7 +21,7 @@ from vse.features.cache.feature_cache import FeatureCache, open_cache, verify_ca
 from vse.features.cache.reader import FeatureReader
 from vse.features.cache.shards import shards_folder
 from vse.features.exchange.embeddings import read_backbone
-from vse.features.extraction import extract_shards, merge, verify_sources
+from vse.features.extraction import extract_shards, merge, verify_inputs
 from vse.features.extractors.cnn import CnnExtractor
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.files.writing import sha256_file
@@ -176,7 +176,7 @@ def test_both_caches_say_which_run_made_them(made: Path, run: Path, cache: Path)
         assert backbone.sha256 == sha256_file(run / "best.safetensors")
         assert (backbone.experiment, backbone.details["seed"]) == ("vsepp", 0)
         assert backbone.run.resolve() == run.resolve()
-        assert verify_sources(made_cache) == "not at hand (embeddings of a model)"
+        assert verify_inputs(made_cache) == "not at hand (embeddings of a model)"
 
 
 def test_caches_of_other_weights_replace_those_that_are_there(made: Path, cache: Path, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def scored(phrase_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_file_has_every_phrase_of_the_split_with_the_candidates_of_its_image(scored: Path, caches: Caches) -> None:
     cache, found = open_cache(caches.candidates), read_phrase_scores(scored)
-    expected = [m for m in mentions(load_dataset_file(cache.captions)) if m.image.split == "val"]
+    expected = [m for m in mentions(load_dataset_file(cache.dataset_file)) if m.image.split == "val"]
     assert found.phrase_ids.tolist() == [m.phrase_id for m in expected]
     assert found.image_ids.tolist() == [m.image.imgid for m in expected]
     assert found.caption_ids.tolist() == [m.caption.sentid for m in expected]
@@ -64,7 +64,7 @@ def test_the_evaluator_finds_what_validation_found(scored: Path, phrase_run: Pat
 
 def test_sentences_are_scored_by_their_phrases(phrase_run: Path, scored: Path, caches: Caches, tmp_path: Path) -> None:
     found = read_embeddings(embed_split(phrase_run, tmp_path / "s.h5", "val", sentences=True))
-    dataset, phrases = load_dataset_file(open_cache(caches.candidates).captions), read_phrase_scores(scored)
+    dataset, phrases = load_dataset_file(open_cache(caches.candidates).dataset_file), read_phrase_scores(scored)
     images = dataset.split("val")
     assert found.image_ids.tolist() == [image.imgid for image in images]
     assert found.caption_ids.tolist() == [caption.sentid for image in images for caption in image.captions]
@@ -120,7 +120,7 @@ def test_phrases_without_a_known_word_and_photos_that_are_not_there_are_refused(
     before = photo.read_bytes()
     assert str(photo) in fails(search_main, phrase_run, "--image", photo, "a hat", "--html", photo)
     assert photo.read_bytes() == before
-    dataset = load_dataset_file(open_cache(caches.candidates).captions)
+    dataset = load_dataset_file(open_cache(caches.candidates).dataset_file)
     photo = dataset.image_path(dataset.images[0])
     assert "none of its words is known to 'tfidf_phrases'" in fails(search_main, own_words_run, "--image", photo, "qwertz")
 
@@ -131,16 +131,16 @@ def own_words_run(caches: Caches, tmp_path_factory: pytest.TempPathFactory) -> P
     folder = tmp_path_factory.mktemp("own_words")
     cache, phrases = open_cache(caches.candidates), folder / "demo_tfidf_phrases.h5"
     config = TfidfConfig(name="tfidf_phrases", min_count=1, of="phrases")
-    extractor = CaptionExtractor(config, fit_encoder(cache.captions, config, encoder_path(phrases)))
-    extract_shards(cache.captions, extractor, phrases, 1)
-    read = TrainInputs(caption_features=merge(cache.captions, phrases, 1))
+    extractor = CaptionExtractor(config, fit_encoder(cache.dataset_file, config, encoder_path(phrases)))
+    extract_shards(cache.dataset_file, extractor, phrases, 1)
+    read = TrainInputs(caption_features=merge(cache.dataset_file, phrases, 1))
     return train(caches.candidates, small("caption_feature=tfidf_phrases"), out=folder / "run", inputs=read)
 
 
 def test_a_phrase_is_found_by_the_scores_of_the_file(
     own_words_run: Path, caches: Caches, tmp_path: Path, capsys: Capture
 ) -> None:
-    dataset = load_dataset_file(open_cache(caches.candidates).captions)
+    dataset = load_dataset_file(open_cache(caches.candidates).dataset_file)
     scored = read_phrase_scores(embed_split(own_words_run, tmp_path / "val.h5", "val"))
     number = scored.phrase_ids.tolist().index(next(m.phrase_id for m in mentions(dataset) if m.image.split == "val"))
     mention = mentions(dataset)[scored.phrase_ids[number]]

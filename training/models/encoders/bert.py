@@ -82,7 +82,7 @@ class BertEncoder(Encoder):
 
     def __init__(self, transformer: Transformer, dim: int, settings: Bert) -> None:
         super().__init__()
-        self.network: Any = transformer.network()
+        self.network: Any = transformer.load_network()
         self.dim = dim
         self.linear = xavier_linear(int(self.network.config.hidden_size), dim)
         self.states, self.pooling = settings.states, settings.pooling
