@@ -125,11 +125,7 @@ class DirectionLosses(NamedTuple):
 
 
 def sampling_metrics(
-    sample: SampledCandidates,
-    rewards: Float[Tensor, "n s"],
-    masked_share: Float[Tensor, " n"],
-    scores: Float[Tensor, "n s"],
-    query_scores: QueryScores,
+    sample: SampledCandidates, rewards: Tensor, masked_share: Tensor, scores: Float[Tensor, "n s"], query_scores: QueryScores
 ) -> dict[str, Tensor]:
     """Return means over queries: entropy, reward, probability of masked candidates, and ``harder``.
 
