@@ -48,7 +48,7 @@ def measured(name: str, n: int, dim: int, block: int) -> dict[str, float]:
     weights = loss.weights()
     objective = loss.objective(Cosine(), weights=weights)
     before, started, cpu = resident_peak(), time.perf_counter(), time.process_time()
-    cost = objective(Batch((sides[0],), (sides[1],), image_of, np.arange(n)), 0).loss
+    cost = objective(Batch((sides[0],), (sides[1],), image_of, np.arange(n)), 0).value
     cost.backward()
     took = {"s": round(time.perf_counter() - started, 1), "cpu_s": round(time.process_time() - cpu, 1)}
     return {"peak_mb": round(resident_peak() - before), **took}

@@ -150,7 +150,7 @@ def training_step(who: str, form: ScanSettings, precision: str) -> dict[str, flo
             images, captions = model.embed_images(regions, mask), model.embed_captions(words, lengths)
             cost = objective(Batch(images, captions, numbers, numbers), 0)
         optimizer.zero_grad(set_to_none=True)
-        cost.loss.backward()  # type: ignore[no-untyped-call]
+        cost.value.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     step()

@@ -137,7 +137,7 @@ def training_step(width: int, batch: int, precision: str) -> dict[str, float]:
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
             cost = objective(Batch(*sides, numbers, numbers), 0)
         optimizer.zero_grad(set_to_none=True)
-        cost.loss.backward()  # type: ignore[no-untyped-call]
+        cost.value.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     step()

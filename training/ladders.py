@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from vse.features.settings import load_feature
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import load_ladder
@@ -12,39 +14,40 @@ from vse.training.models.build import Input, check_fit
 
 
 def trainable_combinations(ladder: str, dataset: str | None = None) -> tuple[list[str], dict[str, str]]:
-    """Return the names of the combinations of a ladder that can be trained, and for each of the others the reason why not.
+    """Return the names of a ladder's combinations that can be trained, and a dict of the reasons why the others cannot.
 
-    A ladder combines each of its image and caption features with each of its experiments. Some do not fit: an encoder reads
-    words, single vectors or sets, a similarity compares vectors or sets, and some solvers cannot read words. Raises
-    :class:`UserError` if the ladder or an experiment is invalid, if a feature is not of the required kind, or if no
+    A ladder combines each of its image and caption features with each of its experiments. An experiment may be unable to read
+    a feature: encoders, similarities and solvers accept only some of words, vectors and sets. Raises :class:`UserError` if the
+    ladder or an experiment is invalid, if the ladder lists a feature of captions as one of images or the reverse, or if no
     combination can be trained.
     """
     fits, misfits = [], {}
-    for made in load_ladder(ladder).combinations():
-        why = find_misfit(made, load_experiment(made.name, dataset), dataset)
-        if why is None:
-            fits.append(made.name)
+    for combination in load_ladder(ladder).combinations():
+        reason = find_misfit(combination, load_experiment(combination.name, dataset), dataset)
+        if reason is None:
+            fits.append(combination.name)
         else:
-            misfits[made.name] = why
+            misfits[combination.name] = reason
     if not fits:
-        name, why = next(iter(misfits.items()))
-        raise UserError(f"ladder {ladder!r}: no combination can be trained; the reason for the first ({name}): {why}")
+        name, reason = next(iter(misfits.items()))
+        raise UserError(f"ladder {ladder!r}: no combination can be trained; the reason for the first ({name}): {reason}")
     return fits, misfits
 
 
-def find_misfit(made: ComposedName, experiment: ExperimentConfig, dataset: str | None = None) -> str | None:
+def find_misfit(combination: ComposedName, experiment: ExperimentConfig, dataset: str | None = None) -> str | None:
     """Return the reason why the experiment of a combination cannot read its features, or None if it can."""
-    image_input = Input(_kind_of(made.feature, "image", dataset), 1, f"the feature {made.feature!r}")
+    image_input = Input(_input_kind(combination.feature, "image", dataset), 1, f"the feature {combination.feature!r}")
     if experiment.solver.reads_phrases:
         return f"the solver {experiment.solver.name!r} reads phrases, not captions"
-    if made.caption_feature is None:
+    caption_feature = combination.caption_feature
+    if caption_feature is None:
         encoder = experiment.model.caption_encoder
         tokens = encoder is not None and Kind.TOKENS in encoder.takes
         caption_input = Input(Kind.TOKENS if tokens else Kind.WORDS, 1, "the captions")
         if not experiment.solver.reads_words:
             return f"the solver {experiment.solver.name!r} reads captions as vectors, not as words"
     else:
-        caption_input = Input(_kind_of(made.caption_feature, "text", dataset), 1, f"the feature {made.caption_feature!r}")
+        caption_input = Input(_input_kind(caption_feature, "text", dataset), 1, f"the feature {caption_feature!r}")
     try:
         check_fit(experiment.model, image_input, caption_input)
     except UserError as refusal:
@@ -52,10 +55,11 @@ def find_misfit(made: ComposedName, experiment: ExperimentConfig, dataset: str |
     return None
 
 
-def _kind_of(feature: str, kind: str, dataset: str | None) -> Kind:
+def _input_kind(feature: str, medium: Literal["image", "text"], dataset: str | None) -> Kind:
+    """Return whether a feature has vectors or sets. Raises UserError if it is not a feature of ``medium``."""
     settings = load_feature(feature, dataset)
-    if settings.kind != kind or settings.text_rows != "captions":
-        of = "phrases" if settings.text_rows == "phrases" else "images" if settings.kind == "image" else "captions"
-        wanted = "images" if kind == "image" else "captions"
-        raise UserError(f"the ladder uses the feature {feature!r} for {wanted}, but it is a feature of {of}")
+    if settings.kind != medium or settings.text_rows != "captions":
+        found = "phrases" if settings.text_rows == "phrases" else "images" if settings.kind == "image" else "captions"
+        required = "images" if medium == "image" else "captions"
+        raise UserError(f"the ladder uses the feature {feature!r} for {required}, but it is a feature of {found}")
     return kind_of_rows(settings.row_kind)

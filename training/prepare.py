@@ -138,7 +138,7 @@ def _image_inputs(
         inputs.cache, inputs.weights_dir, str(device), positions=True, trainable=settings.finetune
     )
     if not settings.finetune:
-        return photo_crops(extractor, inputs.dataset, pairs.images, settings, through=True), cached, None
+        return photo_crops(extractor, inputs.dataset, pairs.images, settings, as_features=True), cached, None
     if settings.batch_norm == "train" and processes.size > 1:
         raise UserError("images.batch_norm: train requires a single process; each process would have its own statistics")
     seen = photo_crops(extractor, inputs.dataset, pairs.images, settings)

@@ -25,11 +25,11 @@ from vse.pipeline.presets.presets import list_changes
 from vse.training.data.samplers import SAMPLERS
 from vse.training.experiment import ExperimentConfig, load_experiment
 from vse.training.losses.hinges import MaxOfHinges
-from vse.training.models.encoders.bert import Bert
-from vse.training.models.encoders.gpo import Gpo
+from vse.training.models.encoders.bert import BertSettings
+from vse.training.models.encoders.gpo import GpoSettings
 from vse.training.models.encoders.mlp import BranchSettings, LayersSettings
-from vse.training.models.encoders.pooling import Weldon
-from vse.training.models.encoders.recurrent import Gru, Lstm, Sru
+from vse.training.models.encoders.pooling import WeldonSettings
+from vse.training.models.encoders.recurrent import GruSettings, LstmSettings, SruSettings
 from vse.training.phrases.solvers import PhraseGradientSettings
 from vse.training.run.folder import RunFolder
 from vse.training.solvers.cca import CcaFields
@@ -133,7 +133,7 @@ def test_the_embedding_networks_are_those_of_the_paper() -> None:
     assert (loss.lambda1, loss.lambda2, loss.lambda3, loss.lambda4) == (1, 1.5, 0, 0.05)
     assert (full.train.batch_size, full.train.learning_rate, full.train.sampling.name) == (500, 1e-4, "neighbourhood")
     lstm = load_experiment("twobranch_lstm")
-    assert isinstance(lstm.model.caption_encoder, Lstm)
+    assert isinstance(lstm.model.caption_encoder, LstmSettings)
     assert (lstm.caption_feature, lstm.model.word_dim, lstm.model.dim) == (None, 256, 512)
     assert lstm.model.image_encoder == full.model.image_encoder
     assert lstm.model.caption_encoder.head == LayersSettings(widths=[1024, 512])
@@ -231,8 +231,10 @@ def test_random_crops_are_those_of_the_papers() -> None:
 def test_bert_is_trained_as_the_paper_says() -> None:
     """TOD-Net's paper, section IV-A and B."""
     found = load_experiment("bert")
-    assert found.model.caption_encoder == Bert(model="google-bert/bert-large-uncased", pooling="mean", frozen_layers=16)
-    assert found.model.image_encoder == Weldon(channels=2400, k_max=15, k_min=15)
+    assert found.model.caption_encoder == BertSettings(
+        model="google-bert/bert-large-uncased", pooling="mean", frozen_layers=16
+    )
+    assert found.model.image_encoder == WeldonSettings(channels=2400, k_max=15, k_min=15)
     assert (found.train.epochs, found.train.batch_size, found.train.decay_at, found.train.decay) == (30, 160, [1, 15], 0.1)
     assert found.train.frozen == {"cnn": 1, "caption_encoder.network": 1}
     assert (found.images.source, found.images.finetune, found.images.random_crop) == ("pictures", True, "resized")
@@ -247,9 +249,9 @@ def test_vse_infinity_is_that_of_the_authors_code(name: str) -> None:
     found = load_experiment(name)
     small = name.endswith("effnet")
     assert found.feature == ("effnet_grid" if small else "regions")
-    assert found.model.image_encoder == Gpo(residual=True, size_augmentation=0.2)
-    bert = Bert(model="google-bert/bert-base-uncased", pooling="gpo", size_augmentation=0.2)
-    gru = Gru(states="pooled", bidirectional=True, size_augmentation=0.2)
+    assert found.model.image_encoder == GpoSettings(residual=True, size_augmentation=0.2)
+    bert = BertSettings(model="google-bert/bert-base-uncased", pooling="gpo", size_augmentation=0.2)
+    gru = GruSettings(states="pooled", bidirectional=True, size_augmentation=0.2)
     assert found.model.caption_encoder == (bert if name.endswith("bert") else gru)
     assert (found.model.dim, found.model.word_dim, found.model.similarity.name) == (1024, 300, "cosine")
     assert found.loss == MaxOfHinges(margin=0.2)
@@ -272,8 +274,8 @@ def test_the_rows_of_papers_are_trained_by_adam_with_steps() -> None:
 def test_dsve_loc_is_that_of_the_authors_code() -> None:
     found = load_experiment("dsve", "coco")
     image, caption, train = found.model.image_encoder, found.model.caption_encoder, found.train
-    assert isinstance(image, Weldon)
-    assert isinstance(caption, Sru)
+    assert isinstance(image, WeldonSettings)
+    assert isinstance(caption, SruSettings)
     assert (image.channels, image.k_max, image.k_min, image.dropout) == (2400, 15, 15, 0.5)
     assert (caption.layers, caption.dropout, caption.train_words, found.model.word_dim) == (4, 0.25, False, 620)
     assert (found.model.dim, found.model.similarity.name, found.model.normalize_image) == (2400, "cosine", True)

@@ -30,10 +30,10 @@ from vse.training.adversaries.base import (
 from vse.training.data.images import CachedImages
 from vse.training.data.pairs import Pairs
 from vse.training.kinds import Encoded, Kind
-from vse.training.losses.base import Batch, Cost, Indices, Objective, Ranking
+from vse.training.losses.base import Batch, Cost, Indices, Objective, QueryScores
 from vse.training.models.build import Model
 
-_BLOCK = 1024  # items that are embedded together for the tables
+_EMBEDDING_BATCH_SIZE = 1024  # items that are embedded together for the tables
 
 
 class AceSettings(ReinforceSettings):
@@ -44,8 +44,8 @@ class AceSettings(ReinforceSettings):
 
         [margin - s(q, c) + s(q, c')]_+
 
-    and the generator maximises it by REINFORCE. In addition to a usual step, a step computes the inner products of the queries
-    with all candidates, and embeds the sampled negatives.
+    and the generator maximises this cost by REINFORCE. Each training step also computes the inner products of the queries with
+    all candidates, and the embeddings of the sampled negatives.
     """
 
     name: Literal["ace"] = "ace"
@@ -69,8 +69,8 @@ class AceSettings(ReinforceSettings):
     )
     mask: Literal["pair", "image", "text"] = Field(
         "text",
-        description="items that are never sampled: pair, the query's partner; image, also all captions of its image; text, "
-        "also all captions with the same text as one of these, and all images with such a caption",
+        description="items that are never sampled as negatives: pair, the query's partner; image, also all captions of the "
+        "query's image; text, also all captions with the text of a masked caption, and all images with that text",
     )
 
     def build(self, opponent: Opponent) -> Adversary:
@@ -88,7 +88,10 @@ class AceSettings(ReinforceSettings):
 
 
 class Ace(Adversary):
-    """Two generators of negatives: one samples captions for images as queries, the other images for captions as queries."""
+    """Two generators of negatives: one samples captions for images as queries, the other images for captions as queries.
+
+    ``filled`` is true if the embeddings of all training items have been computed. It is saved with the weights.
+    """
 
     def __init__(self, settings: AceSettings, opponent: Opponent, images: CachedImages) -> None:
         super().__init__()
@@ -99,8 +102,8 @@ class Ace(Adversary):
         negatives = FalseNegatives(opponent.pairs, settings.mask)
         self.captions = _Side(sizes[1], opponent.model.dim, settings)
         self.images = _Side(sizes[0], opponent.model.dim, settings)
-        self.captions.inputs, self.captions.false = opponent.captions.read, negatives.captions
-        self.images.inputs, self.images.false = images.read_images, negatives.images
+        self.captions.read_inputs, self.captions.mask_false = opponent.captions.read, negatives.captions
+        self.images.read_inputs, self.images.mask_false = images.read_images, negatives.images
         self.register_buffer("filled", torch.zeros((), dtype=torch.bool))
 
     filled: Tensor
@@ -113,8 +116,8 @@ class Ace(Adversary):
         with torch.no_grad():
             for side, embed in ((self.images, model.embed_images), (self.captions, model.embed_captions)):
                 assert side.embedded is not None
-                for start in range(0, len(side.embedded), _BLOCK):
-                    indices = np.arange(start, min(start + _BLOCK, len(side.embedded)))
+                for start in range(0, len(side.embedded), _EMBEDDING_BATCH_SIZE):
+                    indices = np.arange(start, min(start + _EMBEDDING_BATCH_SIZE, len(side.embedded)))
                     side.embedded[indices] = self._embed(embed, side, indices)
         self.filled.fill_(True)
         model.train(was_training)
@@ -122,42 +125,48 @@ class Ace(Adversary):
     def compute_losses(self, batch: Batch, model: Model, objective: Objective, seed: int) -> AdversarialLosses:
         cost = objective(batch, seed)
         assert batch.pair_of is not None
-        assert cost.rankings is not None
+        assert cost.query_scores is not None
         if self.captions.embedded is not None and self.images.embedded is not None:
             self.images.embedded[batch.image_of] = batch.images[0].detach()
             self.captions.embedded[batch.pair_of] = batch.captions[0].detach()
         weights = self.loss.lambda1, self.loss.lambda2
-        turns = [
-            self._direction_losses(batch, model, self.captions, cost.rankings[0], batch.pair_of),
-            self._direction_losses(batch, model, self.images, cost.rankings[1], batch.image_of),
+        directions = [
+            self._direction_losses(batch, model, self.captions, cost.query_scores[0], batch.pair_of),
+            self._direction_losses(batch, model, self.images, cost.query_scores[1], batch.image_of),
         ]
         share = self.settings.in_batch
-        drawn = sum(weight * turn.cost for weight, turn in zip(weights, turns, strict=True))
+        sampled = sum(weight * direction.cost for weight, direction in zip(weights, directions, strict=True))
         collapsed = sum(weights) * self.loss.margin * len(batch.image_of)
         return AdversarialLosses(
-            Cost(share * cost.loss + (1 - share) * drawn, share * cost.collapsed + (1 - share) * collapsed, cost.rankings),
-            turns[0].loss + turns[1].loss,
-            {name: (turns[0].measures[name] + turns[1].measures[name]) / 2 for name in turns[0].measures},
+            Cost(
+                share * cost.value + (1 - share) * sampled,
+                share * cost.collapsed + (1 - share) * collapsed,
+                cost.query_scores,
+            ),
+            directions[0].loss + directions[1].loss,
+            {name: (value + directions[1].measures[name]) / 2 for name, value in directions[0].measures.items()},
         )
 
-    def _direction_losses(self, batch: Batch, model: Model, side: _Side, ranking: Ranking, own: Indices) -> DirectionLosses:
+    def _direction_losses(
+        self, batch: Batch, model: Model, side: _Side, query_scores: QueryScores, batch_indices: Indices
+    ) -> DirectionLosses:
         """Return the losses for negatives of ``side`` (images or captions) and the batch's items of the other side as queries.
 
-        ``ranking`` holds the scores of these queries within the batch, and ``own`` the indices of the batch's items of
-        ``side``.
+        ``query_scores`` holds the scores of these queries within the batch. ``batch_indices`` are the indices of the batch's
+        items of ``side``.
         """
         to_captions = side is self.captions
         assert batch.pair_of is not None
         queries, embed = (batch.images, model.embed_captions) if to_captions else (batch.captions, model.embed_images)
-        in_batch = (batch.captions if to_captions else batch.images)[0]
-        indices, candidates = side.candidates(own, in_batch.detach())
+        batch_embeddings = (batch.captions if to_captions else batch.images)[0]
+        indices, candidates = side.candidates(batch_indices, batch_embeddings.detach())
         logits = side.inference(queries[0].detach(), candidates)
-        false = side.false(batch.image_of, batch.pair_of, indices).to(logits.device)
-        drawn = sample_candidates(logits, false, self.settings.samples)
+        false = side.mask_false(batch.image_of, batch.pair_of, indices).to(logits.device)
+        sample = sample_candidates(logits, false, self.settings.samples)
 
         def scores(chosen: Tensor) -> Tensor:
             if self.settings.candidates == "batch":
-                negatives = in_batch[chosen.flatten()]
+                negatives = batch_embeddings[chosen.flatten()]
             else:
                 negatives = self._embed(embed, side, indices[chosen.flatten().cpu().numpy()])
             rows = torch.arange(len(chosen), device=chosen.device).repeat_interleave(chosen.shape[1])
@@ -166,108 +175,116 @@ class Ace(Adversary):
                 return model.similarity.score_pairs(queries, (negatives,), rows, columns).view_as(chosen)
             return model.similarity.score_pairs((negatives,), queries, columns, rows).view_as(chosen)
 
-        positives = ranking.scores.gather(1, ranking.positives[:, None])
-        negatives = scores(drawn.indices)
-        hinges = (self.loss.margin - positives + negatives).clamp(min=0) * drawn.possible[:, None]
-        of_likeliest = None
+        positives = query_scores.scores.gather(1, query_scores.positives[:, None])
+        negatives = scores(sample.indices)
+        hinges = (self.loss.margin - positives + negatives).clamp(min=0) * sample.possible[:, None]
+        likeliest_rewards = None
         if self.settings.baseline == "self_critical":
             with torch.no_grad():
-                of_likeliest = (self.loss.margin - positives + scores(drawn.likeliest[:, None])).clamp(min=0)[:, 0]
-        advantages = side.baseline(hinges.detach(), of_likeliest)
+                likeliest_rewards = (self.loss.margin - positives + scores(sample.likeliest[:, None])).clamp(min=0)[:, 0]
+        advantages = side.baseline.subtract_from(hinges.detach(), likeliest_rewards)
         false_share = (logits.detach().softmax(1) * false).sum(1)
         return DirectionLosses(
             hinges.mean(1).sum(),
-            reinforce_loss(drawn, advantages, self.settings),
-            sampling_metrics(drawn, hinges, false_share, negatives, ranking),
+            reinforce_loss(sample, advantages, self.settings),
+            sampling_metrics(sample, hinges, false_share, negatives, query_scores),
         )
 
     def _embed(self, embed: Callable[..., Encoded], side: _Side, indices: Indices) -> Float[Tensor, "n dim"]:
         with autocast(self._precision, self._device):
-            return embed(*(move_tensor(part, self._device) for part in side.inputs(indices)))[0]
+            return embed(*(move_tensor(part, self._device) for part in side.read_inputs(indices)))[0]
 
 
 class _Side(nn.Module):
     """The candidates of one side (images or captions), and the generator that samples them for queries of the other side.
 
-    ``embedded`` holds the model's embeddings of all items (n, dim), or is None if the generator does not read them. ``inputs``
-    returns the model's inputs for the items with some indices. ``false`` returns a mask of the false negatives among
-    candidates.
+    ``embedded`` : the model's embeddings of all items (n, dim), or None if the generator does not read embeddings.
+    ``learnt`` : the learned vectors of all items (n, dim), or None if the generator reads embeddings.
+    ``read_inputs`` : function that returns the model's inputs for the items with the given indices.
+    ``mask_false`` : method of :class:`FalseNegatives` for candidates of this side.
     """
 
     embedded: Tensor | None
-    inputs: Callable[[Indices], tuple[Tensor, ...]]
-    false: Callable[[Indices, Indices, Indices], Bool[Tensor, "n m"]]
+    read_inputs: Callable[[Indices], tuple[Tensor, ...]]
+    mask_false: Callable[[Indices, Indices, Indices], Bool[Tensor, "n m"]]
 
     def __init__(self, n: int, dim: int, settings: AceSettings) -> None:
         super().__init__()
-        self.n, self.kind = n, settings.candidates
+        self.n_items, self.pool = n, settings.candidates
         self.inference, self.baseline = CandidateLogits(dim, settings), Baseline(settings)
-        learnt, in_batch = settings.table == "learnt", settings.candidates == "batch"
-        self.register_buffer("embedded", None if learnt or in_batch else torch.zeros(n, dim))
-        self.learnt = nn.Parameter(torch.randn(n, dim) / dim**0.5) if learnt and not in_batch else None
+        is_learnt, needs_table = settings.table == "learnt", settings.candidates != "batch"
+        self.register_buffer("embedded", torch.zeros(n, dim) if needs_table and not is_learnt else None)
+        self.learnt = nn.Parameter(torch.randn(n, dim) / dim**0.5) if needs_table and is_learnt else None
 
-    def candidates(self, own: Indices, in_batch: Tensor) -> tuple[Indices, Float[Tensor, "m dim"]]:
-        """Return the indices of the candidates of a step, and the vectors by which the generator compares them with a query.
+    def candidates(
+        self, batch_indices: Indices, batch_embeddings: Float[Tensor, "b dim"]
+    ) -> tuple[Indices, Float[Tensor, "m dim"]]:
+        """Return the indices of the candidates of a step, and the vectors that the generator compares with queries.
 
-        ``own`` and ``in_batch`` are the indices and the embeddings of the batch's items of this side.
+        ``batch_indices`` and ``batch_embeddings`` describe the batch's items of this side.
         """
-        if self.kind == "batch":
-            return own, in_batch
+        if self.pool == "batch":
+            return batch_indices, batch_embeddings
         table = self.embedded if self.learnt is None else self.learnt
         assert table is not None
-        if self.kind == "all" or self.kind >= self.n:
-            return np.arange(self.n), table
-        pool = torch.randperm(self.n)[: self.kind]
-        return pool.numpy(), table[pool.to(table.device)]
+        if self.pool == "all" or self.pool >= self.n_items:
+            return np.arange(self.n_items), table
+        indices = torch.randperm(self.n_items)[: self.pool]
+        return indices.numpy(), table[indices.to(table.device)]
 
 
 class FalseNegatives:
-    """Masks of the false negatives: candidates that fit a query, though they are not its partner in the batch."""
+    """Masks of false negatives: candidates that fit a query, although they are not the query's partner in the batch."""
 
     def __init__(self, pairs: Pairs, mask: str) -> None:
         self._mask, self._image_of, self._text_of = mask, pairs.image_of, pairs.text_of
-        self._of_image = _Groups(pairs.image_of, len(pairs.images))
-        self._of_text = _Groups(pairs.text_of, int(pairs.text_of.max()) + 1)
+        self._captions_of_image = _GroupMembers(pairs.image_of, len(pairs.images))
+        self._captions_of_text = _GroupMembers(pairs.text_of, int(pairs.text_of.max()) + 1)
 
     def captions(self, image_of: Indices, pair_of: Indices, indices: Indices) -> Bool[Tensor, "n m"]:
         """Return a mask of the false negatives among the captions ``indices``, with images as queries.
 
-        The query of each row is the image ``image_of`` of the pair ``pair_of``.
+        The query of row k is the image ``image_of[k]`` of the pair ``pair_of[k]``.
         """
-        rows = [self._of_image[image] for image in image_of.tolist()]
+        rows = [self._captions_of_image[image] for image in image_of.tolist()]
         if self._mask == "pair":
             rows = [pair[None] for pair in pair_of]
         if self._mask == "text":
-            rows = [np.concatenate([self._of_text[text] for text in np.unique(self._text_of[row]).tolist()]) for row in rows]
-        return _mask(rows, indices, len(self._image_of))
+            rows = [
+                np.concatenate([self._captions_of_text[text] for text in np.unique(self._text_of[row]).tolist()])
+                for row in rows
+            ]
+        return _membership_mask(rows, indices, len(self._image_of))
 
     def images(self, image_of: Indices, pair_of: Indices, indices: Indices) -> Bool[Tensor, "n m"]:
         """Return a mask of the false negatives among the images ``indices``, with captions as queries.
 
-        The query of each row is the caption of the pair ``pair_of``, whose own image is ``image_of``.
+        The query of row k is the caption of the pair ``pair_of[k]``. The image of this pair is ``image_of[k]``.
         """
         rows = [image[None] for image in image_of]
         if self._mask == "text":
-            rows = [self._image_of[self._of_text[text]] for text in self._text_of[pair_of].tolist()]
-        return _mask(rows, indices, int(self._image_of.max()) + 1)
+            rows = [self._image_of[self._captions_of_text[text]] for text in self._text_of[pair_of].tolist()]
+        return _membership_mask(rows, indices, int(self._image_of.max()) + 1)
 
 
-class _Groups:
-    def __init__(self, group_of: Indices, n: int) -> None:
+class _GroupMembers:
+    """Indices of the members of each group: ``members[g]`` holds the indices i with ``group_of[i] == g``."""
+
+    def __init__(self, group_of: Indices, n_groups: int) -> None:
         self._order = np.argsort(group_of, kind="stable")
-        self._starts = np.searchsorted(group_of[self._order], np.arange(n + 1))
+        self._starts = np.searchsorted(group_of[self._order], np.arange(n_groups + 1))
 
     def __getitem__(self, group: int) -> Indices:
         return self._order[self._starts[group] : self._starts[group + 1]]
 
 
-def _mask(rows: list[Indices], indices: Indices, n: int) -> Bool[Tensor, "n m"]:
+def _membership_mask(rows: list[Indices], indices: Indices, n_items: int) -> Bool[Tensor, "n m"]:
     """Return a mask (n_queries, n_candidates) that is True where ``rows[query]`` contains the index of the candidate.
 
-    ``indices`` are the candidates, out of ``n`` items.
+    ``indices`` are the indices of the candidates among ``n_items`` items.
     """
-    if np.array_equal(indices, np.arange(n)):
-        mask = np.zeros((len(rows), n), bool)
+    if np.array_equal(indices, np.arange(n_items)):
+        mask = np.zeros((len(rows), n_items), bool)
         mask[np.repeat(np.arange(len(rows)), [len(row) for row in rows]), np.concatenate(rows)] = True
         return torch.from_numpy(mask)
     return torch.from_numpy(np.stack([np.isin(indices, row) for row in rows]))
@@ -278,13 +295,13 @@ def _check_memory(settings: AceSettings, sizes: tuple[int, int], dim: int, batch
     n_candidates = {"all": max(sizes), "batch": batch_size}.get(str(settings.candidates), settings.candidates)
     copies = 4 if settings.table == "learnt" else 1  # the gradient and Adam's two means
     needed = 4 * (n_tables * dim * copies + 5 * batch_size * int(n_candidates))
-    there = (
+    memory = (
         torch.cuda.mem_get_info(device)[0]
         if device.type == "cuda"
         else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     )
-    if needed > 0.8 * there:
+    if needed > 0.8 * memory:
         raise UserError(
-            f"adversary: ace needs {needed / 1e9:.1f} GB for {max(sizes)} candidates, but the memory is {there / 1e9:.1f} GB; "
-            "--set adversary.candidates=10000 samples 10000 candidates for each step"
+            f"adversary: ace needs {needed / 1e9:.1f} GB for {max(sizes)} candidates, but the memory is {memory / 1e9:.1f} GB"
+            "; --set adversary.candidates=10000 samples 10000 candidates for each step"
         )

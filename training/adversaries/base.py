@@ -1,9 +1,10 @@
 """The base class of adversaries, and REINFORCE for adversaries that sample negatives from a categorical distribution.
 
-An adversary has its own weights. They are updated in the same step as the model, and saved and resumed with it.
+An adversary has its own weights. A training step updates the weights of the model and of the adversary, and a checkpoint
+contains both.
 
-For a query q, a candidate c is sampled from p(c | q) = softmax_c(f(q) . c). Its reward is its cost for the model. The gradient
-of the expected reward is E[(reward - baseline) grad log p(c | q)] (Williams, 1992).
+For a query q, a candidate c is sampled from p(c | q) = softmax_c(f(q) . c). The reward of c is the cost of c for the model.
+The gradient of the expected reward is E[(reward - baseline) grad log p(c | q)] (Williams, 1992).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from vse.training.data.images import TrainingImages
 from vse.training.data.pairs import CaptionInputs, Pairs
-from vse.training.losses.base import Batch, Cost, Loss, Objective, Ranking
+from vse.training.losses.base import Batch, Cost, Loss, Objective, QueryScores
 from vse.training.models.build import Model
 from vse.training.models.encoders.base import xavier_linear
 from vse.training.settings import AdversarySettings
@@ -49,23 +50,23 @@ class AdversarialLosses(NamedTuple):
 class Adversary(nn.Module):
     """A network that makes a batch harder and is trained against the model.
 
-    A subclass that adds candidates overrides :meth:`candidates`, and :meth:`objective` if its loss is not minus the model's
-    loss. Any other subclass overrides :meth:`compute_losses`.
+    A subclass that adds candidates overrides :meth:`candidates`. If the loss of that subclass is not minus the model's cost,
+    the subclass also overrides :meth:`adversary_loss`. Any other subclass overrides :meth:`compute_losses`.
     """
 
     def compute_losses(self, batch: Batch, model: Model, objective: Objective, seed: int) -> AdversarialLosses:
-        """Return the losses of model and adversary for a batch. ``objective(batch, seed)`` returns the cost of the model."""
+        """Return the losses of model and adversary for a batch. ``objective`` computes the cost that the model minimises."""
         harder = self.candidates(batch, model)
         cost = objective(harder, seed)
-        return AdversarialLosses(cost, self.objective(cost, harder), {})
+        return AdversarialLosses(cost, self.adversary_loss(cost, harder), {})
 
     def candidates(self, batch: Batch, model: Model) -> Batch:
-        """Return the batch with additional negatives in ``more_images`` and ``more_captions``; here unchanged."""
+        """Return the batch with additional negatives in ``more_images`` and ``more_captions``. The default adds none."""
         return batch
 
-    def objective(self, cost: Cost, batch: Batch) -> Tensor:
-        """Return the loss of the adversary: minus the model's loss, unless a subclass overrides this method."""
-        return -cost.loss
+    def adversary_loss(self, cost: Cost, batch: Batch) -> Tensor:
+        """Return the loss of the adversary. The default is minus the model's cost."""
+        return -cost.value
 
     def start_epoch(self, model: Model) -> None:
         """Prepare for an epoch; called before its first step."""
@@ -82,7 +83,7 @@ class ReinforceSettings(AdversarySettings):
         0.0,
         ge=0,
         le=1000,
-        description="factor of q . c that is added to the logits, so that near candidates are likelier from the start; 0: all "
+        description="factor of the term q . c of the logits, which makes near candidates likelier from the start; 0: all "
         "candidates start with similar probabilities",
     )
     samples: PositiveInt = Field(1, description="number of negatives sampled for each query")
@@ -94,14 +95,14 @@ class ReinforceSettings(AdversarySettings):
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the running mean of rewards")
     entropy_weight: float = Field(0.0, ge=0, description="weight of max(0, log entropy_of - H), H the entropy of p(. | q)")
     entropy_of: PositiveInt = Field(
-        10, description="number of candidates whose uniform choice has the least entropy that is not penalised"
+        10, description="number n of candidates: a uniform choice among n or more candidates has no entropy penalty"
     )
 
 
 class SampledCandidates(NamedTuple):
-    """The s candidates sampled for each of n queries, and the ``likeliest`` candidate of each.
+    """The s candidates sampled for each of n queries, and the ``likeliest`` candidate of each query.
 
-    ``possible`` is False for a query whose candidates are all masked. Its samples then ignore the mask, and must not be used.
+    ``possible`` is False for a query whose candidates are all masked. The samples of this query must not be used.
     """
 
     indices: Int[Tensor, "n s"]
@@ -112,7 +113,11 @@ class SampledCandidates(NamedTuple):
 
 
 class DirectionLosses(NamedTuple):
-    """The losses of model and adversary for one kind of query, images or captions, and metrics for the log of the run."""
+    """The losses for queries of one side (images or captions), and metrics for the log of the run.
+
+    ``cost`` : the part of the model's cost.
+    ``loss`` : the part of the adversary's loss.
+    """
 
     cost: Float[Tensor, ""]
     loss: Float[Tensor, ""]
@@ -120,15 +125,16 @@ class DirectionLosses(NamedTuple):
 
 
 def sampling_metrics(
-    drawn: SampledCandidates, rewards: Tensor, masked_share: Tensor, scores: Float[Tensor, "n s"], ranking: Ranking
+    sample: SampledCandidates, rewards: Tensor, masked_share: Tensor, scores: Float[Tensor, "n s"], query_scores: QueryScores
 ) -> dict[str, Tensor]:
     """Return means over queries: entropy, reward, probability of masked candidates, and ``harder``.
 
-    ``harder`` is the score of the sampled negatives minus the score of the hardest negative of the batch.
+    ``masked_share`` holds these probabilities, and ``scores`` the scores of the sampled negatives. ``harder`` is a score of a
+    sampled negative minus the score of the hardest negative of the batch.
     """
-    hardest = ranking.scores.masked_fill(~ranking.negatives, -torch.inf).amax(1)
+    hardest = query_scores.scores.masked_fill(~query_scores.negatives, -torch.inf).amax(1)
     return {
-        "entropy": drawn.entropies.mean().detach(),
+        "entropy": sample.entropies.mean().detach(),
         "reward": rewards.mean().detach(),
         "masked": masked_share.mean().detach(),
         "harder": (scores.mean(1) - hardest).mean().detach(),
@@ -136,7 +142,7 @@ def sampling_metrics(
 
 
 class CandidateLogits(nn.Module):
-    """The network f of p(c | q) = softmax_c(f(q) . c). Returns logits (n, m) of queries (n, dim) and candidates (m, dim)."""
+    """The logits f(q) . c + scale q . c of queries q (n, dim) and candidates c (m, dim), with the network f."""
 
     def __init__(self, dim: int, settings: ReinforceSettings) -> None:
         super().__init__()
@@ -159,7 +165,7 @@ class CandidateLogits(nn.Module):
 def sample_candidates(logits: Float[Tensor, "n m"], masked: Bool[Tensor, "n m"] | None, samples: int) -> SampledCandidates:
     """Sample ``samples`` candidates for each query from the softmax of its logits, with torch's default random generator.
 
-    Candidates that are ``masked`` for a query are not sampled for it. A query with no other candidates is not ``possible``.
+    Candidates that are ``masked`` for a query are not sampled, unless all candidates are masked for the query.
     """
     possible = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
     if masked is not None:
@@ -176,9 +182,9 @@ def sample_candidates(logits: Float[Tensor, "n m"], masked: Bool[Tensor, "n m"] 
 def find_quantiles(probabilities: Float[Tensor, "n m"], uniform: Float[Tensor, "n s"]) -> Int[Tensor, "n s"]:
     """Return the first candidate of each row whose cumulative probability exceeds a ``uniform`` value from [0, 1).
 
-    The sum is in float64: in float32 the small probabilities of many candidates are lost, and these would never be sampled. A
-    candidate of probability 0 is never returned. A row with a NaN returns its last candidate.
+    A candidate of probability 0 is never returned. The result for a row with a NaN is the last candidate.
     """
+    # In float32 the sum would lose the small probabilities of many candidates.
     cumulative = probabilities.cumsum(1, dtype=torch.float64)
     total = cumulative[:, -1:]
     below = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
@@ -186,7 +192,11 @@ def find_quantiles(probabilities: Float[Tensor, "n m"], uniform: Float[Tensor, "
 
 
 class Baseline(nn.Module):
-    """The baseline that is subtracted from rewards. Its running mean is saved with the adversary's weights."""
+    """The baseline of rewards in REINFORCE.
+
+    ``mean`` : the running mean of rewards, which starts at 0.
+    ``seen`` : the sum of the weights of the rewards in ``mean``.
+    """
 
     mean: Tensor
     seen: Tensor
@@ -198,15 +208,17 @@ class Baseline(nn.Module):
         self.register_buffer("seen", torch.zeros(()))
 
     @torch.no_grad()
-    def forward(self, rewards: Float[Tensor, "n s"], of_likeliest: Float[Tensor, " n"] | None) -> Float[Tensor, "n s"]:
-        """Return rewards minus the baseline, then update the running mean with these rewards.
+    def subtract_from(
+        self, rewards: Float[Tensor, "n s"], likeliest_rewards: Float[Tensor, " n"] | None
+    ) -> Float[Tensor, "n s"]:
+        """Return rewards minus the baseline, and update the running mean with these rewards.
 
-        ``of_likeliest`` holds the rewards of the likeliest candidates; only the self-critical baseline uses them.
+        ``likeliest_rewards`` holds the reward of each query's likeliest candidate for the self-critical baseline, else None.
         """
         if self.kind == "none":
             return rewards
-        if of_likeliest is not None:
-            return rewards - of_likeliest[:, None]
+        if likeliest_rewards is not None:
+            return rewards - likeliest_rewards[:, None]
         advantages = rewards - self.mean / self.seen.clamp(min=1e-12)  # Adam's correction of a mean that starts at 0
         self.mean.lerp_(rewards.mean(), 1 - self.momentum)
         self.seen.lerp_(torch.ones_like(self.seen), 1 - self.momentum)
@@ -214,11 +226,11 @@ class Baseline(nn.Module):
 
 
 def reinforce_loss(
-    drawn: SampledCandidates, advantages: Float[Tensor, "n s"], settings: ReinforceSettings
+    sample: SampledCandidates, advantages: Float[Tensor, "n s"], settings: ReinforceSettings
 ) -> Float[Tensor, ""]:
-    """Return the adversary's loss. Its gradient is that of the entropy term minus that of the expected reward."""
-    of_queries = -(advantages * drawn.log_probabilities).mean(1)
+    """Return a loss whose gradient is the gradient of the entropy penalty minus the gradient of the expected reward."""
+    losses = -(advantages * sample.log_probabilities).mean(1)
     if settings.entropy_weight:
         floor = torch.log(torch.tensor(float(settings.entropy_of)))
-        of_queries = of_queries + settings.entropy_weight * (floor - drawn.entropies).clamp(min=0)
-    return (of_queries * drawn.possible).sum() / drawn.possible.sum().clamp(min=1)
+        losses = losses + settings.entropy_weight * (floor - sample.entropies).clamp(min=0)
+    return (losses * sample.possible).sum() / sample.possible.sum().clamp(min=1)

@@ -23,7 +23,7 @@ from vse.training.adversaries.base import (
     sampling_metrics,
 )
 from vse.training.kinds import Kind
-from vse.training.losses.base import Batch, Cost, Objective, Ranking
+from vse.training.losses.base import Batch, Cost, Objective, QueryScores
 from vse.training.models.build import Model
 
 
@@ -37,8 +37,8 @@ class CompositionalSettings(ReinforceSettings):
 
     The weights theta of the model are trained by the gradient through the sampled regions. The weights phi of the adversary
     are trained by REINFORCE with the reward S(I', T). The words e_l are states of a bidirectional GRU, so each depends on the
-    others. S is the experiment's similarity. In the paper, S is SCAN's with attention i2t (regions attend to words) and
-    aggregation avg, but the SCAN row next to it in the paper's table is a t-i model (words attend to regions).
+    others. S is the experiment's similarity. In the paper, S is the similarity of SCAN with attention i2t (regions attend to
+    words) and aggregation avg. But the paper's table compares the adversary with a SCAN of attention t2i.
     """
 
     name: Literal["compositional"] = "compositional"
@@ -51,7 +51,7 @@ class CompositionalSettings(ReinforceSettings):
         description="cost that the model minimises: S(I', T) - S(I, T) (Eq. 1), or [margin - S(I, T) + S(I', T)]_+, which is "
         "then also the reward",
     )
-    weight: float = Field(1.0, gt=0, description="weight of this cost in the model's loss")
+    weight: float = Field(1.0, gt=0, description="weight of the cost ``form`` in the model's loss")
     in_batch: float = Field(
         1.0, ge=0, description="weight of the experiment's own loss, with the negatives of the batch; 0: the adversary alone"
     )
@@ -80,64 +80,68 @@ class Compositional(Adversary):
 
     def compute_losses(self, batch: Batch, model: Model, objective: Objective, seed: int) -> AdversarialLosses:
         cost = objective(batch, seed)
-        assert cost.rankings is not None
+        assert cost.query_scores is not None
         with torch.autocast(batch.images[0].device.type, enabled=False):
-            turns = [
-                self._direction_losses(batch, model, side, cost.rankings[1 if side == "images" else 0])
+            directions = [
+                self._direction_losses(batch, model, side, cost.query_scores[1 if side == "images" else 0])
                 for side in self.inferences
             ]
         weight, in_batch = self.settings.weight, self.settings.in_batch
         margin = self.loss.margin if self.settings.form == "hinge" else 0.0
         return AdversarialLosses(
             Cost(
-                in_batch * cost.loss + weight * sum(turn.cost for turn in turns),
-                in_batch * cost.collapsed + weight * margin * len(batch.image_of) * len(turns),
-                cost.rankings,
+                in_batch * cost.value + weight * sum(direction.cost for direction in directions),
+                in_batch * cost.collapsed + weight * margin * len(batch.image_of) * len(directions),
+                cost.query_scores,
             ),
-            torch.stack([turn.loss for turn in turns]).sum(),
-            {name: torch.stack([turn.measures[name] for turn in turns]).mean() for name in turns[0].measures},
+            torch.stack([direction.loss for direction in directions]).sum(),
+            {name: torch.stack([each.measures[name] for each in directions]).mean() for name in directions[0].measures},
         )
 
-    def _direction_losses(self, batch: Batch, model: Model, side: str, ranking: Ranking) -> DirectionLosses:
-        """Compose negatives of one side (images or captions) for all queries of the other side, and return the losses."""
-        (parts, there), (queries, asked) = (
+    def _direction_losses(self, batch: Batch, model: Model, side: str, query_scores: QueryScores) -> DirectionLosses:
+        """Compose negatives of ``side`` (images or captions) for all queries of the other side, and return the losses."""
+        (parts, part_mask), (queries, query_mask) = (
             (batch.images, batch.captions) if side == "images" else (batch.captions, batch.images)
         )
-        words = queries.detach()[asked]  # (n_words, dim), the words of all queries one after the other
-        query = asked.nonzero()[:, 0]
+        words = queries.detach()[query_mask]  # (n_words, dim), the words of all queries one after the other
+        query = query_mask.nonzero()[:, 0]
         false = self._excluded_pairs(batch).to(parts.device)[query]
-        logits = self.inferences[side](words, parts.detach().flatten(0, 1)).unflatten(1, there.shape)
-        logits = logits.masked_fill(~there, -torch.inf)
-        drawn = sample_candidates(logits.flatten(1), false[:, :, None].expand_as(logits).flatten(1), self.settings.samples)
+        logits = self.inferences[side](words, parts.detach().flatten(0, 1)).unflatten(1, part_mask.shape)
+        logits = logits.masked_fill(~part_mask, -torch.inf)
+        sample = sample_candidates(logits.flatten(1), false[:, :, None].expand_as(logits).flatten(1), self.settings.samples)
 
         def scores(indices: Int[Tensor, "n_words s"]) -> Float[Tensor, "n s"]:
             columns = []
             for chosen in indices.unbind(1):
-                composed = parts.new_zeros(*asked.shape, parts.shape[2])
-                composed[asked] = parts.flatten(0, 1)[chosen]
-                sides = ((composed, asked), batch.captions) if side == "images" else (batch.images, (composed, asked))
-                columns.append(model.similarity.score_pairs(*sides, *[torch.arange(len(asked), device=parts.device)] * 2))
+                composed = parts.new_zeros(*query_mask.shape, parts.shape[2])
+                composed[query_mask] = parts.flatten(0, 1)[chosen]
+                sides = (
+                    ((composed, query_mask), batch.captions) if side == "images" else (batch.images, (composed, query_mask))
+                )
+                columns.append(model.similarity.score_pairs(*sides, *[torch.arange(len(query_mask), device=parts.device)] * 2))
             return torch.stack(columns, 1)
 
-        possible = ~false.new_zeros(len(asked)).index_put_((query,), ~drawn.possible)
-        positives = ranking.scores.gather(1, ranking.positives[:, None])
-        composed = scores(drawn.indices)
+        possible = ~false.new_zeros(len(query_mask)).index_put_((query,), ~sample.possible)
+        positives = query_scores.scores.gather(1, query_scores.positives[:, None])
+        composed = scores(sample.indices)
         rewards, costs = self._rewards(positives, composed), self._costs(positives, composed)
-        of_likeliest = None
+        likeliest_rewards = None
         if self.settings.baseline == "self_critical":
             with torch.no_grad():
-                of_likeliest = self._rewards(positives, scores(drawn.likeliest[:, None]))[:, 0]
-        advantages = self.baselines[side](rewards.detach(), of_likeliest)
-        of_queries = drawn._replace(  # the probability of a composition is the product of those of its samples
-            log_probabilities=torch.zeros_like(rewards).index_add(0, query, drawn.log_probabilities),
-            entropies=rewards.new_zeros(len(asked)).index_add(0, query, drawn.entropies) / asked.sum(1),
+                likeliest_rewards = self._rewards(positives, scores(sample.likeliest[:, None]))[:, 0]
+        baseline = self.baselines[side]
+        assert isinstance(baseline, Baseline)
+        advantages = baseline.subtract_from(rewards.detach(), likeliest_rewards)
+        query_sample = sample._replace(  # the probability of a composition is the product of those of its samples
+            log_probabilities=torch.zeros_like(rewards).index_add(0, query, sample.log_probabilities),
+            entropies=rewards.new_zeros(len(query_mask)).index_add(0, query, sample.entropies) / query_mask.sum(1),
             possible=possible,
         )
         false_share = (logits.detach().flatten(1).softmax(1).view_as(logits).sum(2) * false).sum(1)
         return DirectionLosses(
             (costs.mean(1) * possible).sum(),
-            reinforce_loss(of_queries, advantages, self.settings),
-            sampling_metrics(drawn, rewards, false_share, composed, ranking),
+            reinforce_loss(query_sample, advantages, self.settings),
+            sampling_metrics(sample, rewards, false_share, composed, query_scores),
         )
 
     def _rewards(self, positives: Float[Tensor, "n 1"], composed: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
@@ -148,6 +152,6 @@ class Compositional(Adversary):
         return difference if self.settings.form == "difference" else (self.loss.margin + difference).clamp(min=0)
 
     def _excluded_pairs(self, batch: Batch) -> Bool[Tensor, "n n"]:
-        """Return a mask (query, pair): True where the pair has the same image or the same text as the query."""
+        """Return a mask (query, pair) that is True where the pair has the same image or the same text as the query."""
         image_of, text_of = torch.from_numpy(batch.image_of), self._text_of[batch.pair_of]
         return (image_of[:, None] == image_of) | (text_of[:, None] == text_of)

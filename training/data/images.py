@@ -1,7 +1,7 @@
-"""Images as inputs of a model, in training and in evaluation: cached features, or photos, with or without a CNN.
+"""Images as inputs of a model, in training and in evaluation: cached features, crops of photos, or CNN features of crops.
 
-In training, each visit of a pair reads a different crop of its image. It is a crop from a bank (a cache with the features of
-several crops of each image) or a new random crop of a photo. The crop depends only on the seed, the epoch and the pair, so a
+In training, the crop of an image changes with each visit of a pair. The crop comes from a bank (a cache with the features of
+several crops of each image), or is cut from a photo at random. The crop depends only on the seed, the epoch and the pair, so a
 resumed run and several processes read the same crops.
 """
 
@@ -28,23 +28,23 @@ from vse.pipeline.files.images import decode_image
 from vse.training.kinds import Encoded, Kind, add_full_mask, kind_of_rows
 from vse.training.settings import ImagesConfig
 
-_BLOCK = 4096  # rows that are loaded together
 Indices = NDArray[np.int64]
-_CROPS_AHEAD = 3  # batches of photos that are decoded in advance during a step
+_ROWS_PER_READ = 4096
+_MAX_BATCHES_AHEAD = 3  # batches of photos that are decoded in advance during a step
 
 
 class CachedFeatures:
     """Cached features of images or captions, by index: vectors, or sets of vectors with their mask.
 
-    They are kept in the device's memory if they fit, and read from the cache files otherwise. The set of an image without a
-    region has one vector of zeros.
+    The features are kept in the device's memory if the memory suffices, and read from the cache files otherwise. The set of an
+    image without a region has one vector of zeros.
 
     Parameters
     ----------
     reader : reader of the cache
     ids : ids of the images or captions, in the order of their indices
     device : device of the features
-    memory_gb : limit on features in CPU memory, in units of 1e9 bytes; on a GPU, 0 keeps none, else free memory is the limit
+    memory_gb : limit on features in CPU memory, in units of 1e9 bytes; on a GPU, only 0 matters: no features in memory
     taken_gb : memory that other features already use, in units of 1e9 bytes
 
     Attributes
@@ -70,22 +70,22 @@ class CachedFeatures:
             self._counts = np.full(len(self._rows), int(np.prod(cache.row_shape[:-1])))
         self._starts = np.cumsum(self._counts) - self._counts
         needed = int(self._counts.sum()) * cache.dim * cache.dtype.itemsize
-        self._kept = self._loaded() if needed <= free_room(device, memory_gb, taken_gb) else None
+        self._kept = self._load_all() if needed <= count_free_bytes(device, memory_gb, taken_gb) else None
         self.gb_kept = 0.0 if self._kept is None else 1e-9 * needed
 
     def read(self, indices: Indices, crops: Indices | None = None) -> Encoded:
         """Return the features at these indices: (vectors (n, dim),), or (vectors (n, longest, dim), mask (n, longest)).
 
-        For a bank of crops, ``crops`` (n,) selects the crop of each image. Without it, return the mean over all crops, with
-        unit length if the vectors have unit length.
+        For a bank of crops, ``crops`` (n,) selects the crop of each image. Without ``crops``, return the mean over all crops.
+        The mean has unit length if the vectors have unit length.
         """
-        return self._sets(indices) if self.kind == Kind.SETS else (self._vectors(indices, crops),)
+        return self._read_sets(indices) if self.kind == Kind.SETS else (self._read_vectors(indices, crops),)
 
-    def _vectors(self, indices: Indices, crops: Indices | None) -> Tensor:
+    def _read_vectors(self, indices: Indices, crops: Indices | None) -> Tensor:
         if self.n_crops and crops is None:
             rows = self._rows[indices]
             mean = torch.from_numpy(self._reader.rows(rows)).float().mean(1)
-            mean = move_tensor(self._checked(mean, rows), self._device)
+            mean = move_tensor(self._check_finite(mean, rows), self._device)
             return torch.nn.functional.normalize(mean, dim=1) if self._mean_is_unit else mean
         crops = np.zeros_like(indices) if crops is None else crops
         if self._kept is not None:
@@ -93,13 +93,13 @@ class CachedFeatures:
             return self._kept.index_select(0, torch.from_numpy(which).to(self._device)).float()
         rows = self._rows[indices]
         vectors = self._reader.crops(rows, crops) if self.n_crops else self._reader.rows(rows)
-        return move_tensor(self._checked(torch.from_numpy(vectors).float(), rows), self._device)
+        return move_tensor(self._check_finite(torch.from_numpy(vectors).float(), rows), self._device)
 
-    def _sets(self, indices: Indices) -> Encoded:
+    def _read_sets(self, indices: Indices) -> Encoded:
         if self._kept is None:
             rows = self._rows[indices]
             sets = self._reader.sets(rows)
-            vectors = move_tensor(self._checked(torch.from_numpy(sets.features).float(), rows), self._device)
+            vectors = move_tensor(self._check_finite(torch.from_numpy(sets.features).float(), rows), self._device)
             mask = torch.from_numpy(sets.mask).to(self._device)
         else:
             starts, counts = (torch.from_numpy(part[indices]).to(self._device) for part in (self._starts, self._counts))
@@ -111,32 +111,33 @@ class CachedFeatures:
         mask[:, 0] = True  # an empty set becomes one vector of zeros
         return vectors, mask
 
-    def _loaded(self) -> Tensor:
+    def _load_all(self) -> Tensor:
         cache = self._reader.cache
         dtype = torch.float16 if cache.dtype == np.float16 else torch.float32
         n_vectors = int(self._counts.sum())
         kept = torch.zeros(max(1, n_vectors), cache.dim, dtype=dtype, device=self._device)  # at least one, for padding
-        for start in range(0, len(self._rows), _BLOCK):
-            rows = self._rows[start : start + _BLOCK]
+        for start in range(0, len(self._rows), _ROWS_PER_READ):
+            rows = self._rows[start : start + _ROWS_PER_READ]
             if cache.offsets is None:
                 vectors = self._reader.rows(rows).reshape(-1, cache.dim)
             else:
                 sets = self._reader.regions(rows)
                 vectors = sets.features[sets.mask]
             first = self._starts[start]
-            kept[first : first + len(vectors)] = self._checked(torch.from_numpy(vectors), rows)
+            kept[first : first + len(vectors)] = self._check_finite(torch.from_numpy(vectors), rows)
         return kept
 
-    def _checked(self, features: Tensor, rows: Indices) -> Tensor:
+    def _check_finite(self, features: Tensor, rows: Indices) -> Tensor:
+        """Return the features unchanged. Raises UserError if a feature is infinite or NaN."""
         if not features.sum(dtype=torch.float32).isfinite():
             self._reader.check_finite(rows)  # or else the sum alone overflowed
         return features
 
 
-def free_room(device: torch.device, memory_gb: float, taken_gb: float = 0) -> float:
+def count_free_bytes(device: torch.device, memory_gb: float, taken_gb: float = 0) -> float:
     """Return the number of bytes that further features may use: (``memory_gb`` - ``taken_gb``) * 1e9.
 
-    On a GPU this is 80% of its free memory instead, unless ``memory_gb`` is 0.
+    On a GPU the number is 80% of the free memory instead, unless ``memory_gb`` is 0.
     """
     if device.type == "cuda" and memory_gb > 0:
         return 0.8 * torch.cuda.mem_get_info(device)[0]
@@ -151,7 +152,7 @@ class TrainingImages(Protocol):
     ) -> Iterator[tuple[Tensor, ...]]:
         """Yield the images of each batch of pairs, one image for each pair.
 
-        ``batches`` holds indices of pairs, and ``image_of`` the image index of every pair.
+        ``batches`` holds the indices of the pairs of each batch. ``image_of`` (n_pairs,) holds the image index of every pair.
         """
 
 
@@ -183,8 +184,8 @@ class PhotoCrops:
     ``paths``, ``image_ids`` : the photos, in the order of their indices.
     ``random_crop`` : kind of random crops, see the feature settings.
     ``workers`` : number of threads.
-    ``through`` : whether to return features of the frozen CNN instead of pixels.
-    ``config`` : preparation of the photos; by default that of the CNN.
+    ``as_features`` : whether to return features of the frozen CNN instead of pixels.
+    ``config`` : preparation of the photos; None: the preparation that the CNN requires.
     """
 
     def __init__(
@@ -194,7 +195,7 @@ class PhotoCrops:
         image_ids: Indices,
         random_crop: str | None = None,
         workers: int = 2,
-        through: bool = False,
+        as_features: bool = False,
         config: CnnConfig | None = None,
     ) -> None:
         config = config or extractor.config
@@ -204,7 +205,7 @@ class PhotoCrops:
         self._extractor = extractor
         self._paths, self._ids = paths, image_ids
         self._workers = workers
-        self._through = through
+        self._as_features = as_features
 
     def read_batches(
         self, batches: Sequence[Indices], image_of: Indices, seed: int, epoch: int
@@ -213,27 +214,27 @@ class PhotoCrops:
         visits = [int(pair) for pairs in batches for pair in pairs]
 
         def load(pair: int) -> Tensor:
-            number = image_of[pair]
-            photo = decode_image(self._paths[number])
-            return cut_crops(photo, self._random, int(self._ids[number]), (seed, epoch, pair))
+            index = image_of[pair]
+            photo = decode_image(self._paths[index])
+            return cut_crops(photo, self._random, int(self._ids[index]), (seed, epoch, pair))
 
-        ahead = max(1, _CROPS_AHEAD * max((len(pairs) for pairs in batches), default=1))
+        ahead = max(1, _MAX_BATCHES_AHEAD * max((len(pairs) for pairs in batches), default=1))
         crops = read_ahead(visits, load, self._workers, ahead)
         for pairs in batches:
             pixels = [next(crops) for _ in pairs]
             nothing = torch.empty(0, 1, 3, self._random.crop, self._random.crop, dtype=torch.uint8)
-            yield self._encode(torch.stack(pixels) if pixels else nothing)
+            yield self._prepare(torch.stack(pixels) if pixels else nothing)
 
     def read_images(self, images: Indices) -> tuple[UInt8[Tensor, "n n_crops 3 crop crop"]]:
         """Return the fixed crops of photos: the centre crop, or ten crops (centre and corners, also mirrored)."""
 
-        def load(number: int) -> Tensor:
-            return cut_crops(decode_image(self._paths[number]), self._fixed, int(self._ids[number]))
+        def load(index: int) -> Tensor:
+            return cut_crops(decode_image(self._paths[index]), self._fixed, int(self._ids[index]))
 
         return (torch.stack(list(read_ahead(images.tolist(), load, self._workers, 4 * self._workers + 1))),)
 
-    def _encode(self, pixels: Tensor) -> Encoded:
-        if not self._through:
+    def _prepare(self, pixels: Tensor) -> Encoded:
+        if not self._as_features:
             return (pixels,)
         parts = [self._extractor.features(part) for part in torch.split(pixels, self._extractor.config.batch_size)]
         return add_full_mask(torch.cat(parts)) if self._extractor.config.positions else (torch.cat(parts).flatten(1),)
@@ -244,15 +245,12 @@ def photo_crops(
     dataset: Dataset,
     images: Sequence[Image],
     settings: ImagesConfig,
-    through: bool = False,
+    as_features: bool = False,
     config: CnnConfig | None = None,
 ) -> PhotoCrops:
-    """Return crops of the photos of ``images``, prepared as the CNN requires or as in ``config``.
-
-    With ``through``, the features of the frozen CNN replace the pixels.
-    """
+    """Return crops of the photos of ``images``, see :class:`PhotoCrops`. Raises UserError if the data set has no photos."""
     if not dataset.has_image_files:
         raise UserError(f"{dataset.path}: this data set has no photos (its features were imported)")
     paths = [dataset.image_path(image) for image in images]
     ids = np.asarray([image.imgid for image in images], np.int64)
-    return PhotoCrops(extractor, paths, ids, settings.random_crop, settings.workers, through, config)
+    return PhotoCrops(extractor, paths, ids, settings.random_crop, settings.workers, as_features, config)

@@ -31,20 +31,20 @@ from vse.training.data.images import EvaluationImages
 from vse.training.kinds import Kind, kind_of_rows
 
 log = logging.getLogger(__name__)
-_AT_ONCE = 10_000  # texts that are tokenised together
+_TEXTS_PER_CALL = 10_000  # texts that are tokenised together
 
 
 class CaptionInputs(Protocol):
-    """Captions as inputs of a model. For cached captions see :class:`vse.training.data.images.CachedFeatures`."""
+    """Captions as inputs of a model. The class for cached captions is :class:`vse.training.data.images.CachedFeatures`."""
 
     kind: Kind
 
     def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, ...]:
-        """Return the captions with these indices, as the tensors of their :class:`vse.training.kinds.Kind`."""
+        """Return the captions with these indices, as tensors of the captions' :class:`vse.training.kinds.Kind`."""
 
 
 class CaptionsOnDemand:
-    """Captions that are all loaded when the first one is read. A search for images reads none."""
+    """Captions that are all loaded when the first caption is read."""
 
     def __init__(self, kind: Kind, read: Callable[[], CaptionInputs]) -> None:
         self.kind, self._read = kind, read
@@ -58,35 +58,38 @@ class CaptionsOnDemand:
 
 
 class EncodedCaptions:
-    """Captions encoded on access by a text encoder that was fitted to another data set.
+    """Captions that a text encoder, fitted to another data set, encodes on access.
 
     ``captions`` : the captions, in the order of their indices.
-    ``reader`` : the encoder that computed the cache of captions on which the model was trained.
-    ``cache`` : that cache; its rows are vectors or sets, and features are rounded to its type.
+    ``encoder`` : the encoder that computed ``cache``.
+    ``cache`` : the cache of captions on which the model was trained.
     ``device`` : device of the features.
     """
 
-    def __init__(self, captions: Sequence[Caption], reader: ItemEncoder, cache: FeatureCache, device: torch.device) -> None:
-        self._captions, self._reader, self._cache, self._device = captions, reader, cache, device
+    def __init__(self, captions: Sequence[Caption], encoder: ItemEncoder, cache: FeatureCache, device: torch.device) -> None:
+        self._captions, self._encoder, self._cache, self._device = captions, encoder, cache, device
         self.kind = kind_of_rows(cache.row_kind)
 
     def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, ...]:
-        captions = [self._captions[number] for number in indices.tolist()]
-        return encode_like(self._cache, self._reader, [(c.raw, c.tokens) for c in captions], self._device)
+        captions = [self._captions[index] for index in indices.tolist()]
+        return encode_texts(self._cache, self._encoder, [(c.raw, c.tokens) for c in captions], self._device)
 
 
-def encode_like(
-    cache: FeatureCache, reader: ItemEncoder, captions: Sequence[tuple[str, Sequence[str]]], device: torch.device
+def encode_texts(
+    cache: FeatureCache, encoder: ItemEncoder, texts: Sequence[tuple[str, Sequence[str]]], device: torch.device
 ) -> tuple[Tensor, ...]:
-    """Return captions, each given as raw text and as words, in the form in which a model trained on ``cache`` reads them."""
-    items = [Item(k, tokens=tuple(tokens), raw=raw) for k, (raw, tokens) in enumerate(captions)]
-    vectors, *mask = reader.encode_items(items)
+    """Encode texts as inputs of a model that was trained on ``cache``: vectors or sets, rounded to the type of the cache.
+
+    ``encoder`` is the encoder that computed ``cache``. A text is a pair of the raw text and its words.
+    """
+    items = [Item(k, tokens=tuple(words), raw=raw) for k, (raw, words) in enumerate(texts)]
+    vectors, *mask = encoder.encode_items(items)
     rounded = torch.from_numpy(vectors.numpy().astype(cache.dtype)).float()
     return tuple(part.to(device) for part in (rounded, *mask))
 
 
 class IndexLists:
-    """Lists of integers in one flat array. A batch of them is padded without a loop. No list may be empty."""
+    """Lists of integers in one flat array, from which a batch of lists is padded without a loop. No list may be empty."""
 
     def __init__(self, lists: Iterable[Sequence[int]]) -> None:
         flat, lengths = array("i"), array("i")
@@ -98,7 +101,7 @@ class IndexLists:
         self._flat = np.asarray(flat)
 
     def pad(self, rows: NDArray[np.int64], padding: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the lists at ``rows`` as a matrix (n, longest), filled up with ``padding``, and their lengths (n,)."""
+        """Return the lists at ``rows`` as a matrix (n, longest), filled up with ``padding``, and the lengths (n,)."""
         lengths = self._lengths[rows]
         column = np.arange(lengths.max(initial=1))
         inside = column < lengths[:, None]
@@ -116,20 +119,20 @@ class WordIndices:
         self._device = device
 
     def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Return padded words (n, longest), and their lengths (n,) on the CPU."""
+        """Return padded word indices (n, longest), and the lengths (n,) of the captions on the CPU."""
         words, lengths = self._words.pad(indices, PAD)
         return move_tensor(torch.from_numpy(words), self._device), torch.from_numpy(lengths)
 
 
 class TokenIndices:
-    """Captions as indices of the tokens of a transformer; ``n_cut`` of them were too long and are truncated."""
+    """Captions as indices of the tokens of a transformer. ``n_cut`` is the number of captions that had to be truncated."""
 
     kind = Kind.TOKENS
 
     def __init__(self, texts: Sequence[str], transformer: Transformer, device: torch.device) -> None:
         self.n_cut = 0
         self._padding, self._device = transformer.pad_index, device
-        self._tokens = IndexLists(self._encoded(texts, transformer))
+        self._tokens = IndexLists(self._tokenise(texts, transformer))
         if self.n_cut:
             log.warning(
                 "%d of %d captions are longer than the %d tokens that %s reads, and are truncated",
@@ -140,14 +143,14 @@ class TokenIndices:
             )
 
     def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Return padded tokens (n, longest), and their mask (n, longest)."""
+        """Return padded token indices (n, longest), and the mask of the tokens (n, longest)."""
         tokens, lengths = self._tokens.pad(indices, self._padding)
         mask = np.arange(tokens.shape[1]) < lengths[:, None]
         return move_tensor(torch.from_numpy(tokens), self._device), move_tensor(torch.from_numpy(mask), self._device)
 
-    def _encoded(self, texts: Sequence[str], transformer: Transformer) -> Iterator[list[int]]:
-        for start in range(0, len(texts), _AT_ONCE):
-            for encoding in transformer.tokenizer.encode_batch(list(texts[start : start + _AT_ONCE])):
+    def _tokenise(self, texts: Sequence[str], transformer: Transformer) -> Iterator[list[int]]:
+        for start in range(0, len(texts), _TEXTS_PER_CALL):
+            for encoding in transformer.tokenizer.encode_batch(list(texts[start : start + _TEXTS_PER_CALL])):
                 self.n_cut += bool(encoding.overflowing)
                 yield encoding.ids
 
@@ -165,7 +168,7 @@ class Pairs:
 
     @cached_property
     def captions(self) -> list[Caption]:
-        """All captions, created at the first access, because a search for images needs none."""
+        """All captions, created at the first access."""
         return [caption for image in self.images for caption in image.captions]
 
     @property
@@ -190,25 +193,23 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Split:
-    """The pairs of a split, and the inputs of a model for them."""
+    """The pairs of a split, and the images and captions of these pairs as inputs of a model."""
 
     pairs: Pairs
     images: EvaluationImages
     captions: CaptionInputs
 
     def first(self, n_images: int) -> Split:
-        """Return the first ``n_images`` images of the split, with all their captions."""
-        return (
-            self
-            if n_images >= len(self.pairs.images)
-            else Split(Pairs(self.pairs.images[:n_images]), self.images, self.captions)
-        )
+        """Return a split of the first ``n_images`` images and all captions of these images."""
+        if n_images >= len(self.pairs.images):
+            return self
+        return Split(Pairs(self.pairs.images[:n_images]), self.images, self.captions)
 
 
 def images_of(dataset: Dataset, splits: Sequence[str], cache: FeatureCache, captioned: bool = False) -> Sequence[Image]:
-    """Return the images of some splits that have features in ``cache``; with ``captioned`` only those with captions.
+    """Return the images of ``splits`` that have features in ``cache`` and, with ``captioned``, also have captions.
 
-    Images that are left out are counted in a warning.
+    A warning states the number of images that are left out. Raises UserError if no image remains.
     """
     of_splits = [dataset.split(split) for split in splits]
     images = of_splits[0] if len(of_splits) == 1 else list(chain.from_iterable(of_splits))

@@ -1,7 +1,7 @@
 """Losses. A new loss is one file here and one line below.
 
-A ranking loss is a class of settings that derives from :class:`vse.training.losses.ranking.RankingLoss` and has a method
-``cost``. A loss of single pairs derives from :class:`vse.training.losses.pair_loss.PairLoss`.
+A ranking loss is a class that derives from :class:`vse.training.losses.ranking.RankingLoss` and defines the method ``cost``.
+A loss of single pairs derives from :class:`vse.training.losses.pair_loss.PairLoss`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The base class of losses, their input (a batch) and output (its cost), hinge costs, and a learned temperature."""
+"""The base class of losses, the input of a loss (a batch) and its output (a cost), hinge costs, and a learned temperature."""
 
 from __future__ import annotations
 
@@ -31,33 +31,32 @@ def hinge_costs(scores: ScoreMatrix, positives: Positives, negatives: Mask, marg
     return (margin + scores - scores.gather(1, positives[:, None])).clamp(min=0) * negatives
 
 
-def sum_highest(costs: ScoreMatrix, settings: Loss) -> Scalar:
-    """Return the sum of the ``settings.k`` highest costs of each row, or with the reduction ``mean_topk`` their mean."""
-    top = costs if settings.k is None else costs.topk(min(settings.k, costs.shape[1]), sorted=False).values
-    return top.mean() if settings.reduction == "mean_topk" else top.sum()
+def reduce_highest(costs: ScoreMatrix, loss: Loss) -> Scalar:
+    """Select the ``loss.k`` highest costs of each row, and return the sum or the mean (``mean_topk``) over all rows."""
+    top = costs if loss.k is None else costs.topk(min(loss.k, costs.shape[1]), sorted=False).values
+    return top.mean() if loss.reduction == "mean_topk" else top.sum()
 
 
 def in_full_precision(scores: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Return scores of 16 bits as float32, and others unchanged."""
+    """Return scores of 16 bits as float32, and scores of another type unchanged."""
     return scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
 
 
 class LearnedScale(nn.Module):
-    """A learned map from scores s to logits exp(log_scale) s + bias, with both numbers in float32.
+    """A learned map from scores s to logits exp(log_scale) s + bias. ``log_scale`` and ``bias`` are float32 parameters.
 
-    The logarithm of the scale is learned, which keeps the scale positive (CLIP: Radford et al., 2021, section 2.3; SigLIP:
-    Zhai et al., 2023, Algorithm 1).
+    The logarithm keeps the scale positive (CLIP: Radford et al., 2021, section 2.3; SigLIP: Zhai et al., 2023, Algorithm 1).
 
     ``temperature`` : 1 / scale at the start.
-    ``bias`` : the bias at the start; None: no bias.
-    ``least`` : lower bound of the temperature; None: no bound.
+    ``bias`` : bias at the start; None: no bias.
+    ``min_temperature`` : lower bound of the temperature; None: no bound.
     """
 
-    def __init__(self, temperature: float, bias: float | None = None, least: float | None = None) -> None:
+    def __init__(self, temperature: float, bias: float | None = None, min_temperature: float | None = None) -> None:
         super().__init__()
         self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature), dtype=torch.float32))
         self.bias = None if bias is None else nn.Parameter(torch.tensor(bias, dtype=torch.float32))
-        self._highest = math.inf if least is None else -math.log(least)
+        self._max_log_scale = math.inf if min_temperature is None else -math.log(min_temperature)
 
     def forward(self, scores: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         logits = in_full_precision(scores) * self.log_scale.exp()
@@ -65,11 +64,11 @@ class LearnedScale(nn.Module):
 
     @torch.no_grad()
     def bound(self) -> None:
-        """Raise the temperature to its lower bound if it is lower. Called after each step."""
-        self.log_scale.clamp_(max=self._highest)
+        """Raise a temperature below the lower bound to this bound. The trainer calls this method after each step."""
+        self.log_scale.clamp_(max=self._max_log_scale)
 
     def values(self) -> dict[str, float]:
-        """Return the ``temperature`` and, if there is one, the ``bias``."""
+        """Return the current ``temperature`` and, if one is learned, the ``bias``."""
         temperature = {"temperature": math.exp(-self.log_scale.item())}
         return temperature if self.bias is None else {**temperature, "bias": self.bias.item()}
 
@@ -79,9 +78,9 @@ class Batch:
     """The n pairs of a batch.
 
     ``images``, ``captions`` : embeddings of the pairs, see :mod:`vse.training.kinds`.
-    ``image_of``, ``text_of`` : (n,) the index of the image and of the text of each pair.
+    ``image_of``, ``text_of`` : (n,) index of the image and of the text of each pair.
     ``more_images``, ``more_captions`` : embeddings of further candidates, negatives of every query.
-    ``pair_of`` : (n,) the index of each pair among all training pairs, for adversaries that need it.
+    ``pair_of`` : (n,) index of each pair among all training pairs, for adversaries.
     """
 
     images: Encoded
@@ -93,25 +92,30 @@ class Batch:
     pair_of: Indices | None = None
 
 
-class Ranking(NamedTuple):
-    """The queries of one direction (images or captions), with all candidates.
+class QueryScores(NamedTuple):
+    """The scores of all queries of one direction (images or captions) with all candidates.
 
-    ``scores`` : the score of each query (row) with each candidate (column).
-    ``positives`` : the column of each query's positive.
-    ``negatives`` : a mask of the negatives of each query.
+    ``scores`` : score of each query (row) with each candidate (column).
+    ``positives`` : column of each query's positive.
+    ``negatives`` : mask of the negatives of each query.
     """
 
     scores: ScoreMatrix
-    positives: Tensor
+    positives: Positives
     negatives: Mask
 
 
 class Cost(NamedTuple):
-    """The loss of a batch, its loss if all embeddings were equal (``collapsed``), and the rankings of both directions."""
+    """The cost of a batch by a loss.
 
-    loss: Scalar
+    ``value`` : the number that training minimises.
+    ``collapsed`` : the value of a model whose embeddings are all equal.
+    ``query_scores`` : the scores with images and with captions as queries; None for a loss that keeps no scores.
+    """
+
+    value: Scalar
     collapsed: Scalar
-    rankings: tuple[Ranking, Ranking] | None = None
+    query_scores: tuple[QueryScores, QueryScores] | None = None
 
 
 # A function of a batch and of a random seed that returns the cost of the batch.
@@ -120,7 +124,14 @@ Objective = Callable[[Batch, int], Cost]
 
 @dataclass(frozen=True)
 class LossUse:
-    """The circumstances in which a loss is used. ``warmup`` is the loss of the first epochs, if it is another one."""
+    """The parts of a training that a loss must fit.
+
+    ``similarity`` : settings of the similarity.
+    ``compiled`` : whether the loss is compiled.
+    ``adversary`` : whether the training has an adversary.
+    ``phrases`` : whether the training is on phrases.
+    ``warmup`` : name of the loss of the first epochs, if it is a different loss.
+    """
 
     similarity: SimilaritySettings
     compiled: bool = False
@@ -146,12 +157,13 @@ class Loss(Settings, ABC):
         "positives (positive: infonce and sigmoid only)",
     )
     k: PositiveInt | None = Field(
-        10, description="for top and the neighbourhood terms: only the k highest hinges of a query count; none: all"
+        10, description="number of a query's highest hinges that count, in the loss top and in neighbourhood terms; none: all"
     )
     reduction: Literal["sum", "mean_topk"] = Field(
         "sum",
-        description="for top and the neighbourhood terms: the sum over the triplets that violate the margin (sum, the "
-        "two-branch paper), or the mean over the k highest hinges of all queries, zeros too (mean_topk, the authors' code)",
+        description="in the loss top and in neighbourhood terms: the sum of the hinges of triplets that violate the margin "
+        "(sum, the two-branch paper), or the mean of the k highest hinges of each query, zeros included (mean_topk, the "
+        "authors' code)",
     )
     lambda1: float = Field(1.0, ge=0, description="weight of the terms with an image as the query")
     lambda2: float = Field(1.0, ge=0, description="weight of the terms with a caption as the query")
@@ -165,30 +177,30 @@ class Loss(Settings, ABC):
         return self
 
     @property
-    def averages(self) -> bool:
-        """True if the cost of a batch is a mean over its queries, False if it is a sum."""
+    def is_mean_over_queries(self) -> bool:
+        """True if the cost of a batch is a mean over queries, False if the cost is a sum."""
         return False
 
     @property
     def lists_negatives(self) -> bool:
-        """True if the cost of a batch includes its rankings, from which the hardest negatives can be listed."""
+        """True if the cost of a batch includes ``query_scores``, from which the hardest negatives can be listed."""
         return self.ranks
 
     def check_use(self, use: LossUse) -> None:
-        """Raise ValueError if the loss cannot be used in these circumstances."""
+        """Raise ValueError if the loss cannot be combined with these parts of a training."""
 
     @property
-    def weights_rate(self) -> float | None:
-        """Learning rate of the parameters of the loss; None: the rate of the model."""
+    def weights_learning_rate(self) -> float | None:
+        """Learning rate of the network that :meth:`weights` returns; None: the rate of the model."""
         return None
 
     def weights(self) -> LearnedScale | None:
-        """Return the parameters of the loss, such as a learned temperature, before training. None: the loss has none."""
+        """Return a new network of the temperature and bias that the loss learns, or None if the loss learns nothing."""
         return None
 
     @abstractmethod
     def objective(self, similarity: Similarity, compiled: bool = False, weights: nn.Module | None = None) -> Objective:
-        """Return the function that training minimises, compiled (torch.compile) if possible and requested by ``compiled``.
+        """Return the function that training minimises. ``compiled`` requests compilation by torch.compile, if possible.
 
-        ``weights`` are the parameters of the loss, see :meth:`weights`; without them the settings are used.
+        ``weights`` is the network that :meth:`weights` returned. Without ``weights``, temperature and bias come from settings.
         """

@@ -22,7 +22,7 @@ from vse.training.losses.base import (
     Mask,
     Objective,
     Positives,
-    Ranking,
+    QueryScores,
     Scalar,
     ScoreMatrix,
     in_full_precision,
@@ -30,15 +30,15 @@ from vse.training.losses.base import (
 from vse.training.losses.ranking import BlockCost, RankingLoss, block_costs
 from vse.training.models.similarities.base import Similarity
 
-_MASKED = -1e30  # a logit without effect; unlike infinity, its differences are finite
-_CLIP = 0.07  # the first temperature of CLIP
+_MASKED_LOGIT = -1e30  # has no effect; unlike infinity, its differences are finite
+_CLIP_TEMPERATURE = 0.07  # the first temperature of CLIP
 
 
 class LogitBlock(NamedTuple):
-    """The logits of b images of a batch with all its n captions.
+    """The logits of b images of a batch with all n captions of the batch.
 
-    ``own`` : column of the caption that each image is paired with.
-    ``same`` : True where a caption belongs to the image.
+    ``own`` : column of the caption with which each image is paired.
+    ``same`` : True where a caption belongs to the image, paired with it or not.
     """
 
     logits: Float[Tensor, "b n"]
@@ -47,7 +47,7 @@ class LogitBlock(NamedTuple):
 
 
 class ContrastiveLoss(RankingLoss):
-    """A loss of scores divided by a temperature. ``block`` limits the number of images with scores in memory at a time."""
+    """A loss of scores that are divided by a fixed or learned temperature."""
 
     several_positives: ClassVar = True
     temperature: float = Field(0.1, ge=1e-6, description="divides the scores; the first value of a learned temperature")
@@ -60,7 +60,7 @@ class ContrastiveLoss(RankingLoss):
     block: PositiveInt | None = Field(
         None,
         description="number of images that are compared with all captions of a batch at a time, for large batches of single "
-        "vectors: memory holds block x batch_size scores, and the loss is the same; none: all images at once",
+        "vectors. Only block x batch_size scores are in memory, and the loss does not change. none: all images at once",
     )
 
     @property
@@ -96,42 +96,48 @@ class ContrastiveLoss(RankingLoss):
         return None
 
     @property
-    def weights_rate(self) -> float | None:
+    def weights_learning_rate(self) -> float | None:
         return self.learning_rate
 
     def weights(self) -> LearnedScale | None:
         return LearnedScale(self.temperature, self.initial_bias, self.lower_bound) if self.learned else None
 
     def logits(self, scores: ScoreMatrix, weights: nn.Module | None = None) -> ScoreMatrix:
-        """Return the scores divided by the learned temperature, or by the one in the settings."""
+        """Return the scores divided by the learned temperature or, without ``weights``, by ``temperature``; plus the bias."""
         if weights is not None:
             learned: Tensor = weights(scores)
             return learned
         return in_full_precision(scores) / self.temperature + (self.initial_bias or 0)
 
     def cost(self, scores: ScoreMatrix, positives: Positives, negatives: Mask) -> Scalar:
-        return self.direction_cost(Ranking(scores, positives, negatives))
+        return self.direction_cost(QueryScores(scores, positives, negatives))
 
-    def direction_cost(self, ranking: Ranking, weights: nn.Module | None = None) -> Scalar:
-        own = torch.zeros_like(ranking.negatives).scatter(1, ranking.positives[:, None], True)
-        positives = ~ranking.negatives if self.same_image == "positive" else own
-        return self.logit_cost(self.logits(ranking.scores, weights), positives, ranking.negatives)
+    def direction_cost(self, query_scores: QueryScores, weights: nn.Module | None = None) -> Scalar:
+        scores, positives, negatives = query_scores
+        own = torch.zeros_like(negatives).scatter(1, positives[:, None], True)
+        return self.logit_cost(self.logits(scores, weights), ~negatives if self.same_image == "positive" else own, negatives)
 
     @abstractmethod
     def logit_cost(self, logits: ScoreMatrix, positives: Mask, negatives: Mask) -> Scalar:
-        """Return the cost of one direction, summed over its queries; each query has at least one positive."""
+        """Return the sum of the costs of the queries (rows) of one direction. Each query has at least one positive."""
 
     @abstractmethod
     def block_cost(self, block: LogitBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
-        """Return the cost of a block for both directions, and a value for each caption as input of :meth:`column_cost`."""
+        """Return the cost of a block of images, and a number for each caption as an input of :meth:`column_cost`."""
 
     @abstractmethod
     def column_cost(self, columns: Float[Tensor, "n_blocks m"]) -> Scalar:
-        """Return the part of the loss that needs all images of a column, from the values that :meth:`block_cost` returned."""
+        """Return the part of the cost that needs all images at once.
+
+        Row k of ``columns`` holds the numbers that :meth:`block_cost` returned for the k-th block.
+        """
 
     @abstractmethod
     def collapsed_cost(self, n_same: Int[Tensor, " n"], mean: Scalar) -> Scalar:
-        """Return the loss of a batch whose logits all equal ``mean``. ``n_same`` (n,) counts the pairs with the same image."""
+        """Return the cost of a batch whose logits all equal ``mean``.
+
+        ``n_same`` (n,) is the number of pairs of the batch with the same image as each pair.
+        """
 
     def objective(self, similarity: Similarity, compiled: bool = False, weights: nn.Module | None = None) -> Objective:
         if self.block is None:
@@ -142,7 +148,7 @@ class ContrastiveLoss(RankingLoss):
     def _cost_by_blocks(self, batch: Batch, similarity: Similarity, weights: nn.Module | None, size: int) -> Cost:
         image_of = torch.from_numpy(batch.image_of).to(batch.images[0].device)
 
-        def row_cost(images: Tensor, captions: Tensor, start: int) -> BlockCost:
+        def compute_block(images: Tensor, captions: Tensor, start: int) -> BlockCost:
             scores = similarity((images,), (captions,))
             assert isinstance(scores, Tensor)
             own = torch.arange(start, start + len(images), device=image_of.device)
@@ -150,20 +156,20 @@ class ContrastiveLoss(RankingLoss):
             return *self.block_cost(block), scores.detach().sum()
 
         parameters = () if weights is None else weights.parameters()
-        cost, columns, total = block_costs(row_cost, size, batch.images[0], batch.captions[0], *parameters)
+        cost, columns, score_sum = block_costs(compute_block, size, batch.images[0], batch.captions[0], *parameters)
         _, which, counts = torch.unique(image_of, return_inverse=True, return_counts=True)
         with torch.no_grad():
-            mean = self.logits(total[None, None] / len(image_of) ** 2, weights)[0, 0]
+            mean = self.logits(score_sum[None, None] / len(image_of) ** 2, weights)[0, 0]
             collapsed = self.collapsed_cost(counts[which], mean)
         return Cost(cost + self.column_cost(columns), collapsed)
 
 
 class InfoNce(ContrastiveLoss):
-    """Cross entropy of each query's positive among its negatives (van den Oord et al., 2018), in both directions.
+    """Cross entropy of each query's positive among the negatives (van den Oord et al., 2018), in both directions.
 
-    A learned temperature starts at 0.07 unless another value is set, and the logits are at most the scores times 100 (CLIP:
-    Radford et al., 2021, section 2.3). With ``same_image: positive`` the cost of a query is the mean of the cross entropies of
-    its positives, each among all candidates (UniCL: Yang et al., 2022, Eqs. 3 and 4). The margin is not used.
+    A learned temperature starts at 0.07 unless another value is set (CLIP: Radford et al., 2021, section 2.3). With
+    ``same_image: positive`` the cost of a query is the mean, over the positives of the query, of the cross entropy of the
+    positive among all candidates (UniCL: Yang et al., 2022, Eqs. 3 and 4). The margin is not used.
     """
 
     name: Literal["infonce"] = "infonce"
@@ -173,7 +179,7 @@ class InfoNce(ContrastiveLoss):
     @classmethod
     def _start_as_clip(cls, content: Any) -> Any:
         if isinstance(content, dict) and content.get("learned") is True and "temperature" not in content:
-            return {**content, "temperature": _CLIP}
+            return {**content, "temperature": _CLIP_TEMPERATURE}
         return content
 
     @model_validator(mode="after")
@@ -197,7 +203,7 @@ class InfoNce(ContrastiveLoss):
         else:
             positives = logits.gather(1, own[:, None])[:, 0]
         if self.same_image == "mask":
-            logits = logits.masked_fill(same.scatter(1, own[:, None], False), _MASKED)
+            logits = logits.masked_fill(same.scatter(1, own[:, None], False), _MASKED_LOGIT)
         both = (self.lambda1 + self.lambda2) * positives.sum()
         return self.lambda1 * logits.logsumexp(1).sum() - both, logits.logsumexp(0)
 
@@ -212,8 +218,9 @@ class InfoNce(ContrastiveLoss):
 class Sigmoid(ContrastiveLoss):
     """The sigmoid loss log(1 + exp(-z (s / temperature + bias))) of all pairs (SigLIP: Zhai et al., 2023, Eq. 1).
 
-    Positive pairs have z = +1, negative ones z = -1. Each pair counts half in either direction. Other captions of the same
-    image have z = -1 (``same_image: keep``), z = +1 (``positive``) or are left out (``mask``). The margin is not used.
+    z is +1 for positive pairs and -1 for negative pairs. Each pair counts half in either direction. A pair of an image and
+    another of its captions is negative (``same_image: keep``), positive (``positive``) or left out (``mask``). The margin is
+    not used.
     """
 
     name: Literal["sigmoid"] = "sigmoid"
@@ -226,7 +233,8 @@ class Sigmoid(ContrastiveLoss):
     def initial_bias(self) -> float:
         return self.bias
 
-    def equal_scores(self, scores: ScoreMatrix) -> ScoreMatrix:
+    def collapsed_scores(self, scores: ScoreMatrix) -> ScoreMatrix:
+        """Return a matrix of the mean score, because the sigmoid loss depends on the value of equal scores."""
         return scores.mean().expand_as(scores) if scores.numel() else scores
 
     def logit_cost(self, logits: ScoreMatrix, positives: Mask, negatives: Mask) -> Scalar:

@@ -1,4 +1,4 @@
-"""Losses of hinges: max (VSE++), sum (VSE0), the k highest (two-branch networks), and a spectrum between max and sum."""
+"""Losses of hinges: max (VSE++), sum (VSE0), the k highest hinges (two-branch networks), and a weighted sum (spectrum)."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from vse.training.losses.base import Mask, Positives, Scalar, ScoreMatrix, hinge_costs, sum_highest
+from vse.training.losses.base import Mask, Positives, Scalar, ScoreMatrix, hinge_costs, reduce_highest
 from vse.training.losses.ranking import RankingLoss
 
 
 class MaxOfHinges(RankingLoss):
     """Max of hinges: only the hardest negative of each query has a cost (VSE++ paper, Eq. 6).
 
-    Negatives that tie for the hardest share the gradient equally, as in the derivative of ``amax``. The authors' code gives
-    one of them the complete gradient.
+    Equally hard negatives share the gradient equally. In the authors' code, one of them gets the complete gradient.
     """
 
     name: Literal["max"] = "max"
     mirrored_positive: bool = Field(
         False,
-        description="count the positive as a negative with the score -s, as the code of DSVE-loc does: it subtracts twice the "
-        "diagonal instead of leaving it out, so a pair with s < 0 costs at least margin - 2 s",
+        description="count a positive of score s also as a negative of score -s, so that a pair with s < 0 costs at least "
+        "margin - 2 s. The code of DSVE-loc does this: it subtracts twice the diagonal instead of leaving the diagonal out",
     )
 
     def cost(self, scores: ScoreMatrix, positives: Positives, negatives: Mask) -> Scalar:
@@ -45,30 +44,31 @@ class SumOfHinges(RankingLoss):
 class TopOfHinges(RankingLoss):
     """Top of hinges: the ``k`` negatives with the highest cost count for each query (two-branch paper, Eq. 3, section 5.1).
 
-    The hinges [m + d(x, y) - d(x, y')]+ of distances d are those of the scores s = -d. If other captions of the same image are
-    masked (``same_image: mask``), an image that occurs several times in a batch counts as a negative only once.
+    The paper's hinges [m + d(x, y) - d(x, y')]+ of distances d equal the hinges of this class for the scores s = -d. If other
+    captions of the same image are masked (``same_image: mask``), an image that occurs several times in a batch counts as a
+    negative only once.
     """
 
     name: Literal["top"] = "top"
     distinct_candidates: ClassVar = True
 
     @property
-    def averages(self) -> bool:
+    def is_mean_over_queries(self) -> bool:
         return self.reduction == "mean_topk"
 
     def cost(self, scores: ScoreMatrix, positives: Positives, negatives: Mask) -> Scalar:
-        return sum_highest(hinge_costs(scores, positives, negatives, self.margin), self)
+        return reduce_highest(hinge_costs(scores, positives, negatives, self.margin), self)
 
 
 class SpectrumOfHinges(RankingLoss):
-    """Hinges weighted by their distance from the hardest hinge of their query (VSE++ paper, remark after Eq. 6).
+    """A weighted sum of hinges, between the max and the sum of hinges (VSE++ paper, remark after Eq. 6).
 
-    The weight of a hinge h is exp((h - max h) / temperature), with the maximum over the hinges of its query. No gradient flows
-    through the weights. A temperature near 0 gives the max of hinges, a high temperature their sum.
+    The weight of a hinge h is exp((h - max h) / temperature), with the maximum over all hinges of the query. No gradient flows
+    through the weights.
     """
 
     name: Literal["spectrum"] = "spectrum"
-    temperature: float = Field(0.1, ge=1e-6, description="near 0: the max of hinges; very high: their sum")
+    temperature: float = Field(0.1, ge=1e-6, description="near 0: the max of hinges; very high: the sum of hinges")
 
     def cost(self, scores: ScoreMatrix, positives: Positives, negatives: Mask) -> Scalar:
         hinges = hinge_costs(scores, positives, negatives, self.margin)

@@ -1,4 +1,4 @@
-"""Losses of single pairs, each positive or negative, among them the logistic loss of the similarity network."""
+"""Losses of single positive and negative pairs, such as the logistic loss of the similarity network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vse.training.models.similarities.base import Similarity
 
 
 class PairLoss(Loss):
-    """A loss of single pairs. A batch gets as many random negative pairs as it has positive pairs."""
+    """A loss of single pairs. Each positive pair of a batch is accompanied by one random negative pair."""
 
     ranks: ClassVar = False
 
@@ -40,9 +40,10 @@ class PairLoss(Loss):
 
 
 def balanced_pairs(image_of: Indices, rng: np.random.Generator) -> tuple[Indices, Indices]:
-    """Return the images (rows) and captions (columns) of as many negative pairs as positive pairs, the positive ones first.
+    """Return the images and captions of the pairs of a batch, followed by one random negative pair for each of these pairs.
 
-    A negative pair is an image with a random caption of another image.
+    A negative pair has the image of the positive pair and a caption of another image. Pairs without such a caption are left
+    out. Both results (2 n_left,) are positions in ``image_of`` (n,), the image index of each pair of the batch.
     """
     order = np.argsort(image_of, kind="stable")
     _, image, counts = np.unique(image_of, return_inverse=True, return_counts=True)
@@ -55,7 +56,7 @@ def balanced_pairs(image_of: Indices, rng: np.random.Generator) -> tuple[Indices
 
 
 class Logistic(PairLoss):
-    """The logistic loss log(1 + exp(-z p)) of scores p and labels z = +1 or -1 (two-branch paper, Eq. 7)."""
+    """The logistic loss log(1 + exp(-z p)) for scores p and labels z = +1 or -1 (two-branch paper, Eq. 7)."""
 
     name: Literal["logistic"] = "logistic"
 

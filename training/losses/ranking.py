@@ -1,4 +1,4 @@
-"""Ranking losses compare a query's positive with its negatives, for images and for captions as queries."""
+"""Ranking losses, which compare a query's positive with the query's negatives, for images and for captions as queries."""
 
 from __future__ import annotations
 
@@ -14,71 +14,88 @@ from torch import Tensor, nn
 
 from vse.pipeline.errors import UserError
 from vse.training.kinds import Encoded, select
-from vse.training.losses.base import Batch, Cost, Loss, Mask, Objective, Positives, Ranking, Scalar, ScoreMatrix, sum_highest
+from vse.training.losses.base import (
+    Batch,
+    Cost,
+    Loss,
+    Mask,
+    Objective,
+    Positives,
+    QueryScores,
+    Scalar,
+    ScoreMatrix,
+    reduce_highest,
+)
 from vse.training.models.similarities.base import Scores, Similarity
 
-# The cost of a block; a value for each column, or none; and a value that is summed over blocks without gradients.
+# The cost of a block of images, a number for each caption (m may be 0), and the sum of the scores of the block.
 BlockCost = tuple[Scalar, Float[Tensor, " m"], Scalar]
-RowCost = Callable[[Tensor, Tensor, int], BlockCost]
-_ARGUMENTS = ("scores", "positives", "negatives")
+# A function of the embeddings of the images of a block, the embeddings of all captions, and the index of the first image.
+BlockFunction = Callable[[Tensor, Tensor, int], BlockCost]
+_COST_ARGUMENTS = ("scores", "positives", "negatives")  # the first arguments of a user's loss function
 
 
 class BlockCosts(NamedTuple):
     """The results of :func:`block_costs`.
 
-    ``cost`` : the sum of the costs of all blocks.
-    ``columns`` : a value of each block for each column (caption).
-    ``total`` : the sum of the third result of ``row_cost``, without gradients.
+    ``cost`` : sum of the costs of all blocks.
+    ``columns`` : the numbers that each block has for the captions.
+    ``score_sum`` : sum of the scores of all blocks, without gradients.
     """
 
     cost: Scalar
     columns: Float[Tensor, "n_blocks m"]
-    total: Scalar
+    score_sum: Scalar
 
 
 def block_costs(
-    row_cost: RowCost, size: int, images: Float[Tensor, "n dim"], captions: Float[Tensor, "m dim"], *parameters: nn.Parameter
+    compute_block: BlockFunction,
+    size: int,
+    images: Float[Tensor, "n dim"],
+    captions: Float[Tensor, "m dim"],
+    *parameters: nn.Parameter,
 ) -> BlockCosts:
-    """Return costs computed for ``size`` images at a time; the backward pass computes each block again (Chen et al., 2016).
+    """Compute costs in blocks of ``size`` images. The backward pass computes each block again (Chen et al., 2016).
 
-    ``row_cost`` takes the embeddings of some images, those of all captions, and the index of the first of these images. It may
-    use no tensors with gradients except the embeddings and ``parameters``.
+    ``compute_block`` may use no tensors with gradients except the embeddings and ``parameters``.
     """
-    return BlockCosts(*_ByBlocks.apply(row_cost, size, images, captions, *parameters))
+    return BlockCosts(*_BlockCosts.apply(compute_block, size, images, captions, *parameters))
 
 
-class _ByBlocks(torch.autograd.Function):
-    """Costs block by block. The results of all blocks are written to memory that is allocated once, to avoid fragmentation."""
+class _BlockCosts(torch.autograd.Function):
+    """Costs of blocks. Memory for the results of all blocks is allocated once, to avoid fragmentation."""
 
     @staticmethod
-    def forward(ctx: Any, row_cost: RowCost, size: int, images: Tensor, captions: Tensor, *parameters: Tensor) -> Any:
+    def forward(
+        ctx: Any, compute_block: BlockFunction, size: int, images: Tensor, captions: Tensor, *parameters: Tensor
+    ) -> Any:
         ctx.save_for_backward(images, captions, *parameters)
-        ctx.row_cost, ctx.size = row_cost, size
-        cost, total = images.new_zeros(()), images.new_zeros(())
+        ctx.compute_block, ctx.size = compute_block, size
+        cost, score_sum = images.new_zeros(()), images.new_zeros(())
         columns = images.new_empty(0, 0)
         for block, start in enumerate(range(0, len(images), size)):
-            block_cost, block_columns, more = row_cost(images[start : start + size], captions, start)
+            block_cost, block_columns, block_sum = compute_block(images[start : start + size], captions, start)
             if not block:
                 columns = block_columns.new_empty(-(-len(images) // size), len(block_columns))
             columns[block] = block_columns
             cost += block_cost
-            total += more
-        ctx.mark_non_differentiable(total)
-        return cost, columns, total
+            score_sum += block_sum
+        ctx.mark_non_differentiable(score_sum)
+        return cost, columns, score_sum
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         images, captions, *parameters = ctx.saved_tensors
         cost_gradient, column_gradients = upstream[:2]
         gradients = [torch.zeros_like(part) for part in (images, captions, *parameters)]
-        every_caption = captions.detach().requires_grad_()
+        all_captions = captions.detach().requires_grad_()
         for block, start in enumerate(range(0, len(images), ctx.size)):
             rows = slice(start, start + ctx.size)
             with torch.enable_grad():
-                some = images[rows].detach().requires_grad_()
-                cost, columns, _ = ctx.row_cost(some, every_caption, start)
+                block_images = images[rows].detach().requires_grad_()
+                cost, columns, _ = ctx.compute_block(block_images, all_captions, start)
                 weighted = cost_gradient * cost + (column_gradients[block] * columns).sum()
-            own, *others = torch.autograd.grad(weighted, [some, every_caption, *parameters], materialize_grads=True)
+            own, *others = torch.autograd.grad(weighted, [block_images, all_captions, *parameters], materialize_grads=True)
             gradients[0][rows] = own
             for total, gradient in zip(gradients[1:], others, strict=True):
                 total += gradient
@@ -96,25 +113,25 @@ class RankingLoss(Loss):
 
     @abstractmethod
     def cost(self, scores: ScoreMatrix, positives: Positives, negatives: Mask) -> Scalar:
-        """Return the cost of one direction, summed over its queries. ``negatives`` marks the negatives of each query."""
+        """Return the sum of the costs of the queries of one direction. ``negatives`` marks the negatives of each query."""
 
-    def direction_cost(self, ranking: Ranking, weights: nn.Module | None = None) -> Scalar:
-        """Return the cost of one direction. ``weights`` are the parameters of the loss, if it has any."""
-        return self.cost(*ranking)
+    def direction_cost(self, query_scores: QueryScores, weights: nn.Module | None = None) -> Scalar:
+        """Return the cost of one direction. ``weights`` is the network of a learned temperature, see :meth:`Loss.weights`."""
+        return self.cost(*query_scores)
 
-    def total_cost(self, images: Ranking, captions: Ranking, weights: nn.Module | None = None) -> Scalar:
+    def total_cost(self, images: QueryScores, captions: QueryScores, weights: nn.Module | None = None) -> Scalar:
         """Return the sum of the costs of both directions, weighted by ``lambda1`` and ``lambda2``."""
         return self.lambda1 * self.direction_cost(images, weights) + self.lambda2 * self.direction_cost(captions, weights)
 
-    def collapse(self, images: Ranking, captions: Ranking) -> tuple[Ranking, Ranking]:
-        """Return both rankings with the scores that they would have if all embeddings were equal."""
-        equal = self.equal_scores
-        return images._replace(scores=equal(images.scores)), captions._replace(scores=equal(captions.scores))
+    def collapse(self, images: QueryScores, captions: QueryScores) -> tuple[QueryScores, QueryScores]:
+        """Return both arguments with the scores of a model whose embeddings are all equal."""
+        collapsed = self.collapsed_scores
+        return images._replace(scores=collapsed(images.scores)), captions._replace(scores=collapsed(captions.scores))
 
-    def equal_scores(self, scores: ScoreMatrix) -> ScoreMatrix:
-        """Return the scores of a batch whose embeddings are all equal.
+    def collapsed_scores(self, scores: ScoreMatrix) -> ScoreMatrix:
+        """Return the scores of a batch whose embeddings are all equal: zeros, because only differences of scores count.
 
-        They are zeros here, because only their differences count. A loss that depends on their value overrides this method.
+        A loss that depends on the value of equal scores overrides this method.
         """
         return torch.zeros_like(scores)
 
@@ -123,11 +140,11 @@ class RankingLoss(Loss):
         total_cost = torch.compile(self.total_cost) if compiled else self.total_cost
 
         def cost(batch: Batch, seed: int) -> Cost:
-            rankings = rankings_of(batch, similarity, self.same_image != "keep", self.distinct_candidates)
-            loss = total_cost(*rankings, weights)
+            query_scores = score_queries(batch, similarity, self.same_image != "keep", self.distinct_candidates)
+            value = total_cost(*query_scores, weights)
             with torch.no_grad():
-                collapsed = total_cost(*self.collapse(*rankings), weights)
-            total = Cost(loss, collapsed, rankings)
+                collapsed = total_cost(*self.collapse(*query_scores), weights)
+            total = Cost(value, collapsed, query_scores)
             for weight, side, own, others in _constrained_sides(self, batch):
                 first, neighbours, outside = find_neighbours(own, others)
                 total = add_neighbourhood(total, weight, select(side, first), neighbours, outside, similarity, self)
@@ -136,12 +153,12 @@ class RankingLoss(Loss):
         return cost
 
 
-def rankings_of(
+def score_queries(
     batch: Batch, similarity: Similarity, mask_same_image: bool, distinct: bool = False
-) -> tuple[Ranking, Ranking]:
-    """Return two rankings of a batch: captions for each image as a query, and images for each caption.
+) -> tuple[QueryScores, QueryScores]:
+    """Return the scores of a batch with images as queries, and with captions as queries.
 
-    ``mask_same_image`` : see :func:`negative_pairs`.
+    ``mask_same_image`` : whether only pairs of different images are negatives, see :func:`negative_pairs`.
     ``distinct`` : whether an image that occurs several times is a candidate only once.
     """
     image_of = torch.from_numpy(batch.image_of).to(batch.images[0].device)
@@ -156,24 +173,29 @@ def rankings_of(
         more_captions = _both_directions(similarity(batch.images, batch.more_captions))[0]
     if batch.more_images is not None:
         more_images = _both_directions(similarity(batch.more_images, batch.captions))[1].T
-    return _ranking(i2t, positives, negatives, more_captions), _ranking(t2i.T, positives, negative_images, more_images)
+    return (
+        _append_negatives(QueryScores(i2t, positives, negatives), more_captions),
+        _append_negatives(QueryScores(t2i.T, positives, negative_images), more_images),
+    )
 
 
 def negative_pairs(image_ids: Int[Tensor, " n"], mask_same_image: bool) -> Bool[Tensor, "n n"]:
-    """Return a mask of the negative pairs (i, j) of a batch: i != j or, if masked, only pairs of different images.
+    """Return a mask of the pairs (i, j) of a batch with i != j and, with ``mask_same_image``, with different images.
 
-    A batch of shuffled captions can hold two captions of one image. The VSE++ paper and its code count each of them as a
-    negative in the row of the other one. Masking leaves such pairs out.
+    A batch can hold two captions of one image. Without masking, as in the VSE++ paper and its code, each of these captions
+    counts as a negative of the other pair's image.
     """
     if mask_same_image:
         return image_ids[:, None] != image_ids[None, :]
     return ~torch.eye(len(image_ids), dtype=torch.bool, device=image_ids.device)
 
 
-def _ranking(scores: Tensor, positives: Tensor, negatives: Tensor, more: Tensor | None) -> Ranking:
-    if more is None:
-        return Ranking(scores, positives, negatives)
-    return Ranking(torch.cat([scores, more], 1), positives, torch.cat([negatives, torch.ones_like(more, dtype=torch.bool)], 1))
+def _append_negatives(query_scores: QueryScores, more_scores: Tensor | None) -> QueryScores:
+    if more_scores is None:
+        return query_scores
+    scores, positives, negatives = query_scores
+    more_negatives = torch.ones_like(more_scores, dtype=torch.bool)
+    return QueryScores(torch.cat([scores, more_scores], 1), positives, torch.cat([negatives, more_negatives], 1))
 
 
 def _both_directions(scores: Scores) -> tuple[Tensor, Tensor]:
@@ -181,9 +203,10 @@ def _both_directions(scores: Scores) -> tuple[Tensor, Tensor]:
 
 
 def _constrained_sides(loss: Loss, batch: Batch) -> list[tuple[float, Encoded, Tensor, Tensor]]:
-    """Return the sides (images, captions) that have neighbourhood constraints in the loss.
+    """Return a tuple for each side (images, captions) that has neighbourhood constraints in the loss.
 
-    A side is its weight, its embeddings, the indices of its items, and the indices of the items that they are paired with.
+    The tuple holds the weight of the constraints, the embeddings of the side, and two indices for each pair of the batch: the
+    index of the item of this side, and the index of the item of the other side.
     """
     if not loss.lambda3 and not loss.lambda4:
         return []
@@ -197,23 +220,22 @@ def _constrained_sides(loss: Loss, batch: Batch) -> list[tuple[float, Encoded, T
 
 
 def neighbourhood_cost(
-    scores: Float[Tensor, "n n"], neighbours: Bool[Tensor, "n n"], outside: Bool[Tensor, "n n"], settings: Loss
+    scores: Float[Tensor, "n n"], neighbours: Bool[Tensor, "n n"], outside: Bool[Tensor, "n n"], loss: Loss
 ) -> Scalar:
-    """Return the hinges [m + d(y, y+) - d(y, y-)]+ of queries y, neighbours y+ and other items y- (two-branch, Eqs. 4 to 6).
+    """Return the cost of hinges [m + d(y, y+) - d(y, y-)]+ among the items of one side (two-branch paper, Eqs. 4 to 6).
 
-    m is the margin, d the distance, and ``scores`` = -d are the scores of all items of one side with each other. The ``k``
-    highest hinges of each query and neighbour are summed. With the reduction ``mean_topk``, as in the authors' code, only the
-    farthest neighbour counts, a query is its own neighbour, and the result is the mean of the ``k`` highest hinges over all
-    queries.
+    y is a query, y+ a neighbour of y, y- an item ``outside`` the neighbourhood of y, m the margin, and -d the ``scores``. The
+    cost is the sum of the ``k`` highest hinges of each query and neighbour. With the reduction ``mean_topk``, the cost is the
+    mean of the ``k`` highest hinges of each query and its farthest neighbour, which may be the query (the authors' code).
     """
-    if settings.reduction == "mean_topk":
+    if loss.reduction == "mean_topk":
         itself = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
         farthest = scores.masked_fill(~(neighbours | itself), torch.inf).amin(1, keepdim=True)
-        return sum_highest((settings.margin - farthest + scores).clamp(min=0) * outside, settings)
-    k = len(scores) if settings.k is None else min(settings.k, len(scores))
+        return reduce_highest((loss.margin - farthest + scores).clamp(min=0) * outside, loss)
+    k = len(scores) if loss.k is None else min(loss.k, len(scores))
     nearest = scores.masked_fill(~outside, -torch.inf).topk(k, sorted=False).values
     query, neighbour = neighbours.nonzero(as_tuple=True)
-    return (settings.margin - scores[query, neighbour, None] + nearest[query]).clamp(min=0).sum()
+    return (loss.margin - scores[query, neighbour, None] + nearest[query]).clamp(min=0).sum()
 
 
 def add_neighbourhood(
@@ -225,12 +247,12 @@ def add_neighbourhood(
     similarity: Similarity,
     loss: Loss,
 ) -> Cost:
-    """Return a cost plus the weighted :func:`neighbourhood_cost` of ``items``, which are images only or captions only."""
+    """Return ``cost`` plus ``weight`` times the :func:`neighbourhood_cost` of ``items``, images only or captions only."""
     scores = similarity(items, items)
     added = weight * neighbourhood_cost(scores, neighbours, outside, loss)
     with torch.no_grad():
         collapsed = weight * neighbourhood_cost(torch.zeros_like(scores), neighbours, outside, loss)
-    return cost._replace(loss=cost.loss + added, collapsed=cost.collapsed + collapsed)
+    return cost._replace(value=cost.value + added, collapsed=cost.collapsed + collapsed)
 
 
 def find_neighbours(
@@ -238,8 +260,8 @@ def find_neighbours(
 ) -> tuple[Int[Tensor, " m"], Bool[Tensor, "m m"], Bool[Tensor, "m m"]]:
     """Find the neighbours among images, or among captions: items that are paired with a common item of the other side.
 
-    ``own`` and ``others`` are the indices of the two items of each pair. Returns the position in ``own`` of each of the m
-    different items, a mask of neighbours (an item is not its own neighbour), and a mask of unrelated items.
+    ``own`` and ``others`` are the indices of the two items of each pair. Returns the first position in ``own`` of each of the
+    m different items, a mask of neighbours (an item is not its own neighbour), and a mask of items without a common partner.
     """
     items, item_of = torch.unique(own, return_inverse=True)
     partners, partner_of = torch.unique(others, return_inverse=True)
@@ -253,28 +275,32 @@ def find_neighbours(
 
 
 class FunctionLoss(RankingLoss):
-    """A loss whose cost of one direction is a user's ``function``. ``passed`` lists the settings that are passed to it."""
+    """A loss whose cost of one direction is a user's ``function``.
+
+    ``setting_names`` : names of the settings that are passed to the function.
+    """
 
     function: ClassVar[Callable[..., Tensor]]
-    passed: ClassVar[tuple[str, ...]]
+    setting_names: ClassVar[tuple[str, ...]]
 
     def cost(self, scores: ScoreMatrix, positives: Positives, negatives: Mask) -> Scalar:
-        settings = {name: getattr(self, name) for name in self.passed}
+        settings = {name: getattr(self, name) for name in self.setting_names}
         return type(self).function(scores, positives, negatives, **settings)
 
 
 def loss_of_function(function: Callable[..., Any]) -> type[Loss]:
-    """Return the loss whose :meth:`RankingLoss.cost` is ``function(scores, positives, negatives, ...)``.
+    """Return the class of a loss whose :meth:`RankingLoss.cost` is ``function(scores, positives, negatives, ...)``.
 
-    Each further parameter becomes a setting: a setting of every loss, such as ``margin``, or a new one with its default.
-    Raises UserError if the function does not have these parameters.
+    Each further parameter receives the setting of the same name. A parameter with a default defines this setting. A parameter
+    without a default must name a setting that every loss has, such as ``margin``. Raises UserError if the function does not
+    start with the three parameters, or if a further parameter has neither a default nor such a name.
     """
     place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}" if inspect.isfunction(function) else "code"
     parameters = list(inspect.signature(function).parameters.values())
     plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    further = parameters[len(_ARGUMENTS) :]
-    if len(parameters) < len(_ARGUMENTS) or any(one.kind not in plain for one in further):
-        raise UserError(f"{place}: a loss function takes {', '.join(_ARGUMENTS)}, then settings by name")
+    further = parameters[len(_COST_ARGUMENTS) :]
+    if len(parameters) < len(_COST_ARGUMENTS) or any(one.kind not in plain for one in further):
+        raise UserError(f"{place}: a loss function takes {', '.join(_COST_ARGUMENTS)}, then settings by name")
     fields: dict[str, Any] = {}
     for one in further:
         if one.default is not inspect.Parameter.empty:
@@ -283,7 +309,7 @@ def loss_of_function(function: Callable[..., Any]) -> type[Loss]:
             raise UserError(f"{place}: the setting {one.name!r} of this loss needs a default")
     loss = create_model(function.__name__, __base__=FunctionLoss, __module__=function.__module__, **fields)
     loss.__doc__ = function.__doc__ or FunctionLoss.__doc__
-    loss.function, loss.passed = function, tuple(one.name for one in further)
+    loss.function, loss.setting_names = function, tuple(one.name for one in further)
     return loss
 
 

@@ -15,8 +15,8 @@ from vse.pipeline.presets.parts import part_field
 from vse.pipeline.presets.schema import Settings
 from vse.training.kinds import Encoded, Kind, add_full_mask
 from vse.training.models.encoders import CAPTION_ENCODERS, DEFAULT_CAPTION_ENCODERS, IMAGE_ENCODERS
-from vse.training.models.encoders.base import EncoderSettings, Sizes, unit_length
-from vse.training.models.encoders.linear import Linear
+from vse.training.models.encoders.base import EncoderSettings, EncoderSpec, unit_length
+from vse.training.models.encoders.linear import LinearSettings
 from vse.training.models.similarities import SIMILARITIES
 from vse.training.models.similarities.base import Scores, SimilaritySettings
 from vse.training.models.similarities.vectors import CosineSettings
@@ -28,10 +28,10 @@ class ModelConfig(Settings):
     """The model (VSE++ paper, section 2 and Eq. 3; order embeddings: section 3.5; two-branch paper, section 3)."""
 
     dim: PositiveInt = Field(
-        1024, description="length of the joint embedding, unless an encoder sets it, and of the state of a recurrent network"
+        1024, description="length of an embedding, unless an encoder sets the length, and of the state of a recurrent network"
     )
     word_dim: PositiveInt = Field(300, description="length of a word vector, for encoders that read words")
-    image_encoder: Annotated[SerializeAsAny[EncoderSettings], part_field(IMAGE_ENCODERS)] = Linear()
+    image_encoder: Annotated[SerializeAsAny[EncoderSettings], part_field(IMAGE_ENCODERS)] = LinearSettings()
     caption_encoder: Annotated[SerializeAsAny[EncoderSettings] | None, part_field(CAPTION_ENCODERS)] = Field(
         None, description="none: a GRU for words, a linear map for cached vectors"
     )
@@ -40,13 +40,13 @@ class ModelConfig(Settings):
     similarity: Annotated[SerializeAsAny[SimilaritySettings], part_field(SIMILARITIES)] = CosineSettings()
 
     @model_validator(mode="after")
-    def _fits(self) -> ModelConfig:
+    def _check_similarity(self) -> ModelConfig:
         if self.similarity.needs_unit_length and not self.normalize_image:
             raise ValueError(f"similarity: {self.similarity.name} takes unit vectors, so normalize_image: true")
         return self
 
     def for_captions(self, kind: Kind) -> ModelConfig:
-        """Return these settings with the default caption encoder for a kind of captions, if no encoder is named."""
+        """Return settings with a caption encoder: the encoder of these settings, or the default for a kind of captions."""
         if self.caption_encoder is not None:
             return self
         return self.model_copy(update={"caption_encoder": CAPTION_ENCODERS.parse(DEFAULT_CAPTION_ENCODERS[kind])})
@@ -58,8 +58,8 @@ class Input:
 
     ``kind`` : vectors, sets, words or tokens.
     ``size`` : length of a vector, or of the vocabulary.
-    ``name`` : the name of the input in messages.
-    ``transformer`` : for tokens, the transformer that they belong to.
+    ``name`` : name of the input in messages.
+    ``transformer`` : the transformer whose tokens the input has; None for other inputs.
     """
 
     kind: Kind
@@ -77,11 +77,12 @@ class Model(nn.Module):
         check_fit(config, image_input, caption_input)
         image_settings, caption_settings = config.image_encoder, config.caption_encoder
         assert caption_settings is not None
-        image_sizes, caption_sizes = (
-            Sizes(read.kind, read.size, config.dim, config.word_dim, read.transformer) for read in (image_input, caption_input)
+        image_spec, caption_spec = (
+            EncoderSpec(side.kind, side.size, config.dim, config.word_dim, side.transformer)
+            for side in (image_input, caption_input)
         )
-        self.image_encoder = image_settings.build(image_sizes)
-        self.caption_encoder = caption_settings.build(caption_sizes)
+        self.image_encoder = image_settings.build(image_spec)
+        self.caption_encoder = caption_settings.build(caption_spec)
         if self.image_encoder.dim != self.caption_encoder.dim:
             raise UserError(
                 f"the image encoder {image_settings.name!r} ends in {self.image_encoder.dim} numbers, the caption encoder "
@@ -89,9 +90,9 @@ class Model(nn.Module):
             )
         self.cnn = cnn
         self.similarity = config.similarity.build(self.image_encoder.dim)
-        self._frozen: tuple[str, ...] = ()
-        self._waiting: tuple[str, ...] = ()
-        self._held: tuple[nn.Parameter, ...] = ()
+        self._frozen_parts: tuple[str, ...] = ()
+        self._frozen_modules: tuple[str, ...] = ()
+        self._module_parameters: tuple[nn.Parameter, ...] = ()
 
     @property
     def dim(self) -> int:
@@ -99,7 +100,7 @@ class Model(nn.Module):
 
     @property
     def pairwise(self) -> bool:
-        """True if the similarity must score every pair by itself, False if it compares single vectors."""
+        """True if the similarity must score every pair by itself, False if ranks follow from single vectors."""
         return self.config.similarity.ranked_by is None
 
     @property
@@ -108,42 +109,45 @@ class Model(nn.Module):
         return self.config.similarity.images, self.config.similarity.captions
 
     def freeze(self, *parts: str) -> None:
-        """Stop training some of :data:`PARTS`: they get no gradients and stay in evaluation mode."""
-        self._frozen = parts
+        """Stop training some of :data:`PARTS`. These parts get no gradients and stay in evaluation mode."""
+        self._frozen_parts = parts
         for part in parts:
             getattr(self, part).requires_grad_(False)
         self.train(self.training)
 
     def freeze_modules(self, *modules: str) -> None:
-        """Stop training these modules, given by their dotted names, until the next call; frozen parts stay frozen."""
-        for weight in self._held:
+        """Stop training the modules with these dotted names. The next call of this method trains them again.
+
+        Parts that :meth:`freeze` has frozen stay frozen.
+        """
+        for weight in self._module_parameters:
             weight.requires_grad_(True)
-        self._waiting = modules
+        self._frozen_modules = modules
         weights = [weight for name in modules for weight in self.get_submodule(name).parameters()]
-        self._held = tuple(weight for weight in weights if weight.requires_grad)
-        for weight in self._held:
+        self._module_parameters = tuple(weight for weight in weights if weight.requires_grad)
+        for weight in self._module_parameters:
             weight.requires_grad_(False)
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Model:
-        """Set the mode of all parts that are trained; the others stay in evaluation mode."""
+        """Set the mode of all parts that are trained. Frozen parts and modules stay in evaluation mode."""
         super().train(mode)
-        for name in (*self._frozen, *self._waiting):
+        for name in (*self._frozen_parts, *self._frozen_modules):
             self.get_submodule(name).train(False)
         return self
 
     def embed_images(self, *images: Tensor) -> Encoded:
         """Return embeddings of image inputs or, with a CNN, of crops (n, n_crops, 3, side, side) with pixels 0-255."""
         if self.cnn is not None:
-            seen = self.cnn(*images)
-            images = add_full_mask(seen) if seen.ndim == 3 else (seen,)
+            features = self.cnn(*images)
+            images = add_full_mask(features) if features.ndim == 3 else (features,)
         vectors, *mask = self.image_encoder(*images)
         vectors = unit_length(vectors) if self.config.normalize_image else vectors
-        return self._as_compared(vectors), *mask
+        return self._finish_embeddings(vectors), *mask
 
     def embed_captions(self, *captions: Tensor) -> Encoded:
         vectors, *mask = self.caption_encoder(*captions)
-        return self._as_compared(unit_length(vectors)), *mask
+        return self._finish_embeddings(unit_length(vectors)), *mask
 
     def score_pairs(
         self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
@@ -156,7 +160,8 @@ class Model(nn.Module):
         scores: Scores = self.similarity(self.embed_images(*images), self.embed_captions(*captions))
         return scores
 
-    def _as_compared(self, vectors: Tensor) -> Tensor:
+    def _finish_embeddings(self, vectors: Tensor) -> Tensor:
+        """Return the vectors, or their absolute values if the settings require ``absolute``, in float32."""
         return (vectors.abs() if self.config.absolute else vectors).float()
 
 
@@ -166,20 +171,21 @@ def build_model(config: ModelConfig, image_input: Input, caption_input: Input, c
 
 
 def check_fit(config: ModelConfig, image_input: Input, caption_input: Input) -> None:
-    """Raise UserError if an encoder cannot read its input, or if the similarity cannot compare the encoders' embeddings."""
+    """Raise UserError if an encoder cannot read its input, or if the similarity cannot compare the embeddings."""
     similarity, captions = config.similarity, config.for_captions(caption_input.kind).caption_encoder
     assert captions is not None
     _check_side("image", config.image_encoder, image_input, similarity, similarity.images)
     _check_side("caption", captions, caption_input, similarity, similarity.captions)
 
 
-def _check_side(side: str, settings: EncoderSettings, read: Input, similarity: SimilaritySettings, compared: Kind) -> None:
-    if read.kind not in settings.takes:
+def _check_side(
+    side: str, settings: EncoderSettings, encoder_input: Input, similarity: SimilaritySettings, compared_kind: Kind
+) -> None:
+    kind, name = encoder_input.kind, encoder_input.name
+    if kind not in settings.takes:
+        raise UserError(f"the {side} encoder {settings.name!r} reads {' or '.join(settings.takes)}, not the {kind} of {name}")
+    if settings.gives(kind) != compared_kind:
         raise UserError(
-            f"the {side} encoder {settings.name!r} reads {' or '.join(settings.takes)}, not the {read.kind} of {read.name}"
-        )
-    if settings.gives(read.kind) != compared:
-        raise UserError(
-            f"the similarity {similarity.name!r} compares {compared} of {side}s, and the {side} encoder {settings.name!r} "
-            f"makes {settings.gives(read.kind)} of {read.name}"
+            f"the similarity {similarity.name!r} compares {compared_kind} of {side}s, and the {side} encoder "
+            f"{settings.name!r} makes {settings.gives(kind)} of {name}"
         )

@@ -1,9 +1,9 @@
 """States of a GRU or LSTM on a CPU, with the arithmetic of torch and a cheaper backward pass.
 
 Torch sums the gradient of the recurrent weights step by step, and multiplies every occurrence of a word by the input weights.
-Here that gradient is one matrix product over all steps, and each different word of a batch is multiplied once. Under autocast
-the products are in bfloat16, the rest in float32. Rows of products are padded to few sizes, because oneDNN compiles and keeps
-a kernel for every new shape.
+This module computes that gradient by one matrix product over all steps, and multiplies each different word of a batch once.
+Under autocast the products are in bfloat16, the rest in float32. The number of rows of a product is rounded up to a multiple,
+because oneDNN compiles and keeps a kernel for every new shape.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-_FEW, _MANY = 16, 256  # the rows of a step, and of all steps, are rounded up to multiples of these
+_STEP_MULTIPLE, _TOTAL_MULTIPLE = 16, 256  # multiples for the number of rows of one step, and of all steps
 
 
 def last_states(
     network: nn.GRU | nn.LSTM, table: Float[Tensor, "n_words word_dim"], words: PackedSequence
 ) -> Float[Tensor, "n dim"]:
-    """Return the state of a one-layer ``network`` after the last word of each caption; ``table`` has the word vectors."""
+    """Return the state of a one-layer ``network`` after the last word of each caption. ``table`` has the word vectors."""
     return last_of(packed_states(network, table, words), words)
 
 
 def last_of(states: Float[Tensor, "n_packed dim"], words: PackedSequence) -> Float[Tensor, "n dim"]:
-    """Select from ``states``, which follow each packed word, the state after the last word of each caption.
+    """Return the state after the last word of each caption, given the ``states`` after each packed word.
 
     Captions are in the order before packing.
     """
@@ -38,9 +38,9 @@ def last_of(states: Float[Tensor, "n_packed dim"], words: PackedSequence) -> Flo
 def packed_states(
     network: nn.GRU | nn.LSTM, table: Float[Tensor, "n_words word_dim"], words: PackedSequence, backwards: bool = False
 ) -> Float[Tensor, "n_packed dim"]:
-    """Return the state of a one-layer ``network`` after each packed word. ``table`` has the vector of every word.
+    """Return the state of a one-layer ``network`` after each packed word. ``table`` has the word vectors.
 
-    With ``backwards`` these are the states of the second direction of a bidirectional network.
+    ``backwards`` selects the states of the second direction of a bidirectional network.
     """
     data, mirror = words.data, None
     if backwards:
@@ -49,78 +49,83 @@ def packed_states(
         caption = torch.arange(len(data)) - starts[step]
         mirror = starts[lengths[caption] - 1 - step] + caption
         data = data[mirror]
-    different, which = torch.unique(data, return_inverse=True)
-    different = nn.functional.pad(different, (0, -len(different) % _MANY))
-    of_input, of_state, input_bias, state_bias = network.all_weights[int(backwards)]
-    projected = nn.functional.linear(table[different], of_input, input_bias)
+    distinct, which = torch.unique(data, return_inverse=True)
+    distinct = nn.functional.pad(distinct, (0, -len(distinct) % _TOTAL_MULTIPLE))
+    input_weight, state_weight, input_bias, state_bias = network.all_weights[int(backwards)]
+    projected = nn.functional.linear(table[distinct], input_weight, input_bias)
     inputs = nn.functional.embedding(which, projected)
-    precise = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else table.dtype
+    product_dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else table.dtype
     recurrence = _Gru if isinstance(network, nn.GRU) else _Lstm
-    states: Tensor = recurrence.apply(inputs, of_state, state_bias, words.batch_sizes.tolist(), precise)
+    states: Tensor = recurrence.apply(inputs, state_weight, state_bias, words.batch_sizes.tolist(), product_dtype)
     return states if mirror is None else states[mirror]
 
 
 def _starts_and_lengths(words: PackedSequence) -> tuple[Int[Tensor, " longest"], Int[Tensor, " n"]]:
-    """Return the index of the first packed word of each step, and the lengths of captions, the longest first."""
+    """Return the index of the first packed word of each step, and the lengths of captions in descending order."""
     sizes = words.batch_sizes
     return sizes.cumsum(0) - sizes, (sizes[:, None] > torch.arange(int(sizes[0]))).sum(0)
 
 
-class _Factor:
-    """The rows of all steps that are multiplied, one step after the other, by the same matrix ``weight``.
+class _StepProducts:
+    """A buffer for the ``n`` rows of all steps, and their products with ``weight``, computed step by step.
 
-    There are ``n`` rows, at most ``most`` in a step. The caller writes the ``rows`` of a step before they are multiplied. Rows
-    of zeros follow at the end.
+    The caller writes the ``rows`` of a step before the multiplication of the step. Rows of zeros follow at the end.
+
+    ``max_step_rows`` : largest number of rows of a step.
     """
 
-    def __init__(self, n: int, most: int, weight: Float[Tensor, "n_in n_out"]) -> None:
-        self.rows = weight.new_zeros(_round_up(n, _MANY) + _FEW, len(weight))
-        self._weight, self._product = weight, weight.new_empty(_round_up(most, _FEW), weight.shape[1])
+    def __init__(self, n: int, max_step_rows: int, weight: Float[Tensor, "n_in n_out"]) -> None:
+        self.rows = weight.new_zeros(_round_up(n, _TOTAL_MULTIPLE) + _STEP_MULTIPLE, len(weight))
+        self._weight, self._product = weight, weight.new_empty(_round_up(max_step_rows, _STEP_MULTIPLE), weight.shape[1])
 
     def multiply(self, step: slice) -> Float[Tensor, "size n_out"]:
-        """Return the product of the rows in the slice ``step`` and the weight. The next call overwrites the result."""
+        """Return the product of the rows of a step and the weight. The next call overwrites the result."""
         size = step.stop - step.start
-        rows = _round_up(size, _FEW)
+        rows = _round_up(size, _STEP_MULTIPLE)
         return torch.mm(self.rows[step.start : step.start + rows], self._weight, out=self._product[:rows])[:size]
 
 
 class _Gru(torch.autograd.Function):
-    """GRU: h' = (1 - z) n + z h, with r, z = sigmoid(x + W h + b) and n = tanh(x + r (W h + b)), gates in the order r, z, n.
+    """The states h' = (1 - z) n + z h of a GRU, with r, z = sigmoid(x + W h + b) and n = tanh(x + r (W h + b)).
 
-    x is the word vector times the input weights. Captions are sorted by length, the longest first: the first ``sizes[t]``
-    captions have a word at step t.
+    Gates are in the order r, z, n. ``inputs`` are x, the word vectors times the input weights. Captions are sorted by length,
+    the longest first: the first ``batch_sizes[t]`` captions have a word at step t. W h is computed in ``product_dtype``.
     """
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, sizes: list[int], product: torch.dtype) -> Tensor:
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, batch_sizes: list[int], product_dtype: torch.dtype
+    ) -> Tensor:
         n, dim = len(inputs), weight.shape[1]
-        low_weight = weight.to(product)
-        before = _Factor(n, sizes[0], low_weight.t())
+        low_weight = weight.to(product_dtype)
+        states_before = _StepProducts(n, batch_sizes[0], low_weight.t())
         gates = weight.new_empty(n, 3 * dim)  # r, z, and W h + b of the candidate
         candidates, after = weight.new_empty(n, dim), weight.new_empty(n, dim)
-        state, start = weight.new_zeros(sizes[0], dim), 0
-        for size in sizes:
+        state, start = weight.new_zeros(batch_sizes[0], dim), 0
+        for size in batch_sizes:
             step, state = slice(start, start := start + size), state[:size]
-            before.rows[step] = state
-            gate = torch.add(before.multiply(step), bias, out=gates[step])
+            states_before.rows[step] = state
+            gate = torch.add(states_before.multiply(step), bias, out=gates[step])
             gate[:, : 2 * dim].add_(inputs[step, : 2 * dim]).sigmoid_()
             reset, update, recurrent = gate.chunk(3, 1)
             candidate = torch.mul(reset, recurrent, out=candidates[step])
             candidate.add_(inputs[step, 2 * dim :]).tanh_()
             state = torch.lerp(candidate, state, update, out=after[step])
-        ctx.save_for_backward(low_weight, gates, candidates, before.rows[: _round_up(n, _MANY)])
-        ctx.sizes, ctx.inputs_dtype = sizes, inputs.dtype
+        ctx.save_for_backward(low_weight, gates, candidates, states_before.rows[: _round_up(n, _TOTAL_MULTIPLE)])
+        ctx.batch_sizes, ctx.inputs_dtype = batch_sizes, inputs.dtype
         return after
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        weight, gates, candidates, before = ctx.saved_tensors
+        weight, gates, candidates, states_before = ctx.saved_tensors
         n, dim = candidates.shape
-        of_state = gates.new_zeros(ctx.sizes[0], dim)
-        of_hidden, of_gates = _allocate_gradients(n, ctx.sizes[0], weight, before, gates.dtype)  # with respect to W h + b
+        of_state = gates.new_zeros(ctx.batch_sizes[0], dim)
+        of_hidden, of_gates = _allocate_gradients(
+            n, ctx.batch_sizes[0], weight, len(states_before), gates.dtype
+        )  # with respect to W h + b
         of_candidate = torch.empty_like(candidates)  # with respect to the input of tanh
         end = n
-        for size in reversed(ctx.sizes):
+        for size in reversed(ctx.batch_sizes):
             step = slice(end - size, end)
             end -= size
             gradient, candidate = of_state[:size].add_(gradients[0][step]), candidates[step]
@@ -130,10 +135,10 @@ class _Gru(torch.autograd.Function):
             torch.mul(gradient - kept, 1 - candidate.square(), out=of_candidate[step])
             torch.mul(of_candidate[step], reset, out=of_recurrent)
             torch.mul(of_recurrent * recurrent, 1 - reset, out=of_reset)
-            torch.mul(kept * (before[step] - candidate), 1 - update, out=of_update)
+            torch.mul(kept * (states_before[step] - candidate), 1 - update, out=of_update)
             of_hidden.rows[step] = of_gates[step]
             torch.add(kept, of_hidden.multiply(step), out=gradient)
-        of_weight = (of_hidden.rows[: len(before)].t() @ before).to(gates.dtype)
+        of_weight = (of_hidden.rows[: len(states_before)].t() @ states_before).to(gates.dtype)
         of_bias = of_gates.sum(0)
         of_inputs = of_hidden.rows[:n]
         of_inputs[:, 2 * dim :] = of_candidate
@@ -141,24 +146,27 @@ class _Gru(torch.autograd.Function):
 
 
 class _Lstm(torch.autograd.Function):
-    """LSTM: c' = f c + i g and h' = o tanh(c'), gates in the order i, f, g, o.
+    """The states h' = o tanh(c') of an LSTM, with c' = f c + i g.
 
-    i, f, o = sigmoid(x + W h + b) and g = tanh(x + W h + b). Captions are sorted as for the GRU.
+    The gates are i, f, o = sigmoid(x + W h + b) and g = tanh(x + W h + b), in the order i, f, g, o. Arguments are those of
+    :class:`_Gru`.
     """
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, sizes: list[int], product: torch.dtype) -> Tensor:
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, batch_sizes: list[int], product_dtype: torch.dtype
+    ) -> Tensor:
         n, dim = len(inputs), weight.shape[1]
-        low_weight = weight.to(product)
-        before = _Factor(n, sizes[0], low_weight.t())
+        low_weight = weight.to(product_dtype)
+        states_before = _StepProducts(n, batch_sizes[0], low_weight.t())
         gates = weight.new_empty(n, 4 * dim)
         cells, squashed = weight.new_empty(2, n, dim).unbind()  # cells before a step, and their tanh after it
         after = weight.new_empty(n, dim)
-        cell, state, start = weight.new_zeros(sizes[0], dim), weight.new_zeros(sizes[0], dim), 0
-        for size in sizes:
+        cell, state, start = weight.new_zeros(batch_sizes[0], dim), weight.new_zeros(batch_sizes[0], dim), 0
+        for size in batch_sizes:
             step, cell = slice(start, start := start + size), cell[:size]
-            before.rows[step] = state[:size]
-            gate = torch.add(before.multiply(step), bias, out=gates[step]).add_(inputs[step])
+            states_before.rows[step] = state[:size]
+            gate = torch.add(states_before.multiply(step), bias, out=gates[step]).add_(inputs[step])
             gate[:, : 2 * dim].sigmoid_()
             gate[:, 2 * dim : 3 * dim].tanh_()
             gate[:, 3 * dim :].sigmoid_()
@@ -166,18 +174,20 @@ class _Lstm(torch.autograd.Function):
             cells[step] = cell
             cell.mul_(forget).addcmul_(entering, candidate)
             state = torch.mul(out, torch.tanh(cell, out=squashed[step]), out=after[step])
-        ctx.save_for_backward(low_weight, gates, cells, squashed, before.rows[: _round_up(n, _MANY)])
-        ctx.sizes, ctx.inputs_dtype = sizes, inputs.dtype
+        ctx.save_for_backward(low_weight, gates, cells, squashed, states_before.rows[: _round_up(n, _TOTAL_MULTIPLE)])
+        ctx.batch_sizes, ctx.inputs_dtype = batch_sizes, inputs.dtype
         return after
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        weight, gates, cells, squashed, before = ctx.saved_tensors
+        weight, gates, cells, squashed, states_before = ctx.saved_tensors
         n, dim = cells.shape
-        of_state, of_cell = gates.new_zeros(2, ctx.sizes[0], dim)
-        of_hidden, of_gates = _allocate_gradients(n, ctx.sizes[0], weight, before, gates.dtype)  # with respect to x + W h + b
+        of_state, of_cell = gates.new_zeros(2, ctx.batch_sizes[0], dim)
+        of_hidden, of_gates = _allocate_gradients(
+            n, ctx.batch_sizes[0], weight, len(states_before), gates.dtype
+        )  # with respect to x + W h + b
         end = n
-        for size in reversed(ctx.sizes):
+        for size in reversed(ctx.batch_sizes):
             step = slice(end - size, end)
             end -= size
             entering, forget, candidate, out = gates[step].chunk(4, 1)
@@ -191,23 +201,23 @@ class _Lstm(torch.autograd.Function):
             through.mul_(forget)
             of_hidden.rows[step] = of_gates[step]
             of_state[:size] = of_hidden.multiply(step)
-        of_weight = (of_hidden.rows[: len(before)].t() @ before).to(gates.dtype)
+        of_weight = (of_hidden.rows[: len(states_before)].t() @ states_before).to(gates.dtype)
         return of_hidden.rows[:n].to(ctx.inputs_dtype), of_weight, of_gates.sum(0), None, None
 
 
 def _allocate_gradients(
-    n: int, most: int, weight: Tensor, before: Tensor, exact: torch.dtype
-) -> tuple[_Factor, Float[Tensor, "n_rows n_gates"]]:
-    """Return memory for the gradients of the gates: in the type of matrix products, and in the type ``exact``.
+    n: int, max_step_rows: int, weight: Tensor, n_rows: int, dtype: torch.dtype
+) -> tuple[_StepProducts, Float[Tensor, "n_rows n_gates"]]:
+    """Return memory for the gradients of the gates: in the type of ``weight`` for products, and in the type ``dtype``.
 
-    Both are the same memory if the types are equal.
+    Both are the same memory if the types are equal. Rows from ``n`` to ``n_rows`` are zeros.
     """
-    factor = _Factor(n, most, weight)
-    of_gates = factor.rows[: len(before)]
-    if exact != weight.dtype:
-        of_gates = torch.empty_like(of_gates, dtype=exact)
+    products = _StepProducts(n, max_step_rows, weight)
+    of_gates = products.rows[:n_rows]
+    if dtype != weight.dtype:
+        of_gates = torch.empty_like(of_gates, dtype=dtype)
         of_gates[n:] = 0
-    return factor, of_gates
+    return products, of_gates
 
 
 def _round_up(rows: int, multiple: int) -> int:

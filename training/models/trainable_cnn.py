@@ -15,12 +15,12 @@ from vse.features.extractors.cnn import CnnExtractor, normalize_pixels
 class TrainableCnn(nn.Module):
     """The network of an extractor, trained further with the model.
 
-    It returns the mean over the crops of an image or, for a map, the mean over crops at each position. The results have unit
-    length if the cached vectors have it. Parameters after the layer that is read are dropped: they are neither saved nor
-    updated. Dropout is off.
+    The features of an image are the mean of the features of its crops: a vector or, for a feature map, a vector at each
+    position. The vectors have unit length if the extractor normalises features. Parameters after the layer whose output is the
+    feature are dropped from the network. Dropout is off.
 
-    ``extractor`` : the CNN, and the preparation of its images.
-    ``batch_norm`` : ``frozen`` keeps the statistics of batch norms; ``train`` uses those of the batch during training.
+    ``extractor`` : the CNN, and the preparation of images for the CNN.
+    ``batch_norm`` : statistics of batch norms during training: kept (``frozen``), or of the current batch (``train``).
     ``checkpointing`` : whether to compute activations again in the backward pass instead of storing them.
     ``compiled`` : whether to compile the network.
     """
@@ -50,7 +50,7 @@ class TrainableCnn(nn.Module):
         return nn.functional.normalize(vectors, dim=-1) if self.config.normalize else vectors
 
     def train(self, mode: bool = True) -> TrainableCnn:
-        """Set the mode of batch norms if they are trained; all other modules stay in evaluation mode."""
+        """Set the mode of batch norms if ``batch_norm`` is ``train``. All other modules stay in evaluation mode."""
         super().train(False)
         self.training = mode
         if mode and self.batch_norm == "train":

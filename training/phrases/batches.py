@@ -14,7 +14,7 @@ from torch import Tensor
 from vse.eval.ranking.localisation import pairwise_iou
 from vse.pipeline.presets.schema import Settings
 from vse.training.data.images import Indices
-from vse.training.losses.base import Cost, Ranking
+from vse.training.losses.base import Cost, QueryScores
 from vse.training.losses.pair_loss import PairLoss
 from vse.training.losses.ranking import RankingLoss, add_neighbourhood, find_neighbours
 from vse.training.models.similarities.base import Scores, Similarity
@@ -247,18 +247,18 @@ def triplet_cost(
     return cost
 
 
-def _rankings(batch: TripletBatch, scores: Scores, device: torch.device) -> tuple[Ranking, Ranking]:
+def _rankings(batch: TripletBatch, scores: Scores, device: torch.device) -> tuple[QueryScores, QueryScores]:
     """Return two rankings: phrases of the batch for each region, and candidates of the same image for each phrase."""
     of_regions, of_phrases = scores if isinstance(scores, tuple) else (scores, scores)
 
     def there(indices: np.ndarray) -> Tensor:
         return torch.from_numpy(indices).to(device)
 
-    asked = Ranking(of_regions[there(batch.region_of_query)], there(batch.text_of_query), there(batch.negative_texts))
+    asked = QueryScores(of_regions[there(batch.region_of_query)], there(batch.text_of_query), there(batch.negative_texts))
     columns = there(np.concatenate([batch.region_of_phrase_query[:, None], batch.candidates], 1))
     negatives = torch.nn.functional.pad(there(batch.are_negatives), (1, 0))
     texts = there(batch.text_of_phrase_query)
-    return asked, Ranking(of_phrases[columns, texts[:, None]], torch.zeros_like(texts), negatives)
+    return asked, QueryScores(of_phrases[columns, texts[:, None]], torch.zeros_like(texts), negatives)
 
 
 def _first_of_single(keys: Indices, partners: Indices) -> Indices:

@@ -58,7 +58,7 @@ class BoxFeatures(CachedFeatures):
         rows = self._rows[images]
         sets = self._reader.regions(rows).features
         vectors = sets[which, regions - self.starts[images][which]].reshape(-1, self.dim)
-        return move_tensor(self._checked(torch.from_numpy(vectors).float(), rows), self._device)
+        return move_tensor(self._check_finite(torch.from_numpy(vectors).float(), rows), self._device)
 
     def coordinates(self, regions: Indices) -> Float[np.ndarray, "n 5"]:
         """Return x1, y1, x2, y2 of some regions, as shares of the image's width and height, and the share of its area."""

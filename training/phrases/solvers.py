@@ -100,10 +100,10 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
             else:
                 assert isinstance(loss, PairLoss)
                 cost = pair_cost(samples, regions, phrases, similarity, loss)
-        self.weight_cost(cost.loss, loss).backward()  # type: ignore[no-untyped-call]
+        self.weight_cost(cost.value, loss).backward()  # type: ignore[no-untyped-call]
         if self.ends_update():
             self.take_step()
-        return cost.loss.detach().double(), cost.collapsed.double()
+        return cost.value.detach().double(), cost.collapsed.double()
 
 
 class PhraseCcaSettings(PhraseSettings, CcaFields):

@@ -55,7 +55,7 @@ def start_words(model: Model, vocabulary: Vocabulary, file: Path) -> None:
     for row, word in enumerate(vocabulary.words):
         if word in known.index_by_word:
             vectors[row], there[row] = known.vectors[known.index_by_word[word]], True
-    encoder.start_words(torch.from_numpy(vectors), torch.from_numpy(there))
+    encoder.load_word_vectors(torch.from_numpy(vectors), torch.from_numpy(there))
     log.info(
         "%s: has vectors of %d of %d words; the other %d are initialised at random", file, n_known, n_words, n_words - n_known
     )

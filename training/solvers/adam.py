@@ -123,18 +123,18 @@ class Trainer(GradientSolver, RetrievalSolver):
             else:
                 cost, adversary_loss, measures = self.adversary.compute_losses(pairs, self.model, objective, self.step_seed(0))
         if self.adversary is None:
-            self.weight_cost(cost.loss, self.task.loss_of(self.progress.epoch)).backward()  # type: ignore[no-untyped-call]
+            self.weight_cost(cost.value, self.task.loss_of(self.progress.epoch)).backward()  # type: ignore[no-untyped-call]
         else:
-            self._set_both_gradients(cost.loss, adversary_loss, list(self.adversary.parameters()))
+            self._set_both_gradients(cost.value, adversary_loss, list(self.adversary.parameters()))
             self._add_measures({**measures, "loss": adversary_loss.detach()}, len(batch))
         if self.ends_update():
             self.processes.sum_gradients(self.model.parameters(), complete=self.model.similarity.parameters())
             self.take_step()
         if self.adversary is not None:
             self._step_adversary()
-        if self.listing and cost.rankings is not None:
-            self.listing.add(self.progress.epoch + 1, batch.tolist(), cost.rankings, self.task.loss.margin)
-        return cost.loss.detach().double(), cost.collapsed.double()
+        if self.listing and cost.query_scores is not None:
+            self.listing.add(self.progress.epoch + 1, batch.tolist(), cost.query_scores, self.task.loss.margin)
+        return cost.value.detach().double(), cost.collapsed.double()
 
     def _set_both_gradients(self, loss: Tensor, adversary_loss: Tensor, adversary_weights: list[nn.Parameter]) -> None:
         """Set the gradients of the model and of the adversary, each from its own loss only."""

@@ -49,7 +49,7 @@ class GradientSolver(Solver):
         learned = task.loss.weights()
         self.loss_weights = None if learned is None else learned.to(self.device)
         if self.loss_weights is not None:
-            self.schedule.add_loss(self.loss_weights, task.loss.weights_rate)
+            self.schedule.add_loss(self.loss_weights, task.loss.weights_learning_rate)
         self.optimizer = OPTIMIZERS[self.settings.optimizer](self.schedule.groups(), fused=True)
 
     @abstractmethod
@@ -152,7 +152,7 @@ class GradientSolver(Solver):
 
         If the loss is a mean, the weight is the batch's share of the pairs of the update.
         """
-        if self.settings.accumulate == 1 or not loss.averages:
+        if self.settings.accumulate == 1 or not loss.is_mean_over_queries:
             return cost
         first = self.progress.step - self.progress.step % self.settings.accumulate
         return cost * (self._sizes[self.progress.step] / sum(self._sizes[first : first + self.settings.accumulate]))

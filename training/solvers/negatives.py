@@ -14,7 +14,7 @@ import torch
 from vse.pipeline.dataset.dataset import Caption
 from vse.pipeline.errors import escape_csv_cell
 from vse.pipeline.files.writing import write_text
-from vse.training.losses.base import Ranking, hinge_costs
+from vse.training.losses.base import QueryScores, hinge_costs
 
 Entry = list[Any]  # a row with the columns COLUMNS; plain values, because checkpoints store it
 
@@ -34,7 +34,7 @@ class HardNegatives:
         self.finished: list[Entry] = []
         self.running: list[Entry] = []
 
-    def add(self, epoch: int, pairs: Sequence[int], rankings: tuple[Ranking, Ranking], margin: float) -> None:
+    def add(self, epoch: int, pairs: Sequence[int], rankings: tuple[QueryScores, QueryScores], margin: float) -> None:
         """Add the hardest negatives of a batch, without candidates of an adversary. ``pairs`` are the indices of its pairs."""
         for query, (scores, positives, negatives) in zip(("image", "caption"), rankings, strict=True):
             own = slice(len(pairs))

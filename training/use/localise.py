@@ -28,7 +28,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import read_image_bytes
 from vse.pipeline.files.outputs import check_output
 from vse.training.data.images import Indices
-from vse.training.data.pairs import Pairs, encode_like, images_of
+from vse.training.data.pairs import Pairs, encode_texts, images_of
 from vse.training.models.build import Model
 from vse.training.options import RunFiles, SearchRequest
 from vse.training.phrases.localisation import PhraseSplit, PhraseVectors, score_candidates, scores_of_pairs, sentence_scores
@@ -57,7 +57,7 @@ class EncodedPhrases:
 
     def read(self, indices: Indices) -> tuple[Tensor, ...]:
         texts = [self._phrase_vectors[number] for number in indices.tolist()]
-        return encode_like(self._cache, self._reader, [(text, text.split(" ")) for text in texts], self._device)
+        return encode_texts(self._cache, self._reader, [(text, text.split(" ")) for text in texts], self._device)
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def localise_phrase(
         )
     model = _best_model(opened, reading)
     reader = load_item_encoder(phrases, places.weights_dir, str(opened.device))
-    asked = encode_like(phrases, reader, [(text.lower(), opened.words_of(text))], opened.device)
+    asked = encode_texts(phrases, reader, [(text.lower(), opened.words_of(text))], opened.device)
     if not text.strip() or not asked[0].any():
         raise UserError(f"{text!r}: none of its words is known to {phrases.feature!r}")
     candidates = BoxFeatures(opened.cache, opened.cache.ids[same][:1], opened.device)

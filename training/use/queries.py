@@ -15,7 +15,7 @@ from vse.features.extractors.cnn import CnnExtractor, rebuild_cnn_extractor
 from vse.features.extractors.text import ItemEncoder, load_item_encoder
 from vse.pipeline.dataset.captions import UNKNOWN
 from vse.pipeline.errors import UserError
-from vse.training.data.pairs import TokenIndices, encode_like
+from vse.training.data.pairs import TokenIndices, encode_texts
 from vse.training.kinds import Encoded, add_full_mask
 from vse.training.use.model import TrainedRun, backbone_run
 
@@ -100,7 +100,7 @@ class QueryReader:
                 remark = f"not a word of the training captions: {', '.join(unknown)}"
             asked = torch.tensor([words], device=trained.device), torch.tensor([len(words)])
         else:
-            asked = encode_like(trained.caption_cache, reader, [(text, tokens)], trained.device)
+            asked = encode_texts(trained.caption_cache, reader, [(text, tokens)], trained.device)
             if not asked[0].any():
                 raise UserError(f"{text!r}: none of its words is known to {trained.caption_cache.feature!r}")
         with torch.inference_mode():

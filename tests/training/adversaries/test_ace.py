@@ -96,11 +96,11 @@ def test_each_query_costs_the_hinges_with_what_is_drawn_for_it(cache: Path, monk
             for chosen in turn.drawn.indices[k].tolist()
         ]
     )
-    slow = 0.25 * task.loss.objective(task.model.similarity)(batch, 0).loss + 0.75 * hinges.sum() / 3
-    torch.testing.assert_close(found.cost.loss, slow)
+    slow = 0.25 * task.loss.objective(task.model.similarity)(batch, 0).value + 0.75 * hinges.sum() / 3
+    torch.testing.assert_close(found.cost.value, slow)
     assert found.measures["reward"].item() == pytest.approx(hinges.mean().item(), rel=1e-5)
     weights = [weight for weight in task.model.parameters() if weight.requires_grad]
-    fast, exact = (torch.autograd.grad(loss, weights, retain_graph=True) for loss in (found.cost.loss, slow))
+    fast, exact = (torch.autograd.grad(loss, weights, retain_graph=True) for loss in (found.cost.value, slow))
     torch.testing.assert_close(fast, exact, rtol=1e-4, atol=1e-6)
 
 

@@ -61,8 +61,8 @@ class ToyAdversary(Adversary):
         images = unit_length(batch.images[0] + self.push)
         return replace(batch, more_images=(images,), more_captions=(unit_length(self.captions),))
 
-    def objective(self, cost: Cost, batch: Batch) -> Tensor:
-        return 0.01 * self.push.square().sum() - cost.loss
+    def adversary_loss(self, cost: Cost, batch: Batch) -> Tensor:
+        return 0.01 * self.push.square().sum() - cost.value
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +94,7 @@ def test_both_players_move_by_their_own_objective_in_one_step(cache: Path, tmp_p
             images, captions = model.embed_images(*seen), model.embed_captions(*self.task.captions.read(batch))
             pairs = adversary.candidates(Batch(images, captions, self.pairs.image_of[batch], batch), model)
             cost = objective(pairs, 0)
-            loss = cost.loss if which == 0 else adversary.objective(cost, pairs)
+            loss = cost.value if which == 0 else adversary.adversary_loss(cost, pairs)
             players = (model, adversary)
             for player in players:
                 player.zero_grad()
@@ -289,12 +289,12 @@ def test_the_entropy_term_holds_the_entropy_of_a_uniform_choice_of_k(k: int, act
 
 def test_advantages_are_rewards_less_a_baseline() -> None:
     baseline = Baseline(settings(baseline="moving_average", momentum=0.9))
-    assert baseline(torch.tensor([[1.0], [3.0]]), None).tolist() == [[1.0], [3.0]]
-    assert baseline(torch.tensor([[5.0]]), None).item() == pytest.approx(5 - 2)
-    assert baseline(torch.tensor([[0.0]]), None).item() == pytest.approx(-(0.9 * 2 + 5) / 1.9)
+    assert baseline.subtract_from(torch.tensor([[1.0], [3.0]]), None).tolist() == [[1.0], [3.0]]
+    assert baseline.subtract_from(torch.tensor([[5.0]]), None).item() == pytest.approx(5 - 2)
+    assert baseline.subtract_from(torch.tensor([[0.0]]), None).item() == pytest.approx(-(0.9 * 2 + 5) / 1.9)
     rewards = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    assert torch.equal(Baseline(settings(baseline="none"))(rewards, None), rewards)
-    advantages = Baseline(settings(baseline="self_critical"))(rewards, torch.tensor([1.0, 5.0]))
+    assert torch.equal(Baseline(settings(baseline="none")).subtract_from(rewards, None), rewards)
+    advantages = Baseline(settings(baseline="self_critical")).subtract_from(rewards, torch.tensor([1.0, 5.0]))
     assert advantages.tolist() == [[0, 1], [-2, -1]]
 
 

@@ -28,7 +28,7 @@ from vse.pipeline.dataset.dataset import Caption, Image, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.training.data import images as cached_module
 from vse.training.data import pairs as captions_module
-from vse.training.data.images import CachedFeatures, free_room
+from vse.training.data.images import CachedFeatures, count_free_bytes
 from vse.training.data.pairs import Pairs, TokenIndices, WordIndices
 from vse.training.kinds import Kind
 
@@ -97,7 +97,7 @@ def test_positions_are_sets_of_any_finite_numbers(where: str, tmp_path: Path) ->
 @pytest.mark.parametrize("kind", ["regions", "positions", "vectors"])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_features_are_the_same_from_memory(kind: str, dtype: type, tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(cached_module, "_BLOCK", 2)
+    monkeypatch.setattr(cached_module, "_ROWS_PER_READ", 2)
     if kind == "regions":
         cache = regions_by_hand(tmp_path, [drawn(count, DIM, seed=k).astype(dtype) for k, count in enumerate(COUNTS)], IDS)
     else:
@@ -174,12 +174,12 @@ def test_images_leave_room_for_captions(
     device: str, memory_gb: float, taken_gb: float, room: float, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (70e9, 80e9))
-    assert free_room(torch.device(device), memory_gb, taken_gb) == pytest.approx(room)
+    assert count_free_bytes(torch.device(device), memory_gb, taken_gb) == pytest.approx(room)
 
 
 def test_captions_fit_on_a_gpu_beside_images_that_are_larger_than_memory_gb(tfidf: Path, monkeypatch: Patch) -> None:
     asked: list[tuple[float, float]] = []
-    monkeypatch.setattr(cached_module, "free_room", lambda _, memory, taken: asked.append((memory, taken)) or 70e9)
+    monkeypatch.setattr(cached_module, "count_free_bytes", lambda _, memory, taken: asked.append((memory, taken)) or 70e9)
     opened = open_cache(tfidf)
     captions = CachedFeatures(FeatureReader(opened, 0), opened.ids, CPU, 2.0, taken_gb=3.0)
     assert asked == [(2.0, 3.0)]
@@ -235,7 +235,7 @@ def test_truncated_captions_are_counted_and_read_in_parts(transformer: Transform
     assert TokenIndices(TEXTS[:2], transformer, CPU).n_cut == 0
     assert not caplog.messages
     whole = TokenIndices(TEXTS, transformer, CPU).read(np.arange(5))
-    monkeypatch.setattr(captions_module, "_AT_ONCE", 2)
+    monkeypatch.setattr(captions_module, "_TEXTS_PER_CALL", 2)
     for part, other in zip(TokenIndices(TEXTS, transformer, CPU).read(np.arange(5)), whole, strict=True):
         assert torch.equal(part, other)
 

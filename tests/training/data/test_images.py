@@ -54,7 +54,7 @@ def same(a: dict[int, Tensor], b: dict[int, Tensor]) -> bool:
 
 
 def test_a_bank_is_the_same_from_memory(crop_bank: FeatureCache, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(cached_module, "_BLOCK", 7)
+    monkeypatch.setattr(cached_module, "_ROWS_PER_READ", 7)
     ids = np.random.default_rng(0).permutation(N_IMAGES)
     kept, mapped = (cached(crop_bank, where, ids) for where in ("in memory", "mapped"))
     batches = cut(np.random.default_rng(1).permutation(len(IMAGE_OF)), 32)
@@ -215,8 +215,8 @@ def test_a_crop_of_a_photo_depends_on_its_pair_alone(workers: int, photos: MakeP
 def test_a_frozen_network_hands_out_the_features_of_the_crops(crops: str, demo: Path) -> None:
     extractor = CnnExtractor(TINY_FEATURE.model_copy(update={"resize": 40, "batch_size": 3, "crops": crops}))
     pixels, features = (
-        each_pair(PhotoCrops(extractor, *val_photos(demo), through=through), BATCHES, PHOTO_OF, 0, 1)
-        for through in (False, True)
+        each_pair(PhotoCrops(extractor, *val_photos(demo), as_features=as_features), BATCHES, PHOTO_OF, 0, 1)
+        for as_features in (False, True)
     )
     for pair, vector in features.items():
         assert not vector.is_inference(), "gradients of what is computed from it can be taken"
@@ -242,13 +242,13 @@ def test_evaluated_photos_have_the_features_of_their_cache(cache: Path, demo: Pa
     np.testing.assert_allclose(features, [stored[image_id] for image_id in ids.tolist()], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("through", [False, True])
-def test_a_share_of_photos_may_be_empty(through: bool, photos: MakePhotos) -> None:
+@pytest.mark.parametrize("as_features", [False, True])
+def test_a_share_of_photos_may_be_empty(as_features: bool, photos: MakePhotos) -> None:
     batches = [np.asarray([2, 0]), np.empty(0, np.int64), np.asarray([1])]
-    parts = [part for (part,) in photos(through=through).read_batches(batches, PHOTO_OF, 0, 0)]
+    parts = [part for (part,) in photos(as_features=as_features).read_batches(batches, PHOTO_OF, 0, 0)]
     assert [len(part) for part in parts] == [2, 0, 1]
     assert len({part.shape[1:] for part in parts}) == 1
-    assert not list(photos(through=through).read_batches([], PHOTO_OF, 0, 0))
+    assert not list(photos(as_features=as_features).read_batches([], PHOTO_OF, 0, 0))
 
 
 @pytest.mark.parametrize("workers", [0, 3])

@@ -85,7 +85,7 @@ def test_a_batch_with_several_captions_of_an_image_costs_what_the_loop_says(name
         pairs = Pairs(counts)
         loss = made(name, same_image=same_image, learned=True, lambda1=lambdas[0], lambda2=lambdas[1], temperature=0.3)
         weights = learned(loss)
-        both = cost(pairs, loss, weights).loss, slow(pairs, loss, weights)
+        both = cost(pairs, loss, weights).value, slow(pairs, loss, weights)
         torch.testing.assert_close(*(with_gradients(one, pairs, weights) for one in both))
 
 
@@ -95,11 +95,11 @@ def test_what_is_not_learned_is_as_it_is_set_by_blocks_as_well(name: str) -> Non
     at_start = learned(made(name, learned=True, temperature=0.2))
     assert fixed.weights() is None
     computed, expected = cost(pairs, fixed), cost(pairs, made(name, learned=True, temperature=0.2), at_start)
-    torch.testing.assert_close(computed.loss, expected.loss, rtol=1e-6, atol=0)
+    torch.testing.assert_close(computed.value, expected.value, rtol=1e-6, atol=0)
     torch.testing.assert_close(computed.collapsed, expected.collapsed, rtol=1e-6, atol=0)
     pairs = Pairs([2, 1])
     with torch.no_grad():
-        whole, parts = (cost(pairs, made(name, block=block)).loss for block in (None, 2))
+        whole, parts = (cost(pairs, made(name, block=block)).value for block in (None, 2))
     torch.testing.assert_close(whole, parts)
     assert not parts.requires_grad
 
@@ -110,13 +110,13 @@ def test_infonce_and_sigmoid_are_the_losses_of_clip_and_of_siglip() -> None:
     weights, labels = learned(loss), torch.arange(5)
     logits = pairs.images[torch.from_numpy(pairs.image_of)] @ pairs.captions.T * weights.log_scale.exp()
     published = (nn.functional.cross_entropy(logits, labels) + nn.functional.cross_entropy(logits.T, labels)) / 2
-    torch.testing.assert_close(cost(pairs, loss, weights).loss, 2 * 5 * published)
+    torch.testing.assert_close(cost(pairs, loss, weights).value, 2 * 5 * published)
     pairs, loss = Pairs([1] * 5), made("sigmoid")
     weights = learned(loss)
     assert weights.bias is not None
     logits = pairs.images[torch.from_numpy(pairs.image_of)] @ pairs.captions.T * weights.log_scale.exp() + weights.bias
     published = -nn.functional.logsigmoid((2 * torch.eye(5) - torch.ones(5, 5)) * logits).sum() / 5
-    torch.testing.assert_close(cost(pairs, loss, weights).loss, 5 * published)
+    torch.testing.assert_close(cost(pairs, loss, weights).value, 5 * published)
 
 
 def test_learned_scales_start_as_in_the_papers_and_stay_bounded() -> None:
@@ -166,8 +166,8 @@ def test_blocks_of_any_size_give_the_same_loss_and_the_same_gradients(
     dense = made(name, lambda1=lambdas[0], lambda2=lambdas[1], **further)
     weights = learned(dense) if dense.learned else None
     whole, parts = (cost(pairs, loss, weights, compared_by) for loss in (dense, dense.model_copy(update={"block": block})))
-    assert parts.rankings is None
-    torch.testing.assert_close(*(with_gradients(one.loss, pairs, weights) for one in (whole, parts)))
+    assert parts.query_scores is None
+    torch.testing.assert_close(*(with_gradients(one.value, pairs, weights) for one in (whole, parts)))
     torch.testing.assert_close(whole.collapsed, parts.collapsed, check_dtype=False, rtol=1e-5, atol=1e-5)
 
 
@@ -176,9 +176,9 @@ def test_blocks_of_any_size_give_the_same_loss_and_the_same_gradients(
 def test_blocks_bear_steep_logits_in_float32(name: str, same_image: str) -> None:
     pairs = Pairs([3, 1, 2])
     dense = made(name, same_image=same_image, temperature=1e-3, learned=False)
-    exact = with_gradients(cost(pairs, dense).loss, pairs, None)
+    exact = with_gradients(cost(pairs, dense).value, pairs, None)
     pairs.images, pairs.captions = (side.detach().float().requires_grad_() for side in (pairs.images, pairs.captions))
-    parts = cost(pairs, dense.model_copy(update={"block": 2})).loss
+    parts = cost(pairs, dense.model_copy(update={"block": 2})).value
     torch.testing.assert_close(with_gradients(parts, pairs, None), exact, check_dtype=False, rtol=1e-3, atol=1e-2)
 
 
@@ -203,7 +203,7 @@ def test_the_scores_of_a_block_are_the_most_that_is_ever_held(name: str, same_im
     for size, expected in ((block, block * n), (None, n * n)):
         loss = made(name, learned=True, same_image=same_image, block=size)
         with Largest() as largest:
-            cost(pairs, loss, learned(loss)).loss.backward()  # type: ignore[no-untyped-call]
+            cost(pairs, loss, learned(loss)).value.backward()  # type: ignore[no-untyped-call]
         assert largest.elements == expected
 
 
@@ -215,7 +215,7 @@ def test_the_collapsed_loss_is_that_of_equal_embeddings(name: str, same_image: s
     with torch.no_grad():
         pairs.images[:] = pairs.captions[:] = torch.tensor([0.6, 0.8, 0, 0])
     computed = cost(pairs, loss, learned(loss))
-    torch.testing.assert_close(computed.loss, computed.collapsed, check_dtype=False)
+    torch.testing.assert_close(computed.value, computed.collapsed, check_dtype=False)
     assert not computed.collapsed.requires_grad
 
 
@@ -230,7 +230,7 @@ def test_images_that_an_adversary_adds_are_negatives_beside_several_positives() 
     more = torch.nn.functional.normalize(torch.randn(2, 4, dtype=torch.float64))
     loss = InfoNce(same_image="positive", lambda1=0, temperature=1.0)
     batch = replace(pairs.batch(), more_images=(more,))
-    computed = loss.objective(similarity("cosine"))(batch, 0).loss
+    computed = loss.objective(similarity("cosine"))(batch, 0).value
     images = pairs.images[torch.from_numpy(pairs.image_of)]
     total = torch.zeros((), dtype=torch.float64)
     for j, own in enumerate(pairs.image_of):

@@ -17,7 +17,7 @@ from tests.training.losses.pairs_of_images import Pairs, cost
 from tests.training.losses.slow_losses import RANKING, Table, numbered, ranking_loss, slow_query
 from vse.training.losses.base import Batch
 from vse.training.losses.hinges import MaxOfHinges
-from vse.training.losses.ranking import Ranking, RankingLoss
+from vse.training.losses.ranking import QueryScores, RankingLoss
 
 DTYPES = [torch.float32, torch.float64]
 SHAPES = [(1, 1), (1, 6), (6, 1), (2, 2), (7, 4), (4, 9), (20, 20)]
@@ -32,22 +32,22 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
 CASES = [(name, settings) for name in RANKING for settings in SETTINGS[name]]
 
 
-def rectangle(n: int, m: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Ranking:
+def rectangle(n: int, m: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> QueryScores:
     """``n`` queries with positives anywhere among ``m`` candidates, of which some are negatives; a query may have none."""
     generator = torch.Generator().manual_seed(seed)
     scores = torch.rand(n, m, generator=generator, dtype=dtype, requires_grad=True)
     positives = torch.randint(m, (n,), generator=generator)
     negatives = torch.rand(n, m, generator=generator) < torch.rand(n, 1, generator=generator)
-    return Ranking(scores, positives, negatives.scatter(1, positives[:, None], False))
+    return QueryScores(scores, positives, negatives.scatter(1, positives[:, None], False))
 
 
-def square(n: int, seed: int = 0) -> Ranking:
+def square(n: int, seed: int = 0) -> QueryScores:
     """``n`` queries whose positives are on the diagonal; all other candidates are negatives."""
     scores = torch.rand(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, requires_grad=True)
-    return Ranking(scores, torch.arange(n), ~torch.eye(n, dtype=torch.bool))
+    return QueryScores(scores, torch.arange(n), ~torch.eye(n, dtype=torch.bool))
 
 
-def slow_cost(loss: RankingLoss, ranking: Ranking) -> Tensor:
+def slow_cost(loss: RankingLoss, ranking: QueryScores) -> Tensor:
     """Query by query, candidate by candidate."""
     total = 0 * ranking.scores.sum()
     for row, positive, counts in zip(ranking.scores, ranking.positives.tolist(), ranking.negatives.tolist(), strict=True):
@@ -58,7 +58,7 @@ def slow_cost(loss: RankingLoss, ranking: Ranking) -> Tensor:
 
 def test_ties_share_the_gradient_and_a_mirrored_positive_is_the_trick_with_the_diagonal() -> None:
     scores = torch.tensor([[0.5, 0.4, 0.4, 0.1]], dtype=torch.float64, requires_grad=True)
-    ranking = Ranking(scores, torch.tensor([0]), torch.tensor([[False, True, True, True]]))
+    ranking = QueryScores(scores, torch.tensor([0]), torch.tensor([[False, True, True, True]]))
     loss, gradient = with_gradient(MaxOfHinges().cost(*ranking), scores)
     assert loss.item() == pytest.approx(0.2 - 0.5 + 0.4)
     assert gradient.tolist() == [[-1.0, 0.5, 0.5, 0.0]]
@@ -164,7 +164,7 @@ def slow_batch(loss: RankingLoss, batch: Batch, i2t: Tensor, t2i: Tensor) -> Ten
 
 
 def assert_costs_as_the_loop_says(loss: RankingLoss, batch: Batch, scores: list[Tensor]) -> None:
-    computed = loss.objective(Table(*scores))(batch, 0).loss
+    computed = loss.objective(Table(*scores))(batch, 0).value
     slow = slow_batch(loss, batch, scores[0], scores[-1])
     torch.testing.assert_close(computed, slow)
     gradients = (torch.autograd.grad(total, scores, materialize_grads=True) for total in (computed, slow))
@@ -200,7 +200,7 @@ def test_any_batch_costs_what_the_loop_says(
 
 def test_the_collapsed_loss_counts_further_candidates_and_each_direction_its_own_matrix() -> None:
     i2t, t2i = tables(5, 5, 2)
-    images, captions = ranking_loss("max").objective(Table(i2t, t2i))(drawn_batch(5), 0).rankings or (None, None)
+    images, captions = ranking_loss("max").objective(Table(i2t, t2i))(drawn_batch(5), 0).query_scores or (None, None)
     assert torch.equal(images.scores, i2t)
     assert torch.equal(captions.scores, t2i.T)
     batch, scores = drawn_batch(4, 3, 2), tables(7, 6)
@@ -214,7 +214,7 @@ def test_an_image_that_a_batch_has_twice_is_a_negative_once_and_at_its_first_row
     scores = torch.tensor([[0.5, 0.0, 0.8], [0.0, 0.5, 0.9], [0.0, 0.0, 0.5]], requires_grad=True)
     batch = Batch(numbered(0, 3), numbered(0, 3), np.asarray([4, 4, 9]), np.arange(3))
     for same_image, of_third in (("mask", [1, 0, -1]), ("keep", [0, 1, -1] if k == 1 else [1, 1, -2])):
-        loss = ranking_loss("top", same_image=same_image, k=k, lambda1=0).objective(Table(scores))(batch, 0).loss
+        loss = ranking_loss("top", same_image=same_image, k=k, lambda1=0).objective(Table(scores))(batch, 0).value
         assert torch.autograd.grad(loss, scores)[0][:, 2].tolist() == of_third
 
 
@@ -227,7 +227,7 @@ def test_the_cost_knows_what_it_would_be_if_all_embeddings_were_equal(name: str,
         pairs.images[:] = pairs.captions[:] = torch.tensor([1.0, 0, 0, 0])
     computed = cost(pairs, loss)
     assert computed.collapsed > 0
-    torch.testing.assert_close(computed.loss, computed.collapsed)
+    torch.testing.assert_close(computed.value, computed.collapsed)
 
 
 COMPILED = """
@@ -242,7 +242,7 @@ batch = Batch(*[(side,) for side in sides], np.arange(5), np.arange(5))
 both = []
 for compiled in (False, True):
     cost = MaxOfHinges().objective(Cosine(), compiled)(batch, 0)
-    both.append([cost.loss, cost.collapsed, *torch.autograd.grad(cost.loss, sides)])
+    both.append([cost.value, cost.collapsed, *torch.autograd.grad(cost.value, sides)])
 torch.testing.assert_close(*both)
 assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1, "nothing was compiled"
 """

@@ -51,7 +51,7 @@ def test_loss_and_gradients_of_paper(
     loss = ranking_loss("top", margin=0.4, k=k, same_image="mask", **WEIGHTS[weights])
     for seed, counts in enumerate(COUNTS):
         pairs = Pairs(counts, seed, n_texts=5)
-        computed, slow = cost(pairs, loss, compared_by, **floor).loss, slow_paper(pairs, d, loss)
+        computed, slow = cost(pairs, loss, compared_by, **floor).value, slow_paper(pairs, d, loss)
         torch.testing.assert_close(pairs.with_gradients(computed), pairs.with_gradients(slow))
 
 
@@ -69,7 +69,7 @@ def test_any_batch_costs_what_the_paper_says(
     weights = {f"lambda{number}": weight for number, weight in enumerate(lambdas, 1)}
     loss = ranking_loss("top", margin=margin, k=k, same_image="mask", **weights)
     pairs = Pairs(counts, seed, n_texts)
-    torch.testing.assert_close(cost(pairs, loss).loss, slow_paper(pairs, euclidean, loss))
+    torch.testing.assert_close(cost(pairs, loss).value, slow_paper(pairs, euclidean, loss))
 
 
 @pytest.mark.parametrize("same_image", ["keep", "mask"])
@@ -79,8 +79,8 @@ def test_every_ranking_loss_takes_constraints(name: str, same_image: str) -> Non
     loss = alone.model_copy(update={"lambda4": 0.5, "lambda3": 0.25})
     pairs = Pairs([2, 3, 1, 2], 1, n_texts=4)
     slow = 0.25 * slow_image_constraints(pairs, one_minus_cosine, loss)
-    slow = slow + 0.5 * slow_caption_constraints(pairs, one_minus_cosine, loss) + cost(pairs, alone, "cosine").loss
-    torch.testing.assert_close(pairs.with_gradients(cost(pairs, loss, "cosine").loss), pairs.with_gradients(slow))
+    slow = slow + 0.5 * slow_caption_constraints(pairs, one_minus_cosine, loss) + cost(pairs, alone, "cosine").value
+    torch.testing.assert_close(pairs.with_gradients(cost(pairs, loss, "cosine").value), pairs.with_gradients(slow))
 
 
 def authors_loss(pairs: Pairs, margin: float, k: int, factors: tuple[float, float, float]) -> Tensor:
@@ -111,7 +111,7 @@ def test_the_reduction_mean_topk_is_the_authors_code(factors: tuple[float, float
     weights = {"lambda1": lambda1, "lambda2": lambda2, "lambda4": lambda4}
     loss = ranking_loss("top", margin=margin, k=10, reduction="mean_topk", same_image="mask", **weights)
     pairs = Pairs([2] * 13, 3)
-    computed, slow = cost(pairs, loss, floor=1e-4).loss, authors_loss(pairs, margin, 10, factors)
+    computed, slow = cost(pairs, loss, floor=1e-4).value, authors_loss(pairs, margin, 10, factors)
     assert slow > 0
     torch.testing.assert_close(pairs.with_gradients(computed), pairs.with_gradients(slow))
 
@@ -120,7 +120,7 @@ def test_the_sentence_itself_is_the_positive_of_one_that_is_alone() -> None:
     weights = {"lambda1": 0, "lambda2": 0, "lambda4": 1}
     loss = ranking_loss("top", margin=2, k=2, reduction="mean_topk", same_image="mask", **weights)
     pairs = Pairs([1, 1, 2, 1], 2)
-    computed, slow = cost(pairs, loss, floor=1e-4).loss, authors_loss(pairs, 2, 2, (0, 0, 1))
+    computed, slow = cost(pairs, loss, floor=1e-4).value, authors_loss(pairs, 2, 2, (0, 0, 1))
     assert slow > 0
     torch.testing.assert_close(pairs.with_gradients(computed), pairs.with_gradients(slow))
 
@@ -130,7 +130,7 @@ def test_a_query_without_a_neighbour_or_without_anything_outside_costs_nothing(c
     weights = {"lambda1": 0, "lambda2": 0, "lambda4": 1}
     loss = ranking_loss("top", margin=2, reduction=reduction, same_image="mask", **weights)
     pairs = Pairs(counts)
-    assert not any(part.any() for part in pairs.with_gradients(cost(pairs, loss).loss))
+    assert not any(part.any() for part in pairs.with_gradients(cost(pairs, loss).value))
 
 
 def slow_related(own: list[int], others: list[int]) -> tuple[list[int], list[list[bool]], list[list[bool]]]:
@@ -182,10 +182,10 @@ def test_the_logistic_loss_of_a_network_equals_a_loop_over_its_pairs(counts: lis
             z = 1 if row == column else -1
             p = slow_network(network, pairs.images[pairs.image_of[row]], pairs.captions[column])
             slow = slow + torch.log(1 + torch.exp(-z * p))
-        assert computed.rankings is None
-        torch.testing.assert_close(computed.loss, slow)
+        assert computed.query_scores is None
+        torch.testing.assert_close(computed.value, slow)
         assert computed.collapsed.item() == pytest.approx(len(rows) * np.log(2))
-        both = (torch.autograd.grad(loss, parameters, materialize_grads=True) for loss in (computed.loss, slow))
+        both = (torch.autograd.grad(loss, parameters, materialize_grads=True) for loss in (computed.value, slow))
         torch.testing.assert_close(*both, rtol=1e-4, atol=1e-6)
 
 
@@ -197,7 +197,7 @@ def test_any_similarity_can_be_taught_single_pairs(compared_by: str) -> None:
     batch = pairs.batch()
     scores = similarity(compared_by)(batch.images, batch.captions)[rows, columns]
     labels = torch.where(torch.from_numpy(rows == columns), 1.0, -1.0)
-    torch.testing.assert_close(computed.loss, torch.log(1 + torch.exp(-labels * scores)).sum(), check_dtype=False)
+    torch.testing.assert_close(computed.value, torch.log(1 + torch.exp(-labels * scores)).sum(), check_dtype=False)
 
 
 @st.composite
@@ -235,8 +235,8 @@ def test_a_batch_of_one_image_costs_nothing_and_a_direction_is_refused() -> None
     assert len(rows) == len(columns) == 0
     pairs = Pairs([3])
     computed = Logistic().objective(similarity("network", widths=[5, 3]).double())(pairs.batch(), 0)
-    assert computed.loss.item() == computed.collapsed.item() == 0
-    assert not any(part.any() for part in pairs.with_gradients(computed.loss))
+    assert computed.value.item() == computed.collapsed.item() == 0
+    assert not any(part.any() for part in pairs.with_gradients(computed.value))
     batch = Batch(numbered(0, 3), numbered(0, 3), np.arange(3), np.arange(3))
     with pytest.raises(UserError, match="a loss of single pairs has no direction, but this similarity has a score for each"):
         Logistic().objective(Table(torch.rand(3, 3), torch.rand(3, 3)))(batch, 0)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vse.training.models.encoders.gpo import WordAugmentation, some_of_sets
+from vse.training.models.encoders.gpo import WordAugmentation, drop_elements
 
 PAD, START, END, UNKNOWN = range(4)
 WORDS = 500
@@ -22,7 +22,7 @@ def masks(sizes: list[int]) -> Tensor:
 def test_sets_lose_members_but_never_all(sizes: list[int], share: float, seed: int) -> None:
     torch.manual_seed(seed)
     mask = masks(sizes)
-    left = some_of_sets(mask, share)
+    left = drop_elements(mask, share)
     assert left.any(1).all()
     assert not (left & ~mask).any()
 
@@ -31,7 +31,7 @@ def test_sets_lose_members_but_never_all(sizes: list[int], share: float, seed: i
 def test_the_share_of_a_set_that_is_left_out_is_as_asked(share: float) -> None:
     torch.manual_seed(0)
     mask = masks([40] * 2000)
-    assert 1 - some_of_sets(mask, share).double().mean().item() == pytest.approx(share, abs=0.01)
+    assert 1 - drop_elements(mask, share).double().mean().item() == pytest.approx(share, abs=0.01)
 
 
 def captions(lengths: list[int]) -> tuple[Tensor, Tensor]:

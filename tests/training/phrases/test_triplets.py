@@ -226,8 +226,8 @@ def test_a_batch_without_negatives_costs_nothing_or_little(n: int, world: World)
     _, batch = drawn(world, SamplingSettings(negative_iou=1e-9), 5, n=n)
     regions, phrases = embedded(batch)
     cost = triplet_cost(batch, regions, phrases, Euclidean(0.0), LOSSES["constraints"])
-    assert torch.isfinite(cost.loss)
-    cost.loss.backward()
+    assert torch.isfinite(cost.value)
+    cost.value.backward()
 
 
 def drawn_pairs(world: World, settings: SamplingSettings, seed: int, n: int = 25) -> tuple[list[int], LabelledBatch]:

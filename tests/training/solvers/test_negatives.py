@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vse.pipeline.dataset.dataset import Caption
-from vse.training.losses.base import Ranking
+from vse.training.losses.base import QueryScores
 from vse.training.losses.ranking import negative_pairs
 from vse.training.solvers.negatives import HardNegatives
 
@@ -29,10 +29,10 @@ def draw(sizes: list[int], seed: int, mask: bool = False) -> list[Batch]:
     return [(pairs.tolist(), own, negative_pairs(pairs // 2, mask)) for pairs, own in zip(order, scores, strict=True)]
 
 
-def rankings(scores: Tensor, negatives: Tensor) -> tuple[Ranking, Ranking]:
+def rankings(scores: Tensor, negatives: Tensor) -> tuple[QueryScores, QueryScores]:
     """Of images as queries, and of captions."""
     positives = torch.arange(len(scores))
-    return Ranking(scores, positives, negatives), Ranking(scores.T, positives, negatives.T)
+    return QueryScores(scores, positives, negatives), QueryScores(scores.T, positives, negatives.T)
 
 
 def listed(n: int, batches: list[Batch], epoch: int = 1) -> HardNegatives:
@@ -75,7 +75,7 @@ def test_an_adversary_s_candidates_are_not_listed() -> None:
     pairs, scores, negatives = draw([6], 4)[0]
     added = torch.full((6, 2), 9.0), torch.ones(6, 2) > 0
     image, caption = (
-        Ranking(torch.cat([one.scores, added[0]], 1), one.positives, torch.cat([one.negatives, added[1]], 1))
+        QueryScores(torch.cat([one.scores, added[0]], 1), one.positives, torch.cat([one.negatives, added[1]], 1))
         for one in rankings(scores.clone().requires_grad_(), negatives)
     )
     listing = HardNegatives(5, CAPTIONS)

@@ -157,14 +157,14 @@ class Attraction(Loss):
     name: Literal["attraction"] = "attraction"
 
     @property
-    def averages(self) -> bool:
+    def is_mean_over_queries(self) -> bool:
         return self.reduction == "mean_topk"
 
     def objective(self, similarity: Similarity, compiled: bool = False, weights: nn.Module | None = None) -> Objective:
         def cost(batch: Batch, seed: int) -> Cost:
             pairs = torch.arange(len(batch.image_of))
             costs = 1 - similarity.score_pairs(batch.images, batch.captions, pairs, pairs)
-            loss = costs.mean() if self.averages else costs.sum()
+            loss = costs.mean() if self.is_mean_over_queries else costs.sum()
             return Cost(loss, torch.zeros_like(loss))
 
         return cost

@@ -1,4 +1,4 @@
-"""The base class of samplers, which split the pairs of an epoch into batches, and samplers that take each pair once."""
+"""The base class of samplers, which split the pairs of an epoch into batches, and samplers that use each pair once."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ class Sampler(Settings):
         raise NotImplementedError
 
     def batches_of_epoch(self, image_of: Indices, batch_size: int, seed: int, epoch: int) -> list[Indices]:
-        """Return the batches of an epoch, which depend on the seed and the epoch only."""
+        """Return the batches of an epoch. The batches depend only on ``seed`` and ``epoch``."""
         return self.batches(image_of, batch_size, np.random.default_rng([seed, epoch]))
 
 
 class Shuffled(Sampler):
-    """Every pair once, in random order. A last batch of one pair has no negatives and is left out."""
+    """Every pair once, in random order. A last batch of a single pair is left out, because it has no negatives."""
 
     name: Literal["shuffled"] = "shuffled"
 
     def batches(self, image_of: Indices, batch_size: int, rng: np.random.Generator) -> list[Indices]:
-        return _cut(rng.permutation(len(image_of)), batch_size)
+        return _split_into_batches(rng.permutation(len(image_of)), batch_size)
 
 
 class ByImage(Sampler):
     """Every pair once, with images in random order and the captions of an image one after another.
 
-    A last batch of one pair is left out.
+    A last batch of a single pair is left out.
     """
 
     name: Literal["by_image"] = "by_image"
@@ -46,9 +46,9 @@ class ByImage(Sampler):
     def batches(self, image_of: Indices, batch_size: int, rng: np.random.Generator) -> list[Indices]:
         _, image = np.unique(image_of, return_inverse=True)
         rank = rng.permutation(image.max(initial=0) + 1)
-        return _cut(np.lexsort((rng.random(len(image_of)), rank[image])), batch_size)
+        return _split_into_batches(np.lexsort((rng.random(len(image_of)), rank[image])), batch_size)
 
 
-def _cut(order: Indices, batch_size: int) -> list[Indices]:
+def _split_into_batches(order: Indices, batch_size: int) -> list[Indices]:
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     return [batch for batch in batches if len(batch) > 1]

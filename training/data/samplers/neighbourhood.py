@@ -9,24 +9,24 @@ import numpy as np
 from vse.pipeline.errors import UserError
 from vse.training.data.samplers.base import Indices, Sampler, Shuffled
 
-_FEWEST = 4  # two captions of each of two images
+_MIN_BATCH_SIZE = 4  # two captions of each of two images
 
 
 class NeighbourhoodSampling(Sampler):
     """Every pair once; a batch has at least two captions of each of its images (two-branch paper, Algorithm 1, step 3c).
 
-    The captions of an image are split into random groups of two; a caption that is left over joins the last group. Batches are
-    filled with groups in random order and never exceed ``batch_size``, with one exception: if the last batch had a single
-    image and therefore no negatives, it is appended to the batch before. An image with one caption contributes that one.
+    The captions of an image are split into random groups of two. A single remaining caption joins the last group. An image
+    with one caption is a group of one. Batches are filled with groups in random order, up to ``batch_size`` pairs. If the last
+    batch has a single image, and so no negatives, it is appended to the previous batch, which may then exceed ``batch_size``.
     Raises :class:`UserError` if ``batch_size`` is below four.
     """
 
     name: Literal["neighbourhood"] = "neighbourhood"
 
     def batches(self, image_of: Indices, batch_size: int, rng: np.random.Generator) -> list[Indices]:
-        if batch_size < _FEWEST:
+        if batch_size < _MIN_BATCH_SIZE:
             raise UserError(
-                f"train.batch_size {batch_size}: neighbourhood sampling requires at least {_FEWEST} pairs in a batch"
+                f"train.batch_size {batch_size}: neighbourhood sampling requires at least {_MIN_BATCH_SIZE} pairs in a batch"
             )
         order = np.lexsort((rng.random(len(image_of)), image_of))
         _, firsts, counts = np.unique(image_of[order], return_index=True, return_counts=True)
@@ -52,8 +52,8 @@ class NeighbourhoodSampling(Sampler):
 class AddedNeighbours(Sampler):
     """Shuffled batches. An image with a single caption in a batch receives a second one of its captions.
 
-    This is Algorithm 1 of the two-branch paper exactly. The authors' code does the same, except for images that occur twice in
-    a batch already. A batch holds up to twice ``batch_size`` pairs, and a pair may occur several times in an epoch.
+    This is Algorithm 1 of the two-branch paper. The authors' code also adds captions of images that already occur twice in a
+    batch. A batch holds up to twice ``batch_size`` pairs, and a pair may occur several times in an epoch.
     """
 
     name: Literal["neighbourhood_added"] = "neighbourhood_added"

@@ -1,7 +1,7 @@
 """Encoders of images and of captions. A new encoder is one file here and one line below.
 
-An encoder is a class of settings, derived from :class:`vse.training.models.encoders.base.EncoderSettings`. Its ``build``
-returns a network from the inputs of a batch to embeddings, see :mod:`vse.training.kinds`.
+An encoder is a class of settings, derived from :class:`vse.training.models.encoders.base.EncoderSettings`. The method
+``build`` returns a network from the inputs of a batch to embeddings, see :mod:`vse.training.kinds`.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ IMAGE_ENCODERS: Registry[EncoderSettings] = Registry(
     "image encoder",
     base=EncoderSettings,
     lazy={
-        "linear": "vse.training.models.encoders.linear:Linear",
-        "mlp": "vse.training.models.encoders.mlp:Mlp",
-        "residual": "vse.training.models.encoders.mlp:Residual",
+        "linear": "vse.training.models.encoders.linear:LinearSettings",
+        "mlp": "vse.training.models.encoders.mlp:MlpSettings",
+        "residual": "vse.training.models.encoders.mlp:ResidualSettings",
         "identity": "vse.training.models.encoders.linear:IdentitySettings",
         "branch": "vse.training.models.encoders.mlp:BranchSettings",
-        "pooled": "vse.training.models.encoders.pooling:Pooled",
-        "gpo": "vse.training.models.encoders.gpo:Gpo",
-        "weldon": "vse.training.models.encoders.pooling:Weldon",
-        "weighted": "vse.training.models.encoders.linear:Weighted",
-        "relative": "vse.training.models.encoders.linear:Relative",
+        "pooled": "vse.training.models.encoders.pooling:PooledSettings",
+        "gpo": "vse.training.models.encoders.gpo:GpoSettings",
+        "weldon": "vse.training.models.encoders.pooling:WeldonSettings",
+        "weighted": "vse.training.models.encoders.linear:WeightedSettings",
+        "relative": "vse.training.models.encoders.linear:RelativeSettings",
     },
 )
 CAPTION_ENCODERS: Registry[EncoderSettings] = Registry(
     "caption encoder",
     base=EncoderSettings,
     lazy={
-        "gru": "vse.training.models.encoders.recurrent:Gru",
-        "lstm": "vse.training.models.encoders.recurrent:Lstm",
-        "sru": "vse.training.models.encoders.recurrent:Sru",
-        "bert": "vse.training.models.encoders.bert:Bert",
-        "linear": "vse.training.models.encoders.linear:Linear",
-        "mlp": "vse.training.models.encoders.mlp:Mlp",
-        "residual": "vse.training.models.encoders.mlp:Residual",
+        "gru": "vse.training.models.encoders.recurrent:GruSettings",
+        "lstm": "vse.training.models.encoders.recurrent:LstmSettings",
+        "sru": "vse.training.models.encoders.recurrent:SruSettings",
+        "bert": "vse.training.models.encoders.bert:BertSettings",
+        "linear": "vse.training.models.encoders.linear:LinearSettings",
+        "mlp": "vse.training.models.encoders.mlp:MlpSettings",
+        "residual": "vse.training.models.encoders.mlp:ResidualSettings",
         "identity": "vse.training.models.encoders.linear:IdentitySettings",
         "branch": "vse.training.models.encoders.mlp:BranchSettings",
-        "gpo": "vse.training.models.encoders.gpo:Gpo",
-        "relative": "vse.training.models.encoders.linear:Relative",
+        "gpo": "vse.training.models.encoders.gpo:GpoSettings",
+        "relative": "vse.training.models.encoders.linear:RelativeSettings",
     },
 )
 

@@ -1,4 +1,4 @@
-"""The base classes of encoders and of their settings, and vectors of unit length."""
+"""The base classes of encoders and of encoder settings, and functions that scale vectors and create linear maps."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from vse.training.kinds import Encoded, Kind
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """The input and output of an encoder.
+class EncoderSpec:
+    """The kind of input and the sizes for which an encoder is built.
 
+    ``kind`` : kind of input.
     ``input_dim`` : length of an input vector; for words and tokens, the size of the vocabulary.
-    ``dim`` : length of an embedding, unless the settings of the encoder set it.
+    ``dim`` : length of an embedding, unless the settings of the encoder set the length.
     ``word_dim`` : length of a word vector.
-    ``transformer`` : for tokens, the transformer that they belong to.
+    ``transformer`` : the transformer whose tokens the encoder reads; None for other inputs.
     """
 
     kind: Kind
@@ -34,21 +35,21 @@ class Sizes:
 
 
 class Encoder(nn.Module):
-    """A network from the inputs of a batch to embeddings.
+    """A network from the inputs of a batch to embeddings. ``dim`` is the length of an embedding.
 
-    Its ``forward`` takes the tensors of one kind of input, and returns embeddings (n, dim), or sets of embeddings with their
-    mask. The model scales them to unit length afterwards, if required. ``dim`` is the length of an embedding.
+    ``forward`` takes the tensors of one kind of input, and returns embeddings (n, dim), or sets of embeddings and a mask. The
+    model scales embeddings to unit length afterwards, if required.
     """
 
     dim: int
     forward: Callable[..., Encoded]
 
     def linear_map(self) -> nn.Linear | None:
-        """Return the layer, if the encoder is a single linear map of vectors; None otherwise."""
+        """Return the layer of an encoder that is a single linear map of vectors, or None for another encoder."""
         return None
 
     def undecayed(self) -> list[Tensor]:
-        """Return the weights to which no weight decay is applied, such as word embeddings."""
+        """Return the weights that are exempt from weight decay, such as word embeddings."""
         return []
 
 
@@ -67,18 +68,18 @@ class EncoderSettings(Settings):
         return None
 
     def transformer(self, weights_dir: Path | None, words: Callable[[], Iterable[str]]) -> Transformer | None:
-        """Return the transformer whose tokens the encoder reads, or None. ``words`` yields the words of training captions."""
+        """Return the transformer whose tokens the encoder reads, or None. ``words`` returns the words of training captions."""
         return None
 
-    def build(self, sizes: Sizes) -> Encoder:
+    def build(self, spec: EncoderSpec) -> Encoder:
         """Return the network, initialised with torch's default random generator."""
         raise NotImplementedError
 
 
 def unit_length(vectors: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
     """Divide each vector by its Euclidean norm, in float32 if its type has 16 bits. A zero vector stays zero."""
-    exact = vectors.float() if vectors.dtype in (torch.bfloat16, torch.float16) else vectors
-    return nn.functional.normalize(exact, dim=-1)
+    vectors = vectors.float() if vectors.dtype in (torch.bfloat16, torch.float16) else vectors
+    return nn.functional.normalize(vectors, dim=-1)
 
 
 def xavier_linear(n_in: int, n_out: int) -> nn.Linear:

@@ -15,14 +15,14 @@ from torch.utils.checkpoint import checkpoint
 from vse.features.backbones.transformer import TINY, Transformer, find_layers, read_transformer, tiny_transformer
 from vse.pipeline.errors import UserError
 from vse.training.kinds import Encoded, Kind, pad_sets
-from vse.training.models.encoders.base import Encoder, EncoderSettings, Sizes, xavier_linear
+from vse.training.models.encoders.base import Encoder, EncoderSettings, EncoderSpec, xavier_linear
 from vse.training.models.encoders.gpo import GeneralisedPooling, WordAugmentation
 
-_TOGETHER = 32  # captions that a CPU encodes at once
+_CPU_BATCH_SIZE = 32
 
 
-class Bert(EncoderSettings):
-    """A pretrained transformer on its own tokens, and a linear map of its last layer (TOD-Net paper, section IV-A)."""
+class BertSettings(EncoderSettings):
+    """A pretrained transformer, and a linear map of the outputs of its last layer (TOD-Net paper, section IV-A)."""
 
     name: Literal["bert"] = "bert"
     takes: ClassVar = (Kind.TOKENS,)
@@ -47,7 +47,7 @@ class Bert(EncoderSettings):
         "random tokens, and the rest are removed (VSE-infinity: 0.2)",
     )
     frozen_layers: int = Field(
-        0, ge=0, description="number of layers, from the first, that stay untrained, as the embeddings below them; 0: none"
+        0, ge=0, description="number of first layers that are not trained; above 0, token embeddings are not trained either"
     )
     max_length: PositiveInt | None = Field(
         None,
@@ -56,7 +56,7 @@ class Bert(EncoderSettings):
     gradient_checkpointing: bool = Field(False, description="compute each layer twice instead of storing its activations")
 
     @model_validator(mode="after")
-    def _pools(self) -> Bert:
+    def _check_pooling(self) -> BertSettings:
         if self.states == "all" and self.pooling != "mean":
             raise ValueError("pooling goes with states: pooled; states: all keeps the vector of every token")
         return self
@@ -69,18 +69,15 @@ class Bert(EncoderSettings):
             return tiny_transformer(words(), self.max_length)
         return read_transformer(self.model, weights_dir, self.max_length)
 
-    def build(self, sizes: Sizes) -> Encoder:
-        assert sizes.transformer is not None, "tokens are those of a transformer"
-        return BertEncoder(sizes.transformer, sizes.dim, self)
+    def build(self, spec: EncoderSpec) -> Encoder:
+        assert spec.transformer is not None, "tokens belong to a transformer"
+        return BertEncoder(spec.transformer, spec.dim, self)
 
 
 class BertEncoder(Encoder):
-    """The transformer, ``network``, and a linear map.
+    """The transformer ``network``, and a linear map of the output of every token or of the pooled outputs."""
 
-    The map is applied to the pooled outputs of the transformer or, without pooling, to the output of every token.
-    """
-
-    def __init__(self, transformer: Transformer, dim: int, settings: Bert) -> None:
+    def __init__(self, transformer: Transformer, dim: int, settings: BertSettings) -> None:
         super().__init__()
         self.network: Any = transformer.load_network()
         self.dim = dim
@@ -93,28 +90,28 @@ class BertEncoder(Encoder):
         n_frozen = settings.frozen_layers
         if n_frozen > len(layers):
             raise UserError(f"frozen_layers: {n_frozen} of {transformer.name}, which has {len(layers)} layers")
-        self._frozen = [embeddings, *layers[:n_frozen]] if n_frozen else []
-        for module in self._frozen:
+        self._frozen_modules = [embeddings, *layers[:n_frozen]] if n_frozen else []
+        for module in self._frozen_modules:
             module.requires_grad_(False)
         for layer in layers[n_frozen:] if settings.gradient_checkpointing else []:
             layer.forward = _recompute(layer.forward)
 
     def forward(self, tokens: Int[Tensor, "n n_tokens"], mask: Bool[Tensor, "n n_tokens"]) -> Encoded:
-        """Return the embeddings. On a CPU, captions of similar lengths are encoded together, which halves the padding."""
+        """Return the embeddings. A CPU encodes captions of similar lengths together, which halves the padding."""
         if self.augmentation is not None:
             tokens, mask = self.augmentation(tokens, mask)
-        if tokens.device.type != "cpu" or len(tokens) <= _TOGETHER:
-            return self._read(tokens, mask)
+        if tokens.device.type != "cpu" or len(tokens) <= _CPU_BATCH_SIZE:
+            return self._encode(tokens, mask)
         lengths = mask.sum(1)
         order = lengths.argsort(stable=True)
         parts = []
-        for rows in torch.split(order, _TOGETHER):
+        for rows in torch.split(order, _CPU_BATCH_SIZE):
             longest = int(lengths[rows[-1]])
-            parts.append(pad_sets(self._read(tokens[rows, :longest], mask[rows, :longest]), mask.shape[1]))
+            parts.append(pad_sets(self._encode(tokens[rows, :longest], mask[rows, :longest]), mask.shape[1]))
         back = order.argsort()
         return tuple(torch.cat(tensors)[back] for tensors in zip(*parts, strict=True))
 
-    def _read(self, tokens: Tensor, mask: Tensor) -> Encoded:
+    def _encode(self, tokens: Tensor, mask: Tensor) -> Encoded:
         states = self.network(input_ids=tokens, attention_mask=mask.long()).last_hidden_state
         if self.states == "all":
             return self.linear(states), mask
@@ -126,9 +123,9 @@ class BertEncoder(Encoder):
         return (self.linear((states * weights[:, :, None]).sum(1)),)
 
     def train(self, mode: bool = True) -> BertEncoder:
-        """Set the mode of all layers except the frozen ones, which stay in evaluation mode."""
+        """Set the mode of all layers that are trained. Frozen layers stay in evaluation mode."""
         super().train(mode)
-        for module in self._frozen:
+        for module in self._frozen_modules:
             module.train(False)
         return self
 
@@ -138,17 +135,17 @@ class BertEncoder(Encoder):
 
 def _augmentation(transformer: Transformer, share: float) -> WordAugmentation:
     tokenizer = transformer.tokenizer
-    number_of = tokenizer.get_vocab()
-    masked = next((number_of[name] for name in ("[MASK]", "<mask>") if name in number_of), None)
-    if masked is None:
+    index_of = tokenizer.get_vocab()
+    mask_token = next((index_of[name] for name in ("[MASK]", "<mask>") if name in index_of), None)
+    if mask_token is None:
         raise UserError(f"size_augmentation: {transformer.name} has no mask token; set it to 0")
-    special = {*tokenizer.encode("").ids, transformer.pad_index, masked}
-    pieces = [number for token, number in number_of.items() if token.startswith("##")]
-    return WordAugmentation(share, 1 + max(number_of.values()), special, masked, transformer.pad_index, pieces)
+    special = {*tokenizer.encode("").ids, transformer.pad_index, mask_token}
+    continuations = [index for token, index in index_of.items() if token.startswith("##")]
+    return WordAugmentation(share, 1 + max(index_of.values()), special, mask_token, transformer.pad_index, continuations)
 
 
 def _recompute(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``forward`` that stores no activations. The backward pass computes them again, with the same dropout."""
+    """Return a ``forward`` without stored activations: the backward pass computes them again, with the same dropout."""
 
     def run(*inputs: Any, **options: Any) -> Any:
         if not torch.is_grad_enabled():

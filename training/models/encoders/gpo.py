@@ -13,19 +13,20 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from vse.training.kinds import Encoded, Kind
-from vse.training.models.encoders.base import Encoder, EncoderSettings, Sizes, xavier_linear
+from vse.training.models.encoders.base import Encoder, EncoderSettings, EncoderSpec, xavier_linear
 
 _DIM = 32  # length of the encoding of a rank, and of a state of the network
 _TEMPERATURE = 0.1
-_MASKED, _CHANGED = 0.5, 0.6  # of the selected words, half are masked, a tenth are changed, and the others are removed
+# A uniform number in [0, 1) decides on a selected word: masked below the first bound, changed below the second, else removed.
+_MASK_BELOW, _CHANGE_BELOW = 0.5, 0.6
 
 
 class GeneralisedPooling(nn.Module):
     """Pooling of a set into one vector, sum_k theta_k max_k (VSE-infinity, Chen et al., CVPR 2021, section 4).
 
     max_k is the k-th highest value of the set, separately in each dimension. The weights theta depend only on the size of the
-    set and sum to 1. A bidirectional GRU reads the sinusoidal encodings of the ranks from 1 to the size. The logit of rank k
-    is a linear map of the mean of its two states, and theta is the softmax of the logits at the temperature 0.1.
+    set and sum to 1. A bidirectional GRU reads sinusoidal encodings of the ranks 1 to the size. The logit of rank k is a
+    linear map of the mean of both states at rank k, and theta is the softmax of the logits at the temperature 0.1.
     """
 
     def __init__(self) -> None:
@@ -34,18 +35,18 @@ class GeneralisedPooling(nn.Module):
         self.logit = nn.Linear(_DIM, 1, bias=False)
 
     def weights(self, sizes: Int[Tensor, " n"], longest: int) -> Float[Tensor, "n longest"]:
-        """Return theta for sets of these sizes, each at least 1; weights beyond the size are 0."""
-        different, which = torch.unique(sizes, return_inverse=True)
-        encoded = rank_encodings(longest, self.logit.weight).expand(len(different), -1, -1)
+        """Return theta for sets of these sizes, each at least 1. Weights beyond the size are 0."""
+        distinct_sizes, which = torch.unique(sizes, return_inverse=True)
+        encoded = rank_encodings(longest, self.logit.weight).expand(len(distinct_sizes), -1, -1)
         with torch.autocast(sizes.device.type, enabled=False):
-            packed = pack_padded_sequence(encoded, different.cpu(), batch_first=True, enforce_sorted=False)
+            packed = pack_padded_sequence(encoded, distinct_sizes.cpu(), batch_first=True, enforce_sorted=False)
             states, _ = pad_packed_sequence(self.ranks(packed)[0], batch_first=True, total_length=longest)
             logits: Tensor = self.logit((states[:, :, :_DIM] + states[:, :, _DIM:]) / 2)[:, :, 0]
-        beyond = torch.arange(longest, device=sizes.device) >= different[:, None]
+        beyond = torch.arange(longest, device=sizes.device) >= distinct_sizes[:, None]
         return (logits / _TEMPERATURE).masked_fill(beyond, -torch.inf).softmax(1)[which]
 
     def forward(self, vectors: Float[Tensor, "n longest dim"], mask: Bool[Tensor, "n longest"]) -> Float[Tensor, "n dim"]:
-        """Pool the vectors of each set that are in the ``mask``. No set may be empty."""
+        """Return the pooled vector of each set; ``mask`` is False for padding. No set may be empty."""
         sizes = mask.sum(1)
         weights = self.weights(sizes, mask.shape[1])
         by_dim = vectors.masked_fill(~mask[:, :, None], -torch.inf).transpose(1, 2)
@@ -55,9 +56,9 @@ class GeneralisedPooling(nn.Module):
 
 
 def rank_encodings(longest: int, like: Tensor) -> Float[Tensor, "longest 32"]:
-    """Return sinusoidal encodings of ranks: sin(k / 10000^(2 i / 32)) and its cosine, for i = 0 to 15 and ranks k from 0.
+    """Return the sinusoidal encodings of the first ``longest`` ranks, with the type and device of ``like``.
 
-    They have the type and device of ``like``.
+    The encoding of the (k + 1)-th rank holds sin(a) and cos(a) of the angles a = k / 10000^(2 i / 32), for i = 0 to 15.
     """
     ranks = torch.arange(longest, device=like.device, dtype=like.dtype)
     scales = torch.exp(torch.arange(0, _DIM, 2, device=like.device, dtype=like.dtype) * (-math.log(10_000.0) / _DIM))
@@ -65,15 +66,15 @@ def rank_encodings(longest: int, like: Tensor) -> Float[Tensor, "longest 32"]:
     return torch.stack([angles.sin(), angles.cos()], 2).flatten(1)
 
 
-class Gpo(EncoderSettings):
+class GpoSettings(EncoderSettings):
     """A linear map of each vector of a set, a small residual network, and generalised pooling (Chen et al., CVPR 2021)."""
 
     name: Literal["gpo"] = "gpo"
     takes: ClassVar = (Kind.SETS,)
     residual: bool = Field(
         True,
-        description="add to the linear map the output of two layers, the first with dim / 2 outputs, batch normalisation and "
-        "ReLU, as the authors' code does with cached features",
+        description="add the output of two layers to the linear map: the first has dim / 2 outputs, batch normalisation and "
+        "ReLU, as in the authors' code for cached features",
     )
     size_augmentation: float = Field(
         0.2, ge=0, lt=1, description="share of the vectors of a set that is removed at random in each training step"
@@ -82,14 +83,14 @@ class Gpo(EncoderSettings):
     def gives(self, kind: Kind) -> Kind:
         return Kind.VECTORS
 
-    def build(self, sizes: Sizes) -> Encoder:
-        return GpoEncoder(sizes.input_dim, sizes.dim, self)
+    def build(self, spec: EncoderSpec) -> Encoder:
+        return GpoEncoder(spec.input_dim, spec.dim, self)
 
 
 class GpoEncoder(Encoder):
     """The linear map, the residual layers, and the pooling."""
 
-    def __init__(self, input_dim: int, dim: int, settings: Gpo) -> None:
+    def __init__(self, input_dim: int, dim: int, settings: GpoSettings) -> None:
         super().__init__()
         self.dim = dim
         self.size_augmentation = settings.size_augmentation
@@ -99,7 +100,7 @@ class GpoEncoder(Encoder):
 
     def forward(self, vectors: Float[Tensor, "n longest input_dim"], mask: Bool[Tensor, "n longest"]) -> Encoded:
         if self.training and self.size_augmentation:
-            mask = some_of_sets(mask, self.size_augmentation)
+            mask = drop_elements(mask, self.size_augmentation)
         rows = vectors[mask]
         mapped = self.linear(rows)
         if self.residual is not None:
@@ -127,8 +128,8 @@ class _ResidualLayers(nn.Module):
         return mapped
 
 
-def some_of_sets(mask: Bool[Tensor, "n longest"], share: float) -> Bool[Tensor, "n longest"]:
-    """Return the mask of sets after a random ``share`` of their elements is removed. At least one of each set stays."""
+def drop_elements(mask: Bool[Tensor, "n longest"], share: float) -> Bool[Tensor, "n longest"]:
+    """Remove a random ``share`` of the elements of each set from ``mask``, but never all elements of a set."""
     drawn = torch.rand(mask.shape, device=mask.device).masked_fill(~mask, -1)
     return mask & ((drawn >= share) | (drawn == drawn.amax(1, keepdim=True)))
 
@@ -137,46 +138,55 @@ class WordAugmentation(nn.Module):
     """Random masking, change and removal of words during training (VSE-infinity, Chen et al., CVPR 2021).
 
     Half of the selected words are replaced by the mask, a tenth by a random word, and the others are removed, as in the
-    authors' code. The marks of the start and the end of a caption stay.
+    authors' code.
 
-    ``share`` : probability that a word is selected, in [0, 1[.
+    ``share`` : probability in [0, 1) that a word is selected.
     ``n_words`` : size of the vocabulary.
-    ``special`` : words that are never selected, and never replace another word.
-    ``masked`` : the word that replaces a masked word.
-    ``padding`` : the word that pads short captions.
-    ``continued`` : pieces that continue the word before them, and are treated like it.
+    ``special`` : indices of words that are never selected, and never replace another word.
+    ``mask_word`` : index of the mask.
+    ``padding`` : index of the word that pads short captions.
+    ``continuations`` : indices of pieces that continue the previous piece. All pieces of a word are treated alike.
     """
 
     special: Tensor
-    continued: Tensor
+    continuations: Tensor
     choices: Tensor
 
     def __init__(
-        self, share: float, n_words: int, special: Iterable[int], masked: int, padding: int = 0, continued: Iterable[int] = ()
+        self,
+        share: float,
+        n_words: int,
+        special: Iterable[int],
+        mask_word: int,
+        padding: int = 0,
+        continuations: Iterable[int] = (),
     ) -> None:
         super().__init__()
-        self.share, self.masked, self.padding = share, masked, padding
+        self.share, self.mask_word, self.padding = share, mask_word, padding
         marks = torch.zeros(2, n_words, dtype=torch.bool)
         marks[0, list(special)] = True
-        marks[1, list(continued)] = True
+        marks[1, list(continuations)] = True
         others = (~marks[0]).nonzero()[:, 0]
         self.register_buffer("special", marks[0], persistent=False)
-        self.register_buffer("continued", marks[1], persistent=False)
-        self.register_buffer("choices", others if len(others) else torch.tensor([masked]), persistent=False)
+        self.register_buffer("continuations", marks[1], persistent=False)
+        self.register_buffer("choices", others if len(others) else torch.tensor([mask_word]), persistent=False)
 
     def forward(
         self, words: Int[Tensor, "n n_words"], mask: Bool[Tensor, "n n_words"]
     ) -> tuple[Int[Tensor, "n n_left"], Bool[Tensor, "n n_left"]]:
-        """Return the remaining words without gaps, and their mask. No caption becomes empty. In evaluation nothing changes."""
+        """Return the remaining words without gaps, and the mask of these words. No caption becomes empty.
+
+        In evaluation mode, the words and the mask are returned unchanged.
+        """
         if not self.training or not self.share:
             return words, mask
         drawn = torch.rand(words.shape, device=words.device)
-        drawn = drawn.gather(1, (~self.continued[words]).cumsum(1).sub(1).clamp(min=0)) / self.share
-        may = mask & ~self.special[words]
+        drawn = drawn.gather(1, (~self.continuations[words]).cumsum(1).sub(1).clamp(min=0)) / self.share
+        may_change = mask & ~self.special[words]
         others = self.choices[torch.randint(len(self.choices), words.shape, device=words.device)]
-        changed = torch.where(may & (drawn >= _MASKED) & (drawn < _CHANGED), others, words)
-        changed = changed.masked_fill(may & (drawn < _MASKED), self.masked)
-        kept = mask & ~(may & (drawn >= _CHANGED) & (drawn < 1))
+        changed = torch.where(may_change & (drawn >= _MASK_BELOW) & (drawn < _CHANGE_BELOW), others, words)
+        changed = changed.masked_fill(may_change & (drawn < _MASK_BELOW), self.mask_word)
+        kept = mask & ~(may_change & (drawn >= _CHANGE_BELOW) & (drawn < 1))
         kept = kept | (mask & ~kept.any(1, keepdim=True))
         lengths = kept.sum(1)
         order = (~kept).byte().argsort(dim=1, stable=True)[:, : int(lengths.max())]

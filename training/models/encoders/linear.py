@@ -1,4 +1,4 @@
-"""Encoders of one layer at most: identity, a linear map, a weighted linear map, and cosines with anchors."""
+"""Encoders with at most one layer: the identity, a linear map, a weighted linear map, and cosines with anchors."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vse.training.kinds import Encoded, Kind
-from vse.training.models.encoders.base import Encoder, EncoderSettings, Sizes, unit_length, xavier_linear
+from vse.training.models.encoders.base import Encoder, EncoderSettings, EncoderSpec, unit_length, xavier_linear
 
 
-class Linear(EncoderSettings):
+class LinearSettings(EncoderSettings):
     """A linear map into the joint space, f(x) = W x + b (VSE++ paper, Eq. 1), applied to each vector of a set."""
 
     name: Literal["linear"] = "linear"
     takes: ClassVar = (Kind.VECTORS, Kind.SETS)
 
-    def build(self, sizes: Sizes) -> Encoder:
-        return LinearEncoder(sizes.input_dim, sizes.dim)
+    def build(self, spec: EncoderSpec) -> Encoder:
+        return LinearEncoder(spec.input_dim, spec.dim)
 
 
 class LinearEncoder(Encoder):
@@ -38,17 +38,17 @@ class LinearEncoder(Encoder):
 
 
 class IdentitySettings(EncoderSettings):
-    """Cached vectors, unchanged, for features that already share a space. Nothing is learned; ``dim`` is their length."""
+    """Cached vectors, unchanged, for image and caption features that already share a space. Nothing is learned."""
 
     name: Literal["identity"] = "identity"
     takes: ClassVar = (Kind.VECTORS, Kind.SETS)
 
-    def build(self, sizes: Sizes) -> Encoder:
-        return IdentityEncoder(sizes.input_dim)
+    def build(self, spec: EncoderSpec) -> Encoder:
+        return IdentityEncoder(spec.input_dim)
 
 
 class IdentityEncoder(Encoder):
-    """An encoder without weights. It returns its input."""
+    """An encoder without weights, which returns the input in float32."""
 
     def __init__(self, input_dim: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class IdentityEncoder(Encoder):
         return vectors.float(), *mask
 
 
-class Weighted(EncoderSettings):
+class WeightedSettings(EncoderSettings):
     """A linear map to unit vectors u, and a weight r for each dimension: f(x) = r * u, u = (W x + b) / |W x + b|.
 
     The weights are those of Li et al., ICLR 2025.
@@ -67,12 +67,12 @@ class Weighted(EncoderSettings):
     name: Literal["weighted"] = "weighted"
     takes: ClassVar = (Kind.VECTORS,)
 
-    def build(self, sizes: Sizes) -> Encoder:
-        return WeightedEncoder(sizes.input_dim, sizes.dim)
+    def build(self, spec: EncoderSpec) -> Encoder:
+        return WeightedEncoder(spec.input_dim, spec.dim)
 
 
 class WeightedEncoder(Encoder):
-    """The linear map, and ``weights`` (dim,), which start as 1."""
+    """The linear map, and the weights (dim,), which start as 1."""
 
     def __init__(self, input_dim: int, dim: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class WeightedEncoder(Encoder):
         return (self.weights * unit_length(self.linear(vectors)),)
 
 
-class Relative(EncoderSettings):
+class RelativeSettings(EncoderSettings):
     """The k highest cosines with ``model.dim`` anchors, raised to a power, and 0 elsewhere (Norelli et al., NeurIPS 2023).
 
     Anchors are vectors of training items. The solver ``asif`` chooses them.
@@ -93,12 +93,17 @@ class Relative(EncoderSettings):
     name: Literal["relative"] = "relative"
     takes: ClassVar = (Kind.VECTORS,)
 
-    def build(self, sizes: Sizes) -> Encoder:
-        return RelativeEncoder(sizes.input_dim, sizes.dim)
+    def build(self, spec: EncoderSpec) -> Encoder:
+        return RelativeEncoder(spec.input_dim, spec.dim)
 
 
 class RelativeEncoder(Encoder):
-    """The anchors (dim, input_dim) of unit length, the number ``k`` of cosines to keep, and their power; not trained."""
+    """An encoder of cosines with anchors. None of its tensors is trained.
+
+    ``anchors`` : (dim, input_dim) vectors of unit length.
+    ``k`` : number of cosines that are kept.
+    ``power`` : exponent of the cosines.
+    """
 
     anchors: Tensor
     k: Tensor

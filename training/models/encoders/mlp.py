@@ -12,14 +12,14 @@ from torch.nn.functional import gelu
 
 from vse.pipeline.presets.schema import Settings
 from vse.training.kinds import Encoded, Kind
-from vse.training.models.encoders.base import Encoder, EncoderSettings, Sizes, xavier_linear
+from vse.training.models.encoders.base import Encoder, EncoderSettings, EncoderSpec, xavier_linear
 
 
-class Mlp(EncoderSettings):
+class MlpSettings(EncoderSettings):
     """Linear maps into the joint space with GELU and dropout between them, applied to each vector of a set.
 
-    One hidden layer is the projection head of SimCLR (Chen et al., 2020, section 4.2), with GELU (Hendrycks and Gimpel, 2016)
-    instead of ReLU. Unlike the encoder ``branch`` it has no batch normalisation, so that several processes can train it.
+    With one hidden layer, this encoder is the projection head of SimCLR (Chen et al., 2020, section 4.2), but with GELU
+    (Hendrycks and Gimpel, 2016) instead of ReLU. There is no batch normalisation, so several processes can train the encoder.
     """
 
     name: Literal["mlp"] = "mlp"
@@ -27,14 +27,14 @@ class Mlp(EncoderSettings):
     hidden: list[PositiveInt] = Field(default=[2048], min_length=1, description="output lengths of the layers before the last")
     dropout: float = Field(0.0, ge=0, lt=1, description="after each GELU")
 
-    def build(self, sizes: Sizes) -> Encoder:
-        return MlpEncoder(sizes.input_dim, self, sizes.dim)
+    def build(self, spec: EncoderSpec) -> Encoder:
+        return MlpEncoder(spec.input_dim, self, spec.dim)
 
 
 class MlpEncoder(Encoder):
     """The layers. The mask of sets is returned unchanged."""
 
-    def __init__(self, input_dim: int, settings: Mlp, dim: int) -> None:
+    def __init__(self, input_dim: int, settings: MlpSettings, dim: int) -> None:
         super().__init__()
         self.dim = dim
         self.linears = nn.ModuleList(xavier_linear(*sizes) for sizes in pairwise([input_dim, *settings.hidden, dim]))
@@ -47,11 +47,11 @@ class MlpEncoder(Encoder):
         return last(vectors), *mask
 
 
-class Residual(EncoderSettings):
+class ResidualSettings(EncoderSettings):
     """A linear map y = W x + b, then blocks y <- y + V gelu(U norm(y)), applied to each vector of a set.
 
-    The norm is layer normalisation (the pre-norm form: Xiong et al., 2020). V starts at 0, so that the encoder starts
-    as the linear map and learns the difference (He et al., 2016; zero start: Goyal et al., 2017, section 5.1).
+    The norm is layer normalisation (the pre-norm form: Xiong et al., 2020). V starts as 0, so that the encoder starts as the
+    linear map (residual blocks: He et al., 2016; zero start: Goyal et al., 2017, section 5.1).
     """
 
     name: Literal["residual"] = "residual"
@@ -60,14 +60,14 @@ class Residual(EncoderSettings):
     width: PositiveInt = Field(2048, description="length of the hidden vector of a block")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the output of a block")
 
-    def build(self, sizes: Sizes) -> Encoder:
-        return ResidualEncoder(sizes.input_dim, self, sizes.dim)
+    def build(self, spec: EncoderSpec) -> Encoder:
+        return ResidualEncoder(spec.input_dim, self, spec.dim)
 
 
 class ResidualEncoder(Encoder):
     """The linear map and the blocks. The mask of sets is returned unchanged."""
 
-    def __init__(self, input_dim: int, settings: Residual, dim: int) -> None:
+    def __init__(self, input_dim: int, settings: ResidualSettings, dim: int) -> None:
         super().__init__()
         self.dim = dim
         self.linear = xavier_linear(input_dim, dim)
@@ -96,7 +96,7 @@ class _Block(nn.Module):
 class LayersSettings(Settings):
     """Fully connected layers with ReLU, dropout and batch normalisation (two-branch paper, section 3.2.1).
 
-    A single layer is linear, without batch normalisation and dropout.
+    A single layer has none of these three.
     """
 
     widths: list[PositiveInt] = Field(default=[2048, 512], min_length=1, description="output lengths of the layers")
@@ -117,8 +117,8 @@ class BranchSettings(EncoderSettings, LayersSettings):
     name: Literal["branch"] = "branch"
     takes: ClassVar = (Kind.VECTORS,)
 
-    def build(self, sizes: Sizes) -> Encoder:
-        return Branch(sizes.input_dim, self)
+    def build(self, spec: EncoderSpec) -> Encoder:
+        return Branch(spec.input_dim, self)
 
 
 class Branch(Encoder):
@@ -137,11 +137,11 @@ class Branch(Encoder):
         self.dropout = nn.Dropout(settings.dropout)
 
     def forward(self, vectors: Float[Tensor, "n input_dim"]) -> Encoded:
-        for number, layer in enumerate(self.linears):
+        for k, layer in enumerate(self.linears):
             vectors = layer(vectors)
-            if self.batch_norm is not None and number == self.normalized_layer:
+            if self.batch_norm is not None and k == self.normalized_layer:
                 vectors = self.batch_norm(vectors)
-            if number < len(self.linears) - 1:
+            if k < len(self.linears) - 1:
                 vectors = self.dropout(vectors.relu())
         return (vectors,)
 

@@ -10,29 +10,29 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from vse.training.kinds import Encoded, Kind
-from vse.training.models.encoders.base import Encoder, EncoderSettings, Sizes, unit_length, xavier_linear
+from vse.training.models.encoders.base import Encoder, EncoderSettings, EncoderSpec, unit_length, xavier_linear
 
 
-class Pooled(EncoderSettings):
+class PooledSettings(EncoderSettings):
     """A linear map of each vector of a set, and pooling into one vector, for similarities that compare vectors."""
 
     name: Literal["pooled"] = "pooled"
     takes: ClassVar = (Kind.SETS,)
     pooling: Literal["mean", "attention"] = Field(
         "mean",
-        description="mean: the mean of the mapped vectors x_k at unit length; attention: sum_k w_k x_k, w = "
-        "softmax_k(q . x_k), with a learned vector q",
+        description="pooling of the mapped vectors x_k, which have unit length: mean, or attention, sum_k w_k x_k with w = "
+        "softmax_k(q . x_k) and a learned vector q",
     )
 
     def gives(self, kind: Kind) -> Kind:
         return Kind.VECTORS
 
-    def build(self, sizes: Sizes) -> Encoder:
-        return PooledEncoder(sizes.input_dim, sizes.dim, self.pooling == "attention")
+    def build(self, spec: EncoderSpec) -> Encoder:
+        return PooledEncoder(spec.input_dim, spec.dim, self.pooling == "attention")
 
 
 class PooledEncoder(Encoder):
-    """The linear map and the pooling. For attention, ``query`` is the vector q. It starts as zeros: all weights are equal."""
+    """The linear map and the pooling. ``query`` is the vector q of attention, which starts as zeros (equal weights)."""
 
     def __init__(self, input_dim: int, dim: int, attends: bool) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class PooledEncoder(Encoder):
         return ((mapped * weights[:, :, None]).sum(1),)
 
 
-class Weldon(EncoderSettings):
+class WeldonSettings(EncoderSettings):
     """WELDON pooling of CNN positions, and a linear map into the joint space (DSVE-loc, Engilberge et al., CVPR 2018).
 
     A 1 x 1 convolution computes ``channels`` responses at each position. The output of a channel is the mean of its ``k_max``
@@ -66,14 +66,14 @@ class Weldon(EncoderSettings):
     def gives(self, kind: Kind) -> Kind:
         return Kind.VECTORS
 
-    def build(self, sizes: Sizes) -> Encoder:
-        return WeldonEncoder(sizes.input_dim, sizes.dim, self)
+    def build(self, spec: EncoderSpec) -> Encoder:
+        return WeldonEncoder(spec.input_dim, spec.dim, self)
 
 
 class WeldonEncoder(Encoder):
     """The convolution, the pooling and the linear map."""
 
-    def __init__(self, input_dim: int, dim: int, settings: Weldon) -> None:
+    def __init__(self, input_dim: int, dim: int, settings: WeldonSettings) -> None:
         super().__init__()
         self.dim = dim
         self.k_max, self.k_min = settings.k_max, settings.k_min
@@ -100,5 +100,5 @@ def _mean_of_highest(responses: Tensor, mask: Tensor, k: int) -> Tensor:
     top = responses.masked_fill(~mask[:, None], -torch.inf).topk(k, sorted=True).values
     top = top.to(torch.promote_types(top.dtype, torch.float32))
     counts = mask.sum(1).clamp(max=k)[:, None]
-    there = torch.arange(k, device=mask.device) < counts
-    return top.masked_fill(~there[:, None], 0).sum(2) / counts
+    exists = torch.arange(k, device=mask.device) < counts
+    return top.masked_fill(~exists[:, None], 0).sum(2) / counts

@@ -1,4 +1,4 @@
-"""The base class of encoders that read captions word by word: word embeddings, a network over them, and layers on top."""
+"""The base class of encoders that read captions word by word: word embeddings, a recurrent network, and optional layers."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from vse.pipeline.dataset.captions import END, PAD, START, UNKNOWN
 from vse.training.kinds import Encoded, Kind
-from vse.training.models.encoders.base import Encoder, EncoderSettings, Sizes
+from vse.training.models.encoders.base import Encoder, EncoderSettings, EncoderSpec
 from vse.training.models.encoders.gpo import GeneralisedPooling, WordAugmentation
 from vse.training.models.encoders.mlp import Branch, LayersSettings
 
-_RANGE = 0.1  # range of randomly initialised word embeddings
+_INITIAL_RANGE = 0.1  # word embeddings without a file start as U(-0.1, 0.1)
 
 
 class WordReaderSettings(EncoderSettings):
-    """Settings that all encoders of captions word by word share."""
+    """The common settings of encoders that read captions word by word."""
 
     takes: ClassVar = (Kind.WORDS,)
     states: Literal["last", "all", "pooled"] = Field(
         "last",
-        description="last: a caption is the state after its last word; all: the set of the states after each word; pooled: "
-        "one vector of that set, by generalised pooling (VSE-infinity)",
+        description="representation of a caption: the state after the last word (last), the set of the states after each word "
+        "(all), or one vector of that set, by generalised pooling (pooled, VSE-infinity)",
     )
     size_augmentation: float = Field(
         0.0,
@@ -41,8 +41,8 @@ class WordReaderSettings(EncoderSettings):
     )
     words: str | None = Field(
         None,
-        description="file of word vectors with which word embeddings start, unless --words names one: word2vec (.bin or "
-        "text), GloVe, or Skip-Thought's table (.npy with dictionary.txt next to it); none: they start as U(-0.1, 0.1)",
+        description="file of initial word vectors, unless --words names another file: word2vec (.bin or text), GloVe, or "
+        "Skip-Thought's table (.npy with dictionary.txt next to it); none: word embeddings start as U(-0.1, 0.1)",
     )
     train_words: bool = Field(True, description="train word embeddings that start from a file; others are always trained")
 
@@ -52,34 +52,34 @@ class WordReaderSettings(EncoderSettings):
     def word_file(self) -> Path | None:
         return Path(self.words) if self.words else None
 
-    def network(self, sizes: Sizes) -> nn.Module:
-        """Return the network over word embeddings; its states have the length ``sizes.dim``."""
+    def network(self, spec: EncoderSpec) -> nn.Module:
+        """Return the network over word embeddings, with states of length ``spec.dim``."""
         raise NotImplementedError
 
     @model_validator(mode="after")
-    def _head_fits(self) -> WordReaderSettings:
+    def _check_head(self) -> WordReaderSettings:
         if self.states == "all" and self.head is not None:
             raise ValueError("a head reads the last state; it does not go with states: all")
         return self
 
 
 class WordReader(Encoder):
-    """Word embeddings, a network over them, and optional layers on its last or pooled state.
+    """Word embeddings, a recurrent network over words, and optional layers on the last or pooled state.
 
-    Word embeddings start as U(-0.1, 0.1). The last state is the one after ``<end>`` (VSE++ paper, section 3).
+    The last state is the state after ``<end>`` (VSE++ paper, section 3).
     """
 
-    def __init__(self, sizes: Sizes, settings: WordReaderSettings) -> None:
+    def __init__(self, spec: EncoderSpec, settings: WordReaderSettings) -> None:
         super().__init__()
-        self.words = nn.Embedding(sizes.input_dim, sizes.word_dim)
-        nn.init.uniform_(self.words.weight, -_RANGE, _RANGE)
-        self.recurrent = settings.network(sizes)
-        self.head = None if settings.head is None else Branch(sizes.dim, settings.head)
-        self.dim = sizes.dim if self.head is None else self.head.dim
+        self.words = nn.Embedding(spec.input_dim, spec.word_dim)
+        nn.init.uniform_(self.words.weight, -_INITIAL_RANGE, _INITIAL_RANGE)
+        self.recurrent = settings.network(spec)
+        self.head = None if settings.head is None else Branch(spec.dim, settings.head)
+        self.dim = spec.dim if self.head is None else self.head.dim
         self.states = settings.states
         self.pooling = GeneralisedPooling() if settings.states == "pooled" else None
         share = settings.size_augmentation
-        self.augmentation = WordAugmentation(share, sizes.input_dim, (PAD, START, END), UNKNOWN, PAD) if share else None
+        self.augmentation = WordAugmentation(share, spec.input_dim, (PAD, START, END), UNKNOWN, PAD) if share else None
         self._train_words = settings.train_words
 
     def after_each(self, words: PackedSequence) -> Float[Tensor, "n_packed dim"]:
@@ -91,7 +91,7 @@ class WordReader(Encoder):
         raise NotImplementedError
 
     def forward(self, words: Int[Tensor, "n n_words"], lengths: Int[Tensor, " n"]) -> Encoded:
-        """Return the embeddings of captions: padded ``words``, and ``lengths`` (on the CPU), their numbers of words."""
+        """Return the embeddings of captions, given padded ``words`` and the ``lengths`` of the captions (on the CPU)."""
         if self.augmentation is not None and self.training:
             words, mask = self.augmentation(words, _mask(lengths, words.shape[1], words.device))
             lengths = mask.sum(1).cpu()
@@ -106,15 +106,15 @@ class WordReader(Encoder):
             state = self.after_last(packed)
         return (state,) if self.head is None else self.head(state)
 
-    def start_words(self, vectors: Float[Tensor, "n_words word_dim"], known: Bool[Tensor, " n_words"]) -> None:
-        """Initialise the word embeddings with these vectors.
+    def load_word_vectors(self, vectors: Float[Tensor, "n_words word_dim"], known: Bool[Tensor, " n_words"]) -> None:
+        """Initialise the embeddings of ``known`` words with these vectors.
 
-        Words that are not ``known`` keep random vectors, scaled to the standard deviation of the vectors of known words.
+        Other words keep random vectors, scaled to the standard deviation of the vectors of known words.
         """
         with torch.no_grad():
             weight = self.words.weight
             vectors, known = vectors.to(weight), known.to(weight.device)
-            scale = vectors[known].std(correction=0) / (_RANGE / 3**0.5)
+            scale = vectors[known].std(correction=0) / (_INITIAL_RANGE / 3**0.5)
             weight.copy_(torch.where(known[:, None], vectors, weight * scale))
             weight.requires_grad_(self._train_words)
 

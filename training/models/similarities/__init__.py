@@ -1,7 +1,7 @@
 """Similarities of images and captions. A new similarity is one file here and one line below.
 
-A similarity is a class of settings, derived from :class:`vse.training.models.similarities.base.SimilaritySettings`. Its
-``build`` returns a network that scores all images with all captions, given their embeddings.
+A similarity is a class of settings, derived from :class:`vse.training.models.similarities.base.SimilaritySettings`. The
+method ``build`` returns a network that scores the embeddings of all images with the embeddings of all captions.
 """
 
 from __future__ import annotations

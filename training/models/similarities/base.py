@@ -17,10 +17,10 @@ Scores = Tensor | tuple[Tensor, Tensor]
 
 
 class Similarity(nn.Module):
-    """A network that scores n images with m captions; a score does not depend on other images or captions."""
+    """A network that scores n images with m captions. A score does not depend on other images or captions."""
 
     def forward(self, images: Encoded, captions: Encoded) -> Scores:
-        """Return scores (n, m), or a matrix for image queries (i2t) and one for caption queries (t2i) if they differ."""
+        """Return scores (n, m), or two such matrices (i2t, t2i) if the score of a pair depends on the direction."""
         raise NotImplementedError
 
     def score_pairs(
@@ -36,9 +36,9 @@ class Similarity(nn.Module):
     def attention(
         self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, "k n_context n_queries"]:
-        """Return the attention weights of the pairs of ``rows`` and ``columns``, as in :meth:`score_pairs`.
+        """Return the attention of each query vector to each context vector, for pairs as in :meth:`score_pairs`.
 
-        A weight is the attention of a query vector to a context vector. Only similarities with ``attends`` have this method.
+        Only similarities with ``attends`` define this method.
         """
         raise NotImplementedError
 
@@ -46,10 +46,10 @@ class Similarity(nn.Module):
 class SimilaritySettings(Settings):
     """Settings of a similarity, chosen by its ``name``.
 
-    ``images``, ``captions`` : the kinds of embeddings that it compares.
+    ``images``, ``captions`` : kinds of the embeddings of each side.
     ``ranked_by`` : the similarity in :mod:`vse.eval.ranking.ranks` with the same ranks; None: the model must score every pair.
-    ``compares_one_side`` : whether it can also compare two images, or two captions.
-    ``needs_unit_length`` : whether it requires unit vectors.
+    ``compares_one_side`` : whether two images, or two captions, can also be compared.
+    ``needs_unit_length`` : whether embeddings must have unit length.
     ``attends`` : ``t2i`` if each word attends to regions, ``i2t`` if each region attends to words, None without attention.
     """
 
@@ -69,7 +69,7 @@ class SimilaritySettings(Settings):
         raise NotImplementedError
 
 
-def root_or_zero(squared: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Return square roots with a gradient of 0 instead of infinity at 0; NaN stays NaN."""
+def safe_sqrt(squared: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Return square roots. The gradient at 0 is 0 instead of infinity."""
     positive = squared != 0  # true for NaN, too
     return torch.where(positive, torch.where(positive, squared, 1).sqrt(), 0)

@@ -1,4 +1,4 @@
-"""The similarity network: it scores a pair by classification instead of by a distance."""
+"""The similarity network, which scores a pair by classification instead of by a distance."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vse.training.kinds import Encoded, select
 from vse.training.models.encoders.base import xavier_linear
 from vse.training.models.similarities.base import Similarity, SimilaritySettings
 
-_BLOCK = 2**15  # pairs scored at once
+_BLOCK = 2**15  # number of pairs that are scored at once
 
 
 class SimilarityNetworkSettings(SimilaritySettings):
@@ -40,7 +40,7 @@ class SimilarityNetwork(Similarity):
     def forward(self, images: Encoded, captions: Encoded) -> Float[Tensor, "n_images n_captions"]:
         n, m = len(images[0]), len(captions[0])
         blocks = [
-            self._of_products(images[0][pairs // m] * captions[0][pairs % m])
+            self._score_products(images[0][pairs // m] * captions[0][pairs % m])
             for pairs in torch.split(torch.arange(n * m, device=images[0].device), _BLOCK)
         ]
         return torch.cat([*blocks, images[0].new_empty(0)]).view(n, m)
@@ -48,9 +48,9 @@ class SimilarityNetwork(Similarity):
     def score_pairs(
         self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, " k"]:
-        return self._of_products(select(images, rows)[0] * select(captions, columns)[0])
+        return self._score_products(select(images, rows)[0] * select(captions, columns)[0])
 
-    def _of_products(self, products: Float[Tensor, "n dim"]) -> Float[Tensor, " n"]:
+    def _score_products(self, products: Float[Tensor, "n dim"]) -> Float[Tensor, " n"]:
         *hidden, last = self.linears
         for layer in hidden:
             products = layer(products).relu()

@@ -12,18 +12,21 @@ from torch import Tensor
 
 from vse.eval.ranking.ranks import order_scores
 from vse.training.kinds import Encoded
-from vse.training.models.similarities.base import Similarity, SimilaritySettings, root_or_zero
+from vse.training.models.similarities.base import Similarity, SimilaritySettings, safe_sqrt
 
-_BLOCK = {"cpu": 2**18, "cuda": 2**26}  # differences in memory at a time; on a CPU they fit into its cache
+_BLOCK = {"cpu": 2**18, "cuda": 2**26}  # number of differences in memory at a time; on a CPU they fit into its cache
 
 
 class OrderSettings(SimilaritySettings):
-    """Order embeddings (VSE++ paper, section 3.5). The score is minus the excess max(0, c - v) of caption c over image v."""
+    """Order embeddings, whose score is minus the norm of the order violation max(0, c - v) (VSE++ paper, section 3.5).
+
+    v is the embedding of an image, c the embedding of a caption.
+    """
 
     name: Literal["order"] = "order"
     ranked_by: ClassVar = "order"
     form: Literal["squared", "norm"] = Field(
-        "squared", description="minus the squared norm of the violation (the papers), or minus the norm (the authors' code)"
+        "squared", description="score: minus the squared norm of the violation (papers), or minus the norm (authors' code)"
     )
 
     def build(self, dim: int) -> Similarity:
@@ -31,7 +34,7 @@ class OrderSettings(SimilaritySettings):
 
 
 class Order(Similarity):
-    """Minus the order violation ||max(0, c - v)|| of each image v and caption c, or minus its square."""
+    """Scores of images v with captions c: minus the norm ||max(0, c - v)||, or minus its square."""
 
     def __init__(self, form: Literal["squared", "norm"]) -> None:
         super().__init__()
@@ -44,13 +47,13 @@ class Order(Similarity):
 def order(
     images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"], form: str = "squared"
 ) -> Float[Tensor, "n_images n_captions"]:
-    """Return minus the order violation of each image v and caption c: -||max(0, c - v)||^2, or its root (form ``norm``)."""
+    """Return the score of each image v and caption c: -||max(0, c - v)||^2, or -||max(0, c - v)|| for the form ``norm``."""
     squared: Tensor = _Violations.apply(images, captions)
-    return squared if form == "squared" else -root_or_zero(-squared)
+    return squared if form == "squared" else -safe_sqrt(-squared)
 
 
 class _Violations(torch.autograd.Function):
-    """-||max(0, c - v)||^2 of every pair; the backward pass computes the differences again, block by block."""
+    """The score -||max(0, c - v)||^2 of every pair. The backward pass computes the differences again, block by block."""
 
     @staticmethod
     def forward(ctx: Any, images: Tensor, captions: Tensor) -> Tensor:
@@ -63,14 +66,14 @@ class _Violations(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         images, captions = ctx.saved_tensors
         of_images, of_captions = torch.empty_like(images), torch.zeros_like(captions)
-        for rows, exceeding in _iterate_violations(images, captions):
+        for rows, exceeding in _violations_by_block(images, captions):
             weights = 2 * gradients[0][rows]
             of_images[rows] = torch.bmm(weights[:, None], exceeding)[:, 0]
             of_captions -= exceeding.mul_(weights[:, :, None]).sum(0) if len(exceeding) > 1 else exceeding[0].mul_(weights.T)
         return of_images, of_captions
 
 
-def _iterate_violations(images: Tensor, captions: Tensor) -> Iterator[tuple[slice, Tensor]]:
+def _violations_by_block(images: Tensor, captions: Tensor) -> Iterator[tuple[slice, Tensor]]:
     size = max(1, _BLOCK.get(images.device.type, 2**26) // max(1, captions.numel()))
     for start in range(0, len(images), size):
         rows = slice(start, min(start + size, len(images)))

@@ -12,23 +12,24 @@ from torch.nn.functional import leaky_relu
 from torch.utils.checkpoint import checkpoint
 
 from vse.training.kinds import Encoded, Kind, select
-from vse.training.models.similarities.base import Similarity, SimilaritySettings, root_or_zero
+from vse.training.models.similarities.base import Similarity, SimilaritySettings, safe_sqrt
 
 _EPS = 1e-8  # added to norms, and the smallest denominator of a cosine, as in the authors' code
-_BLOCK = {"cpu": 2**20, "cuda": 2**26}  # cosines of regions and words at a time; on a CPU they fit into its caches
-_KEPT = 2**26  # up to this number of cosines in a call, everything is stored for the backward pass
-_GROUPS = 4  # groups of captions with similar lengths in a training step
-_STEEP = 20.0  # above this sharpness, exponents are relative to the highest, against overflow
+_BLOCK = {"cpu": 2**20, "cuda": 2**26}  # number of cosines in memory at a time; on a CPU they fit into its caches
+_MAX_STORED_COSINES = 2**26  # for more cosines in a call, the backward pass computes each block again
+_LENGTH_GROUPS = 4  # number of groups of captions with similar lengths in a training step
+_MAX_PLAIN_SHARPNESS = 20.0  # above, exponents are relative to the highest exponent, against overflow
 
 
 class ScanSettings(SimilaritySettings):
     """Aggregated cosines of query vectors with the context they attend to (SCAN: Lee et al., ECCV 2018, Eqs. 1 to 10).
 
-    With ``t2i`` the words e_j of a caption attend to the regions v_k of an image; with ``i2t``, regions to words:
+    With ``t2i`` the queries e_j are the words of a caption, and the context v_k are the regions of an image. With ``i2t`` the
+    queries are the regions, and the context are the words.
 
         a_kj = v_k . e_j,  h_kj = [a_kj]_+ / ||[a_k.]_+||,  w_kj = softmax_k(sharpness h_kj),  R_j = cos(e_j, sum_k w_kj v_k)
 
-    and the score aggregates R_j over j. Both directions of retrieval have the same score. All vectors are unit vectors.
+    The score aggregates R_j over j. Both directions of retrieval have the same score. All vectors are unit vectors.
     """
 
     name: Literal["scan"] = "scan"
@@ -38,7 +39,7 @@ class ScanSettings(SimilaritySettings):
     attention: Literal["t2i", "i2t"] = Field("t2i", description="t2i: words attend to regions; i2t: regions attend to words")
     aggregation: Literal["avg", "lse", "sum", "max"] = Field(
         "avg",
-        description="how the R_j of a pair are aggregated: mean, log(sum_j exp(lse_sharpness R_j)) / lse_sharpness, sum, max",
+        description="aggregation of the R_j of a pair: mean, log(sum_j exp(lse_sharpness R_j)) / lse_sharpness, sum, max",
     )
     sharpness: float = Field(9.0, gt=0, le=1000, description="lambda_1 of the paper, lambda_softmax of the code")
     lse_sharpness: float = Field(6.0, gt=0, le=1000, description="lambda_2 of the paper, lambda_lse of the code; for lse only")
@@ -63,9 +64,9 @@ class ScanSettings(SimilaritySettings):
 class Scan(Similarity):
     """Scores of sets of regions with sets of words.
 
-    Attended vectors are not computed. The product of one with a query is e_j . sum_k w_kj v_k = sum_k w_kj a_kj. Its length is
-    |sum_k w_kj v_k|^2 = w_j' G w_j, where G has the inner products of the vectors of one set. Softmaxes are not normalised,
-    because cosines do not depend on it. For large batches the backward pass computes each block of pairs again.
+    The attended vectors sum_k w_kj v_k are not computed. The inner product of an attended vector with its query e_j is
+    sum_k w_kj a_kj. The squared length of an attended vector is w_j' G w_j, where G holds the inner products of the context
+    vectors. The weights w_j need not sum to 1, because a common factor does not change a cosine.
     """
 
     def __init__(self, settings: ScanSettings) -> None:
@@ -76,7 +77,7 @@ class Scan(Similarity):
         if not torch.is_grad_enabled():  # the arithmetic of a pair must not depend on other pairs
             return self._score_all(images, captions)
         order = captions[1].sum(1).argsort()
-        groups = order.chunk(_GROUPS)
+        groups = order.chunk(_LENGTH_GROUPS)
         return torch.cat([self._score_all(images, _trim_padding(select(captions, group))) for group in groups], 1)[
             :, order.argsort()
         ]
@@ -94,13 +95,13 @@ class Scan(Similarity):
     def attention(
         self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, "k n_context n_queries"]:
-        """Return the weights w of single pairs: over regions for each word or, with i2t, over words for each region."""
+        """Return the weights w of single pairs: for each word over regions or, with i2t, for each region over words."""
         context, context_mask, queries, query_mask = self._select_pairs(images, captions, rows, columns)
         weights = self._weights((context @ queries.transpose(1, 2))[..., None], context_mask, query_mask)
         return (weights / weights.sum(1, keepdim=True))[..., 0]
 
     def _sides(self, images: Encoded, captions: Encoded) -> tuple[Encoded, Encoded]:
-        """Return the context (the vectors attended to) and the queries (the attending vectors), with zeros for padding."""
+        """Return the context (the vectors attended to) and the queries (the attending vectors). Padding becomes zeros."""
         sides = [(vectors * mask[:, :, None], mask) for vectors, mask in (images, captions)]
         context, queries = sides if self.settings.attention == "t2i" else reversed(sides)
         return context, queries
@@ -108,16 +109,16 @@ class Scan(Similarity):
     def _select_pairs(
         self, images: Encoded, captions: Encoded, rows: Tensor, columns: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the context vectors, their mask, the query vectors and their mask (k, n_queries, 1) of single pairs."""
+        """Return context vectors, the context mask, query vectors and the query mask (k, n_queries, 1) of single pairs."""
         (context, context_mask), (queries, query_mask) = self._sides(select(images, rows), select(captions, columns))
         return context, context_mask, queries, query_mask[:, :, None]
 
     def _score_all(self, images: Encoded, captions: Encoded) -> Float[Tensor, "n_images n_captions"]:
         (context, context_mask), (queries, query_mask) = self._sides(images, captions)
         (n, n_context, dim), (m, n_queries) = context.shape, query_mask.shape
-        of_one = n_context * n_queries * m
-        size = 2 ** max(0, (_BLOCK.get(context.device.type, 2**26) // max(1, of_one)).bit_length() - 1)
-        again = torch.is_grad_enabled() and n * of_one > _KEPT
+        n_per_image = n_context * n_queries * m
+        size = 2 ** max(0, (_BLOCK.get(context.device.type, 2**26) // max(1, n_per_image)).bit_length() - 1)
+        recompute = torch.is_grad_enabled() and n * n_per_image > _MAX_STORED_COSINES
         products = (
             torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device := context.device.type) else context.dtype
         )
@@ -132,7 +133,8 @@ class Scan(Similarity):
 
         blocks = [slice(start, start + size) for start in range(0, n, size)]
         parts = [
-            checkpoint(block, rows, use_reentrant=False, preserve_rng_state=False) if again else block(rows) for rows in blocks
+            checkpoint(block, rows, use_reentrant=False, preserve_rng_state=False) if recompute else block(rows)
+            for rows in blocks
         ]
         scores = torch.cat([*parts, context.new_empty(0, m)])
         return scores if self.settings.attention == "t2i" else scores.T
@@ -147,8 +149,9 @@ class Scan(Similarity):
     ) -> Float[Tensor, "k n_queries m"]:
         """Return R, the cosine of each query with its attended vector, or 0 for padding.
 
-        ``cosines`` are those of context and queries, ``gram`` the inner products of the context, ``squares`` the squared query
-        lengths.
+        ``cosines`` : cosines of context and queries.
+        ``gram`` : inner products of context vectors.
+        ``squares`` : squared lengths of queries.
         """
         weights = self._weights(cosines, context_mask, query_mask)
         products = (weights * cosines).sum(1)
@@ -160,19 +163,16 @@ class Scan(Similarity):
     def _weights(
         self, cosines: Float[Tensor, "k n_context n_queries m"], context_mask: Bool[Tensor, "k n_context"], query_mask: Tensor
     ) -> Float[Tensor, "k n_context n_queries m"]:
-        """Return the attention weights of each query, not normalised: a common factor does not change the cosine."""
+        """Return the attention weights of each query. The weights of a query do not sum to 1."""
         exponents = self._exponents(cosines, query_mask)
-        there = context_mask[:, :, None, None]
-        if self.settings.sharpness > _STEEP:
-            exponents = exponents - exponents.detach().masked_fill(~there, -torch.inf).amax(1, keepdim=True)
+        exists = context_mask[:, :, None, None]
+        if self.settings.sharpness > _MAX_PLAIN_SHARPNESS:
+            exponents = exponents - exponents.detach().masked_fill(~exists, -torch.inf).amax(1, keepdim=True)
         weights = exponents.exp_()
-        return weights if bool(context_mask.all()) else weights * there
+        return weights if bool(context_mask.all()) else weights * exists
 
     def _exponents(self, cosines: Tensor, query_mask: Tensor) -> Tensor:
-        """Return the exponents of the softmax, sharpness times h.
-
-        h are the cosines, normalised over the queries (dimension 2) as ``raw_feature_norm`` states.
-        """
+        """Return the exponents of the softmax: sharpness times the cosines, normalised over the queries (dimension 2)."""
         norm, sharpness = self.settings.raw_feature_norm, self.settings.sharpness
         if norm == "softmax":
             return sharpness * cosines.masked_fill(~query_mask, -torch.inf).softmax(2).masked_fill(~query_mask, 0)
@@ -181,7 +181,7 @@ class Scan(Similarity):
         if norm in ("clipped", "no_norm"):
             return sharpness * cosines
         sums = (cosines.square() if norm.endswith("l2norm") else cosines.abs()).sum(2, keepdim=True)
-        return cosines * (sharpness / ((root_or_zero(sums) if norm.endswith("l2norm") else sums) + _EPS))
+        return cosines * (sharpness / ((safe_sqrt(sums) if norm.endswith("l2norm") else sums) + _EPS))
 
     def _aggregate(
         self, relevance: Float[Tensor, "k n_queries m"], query_mask: Bool[Tensor, "... n_queries m"]

@@ -1,7 +1,4 @@
-"""Target-oriented deformation (TOD-Net): one vector of a pair is the condition under which both vectors are deformed.
-
-The deformed vectors are then compared.
-"""
+"""Target-oriented deformation (TOD-Net): both vectors of a pair are deformed, given one of them, and then compared."""
 
 from __future__ import annotations
 
@@ -21,9 +18,9 @@ from vse.training.models.encoders.base import unit_length, xavier_linear
 from vse.training.models.similarities.base import Scores, Similarity, SimilaritySettings
 
 _EPS = 1e-8  # the smallest denominator of a cosine
-_BLOCK = {"cpu": 2**11, "cuda": 2**15}  # pairs that are mapped at a time
-_KEPT = 2**28  # most numbers that are stored for the backward pass of a matrix of scores
-_SIDES = {  # the side of the condition, in the directions i2t and t2i
+_BLOCK = {"cpu": 2**11, "cuda": 2**15}  # number of pairs that are deformed at a time
+_MAX_STORED_NUMBERS = 2**28  # for more numbers in a call, the backward pass computes each block again
+_CONDITION_SIDES = {  # the side of the condition, in the directions i2t and t2i
     "target": ("captions", "images"),
     "query": ("images", "captions"),
     "caption": ("captions", "captions"),
@@ -31,7 +28,7 @@ _SIDES = {  # the side of the condition, in the directions i2t and t2i
     "none": (None, None),
 }
 
-# The scale as a function of a network's output s, and the s with which the scale is (nearly) 1.
+# The scale as a function of a network's output s, and the value of s for which the scale is (nearly) 1.
 SCALES: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "exp": (torch.exp, 0.0),
     "exp_tanh": (lambda s: s.tanh().exp(), 0.0),
@@ -43,9 +40,9 @@ SCALES: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
 class ConditionalNetwork(nn.Module):
     """An MLP with ReLU on the concatenation of a vector and its condition.
 
-    Both may have further leading axes, which broadcast. The first layer is computed separately for vectors and conditions, and
-    summed for every combination. So vectors (1, n, dim) and conditions (k, 1, dim) cost n + k passes through the first layer,
-    and k n passes through the others. With ``zero``, the weights of the last layer start as 0.
+    Leading axes of vectors and conditions broadcast. Vectors (1, n, dim) and conditions (k, 1, dim) cost n + k passes through
+    the first layer, which is linear, and k n passes through the other layers. With ``zero``, the weights of the last layer
+    start as 0.
     """
 
     def __init__(self, dim: int, condition_dim: int, widths: Sequence[int], n_out: int, zero: bool) -> None:
@@ -74,9 +71,9 @@ class ConditionalNetwork(nn.Module):
 
 
 class ConditionalMlp(nn.Module):
-    """The deformation T(x; c) of a vector x under a condition c, as an MLP (TOD-Net paper, section V-C).
+    """The deformation T(x; v) of a vector x under a condition v, as an MLP (TOD-Net paper, section V-C).
 
-    If it starts as the identity, its output is added to x.
+    With ``identity``, T(x; v) is x plus the output of the MLP, which starts as 0. Otherwise T(x; v) is the output of the MLP.
     """
 
     def __init__(self, dim: int, condition_dim: int, widths: Sequence[int], identity: bool) -> None:
@@ -89,23 +86,25 @@ class ConditionalMlp(nn.Module):
         return [x + out if self.adds else out]
 
     def forward(self, x: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
-        """Return the vectors x, deformed under the conditions: T(x; c). The leading axes of both broadcast."""
+        """Return the vectors x, deformed under the conditions: T(x; v). Leading axes broadcast."""
         return self.parts(x, condition)[0]
 
 
 class ConditionalFlow(nn.Module):
-    """The deformation T(x; c) of a vector x under a condition c, as a conditional Real-NVP of coupling layers.
+    """The deformation T(x; v) of a vector x under a condition v, as a conditional Real-NVP of coupling layers.
 
     See the TOD-Net paper, section III-C, and Dinh et al., ICLR 2017. A layer keeps one half x_k of the vector, and changes the
-    other half x_m. A network of x_k and the condition determines how:
+    other half x_m:
 
-        (s, t) = network(x_k, c),  y_m = x_m * scale(s) + t
+        (s, t) = network(x_k, v),  y_m = x_m * scale(s) + t
 
-    Halves alternate. The inverse is x_m = (y_m - t) / scale(s), layer by layer from the last.
+    The next layer keeps the other half. The inverse is x_m = (y_m - t) / scale(s), layer by layer from the last layer.
 
-    ``dim``, ``condition_dim`` : lengths of a vector (even) and of a condition; 0: no condition.
-    ``layers``, ``widths`` : number of coupling layers, and widths of the hidden layers of each network.
-    ``scale`` : one of :data:`SCALES`.
+    ``dim`` : length of a vector, an even number.
+    ``condition_dim`` : length of a condition; 0: no condition.
+    ``layers`` : number of coupling layers.
+    ``widths`` : widths of the hidden layers of each network.
+    ``scale`` : a key of :data:`SCALES`.
     ``identity`` : whether scale(s) starts as 1 (for ``sigmoid``, as 0.88) and t as 0.
     ``kept`` : the half that the first layer keeps, 0 or 1.
     """
@@ -127,23 +126,23 @@ class ConditionalFlow(nn.Module):
                 nn.init.constant_(network.last.bias[: dim // 2], at_identity)
 
     def parts(self, x: Float[Tensor, "... dim"], condition: Tensor | None) -> list[Tensor]:
-        """Return both halves of the deformed vectors T(x; c). A half may lack axes that only the conditions have."""
+        """Return both halves of the deformed vectors T(x; v). A half may lack the leading axes of the conditions."""
         halves = list(x.chunk(2, -1))
-        for number, network in enumerate(self.networks):
-            kept = (self._kept + number) % 2
+        for k, network in enumerate(self.networks):
+            kept = (self._kept + k) % 2
             scale, shift = self._scale_and_shift(network, halves[kept], condition)
             halves[1 - kept] = torch.addcmul(shift, halves[1 - kept], scale)
         return halves
 
     def forward(self, x: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
-        """Return the vectors x, deformed under the conditions: T(x; c). The leading axes of both broadcast."""
+        """Return the vectors x, deformed under the conditions: T(x; v). Leading axes broadcast."""
         return _concatenate(self.parts(x, condition))
 
     def inverse(self, y: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
-        """Return the vectors x whose deformation T(x; c) is y."""
+        """Return the vectors x whose deformation T(x; v) is y."""
         halves = list(y.chunk(2, -1))
-        for number, network in reversed(list(enumerate(self.networks))):
-            kept = (self._kept + number) % 2
+        for k, network in reversed(list(enumerate(self.networks))):
+            kept = (self._kept + k) % 2
             scale, shift = self._scale_and_shift(network, halves[kept], condition)
             halves[1 - kept] = (halves[1 - kept] - shift) / scale
         return _concatenate(halves)
@@ -155,19 +154,16 @@ class ConditionalFlow(nn.Module):
 
 def _concatenate(halves: Sequence[Tensor]) -> Tensor:
     first, second = halves
-    whole = first + second  # has the broadcast shape
-    return torch.cat([first.expand_as(whole), second.expand_as(whole)], -1)
+    shape = torch.broadcast_shapes(first.shape, second.shape)
+    return torch.cat([first.expand(shape), second.expand(shape)], -1)
 
 
 class TodNetSettings(SimilaritySettings):
     """Cosines in a space that is deformed by a condition (TOD-Net: Matsubara, arXiv 2019).
 
-    With a condition v, an image x and a caption c, the score is
-
-        cos(T(x; v), T(c; v))
-
-    and v is the target of the search: the caption if an image is the query, the image if a caption is the query. T is a flow
-    of coupling layers, see :class:`ConditionalFlow`. The available copies of the paper leave some of its settings blank.
+    The score of an image x and a caption y under a condition v is cos(T(x; v), T(y; v)). By default, v is the target of the
+    search: the caption y if an image is the query, the image x if a caption is the query. T is by default a flow of coupling
+    layers, see :class:`ConditionalFlow`. The available copies of the paper leave some settings blank.
     """
 
     name: Literal["todnet"] = "todnet"
@@ -182,8 +178,8 @@ class TodNetSettings(SimilaritySettings):
     width: PositiveInt | None = Field(None, description="width of the hidden layers; none: the length of an embedding")
     scale: Literal["exp", "exp_tanh", "sigmoid", "product"] = Field(
         "exp",
-        description="factor of a half of the flow: exp(s), exp(tanh(s)), sigmoid(s + 2), or s itself; with s, T need not have "
-        "an inverse",
+        description="factor of the changed half of a coupling layer: exp(s), exp(tanh(s)), sigmoid(s + 2), or s (product), "
+        "which may be 0, so that T need not have an inverse",
     )
     identity: bool = Field(
         True,
@@ -191,7 +187,7 @@ class TodNetSettings(SimilaritySettings):
         "the factors of the coupling layers start as 0.88",
     )
     kept_first: Literal["first", "second"] = Field(
-        "first", description="the half of a vector that the first coupling layer keeps"
+        "first", description="which half of a vector the first coupling layer keeps: the first or the second half"
     )
     networks: Literal["one", "per_direction"] = Field(
         "one", description="one T for both directions of retrieval, or one for each"
@@ -204,30 +200,28 @@ class TodNetSettings(SimilaritySettings):
 
 
 class TodNet(Similarity):
-    """Scores of images with captions in deformed spaces; two matrices if they depend on the direction.
+    """Scores of images with captions in deformed spaces; two matrices if scores depend on the direction.
 
     Each combination of a condition v (of one side) and a vector x (of the other side) needs a pass through the deformation T.
-    In the first layer of each network the part for x and the part for v are computed separately, and T(v; v) is computed once
-    for each condition. The rest is matrix products of blocks of pairs. For large batches the backward pass computes each block
-    again.
+    Pairs are scored in blocks. For large batches the backward pass computes each block again.
     """
 
     def __init__(self, settings: TodNetSettings, dim: int) -> None:
         super().__init__()
         self.settings = settings
-        self._conditions = _SIDES[settings.condition]
-        self.maps = nn.ModuleList(self._map(dim) for _ in range(1 if settings.networks == "one" else 2))
+        self._condition_sides = _CONDITION_SIDES[settings.condition]
+        self.maps = nn.ModuleList(self._build_deformation(dim) for _ in range(1 if settings.networks == "one" else 2))
         width = settings.width or dim
-        per_layer = self._hidden * width + dim
-        self._kept_of_pair = per_layer * (settings.layers if settings.transform == "flow" else 1)
+        per_layer = self._n_hidden * width + dim
+        self._numbers_per_pair = per_layer * (settings.layers if settings.transform == "flow" else 1)
 
     @property
-    def _hidden(self) -> int:
+    def _n_hidden(self) -> int:
         return self.settings.hidden or (2 if self.settings.transform == "flow" else 4)
 
-    def _map(self, dim: int) -> ConditionalFlow | ConditionalMlp:
+    def _build_deformation(self, dim: int) -> ConditionalFlow | ConditionalMlp:
         settings = self.settings
-        widths = [settings.width or dim] * self._hidden
+        widths = [settings.width or dim] * self._n_hidden
         condition_dim = 0 if settings.condition == "none" else dim
         if settings.transform == "mlp":
             return ConditionalMlp(dim, condition_dim, widths, settings.identity)
@@ -243,41 +237,44 @@ class TodNet(Similarity):
         vectors = {"images": images[0], "captions": captions[0]}
         if self.settings.normalize_before:
             vectors = {side: unit_length(values) for side, values in vectors.items()}
-        i2t = self._direction_scores(self.maps[0], self._conditions[0], vectors)
-        if len(self.maps) == 1 and self._conditions[0] == self._conditions[1]:
+        i2t = self._direction_scores(self.maps[0], self._condition_sides[0], vectors)
+        if len(self.maps) == 1 and self._condition_sides[0] == self._condition_sides[1]:
             return i2t
-        return i2t, self._direction_scores(self.maps[-1], self._conditions[1], vectors)
+        return i2t, self._direction_scores(self.maps[-1], self._condition_sides[1], vectors)
 
     def _direction_scores(
-        self, deform: nn.Module, given: str | None, vectors: dict[str, Tensor]
+        self, deform: nn.Module, condition_side: str | None, vectors: dict[str, Tensor]
     ) -> Float[Tensor, "n_images n_captions"]:
         assert isinstance(deform, ConditionalFlow | ConditionalMlp)
-        if given is None:
+        if condition_side is None:
             return self._compare(*([part[None] for part in deform.parts(side, None)] for side in vectors.values()))[0]
-        if given == "images":
+        if condition_side == "images":
             return self._score_conditions(deform, vectors["images"], vectors["captions"])
         return self._score_conditions(deform, vectors["captions"], vectors["images"]).T
 
     def _score_conditions(
         self, deform: ConditionalFlow | ConditionalMlp, conditions: Float[Tensor, "k dim"], others: Float[Tensor, "n dim"]
     ) -> Float[Tensor, "k n"]:
-        """Return the score of each condition (row), which is an image or a caption, with each vector of the other side."""
+        """Return the scores of conditions (rows), which are images or captions, with vectors of the other side (columns)."""
         k, n = len(conditions), len(others)
         size = max(1, _BLOCK.get(conditions.device.type, 2**15) // max(1, n))
-        again = torch.is_grad_enabled() and k * n * self._kept_of_pair > _KEPT
+        recompute = torch.is_grad_enabled() and k * n * self._numbers_per_pair > _MAX_STORED_NUMBERS
 
-        def block(given: Tensor) -> Tensor:
-            own = [part[:, None] for part in deform.parts(given, given)]
-            return self._compare(own, deform.parts(others[None], given[:, None]))[:, 0]
+        def block(rows: Tensor) -> Tensor:
+            own = [part[:, None] for part in deform.parts(rows, rows)]
+            return self._compare(own, deform.parts(others[None], rows[:, None]))[:, 0]
 
         parts = [
-            checkpoint(block, part, use_reentrant=False, preserve_rng_state=False) if again else block(part)
+            checkpoint(block, part, use_reentrant=False, preserve_rng_state=False) if recompute else block(part)
             for part in torch.split(conditions, size)
         ]
         return torch.cat([*parts, conditions.new_empty(0, n)])
 
     def _compare(self, first: list[Tensor], second: list[Tensor]) -> Float[Tensor, "b n m"]:
-        """Return cosines or inner products of vectors (b, n, dim) with vectors (b or 1, m, dim). Both are lists of parts."""
+        """Return the cosines or inner products of vectors (b, n, dim) with vectors (b or 1, m, dim).
+
+        Both arguments are lists of parts, which form the vectors if they are concatenated.
+        """
         with torch.autocast(first[0].device.type, enabled=False):
             products = _sum([a @ b.transpose(1, 2) for a, b in zip(first, second, strict=True)])
             if not self.settings.normalize_after:

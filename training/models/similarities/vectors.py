@@ -9,11 +9,11 @@ from pydantic import Field
 from torch import Tensor
 
 from vse.training.kinds import Encoded
-from vse.training.models.similarities.base import Similarity, SimilaritySettings, root_or_zero
+from vse.training.models.similarities.base import Similarity, SimilaritySettings, safe_sqrt
 
 
 class CosineSettings(SimilaritySettings):
-    """Inner products of embeddings; cosines, if both have unit length (VSE++ paper, Eq. 3)."""
+    """Inner products of embeddings, which are cosines if all embeddings have unit length (VSE++ paper, Eq. 3)."""
 
     name: Literal["cosine"] = "cosine"
     ranked_by: ClassVar = "cosine"
@@ -24,7 +24,7 @@ class CosineSettings(SimilaritySettings):
 
 
 class Cosine(Similarity):
-    """Inner products. The model scales embeddings to unit length beforehand; in VSE0, only captions."""
+    """Inner products of images and captions."""
 
     def forward(self, images: Encoded, captions: Encoded) -> Tensor:
         return cosine(images[0], captions[0])
@@ -38,7 +38,7 @@ def cosine(
 
 
 class EuclideanSettings(SimilaritySettings):
-    """Minus the Euclidean distance of unit vectors. Its ranks are those of the cosine (two-branch paper, section 3.2)."""
+    """Minus the Euclidean distance of unit vectors, with the same ranks as the cosine (two-branch paper, section 3.2)."""
 
     name: Literal["euclidean"] = "euclidean"
     ranked_by: ClassVar = "cosine"
@@ -47,7 +47,8 @@ class EuclideanSettings(SimilaritySettings):
     floor: float = Field(
         0.0,
         ge=0,
-        description="added to squared distances before the root; 1e-4 in the authors' code of the two-branch networks",
+        description="number that is added to squared distances before the root; 1e-4 in the authors' code of the two-branch "
+        "networks",
     )
 
     def build(self, dim: int) -> Similarity:
@@ -68,6 +69,6 @@ class Euclidean(Similarity):
 def euclidean(
     images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"], floor: float = 0.0
 ) -> Float[Tensor, "n_images n_captions"]:
-    """Return minus the distance of each pair, -sqrt(||v - c||^2 + floor); the gradient of the distance 0 is 0."""
+    """Return the score -sqrt(||v - c||^2 + floor) of each image v and caption c. The gradient at a root of 0 is 0."""
     squares = images.square().sum(1)[:, None] + captions.square().sum(1)[None, :]
-    return -root_or_zero((squares - 2 * images @ captions.T).clamp(min=0) + floor)
+    return -safe_sqrt((squares - 2 * images @ captions.T).clamp(min=0) + floor)

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from vse.training.kinds import Kind
 from vse.training.models.build import Input, ModelConfig, build_model
-from vse.training.models.encoders.base import Encoder, Sizes, unit_length, xavier_linear
-from vse.training.models.encoders.linear import IdentitySettings, Linear, LinearEncoder
+from vse.training.models.encoders.base import Encoder, EncoderSpec, unit_length, xavier_linear
+from vse.training.models.encoders.linear import IdentitySettings, LinearEncoder, LinearSettings
 
 
 def test_a_linear_map_starts_xavier_uniform_and_its_bias_at_zero() -> None:
@@ -31,7 +31,7 @@ def test_unit_length_of_zeros_and_of_half_precision_is_finite() -> None:
 
 
 def identity(kind: Kind = Kind.VECTORS) -> Encoder:
-    return IdentitySettings().build(Sizes(kind, input_dim=6, dim=4, word_dim=99))
+    return IdentitySettings().build(EncoderSpec(kind, input_dim=6, dim=4, word_dim=99))
 
 
 def test_vectors_and_sets_stay_as_they_are() -> None:
@@ -55,7 +55,7 @@ def test_a_model_of_two_compares_cached_vectors_by_their_cosine() -> None:
 
 def linear_encoder(kind: Kind = Kind.VECTORS) -> LinearEncoder:
     torch.manual_seed(0)
-    encoder = Linear().build(Sizes(kind, input_dim=6, dim=4, word_dim=99))
+    encoder = LinearSettings().build(EncoderSpec(kind, input_dim=6, dim=4, word_dim=99))
     assert isinstance(encoder, LinearEncoder)
     nn.init.normal_(encoder.linear.bias)
     return encoder

@@ -18,8 +18,8 @@ from vse.features.backbones.transformer import read_transformer
 from vse.pipeline.errors import UserError
 from vse.training.data.pairs import TokenIndices
 from vse.training.kinds import Kind
-from vse.training.models.encoders.base import Sizes
-from vse.training.models.encoders.bert import Bert, BertEncoder
+from vse.training.models.encoders.base import EncoderSpec
+from vse.training.models.encoders.bert import BertEncoder, BertSettings
 
 CPU = torch.device("cpu")
 CAPTIONS = ["a red disc on the grass", "two zebras", "", "a blue square under a green triangle beside a red disc"]
@@ -33,9 +33,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def made(folder: Path, **settings: Any) -> BertEncoder:
     torch.manual_seed(0)
-    config = Bert(model=str(folder), **settings)
+    config = BertSettings(model=str(folder), **settings)
     transformer = config.transformer(None, list)
-    encoder = config.build(Sizes(Kind.TOKENS, transformer.tokenizer.get_vocab_size(), DIM, 99, transformer))
+    encoder = config.build(EncoderSpec(Kind.TOKENS, transformer.tokenizer.get_vocab_size(), DIM, 99, transformer))
     assert isinstance(encoder, BertEncoder)
     return encoder.eval()
 
@@ -90,7 +90,9 @@ def test_words_are_masked_and_left_out_in_training_alone_and_special_tokens_stay
     transformer = read_transformer(str(folder))
     nameless = replace(transformer, tokenizer_json=transformer.tokenizer_json.replace("[MASK]", "[HOLE]"))
     with pytest.raises(UserError, match="size_augmentation: .*bert has no mask token; set it to 0"):
-        Bert(size_augmentation=0.2).build(Sizes(Kind.TOKENS, nameless.tokenizer.get_vocab_size(), DIM, 99, nameless))
+        BertSettings(size_augmentation=0.2).build(
+            EncoderSpec(Kind.TOKENS, nameless.tokenizer.get_vocab_size(), DIM, 99, nameless)
+        )
 
 
 @given(
@@ -164,4 +166,4 @@ def test_word_embeddings_do_not_decay_and_settings_that_do_not_fit_are_refused(f
     with pytest.raises(UserError, match="frozen_layers: 3 of .*bert, which has 2 layers"):
         made(folder, frozen_layers=3)
     with pytest.raises(ValidationError, match="pooling goes with states: pooled"):
-        Bert(states="all", pooling="first")
+        BertSettings(states="all", pooling="first")

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from vse.training.kinds import Kind
-from vse.training.models.encoders.base import Sizes
-from vse.training.models.encoders.gpo import GeneralisedPooling, Gpo, GpoEncoder
-from vse.training.models.encoders.pooling import Weldon, WeldonEncoder, weldon_pooling
+from vse.training.models.encoders.base import EncoderSpec
+from vse.training.models.encoders.gpo import GeneralisedPooling, GpoEncoder, GpoSettings
+from vse.training.models.encoders.pooling import WeldonEncoder, WeldonSettings, weldon_pooling
 
 INPUT_DIM, DIM = 5, 6
 
 
 def encoder(**settings: Any) -> GpoEncoder:
     torch.manual_seed(0)
-    made = Gpo.model_validate(settings).build(Sizes(Kind.SETS, INPUT_DIM, DIM, 0))
+    made = GpoSettings.model_validate(settings).build(EncoderSpec(Kind.SETS, INPUT_DIM, DIM, 0))
     assert isinstance(made, GpoEncoder)
     return made.double()
 
@@ -246,8 +246,8 @@ def test_order_and_padding_change_nothing(counts: list[int], k_max: int, k_min: 
 
 def weldon(**settings: object) -> WeldonEncoder:
     torch.manual_seed(0)
-    config = Weldon.model_validate({"channels": 7, "k_max": 2, "k_min": 2, **settings})
-    encoder = config.build(Sizes(Kind.SETS, input_dim=5, dim=3, word_dim=0))
+    config = WeldonSettings.model_validate({"channels": 7, "k_max": 2, "k_min": 2, **settings})
+    encoder = config.build(EncoderSpec(Kind.SETS, input_dim=5, dim=3, word_dim=0))
     assert isinstance(encoder, WeldonEncoder)
     return encoder
 

@@ -13,8 +13,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_sequenc
 
 from vse.training.kinds import Kind
 from vse.training.models.encoders import CAPTION_ENCODERS
-from vse.training.models.encoders.base import Sizes
-from vse.training.models.encoders.recurrent import Gru, RecurrentEncoder
+from vse.training.models.encoders.base import EncoderSpec
+from vse.training.models.encoders.recurrent import GruSettings, RecurrentEncoder
 from vse.training.models.recurrent_states import last_states
 
 VOCABULARY_SIZE, WORD_DIM, DIM = 20, 5, 7
@@ -54,8 +54,8 @@ LENGTHS = torch.tensor([len(caption) for caption in CAPTIONS])
 
 def made(name: str, **settings: Any) -> RecurrentEncoder:
     torch.manual_seed(0)
-    sizes = Sizes(Kind.WORDS, VOCABULARY_SIZE, DIM, WORD_DIM)
-    encoder = CAPTION_ENCODERS[name](**settings).build(sizes)
+    spec = EncoderSpec(Kind.WORDS, VOCABULARY_SIZE, DIM, WORD_DIM)
+    encoder = CAPTION_ENCODERS[name](**settings).build(spec)
     assert isinstance(encoder, RecurrentEncoder)
     return encoder
 
@@ -116,12 +116,12 @@ def test_words_are_masked_and_left_out_in_training_alone(states: str) -> None:
 
 
 def test_word_embeddings_start_small_and_do_not_decay_and_a_head_reads_one_state() -> None:
-    encoder = Gru().build(Sizes(Kind.WORDS, 1000, 4, 30))
+    encoder = GruSettings().build(EncoderSpec(Kind.WORDS, 1000, 4, 30))
     assert isinstance(encoder, RecurrentEncoder)
     assert 0.099 < encoder.words.weight.abs().max().item() <= 0.1
     assert encoder.undecayed() == [encoder.words.weight]
     with pytest.raises(ValidationError, match="a head reads the last state; it does not go with states: all"):
-        Gru.model_validate({"states": "all", "head": {"widths": [4]}})
+        GruSettings.model_validate({"states": "all", "head": {"widths": [4]}})
 
 
 N_WORDS, VECTOR_DIM, STATE_DIM = 11, 4, 5

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
 from vse.training.kinds import Kind
-from vse.training.models.encoders.base import Sizes
-from vse.training.models.encoders.recurrent import Sru, SruEncoder, SruLayer, SruLayers
+from vse.training.models.encoders.base import EncoderSpec
+from vse.training.models.encoders.recurrent import SruEncoder, SruLayer, SruLayers, SruSettings
 
 CAPTIONS = [[1, 5, 2], [1, 9, 8, 7, 6, 2], [1, 2]]
 LENGTHS = torch.tensor([len(caption) for caption in CAPTIONS])
@@ -17,7 +17,9 @@ LENGTHS = torch.tensor([len(caption) for caption in CAPTIONS])
 
 def made(**settings: object) -> SruEncoder:
     torch.manual_seed(0)
-    encoder = Sru.model_validate({"layers": 2, **settings}).build(Sizes(Kind.WORDS, input_dim=20, dim=4, word_dim=5))
+    encoder = SruSettings.model_validate({"layers": 2, **settings}).build(
+        EncoderSpec(Kind.WORDS, input_dim=20, dim=4, word_dim=5)
+    )
     assert isinstance(encoder, SruEncoder)
     return encoder
 

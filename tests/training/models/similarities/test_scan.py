@@ -118,7 +118,7 @@ def test_a_score_does_not_depend_on_padding_blocks_or_neighbours(
     images, captions = sets(counts, 2, more), sets(lengths, 3, more)
     with pytest.MonkeyPatch.context() as patch, torch.set_grad_enabled(gradients):
         patch.setattr(scan, "_BLOCK", {"cpu": 2**log_block})
-        patch.setattr(scan, "_KEPT", 2**log_block)
+        patch.setattr(scan, "_MAX_STORED_COSINES", 2**log_block)
         scores = similarity(images, captions)
     assert scores.shape == (len(counts), len(lengths))
     for i in range(len(counts)):
@@ -133,7 +133,7 @@ def test_blocks_that_are_computed_again_have_the_same_gradients(log_block: int, 
     similarity = ScanSettings().build(DIM)
     whole = with_gradients(similarity, IMAGES, CAPTIONS)
     monkeypatch.setattr(scan, "_BLOCK", {"cpu": 2**log_block})
-    monkeypatch.setattr(scan, "_KEPT", 0)
+    monkeypatch.setattr(scan, "_MAX_STORED_COSINES", 0)
     torch.testing.assert_close(with_gradients(similarity, IMAGES, CAPTIONS), whole, rtol=1e-12, atol=1e-13)
 
 

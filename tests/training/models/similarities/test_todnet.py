@@ -108,7 +108,7 @@ def test_scores_ignore_neighbours(
     made, images, captions = built(**settings), vectors(n, 2), vectors(m, 3)
     with pytest.MonkeyPatch.context() as patch, torch.set_grad_enabled(gradients):
         patch.setattr(todnet, "_BLOCK", {"cpu": 2**log_block})
-        patch.setattr(todnet, "_KEPT", 2**40 if kept else 0)
+        patch.setattr(todnet, "_MAX_STORED_NUMBERS", 2**40 if kept else 0)
         scores = both(made((images,), (captions,)))
         turned = both(made((images.flip(0),), (captions.flip(0),)))
     torch.testing.assert_close([one.flip(0, 1) for one in turned], list(scores), rtol=1e-9, atol=1e-10)
@@ -125,7 +125,7 @@ def test_blocks_that_are_computed_again_have_the_same_gradients(log_block: int, 
     made = built()
     whole = with_gradients(lambda x, c: made((x,), (c,)), made, IMAGES, CAPTIONS)
     monkeypatch.setattr(todnet, "_BLOCK", {"cpu": 2**log_block})
-    monkeypatch.setattr(todnet, "_KEPT", 0)
+    monkeypatch.setattr(todnet, "_MAX_STORED_NUMBERS", 0)
     again = with_gradients(lambda x, c: made((x,), (c,)), made, IMAGES, CAPTIONS)
     torch.testing.assert_close(again, whole, rtol=1e-12, atol=1e-13)
 
