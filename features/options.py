@@ -10,7 +10,23 @@ from typing import Annotated
 
 from pydantic import Field
 
-from vse.pipeline.options import Changes, Cli, Device, File, Flag, Force, From1, Options, Seed, Share, Text, Threads
+from vse.pipeline.options import (
+    Changes,
+    Cli,
+    Device,
+    File,
+    Flag,
+    Force,
+    From1,
+    Options,
+    Seed,
+    Share,
+    SkipBad,
+    Text,
+    Threads,
+    WeightsDir,
+    Words,
+)
 
 Tokeniser = Annotated[
     Text | None,
@@ -22,12 +38,9 @@ Tokeniser = Annotated[
 class ExtractOptions(Options):
     """Rarely used options of an extraction."""
 
-    skip_bad: Annotated[Flag, Cli(envvar="VSE_SKIP_BAD")] = False
-    """Skip unreadable images and list them in OUT.failures.jsonl."""
-    weights_dir: Annotated[File | None, Cli(envvar="VSE_WEIGHTS_DIR")] = None
-    """Folder with weights to use instead of downloads: <model>.pth files, or model folders for text."""
-    words: Annotated[File | None, Cli(envvar="VSE_WORDS")] = None
-    """File of word vectors, word2vec or GloVe.  [default: vectors trained on the training captions]"""
+    skip_bad: SkipBad = False
+    weights_dir: WeightsDir = None
+    words: Words = None
     device: Device = "auto"
     threads: Threads = None
     force: Force = False

@@ -155,6 +155,19 @@ Changes = Annotated[tuple[Text, ...], Cli(("--set",), metavar="KEY=VALUE")]
 # Options that several commands have.
 Threads = Annotated[From1 | None, Field(description="Number of processor cores to use.  [default: all available]")]
 Device = Annotated[Text, Cli(envvar="VSE_DEVICE"), Field(description="auto, cpu, cuda or cuda:N.")]
+SkipBad = Annotated[
+    Flag, Cli(envvar="VSE_SKIP_BAD"), Field(description="Skip unreadable images and list them in OUT.failures.jsonl.")
+]
+WeightsDir = Annotated[
+    File | None,
+    Cli(envvar="VSE_WEIGHTS_DIR"),
+    Field(description="Folder with weights to use instead of downloads: <model>.pth files, or model folders for text."),
+]
+Words = Annotated[
+    File | None,
+    Cli(envvar="VSE_WORDS"),
+    Field(description="File of word vectors, word2vec or GloVe.  [default: vectors trained on the training captions]"),
+]
 Force = Annotated[
     Flag,
     Field(description="Also replace a file of a kind that this command does not write. Inputs are never replaced."),

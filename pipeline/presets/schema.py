@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from vse.pipeline.files.inputs import is_name
+from vse.pipeline.options import Device, SkipBad, WeightsDir, Words
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -158,13 +159,11 @@ GpuRule = Literal["fit", "extract", "train", "embed", "embed_sentences", "embed_
 class WorkflowConfig(Settings):
     """Settings of the workflow (``config/config.yaml`` and ``--config``)."""
 
-    weights_dir: str | None = None
-    words: str | None = Field(
-        None, description="word2vec or GloVe file for caption features; default: vectors trained on the captions"
-    )
-    device: str = "auto"
+    weights_dir: WeightsDir = None
+    words: Words = None
+    device: Device = "auto"
     threads: PositiveInt = 8
-    skip_bad: bool = Field(False, description="whether images that cannot be read are left out")
+    skip_bad: SkipBad = False
     gpus: dict[GpuRule, NonNegativeInt] = Field(
         default_factory=dict, description="rule -> number of GPUs of one job; default: 1"
     )

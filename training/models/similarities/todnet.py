@@ -154,8 +154,8 @@ class ConditionalFlow(nn.Module):
 
 def _concatenate(halves: Sequence[Tensor]) -> Tensor:
     first, second = halves
-    shape = torch.broadcast_shapes(first.shape, second.shape)
-    return torch.cat([first.expand(shape), second.expand(shape)], -1)
+    total = first + second  # has the broadcast shape
+    return torch.cat([first.expand_as(total), second.expand_as(total)], -1)
 
 
 class TodNetSettings(SimilaritySettings):
