@@ -26,7 +26,7 @@ from vse.training.prepare import prepare_task
 from vse.training.run.folder import RunFolder
 from vse.training.run.inputs import open_inputs
 from vse.training.run.processes import join_processes
-from vse.training.solvers.adam import Trainer
+from vse.training.solvers.retrieval import RetrievalTrainer
 
 
 def step_seconds(cache_file: Path, experiment: str, repeats: int, *sets: str) -> float:
@@ -35,7 +35,7 @@ def step_seconds(cache_file: Path, experiment: str, repeats: int, *sets: str) ->
     settings = load_experiment(experiment, None, sets)
     inputs = open_inputs(cache, load_dataset_file(cache.dataset_file), settings, RunFolder(Path("none")), 0, TrainInputs())
     task, _ = prepare_task(settings, inputs, 0, join_processes("cpu"), 0)
-    trainer = Trainer(task)
+    trainer = RetrievalTrainer(task)
     image_of = task.pairs.image_of
     objective = task.loss.objective(task.model.similarity)
     batches = settings.train.sampling.batches_of_epoch(image_of, settings.train.batch_size, 0, 0)[: repeats + 1]

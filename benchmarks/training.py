@@ -52,8 +52,8 @@ from vse.training.experiment import ExperimentConfig, load_experiment
 from vse.training.model_inputs import model_inputs
 from vse.training.models.build import Model, build_model
 from vse.training.run.processes import Processes
-from vse.training.solvers.adam import Trainer
 from vse.training.solvers.base import RetrievalTask
+from vse.training.solvers.retrieval import RetrievalTrainer
 
 CPU = torch.device("cpu")
 RATES = ("pairs_per_s", "pairs_per_cpu_s")
@@ -229,7 +229,7 @@ class PublishedLoop:
         return metrics(ranks_from_embeddings(images, captions, torch.from_numpy(self.val.image_of)))["rsum"]
 
 
-class TimedTrainer(Trainer):
+class TimedTrainer(RetrievalTrainer):
     """A trainer that records the processor time at the end of an epoch's steps, before validation."""
 
     def validate(self) -> dict[str, float]:

@@ -11,7 +11,7 @@ from vse.pipeline.command import entry_point
 from vse.pipeline.errors import printable
 from vse.pipeline.options import command
 from vse.pipeline.presets.preset_files import preset_descriptions
-from vse.training.options import EmbedRequest, ReportRequest, SearchCommand, TrainRequest
+from vse.training.options import EmbedRequest, ReportRequest, SearchCommandRequest, TrainRequest
 
 
 class _WithExperiments(click.Command):
@@ -41,8 +41,10 @@ def embed_command(request: EmbedRequest) -> None:
     """Write the embeddings of a split, for vse-eval.
 
     With --features of another data set, --split names a split of that data set, to test a run on data that it was not trained
-    on. Images that the model was trained on are refused. With --as-features, give one RUN, or the
-    embeddings files of any program, one for each split.
+    on. Images that the model was trained on are refused.
+
+    With --as-features, the embeddings of all splits become two feature caches, to train another model on. RUN is then one run,
+    or several embeddings files, one for each split, which other programs may have written.
     """
     from vse.features.backbones.device import use_threads
     from vse.training.use.embed import embed_runs
@@ -52,32 +54,32 @@ def embed_command(request: EmbedRequest) -> None:
 
 
 @command("vse-search")
-def search_command(command: SearchCommand) -> None:
+def search_command(request: SearchCommandRequest) -> None:
     """Search a split with a run: a text finds images, an image file finds captions.
 
     QUERY is a text, or the path of a JPEG, PNG or WebP file. Each result is a line with rank, score, image and caption; the
-    image is an id if dataset.json has no file name. With --image, QUERY is a phrase and the results are boxes of that photo:
-    rank, score and corners (x1, y1, x2, y2 in its pixels).
+    image is an id if dataset.json has no file name. With --image, QUERY is a phrase to find in this image. Each result is then
+    a box of the image: rank, score and corners (x1, y1, x2, y2 in pixels).
     """
     from vse.features.backbones.device import use_threads
     from vse.training.use.localise import find_phrase
     from vse.training.use.search import search_run
 
-    use_threads(command.threads)
-    run, query, request, files = command.run, command.query, command.request, command.files
-    if command.image is not None:
-        best = find_phrase(run, command.image, query, request, files, command.device).best(request.k)
+    use_threads(request.threads)
+    run, query, search, files = request.run, request.query, request.search, request.files
+    if request.image is not None:
+        best = find_phrase(run, request.image, query, search, files, request.device).best(search.k)
         for rank, (score, box) in enumerate(zip(best.scores.tolist(), best.boxes.tolist(), strict=True), 1):
             click.echo("\t".join([str(rank), f"{score:.4f}", *(f"{corner:.0f}" for corner in box)]))
         return
-    for rank, hit in enumerate(search_run(run, query, request, files, command.device), 1):
+    for rank, hit in enumerate(search_run(run, query, search, files, request.device), 1):
         caption = [] if hit.caption is None else [hit.caption]
         click.echo("\t".join([str(rank), f"{hit.score:.4f}", *map(printable, [hit.photo or hit.image_id, *caption])]))
 
 
 @command("vse-report")
 def report_command(request: ReportRequest) -> None:
-    """Write a report on one result, or on two side by side: metrics, curves, and retrieved photos and captions of queries.
+    """Write a report on one result, or on two side by side: metrics, curves, and the photos and captions that queries find.
 
     The report is one HTML file that needs no network and runs no script.
     """

@@ -20,10 +20,17 @@ from vse.training.losses import LOSSES
 from vse.training.losses.base import Loss, LossUse
 from vse.training.losses.hinges import MaxOfHinges
 from vse.training.models.build import PARTS, ModelConfig
-from vse.training.settings import AdversarySettings, GradientSettings, ImagesConfig, SolverSettings, TrainConfig, WarmupConfig
+from vse.training.settings import (
+    AdversarySettings,
+    GradientSettings,
+    ImagesConfig,
+    LossWarmupConfig,
+    SolverSettings,
+    TrainConfig,
+)
 from vse.training.solvers import SOLVERS
 
-_BRANCHES = "model.image_encoder.{0} and model.caption_encoder.{0}"
+_BRANCH_KEYS = "model.image_encoder.{0} and model.caption_encoder.{0}"
 
 
 class ExperimentConfig(ExperimentPlan):
@@ -33,10 +40,10 @@ class ExperimentConfig(ExperimentPlan):
     renamed: ClassVar[Mapping[str, str]] = {
         "model.recurrent": "model.caption_encoder.name",
         "model.branches": "model.image_encoder and model.caption_encoder, each { name: branch }",
-        "model.branches.layers": _BRANCHES.format("name"),
+        "model.branches.layers": _BRANCH_KEYS.format("name"),
         "model.branches.image_widths": "model.image_encoder.widths",
         "model.branches.caption_widths": "model.caption_encoder.widths",
-        **{f"model.branches.{name}": _BRANCHES.format(name) for name in ("batch_norm", "batch_norm_momentum", "dropout")},
+        **{f"model.branches.{name}": _BRANCH_KEYS.format(name) for name in ("batch_norm", "batch_norm_momentum", "dropout")},
         "model.order_form": "model.similarity.form",
         "model.distance_floor": "model.similarity.floor",
         "model.network_widths": "model.similarity.widths",
@@ -54,7 +61,7 @@ class ExperimentConfig(ExperimentPlan):
     images: ImagesConfig = ImagesConfig()
     model: ModelConfig = ModelConfig()
     loss: Annotated[SerializeAsAny[Loss], part_field(LOSSES)] = MaxOfHinges()
-    warmup: WarmupConfig = WarmupConfig()
+    warmup: LossWarmupConfig = LossWarmupConfig()
     train: TrainConfig = TrainConfig()
     adversary: Annotated[SerializeAsAny[AdversarySettings] | None, part_field(ADVERSARIES)] = Field(
         None, description="network that makes each batch harder and is trained against the model; none: no adversary"
@@ -64,7 +71,7 @@ class ExperimentConfig(ExperimentPlan):
         return self.model_copy(update={"train": self.train.model_copy(update={"precision": precision})})
 
     @model_validator(mode="after")
-    def _fits(self) -> ExperimentConfig:
+    def _check_combinations(self) -> ExperimentConfig:
         warmup_loss = LOSSES[self.warmup.loss]
         if self.loss.lambda3 or self.loss.lambda4:
             for ranks, name in (
@@ -110,33 +117,29 @@ class ExperimentConfig(ExperimentPlan):
 def load_experiment(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> ExperimentConfig:
     """Load the experiment preset ``name``, with the changes for ``dataset`` and then those in ``sets`` (``key=value``).
 
-    A user's own code runs only if ``sets`` names it, or if everything is allowed (:mod:`vse.pipeline.presets.own_code`).
-    Raises :class:`UserError` if the preset is an ensemble, because only the experiments in it can be trained.
+    A user's own code runs only if ``sets`` names that code, or if all code is allowed (:mod:`vse.pipeline.presets.own_code`).
+    Raises :class:`UserError` if the preset is an ensemble: only the members of an ensemble can be trained.
     """
     with allow_named_code(list(_values(sets))):
-        return _loaded(name, dataset, sets)
-
-
-def _loaded(name: str, dataset: str | None, sets: Sequence[str]) -> ExperimentConfig:
-    content = read_experiment_settings(name, dataset, sets, ExperimentConfig)
-    if "ensemble_of" in content:
-        members = " and ".join(load_plan(name, dataset).ensemble_of)
-        raise UserError(
-            f"{name} is an ensemble: train {members}, then average their embeddings with "
-            f"vse-eval --ensemble --experiment {name}"
-        )
-    return validate_settings(ExperimentConfig, "experiment", name, content)
+        content = read_experiment_settings(name, dataset, sets, ExperimentConfig)
+        if "ensemble_of" in content:
+            members = " and ".join(load_plan(name, dataset).ensemble_of)
+            raise UserError(
+                f"{name} is an ensemble: train {members}, then average their embeddings with "
+                f"vse-eval --ensemble --experiment {name}"
+            )
+        return validate_settings(ExperimentConfig, "experiment", name, content)
 
 
 def _values(sets: Sequence[str]) -> Iterator[object]:
-    """Yield the values of ``key=value`` settings; values that are not YAML are skipped."""
+    """Yield the values of ``key=value`` settings, except values that are not YAML."""
     for item in sets:
         with suppress(Exception):
             yield parse_yaml(item.partition("=")[2])
 
 
 def changed_settings(experiment: ExperimentConfig, dataset: str) -> list[str]:
-    """Return a line such as ``loss.margin: 0.2 -> 0.1`` for each setting that the preset of the data set changes."""
+    """Return a line such as ``loss.margin: 0.2 -> 0.1`` for each setting that differs from the preset for the data set."""
     if not is_experiment(experiment.name):
         return []
     try:

@@ -16,7 +16,7 @@ Encoded = tuple[Tensor, ...]
 
 
 class Kind(StrEnum):
-    """The form of the images, or of the captions, of a batch. Each form is a tuple of tensors.
+    """The form of a batch of images or captions. Each form is a tuple of tensors.
 
     ``vectors`` : (n, dim), a single vector of each image or caption.
     ``sets`` : vectors (n, longest, dim) of regions, positions or words, and their mask (n, longest); no set is empty.
@@ -47,10 +47,10 @@ def select(encoded: Encoded, rows: Tensor | slice) -> Encoded:
 
 @dataclass(frozen=True)
 class Packed:
-    """The embeddings of images or captions; sets are stored without their padding.
+    """The embeddings of images or captions. Sets are stored without padding.
 
-    ``vectors`` : (n, dim), or all vectors of all sets one after the other, (n_vectors, dim).
-    ``lengths`` : for sets, the number of vectors of each (n,).
+    ``vectors`` : (n, dim), or for sets (n_vectors, dim), the vectors of all sets one after the other.
+    ``lengths`` : (n,) number of vectors of each set, or None for single vectors.
     """
 
     vectors: Tensor
@@ -89,7 +89,7 @@ class Packed:
 
 
 def pack(parts: Iterable[Encoded]) -> Packed:
-    """Pack several batches of embeddings, one after the other."""
+    """Join batches of embeddings, without padding."""
     vectors, lengths = [], []
     for part in parts:
         vectors.append(part[0] if len(part) == 1 else part[0][part[1]])

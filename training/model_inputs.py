@@ -1,4 +1,4 @@
-"""The inputs of a model: their kinds and lengths, and captions as features, tokens or words."""
+"""The inputs of a model for images and captions. Captions are read as features, tokens or words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vse.training.models.encoders.linear import IdentitySettings
 
 
 def check_one_space(model: ModelConfig, images: FeatureCache, captions: FeatureCache | None) -> None:
-    """Raise :class:`UserError` if cached vectors are compared without encoders, but come from different models."""
+    """Raise :class:`UserError` if a model without encoders would compare cached vectors of different models."""
     encoders = model.image_encoder, model.caption_encoder
     if captions is None or not all(isinstance(encoder, IdentitySettings) for encoder in encoders):
         return
@@ -54,8 +54,8 @@ def read_captions(
 ) -> CaptionInputs:
     """Return the captions as inputs of the model: features of a cache, tokens of a transformer, or words.
 
-    Cached features may use ``memory_gb`` (units of 1e9 bytes) of memory together with the ``taken_gb`` that others already
-    use.
+    ``memory_gb`` : limit on the memory of all cached features of the training, in units of 1e9 bytes.
+    ``taken_gb`` : part of this memory that the image features already use.
     """
     if cache is not None:
         return CachedFeatures(FeatureReader(cache, 0, mapped=False), pairs.caption_ids, device, memory_gb, taken_gb)
@@ -65,5 +65,5 @@ def read_captions(
 
 
 def input_of(cache: FeatureCache) -> Input:
-    """Return the input of a model that reads the rows of a cache."""
+    """Return the model's input for the rows of a cache."""
     return Input(kind_of_rows(cache.row_kind), cache.dim, f"the feature {cache.feature!r}")

@@ -1,6 +1,6 @@
 """The options of ``vse-train``, ``vse-embed``, ``vse-search``, ``vse-report`` and ``vse-serve``.
 
-Importing this module is cheap, because ``--help`` does.
+This module imports no large library, so that ``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import click
 from vse.eval.defaults import REPORT_QUERIES
 from vse.pipeline.options import AllowCode, Changes, Cli, Device, File, Flag, Force, From0, From1, Options, Seed, Text, Threads
 
-Weights = Annotated[File | None, Cli(envvar="VSE_WEIGHTS_DIR")]
+WeightsFolder = Annotated[File | None, Cli(envvar="VSE_WEIGHTS_DIR")]
 
 
 class TrainInputs(Options):
-    """Further files that a training reads. None stands for the file that the cache or the experiment names."""
+    """Further files that a training reads. None is the file that the feature cache or the experiment names."""
 
     captions: File | None = None
     """The data set's dataset.json.  [default: the one the cache names]"""
@@ -27,11 +27,11 @@ class TrainInputs(Options):
     truth_features: File | None = None
     """Cache of the ground-truth regions of phrases.  [default: the experiment's]"""
     start_from: File | None = None
-    """Run whose weights to start from.  [default: the experiment's, same seed]"""
-    weights_dir: Weights = None
+    """Run whose weights to start from.  [default: the run of the experiment's start_from with the same seed]"""
+    weights_dir: WeightsFolder = None
     """Folder of CNN weights, for training on photos."""
     words: File | None = None
-    """File of word vectors to initialise word embeddings.  [default: the experiment's]"""
+    """File of word vectors that initialise the word embeddings.  [default: the experiment's]"""
 
 
 class TrainOptions(Options):
@@ -44,7 +44,7 @@ class TrainOptions(Options):
     resume: Flag = False
     """Continue an unfinished run from its last checkpoint."""
     overwrite: Flag = False
-    """Replace a run in the folder that has other settings; without this option, it is an error."""
+    """Replace a run with other settings that is already in the run folder. Without this option, such a run is an error."""
     allow_code: AllowCode = False
     device: Device = "auto"
     threads: Threads = None
@@ -71,20 +71,20 @@ class TrainRequest(Options):
 
 
 class RunFiles(Options):
-    """The files that a trained run reads. None stands for the file that the run names."""
+    """The files that a trained run reads. None is the file that the run names."""
 
     features: File | None = None
-    """The cache, if it was moved, or the cache of another data set, such as your album, by the same extractor."""
+    """The feature cache, if it was moved, or a cache of other photos, such as your album, by the same extractor."""
     captions: File | None = None
     """The dataset.json, if it was moved.  [default: the one the cache names]"""
     caption_features: File | None = None
-    """The cache of captions, if it was moved."""
-    weights_dir: Weights = None
+    """The caption cache, if it was moved."""
+    weights_dir: WeightsFolder = None
     """Folder of the weights of a CNN or a text encoder, for new photos and captions."""
 
 
 class EmbedRequest(Options):
-    """An embedding of a split, or of a complete data set as features, by a run."""
+    """The arguments of ``vse-embed``."""
 
     runs: Annotated[tuple[File, ...], Cli(argument=True, metavar="RUN")]
     split: Text | None = None
@@ -107,7 +107,7 @@ class EmbedRequest(Options):
 
 
 class SearchRequest(Options):
-    """The options of a search with a run."""
+    """The options of a search in a split with a run."""
 
     k: Annotated[From1, Cli(("-k",))] = 10
     """Number of results."""
@@ -128,15 +128,15 @@ class SearchRequest(Options):
     """Write a report with photos as well."""
 
 
-class SearchCommand(Options):
+class SearchCommandRequest(Options):
     """The arguments of ``vse-search``."""
 
     run: Annotated[File, Cli(argument=True)]
     query: Annotated[Text, Cli(argument=True)]
-    request: SearchRequest = SearchRequest()
+    search: SearchRequest = SearchRequest()
     files: RunFiles = RunFiles()
     image: File | None = None
-    """Photo of --features in which to find the phrase QUERY, for a run of phrases."""
+    """Photo in which to find the phrase QUERY, for a run that localises phrases; one of the photos of the feature cache."""
     allow_code: AllowCode = False
     device: Device = "auto"
     threads: Threads = None
@@ -152,11 +152,11 @@ class ReportRequest(Options):
     data: File | None = None
     """dataset.json, if it is not at the path that the embeddings record."""
     embeddings: tuple[File, ...] = ()
-    """The embeddings of the first seed, if they are not at the path that RESULT records; once for each RESULT."""
+    """The embeddings of the first seed, if they are not at the path that RESULT records; give one file for each RESULT."""
     queries: From0 = REPORT_QUERIES
     """Number of queries to display in each direction."""
     seed: Seed = 0
-    """Seed of the random choice of queries, if a report cannot display all of them."""
+    """Seed of the random choice of the displayed queries."""
     allow_code: AllowCode = False
     force: Force = False
 
@@ -170,12 +170,12 @@ class ServeRequest(Options):
     split: Text = "test"
     """The split to search."""
     features: tuple[File, ...] = ()
-    """The feature cache of each RUN, if it was moved, or of your album."""
+    """The feature cache of each RUN, if it was moved, or a cache of other photos, such as your album."""
     captions: File | None = None
     """The dataset.json, if it was moved.  [default: the one the caches name]"""
     caption_features: tuple[File, ...] = ()
     """The caption cache of each RUN, if it was moved."""
-    weights_dir: Weights = None
+    weights_dir: WeightsFolder = None
     """Folder with the weights of a CNN or text encoder."""
     index_type: Annotated[Text | None, Cli(metavar="FACTORY")] = None
     """The FAISS index, such as IVF1024,Flat or HNSW32.  [default: Flat]"""

@@ -1,4 +1,4 @@
-"""Build the input of a solver from the inputs of a run: the pairs, their images and captions, and the model."""
+"""Build the input of a solver from the inputs of a run: pairs, images, captions and the model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vse.training.phrases.task import (
     validation_split,
 )
 from vse.training.run.folder import RunFolder
-from vse.training.run.inputs import Inputs, start_words
+from vse.training.run.inputs import Inputs, initialise_word_embeddings
 from vse.training.run.processes import Processes
 from vse.training.solvers.base import RetrievalTask, Task
 from vse.training.solvers.negatives import HardNegatives
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 def prepare_task(
     experiment: ExperimentConfig, inputs: Inputs, seed: int, processes: Processes, log_negatives: int
 ) -> tuple[Task, Vocabulary]:
-    """Return the input of the experiment's solver, built from the inputs of a run, and the vocabulary.
+    """Build the input of the experiment's solver from the inputs of a run. Return this input and the vocabulary.
 
     ``log_negatives`` : number of hardest negatives to list for each epoch and direction.
     """
@@ -52,7 +52,7 @@ def prepare_task(
         )
     splits = ["train", "restval"] if settings.restval else ["train"]
     pairs = Pairs(images_of(dataset, splits, inputs.cache, captioned=True))
-    val = Pairs(images_of(dataset, ["val"], inputs.evaluated, captioned=True))
+    val = Pairs(images_of(dataset, ["val"], inputs.eval_cache, captioned=True))
     if len(pairs) < 2:
         raise UserError(f"{dataset.path}: one training caption has no negatives; at least two are needed")
     if log_negatives and not (experiment.solver.uses_loss and experiment.loss.lists_negatives):
@@ -66,15 +66,15 @@ def prepare_task(
         vocabulary = inputs.base.vocabulary()
     else:
         vocabulary = Vocabulary.build((caption.tokens for caption in pairs.captions), settings.min_count)
-    seen, validated, cnn = _image_inputs(experiment, inputs, pairs, val, processes)
-    taken = seen.gb_kept if isinstance(seen, CachedImages) else 0
+    images, val_images, cnn = _image_inputs(experiment, inputs, pairs, val, processes)
+    taken = images.gb_kept if isinstance(images, CachedImages) else 0
     texts = inputs.captions, inputs.transformer, vocabulary
     captions = read_captions(*texts, pairs, processes.device, _memory_gb(experiment), taken)
-    split = Split(val, validated, read_captions(*texts, val, processes.device))
+    split = Split(val, val_images, read_captions(*texts, val, processes.device))
     torch.manual_seed(seed)
     model = build_model(experiment.model, *model_inputs(inputs.cache, *texts), cnn).to(processes.device)
     if inputs.words is not None:
-        start_words(model, vocabulary, inputs.words)
+        initialise_word_embeddings(model, vocabulary, inputs.words)
     if inputs.base is not None:
         _load_start_weights(model, inputs.base, inputs, experiment)
     listing = HardNegatives(log_negatives, pairs.captions) if log_negatives else None
@@ -83,7 +83,7 @@ def prepare_task(
         loss=experiment.loss,
         warmup=experiment.warmup,
         pairs=pairs,
-        images=seen,
+        images=images,
         captions=captions,
         val=split,
         model=model,
@@ -96,14 +96,14 @@ def prepare_task(
 
 
 def _prepare_phrases(
-    experiment: ExperimentConfig, reading: PhraseSettings, inputs: Inputs, seed: int, processes: Processes
+    experiment: ExperimentConfig, phrase_settings: PhraseSettings, inputs: Inputs, seed: int, processes: Processes
 ) -> tuple[Task, Vocabulary]:
     check_phrase_inputs(inputs)
     settings, device = experiment.train, processes.device
-    train, truth_of = training_split(inputs, reading, settings, device)
-    val = validation_split(inputs, reading, settings, device)
+    train, truth_of = training_split(inputs, phrase_settings, settings, device)
+    val = validation_split(inputs, phrase_settings, settings, device)
     torch.manual_seed(seed)
-    model = phrase_model(experiment.model, reading, inputs.cache, inputs.captions).to(device)
+    model = phrase_model(experiment.model, phrase_settings, inputs.cache, inputs.captions).to(device)
     if inputs.base is not None:
         _load_start_weights(model, inputs.base, inputs, experiment)
     words = (caption.tokens for image in inputs.dataset.split("train") for caption in image.captions)
@@ -128,9 +128,9 @@ def _memory_gb(experiment: ExperimentConfig) -> float:
 def _image_inputs(
     experiment: ExperimentConfig, inputs: Inputs, pairs: Pairs, val: Pairs, processes: Processes
 ) -> tuple[TrainingImages, EvaluationImages, TrainableCnn | None]:
-    """Return the inputs of training images and of validation images, and the CNN if it is trained with the model."""
+    """Return the model's inputs for training images and for validation images, and the CNN if the run trains one."""
     settings, device = experiment.images, processes.device
-    cached = CachedImages(FeatureReader(inputs.evaluated, 0, mapped=False), val.image_ids, device)
+    cached = CachedImages(FeatureReader(inputs.eval_cache, 0, mapped=False), val.image_ids, device)
     if settings.source == "cache":
         reader = FeatureReader(inputs.cache, 0, mapped=False)
         return CachedImages(reader, pairs.image_ids, device, _memory_gb(experiment)), cached, None
@@ -141,14 +141,14 @@ def _image_inputs(
         return photo_crops(extractor, inputs.dataset, pairs.images, settings, as_features=True), cached, None
     if settings.batch_norm == "train" and processes.size > 1:
         raise UserError("images.batch_norm: train requires a single process; each process would have its own statistics")
-    seen = photo_crops(extractor, inputs.dataset, pairs.images, settings)
+    crops = photo_crops(extractor, inputs.dataset, pairs.images, settings)
     cnn = TrainableCnn(extractor, settings.batch_norm, settings.gradient_checkpointing, experiment.train.compile)
-    prepared = read_cnn_config(inputs.evaluated, positions=True)
-    return seen, photo_crops(extractor, inputs.dataset, val.images, settings, config=prepared), cnn
+    val_config = read_cnn_config(inputs.eval_cache, positions=True)
+    return crops, photo_crops(extractor, inputs.dataset, val.images, settings, config=val_config), cnn
 
 
 def _load_start_weights(model: Model, base: RunFolder, inputs: Inputs, experiment: ExperimentConfig) -> None:
-    """Load the weights of the run ``base``, or of some of its parts. A CNN that this run did not train keeps its weights."""
+    """Load the weights of ``base``, or of the parts in ``start_parts``. A CNN that ``base`` did not train is unchanged."""
     parts = experiment.start_parts or [part for part in PARTS if getattr(model, part) is not None]
     if inputs.words is not None and "caption_encoder" in parts:
         raise UserError(f"{inputs.words}: the word embeddings are already loaded from {base.path}; remove the word vectors")

@@ -1,6 +1,6 @@
 """The settings of a training: images, optimisation, solvers and adversaries.
 
-Presets are checked against these classes, without importing the code of the parts.
+This module does not import the code of solvers and adversaries, so that a preset is checked quickly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Undecayed = Literal["words", "embeddings", "biases", "norms", "vectors"]
 
 
 class ImagesConfig(Settings):
-    """The source of image features in a training step: the cache, or random crops of photos through the cache's CNN."""
+    """The settings of the images in a training step: cached features, or random crops of photos through the cache's CNN."""
 
     source: Literal["cache", "pictures"] = Field(
         "cache",
@@ -41,7 +41,7 @@ class ImagesConfig(Settings):
     workers: int = Field(2, ge=0, description="threads that decode photos in advance")
 
     @model_validator(mode="after")
-    def _fits(self) -> ImagesConfig:
+    def _check_combinations(self) -> ImagesConfig:
         if self.finetune and self.source != "pictures":
             raise ValueError("finetune needs source: pictures")
         if self.batch_norm == "train" and self.gradient_checkpointing:
@@ -51,8 +51,8 @@ class ImagesConfig(Settings):
         return self
 
 
-class WarmupConfig(Settings):
-    """A different loss for the first epochs (VSE++ paper, section 3.6, on curricula); the paper's own runs have no warm-up."""
+class LossWarmupConfig(Settings):
+    """The settings of a warm-up with another loss (VSE++ paper, section 3.6). The paper's own runs have no warm-up."""
 
     loss: str = Field("sum", description="the loss of the first epochs, one of the package's losses")
     epochs: int = Field(0, ge=0)
@@ -165,7 +165,7 @@ class TrainConfig(Settings):
 
 
 class AdversarySettings(Settings):
-    """The settings of an adversary, chosen by its ``name``."""
+    """The settings of an adversary. ``name`` chooses the adversary."""
 
     name: str
     learning_rate: float = Field(2e-4, gt=0, description="learning rate of the adversary's own Adam")
@@ -173,14 +173,17 @@ class AdversarySettings(Settings):
     every: PositiveInt = Field(1, description="number of steps of the model for each step of the adversary")
 
     def build(self, opponent: Any) -> Any:
-        """Return the adversary of a model. Raises UserError if it does not fit the model, the loss or the features."""
+        """Return the adversary. Raises UserError if the adversary does not fit the model, the loss or the features.
+
+        ``opponent`` is the model to play against, with its loss and data (:class:`vse.training.adversaries.base.Opponent`).
+        """
         raise NotImplementedError
 
 
 class SolverSettings(Settings):
-    """The settings of a solver, chosen by its ``name``.
+    """The settings of a solver. ``name`` chooses the solver.
 
-    ``code`` : the class of the solver, ``module:Class``. It is imported when the solver is built.
+    ``code`` : name of the solver's class, ``module:Class``. The module is imported when the solver is built.
     ``uses_loss`` : whether the solver minimises the experiment's loss.
     ``learns`` : whether the solver changes any weight.
     ``reads_words`` : whether the solver can train on captions as words, besides cached vectors.
@@ -198,13 +201,13 @@ class SolverSettings(Settings):
         """Raise UserError if the solver cannot read these caches. ``captions`` is None for captions as words."""
 
     def build(self, task: Any) -> Any:
-        """Return the solver for its input ``task``, by default the class :attr:`code`. Raises UserError if they do not fit."""
+        """Return the solver for an input, by default of the class :attr:`code`. Raises UserError if ``task`` does not fit."""
         return import_object(self.code)(task)
 
 
 class GradientSettings(SolverSettings):
     """Gradient descent by Adam (VSE++ paper, section 3.2) or AdamW; the group ``train`` holds its settings."""
 
-    code: ClassVar[str] = "vse.training.solvers.adam:Trainer"
+    code: ClassVar[str] = "vse.training.solvers.retrieval:RetrievalTrainer"
 
     name: Literal["gradient"] = "gradient"

@@ -32,7 +32,7 @@ from vse.training.prepare import prepare_task
 from vse.training.run.folder import RunFolder
 from vse.training.run.inputs import Inputs, open_inputs
 from vse.training.run.processes import Processes, TrainingFailed, join_processes
-from vse.training.run.resume import Existing, Extras, choose_action
+from vse.training.run.resume import ExistingRunPolicy, Extras, choose_action
 from vse.training.solvers.base import Progress, Solver
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ def is_first_process() -> bool:
 def train_experiment(request: TrainRequest) -> Path:
     """Train an experiment on a feature cache and return the run folder; see :func:`vse.training.training.train`.
 
-    Log the settings that the data set's preset changes.
+    The settings that the preset of the data set changes are logged.
     """
     label, options = request.name, request.options
     if label is not None and not (label.strip() and label.isprintable()):
@@ -69,7 +69,7 @@ def train_experiment(request: TrainRequest) -> Path:
             out=request.out,
             device=options.device,
             inputs=request.inputs,
-            existing=Existing(options.resume, options.overwrite),
+            existing=ExistingRunPolicy(options.resume, options.overwrite),
             extras=Extras(options.log_negatives, options.tensorboard),
         )
 
@@ -82,13 +82,13 @@ def train(
     out: Path | None = None,
     device: str = "auto",
     inputs: TrainInputs = TrainInputs(),
-    existing: Existing = Existing(),
+    existing: ExistingRunPolicy = ExistingRunPolicy(),
     extras: Extras = Extras(),
 ) -> Path:
     """Train an experiment on a feature cache and return the run folder.
 
     ``features`` : the cache; it records the data set and the path of its captions.
-    ``experiment`` : every setting.
+    ``experiment`` : all settings.
     ``seed`` : seed of the initial weights, of the order of the pairs and of random crops.
     ``out`` : the run folder; by default ``runs/<dataset>_<experiment>/seed-<seed>``.
     ``device`` : ``auto`` chooses a GPU if there is one.
@@ -116,14 +116,16 @@ def train(
     processes = join_processes(device)
     with ExitStack() as at_end:
         at_end.callback(processes.close)
-        asked = experiment.train.precision
-        experiment = experiment.in_precision(_precision(asked, processes))
+        precision = experiment.train.precision
+        experiment = experiment.in_precision(_precision(precision, processes))
 
         def decide() -> str:
             at_end.enter_context(lock_for_writing(folder.path, folder=True))
             base = () if opened.base is None else opened.base.files
-            folder.check_out([path for path in (features, dataset.path, *vars(inputs).values(), *base) if path is not None])
-            return choose_action(folder, experiment, identity, existing, extras, asked)
+            folder.check_output_folder(
+                [path for path in (features, dataset.path, *vars(inputs).values(), *base) if path is not None]
+            )
+            return choose_action(folder, experiment, identity, existing, extras, precision)
 
         action = _agree(processes, decide)
         if action == "nothing":
@@ -136,17 +138,17 @@ def train(
 
         solver, vocabulary, action, best_sha256 = _build_or_resume(folder, build, action, existing, processes)
         record = {**identity, **opened.record(folder.path), **_run_record(experiment, solver, vocabulary, extras)}
-        known: dict[str, Any] = {"identity": identity, "log_negatives": extras.log_negatives}
+        extra_state: dict[str, Any] = {"identity": identity, "log_negatives": extras.log_negatives}
         processes.broadcast(0)  # a barrier: no process writes before all have read
         if processes.first:
             if action == "start":
                 folder.start(experiment, record)
-            record["files"] = known["files"] = folder.save_texts(vocabulary, opened.transformer)
+            record["files"] = extra_state["files"] = folder.save_vocabulary_and_tokenizer(vocabulary, opened.transformer)
             write_json(folder.record_file, record)
             if action == "resume":
                 _save_tables(folder, solver)
         try:
-            best_sha256 = _run_epochs(folder, solver, known, extras.tensorboard, best_sha256)
+            best_sha256 = _run_epochs(folder, solver, extra_state, extras.tensorboard, best_sha256)
         except TrainingFailed as failure:
             if processes.first:
                 write_json(folder.record_file, {**record, "state": failure.state})
@@ -157,11 +159,15 @@ def train(
 
 
 def _build_or_resume(
-    folder: RunFolder, build: Callable[[], tuple[Solver, Vocabulary]], action: str, existing: Existing, processes: Processes
+    folder: RunFolder,
+    build: Callable[[], tuple[Solver, Vocabulary]],
+    action: str,
+    existing: ExistingRunPolicy,
+    processes: Processes,
 ) -> tuple[Solver, Vocabulary, str, str | None]:
-    """Build the solver and, for a resume, restore its checkpoint.
+    """Build the solver and, for a resume, restore the checkpoint.
 
-    Returns the solver, its vocabulary, the action (``start`` if there was no usable checkpoint) and the SHA-256 of the best
+    Returns the solver, the vocabulary, the action (``start`` if the checkpoint is not usable) and the SHA-256 of the best
     weights.
     """
     solver, vocabulary = build()
@@ -178,20 +184,20 @@ def _build_or_resume(
     return *build(), "start", None
 
 
-def _precision(asked: str, processes: Processes) -> str:
-    """Return the precision of all processes. ``auto`` becomes ``bf16`` if the devices of all processes support it."""
-    if asked != "auto":
-        return choose_precision(processes.device, asked, "training", "train.precision") if processes.first else asked
-    chosen = choose_precision(processes.device, asked, "training", "train.precision")
-    return "fp32" if processes.any(chosen == "fp32") else "bf16"
+def _precision(requested: str, processes: Processes) -> str:
+    """Return the precision of all processes. ``auto`` becomes ``bf16`` if the devices of all processes support bf16."""
+    if requested != "auto" and not processes.first:
+        return requested  # the first process checks the precision
+    chosen = choose_precision(processes.device, requested, "training", "train.precision")
+    return "fp32" if requested == "auto" and processes.any(chosen == "fp32") else chosen
 
 
 def _apply_input_features(experiment: ExperimentConfig, inputs: Inputs) -> ExperimentConfig:
-    """Return the experiment with the names of the features that are actually read, which may differ from its preset."""
-    read = _features_read(experiment, inputs)
+    """Return the experiment with the names of the features that the run reads, which may differ from the preset."""
+    read = _input_settings(experiment, inputs)
     for key, name in read.items():
-        if (asked := getattr(experiment, key)) != name:
-            log.info("the preset %r sets %s to %r; this run reads %r", experiment.name, key, asked or "words", name)
+        if (preset := getattr(experiment, key)) != name:
+            log.info("the preset %r sets %s to %r; this run reads %r", experiment.name, key, preset or "words", name)
     if inputs.captions is None and not experiment.solver.reads_words:
         raise UserError(
             f"solver: {experiment.solver.name} reads captions as vectors: name a caption feature "
@@ -201,8 +207,8 @@ def _apply_input_features(experiment: ExperimentConfig, inputs: Inputs) -> Exper
     return experiment.model_copy(update={**read, "model": experiment.model.for_captions(inputs.caption_input_kind)})
 
 
-def _features_read(experiment: ExperimentConfig, inputs: Inputs) -> dict[str, str | None]:
-    """Return the settings that name the input: the run whose embeddings are read, or the features."""
+def _input_settings(experiment: ExperimentConfig, inputs: Inputs) -> dict[str, str | None]:
+    """Return the settings that name the inputs, such as ``feature``, with the names of the caches that the run reads."""
     backbone = read_backbone(inputs.cache)
     if experiment.backbone is not None and backbone is not None:
         return {"backbone": backbone.experiment}
@@ -213,7 +219,7 @@ def _features_read(experiment: ExperimentConfig, inputs: Inputs) -> dict[str, st
 
 
 def _agree(processes: Processes, decide: Callable[[], str]) -> str:
-    """Let the first process ``decide``, and return its decision in every process. If it raises UserError, all processes do."""
+    """Return the decision of the first process in every process. If ``decide`` raises UserError, all processes raise it."""
     refusal = None
     code = -1
     if processes.first:
@@ -230,7 +236,7 @@ def _agree(processes: Processes, decide: Callable[[], str]) -> str:
 
 
 def _restore_checkpoint(folder: RunFolder, solver: Solver, processes: Processes) -> tuple[UserError | None, str | None]:
-    """Restore the checkpoint. Return an error, if any, and the SHA-256 of the best weights when the checkpoint was written."""
+    """Restore the checkpoint. Return an error or None, and the SHA-256 of the best weights that the checkpoint records."""
     try:
         state = folder.checkpoint()
         with wrap_read_errors(folder.checkpoint_file, "a checkpoint of this run; add --overwrite to train again"):
@@ -262,15 +268,15 @@ def _run_record(experiment: ExperimentConfig, solver: Solver, vocabulary: Vocabu
 
 
 def _run_epochs(
-    folder: RunFolder, solver: Solver, known: Mapping[str, Any], tensorboard: bool, best_sha256: str | None
+    folder: RunFolder, solver: Solver, extra_state: Mapping[str, Any], tensorboard: bool, best_sha256: str | None
 ) -> str | None:
-    """Train the remaining epochs, and return the SHA-256 of the best weights. Every checkpoint also contains ``known``."""
+    """Train the remaining epochs. Return the SHA-256 of the best weights. Every checkpoint also contains ``extra_state``."""
     first, patience = solver.processes.first, solver.patience
     events = _tensorboard_writer(folder, solver.progress.epoch) if tensorboard and first else None
 
     def save() -> None:
         if first:
-            folder.save_checkpoint({**solver.state(), **known, "best_sha256": best_sha256})
+            folder.save_checkpoint({**solver.state(), **extra_state, "best_sha256": best_sha256})
 
     def done() -> bool:
         return bool(solver.processes.broadcast(int(first and solver.progress.finished(solver.epochs, patience))))
@@ -281,7 +287,7 @@ def _run_epochs(
             if first:
                 is_best = _is_best(solver)
                 if is_best:
-                    best_sha256 = folder.save_next_best(solver.best_weights())
+                    best_sha256 = folder.save_next_best(solver.validation_weights())
                 _save_epoch(folder, solver, save)
                 if is_best:
                     folder.take_next_best()
@@ -319,7 +325,7 @@ def _save_tables(folder: RunFolder, solver: Solver) -> None:
 
 
 def _tensorboard_writer(folder: RunFolder, epoch: int) -> Any:
-    """Return a writer of TensorBoard events. It hides earlier events of epochs from ``epoch`` on, which are trained again."""
+    """Return a writer of TensorBoard events. Older events of the epochs after ``epoch`` are hidden."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

@@ -47,7 +47,7 @@ from vse.training.options import (
 
 if TYPE_CHECKING:
     from vse.training.use.queries import Query as EncoderQuery
-    from vse.training.use.queries import QueryReader
+    from vse.training.use.queries import QueryEncoder
     from vse.training.use.search import LastSearcher
 
 
@@ -252,20 +252,20 @@ class TrainedModel(FileHandle):
         return LastSearcher()
 
     @cached_property
-    def _query_reader(self) -> QueryReader:
+    def _query_encoder(self) -> QueryEncoder:
         from vse.training.use.model import load_opened
-        from vse.training.use.queries import QueryReader
+        from vse.training.use.queries import QueryEncoder
         from vse.training.use.trained_run import open_run
 
-        opened = open_run(self.path, self._inputs, self._device, unfinished=True)
+        opened = open_run(self.path, self._inputs, self._device, allow_unfinished=True)
         split = "test" if "test" in opened.dataset.splits else next(iter(opened.dataset.splits))
-        return QueryReader(load_opened(opened, split, self._inputs), split, self._inputs.weights_dir)
+        return QueryEncoder(load_opened(opened, split, self._inputs), split, self._inputs.weights_dir)
 
     def _encode(self, given: object, queries: Sequence[EncoderQuery]) -> NDArray[np.float32] | list[NDArray[np.float32]]:
         from vse.training.kinds import pack
 
         with self._code_permission():
-            encoded = [pack([self._query_reader.read(query).encoded]) for query in queries]
+            encoded = [pack([self._query_encoder.encode(query).vectors]) for query in queries]
         sets = encoded[0].lengths is not None
         vectors = [(one.vectors if sets else one.vectors[0]).float().numpy() for one in encoded]
         if isinstance(given, str | os.PathLike):

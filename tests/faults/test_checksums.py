@@ -21,8 +21,8 @@ from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import Interrupted
 from vse.training.cli import embed_main, train_main
 from vse.training.run.folder import RunFolder
-from vse.training.run.resume import Existing
-from vse.training.solvers import adam
+from vse.training.run.resume import ExistingRunPolicy
+from vse.training.solvers import retrieval
 from vse.training.training import train
 
 
@@ -65,15 +65,15 @@ def test_a_flipped_bit_in_features_is_found(
 
 @pytest.fixture(scope="module")
 def stopped(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out, steps, real = tmp_path_factory.mktemp("stopped") / "run", iter(range(10**6)), adam.Trainer.step
+    out, steps, real = tmp_path_factory.mktemp("stopped") / "run", iter(range(10**6)), retrieval.RetrievalTrainer.step
 
-    def step(self: adam.Trainer, *arguments: object) -> object:
+    def step(self: retrieval.RetrievalTrainer, *arguments: object) -> object:
         if next(steps) == 20:
             os.kill(os.getpid(), signal.SIGTERM)
         return real(self, *arguments)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch, suppress(Interrupted):
-        patch.setattr(adam.Trainer, "step", step)
+        patch.setattr(retrieval.RetrievalTrainer, "step", step)
         train(cache, experiment(), out=out)
     assert RunFolder(out).checkpoint()["epoch"] == 2
     return out
@@ -103,6 +103,6 @@ def test_a_damaged_checkpoint_is_refused_or_resumes_to_the_same_weights(
 
 def test_an_undamaged_run_resumes_to_the_same_weights(cache: Path, run: Path, stopped: Path, tmp_path: Path) -> None:
     own = Path(shutil.copytree(stopped, tmp_path / "run"))
-    train(cache, experiment(), out=own, existing=Existing(resume=True))
+    train(cache, experiment(), out=own, existing=ExistingRunPolicy(resume=True))
     assert is_same_run(run, own)
     assert RunFolder(run).metrics_file.name in RunFolder(own).record()["files"]

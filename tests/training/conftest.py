@@ -32,8 +32,8 @@ from vse.pipeline.errors import Interrupted
 from vse.training.cli import search_main
 from vse.training.experiment import ExperimentConfig, load_experiment
 from vse.training.run.folder import RunFolder
-from vse.training.run.resume import Existing
-from vse.training.solvers import adam
+from vse.training.run.resume import ExistingRunPolicy
+from vse.training.solvers import retrieval
 from vse.training.training import train
 
 SETS = [
@@ -208,7 +208,9 @@ class Crash(Exception):
 
 
 @contextmanager
-def interrupted(*calls: int, of: Any = adam.Trainer, method: str = "step", crash: bool = False) -> Iterator[None]:
+def interrupted(
+    *calls: int, of: Any = retrieval.RetrievalTrainer, method: str = "step", crash: bool = False
+) -> Iterator[None]:
     """Send a SIGTERM to this process, or crash, in these calls of a method, counted from 0."""
     real, numbered = getattr(of, method), count()
 
@@ -225,14 +227,19 @@ def interrupted(*calls: int, of: Any = adam.Trainer, method: str = "step", crash
 
 
 def train_with_stops(
-    cache: Path, config: ExperimentConfig, out: Path, stops: Sequence[int], of: Any = adam.Trainer, **further: Any
+    cache: Path,
+    config: ExperimentConfig,
+    out: Path,
+    stops: Sequence[int],
+    of: Any = retrieval.RetrievalTrainer,
+    **further: Any,
 ) -> Path:
     """Train, with a SIGTERM in each of these steps, counted over all; resume after each."""
     with interrupted(*stops, of=of):
         for _ in stops:
             with suppress(Interrupted):
-                train(cache, config, out=out, existing=Existing(resume=True), **further)
-    return train(cache, config, out=out, existing=Existing(resume=True), **further)
+                train(cache, config, out=out, existing=ExistingRunPolicy(resume=True), **further)
+    return train(cache, config, out=out, existing=ExistingRunPolicy(resume=True), **further)
 
 
 @pytest.fixture(scope="session")

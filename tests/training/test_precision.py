@@ -29,7 +29,7 @@ from vse.training.cli import train_main
 from vse.training.experiment import changed_settings, load_experiment
 from vse.training.options import RunFiles
 from vse.training.run.folder import RunFolder
-from vse.training.run.resume import Existing
+from vse.training.run.resume import ExistingRunPolicy
 from vse.training.training import train
 from vse.training.use.trained_run import open_run
 
@@ -91,7 +91,7 @@ def test_another_precision_names_the_setting(cache: Path, tmp_path: Path, monkey
         line = fails(train_main, *command, f"train.precision={precision}")
         assert "its precision is bf16, here it would be fp32; add --set train.precision=bf16 to continue" in line
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
-    train(cache, experiment("train.precision=bf16"), out=run, existing=Existing(resume=True))
+    train(cache, experiment("train.precision=bf16"), out=run, existing=ExistingRunPolicy(resume=True))
     assert_same(state(run), state(whole))
 
 
@@ -105,7 +105,7 @@ def _stopped(cache: Path, run: Path, precision: str) -> Path:
 @pytest.mark.usefixtures("without_bf16")
 def test_an_overwriting_resume_starts_again(cache: Path, tmp_path: Path, with_warnings: Callable[[], list[str]]) -> None:
     run = _stopped(cache, tmp_path / "run", "bf16")
-    train(cache, experiment(AUTO), out=run, existing=Existing(resume=True, overwrite=True))
+    train(cache, experiment(AUTO), out=run, existing=ExistingRunPolicy(resume=True, overwrite=True))
     assert read_precision(run) == "fp32"
     assert "add --set train.precision=bf16 to continue it" in with_warnings()[-1]
     assert with_warnings()[-1].endswith("Training starts from the beginning")
@@ -118,7 +118,7 @@ def test_auto_keeps_a_finished_run_of_another_machine(
     run = train(cache, experiment("train.precision=bf16", SHORT), out=tmp_path / "run")
     before = {path.name: path.read_bytes() for path in run.iterdir()}
     caplog.set_level(logging.INFO)
-    for existing in (Existing(), Existing(resume=True), Existing(resume=True, overwrite=True)):
+    for existing in (ExistingRunPolicy(), ExistingRunPolicy(resume=True), ExistingRunPolicy(resume=True, overwrite=True)):
         train(cache, experiment(AUTO, SHORT), out=run, existing=existing)
         assert "was trained in bf16 by auto on its machine; here auto is fp32" in caplog.text
         caplog.clear()

@@ -16,8 +16,8 @@ from tests.training import forked
 from tests.training.conftest import COMMAND, Fails, Log, Patch, assert_same, done, experiment, state, table, weights
 from vse.training.cli import train_main
 from vse.training.run.folder import RunFolder
-from vse.training.run.resume import Existing, Extras
-from vse.training.solvers import adam
+from vse.training.run.resume import ExistingRunPolicy, Extras
+from vse.training.solvers import retrieval
 from vse.training.solvers.encode import encode
 from vse.training.solvers.negatives import COLUMNS
 from vse.training.training import train
@@ -66,8 +66,8 @@ def test_a_lost_record_does_not_cost_the_checkpoint(cache: Path, own_run: Path) 
     (own_run / "run.json").unlink()
     calls = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(adam.Trainer, "step", lambda *_: calls.append(1))
-        train(cache, experiment(), out=own_run, existing=Existing(resume=True, overwrite=True))
+        patch.setattr(retrieval.RetrievalTrainer, "step", lambda *_: calls.append(1))
+        train(cache, experiment(), out=own_run, existing=ExistingRunPolicy(resume=True, overwrite=True))
     assert not calls
     assert RunFolder(own_run).record()["state"] == "finished"
     assert all(torch.equal(before[name], value) for name, value in weights(own_run).items())
@@ -76,16 +76,16 @@ def test_a_lost_record_does_not_cost_the_checkpoint(cache: Path, own_run: Path) 
 def test_early_stop_counts_epochs_since_the_best_validation(cache: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     values = iter([5.0, 9.0, 9.0, 8.0, 10.0])
     nothing = dict.fromkeys(("i2t_r1", "t2i_r1"), 0.0)
-    monkeypatch.setattr(adam.Trainer, "validate", lambda _: {**nothing, "rsum": next(values)})
+    monkeypatch.setattr(retrieval.RetrievalTrainer, "validate", lambda _: {**nothing, "rsum": next(values)})
     run = train(cache, experiment("train.epochs=9", "train.early_stop=2"), out=tmp_path / "run")
     record = RunFolder(run).record()
     assert (record["state"], record["epochs"], record["best_epoch"]) == ("finished", 4, 2)
     (run / "run.json").unlink()
-    train(cache, experiment("train.epochs=9", "train.early_stop=2"), out=run, existing=Existing(resume=True))
+    train(cache, experiment("train.epochs=9", "train.early_stop=2"), out=run, existing=ExistingRunPolicy(resume=True))
     assert RunFolder(run).record()["epochs"] == 4, "a resumed run does not go on behind its early stop"
     values = iter([9.0, 8.0, 7.0, 6.0])
     nothing = dict.fromkeys(("i2t_r1", "t2i_r1"), 0.0)
-    monkeypatch.setattr(adam.Trainer, "validate", lambda _: {**nothing, "rsum": next(values)})
+    monkeypatch.setattr(retrieval.RetrievalTrainer, "validate", lambda _: {**nothing, "rsum": next(values)})
     run = train(cache, experiment("train.epochs=9", "train.early_stop=3", "train.validate_every=2"), out=tmp_path / "seldom")
     assert blanks(run) == [True, False, True, False, True], "the best of epoch 2, then three epochs"
     assert RunFolder(run).record()["best_epoch"] == 2

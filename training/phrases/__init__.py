@@ -1,1 +1,1 @@
-"""Training for phrase localisation: regions are matched with phrases (two-branch paper, section 4). May import the solvers."""
+"""Training for phrase localisation, which matches regions with phrases (two-branch paper, section 4)."""

@@ -1,4 +1,4 @@
-"""Batches for Algorithm 1 of the two-branch paper, and their losses: triplets (Eq. 6) and labelled pairs (Eq. 7)."""
+"""Batches for Algorithm 1 of the two-branch paper, and the losses of triplets (Eq. 6) and of labelled pairs (Eq. 7)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vse.training.losses.base import Cost, QueryScores
 from vse.training.losses.pair_loss import PairLoss
 from vse.training.losses.ranking import RankingLoss, add_neighbourhood, find_neighbours
 from vse.training.models.similarities.base import Scores, Similarity
-from vse.training.phrases.pairs import KeyedSets, PhrasePairs, flat_spans, padded_lists, sample_one_per_row, sample_per_row
+from vse.training.phrases.pairs import KeyedSets, PhraseArrays, flat_spans, padded_lists, sample_one_per_row, sample_per_row
 from vse.training.phrases.regions import BoxFeatures
 
 
@@ -50,11 +50,11 @@ class SamplingSettings(PositiveSettings):
 
 
 @dataclass(frozen=True)
-class NearCandidates:
-    """Candidates that are positive, or negative, for the phrases of some pairs.
+class CandidatesOfPairs:
+    """Candidate regions for the pairs of a batch, either all positive or all negative.
 
-    ``rows`` : (n,) the row of the pair in the batch, ascending.
-    ``regions`` : (n,) the index of the candidate.
+    ``rows`` : (n,) rows of pairs in the batch, in ascending order.
+    ``regions`` : (n,) indices of the candidates of these pairs.
     """
 
     rows: Int[np.ndarray, " n"]
@@ -64,82 +64,86 @@ class NearCandidates:
 class CandidateSampler:
     """A sampler of positive and negative candidates for pairs of a phrase and a box.
 
-    ``pairs`` : all training pairs, each with a box.
-    ``candidates`` : the candidate boxes of their images.
-    ``truth_of`` : the index of each pair's ground-truth region among all regions.
-    ``settings`` : the settings of Algorithm 1.
+    ``pairs`` : all training phrases, each with a box.
+    ``candidates`` : candidate boxes of the training images.
+    ``truth_of`` : (n_pairs,) index of each pair's ground-truth region among all regions.
+    ``settings`` : settings of Algorithm 1.
     """
 
     def __init__(
-        self, pairs: PhrasePairs, candidates: BoxFeatures, truth_of: Int[np.ndarray, " n_pairs"], settings: SamplingSettings
+        self, pairs: PhraseArrays, candidates: BoxFeatures, truth_of: Int[np.ndarray, " n_pairs"], settings: SamplingSettings
     ) -> None:
         self.pairs, self.candidates, self.truth_of, self.settings = pairs, candidates, truth_of, settings
 
-    def near(self, batch: Indices, rng: np.random.Generator) -> tuple[NearCandidates, NearCandidates]:
-        """Return positive candidates and sampled negative ones of some pairs, by their IoU with each pair's true box."""
+    def positives_and_negatives(self, batch: Indices, rng: np.random.Generator) -> tuple[CandidatesOfPairs, CandidatesOfPairs]:
+        """Return all positive candidates of a batch of pairs, and sampled negative candidates.
+
+        The IoU of a candidate with the true box of a pair decides.
+        """
         images = self.pairs.image_of[batch]
         rows, regions = flat_spans(self.candidates.starts[images], self.candidates.counts[images])
         overlaps = pairwise_iou(self.pairs.truths[batch][rows], self.candidates.boxes[regions])
         positive = overlaps >= self.settings.positive_iou
         negative = (overlaps < self.settings.negative_iou) & self._sample_candidates(images, rows, regions, rng)
-        return NearCandidates(rows[positive], regions[positive]), NearCandidates(rows[negative], regions[negative])
+        return CandidatesOfPairs(rows[positive], regions[positive]), CandidatesOfPairs(rows[negative], regions[negative])
 
     def _sample_candidates(
         self, images: Indices, rows: Indices, regions: Indices, rng: np.random.Generator
     ) -> Bool[np.ndarray, " n"]:
-        """Return a mask of randomly sampled candidates. Each image has one sample, which all pairs of the image share.
+        """Return a mask of randomly sampled candidates. All pairs of an image share one sample.
 
-        ``rows`` and ``regions`` are the pair and the candidate of each element of the mask.
+        ``rows`` and ``regions`` hold the pair and the candidate of each element of the mask.
         """
         if self.settings.candidates is None:
             return np.ones(len(rows), bool)
         visited = np.unique(images)
-        of_visit, every = flat_spans(self.candidates.starts[visited], self.candidates.counts[visited])
-        return np.isin(regions, every[sample_per_row(of_visit, self.settings.candidates, rng)])
+        visits, every = flat_spans(self.candidates.starts[visited], self.candidates.counts[visited])
+        return np.isin(regions, every[sample_per_row(visits, self.settings.candidates, rng)])
 
 
 @dataclass(frozen=True)
 class TripletBatch:
-    """Regions and phrases to embed, and the triplets among them.
+    """Regions and texts to embed, and the triplets among them.
 
-    A triplet refers to its regions and phrases by their positions in ``regions`` and ``texts``.
+    ``regions`` and ``texts`` hold indices in the data set, each once. Triplets and pairs hold positions in these two arrays.
 
-    ``regions``, ``texts`` : indices of regions and of texts, each once.
-    ``region_of_query``, ``text_of_query`` : positive pairs (x, y) with the region as the query.
-    ``negative_texts`` : mask of the negative phrases y' of these pairs.
-    ``text_of_phrase_query``, ``region_of_phrase_query`` : positive pairs with the phrase as the query.
-    ``candidates``, ``are_negatives`` : the negative regions x' of these pairs in the same image, padded, and the mask.
-    ``region_of_pair``, ``text_of_pair``, ``truth_of_pair`` : all positive pairs, and the ground-truth region of each.
+    ``query_regions``, ``positive_texts`` : positive pairs (x, y) with the region as the query.
+    ``negative_text_mask`` : mask of the texts y' that are negatives for each query region.
+    ``query_texts``, ``positive_regions`` : positive pairs with the text as the query.
+    ``negative_regions`` : negatives x' for each query text, from the same image, padded to one length.
+    ``negative_region_mask`` : mask of ``negative_regions``, False at the padding.
+    ``region_of_pair``, ``text_of_pair`` : all positive pairs.
+    ``truth_of_pair`` : index in the data set of each pair's ground-truth region.
     """
 
     regions: Int[np.ndarray, " n_regions"]
     texts: Int[np.ndarray, " n_texts"]
-    region_of_query: Int[np.ndarray, " n_queries"]
-    text_of_query: Int[np.ndarray, " n_queries"]
-    negative_texts: Bool[np.ndarray, "n_queries n_texts"]
-    text_of_phrase_query: Int[np.ndarray, " m_queries"]
-    region_of_phrase_query: Int[np.ndarray, " m_queries"]
-    candidates: Int[np.ndarray, "m_queries longest"]
-    are_negatives: Bool[np.ndarray, "m_queries longest"]
+    query_regions: Int[np.ndarray, " n_queries"]
+    positive_texts: Int[np.ndarray, " n_queries"]
+    negative_text_mask: Bool[np.ndarray, "n_queries n_texts"]
+    query_texts: Int[np.ndarray, " m_queries"]
+    positive_regions: Int[np.ndarray, " m_queries"]
+    negative_regions: Int[np.ndarray, "m_queries longest"]
+    negative_region_mask: Bool[np.ndarray, "m_queries longest"]
     region_of_pair: Int[np.ndarray, " n_pairs"]
     text_of_pair: Int[np.ndarray, " n_pairs"]
     truth_of_pair: Int[np.ndarray, " n_pairs"]
 
     @property
     def n_triplets(self) -> int:
-        """The number of triplets, with regions and with phrases as queries, before the highest costs are selected."""
-        return int(self.negative_texts.sum() + self.are_negatives.sum())
+        """The number of triplets, before the highest costs are selected."""
+        return int(self.negative_text_mask.sum() + self.negative_region_mask.sum())
 
 
 class TripletSampler(CandidateSampler):
-    """Triplets of a batch of pairs (Algorithm 1, steps 2 and 3, for the embedding network).
+    """A sampler of triplets (Algorithm 1, steps 2 and 3, for the embedding network).
 
-    A phrase is not a negative for a region if the same text occurs for the region's ground-truth box, or anywhere in the
-    region's coreference chain (the phrases of an image that mention one object).
+    A text is not a negative for a region if a phrase with this text has the same ground-truth box or is in the same
+    coreference chain (the phrases of an image that mention one object).
     """
 
     def __init__(
-        self, pairs: PhrasePairs, candidates: BoxFeatures, truth_of: Int[np.ndarray, " n_pairs"], settings: SamplingSettings
+        self, pairs: PhraseArrays, candidates: BoxFeatures, truth_of: Int[np.ndarray, " n_pairs"], settings: SamplingSettings
     ) -> None:
         super().__init__(pairs, candidates, truth_of, settings)
         self._texts_of_chain = KeyedSets(pairs.chain_of, pairs.text_of)
@@ -147,7 +151,7 @@ class TripletSampler(CandidateSampler):
         self._texts_of_truth = KeyedSets(self._truths, pairs.text_of)
 
     def batch(self, batch: Indices, rng: np.random.Generator) -> TripletBatch:
-        positive, negative = self.near(batch, rng)
+        positive, negative = self.positives_and_negatives(batch, rng)
         text_of, truth_of = self.pairs.text_of[batch], self.truth_of[batch]
         every = np.arange(len(batch))
         regions = self._positive_regions(truth_of, positive, rng)
@@ -160,24 +164,25 @@ class TripletSampler(CandidateSampler):
         asked_regions, their_texts = regions[as_region], np.concatenate([text_of, second_texts])
         asked_texts, their_regions = text_of[as_phrase], np.concatenate([regions, second_regions])
         texts, embedded = np.unique(their_texts), np.unique(np.concatenate([their_regions, negative.regions]))
-        candidates, are_negatives = padded_lists(negative.rows, np.searchsorted(embedded, negative.regions), len(batch))
+        negatives = np.searchsorted(embedded, negative.regions)
+        negative_regions, negative_region_mask = padded_lists(negative.rows, negatives, len(batch))
         return TripletBatch(
             regions=embedded,
             texts=texts,
-            region_of_query=np.searchsorted(embedded, asked_regions),
-            text_of_query=np.searchsorted(texts, their_texts),
-            negative_texts=self._negative_texts(batch[as_region], texts),
-            text_of_phrase_query=np.searchsorted(texts, asked_texts),
-            region_of_phrase_query=np.searchsorted(embedded, their_regions),
-            candidates=candidates[as_phrase],
-            are_negatives=are_negatives[as_phrase],
+            query_regions=np.searchsorted(embedded, asked_regions),
+            positive_texts=np.searchsorted(texts, their_texts),
+            negative_text_mask=self._negative_texts(batch[as_region], texts),
+            query_texts=np.searchsorted(texts, asked_texts),
+            positive_regions=np.searchsorted(embedded, their_regions),
+            negative_regions=negative_regions[as_phrase],
+            negative_region_mask=negative_region_mask[as_phrase],
             region_of_pair=np.searchsorted(embedded, np.concatenate([asked_regions, second_regions])),
             text_of_pair=np.searchsorted(texts, np.concatenate([their_texts, text_of[of_phrase]])),
             truth_of_pair=truth_of[np.concatenate([as_region, of_phrase])],
         )
 
-    def _positive_regions(self, truth_of: Indices, positive: NearCandidates, rng: np.random.Generator) -> Indices:
-        """Return the ground-truth region of each pair or, if augmented, a random positive region (Algorithm 1, step 2)."""
+    def _positive_regions(self, truth_of: Indices, positive: CandidatesOfPairs, rng: np.random.Generator) -> Indices:
+        """Return a positive region for each pair (Algorithm 1, step 2): the ground truth or, if augmented, a random one."""
         if self.settings.positives == "truth":
             return truth_of
         rows = np.concatenate([np.arange(len(truth_of)), positive.rows])
@@ -185,22 +190,23 @@ class TripletSampler(CandidateSampler):
         return chosen
 
     def _second_texts(self, batch: Indices, regions: Indices, rng: np.random.Generator) -> tuple[Indices, Indices]:
-        """Return a second phrase for each region of the batch that has a single phrase (Algorithm 1, step 3c i).
+        """Sample a second text for each region of the batch that has a single text (Algorithm 1, step 3c i).
 
-        The phrase is another one of the same coreference chain. Returns the first pair of each such region, and the texts.
+        The text is another one of the same coreference chain. Returns for each such region the row of its first pair in the
+        batch, and the second text. Regions without another text are left out.
         """
-        alone = _first_of_single(regions, self.pairs.text_of[batch])
+        alone = _first_rows_with_one_partner(regions, self.pairs.text_of[batch])
         others = self._texts_of_chain.sample_another(self.pairs.chain_of[batch[alone]], self.pairs.text_of[batch[alone]], rng)
         return alone[others >= 0], others[others >= 0]
 
     def _second_regions(
-        self, text_of: Indices, regions: Indices, truth_of: Indices, positive: NearCandidates, rng: np.random.Generator
+        self, text_of: Indices, regions: Indices, truth_of: Indices, positive: CandidatesOfPairs, rng: np.random.Generator
     ) -> tuple[Indices, Indices]:
-        """Return a second positive region for each phrase of the batch that has a single region (Algorithm 1, step 3c ii).
+        """Sample a second positive region for each text of the batch that has a single region (Algorithm 1, step 3c ii).
 
-        Returns the first pair of each such phrase, and the regions.
+        Returns for each such text the row of its first pair in the batch, and the second region.
         """
-        alone = _first_of_single(text_of, regions)
+        alone = _first_rows_with_one_partner(text_of, regions)
         if self.settings.positives == "truth":
             return alone[:0], alone[:0]
         rows = np.concatenate([np.arange(len(truth_of)), positive.rows])
@@ -211,7 +217,7 @@ class TripletSampler(CandidateSampler):
         return alone[chosen >= 0], every[chosen[chosen >= 0]]
 
     def _negative_texts(self, pairs: Indices, texts: Indices) -> Bool[np.ndarray, "n m"]:
-        """Return a mask (pair, text) of the texts that are negatives for the region of each pair (Algorithm 1, step 3a)."""
+        """Return a mask of the texts that are negatives for the region of each pair (Algorithm 1, step 3a)."""
         own = self._texts_of_chain.have(self.pairs.chain_of[pairs][:, None], texts[None])
         negatives: Bool[np.ndarray, "n m"] = ~(own | self._texts_of_truth.have(self._truths[pairs][:, None], texts[None]))
         return negatives
@@ -248,21 +254,21 @@ def triplet_cost(
 
 
 def _rankings(batch: TripletBatch, scores: Scores, device: torch.device) -> tuple[QueryScores, QueryScores]:
-    """Return two rankings: phrases of the batch for each region, and candidates of the same image for each phrase."""
+    """Return two rankings: texts of the batch for each query region, and regions of the same image for each query text."""
     of_regions, of_phrases = scores if isinstance(scores, tuple) else (scores, scores)
 
     def there(indices: np.ndarray) -> Tensor:
         return torch.from_numpy(indices).to(device)
 
-    asked = QueryScores(of_regions[there(batch.region_of_query)], there(batch.text_of_query), there(batch.negative_texts))
-    columns = there(np.concatenate([batch.region_of_phrase_query[:, None], batch.candidates], 1))
-    negatives = torch.nn.functional.pad(there(batch.are_negatives), (1, 0))
-    texts = there(batch.text_of_phrase_query)
+    asked = QueryScores(of_regions[there(batch.query_regions)], there(batch.positive_texts), there(batch.negative_text_mask))
+    columns = there(np.concatenate([batch.positive_regions[:, None], batch.negative_regions], 1))
+    negatives = torch.nn.functional.pad(there(batch.negative_region_mask), (1, 0))
+    texts = there(batch.query_texts)
     return asked, QueryScores(of_phrases[columns, texts[:, None]], torch.zeros_like(texts), negatives)
 
 
-def _first_of_single(keys: Indices, partners: Indices) -> Indices:
-    """Return the first row of each key whose rows all have the same partner."""
+def _first_rows_with_one_partner(keys: Indices, partners: Indices) -> Indices:
+    """Return the first row of each key that has the same partner in all its rows."""
     distinct = np.unique(np.stack([keys, partners], 1), axis=0)[:, 0]
     single, counts = np.unique(distinct, return_counts=True)
     every, first = np.unique(keys, return_index=True)
@@ -274,8 +280,8 @@ def _first_of_single(keys: Indices, partners: Indices) -> Indices:
 class LabelledBatch:
     """Regions and phrases to embed, and labelled pairs of them.
 
-    ``regions``, ``texts`` : indices of regions and of texts, each once.
-    ``region_of_pair``, ``text_of_pair`` : the rows of each pair in ``regions`` and ``texts``.
+    ``regions``, ``texts`` : indices of regions and of texts in the data set, each once.
+    ``region_of_pair``, ``text_of_pair`` : positions of each pair in ``regions`` and ``texts``.
     ``labels`` : 1 for a positive pair, -1 for a negative pair.
     """
 
@@ -287,24 +293,28 @@ class LabelledBatch:
 
 
 class PairSampler(CandidateSampler):
-    """Positive and negative pairs of a batch (Algorithm 1, steps 2 and 3, for the similarity network)."""
+    """A sampler of positive and negative pairs (Algorithm 1, steps 2 and 3, for the similarity network)."""
 
     def batch(self, batch: Indices, rng: np.random.Generator) -> LabelledBatch:
-        positive, negative = self.near(batch, rng)
+        positive, negative = self.positives_and_negatives(batch, rng)
         rows, regions = np.arange(len(batch)), self.truth_of[batch]
         if self.settings.positives == "augmented":
             rows, regions = np.concatenate([rows, positive.rows]), np.concatenate([regions, positive.regions])
-        wrong = negative if self.settings.negatives == "all" else _one_for_each(rows, negative, len(batch), rng)
+        wrong = (
+            negative if self.settings.negatives == "all" else _sample_negative_per_positive(rows, negative, len(batch), rng)
+        )
         embedded, of_region = np.unique(np.concatenate([regions, wrong.regions]), return_inverse=True)
         of_pair = self.pairs.text_of[batch][np.concatenate([rows, wrong.rows])]
         texts, of_text = np.unique(of_pair, return_inverse=True)
         return LabelledBatch(embedded, texts, of_region, of_text, np.repeat([1, -1], [len(rows), len(wrong.rows)]))
 
 
-def _one_for_each(rows: Indices, negative: NearCandidates, n_rows: int, rng: np.random.Generator) -> NearCandidates:
-    """Return a random negative candidate of the same phrase for each positive pair (Algorithm 1, step 3).
+def _sample_negative_per_positive(
+    rows: Indices, negative: CandidatesOfPairs, n_rows: int, rng: np.random.Generator
+) -> CandidatesOfPairs:
+    """Return a random negative candidate for each positive pair, by its phrase's row in ``rows`` (Algorithm 1, step 3).
 
-    If the phrase has no negative candidate, the negative is one of another phrase.
+    A phrase without a negative candidate gets the negative of another phrase.
     """
     having = np.unique(negative.rows)
     if not len(having):
@@ -313,7 +323,7 @@ def _one_for_each(rows: Indices, negative: NearCandidates, n_rows: int, rng: np.
     asked = np.where(np.isin(rows, having), rows, others)
     starts = np.searchsorted(negative.rows, asked)
     counts = np.bincount(negative.rows, minlength=n_rows)[asked]
-    return NearCandidates(asked, negative.regions[starts + rng.integers(0, counts)])
+    return CandidatesOfPairs(asked, negative.regions[starts + rng.integers(0, counts)])
 
 
 def pair_cost(

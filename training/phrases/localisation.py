@@ -1,4 +1,4 @@
-"""Score phrases with the candidate boxes of their images, measure their localisation, and score sentences with images."""
+"""Score phrases with the candidate boxes of their images, compute R@K of the phrases, and score sentences with images."""
 
 from __future__ import annotations
 
@@ -16,66 +16,64 @@ from vse.eval.ranking.localisation import MISSED, PhraseRanks, phrase_ranks
 from vse.pipeline.progress import progress_bar
 from vse.training.data.images import Indices
 from vse.training.models.build import Model
-from vse.training.phrases.pairs import PhrasePairs, flat_spans
+from vse.training.phrases.pairs import PhraseArrays, flat_spans
 from vse.training.phrases.regions import RegionInputs
 
-_IMAGES = 32  # images whose regions are embedded at once
-_PAIRS = 2**15  # pairs that are scored at once
-_IMAGES_SCORED = 8  # images whose regions are embedded and scored at once
-_TEXTS = 2048  # texts that are embedded at once
+_BLOCK_IMAGES = 32  # images whose regions are embedded at once
+_BLOCK_PAIRS = 2**15  # pairs that are scored at once
+_BLOCK_SCORED_IMAGES = 8  # images whose regions are embedded and scored with all texts at once
+_BLOCK_TEXTS = 2048  # texts that are embedded at once
 
 
 class PhraseVectors(Protocol):
-    """Phrases as inputs of a model. For cached phrases see :class:`vse.training.data.images.CachedFeatures`."""
+    """Texts of phrases as inputs of a model, such as :class:`vse.training.data.images.CachedFeatures`."""
 
     def read(self, indices: Indices) -> tuple[Tensor, ...]:
-        """Return the inputs for the texts with these indices."""
+        """Return the model's inputs for the texts at ``indices``."""
 
 
 @dataclass(frozen=True)
 class PhraseSplit:
-    """The phrases of a split, with the inputs of a model for them and for the candidate boxes of their images."""
+    """The phrases of a split, with the model's inputs for their texts and for the regions of their images."""
 
-    pairs: PhrasePairs
+    phrases: PhraseArrays
     regions: RegionInputs
     texts: PhraseVectors
 
     @property
     def offsets(self) -> Int[np.ndarray, " n_phrases_and_one"]:
         """The offsets of the scores: ``offsets[k]:offsets[k + 1]`` are the scores of phrase k with its image's candidates."""
-        counts = self.regions.candidates.counts[self.pairs.image_of]
+        counts = self.regions.candidates.counts[self.phrases.image_of]
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
     @property
     def candidates(self) -> Int[np.ndarray, " n"]:
-        """The candidate box of each score, as an index among the candidates of all images."""
-        candidates, images = self.regions.candidates, self.pairs.image_of
+        """The index of each score's candidate box among the candidates of all images."""
+        candidates, images = self.regions.candidates, self.phrases.image_of
         return flat_spans(candidates.starts[images], candidates.counts[images])[1]
 
-    def rank_phrases(self, scores: Float[np.ndarray, " n"], iou: float = IOU) -> PhraseRanks:
-        """Return for each phrase with a box the rank of its first right candidate, one with an IoU of at least ``iou``.
+    def rank_candidates(self, scores: Float[np.ndarray, " n"], iou: float = IOU) -> PhraseRanks:
+        """Return the rank of the best right candidate for each phrase with a box.
 
-        ``scores`` order the candidates of a phrase; for their layout see :attr:`offsets`.
+        A candidate is right if its IoU with the true box is at least ``iou``. The order of ``scores`` is that of
+        :attr:`offsets`.
         """
-        located = self.pairs.has_box
+        located = self.phrases.has_box
         rows = np.repeat(located, np.diff(self.offsets))
         counts = np.diff(self.offsets)[located]
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         boxes = self.regions.candidates.boxes[self.candidates[rows]]
-        return phrase_ranks(scores[rows], boxes, offsets, self.pairs.truths[located], iou)
+        return phrase_ranks(scores[rows], boxes, offsets, self.phrases.truths[located], iou)
 
     def recall_bound(self) -> float:
-        """Return the upper bound of R@K: the percentage of phrases with a box for which at least one candidate is right."""
-        ranks = self.rank_phrases(np.zeros(int(self.offsets[-1]), np.float32)).ranks
+        """Return the upper bound of R@K: the percentage of phrases with a box that have a right candidate."""
+        ranks = self.rank_candidates(np.zeros(int(self.offsets[-1]), np.float32)).ranks
         return float(100 * (ranks < MISSED).mean())
 
     def expected_rsum(self) -> float:
-        """Return the approximate mean ``rsum`` (see :func:`recalls`) of random scores.
-
-        The approximation samples candidates with replacement.
-        """
-        candidates = np.diff(self.offsets)[self.pairs.has_box]
-        ranks = self.rank_phrases(np.zeros(int(self.offsets[-1]), np.float32)).ranks
+        """Return the mean ``rsum`` (see :func:`recalls`) of random scores, as if candidates were drawn with replacement."""
+        candidates = np.diff(self.offsets)[self.phrases.has_box]
+        ranks = self.rank_candidates(np.zeros(int(self.offsets[-1]), np.float32)).ranks
         right = candidates - np.minimum(ranks, candidates)  # with equal scores, the wrong ones rank first
         share = right / np.maximum(candidates, 1)
         return float(sum(100 * (1 - (1 - share) ** k).mean() for k in RECALLS))
@@ -88,20 +86,17 @@ def recalls(outcome: PhraseRanks) -> dict[str, float]:
 
 
 def score_candidates(model: Model, split: PhraseSplit) -> Float[np.ndarray, " n"]:
-    """Return the scores of every phrase of a split with the candidate boxes of its image.
-
-    For their order see :attr:`PhraseSplit.offsets`.
-    """
+    """Return the scores of every phrase with the candidates of its image, in the order of :attr:`PhraseSplit.offsets`."""
     model.eval()
     parts = [np.empty(0, np.float32)]
     with torch.inference_mode():
-        for images, phrases in _blocks(split.pairs):
+        for images, phrases in _blocks(split.phrases):
             candidates = split.regions.candidates
             regions = flat_spans(candidates.starts[images], candidates.counts[images])[1]
             if not len(regions):
                 continue
-            texts, text_of = np.unique(split.pairs.text_of[phrases], return_inverse=True)
-            of_phrases = split.pairs.image_of[phrases]
+            texts, text_of = np.unique(split.phrases.text_of[phrases], return_inverse=True)
+            of_phrases = split.phrases.image_of[phrases]
             rows, columns = flat_spans(candidates.starts[of_phrases] - regions[0], candidates.counts[of_phrases])
             embedded = model.embed_images(split.regions.read(regions))[0]
             embedded_texts = model.embed_captions(*split.texts.read(texts))[0]
@@ -112,13 +107,13 @@ def score_candidates(model: Model, split: PhraseSplit) -> Float[np.ndarray, " n"
 def scores_of_pairs(
     model: Model, regions: Tensor, phrases: Tensor, rows: Int[np.ndarray, " n"], columns: Int[np.ndarray, " n"]
 ) -> Float[np.ndarray, " n"]:
-    """Return the score of each region at ``rows`` with the phrase at the same position in ``columns``, both embedded.
+    """Return the scores of pairs of embedded regions and phrases; pair k is ``rows[k]`` and ``columns[k]``.
 
-    Scores are cosines if the model compares single vectors.
+    The scores are cosines if the model compares single vectors.
     """
     parts = [np.empty(0, np.float32)]
-    for start in range(0, len(rows), _PAIRS):
-        some = (torch.from_numpy(indices[start : start + _PAIRS]).to(regions.device) for indices in (rows, columns))
+    for start in range(0, len(rows), _BLOCK_PAIRS):
+        some = (torch.from_numpy(indices[start : start + _BLOCK_PAIRS]).to(regions.device) for indices in (rows, columns))
         if model.pairwise:
             scores = model.score_pairs((regions,), (phrases,), *some)
         else:
@@ -127,11 +122,11 @@ def scores_of_pairs(
     return np.concatenate(parts)
 
 
-def _blocks(pairs: PhrasePairs) -> Iterator[tuple[Indices, slice]]:
-    """Yield blocks of consecutive images as their indices, with the slice of their phrases."""
-    for start in range(0, len(pairs.image_ids), _IMAGES):
-        stop = min(start + _IMAGES, len(pairs.image_ids))
-        first, end = np.searchsorted(pairs.image_of, [start, stop])
+def _blocks(phrases: PhraseArrays) -> Iterator[tuple[Indices, slice]]:
+    """Yield the indices of consecutive images, and the slice of their phrases."""
+    for start in range(0, len(phrases.image_ids), _BLOCK_IMAGES):
+        stop = min(start + _BLOCK_IMAGES, len(phrases.image_ids))
+        first, end = np.searchsorted(phrases.image_of, [start, stop])
         if first < end:
             yield np.arange(start, stop), slice(int(first), int(end))
 
@@ -142,17 +137,17 @@ def sentence_scores(
     """Return the scores of all images of a split with all captions (two-branch paper, section 5.6, Eq. 8).
 
     For an image with regions R and a caption with phrases P, the score is the mean over p in P of the maximum over r in R of
-    s(r, p). For a model that embeds, s(r, p) = -||r - p||; otherwise s is the model's score. An image without a region, and a
-    caption without a phrase, get the lowest score. ``caption_of`` is the index of each phrase's caption.
+    s(r, p). If the model compares single vectors, s(r, p) = -||r - p||; otherwise s is the model's score. An image without a
+    region, and a caption without a phrase, get the lowest score. ``caption_of`` is the index of each phrase's caption.
     """
     model.eval()
-    used, text_of = np.unique(split.pairs.text_of, return_inverse=True)
+    used, text_of = np.unique(split.phrases.text_of, return_inverse=True)
     n_phrases = torch.from_numpy(np.bincount(caption_of, minlength=n_captions))
-    means = torch.zeros(len(split.pairs.image_ids), n_captions)
+    means = torch.zeros(len(split.phrases.image_ids), n_captions)
     with torch.inference_mode(), progress_bar(total=len(means), desc="sentences", unit="image") as bar:
-        parts = np.split(used, range(_TEXTS, len(used), _TEXTS))
+        parts = np.split(used, range(_BLOCK_TEXTS, len(used), _BLOCK_TEXTS))
         texts = torch.cat([model.embed_captions(*split.texts.read(part))[0] for part in parts])
-        for rows, best in _best_regions(model, split, texts):
+        for rows, best in _best_scores(model, split, texts):
             means[rows].index_add_(1, torch.from_numpy(caption_of), best[:, text_of])
             bar.update(len(best))
     means /= n_phrases.clamp(min=1)
@@ -161,14 +156,14 @@ def sentence_scores(
     return means.numpy()
 
 
-def _best_regions(model: Model, split: PhraseSplit, texts: Tensor) -> Iterator[tuple[slice, Float[Tensor, "n n_texts"]]]:
-    """Yield blocks of consecutive images, with the highest score of any region of each image for each text.
+def _best_scores(model: Model, split: PhraseSplit, texts: Tensor) -> Iterator[tuple[slice, Float[Tensor, "n n_texts"]]]:
+    """Yield the highest score of each image's regions with each text, in blocks of consecutive images.
 
-    The score is 0 for an image without regions.
+    The scores are 0 for an image without regions.
     """
     candidates = split.regions.candidates
-    for start in range(0, len(candidates.starts), _IMAGES_SCORED):
-        rows = slice(start, min(start + _IMAGES_SCORED, len(candidates.starts)))
+    for start in range(0, len(candidates.starts), _BLOCK_SCORED_IMAGES):
+        rows = slice(start, min(start + _BLOCK_SCORED_IMAGES, len(candidates.starts)))
         counts = candidates.counts[rows].tolist()
         first = int(candidates.starts[start])
         regions = np.arange(first, first + sum(counts))

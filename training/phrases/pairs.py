@@ -1,4 +1,4 @@
-"""The phrases of a split as arrays: their images, boxes, texts and coreference chains; and operations on ragged lists."""
+"""The phrases of a split as arrays, and operations on ragged lists."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ from vse.pipeline.errors import UserError
 from vse.training.data.images import Indices
 from vse.training.phrases.regions import BoxFeatures
 
-_NOWHERE = (np.nan,) * 4
+_NO_BOX = (np.nan,) * 4
 
 
 def flat_spans(
     starts: Int[np.ndarray, " n"], counts: Int[np.ndarray, " n"]
 ) -> tuple[Int[np.ndarray, " total"], Int[np.ndarray, " total"]]:
-    """Return two arrays: k, and the integers from ``starts[k]`` to ``starts[k] + counts[k]`` (exclusive), for every k."""
+    """Join ranges of integers. Range k starts at ``starts[k]`` and has ``counts[k]`` integers.
+
+    Returns the index k of each integer's range, and the integers.
+    """
     rows = np.repeat(np.arange(len(counts)), counts)
     return rows, np.arange(len(rows)) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
 
 
 def sample_one_per_row(rows: Int[np.ndarray, " total"], n_rows: int, rng: np.random.Generator) -> Int[np.ndarray, " n_rows"]:
-    """Return for each number r below ``n_rows`` a random position p with ``rows[p] == r``, or -1 if there is none."""
+    """Return a random position of each row in ``rows``, or -1 for a row that does not occur."""
     order = np.argsort(rows, kind="stable")
     counts = np.bincount(rows, minlength=n_rows)
     drawn = np.cumsum(counts) - counts + rng.integers(0, np.maximum(counts, 1))
@@ -39,7 +42,7 @@ def sample_one_per_row(rows: Int[np.ndarray, " total"], n_rows: int, rng: np.ran
 
 
 def sample_per_row(rows: Int[np.ndarray, " total"], most: int | None, rng: np.random.Generator) -> Bool[np.ndarray, " total"]:
-    """Return a mask of random positions in ``rows``, at most ``most`` for each value; None selects all positions."""
+    """Return a mask of random positions in ``rows``, at most ``most`` for each row; None selects all positions."""
     if most is None:
         return np.ones(len(rows), bool)
     order = np.lexsort((rng.random(len(rows)), rows))
@@ -66,7 +69,7 @@ def padded_lists(
 class KeyedSets:
     """A set of values for each key, with look-ups of many keys at once.
 
-    Pairs of a key and a value may repeat. Neither may be negative.
+    Keys and values are not negative. A pair of a key and a value may be given several times.
     """
 
     def __init__(self, keys: Int[np.ndarray, " n"], values: Int[np.ndarray, " n"]) -> None:
@@ -76,7 +79,7 @@ class KeyedSets:
         self._starts = np.cumsum(self._counts) - self._counts
 
     def have(self, keys: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return whether the set of each key contains the value. Keys and values are broadcast against each other."""
+        """Return whether each key has the value. Keys and values are broadcast against each other."""
         wanted = keys * self._size + values
         places = np.searchsorted(self._pairs, wanted).clip(max=len(self._pairs) - 1)
         is_there: NDArray[np.bool_] = (self._pairs[places] == wanted) & (values < self._size)
@@ -85,7 +88,7 @@ class KeyedSets:
     def sample_another(
         self, keys: Int[np.ndarray, " n"], values: Int[np.ndarray, " n"], rng: np.random.Generator
     ) -> Int[np.ndarray, " n"]:
-        """Return for each key a random value of its set other than ``values``, or -1 if the set has a single value."""
+        """Return another random value of each key than the one in ``values``, or -1 if the key has no other value."""
         counts, starts = self._counts[keys], self._starts[keys]
         own = np.searchsorted(self._pairs, keys * self._size + values) - starts
         steps = rng.integers(1, np.maximum(counts, 2))  # steps in the circular list of a key's values
@@ -94,15 +97,16 @@ class KeyedSets:
 
 
 @dataclass(frozen=True, eq=False)
-class PhrasePairs:
-    """Phrases in the order of their images; a phrase with a box forms a positive pair with its region.
+class PhraseArrays:
+    """The phrases of some images as arrays, in the order of the images.
 
-    ``image_ids`` : the images, indexed by ``image_of``.
-    ``phrase_ids``, ``caption_ids``, ``image_of`` : for each phrase its id, the id of its caption, and the index of its image.
-    ``text_of`` : the index of its text among the ``n_texts`` different texts of the data set.
-    ``chain_of`` : the index of its coreference chain, the phrases of an image for one object; by default a chain of its own.
-    ``truths`` : its ground-truth box in float32, NaN if it has none.
-    ``types`` : its types, joined by ``/``.
+    ``image_ids`` : ids of the images.
+    ``phrase_ids``, ``caption_ids`` : id of each phrase, and id of its caption.
+    ``image_of`` : index of each phrase's image in ``image_ids``.
+    ``text_of`` : index of each phrase's text among the ``n_texts`` different texts of the data set.
+    ``chain_of`` : index of each phrase's coreference chain (the phrases of an image that mention one object).
+    ``truths`` : ground-truth box of each phrase in float32, or NaN for a phrase without a box.
+    ``types`` : types of each phrase, joined by ``/``.
     """
 
     image_ids: Indices
@@ -125,8 +129,8 @@ class PhrasePairs:
         return located
 
 
-def phrase_pairs(dataset: Dataset, images: Sequence[Image], located: bool = False) -> PhrasePairs:
-    """Return the phrases of some images, or with ``located`` only those with a box. Raises UserError if there are none."""
+def phrase_arrays(dataset: Dataset, images: Sequence[Image], located: bool = False) -> PhraseArrays:
+    """Return the phrases of some images, or with ``located`` only phrases with a box. Raises UserError if there are none."""
     number_of = {image.imgid: number for number, image in enumerate(images)}
     text_ids = {text: number for number, text in enumerate(phrase_texts(dataset))}
     chains: dict[tuple[int, str | int], int] = {}
@@ -141,20 +145,20 @@ def phrase_pairs(dataset: Dataset, images: Sequence[Image], located: bool = Fals
         raise UserError(f"{dataset.path}: no phrase {'with a box ' if located else ''}in these images; see docs/phrases.md")
     rows.sort(key=lambda row: row[0])
     found = [mention for _, mention, _, _ in rows]
-    return PhrasePairs(
+    return PhraseArrays(
         image_ids=np.asarray([image.imgid for image in images], np.int64),
         phrase_ids=_integers(mention.phrase_id for mention in found),
         caption_ids=_integers(mention.caption.sentid for mention in found),
         image_of=_integers(image for image, _, _, _ in rows),
         text_of=_integers(text for _, _, text, _ in rows),
         chain_of=_integers(chain for _, _, _, chain in rows),
-        truths=np.asarray([mention.phrase.truth or _NOWHERE for mention in found], np.float32),
+        truths=np.asarray([mention.phrase.truth or _NO_BOX for mention in found], np.float32),
         types=["/".join(mention.phrase.types) for mention in found],
         n_texts=len(text_ids),
     )
 
 
-def truth_regions(pairs: PhrasePairs, truths: BoxFeatures, name: str) -> Int[np.ndarray, " n"]:
+def truth_regions(pairs: PhraseArrays, truths: BoxFeatures, name: str) -> Int[np.ndarray, " n"]:
     """Return the index in ``truths`` of each pair's ground-truth region.
 
     Raises UserError if the cache ``name`` lacks the box of a pair.

@@ -1,4 +1,4 @@
-"""Regions of images as inputs of a model: cached vectors, with the coordinates of their boxes if required."""
+"""Regions of images as inputs of a model: cached vectors, coordinates of boxes, or both."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ N_COORDINATES = 5
 
 
 class BoxFeatures(CachedFeatures):
-    """The regions of some images in a cache, indexed image after image, with their boxes.
+    """The regions of some images in a cache, image after image, with their boxes.
 
     For the parameters see :class:`vse.training.data.images.CachedFeatures`. Raises UserError if the cache does not hold
     regions with boxes.
 
     ``boxes`` : (n_regions, 4) x1, y1, x2, y2 in pixels of the original image.
-    ``image_of`` : (n_regions,) the index of each region's image.
-    ``starts``, ``counts`` : (n_images,) the index of the first region of each image, and the number of its regions.
-    ``sizes`` : (n_images, 2) width and height.
+    ``image_of`` : (n_regions,) index of each region's image.
+    ``starts`` : (n_images,) index of each image's first region.
+    ``counts`` : (n_images,) number of regions of each image.
+    ``sizes`` : (n_images, 2) width and height of each image in pixels.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class BoxFeatures(CachedFeatures):
         return len(self.image_of)
 
     def vectors(self, regions: Indices) -> Float[Tensor, "n dim"]:
-        """Return the vectors of some regions. If they are not in memory, each image is read once."""
+        """Return the vectors of some regions. A read from the cache reads each image once."""
         if self._kept is not None:
             return self._kept.index_select(0, torch.from_numpy(regions).to(self._device)).float()
         images, which = np.unique(self.image_of[regions], return_inverse=True)
@@ -61,7 +62,7 @@ class BoxFeatures(CachedFeatures):
         return move_tensor(self._check_finite(torch.from_numpy(vectors).float(), rows), self._device)
 
     def coordinates(self, regions: Indices) -> Float[np.ndarray, "n 5"]:
-        """Return x1, y1, x2, y2 of some regions, as shares of the image's width and height, and the share of its area."""
+        """Return x1, y1, x2, y2 and the area of some regions, relative to the size of the image."""
         sides = np.tile(self.sizes[self.image_of[regions]], 2).clip(min=1)
         relative = self.boxes[regions].astype(np.float64) / sides
         area = (relative[:, 2:] - relative[:, :2]).prod(1, keepdims=True)
@@ -71,7 +72,7 @@ class BoxFeatures(CachedFeatures):
 class RegionInputs:
     """Regions as inputs of a model. Indices count all candidates first, then all ground-truth regions (``truths``).
 
-    The ``coordinates`` of the box are ``appended`` to each vector, read ``alone``, or not used.
+    ``coordinates`` of boxes are ``appended`` to the vectors of regions, replace the vectors (``alone``), or are not used.
     """
 
     def __init__(
@@ -90,13 +91,13 @@ class RegionInputs:
     def read(self, regions: Indices) -> Float[Tensor, "n dim"]:
         is_truth = regions >= len(self.candidates)
         if self.truths is None or not is_truth.any():
-            return self._of(self.candidates, regions)
+            return self._read_from(self.candidates, regions)
         vectors = torch.empty(len(regions), self.dim, device=self._device)
         for source, chosen, first in ((self.candidates, ~is_truth, 0), (self.truths, is_truth, len(self.candidates))):
-            vectors[torch.from_numpy(chosen).to(self._device)] = self._of(source, regions[chosen] - first)
+            vectors[torch.from_numpy(chosen).to(self._device)] = self._read_from(source, regions[chosen] - first)
         return vectors
 
-    def _of(self, source: BoxFeatures, regions: Indices) -> Tensor:
+    def _read_from(self, source: BoxFeatures, regions: Indices) -> Tensor:
         if self._coordinates == "none":
             return source.vectors(regions)
         coordinates = move_tensor(torch.from_numpy(source.coordinates(regions)).float(), self._device)

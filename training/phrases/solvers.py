@@ -1,4 +1,4 @@
-"""The solvers of phrases: networks trained by Algorithm 1 of the two-branch paper, and a CCA baseline."""
+"""Solvers that match regions with phrases: networks trained by Algorithm 1 of the two-branch paper, and a CCA baseline."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from vse.training.solvers.base import Solver, Task
 from vse.training.solvers.cca import Block, Cca, CcaFields
 from vse.training.solvers.epochs import GradientSolver
 
-_HOPELESS = 1.05  # factor on the rsum of random scores
+_CHANCE_MARGIN = 1.05  # a model counts as no better than chance up to this factor times the rsum of random scores
 _OUT_OF_MEMORY = (
     "--set solver.candidates=50 uses fewer negatives of an image, train.sampling=by_image fewer images in a batch; or lower "
     "train.batch_size, or --set train.features_in_memory=false"
 )
-_IMAGES = 32  # images whose pairs are in memory at once
+_BLOCK_IMAGES = 32  # images whose pairs are in memory at once
 
 
 class PhraseGradientSettings(PhraseSettings, SamplingSettings):
@@ -54,7 +54,7 @@ class PhraseGradientSettings(PhraseSettings, SamplingSettings):
 
 
 class PhraseTrainer(GradientSolver, PhraseSolver):
-    """The training of a model by gradients on batches of region-phrase pairs."""
+    """A solver that trains a model by gradients on batches of region-phrase pairs."""
 
     task: PhraseTask
     out_of_memory = _OUT_OF_MEMORY
@@ -65,24 +65,24 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
         if (task.loss.lambda3 or task.loss.lambda4) and not settings.neighbours:
             raise UserError("loss.lambda3 and lambda4 require neighbours in a batch: --set solver.neighbours=true")
         super().__init__(task)
-        sampled = task.train.pairs, task.train.regions.candidates, task.truth_of, settings
+        sampled = task.train.phrases, task.train.regions.candidates, task.truth_of, settings
         self._triplets, self._pairs = TripletSampler(*sampled), PairSampler(*sampled)
 
     @property
     def chance_rsum(self) -> float:
-        return _HOPELESS * self.task.val.expected_rsum()
+        return _CHANCE_MARGIN * self.task.val.expected_rsum()
 
     def batches(self, epoch: int) -> Sequence[Indices]:
-        settings, pairs = self.settings, self.task.train.pairs
+        settings, pairs = self.settings, self.task.train.phrases
         return settings.sampling.batches_of_epoch(pairs.image_of, settings.batch_size, self.task.seed, epoch)
 
-    def updates(self, batches: Sequence[Indices]) -> Iterator[tuple[Tensor, Tensor]]:
+    def train_batches(self, batches: Sequence[Indices]) -> Iterator[tuple[Tensor, Tensor]]:
         loss = self.task.loss_of(self.progress.epoch)
         for batch in batches:
             yield self.step(batch, loss)
 
     def step(self, batch: Indices, loss: Loss) -> tuple[Tensor, Tensor]:
-        """Train on one batch. Return its loss, and the loss that it would have if all embeddings were equal."""
+        """Train on one batch. Return the loss of the batch, and the loss that it would have if all embeddings were equal."""
         rng = np.random.default_rng(self.step_seed(0))
         torch.manual_seed(self.step_seed(1))
         self.start_step()
@@ -107,7 +107,7 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
 
 
 class PhraseCcaSettings(PhraseSettings, CcaFields):
-    """Canonical correlation analysis of positive pairs of a region and a phrase; see the solver ``cca``."""
+    """Canonical correlation analysis of positive region-phrase pairs, see the solver ``cca``."""
 
     name: Literal["phrases_cca"] = "phrases_cca"
     uses_loss: ClassVar = False
@@ -125,21 +125,21 @@ class PhraseCca(Cca, PhraseSolver):
     def __init__(self, task: PhraseTask, settings: PhraseCcaSettings) -> None:
         super().__init__(task, settings)
         chosen = SamplingSettings(positives=settings.positives, positive_iou=settings.positive_iou)
-        self._candidates = CandidateSampler(task.train.pairs, task.train.regions.candidates, task.truth_of, chosen)
+        self._candidates = CandidateSampler(task.train.phrases, task.train.regions.candidates, task.truth_of, chosen)
 
     def blocks(self) -> Iterator[Block]:
         train, rng = self.task.train, np.random.default_rng(0)  # positives are not sampled
-        n_images = len(train.pairs.image_ids)
+        n_images = len(train.phrases.image_ids)
         with progress_bar(total=n_images, desc="covariances", unit="image") as bar:
-            for start in range(0, n_images, _IMAGES):
-                stop = min(start + _IMAGES, n_images)
-                pairs = np.arange(*np.searchsorted(train.pairs.image_of, [start, stop]))
+            for start in range(0, n_images, _BLOCK_IMAGES):
+                stop = min(start + _BLOCK_IMAGES, n_images)
+                pairs = np.arange(*np.searchsorted(train.phrases.image_of, [start, stop]))
                 rows, positives = np.arange(len(pairs)), self.task.truth_of[pairs]
                 if self._candidates.settings.positives == "augmented":
-                    near = self._candidates.near(pairs, rng)[0]
-                    rows, positives = np.concatenate([rows, near.rows]), np.concatenate([positives, near.regions])
+                    positive, _ = self._candidates.positives_and_negatives(pairs, rng)
+                    rows, positives = np.concatenate([rows, positive.rows]), np.concatenate([positives, positive.regions])
                 regions, region_of = np.unique(positives, return_inverse=True)
                 if len(pairs):
-                    (phrases,) = train.texts.read(train.pairs.text_of[pairs][rows])
+                    (phrases,) = train.texts.read(train.phrases.text_of[pairs][rows])
                     yield train.regions.read(regions).cpu().float(), phrases.cpu().float(), region_of
                 bar.update(stop - start)

@@ -1,4 +1,4 @@
-"""The input of solvers of phrases: pairs of regions and phrases, and a split for validation."""
+"""The input of the solvers that match regions with phrases: the training phrases, and a split for validation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vse.training.model_inputs import input_of
 from vse.training.models.build import Input, Model, ModelConfig, build_model
 from vse.training.phrases.batches import PositiveSettings
 from vse.training.phrases.localisation import PhraseSplit, PhraseVectors, recalls, score_candidates
-from vse.training.phrases.pairs import check_phrase_cache, phrase_pairs, truth_regions
+from vse.training.phrases.pairs import check_phrase_cache, phrase_arrays, truth_regions
 from vse.training.phrases.regions import BoxFeatures, Coordinates, RegionInputs, input_length
 from vse.training.run.inputs import Inputs
 from vse.training.settings import SolverSettings, TrainConfig
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class PhraseSettings(SolverSettings, PositiveSettings):
-    """The settings shared by solvers of phrases: the positive regions, and the input of a region."""
+    """The settings that all solvers for phrases share: the positive regions, and the inputs for a region."""
 
     reads_words: ClassVar = False
     reads_phrases: ClassVar = True
@@ -46,7 +46,7 @@ class PhraseSettings(SolverSettings, PositiveSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class PhraseTask(Task):
-    """The input of a solver of phrases. ``truth_of`` is the index in ``train`` of each training phrase's true region."""
+    """The input of a solver for phrases. ``truth_of`` is the index of each training phrase's true region in ``train``."""
 
     train: PhraseSplit
     truth_of: Int[np.ndarray, " n_pairs"]
@@ -54,7 +54,7 @@ class PhraseTask(Task):
 
 
 class PhraseSolver(Solver):
-    """A solver that matches regions and phrases."""
+    """A solver that matches regions with phrases."""
 
     task: PhraseTask
 
@@ -68,28 +68,28 @@ class PhraseSolver(Solver):
 
     @property
     def n_pairs(self) -> int:
-        return len(self.task.train.pairs)
+        return len(self.task.train.phrases)
 
     def validate(self) -> dict[str, float]:
         val = self.task.val
-        return recalls(val.rank_phrases(score_candidates(self.model, val)))
+        return recalls(val.rank_candidates(score_candidates(self.model, val)))
 
 
 def training_split(
-    inputs: Inputs, reading: PhraseSettings, train: TrainConfig, device: torch.device
+    inputs: Inputs, phrase_settings: PhraseSettings, train: TrainConfig, device: torch.device
 ) -> tuple[PhraseSplit, Int[np.ndarray, " n_pairs"]]:
-    """Return the training phrases that have a box, as inputs of a model, and the index of each one's true region."""
+    """Return the training phrases that have a box, and the index of each phrase's true region."""
     assert inputs.truths is not None
     splits = ["train", "restval"] if train.restval else ["train"]
     images = _with_regions(inputs.dataset, splits, inputs.cache, inputs.truths)
-    pairs = phrase_pairs(inputs.dataset, images, located=True)
-    room = train.memory_gb if train.features_in_memory and reading.coordinates != "alone" else 0.0
-    truths = BoxFeatures(inputs.truths, pairs.image_ids, device, room)
-    candidates = BoxFeatures(inputs.cache, pairs.image_ids, device, room, truths.gb_kept)
-    regions = RegionInputs(candidates, truths, reading.coordinates, device)
-    truth_of = len(candidates) + truth_regions(pairs, truths, str(inputs.truths.path))
+    phrases = phrase_arrays(inputs.dataset, images, located=True)
+    room = train.memory_gb if train.features_in_memory and phrase_settings.coordinates != "alone" else 0.0
+    truths = BoxFeatures(inputs.truths, phrases.image_ids, device, room)
+    candidates = BoxFeatures(inputs.cache, phrases.image_ids, device, room, truths.gb_kept)
+    regions = RegionInputs(candidates, truths, phrase_settings.coordinates, device)
+    truth_of = len(candidates) + truth_regions(phrases, truths, str(inputs.truths.path))
     taken = truths.gb_kept + candidates.gb_kept
-    return PhraseSplit(pairs, regions, cached_phrases(inputs.captions, device, room, taken)), truth_of
+    return PhraseSplit(phrases, regions, cached_phrases(inputs.captions, device, room, taken)), truth_of
 
 
 def scored_split(
@@ -97,20 +97,22 @@ def scored_split(
     images: Sequence[Image],
     cache: FeatureCache,
     texts: PhraseVectors,
-    reading: PhraseSettings,
+    phrase_settings: PhraseSettings,
     device: torch.device,
 ) -> PhraseSplit:
-    """Return all phrases of some images as inputs of a model, with the candidate boxes in ``cache`` to score."""
-    pairs = phrase_pairs(dataset, images)
-    candidates = BoxFeatures(cache, pairs.image_ids, device)
-    return PhraseSplit(pairs, RegionInputs(candidates, None, reading.coordinates, device), texts)
+    """Return all phrases of some images, with the candidate boxes in ``cache``."""
+    phrases = phrase_arrays(dataset, images)
+    candidates = BoxFeatures(cache, phrases.image_ids, device)
+    return PhraseSplit(phrases, RegionInputs(candidates, None, phrase_settings.coordinates, device), texts)
 
 
-def validation_split(inputs: Inputs, reading: PhraseSettings, train: TrainConfig, device: torch.device) -> PhraseSplit:
+def validation_split(inputs: Inputs, phrase_settings: PhraseSettings, train: TrainConfig, device: torch.device) -> PhraseSplit:
     """Return the phrases of the validation split. Raises :class:`UserError` if no phrase has a box."""
-    images = images_of(inputs.dataset, ["val"], inputs.evaluated)[: train.validate_images]
-    split = scored_split(inputs.dataset, images, inputs.evaluated, cached_phrases(inputs.captions, device), reading, device)
-    if not split.pairs.has_box.any():
+    images = images_of(inputs.dataset, ["val"], inputs.eval_cache)[: train.validate_images]
+    split = scored_split(
+        inputs.dataset, images, inputs.eval_cache, cached_phrases(inputs.captions, device), phrase_settings, device
+    )
+    if not split.phrases.has_box.any():
         raise UserError(f"{inputs.dataset.path}: no phrase of the split 'val' has a box, so nothing can be validated")
     return split
 
@@ -118,10 +120,7 @@ def validation_split(inputs: Inputs, reading: PhraseSettings, train: TrainConfig
 def cached_phrases(
     cache: FeatureCache | None, device: torch.device, memory_gb: float = 0, taken_gb: float = 0
 ) -> CachedFeatures:
-    """Return the vectors in a cache of phrases, indexed by text.
-
-    ``memory_gb`` and ``taken_gb`` : see :class:`vse.training.data.images.CachedFeatures`.
-    """
+    """Return the vectors in a cache of phrases. For memory see :class:`vse.training.data.images.CachedFeatures`."""
     assert cache is not None, "words are refused before"
     return CachedFeatures(FeatureReader(cache, 0, mapped=False), cache.ids, device, memory_gb, taken_gb)
 
@@ -143,10 +142,10 @@ def _with_regions(dataset: Dataset, splits: Sequence[str], cache: FeatureCache, 
 
 
 def phrase_model(
-    config: ModelConfig, reading: PhraseSettings, candidates: FeatureCache, phrases: FeatureCache | None
+    config: ModelConfig, phrase_settings: PhraseSettings, candidates: FeatureCache, phrases: FeatureCache | None
 ) -> Model:
-    """Return the model that scores regions, each a vector, with phrases, which are vectors or sets in a cache."""
+    """Return the model that scores regions with phrases."""
     assert phrases is not None, "words are refused before"
-    dim = input_length(candidates.dim, reading.coordinates)
+    dim = input_length(candidates.dim, phrase_settings.coordinates)
     regions = Input(Kind.VECTORS, dim, f"the feature {candidates.feature!r}, region by region")
     return build_model(config, regions, input_of(phrases))

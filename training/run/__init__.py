@@ -1,1 +1,1 @@
-"""The run folder, the inputs of a run, its processes, and interruption. Imports only kinds and models of ``training``."""
+"""The run folder, the inputs of a run, the processes that train a run, and the decision to resume a run."""

@@ -41,25 +41,27 @@ class RunFolder:
         self.path = path
         self.config_file = path / "config.yaml"  # every setting
         self.vocabulary_file = path / "vocab.json"
-        self.tokenizer_file = path / "tokenizer.json"  # this and the next one only for a model that reads tokens
+        self.tokenizer_file = path / "tokenizer.json"  # only for a model that reads tokens, and so is transformer.json
         self.transformer_file = path / "transformer.json"  # name, longest input and configuration of the transformer
         self.metrics_file = path / "metrics.csv"
         self.negatives_file = path / "negatives.csv"
         self.best_file = path / "best.safetensors"
-        self.next_best_file = path / "best.next.safetensors"  # new best weights whose epoch no checkpoint counts yet
+        self.next_best_file = (
+            path / "best.next.safetensors"
+        )  # new best weights, until the checkpoint of their epoch is written
         self.checkpoint_file = path / "last.ckpt"  # the state for a bit-exact resume
         self.record_file = path / "run.json"  # features, versions, seed, timings, state
         self.code_folder = path / "code"  # copies of a user's own code that the settings name
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All files that a training may write, whether they exist or not."""
+        """All files that a training may write. Some of these files may not exist."""
         texts = (self.vocabulary_file, self.tokenizer_file, self.transformer_file)
         weights = (self.best_file, self.next_best_file, self.checkpoint_file)
         return (self.config_file, *texts, self.metrics_file, self.negatives_file, *weights, self.record_file)
 
     def settings(self, schema: type[_Schema]) -> _Schema:
-        """Return the settings of the run. Raises CodeNotAllowed if they name user code that has changed or is not allowed."""
+        """Return the settings of the run. Raises CodeNotAllowed if the settings name changed or forbidden code of a user."""
         if not self.config_file.is_file():
             raise UserError(f"{self.path}: not a run folder (no config.yaml)")
         try:
@@ -73,7 +75,7 @@ class RunFolder:
             ) from None
 
     def record(self) -> dict[str, Any]:
-        """Return the content of ``run.json``. Raises :class:`UserError` if it is not the record of a run."""
+        """Return the content of ``run.json``. Raises :class:`UserError` if the content is not the record of a run."""
         record: dict[str, Any] = read_json(self.record_file)
         if not isinstance(record, dict):
             raise UserError(f"{self.record_file}: not the record of a run")
@@ -93,7 +95,7 @@ class RunFolder:
         return record
 
     def content(self, file: Path) -> tuple[bytes, str]:
-        """Return the bytes of a file of the run and their SHA-256. Raises UserError if ``run.json`` has another SHA-256."""
+        """Return the bytes of a file and their SHA-256. Raises UserError if ``run.json`` records another SHA-256."""
         record = read_json(self.record_file) if self.record_file.is_file() else {}
         return read_run_file(file, record)
 
@@ -106,7 +108,7 @@ class RunFolder:
         return Vocabulary.from_json(self.vocabulary_file, parse_json(self.vocabulary_file, content)), sha256
 
     def read_transformer(self) -> Transformer:
-        """Return the transformer of a model that reads tokens; its weights are among the weights of the run."""
+        """Return the transformer of a model that reads tokens. The best weights of the run include the transformer's."""
         for file in (self.tokenizer_file, self.transformer_file):
             if not file.is_file():
                 raise UserError(f"{file}: no such file, but this run needs it to read captions; restore it, or train again")
@@ -115,29 +117,29 @@ class RunFolder:
         with wrap_read_errors(self.transformer_file, "the transformer of a run"):
             return Transformer(str(saved["name"]), dict(saved["config"]), tokenizer.decode(), saved["longest"])
 
-    def evaluated(self) -> dict[str, Any]:
-        """Return the name, the key and the path of the cache of images on which the run is validated and tested."""
+    def eval_cache_record(self) -> dict[str, Any]:
+        """Return the name, the key and the path of the image cache on which the run is validated and tested."""
         record = self.record()
-        evaluated: dict[str, Any] = record.get("eval_features", record["features"])
-        return evaluated
+        eval_cache: dict[str, Any] = record.get("eval_features", record["features"])
+        return eval_cache
 
     def feature_file(self) -> Path:
-        return self.path / str(self.evaluated()["path"])
+        return self.path / str(self.eval_cache_record()["path"])
 
     def caption_feature_file(self) -> Path | None:
         """Return the path of the cache of captions, or None if the run reads words."""
         cache = self.record().get("caption_features")
         return None if cache is None else self.path / str(cache["path"])
 
-    def check_out(self, inputs: Sequence[Path]) -> None:
-        """Raise UserError if a training in this folder would replace an input, or files that are not those of a run."""
+    def check_output_folder(self, inputs: Sequence[Path]) -> None:
+        """Raise UserError if a training in this folder would replace an input, or a file that belongs to no run."""
         is_run = _RECORD.is_at(self.record_file) or _CONFIG.is_at(self.config_file) or _CHECKPOINT.is_at(self.checkpoint_file)
         kind = OutputKind("a file of a run", lambda _: is_run)
         for file in self.files:
             check_output(file, kind, inputs)
 
     def start(self, settings: BaseModel, record: Mapping[str, Any]) -> None:
-        """Delete the files of an earlier run, and write the settings, the user's own code that they name, and the record."""
+        """Delete the files of an earlier run. Write the settings, copies of the user code in the settings, and the record."""
         events = self.path.glob("events.out.tfevents.*")
         codes = self.code_folder.glob("*-*.py")
         for old in (*(file for file in self.files if file != self.config_file), *events, *codes):
@@ -147,10 +149,10 @@ class RunFolder:
         write_text(self.config_file, yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False))
         write_json(self.record_file, dict(record))
 
-    def save_texts(self, vocabulary: Vocabulary, transformer: Transformer | None) -> dict[str, str]:
-        """Write the vocabulary and the tokenizer.
+    def save_vocabulary_and_tokenizer(self, vocabulary: Vocabulary, transformer: Transformer | None) -> dict[str, str]:
+        """Write the vocabulary and the files of the transformer, if any.
 
-        Returns the SHA-256 of each file that is written before the first epoch, by file name.
+        Returns the SHA-256, by file name, of these files, of the settings and of the copies of user code.
         """
         vocabulary.save(self.vocabulary_file)
         written = [self.config_file, self.vocabulary_file, *sorted(self.code_folder.glob("*-*.py"))]
@@ -161,7 +163,7 @@ class RunFolder:
         return {file.name: sha256_file(file) for file in written}
 
     def save_metrics(self, rows: Sequence[Mapping[str, float]]) -> None:
-        """Write ``metrics.csv``, one row for each epoch; metrics of an epoch without validation are blank."""
+        """Write ``metrics.csv``, one row for each epoch. Metrics of an epoch without validation are blank."""
         text = io.StringIO()
         table = csv.DictWriter(text, fieldnames=max((list(row) for row in rows), key=len), lineterminator="\n")
         table.writeheader()
@@ -169,9 +171,9 @@ class RunFolder:
         write_text(self.metrics_file, text.getvalue())
 
     def save_next_best(self, weights: Mapping[str, Tensor]) -> str:
-        """Write new best weights next to the old ones, and return the SHA-256 of the file.
+        """Write new best weights to a separate file, and return its SHA-256.
 
-        :meth:`take_next_best` replaces the old ones, once a checkpoint counts the epoch.
+        After the checkpoint of the same epoch is written, :meth:`take_next_best` must replace the old best weights.
         """
         content = safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in weights.items()})
         write_bytes(self.next_best_file, content)
@@ -181,21 +183,25 @@ class RunFolder:
         os.replace(self.next_best_file, self.best_file)
 
     def settle_best(self, sha256: str | None) -> bool:
-        """Keep only the best weights with this SHA-256, even if they are not in place yet. Return whether they exist."""
+        """Finish or undo an interrupted replacement of the best weights, and return whether ``best_file`` is valid.
+
+        ``sha256`` is the SHA-256 of the best weights that the last checkpoint records. New best weights with this SHA-256
+        replace the old ones; other new weights are deleted.
+        """
         if sha256 is not None and self.next_best_file.is_file() and sha256_file(self.next_best_file) == sha256:
             self.take_next_best()
         self.next_best_file.unlink(missing_ok=True)
         return self.has_best(sha256)
 
     def has_best(self, sha256: str | None) -> bool:
-        """Return whether the best weights exist and have this SHA-256; None accepts any."""
+        """Return whether the best weights exist and have this SHA-256. None accepts any SHA-256."""
         return self.best_file.is_file() and sha256 in (None, sha256_file(self.best_file))
 
     def best_weights(self) -> dict[str, Tensor]:
         return self.read_best()[0]
 
     def read_best(self) -> tuple[dict[str, Tensor], str]:
-        """Return the best weights and the SHA-256 of their file. Raises UserError if they are missing or not finite."""
+        """Return the best weights and the SHA-256 of their file. Raises UserError if weights are missing or not finite."""
         if not self.best_file.is_file():
             raise UserError(f"{self.path}: no best.safetensors; the run has not finished an epoch")
         content, sha256 = self.content(self.best_file)
@@ -207,7 +213,7 @@ class RunFolder:
         return weights, sha256
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Write a state, followed by a line with the SHA-256 of its bytes."""
+        """Write the checkpoint: the state, and a line with the SHA-256 of the state's bytes."""
         buffer = io.BytesIO()
         torch.save(dict(state), buffer)
         content = buffer.getbuffer()
@@ -216,7 +222,7 @@ class RunFolder:
             stream.write(_hash_line(content))
 
     def checkpoint(self) -> dict[str, Any]:
-        """Load the last saved state: tensors and plain values only. Raises UserError if the file is damaged."""
+        """Load the last checkpoint, which holds only tensors and plain values. Raises UserError if the file is damaged."""
         content = InputFile(self.checkpoint_file).read()
         try:
             _check_hash(content)
@@ -236,7 +242,7 @@ def _hash_line(content: bytes | memoryview) -> bytes:
 
 
 def _check_hash(content: bytes) -> None:
-    """Raise ValueError if the SHA-256 in a checkpoint, or its zip checksums, show that it has changed since it was written."""
+    """Raise ValueError if a checkpoint differs from its SHA-256 or, without a SHA-256, from its zip checksums."""
     size = len(_hash_line(b""))
     saved, line = memoryview(content)[:-size], content[-size:]
     if line.startswith(b"\nsha256 "):
@@ -250,5 +256,5 @@ def _check_hash(content: bytes) -> None:
 
 
 def relative_path(target: Path, folder: Path) -> str:
-    """Return the path of ``target`` relative to ``folder``, which stays valid if both are moved together."""
+    """Return the path of ``target`` relative to ``folder``. The path stays valid if both are moved together."""
     return Path(os.path.relpath(target, folder)).as_posix()

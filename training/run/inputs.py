@@ -1,4 +1,4 @@
-"""The inputs of a run: open and check its caches and data set, and record them so that a resume can identify them."""
+"""Open and check the inputs of a run, and record the inputs so that a resume can compare them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from vse.training.run.folder import RunFolder, relative_path
 log = logging.getLogger(__name__)
 
 
-def start_words(model: Model, vocabulary: Vocabulary, file: Path) -> None:
+def initialise_word_embeddings(model: Model, vocabulary: Vocabulary, file: Path) -> None:
     """Initialise the word embeddings of ``model`` with the vectors of ``file``, and log the number of missing words.
 
     Raises UserError if the model reads no words, if the vectors have another length, or if no word of the captions has a
@@ -65,13 +65,16 @@ def start_words(model: Model, vocabulary: Vocabulary, file: Path) -> None:
 class Inputs:
     """The files that a run reads, opened and checked.
 
-    ``cache`` and ``evaluated`` are the caches of images for training and for validation. Captions are read from the cache
-    ``captions``, as tokens of a ``transformer``, or as words. For training on phrases, ``captions`` is a cache of phrases and
-    ``truths`` a cache of regions at their ground-truth boxes. ``base`` is the run whose weights to start from.
+    ``cache``, ``eval_cache`` : caches of images, for training and for validation.
+    ``captions`` : cache of captions, or of phrases for training on phrases; None for captions as tokens or words.
+    ``transformer`` : transformer whose tokens the model reads; None for captions as words.
+    ``base``, ``base_sha256`` : run whose weights to start from, and the SHA-256 of these weights.
+    ``words``, ``words_sha256`` : file of word vectors that initialise the word embeddings, and its SHA-256.
+    ``truths`` : cache of the ground-truth regions of phrases.
     """
 
     cache: FeatureCache
-    evaluated: FeatureCache
+    eval_cache: FeatureCache
     captions: FeatureCache | None
     transformer: Transformer | None
     dataset: Dataset
@@ -89,9 +92,9 @@ class Inputs:
         return Kind.WORDS if self.transformer is None else Kind.TOKENS
 
     def identity(self, seed: int) -> dict[str, Any]:
-        """Return the checksums and keys by which a resume recognises the same inputs, and the seed."""
+        """Return the seed, and the keys and checksums by which a resume recognises the same inputs."""
         optional = {
-            "eval_feature_key": None if self.evaluated is self.cache else self.evaluated.key,
+            "eval_feature_key": None if self.eval_cache is self.cache else self.eval_cache.key,
             "caption_feature_key": None if self.captions is None else self.captions.key,
             "truth_feature_key": None if self.truths is None else self.truths.key,
             "tokenizer_sha256": None if self.transformer is None else self.transformer.tokenizer_sha256,
@@ -111,26 +114,26 @@ class Inputs:
     def record(self, folder: Path) -> dict[str, Any]:
         """Return the record of the inputs for ``run.json``, with paths relative to the run folder."""
 
-        def place(cache: FeatureCache) -> dict[str, Any]:
+        def describe(cache: FeatureCache) -> dict[str, Any]:
             path = relative_path(cache.path, folder)
             return {"name": cache.feature, "key": cache.key, "path": path, "extractor": dict(cache.extractor)}
 
         caches = {
-            "eval_features": None if self.evaluated is self.cache else self.evaluated,
+            "eval_features": None if self.eval_cache is self.cache else self.eval_cache,
             "caption_features": self.captions,
             "truth_features": self.truths,
         }
         optional = {
-            **{name: None if cache is None else place(cache) for name, cache in caches.items()},
+            **{name: None if cache is None else describe(cache) for name, cache in caches.items()},
             "start_from": None if self.base is None else relative_path(self.base.path, folder),
             "transformer_commit": None if self.transformer is None else self.transformer.commit,
             "words": None if self.words is None else relative_path(self.words, folder),
         }
         return {
-            "features": place(self.cache),
+            "features": describe(self.cache),
             "captions": relative_path(self.dataset.path, folder),
             "tokeniser": self.dataset.tokeniser,
-            "data": hash_dataset(self.evaluated, self.dataset).model_dump(),
+            "data": hash_dataset(self.eval_cache, self.dataset).model_dump(),
             **{name: value for name, value in optional.items() if value is not None},
         }
 
@@ -145,15 +148,18 @@ def open_inputs(
     caption_encoder: EncoderSettings | None = None,
     texts: TextRows = "captions",
 ) -> Inputs:
-    """Find and check all inputs of an experiment besides ``cache``.
+    """Find, open and check all inputs of an experiment.
 
-    ``texts`` : whether the experiment matches captions or phrases with images.
+    ``cache``, ``dataset`` : training features, and their data set.
+    ``folder``, ``seed`` : run folder and seed, by which the run to start from is found.
+    ``paths`` : paths that replace the usual paths of inputs.
+    ``texts`` : kind of texts that the experiment matches with images.
     """
     name, extract = experiment.name, "extract it, or name its cache with"
     hint = f"{name} is validated on {experiment.eval_feature!r}: extract it, name its cache with --eval-features, or --set "
     hint += "eval_feature=null to validate on the cache that it trains on"
-    evaluated = _open_cache(cache, experiment.eval_feature, paths.eval_features, hint) or cache
-    for images in {cache.path: cache, evaluated.path: evaluated}.values():
+    eval_cache = _open_cache(cache, experiment.eval_feature, paths.eval_features, hint) or cache
+    for images in {cache.path: cache, eval_cache.path: eval_cache}.values():
         if images is not cache:
             _check_compatible(images, cache)
         check_data(images, dataset)
@@ -182,14 +188,14 @@ def open_inputs(
         transformer = caption_encoder.transformer(paths.weights_dir, words)
     base_sha256 = "" if base is None else InputFile(base.best_file).sha256
     words_sha256 = None if paths.words is None else hash_word_file(paths.words)
-    read = cache, evaluated, captions, transformer, dataset, base, base_sha256
+    read = cache, eval_cache, captions, transformer, dataset, base, base_sha256
     return Inputs(*read, paths.weights_dir, paths.words, words_sha256, truths)
 
 
 def _open_cache(cache: FeatureCache, feature: str | None, path: Path | None, hint: str) -> FeatureCache | None:
-    """Return the cache in the file ``path`` or, without a path, the cache of ``feature`` in the same folder as ``cache``.
+    """Open the cache in ``path`` or, without a path, the cache of ``feature`` in the same folder as ``cache``.
 
-    Returns None if there is neither a path nor a feature. ``hint`` ends the error message for a missing file.
+    Returns None if ``path`` and ``feature`` are None. ``hint`` is the end of the error message for a missing file.
     """
     if feature is None and path is None:
         return None
@@ -202,7 +208,7 @@ def _open_cache(cache: FeatureCache, feature: str | None, path: Path | None, hin
 def _check_compatible(other: FeatureCache, cache: FeatureCache) -> None:
     """Raise :class:`UserError` if one model cannot read both caches of images.
 
-    They must have the same data set, photos, length of vectors, kind (vectors or sets) and network.
+    The data set, the photos, the length of the vectors, the kind (vectors or sets) and the network must be the same.
     """
     if (other.dataset, other.dim) != (cache.dataset, cache.dim):
         raise UserError(f"{other.path} has {other.dim} numbers per vector of {other.dataset!r}, {cache.path} {cache.dim}")

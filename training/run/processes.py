@@ -30,11 +30,11 @@ from vse.training.kinds import Encoded, pad_sets
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _CPU = torch.device("cpu")
-_PATIENCE = timedelta(hours=6)  # timeout of the other processes while the first one validates
+_VALIDATION_TIMEOUT = timedelta(hours=6)  # of the other processes, while the first one validates
 
 
 class TrainingFailed(UserError):
-    """A training that ended early. Its ``state`` is ``diverged`` or ``collapsed``, and is recorded in ``run.json``."""
+    """A training that diverged or collapsed. ``state`` (``diverged`` or ``collapsed``) is recorded in ``run.json``."""
 
     def __init__(self, message: str, state: str) -> None:
         super().__init__(message)
@@ -42,11 +42,14 @@ class TrainingFailed(UserError):
 
 
 class StopNow(Exception):
-    """A signal to stop that arrived in a block that can be interrupted without losing work."""
+    """A signal arrived in a block of :meth:`Interruption.interruptible`."""
 
 
 class Interruption:
-    """The first Ctrl-C or SIGTERM, which ends the training after the current step. A second one ends the process at once."""
+    """A record of Ctrl-C or SIGTERM. The training ends after the current step; a second signal ends the process at once.
+
+    ``signal`` is the number of the first signal, or None.
+    """
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -54,7 +57,7 @@ class Interruption:
 
     @contextmanager
     def catch_signals(self) -> Iterator[None]:
-        """Catch Ctrl-C and SIGTERM in this block. This has no effect outside the main thread, which alone receives signals."""
+        """Catch Ctrl-C and SIGTERM in this block. Outside the main thread, signals are not caught."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -102,7 +105,7 @@ class Processes:
         return pairs if self.size == 1 else np.array_split(pairs, self.size)[self.rank]
 
     def gather(self, embeddings: Encoded, n_pairs: int) -> Encoded:
-        """Return the embeddings of the complete batch, in its order. Gradients reach only the share of this process."""
+        """Return the embeddings of the complete batch, in order. Gradients reach only the share of this process."""
         if self.size == 1:
             return embeddings
         if len(embeddings) == 1:
@@ -114,9 +117,9 @@ class Processes:
         return rows.view(n_pairs, *vectors.shape[1:]), _Gather.apply(mask.to(torch.uint8), self, n_pairs).bool()
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter], complete: Iterable[nn.Parameter] = ()) -> None:
-        """Sum the gradients of ``parameters`` over processes.
+        """Sum the gradients of ``parameters`` over processes, except parameters that are also in ``complete``.
 
-        The gradients of those that are also in ``complete`` are already the same in every process. They stay unchanged.
+        The gradients of ``complete`` are already those of the complete batch in every process.
         """
         if self.size == 1:
             return
@@ -140,7 +143,7 @@ class Processes:
         return bool(flags.item())
 
     def broadcast(self, number: int) -> int:
-        """Return the number of the first process, in every process."""
+        """Return, in every process, the ``number`` that the first process passes."""
         if self.size == 1:
             return number
         value = torch.tensor([number])
@@ -153,11 +156,11 @@ class Processes:
 
 
 def join_processes(device: str) -> Processes:
-    """Return the processes that ``torchrun`` started, each with its own GPU if there are GPUs, or this process alone."""
+    """Join the processes that ``torchrun`` started, each with its own GPU if there are GPUs. Without torchrun, join none."""
     if not distributed.is_torchelastic_launched():
         return Processes(device=pick_device(device))
     where = device_of_process(device)
-    distributed.init_process_group("cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo", timeout=_PATIENCE)
+    distributed.init_process_group("cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo", timeout=_VALIDATION_TIMEOUT)
     return Processes(distributed.get_rank(), distributed.get_world_size(), where)
 
 
@@ -181,7 +184,7 @@ def device_of_process(device: str) -> torch.device:
 
 
 class _Gather(torch.autograd.Function):
-    """The shares of all processes, of unequal lengths, joined. The gradient is that of this process's share."""
+    """Concatenation of the shares of all processes. The gradient is that of this process's share."""
 
     @staticmethod
     def forward(ctx: Any, embeddings: Tensor, processes: Processes, n_pairs: int) -> Tensor:

@@ -17,11 +17,11 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Existing:
-    """The treatment of a run that already exists in the folder.
+class ExistingRunPolicy:
+    """Permissions of a training whose run folder may already contain a run.
 
-    ``resume`` : continue an unfinished run with the same settings from its last checkpoint; start if there is no run.
-    ``overwrite`` : replace a run with different settings, or an unfinished run that is not resumed.
+    ``resume`` : permission to continue an unfinished run with the same settings.
+    ``overwrite`` : permission to replace a run with other settings, or an unfinished run that is not resumed.
     """
 
     resume: bool = False
@@ -33,7 +33,7 @@ class Extras:
     """The optional output of a run.
 
     ``log_negatives`` : number of hardest negatives of each epoch and direction in ``negatives.csv``.
-    ``tensorboard`` : whether to write TensorBoard events of every epoch.
+    ``tensorboard`` : True to write TensorBoard events of every epoch.
     """
 
     log_negatives: int = 0
@@ -44,21 +44,24 @@ def choose_action(
     folder: RunFolder,
     experiment: ExperimentPlan,
     identity: Mapping[str, Any],
-    existing: Existing,
+    existing: ExistingRunPolicy,
     extras: Extras,
     precision: str,
 ) -> str:
-    """Return ``start``, ``resume`` or ``nothing``. Raises :class:`UserError` if the action would destroy or mix up a run.
+    """Return ``start``, ``resume``, or ``nothing`` if the folder holds the finished run.
 
-    ``identity`` : see :meth:`vse.training.run.inputs.Inputs.identity`.
-    ``precision`` : the requested precision; with ``auto``, a finished run keeps its own.
+    Raises :class:`UserError` if the training would replace another run without permission, or continue a run with other
+    settings or inputs.
+
+    ``identity`` : seed, keys and checksums of the inputs, see :meth:`vse.training.run.inputs.Inputs.identity`.
+    ``precision`` : requested precision; with ``auto``, a finished run may have another precision than this machine's.
     """
 
     def compare() -> str:
         record = _existing_record(folder, existing)
         saved = folder.checkpoint() if not record and folder.checkpoint_file.is_file() else {}
-        known, finished = record or saved.get("identity", identity), record.get("state") == "finished"
-        before = {**folder.settings(type(experiment)).content(), **{key: known.get(key) for key in identity}}
+        old_identity, finished = record or saved.get("identity", identity), record.get("state") == "finished"
+        before = {**folder.settings(type(experiment)).content(), **{key: old_identity.get(key) for key in identity}}
         read_run_file(folder.config_file, record or saved)
         after = {**experiment.content(), **identity}
         changes = list_changes(before, after)
@@ -102,8 +105,8 @@ def choose_action(
         return "start"
 
 
-def _existing_record(folder: RunFolder, existing: Existing) -> dict[str, Any]:
-    """Return the content of ``run.json``, or nothing if the file is missing, or is damaged and may be replaced."""
+def _existing_record(folder: RunFolder, existing: ExistingRunPolicy) -> dict[str, Any]:
+    """Return the content of ``run.json``, or an empty dict if the file is missing, or is damaged and may be replaced."""
     try:
         return folder.record() if folder.record_file.is_file() else {}
     except UserError as refusal:

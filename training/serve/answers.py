@@ -1,4 +1,4 @@
-"""Runs that answer queries side by side. Their answers become JSON or columns of the page; photos are found by id."""
+"""Loaded runs that answer the same query, and their answers as JSON and as columns of the page."""
 
 from __future__ import annotations
 
@@ -24,40 +24,37 @@ from vse.training.use.model import TrainedRun
 from vse.training.use.queries import Query
 from vse.training.use.search import Searcher, SearchOptions, load_for_search
 
-LARGE = 10_000_000  # pixels
-DECODING = Lock()  # held while a large photograph is decoded
-_places = BoundedSemaphore(2)  # one photograph is decoded and one waits: other threads answer other queries
-_SHOWN_CAPTIONS = 2  # of an image
+LARGE_PHOTO_PIXELS = 10_000_000  # photos with more pixels are decoded one at a time
+LARGE_PHOTO_LOCK = Lock()
+_large_photo_slots = BoundedSemaphore(2)  # one large upload is decoded and one waits, so that some threads stay free
+_CAPTIONS_PER_IMAGE = 2
 log = logging.getLogger(__name__)
-SIDE = 360  # pixels of the longer side of a photo on the page
-_KEPT = 1024  # photos of that size in memory, about 20 KB each
+SMALL_PHOTO_SIDE = 360  # longer side of a photo on the page, in pixels
+_MAX_CACHED_PHOTOS = 1024  # small photos in memory, about 20 KB each
 
 
 class TooManyLargePhotos(UserError):
-    """Another large photo is being decoded, and one more waits already."""
+    """One large photo is being decoded, and another one already waits."""
 
 
 def read_photo(path: Path, content: bytes | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Return a decoded photo; large ones are decoded one at a time. Raises BadImage if it is invalid or too large."""
+    """Return a decoded photo. Large photos are decoded one at a time. Raises BadImage if ``path`` is invalid or too large."""
     content = read_image_bytes(path) if content is None else content
-    with DECODING if LARGE < count_pixels(path, content) <= max_pixels else nullcontext():
+    with LARGE_PHOTO_LOCK if LARGE_PHOTO_PIXELS < count_pixels(path, content) <= max_pixels else nullcontext():
         return decode_image(path, content, max_pixels)
 
 
 def read_upload(content: bytes, max_pixels: int) -> Image.Image:
-    """Return a decoded photo that a client sent.
-
-    Raises TooManyLargePhotos if it is large while another large one is decoded and one more waits.
-    """
+    """Return a decoded photo that a client sent. Raises TooManyLargePhotos if too many large photos wait."""
     path = Path("the photograph")
-    if not LARGE < count_pixels(path, content) <= max_pixels:
+    if not LARGE_PHOTO_PIXELS < count_pixels(path, content) <= max_pixels:
         return decode_image(path, content, max_pixels)
-    if not _places.acquire(blocking=False):
+    if not _large_photo_slots.acquire(blocking=False):
         raise TooManyLargePhotos("The server reads other large photographs; try again in a moment.")
     try:
         return read_photo(path, content, max_pixels)
     finally:
-        _places.release()
+        _large_photo_slots.release()
 
 
 def as_json(served: ServedRuns, query: Query, answers: Sequence[RunAnswer]) -> dict[str, Any]:
@@ -67,9 +64,9 @@ def as_json(served: ServedRuns, query: Query, answers: Sequence[RunAnswer]) -> d
 
 
 def columns(served: ServedRuns, answers: Sequence[RunAnswer], by_photo: bool) -> list[dict[str, Any]]:
-    """Return a column of the page for each run: its hits, each with its ranks in the columns of the other runs."""
+    """Return a column of the page for each run, with the hits of the run and their ranks in the other columns."""
     ranks = [{_hit_id(hit): rank for rank, hit in enumerate(one.hits, 1)} for one in answers]
-    made = []
+    built = []
     for number, (run, answer) in enumerate(zip(served.runs, answers, strict=True)):
         cards = []
         for rank, hit in enumerate(answer.hits, 1):
@@ -86,12 +83,12 @@ def columns(served: ServedRuns, answers: Sequence[RunAnswer], by_photo: bool) ->
                     "image": hit.image_id,
                     "photo": served.dataset.has_image_files,
                     "name": hit.photo.name if hit.photo else f"image {hit.image_id}",
-                    "captions": hit.captions[:_SHOWN_CAPTIONS],
+                    "captions": hit.captions[:_CAPTIONS_PER_IMAGE],
                     "elsewhere": elsewhere,
                 }
             )
-        made.append({"answer": answer, "cards": cards, "number": number, "attends": run.attends, "by_photo": by_photo})
-    return made
+        built.append({"answer": answer, "cards": cards, "number": number, "attends": run.attends, "by_photo": by_photo})
+    return built
 
 
 def _run_json(answer: RunAnswer) -> dict[str, Any]:
@@ -128,8 +125,9 @@ class UnknownId(UserError):
 class RunAnswer:
     """The hits of one run for a query, best first, or an ``error`` message.
 
-    ``remark`` is a message about words that the run does not know. ``searched`` is the number of images or captions that were
-    searched. ``scored`` is the number of them that the model scored pair by pair; None for models that compare vectors.
+    ``searched`` : number of images or captions to search.
+    ``remark`` : message about words that are unknown to the run.
+    ``scored`` : number of items that the model scored pair by pair; None for a model that compares vectors.
     """
 
     name: str
@@ -143,7 +141,7 @@ class RunAnswer:
 
 @dataclass(frozen=True)
 class ServedRun:
-    """A loaded run, with the kinds of queries that it reads. ``attends`` is True if its attention can be displayed."""
+    """A loaded run, and the kinds of queries that the run reads. ``attends`` is True if attention can be displayed."""
 
     name: str
     searcher: Searcher
@@ -157,27 +155,27 @@ class ServedRun:
 
 
 class ServedRuns:
-    """Loaded runs that search one split of one data set. Raises UserError if their data sets differ.
+    """Loaded runs that search one split of one data set. Raises UserError if the data sets of the runs differ.
 
-    A run that reads texts but no photos, or photos but no texts, is accepted with a warning.
+    A warning is logged for a run that reads only texts or only photos.
 
-    ``runs`` : the run folders.
-    ``split`` : the split to search.
-    ``places`` : the paths of each run's files.
+    ``runs`` : run folders.
+    ``split`` : split to search.
+    ``files`` : files of each run.
     ``options`` : options of the search.
-    ``device`` : the device of the models.
+    ``device`` : device of the models.
     """
 
     def __init__(
-        self, runs: Sequence[Path], split: str, places: Sequence[RunFiles], options: SearchOptions, device: str = "auto"
+        self, runs: Sequence[Path], split: str, files: Sequence[RunFiles], options: SearchOptions, device: str = "auto"
     ) -> None:
-        self.split, self.runs = split, _load_runs(runs, split, places, options, device)
+        self.split, self.runs = split, _load_runs(runs, split, files, options, device)
         searchers = [run.searcher for run in self.runs]
         self.dataset: Dataset = searchers[0].trained.dataset
         images = [image for searcher in searchers for image in searcher.trained.split.pairs.images]
-        self._files = {image.imgid: self.dataset.image_path(image) for image in images if self.dataset.has_image_files}
+        self._photo_files = {image.imgid: self.dataset.image_path(image) for image in images if self.dataset.has_image_files}
         self.n_images = len({image.imgid for image in images})
-        self.small_photo = lru_cache(_KEPT)(self._small_photo)
+        self.small_photo = lru_cache(_MAX_CACHED_PHOTOS)(self._small_photo)
 
     @property
     def reads_photos(self) -> bool:
@@ -187,49 +185,50 @@ class ServedRuns:
         """Return the answer of each run: the ``k`` best images for a text, or the ``k`` best captions for a photo."""
         return [_answer_query(run, query, k) for run in self.runs]
 
-    def attention(self, index: int, query: Query, identity: int) -> Attention:
-        """Return the attention of the run ``index`` between a query and a hit, the image or caption with the id ``identity``.
+    def attention(self, index: int, query: Query, hit_id: int) -> Attention:
+        """Return the attention of a run between a query and one of the hits.
 
-        Raises UserError if the run, the hit or the attention does not exist.
+        ``index`` is the position of the run, and ``hit_id`` the id of the image or caption. Raises UserError if the run, the
+        hit or the attention does not exist.
         """
         if not 0 <= index < len(self.runs):
             raise UnknownId(f"there is no run {index}")
         run, by_photo = self.runs[index], not isinstance(query, str)
         pairs = run.searcher.trained.split.pairs
-        rows = (pairs.caption_ids if by_photo else pairs.image_ids) == identity
+        rows = (pairs.caption_ids if by_photo else pairs.image_ids) == hit_id
         if not rows.any():
-            raise UnknownId(f"the split {self.split!r} has no {'caption' if by_photo else 'image'} {identity}")
+            raise UnknownId(f"the split {self.split!r} has no {'caption' if by_photo else 'image'} {hit_id}")
         if not (run.attends and run.reads(query)):
             raise UserError(f"{run.name} cannot show where it looked")
         with run.lock:
-            (seen,) = run.searcher.attention(query, run.searcher.read(query), [int(rows.argmax())])
-        if seen is None:
+            (attention,) = run.searcher.attention(query, run.searcher.encode(query), [int(rows.argmax())])
+        if attention is None:
             raise UserError("its photo cannot be read, or it is not known where on it the regions are")
-        return seen
+        return attention
 
     def _small_photo(self, image_id: int) -> bytes:
-        file = self._files.get(image_id)
+        file = self._photo_files.get(image_id)
         if file is None:
             raise UnknownId(f"the split {self.split!r} has no photo {image_id}")
         try:
-            return small_jpeg(read_photo(file), SIDE)
+            return small_jpeg(read_photo(file), SMALL_PHOTO_SIDE)
         except BadImage as error:
             log.warning("%s", error)
             raise UnknownId(f"photo {image_id} cannot be read") from None
 
 
 def _load_runs(
-    runs: Sequence[Path], split: str, places: Sequence[RunFiles], options: SearchOptions, device: str
+    runs: Sequence[Path], split: str, files: Sequence[RunFiles], options: SearchOptions, device: str
 ) -> list[ServedRun]:
     served: list[ServedRun] = []
-    opened = [load_for_search(run, split, place, device) for run, place in zip(runs, places, strict=True)]
+    opened = [load_for_search(run, split, run_files, device) for run, run_files in zip(runs, files, strict=True)]
     names = [_name(trained) for trained in opened]
-    for run, place, trained in zip(runs, places, opened, strict=True):
+    for run, run_files, trained in zip(runs, files, opened, strict=True):
         if served and trained.dataset.sha256 != served[0].searcher.trained.dataset.sha256:
             first = served[0].searcher.trained.dataset.path
             raise UserError(f"{run} searches {trained.dataset.path}, and {runs[0]} {first}; all runs must search one file")
-        searcher = Searcher(trained, split, place.weights_dir, options)
-        texts, photos = (_load_error(searcher, by_photo) for by_photo in (False, True))
+        searcher = Searcher(trained, split, run_files.weights_dir, options)
+        texts, photos = (_try_load(searcher, by_photo) for by_photo in (False, True))
         if texts and photos:
             raise UserError(texts)
         name = _name(trained) if names.count(_name(trained)) == 1 else f"{_name(trained)} ({run})"
@@ -245,8 +244,8 @@ def _name(trained: TrainedRun) -> str:
     return f"{trained.experiment.name}, seed {trained.record['seed']}"
 
 
-def _load_error(searcher: Searcher, by_photo: bool) -> str:
-    """Load the networks that read photos or texts. Return the error message, or an empty string."""
+def _try_load(searcher: Searcher, by_photo: bool) -> str:
+    """Load the networks for photos or texts. Return the error message, or an empty string."""
     try:
         searcher.load(by_photo)
     except UserError as error:
@@ -258,7 +257,7 @@ def _can_attend(searcher: Searcher) -> bool:
     if searcher.trained.experiment.model.similarity.attends is None:
         return False
     try:
-        searcher.attention("", searcher.read(searcher.some_text()), [])
+        searcher.attention("", searcher.encode(searcher.some_text()), [])
     except UserError as error:
         log.info("%s; so the page does not show where it looked", error)
         return False
@@ -274,9 +273,9 @@ def _answer_query(run: ServedRun, query: Query, k: int) -> RunAnswer:
     started = time.perf_counter()
     try:
         with run.lock:
-            read = run.searcher.read(query)
-            answer = run.searcher.answer(query, read, k)
+            encoded = run.searcher.encode(query)
+            answer = run.searcher.answer(query, encoded, k)
     except UserError as error:
         return RunAnswer(run.name, time.perf_counter() - started, searched, error=str(error))
     taken = time.perf_counter() - started
-    return RunAnswer(run.name, taken, searched, answer.hits, read.remark, scored=answer.scored)
+    return RunAnswer(run.name, taken, searched, answer.hits, encoded.remark, scored=answer.scored)

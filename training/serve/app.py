@@ -1,4 +1,4 @@
-"""The Flask application of vse-serve: a search page and photos by id. It writes no files."""
+"""The Flask application of vse-serve, which answers searches and sends photos. The application writes no files."""
 
 from __future__ import annotations
 
@@ -17,12 +17,20 @@ from vse.eval.report.drawings import BRACKETS, EXPLANATIONS, draw_attention
 from vse.eval.report.pages import jpeg_source, render_page, small_jpeg
 from vse.eval.search.top_k import Attention
 from vse.pipeline.errors import UserError, printable
-from vse.training.serve.answers import SIDE, ServedRuns, TooManyLargePhotos, UnknownId, as_json, columns, read_upload
-from vse.training.serve.server import REFUSED
+from vse.training.serve.answers import (
+    SMALL_PHOTO_SIDE,
+    ServedRuns,
+    TooManyLargePhotos,
+    UnknownId,
+    as_json,
+    columns,
+    read_upload,
+)
+from vse.training.serve.server import REFUSAL_KEY
 from vse.training.use.queries import Query
 
-MOST = 100  # results of a query
-LONGEST = 1000  # characters of a text
+MAX_RESULTS = 100  # of a query
+MAX_TEXT_LENGTH = 1000  # characters
 _SCRIPT = Path(__file__).with_name("page.js")
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; img-src 'self' data:; style-src 'unsafe-inline'; script-src 'self'; "
@@ -37,9 +45,11 @@ _HEADERS = {
 
 @dataclass(frozen=True)
 class PageSettings:
-    """The default number of results, limits on uploaded photos, and the host names of the server.
+    """The settings of the application.
 
-    ``hosts`` are in lower case and without a port. None accepts any host name.
+    ``k`` : default number of results.
+    ``upload_bytes``, ``max_pixels`` : limits on an uploaded photo.
+    ``hosts`` : host names of the server, in lower case and without a port; None accepts any host name.
     """
 
     k: int = 10
@@ -49,7 +59,7 @@ class PageSettings:
 
 
 class _InMemory(flask.Request):
-    """A request that keeps an uploaded photo in memory, so that nothing is written to disk."""
+    """A request whose uploaded photo stays in memory and is not written to disk."""
 
     max_form_parts = 8
 
@@ -74,13 +84,13 @@ def create_app(served: ServedRuns, settings: PageSettings = PageSettings()) -> f
     script = _SCRIPT.read_bytes()
 
     @app.before_request
-    def called_by_its_name() -> None:
+    def check_host() -> None:
         if settings.hosts is not None and _host() not in settings.hosts:
             raise SecurityError
 
     @app.before_request
-    def refused_unread() -> None:
-        code, line = flask.request.environ.get(REFUSED, (None, ""))
+    def refuse_unread_request() -> None:
+        code, line = flask.request.environ.get(REFUSAL_KEY, (None, ""))
         if code is not None:
             raise RequestEntityTooLarge if code == RequestEntityTooLarge.code else ServiceUnavailable(line)
 
@@ -103,37 +113,37 @@ def create_app(served: ServedRuns, settings: PageSettings = PageSettings()) -> f
         return flask.Response(script, mimetype="text/javascript")
 
     @app.after_request
-    def secure(answer: flask.Response) -> flask.Response:
+    def add_headers(answer: flask.Response) -> flask.Response:
         for name, value in _HEADERS.items():
             answer.headers.setdefault(name, value)
         return answer
 
     @app.errorhandler(UserError)
-    def wrong(error: UserError) -> tuple[flask.Response | str, int]:
+    def answer_user_error(error: UserError) -> tuple[flask.Response | str, int]:
         code = 404 if isinstance(error, UnknownId) else 503 if isinstance(error, TooManyLargePhotos) else 400
         return _error_response(served, settings, str(error), code)
 
     @app.errorhandler(HTTPException)
-    def refused(error: HTTPException) -> tuple[flask.Response | str, int]:
+    def answer_http_error(error: HTTPException) -> tuple[flask.Response | str, int]:
         return _error_response(served, settings, _reason(error, settings), error.code or 500)
 
     return app
 
 
 def _search(served: ServedRuns, settings: PageSettings) -> flask.Response | str:
-    """Answer a text (GET, ``q``) or a photo (POST, ``photo``). With ``run`` and ``hit``, return the attention for that hit."""
+    """Answer a text (GET, ``q``) or a photo (POST, ``photo``). With ``run`` and ``hit``, return the attention of a hit."""
     arguments = flask.request.args
-    k = _number("k", settings.k, 1, MOST)
+    k = _number("k", settings.k, 1, MAX_RESULTS)
     query = _uploaded_photo(settings) if flask.request.method == "POST" else _query_text()
     if "run" in arguments or "hit" in arguments:
-        number, identity = _number("run", None, 0, 2**31), _number("hit", None, -(2**63), 2**63 - 1)
-        seen = served.attention(number, query, identity)
+        number, hit_id = _number("run", None, 0, 2**31), _number("hit", None, -(2**63), 2**63 - 1)
+        attention = served.attention(number, query, hit_id)
         if _answer_format() == "json":
-            return flask.jsonify(attention_json(seen))
-        drawing = _attention_fields(query, seen, number, identity)
+            return flask.jsonify(attention_json(attention))
+        drawing = _attention_fields(query, attention, number, hit_id)
         if _answer_format() == "part":
             return render_page("serve_look.html", **drawing)
-        return _page(served, settings, query, look={**drawing, "name": served.runs[number].name})
+        return _page(served, settings, query, attention={**drawing, "name": served.runs[number].name})
     answers = served.answers(query, k)
     if _answer_format() == "json":
         return flask.jsonify(as_json(served, query, answers))
@@ -145,26 +155,26 @@ def _search(served: ServedRuns, settings: PageSettings) -> flask.Response | str:
     )
 
 
-def attention_json(seen: Attention) -> dict[str, Any]:
-    """Return attention as JSON fields."""
+def attention_json(attention: Attention) -> dict[str, Any]:
+    """Return attention as JSON fields, see ``docs/serve.md``."""
     return {
-        "side": seen.side,
-        "score": seen.score,
-        "size": list(seen.size),
-        "words": list(seen.words),
-        "boxes": seen.boxes.tolist(),
-        "weights": seen.weights.tolist(),
+        "side": attention.side,
+        "score": attention.score,
+        "size": list(attention.size),
+        "words": list(attention.words),
+        "boxes": attention.boxes.tolist(),
+        "weights": attention.weights.tolist(),
     }
 
 
 def _host() -> str:
-    """Return the host name in the request, without its port, or an empty string. Werkzeug's own check lacks IPv6."""
+    """Return the host name in the request without the port, or an empty string. Werkzeug's own check lacks IPv6."""
     match = re.fullmatch(r"(\[[0-9a-f:]+\]|[^:]+)(?::\d{1,5})?", flask.request.environ.get("HTTP_HOST", "").lower())
     return match[1] if match else ""
 
 
 def _answer_format() -> str:
-    """Return the form of the answer: a page, the part of a page that the script inserts, or JSON."""
+    """Return ``page``, ``part`` (the part of a page that the script inserts) or ``json``."""
     form = flask.request.args.get("as", "page")
     return form if form in ("part", "json") else "page"
 
@@ -186,8 +196,8 @@ def _query_text() -> str:
     text = flask.request.args.get("q", "").strip()
     if not text:
         raise BadRequest("Type a caption, or choose a photograph.")
-    if len(text) > LONGEST:
-        raise BadRequest(f"The caption has more than {LONGEST} characters.")
+    if len(text) > MAX_TEXT_LENGTH:
+        raise BadRequest(f"The caption has more than {MAX_TEXT_LENGTH} characters.")
     return text
 
 
@@ -201,25 +211,25 @@ def _uploaded_photo(settings: PageSettings) -> Query:
     return read_upload(content, settings.max_pixels)
 
 
-def _attention_fields(query: Query, seen: Attention, number: int, identity: int) -> dict[str, Any]:
-    """Return the data for the drawing of attention on a photo: the hit if it is an image, otherwise the query."""
-    source = f"/photo/{identity}" if isinstance(query, str) else jpeg_source(small_jpeg(query, SIDE))
-    drawing = draw_attention(f"look-{number}-{identity}".replace("--", "-m"), [seen])
-    return {"drawing": drawing, "source": source, "explanation": EXPLANATIONS[seen.side], "brackets": BRACKETS}
+def _attention_fields(query: Query, attention: Attention, number: int, hit_id: int) -> dict[str, Any]:
+    """Return the template fields that draw attention on a photo. The photo is the hit of a text, or the photo query itself."""
+    source = f"/photo/{hit_id}" if isinstance(query, str) else jpeg_source(small_jpeg(query, SMALL_PHOTO_SIDE))
+    drawing = draw_attention(f"look-{number}-{hit_id}".replace("--", "-m"), [attention])
+    return {"drawing": drawing, "source": source, "explanation": EXPLANATIONS[attention.side], "brackets": BRACKETS}
 
 
 def _query_fields(query: Query) -> dict[str, str]:
     if isinstance(query, str):
         return {"text": query, "photo": ""}
-    return {"text": "", "photo": jpeg_source(small_jpeg(query, SIDE))}
+    return {"text": "", "photo": jpeg_source(small_jpeg(query, SMALL_PHOTO_SIDE))}
 
 
 def _page(served: ServedRuns, settings: PageSettings, query: Query | None = None, **values: Any) -> str:
     """Return the complete page.
 
-    ``values`` fill it: the ``results`` of a query, the attention for one of them (``look``), or an ``error``.
+    ``values`` are the contents of the page: the ``results`` of a query, the ``attention`` of a hit, or an ``error``.
     """
-    every = {"results": None, "look": None, "error": "", **values}
+    every = {"results": None, "attention": None, "error": "", **values}
     return render_page("serve.html", **_page_fields(served, settings), text=query if isinstance(query, str) else "", **every)
 
 
@@ -231,8 +241,8 @@ def _page_fields(served: ServedRuns, settings: PageSettings) -> dict[str, Any]:
         "names": [run.name for run in served.runs],
         "photos": served.reads_photos,
         "k": _k(settings),
-        "most": MOST,
-        "longest": LONGEST,
+        "most": MAX_RESULTS,
+        "longest": MAX_TEXT_LENGTH,
         "upload_bytes": settings.upload_bytes,
         "upload_mb": f"{settings.upload_bytes / 2**20:g}",
     }
@@ -240,7 +250,7 @@ def _page_fields(served: ServedRuns, settings: PageSettings) -> dict[str, Any]:
 
 def _k(settings: PageSettings) -> int:
     try:
-        return _number("k", settings.k, 1, MOST)
+        return _number("k", settings.k, 1, MAX_RESULTS)
     except BadRequest:
         return settings.k
 
@@ -263,4 +273,4 @@ def _error_response(served: ServedRuns, settings: PageSettings, message: str, co
         return flask.jsonify({"error": line}), code
     if _answer_format() == "part":
         return render_page("serve_error.html", error=line), code
-    return _page(served, settings, flask.request.args.get("q", "")[:LONGEST] or None, error=line), code
+    return _page(served, settings, flask.request.args.get("q", "")[:MAX_TEXT_LENGTH] or None, error=line), code

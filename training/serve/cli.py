@@ -1,4 +1,4 @@
-"""The command ``vse-serve``, which imports what it runs when it runs."""
+"""The command ``vse-serve``. The command imports the code of the server only when it runs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ log = logging.getLogger(__name__)
 
 @command("vse-serve")
 def serve_command(request: ServeRequest) -> None:
-    """Serve a page on which captions and photographs search a split with one or more runs, side by side.
+    """Serve a web page to search a split: a text finds photographs, a photograph finds captions.
 
-    The runs search one data set. Everything is loaded once, nothing is written, and Ctrl-C stops it. Scripts ask
-    /search?q=TEXT&as=json.
+    If several runs are given, the page displays their results side by side. The runs must search one data set. The server
+    loads all runs at the start and writes no files; Ctrl-C stops the server. Scripts request /search?q=TEXT&as=json.
     """
     for package in ("flask", "waitress"):
         import_extra(package, "vse-serve", "serve")
@@ -80,10 +80,7 @@ def _files_by_run(request: ServeRequest) -> list[RunFiles]:
 
 
 def _leave() -> None:
-    """End the process without waiting for computing threads, or for libraries to be unloaded.
-
-    Nothing is written, so nothing is lost. On a busy machine the unloading takes seconds.
-    """
+    """End the process at once, because the unloading of libraries takes seconds on a busy machine."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()
@@ -91,7 +88,7 @@ def _leave() -> None:
 
 
 def _print_best_hits(app: flask.Flask, text: str) -> None:
-    """Print the best image of each run for a text: the run's name, seconds, image id and score, or why it finds none."""
+    """Print the best image of each run for a text (name of the run, seconds, image id, score), or the error of the run."""
     answer = app.test_client().get("/search", query_string={"q": text, "as": "json", "k": 1}).get_json()
     for run in answer["runs"]:
         found = [f"image {hit['image']}\t{hit['score']:.4f}" for hit in run["hits"]] or [run["error"]]

@@ -1,8 +1,8 @@
 """The server of vse-serve, with limits on the number, the time and the bytes of connections.
 
-Waitress, the server underneath, closes a connection that it refuses while the client still sends. The client then sees a reset
-instead of a response. Here a refused request gets a response from the application, and the rest of the request is read and
-discarded before the close.
+Waitress, the underlying server, closes a refused connection while the client still sends. The client then sees a reset instead
+of a response. Here a refused request gets a response from the application, and the rest of the request is read and discarded
+before the connection is closed.
 """
 
 from __future__ import annotations
@@ -28,31 +28,33 @@ from waitress.utilities import Error, RequestEntityTooLarge
 
 from vse.pipeline.errors import UserError
 
-REFUSED = "vse.refused"  # key of a request's environment: the status and the line of a refusal
-_TOO_MANY = "The server has too many connections; try again in a moment."
-_TOO_MUCH = "The server reads other photographs already; try again in a moment."
+REFUSAL_KEY = "vse.refused"  # key in a request's environment, for the status and the message of a refusal
+_TOO_MANY_CONNECTIONS = "The server has too many connections; try again in a moment."
+_TOO_MANY_BYTES = "The server reads other photographs already; try again in a moment."
 _STOPPING = "The server is stopping."
-_LAST = (
+_STOPPING_RESPONSE = (
     "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: text/plain; charset=utf-8\r\n"
     f"Content-Length: {len(_STOPPING)}\r\n\r\n{_STOPPING}"
 ).encode()
-_NAMES = ("localhost", "127.0.0.1", "[::1]")
-_MORE = 2**20  # bytes of a request beyond those of a photo, so that the application says that one is too large
-_LISTENING = 8  # sockets and pipes of the server itself
-_THREADS = 4
-_THREADS_END_S = 0.25
+_LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+_EXTRA_BYTES = 2**20  # a slightly too large photo still arrives, so that the application can state its limit
+_N_OWN_DESCRIPTORS = 8  # file descriptors that are not connections: listening sockets and pipes
+_N_THREADS = 4
+_THREAD_END_TIMEOUT_S = 0.25
 
 
 @dataclass(frozen=True)
 class Limits:
     """Limits on connections.
 
-    ``connections`` : number of connections served at once; as many again get a 503, and others wait in the system's queue.
-    ``idle_s`` : seconds without a byte, or until the header of a request is complete.
-    ``request_s`` : seconds until a request is complete, and until its response is read.
-    ``refused_s`` : seconds until the header of a request is complete on a connection beyond the limit.
-    ``bodies`` : number of request bodies of the largest size that may arrive or wait at a time; more if they are smaller.
-    ``grace_s`` : seconds from a signal until requests in progress are refused.
+    Seconds are the time until the server closes the connection, except ``grace_s``.
+
+    ``connections`` : number of connections that are served at once. The same number of further connections get a 503.
+    ``idle_s`` : seconds without a byte in either direction, and seconds to send a request header.
+    ``request_s`` : seconds to send a request, and seconds to read a response.
+    ``refused_s`` : seconds to send a request header on one of the further connections.
+    ``bodies`` : limit on the bytes of all request bodies in memory, in units of the largest accepted body.
+    ``grace_s`` : seconds from a signal to stop until requests in progress are refused.
     """
 
     connections: int = 100
@@ -69,7 +71,7 @@ class _Busy(Error):  # type: ignore[misc]
 
 
 class _Request(HTTPRequestParser):  # type: ignore[misc]
-    """A request that its connection may refuse as soon as the header is complete."""
+    """A request that may be refused as soon as the header is complete."""
 
     error: Error | None
     completed: bool
@@ -90,12 +92,12 @@ class _Request(HTTPRequestParser):  # type: ignore[misc]
 
 
 class _Refusal(WSGITask):  # type: ignore[misc]
-    """The application's answer to a request whose body was not read."""
+    """The application's answer to a refused request, whose body is not read."""
 
     def get_environment(self) -> dict[str, Any]:
         error = self.request.error
         nothing = {"wsgi.input": io.BytesIO(), "CONTENT_LENGTH": "0"}
-        return {**super().get_environment(), **nothing, REFUSED: (error.code, error.body)}
+        return {**super().get_environment(), **nothing, REFUSAL_KEY: (error.code, error.body)}
 
     def execute(self) -> None:
         self.set_close_on_finish()
@@ -103,39 +105,41 @@ class _Refusal(WSGITask):  # type: ignore[misc]
 
 
 class Channel(HTTPChannel):  # type: ignore[misc]
-    """One connection. It has a time limit, and stays open until the client has read the last response."""
+    """A connection with time limits, which stays open until the client has read the last response."""
 
     request: Any
     close_when_flushed: bool
 
     def __init__(self, server: LimitedServer, *arguments: Any, **named: Any) -> None:
         self.parser_class = partial(_Request, self)
-        self.since = time.monotonic()  # when the client began what it does: to connect, to send or to read
+        self.since = time.monotonic()  # start of the current activity: connecting, sending or reading
         self.drained_since: float | None = None
         self.held_bytes = 0
         self.answered = False
-        self.beyond = sum(not channel.beyond for channel in server.active_channels.values()) >= server.limits.connections
+        self.is_over_limit = (
+            sum(not channel.is_over_limit for channel in server.active_channels.values()) >= server.limits.connections
+        )
         super().__init__(server, *arguments, **named)
 
     @staticmethod
     def error_task_class(channel: Channel, request: Any) -> Any:
-        """Return the task that answers a wrong or refused request. Waitress itself answers one without a readable header."""
+        """Return the task that answers an invalid or refused request. Waitress answers a request with an invalid header."""
         refused = isinstance(request.error, _Busy | RequestEntityTooLarge)
         return (_Refusal if refused else ErrorTask)(channel, request)
 
     def refusal(self, request: Any) -> Error | None:
-        """Return the reason to refuse a request, judged by its header, or None to accept it."""
-        if self.server.stopping or self.beyond:
-            return _Busy(_STOPPING if self.server.stopping else _TOO_MANY)
+        """Return the reason to refuse a request with this header, or None to accept the request."""
+        if self.server.stopping or self.is_over_limit:
+            return _Busy(_STOPPING if self.server.stopping else _TOO_MANY_CONNECTIONS)
         largest = self.adj.max_request_body_size
         size = largest if request.chunked else request.content_length
         if size and self.server.held_bytes() + size > self.server.limits.bodies * largest:
-            return _Busy(_TOO_MUCH)
+            return _Busy(_TOO_MANY_BYTES)
         self.held_bytes = size
         return None
 
     def received(self, data: bytes) -> bool:
-        """Receive data from the client. After the last response, discard it."""
+        """Receive data from the client. After the last response, discard the data."""
         if self.drained_since is not None:
             return False
         if self.request is None:
@@ -146,7 +150,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         return self.drained_since is not None or bool(super().readable())
 
     def handle_write(self) -> None:
-        """Send pending data. After the last response, close the sending side only, and let the client read it and finish."""
+        """Send pending data. After the last response, close only the sending side, so that the client can read all data."""
         if self.close_when_flushed and not self.requests:
             self._flush_exception(self._flush_some)
             if not self.total_outbufs_len and not self.will_close:
@@ -167,8 +171,8 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         super().service()
         self.since, self.held_bytes, self.answered = time.monotonic(), 0, False
 
-    def end_in_time(self, now: float) -> None:
-        """Close the connection if its client has exceeded a time limit; ``now`` is in seconds of the monotonic clock."""
+    def close_if_late(self, now: float) -> None:
+        """Close the connection if the client has exceeded a time limit. ``now`` is the time of the monotonic clock."""
         limits = self.server.limits
         if self.drained_since is not None:
             late = now - self.drained_since > limits.idle_s or time.time() - self.last_activity > limits.refused_s
@@ -177,14 +181,14 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         elif self.total_outbufs_len or (self.request is not None and self.request.headers_finished):
             late = now - self.since > limits.request_s or time.time() - self.last_activity > limits.idle_s
         else:
-            late = now - self.since > (limits.refused_s if self.beyond else limits.idle_s)
+            late = now - self.since > (limits.refused_s if self.is_over_limit else limits.idle_s)
         if late:
             self.handle_close()
 
-    def end_soon(self) -> bool:
-        """Close the connection unless a response is pending, and return whether it is closed.
+    def close_if_idle(self) -> bool:
+        """Close the connection unless a response is pending, and return whether the connection is closed.
 
-        A request that still arrives is refused.
+        A request whose body still arrives is refused.
         """
         with self.requests_lock:
             if self.request is not None and self.request.headers_finished and not self.requests:
@@ -197,13 +201,13 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         self.handle_close()
         return True
 
-    def end_now(self) -> None:
+    def close_now(self) -> None:
         """Close the connection. A request whose response has not begun gets a short refusal."""
         with self.outbuf_lock:
             if self.requests and not self.answered:
                 with suppress(OSError):
-                    self.socket.send(_LAST)
-            self.connected = False  # its thread writes nothing more
+                    self.socket.send(_STOPPING_RESPONSE)
+            self.connected = False  # stops the writes of the thread that answers
         self.handle_close()
 
 
@@ -217,20 +221,20 @@ class LimitedServer(TcpWSGIServer):  # type: ignore[misc]
         super().__init__(*arguments, **named)
 
     def add_task(self, channel: Channel) -> None:
-        """Let a thread answer the next request of a connection. Refusals have their own threads and need not wait."""
+        """Let a thread answer the next request of a connection. Refusals have a thread of their own."""
         (self._refusals if channel.requests[0].error else self.task_dispatcher).add_task(channel)
 
     def held_bytes(self) -> int:
-        """Return the total size in bytes of the bodies of all requests that arrive or wait."""
+        """Return the number of bytes of all request bodies that arrive or wait."""
         return sum(channel.held_bytes for channel in self.active_channels.values())
 
     def maintenance(self, _: float) -> None:
         now = time.monotonic()
         for channel in list(self.active_channels.values()):
-            channel.end_in_time(now)
+            channel.close_if_late(now)
 
     def stop_listening(self) -> None:
-        """Release the port. Open connections stay."""
+        """Release the port. Open connections stay open."""
         self.stopping = True
         self.del_channel()
         self.socket.close()
@@ -247,18 +251,18 @@ def is_loopback(host: str) -> bool:
 def trusted_hosts(host: str) -> Sequence[str] | None:
     """Return the host names that requests may use, as a protection against DNS rebinding.
 
-    None accepts any name, because other machines have access.
+    Returns None, which accepts any name, if other machines can reach ``host``.
     """
-    return [*_NAMES, _bracket_ipv6(host)] if is_loopback(host) else None
+    return [*_LOOPBACK_HOSTS, _bracket_ipv6(host)] if is_loopback(host) else None
 
 
 class PageServer:
-    """A server for an application at an address. ``port`` 0 chooses a free port. Raises UserError if the port is taken."""
+    """A server for an application. ``port`` 0 chooses a free port. Raises UserError if the address cannot be served."""
 
     def __init__(self, app: Any, host: str, port: int, upload_bytes: int, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
-        body_bytes = upload_bytes + _MORE
-        self._channels: dict[int, Any] = {}  # by their file descriptors: what listens, who is connected, and triggers
+        body_bytes = upload_bytes + _EXTRA_BYTES
+        self._channels: dict[int, Any] = {}  # listening sockets, connections and triggers, by file descriptor
         self._dispatchers = ThreadedTaskDispatcher(), ThreadedTaskDispatcher()
         self._servers: list[LimitedServer] = []
         self._stop_at: float | None = None
@@ -267,11 +271,11 @@ class PageServer:
                 host="127.0.0.1" if host == "localhost" else host,
                 port=port,
                 ident=None,
-                connection_limit=2 * self.limits.connections + _LISTENING,
+                connection_limit=2 * self.limits.connections + _N_OWN_DESCRIPTORS,
                 cleanup_interval=1,
                 recv_bytes=2**16,
                 max_request_body_size=body_bytes,
-                inbuf_overflow=body_bytes + _MORE,
+                inbuf_overflow=body_bytes + _EXTRA_BYTES,
                 outbuf_overflow=2**26,
                 clear_untrusted_proxy_headers=True,
             )
@@ -284,12 +288,12 @@ class PageServer:
         except (OSError, ValueError) as error:
             self._disconnect()
             raise UserError(f"--host {host} --port {port}: cannot be served at ({_error_text(error)})") from None
-        work.set_thread_count(_THREADS)
+        work.set_thread_count(_N_THREADS)
         refusals.set_thread_count(1)
         self.url = f"http://{_bracket_ipv6(host)}:{self._servers[0].effective_port}/"
 
     def run(self) -> None:
-        """Serve until :meth:`stop`, then answer or refuse the requests in progress, within ``grace_s`` seconds."""
+        """Serve until :meth:`stop` is called. Then answer or refuse the requests in progress within ``grace_s`` seconds."""
         while self._stop_at is None:
             self._wait(1)
         for server in self._servers:
@@ -297,17 +301,17 @@ class PageServer:
         while not self._end_channels() and (left := self._stop_at - time.monotonic()) > 0:
             self._wait(min(left, 1))
         for channel in self._connected():
-            channel.end_now()
+            channel.close_now()
 
     def stop(self) -> None:
-        """Let :meth:`run` end soon. Call this from another thread or a signal handler; a second call ends it at once."""
+        """End :meth:`run` soon; a second call ends it at once. For another thread or a signal handler."""
         self._stop_at = time.monotonic() + (self.limits.grace_s if self._stop_at is None else 0)
         if self._channels:  # not closed yet
             self._servers[0].pull_trigger()
 
     @contextmanager
     def stopped_by_signals(self) -> Iterator[None]:
-        """Call :meth:`stop` on SIGTERM and Ctrl-C in this block."""
+        """Call :meth:`stop` on Ctrl-C and SIGTERM in this block."""
         numbers = (signal.SIGINT, signal.SIGTERM)
         before = {number: signal.signal(number, lambda *_: self.stop()) for number in numbers}
         try:
@@ -317,10 +321,10 @@ class PageServer:
                 signal.signal(number, handler)
 
     def close(self) -> None:
-        """Stop listening, and end the threads that are idle."""
+        """Close all connections, and end idle threads."""
         self._disconnect()
         for dispatcher in self._dispatchers:
-            dispatcher.shutdown(timeout=_THREADS_END_S)
+            dispatcher.shutdown(timeout=_THREAD_END_TIMEOUT_S)
 
     def _wait(self, most_s: float) -> None:
         """Handle network events for at most ``most_s`` seconds, and close connections that exceed a time limit."""
@@ -333,11 +337,11 @@ class PageServer:
 
     def _end_channels(self) -> bool:
         """Close idle connections, and return whether all connections are closed."""
-        waiting = [channel for channel in self._connected() if not channel.end_soon()]
+        waiting = [channel for channel in self._connected() if not channel.close_if_idle()]
         return not waiting
 
     def _disconnect(self) -> None:
-        """Close every connection, which ends the server's loop."""
+        """Close the listening sockets and all connections."""
         for channel in list(self._channels.values()):
             channel.close()
 

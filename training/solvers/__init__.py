@@ -1,4 +1,4 @@
-"""Solvers find the weights of a model, epoch by epoch. A new solver is one file here and one line below."""
+"""Solvers, which find the weights of a model epoch by epoch. A new solver is one file here and one line below."""
 
 from __future__ import annotations
 

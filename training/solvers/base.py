@@ -22,7 +22,7 @@ from vse.training.losses import LOSSES
 from vse.training.losses.base import Loss
 from vse.training.models.build import Model
 from vse.training.run.processes import Interruption, Processes, StopNow
-from vse.training.settings import AdversarySettings, TrainConfig, WarmupConfig
+from vse.training.settings import AdversarySettings, LossWarmupConfig, TrainConfig
 from vse.training.solvers.encode import encode, ranks
 from vse.training.solvers.negatives import HardNegatives
 
@@ -33,20 +33,20 @@ class Task:
 
     settings: TrainConfig
     loss: Loss
-    warmup: WarmupConfig
+    warmup: LossWarmupConfig
     model: Model
     seed: int
     processes: Processes
 
     def loss_of(self, epoch: int) -> Loss:
-        """Return the loss of an epoch (0-based). In the warm-up it is another loss, with the settings common to both."""
+        """Return the loss of an epoch (0-based). The warm-up loss takes over the settings that all losses have."""
         if epoch >= self.warmup.epochs:
             return self.loss
-        shared = self.loss.model_dump(include=set(Loss.model_fields))
+        common = self.loss.model_dump(include=set(Loss.model_fields))
         warmup = LOSSES[self.warmup.loss]
         if self.loss.same_image == "positive" and not warmup.several_positives:
-            shared["same_image"] = "mask"
-        return warmup.model_validate({**shared, "name": self.warmup.loss})
+            common["same_image"] = "mask"
+        return warmup.model_validate({**common, "name": self.warmup.loss})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +65,9 @@ class RetrievalTask(Task):
 class Progress:
     """The progress of a training, without the weights and the optimiser.
 
-    ``epoch`` epochs are finished, and ``rows`` are their rows of ``metrics.csv``. The current epoch has done ``step`` batches
-    with ``pairs`` pairs in ``seconds`` seconds.
+    ``epoch`` : number of finished epochs.
+    ``rows`` : rows of ``metrics.csv`` of the finished epochs.
+    ``step``, ``pairs``, ``seconds`` : numbers of finished batches, pairs and seconds of the current epoch.
     """
 
     epoch: int = 0
@@ -77,18 +78,18 @@ class Progress:
 
     @property
     def best(self) -> dict[str, float]:
-        """The row of the epoch with the highest ``rsum`` (sum of recalls) in validation, the first of equal ones."""
+        """The row of the epoch with the highest validation ``rsum`` (sum of recalls). Of equal epochs the first one counts."""
         return max((row for row in self.rows if "rsum" in row), key=lambda row: row["rsum"])
 
     def finished(self, epochs: int, patience: int | None) -> bool:
-        """Return whether all ``epochs`` are done, or the best epoch is at least ``patience`` epochs ago."""
+        """Return whether all epochs are finished, or the best epoch is at least ``patience`` epochs ago."""
         validated = any("rsum" in row for row in self.rows)
         stale = patience is not None and validated and self.epoch - self.best["epoch"] >= patience
         return self.epoch >= epochs or stale
 
 
 class Solver(ABC):
-    """A solver that trains one run, epoch by epoch. The first of several processes validates and writes."""
+    """The base class of solvers, which train one run epoch by epoch. The first of several processes validates and writes."""
 
     task: Task
     epochs: int
@@ -108,15 +109,15 @@ class Solver(ABC):
 
     @abstractmethod
     def validate(self) -> dict[str, float]:
-        """Return recalls on the validation split, and their sum, ``rsum``, which selects the best epoch."""
+        """Return the recalls on the validation split, and ``rsum``, the sum of the recalls, which selects the best epoch."""
 
     @abstractmethod
     def run_epoch(self, save: Callable[[], None]) -> None:
-        """Train the rest of an epoch, validate, and add the epoch's row to the progress; ``save`` writes a checkpoint."""
+        """Train the rest of an epoch, validate, and add a row to ``progress``. ``save`` writes a checkpoint."""
 
     @abstractmethod
     def describe(self, row: Mapping[str, float]) -> str:
-        """Return a readable summary of the row of an epoch."""
+        """Return a summary of the epoch's row for the log."""
 
     def state(self) -> dict[str, Any]:
         """Return the state for a bit-exact resume, also in the middle of an epoch."""
@@ -127,26 +128,26 @@ class Solver(ABC):
         self.model.load_state_dict(state["model"])
         self.progress = Progress(**{name: state[name] for name in vars(self.progress)})
 
-    def best_weights(self) -> Mapping[str, Tensor]:
-        """Return the weights that validation uses, and that are saved if the epoch is the best one."""
+    def validation_weights(self) -> Mapping[str, Tensor]:
+        """Return the weights to validate, which are also the weights to save if the epoch is the best one."""
         return self.model.state_dict()
 
-    def with_best_weights(self) -> AbstractContextManager[None]:
-        """Return a context in which the model has the weights of :meth:`best_weights`."""
+    def with_validation_weights(self) -> AbstractContextManager[None]:
+        """Return a context in which the model has its :meth:`validation_weights`."""
         return nullcontext()
 
     @contextmanager
     def stoppable(self, save: Callable[[], None]) -> Iterator[None]:
         """Run a block, such as a validation, in which a signal ends the run at once. A resume repeats the block."""
         try:
-            with self.with_best_weights(), self.interruption.interruptible():
+            with self.with_validation_weights(), self.interruption.interruptible():
                 yield
         except StopNow:
             save()
             raise self.interrupted() from None
 
     def learned_values(self) -> dict[str, float]:
-        """Return the parameters that the loss has learned so far, by name, such as the temperature."""
+        """Return the learned parameters of the loss by name, such as the temperature."""
         return {}
 
     def validates(self, epoch: int) -> bool:
@@ -185,9 +186,9 @@ class RetrievalSolver(Solver):
 def folds_of(
     images: Packed, captions: Packed, image_of: Int[Tensor, " n_captions"], size: int | None
 ) -> Iterator[tuple[Packed, Packed, Tensor]]:
-    """Split images into folds of ``size`` with their captions, and leave out an incomplete last fold.
+    """Yield folds of ``size`` images, without an incomplete last fold.
 
-    Yields the images, the captions, and the index of each caption's image in the fold.
+    A fold has the images, their captions, and the index of each caption's image in the fold.
     """
     if size is None or size >= len(images):
         yield images, captions, image_of

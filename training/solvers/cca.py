@@ -24,10 +24,10 @@ from vse.training.data.images import CachedImages
 from vse.training.settings import SolverSettings
 from vse.training.solvers.base import Progress, RetrievalSolver, RetrievalTask, Solver, Task
 
-_BLOCK = 1024  # images in a block
-_SMALLEST = 1e-6  # directions with a lower correlation are dropped
+_BLOCK_IMAGES = 1024
+_MIN_CORRELATION = 1e-6  # of a canonical direction; other directions are dropped
 
-Matrix = NDArray[np.float64]
+Array = NDArray[np.float64]
 Point = Mapping[str, float]
 Block = tuple[Tensor, Tensor, NDArray[np.int64]]
 
@@ -36,17 +36,17 @@ Block = tuple[Tensor, Tensor, NDArray[np.int64]]
 class Covariances:
     """The means and covariances of image vectors x (dim_x) and caption vectors y (dim_y), over all pairs."""
 
-    mean_x: Matrix
-    mean_y: Matrix
-    xx: Matrix
-    yy: Matrix
-    xy: Matrix
+    mean_x: Array
+    mean_y: Array
+    xx: Array
+    yy: Array
+    xy: Array
 
 
 def covariances(blocks: Iterator[tuple[Float[Tensor, "n dim_x"], Float[Tensor, "m dim_y"], NDArray[np.int64]]]) -> Covariances:
-    """Return means and covariances over all pairs.
+    """Compute means and covariances over all pairs of an image and a caption.
 
-    A block has vectors of images and of their captions, and the row in the block of each caption's image.
+    Each block holds image vectors, caption vectors, and the index in the block of each caption's image.
     """
     n, shift_x, shift_y = 0, None, None
     sums: list[Tensor] = []
@@ -73,12 +73,12 @@ def covariances(blocks: Iterator[tuple[Float[Tensor, "n dim_x"], Float[Tensor, "
     return Covariances((shift_x + x_mean).numpy(), (shift_y + y_mean).numpy(), xx.numpy(), yy.numpy(), xy.numpy())
 
 
-def canonical_directions(statistics: Covariances, dim: int, regularization: float) -> tuple[Matrix, Matrix, Matrix]:
+def canonical_directions(statistics: Covariances, dim: int, regularization: float) -> tuple[Array, Array, Array]:
     """Return the ``dim`` pairs of directions with the highest correlations, and these correlations (Hotelling, 1936).
 
     Shapes are (dim_x, dim), (dim_y, dim) and (dim,), highest correlation first, padded with zeros if there are fewer
-    directions. Along each direction, images and captions have unit variance; different directions are uncorrelated. Before,
-    ``regularization`` times the mean of each covariance's diagonal is added to that diagonal.
+    directions. Along each direction, images and captions have unit variance. Different directions are uncorrelated.
+    ``regularization`` times the mean of the diagonal is first added to the diagonals of ``xx`` and ``yy``.
     """
     x, y = (_cholesky(covariance, regularization) for covariance in (statistics.xx, statistics.yy))
     whitened = scipy.linalg.solve_triangular(x, statistics.xy, lower=True)
@@ -87,7 +87,7 @@ def canonical_directions(statistics: Covariances, dim: int, regularization: floa
     n = len(smaller)
     squares, left = scipy.linalg.eigh(smaller @ smaller.T, subset_by_index=[max(0, n - dim), n - 1], overwrite_a=True)
     correlations = np.sqrt(np.maximum(squares[::-1], 0))
-    correlations = correlations[correlations > _SMALLEST]
+    correlations = correlations[correlations > _MIN_CORRELATION]
     left = left[:, ::-1][:, : len(correlations)]
     right = smaller.T @ left / correlations
     u, v = (left, right) if smaller is whitened else (right, left)
@@ -99,11 +99,11 @@ def canonical_directions(statistics: Covariances, dim: int, regularization: floa
     )
 
 
-def _cholesky(covariance: Matrix, regularization: float) -> Matrix:
+def _cholesky(covariance: Array, regularization: float) -> Array:
     ridged = covariance.copy(order="F")
     ridged.flat[:: len(covariance) + 1] += regularization * np.trace(covariance) / len(covariance)
     try:
-        factor: Matrix = scipy.linalg.cholesky(ridged, lower=True, overwrite_a=True)
+        factor: Array = scipy.linalg.cholesky(ridged, lower=True, overwrite_a=True)
     except scipy.linalg.LinAlgError:
         raise UserError(f"solver.regularization {regularization:g} is too small: a covariance is singular") from None
     return factor
@@ -122,7 +122,7 @@ class CcaFields(Settings):
 
 
 class CcaSettings(SolverSettings, CcaFields):
-    """Canonical correlation analysis, the linear baseline of the two-branch paper (Gong et al., IJCV 2014)."""
+    """Canonical correlation analysis (Gong et al., IJCV 2014), the linear baseline of the two-branch paper."""
 
     name: Literal["cca"] = "cca"
     uses_loss: ClassVar = False
@@ -134,7 +134,7 @@ class CcaSettings(SolverSettings, CcaFields):
 
 
 class GridSearchSolver(Solver):
-    """A solver that tries each point of a ``grid`` of settings, in one epoch each. Validation chooses the best point."""
+    """A solver that tries one point of a ``grid`` of settings in each epoch. Validation chooses the best point."""
 
     def __init__(self, task: Task, grid: Sequence[Point]) -> None:
         super().__init__(task)
@@ -146,11 +146,11 @@ class GridSearchSolver(Solver):
 
     @abstractmethod
     def blocks(self) -> Iterator[Block]:
-        """Yield all pairs to fit, in blocks as :func:`covariances` reads them."""
+        """Yield all training pairs in blocks, see :func:`covariances`."""
 
     @cached_property
     def statistics(self) -> Covariances:
-        """The means and covariances of all pairs, computed once."""
+        """The means and covariances of all training pairs."""
         return covariances(self.blocks())
 
     def run_epoch(self, save: Callable[[], None]) -> None:
@@ -167,7 +167,7 @@ class GridSearchSolver(Solver):
 
 
 class Cca(GridSearchSolver):
-    """CCA: linear maps to canonical directions, each scaled by a power of its correlation (Gong et al., IJCV 2014)."""
+    """CCA with canonical directions that are scaled by a power of their correlations (Gong et al., IJCV 2014)."""
 
     def __init__(self, task: Task, settings: CcaFields) -> None:
         layers = [encoder.linear_map() for encoder in (task.model.image_encoder, task.model.caption_encoder)]
@@ -189,14 +189,14 @@ class CaptionCca(Cca, RetrievalSolver):
     """CCA of images and captions."""
 
     def __init__(self, task: RetrievalTask, settings: CcaFields) -> None:
-        self._images = check_cached("cca", task)
+        self._images = require_cached_images("cca", task)
         super().__init__(task, settings)
 
     def blocks(self) -> Iterator[Block]:
         return blocks_of_pairs(self.task, self._images)
 
 
-def check_cached(solver: str, task: RetrievalTask) -> CachedImages:
+def require_cached_images(solver: str, task: RetrievalTask) -> CachedImages:
     """Return the cached features of the training images.
 
     Raises UserError if there are several processes, or if images are not read from a cache.
@@ -209,12 +209,12 @@ def check_cached(solver: str, task: RetrievalTask) -> CachedImages:
 
 
 def blocks_of_pairs(task: RetrievalTask, cached: CachedImages) -> Iterator[Block]:
-    """Yield all training pairs in blocks of images with their captions, as :func:`covariances` reads them."""
+    """Yield all training pairs in blocks, see :func:`covariances`."""
     pairs = task.pairs
     ends = np.searchsorted(pairs.image_of, np.arange(len(pairs.images)), side="right")
     with progress_bar(total=len(pairs.images), desc="covariances", unit="image") as bar:
-        for start in range(0, len(pairs.images), _BLOCK):
-            stop = min(start + _BLOCK, len(pairs.images))
+        for start in range(0, len(pairs.images), _BLOCK_IMAGES):
+            stop = min(start + _BLOCK_IMAGES, len(pairs.images))
             indices = np.arange(ends[start - 1] if start else 0, ends[stop - 1])
             (images,) = cached.read_images(np.arange(start, stop))
             (captions,) = task.captions.read(indices)

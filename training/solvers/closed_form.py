@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Int
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, PositiveInt
-from torch import nn
 
 from vse.pipeline.errors import UserError
 from vse.pipeline.progress import progress_bar
@@ -22,18 +21,18 @@ from vse.training.models.encoders.linear import RelativeEncoder, WeightedEncoder
 from vse.training.settings import SolverSettings
 from vse.training.solvers.base import RetrievalSolver, RetrievalTask, Solver, Task
 from vse.training.solvers.cca import (
+    Array,
     Block,
     Covariances,
     GridSearchSolver,
-    Matrix,
     Point,
     blocks_of_pairs,
     canonical_directions,
-    check_cached,
+    require_cached_images,
 )
 
-Maps = Literal["captions", "images", "both"]
-_BLOCK = 1024  # pairs
+MappedSide = Literal["captions", "images", "both"]
+_BLOCK_PAIRS = 1024
 log = logging.getLogger(__name__)
 
 
@@ -41,7 +40,7 @@ class ClosedForm(GridSearchSolver, RetrievalSolver):
     """A closed-form solver for cached features of images and captions. The model compares embeddings by inner products."""
 
     def __init__(self, name: str, task: RetrievalTask, grid: Sequence[Point]) -> None:
-        self.cached = check_cached(name, task)
+        self.cached = require_cached_images(name, task)
         if task.model.config.similarity.ranked_by != "cosine":
             raise UserError(f"solver: {name} requires a comparison by inner products (--set model.similarity=cosine)")
         super().__init__(task, grid)
@@ -58,13 +57,13 @@ class RidgeSettings(SolverSettings):
     ``maps: images`` swaps the roles of the sides: B maps images into the space of captions. With ``maps: both`` an image
     becomes (x / s_x, B x / s_y) and a caption (A y / s_x, y / s_y), where s^2 is the variance of a side. If the common space
     has more than ``model.dim`` dimensions, it is projected on its first ``model.dim`` principal directions, computed from
-    images and captions together. A larger ``model.dim`` loses nothing.
+    images and captions together. Otherwise nothing is lost.
     """
 
     name: Literal["ridge"] = "ridge"
     uses_loss: ClassVar = False
     reads_words: ClassVar = False
-    maps: Maps = Field("captions", description="the side that is mapped into the other's space, or both")
+    maps: MappedSide = Field("captions", description="the side that is mapped into the other's space, or both")
     regularization: list[NonNegativeFloat] = Field(
         default=[1e-3, 1e-2, 1e-1, 1.0],
         min_length=1,
@@ -77,27 +76,30 @@ class RidgeSettings(SolverSettings):
 
 
 class Ridge(ClosedForm):
-    """Ridge regression. Its maps become the weights of two linear encoders."""
+    """Ridge regression, whose maps become the weights of two linear encoders."""
 
     def __init__(self, task: RetrievalTask, settings: RidgeSettings) -> None:
         layers = [encoder.linear_map() for encoder in (task.model.image_encoder, task.model.caption_encoder)]
-        self._image_layer, self._caption_layer = (_linear(layer) for layer in layers)
+        if None in layers:
+            raise UserError(
+                "solver: ridge finds linear maps of vectors: both encoders must have a single layer, such as linear"
+            )
+        self._layers = [layer for layer in layers if layer is not None]
         super().__init__("ridge", task, [{"regularization": value} for value in settings.regularization])
         self._maps = settings.maps
 
     def fit(self, point: Point) -> None:
         x, y = reduce_maps(*ridge_maps(self.statistics, self._maps, point["regularization"]), self.statistics, self.model.dim)
         means = self.statistics.mean_x, self.statistics.mean_y
-        for layer, mean, weights in zip((self._image_layer, self._caption_layer), means, (x, y), strict=True):
+        for layer, mean, weights in zip(self._layers, means, (x, y), strict=True):
             layer.weight.copy_(torch.from_numpy(weights))
             layer.bias.copy_(torch.from_numpy(-weights @ mean))
 
 
-def ridge_maps(statistics: Covariances, maps: Maps, regularization: float) -> tuple[Matrix, Matrix]:
-    """Return two matrices that map image and caption vectors into the space where they are compared.
+def ridge_maps(statistics: Covariances, maps: MappedSide, regularization: float) -> tuple[Array, Array]:
+    """Return two matrices, (dim, dim_x) and (dim, dim_y), that map centred image and caption vectors into a common space.
 
-    Their shapes are (dim, dim_x) and (dim, dim_y). Vectors must be centred before. ``maps`` is the side that regression maps
-    into the other side's space, or ``both``, see :class:`RidgeSettings`.
+    ``maps`` is the side that regression maps into the other side's space, or ``both``, see :class:`RidgeSettings`.
     """
     dim_x, dim_y = statistics.xy.shape
     if maps == "captions":
@@ -110,7 +112,7 @@ def ridge_maps(statistics: Covariances, maps: Maps, regularization: float) -> tu
     return (np.concatenate([np.eye(dim_x) / s_x, of_images / s_y]), np.concatenate([of_captions / s_x, np.eye(dim_y) / s_y]))
 
 
-def reduce_maps(x: Matrix, y: Matrix, statistics: Covariances, dim: int) -> tuple[Matrix, Matrix]:
+def reduce_maps(x: Array, y: Array, statistics: Covariances, dim: int) -> tuple[Array, Array]:
     """Reduce the common space of the maps ``x`` and ``y`` to its first ``dim`` principal directions.
 
     If the space has fewer dimensions, pad both maps with rows of zeros to ``dim`` rows.
@@ -123,19 +125,13 @@ def reduce_maps(x: Matrix, y: Matrix, statistics: Covariances, dim: int) -> tupl
     return directions.T @ x, directions.T @ y
 
 
-def _regression(across: Matrix, within: Matrix, regularization: float) -> Matrix:
+def _regression(across: Array, within: Array, regularization: float) -> Array:
     ridged = within + regularization * np.trace(within) / len(within) * np.eye(len(within))
     try:
-        solved: Matrix = scipy.linalg.solve(ridged, across.T, assume_a="pos").T
+        solved: Array = scipy.linalg.solve(ridged, across.T, assume_a="pos").T
     except (scipy.linalg.LinAlgError, scipy.linalg.LinAlgWarning):
         raise UserError(f"solver.regularization {regularization:g} is too small: a covariance is singular") from None
     return solved
-
-
-def _linear(layer: nn.Linear | None) -> nn.Linear:
-    if layer is None:
-        raise UserError("solver: ridge finds linear maps of vectors: both encoders must have a single layer, such as linear")
-    return layer
 
 
 class CsaSettings(SolverSettings):
@@ -176,7 +172,7 @@ class Csa(ClosedForm):
         points = product(settings.regularization, cuts)
         super().__init__("csa", task, [{"regularization": value, "directions": n} for value, n in points])
         self._images, self._captions = images, captions
-        self._solved: tuple[float, tuple[Matrix, Matrix, Matrix]] | None = None
+        self._solved: tuple[float, tuple[Array, Array, Array]] | None = None
 
     def fit(self, point: Point) -> None:
         regularization, kept = point["regularization"], int(point["directions"])
@@ -240,17 +236,17 @@ class Asif(ClosedForm):
         images, captions = self._encoders
         for encoder in self._encoders:
             encoder.anchors.zero_()  # with too few pairs some anchors stay zero: no cosine with them is above 0
-        for start in progress_bar(range(0, len(anchors), _BLOCK), desc="anchors", unit="block"):
-            indices = anchors[start : start + _BLOCK]
-            (seen,) = self.cached.read_images(self.pairs.image_of[indices])
-            (read,) = self.task.captions.read(indices)
-            for encoder, vectors in ((images, seen), (captions, read)):
+        for start in progress_bar(range(0, len(anchors), _BLOCK_PAIRS), desc="anchors", unit="block"):
+            indices = anchors[start : start + _BLOCK_PAIRS]
+            (image_vectors,) = self.cached.read_images(self.pairs.image_of[indices])
+            (caption_vectors,) = self.task.captions.read(indices)
+            for encoder, vectors in ((images, image_vectors), (captions, caption_vectors)):
                 encoder.anchors[start : start + len(indices)] = unit_length(vectors.float())
         self._filled = True
 
 
 def anchor_pairs(image_of: NDArray[np.int64], n: int, seed: int) -> NDArray[np.int64]:
-    """Return the sorted indices of ``n`` random pairs. An image occurs again only if all images occur already."""
+    """Return the sorted indices of ``n`` random pairs. An image occurs twice only if all images occur."""
     order = np.random.default_rng(seed).permutation(len(image_of))
     by_image = order[np.argsort(image_of[order], kind="stable")]
     _, firsts, counts = np.unique(image_of[by_image], return_index=True, return_counts=True)

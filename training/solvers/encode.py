@@ -19,12 +19,12 @@ from vse.training.kinds import Encoded, Packed, pack
 from vse.training.models.build import Model
 from vse.training.models.encoders.base import unit_length
 
-_BLOCK = 512
-_PHOTOS = 64  # photos that a CNN embeds at once
-TILE_IMAGES, TILE_CAPTIONS = 64, 256  # images and captions that are scored at once by a model that scores pairs
-_LEAST_CAPTIONS = 8  # in a tile; kernels treat the rows of smaller ones differently
-_TILE_PAIRS = 2**23  # limit on the number of pairs of vectors in a tile; tiles of large sets are smaller
-_STEP = 4  # sets of captions are padded to a multiple of this
+_BLOCK_ROWS = 512  # images or captions that are embedded at once
+_BLOCK_PHOTOS = 64  # photos that a CNN embeds at once
+TILE_IMAGES, TILE_CAPTIONS = 64, 256  # most images and captions that a model that scores pairs scores at once
+_MIN_TILE_CAPTIONS = 8  # kernels compute the rows of smaller tiles differently
+_MAX_TILE_PAIRS = 2**23  # pairs of vectors in a tile; tiles of large sets have fewer captions
+_WIDTH_MULTIPLE = 4  # the vectors of a caption are padded to a multiple of this number
 
 
 def encode(model: Model, split: Split, device: torch.device) -> tuple[Packed, Packed]:
@@ -34,28 +34,28 @@ def encode(model: Model, split: Split, device: torch.device) -> tuple[Packed, Pa
 
 def encode_images(model: Model, split: Split, device: torch.device, rows: NDArray[np.int64] | None = None) -> Packed:
     """Return the embeddings of all images of a split, or of the images at ``rows``."""
-    block = _BLOCK if model.cnn is None else _PHOTOS
+    block = _BLOCK_ROWS if model.cnn is None else _BLOCK_PHOTOS
     every = np.arange(len(split.pairs.images)) if rows is None else rows
     parts = (tuple(move_tensor(part, device) for part in split.images.read_images(some)) for some in _blocks(every, block))
-    return _encoded(model, model.embed_images, parts)
+    return _embed(model, model.embed_images, parts)
 
 
 def encode_captions(model: Model, split: Split, rows: NDArray[np.int64] | None = None) -> Packed:
     """Return the embeddings of all captions of a split, or of the captions at ``rows``."""
     every = np.arange(len(split.pairs)) if rows is None else rows
-    parts = (split.captions.read(some) for some in _blocks(every, _BLOCK))
-    return _encoded(model, model.embed_captions, parts)
+    parts = (split.captions.read(some) for some in _blocks(every, _BLOCK_ROWS))
+    return _embed(model, model.embed_captions, parts)
 
 
 def pooled(side: Packed) -> NDArray[np.float32]:
-    """Return a single vector for each embedding, (n, dim). For a set, it is the unit-length mean of its unit vectors.
+    """Return a single vector for each embedding, (n, dim). The vector of a set is the mean of its unit vectors, normalised.
 
-    A model that scores sets is slow. A search therefore chooses candidates by inner products of these vectors.
+    A search with a model that scores pairs chooses candidates by these vectors, because the model is slow.
     """
     if side.lengths is None:
         return side.vectors.numpy()
     means = []
-    for rows in _blocks(np.arange(len(side)), _BLOCK):
+    for rows in _blocks(np.arange(len(side)), _BLOCK_ROWS):
         vectors, mask = side.unpack(torch.from_numpy(rows))
         means.append((unit_length(vectors) * mask[:, :, None]).sum(1))
     return unit_length(torch.cat(means)).numpy()
@@ -65,7 +65,7 @@ def _blocks(rows: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
     return (rows[start : start + size] for start in range(0, len(rows), size))
 
 
-def _encoded(model: Model, embed: Callable[..., Encoded], parts: Iterable[tuple[Tensor, ...]]) -> Packed:
+def _embed(model: Model, embed: Callable[..., Encoded], parts: Iterable[tuple[Tensor, ...]]) -> Packed:
     model.eval()
     with torch.inference_mode():
         return pack(tuple(tensor.cpu() for tensor in embed(*part)) for part in parts)
@@ -83,7 +83,7 @@ class PairScores:
         self._precision = precision
         self._device = next(model.parameters(), torch.empty(0)).device
         self._image_width = int(_lengths(images).max())
-        self._widths = -(-_lengths(captions) // _STEP) * _STEP
+        self._widths = -(-_lengths(captions) // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
         self._image_tile = min(TILE_IMAGES, _power_of_two(len(images)))
         self._caption_tiles = {
             width: self._captions_per_tile(width, count) for width, count in Counter(self._widths.tolist()).items()
@@ -91,24 +91,24 @@ class PairScores:
         self._last: tuple[slice, slice | Tensor | None, tuple[Tensor, Tensor]] | None = None
         first = torch.zeros(1, dtype=torch.int64)
         with torch.inference_mode():
-            one = model.similarity(*(self._tile(side, first, 1, None) for side in (images, captions)))
-        self.has_directions = isinstance(one, tuple)
+            scores = model.similarity(*(self._tile(side, first, 1, None) for side in (images, captions)))
+        self.has_directions = isinstance(scores, tuple)
 
     def __call__(self, rows: slice, columns: slice | Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the scores i2t and t2i, on the CPU, of the images ``rows`` with the captions ``columns`` (None: all)."""
+        """Return the scores i2t and t2i of the images ``rows`` with the captions ``columns`` (None: all), on the CPU."""
         if self._last is None or self._last[0] != rows or self._last[1] is not columns:
-            self._last = rows, columns, self._scored(rows, columns)
+            self._last = rows, columns, self._score(rows, columns)
         return self._last[2]
 
     def blocks(self, image_of_caption: Int[Tensor, " n_captions"]) -> tuple[ScoreBlocks, ScoreBlocks | None]:
-        """Return the scores, computed in blocks of images: i2t, and t2i or None if both directions have the same scores."""
+        """Return the scores i2t and t2i in blocks of images. The second is None if both directions have the same scores."""
         n_images = len(self._images)
         i2t = ScoreBlocks(n_images, image_of_caption, TILE_IMAGES, lambda rows, columns: self(rows, columns)[0])
         if not self.has_directions:
             return i2t, None
         return i2t, ScoreBlocks(n_images, image_of_caption, TILE_IMAGES, lambda rows, columns: self(rows, columns)[1])
 
-    def _scored(self, rows: slice, columns: slice | Tensor | None) -> tuple[Tensor, Tensor]:
+    def _score(self, rows: slice, columns: slice | Tensor | None) -> tuple[Tensor, Tensor]:
         n_rows = rows.stop - rows.start
         indices = columns if isinstance(columns, Tensor) else torch.arange(len(self._captions))[columns or slice(None)]
         images = self._tile(self._images, torch.arange(rows.start, rows.stop), self._image_tile, self._image_width)
@@ -123,8 +123,8 @@ class PairScores:
     def _tiles(self, indices: Tensor) -> Iterator[tuple[Tensor, int, int]]:
         """Yield tiles of the captions ``indices``.
 
-        A tile is the positions of its captions in ``indices``, its size (captions with padding) and its width (vectors of
-        each).
+        Yields the positions of a tile's captions in ``indices``, the number of captions with padding, and the number of
+        vectors of each caption with padding.
         """
         widths = self._widths[indices]
         for width in sorted(set(widths.tolist())):
@@ -133,14 +133,14 @@ class PairScores:
                 yield places, size, width
 
     def _captions_per_tile(self, width: int, n: int) -> int:
-        """Return the number of captions in a tile, a power of 2: kernels compute the remainders of other sizes differently."""
-        fitting = max(1, _TILE_PAIRS // (self._image_tile * self._image_width * width))
-        return min(TILE_CAPTIONS, 1 << (fitting.bit_length() - 1), max(_LEAST_CAPTIONS, _power_of_two(n)))
+        """Return the number of captions in a tile, a power of 2, because kernels compute other sizes differently."""
+        fitting = max(1, _MAX_TILE_PAIRS // (self._image_tile * self._image_width * width))
+        return min(TILE_CAPTIONS, 1 << (fitting.bit_length() - 1), max(_MIN_TILE_CAPTIONS, _power_of_two(n)))
 
     def _tile(self, side: Packed, indices: Tensor, size: int, width: int | None) -> Encoded:
         """Return the embeddings at ``indices`` on the device, padded to the shape of a tile.
 
-        Copies of the first one pad them to ``size`` embeddings, and zeros pad sets to ``width`` vectors.
+        Copies of the first embedding are added up to ``size`` embeddings, and zeros up to ``width`` vectors in each set.
         """
         rows = side.unpack(torch.cat([indices, indices[:1].expand(size - len(indices))]), width)
         return tuple(part.to(self._device) for part in rows)
@@ -149,7 +149,10 @@ class PairScores:
 def ranks(
     model: Model, images: Packed, captions: Packed, image_of_caption: Int[Tensor, " n_captions"], precision: str = "fp32"
 ) -> Ranks:
-    """Return the exact ranks of embeddings by the model's scores. ``precision`` applies to a model that scores every pair."""
+    """Return the exact rank of the right answer for each image and each caption as the query, by the model's scores.
+
+    ``precision`` applies to a model that scores every pair.
+    """
     ranked_by = model.config.similarity.ranked_by
     if ranked_by is not None:
         return ranks_from_embeddings(images.vectors, captions.vectors, image_of_caption, ranked_by)

@@ -23,8 +23,8 @@ from vse.training.solvers.optimisation import OPTIMIZERS, AveragedWeights, Sched
 
 log = logging.getLogger(__name__)
 
-_FIRST_STEPS = 100  # a collapse is not reported before this number of steps
-_LOOK = 20  # steps between reads of the loss: each read waits for the GPU
+_MIN_STEPS_TO_COLLAPSE = 100  # a collapse is not reported in an earlier step
+_STEPS_PER_LOSS_READ = 20  # a read of the loss waits for the GPU
 Indices = NDArray[np.int64]
 
 
@@ -32,8 +32,8 @@ class GradientSolver(Solver):
     """A solver that trains in epochs of batches, with an update for each batch, or for every ``train.accumulate`` batches.
 
     A subclass defines the batches of an epoch and the step on a batch. The step calls :meth:`start_step`, adds the gradients
-    of the batch to the existing ones, and calls :meth:`take_step` if :meth:`ends_update` is true. ``out_of_memory`` is advice
-    to the user if memory is exceeded.
+    of the batch to the existing gradients, and calls :meth:`take_step` if :meth:`ends_update` is true. ``out_of_memory`` is
+    advice to a user whose memory is too small.
     """
 
     out_of_memory: ClassVar[str]
@@ -54,11 +54,11 @@ class GradientSolver(Solver):
 
     @abstractmethod
     def batches(self, epoch: int) -> Sequence[Indices]:
-        """Return the indices of the pairs of each batch of an epoch (0-based); they depend on the seed and the epoch only."""
+        """Return the indices of the pairs of each batch of an epoch (0-based), determined by the seed and the epoch."""
 
     @abstractmethod
-    def updates(self, batches: Sequence[Indices]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Train on each remaining batch. Yield its loss, and the loss that it would have if all embeddings were equal."""
+    def train_batches(self, batches: Sequence[Indices]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Train on each batch. Yield the loss of the batch, and the loss that it would have if all embeddings were equal."""
 
     @property
     @abstractmethod
@@ -70,11 +70,11 @@ class GradientSolver(Solver):
         return {}
 
     def watched_losses(self) -> list[tuple[float, str, str]]:
-        """Return the losses that must be finite: value, name, and advice if not. The first is the epoch's mean loss so far."""
+        """Return the losses that must be finite, each with a name and advice. The first is the epoch's mean loss so far."""
         return [(float(self._totals[0]) / max(1, self.progress.pairs), "the loss", "a lower learning rate")]
 
     def end_epoch(self) -> None:
-        """Finish an epoch, before its row is added to the progress."""
+        """Finish an epoch, before the row of the epoch is added to ``progress``."""
 
     def state(self) -> dict[str, Any]:
         state = {**super().state(), "totals": self._totals.tolist(), "optimizer": self.optimizer.state_dict()}
@@ -125,12 +125,12 @@ class GradientSolver(Solver):
         self._totals.zero_()
         self.progress = Progress(progress.epoch + 1, [*progress.rows, row])
 
-    def best_weights(self) -> Mapping[str, Tensor]:
+    def validation_weights(self) -> Mapping[str, Tensor]:
         """Return the weights or, with ``train.ema``, their moving average."""
-        return super().best_weights() if self.averaged is None else self.averaged.weights
+        return super().validation_weights() if self.averaged is None else self.averaged.weights
 
-    def with_best_weights(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.averaged is None else self.averaged.in_place()
+    def with_validation_weights(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.averaged is None else self.averaged.use_in_model()
 
     @property
     def n_updates(self) -> int:
@@ -148,10 +148,7 @@ class GradientSolver(Solver):
         return done % self.settings.accumulate == 0 or done == len(self._sizes)
 
     def weight_cost(self, cost: Tensor, loss: Loss) -> Tensor:
-        """Weight the cost of the current batch for an update of ``train.accumulate`` batches.
-
-        If the loss is a mean, the weight is the batch's share of the pairs of the update.
-        """
+        """Weight the cost of the current batch by the batch's share of the pairs of the update, if the loss is a mean."""
         if self.settings.accumulate == 1 or not loss.is_mean_over_queries:
             return cost
         first = self.progress.step - self.progress.step % self.settings.accumulate
@@ -194,14 +191,14 @@ class GradientSolver(Solver):
             unit="batch",
             hidden=not self.processes.first,
         ) as bar:
-            for batch, losses in zip(left, self.updates(left), strict=True):
+            for batch, losses in zip(left, self.train_batches(left), strict=True):
                 self._totals += torch.stack(losses)
                 updated = self.ends_update()
                 progress.step += 1
                 progress.pairs += len(batch)
                 progress.seconds = before + time.perf_counter() - started
                 bar.update()
-                if progress.step % _LOOK == 0:
+                if progress.step % _STEPS_PER_LOSS_READ == 0:
                     rate = f"{progress.pairs / progress.seconds:.0f}"
                     bar.set_postfix(loss=f"{self._finite_loss():.3g}", rsum=rsum, pairs_per_s=rate, refresh=False)
                 if not updated:  # a checkpoint holds no gradients, so none is written within an update
@@ -219,30 +216,30 @@ class GradientSolver(Solver):
     def _finite_loss(self) -> float:
         """Return the epoch's mean loss so far. Raises :class:`TrainingFailed` if the training has diverged."""
         watched = self.watched_losses()
-        for value, what, cure in watched:
+        for value, name, cure in watched:
             if not np.isfinite(value):
                 raise TrainingFailed(
-                    f"epoch {self.progress.epoch + 1}, step {self.progress.step}: {what} is {value}; the last good checkpoint "
+                    f"epoch {self.progress.epoch + 1}, step {self.progress.step}: {name} is {value}; the last good checkpoint "
                     f"is kept. Try {cure}",
                     "diverged",
                 )
         return watched[0][0]
 
     def _is_collapsed(self, row: Mapping[str, float], collapsed_loss: float) -> bool:
-        """Return whether the epoch's loss is as if all embeddings were equal, and the validation is no better than chance."""
+        """Return whether the loss is that of equal embeddings, and the validation is no better than chance."""
         steps = (self.progress.epoch + 1) * self.progress.step
         near = collapsed_loss > 0 and abs(row["loss"] - collapsed_loss) < 0.02 * collapsed_loss
-        return steps >= _FIRST_STEPS and near and row.get("rsum", 0.0) <= self.chance_rsum
+        return steps >= _MIN_STEPS_TO_COLLAPSE and near and row.get("rsum", 0.0) <= self.chance_rsum
 
     def _report_collapse(self, epoch: int, loss: float) -> None:
-        what = (
+        collapse = (
             f"epoch {epoch}: the loss stayed at its collapsed value, {loss:.3f} per pair, for the complete epoch, as if all "
             "embeddings were equal (2 x batch x margin for the max of hinges)"
         )
         cure = "Warm up with the sum of hinges (--set warmup.epochs=1), or lower the learning rate"
         if self.settings.on_collapse == "stop":
             raise TrainingFailed(
-                f"{what}; the last good checkpoint is kept. {cure}; --set train.on_collapse=warn continues the training",
+                f"{collapse}; the last good checkpoint is kept. {cure}; --set train.on_collapse=warn continues the training",
                 "collapsed",
             )
-        log.warning("%s. If it stays there: %s", what, cure[0].lower() + cure[1:])
+        log.warning("%s. If it stays there: %s", collapse, cure[0].lower() + cure[1:])

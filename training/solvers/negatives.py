@@ -22,10 +22,10 @@ COLUMNS = ("epoch", "query", "cost", "imgid", "sentid", "negative_imgid", "negat
 
 
 class HardNegatives:
-    """A list of the ``n`` hardest negatives with the highest costs in each epoch, with images and with captions as queries.
+    """A list of the ``n`` negatives with the highest costs in each epoch, for images and for captions as queries.
 
-    For the query ``image`` the negative is the caption ``negative_sentid``. For the query ``caption`` it is the image
-    ``negative_imgid``. The listed caption of that image is the one that it was paired with in the batch.
+    For an image as the query, the negative is the caption ``negative_sentid``. For a caption, the negative is the image
+    ``negative_imgid``, and the list names the caption of the same pair.
     """
 
     def __init__(self, n: int, captions: Sequence[Caption]) -> None:
@@ -35,7 +35,11 @@ class HardNegatives:
         self.running: list[Entry] = []
 
     def add(self, epoch: int, pairs: Sequence[int], rankings: tuple[QueryScores, QueryScores], margin: float) -> None:
-        """Add the hardest negatives of a batch, without candidates of an adversary. ``pairs`` are the indices of its pairs."""
+        """Add the hardest negatives of a batch.
+
+        ``pairs`` : indices of the pairs of the batch.
+        ``rankings`` : scores, with images and with captions as queries; columns after those of the batch are ignored.
+        """
         for query, (scores, positives, negatives) in zip(("image", "caption"), rankings, strict=True):
             own = slice(len(pairs))
             hardest = hinge_costs(scores.detach(), positives, negatives, margin)[:, own].max(1)

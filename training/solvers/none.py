@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class NoTrainingSettings(SolverSettings):
-    """No training: image and caption vectors that already share a space, such as CLIP's, are compared directly."""
+    """No training, for a direct comparison of image and caption vectors of one model, such as CLIP's."""
 
     name: Literal["none"] = "none"
     uses_loss: ClassVar = False
@@ -24,19 +24,19 @@ class NoTrainingSettings(SolverSettings):
     reads_words: ClassVar = False
 
     def check_inputs(self, images: FeatureCache, captions: FeatureCache | None) -> None:
-        """Raise :class:`UserError` if the vectors have different lengths. Warn if they come from different models."""
+        """Raise :class:`UserError` if the vectors have different lengths. Warn if different models computed the vectors."""
         assert captions is not None, "words are refused before"
         if images.dim != captions.dim:
             raise UserError(
                 f"solver: none compares vectors directly, but {images.path} has {images.dim} numbers per vector, "
                 f"{captions.path} {captions.dim}; both caches must be of one model"
             )
-        towers = [_tower(cache) for cache in (images, captions)]
-        if None in towers:
+        models = [_model_and_weights(cache) for cache in (images, captions)]
+        if None in models:
             log.warning("%s and %s: it is not known whether the same model computed both", images.path, captions.path)
-        elif towers[0] != towers[1]:
-            made_by = [f"{tower[0]} ({tower[1]})" for tower in towers if tower is not None]
-            log.warning("images by %s, captions by %s: only vectors of one model can be compared directly", *made_by)
+        elif models[0] != models[1]:
+            names = [f"{model[0]} ({model[1]})" for model in models if model is not None]
+            log.warning("images by %s, captions by %s: only vectors of one model can be compared directly", *names)
 
     def build(self, task: Task) -> Solver:
         assert isinstance(task, RetrievalTask)
@@ -69,8 +69,8 @@ class NoTraining(RetrievalSolver):
         return "nothing is trained"
 
 
-def _tower(cache: FeatureCache) -> tuple[str, str] | None:
-    """Return the model that computed a cache and the name of its weights, or None if unknown, as for imported features."""
+def _model_and_weights(cache: FeatureCache) -> tuple[str, str] | None:
+    """Return the names of the model that computed a cache and of the weights, or None for a cache of imported features."""
     made = cache.provenance
     model = made.get("config", {}).get("model")
     return None if model is None else (str(model), str(made.get("weights")))

@@ -17,20 +17,20 @@ from vse.pipeline.errors import UserError, did_you_mean
 from vse.training.models.build import Model
 from vse.training.settings import TrainConfig
 
-_SHORT = 10  # the decay is at most (1 + t) / (_SHORT + t) after t updates, so that it is low at the start
+_EMA_START = 10  # the decay of the average is at most (1 + t) / (_EMA_START + t) after t updates: low at the start
 log = logging.getLogger(__name__)
-_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+_NORM_LAYERS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
-def _eager(optimizer: type[Optimizer]) -> Any:
-    """Return a class of torch's optimizer without its hooks for compilation, which would import torch's slow compiler."""
+def _without_compile_hooks(optimizer: type[Optimizer]) -> Any:
+    """Return a subclass of a torch optimizer without the hooks for compilation, which import torch's slow compiler."""
     names = ("add_param_group", "state_dict", "load_state_dict", "zero_grad")
     methods = {name: inspect.unwrap(getattr(optimizer, name)) for name in names}
-    step = torch.no_grad()(inspect.unwrap(optimizer.step))  # one of the hooks switches gradients off
+    step = torch.no_grad()(inspect.unwrap(optimizer.step))  # one of the removed hooks disables gradients
     return type(optimizer.__name__, (optimizer,), {**methods, "step": step})
 
 
-OPTIMIZERS = {"adam": _eager(torch.optim.Adam), "adamw": _eager(torch.optim.AdamW)}
+OPTIMIZERS = {"adam": _without_compile_hooks(torch.optim.Adam), "adamw": _without_compile_hooks(torch.optim.AdamW)}
 
 
 class AveragedWeights:
@@ -49,7 +49,7 @@ class AveragedWeights:
     @torch.no_grad()
     def update(self) -> None:
         self._n_updates += 1
-        left = min(self._decay, (1 + self._n_updates) / (_SHORT + self._n_updates))
+        left = min(self._decay, (1 + self._n_updates) / (_EMA_START + self._n_updates))
         for name, weight in self._model.state_dict().items():
             mean = self.weights[name]
             if mean.is_floating_point():
@@ -58,8 +58,8 @@ class AveragedWeights:
                 mean.copy_(weight)
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Give the model the averaged weights in this block, and restore its own weights exactly afterwards."""
+    def use_in_model(self) -> Iterator[None]:
+        """Load the averaged weights into the model for this block, and restore the model's own weights afterwards."""
         own = {name: weight.clone() for name, weight in self._model.state_dict().items()}
         self._model.load_state_dict(self.weights)
         try:
@@ -77,7 +77,7 @@ class AveragedWeights:
 
 
 class Schedule:
-    """Learning rates, their decay and frozen parts by epoch and update.
+    """A schedule of learning rates and frozen parts by epoch and update.
 
     Raises UserError if the settings name an unknown part, or leave nothing to train in the first epoch.
     """
@@ -91,18 +91,18 @@ class Schedule:
                 if name not in modules:
                     raise UserError(f"train.{key}: the model has no part {name!r}{did_you_mean(name, modules)}")
         self._rates: list[float] = []  # learning rates of the groups, before any decay
-        self._of_loss: tuple[nn.Module, float] | None = None
+        self._loss_group: tuple[nn.Module, float] | None = None
         model.freeze_modules(*self.frozen_parts(0))
         if not any(weight.requires_grad for weight in model.parameters()):
             raise UserError("train.frozen: no part of the model is left to train in epoch 1")
         model.freeze_modules()
 
-    def add_loss(self, weights: nn.Module, rate: float | None) -> None:
-        """Add the parameters of the loss, which have no weight decay. ``rate`` is their learning rate; None: the model's."""
-        self._of_loss = weights, rate or self.settings.learning_rate
+    def add_loss(self, loss: nn.Module, rate: float | None) -> None:
+        """Add the parameters of the loss, without weight decay. ``rate`` is their learning rate (None: the model's)."""
+        self._loss_group = loss, rate or self.settings.learning_rate
 
     def groups(self) -> list[dict[str, Any]]:
-        """Return the trainable weights as parameter groups of an optimiser, by learning rate and weight decay."""
+        """Return the trainable weights as parameter groups of an optimiser, one group for each learning rate and decay."""
         undecayed = self._undecayed()
         weights = {id(weight): weight for weight in self.model.parameters() if weight.requires_grad}
         rates = dict.fromkeys(weights, self.settings.learning_rate)
@@ -116,9 +116,9 @@ class Schedule:
                 chosen = [w for key, w in weights.items() if rates[key] == rate and (key not in undecayed) == decays]
                 groups.append({"params": chosen, "lr": rate, "weight_decay": self.settings.weight_decay if decays else 0.0})
                 self._rates.append(rate)
-        if self._of_loss is not None:
-            learned, rate = self._of_loss
-            groups.append({"params": list(learned.parameters()), "lr": rate, "weight_decay": 0.0})
+        if self._loss_group is not None:
+            loss, rate = self._loss_group
+            groups.append({"params": list(loss.parameters()), "lr": rate, "weight_decay": 0.0})
             self._rates.append(rate)
         return groups
 
@@ -127,7 +127,7 @@ class Schedule:
         return [name for name, epochs in self.settings.frozen.items() if epochs == "always" or epoch < epochs]
 
     def decay(self, epoch: int) -> float:
-        """Return the factor on learning rates that is due to their decay until an epoch (0-based)."""
+        """Return the factor of the step schedule on learning rates in an epoch (0-based)."""
         settings = self.settings
         if settings.decay_at:
             return settings.decay ** sum(epoch >= after for after in settings.decay_at)
@@ -147,11 +147,11 @@ class Schedule:
         return rising * (1 + math.cos(math.pi * falling)) / 2
 
     def rate(self, epoch: int, update: int = 0, n_updates: int = 1) -> float:
-        """Return the learning rate of an update, for the parts that have no learning rate of their own."""
+        """Return the learning rate of an update for parts without a separate learning rate."""
         return self.settings.learning_rate * self.factor(epoch, update, n_updates)
 
     def check_warmup(self, n_updates: int) -> None:
-        """Warn if the warm-up of the learning rate is as long as the training, with ``n_updates`` in each epoch."""
+        """Warn if the warm-up is not shorter than the training. ``n_updates`` is the number of updates in an epoch."""
         settings = self.settings
         if 0 < settings.epochs * n_updates <= settings.warmup_steps:
             log.warning(
@@ -170,7 +170,7 @@ class Schedule:
             group["lr"] = rate * factor
 
     def _undecayed(self) -> set[int]:
-        """Return the Python ids of the weights to which no weight decay is applied."""
+        """Return the Python ids of the weights without weight decay."""
         kinds = self.settings.undecayed
         chosen = {id(weight) for weight in self.model.caption_encoder.undecayed()} if "words" in kinds else set()
         for module in self.model.modules():
@@ -178,7 +178,7 @@ class Schedule:
                 is_a = {
                     "embeddings": isinstance(module, nn.Embedding),
                     "biases": "bias" in name,
-                    "norms": isinstance(module, _NORMS),
+                    "norms": isinstance(module, _NORM_LAYERS),
                     "vectors": weight.ndim <= 1,
                 }
                 if any(is_a.get(kind, False) for kind in kinds):

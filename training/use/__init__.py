@@ -1,1 +1,1 @@
-"""The use of trained runs: embedding and searching a split. May import everything in ``training`` except ``training.py``."""
+"""The use of trained runs: embed a split, search, localise phrases, and compute attention."""

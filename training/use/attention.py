@@ -1,4 +1,4 @@
-"""The attention of a trained model for a photo and a text: how much attention each word gives to each region."""
+"""The attention of a trained model between the words of a text and the regions of a photo."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class PairAttention:
-    """The attention between photos and captions, computed by the model of a run. Raises UserError if that is impossible."""
+    """The attention between photos and captions by the model of a run. Raises UserError if the words are not known."""
 
     def __init__(self, trained: TrainedRun) -> None:
         side = trained.experiment.model.similarity.attends
@@ -39,24 +39,23 @@ class PairAttention:
         if trained.caption_cache is not None:
             raise UserError(f"{trained.folder.path}: reads captions from a cache, so which words it attends to is not known")
         self.trained, self._side = trained, side
-        self._places = VectorBoxes(trained.cache)
+        self._vector_boxes = VectorBoxes(trained.cache)
         self._sizes: dict[Path, tuple[int, int] | None] = {}
 
     def compute(
         self, size: tuple[int, int] | None, image_id: int | None, text: Caption, image: Encoded, caption: Encoded
     ) -> Attention | None:
-        """Return the attention between a photo and a caption.
+        """Return the attention between a photo and a caption, or None if the boxes of the regions are not known.
 
-        Returns None if the photo cannot be read, or if it has another number of boxes than its embedding has regions.
-
-        ``size``, ``image_id`` : width and height of the photo (None: unreadable), and its id if the data set has it.
+        ``size`` : width and height of the photo; None if the photo cannot be read.
+        ``image_id`` : id of the photo; None for a photo that is not in the data set.
         ``text`` : the caption.
-        ``image``, ``caption`` : their embeddings, sets (1, n, dim) with their masks.
+        ``image``, ``caption`` : embeddings of the photo and the caption, as sets (1, n, dim) with masks.
         """
         if size is None:
             return None
         try:
-            boxes = self._places.boxes(size, image_id)
+            boxes = self._vector_boxes.boxes(size, image_id)
         except UnfitSize:
             return None
         words, first = self._words(text), torch.zeros(1, dtype=torch.int64)
@@ -85,7 +84,7 @@ class PairAttention:
             return pack([tuple(part.cpu() for part in trained.model.embed_captions(*parts))])
 
     def size_of(self, photo: Path | None) -> tuple[int, int] | None:
-        """Return width and height of an image file, or None if it cannot be read."""
+        """Return width and height of an image file, or None if the file cannot be read."""
         if photo is not None and photo not in self._sizes:
             try:
                 self._sizes[photo] = decode_image(photo).size
@@ -103,11 +102,12 @@ class PairAttention:
 
 
 def attention_of_query(
-    attention: PairAttention, query: str | Image.Image, asked: Encoded, rows: Sequence[int]
+    attention: PairAttention, query: str | Image.Image, encoded_query: Encoded, rows: Sequence[int]
 ) -> list[Attention | None]:
-    """Return the attention between a query and the items at ``rows`` of the split: captions for a photo, images for a text.
+    """Return the attention between a query and hits. The hits of a text are images, and those of a photo are captions.
 
-    ``asked`` is the embedding of the query.
+    ``encoded_query`` : embedding of the query.
+    ``rows`` : positions of the hits in the split.
     """
     trained, pairs = attention.trained, attention.trained.split.pairs
     if isinstance(query, str):
@@ -115,22 +115,23 @@ def attention_of_query(
         photos = [pairs.images[row] for row in rows]
         sizes = [attention.size_of(trained.dataset.image_path(photo)) for photo in photos]
         return [
-            attention.compute(size, photo.imgid, text, seen.unpack(torch.tensor([k])), asked)
+            attention.compute(size, photo.imgid, text, seen.unpack(torch.tensor([k])), encoded_query)
             for k, (size, photo) in enumerate(zip(sizes, photos, strict=True))
         ]
     read = attention.captions(rows)
     return [
-        attention.compute(query.size, None, pairs.captions[row], asked, read.unpack(torch.tensor([k])))
+        attention.compute(query.size, None, pairs.captions[row], encoded_query, read.unpack(torch.tensor([k])))
         for k, row in enumerate(rows)
     ]
 
 
 def with_attention(
-    trained: TrainedRun, query: str | Image.Image, asked: Encoded, hits: Sequence[SearchHit], rows: Sequence[int]
+    trained: TrainedRun, query: str | Image.Image, encoded_query: Encoded, hits: Sequence[SearchHit], rows: Sequence[int]
 ) -> list[SearchHit]:
-    """Return the hits of a query, with attention if the model has it.
+    """Return the hits of a query, with attention if the model computes attention.
 
-    ``asked`` is the embedding of the query, and ``rows`` are the positions of the hits in the split.
+    ``encoded_query`` : embedding of the query.
+    ``rows`` : positions of the hits in the split.
     """
     if trained.experiment.model.similarity.attends is None or not hits:
         return list(hits)
@@ -139,14 +140,14 @@ def with_attention(
     except UserError as error:
         log.info("%s; so the report does not show where words look", error)
         return list(hits)
-    seen = attention_of_query(attention, query, asked, rows)
+    seen = attention_of_query(attention, query, encoded_query, rows)
     return [replace(hit, attention=one) for hit, one in zip(hits, seen, strict=True)]
 
 
 def attention_of_run(run: Path, embeddings: Embeddings) -> AttendingRun | None:
     """Return a function that computes the attention of a run for pairs of its ``embeddings``, for :mod:`vse.eval.report`.
 
-    Returns None if ``run`` is not a run or its model has no attention. Raises UserError if the attention cannot be computed.
+    Returns None if ``run`` is not a run, or if its model has no attention. Raises UserError if the run cannot be loaded.
     """
     folder = RunFolder(run)
     if not folder.config_file.is_file():
@@ -158,7 +159,7 @@ def attention_of_run(run: Path, embeddings: Embeddings) -> AttendingRun | None:
         return None
     if attends is None:
         return None
-    trained = load_run(run, embeddings.split, device="cpu", unfinished=True)
+    trained = load_run(run, embeddings.split, device="cpu", allow_unfinished=True)
     if trained.dataset.name != embeddings.dataset:
         raise UserError(f"{run}: reads features of {trained.dataset.name!r}, its embeddings are of {embeddings.dataset!r}")
     check_recorded_data(trained.dataset, embeddings.identity)

@@ -1,4 +1,4 @@
-"""Embeddings that a search compares with a query, and their index: images or captions of a split or of an embeddings file."""
+"""The images or captions among which a search finds its results, their vectors, and an index of these vectors."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ from vse.training.use.model import TrainedRun
 
 log = logging.getLogger(__name__)
 
-_BLOCK = 4096  # rows that are encoded at once where not all may be kept
+_BLOCK_ROWS = 4096  # items that are encoded at once to be pooled, so that memory need not hold the sets of all items
 
 
 @dataclass(frozen=True)
 class SearchTarget:
-    """The images or the captions of a split or a file, among which the results of a query are found.
+    """The items (images or captions of a split or a file) among which the results of a query are found.
 
     ``name`` : ``images`` or ``captions``.
-    ``ids``, ``image_ids`` : the ids of the images or captions (n,), and of the image of each (n,).
-    ``vectors`` : computes their embeddings (n, dim).
-    ``source`` : returns everything that determines the embeddings; an index of them is recognised by it.
-    ``known`` : whether ``dataset.json`` has these ids.
+    ``ids``, ``image_ids`` : (n,) ids of the items, and id of each item's image.
+    ``compute_vectors`` : function that returns the embeddings (n, dim).
+    ``describe_source`` : function that returns all facts that determine the embeddings; an index file records these facts.
+    ``is_in_dataset`` : True if ``dataset.json`` has these items.
     """
 
     name: str
     ids: NDArray[np.int64]
     image_ids: NDArray[np.int64]
-    vectors: Callable[[], Corpus]
-    source: Callable[[], dict[str, str]]
-    known: bool = True
+    compute_vectors: Callable[[], Corpus]
+    describe_source: Callable[[], dict[str, str]]
+    is_in_dataset: bool = True
 
 
 def target_in_split(trained: TrainedRun, split: str, by_photo: bool) -> SearchTarget:
-    """Return the captions of a split if the query is a photo, or its images if the query is a text."""
+    """Return the captions of the split for a photo as the query, or the images of the split for a text."""
     pairs = trained.split.pairs
 
-    def source() -> dict[str, str]:
+    def describe_source() -> dict[str, str]:
         raw = trained.transformer is not None
         words = [[caption.raw] if raw else caption.tokens for caption in pairs.captions] if by_photo else []
         return {
@@ -74,49 +74,50 @@ def target_in_split(trained: TrainedRun, split: str, by_photo: bool) -> SearchTa
             "captions": sha256_json(words),
         }
 
-    def vectors() -> Corpus:
+    def compute_vectors() -> Corpus:
         return pooled(encode_side(trained, by_photo))
 
     if by_photo:
-        return SearchTarget("captions", pairs.caption_ids, pairs.caption_image_ids, vectors, source)
-    return SearchTarget("images", pairs.image_ids, pairs.image_ids, vectors, source)
+        return SearchTarget("captions", pairs.caption_ids, pairs.caption_image_ids, compute_vectors, describe_source)
+    return SearchTarget("images", pairs.image_ids, pairs.image_ids, compute_vectors, describe_source)
 
 
 def target_in_file(trained: TrainedRun, file: Path, by_photo: bool, dim: int) -> SearchTarget:
-    """Return the captions of an embeddings file if the query is a photo, or its images if the query is a text.
+    """Return the captions of an embeddings file for a photo as the query, or the images of the file for a text.
 
-    Raises UserError if the file does not fit the run, or if its vectors do not have the length ``dim``.
+    Raises UserError if the file does not fit the run, or if the length of its vectors is not ``dim``.
     """
     embeddings = read_embeddings(file)
     name = "captions" if by_photo else "images"
     vectors = embeddings.captions if by_photo else embeddings.images
     if vectors is None:
         raise UserError(f"{file}: has scores of pairs, and no embeddings of {name} to search")
-    similarity = ranked_by(trained)
+    similarity = vector_similarity(trained)
     if embeddings.similarity != similarity or vectors.shape[1] != dim:
         there, here = f"{vectors.shape[1]} dimensions by {embeddings.similarity}", f"{dim} by {similarity}"
         raise UserError(f"{file}: not embeddings of {trained.folder.path}, which has {here} (the file: {there})")
     made_by = (embeddings.dataset, embeddings.experiment, embeddings.seed)
     ours = (trained.cache.dataset, trained.experiment.name, trained.record["seed"])
-    known = embeddings.dataset == trained.dataset.name
-    if known:
+    is_in_dataset = embeddings.dataset == trained.dataset.name
+    if is_in_dataset:
         try:
             check_recorded_data(trained.dataset, embeddings.identity)
         except UserError as error:
             log.warning("%s; so its ids are shown without files", error)
-            known = False
+            is_in_dataset = False
     if any(theirs not in (None, own) for theirs, own in zip(made_by, ours, strict=True)):
-        unknown = "" if known else f"; its ids are none of {trained.dataset.path}"
+        unknown = "" if is_in_dataset else f"; its ids are none of {trained.dataset.path}"
         log.warning("%s says that it is of %s %s, seed %s, not of %s%s", file, *made_by, trained.folder.path, unknown)
     corpus_sha256 = embeddings.source.sha256 if embeddings.source else ""
     ids, image_ids = (embeddings.caption_ids, embeddings.caption_image_ids) if by_photo else [embeddings.image_ids] * 2
-    return SearchTarget(name, ids, image_ids, lambda: vectors, lambda: {"side": name, "corpus": corpus_sha256}, known)
+    source = {"side": name, "corpus": corpus_sha256}
+    return SearchTarget(name, ids, image_ids, lambda: vectors, lambda: source, is_in_dataset)
 
 
 def encode_side(trained: TrainedRun, by_photo: bool, rows: NDArray[np.int64] | None = None) -> Packed:
-    """Return the embeddings of the captions of the split if the query is a photo, or of its images if the query is a text.
+    """Return the embeddings of the captions of the split for a photo as the query, or of the images for a text.
 
-    ``rows`` selects some of them.
+    ``rows`` are the positions of the captions or images to embed; None embeds all.
     """
     if by_photo:
         return encode_captions(trained.model, trained.split, rows)
@@ -124,44 +125,44 @@ def encode_side(trained: TrainedRun, by_photo: bool, rows: NDArray[np.int64] | N
 
 
 def pool_side(trained: TrainedRun, by_photo: bool, held_bytes: int) -> tuple[NDArray[np.float32], Packed | None]:
-    """Return a single vector for each item of the split, and the embeddings (sets) from which they are computed.
+    """Return a single vector of each item to search (:func:`vse.training.solvers.encode.pooled`), and all embeddings.
 
-    Items are captions if the query is a photo, or images if it is a text. For the vectors see
-    :func:`vse.training.solvers.encode.pooled`. The embeddings are None if they exceed ``held_bytes``.
+    The items are captions for a photo as the query, or images for a text. The second result is None if the embeddings (sets)
+    need more than ``held_bytes``.
     """
     pairs = trained.split.pairs
     n_rows, held_here = len(pairs) if by_photo else len(pairs.images), 0
     vectors: list[NDArray[np.float32]] = []
     held: list[Packed] | None = []
-    for start in range(0, n_rows, _BLOCK):
-        block = encode_side(trained, by_photo, np.arange(start, min(start + _BLOCK, n_rows)))
+    for start in range(0, n_rows, _BLOCK_ROWS):
+        block = encode_side(trained, by_photo, np.arange(start, min(start + _BLOCK_ROWS, n_rows)))
         vectors.append(pooled(block))
         held_here += block.vectors.nbytes
         held = None if held is None or held_here > held_bytes else [*held, block]
     return np.concatenate(vectors), None if held is None else _join(held)
 
 
-def ranked_by(trained: TrainedRun) -> str:
-    """Return the name of the similarity that compares single vectors; for a model that scores pairs, pooled vectors."""
+def vector_similarity(trained: TrainedRun) -> str:
+    """Return the name of the similarity of two single vectors. A model that scores pairs uses the cosine of pooled vectors."""
     return trained.model.config.similarity.ranked_by or "cosine"
 
 
-def index_in_file(file: Path, searched: SearchTarget, similarity: str, dim: int, factory: str | None) -> BuiltIndex:
-    """Return the index in a file. If the file is missing, build the index and write it.
+def index_in_file(file: Path, target: SearchTarget, similarity: str, dim: int, factory: str | None) -> BuiltIndex:
+    """Read the index in ``file``. If the file is missing, build an index and write the file.
 
-    ``factory`` is the FAISS string for its type. Raises UserError if the file is the index of other vectors.
+    ``factory`` is the FAISS string for the type of the index. Raises UserError if the file is an index of other vectors.
     """
-    indexed = IndexSource(len(searched.ids), dim, similarity, ids_sha256(searched.ids), searched.source())
+    indexed = IndexSource(len(target.ids), dim, similarity, ids_sha256(target.ids), target.describe_source())
     if index_exists(file, indexed):
         return read_index(file, indexed, factory)
-    built = index_of(searched.vectors(), searched.name, similarity, factory)
-    log.info("%s: built a %s index of %d %s", file, built.factory, len(searched.ids), searched.name)
+    built = index_of(target.compute_vectors(), target.name, similarity, factory)
+    log.info("%s: built a %s index of %d %s", file, built.factory, len(target.ids), target.name)
     write_index(file, built, indexed)
     return built
 
 
 def index_of(vectors: Corpus, name: str, similarity: str, factory: str | None) -> BuiltIndex:
-    """Build an index in memory; ``factory`` is the FAISS string for its type.
+    """Build an index in memory. ``factory`` is the FAISS string for the type of the index.
 
     Raises UserError if the index is approximate but the similarity needs exact vectors.
     """

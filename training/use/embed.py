@@ -1,4 +1,4 @@
-"""Write the embeddings of a split by a trained run, or of all splits as feature caches that another model reads."""
+"""Write the embeddings of a split by a trained run, or the embeddings of all splits as feature caches for another model."""
 
 from __future__ import annotations
 
@@ -45,52 +45,51 @@ from vse.training.use.model import TrainedRun, load_opened, load_run
 from vse.training.use.trained_run import OpenedRun, images_trained_on, open_run, read_identity, unfinished_state
 
 log = logging.getLogger(__name__)
-_Rows = Mapping[int, NDArray[np.float32]]  # of an id, its vector
+_VectorsById = Mapping[int, NDArray[np.float32]]
 
 
 def embed_split(
     run: Path,
     out: Path | None = None,
     split: str = "test",
-    places: RunFiles = RunFiles(),
+    files: RunFiles = RunFiles(),
     device: str = "auto",
-    unfinished: bool = False,
-    leak: bool = False,
+    allow_unfinished: bool = False,
+    allow_leak: bool = False,
     sentences: bool = False,
 ) -> Path:
     """Embed a split with the best weights of a run, write the embeddings to ``out``, and return ``out``.
 
     By default ``out`` is ``<split>.h5`` in the run's folder, or ``<dataset>_<split>.h5`` for another data set. Raises
-    UserError if the run was trained on images of the split, unless ``leak`` allows this. For ``places`` and ``unfinished`` see
-    :func:`vse.training.use.model.load_run`.
+    UserError if the run was trained on images of the split, unless ``allow_leak`` is set. For ``files`` and
+    ``allow_unfinished`` see :func:`vse.training.use.model.load_run`.
 
-    A run that localises phrases writes phrase scores, see :func:`vse.training.use.localise.score_phrases`. With ``sentences``
-    it writes ``<split>_sentences.h5``, see :func:`vse.training.use.localise.score_sentences`.
-
-    A model that scores every pair writes these scores, for both directions if they differ. It also writes single vectors of
-    captions, for the protocol ``sentence``, and of images and captions, from which a search chooses candidates to score.
+    The contents of the file depend on the model. A model that compares vectors writes the vectors. A model that scores pairs
+    writes the scores, and pooled vectors by which a search chooses candidates. A run that localises phrases writes phrase
+    scores, see :func:`vse.training.use.localise.score_phrases`, or with ``sentences`` the scores of
+    :func:`vse.training.use.localise.score_sentences` in ``<split>_sentences.h5``.
     """
-    opened = open_run(run, places, device, unfinished)
+    opened = open_run(run, files, device, allow_unfinished)
     if out is None:
         name = f"{split}_sentences.h5" if sentences else f"{split}.h5"
-        out = run / name if opened.trained_on is None else _name_of_other_data(opened, split, name)
+        out = run / name if opened.training_data_name is None else _path_for_other_data(opened, split, name)
     localises = opened.experiment.solver.reads_phrases
     kind = PHRASE_SCORES if localises and not sentences else EMBEDDINGS
     check_output(out, kind, [*RunFolder(run).files, *opened.inputs])
     restval = opened.experiment.train.restval
-    n_seen = images_trained_on(opened.folder, restval, opened.cache, opened.dataset, split, leak)
-    seen = {"images_trained_on": {"images": n_seen, "of": len(opened.dataset.split(split))}} if n_seen else {}
+    n_seen = images_trained_on(opened.folder, restval, opened.cache, opened.dataset, split, allow_leak)
+    overlap = {"images_trained_on": {"images": n_seen, "of": len(opened.dataset.split(split))}} if n_seen else {}
     if localises:
         write = score_sentences if sentences else score_phrases
-        return write(opened, out, split, places, seen)
+        return write(opened, out, split, files, overlap)
     if sentences:
         raise UserError(f"{run}: matches images and captions, and not phrases, whose scores --sentences are; leave it out")
-    trained = load_opened(opened, split, places)
+    trained = load_opened(opened, split, files)
     if not len(trained.split.pairs):
         raise UserError(f"{trained.dataset.path}: no image of split {split!r} has a caption; vse-search searches such images")
     started = time.perf_counter()
     images, captions = encode(trained.model, trained.split, trained.device)
-    provenance = {**opened.provenance(out), **seen}
+    provenance = {**opened.provenance(out), **overlap}
     inputs = trained.split.captions
     inputs = inputs.inputs if isinstance(inputs, CaptionsOnDemand) else inputs
     if isinstance(inputs, TokenIndices):
@@ -101,7 +100,7 @@ def embed_split(
         if not torch.isfinite(embedded.vectors).all():
             raise UserError(f"{run}: embeddings of {side} are not finite (NaN or infinite); nothing is written")
 
-    def said() -> str:
+    def provenance_json() -> str:
         cost = {**provenance["cost"], "embed_s": round(time.perf_counter() - started, 4)}
         return json.dumps({**provenance, "cost": cost}, sort_keys=True)
 
@@ -120,19 +119,22 @@ def embed_split(
         experiment=trained.experiment.name,
         seed=trained.record["seed"],
         similarity="cosine" if ranked_by is None else ranked_by,
-        provenance=said(),
-        trained_on=trained.trained_on,
+        provenance=provenance_json(),
+        trained_on=trained.training_data_name,
         coco_ids=pairs.coco_ids,
         **trained.hashes(pairs.images),
     )
     if not pairwise:
         return write_embeddings(out, embeddings)
     i2t, t2i = PairScores(trained.model, images, captions).blocks(torch.from_numpy(pairs.image_of))
-    return write_scores(out, embeddings, i2t, t2i, said)
+    return write_scores(out, embeddings, i2t, t2i, provenance_json)
 
 
-def _name_of_other_data(opened: OpenedRun, split: str, name: str) -> Path:
-    """Return the file for the embeddings of another data set. Different data sets of the same name get different files."""
+def _path_for_other_data(opened: OpenedRun, split: str, name: str) -> Path:
+    """Return the default file for the embeddings of another data set than the run's.
+
+    If this file exists and holds a different data set of the same name, the path gets a checksum.
+    """
     out = opened.folder.path / f"{opened.data_label}_{name}"
     there = read_identity(out) if out.is_file() else None
     images = images_of(opened.dataset, [split], opened.cache)
@@ -143,9 +145,10 @@ def _name_of_other_data(opened: OpenedRun, split: str, name: str) -> Path:
 
 
 def unknown_words(trained: TrainedRun) -> dict[str, int]:
-    """Count words that the vocabulary lacks in all captions of the split.
+    """Count the words in the captions of the split that are not in the vocabulary.
 
-    Returns the number of unknown ``words``, the number ``of`` all words, and of ``captions`` with an unknown word.
+    Returns the number of unknown words (key ``words``), of all words (``of``), and of captions with an unknown word
+    (``captions``).
     """
     counts = {"words": 0, "of": 0, "captions": 0}
     for caption in trained.split.pairs.captions:
@@ -166,16 +169,15 @@ def unknown_words(trained: TrainedRun) -> dict[str, int]:
 
 
 def run_as_features(
-    run: Path, out: Path, places: RunFiles = RunFiles(), device: str = "auto", unfinished: bool = False
+    run: Path, out: Path, files: RunFiles = RunFiles(), device: str = "auto", allow_unfinished: bool = False
 ) -> list[Path]:
     """Write the embeddings of all splits by the best weights of a run as two feature caches, and return their paths.
 
-    The caches are ``<out>_images.h5`` and ``<out>_captions.h5``, with float32 vectors and the SHA-256 of the run's weights.
-    For the other parameters see :func:`vse.training.use.model.load_run`. Raises UserError if the model scores every pair, and
-    so has no vectors.
+    The caches are ``<out>_images.h5`` and ``<out>_captions.h5``. For the other parameters see
+    :func:`vse.training.use.model.load_run`. Raises UserError if the model scores pairs instead of comparing vectors.
     """
     outs = cache_paths(out)
-    trained = load_run(run, None, places, device, unfinished)
+    trained = load_run(run, None, files, device, allow_unfinished)
     for path in outs.values():
         check_cache_out(path, trained.dataset.name, parse_feature_name(path, trained.dataset.name), trained.inputs)
     if trained.model.pairwise:
@@ -185,14 +187,14 @@ def run_as_features(
         )
     images, captions = encode(trained.model, trained.split, trained.device)
     pairs, cache = trained.split.pairs, trained.cache
-    said: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "seed": trained.record["seed"],
         "dataset": trained.record["dataset"],
         "features": {one.feature: one.key for one in (cache, trained.caption_cache) if one is not None},
     }
     if state := unfinished_state(trained.record):
-        said["unfinished"] = state
-    backbone = Backbone(trained.weights_sha256, trained.experiment.name, said, run)
+        facts["unfinished"] = state
+    backbone = Backbone(trained.weights_sha256, trained.experiment.name, facts, run)
     skipped = dict.fromkeys(cache.skipped, "no features")
     sides: dict[RowKind, tuple[Ids, torch.Tensor]] = {
         "image": (pairs.image_ids, images.vectors),
@@ -205,16 +207,16 @@ def run_as_features(
     return _write_caches(outs, trained.dataset, backbone, rows, skipped)
 
 
-def files_as_features(files: Sequence[Path], out: Path, captions: Path | None = None) -> list[Path]:
+def files_as_features(files: Sequence[Path], out: Path, dataset_file: Path | None = None) -> list[Path]:
     """Write embeddings files, one for each split, as two feature caches; see :func:`run_as_features`.
 
-    Any program may have written them (``docs/formats.md``). ``captions`` is the ``dataset.json``, by default the one that the
-    first file names. Raises UserError if the files belong to several models or to another data set, if they are scores, or if
-    they lack images or captions of their splits.
+    Other programs may have written the files (``docs/formats.md``). ``dataset_file`` is the path of ``dataset.json``, by
+    default the path in the first file. Raises UserError if the files belong to several models or to another data set, hold
+    scores, or lack images or captions of their splits.
     """
     outs = cache_paths(out)
     runs = [read_embeddings(file) for file in files]
-    (path, first), dataset = (files[0], runs[0]), _load_dataset(files[0], runs[0], captions)
+    (path, first), dataset = (files[0], runs[0]), _load_dataset(files[0], runs[0], dataset_file)
     for one in outs.values():
         check_cache_out(one, dataset.name, parse_feature_name(one, dataset.name), [*files, dataset.path])
     rows: dict[RowKind, dict[int, NDArray[np.float32]]] = {"image": {}, "text": {}}
@@ -240,9 +242,9 @@ def files_as_features(files: Sequence[Path], out: Path, captions: Path | None = 
     if left_out:
         log.warning("%s: no file has the split %s; the caches lack it", dataset.path, " or ".join(left_out))
     skipped = {image.imgid: "no embeddings of its split" for split in left_out for image in dataset.split(split)}
-    known = {run.source.sha256 for run in runs if run.source is not None}
-    said = {"seed": first.seed, "dataset": first.trained_on or first.dataset}
-    backbone = Backbone(sha256_json(sorted(known)), experiment_name(path, first), said)
+    sha256s = {run.source.sha256 for run in runs if run.source is not None}
+    facts = {"seed": first.seed, "dataset": first.trained_on or first.dataset}
+    backbone = Backbone(sha256_json(sorted(sha256s)), experiment_name(path, first), facts)
     return _write_caches(outs, dataset, backbone, rows, skipped)
 
 
@@ -250,12 +252,13 @@ def _write_caches(
     outs: Mapping[RowKind, Path],
     dataset: Dataset,
     backbone: Backbone,
-    rows: Mapping[RowKind, _Rows],
+    rows: Mapping[RowKind, _VectorsById],
     skipped: Mapping[int, str],
 ) -> list[Path]:
-    """Write both caches, of images and of captions, and return their paths.
+    """Write the image cache and the caption cache, and return their paths.
 
-    ``skipped`` : a reason for each image id that has no vector. Raises UserError if another row has no vector.
+    ``skipped`` holds the ids of images that may lack a vector, each with a reason. Raises UserError if another image, or a
+    caption of another image, lacks a vector.
     """
     of_skipped = {c.sentid: skipped[image.imgid] for image in dataset.images if image.imgid in skipped for c in image.captions}
     without: dict[RowKind, Mapping[int, str]] = {"image": skipped, "text": of_skipped}
@@ -277,24 +280,23 @@ def _write_caches(
     ]
 
 
-def _load_dataset(path: Path, first: Embeddings, captions: Path | None) -> Dataset:
+def _load_dataset(path: Path, first: Embeddings, dataset_file: Path | None) -> Dataset:
     named = parse_provenance(first).get("captions")
-    if captions is None and not isinstance(named, str):
+    if dataset_file is None and not isinstance(named, str):
         raise UserError(f"{path}: does not say where its dataset.json is: name it with --captions")
-    dataset = load_dataset_file(captions or path.parent / str(named))
+    dataset = load_dataset_file(dataset_file or path.parent / str(named))
     if dataset.name != first.dataset:
         raise UserError(f"{path} holds embeddings of {first.dataset!r}, but {dataset.path} is {dataset.name!r}")
     return dataset
 
 
 def embed_runs(request: EmbedRequest) -> list[Path]:
-    """Write the embeddings of a split by a run, or with ``as_features`` those of all splits as two caches; return the files.
+    """Run ``vse-embed`` and return the written files. Raises UserError for options that exclude each other.
 
-    With ``as_features`` the ``runs`` may be embeddings files of any program instead, one for each split. Raises UserError for
-    options that exclude each other. See :func:`embed_split` and :func:`run_as_features`.
+    See :func:`embed_split` or, with ``as_features``, :func:`run_as_features` and :func:`files_as_features`.
     """
     runs, files, as_features = request.runs, request.files, request.as_features
-    device, unfinished = request.device, request.unfinished
+    device, allow_unfinished = request.device, request.unfinished
     if as_features is None and len(runs) > 1:
         raise UserError(f"{runs[1]}: a second run; vse-embed takes one, and several files only with --as-features")
     if as_features is not None and (request.out is not None or request.split is not None):
@@ -303,10 +305,10 @@ def embed_runs(request: EmbedRequest) -> list[Path]:
         raise UserError("--sentences writes scores instead of features; leave it out, or --as-features")
     with memory_guard(MEMORY_ADVICE):
         if as_features is None:
-            split, leak, sentences = request.split or "test", request.allow_leak, request.sentences
-            return [embed_split(runs[0], request.out, split, files, device, unfinished, leak, sentences)]
+            split, allow_leak, sentences = request.split or "test", request.allow_leak, request.sentences
+            return [embed_split(runs[0], request.out, split, files, device, allow_unfinished, allow_leak, sentences)]
         if not runs[0].is_dir():
             return files_as_features(runs, as_features, files.captions)
         if len(runs) > 1:
             raise UserError(f"{runs[1]}: a second run; --as-features takes one run, or files of embeddings")
-        return run_as_features(runs[0], as_features, files, device, unfinished)
+        return run_as_features(runs[0], as_features, files, device, allow_unfinished)

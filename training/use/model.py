@@ -27,7 +27,7 @@ from vse.training.use.trained_run import OpenedRun, load_best, open_run
 
 @dataclass(frozen=True)
 class TrainedRun(OpenedRun):
-    """The model of a run with its best weights, and a split as inputs of the model."""
+    """An opened run with its model, which has the best weights, and a split as inputs of the model."""
 
     transformer: Transformer | None
     vocabulary: Vocabulary
@@ -38,17 +38,17 @@ class TrainedRun(OpenedRun):
 
 
 def load_run(
-    run: Path, split: str | None, places: RunFiles = RunFiles(), device: str = "auto", unfinished: bool = False
+    run: Path, split: str | None, files: RunFiles = RunFiles(), device: str = "auto", allow_unfinished: bool = False
 ) -> TrainedRun:
-    """Load a trained run and a split for it, or its complete data set (None). For ``places`` see :class:`RunFiles`.
+    """Load a trained run, and a split or (None) all splits as inputs of the model. For ``files`` see :class:`RunFiles`.
 
-    Raises UserError if its training did not finish, unless ``unfinished`` is set.
+    Raises UserError if the training did not finish, unless ``allow_unfinished`` is set.
     """
-    return load_opened(open_run(run, places, device, unfinished), split, places)
+    return load_opened(open_run(run, files, device, allow_unfinished), split, files)
 
 
-def load_opened(opened: OpenedRun, split: str | None, places: RunFiles = RunFiles()) -> TrainedRun:
-    """Load the model of an opened run, and a split for it; see :func:`load_run`."""
+def load_opened(opened: OpenedRun, split: str | None, files: RunFiles = RunFiles()) -> TrainedRun:
+    """Load the model of an opened run, and a split as inputs of the model; see :func:`load_run`."""
     folder, experiment, dataset, where = opened.folder, opened.experiment, opened.dataset, opened.device
     cache, caption_cache = opened.cache, opened.caption_cache
     if experiment.solver.reads_phrases:
@@ -68,7 +68,7 @@ def load_opened(opened: OpenedRun, split: str | None, places: RunFiles = RunFile
     transformer = folder.read_transformer() if encoder is not None and Kind.TOKENS in encoder.takes else None
     captions: CaptionInputs
     if caption_cache is not None and not belongs_to_dataset(caption_cache, dataset):  # its encoder reads any captions
-        reader = load_item_encoder(caption_cache, places.weights_dir, str(where))
+        reader = load_item_encoder(caption_cache, files.weights_dir, str(where))
         captions = EncodedCaptions(pairs.captions, reader, caption_cache, where)
     else:
         read = partial(read_captions, caption_cache, transformer, vocabulary, pairs, where)
@@ -88,19 +88,19 @@ def load_opened(opened: OpenedRun, split: str | None, places: RunFiles = RunFile
 
 
 def backbone_run(trained: TrainedRun, cache: FeatureCache, split: str) -> TrainedRun | None:
-    """Return the run whose embeddings are the features in a cache, or None if the features are those of an extractor.
+    """Load the run whose embeddings are the features in a cache, or return None if an extractor computed the features.
 
-    Raises UserError if that run is not known or has changed since.
+    Raises UserError if the cache does not name the run, or if the run has other weights now.
     """
     backbone = read_backbone(cache)
     if backbone is None:
         return None
-    made = (
+    reason = (
         f"{trained.folder.path} compares embeddings by {backbone.experiment}, and a query of yours must go through that first"
     )
     if backbone.run is None:
-        raise UserError(f"{made}; {cache.path} was made from files of embeddings, without the model")
-    opened = load_run(backbone.run, split, device=str(trained.device), unfinished=True)
+        raise UserError(f"{reason}; {cache.path} was made from files of embeddings, without the model")
+    opened = load_run(backbone.run, split, device=str(trained.device), allow_unfinished=True)
     if opened.weights_sha256 != backbone.sha256:
-        raise UserError(f"{made}; {backbone.run} has other weights than those that made {cache.path}: train both again")
+        raise UserError(f"{reason}; {backbone.run} has other weights than those that made {cache.path}: train both again")
     return opened

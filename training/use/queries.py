@@ -24,21 +24,25 @@ Query = str | Image.Image
 
 
 @dataclass(frozen=True)
-class ReadQuery:
-    """The embedding of a query on the CPU, as a batch of 1. ``remark`` is a message about words unknown to the model."""
+class EncodedQuery:
+    """The embedding of a query.
 
-    encoded: Encoded
+    ``vectors`` : embedding on the CPU, a batch of 1.
+    ``remark`` : message about words that are unknown to the model.
+    """
+
+    vectors: Encoded
     remark: str = ""
 
 
-class QueryReader:
-    """An encoder of queries: the networks that computed the run's features, followed by the run's own encoders."""
+class QueryEncoder:
+    """The networks that encode a query: those that computed the run's features, and then the run's encoders."""
 
     def __init__(self, trained: TrainedRun, split: str, weights_dir: Path | None = None) -> None:
         self._trained, self._split, self._weights_dir = trained, split, weights_dir
 
     def load(self, by_photo: bool) -> None:
-        """Load the networks for photos or texts. Raises UserError if they are missing, or if the run reads no such queries."""
+        """Load the networks for photos or texts. Raises UserError if networks are missing, or cannot read such queries."""
         backbone = self._photo_backbone if by_photo else self._text_backbone
         if backbone is not None:
             backbone.load(by_photo)
@@ -47,30 +51,30 @@ class QueryReader:
         else:
             _ = self._caption_reader
 
-    def read(self, query: Query) -> ReadQuery:
-        """Return the embedding of a query. Raises UserError if the query contains nothing to search for."""
+    def encode(self, query: Query) -> EncodedQuery:
+        """Return the embedding of a query. Raises UserError if the query has nothing to search for."""
         by_photo = isinstance(query, Image.Image)
         backbone = self._photo_backbone if by_photo else self._text_backbone
         if backbone is None:
-            return self._of_photo(query) if isinstance(query, Image.Image) else self._of_text(query)
-        read = backbone.read(query)
+            return self._encode_photo(query) if isinstance(query, Image.Image) else self._encode_text(query)
+        features = backbone.encode(query)
         model, device = self._trained.model, self._trained.device
         embed = model.embed_images if by_photo else model.embed_captions
         with torch.inference_mode():
-            embedded = tuple(part.cpu() for part in embed(*(part.to(device) for part in read.encoded)))
-        return ReadQuery(embedded, read.remark)
+            embedded = tuple(part.cpu() for part in embed(*(part.to(device) for part in features.vectors)))
+        return EncodedQuery(embedded, features.remark)
 
     @cached_property
-    def _photo_backbone(self) -> QueryReader | None:
+    def _photo_backbone(self) -> QueryEncoder | None:
         return self._backbone(self._trained.cache)
 
     @cached_property
-    def _text_backbone(self) -> QueryReader | None:
+    def _text_backbone(self) -> QueryEncoder | None:
         return self._backbone(self._trained.caption_cache)
 
-    def _backbone(self, cache: FeatureCache | None) -> QueryReader | None:
+    def _backbone(self, cache: FeatureCache | None) -> QueryEncoder | None:
         backbone = None if cache is None else backbone_run(self._trained, cache, self._split)
-        return None if backbone is None else QueryReader(backbone, self._split, self._weights_dir)
+        return None if backbone is None else QueryEncoder(backbone, self._split, self._weights_dir)
 
     @cached_property
     def _caption_reader(self) -> ItemEncoder | None:
@@ -83,7 +87,7 @@ class QueryReader:
         own, sets = trained.model.cnn is not None, trained.cache.row_kind == "sets"
         return rebuild_cnn_extractor(trained.cache, self._weights_dir, str(trained.device), random_weights=own, positions=sets)
 
-    def _of_text(self, text: str) -> ReadQuery:
+    def _encode_text(self, text: str) -> EncodedQuery:
         trained, reader, remark = self._trained, self._caption_reader, ""
         tokens = trained.words_of(text)
         as_written = trained.transformer is not None or (reader is not None and reader.reads_raw)
@@ -92,31 +96,31 @@ class QueryReader:
         if trained.transformer is not None:
             if unknown := trained.transformer.unknown_words(text):
                 remark = f"not known to the tokenizer of {trained.transformer.name}: {', '.join(unknown)}"
-            asked: Encoded = TokenIndices([text], trained.transformer, trained.device).read(np.zeros(1, np.int64))
+            inputs: Encoded = TokenIndices([text], trained.transformer, trained.device).read(np.zeros(1, np.int64))
         elif trained.caption_cache is None or reader is None:
             words = trained.vocabulary.encode(tokens)
             unknown = [token for token, number in zip(tokens, words[1:-1], strict=True) if number == UNKNOWN]
             if unknown:
                 remark = f"not a word of the training captions: {', '.join(unknown)}"
-            asked = torch.tensor([words], device=trained.device), torch.tensor([len(words)])
+            inputs = torch.tensor([words], device=trained.device), torch.tensor([len(words)])
         else:
-            asked = encode_texts(trained.caption_cache, reader, [(text, tokens)], trained.device)
-            if not asked[0].any():
+            inputs = encode_texts(trained.caption_cache, reader, [(text, tokens)], trained.device)
+            if not inputs[0].any():
                 raise UserError(f"{text!r}: none of its words is known to {trained.caption_cache.feature!r}")
         with torch.inference_mode():
-            return ReadQuery(tuple(part.cpu() for part in trained.model.embed_captions(*asked)), remark)
+            return EncodedQuery(tuple(part.cpu() for part in trained.model.embed_captions(*inputs)), remark)
 
-    def _of_photo(self, photo: Image.Image) -> ReadQuery:
+    def _encode_photo(self, photo: Image.Image) -> EncodedQuery:
         trained, extractor = self._trained, self._extractor
         crops = extractor.prepare(photo, 0)[None]
-        seen: Encoded
+        inputs: Encoded
         if trained.model.cnn is not None:
-            seen = (crops,)
+            inputs = (crops,)
         else:
             vectors = extractor.features(crops)
             sets = trained.cache.row_kind == "sets"
-            seen = add_full_mask(vectors) if sets else (vectors if vectors.ndim == 2 else vectors.mean(1),)
+            inputs = add_full_mask(vectors) if sets else (vectors if vectors.ndim == 2 else vectors.mean(1),)
         with torch.inference_mode():
-            return ReadQuery(
-                tuple(part.cpu() for part in trained.model.embed_images(*(part.to(trained.device) for part in seen)))
+            return EncodedQuery(
+                tuple(part.cpu() for part in trained.model.embed_images(*(part.to(trained.device) for part in inputs)))
             )

@@ -1,4 +1,4 @@
-"""Search a split, or a file of embeddings, with a run: a text finds images, an image file finds captions."""
+"""Search a split or an embeddings file with a run: a text finds images, and a photo finds captions."""
 
 from __future__ import annotations
 
@@ -36,30 +36,29 @@ from vse.training.use.corpus import (
     index_in_file,
     index_of,
     pool_side,
-    ranked_by,
     target_in_file,
     target_in_split,
+    vector_similarity,
 )
 from vse.training.use.model import TrainedRun, load_run
-from vse.training.use.queries import Query, QueryReader, ReadQuery
+from vse.training.use.queries import EncodedQuery, Query, QueryEncoder
 from vse.training.use.trained_run import unfinished_state
 
 log = logging.getLogger(__name__)
-
-_BLANK = (64, 64)  # width and height of the photo of the first query
+_BLANK_PHOTO_SIZE = (64, 64)  # of the blank photo that Searcher.load uses as a first query
 
 
 @dataclass(frozen=True)
 class SearchOptions:
     """The options of a search.
 
-    ``corpus`` : embeddings file of this run that is searched instead of the split.
-    ``index`` : FAISS index file, built if it is missing; it must belong to the run's weights, features, split and corpus.
+    ``corpus`` : embeddings file of the run to search instead of the split.
+    ``index`` : FAISS index file of the run's weights, features, split and corpus; a missing file is built.
     ``index_type`` : factory string, see :mod:`vse.eval.search.index`; by default that of the file, or Flat for a new index.
     ``index_parameters`` : search parameters of the index, see :func:`vse.eval.search.index.set_parameters`.
     ``rerank`` : number of candidates to score, at least the number of results.
-    ``many`` : True if many queries follow: the index is built in memory, and encoded sets are kept for re-ranking.
-    ``held_bytes`` : limit on the memory of these sets; beyond it, candidates are encoded again.
+    ``many`` : True if many queries follow, so that an index in memory and the embeddings of all items pay off.
+    ``held_bytes`` : limit on the memory for the embeddings of all items; above it, each query encodes its candidates again.
     """
 
     corpus: Path | None = None
@@ -73,7 +72,7 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class SearchAnswer:
-    """The hits for a query, best first, and their ``rows`` among all items. ``scored`` counts items scored pair by pair."""
+    """The hits of a query, best first, and their ``rows`` among all items. ``scored`` counts the items scored pair by pair."""
 
     hits: list[SearchHit]
     rows: Rows
@@ -81,22 +80,22 @@ class SearchAnswer:
 
 
 @dataclass(frozen=True)
-class _Side:
-    """The images or captions to search: their vectors, alone or in an ``index``, or their embeddings as sets."""
+class _SearchSide:
+    """The images or captions to search, with their vectors, an index of the vectors, or their embeddings as sets."""
 
-    searched: SearchTarget
+    target: SearchTarget
     vectors: Corpus | None = None
     index: Any = None
     encoded: Packed | None = None
 
 
 class Searcher:
-    """A run that answers queries. Raises UserError for options that do not fit the similarity of its model.
+    """A run that answers queries. Raises UserError if ``options`` do not fit the similarity of the model.
 
-    Texts search images, and photos search captions. Images or captions are embedded when they are first searched, or by
-    :meth:`load`. For order embeddings, FAISS finds candidates and the exact scores re-rank them, see
-    :func:`vse.eval.search.top_k.search`. A model that does not compare two vectors scores all pairs. With ``rerank`` it scores
-    only candidates, which FAISS finds by a single vector for each set.
+    Texts search images, and photos search captions. The first query of each kind, or :meth:`load`, embeds the items to search.
+    For order embeddings, FAISS finds candidates and the exact scores re-rank the candidates, see
+    :func:`vse.eval.search.top_k.search`. A model that scores pairs scores all items or, with ``rerank``, only candidates that
+    FAISS finds by pooled vectors.
     """
 
     def __init__(
@@ -104,50 +103,50 @@ class Searcher:
     ) -> None:
         self.trained, self.split = trained, split
         self._options = options
-        self._queries = QueryReader(trained, split, weights_dir)
-        self._sides: dict[bool, _Side] = {}
-        self._check_stages()
+        self._query_encoder = QueryEncoder(trained, split, weights_dir)
+        self._sides: dict[bool, _SearchSide] = {}
+        self._check_options()
 
     def load(self, by_photo: bool) -> None:
-        """Load the networks that read photos or texts, and answer one query. Raises UserError if they are missing."""
-        self._queries.load(by_photo)
+        """Load the networks for photos or texts, and embed the items to search. Raises UserError if networks are missing."""
+        self._query_encoder.load(by_photo)
         self._check_captions(by_photo)
-        query: Query = PhotoImage.new("RGB", _BLANK) if by_photo else self.some_text()
-        self.answer(query, self.read(query), 1)
+        query: Query = PhotoImage.new("RGB", _BLANK_PHOTO_SIZE) if by_photo else self.some_text()
+        self.answer(query, self.encode(query), 1)
 
-    def read(self, query: Query) -> ReadQuery:
+    def encode(self, query: Query) -> EncodedQuery:
         """Return the embedding of a query. Raises UserError if the query has nothing to search for."""
-        return self._queries.read(query)
+        return self._query_encoder.encode(query)
 
-    def answer(self, query: Query, read: ReadQuery, k: int) -> SearchAnswer:
-        """Return the ``k`` best hits for a query. ``read`` is its embedding."""
+    def answer(self, query: Query, encoded: EncodedQuery, k: int) -> SearchAnswer:
+        """Return the ``k`` best hits for a query. ``encoded`` is the embedding of the query."""
         by_photo, trained, rerank = not isinstance(query, str), self.trained, self._options.rerank
         self._check_captions(by_photo)
-        side = self._side(by_photo, read.encoded[0].shape[-1])
+        side = self._side(by_photo, encoded.vectors[0].shape[-1])
         scored = None
         if trained.model.pairwise:
             among = None
             if side.vectors is not None:
                 candidates = max(k, rerank or 0)
-                among = self._nearest(side, pooled(pack([read.encoded])), candidates, by_photo)[1]
-            scored = len(side.searched.ids) if among is None else len(among)
-            scores, rows = self._best_pairs(side, read.encoded, k, by_photo, among)
+                among = self._nearest(side, pooled(pack([encoded.vectors])), candidates, by_photo)[1]
+            scored = len(side.target.ids) if among is None else len(among)
+            scores, rows = self._best_pairs(side, encoded.vectors, k, by_photo, among)
         else:
-            scores, rows = self._nearest(side, read.encoded[0].numpy(), k, by_photo)
-        return SearchAnswer(self._to_hits(side.searched, scores, rows, by_photo), rows, scored)
+            scores, rows = self._nearest(side, encoded.vectors[0].numpy(), k, by_photo)
+        return SearchAnswer(self._to_hits(side.target, scores, rows, by_photo), rows, scored)
 
     def size(self, by_photo: bool) -> int:
         """Return the number of captions (for a photo) or images (for a text) to search."""
         side = self._sides.get(by_photo)
         pairs = self.trained.split.pairs
-        return len(side.searched.ids) if side else len(pairs) if by_photo else len(pairs.images)
+        return len(side.target.ids) if side else len(pairs) if by_photo else len(pairs.images)
 
-    def attention(self, query: Query, read: ReadQuery, rows: Sequence[int]) -> list[Attention | None]:
-        """Return the attention between a query and the hits at ``rows`` of the split. Raises UserError if the run has none."""
-        return attention_of_query(self._attends, query, read.encoded, rows)
+    def attention(self, query: Query, encoded: EncodedQuery, rows: Sequence[int]) -> list[Attention | None]:
+        """Return the attention between a query and the hits at ``rows``. Raises UserError if the run has no attention."""
+        return attention_of_query(self._pair_attention, query, encoded.vectors, rows)
 
     @cached_property
-    def _attends(self) -> PairAttention:
+    def _pair_attention(self) -> PairAttention:
         if self.trained.experiment.model.similarity.attends is None:
             raise UserError(f"{self.trained.folder.path}: its model does not attend")
         return PairAttention(self.trained)
@@ -162,10 +161,10 @@ class Searcher:
         if by_photo and self._options.corpus is None and not len(trained.split.pairs):
             raise UserError(f"{trained.dataset.path}: no image of the split {self.split!r} has a caption for a photo to find")
 
-    def _check_stages(self) -> None:
+    def _check_options(self) -> None:
         run, options = self.trained.folder.path, self._options
         if not self.trained.model.pairwise:
-            if options.rerank is not None and ranked_by(self.trained) == "cosine" and not options.many:
+            if options.rerank is not None and vector_similarity(self.trained) == "cosine" and not options.many:
                 raise UserError(
                     f"{run}: its scores are inner products, and FAISS finds the highest of them; leave --rerank out"
                 )
@@ -176,20 +175,20 @@ class Searcher:
                 f"{run}: its model scores every pair; leave --index out, or add --rerank with a number of candidates"
             )
 
-    def _side(self, by_photo: bool, dim: int) -> _Side:
+    def _side(self, by_photo: bool, dim: int) -> _SearchSide:
         if by_photo not in self._sides:
             self._sides[by_photo] = self._build_side(by_photo, dim)
         return self._sides[by_photo]
 
-    def _build_side(self, by_photo: bool, dim: int) -> _Side:
-        trained, options, similarity = self.trained, self._options, ranked_by(self.trained)
+    def _build_side(self, by_photo: bool, dim: int) -> _SearchSide:
+        trained, options, similarity = self.trained, self._options, vector_similarity(self.trained)
         if options.corpus is not None:
-            searched = target_in_file(trained, options.corpus, by_photo, dim)
+            target = target_in_file(trained, options.corpus, by_photo, dim)
         else:
-            searched = target_in_split(trained, self.split, by_photo)
+            target = target_in_split(trained, self.split, by_photo)
         pairwise, encoded = trained.model.pairwise, None
         if pairwise and options.rerank is None:
-            return _Side(searched, encoded=encode_side(trained, by_photo))
+            return _SearchSide(target, encoded=encode_side(trained, by_photo))
         if similarity != "cosine":
             log.info(
                 "%s scores are no inner products: by these FAISS finds %d candidates, exact scores re-rank",
@@ -197,21 +196,21 @@ class Searcher:
                 options.rerank or CANDIDATES,
             )
         if options.index is not None:
-            index = index_in_file(options.index, searched, similarity, dim, options.index_type).index
+            index = index_in_file(options.index, target, similarity, dim, options.index_type).index
         elif options.many:
             vectors: Corpus
             if pairwise:
                 vectors, encoded = pool_side(trained, by_photo, options.held_bytes)
             else:
-                vectors = searched.vectors()
-            index = index_of(vectors, searched.name, similarity, options.index_type).index
+                vectors = target.compute_vectors()
+            index = index_of(vectors, target.name, similarity, options.index_type).index
         else:
-            return _Side(searched, searched.vectors())
+            return _SearchSide(target, target.compute_vectors())
         set_parameters(index, options.index_parameters)
-        return _Side(searched, IndexVectors(index), index, encoded)
+        return _SearchSide(target, IndexVectors(index), index, encoded)
 
-    def _nearest(self, side: _Side, asked: NDArray[np.float32], k: int, by_photo: bool) -> tuple[Scores, Rows]:
-        """Return scores and rows of the ``k`` vectors that fit the query best. An index may find fewer."""
+    def _nearest(self, side: _SearchSide, asked: NDArray[np.float32], k: int, by_photo: bool) -> tuple[Scores, Rows]:
+        """Return scores and rows of the ``k`` vectors nearest to the query. An approximate index may find fewer vectors."""
         assert side.vectors is not None
         scores, rows = (
             values[0]
@@ -219,7 +218,7 @@ class Searcher:
                 side.vectors,
                 asked,
                 k,
-                ranked_by(self.trained),
+                vector_similarity(self.trained),
                 direction="i2t" if by_photo else "t2i",
                 candidates=max(k, self._options.rerank or CANDIDATES),
                 index=side.index,
@@ -230,13 +229,15 @@ class Searcher:
             log.warning("the index found %d of %d; a higher nprobe or efSearch finds more", there.sum(), len(rows))
         return scores[there], rows[there]
 
-    def _best_pairs(self, side: _Side, asked: Encoded, k: int, by_photo: bool, among: Rows | None) -> tuple[Scores, Rows]:
-        """Return scores and rows of the ``k`` best, by the model's scores of pairs, among all rows or the rows ``among``."""
+    def _best_pairs(
+        self, side: _SearchSide, asked: Encoded, k: int, by_photo: bool, among: Rows | None
+    ) -> tuple[Scores, Rows]:
+        """Return scores and rows of the ``k`` items with the best scores of pairs, of all items or of the rows ``among``."""
         model, candidates = self.trained.model, side.encoded
         if among is not None:
             if not len(among):
                 return np.empty(0, np.float32), among
-            among = np.sort(among)  # those that score the same stand in the order of rows
+            among = np.sort(among)  # so that items with equal scores are in the order of rows
             if candidates is None:
                 candidates = encode_side(self.trained, by_photo, among)
             else:
@@ -253,12 +254,12 @@ class Searcher:
         rows = best.indices[:k].numpy()
         return best.values[:k].numpy(), rows if among is None else among[rows]
 
-    def _to_hits(self, searched: SearchTarget, scores: Scores, rows: Rows, by_photo: bool) -> list[SearchHit]:
+    def _to_hits(self, target: SearchTarget, scores: Scores, rows: Rows, by_photo: bool) -> list[SearchHit]:
         dataset = self.trained.dataset
         hits = []
         for score, row in zip(scores.tolist(), rows.tolist(), strict=True):
-            image_id, caption_id = int(searched.image_ids[row]), int(searched.ids[row]) if by_photo else None
-            image = dataset.find_image(image_id) if searched.known else None
+            image_id, caption_id = int(target.image_ids[row]), int(target.ids[row]) if by_photo else None
+            image = dataset.find_image(image_id) if target.is_in_dataset else None
             file = Path(os.path.normpath(dataset.image_path(image))) if image else None
             texts = tuple(c.raw for c in image.captions if caption_id in (None, c.sentid)) if image else ()
             hits.append(SearchHit(score, image_id, file, texts, caption_id))
@@ -269,8 +270,8 @@ PHOTO_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """A cached searcher, the request for which it was built, and the states of its files at that time."""
+class _CachedSearcher:
+    """A searcher, the request that it serves, and the states of its files when it was built."""
 
     request: Hashable
     searcher: Searcher
@@ -278,25 +279,28 @@ class _Kept:
 
 
 class LastSearcher:
-    """A cache of one searcher, which serves the same request again as long as its files do not change."""
+    """A cache of the last searcher, for the same request with unchanged files."""
 
     def __init__(self) -> None:
-        self._kept: _Kept | None = None
+        self._cached: _CachedSearcher | None = None
 
     def searcher(self, request: Hashable) -> Searcher | None:
-        """Return the cached searcher if it fits the request; otherwise drop it and return None."""
-        kept = self._kept
-        unchanged = kept is not None and all(read_file_state(file) == state for file, state in kept.states.items())
-        if kept is not None and unchanged and kept.request == request:
-            return kept.searcher
-        self._kept = None
+        """Return the cached searcher for an equal request. Otherwise empty the cache and return None."""
+        cached = self._cached
+        unchanged = cached is not None and all(read_file_state(file) == state for file, state in cached.states.items())
+        if cached is not None and unchanged and cached.request == request:
+            return cached.searcher
+        self._cached = None
         return None
 
     def keep(self, request: Hashable, searcher: Searcher, files: Iterable[Path], started: int) -> None:
-        """Cache a searcher whose construction began at ``started``, unless one of its files has changed recently."""
+        """Cache a searcher, unless one of its files has changed since shortly before ``started`` (ns), when it was built.
+
+        ``files`` : files of the searcher, besides the files of the run.
+        """
         states = {file: read_file_state(file) for file in (*_list_files(searcher.trained), *files)}
         if all(state is None or state.detects_writes_after(started) for state in states.values()):
-            self._kept = _Kept(request, searcher, states)
+            self._cached = _CachedSearcher(request, searcher, states)
 
 
 LAST = LastSearcher()
@@ -319,19 +323,17 @@ def search_run(
     run: Path,
     query: str | Path,
     request: SearchRequest = SearchRequest(),
-    places: RunFiles = RunFiles(),
+    files: RunFiles = RunFiles(),
     device: str = "auto",
     last: LastSearcher | None = None,
 ) -> list[SearchHit]:
-    """Return the best images for a text, or captions for a photo; write a report if requested.
+    """Return the best images for a text, or the best captions for a photo. Write a report if requested.
 
-    A query with the file extension of a photo is the path of a photo. With an ``index`` or ``last`` the searcher is cached for
-    the next query in this process, as long as its files do not change. For ``places`` and ``device`` see
-    :func:`vse.training.use.model.load_run`.
+    A query with a suffix in :data:`PHOTO_SUFFIXES` is the path of a photo. ``last`` caches the searcher for the next query.
     """
     photo = Path(query) if isinstance(query, Path) or query.lower().endswith(PHOTO_SUFFIXES) else None
     with memory_guard(MEMORY_ADVICE):
-        hits = _search(run, str(query) if photo is None else photo, request, places, device, last)
+        hits = _search(run, str(query) if photo is None else photo, request, files, device, last)
     if request.html is not None:
         from vse.eval.report.pages import write_search_page
 
@@ -341,17 +343,17 @@ def search_run(
 
 
 def _search(
-    run: Path, query: str | Path, request: SearchRequest, places: RunFiles, device: str, last: LastSearcher | None
+    run: Path, query: str | Path, request: SearchRequest, files: RunFiles, device: str, last: LastSearcher | None
 ) -> list[SearchHit]:
     split, corpus, index, page = request.split or "test", request.corpus, request.index, request.html
     if index is None and (request.index_type is not None or request.index_parameters):
         raise UserError("--index-type and --index-parameters describe the index file; name it with --index")
     options = SearchOptions(corpus, index, request.index_type, request.index_parameters, request.rerank)
-    cache_key, started = (Path.cwd(), run, split, places, device, options), time.time_ns()
+    cache_key, started = (Path.cwd(), run, split, files, device, options), time.time_ns()
     if last is None and index is not None:
         last = LAST
     cached = None if last is None else last.searcher(cache_key)
-    trained = load_for_search(run, split, places, device) if cached is None else cached.trained
+    trained = load_for_search(run, split, files, device) if cached is None else cached.trained
     if isinstance(query, Path) and corpus is None and not len(trained.split.pairs):
         raise UserError(f"{trained.dataset.path}: no image of the split {split!r} has a caption for a photo to find")
     inputs = [*trained.inputs, *([query] if isinstance(query, Path) else []), *([corpus] if corpus else [])]
@@ -364,12 +366,12 @@ def _search(
 
         check_output(page, SEARCH_PAGE, inputs)
     if cached is None:
-        searcher = Searcher(trained, split, places.weights_dir, options)
+        searcher = Searcher(trained, split, files.weights_dir, options)
     else:
         searcher = cached
         _use_device(trained)
     given: Query = decode_image(query) if isinstance(query, Path) else query
-    encoded = searcher.read(given)
+    encoded = searcher.encode(given)
     if encoded.remark:
         log.warning("%s", encoded.remark)
     answer = searcher.answer(given, encoded, request.k)
@@ -381,12 +383,12 @@ def _search(
         log.info("scored: the %d of %d %s that pooled vectors find", answer.scored, searcher.size(side == "captions"), side)
     if page is None or corpus is not None:
         return answer.hits
-    return with_attention(trained, given, encoded.encoded, answer.hits, answer.rows.tolist())
+    return with_attention(trained, given, encoded.vectors, answer.hits, answer.rows.tolist())
 
 
-def load_for_search(run: Path, split: str, places: RunFiles, device: str) -> TrainedRun:
-    """Load a run for a search, on its device; log a warning if its training did not finish."""
-    trained = load_run(run, split, places, device, unfinished=True)
+def load_for_search(run: Path, split: str, files: RunFiles, device: str) -> TrainedRun:
+    """Load a run for a search. Log a warning if the training did not finish."""
+    trained = load_run(run, split, files, device, allow_unfinished=True)
     _use_device(trained)
     return trained
 

@@ -1,4 +1,4 @@
-"""Open a trained run: find its settings, caches and data set, check them, and compare its data with the training data."""
+"""Open a trained run: find and check the settings, the caches and the data set, and compare the data with the training."""
 
 from __future__ import annotations
 
@@ -38,29 +38,31 @@ from vse.training.run.folder import RunFolder
 log = logging.getLogger(__name__)
 
 
-def other_data(folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache, dataset: Dataset) -> DataChecksums | None:
-    """Return the checksums of ``dataset`` if its contents differ from the training data of the same name; otherwise None.
+def checksums_if_other_data(
+    folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache, dataset: Dataset
+) -> DataChecksums | None:
+    """Return the checksums of ``dataset`` if the contents differ from those of the training data, or None if not.
 
-    If a run records no checksums, its own ``dataset.json`` and cache are read, if they are unchanged. Otherwise ``dataset``
-    counts as another data set unless its SHA-256 is the recorded one.
+    ``dataset`` and the training data have the same name. If the checksums of the training data are unknown, the SHA-256 of
+    ``dataset.json`` decides.
     """
-    same_captions, same_cache = dataset.sha256 == record.get("captions_sha256"), cache.key == folder.evaluated()["key"]
+    same_captions, same_cache = dataset.sha256 == record.get("captions_sha256"), cache.key == folder.eval_cache_record()["key"]
     if same_captions and same_cache:
         return None
-    now, trained_on = hash_dataset(cache, dataset), data_of_training(folder, record)
-    if trained_on is None:
-        return None if same_captions and "captions_sha256" in record else now
+    checksums, of_training = hash_dataset(cache, dataset), training_checksums(folder, record)
+    if of_training is None:
+        return None if same_captions and "captions_sha256" in record else checksums
     recorded = recorded_identity(cache)
-    if same_cache and recorded.captions is not None and recorded.checksums.captions_sha256 == trained_on.captions_sha256:
+    if same_cache and recorded.captions is not None and recorded.checksums.captions_sha256 == of_training.captions_sha256:
         return None  # a subset, or other splits: the cache and the data set were compared before
-    differing = set(now.differences(trained_on))
+    differing = set(checksums.differences(of_training))
     if differing == {"photographs"} and (same_cache or _holds_same_photos(folder, cache)):
         return None
-    return now if differing else None
+    return checksums if differing else None
 
 
-def data_of_training(folder: RunFolder, record: Mapping[str, Any]) -> DataChecksums | None:
-    """Return the checksums of a run's training data, or None if they are not recorded and the files are missing."""
+def training_checksums(folder: RunFolder, record: Mapping[str, Any]) -> DataChecksums | None:
+    """Return the checksums of a run's training data, or None if the run records none and its files are missing or changed."""
     if record.get("data") is not None:
         try:
             return DataChecksums.model_validate(record["data"])
@@ -70,13 +72,13 @@ def data_of_training(folder: RunFolder, record: Mapping[str, Any]) -> DataChecks
     with suppress(UserError):
         own = load_dataset_file(folder.path / str(place))
         cache = open_cache(folder.feature_file())
-        if own.sha256 == record.get("captions_sha256") and cache.key == folder.evaluated()["key"]:
+        if own.sha256 == record.get("captions_sha256") and cache.key == folder.eval_cache_record()["key"]:
             return hash_dataset(cache, own)
     return None
 
 
 def read_identity(path: Path) -> DataIdentity | None:
-    """Return the identity of the data set that an embeddings or phrase scores file records, or None if it cannot be read."""
+    """Return the identity of the data set that a file of embeddings or phrase scores records, or None if it is unreadable."""
     names = ("image_ids", "caption_ids", "photo_hashes", "caption_hashes")
     with suppress(UserError), open_hdf5(path, "a file of embeddings") as file:
         stored = {name: data[:] for name in names if (data := find_hdf5_dataset(file, name)) is not None}
@@ -90,12 +92,12 @@ def read_identity(path: Path) -> DataIdentity | None:
 
 
 def _holds_same_photos(folder: RunFolder, cache: FeatureCache) -> bool:
-    """Return whether the run's own cache is unchanged and has the same photos as ``cache``, at the ids in both."""
+    """Return whether the run's own cache is unchanged, and its photos are those of ``cache`` for all common image ids."""
     with suppress(UserError):
         own = open_cache(folder.feature_file())
         shared = np.isin(cache.ids, own.ids).any()
         return bool(
-            own.key == folder.evaluated()["key"]
+            own.key == folder.eval_cache_record()["key"]
             and shared
             and not compare_data(recorded_identity(cache), recorded_identity(own))
         )
@@ -104,7 +106,13 @@ def _holds_same_photos(folder: RunFolder, cache: FeatureCache) -> bool:
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """The settings and record of a run, its inputs, and the checksums of its data set if the run was trained on another."""
+    """The settings, the record and the inputs of a run.
+
+    ``cache``, ``dataset`` : image features and data set that the run now reads, by default those of the training.
+    ``caption_cache`` : caption features; None for captions as words or tokens.
+    ``other_data_checksums`` : checksums of ``dataset`` if its name is that of the training data and its contents differ.
+    ``training_checksums`` : checksums of the training data in this case, if known.
+    """
 
     folder: RunFolder
     experiment: ExperimentConfig
@@ -113,27 +121,31 @@ class OpenedRun:
     cache: FeatureCache
     caption_cache: FeatureCache | None
     device: torch.device
-    other_data: DataChecksums | None
-    training_data: DataChecksums | None
+    other_data_checksums: DataChecksums | None
+    training_checksums: DataChecksums | None
 
     @property
-    def trained_on(self) -> str | None:
-        """The name of the training data, or None if the run uses them here. A checksum is added if the names are equal."""
+    def training_data_name(self) -> str | None:
+        """The name of the training data if :attr:`dataset` is another data set, or None if it is the same.
+
+        The name includes a checksum if both data sets have the same name.
+        """
         name = str(self.record["dataset"])
         if name != self.dataset.name:
             return name
-        if self.other_data is None:
+        if self.other_data_checksums is None:
             return None
-        known = self.training_data.short if self.training_data else str(self.record.get("captions_sha256", "other"))[:8]
-        return f"{name}-{known}"
+        recorded = str(self.record.get("captions_sha256", "other"))[:8]
+        return f"{name}-{self.training_checksums.short if self.training_checksums else recorded}"
 
     @property
     def data_label(self) -> str:
-        """The name of the data set for file names. A checksum is added if the training data has the same name."""
-        return self.dataset.name if self.other_data is None else f"{self.dataset.name}-{self.other_data.short}"
+        """The name of the data set for file names, with a checksum if other training data has the same name."""
+        checksums = self.other_data_checksums
+        return self.dataset.name if checksums is None else f"{self.dataset.name}-{checksums.short}"
 
     def hashes(self, images: Sequence[Image]) -> dict[str, Any]:
-        """Return hashes of images: ``photo_hashes`` (n_images, 32), if known, and ``caption_hashes`` (n_captions, 8)."""
+        """Return ``photo_hashes`` (n_images, 32), or None if unknown, and ``caption_hashes`` (n_captions, 8) of images."""
         known = recorded_identity(self.cache)
         rows = IdIndex(known.image_ids).find(image_ids(images))
         photos = None if known.photos is None or (rows < 0).any() else known.photos[rows]
@@ -145,7 +157,7 @@ class OpenedRun:
 
     @property
     def inputs(self) -> list[Path]:
-        """All files and folders that the run reads. No output may replace them."""
+        """All files and folders that the run reads, and that no output may replace."""
         caches = [cache for cache in (self.cache, self.caption_cache) if cache is not None]
         of_caches = [path for cache in caches for path in (cache.path, shards_folder(cache.path), encoder_path(cache.path))]
         return [
@@ -175,7 +187,7 @@ class OpenedRun:
 
 
 def run_cost(run: OpenedRun) -> dict[str, Any]:
-    """Return the cost of a run: seconds of extraction and training, MB of caches and weights. None is an unknown value."""
+    """Return the cost of a run: seconds of extraction and training, and MB of caches and weights. None is unknown."""
     caches = [cache for cache in (run.cache, run.caption_cache) if cache is not None]
     trained = run.record["features"]
     if "eval_features" in run.record:
@@ -192,44 +204,49 @@ def run_cost(run: OpenedRun) -> dict[str, Any]:
     }
 
 
-def open_run(run: Path, places: RunFiles = RunFiles(), device: str = "auto", unfinished: bool = False) -> OpenedRun:
-    """Open a run. Raises UserError if its files do not fit each other, or if it is not finished and not ``unfinished``."""
+def open_run(run: Path, files: RunFiles = RunFiles(), device: str = "auto", allow_unfinished: bool = False) -> OpenedRun:
+    """Open a run. Raises UserError if the files do not fit each other, or if the training did not finish.
+
+    ``allow_unfinished`` accepts a run whose training did not finish.
+    """
     folder = RunFolder(run)
     experiment, record = folder.settings(ExperimentConfig), folder.record()
     folder.content(folder.config_file)
-    if (state := unfinished_state(record)) and not unfinished:
+    if (state := unfinished_state(record)) and not allow_unfinished:
         raise UserError(
             f"{run}: its training did not finish (state: {state}); continue it with vse-train --resume, or take the best "
             "weights so far with --unfinished"
         )
     if "files" not in record:
         log.info("%s: has no checksums of its files, so they are not checked for changes", folder.record_file)
-    cache = _open_compatible(places.features or folder.feature_file(), folder.evaluated(), folder)
-    trained_on = folder.caption_feature_file()
-    if trained_on is not None and places.features is not None and read_backbone(cache) is not None:
-        trained_on = captions_cache_path(places.features)
-    if places.caption_features is not None and trained_on is None:
+    cache = _open_compatible(files.features or folder.feature_file(), folder.eval_cache_record(), folder)
+    caption_file = folder.caption_feature_file()
+    if caption_file is not None and files.features is not None and read_backbone(cache) is not None:
+        caption_file = captions_cache_path(files.features)
+    if files.caption_features is not None and caption_file is None:
         raise UserError(f"{run} reads captions as words, not from a cache; leave --caption-features out")
-    caption_file = places.caption_features or trained_on
+    caption_file = files.caption_features or caption_file
     caption_cache = None
     if caption_file is not None:
         caption_cache = _open_compatible(caption_file, record["caption_features"], folder, "--caption-features")
-    dataset = load_dataset_file(places.captions or cache.dataset_file)
+    dataset = load_dataset_file(files.captions or cache.dataset_file)
     check_data(cache, dataset)
-    others = other_data(folder, record, cache, dataset) if dataset.name == record["dataset"] else None
-    if others is not None:
+    other_checksums, of_training = None, None
+    if dataset.name == record["dataset"]:
+        other_checksums = checksums_if_other_data(folder, record, cache, dataset)
+    if other_checksums is not None:
+        of_training = training_checksums(folder, record)
         log.warning("%s: not the data set of this name that %s was trained on", dataset.path, folder.path)
-    training_data = None if others is None else data_of_training(folder, record)
-    device_used = pick_device(device)
-    opened = OpenedRun(folder, experiment, record, dataset, cache, caption_cache, device_used, others, training_data)
-    cut_by = record.get("tokeniser", DEFAULT_TOKENISER)
-    if opened.trained_on is not None and dataset.tokeniser != cut_by:
-        log.warning("%s: words were cut by %s, those of the training by %s", dataset.path, dataset.tokeniser, cut_by)
+    inputs = dataset, cache, caption_cache, pick_device(device)
+    opened = OpenedRun(folder, experiment, record, *inputs, other_checksums, of_training)
+    tokeniser = record.get("tokeniser", DEFAULT_TOKENISER)
+    if opened.training_data_name is not None and dataset.tokeniser != tokeniser:
+        log.warning("%s: words were cut by %s, those of the training by %s", dataset.path, dataset.tokeniser, tokeniser)
     return opened
 
 
 def load_best(folder: RunFolder, model: Model) -> str:
-    """Load the best weights of a run into a model, for evaluation; return the SHA-256 of their file."""
+    """Load the best weights of a run into a model for evaluation. Return the SHA-256 of the weights' file."""
     weights, sha256 = folder.read_best()
     try:
         model.load_state_dict(weights)
@@ -240,23 +257,26 @@ def load_best(folder: RunFolder, model: Model) -> str:
 
 
 def unfinished_state(record: Mapping[str, Any]) -> str | None:
-    """Return the state of a run if its training did not finish, e.g. ``running`` or ``collapsed``; None if it did."""
+    """Return the state of an unfinished training, e.g. ``running`` or ``collapsed``, or None if the training finished."""
     state = record.get("state", "unknown")
     return None if state == "finished" else str(state)
 
 
-def _open_compatible(file: Path, trained_on: Mapping[str, Any], folder: RunFolder, option: str = "--features") -> FeatureCache:
-    """Open the cache in ``file``, and check that it is the cache of the training or has the same extractor.
+def _open_compatible(
+    file: Path, cache_record: Mapping[str, Any], folder: RunFolder, option: str = "--features"
+) -> FeatureCache:
+    """Open a cache, and check that it is the run's own cache or was computed by the same extractor.
 
-    ``trained_on`` is the record of that cache, and ``option`` the command-line option that names ``file`` in errors.
+    ``cache_record`` is the record of the run's own cache. ``option`` is the command-line option for ``file`` in messages.
     """
     if not file.exists():
         place = os.path.normpath(file)
         raise UserError(f"{folder.path}: its feature cache {place} is missing; if it was moved, add {option}")
     cache = open_cache(file)
-    if cache.key == trained_on["key"]:
+    if cache.key == cache_record["key"]:
         return cache
-    extractor = trained_on.get("extractor") or _read_extractor(folder.path / str(trained_on["path"]), str(trained_on["key"]))
+    own_path, own_key = folder.path / str(cache_record["path"]), str(cache_record["key"])
+    extractor = cache_record.get("extractor") or _read_extractor(own_path, own_key)
     differs = ["its key differs"] if extractor is None else list_changes(extractor, cache.extractor)
     in_precision = len(differs) == 1 and differs[0].startswith("config.precision: ")
     if in_precision and has_auto_precision(cache.feature, cache.dataset):
@@ -283,17 +303,18 @@ def _read_extractor(path: Path, key: str) -> Mapping[str, Any] | None:
 def images_trained_on(
     folder: RunFolder, restval: bool, cache: FeatureCache, tested: Dataset, split: str, allowed: bool = False
 ) -> int:
-    """Return the number of images of a split that a run was trained on. Raises UserError if not 0, unless ``allowed``.
+    """Return the number of images of a split on which a run was trained. Raises UserError if not 0, unless ``allowed``.
 
-    ``restval`` is True if the run was also trained on the split ``restval``. ``cache``, ``tested`` and ``split`` are the data
-    to test on. Images of the run's own ``dataset.json`` are accepted. Images of another one are compared by their ids on
-    Flickr or in MS-COCO, and by the checksums of their files. Without the run's data set, the check is skipped with a log
-    message.
+    Images are the same if they have the same id on Flickr or in MS-COCO, or the same file checksum. The number is 0 if
+    ``tested`` is the run's own ``dataset.json`` or, with a log message, if the run's own data set is missing.
+
+    ``restval`` : True if the run was also trained on the split ``restval``.
+    ``cache``, ``tested``, ``split`` : the features, the data set and the split to test on.
     """
-    evaluated = folder.evaluated()
+    own_key = folder.eval_cache_record()["key"]
     try:
-        own_cache = cache if cache.key == evaluated["key"] else open_cache(folder.feature_file())
-        own = load_dataset_file(own_cache.dataset_file)
+        own_cache = cache if cache.key == own_key else open_cache(folder.feature_file())
+        own = load_dataset_file(own_cache.captions)
     except UserError as error:
         level = logging.INFO if tested.name == folder.record()["dataset"] else logging.WARNING
         log.log(level, "%s: cannot check whether it was trained on images of %s (%s)", folder.path, tested.path, error)
@@ -301,8 +322,8 @@ def images_trained_on(
     if own.sha256 == tested.sha256:
         return 0
     splits = ("train", "restval") if restval else ("train",)
-    learned = [image for image in own.images if image.split in splits]
-    shared = find_same_images(tested.split(split), learned, _photo_checksums(cache), _photo_checksums(own_cache))
+    training_images = [image for image in own.images if image.split in splits]
+    shared = find_same_images(tested.split(split), training_images, _photo_checksums(cache), _photo_checksums(own_cache))
     if not shared:
         return 0
     image, twin = shared[0]
@@ -317,7 +338,7 @@ def images_trained_on(
 
 
 def _photo_checksums(cache: FeatureCache) -> dict[int, bytes]:
-    """Return the SHA-256 of each image's file, by image id, or nothing if a cache was not computed from image files."""
+    """Return the SHA-256 of each image file by image id, or an empty dict for a cache that was not computed from files."""
     if "imported" in cache.provenance or read_backbone(cache) is not None:
         return {}
     return {imgid: row.tobytes() for imgid, row in zip(cache.ids.tolist(), read_input_hashes(cache), strict=True)}

@@ -21,8 +21,8 @@ from vse.training.adversaries.base import AdversarialLosses, SampledCandidates, 
 from vse.training.data.images import CachedImages
 from vse.training.data.pairs import Pairs
 from vse.training.losses.base import Batch
-from vse.training.solvers.adam import Trainer
 from vse.training.solvers.base import RetrievalTask
+from vse.training.solvers.retrieval import RetrievalTrainer
 from vse.training.training import train
 
 ROWS = [0, 7, 12, 1]  # pairs of the demo, the first and the last of one image
@@ -31,7 +31,7 @@ ROWS = [0, 7, 12, 1]  # pairs of the demo, the first and the last of one image
 def players(cache: Path, *sets: str) -> tuple[RetrievalTask, Ace]:
     task = task_of(cache, "loss.margin=0.5", *sets)
     torch.manual_seed(1)
-    adversary = task.adversary.build(Trainer.opponent(task))
+    adversary = task.adversary.build(RetrievalTrainer.opponent(task))
     assert isinstance(adversary, Ace)
     adversary.start_epoch(task.model)
     return task, adversary

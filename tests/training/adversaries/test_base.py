@@ -37,7 +37,7 @@ from vse.training.models.encoders.base import unit_length
 from vse.training.run.folder import RunFolder
 from vse.training.run.processes import Processes
 from vse.training.settings import AdversarySettings
-from vse.training.solvers import adam
+from vse.training.solvers import retrieval
 from vse.training.training import train
 
 
@@ -78,9 +78,9 @@ def toy(*sets: str) -> ExperimentConfig:
 
 
 def test_both_players_move_by_their_own_objective_in_one_step(cache: Path, tmp_path: Path, monkeypatch: Patch) -> None:
-    real, checked = adam.Trainer.step, []
+    real, checked = retrieval.RetrievalTrainer.step, []
 
-    def step(self: adam.Trainer, batch: Any, seen: Any, objective: Any) -> Any:
+    def step(self: retrieval.RetrievalTrainer, batch: Any, seen: Any, objective: Any) -> Any:
         model, adversary = (copy.deepcopy(player) for player in (self.model, self.adversary))
         optimizers = []
         for player, optimizer in ((model, self.optimizer), (adversary, self.adversary_optimizer)):
@@ -119,7 +119,7 @@ def test_both_players_move_by_their_own_objective_in_one_step(cache: Path, tmp_p
         checked.append(first_step)
         return result
 
-    monkeypatch.setattr(adam.Trainer, "step", step)
+    monkeypatch.setattr(retrieval.RetrievalTrainer, "step", step)
     train(cache, toy(), out=tmp_path / "run")
     assert checked == [True] + [False] * 15
 

@@ -15,8 +15,8 @@ from vse.training.adversaries.base import SampledCandidates, sample_candidates
 from vse.training.adversaries.compositional import Compositional
 from vse.training.kinds import Encoded
 from vse.training.losses.base import Batch
-from vse.training.solvers.adam import Trainer
 from vse.training.solvers.base import RetrievalTask
+from vse.training.solvers.retrieval import RetrievalTrainer
 from vse.training.training import train
 
 ROWS = [0, 7, 12, 1]  # pairs of the demo, the first and the last of one image
@@ -25,7 +25,7 @@ ROWS = [0, 7, 12, 1]  # pairs of the demo, the first and the last of one image
 def players(cache: Path, adversary: str, *sets: str) -> tuple[RetrievalTask, Compositional]:
     task = task_of(cache, "loss.margin=0.5", *SCAN, f"adversary={{name: compositional, {adversary}}}", *sets)
     torch.manual_seed(1)
-    made = task.adversary.build(Trainer.opponent(task))
+    made = task.adversary.build(RetrievalTrainer.opponent(task))
     assert isinstance(made, Compositional)
     return task, made
 

@@ -19,7 +19,7 @@ from vse.pipeline.dataset.dataset import Dataset, load_dataset_file, mentions, p
 from vse.pipeline.dataset.phrases import iou
 from vse.pipeline.files.images import decode_image, read_image_bytes
 from vse.training.experiment import ExperimentConfig, load_experiment
-from vse.training.phrases.pairs import PhrasePairs, phrase_pairs, truth_regions
+from vse.training.phrases.pairs import PhraseArrays, phrase_arrays, truth_regions
 from vse.training.phrases.regions import BoxFeatures
 
 CPU = torch.device("cpu")
@@ -103,7 +103,7 @@ def write_phrases(out: Path, dataset: Dataset, texts: Sequence[str], of: str = "
 class World:
     """The training pairs of made-up caches, their candidates and truths, and the number of each pair's truth."""
 
-    pairs: PhrasePairs
+    pairs: PhraseArrays
     candidates: BoxFeatures
     truths: BoxFeatures
     truth_of: NDArray[np.int64]
@@ -127,7 +127,7 @@ def world_of(caches: Caches) -> World:
     """What a sampler is given."""
     cache, truths = open_cache(caches.candidates), open_cache(caches.truths)
     dataset = load_dataset_file(cache.dataset_file)
-    pairs = phrase_pairs(dataset, dataset.split("train"), located=True)
+    pairs = phrase_arrays(dataset, dataset.split("train"), located=True)
     regions, true = (BoxFeatures(one, pairs.image_ids, CPU) for one in (cache, truths))
     return World(pairs, regions, true, len(regions) + truth_regions(pairs, true, "truths"))
 

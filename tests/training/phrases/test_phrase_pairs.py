@@ -20,7 +20,7 @@ from vse.pipeline.errors import UserError
 from vse.training.kinds import Kind
 from vse.training.models.build import Input, Model, ModelConfig, build_model
 from vse.training.phrases.localisation import PhraseSplit, recalls, score_candidates, sentence_scores
-from vse.training.phrases.pairs import KeyedSets, check_phrase_cache, phrase_pairs, sample_one_per_row, truth_regions
+from vse.training.phrases.pairs import KeyedSets, check_phrase_cache, phrase_arrays, sample_one_per_row, truth_regions
 from vse.training.phrases.regions import BoxFeatures, RegionInputs
 from vse.training.phrases.task import cached_phrases
 
@@ -28,7 +28,7 @@ from vse.training.phrases.task import cached_phrases
 def test_each_phrase_of_the_images_is_there_once(few: Path) -> None:
     dataset = load_dataset_file(few)
     images, texts = dataset.split("train")[::-1], phrase_texts(dataset)
-    found = phrase_pairs(dataset, images)
+    found = phrase_arrays(dataset, images)
     expected = {m.phrase_id: m for m in mentions(dataset) if m.image.split == "train"}
     assert sorted(found.phrase_ids.tolist()) == sorted(expected)
     assert (np.diff(found.image_of) >= 0).all()
@@ -40,7 +40,7 @@ def test_each_phrase_of_the_images_is_there_once(few: Path) -> None:
         assert found.has_box[row] == (mention.phrase.truth is not None)
         if mention.phrase.truth is not None:
             assert tuple(found.truths[row].tolist()) == mention.phrase.truth
-    located = phrase_pairs(dataset, images, located=True)
+    located = phrase_arrays(dataset, images, located=True)
     assert located.phrase_ids.tolist() == found.phrase_ids[found.has_box].tolist()
 
 
@@ -56,14 +56,14 @@ def test_a_chain_is_of_one_image_and_a_phrase_without_one_stands_alone(own_demo:
                 sentence["phrases"] = [{**box, "chain": chain}]
 
     dataset = load_dataset_file(edit(own_demo, mark))
-    found = phrase_pairs(dataset, dataset.images[:2]).chain_of.tolist()
+    found = phrase_arrays(dataset, dataset.images[:2]).chain_of.tolist()
     assert [found.count(chain) for chain in found] == [2, 2, 1, 1] * 2
 
 
 def test_images_without_phrases_and_truths_without_features_are_named(few: Path, world: World, caches: Caches) -> None:
     dataset = load_dataset_file(few)
     with pytest.raises(UserError, match="no phrase with a box in these images"):
-        phrase_pairs(dataset, [], located=True)
+        phrase_arrays(dataset, [], located=True)
     cache = open_cache(caches.candidates)
     other = BoxFeatures(cache, world.pairs.image_ids, CPU)
     with pytest.raises(
@@ -132,7 +132,7 @@ def split(caches: Caches) -> PhraseSplit:
     """The training split, in which the last image has lost its candidates."""
     cache = open_cache(caches.candidates)
     dataset = load_dataset_file(cache.dataset_file)
-    pairs = phrase_pairs(dataset, dataset.split("train"))
+    pairs = phrase_arrays(dataset, dataset.split("train"))
     candidates = BoxFeatures(cache, pairs.image_ids, CPU)
     candidates.counts = candidates.counts * (np.arange(len(candidates.counts)) < len(candidates.counts) - 1)
     return PhraseSplit(pairs, RegionInputs(candidates, None, "none", CPU), cached_phrases(open_cache(caches.phrases), CPU))
@@ -143,7 +143,7 @@ def test_scores_are_those_of_each_phrase_alone(name: str, split: PhraseSplit) ->
     model, candidates = model_of(name), split.regions.candidates
     scores, offsets = score_candidates(model, split), split.offsets
     assert len(scores) == offsets[-1]
-    for phrase, image in enumerate(split.pairs.image_of.tolist()):
+    for phrase, image in enumerate(split.phrases.image_of.tolist()):
         own = np.arange(candidates.counts[image]) + candidates.starts[image]
         found = scores[offsets[phrase] : offsets[phrase + 1]]
         assert split.candidates[offsets[phrase] : offsets[phrase + 1]].tolist() == own.tolist()
@@ -151,7 +151,7 @@ def test_scores_are_those_of_each_phrase_alone(name: str, split: PhraseSplit) ->
             continue
         with torch.inference_mode():
             regions = model.embed_images(split.regions.read(own))
-            asked = model.embed_captions(*split.texts.read(split.pairs.text_of[phrase : phrase + 1]))
+            asked = model.embed_captions(*split.texts.read(split.phrases.text_of[phrase : phrase + 1]))
             pairwise = name == "network"
             expected = model.similarity(regions, asked)[:, 0] if pairwise else regions[0] @ asked[0][0]
         np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-6)
@@ -161,14 +161,14 @@ def test_recalls_are_those_of_a_loop_over_phrases(split: PhraseSplit) -> None:
     scores = np.random.default_rng(0).integers(0, 5, int(split.offsets[-1])).astype(np.float32)
     boxes, found = split.regions.candidates.boxes[split.candidates], {1: 0, 5: 0, 10: 0}
     bound = n = 0
-    for phrase in np.flatnonzero(split.pairs.has_box).tolist():
+    for phrase in np.flatnonzero(split.phrases.has_box).tolist():
         own = slice(int(split.offsets[phrase]), int(split.offsets[phrase + 1]))
-        right = iou(boxes[own], split.pairs.truths[phrase][None])[:, 0] >= 0.5
+        right = iou(boxes[own], split.phrases.truths[phrase][None])[:, 0] >= 0.5
         order = sorted(zip(-scores[own], right.tolist(), strict=True))  # of equal scores the wrong one first
         n, bound = n + 1, bound + right.any()
         for k in found:
             found[k] += any(is_right for _, is_right in order[:k])
-    measured = recalls(split.rank_phrases(scores))
+    measured = recalls(split.rank_candidates(scores))
     assert measured == pytest.approx(
         {**{f"phrase_r{k}": 100 * count / n for k, count in found.items()}, "rsum": 100 * sum(found.values()) / n}
     )
@@ -178,13 +178,13 @@ def test_recalls_are_those_of_a_loop_over_phrases(split: PhraseSplit) -> None:
 
 def test_what_is_expected_of_chance_is_near_what_it_gets(split: PhraseSplit) -> None:
     rng = np.random.default_rng(0)
-    drawn = [recalls(split.rank_phrases(rng.random(int(split.offsets[-1]), dtype=np.float32)))["rsum"] for _ in range(200)]
+    drawn = [recalls(split.rank_candidates(rng.random(int(split.offsets[-1]), dtype=np.float32)))["rsum"] for _ in range(200)]
     assert 0.7 * np.mean(drawn) < split.expected_rsum() <= np.mean(drawn) + 2
 
 
 def captions(split: PhraseSplit) -> tuple[np.ndarray, int]:
     """The number of each phrase's caption, and how many captions there are: the last has no phrase."""
-    ids, caption_of = np.unique(split.pairs.caption_ids, return_inverse=True)
+    ids, caption_of = np.unique(split.phrases.caption_ids, return_inverse=True)
     return caption_of, len(ids) + 1
 
 
@@ -193,7 +193,7 @@ def slow_score(model: Model, split: PhraseSplit, image: int, phrases: list[int])
     candidates, best = split.regions.candidates, []
     own = np.arange(candidates.counts[image]) + candidates.starts[image]
     for phrase in phrases:
-        text = model.embed_captions(*split.texts.read(split.pairs.text_of[phrase : phrase + 1]))
+        text = model.embed_captions(*split.texts.read(split.phrases.text_of[phrase : phrase + 1]))
         scores = []
         for region in own:
             seen = model.embed_images(split.regions.read(np.asarray([region])))
@@ -209,7 +209,7 @@ def slow_score(model: Model, split: PhraseSplit, image: int, phrases: list[int])
 def test_a_sentence_scores_as_the_mean_of_its_phrases_with_their_best_regions(name: str, split: PhraseSplit) -> None:
     model, (caption_of, n_captions) = model_of(name), captions(split)
     found = sentence_scores(model, split, caption_of, n_captions)
-    assert found.shape == (len(split.pairs.image_ids), n_captions)
+    assert found.shape == (len(split.phrases.image_ids), n_captions)
     rng = np.random.default_rng(0)
     with torch.inference_mode():
         for image, caption in zip(rng.integers(0, len(found) - 1, 40), rng.integers(0, n_captions - 1, 40), strict=True):

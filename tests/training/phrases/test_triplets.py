@@ -46,13 +46,13 @@ def drawn(world: World, settings: SamplingSettings, seed: int, n: int = 30) -> t
 
 def region_queries(batch: TripletBatch) -> Iterator[tuple[int, int, set[int]]]:
     """Region, positive text and negative texts, by their numbers in the data set."""
-    for region, text, negatives in zip(batch.region_of_query, batch.text_of_query, batch.negative_texts, strict=True):
+    for region, text, negatives in zip(batch.query_regions, batch.positive_texts, batch.negative_text_mask, strict=True):
         yield int(batch.regions[region]), int(batch.texts[text]), set(batch.texts[negatives].tolist())
 
 
 def phrase_queries(batch: TripletBatch) -> Iterator[tuple[int, int, list[int]]]:
     """Text, positive region and negative regions."""
-    rows = (batch.text_of_phrase_query, batch.region_of_phrase_query, batch.candidates, batch.are_negatives)
+    rows = (batch.query_texts, batch.positive_regions, batch.negative_regions, batch.negative_region_mask)
     for text, region, candidates, there in zip(*rows, strict=True):
         yield int(batch.texts[text]), int(batch.regions[region]), batch.regions[candidates[there]].tolist()
 
@@ -134,7 +134,7 @@ def test_an_augmented_positive_is_any_as_likely(world: World) -> None:
     pair = int(np.argmax(counts))
     sampler, rng = TripletSampler(world.pairs, world.candidates, world.truth_of, settings), np.random.default_rng(0)
     batches = (sampler.batch(np.asarray([pair]), rng) for _ in range(300 * counts[pair]))
-    found = Counter(int(batch.regions[batch.region_of_query[0]]) for batch in batches)
+    found = Counter(int(batch.regions[batch.query_regions[0]]) for batch in batches)
     assert counts[pair] > 1
     assert set(found) == slow_positives(world, settings, pair)
     assert min(found.values()) > 220

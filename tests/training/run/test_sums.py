@@ -36,8 +36,8 @@ from vse.pipeline.errors import Interrupted, UserError
 from vse.pipeline.files.writing import sha256_file
 from vse.training.cli import embed_main, report_main, train_main
 from vse.training.run.folder import RunFolder
-from vse.training.run.resume import Existing, Extras
-from vse.training.solvers import adam
+from vse.training.run.resume import ExistingRunPolicy, Extras
+from vse.training.solvers import retrieval
 from vse.training.training import train
 
 
@@ -85,7 +85,7 @@ def test_damaged_tables_are_in_no_frame_and_a_resume_writes_them_again(own_run: 
         _ = vse.load(own_run).frame
     (own_run / "run.json").unlink()
     (own_run / "metrics.csv").write_text("damaged")
-    train(cache, experiment(), out=own_run, existing=Existing(resume=True))
+    train(cache, experiment(), out=own_run, existing=ExistingRunPolicy(resume=True))
     assert (own_run / "metrics.csv").read_bytes() == (run / "metrics.csv").read_bytes()
 
 
@@ -186,7 +186,7 @@ def test_the_workflow_has_no_dead_end(what: str, record: str, run: Path, own_run
         (own_run / "run.json").write_text(json.dumps({**stored, "state": "running"}))
         if record == "lost":
             (own_run / "run.json").unlink()
-    train(cache, experiment(), out=own_run, existing=Existing(resume=True, overwrite=True))
+    train(cache, experiment(), out=own_run, existing=ExistingRunPolicy(resume=True, overwrite=True))
     assert "Training starts from the beginning" in caplog.text or (
         file == "run.json" and "The file is written again" in caplog.text
     )
@@ -197,18 +197,18 @@ def test_the_workflow_has_no_dead_end(what: str, record: str, run: Path, own_run
 
 
 def test_weights_that_change_during_the_training_are_noticed(cache: Path, tmp_path: Path, monkeypatch: Patch) -> None:
-    real = adam.Trainer.describe
+    real = retrieval.RetrievalTrainer.describe
 
-    def describe(self: adam.Trainer, row: dict[str, float]) -> str:
+    def describe(self: retrieval.RetrievalTrainer, row: dict[str, float]) -> str:
         if row["epoch"] == 3:
             (tmp_path / "run" / "best.safetensors").write_bytes(b"junk")
         return real(self, row)
 
-    monkeypatch.setattr(adam.Trainer, "describe", describe)
+    monkeypatch.setattr(retrieval.RetrievalTrainer, "describe", describe)
     with pytest.raises(UserError, match=r"best\.safetensors: was changed during the training"):
         train(cache, experiment(), out=tmp_path / "run")
     monkeypatch.undo()
-    train(cache, experiment(), out=tmp_path / "run", existing=Existing(resume=True, overwrite=True))
+    train(cache, experiment(), out=tmp_path / "run", existing=ExistingRunPolicy(resume=True, overwrite=True))
     assert RunFolder(tmp_path / "run").record()["state"] == "finished"
 
 
@@ -269,7 +269,7 @@ def rsums(monkeypatch: Patch) -> Callable[..., None]:
     def give(*values: float) -> None:
         found = iter(values)
         recalls = dict.fromkeys(("i2t_r1", "t2i_r1"), 0.0)
-        monkeypatch.setattr(adam.Trainer, "validate", lambda _: {**recalls, "rsum": next(found)})
+        monkeypatch.setattr(retrieval.RetrievalTrainer, "validate", lambda _: {**recalls, "rsum": next(found)})
 
     return give
 
@@ -297,7 +297,7 @@ def test_killed_before_the_checkpoint_where_the_repeated_epoch_is_no_longer_the_
     folder = killed_in_epoch_2(KILLED[when])
     best = weights(folder.path)
     rsums(4.0, 3.0)  # as on another processor
-    train(cache, experiment(), out=folder.path, existing=Existing(resume=True))
+    train(cache, experiment(), out=folder.path, existing=ExistingRunPolicy(resume=True))
     record = folder.record()
     assert (record["state"], record["best_epoch"], record["best_rsum"]) == ("finished", 1, 5.0)
     assert all(torch.equal(best[name], value) for name, value in weights(folder.path).items())
@@ -311,7 +311,7 @@ def test_killed_after_checkpoint(
     folder = killed_in_epoch_2("take_next_best")
     best = weights(folder.path, folder.next_best_file.name)
     rsums(4.0)
-    train(cache, experiment(), out=folder.path, existing=Existing(resume=True))
+    train(cache, experiment(), out=folder.path, existing=ExistingRunPolicy(resume=True))
     assert (folder.record()["best_epoch"], folder.record()["best_rsum"]) == (2, 6.0)
     assert all(torch.equal(best[name], value) for name, value in weights(folder.path).items())
 
@@ -323,6 +323,6 @@ def test_damaged_best_weights_are_refused_before_a_step_is_trained(
     content = bytearray(folder.best_file.read_bytes())
     content[-1] ^= 1
     folder.best_file.write_bytes(content)
-    monkeypatch.setattr(adam.Trainer, "step", lambda *_: pytest.fail("a step is trained"))
+    monkeypatch.setattr(retrieval.RetrievalTrainer, "step", lambda *_: pytest.fail("a step is trained"))
     line = fails(train_main, "--features", cache, *COMMAND, "--out", folder.path, "--resume")
     assert "best.safetensors: not what the training wrote" in line

@@ -19,7 +19,7 @@ from tests.training.use.attending import compare
 from vse.pipeline.dataset.captions import ascii_words
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.training.serve.answers import ServedRuns
-from vse.training.serve.app import LONGEST, MOST
+from vse.training.serve.app import MAX_RESULTS, MAX_TEXT_LENGTH
 from vse.training.use.search import SearchRequest, search_run
 
 TEXT = "a red square above a blue circle"
@@ -158,9 +158,9 @@ def test_only_questions_are_answered_and_only_a_search_is_posted_to(client: Flas
     [
         ("", "Type a caption, or choose a photograph."),
         ("q=%20%20", "Type a caption, or choose a photograph."),
-        ("q=" + "a" * (LONGEST + 1), f"The caption has more than {LONGEST} characters."),
-        ("q=a&k=0", f"k must be a number from 1 to {MOST}"),
-        (f"q=a&k={MOST + 1}", f"k must be a number from 1 to {MOST}"),
+        ("q=" + "a" * (MAX_TEXT_LENGTH + 1), f"The caption has more than {MAX_TEXT_LENGTH} characters."),
+        ("q=a&k=0", f"k must be a number from 1 to {MAX_RESULTS}"),
+        (f"q=a&k={MAX_RESULTS + 1}", f"k must be a number from 1 to {MAX_RESULTS}"),
         ("q=a&k=many", "k must be a number"),
         ("q=a&run=0", "hit must be a number"),
         ("q=a&run=-1&hit=3", "run must be a number"),

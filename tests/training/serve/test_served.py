@@ -17,7 +17,7 @@ from tests.training.serve.test_app import png_bomb, upload
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, decode_image
 from vse.training.options import RunFiles
-from vse.training.serve.answers import DECODING, LARGE, ServedRuns, UnknownId, read_upload
+from vse.training.serve.answers import LARGE_PHOTO_LOCK, LARGE_PHOTO_PIXELS, ServedRuns, UnknownId, read_upload
 from vse.training.training import train
 
 
@@ -94,14 +94,14 @@ def test_a_photograph_is_read_as_everywhere(encoded: Callable[..., bytes], size:
 
 def test_large_photographs_are_decoded_one_at_a_time(client: FlaskClient, encoded: Callable[..., bytes]) -> None:
     large, small = (encoded(Image.new("RGB", size), "PNG") for size in ((3400, 3000), (40, 30)))
-    assert LARGE < 3400 * 3000
+    assert LARGE_PHOTO_PIXELS < 3400 * 3000
 
     def search(content: bytes) -> tuple[int, dict[str, object]]:
         answer = client.application.test_client().post("/search?as=json", data=upload(content))
         return answer.status_code, answer.get_json()
 
     with ThreadPoolExecutor(3) as pool:
-        with DECODING:
+        with LARGE_PHOTO_LOCK:
             searches = [pool.submit(search, large) for _ in range(3)]
             (refused,), others = wait(searches, return_when=FIRST_COMPLETED)
             line = "The server reads other large photographs; try again in a moment."

@@ -20,7 +20,7 @@ from vse.pipeline.errors import Interrupted, UserError
 from vse.training.experiment import ExperimentConfig
 from vse.training.options import TrainInputs
 from vse.training.run.folder import RunFolder
-from vse.training.run.resume import Existing, Extras
+from vse.training.run.resume import ExistingRunPolicy, Extras
 from vse.training.solvers import cca as cca_module
 from vse.training.solvers.cca import CaptionCca, Covariances, canonical_directions, covariances
 from vse.training.training import train
@@ -210,7 +210,7 @@ def test_a_split_is_evaluated_as_it_was_validated(run: Path, tmp_path: Path, cac
     assert recalls.items() <= best.items()
     test = write_result([embed_split(run, tmp_path / "test.h5")], tmp_path / "t.json", ["auto", "sentence"])
     assert json.loads(test.read_text())["protocols"].keys() == {"full", "sentence"}
-    monkeypatch.setattr(cca_module, "_BLOCK", 7)
+    monkeypatch.setattr(cca_module, "_BLOCK_IMAGES", 7)
     small = RunFolder(train(cache, experiment(*SETS), out=tmp_path / "small")).checkpoint()["model"]
     for name, weights in RunFolder(run).checkpoint()["model"].items():
         torch.testing.assert_close(abs(small[name]), abs(weights), rtol=1e-3, atol=1e-3)  # directions may turn round
@@ -220,7 +220,7 @@ def test_a_split_is_evaluated_as_it_was_validated(run: Path, tmp_path: Path, cac
 def test_a_run_that_is_stopped_is_resumed(method: str, call: int, run: Path, cache: Path, tmp_path: Path) -> None:
     with interrupted(call, of=CaptionCca, method=method), pytest.raises(Interrupted, match="--resume"):
         train(cache, experiment(*SETS), out=tmp_path / "cut")
-    cut = train(cache, experiment(*SETS), out=tmp_path / "cut", existing=Existing(resume=True))
+    cut = train(cache, experiment(*SETS), out=tmp_path / "cut", existing=ExistingRunPolicy(resume=True))
     assert_same(state(run), state(cut))
     assert [{**row, "seconds": 0} for row in numbers(run)] == [{**row, "seconds": 0} for row in numbers(cut)]
     assert (run / "best.safetensors").read_bytes() == (cut / "best.safetensors").read_bytes()

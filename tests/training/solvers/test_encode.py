@@ -131,7 +131,7 @@ def test_ranks_are_those_of_the_whole_matrix(similarity: str, n_images: int) -> 
 
 
 def test_large_sets_are_scored_in_smaller_tiles(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(encode_module, "_TILE_PAIRS", 8 * 5 * 16 * 4)
+    monkeypatch.setattr(encode_module, "_MAX_TILE_PAIRS", 8 * 5 * 16 * 4)
     made, (images, captions) = model("toy"), sides("toy", 3, 40, 2)
     slow = slow_scores(made, images, captions)
     shapes = []

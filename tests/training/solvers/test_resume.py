@@ -28,8 +28,8 @@ from vse.training.losses import LOSSES
 from vse.training.losses.base import Batch, Cost, Loss, Objective
 from vse.training.models.similarities.base import Similarity
 from vse.training.run.folder import RunFolder
-from vse.training.run.resume import Existing, Extras
-from vse.training.solvers import adam
+from vse.training.run.resume import ExistingRunPolicy, Extras
+from vse.training.solvers import retrieval
 from vse.training.training import train
 
 SHORT = ["train.epochs=2", "train.decay_after=1"]
@@ -122,18 +122,18 @@ def test_a_crop_bank_stopped_at_the_seams(stops: list[int], bank: Path, whole_ba
 def test_a_crash_in_mid_epoch_costs_that_epoch_alone(epochs_done: int, run: Path, cache: Path, tmp_path: Path) -> None:
     with interrupted(8 * epochs_done + 3, crash=True), pytest.raises(Crash):
         train(cache, experiment(), out=tmp_path / "cut")
-    resumed = train(cache, experiment(), out=tmp_path / "cut", existing=Existing(resume=True))
+    resumed = train(cache, experiment(), out=tmp_path / "cut", existing=ExistingRunPolicy(resume=True))
     assert_same(state(run), state(resumed))
     assert_same(weights(run), weights(resumed))
 
 
 def test_a_signal_in_validation_loses_no_step(run: Path, cache: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(adam.Trainer, "validate", lambda _: os.kill(os.getpid(), signal.SIGINT))
+        patch.setattr(retrieval.RetrievalTrainer, "validate", lambda _: os.kill(os.getpid(), signal.SIGINT))
         with pytest.raises(Interrupted, match="stopped in epoch 1, step 8; --resume continues from there"):
             train(cache, experiment(), out=tmp_path / "cut")
     assert RunFolder(tmp_path / "cut").checkpoint()["step"] == 8
-    train(cache, experiment(), out=tmp_path / "cut", existing=Existing(resume=True))
+    train(cache, experiment(), out=tmp_path / "cut", existing=ExistingRunPolicy(resume=True))
     assert_same(state(run), state(tmp_path / "cut"))
 
 
@@ -223,5 +223,5 @@ def test_a_signal_waits_for_the_update_at_hand(stop: int, saved: int, cache: Pat
     with interrupted(stop), pytest.raises(Interrupted, match=f"stopped in epoch 1, step {saved}"):
         train(cache, config, out=tmp_path / "cut")
     assert RunFolder(tmp_path / "cut").checkpoint()["step"] == saved
-    train(cache, config, out=tmp_path / "cut", existing=Existing(resume=True))
+    train(cache, config, out=tmp_path / "cut", existing=ExistingRunPolicy(resume=True))
     assert_same(whole, state(tmp_path / "cut"))

@@ -17,7 +17,7 @@ from vse.training.kinds import Kind
 from vse.training.models.build import Input, Model, ModelConfig, build_model
 from vse.training.models.encoders.mlp import BranchSettings
 from vse.training.settings import TrainConfig
-from vse.training.solvers import adam
+from vse.training.solvers import retrieval
 from vse.training.solvers.optimisation import OPTIMIZERS, AveragedWeights, Schedule
 from vse.training.training import train
 from vse.training.use.model import load_run
@@ -210,7 +210,7 @@ def test_the_model_has_the_mean_for_a_while_and_then_its_own_weights_to_the_bit(
         model[0].weight.add_(1)
     averaged.update()
     own = copied(model.state_dict())
-    with averaged.in_place():
+    with averaged.use_in_model():
         assert_same(copied(model.state_dict()), averaged.weights)
     assert_same(copied(model.state_dict()), own)
     assert not torch.equal(own["0.weight"], averaged.weights["0.weight"])
@@ -221,13 +221,13 @@ AVERAGED = ["train.ema=0.7", "train.learning_rate=0.01", "model.image_encoder={n
 
 def test_a_run_validates_the_mean_and_keeps_it_as_the_best(cache: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     seen: list[dict[str, Tensor]] = []
-    real = adam.Trainer.validate
+    real = retrieval.RetrievalTrainer.validate
 
-    def watched(self: adam.Trainer) -> dict[str, float]:
+    def watched(self: retrieval.RetrievalTrainer) -> dict[str, float]:
         seen.append(copied(self.model.state_dict()))
         return real(self)
 
-    monkeypatch.setattr(adam.Trainer, "validate", watched)
+    monkeypatch.setattr(retrieval.RetrievalTrainer, "validate", watched)
     run = train(cache, experiment(*AVERAGED), out=tmp_path / "run")
     last: dict[str, Any] = state(run)
     best = max(range(3), key=lambda epoch: last["rows"][epoch]["rsum"])

@@ -181,7 +181,7 @@ def test_each_of_many_queries_finds_what_it_finds_alone(of_form: Path, photo: Pa
     for query in ("a red square", photo, "a circle above a star", photo):
         expected = search_run(of_form, query, SearchRequest(k=5), device="cpu")
         asked = decode_image(query) if isinstance(query, Path) else query
-        answer = of_run.answer(asked, of_run.read(asked), 5)
+        answer = of_run.answer(asked, of_run.encode(asked), 5)
         assert [(hit.image_id, hit.caption_id) for hit in answer.hits] == [(hit.image_id, hit.caption_id) for hit in expected]
         np.testing.assert_allclose([hit.score for hit in answer.hits], [hit.score for hit in expected], atol=1e-5)
         assert answer.hits[0].captions == expected[0].captions
@@ -191,7 +191,7 @@ def test_each_of_many_queries_finds_what_it_finds_alone(of_form: Path, photo: Pa
 def test_pooled_vectors_made_in_blocks_are_those_made_at_once(of_form: Path, by_photo: bool, monkeypatch: Patch) -> None:
     opened = load_run(of_form, "test", device="cpu")
     whole = encode_side(opened, by_photo)
-    monkeypatch.setattr(searched, "_BLOCK", 5)
+    monkeypatch.setattr(searched, "_BLOCK_ROWS", 5)
     vectors, kept = pool_side(opened, by_photo, held_bytes=2**30)
     np.testing.assert_allclose(vectors, pooled(whole), atol=1e-5)
     np.testing.assert_allclose(kept.vectors, whole.vectors, atol=1e-5)
@@ -203,4 +203,4 @@ def test_pooled_vectors_made_in_blocks_are_those_made_at_once(of_form: Path, by_
 def test_a_model_that_does_not_attend_looks_nowhere(run: Path) -> None:
     of_run = Searcher(load_run(run, "test", device="cpu"), "test")
     with pytest.raises(UserError, match="its model does not attend"):
-        of_run.attention("a disc", of_run.read("a disc"), [0])
+        of_run.attention("a disc", of_run.encode("a disc"), [0])

@@ -30,7 +30,7 @@ from vse.pipeline.errors import Interrupted, UserError
 from vse.training.cli import embed_main, report_main, search_main, train_main
 from vse.training.options import TrainInputs
 from vse.training.run.folder import RunFolder
-from vse.training.solvers import adam
+from vse.training.solvers import retrieval
 from vse.training.training import train
 from vse.training.use.search import SearchRequest, search_run
 
@@ -276,9 +276,9 @@ def test_if_its_own_data_set_is_gone_that_is_said(own_run: Path, leaking: Path, 
 
 def stopped(cache: Path, out: Path, monkeypatch: Patch, how: str) -> Path:
     """A run that ends in its second epoch."""
-    real, steps = adam.Trainer.step, iter(range(100))
+    real, steps = retrieval.RetrievalTrainer.step, iter(range(100))
 
-    def step(self: adam.Trainer, *arguments: object) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(self: retrieval.RetrievalTrainer, *arguments: object) -> tuple[torch.Tensor, torch.Tensor]:
         loss, collapsed = real(self, *arguments)  # type: ignore[arg-type]
         if next(steps) >= 10:
             if how == "running":
@@ -288,9 +288,9 @@ def stopped(cache: Path, out: Path, monkeypatch: Patch, how: str) -> Path:
         return loss, collapsed
 
     with monkeypatch.context() as patch:
-        patch.setattr(adam.Trainer, "step", step)
+        patch.setattr(retrieval.RetrievalTrainer, "step", step)
         if how == "collapsed":
-            patch.setattr(adam.Trainer, "_is_collapsed", lambda self, row, _: row["epoch"] == 2)
+            patch.setattr(retrieval.RetrievalTrainer, "_is_collapsed", lambda self, row, _: row["epoch"] == 2)
         with pytest.raises((Interrupted, UserError)):
             train(cache, experiment(), out=out)
     return out

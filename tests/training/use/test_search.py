@@ -239,7 +239,7 @@ def test_a_moved_cache_is_named_with_its_option(run: Path, own_cache: Path, tmp_
     error = fails(search_main, moved, "a red circle")
     assert "is missing" in error
     assert "if it was moved, add --features" in error
-    assert len(search_run(moved, "a red circle", SearchRequest(k=2), places=RunFiles(features=own_cache))) == 2
+    assert len(search_run(moved, "a red circle", SearchRequest(k=2), files=RunFiles(features=own_cache))) == 2
 
 
 def test_a_caption_is_one_line_that_no_terminal_obeys(own_cache: Path, tmp_path: Path, capsys: Any, edit: Any) -> None:

@@ -1,4 +1,4 @@
-"""Training by gradients on pairs of images and captions, alone or against an adversary."""
+"""Training by gradients on image-caption pairs, optionally against an adversary."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vse.training.solvers.optimisation import OPTIMIZERS
 
 log = logging.getLogger(__name__)
 
-_COLLAPSED_ENTROPY = 0.05  # mean entropy of an adversary's samples over an epoch, in nats
+_MIN_ENTROPY = 0.05  # of an adversary's samples, mean over an epoch, in nats; a warning is logged below it
 _OUT_OF_MEMORY = (
     "lower train.batch_size, or --set train.features_in_memory=false; train.precision=bf16 needs less memory, and so does "
     "images.gradient_checkpointing=true for a CNN that is trained, or model.caption_encoder.gradient_checkpointing=true for a "
@@ -31,8 +31,8 @@ _OUT_OF_MEMORY = (
 )
 
 
-class Trainer(GradientSolver, RetrievalSolver):
-    """The training of a model by gradients on image-caption pairs, optionally against an adversary with its own Adam."""
+class RetrievalTrainer(GradientSolver, RetrievalSolver):
+    """A solver that trains a model by gradients on image-caption pairs, optionally against an adversary."""
 
     out_of_memory = _OUT_OF_MEMORY
 
@@ -45,7 +45,7 @@ class Trainer(GradientSolver, RetrievalSolver):
         if several and task.adversary is not None:
             raise UserError("an adversary requires a single process")
         self.adversary = None if task.adversary is None else task.adversary.build(self.opponent(task)).to(self.device)
-        self._measures: dict[str, Tensor] = {}  # sums over the epoch of the adversary's measures
+        self._measures: dict[str, Tensor] = {}  # the adversary's measures, each summed over the pairs of the epoch
         if self.adversary is not None and task.adversary is not None:
             self.adversary_optimizer = OPTIMIZERS["adam"](
                 self.adversary.parameters(), lr=task.adversary.learning_rate, fused=True
@@ -53,23 +53,23 @@ class Trainer(GradientSolver, RetrievalSolver):
 
     @staticmethod
     def opponent(task: RetrievalTask) -> Opponent:
-        how = task.settings.batch_size, task.settings.precision, task.processes.device
-        return Opponent(task.model, task.loss, task.pairs, task.images, task.captions, *how)
+        computation = task.settings.batch_size, task.settings.precision, task.processes.device
+        return Opponent(task.model, task.loss, task.pairs, task.images, task.captions, *computation)
 
     @property
     def chance_rsum(self) -> float:
         return 2 * 200.0 * sum(RECALLS) / len(self.val.pairs.images)
 
     def state(self) -> dict[str, Any]:
-        of_adversary = {}
+        adversary_state = {}
         if self.adversary is not None:
-            of_adversary = {
+            adversary_state = {
                 "adversary": self.adversary.state_dict(),
                 "adversary_optimizer": self.adversary_optimizer.state_dict(),
                 "measures": {name: float(total) for name, total in self._measures.items()},
             }
         negatives = [self.listing.finished, self.listing.running] if self.listing else [[], []]
-        return {**super().state(), "negatives": negatives, **of_adversary}
+        return {**super().state(), "negatives": negatives, **adversary_state}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
@@ -84,7 +84,7 @@ class Trainer(GradientSolver, RetrievalSolver):
         settings = self.settings
         return settings.sampling.batches_of_epoch(self.pairs.image_of, settings.batch_size, self.task.seed, epoch)
 
-    def updates(self, batches: Sequence[Indices]) -> Iterator[tuple[Tensor, Tensor]]:
+    def train_batches(self, batches: Sequence[Indices]) -> Iterator[tuple[Tensor, Tensor]]:
         epoch = self.progress.epoch
         loss = self.task.loss_of(epoch)
         learned = self.loss_weights if loss is self.task.loss else None  # a warm-up loss does not learn its temperature
@@ -93,8 +93,8 @@ class Trainer(GradientSolver, RetrievalSolver):
         stream = self.task.images.read_batches(shares, self.pairs.image_of, self.task.seed, epoch)
         if self.adversary is not None and self.progress.step == 0:
             self.adversary.start_epoch(self.model)
-        for batch, seen in zip(batches, stream, strict=True):
-            yield self.step(batch, seen, objective)
+        for batch, images in zip(batches, stream, strict=True):
+            yield self.step(batch, images, objective)
 
     def end_epoch(self) -> None:
         if self.listing:
@@ -102,17 +102,18 @@ class Trainer(GradientSolver, RetrievalSolver):
         self._measures = {}
 
     def watched_losses(self) -> list[tuple[float, str, str]]:
-        of_adversary = float(self._measures.get("loss", 0.0)), "the adversary's loss", "a lower adversary.learning_rate"
-        return [*super().watched_losses(), of_adversary]
+        adversary_loss = float(self._measures.get("loss", 0.0)), "the adversary's loss", "a lower adversary.learning_rate"
+        return [*super().watched_losses(), adversary_loss]
 
-    def step(self, batch: Indices, seen: Encoded, objective: Objective) -> tuple[Tensor, Tensor]:
-        """Train on one batch. Return its loss, and the loss that it would have if all embeddings were equal.
+    def step(self, batch: Indices, image_inputs: Encoded, objective: Objective) -> tuple[Tensor, Tensor]:
+        """Train on one batch. Return the loss of the batch, and the loss that it would have if all embeddings were equal.
 
-        ``batch`` holds indices of pairs, and ``seen`` the image inputs of this process's share of them.
+        ``batch`` : indices of the pairs of the complete batch.
+        ``image_inputs`` : model inputs for the images of this process's share of the batch.
         """
         share = self.processes.share(batch)
         torch.manual_seed(self.step_seed(1 + self.processes.rank))
-        images, captions = self._embed_share(seen, share)
+        images, captions = self._embed_share(image_inputs, share)
         images, captions = (self.processes.gather(side, len(batch)) for side in (images, captions))
         texts = self.pairs.text_of[batch] if self.task.loss.lambda3 else batch
         pairs = Batch(images, captions, self.pairs.image_of[batch], texts, pair_of=batch)
@@ -158,10 +159,10 @@ class Trainer(GradientSolver, RetrievalSolver):
             total += n_pairs * value.double()
 
     def extra_metrics(self) -> dict[str, float]:
-        """Return the adversary's metrics, averaged over the epoch. Warn if it always samples the same negatives."""
+        """Return the adversary's metrics, averaged over the epoch. Warn if the adversary always samples the same negatives."""
         n_pairs = max(1, self.progress.pairs)
         means = {f"adversary_{name}": float(total) / n_pairs for name, total in self._measures.items()}
-        if means.get("adversary_entropy", 1.0) < _COLLAPSED_ENTROPY:
+        if means.get("adversary_entropy", 1.0) < _MIN_ENTROPY:
             log.warning(
                 "epoch %d: the adversary's entropy is %.2g, so it samples the same negative for a query again and again; "
                 "--set adversary.entropy_weight=1 or a lower adversary.learning_rate prevents that",
@@ -170,13 +171,13 @@ class Trainer(GradientSolver, RetrievalSolver):
             )
         return means
 
-    def _embed_share(self, seen: Encoded, share: Indices) -> tuple[Encoded, Encoded]:
-        """Return the embeddings of this process's share of a batch. It is empty if there are more processes than pairs."""
+    def _embed_share(self, image_inputs: Encoded, share: Indices) -> tuple[Encoded, Encoded]:
+        """Return the embeddings of this process's share of a batch, which is empty with more processes than pairs."""
         if not len(share):
             images, captions = (_no_embeddings(kind, self.model.dim, self.device) for kind in self.model.gives)
             return images, captions
         with autocast(self.settings.precision, self.device):
-            images = self.model.embed_images(*(move_tensor(part, self.device) for part in seen))
+            images = self.model.embed_images(*(move_tensor(part, self.device) for part in image_inputs))
             return images, self.model.embed_captions(*self.task.captions.read(share))
 
 

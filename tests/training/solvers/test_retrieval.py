@@ -16,7 +16,7 @@ from vse.training.losses.base import Batch, Cost, Objective
 from vse.training.losses.hinges import SumOfHinges
 from vse.training.losses.ranking import RankingLoss
 from vse.training.run.folder import RunFolder
-from vse.training.solvers import adam
+from vse.training.solvers import retrieval
 from vse.training.solvers.encode import encode
 from vse.training.training import train
 from vse.training.use.model import load_run
@@ -51,15 +51,15 @@ def test_a_collapse_stops_with_the_cure_or_is_a_warning(cache: Path, tmp_path: P
 
 def test_a_diverging_run_keeps_its_last_good_checkpoint(cache: Path, tmp_path: Path, monkeypatch: Patch, fails: Fails) -> None:
     good = state(train(cache, experiment("train.epochs=1"), out=tmp_path / "good"))
-    real, done = adam.Trainer.step, iter(range(1000))
+    real, done = retrieval.RetrievalTrainer.step, iter(range(1000))
 
-    def step(self: adam.Trainer, *arguments: Any) -> Any:
+    def step(self: retrieval.RetrievalTrainer, *arguments: Any) -> Any:
         if next(done) == 11:
             with torch.no_grad():
                 self.model.image_encoder.linear.weight.fill_(torch.inf)
         return real(self, *arguments)
 
-    monkeypatch.setattr(adam.Trainer, "step", step)
+    monkeypatch.setattr(retrieval.RetrievalTrainer, "step", step)
     line = fails(train_main, "--features", cache, "--out", tmp_path / "run", *COMMAND)
     assert "epoch 2, step 8: the loss is nan; the last good checkpoint is kept. Try a lower learning rate" in line
     assert_same(good["model"], state(tmp_path / "run")["model"])
@@ -168,13 +168,13 @@ def test_a_compiled_loss_and_cnn_give_the_same(sets: list[str], cache: Path, tmp
 
 
 def test_deterministic_algorithms_change_nothing_on_a_processor(cache: Path, tmp_path: Path, monkeypatch: Patch) -> None:
-    step, seen = adam.Trainer.step, []
+    step, seen = retrieval.RetrievalTrainer.step, []
 
-    def watched(self: adam.Trainer, *arguments: Any) -> Any:
+    def watched(self: retrieval.RetrievalTrainer, *arguments: Any) -> Any:
         seen.append(torch.are_deterministic_algorithms_enabled())
         return step(self, *arguments)
 
-    monkeypatch.setattr(adam.Trainer, "step", watched)
+    monkeypatch.setattr(retrieval.RetrievalTrainer, "step", watched)
     plain = train(cache, experiment("train.epochs=1"), out=tmp_path / "plain")
     assert not any(seen)
     seen.clear()
@@ -188,12 +188,14 @@ def test_a_missing_deterministic_algorithm_is_named(cache: Path, tmp_path: Path,
     def refused(*_: object) -> None:
         raise RuntimeError("put_ does not have a deterministic implementation, but you set x. You can turn off determinism")
 
-    monkeypatch.setattr(adam.Trainer, "step", refused)
+    monkeypatch.setattr(retrieval.RetrievalTrainer, "step", refused)
     line = fails(train_main, "--features", cache, *COMMAND, "--set", "train.deterministic=true", "--out", tmp_path / "run")
     assert "train.deterministic: put_ does not have a deterministic implementation" in line
 
 
-@pytest.mark.parametrize("place", ["vse.training.solvers.adam.Trainer.step", "vse.training.training.prepare_task"])
+@pytest.mark.parametrize(
+    "place", ["vse.training.solvers.retrieval.RetrievalTrainer.step", "vse.training.training.prepare_task"]
+)
 def test_a_gpu_without_memory_is_one_line(place: str, cache: Path, tmp_path: Path, fails: Fails, monkeypatch: Patch) -> None:
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 3 GiB")
