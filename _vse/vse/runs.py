@@ -38,7 +38,7 @@ from vse.split_embeddings import SplitEmbeddings, embeddings
 from vse.training.options import (
     EmbedRequest,
     RunFiles,
-    SearchCommand,
+    SearchCommandRequest,
     SearchRequest,
     TrainInputs,
     TrainOptions,
@@ -130,7 +130,7 @@ class TrainedModel(FileHandle):
         return self._encode(captions, texts)
 
     @public
-    @described_by(SearchCommand)
+    @described_by(SearchCommandRequest)
     def search(
         self,
         query: Query,

@@ -314,7 +314,7 @@ def images_trained_on(
     own_key = folder.eval_cache_record()["key"]
     try:
         own_cache = cache if cache.key == own_key else open_cache(folder.feature_file())
-        own = load_dataset_file(own_cache.captions)
+        own = load_dataset_file(own_cache.dataset_file)
     except UserError as error:
         level = logging.INFO if tested.name == folder.record()["dataset"] else logging.WARNING
         log.log(level, "%s: cannot check whether it was trained on images of %s (%s)", folder.path, tested.path, error)
