@@ -38,7 +38,7 @@ from vse.training.phrases.task import PhraseSettings, cached_phrases, phrase_mod
 from vse.training.use.trained_run import OpenedRun, load_best, open_run
 
 if TYPE_CHECKING:
-    from vse.eval.search.top_k import PhraseHit
+    from vse.eval.search.top_k import PhraseCandidates
 
 log = logging.getLogger(__name__)
 
@@ -219,20 +219,20 @@ def find_phrase(
     request: SearchRequest = SearchRequest(),
     places: RunFiles = RunFiles(),
     device: str = "auto",
-) -> PhraseHit:
+) -> PhraseCandidates:
     """Return the candidate boxes of a photo for a phrase, best first. Raises UserError for options of a search in a split."""
-    from vse.eval.search.top_k import PhraseHit  # imports faiss
+    from vse.eval.search.top_k import PhraseCandidates  # imports faiss
 
     others = ("split", "corpus", "index", "index_type", "rerank")
     if given := [f"--{name.replace('_', '-')}" for name in others if getattr(request, name) is not None]:
         raise UserError(f"--image searches one photo, and {given[0]} is of a split; leave it out")
     if request.html is not None:
-        from vse.eval.report.pages import PHRASE_PAGE
+        from vse.eval.report.pages import PHRASE_PAGE_KIND
 
-        check_output(request.html, PHRASE_PAGE, [photo])
+        check_output(request.html, PHRASE_PAGE_KIND, [photo])
     with memory_guard(MEMORY_ADVICE):
         located = localise_phrase(run, photo, phrase, places, device)
-    hit = PhraseHit(phrase, located.boxes, located.scores)
+    hit = PhraseCandidates(phrase, located.boxes, located.scores)
     if request.html is not None:
         from vse.eval.report.pages import write_phrase_page
 
