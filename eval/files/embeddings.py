@@ -25,6 +25,7 @@ from vse.eval.files.hdf5_fields import (
     hash_array,
     hash_content,
     parse_attribute,
+    parse_floats,
     parse_hashes,
     parse_ids,
 )
@@ -163,7 +164,7 @@ def build_embeddings(
         values[name] = parse_ids(path, name, arrays[name]) if name in arrays else None
     for (name, width), ids in zip(_HASHES.items(), (values["image_ids"], values["caption_ids"]), strict=True):
         values[name] = parse_hashes(path, name, arrays[name], len(ids), width) if name in arrays else None
-    values |= {name: _as_float_matrix(path, name, arrays[name]) if name in arrays else None for name in MATRICES}
+    values |= {name: parse_floats(path, name, arrays[name], "fiub") if name in arrays else None for name in MATRICES}
     run = Embeddings(**values, **attributes, source=source)
     _check(path, run)
     return run
@@ -248,16 +249,6 @@ def _read_array(source: InputFile, item: h5py.Dataset, in_memory: bool) -> NDArr
         return np.memmap(source.stream, np.float32, "r", item.id.get_offset(), item.shape)
     values = item[()]
     return values if isinstance(values, h5py.Empty) else np.asarray(values)
-
-
-def _as_float_matrix(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArray[Any]:
-    """Return a matrix in float32. Scores in float64 are returned unchanged, since rounding would create ties."""
-    if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiub":
-        raise UserError(f"{path}: {name} holds no numbers")
-    if name in SCORES and values.dtype == np.float64:
-        return values
-    with np.errstate(over="ignore"):  # values that overflow are refused below, with their row
-        return values.astype(np.float32, copy=False)
 
 
 def _check(path: Path, run: Embeddings) -> None:

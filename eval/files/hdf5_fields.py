@@ -117,6 +117,19 @@ def parse_ids(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArr
     return values.astype(np.int64)
 
 
+def parse_floats(path: Path, name: str, values: NDArray[Any] | h5py.Empty, kinds: str = "fiu") -> NDArray[Any]:
+    """Return values in float32. Scores in float64 are returned unchanged, since rounding would create ties.
+
+    Raises UserError if the kind of NumPy type is not in ``kinds``.
+    """
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in kinds:
+        raise UserError(f"{path}: {name} holds no numbers")
+    if name.startswith("scores") and values.dtype == np.float64:
+        return values
+    with np.errstate(over="ignore"):  # the caller refuses values that overflow, with their row
+        return values.astype(np.float32, copy=False)
+
+
 def parse_hashes(path: Path, name: str, values: NDArray[Any] | h5py.Empty, n: int, width: int) -> NDArray[np.uint8]:
     """Return hashes (n, width) unchanged. Raises UserError if their type is not uint8 or their shape is not (n, width)."""
     if not isinstance(values, np.ndarray) or values.dtype != np.uint8 or values.shape != (n, width):

@@ -19,6 +19,7 @@ from vse.eval.files.hdf5_fields import (
     hash_array,
     hash_content,
     parse_attribute,
+    parse_floats,
     parse_hashes,
     parse_ids,
 )
@@ -133,7 +134,7 @@ def read_phrase_scores(path: Path) -> PhraseScores:
         attributes = {name: parse_attribute(path, name, file.attrs[name]) for name in _ATTRIBUTES if name in file.attrs}
         content_sha256 = file.attrs.get(HASH_ATTRIBUTE)
     fields: dict[str, Any] = {name: parse_ids(path, name, arrays[name]) for name in (*_IDS, "offsets")}
-    fields |= {name: _as_floats(path, name, arrays[name]) for name in ("scores", "boxes", "truth")}
+    fields |= {name: parse_floats(path, name, arrays[name]) for name in ("scores", "boxes", "truth")}
     n = len(fields["phrase_ids"])
     fields |= {name: parse_hashes(path, name, arrays[name], n, width) for name, width in _HASHES.items() if name in arrays}
     types = arrays["types"]
@@ -202,16 +203,6 @@ def _read_values(path: Path, name: str, item: h5py.Dataset) -> NDArray[Any] | h5
             raise UserError(f"{path}: types are not UTF-8") from None
     values = item[()]
     return values if isinstance(values, h5py.Empty) else np.asarray(values)
-
-
-def _as_floats(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArray[Any]:
-    """Return values in float32. Scores in float64 are returned unchanged, since rounding would create ties."""
-    if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu":
-        raise UserError(f"{path}: {name} holds no numbers")
-    if name == "scores" and values.dtype == np.float64:
-        return values
-    with np.errstate(over="ignore"):  # values that overflow are refused below, with their row
-        return values.astype(np.float32, copy=False)
 
 
 def _check(path: Path, run: PhraseScores) -> None:
