@@ -174,7 +174,6 @@ def write_search_page(out: Path, query: str | Path, hits: Sequence[SearchHit], c
 
 
 def _describe_command() -> str:
-    """Return the version of the code, the date and the command that is running."""
     record = current_provenance()
     return ", ".join(str(part) for part in (describe_code(record["code"]), record["date"], record["command"]) if part)
 

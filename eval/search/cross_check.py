@@ -157,7 +157,6 @@ class _ComparedQueries(NamedTuple):
 def _sample_searches(
     images: Vectors, captions: Vectors, image_of_caption: Rows, max_compared: int
 ) -> tuple[dict[str, Rows], dict[str, DirectionSearch]]:
-    """Return, for each direction, the indices of the sampled queries, and the search of these queries."""
     searches = both_directions(images, captions, image_of_caption)
     samples = {name: _sample_queries(len(one.query_rows), max_compared) for name, one in searches.items()}
     return samples, {name: one.select(samples[name]) for name, one in searches.items()}

@@ -39,7 +39,7 @@ def build_ladder(results: Sequence[Path], cost: str = "total_s") -> pd.DataFrame
 
     The metrics are from the complete split, with 95% intervals (``_low``, ``_high``) and, with several seeds, the standard
     deviation (``_std``). ``best`` is ``yes`` for rows on the Pareto front of rsum against ``cost``, one of
-    :data:`vse.eval.defaults.LADDER_COSTS`, among the rows of one data set and split. Raises UserError if a result has no
+    :data:`vse.eval.defaults.COST_NAMES`, among the rows of one data set and split. Raises UserError if a result has no
     metrics of the complete split.
     """
     paths = drop_comparisons(results)
