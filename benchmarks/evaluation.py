@@ -22,7 +22,7 @@ import numpy as np
 from common import report
 from ranks import published
 
-from vse.eval.defaults import FOLD
+from vse.eval.defaults import FOLD_IMAGES
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.ranking.metrics import average, metrics
 from vse.eval.ranking.ranks import Ranks
@@ -62,9 +62,9 @@ def published_way(run: Embeddings) -> dict[str, dict[str, object]]:
     assert run.images is not None
     assert run.captions is not None
     folds = []
-    for start in range(0, IMAGES, FOLD):
-        captions = run.captions[start * EACH : (start + FOLD) * EACH]
-        folds.append(metrics(Ranks(*published(run.images[start : start + FOLD], captions, EACH))))
+    for start in range(0, IMAGES, FOLD_IMAGES):
+        captions = run.captions[start * EACH : (start + FOLD_IMAGES) * EACH]
+        folds.append(metrics(Ranks(*published(run.images[start : start + FOLD_IMAGES], captions, EACH))))
     return {"1k": average(folds), "full": metrics(Ranks(*published(run.images, run.captions, EACH)))}
 
 

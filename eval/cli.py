@@ -23,8 +23,8 @@ def eval_command(request: EvaluationRequest) -> None:
     two models. With --ensemble FILES are the members of one ensemble. Without --out the metrics are only printed.
     """
     options = request.options
-    if request.compare and options.embeddings_only:
-        raise UserError(f"--compare and {options.embeddings_only} cannot be used together")
+    if request.compare and options.first_embeddings_option:
+        raise UserError(f"--compare and {options.first_embeddings_option} cannot be used together")
     (options.model_copy(update={"bootstrap": 0}) if request.compare else options).check()
     from vse.eval.search.gpu import use_device
 

@@ -6,17 +6,17 @@ from importlib.resources import files
 from pathlib import Path
 
 COCO_PROTOCOLS = ("cxc", "eccv")
-FOLD = 1000  # images in a fold
-FOLDED_PROTOCOLS = ("1k", "sentence-1k")  # evaluated fold by fold
+FOLD_IMAGES = 1000  # images in a fold
+FOLDED_PROTOCOLS = ("1k", "sentence-1k")  # protocols whose metrics are means over folds
 PROTOCOLS = ("1k", "full", "sentence", "sentence-1k", *COCO_PROTOCOLS)
-PHRASE = "phrase"  # the protocol, and the direction, of phrase scores
+PHRASE = "phrase"  # name of the protocol of phrase scores, and of its only direction, from phrases to regions
 IOU = 0.5  # a candidate box is right if its IoU with the ground-truth box reaches this threshold
 BOOTSTRAP_SAMPLES = 1000  # samples of the test images for a confidence interval
 CROSS_CHECK_QUERIES = 1000  # queries of each direction that are compared with a FAISS search; 0 compares all
 COMPARISON_SAMPLES = 10_000  # samples of the test images for a p-value
-RECALLS = (1, 5, 10)  # the K of R@K; rsum is their sum over both directions
+DEFAULT_KS = (1, 5, 10)  # the K of R@K in every result; rsum adds up these recalls of both directions
 TREC_DEPTH = 1000  # answers for each query in a run file
-LADDER_COSTS = ("extraction_s", "train_s", "eval_s", "total_s", "cache_mb", "model_mb")  # costs of a result, in seconds and MB
+COST_NAMES = ("extraction_s", "train_s", "eval_s", "total_s", "cache_mb", "model_mb")  # in seconds and MB
 REPORT_QUERIES = 12  # queries of each direction that a report displays
 
 

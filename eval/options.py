@@ -1,4 +1,4 @@
-"""The options of ``vse-eval`` and ``vse-table``. Importing this module is cheap, because ``--help`` does."""
+"""The options of ``vse-eval`` and ``vse-table``. Importing this module loads no large library, which keeps ``--help`` fast."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from pydantic import Field
 from vse.eval.defaults import (
     BOOTSTRAP_SAMPLES,
     COMPARISON_SAMPLES,
+    COST_NAMES,
     CROSS_CHECK_QUERIES,
+    DEFAULT_KS,
     IOU,
-    LADDER_COSTS,
     PHRASE,
     PROTOCOLS,
-    RECALLS,
     TREC_DEPTH,
 )
 from vse.pipeline.errors import UserError
 from vse.pipeline.options import Cli, Device, File, Flag, Force, From0, From1, Options, Share, Text
 
-_FEWEST_SAMPLES = 100  # of an interval
+_MIN_SAMPLES = 100  # bootstrap samples of an interval
 
 
 def _integers(text: Any) -> tuple[int, ...]:
-    """Return the integers that commas or blanks separate. Raises UserError if one is not a positive integer."""
+    """Return the positive integers in a text, separated by commas or blanks. Raises UserError for any other text."""
     if not isinstance(text, str):
         return tuple(text)
     numbers = text.replace(",", " ").split()
@@ -33,9 +33,6 @@ def _integers(text: Any) -> tuple[int, ...]:
     if wrong is not None:
         raise UserError(f"--k {text}: {wrong} is not a positive integer; give e.g. --k 20,50")
     return tuple(map(int, numbers))
-
-
-_INTEGERS = click.types.FuncParamType(_integers)
 
 
 class EvaluateOptions(Options):
@@ -57,7 +54,7 @@ class EvaluateOptions(Options):
     device: Device = "auto"
 
 
-class EvaluationOptions(EvaluateOptions):
+class AllEvaluateOptions(EvaluateOptions):
     """All options of an evaluation: its metrics, and the files that are written in addition to the result.
 
     Phrase scores accept only ``bootstrap``, ``iou`` and ``unfinished``.
@@ -71,7 +68,7 @@ class EvaluationOptions(EvaluateOptions):
     ks: Annotated[
         tuple[From1, ...], Cli(("--k",), metavar="K,...", click_type=click.types.FuncParamType(_integers), repeated=False)
     ] = Field(
-        (), description=f"Further K of R@K, e.g. 20,50, besides {', '.join(map(str, RECALLS))}. They do not count in rsum."
+        (), description=f"Further K of R@K, e.g. 20,50, besides {', '.join(map(str, DEFAULT_KS))}. They do not count in rsum."
     )
     ensemble: Flag = False
     """Treat FILES as members of an ensemble, and average their scores. With several seeds there is one ensemble per seed."""
@@ -107,17 +104,17 @@ class EvaluationOptions(EvaluateOptions):
     @property
     def recall_ks(self) -> list[int]:
         """Every K of R@K, in ascending order."""
-        return sorted({*RECALLS, *self.ks})
+        return sorted({*DEFAULT_KS, *self.ks})
 
     @property
-    def embeddings_only(self) -> str | None:
-        """The name of the first given option that applies only to embeddings of one model; None if there is none."""
+    def first_embeddings_option(self) -> str | None:
+        """The first option, e.g. ``--index``, that is set and applies only to embeddings of one model; None if none is set."""
         names = ("ensemble", "index", "rerank", "per_query", "trec", "ks", "cxc")
         given = next((name for name in names if getattr(self, name)), None)
         return None if given is None else "--k" if given == "ks" else f"--{given.replace('_', '-')}"
 
     def check(self) -> None:
-        """Raise UserError if an option lacks another one that it needs, or if there are too few bootstrap samples."""
+        """Raise UserError if an option needs an option that is missing, or if there are too few bootstrap samples."""
         if self.experiment is not None and not self.ensemble:
             raise UserError("--experiment names the preset of an ensemble and needs --ensemble")
         for option, value in (("--alpha", self.alpha), ("--save", self.save)):
@@ -127,9 +124,9 @@ class EvaluationOptions(EvaluateOptions):
             raise UserError("--index-parameters needs an index: name it with --index")
         if self.trec_depth is not None and self.trec is None:
             raise UserError("--trec-depth applies to run files: name their folder with --trec")
-        if self.bootstrap and self.bootstrap < _FEWEST_SAMPLES:
+        if self.bootstrap and self.bootstrap < _MIN_SAMPLES:
             raise UserError(
-                f"--bootstrap {self.bootstrap}: an interval needs at least {_FEWEST_SAMPLES} samples; 0 computes no interval"
+                f"--bootstrap {self.bootstrap}: an interval needs at least {_MIN_SAMPLES} samples; 0 computes no interval"
             )
 
 
@@ -143,7 +140,7 @@ class EvaluationRequest(Options):
     phrase: phrase scores. auto: full, 1k if there are at least 1,000 images, and cxc and eccv where they apply."""
     compare: Flag = False
     """Treat FILES as two models, and test the difference of each metric."""
-    options: EvaluationOptions = EvaluationOptions()
+    options: AllEvaluateOptions = AllEvaluateOptions()
     out: File | None = None
     """File to write (JSON).  [default: none, with --compare results/DATASET_A_vs_B.json]"""
     force: Force = False
@@ -155,5 +152,5 @@ class TableRequest(Options):
     results: Annotated[tuple[File, ...], Cli(argument=True)] = ()
     dataset: Text | None = None
     """For a published table: use our results on this data set instead of the data set of each row."""
-    cost: Annotated[Text | None, Cli(click_type=click.Choice(LADDER_COSTS))] = None
+    cost: Annotated[Text | None, Cli(click_type=click.Choice(COST_NAMES))] = None
     """For the table ladder: the cost, in seconds or MB, that is weighed against rsum.  [default: total_s]"""

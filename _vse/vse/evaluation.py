@@ -15,8 +15,8 @@ import pandas as pd
 
 from vse.arguments import ListFrom1, Names, StrPath, are_paths, as_path, checked, public
 from vse.eval.files.embeddings import write_embeddings
-from vse.eval.files.results import COMPARISON, RESULT, UNSAVED_RESULT, Result, read_comparison
-from vse.eval.options import EvaluateOptions, EvaluationOptions
+from vse.eval.files.results import COMPARISON_KIND, RESULT_KIND, UNSAVED_RESULT_PATH, Result, read_comparison
+from vse.eval.options import AllEvaluateOptions, EvaluateOptions
 from vse.eval.protocols.result_content import result_lines
 from vse.eval.tables.significance import build_significance, difference_lines, significance_cells
 from vse.eval.tables.summary import summarise_results, summary_cells
@@ -61,7 +61,7 @@ class EvaluationJob:
 
     sources: tuple[Path | SplitEmbeddings, ...]
     protocol: str | list[str]
-    options: EvaluationOptions
+    options: AllEvaluateOptions
 
     def evaluate(self, **changes: Any) -> dict[str, Any]:
         """Evaluate with some options changed, and return the content of the result file."""
@@ -83,8 +83,8 @@ class EvaluationJob:
         """Return the same request with some options changed."""
         return replace(self, options=self._options(**changes))
 
-    def _options(self, **changes: Any) -> EvaluationOptions:
-        return EvaluationOptions(**{**dict(self.options), **changes})
+    def _options(self, **changes: Any) -> AllEvaluateOptions:
+        return AllEvaluateOptions(**{**dict(self.options), **changes})
 
     @contextmanager
     def model_files(self, folder: Path) -> Iterator[list[Path]]:
@@ -126,7 +126,7 @@ class Evaluation(SavableResult):
         path (Path | None): the result file; None if the evaluation was not saved
     """
 
-    _kind = RESULT
+    _kind = RESULT_KIND
 
     def __init__(self, request: EvaluationJob) -> None:
         super().__init__(request.evaluate(), [source for source in request.sources if isinstance(source, Path)])
@@ -140,7 +140,7 @@ class Evaluation(SavableResult):
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        return summarise_results([(UNSAVED_RESULT, self._result)])
+        return summarise_results([(UNSAVED_RESULT_PATH, self._result)])
 
     @public
     def per_query(self, path: StrPath | None = None, *, force: bool = False) -> pd.DataFrame:
@@ -235,7 +235,7 @@ class ModelComparison(SavableResult):
         path (Path | None): the comparison file; None if the comparison was not saved
     """
 
-    _kind = COMPARISON
+    _kind = COMPARISON_KIND
 
     def __init__(self, files: Sequence[Path], folder: Path, request: EvaluationJob) -> None:
         from vse.eval.search.gpu import use_device
@@ -293,7 +293,7 @@ def evaluate(
     if not listed:
         raise UserError("embeddings=[]: no file is given")
     sources = tuple(one if isinstance(one, SplitEmbeddings) and one.path is None else as_path(one) for one in listed)
-    all_options = EvaluationOptions(
+    all_options = AllEvaluateOptions(
         **dict(options.with_environment()),
         bootstrap=bootstrap,
         ks=k,

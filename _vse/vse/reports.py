@@ -18,7 +18,7 @@ from vse.eval.defaults import REPORT_QUERIES
 from vse.eval.files.results import content_sha256
 from vse.eval.options import TableRequest
 from vse.eval.report.pages import thumbnail
-from vse.eval.search.top_k import PhraseHit, SearchHit
+from vse.eval.search.top_k import PhraseCandidates, SearchHit
 from vse.eval.tables.table import BuiltTable, Cells, as_latex, as_text
 from vse.pipeline.files.images import BadImage
 from vse.pipeline.files.outputs import OutputKind, check_output
@@ -90,9 +90,9 @@ class SearchResults:
         json (list[dict[str, Any]]): the rows of the frame as objects
     """
 
-    def __init__(self, query: str, results: Sequence[SearchHit] | PhraseHit, photo: Path | None = None) -> None:
+    def __init__(self, query: str, results: Sequence[SearchHit] | PhraseCandidates, photo: Path | None = None) -> None:
         self.query, self._photo = query, photo
-        if isinstance(results, PhraseHit):
+        if isinstance(results, PhraseCandidates):
             corners = pd.DataFrame(results.boxes, columns=["x1", "y1", "x2", "y2"])
             self.frame = pd.concat([pd.DataFrame({"score": results.scores}), corners], axis=1)
         else:

@@ -113,11 +113,11 @@ class SplitEmbeddings(Savable):
 
         ``force`` replaces a file of another kind. Raises [`vse.UserError`][] if ``path`` is the file that was opened.
         """
-        from vse.eval.files.embeddings import EMBEDDINGS, write_embeddings
+        from vse.eval.files.embeddings import EMBEDDINGS_KIND, write_embeddings
         from vse.pipeline.files.outputs import check_output
 
         out = as_path(path)
-        check_output(out, EMBEDDINGS, [self.path] if self.path else [])
+        check_output(out, EMBEDDINGS_KIND, [self.path] if self.path else [])
         self.path = write_embeddings(out, self.content)
         return self
 

@@ -16,18 +16,18 @@ from vse.pipeline.files.columnar import read_parquet_batches
 from vse.pipeline.files.inputs import InputFile, InputFolder, wrap_read_errors
 from vse.pipeline.files.writing import parse_json
 
-ABOUT = "about.json"
-_TABLES = {
+ABOUT_FILE = "about.json"
+_TABLE_COLUMNS = {
     "images": {"image_id": "image_ids", "coco_id": "coco_ids"},
     "captions": {"caption_id": "caption_ids", "image_id": "caption_image_ids"},
-}  # for each table, its columns and the arrays of an embeddings file that they fill
-_VECTORS = ("vector", "embedding")  # accepted names of a column of vectors
+}  # for each table, a map from its columns of ids to the names of arrays in an embeddings file
+_VECTOR_COLUMNS = ("vector", "embedding")  # accepted names of a column of vectors
 # Files up to this size are read into memory; larger ones are mapped, and truncating a mapped file kills the process.
 IN_MEMORY_BYTES = 2**27
 
 
 class FolderArrays(NamedTuple):
-    """Arrays and attributes that were read from a folder, named as in an embeddings file, and the files they came from."""
+    """The arrays and attributes in a folder, named as in an embeddings file, and the files that were read."""
 
     arrays: dict[str, NDArray[Any]]
     attributes: dict[str, Any]
@@ -43,7 +43,7 @@ def read_array_folder(folder: Path, names: Sequence[str], attributes: Sequence[s
     row. ``about.json`` has the attributes. Defaults are the folder's name for ``dataset``, ``test`` for ``split``, and
     ``cosine`` for ``similarity`` (``scores`` if the folder has scores).
 
-    Nothing is unpickled. Scores and large matrices of float32 in C order are memory-mapped. The caller checks the values.
+    No file is unpickled. Scores and large matrices of float32 in C order are memory-mapped. The caller checks the values.
     Raises UserError if a file has another form.
     """
     files: dict[str, InputFile] = {}
@@ -52,7 +52,7 @@ def read_array_folder(folder: Path, names: Sequence[str], attributes: Sequence[s
         if (path := folder / f"{name}.npy").exists():
             files[path.name] = InputFile(path)
             arrays[name] = _read_array(files[path.name])
-    for table, columns in _TABLES.items():
+    for table, columns in _TABLE_COLUMNS.items():
         for path in (folder / f"{table}{suffix}" for suffix in (".csv", ".parquet")):
             if path.exists():
                 files[path.name] = InputFile(path)
@@ -66,7 +66,7 @@ def read_array_folder(folder: Path, names: Sequence[str], attributes: Sequence[s
         )
     similarity = "scores" if any(name.startswith("scores") for name in arrays) else "cosine"
     stored: dict[str, Any] = {"dataset": folder.resolve().name, "split": "test", "similarity": similarity}
-    if (path := folder / ABOUT).exists():
+    if (path := folder / ABOUT_FILE).exists():
         files[path.name] = InputFile(path)
         stored |= _read_about(files[path.name], attributes)
     for ids, counted in (("image_ids", ("images", "scores", "scores_i2t")), ("caption_ids", ("caption_image_ids",))):
@@ -97,9 +97,9 @@ def _read_array(file: InputFile) -> NDArray[Any]:
 
 
 def _read_table(file: InputFile, vectors: str, columns: dict[str, str]) -> dict[str, NDArray[Any]]:
-    """Return the ids of a table and, if it has any, its vectors, by their names in an embeddings file.
+    """Return the ids and vectors of a table as arrays, named as in an embeddings file.
 
-    ``columns`` maps a column of ids to its name there; ``vectors`` is the name of the vectors.
+    ``columns`` maps each column of ids to the name of its array. ``vectors`` is the name of the array of vectors.
     """
     import pandas as pd
 
@@ -107,7 +107,7 @@ def _read_table(file: InputFile, vectors: str, columns: dict[str, str]) -> dict[
         library = import_extra("pyarrow", str(file.path), "parquet")
 
         def choose(names: Sequence[str]) -> list[str]:
-            return [column for column in (*columns, *_VECTORS) if column in names]
+            return [column for column in (*columns, *_VECTOR_COLUMNS) if column in names]
 
         batches = list(read_parquet_batches(file.path, file.stream, choose))
         with wrap_read_errors(file.path, "a parquet file"):
@@ -123,7 +123,7 @@ def _read_table(file: InputFile, vectors: str, columns: dict[str, str]) -> dict[
     found: dict[str, NDArray[Any]] = {
         name: _integers(file.path, column, table[column].tolist()) for column, name in columns.items() if column in present
     }
-    vector_columns = [column for column in present if column in _VECTORS]
+    vector_columns = [column for column in present if column in _VECTOR_COLUMNS]
     if len(vector_columns) > 1:
         raise UserError(f"{file.path}: has the columns {' and '.join(vector_columns)}; remove one of them")
     for column in vector_columns:

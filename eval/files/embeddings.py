@@ -24,9 +24,10 @@ from vse.eval.files.hdf5_fields import (
     check_same_attributes,
     hash_array,
     hash_content,
-    stored_attribute,
-    stored_hashes,
-    stored_ids,
+    parse_attribute,
+    parse_floats,
+    parse_hashes,
+    parse_ids,
 )
 from vse.eval.files.split import MATRICES, POOLED, SCORES, VECTORS, Embeddings
 from vse.eval.ranking.ranks import SIMILARITIES, ScoreBlocks, ScoreMatrix
@@ -38,7 +39,7 @@ from vse.pipeline.files.outputs import hdf5_kind
 from vse.pipeline.files.writing import open_atomic, write_bytes
 
 __all__ = [
-    "EMBEDDINGS",
+    "EMBEDDINGS_KIND",
     "Embeddings",
     "build_embeddings",
     "check_same_split",
@@ -51,11 +52,11 @@ __all__ = [
 _IDS = ("image_ids", "caption_ids", "caption_image_ids")
 _COUNTS = ("n_phrases", "n_regions")
 _HASHES = {"photo_hashes": PHOTO_HASH_BYTES, "caption_hashes": CAPTION_HASH_BYTES}
-_CHECK_ROWS = 4096  # rows whose values are checked at once
-_MIN_SCORE = 2.0**-100  # smallest inner product or square: 26 powers of two above the smallest normal float32
+_CHECK_ROWS = 4096  # rows of a matrix that are checked at once
+_MIN_SCORE = 2.0**-100  # lowest accepted estimate of a score, 2**26 times the smallest normal float32
 _ATTRIBUTES = ("dataset", "split", "experiment", "seed", "similarity", "provenance", "trained_on")
 _OPTIONAL = ("experiment", "seed", "provenance", "trained_on")
-EMBEDDINGS = hdf5_kind(
+EMBEDDINGS_KIND = hdf5_kind(
     "a file of embeddings that vse wrote", lambda file: HASH_ATTRIBUTE in file.attrs and "caption_image_ids" in file
 )
 
@@ -88,15 +89,15 @@ def write_scores(
 
     Parameters
     ----------
-    embeddings : ids and attributes, no scores, and ``captions`` if captions can be compared with each other
-    i2t : the scores of both directions, which become ``scores``; with ``t2i`` they become ``scores_i2t``
-    t2i : the scores of text-to-image, if they differ; each block is requested after the same block of ``i2t``
-    provenance : function that returns the provenance; it is called after all scores have been computed
+    embeddings : ids and attributes of the file, without scores, and optionally vectors of captions for sentence retrieval
+    i2t : scores of image-to-text, stored as ``scores_i2t``; without ``t2i`` scores of both directions, stored as ``scores``
+    t2i : scores of text-to-image, if they differ; each block is requested after the same block of ``i2t``
+    provenance : function that returns the provenance, called after the last score was computed
     """
     directions = {"scores": i2t} if t2i is None else {"scores_i2t": i2t, "scores_t2i": t2i}
     shape = len(embeddings.image_ids), len(embeddings.caption_ids)
     for name, blocks in directions.items():
-        if (blocks.n_images, len(blocks.image_of_caption)) != shape or blocks.rows != i2t.rows:
+        if (blocks.n_images, len(blocks.image_of_caption)) != shape or blocks.n_rows != i2t.n_rows:
             raise ValueError(
                 f"{name}: blocks of {blocks.n_images} images for {shape[0]} image ids, or blocks with another number of rows"
             )
@@ -107,7 +108,7 @@ def write_scores(
         for rows in i2t.row_slices:
             for name, blocks in directions.items():
                 scores = blocks.score(rows, None).float().cpu().numpy()
-                _check_finite(path, name, scores, rows.start)
+                _finite_row_maxima(path, name, scores, rows.start)
                 matrices[name][rows] = scores
                 hashes[name].add(scores)
         if provenance is not None:
@@ -153,34 +154,34 @@ def read_embeddings(path: Path) -> Embeddings:
 
 
 def build_embeddings(
-    path: Path, arrays: Mapping[str, Any], stored: Mapping[str, Any], source: InputFile | InputFolder | None = None
+    path: Path, arrays: Mapping[str, Any], attributes: Mapping[str, Any], source: InputFile | InputFolder | None = None
 ) -> Embeddings:
-    """Build and check embeddings or scores from ``arrays`` and attributes (``stored``), both by name; errors name ``path``."""
-    attributes = {name: stored_attribute(path, name, value) for name, value in stored.items()}
+    """Build and check embeddings or scores from arrays and attributes by name. Error messages name ``path``."""
+    attributes = {name: parse_attribute(path, name, value) for name, value in attributes.items()}
     _check_complete(path, set(arrays), set(attributes))
-    values: dict[str, Any] = {name: stored_ids(path, name, arrays[name]) for name in _IDS}
+    values: dict[str, Any] = {name: parse_ids(path, name, arrays[name]) for name in _IDS}
     for name in ("coco_ids", *_COUNTS):
-        values[name] = stored_ids(path, name, arrays[name]) if name in arrays else None
+        values[name] = parse_ids(path, name, arrays[name]) if name in arrays else None
     for (name, width), ids in zip(_HASHES.items(), (values["image_ids"], values["caption_ids"]), strict=True):
-        values[name] = stored_hashes(path, name, arrays[name], len(ids), width) if name in arrays else None
-    values |= {name: _as_float_matrix(path, name, arrays[name]) if name in arrays else None for name in MATRICES}
+        values[name] = parse_hashes(path, name, arrays[name], len(ids), width) if name in arrays else None
+    values |= {name: parse_floats(path, name, arrays[name], "fiub") if name in arrays else None for name in MATRICES}
     run = Embeddings(**values, **attributes, source=source)
     _check(path, run)
     return run
 
 
-def experiment_name(path: Path, run: FileMetadata) -> str:
-    """Return the name of a file's experiment; without one, the name of the file."""
-    return path.stem if run.experiment is None else run.experiment
+def experiment_name(path: Path, metadata: FileMetadata) -> str:
+    """Return the experiment of a file or, if the file names none, the name of the file without its suffix."""
+    return path.stem if metadata.experiment is None else metadata.experiment
 
 
-def parse_provenance(run: FileMetadata) -> dict[str, Any]:
+def parse_provenance(metadata: FileMetadata) -> dict[str, Any]:
     """Return a file's provenance, a JSON text with features, settings and versions, as a dict.
 
-    It is empty if the text is not JSON. JSON other than an object is returned under the key ``note``.
+    The dict is empty if the text is not JSON. JSON other than an object is returned under the key ``note``.
     """
     try:
-        record = json.loads(run.provenance, parse_constant=lambda constant: None)  # JSON has no NaN and no infinities
+        record = json.loads(metadata.provenance, parse_constant=lambda constant: None)  # JSON has no NaN and no infinities
     except (ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {"note": record}
@@ -250,16 +251,6 @@ def _read_array(source: InputFile, item: h5py.Dataset, in_memory: bool) -> NDArr
     return values if isinstance(values, h5py.Empty) else np.asarray(values)
 
 
-def _as_float_matrix(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArray[Any]:
-    """Return a matrix in float32; scores in float64 keep their precision, since rounding would create ties."""
-    if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiub":
-        raise UserError(f"{path}: {name} holds no numbers")
-    if name in SCORES and values.dtype == np.float64:
-        return values
-    with np.errstate(over="ignore"):  # values that overflow are refused below, with their row
-        return values.astype(np.float32, copy=False)
-
-
 def _check(path: Path, run: Embeddings) -> None:
     if run.vectors is not None and run.similarity not in SIMILARITIES:
         raise UserError(f"{path}: unknown similarity {run.similarity!r}{did_you_mean(run.similarity, SIMILARITIES)}")
@@ -277,30 +268,33 @@ def _check(path: Path, run: Embeddings) -> None:
             raise UserError(f"{path}: duplicate {name} id {values[counts > 1][0]}")
     if run.caption_image_ids.shape != (n_captions,):
         raise UserError(f"{path}: {n_captions} caption ids, but caption_image_ids of shape {run.caption_image_ids.shape}")
-    extents: dict[str, NDArray[Any]] = {}
+    row_maxima: dict[str, NDArray[Any]] = {}
     for name in MATRICES:
         if getattr(run, name) is not None:
             rows, columns = n_captions if name.endswith("captions") else n_images, n_captions if name in SCORES else None
-            extents[name] = _check_matrix(path, name, getattr(run, name), rows, columns)
-    _check_lengths(path, run, extents)
+            row_maxima[name] = _row_maxima(path, name, getattr(run, name), rows, columns)
+    _check_no_underflow(path, run, row_maxima)
     if run.pooled is not None and run.pooled[0].shape[1] != run.pooled[1].shape[1]:
         dims = " and ".join(f"{name} of {vectors.shape[1]}" for name, vectors in zip(POOLED, run.pooled, strict=True))
         raise UserError(f"{path}: {dims} dimensions have no inner products")
 
 
-def _check_matrix(path: Path, name: str, values: NDArray[Any], rows: int, columns: int | None) -> NDArray[Any]:
+def _row_maxima(path: Path, name: str, values: NDArray[Any], rows: int, columns: int | None) -> NDArray[Any]:
     """Return the largest absolute value of each row. Raises UserError if the shape is wrong or a row is not finite."""
     if values.ndim != 2 or len(values) != rows or columns not in (None, values.shape[1]) or not values.size:
         raise UserError(f"{path}: {name} has shape {values.shape}, expected ({rows}, {columns or 'dim'})")
-    parts = [_check_finite(path, name, values[start : start + _CHECK_ROWS], start) for start in range(0, rows, _CHECK_ROWS)]
-    return np.concatenate(parts)
+    starts = range(0, rows, _CHECK_ROWS)
+    return np.concatenate([_finite_row_maxima(path, name, values[k : k + _CHECK_ROWS], k) for k in starts])
 
 
-def _check_lengths(path: Path, run: Embeddings, extents: Mapping[str, NDArray[Any]]) -> None:
-    """Raise UserError if the numbers in vectors are so small that the scores of pairs would be 0 in float32."""
+def _check_no_underflow(path: Path, run: Embeddings, row_maxima: Mapping[str, NDArray[Any]]) -> None:
+    """Raise UserError if vectors are so short that scores of pairs would be 0 in float32.
+
+    ``row_maxima`` has, for each matrix, the largest absolute value of each row.
+    """
     if run.vectors is None:
         return
-    images, captions = (extents[name][extents[name] > 0] for name in ("images", "captions"))
+    images, captions = (row_maxima[name][row_maxima[name] > 0] for name in ("images", "captions"))
     if not len(images) or not len(captions):
         return
     if run.similarity == "order":
@@ -309,20 +303,21 @@ def _check_lengths(path: Path, run: Embeddings, extents: Mapping[str, NDArray[An
         score = float(images.min()) * float(captions.min())
     if score < _MIN_SCORE:
         side = "images" if images.min() <= captions.min() else "captions"
-        row = int(np.where(extents[side] > 0, extents[side], np.inf).argmin())
+        maxima = row_maxima[side]
+        row = int(np.where(maxima > 0, maxima, np.inf).argmin())
         raise UserError(
-            f"{path}: {side} row {row} is so short (largest number {extents[side][row]:.2g}) that scores vanish in float32; "
+            f"{path}: {side} row {row} is so short (largest number {maxima[row]:.2g}) that scores vanish in float32; "
             "multiply all vectors by one power of two, which changes no rank"
         )
 
 
-def _check_finite(path: Path, name: str, rows: NDArray[Any], start: int) -> NDArray[Any]:
+def _finite_row_maxima(path: Path, name: str, rows: NDArray[Any], start: int) -> NDArray[Any]:
     """Return the largest absolute value of each row. Raises UserError if a row has NaN or an infinity.
 
-    The message names the array (``name``) and the index of the row, where ``start`` is the index of ``rows[0]``.
+    ``start`` is the index of ``rows[0]`` in the matrix ``name``, for the error message.
     """
-    extent: NDArray[Any] = np.maximum(rows.max(1), -rows.min(1))
-    finite = np.isfinite(extent)
+    maxima: NDArray[Any] = np.maximum(rows.max(1), -rows.min(1))
+    finite = np.isfinite(maxima)
     if not finite.all():
         raise UserError(f"{path}: {name} row {start + int(finite.argmin())} is not finite (NaN or infinite)")
-    return extent
+    return maxima

@@ -22,7 +22,7 @@ _HASH_ROWS = 4096  # rows that are hashed at once
 
 
 class ArrayHash:
-    """The type and shape of an array, and the SHA-256 of its rows, which are added in their order."""
+    """The hash of an array: its type, its shape, and the SHA-256 of all rows, which are added in their order."""
 
     def __init__(self, dtype: Any, shape: Iterable[int]) -> None:
         self._description = f"{np.dtype(dtype).str} {' x '.join(map(str, shape))}"
@@ -36,7 +36,7 @@ class ArrayHash:
 
 
 def hash_array(values: NDArray[Any]) -> ArrayHash:
-    """Hash a complete array, some rows at a time."""
+    """Return the hash of a complete array."""
     array_hash = ArrayHash(values.dtype, values.shape)
     for start in range(0, len(values), _HASH_ROWS):
         array_hash.add(values[start : start + _HASH_ROWS])
@@ -44,7 +44,7 @@ def hash_array(values: NDArray[Any]) -> ArrayHash:
 
 
 def hash_content(array_hashes: Mapping[str, ArrayHash], attributes: Mapping[str, Any]) -> str:
-    """Return one SHA-256 of a file's arrays and attributes, with their names; attributes that are None are left out."""
+    """Return the SHA-256 of the arrays and attributes of a file. Attributes that are None are left out."""
     plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in attributes.items()}
     stored = {name: value for name, value in plain.items() if value is not None}
     return sha256_json({"arrays": {name: str(array_hashes[name]) for name in array_hashes}, "attributes": stored})
@@ -61,7 +61,7 @@ def check_hash(path: Path, stored: object, compute: Callable[[], str]) -> None:
 
 
 class FileMetadata(Protocol):
-    """Metadata of a file of embeddings or phrase scores: its split and the model that computed it.
+    """Metadata of a file of embeddings or phrase scores: the data set, the split and the model.
 
     ``experiment`` and ``seed`` are None if the file has none. ``trained_on`` is the data set of the training, or None if it is
     ``dataset``. ``provenance`` is a JSON text with features, settings and versions. ``source`` is the file or folder that was
@@ -94,7 +94,7 @@ def check_same_attributes(
             raise UserError(f"{path} has {name} {value!r}, but {first_path} has {first_value!r}")
 
 
-def stored_attribute(path: Path, name: str, value: Any) -> Any:
+def parse_attribute(path: Path, name: str, value: Any) -> Any:
     """Return an attribute of an HDF5 file as text, ``seed`` as an integer. Raises UserError if it has another type."""
     value = value.item() if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim) else value
     try:
@@ -108,7 +108,7 @@ def stored_attribute(path: Path, name: str, value: Any) -> Any:
     return value
 
 
-def stored_ids(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArray[np.int64]:
+def parse_ids(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArray[np.int64]:
     """Return a 1-D array of integers as int64. Raises UserError for any other array."""
     integers = isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iu"
     if not integers or (values.dtype.kind == "u" and values.size and values.max() > np.iinfo(np.int64).max):
@@ -117,7 +117,20 @@ def stored_ids(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDAr
     return values.astype(np.int64)
 
 
-def stored_hashes(path: Path, name: str, values: NDArray[Any] | h5py.Empty, n: int, width: int) -> NDArray[np.uint8]:
+def parse_floats(path: Path, name: str, values: NDArray[Any] | h5py.Empty, kinds: str = "fiu") -> NDArray[Any]:
+    """Return values in float32. Scores in float64 are returned unchanged, since rounding would create ties.
+
+    Raises UserError if the kind of NumPy type is not in ``kinds``.
+    """
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in kinds:
+        raise UserError(f"{path}: {name} holds no numbers")
+    if name.startswith("scores") and values.dtype == np.float64:
+        return values
+    with np.errstate(over="ignore"):  # the caller refuses values that overflow, with their row
+        return values.astype(np.float32, copy=False)
+
+
+def parse_hashes(path: Path, name: str, values: NDArray[Any] | h5py.Empty, n: int, width: int) -> NDArray[np.uint8]:
     """Return hashes (n, width) unchanged. Raises UserError if their type is not uint8 or their shape is not (n, width)."""
     if not isinstance(values, np.ndarray) or values.dtype != np.uint8 or values.shape != (n, width):
         kind = f"{values.dtype} of shape {values.shape}" if isinstance(values, np.ndarray) else "empty"

@@ -18,9 +18,10 @@ from vse.eval.files.hdf5_fields import (
     check_same_attributes,
     hash_array,
     hash_content,
-    stored_attribute,
-    stored_hashes,
-    stored_ids,
+    parse_attribute,
+    parse_floats,
+    parse_hashes,
+    parse_ids,
 )
 from vse.pipeline.dataset.identity import CAPTION_HASH_BYTES, PHOTO_HASH_BYTES, DataIdentity, check_same_data
 from vse.pipeline.errors import UserError
@@ -30,14 +31,14 @@ from vse.pipeline.files.outputs import hdf5_kind
 from vse.pipeline.files.writing import write_bytes
 
 FORMAT, VERSION = "vse-phrase-scores", 1
-PHRASE_SCORES = hdf5_kind("a file of phrase scores", lambda file: file.attrs.get("format") == FORMAT)
+PHRASE_SCORES_KIND = hdf5_kind("a file of phrase scores", lambda file: file.attrs.get("format") == FORMAT)
 _IDS = ("phrase_ids", "image_ids", "caption_ids")
 _ARRAYS = (*_IDS, "offsets", "scores", "boxes", "truth", "types")
 _HASHES = {"photo_hashes": PHOTO_HASH_BYTES, "caption_hashes": CAPTION_HASH_BYTES}
 _ATTRIBUTES = ("dataset", "split", "experiment", "seed", "provenance", "trained_on")
 _REQUIRED = ("dataset", "split")
-_MAX_ROWS = 100_000_000  # candidates or phrases in a file; a larger number is an error
-_MAX_TYPES = 1000
+_MAX_ROWS = 100_000_000  # candidates or phrases in a file
+_MAX_TYPES = 1000  # different texts in the types of a file
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,10 +50,9 @@ class PhraseScores:
 
     Attributes
     ----------
-    phrase_ids : (n_phrases,) index of each phrase among all phrases of the data set, in file order
+    phrase_ids : (n_phrases,) index of each phrase among all phrases of the data set, in the order of ``dataset.json``
     image_ids, caption_ids : (n_phrases,) ids of the image and of the caption of each phrase
-    offsets : (n_phrases + 1,) the candidates of phrase k are the rows ``offsets[k]:offsets[k + 1]`` of ``scores`` and
-        ``boxes``
+    offsets : (n_phrases + 1,) rows of ``scores`` and ``boxes`` where the candidates of each phrase begin, and n_candidates
     scores, boxes : (n_candidates,) and (n_candidates, 4)
     truth : (n_phrases, 4) ground-truth box of each phrase; NaN if it has none
     types : (n_phrases,) texts such as ``people``; several types of a phrase are joined by ``/``
@@ -131,12 +131,12 @@ def read_phrase_scores(path: Path) -> PhraseScores:
             raise UserError(f"{path}: not a complete file of phrase scores, it lacks {', '.join(missing)} (docs/formats.md)")
         items |= {name: item for name in _HASHES if (item := find_hdf5_dataset(file, name, path=path)) is not None}
         arrays = {name: _read_values(path, name, item) for name, item in items.items() if item is not None}
-        attributes = {name: stored_attribute(path, name, file.attrs[name]) for name in _ATTRIBUTES if name in file.attrs}
+        attributes = {name: parse_attribute(path, name, file.attrs[name]) for name in _ATTRIBUTES if name in file.attrs}
         content_sha256 = file.attrs.get(HASH_ATTRIBUTE)
-    fields: dict[str, Any] = {name: stored_ids(path, name, arrays[name]) for name in (*_IDS, "offsets")}
-    fields |= {name: _as_floats(path, name, arrays[name]) for name in ("scores", "boxes", "truth")}
+    fields: dict[str, Any] = {name: parse_ids(path, name, arrays[name]) for name in (*_IDS, "offsets")}
+    fields |= {name: parse_floats(path, name, arrays[name]) for name in ("scores", "boxes", "truth")}
     n = len(fields["phrase_ids"])
-    fields |= {name: stored_hashes(path, name, arrays[name], n, width) for name, width in _HASHES.items() if name in arrays}
+    fields |= {name: parse_hashes(path, name, arrays[name], n, width) for name, width in _HASHES.items() if name in arrays}
     types = arrays["types"]
     if not isinstance(types, np.ndarray) or types.dtype != object or not all(isinstance(text, str) for text in types.flat):
         raise UserError(f"{path}: types must be texts (UTF-8)")
@@ -172,7 +172,7 @@ def _attributes_of(scores: PhraseScores) -> dict[str, Any]:
 
 
 def _content_hash(arrays: Mapping[str, NDArray[Any]], attributes: Mapping[str, Any]) -> str:
-    """Hash the content as it is stored; for ``types`` hash their UTF-8 bytes, with a line feed after each text."""
+    """Return the SHA-256 of the stored content. ``types`` are hashed as UTF-8, with a line feed after each text."""
     texts = np.frombuffer("".join(f"{text}\n" for text in arrays["types"].tolist()).encode(), np.uint8)
     return hash_content({name: hash_array(values) for name, values in {**arrays, "types": texts}.items()}, attributes)
 
@@ -203,16 +203,6 @@ def _read_values(path: Path, name: str, item: h5py.Dataset) -> NDArray[Any] | h5
             raise UserError(f"{path}: types are not UTF-8") from None
     values = item[()]
     return values if isinstance(values, h5py.Empty) else np.asarray(values)
-
-
-def _as_floats(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArray[Any]:
-    """Return values in float32; scores in float64 keep their precision, since rounding would create ties."""
-    if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu":
-        raise UserError(f"{path}: {name} holds no numbers")
-    if name == "scores" and values.dtype == np.float64:
-        return values
-    with np.errstate(over="ignore"):  # values that overflow are refused below, with their row
-        return values.astype(np.float32, copy=False)
 
 
 def _check(path: Path, run: PhraseScores) -> None:

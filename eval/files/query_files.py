@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from vse.eval.files.embeddings import Embeddings
-from vse.eval.ranking.answers import BestAnswers, RankedList, rank_captions, rank_images, strictly_descending
-from vse.eval.ranking.metrics import IMAGE_TEXT
+from vse.eval.ranking.answers import BestAnswers, RankedList, break_ties, rank_captions, rank_images
+from vse.eval.ranking.metrics import IMAGE_TEXT_DIRECTIONS
 from vse.pipeline.errors import UserError, printable
 from vse.pipeline.files.outputs import OutputKind, check_output, csv_kind, read_first_bytes
 from vse.pipeline.files.writing import open_atomic
@@ -28,17 +28,17 @@ _COLUMNS = (
     *("seed", "protocol", "fold", "direction", "query_id", "rank"),
     *("right_id", "right_score", "wrong_id", "wrong_score"),
 )
-_TABLE = "a file of queries that vse-eval wrote"
-_PARQUET = OutputKind(_TABLE, lambda path: (*import_module("pyarrow.parquet").read_schema(path).names,) == _COLUMNS)
-_LINE = re.compile(rb"(image|caption)-\d+ (0 (image|caption)-\d+ 1|Q0 (image|caption)-\d+ \d+ \S+ \S+)")
-_TREC = OutputKind(
+_TABLE_TEXT = "a file of queries that vse-eval wrote"
+_PARQUET_KIND = OutputKind(_TABLE_TEXT, lambda path: (*import_module("pyarrow.parquet").read_schema(path).names,) == _COLUMNS)
+_TREC_LINE = re.compile(rb"(image|caption)-\d+ (0 (image|caption)-\d+ 1|Q0 (image|caption)-\d+ \d+ \S+ \S+)")
+_TREC_KIND = OutputKind(
     "a run or qrels file of vse-eval",
-    lambda path: _LINE.fullmatch(read_first_bytes(path, 4096).partition(b"\n")[0]) is not None,
+    lambda path: _TREC_LINE.fullmatch(read_first_bytes(path, 4096).partition(b"\n")[0]) is not None,
 )
 
 
 class FoldAnswers(NamedTuple):
-    """The best answers of one direction in a fold (index from 0) of a protocol; ``seed`` is None if it is not known."""
+    """The best answers in one direction of a fold, a 0-based index. ``seed`` is None if the seed is not known."""
 
     seed: int | None
     protocol: str
@@ -49,7 +49,7 @@ class FoldAnswers(NamedTuple):
 
 def check_per_query(out: Path, inputs: Iterable[Path] = ()) -> None:
     """Raise UserError if ``out`` cannot be written as a table of queries, or is one of the ``inputs``."""
-    check_output(out, csv_kind(_TABLE, *_COLUMNS) if out.suffix == ".csv" else _PARQUET, inputs)
+    check_output(out, csv_kind(_TABLE_TEXT, *_COLUMNS) if out.suffix == ".csv" else _PARQUET_KIND, inputs)
     if out.suffix not in _SUFFIXES:
         raise UserError(f"{out}: the file of queries is written as {' or '.join(_SUFFIXES)}")
     if out.suffix == ".parquet" and not find_spec("pyarrow"):
@@ -97,43 +97,43 @@ def _rows(fold: FoldAnswers) -> pd.DataFrame:
 
 
 def check_trec(folder: Path, inputs: Sequence[Path] = ()) -> None:
-    """Raise UserError if ``folder`` is not a folder, or has an input or a file of another kind that would be replaced."""
+    """Raise UserError if ``folder`` is not a folder, or if an input or a file of another kind would be replaced."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: run files are written to a folder, but this is not one")
     for file in sorted([*folder.glob("*.run"), *folder.glob("*.qrels")]):
-        if file.name.startswith(tuple(direction.name for direction in IMAGE_TEXT)):
-            check_output(file, _TREC, inputs)
+        if file.name.startswith(tuple(direction.name for direction in IMAGE_TEXT_DIRECTIONS)):
+            check_output(file, _TREC_KIND, inputs)
 
 
-def write_trec(folder: Path, runs: Sequence[Embeddings], depth: int) -> list[Path]:
+def write_trec(folder: Path, seeds: Sequence[Embeddings], depth: int) -> list[Path]:
     """Write qrels and run files for the seeds of a model, over the complete split, and return their paths.
 
     ``i2t.qrels`` and ``t2i.qrels`` have the right answers: the captions of each image, and the image of each caption.
-    ``i2t.run`` and ``t2i.run`` have the best ``depth`` answers to each query (0 for all), with ties against the model and
-    strictly descending scores; for several seeds these files are ``i2t-<seed>.run`` and so on.
+    ``i2t.run`` and ``t2i.run`` have the best ``depth`` answers to each query; 0 lists all. With several seeds these files are
+    named ``i2t-<seed>.run`` and ``t2i-<seed>.run``. Answers with equal scores are listed with the wrong ones first, and their
+    scores are lowered a little (:func:`vse.eval.ranking.answers.break_ties`).
     """
     check_trec(folder)
-    first = runs[0]
+    first = seeds[0]
     ids = {"image": first.image_ids, "caption": first.caption_ids}
     names = {kind: [f"{kind}-{number}" for number in numbers.tolist()] for kind, numbers in ids.items()}
     image_of_caption = first.image_of_caption()
     n_queries = {"image": len(np.unique(image_of_caption)), "caption": len(image_of_caption)}
     files = []
-    for direction in IMAGE_TEXT:
+    for direction in IMAGE_TEXT_DIRECTIONS:
         files.append(folder / f"{direction.name}.qrels")
         # Both files list the pairs query by query.
         order = np.argsort(image_of_caption, kind="stable") if direction.query == "image" else range(len(image_of_caption))
         pairs = ({"image": names["image"][image_of_caption[c]], "caption": names["caption"][c]} for c in order)
         with open_atomic(files[-1]) as stream:
             stream.writelines(f"{pair[direction.query]} 0 {pair[direction.candidate]} 1\n".encode() for pair in pairs)
-    seeds = [run.seed for run in runs]
-    for k, run in enumerate(runs):
-        seed = k if None in seeds else seeds[k]
-        suffix = "" if len(runs) == 1 else f"-{seed}"
-        tag = re.sub(r"\s+", "_", f"{printable(run.experiment or '')}{suffix}") or "vse"
-        i2t, t2i = run.score_blocks()
+    has_seeds = all(one.seed is not None for one in seeds)
+    for k, embeddings in enumerate(seeds):
+        suffix = "" if len(seeds) == 1 else f"-{embeddings.seed if has_seeds else k}"
+        tag = re.sub(r"\s+", "_", f"{printable(embeddings.experiment or '')}{suffix}") or "vse"
+        i2t, t2i = embeddings.score_blocks()
         lists = {"i2t": rank_captions(i2t, depth), "t2i": rank_images(t2i or i2t, depth)}
-        for direction in IMAGE_TEXT:
+        for direction in IMAGE_TEXT_DIRECTIONS:
             files.append(folder / f"{direction.name}{suffix}.run")
             query_names, answer_names = names[direction.query], names[direction.candidate]
             _write_run(files[-1], lists[direction.name], n_queries[direction.query], query_names, answer_names, tag)
@@ -145,6 +145,6 @@ def _write_run(
 ) -> None:
     with open_atomic(path) as stream:
         for query, rows, scores in progress_bar(lists, desc=path.name, total=n_queries, unit="queries"):
-            ranked = enumerate(zip(rows.tolist(), strictly_descending(scores).tolist(), strict=True), 1)
+            ranked = enumerate(zip(rows.tolist(), break_ties(scores).tolist(), strict=True), 1)
             lines = (f"{queries[query]} Q0 {answers[row]} {place} {score:.9g} {tag}\n" for place, (row, score) in ranked)
             stream.write("".join(lines).encode())

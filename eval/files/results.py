@@ -1,4 +1,4 @@
-"""Schemas and readers of the signed JSON files that ``vse-eval`` writes: results and comparisons."""
+"""Schemas and readers of the JSON files that ``vse-eval`` writes: results and comparisons."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 from annotated_types import Len
 from pydantic import AfterValidator, BaseModel, ConfigDict, StrictInt, ValidationError, model_validator
 
-from vse.eval.defaults import FOLD
+from vse.eval.defaults import FOLD_IMAGES
 from vse.eval.files.hdf5_fields import FileMetadata
 from vse.eval.files.split import SplitIdentity
 from vse.eval.ranking.metrics import DIRECTIONS
@@ -23,9 +23,9 @@ from vse.pipeline.files.outputs import json_kind
 from vse.pipeline.files.writing import read_json, sha256_json
 
 log = logging.getLogger(__name__)
-RESULT = json_kind("a result of vse-eval", "version", "dataset", "split", "seeds", "protocols")
-COMPARISON = json_kind("a comparison of vse-eval", "version", "dataset", "split", "comparisons")
-UNSAVED_RESULT = Path("result.json")  # paths in a result that is not written are relative to the working directory
+RESULT_KIND = json_kind("a result of vse-eval", "version", "dataset", "split", "seeds", "protocols")
+COMPARISON_KIND = json_kind("a comparison of vse-eval", "version", "dataset", "split", "comparisons")
+UNSAVED_RESULT_PATH = Path("result.json")  # stands for the file of a result that is not written
 VERSION = 1
 COMPARISON_VERSION = 1
 
@@ -45,7 +45,7 @@ def _ascending(interval: tuple[float, float]) -> tuple[float, float]:
 
 Metric = float | SeedStatistics
 Interval = Annotated[tuple[float, float], AfterValidator(_ascending)]
-_Fold = dict[str, Metric | dict[str, Metric]]
+_FoldMetrics = dict[str, Metric | dict[str, Metric]]
 
 
 class ProtocolMetrics(BaseModel):
@@ -68,7 +68,7 @@ class ProtocolMetrics(BaseModel):
     mean_recall: Metric | None = None
     ci95: dict[str, Interval | dict[str, Interval | dict[str, Interval]]] = {}
     folds: int = 1
-    per_fold: list[_Fold] = []
+    per_fold: list[_FoldMetrics] = []
 
     @model_validator(mode="before")
     @classmethod
@@ -79,14 +79,14 @@ class ProtocolMetrics(BaseModel):
         return {**others, "directions": {name: content[name] for name in DIRECTIONS if content.get(name, {}) != {}}}
 
     @property
-    def sums(self) -> dict[str, Metric]:
+    def overall_metrics(self) -> dict[str, Metric]:
         sums = {"rsum": self.rsum, "mean_recall": self.mean_recall}
         return {name: metric for name, metric in sums.items() if metric is not None}
 
     def metric(self, name: str) -> Metric | None:
         """Return a metric by the name of its column, e.g. ``i2t_r1`` or ``rsum``; None if the protocol does not have it."""
         direction, _, rest = name.partition("_")
-        return self.sums.get(name, self.directions.get(direction, {}).get(rest))
+        return self.overall_metrics.get(name, self.directions.get(direction, {}).get(rest))
 
     def interval(self, name: str) -> tuple[float, float] | None:
         """Return the 95% interval of a metric, e.g. of ``i2t_r1``, or None."""
@@ -96,16 +96,16 @@ class ProtocolMetrics(BaseModel):
         interval = self.ci95.get(name, nested)
         return None if isinstance(interval, dict) else interval
 
-    def type_interval(self, name: str, metric: str) -> tuple[float, float] | None:
+    def type_interval(self, type_name: str, metric: str) -> tuple[float, float] | None:
         """Return the 95% interval of a metric for the phrases of a type, or None."""
         intervals_by_type = self.ci95.get("per_type")
-        type_intervals = intervals_by_type.get(name) if isinstance(intervals_by_type, dict) else None
+        type_intervals = intervals_by_type.get(type_name) if isinstance(intervals_by_type, dict) else None
         interval = type_intervals.get(metric) if isinstance(type_intervals, dict) else None
         return None if isinstance(interval, dict) else interval
 
 
-class Member(BaseModel):
-    """A member of an ensemble; ``seed`` is None if its file does not have one."""
+class EnsembleMember(BaseModel):
+    """A member of an ensemble. ``seed`` is None if the seed is not known."""
 
     experiment: str
     seed: StrictInt | None
@@ -114,8 +114,8 @@ class Member(BaseModel):
 class Combination(BaseModel):
     """The combination of an image-sentence model with a phrase model (see :mod:`vse.eval.protocols.ensemble`).
 
-    ``alpha`` is the weight of the phrase model's scores. ``rsum_val`` has the rsum on the validation split for each alpha that
-    was tried there.
+    ``alpha`` is the weight of the phrase model's scores. ``rsum_val`` maps each weight that was tried to the rsum on the
+    validation split.
     """
 
     alpha: float
@@ -127,8 +127,8 @@ class Combination(BaseModel):
 class Result(BaseModel):
     """A result file.
 
-    ``trained_on`` is the data set of the training, if it is not ``dataset``. ``unfinished`` lists runs whose training did not
-    finish, each with its embeddings ``file`` and its ``state``. A seed is None if it is not known.
+    ``trained_on`` is the data set of the training, or None if the model was trained on ``dataset``. ``unfinished`` has the
+    embeddings ``file`` and the ``state`` of each run whose training did not finish. An unknown seed is None.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -142,7 +142,7 @@ class Result(BaseModel):
     split_identity: SplitIdentity | None = None
     data: DataChecksums | None = None
     provenance: dict[str, Any] = {}
-    ensemble: list[Member] = []
+    ensemble: list[EnsembleMember] = []
     combination: Combination | None = None
     index: dict[str, Any] = {}
     rerank: list[dict[str, Any]] = []
@@ -150,6 +150,12 @@ class Result(BaseModel):
     unfinished: list[dict[str, str]] = []
     cross_check: dict[str, dict[str, Any]] = {}
     sha256: str | None = None
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The settings of the model; empty if they are not recorded."""
+        config = self.provenance.get("config")
+        return config if isinstance(config, Mapping) else {}
 
     @property
     def display_name(self) -> str:
@@ -167,7 +173,7 @@ class ComparedMetric(BaseModel):
 
 
 class ComparedModel(BaseModel):
-    """One of two compared models. ``name`` is its display name; it is empty if the experiment is displayed instead."""
+    """One of two compared models. Tables display ``name`` or, if ``name`` is empty, ``experiment``."""
 
     experiment: str
     name: str = ""
@@ -239,7 +245,7 @@ def changes_suffix(provenance: Mapping[str, Any]) -> str:
 
 
 def changed_settings(provenance: Mapping[str, Any]) -> list[str]:
-    """Return e.g. ``loss.margin: 0.2 -> 0.1`` for each setting of a run that differs from its preset, if they are recorded."""
+    """Return the recorded changes of a run's settings from its preset, such as ``loss.margin: 0.2 -> 0.1``."""
     recorded = provenance.get("changed_settings")
     return [text for text in recorded if isinstance(text, str)] if isinstance(recorded, list) else []
 
@@ -252,18 +258,18 @@ def mean_and_std(metric: Metric | None) -> tuple[float, float]:
 
 
 def distinct_protocols(protocols: Mapping[str, _Protocol], n_images: int) -> dict[str, _Protocol]:
-    """Return the protocols without those that repeat another one on a split of at most 1,000 images (``n_images``).
+    """Return the protocols without repetitions.
 
-    On such a split ``1k`` repeats ``full``, and ``sentence-1k`` repeats ``sentence``. They are left out if the repeated one is
-    present.
+    On a split of at most 1,000 images, ``1k`` is left out if ``full`` is present, and ``sentence-1k`` is left out if
+    ``sentence`` is present: the metrics are the same.
     """
     folded = {"1k": "full", "sentence-1k": "sentence"}
-    repeated = {name for name, whole in folded.items() if n_images <= FOLD and whole in protocols}
+    repeated = {name for name, whole in folded.items() if n_images <= FOLD_IMAGES and whole in protocols}
     return {name: protocol for name, protocol in protocols.items() if name not in repeated}
 
 
 def drop_comparisons(paths: Sequence[Path]) -> list[Path]:
-    """Return the files that are not comparisons; log a warning for each comparison."""
+    """Return the files that are not comparison files. Logs a warning for each comparison file."""
     kept = []
     for path in paths:
         content = read_json(path)
@@ -275,7 +281,7 @@ def drop_comparisons(paths: Sequence[Path]) -> list[Path]:
 
 
 def content_sha256(content: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a file's content without the key ``sha256``, which stores it."""
+    """Return the SHA-256 of a file's content without the key ``sha256``, where files store the hash."""
     return sha256_json({name: value for name, value in content.items() if name != "sha256"})
 
 

@@ -27,9 +27,9 @@ class SplitIdentity(BaseModel):
 
     Attributes
     ----------
-    ids : kind of the ids that are hashed: ``coco_ids`` or ``image_ids``
+    ids : kind of the hashed ids: ``coco_ids`` or ``image_ids``
     sha256 : SHA-256 of the sorted ids as a canonical JSON list
-    name : name of this split of the data set, e.g. ``karpathy``; None if it is unknown
+    name : name of the published test split with these images, e.g. ``karpathy``; None if it is unknown
     """
 
     ids: str
@@ -37,25 +37,22 @@ class SplitIdentity(BaseModel):
     name: str | None = None
 
 
-def split_identity(run: Embeddings) -> SplitIdentity:
+def split_identity(embeddings: Embeddings) -> SplitIdentity:
     """Return the identity of the images of embeddings or scores."""
-    ids, values = ("image_ids", run.image_ids) if run.coco_ids is None else ("coco_ids", run.coco_ids)
-    return image_identity(run.dataset, ids, values)
+    kind = "image_ids" if embeddings.coco_ids is None else "coco_ids"
+    return image_identity(embeddings.dataset, kind, getattr(embeddings, kind))
 
 
-def image_identity(dataset: str, ids: str, values: NDArray[np.int64]) -> SplitIdentity:
-    """Return the identity of some images of a data set; ``values`` (n,) are the ids that ``ids`` names.
-
-    ``ids`` is ``image_ids`` or ``coco_ids``.
-    """
-    sha256 = sha256_json(sorted(values.tolist()))
-    return SplitIdentity(ids=ids, sha256=sha256, name=split_name(dataset, sha256))
+def image_identity(dataset: str, kind: str, ids: NDArray[np.int64]) -> SplitIdentity:
+    """Return the identity of the images with ``ids`` (n,). ``kind`` is ``image_ids`` or ``coco_ids``."""
+    sha256 = sha256_json(sorted(ids.tolist()))
+    return SplitIdentity(ids=kind, sha256=sha256, name=split_name(dataset, sha256))
 
 
 def split_name(dataset: str, sha256: str) -> str | None:
-    """Return the name of the split of a data set whose ids have the hash ``sha256``; None if it is unknown.
+    """Return the name of the published test split whose image ids have the hash ``sha256``; None if there is no such split.
 
-    Presets in the folder ``VSE_PRESETS`` may add names.
+    The folder ``VSE_PRESETS`` may add names.
     """
     return next((name for name, known in _known_splits(dataset) if known == sha256), None)
 
@@ -77,7 +74,7 @@ def _known_splits(dataset: str) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class MeanScores:
-    """The mean of score matrices of one shape, computed for the rows that are read, with the dtype of the first matrix."""
+    """The mean of score matrices of one shape, computed when rows are read, with the dtype of the first matrix."""
 
     members: Sequence[ScoreMatrix]
 
@@ -128,8 +125,9 @@ _CAPTION_FIELDS = ("caption_ids", "caption_image_ids", "n_phrases", "caption_has
 class Embeddings:
     """Embeddings or scores of a split.
 
-    Either ``images`` and ``captions`` are compared, or the scores of all pairs are given: ``scores``, or ``scores_i2t`` and
-    ``scores_t2i`` if they depend on the direction. With scores, ``captions`` serve to compare captions with captions.
+    A pair is scored by comparing ``images`` with ``captions``, or the scores of all pairs are given: ``scores``, or
+    ``scores_i2t`` and ``scores_t2i`` if scores depend on the direction. With scores, ``captions`` are optional vectors for
+    sentence retrieval.
 
     Attributes
     ----------
@@ -138,14 +136,14 @@ class Embeddings:
     dataset, split : names of the data set and of its split
     images, captions : (n_images, dim) and (n_captions, dim) vectors
     scores, scores_i2t, scores_t2i : (n_images, n_captions)
-    pooled_images, pooled_captions : (n_images, dim) and (n_captions, dim) vectors by which a search selects the pairs to score
-    experiment, seed : experiment and seed of the model; None if the writer did not store them
+    pooled_images, pooled_captions : (n_images, dim) and (n_captions, dim) vectors by which a search selects pairs to score
+    experiment, seed : experiment and seed of the model, or None
     similarity : name of the similarity of two vectors; without scores one of :data:`vse.eval.ranking.ranks.SIMILARITIES`
     provenance : JSON text with features, settings and versions
     trained_on : data set of the training, or None if it is ``dataset``
     coco_ids : (n_images,) ids of the images in MS-COCO, or None
-    n_phrases, n_regions : (n_captions,) and (n_images,), only if scores compare phrases with regions: the number of phrases of
-        each caption and of regions of each image; if one of them is 0, the score of a pair has no meaning
+    n_phrases, n_regions : (n_captions,) and (n_images,) numbers of phrases of each caption and of regions of each image, if
+        the scores compare phrases with regions; the score of a pair without phrases or without regions has no meaning
     photo_hashes, caption_hashes : (n_images, 32) and (n_captions, 8), as in
         :class:`vse.pipeline.dataset.identity.DataIdentity`; None if they are unknown
     source : file or folder that was read, or None
@@ -184,7 +182,7 @@ class Embeddings:
         return self.scores is None and self.scores_i2t is not None
 
     @property
-    def has_phrase_scores(self) -> bool:
+    def is_phrase_model(self) -> bool:
         return self.n_phrases is not None
 
     @property
@@ -207,7 +205,7 @@ class Embeddings:
         return self.scores_i2t if direction == "i2t" else self.scores_t2i
 
     def score_blocks(self) -> tuple[ScoreBlocks, ScoreBlocks | None]:
-        """Return the scores in blocks for both directions; the second is None if both directions share scores."""
+        """Return the scores of both directions in blocks; those of text-to-image are None if both share scores."""
         image_of_caption = torch.from_numpy(self.image_of_caption())
         if self.vectors is not None:
             images, captions = map(shared_tensor, self.vectors)

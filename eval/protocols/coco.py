@@ -3,8 +3,8 @@
 ``cxc`` has the metrics of ``full``, with the right answers of Crisscrossed Captions (Parekh et al., "Crisscrossed Captions:
 Extended Intramodal and Intermodal Semantic Similarity Judgments for MS-COCO", EACL 2021). ``eccv`` has mAP@R, R-Precision and
 R@1 of ECCV Caption (Chun et al., ECCV 2022) for the queries that it annotates. Their right answers come from the package
-eccv-caption, which identifies images by ``cocoid`` and captions by their id in COCO, the ``sentid`` of the Karpathy split. The
-candidates are the five captions that the package has for each image.
+eccv-caption, which identifies images by ``cocoid`` and captions by their id in COCO, the ``sentid`` of the Karpathy split. All
+queries rank the 5,000 test images, or the 25,000 captions that the package lists, five for each test image.
 
 With the judgement files of Crisscrossed Captions, ``cxc`` also has image-to-image (``i2i``) and text-to-text (``t2t``)
 retrieval. An image queries all other test images; its right answers are the images that people judged to be similar enough. A
@@ -29,11 +29,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vse.eval.defaults import RECALLS
+from vse.eval.defaults import DEFAULT_KS
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.ranking.answers import BestAnswers, unit_rows
-from vse.eval.ranking.metrics import Fold, Queries, position_metrics
-from vse.eval.ranking.ranks import ScoreBlocks, blocks_from_embeddings, caption_scores, check_finite, shared_tensor
+from vse.eval.ranking.metrics import FoldQueries, Queries, position_metrics
+from vse.eval.ranking.ranks import Ints, ScoreBlocks, blocks_from_embeddings, caption_scores, check_finite, shared_tensor
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, wrap_read_errors
 
@@ -41,25 +41,23 @@ IMAGE_FILE, CAPTION_FILE = "sis_test.csv", "sts_test.csv"
 IMAGE_THRESHOLD, CAPTION_THRESHOLD = 2.5, 3.0  # lowest score, on a scale from 0 to 5, of a right pair
 _COCO_ID = re.compile(r"(?:.*[_:])?(\d{1,18})(?:\.jpg)?")
 
-Rows = NDArray[np.int64]
-
 
 class JudgedPairs(NamedTuple):
-    """The pairs that people judged to be similar, from Crisscrossed Captions: ``images`` and ``captions`` are (n, 2) COCO ids.
+    """The pairs of similar images and of similar captions in Crisscrossed Captions, as COCO ids (n, 2).
 
-    ``files`` maps the name of each file that was read to its SHA-256.
+    ``files`` maps the name of each file that was read to the SHA-256 of the file.
     """
 
-    images: Rows
-    captions: Rows
+    images: Ints
+    captions: Ints
     files: dict[str, str]
 
 
 def read_judged_pairs(folder: Path) -> JudgedPairs:
     """Read the right pairs from ``sis_test.csv`` (images) and ``sts_test.csv`` (captions) of Crisscrossed Captions.
 
-    A pair of images is right if its score is at least 2.5, a pair of captions if it is at least 3. Raises UserError if a file
-    is missing or a row is not a judgement; the message names it.
+    A pair of images is right if its score is at least 2.5, a pair of captions if its score is at least 3. Raises UserError if
+    a file is missing, or if a row is not a judgement.
     """
     images, captions = InputFile(folder / IMAGE_FILE), InputFile(folder / CAPTION_FILE)
     return JudgedPairs(
@@ -69,7 +67,7 @@ def read_judged_pairs(folder: Path) -> JudgedPairs:
     )
 
 
-def _pairs(file: InputFile, columns: tuple[str, str], threshold: float) -> Rows:
+def _pairs(file: InputFile, columns: tuple[str, str], threshold: float) -> Ints:
     """Return the COCO ids (n, 2) of the pairs whose score is at least ``threshold``."""
     import pandas as pd
 
@@ -89,7 +87,7 @@ def _pairs(file: InputFile, columns: tuple[str, str], threshold: float) -> Rows:
     return np.array(pairs, np.int64).reshape(-1, 2)
 
 
-def intramodal_fold(run: Embeddings, coco_ids: Rows, pairs: JudgedPairs, ks: Sequence[int]) -> Fold:
+def rank_intramodal_queries(run: Embeddings, coco_ids: Ints, pairs: JudgedPairs, ks: Sequence[int]) -> FoldQueries:
     """Return the queries of image-to-image (``i2i``) and text-to-text (``t2t``) retrieval, with their best answers.
 
     Queries and answers are rows of ``run``. Ties count against the model. ``coco_ids`` (n_images,) are the COCO ids of the
@@ -122,10 +120,10 @@ def intramodal_fold(run: Embeddings, coco_ids: Rows, pairs: JudgedPairs, ks: Seq
     }
 
 
-def _right_answers(rows: dict[int, int], pairs: Rows) -> dict[int, set[int]]:
+def _right_answers(rows: dict[int, int], pairs: Ints) -> dict[int, set[int]]:
     """Return a dict from the row of each query to the rows of its right answers.
 
-    ``rows`` maps COCO ids to rows. Pairs (n, 2) of COCO ids are left out if one of their ids is not in ``rows``.
+    ``rows`` maps COCO ids to rows. A pair of COCO ids in ``pairs`` (n, 2) is left out if an id is not in ``rows``.
     """
     right: dict[int, set[int]] = {}
     for one, other in pairs.tolist():
@@ -136,7 +134,7 @@ def _right_answers(rows: dict[int, int], pairs: Rows) -> dict[int, set[int]]:
 
 
 def _search_others(vectors: NDArray[np.float32], right: dict[int, set[int]]) -> dict[int, AnsweredQuery]:
-    """Rank all other rows of ``vectors`` (n, dim) for each row in ``right``, which maps a query to its right answers."""
+    """Rank all other rows of ``vectors`` (n, dim) for each query. ``right`` maps the row of a query to its right answers."""
     check_finite("embeddings", shared_tensor(vectors))
     units = unit_rows(shared_tensor(vectors))
     blocks = blocks_from_embeddings(units, units, torch.arange(len(units)))
@@ -147,27 +145,27 @@ def _search_others(vectors: NDArray[np.float32], right: dict[int, set[int]]) -> 
             continue
         scores = blocks.score(rows, None).numpy()
         for row in queries:
-            of_query = scores[row - rows.start].copy()
-            of_query[row] = -np.inf
-            answered[row] = answered_query(of_query, np.array(sorted(right[row])))
+            query_scores = scores[row - rows.start].copy()
+            query_scores[row] = -np.inf
+            answered[row] = answered_query(query_scores, np.array(sorted(right[row])))
     return answered
 
 
-def is_coco_test(coco_ids: Rows, caption_ids: Rows) -> bool:
+def is_coco_test(coco_ids: Ints, caption_ids: Ints) -> bool:
     """Return whether the ids include all COCO test images and captions, and the package eccv-caption is installed."""
     if not find_spec("eccv_caption"):
         return False
     return bool(np.isin(coco_test_captions(), caption_ids).all() and np.isin(coco_test_images(), coco_ids).all())
 
 
-def coco_fold(
+def rank_coco_queries(
     protocol: str,
-    coco_ids: Rows,
-    caption_ids: Rows,
+    coco_ids: Ints,
+    caption_ids: Ints,
     i2t_blocks: ScoreBlocks,
     t2i_blocks: ScoreBlocks | None = None,
-    ks: Sequence[int] = RECALLS,
-) -> Fold:
+    ks: Sequence[int] = DEFAULT_KS,
+) -> FoldQueries:
     """Return the queries of ``cxc`` or ``eccv`` in both directions, with their best answers. Ties count against the model.
 
     Parameters
@@ -182,7 +180,7 @@ def coco_fold(
     images, captions = rows_by_id(coco_ids), rows_by_id(caption_ids)
     candidates = coco_test_captions()
     columns = torch.from_numpy(find_rows(captions, candidates, "caption"))
-    measure = partial(ranked_queries, ks=ks) if protocol == "cxc" else _precision_queries
+    measure = partial(ranked_queries, ks=ks) if protocol == "cxc" else _eccv_queries
 
     queries, answers = _annotations(f"{protocol}_image_to_caption.json", images, "image", rows_by_id(candidates))
     answered = []
@@ -201,11 +199,11 @@ def coco_fold(
     return {"i2t": i2t, "t2i": measure(answered, queries, i2t_blocks.image_of_caption.numpy()[queries], rows)}
 
 
-def right_positions(scores: NDArray[np.float32], right: Rows) -> Rows:
+def right_positions(scores: NDArray[np.float32], right: Ints) -> Ints:
     """Return the 0-based positions (n_right,) of the right answers to a query among all candidates, in ascending order.
 
-    ``scores`` is (n_candidates,). ``right`` (n_right,) has the rows of the right answers, at least one of them a candidate. A
-    wrong candidate with the same score comes first. Row -1 is a right answer that is not a candidate; its position is
+    ``scores`` is (n_candidates,). ``right`` (n_right,) has the row of each right answer, or -1 for a right answer that is not
+    a candidate; at least one is a candidate. Of equal scores, wrong candidates come first. The position of row -1 is
     ``n_candidates``.
     """
     present = right[right >= 0]
@@ -218,7 +216,7 @@ def right_positions(scores: NDArray[np.float32], right: Rows) -> Rows:
     return positions
 
 
-def average_precision_at_r(positions: Rows) -> float:
+def average_precision_at_r(positions: Ints) -> float:
     """Return AP@R from the positions of all R right answers to a query.
 
     AP@R = 1/R times the sum, over the right answers among the first R candidates, of the precision at their position.
@@ -232,17 +230,17 @@ def average_precision_at_r(positions: Rows) -> float:
 class AnsweredQuery(NamedTuple):
     """The ranking of one query: the 0-based ``positions`` (n_right,) of its right answers, ascending.
 
-    ``right`` and ``wrong`` are the indices of the best right and wrong answer among the candidates.
+    ``best_right`` and ``best_wrong`` are the indices of the best right and the best wrong answer among the candidates.
     """
 
-    positions: Rows
-    right: int
+    positions: Ints
+    best_right: int
     right_score: float
-    wrong: int
+    best_wrong: int
     wrong_score: float
 
 
-def answered_query(scores: NDArray[np.float32], right: Rows) -> AnsweredQuery:
+def answered_query(scores: NDArray[np.float32], right: Ints) -> AnsweredQuery:
     """Return the ranking of one query from its scores (n_candidates,) and the rows of its right answers."""
     present = right[right >= 0]
     wrong = scores.copy()
@@ -251,7 +249,7 @@ def answered_query(scores: NDArray[np.float32], right: Rows) -> AnsweredQuery:
     return AnsweredQuery(right_positions(scores, right), best, scores[best], best_wrong, wrong[best_wrong])
 
 
-def _best_answers(answered: Sequence[AnsweredQuery], queries: Rows, candidates: Rows) -> BestAnswers:
+def _best_answers(answered: Sequence[AnsweredQuery], queries: Ints, candidates: Ints) -> BestAnswers:
     """Return the best answers to ``queries`` (n_queries,), given as rows of the split.
 
     ``candidates`` (n_candidates,) has the row in the split of each candidate.
@@ -262,9 +260,9 @@ def _best_answers(answered: Sequence[AnsweredQuery], queries: Rows, candidates: 
 
 
 def ranked_queries(
-    answered: Sequence[AnsweredQuery], queries: Rows, images: Rows, candidates: Rows, ks: Sequence[int]
+    answered: Sequence[AnsweredQuery], queries: Ints, images: Ints, candidates: Ints, ks: Sequence[int]
 ) -> Queries:
-    """Return queries with R@K, Med r and the list metrics nDCG@10, MRR and mAP.
+    """Return queries with R@K, Med r, nDCG@10, MRR and mAP.
 
     The rank of a query is the number of wrong answers before the first right one.
 
@@ -282,21 +280,22 @@ def ranked_queries(
     return replace(Queries.from_ranks(best.ranks, images, ks, position_metrics(query_of, wrong_before)), answers=best)
 
 
-def _precision_queries(answered: Sequence[AnsweredQuery], queries: Rows, images: Rows, candidates: Rows) -> Queries:
-    positions = [one.positions for one in answered]
+def _eccv_queries(answered: Sequence[AnsweredQuery], queries: Ints, images: Ints, candidates: Ints) -> Queries:
+    """Return queries with the metrics of ECCV Caption; the parameters are as in :func:`ranked_queries`."""
+    rankings = [one.positions for one in answered]
     values = {
-        "map_at_r": np.array([100 * average_precision_at_r(of_query) for of_query in positions]),
-        "rprecision": np.array([100 * np.mean(of_query < len(of_query)) for of_query in positions]),
-        "r1": np.array([100.0 * (of_query[0] == 0) for of_query in positions]),
+        "map_at_r": np.array([100 * average_precision_at_r(positions) for positions in rankings]),
+        "rprecision": np.array([100 * np.mean(positions < len(positions)) for positions in rankings]),
+        "r1": np.array([100.0 * (positions[0] == 0) for positions in rankings]),
     }
     return Queries(images, values, answers=_best_answers(answered, queries, candidates))
 
 
-def _annotations(name: str, queries: dict[int, int], kind: str, candidates: dict[int, int]) -> tuple[Rows, list[Rows]]:
-    """Return the rows, ascending, of the queries that the file ``name`` annotates, and the rows of the right answers to each.
+def _annotations(name: str, queries: dict[int, int], kind: str, candidates: dict[int, int]) -> tuple[Ints, list[Ints]]:
+    """Return the rows of the queries in the annotation file ``name``, ascending, and the rows of the right answers to each.
 
-    ``queries`` and ``candidates`` map ids to rows; ``kind`` names a query in errors, e.g. ``image``. A right answer that is
-    not a candidate has row -1: ECCV Caption lists two captions as right answers that it does not rank.
+    ``queries`` and ``candidates`` map ids to rows. ``kind`` names a query in errors, e.g. ``image``. A right answer that is
+    not a candidate has row -1; ECCV Caption lists two such captions.
     """
     content = {int(query): right for query, right in json.loads(_data(name)).items()}
     rows = find_rows(queries, list(content), kind)
@@ -305,13 +304,13 @@ def _annotations(name: str, queries: dict[int, int], kind: str, candidates: dict
     return rows[order], [answers[k] for k in order]
 
 
-def coco_test_captions() -> Rows:
+def coco_test_captions() -> Ints:
     """Return the COCO ids (25000,) of the test captions that the package eccv-caption ranks."""
-    ids: Rows = np.load(BytesIO(_data("coco_test_ids.npy")), allow_pickle=False)
+    ids: Ints = np.load(BytesIO(_data("coco_test_ids.npy")), allow_pickle=False)
     return ids
 
 
-def coco_test_images() -> Rows:
+def coco_test_images() -> Ints:
     """Return the COCO ids (5000,) of the test images that the package eccv-caption ranks, ascending."""
     return np.array(sorted(int(image) for image in json.loads(_data("original_image_to_caption.json"))))
 
@@ -322,13 +321,13 @@ def _data(name: str) -> bytes:
     return (files("eccv_caption") / "data" / name).read_bytes()
 
 
-def rows_by_id(ids: Rows) -> dict[int, int]:
+def rows_by_id(ids: Ints) -> dict[int, int]:
     """Return a dict from each id to its row, the index in ``ids``."""
     return {int(id_): row for row, id_ in enumerate(ids)}
 
 
-def find_rows(rows: dict[int, int], ids: Sequence[int] | Rows, kind: str) -> Rows:
-    """Return the rows of ``ids`` by the dict ``rows``. Raises UserError if an id of this ``kind`` (e.g. image) has none."""
+def find_rows(rows: dict[int, int], ids: Sequence[int] | Ints, kind: str) -> Ints:
+    """Return the row of each id. Raises UserError if an id of this ``kind`` (e.g. image) is not in the dict ``rows``."""
     try:
         return np.array([rows[int(id_)] for id_ in ids], np.int64)
     except KeyError as missing:

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from vse.eval.files.embeddings import (
-    EMBEDDINGS,
+    EMBEDDINGS_KIND,
     Embeddings,
     check_same_split,
     experiment_name,
@@ -40,9 +40,8 @@ from vse.pipeline.presets.presets import load_plan
 from vse.pipeline.presets.schema import ENSEMBLE_KEYS, ExperimentPlan
 
 log = logging.getLogger(__name__)
-ALPHAS = tuple(k / 10 for k in range(11))  # shares of phrases that are tried on the validation split
-Member = tuple[Path, Embeddings]
-Members = list[Member]  # of an ensemble of one seed
+ALPHAS = tuple(k / 10 for k in range(11))  # weights of the phrase model that are tried on the validation split
+MemberFile = tuple[Path, Embeddings]
 Matrices = dict[str, NDArray[np.float32]]
 
 
@@ -54,12 +53,12 @@ def load_ensemble_plan(name: str) -> ExperimentPlan:
     return plan
 
 
-def members_by_seed(files: Sequence[Path], plan: ExperimentPlan | None = None) -> list[Members]:
-    """Read each file once and return, for each seed, the members of its ensemble.
+def members_by_seed(files: Sequence[Path], plan: ExperimentPlan | None = None) -> list[list[MemberFile]]:
+    """Read the files, and return the members of the ensemble of each seed.
 
-    If all files belong to one experiment, or each file to an experiment of its own, all files are the members of a single
-    ensemble. Otherwise there is an ensemble for each seed: seed s of the ensemble combines seed s of every experiment. A
-    ``plan`` names the members and their order. Raises UserError if a member is missing, given twice or not in the plan.
+    Without a plan, all files are the members of a single ensemble if they belong to one experiment, or to as many experiments
+    as there are files. Otherwise seed s of the ensemble combines seed s of every experiment. A ``plan`` names the experiments
+    and their order. Raises UserError if a member is missing, given twice or not in the plan.
     """
     if len(files) < 2:
         raise UserError("an ensemble has at least two members: give several files of embeddings")
@@ -91,20 +90,20 @@ def _member_name(experiment: str, seed: int | None) -> str:
 
 
 def build_ensemble(
-    members: Members, compares_captions: bool = False, plan: ExperimentPlan | None = None, alpha: float | None = None
+    members: list[MemberFile], compares_captions: bool = False, plan: ExperimentPlan | None = None, alpha: float | None = None
 ) -> Embeddings:
-    """Return embeddings whose score of each pair is the mean of the members' scores.
+    """Return embeddings whose scores are the means of the members' scores.
 
     The members share split and similarity; their dimensions, experiments and seeds may differ. The vectors of n members are
-    concatenated and divided by the square root of n, so that inner products and order scores are these means. Score matrices
-    are averaged row by row when they are read. An image-sentence model and a phrase model are combined by
+    concatenated and divided by the square root of n: inner products and order scores of the result are then the mean scores.
+    Score matrices are averaged row by row when they are read. An image-sentence model and a phrase model are combined by
     :func:`combine_scores`.
 
     Parameters
     ----------
     members : the file and the embeddings of each member
-    compares_captions : raise UserError if a member's captions are not unit vectors, as the protocol ``sentence`` needs them
-    plan : the preset that names the ensemble; None names it by its members
+    compares_captions : whether captions must be unit vectors, as the protocol ``sentence`` needs them; else UserError
+    plan : the preset of the ensemble, which gives the name; None names the ensemble by its members
     alpha : the weight of the phrase model's scores, from 0 to 1
     """
     first = members[0][1]
@@ -133,7 +132,7 @@ def build_ensemble(
     )
 
 
-def _check_members(members: Members, compares_captions: bool) -> None:
+def _check_members(members: list[MemberFile], compares_captions: bool) -> None:
     (first_path, first), *_ = members
     for path, member in members:
         check_same_split(first_path, first, path, member, attributes=("similarity",))
@@ -146,14 +145,15 @@ def _check_members(members: Members, compares_captions: bool) -> None:
     check_all_same_data([(path, member.identity) for path, member in members])
 
 
-def save_ensemble(path: Path, runs: Sequence[Embeddings], others: Sequence[Path]) -> list[Path]:
+def save_ensemble(path: Path, runs: Sequence[Embeddings], other_files: Sequence[Path]) -> list[Path]:
     """Write the ensemble of a single seed to ``path``, or of several seeds to ``<name>-<seed>.h5``; return the files.
 
-    Raises UserError if one of the files is among the files ``others`` or must not be replaced.
+    ``other_files`` are the other inputs and outputs of the command. Raises UserError if a file to write is one of them, or if
+    it must not be replaced.
     """
     paths = [path if len(runs) == 1 else path.with_name(f"{path.stem}-{run.seed}{path.suffix}") for run in runs]
     for one in paths:
-        check_output(one, EMBEDDINGS, others)
+        check_output(one, EMBEDDINGS_KIND, other_files)
     for one, run in zip(paths, runs, strict=True):
         if run.vectors is not None:
             write_embeddings(one, run)
@@ -162,7 +162,7 @@ def save_ensemble(path: Path, runs: Sequence[Embeddings], others: Sequence[Path]
     return paths
 
 
-def _provenance(members: Members, plan: ExperimentPlan | None) -> dict[str, Any]:
+def _provenance(members: list[MemberFile], plan: ExperimentPlan | None) -> dict[str, Any]:
     """Return the provenance of an ensemble: its preset's settings, and its members' features and changed settings."""
     features: dict[str, Any] = {}
     changed: dict[str, None] = {}
@@ -193,50 +193,49 @@ def _mean_scores(members: Sequence[Embeddings]) -> dict[str, Any]:
 
 def _concatenate(parts: Sequence[NDArray[np.float32] | None]) -> NDArray[np.float32] | None:
     """Return the vectors of n members side by side, divided by the square root of n; None if a member has no vectors."""
-    there = [part for part in parts if part is not None]
-    if len(there) < len(parts):
+    vectors = [part for part in parts if part is not None]
+    if len(vectors) < len(parts):
         return None
-    wide: NDArray[np.float32] = np.concatenate(there, axis=1)
+    wide: NDArray[np.float32] = np.concatenate(vectors, axis=1)
     wide /= np.float32(len(parts) ** 0.5)
     return wide
 
 
 @dataclass(frozen=True)
-class PhraseShare:
+class PhraseWeight:
     """The weight ``alpha`` (0 to 1) of the phrase model's scores in an ensemble (Eq. 8).
 
-    ``validated`` has the mean rsum on the validation split for each alpha that was tried there; None if the user gave alpha.
+    ``rsum_by_alpha`` maps each weight that was tried to the mean rsum on the validation split; None if the user gave alpha.
     """
 
     alpha: float
-    validated: dict[float, float] | None = None
+    rsum_by_alpha: dict[float, float] | None = None
 
-    def content(self, phrases: Embeddings) -> dict[str, Any]:
-        """Return the entry ``combination`` of a result file: alpha and two counts.
+    def content(self, phrase_model: Embeddings) -> dict[str, Any]:
+        """Return the entry ``combination`` of a result file: the weight, and two counts.
 
-        The counts are the captions and the images for which ``phrases`` has no score. The image-sentence model alone scores
-        them.
+        The counts are the captions without phrases and the images without regions.
         """
-        assert phrases.n_phrases is not None
-        assert phrases.n_regions is not None
-        chosen = {} if self.validated is None else {"rsum_val": {f"{alpha:g}": rsum for alpha, rsum in self.validated.items()}}
+        assert phrase_model.n_phrases is not None
+        assert phrase_model.n_regions is not None
+        rsums = {f"{alpha:g}": rsum for alpha, rsum in (self.rsum_by_alpha or {}).items()}
         return {
             "alpha": self.alpha,
-            **chosen,
-            "n_captions_without_phrases": int(np.count_nonzero(phrases.n_phrases == 0)),
-            "n_images_without_regions": int(np.count_nonzero(phrases.n_regions == 0)),
+            **({"rsum_val": rsums} if rsums else {}),
+            "n_captions_without_phrases": int(np.count_nonzero(phrase_model.n_phrases == 0)),
+            "n_images_without_regions": int(np.count_nonzero(phrase_model.n_regions == 0)),
         }
 
 
-def sentence_and_phrase_members(members: Sequence[Member]) -> tuple[Member, Member] | None:
+def sentence_and_phrase_members(members: Sequence[MemberFile]) -> tuple[MemberFile, MemberFile] | None:
     """Return the image-sentence model and the phrase model of an ensemble; None if it has no phrase model.
 
     Raises UserError if a phrase model is combined with anything but exactly one image-sentence model.
     """
-    by_phrases = [member for member in members if member[1].has_phrase_scores]
+    by_phrases = [member for member in members if member[1].is_phrase_model]
     if not by_phrases:
         return None
-    others = [member for member in members if not member[1].has_phrase_scores]
+    others = [member for member in members if not member[1].is_phrase_model]
     if len(by_phrases) != 1 or len(others) != 1:
         raise UserError(
             f"{by_phrases[0][0]} holds scores of phrases and is combined with one image-sentence model; this ensemble has "
@@ -245,17 +244,17 @@ def sentence_and_phrase_members(members: Sequence[Member]) -> tuple[Member, Memb
     return others[0], by_phrases[0]
 
 
-def phrase_member(members: Sequence[Member]) -> Embeddings:
-    """Return the scores of the phrase model among the members; there must be one (StopIteration otherwise)."""
-    return next(run for _, run in members if run.has_phrase_scores)
+def phrase_member(members: Sequence[MemberFile]) -> Embeddings:
+    """Return the scores of the phrase model among the members. Raises StopIteration without a phrase model."""
+    return next(run for _, run in members if run.is_phrase_model)
 
 
-def choose_alpha(by_seed: Sequence[Sequence[Member]], alpha: float | None) -> PhraseShare | None:
+def choose_alpha(by_seed: Sequence[Sequence[MemberFile]], alpha: float | None) -> PhraseWeight | None:
     """Return the weight of the phrase model: ``alpha`` or, if it is None, the best of :data:`ALPHAS` on the validation split.
 
-    The best weight has the highest rsum, as a mean over the seeds. Returns None for ensembles without a phrase model. The
+    The best weight has the highest rsum, as a mean over the seeds. Ensembles without a phrase model have no weight (None). The
     validation files lie next to the members: ``val.h5`` next to ``test.h5``, and ``val_sentences.h5`` next to
-    ``test_sentences.h5``. Raises UserError if one is missing.
+    ``test_sentences.h5``. Raises UserError if a validation file is missing.
     """
     pairs = [pair for members in by_seed if (pair := sentence_and_phrase_members(members)) is not None]
     if not pairs:
@@ -265,7 +264,7 @@ def choose_alpha(by_seed: Sequence[Sequence[Member]], alpha: float | None) -> Ph
     if alpha is not None:
         if not 0 <= alpha <= 1:
             raise UserError(f"--alpha {alpha:g}: the share of phrases must be between 0 and 1")
-        return PhraseShare(alpha)
+        return PhraseWeight(alpha)
     rsums = np.zeros(len(ALPHAS))
     for pair in pairs:
         sentences, phrases = (_read_validation_file(*member) for member in pair)
@@ -273,19 +272,21 @@ def choose_alpha(by_seed: Sequence[Sequence[Member]], alpha: float | None) -> Ph
         for k, candidate in enumerate(ALPHAS):
             ranks = ranks_from_blocks(*combine_scores(sentences, phrases, candidate, distances).score_blocks())
             rsums[k] += metrics(ranks)["rsum"]
-    validated = dict(zip(ALPHAS, (rsums / len(pairs)).tolist(), strict=True))
-    best = max(ALPHAS, key=lambda candidate: validated[candidate])
-    log.info("alpha %g by validation: rsum %.1f, without phrases %.1f", best, validated[best], validated[0.0])
-    return PhraseShare(best, validated)
+    rsum_by_alpha = dict(zip(ALPHAS, (rsums / len(pairs)).tolist(), strict=True))
+    best = max(ALPHAS, key=lambda candidate: rsum_by_alpha[candidate])
+    log.info("alpha %g by validation: rsum %.1f, without phrases %.1f", best, rsum_by_alpha[best], rsum_by_alpha[0.0])
+    return PhraseWeight(best, rsum_by_alpha)
 
 
-def combine_scores(sentences: Member, phrases: Member, alpha: float, negative_distances: Matrices | None = None) -> Embeddings:
+def combine_scores(
+    sentences: MemberFile, phrases: MemberFile, alpha: float, negative_distances: Matrices | None = None
+) -> Embeddings:
     """Return the embeddings of the image-sentence model with the scores -D(x, y) = -(1 - alpha) d(x, y) - alpha d_rp(x, y).
 
     This is Eq. 8 (see the top of this module): d is the distance of image x and sentence y, and d_rp is the mean distance of
     the sentence's phrases to their best regions. For embeddings compared by inner products, d is their Euclidean distance; for
     other models, d is the negative score. If a caption has no phrases, or an image no regions, D = d. ``negative_distances``
-    has -d, if it was computed before. The scores are (n_images, n_captions). One matrix is held in memory, or two if the
+    has -d, if -d was computed before. The scores are (n_images, n_captions). One matrix is held in memory, or two if the
     scores of the image-sentence model depend on the direction.
     """
     check_same_split(*sentences, *phrases)
@@ -324,7 +325,7 @@ def _all_scores(blocks: ScoreBlocks) -> NDArray[np.float32]:
     return np.asarray(scores.numpy())
 
 
-def _read_validation_file(path: Path, run: Embeddings) -> Member:
+def _read_validation_file(path: Path, run: Embeddings) -> MemberFile:
     name = path.name.replace(run.split, "val", 1)
     val_path = path.with_name(name)
     if run.split == "val" or name == path.name:
@@ -332,7 +333,7 @@ def _read_validation_file(path: Path, run: Embeddings) -> Member:
             f"{path}: alpha is chosen on the validation split, but its file cannot be found from this name; give --alpha"
         )
     if not val_path.exists():
-        option = " --sentences" if run.has_phrase_scores else ""
+        option = " --sentences" if run.is_phrase_model else ""
         raise UserError(
             f"{val_path}: no such file, and alpha is chosen by it: write it with vse-embed {path.parent} --split val{option}, "
             "or give --alpha"

@@ -9,7 +9,7 @@ A call of ``vse-eval FILE.h5`` passes through these files:
 5. ``eval/search/cross_check.py`` compares these ranks with a FAISS search.
 6. ``eval/ranking/metrics.py`` turns ranks into recalls and the other metrics.
 7. ``eval/ranking/bootstrap.py`` computes their 95% intervals.
-8. ``eval/protocols/result_content.py`` combines the seeds, builds the signed result and formats the printed lines.
+8. ``eval/protocols/result_content.py`` combines the seeds, builds the result and formats the printed lines.
 
 Ensembles (``ensemble.py``), the COCO protocols (``coco.py``) and phrase scores (``phrase_evaluation.py``) are further modules.
 """
@@ -27,13 +27,13 @@ import numpy as np
 from vse.eval.defaults import FOLDED_PROTOCOLS, IOU, TREC_DEPTH
 from vse.eval.files.embeddings import Embeddings, experiment_name
 from vse.eval.files.query_files import FoldAnswers, check_per_query, check_trec, write_per_query, write_trec
-from vse.eval.files.results import RESULT, UNSAVED_RESULT
+from vse.eval.files.results import RESULT_KIND, UNSAVED_RESULT_PATH
 from vse.eval.files.split import split_identity
-from vse.eval.options import EvaluationOptions
+from vse.eval.options import AllEvaluateOptions
 from vse.eval.protocols.coco import JudgedPairs, read_judged_pairs
 from vse.eval.protocols.ensemble import (
-    Members,
-    PhraseShare,
+    MemberFile,
+    PhraseWeight,
     build_ensemble,
     choose_alpha,
     load_ensemble_plan,
@@ -41,7 +41,7 @@ from vse.eval.protocols.ensemble import (
     phrase_member,
     save_ensemble,
 )
-from vse.eval.protocols.phrase_evaluation import check_file_kind, evaluate_phrases
+from vse.eval.protocols.phrase_evaluation import are_phrase_scores, evaluate_phrases
 from vse.eval.protocols.protocols import (
     ProtocolQueries,
     RankingOptions,
@@ -53,7 +53,7 @@ from vse.eval.protocols.protocols import (
 )
 from vse.eval.protocols.result_content import build_result, combine_seeds, unfinished_runs
 from vse.eval.ranking.bootstrap import intervals
-from vse.eval.ranking.metrics import Fold, average, fold_metrics
+from vse.eval.ranking.metrics import FoldQueries, average, fold_metrics
 from vse.eval.search.approximate import approximate_recalls, reranked_metrics
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import check_output
@@ -66,7 +66,7 @@ def evaluate_files(
     files: Sequence[Path],
     out: Path | None,
     protocol: str | Sequence[str] = "auto",
-    options: EvaluationOptions = EvaluationOptions(),
+    options: AllEvaluateOptions = AllEvaluateOptions(),
 ) -> dict[str, Any]:
     """Evaluate one model, given as a file per seed, or an ensemble; return the content of the result file.
 
@@ -81,11 +81,11 @@ def evaluate_files(
     started = time.perf_counter()
     options.check()
     if out is not None:
-        check_output(out, RESULT, files)
-    place = UNSAVED_RESULT if out is None else out
-    phrases = check_file_kind(files, protocol, options.iou)
-    if phrases and options.embeddings_only:
-        raise UserError(f"{files[0]}: {options.embeddings_only} does not apply to phrase scores; leave it out")
+        check_output(out, RESULT_KIND, files)
+    place = UNSAVED_RESULT_PATH if out is None else out
+    phrases = are_phrase_scores(files, protocol, options.iou)
+    if phrases and options.first_embeddings_option:
+        raise UserError(f"{files[0]}: {options.first_embeddings_option} does not apply to phrase scores; leave it out")
     if phrases:
         iou = IOU if options.iou is None else options.iou
         content = evaluate_phrases(files, place, iou, options.samples, options.unfinished)
@@ -98,43 +98,46 @@ def evaluate_files(
 
 
 def evaluate_arrays(
-    name: str, run: Embeddings, protocol: str | Sequence[str] = "auto", options: EvaluationOptions = EvaluationOptions()
+    name: str,
+    embeddings: Embeddings,
+    protocol: str | Sequence[str] = "auto",
+    options: AllEvaluateOptions = AllEvaluateOptions(),
 ) -> dict[str, Any]:
-    """Evaluate embeddings in memory as :func:`evaluate_files` evaluates a file; errors refer to them by ``name``."""
+    """Evaluate embeddings in memory as :func:`evaluate_files` evaluates a file. Error messages use ``name`` for a file."""
     started = time.perf_counter()
     if options.ensemble:
         raise UserError(f"{name}: an ensemble needs several files of embeddings; leave --ensemble out")
-    _check_query_outputs(options, [UNSAVED_RESULT])
+    _check_query_outputs(options, [UNSAVED_RESULT_PATH])
     path = Path(name)
-    model = _Model([path], check_seeds([path], [run]), [[(path, run)]])
-    return _evaluate_model(model, UNSAVED_RESULT, protocol, options, started)
+    model = _Model([path], check_seeds([path], [embeddings]), [[(path, embeddings)]])
+    return _evaluate_model(model, UNSAVED_RESULT_PATH, protocol, options, started)
 
 
-def _check_query_outputs(options: EvaluationOptions, others: Sequence[Path]) -> None:
-    """Raise UserError if a file with answers to queries cannot be written, or is one of the files ``others``."""
+def _check_query_outputs(options: AllEvaluateOptions, other_files: Sequence[Path]) -> None:
+    """Raise UserError if a file with answers to queries cannot be written, or is one of ``other_files``."""
     if options.per_query is not None:
-        check_per_query(options.per_query, others)
+        check_per_query(options.per_query, other_files)
     if options.trec is not None:
-        check_trec(options.trec, others)
+        check_trec(options.trec, other_files)
 
 
 class _Model(NamedTuple):
-    """A model to evaluate: its embeddings for each seed, and the files that errors name.
+    """A model to evaluate: the embeddings to rank for each seed, and the file of each seed for error messages.
 
-    ``members`` has for each seed the embeddings that were read: the members of an ensemble, or those of the seed itself.
+    ``members`` has the input files of each seed: all members of an ensemble, or the single file of the seed.
     """
 
     files: Sequence[Path]
     seeds: Sequence[Embeddings]
-    members: Sequence[Members]
-    share: PhraseShare | None = None
+    members: Sequence[list[MemberFile]]
+    phrase_weight: PhraseWeight | None = None
 
     @property
-    def inputs(self) -> Members:
+    def inputs(self) -> list[MemberFile]:
         return [member for members in self.members for member in members]
 
 
-def _read_model(files: Sequence[Path], out: Path, protocol: str | Sequence[str], options: EvaluationOptions) -> _Model:
+def _read_model(files: Sequence[Path], out: Path, protocol: str | Sequence[str], options: AllEvaluateOptions) -> _Model:
     """Read the seeds of one model, or build the ensemble of each seed and write it to ``options.save``."""
     if not options.ensemble:
         seeds = read_seeds(files)
@@ -143,18 +146,18 @@ def _read_model(files: Sequence[Path], out: Path, protocol: str | Sequence[str],
     plan = None if options.experiment is None else load_ensemble_plan(options.experiment)
     members = members_by_seed(files, plan)
     first_files = [path for (path, _), *_ in members]
-    share = choose_alpha(members, options.alpha)
-    ensembles = [build_ensemble(of_seed, compares_captions, plan, share.alpha if share else None) for of_seed in members]
+    weight = choose_alpha(members, options.alpha)
+    ensembles = [build_ensemble(of_seed, compares_captions, plan, weight.alpha if weight else None) for of_seed in members]
     seeds = check_seeds(first_files, ensembles)
     if options.save is not None:
         save_ensemble(options.save, seeds, [out, *files])
-    return _Model(first_files, seeds, members, share)
+    return _Model(first_files, seeds, members, weight)
 
 
 def _evaluate_model(
-    model: _Model, out: Path, protocol: str | Sequence[str], options: EvaluationOptions, started: float
+    model: _Model, out: Path, protocol: str | Sequence[str], options: AllEvaluateOptions, started: float
 ) -> dict[str, Any]:
-    """Evaluate a model under each protocol and return the signed result; write the answers to each query if requested."""
+    """Evaluate a model under each protocol and return the result; write the answers to each query if requested."""
     first, inputs = model.seeds[0], [run for _, run in model.inputs]
     unfinished = unfinished_runs(inputs, out, options.unfinished)
     for path, run in zip(model.files, model.seeds, strict=True):
@@ -179,8 +182,8 @@ def _evaluate_model(
         content["cxc"] = pairs.files
     if options.ensemble:
         content["ensemble"] = [{"experiment": experiment_name(path, run), "seed": run.seed} for path, run in model.inputs]
-    if model.share:
-        content["combination"] = model.share.content(phrase_member(model.members[0]))
+    if model.phrase_weight:
+        content["combination"] = model.phrase_weight.content(phrase_member(model.members[0]))
     if options.per_query is not None:
         write_per_query(options.per_query, answers)
     if options.trec is not None:
@@ -189,7 +192,7 @@ def _evaluate_model(
 
 
 def _measure(
-    model: _Model, protocols: Sequence[str], options: EvaluationOptions, pairs: JudgedPairs | None
+    model: _Model, protocols: Sequence[str], options: AllEvaluateOptions, pairs: JudgedPairs | None
 ) -> tuple[dict[str, Any], list[FoldAnswers]]:
     """Return the metrics and the comparison with FAISS of each protocol, and the best answers to each query.
 
@@ -203,7 +206,7 @@ def _measure(
     for name in protocols:
         queries = rank_seeds(model.files, model.seeds, name, ranking)
         folds = [of_seed.folds for of_seed in queries]
-        checks[name] = _cross_check(queries)
+        checks[name] = _sum_agreements(queries)
         per_seed = [_protocol_metrics(run, name, of_seed) for run, of_seed in zip(model.seeds, folds, strict=True)]
         metrics[name] = combine_seeds(per_seed)
         if options.samples:
@@ -219,17 +222,15 @@ def _measure(
     return {"protocols": metrics, "cross_check": checks}, answers
 
 
-def _cross_check(queries: Sequence[ProtocolQueries]) -> dict[str, Any]:
-    """Return the numbers of compared queries, all queries and ties, or the reason why no rank was compared with FAISS.
-
-    The numbers are sums over folds and seeds, for each direction.
-    """
-    agreements = [agreement for of_run in queries for agreement in of_run.agreements]
+def _sum_agreements(queries: Sequence[ProtocolQueries]) -> dict[str, Any]:
+    """Return the entry ``cross_check`` of a result file: sums over folds and seeds, or why FAISS was not compared."""
+    agreements = [agreement for one in queries for agreement in one.agreements]
     if not agreements:
-        return {"checked": False, "why": queries[0].unchecked}
+        return {"checked": False, "why": queries[0].no_comparison_reason}
+    fields = {"queries": "n_compared", "of": "n_queries", "ties": "n_ties"}
     counts = {
-        name: {direction: sum(getattr(one, name)[direction] for one in agreements) for direction in agreements[0].queries}
-        for name in ("queries", "of", "ties")
+        key: {direction: sum(getattr(one, name)[direction] for one in agreements) for direction in agreements[0].recalls}
+        for key, name in fields.items()
     }
     return {"checked": True, "against": agreements[0].against, **counts}
 
@@ -244,7 +245,7 @@ def _warn_unless_unit_length(path: Path, run: Embeddings) -> None:
         log.warning("%s: captions have lengths from %.3g to %.3g, not 1; they are ranked by inner products", path, low, high)
 
 
-def _approximate_searches(path: Path, run: Embeddings, options: EvaluationOptions) -> dict[str, Any]:
+def _approximate_searches(path: Path, run: Embeddings, options: AllEvaluateOptions) -> dict[str, Any]:
     """Return the quality of the approximate index and of the two-stage searches that the options name, for one seed."""
     measured: dict[str, Any] = {}
     if options.index is not None:
@@ -263,7 +264,7 @@ def _approximate_searches(path: Path, run: Embeddings, options: EvaluationOption
     return measured
 
 
-def _protocol_metrics(run: Embeddings, protocol: str, folds: Sequence[Fold]) -> dict[str, Any]:
+def _protocol_metrics(run: Embeddings, protocol: str, folds: Sequence[FoldQueries]) -> dict[str, Any]:
     """Return the metrics of one seed: the mean over folds and, if there are several folds, the metrics of each fold."""
     per_fold = [fold_metrics(fold) for fold in folds]
     n_queries = sum(len(fold["s2s"].images) for fold in folds) if protocol.startswith("sentence") else None

@@ -1,4 +1,4 @@
-"""Evaluation of phrase localisation: phrase scores, a file per seed, become the result of the protocol ``phrase``."""
+"""Evaluation of phrase localisation: the protocol ``phrase``, and the comparison of two models by phrase scores."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from vse.eval.protocols.protocols import check_one_model
 from vse.eval.protocols.result_content import build_result, combine_seeds, unfinished_runs
 from vse.eval.ranking.bootstrap import differences, intervals
 from vse.eval.ranking.localisation import phrase_ranks
-from vse.eval.ranking.metrics import Fold, fold_metrics
+from vse.eval.ranking.metrics import FoldQueries, fold_metrics
 from vse.pipeline.errors import UserError
 
-_TYPE_PREFIX = "type "  # prefix of the name of a type, which makes it differ from all other keys
+_TYPE_PREFIX = "type "  # marks the name of a type among the keys of a fold
 
 
-def check_file_kind(files: Sequence[Path], protocol: str | Sequence[str], iou: float | None) -> bool:
+def are_phrase_scores(files: Sequence[Path], protocol: str | Sequence[str], iou: float | None) -> bool:
     """Return whether files hold phrase scores.
 
-    Raises UserError if only some do, or if ``protocol`` or ``iou`` does not apply to them.
+    Raises UserError if only some files do, or if ``protocol`` or ``iou`` does not apply to the files.
     """
     kinds = [is_phrase_scores(path) for path in files]
     if any(kinds) and not all(kinds):
@@ -45,16 +45,16 @@ def check_file_kind(files: Sequence[Path], protocol: str | Sequence[str], iou: f
 
 
 def evaluate_phrases(
-    files: Sequence[Path], out: Path, iou: float = IOU, bootstrap: int = BOOTSTRAP_SAMPLES, unfinished: bool = False
+    files: Sequence[Path], out: Path, iou: float = IOU, bootstrap: int = BOOTSTRAP_SAMPLES, allow_unfinished: bool = False
 ) -> dict[str, Any]:
     """Return the content of the result file ``out`` for the phrase scores of one model, a file per seed.
 
     A candidate box is right if its IoU with the true box is ``iou`` or more. Phrases without a true box are excluded and
-    counted; a phrase whose image has no candidate counts as missed. ``per_type`` has the metrics of each type of phrases.
-    Raises UserError if ``iou`` is not above 0 and at most 1.
+    counted; a phrase whose image has no candidate counts as missed. ``allow_unfinished`` accepts runs whose training did not
+    finish. Raises UserError if ``iou`` is not above 0 and at most 1.
     """
     runs = read_phrase_seeds(files)
-    not_finished = unfinished_runs(runs, out, unfinished)
+    not_finished = unfinished_runs(runs, out, allow_unfinished)
     first, folds = runs[0], phrase_folds(files, runs, iou)
     protocol = _combined_metrics([fold_metrics(fold) for fold in folds], folds[0])
     protocol |= {"iou": iou, **phrase_counts(runs)}
@@ -77,8 +77,8 @@ def phrase_differences(
 ) -> dict[str, Any]:
     """Return the differences of two models on the same phrases (see :func:`vse.eval.ranking.bootstrap.differences`).
 
-    ``files`` and ``runs`` have the seeds of each model. The result has every metric of ``phrase``, and ``per_type`` R@1 of
-    each type.
+    ``files`` and ``runs`` have the seeds of each model. The result has all metrics under ``phrase``, and R@1 of each type of
+    phrases under ``per_type``.
     """
     a, b = ([[fold] for fold in phrase_folds(paths, seeds, iou)] for paths, seeds in zip(files, runs, strict=True))
     compared = _nest_types(differences(a, b, samples))
@@ -91,21 +91,21 @@ def read_phrase_seeds(files: Sequence[Path]) -> list[PhraseScores]:
     return check_one_model(files, [read_phrase_scores(path) for path in files], check_same_phrases, ("experiment",))
 
 
-def phrase_folds(files: Sequence[Path], runs: Sequence[PhraseScores], iou: float) -> list[Fold]:
+def phrase_folds(files: Sequence[Path], runs: Sequence[PhraseScores], iou: float) -> list[FoldQueries]:
     """Return the phrases with a true box as ranked queries, a fold per seed.
 
-    The key ``phrase`` has all phrases, and ``type <name>`` has the phrases of a type. Raises UserError if no phrase has a true
-    box, or if ``iou`` is not above 0 and at most 1.
+    Each fold has all phrases under the key ``phrase``, and the phrases of a type under ``type <name>``. Raises UserError if no
+    phrase has a true box, or if ``iou`` is not above 0 and at most 1.
     """
     if not 0 < iou <= 1:
         raise UserError(f"--iou {iou:g}: a threshold must be above 0 and at most 1")
-    folds: list[Fold] = []
+    folds: list[FoldQueries] = []
     for path, run in zip(files, runs, strict=True):
         if not run.has_box.any():
             raise UserError(f"{path}: none of its {len(run.truth):,} phrases has a box, so there is nothing to evaluate")
         ranks = phrase_ranks(run.scores, run.boxes, run.offsets, run.truth, iou)
-        queries, located = ranks.queries(np.unique(run.image_ids, return_inverse=True)[1]), run.has_box
-        masks = {"phrase": located} | {f"{_TYPE_PREFIX}{name}": mask & located for name, mask in type_masks(run).items()}
+        queries, has_box = ranks.queries(np.unique(run.image_ids, return_inverse=True)[1]), run.has_box
+        masks = {"phrase": has_box} | {f"{_TYPE_PREFIX}{name}": mask & has_box for name, mask in type_masks(run).items()}
         folds.append({name: queries.select(mask) for name, mask in masks.items() if mask.any()})
     return folds
 
@@ -119,21 +119,20 @@ def type_masks(run: PhraseScores) -> dict[str, NDArray[np.bool_]]:
 
 
 def phrase_counts(runs: Sequence[PhraseScores]) -> dict[str, int]:
-    """Return the numbers of evaluated phrases, phrases without a true box, and evaluated phrases without a candidate box.
+    """Return the numbers of phrases with a true box, without a true box, and with a true box but without a candidate.
 
-    Phrases with a true box are evaluated. A phrase counts as one without a candidate box if at least one seed has no candidate
-    box for it.
+    A phrase has no candidate if at least one seed has no candidate box for the phrase.
     """
-    located = runs[0].has_box
+    has_box = runs[0].has_box
     without = np.any([np.diff(run.offsets) == 0 for run in runs], axis=0)
     return {
-        "n_phrases": int(np.count_nonzero(located)),
-        "n_without_box": int(np.count_nonzero(~located)),
-        "n_without_candidate": int(np.count_nonzero(located & without)),
+        "n_phrases": int(np.count_nonzero(has_box)),
+        "n_without_box": int(np.count_nonzero(~has_box)),
+        "n_without_candidate": int(np.count_nonzero(has_box & without)),
     }
 
 
-def _combined_metrics(metrics: Sequence[Mapping[str, Mapping[str, Metric]]], fold: Fold) -> dict[str, Any]:
+def _combined_metrics(metrics: Sequence[Mapping[str, Mapping[str, Metric]]], fold: FoldQueries) -> dict[str, Any]:
     combined = {name: combine_seeds([dict(of_seed[name]) for of_seed in metrics]) for name in metrics[0]}
     nested = _nest_types(combined)
     for name, of_type in nested.get("per_type", {}).items():
@@ -142,6 +141,6 @@ def _combined_metrics(metrics: Sequence[Mapping[str, Mapping[str, Metric]]], fol
 
 
 def _nest_types(by_name: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values as in a result file: of all phrases under ``phrase``, of each type by its name under ``per_type``."""
+    """Return ``by_name`` as result files nest it: the keys ``type <name>`` become a dict by type under ``per_type``."""
     per_type = {name.removeprefix(_TYPE_PREFIX): value for name, value in by_name.items() if name.startswith(_TYPE_PREFIX)}
     return {"phrase": by_name["phrase"], **({"per_type": per_type} if per_type else {})}

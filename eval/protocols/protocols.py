@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vse.eval.defaults import COCO_PROTOCOLS, CROSS_CHECK_QUERIES, FOLD, FOLDED_PROTOCOLS, PROTOCOLS, RECALLS
+from vse.eval.defaults import COCO_PROTOCOLS, CROSS_CHECK_QUERIES, DEFAULT_KS, FOLD_IMAGES, FOLDED_PROTOCOLS, PROTOCOLS
 from vse.eval.files.embeddings import Embeddings, check_same_split, experiment_name, read_embeddings
 from vse.eval.files.phrase_scores import PhraseScores
-from vse.eval.protocols.coco import JudgedPairs, coco_fold, intramodal_fold, is_coco_test
+from vse.eval.protocols.coco import JudgedPairs, is_coco_test, rank_coco_queries, rank_intramodal_queries
 from vse.eval.ranking.answers import best_answers, sentence_answers
-from vse.eval.ranking.metrics import Fold, Queries, build_fold
+from vse.eval.ranking.metrics import FoldQueries, Queries, build_fold
 from vse.eval.ranking.ranks import ranks_from_blocks, shared_tensor
 from vse.eval.search.cross_check import (
     BY_SEARCH,
@@ -45,16 +45,16 @@ class RankingOptions(NamedTuple):
     Attributes
     ----------
     cross_check : compare the ranks with a FAISS search
-    cross_checked : number of queries per direction that are compared, over all folds, sampled at random; 0 for all
-    answers : also find the best answers to each query, by scoring all pairs once more
+    max_compared : total number of queries per direction, summed over the folds, that are compared; 0 for all queries
+    answers : find the best answers to each query, which scores all pairs once more
     ks : the values of K in R@K
     pairs : the judged pairs of Crisscrossed Captions, for the directions ``i2i`` and ``t2t`` of ``cxc``
     """
 
     cross_check: bool = True
-    cross_checked: int = CROSS_CHECK_QUERIES
+    max_compared: int = CROSS_CHECK_QUERIES
     answers: bool = False
-    ks: Sequence[int] = RECALLS
+    ks: Sequence[int] = DEFAULT_KS
     pairs: JudgedPairs | None = None
 
 
@@ -64,24 +64,24 @@ DEFAULT_RANKING = RankingOptions()
 class ProtocolQueries(NamedTuple):
     """The ranked queries of a protocol, fold by fold, and the comparison of each fold's ranks with a FAISS search.
 
-    ``unchecked`` is the reason why there was no comparison; blank if there was one.
+    ``no_comparison_reason`` says why the ranks were not compared; blank if they were.
     """
 
-    folds: list[Fold]
+    folds: list[FoldQueries]
     agreements: list[Agreement]
-    unchecked: str = ""
+    no_comparison_reason: str = ""
 
 
 def read_seeds(files: Sequence[Path]) -> list[Embeddings]:
-    """Read the embeddings of one model, a file per seed. Raises UserError if they differ in split or experiment."""
+    """Read the embeddings of one model, a file per seed. Raises UserError if files differ in split or experiment."""
     return check_seeds(files, [read_embeddings(path) for path in files])
 
 
 def check_seeds(files: Sequence[Path], runs: Sequence[Embeddings]) -> list[Embeddings]:
     """Return the embeddings of all seeds, with the same ``experiment`` in each.
 
-    The experiment is the first that a file names; if no file names one, it is the name of the first file. Raises UserError if
-    the embeddings are not seeds of one model on one split.
+    If no file names its experiment, the name of the first file is used. Raises UserError if the embeddings are not seeds of
+    one model on one split.
     """
     return check_one_model(files, runs, check_same_split, _SHARED_ATTRIBUTES)
 
@@ -94,8 +94,8 @@ def check_one_model(
 ) -> list[_Run]:
     """Return the embeddings or phrase scores of all seeds, with the same ``experiment`` in each.
 
-    ``check_same`` raises UserError if two runs have different queries, or different values of one of ``attributes``. UserError
-    is also raised if training data differ, or if a file or a seed is given twice.
+    ``check_same`` raises UserError if two seeds have different queries, or different values of one of ``attributes``. Raises
+    UserError also if training data differ, or if a file or a seed is given twice.
     """
     first_path, first = next(
         ((path, run) for path, run in zip(files, runs, strict=True) if run.experiment), (files[0], runs[0])
@@ -116,13 +116,13 @@ def check_one_model(
 
 def select_protocols(files: Sequence[Path], runs: Sequence[Embeddings], protocol: str | Sequence[str]) -> list[str]:
     """Return the protocols that apply to all seeds. Raises UserError if a named protocol does not apply to a file."""
-    names, served = protocol_names(protocol), []
+    names, selected = protocol_names(protocol), []
     for path, run in zip(files, runs, strict=False):
         try:
-            served.append(resolve_protocols(run, names))
+            selected.append(resolve_protocols(run, names))
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
-    return [name for name in served[0] if all(name in others for others in served)]
+    return [name for name in selected[0] if all(name in others for others in selected)]
 
 
 def rank_seeds(
@@ -130,7 +130,7 @@ def rank_seeds(
 ) -> list[ProtocolQueries]:
     """Return the ranked queries of a protocol for each seed.
 
-    Raises UserError if a file cannot be ranked; the message names it.
+    Raises UserError, with the name of the file, if a file cannot be ranked.
     """
     queries = []
     for path, run in zip(files, runs, strict=False):
@@ -158,15 +158,15 @@ def resolve_protocols(run: Embeddings, names: Sequence[str]) -> list[str]:
     """
     n_images, n_captioned = len(run.image_ids), len(np.unique(run.image_of_caption()))
     for name in FOLDED_PROTOCOLS:
-        if name in names and n_images < FOLD:
-            raise UserError(f"the protocol {name} needs {FOLD} images, there are {n_images}")
+        if name in names and n_images < FOLD_IMAGES:
+            raise UserError(f"the protocol {name} needs {FOLD_IMAGES} images, there are {n_images}")
     if "1k" in names and n_captioned < n_images:
         raise UserError(f"the protocol 1k needs images with captions, and {n_images - n_captioned} have none")
     for name in ("sentence", "sentence-1k"):
         if name in names and run.captions is None:
             raise UserError(f"the protocol {name} needs caption embeddings, and the file has none")
     if "auto" in names:
-        names = [*names, "full", *(["1k"] if n_images >= FOLD and n_captioned == n_images else [])]
+        names = [*names, "full", *(["1k"] if n_images >= FOLD_IMAGES and n_captioned == n_images else [])]
         if is_coco_test(_coco_ids(run), run.caption_ids):
             names += COCO_PROTOCOLS
     return [name for name in PROTOCOLS if name in names]
@@ -175,19 +175,18 @@ def resolve_protocols(run: Embeddings, names: Sequence[str]) -> list[str]:
 def rank_queries(run: Embeddings, protocol: str, options: RankingOptions = DEFAULT_RANKING) -> ProtocolQueries:
     """Return the ranked queries of a protocol; ``1k`` and ``sentence-1k`` have a fold per 1,000 images, the others one fold.
 
-    Ranks of embeddings are compared with FAISS. This is not possible for ``cxc`` and ``eccv``, or for files that hold the
-    scores of all pairs.
+    Ranks are compared with FAISS, except for ``cxc`` and ``eccv``, and for files that hold the scores of all pairs.
     """
     if protocol in COCO_PROTOCOLS:
-        fold = coco_fold(protocol, _coco_ids(run), run.caption_ids, *run.score_blocks(), ks=options.ks)
+        fold = rank_coco_queries(protocol, _coco_ids(run), run.caption_ids, *run.score_blocks(), ks=options.ks)
         if protocol == "cxc" and options.pairs is not None:
-            fold = {**fold, **intramodal_fold(run, _coco_ids(run), options.pairs, options.ks)}
+            fold = {**fold, **rank_intramodal_queries(run, _coco_ids(run), options.pairs, options.ks)}
         return ProtocolQueries([_with_ids(run, fold)], [], "its right answers are judged, not only the captions of the image")
     rank_fold = _rank_sentences if protocol.startswith("sentence") else partial(_rank_pairs, answers=options.answers)
-    n_folds = len(run.image_ids) // FOLD if protocol in FOLDED_PROTOCOLS else 1
-    checked = -(-options.cross_checked // n_folds) if options.cross_check else None
+    n_folds = len(run.image_ids) // FOLD_IMAGES if protocol in FOLDED_PROTOCOLS else 1
+    max_compared = -(-options.max_compared // n_folds) if options.cross_check else None
     parts = _split_into_folds(run) if protocol in FOLDED_PROTOCOLS else [run]
-    ranked = [rank_fold(part, checked, options.ks) for part in parts]
+    ranked = [rank_fold(part, max_compared, options.ks) for part in parts]
     folds, agreements = [fold for fold, _ in ranked], [agreement for _, agreement in ranked if agreement is not None]
     if agreements:
         _log_agreement(protocol, agreements)
@@ -203,36 +202,39 @@ def _coco_ids(run: Embeddings) -> NDArray[np.int64]:
 def _split_into_folds(run: Embeddings) -> Iterator[Embeddings]:
     """Yield folds of 1,000 consecutive images with their captions; fewer than 1,000 images at the end are left out."""
     image_of_caption = run.image_of_caption()
-    for start in range(0, len(run.image_ids) // FOLD * FOLD, FOLD):
-        captions = np.flatnonzero((image_of_caption >= start) & (image_of_caption < start + FOLD))
-        yield run.select(np.arange(start, start + FOLD), captions)
+    for start in range(0, len(run.image_ids) // FOLD_IMAGES * FOLD_IMAGES, FOLD_IMAGES):
+        captions = np.flatnonzero((image_of_caption >= start) & (image_of_caption < start + FOLD_IMAGES))
+        yield run.select(np.arange(start, start + FOLD_IMAGES), captions)
 
 
-def _rank_sentences(run: Embeddings, checked: int | None, ks: Sequence[int]) -> tuple[Fold, Agreement | None]:
+def _rank_sentences(run: Embeddings, max_compared: int | None, ks: Sequence[int]) -> tuple[FoldQueries, Agreement | None]:
     assert run.captions is not None
     image_of_caption = run.image_of_caption()
     exact = sentence_answers(shared_tensor(run.captions), torch.from_numpy(image_of_caption))
     fold = {"s2s": replace(Queries.from_ranks(exact.ranks, image_of_caption[exact.queries], ks), answers=exact)}
-    if checked is None:
+    if max_compared is None:
         return _with_ids(run, fold), None
-    return _with_ids(run, fold), check_sentences_against_search(run.captions, image_of_caption, exact, RECALLS, checked)
+    agreement = check_sentences_against_search(run.captions, image_of_caption, exact, DEFAULT_KS, max_compared)
+    return _with_ids(run, fold), agreement
 
 
-def _rank_pairs(run: Embeddings, checked: int | None, ks: Sequence[int], answers: bool) -> tuple[Fold, Agreement | None]:
+def _rank_pairs(
+    run: Embeddings, max_compared: int | None, ks: Sequence[int], answers: bool
+) -> tuple[FoldQueries, Agreement | None]:
     image_of_caption = run.image_of_caption()
-    ranks = ranks_from_blocks(*run.score_blocks(), own_ranks=True)
+    ranks = ranks_from_blocks(*run.score_blocks(), caption_ranks=True)
     fold, vectors = build_fold(ranks, image_of_caption, ks), run.vectors
     if answers:
         best = best_answers(*run.score_blocks(), ranks)
         fold = _with_ids(run, {direction: replace(queries, answers=best[direction]) for direction, queries in fold.items()})
-    if checked is None or vectors is None:
+    if max_compared is None or vectors is None:
         return fold, None
     if run.similarity == "cosine":
-        return fold, check_against_search(*vectors, image_of_caption, ranks, RECALLS, checked)
-    return fold, check_against_candidates(*vectors, image_of_caption, ranks, RECALLS, run.similarity, checked)
+        return fold, check_against_search(*vectors, image_of_caption, ranks, DEFAULT_KS, max_compared)
+    return fold, check_against_candidates(*vectors, image_of_caption, ranks, DEFAULT_KS, run.similarity, max_compared)
 
 
-def _with_ids(run: Embeddings, fold: Fold) -> Fold:
+def _with_ids(run: Embeddings, fold: FoldQueries) -> FoldQueries:
     """Return the fold with the rows in its answers replaced by image and caption ids."""
     ids = {"i": run.image_ids, "t": run.caption_ids, "s": run.caption_ids}
     return {
@@ -250,7 +252,7 @@ def _log_agreement(protocol: str, agreements: Sequence[Agreement]) -> None:
             np.mean([of_fold[direction]["r1"] for of_fold in recalls])
             for recalls in ([agreement.recalls for agreement in agreements], [agreement.exact for agreement in agreements])
         )
-        n_queries = sum(agreement.queries[direction] for agreement in agreements)
+        n_queries = sum(agreement.n_compared[direction] for agreement in agreements)
         exact_text = "" if agreements[0].against == BY_SEARCH else f", exact {exact:.1f}"
         parts.append(f"{direction} {found:.1f}{exact_text} of {n_queries:,} queries")
     verb = "agrees with" if agreements[0].against == BY_SEARCH else "finds candidates that, re-ranked, do not contradict"

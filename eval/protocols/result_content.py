@@ -1,4 +1,4 @@
-"""The result of a model: metrics over seeds, the signed content of the result file, and the lines that are printed."""
+"""The result of a model: metrics over seeds, the content of the result file, and the lines that are printed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import faiss
 import numpy as np
 import torch
 
-from vse.eval.defaults import PHRASE, RECALLS
+from vse.eval.defaults import DEFAULT_KS, PHRASE
 from vse.eval.files.embeddings import parse_provenance
 from vse.eval.files.hdf5_fields import FileMetadata
 from vse.eval.files.results import VERSION, Combination, Result, content_sha256, file_reference, mean_and_std
@@ -21,7 +21,7 @@ from vse.pipeline import __version__
 from vse.pipeline.command import current_provenance
 from vse.pipeline.errors import UserError
 
-_COUNTS = ("folds", "n_queries")  # the same in every seed
+_COUNTS = ("folds", "n_queries")  # keys whose values are the same in every seed
 
 
 def combine_seeds(results: Sequence[Any]) -> Any:
@@ -40,17 +40,17 @@ def combine_seeds(results: Sequence[Any]) -> Any:
     return {"mean": float(np.mean(results)), "std": float(np.std(results, ddof=1))}
 
 
-def unfinished_runs(runs: Sequence[FileMetadata], out: Path, allowed: bool) -> list[dict[str, str]]:
+def unfinished_runs(runs: Sequence[FileMetadata], out: Path, allow_unfinished: bool) -> list[dict[str, str]]:
     """Return the embeddings file and the training state, e.g. ``diverged``, of each run whose training did not finish.
 
-    Paths are relative to the folder of ``out``. Raises UserError if there is such a run and ``allowed`` is False.
+    Paths are relative to the folder of ``out``. Raises UserError if there is such a run, unless ``allow_unfinished``.
     """
     unfinished = []
     for run in runs:
         state = parse_provenance(run).get("unfinished")
         if not state or run.source is None:
             continue
-        if not allowed:
+        if not allow_unfinished:
             raise UserError(
                 f"{run.source.path}: the training of this run did not finish (state: {state}); continue the run and embed "
                 "again, or evaluate it with --unfinished"
@@ -67,14 +67,14 @@ def build_result(
     measured: Mapping[str, Any],
     seconds: float | None = None,
 ) -> dict[str, Any]:
-    """Return the content of a result file: the model, the split, the metrics and the provenance, signed with their SHA-256.
+    """Return the content of a result file: the model, the split, the metrics, the provenance, and the SHA-256 of all.
 
     Parameters
     ----------
     first : the first seed, which names the data set, the experiment and the split
-    inputs : all files that were read; the result lists them, relative to the folder of ``out``, and their costs
-    out : the result file
-    unfinished : the list of :func:`unfinished_runs`
+    inputs : all embeddings files that were read, whose paths and training costs become part of the result
+    out : the result file, to whose folder paths are relative
+    unfinished : the result of :func:`unfinished_runs`
     measured : the metrics and counts
     seconds : the duration of the evaluation; None if it is not known
     """
@@ -119,31 +119,31 @@ def summary_line(result: Result, protocol: str) -> str:
     """Return a line with the recalls of each direction of a protocol, or its other metrics, and rsum if there is one."""
     metrics = result.protocols[protocol]
     parts = []
-    for direction, of_direction in metrics.directions.items():
-        names = [name for name in of_direction if name not in ("medr", "meanr", *POSITION_METRICS)]
+    for direction, direction_metrics in metrics.directions.items():
+        names = [name for name in direction_metrics if name not in ("medr", "meanr", *POSITION_METRICS)]
         if names:
             labels = "/".join(map(metric_title, names))
             labels = labels if "mAP@R" in labels else labels.replace("/R@", "/")
-            values = " / ".join(f"{mean_and_std(of_direction[name])[0]:.1f}" for name in names)
+            values = " / ".join(f"{mean_and_std(direction_metrics[name])[0]:.1f}" for name in names)
             parts.append(f"{direction} {labels} {values}")
     if metrics.rsum is not None:
         interval = metrics.interval("rsum")
         around = f" [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else ""
         parts.append(f"rsum {mean_and_std(metrics.rsum)[0]:.1f}{around}")
-    return f"{_model(result)} {protocol}: {', '.join(parts)}"
+    return f"{_describe_model(result)} {protocol}: {', '.join(parts)}"
 
 
 def phrase_line(result: Result) -> str:
     """Return a line with the metrics of a phrase localisation result."""
     protocol = result.protocols[PHRASE]
     values = {name: f"{mean_and_std(metric)[0]:.1f}" for name, metric in protocol.directions[PHRASE].items()}
-    recalls = " / ".join(values[f"r{k}"] for k in RECALLS)
+    recalls = " / ".join(values[f"r{k}"] for k in DEFAULT_KS)
     interval = protocol.interval("phrase_r1")
     around = f" (R@1 [{interval[0]:.1f}, {interval[1]:.1f}])" if interval else ""
     others = ", ".join(f"{METRIC_TITLES[key]} {values[key]}" for key in ("bound", "mean_iou"))
     missed = f", {protocol.n_without_candidate:,} of them without a candidate" if protocol.n_without_candidate else ""
     counts = f"{protocol.n_phrases or 0:,} phrases{missed}, {protocol.n_without_box or 0:,} more without a box left out"
-    return f"{_model(result)} phrase: R@1/5/10 at IoU {protocol.iou:g} {recalls}{around}, {others}; {counts}"
+    return f"{_describe_model(result)} phrase: R@1/5/10 at IoU {protocol.iou:g} {recalls}{around}, {others}; {counts}"
 
 
 def index_line(index: Mapping[str, Any]) -> str:
@@ -171,10 +171,7 @@ def rerank_line(rerank: Mapping[str, Any]) -> str:
 
 
 def combination_line(combination: Combination) -> str:
-    """Return a line with the weight of an ensemble's phrase model.
-
-    It also has the numbers of captions and images that the phrase model does not score.
-    """
+    """Return a line with the weight of an ensemble's phrase model, and the numbers of captions and images without a score."""
     origin = "by validation" if combination.rsum_val else "as given"
     without = (
         f"{combination.n_captions_without_phrases:,} captions without phrases, "
@@ -183,7 +180,7 @@ def combination_line(combination: Combination) -> str:
     return f"share of phrases (alpha) {combination.alpha:g}, {origin}; {without}"
 
 
-def _model(result: Result) -> str:
+def _describe_model(result: Result) -> str:
     facts = [f"trained on {result.trained_on}"] if result.trained_on else []
     facts += ["not finished"] if result.unfinished else []
     limits = f" ({', '.join(facts)})" if facts else ""
@@ -191,4 +188,4 @@ def _model(result: Result) -> str:
 
 
 def _slashed(recalls: Mapping[str, Any]) -> str:
-    return " / ".join(f"{recalls[f'r{k}']:.1f}" for k in RECALLS)
+    return " / ".join(f"{recalls[f'r{k}']:.1f}" for k in DEFAULT_KS)

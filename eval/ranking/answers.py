@@ -12,10 +12,9 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vse.eval.ranking.ranks import Ranks, ScoreBlocks, blocks_from_embeddings, caption_scores, check_finite, row_blocks
+from vse.eval.ranking.ranks import Ints, Ranks, ScoreBlocks, blocks_from_embeddings, caption_scores, check_finite, row_blocks
 from vse.pipeline.errors import UserError
 
-Rows = NDArray[np.int64]
 Scores = NDArray[np.floating]
 
 
@@ -33,24 +32,24 @@ class BestAnswers:
     wrong, wrong_scores : (n,) the best wrong answer and its score; the score is -inf if the query has no wrong answer
     """
 
-    queries: Rows
-    ranks: Rows
-    right: Rows
+    queries: Ints
+    ranks: Ints
+    right: Ints
     right_scores: Scores
-    wrong: Rows
+    wrong: Ints
     wrong_scores: Scores
 
-    def with_ids(self, query_ids: Rows, answer_ids: Rows) -> BestAnswers:
-        """Return the same answers with ids in place of rows; ``wrong`` keeps its row if the query has no wrong answer."""
+    def with_ids(self, query_ids: Ints, answer_ids: Ints) -> BestAnswers:
+        """Return the same answers with ids in place of rows. Without a wrong answer, ``wrong`` has no meaning."""
         wrong = np.where(np.isneginf(self.wrong_scores), self.wrong, answer_ids[self.wrong])
         return replace(self, queries=query_ids[self.queries], right=answer_ids[self.right], wrong=wrong)
 
 
 def best_answers(i2t: ScoreBlocks, t2i: ScoreBlocks | None, ranks: Ranks) -> dict[str, BestAnswers]:
-    """Return the best answers in both directions, ``i2t`` and ``t2i``, with the ``ranks`` of the same scores.
+    """Return the best answers in the directions ``i2t`` and ``t2i``. Each block of scores is computed once.
 
-    The arguments ``i2t`` and ``t2i`` are those of :func:`vse.eval.ranking.ranks.ranks_from_blocks`; each block of scores is
-    computed once.
+    The parameters ``i2t`` and ``t2i`` are as in :func:`vse.eval.ranking.ranks.ranks_from_blocks`. ``ranks`` are the ranks of
+    the same scores, and become part of the answers.
     """
     image_of_caption = i2t.image_of_caption
     for_images = _BestSoFar(i2t.n_images, image_of_caption.device)
@@ -88,7 +87,7 @@ class _BestSoFar:
             self._rows[k, queries] = torch.where(better, row + first, rows)
             self._scores[k, queries] = torch.where(better, best.double(), before)
 
-    def answers(self, queries: Rows, ranks: Rows) -> BestAnswers:
+    def answers(self, queries: Ints, ranks: Ints) -> BestAnswers:
         scores, rows = self._scores.cpu().numpy()[:, queries].astype(self._dtype), self._rows.cpu().numpy()[:, queries]
         return BestAnswers(queries, ranks, rows[0], scores[0], rows[1], scores[1])
 
@@ -96,8 +95,8 @@ class _BestSoFar:
 def sentence_answers(captions: Float[Tensor, "n_captions dim"], image_of_caption: Int[Tensor, " n_captions"]) -> BestAnswers:
     """Return the ranks and best answers of captions that query all other captions, as rows of ``captions``.
 
-    The right answers to a caption are the other captions of its image. A caption that is the only one of its image is no
-    query. ``image_of_caption`` has the row of each caption's image. Captions are always compared by the cosine, even if the
+    The right answers to a caption are the other captions of the same image. The only caption of an image is no query.
+    ``image_of_caption`` has the row of each caption's image. Captions are always compared by the cosine, even if the
     model compares images with captions in another way (Wang et al., "Learning Two-Branch Neural Networks for Image-Text
     Matching Tasks", TPAMI 2018, section 5.5, Table 4). Raises UserError if there is no query, or if a row is not finite.
     """
@@ -111,8 +110,8 @@ def sentence_answers(captions: Float[Tensor, "n_captions dim"], image_of_caption
     blocks = blocks_from_embeddings(units, units, torch.arange(len(units)))
     ranks, right_rows, wrong_rows = (torch.empty_like(image_of_caption) for _ in range(3))
     right_scores, wrong_scores = torch.empty(len(units)), torch.empty(len(units))
-    for start in range(0, len(image_of_caption), blocks.rows):
-        rows = slice(start, min(start + blocks.rows, len(image_of_caption)))
+    for start in range(0, len(image_of_caption), blocks.n_rows):
+        rows = slice(start, min(start + blocks.n_rows, len(image_of_caption)))
         scores = blocks.score(rows, None)
         first = int(torch.searchsorted(images, images[start]))
         last = int(torch.searchsorted(images, images[rows.stop - 1], right=True))
@@ -133,7 +132,7 @@ def sentence_answers(captions: Float[Tensor, "n_captions dim"], image_of_caption
 
 
 def unit_rows(rows: Float[Tensor, "n dim"]) -> Float[Tensor, "n dim"]:
-    """Divide each row by its Euclidean length, in float32; a row of zeros stays zero."""
+    """Return rows divided by their Euclidean lengths, in float32. A row of zeros stays zero."""
     largest = rows.float().abs().amax(1, keepdim=True)
     # Divide by the largest value first: squares then do not overflow, and the length is at least 1 unless all values are 0.
     scaled = rows.float() / largest.where(largest > 0, 1)
@@ -141,14 +140,14 @@ def unit_rows(rows: Float[Tensor, "n dim"]) -> Float[Tensor, "n dim"]:
     return scaled / lengths.clamp_min(1)
 
 
-_LARGEST = 1e38  # bound of absolute scores in single precision, below the largest number
+_MAX_ABSOLUTE_SCORE = 1e38  # larger scores are clipped; the largest float32 is 3.4e38
 
 
 class RankedList(NamedTuple):
-    """The best candidates for a query, best first: their ``rows`` (n,) and ``scores`` (n,). ``query`` is the query's row."""
+    """The ``rows`` (n,) and ``scores`` (n,) of the best candidates for a query, best first. ``query`` is the query's row."""
 
     query: int
-    rows: Rows
+    rows: Ints
     scores: Scores
 
 
@@ -173,13 +172,12 @@ def rank_images(blocks: ScoreBlocks, depth: int) -> Iterator[RankedList]:
             yield _ranked_list(int(caption), column, image_of_caption[caption, None], depth)
 
 
-def strictly_descending(scores: Scores) -> NDArray[np.float32]:
-    """Return descending scores as strictly descending ones in single precision.
+def break_ties(scores: Scores) -> NDArray[np.float32]:
+    """Return descending scores in float32 without ties, so that a program that sorts by score keeps the order.
 
-    Each score is unchanged, or becomes the next smaller number after the score before it. A program that sorts by these scores
-    finds no ties.
+    A score that is not below the previous returned score becomes the next smaller float32.
     """
-    bits = np.clip(scores, -_LARGEST, _LARGEST).astype(np.float32).view(np.int32).astype(np.int64)
+    bits = np.clip(scores, -_MAX_ABSOLUTE_SCORE, _MAX_ABSOLUTE_SCORE).astype(np.float32).view(np.int32).astype(np.int64)
     # Map the numbers of single precision, in their order, to consecutive integers; both zeros become 0.
     places = np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
     steps = np.arange(len(places))
@@ -189,7 +187,7 @@ def strictly_descending(scores: Scores) -> NDArray[np.float32]:
     return strict
 
 
-def _ranked_list(query: int, scores: Scores, right: Rows, depth: int) -> RankedList:
+def _ranked_list(query: int, scores: Scores, right: Ints, depth: int) -> RankedList:
     """Return the ``depth`` best candidates (0: all) for a query; ``right`` has the rows of its right answers.
 
     ``scores`` (n_candidates,) are the scores of all candidates.

@@ -1,7 +1,7 @@
 """Bootstrap confidence intervals of metrics, and tests of the difference between two models.
 
-All functions resample images with their captions, because the captions of one image are not independent queries. The
-candidates of a query are always all candidates; in folds, images are resampled within their fold.
+All functions resample images with their captions, because the captions of one image are not independent queries. Samples
+select queries only: the candidates of a query, and thus the rank, stay the same. Images are resampled within their fold.
 
 Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13 (percentile intervals) and 15 (permutation tests);
 Smucker et al., "A Comparison of Statistical Significance Tests for Information Retrieval Evaluation", CIKM 2007 (randomisation
@@ -17,37 +17,37 @@ from typing import Any
 import numpy as np
 
 from vse.eval.defaults import BOOTSTRAP_SAMPLES
-from vse.eval.ranking.metrics import Fold, Values, average, fold_metrics, resample_metrics
+from vse.eval.ranking.metrics import FoldQueries, Values, average, fold_metrics, resample_metrics
 
 LEVEL = 0.95
 ALPHA = 0.05  # a difference with a p-value below is called significant
-_MAX_WEIGHTS = 2**21  # weights of images in samples that are held at once
+_MAX_WEIGHTS = 2**21  # numbers in a matrix of weights (samples, images)
 
-Run = Sequence[Fold]  # the queries of one seed, fold by fold
+SeedQueries = Sequence[FoldQueries]  # the queries of one seed, fold by fold
 
 
-def intervals(runs: Sequence[Run], samples: int = BOOTSTRAP_SAMPLES, seed: int = 0) -> dict[str, Any]:
-    """Return the 95% bootstrap interval ``[low, high]`` of each metric's mean over ``runs`` (percentile method).
+def intervals(seed_queries: Sequence[SeedQueries], samples: int = BOOTSTRAP_SAMPLES, seed: int = 0) -> dict[str, Any]:
+    """Return the 95% bootstrap interval ``[low, high]`` of each metric's mean over ``seed_queries`` (percentile method).
 
-    Each run has the queries of one seed, and all seeds use the same samples of images. The interval therefore estimates how
-    much other test images would change the metric; the standard deviation over seeds estimates how much other seeds would.
+    All seeds use the same samples of images. The interval therefore estimates how much other test images would change the
+    metric; the standard deviation over seeds estimates how much other seeds would.
     """
-    runs, n_images = _renumber_images(runs)
+    seed_queries, n_images = _renumber_images(seed_queries)
     rng = np.random.default_rng(seed)
-    batches = [_mean_over_seeds(runs, _sample_weights(runs[0], n_images, n, rng)) for n in _batch_sizes(samples, n_images)]
-    return _map_leaves(_interval, _concatenate(batches))
+    weights = (_sample_weights(seed_queries[0], n_images, n, rng) for n in _batch_sizes(samples, n_images))
+    return _map_leaves(_interval, _concatenate([_mean_over_seeds(seed_queries, part) for part in weights]))
 
 
 def differences(
-    first: Sequence[Run], second: Sequence[Run], samples: int = BOOTSTRAP_SAMPLES, seed: int = 0
+    first: Sequence[SeedQueries], second: Sequence[SeedQueries], samples: int = BOOTSTRAP_SAMPLES, seed: int = 0
 ) -> dict[str, Any]:
     """Return the difference of two models in each metric, and whether the choice of test images may explain it.
 
     A metric is the mean over the seeds of a model. Both models have the same queries and equally many seeds, which are paired
     in their order. For each metric the result is a dict: ``a``, ``b`` and ``difference`` (a - b); ``ci95``, the interval of
     the difference by a paired bootstrap; ``p``, the two-sided p-value of a randomisation test. The test swaps the answers of
-    both models to an image and its captions with probability 1/2; p is the share of swaps in which the difference is at least
-    as large.
+    both models to an image and its captions with probability 1/2. The p-value is the share of swaps in which the difference is
+    at least as large.
     """
     both, n_images = _renumber_images([*first, *second])
     first, second = both[: len(first)], both[len(first) :]
@@ -60,9 +60,9 @@ def differences(
         weights = _sample_weights(first[0], n_images, n, rng)
         swap = rng.integers(0, 2, (n, n_images)).astype(np.float64)
         left, right = np.hstack([1 - swap, swap]), np.hstack([swap, 1 - swap])
-        resampled.append(_map_leaves(np.subtract, *(_mean_over_seeds(runs, weights) for runs in (first, second))))
+        resampled.append(_map_leaves(np.subtract, *(_mean_over_seeds(seeds, weights) for seeds in (first, second))))
         swapped.append(_map_leaves(np.subtract, *(_mean_over_seeds(merged, side) for side in (left, right))))
-    observed = [average([average([fold_metrics(fold) for fold in run]) for run in runs]) for runs in (first, second)]
+    observed = [average([average([fold_metrics(fold) for fold in folds]) for folds in seeds]) for seeds in (first, second)]
     return _map_leaves(_difference, *observed, _concatenate(resampled), _concatenate(swapped))
 
 
@@ -84,37 +84,37 @@ def _batch_sizes(samples: int, n_images: int) -> list[int]:
     return [min(size, samples - start) for start in range(0, samples, size)]
 
 
-def _mean_over_seeds(runs: Sequence[Run], weights: Values) -> dict[str, Any]:
-    return average([resample_metrics(run, weights) for run in runs])
+def _mean_over_seeds(seed_queries: Sequence[SeedQueries], weights: Values) -> dict[str, Any]:
+    return average([resample_metrics(folds, weights) for folds in seed_queries])
 
 
 def _concatenate(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return _map_leaves(lambda *values: np.concatenate(values), *batches)
 
 
-def _sample_weights(run: Run, n_images: int, samples: int, rng: np.random.Generator) -> Values:
+def _sample_weights(folds: SeedQueries, n_images: int, samples: int, rng: np.random.Generator) -> Values:
     """Return how often each bootstrap sample contains each image, (samples, n_images).
 
     Images that have queries are drawn with replacement within their fold.
     """
     weights = np.zeros((samples, n_images))
-    for fold in run:
+    for fold in folds:
         images = np.unique(np.concatenate([queries.images for queries in fold.values()]))
         picks = images[rng.integers(0, len(images), (samples, len(images)))] + n_images * np.arange(samples)[:, None]
         weights += np.bincount(picks.ravel(), minlength=weights.size).reshape(weights.shape)
     return weights
 
 
-def _renumber_images(runs: Sequence[Run]) -> tuple[list[Run], int]:
-    """Return the runs with the images of their queries renumbered from 0 without gaps, and the number of these images."""
-    images = np.unique(np.concatenate([queries.images for fold in runs[0] for queries in fold.values()]))
+def _renumber_images(seed_queries: Sequence[SeedQueries]) -> tuple[list[SeedQueries], int]:
+    """Return the queries with their images renumbered from 0 without gaps, and the number of these images."""
+    images = np.unique(np.concatenate([queries.images for fold in seed_queries[0] for queries in fold.values()]))
     return [
-        [{direction: replace(q, images=np.searchsorted(images, q.images)) for direction, q in fold.items()} for fold in run]
-        for run in runs
+        [{direction: replace(q, images=np.searchsorted(images, q.images)) for direction, q in fold.items()} for fold in folds]
+        for folds in seed_queries
     ], len(images)
 
 
-def _merge_folds(first: Fold, second: Fold, n_images: int) -> Fold:
+def _merge_folds(first: FoldQueries, second: FoldQueries, n_images: int) -> FoldQueries:
     """Merge the queries of two models into one fold; ``n_images`` is added to the image indices of the second model."""
     both = {}
     for direction, a in first.items():

@@ -1,8 +1,8 @@
 """Ranks of the right candidate boxes of phrases, with ties against the model.
 
 A candidate is right if its intersection over union (IoU) with the phrase's ground-truth box reaches a threshold (Plummer et
-al., ICCV 2015; Wang et al., TPAMI 2018, section 4). Boxes are x1, y1, x2, y2 with x2 and y2 exclusive. For whole pixels this
-gives the IoU of the published evaluation, which includes both ends and adds 1 to each side.
+al., ICCV 2015; Wang et al., TPAMI 2018, section 4). Boxes are x1, y1, x2, y2 with x2 and y2 exclusive. For whole pixels the
+IoU is that of the published evaluation, where x2 and y2 are inclusive and sides are x2 - x1 + 1 and y2 - y1 + 1.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 
-from vse.eval.defaults import RECALLS
+from vse.eval.defaults import DEFAULT_KS
 from vse.eval.ranking.metrics import Queries
 
 MISSED = np.iinfo(np.int64).max  # the rank of a phrase without a right candidate
-_MAX_CANDIDATES = 2**19  # candidates that are compared at once
+_MAX_CANDIDATES = 2**19  # candidates in a block of phrases
 
 
 class PhraseRanks(NamedTuple):
@@ -39,7 +39,7 @@ class PhraseRanks(NamedTuple):
 
         ``images`` (n_phrases,) has the image of each phrase, for the bootstrap.
         """
-        values = {f"r{k}": np.where(self.ranks < k, 100.0, 0.0) for k in RECALLS}
+        values = {f"r{k}": np.where(self.ranks < k, 100.0, 0.0) for k in DEFAULT_KS}
         return Queries(images, values | {"bound": np.where(self.ranks < MISSED, 100.0, 0.0), "mean_iou": 100 * self.best_iou})
 
 
@@ -50,7 +50,7 @@ def phrase_ranks(
     truth: Float[np.ndarray, "n_phrases 4"],
     iou: float,
 ) -> PhraseRanks:
-    """Return the rank of each phrase's right box; a candidate is right if its IoU with the true box is at least ``iou``.
+    """Return the ranks of right boxes. A candidate is right if its IoU with the true box is at least ``iou``.
 
     The candidates of phrase k are ``scores`` and ``boxes`` at ``offsets[k]:offsets[k + 1]``. A phrase without a true box (its
     ``truth`` is NaN) gets the rank ``MISSED``.
@@ -71,7 +71,7 @@ def phrase_ranks(
 def pairwise_iou(boxes: Float[np.ndarray, "n 4"], others: Float[np.ndarray, "n 4"]) -> Float[np.ndarray, " n"]:
     """Return the intersection over union of box k of ``boxes`` and box k of ``others``, for each k, in float64.
 
-    It is 0 if one of the two boxes has no area or is NaN.
+    The result is 0 if one of the two boxes has no area or is NaN.
     """
     first, second = (values.astype(np.float64) for values in (boxes, others))
     width, height = (np.minimum(first[:, k + 2], second[:, k + 2]) - np.maximum(first[:, k], second[:, k]) for k in (0, 1))

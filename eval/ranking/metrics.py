@@ -18,11 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.eval.defaults import RECALLS
+from vse.eval.defaults import DEFAULT_KS
 from vse.eval.ranking.answers import BestAnswers
-from vse.eval.ranking.ranks import Ranks
+from vse.eval.ranking.ranks import Ints, Ranks
 
-Rows = NDArray[np.int64]
 Values = NDArray[np.float64]
 
 
@@ -32,8 +31,8 @@ class Direction:
 
     Attributes
     ----------
-    name : key of its metrics in files, e.g. ``i2t``
-    title : its name in tables and reports, e.g. ``image to text``
+    name : key of the direction in files, e.g. ``i2t``
+    title : name of the direction in tables and reports, e.g. ``image to text``
     query : kind of the queries: ``image``, ``caption`` or ``phrase``
     candidate : kind of the candidates: ``image``, ``caption`` or ``region``
     """
@@ -55,7 +54,7 @@ DIRECTIONS = {
         Direction("phrase", "phrase to region", "phrase", "region"),
     )
 }
-IMAGE_TEXT = (DIRECTIONS["i2t"], DIRECTIONS["t2i"])  # the directions whose recalls rsum adds up
+IMAGE_TEXT_DIRECTIONS = (DIRECTIONS["i2t"], DIRECTIONS["t2i"])  # the directions whose recalls rsum adds up
 
 
 @dataclass(frozen=True)
@@ -68,17 +67,17 @@ class RightAnswers:
     right_before : (n_right,) number of right answers to the same query that are ranked before it
     positions : (n_right,) 0-based position of each right answer among all candidates of its query
     counts : (n_queries,) number of right answers to each query
-    first : (n_queries,) index of each query's first right answer
+    first : (n_queries,) index, among all right answers, of each query's first right answer
     """
 
-    query: Rows
-    right_before: Rows
-    positions: Rows
-    counts: Rows
-    first: Rows
+    query: Ints
+    right_before: Ints
+    positions: Ints
+    counts: Ints
+    first: Ints
 
     @classmethod
-    def from_wrong_before(cls, query_of: Rows, wrong_before: Rows) -> RightAnswers:
+    def from_wrong_before(cls, query_of: Ints, wrong_before: Ints) -> RightAnswers:
         order = np.lexsort((wrong_before, query_of))
         query, wrong = query_of[order], wrong_before[order]
         counts = np.bincount(query)
@@ -93,7 +92,7 @@ _IDEAL_GAINS = np.cumsum(_DISCOUNTS)  # discounted gains of 1, 2, ... right answ
 
 
 def ndcg(answers: RightAnswers) -> Values:
-    """Return nDCG@10: the sum of 1 / log2(2 + position) over right positions below 10, divided by its largest value."""
+    """Return nDCG@10: the sum of 1 / log2(2 + p) over 0-based positions p < 10 of right answers, relative to the maximum."""
     counted = answers.positions < _NDCG_DEPTH
     gains = np.where(counted, _DISCOUNTS[np.minimum(answers.positions, _NDCG_DEPTH - 1)], 0)
     values: Values = np.bincount(answers.query, gains) / _IDEAL_GAINS[np.minimum(answers.counts, _NDCG_DEPTH) - 1]
@@ -106,7 +105,7 @@ def reciprocal_rank(answers: RightAnswers) -> Values:
 
 
 def average_precision(answers: RightAnswers) -> Values:
-    """Return the mean, over all right answers, of the precision of the list down to each of them. Its mean is mAP."""
+    """Return, for each query, the mean over all right answers of the precision at their positions. Its mean is mAP."""
     precision = (1 + answers.right_before) / (1 + answers.positions)
     return np.bincount(answers.query, precision) / answers.counts
 
@@ -116,8 +115,8 @@ class PositionMetric(NamedTuple):
 
     Attributes
     ----------
-    name : its key in result files
-    title : its name in tables and reports
+    name : key of the metric in result files
+    title : name of the metric in tables and reports
     values : function that returns the value of each query, (n_queries,) from 0 to 1
     """
 
@@ -135,7 +134,7 @@ POSITION_METRICS = {
     )
 }
 METRIC_TITLES = {
-    **{f"r{k}": f"R@{k}" for k in RECALLS},
+    **{f"r{k}": f"R@{k}" for k in DEFAULT_KS},
     "medr": "Med r",
     "meanr": "mean r",
     **{name: metric.title for name, metric in POSITION_METRICS.items()},
@@ -153,7 +152,7 @@ def metric_title(metric: str) -> str:
     return METRIC_TITLES.get(metric) or (f"R@{metric[1:]}" if metric[:1] == "r" and metric[1:].isdecimal() else metric)
 
 
-def position_metrics(query_of: Rows, wrong_before: Rows) -> dict[str, Values]:
+def position_metrics(query_of: Ints, wrong_before: Ints) -> dict[str, Values]:
     """Return each metric of :data:`POSITION_METRICS` for each query, (n_queries,) in percent.
 
     Parameters
@@ -171,20 +170,24 @@ class Queries:
 
     Attributes
     ----------
-    images : (n,) row of each query's image; if the query is an image, its own row. A bootstrap resamples images
+    images : (n,) row of each query's image or, for image queries, row of the query; a bootstrap resamples these images
     values : for each metric that is a mean over queries, such as R@K in percent, its value (n,) for each query
     ranks : (n,) 0-based ranks, if the median rank is a metric of this direction
-    answers : the best right and wrong answer to each query, if they were requested
+    answers : the best right and wrong answer to each query, or None
     """
 
-    images: Rows
+    images: Ints
     values: Mapping[str, Values]
-    ranks: Rows | None = None
+    ranks: Ints | None = None
     answers: BestAnswers | None = None
 
     @classmethod
     def from_ranks(
-        cls, ranks: Rows, images: Rows, ks: Iterable[int] = RECALLS, more_values: Mapping[str, Values] = MappingProxyType({})
+        cls,
+        ranks: Ints,
+        images: Ints,
+        ks: Iterable[int] = DEFAULT_KS,
+        more_values: Mapping[str, Values] = MappingProxyType({}),
     ) -> Queries:
         """Build queries from their 0-based ``ranks`` (n,), with R@K for each K in ``ks``, mean r and Med r.
 
@@ -195,26 +198,25 @@ class Queries:
         return cls(images, {**values, "meanr": (ranks + 1).astype(np.float64), **more_values}, ranks)
 
     def select(self, rows: NDArray[Any]) -> Queries:
-        """Return some of the queries, selected by a mask (n,) or by their indices; their answers are left out."""
+        """Return some of the queries, selected by a mask (n,) or by indices, without their answers."""
         ranks = None if self.ranks is None else self.ranks[rows]
         return Queries(self.images[rows], {name: values[rows] for name, values in self.values.items()}, ranks)
 
 
-# The queries of each direction among the same candidates: those of the whole split, or of a fold of it.
-Fold = Mapping[str, Queries]
+# The queries of a fold (a set of images with all their captions), by the name of their direction.
+FoldQueries = Mapping[str, Queries]
 
 
-def build_fold(ranks: Ranks, image_of_caption: Rows, ks: Iterable[int] = RECALLS) -> Fold:
-    """Build the queries of a fold, which is a set of images with all their captions, in both directions.
+def build_fold(ranks: Ranks, image_of_caption: Ints, ks: Iterable[int] = DEFAULT_KS) -> FoldQueries:
+    """Build the queries of a fold in both directions. ``image_of_caption`` (n_captions,) has the row of each caption's image.
 
-    ``image_of_caption`` (n_captions,) has the row of each caption's image. :data:`POSITION_METRICS` are included if
-    :attr:`vse.eval.ranking.ranks.Ranks.own` is known.
+    :data:`POSITION_METRICS` are included if :attr:`vse.eval.ranking.ranks.Ranks.by_caption` is known.
     """
     images, query_of_caption = np.unique(image_of_caption, return_inverse=True)
     query_images = {"i2t": images, "t2i": image_of_caption}
     more_values: dict[str, dict[str, Values]] = {"i2t": {}, "t2i": {}}
-    if ranks.own is not None:
-        more_values["i2t"] = position_metrics(query_of_caption, ranks.own)
+    if ranks.by_caption is not None:
+        more_values["i2t"] = position_metrics(query_of_caption, ranks.by_caption)
         more_values["t2i"] = position_metrics(np.arange(len(ranks.t2i)), ranks.t2i)
     return {
         name: Queries.from_ranks(direction_ranks, query_images[name], ks, more_values[name])
@@ -222,18 +224,14 @@ def build_fold(ranks: Ranks, image_of_caption: Rows, ks: Iterable[int] = RECALLS
     }
 
 
-def fold_metrics(fold: Fold) -> dict[str, Any]:
+def fold_metrics(fold: FoldQueries) -> dict[str, Any]:
     """Return the metrics of each direction; also ``rsum`` and ``mean_recall`` if both directions have R@1, R@5 and R@10."""
     directions: dict[str, Any] = {direction: _mean_metrics(queries) for direction, queries in fold.items()}
     return {**directions, **_recall_sums(directions)}
 
 
-def direction_metrics(ranks: Rows) -> dict[str, float]:
-    """Return the metrics of one direction from 0-based ranks.
-
-    ``r1``, ``r5``, ``r10`` = 100 x the share of queries whose rank is below K; ``medr`` = floor(median) + 1;
-    ``meanr`` = mean + 1.
-    """
+def direction_metrics(ranks: Ints) -> dict[str, float]:
+    """Return ``r1``, ``r5``, ``r10``, ``medr`` (floor(median) + 1) and ``meanr`` (mean + 1) from 0-based ranks."""
     return _mean_metrics(Queries.from_ranks(ranks, np.arange(len(ranks))))
 
 
@@ -252,7 +250,7 @@ def average(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def resample_metrics(folds: Sequence[Fold], weights: Values) -> dict[str, Any]:
+def resample_metrics(folds: Sequence[FoldQueries], weights: Values) -> dict[str, Any]:
     """Return every metric of :func:`fold_metrics`, averaged over folds, for each bootstrap sample of the images.
 
     ``weights`` (n_samples, n_images) is the number of times that a sample contains each image. Each metric is an array
@@ -279,10 +277,10 @@ def _mean_metrics(queries: Queries) -> dict[str, float]:
     return _insert_median(means, float(np.floor(np.median(queries.ranks)) + 1))
 
 
-def _weighted_means(queries: Queries, images: Rows, weights: Values) -> dict[str, Values]:
+def _weighted_means(queries: Queries, images: Ints, weights: Values) -> dict[str, Values]:
     """Return the mean of each metric over the queries, and their median rank, for each bootstrap sample.
 
-    ``images`` (n,) has the row of each query's image. A query counts as often as its image: ``weights`` (n_images, n_samples).
+    ``images`` (n,) has the row of each query's image. ``weights`` (n_images, n_samples) is how often each image counts.
     """
     n_images = len(weights)
     counts = np.bincount(images, minlength=n_images)
@@ -295,7 +293,7 @@ def _weighted_means(queries: Queries, images: Rows, weights: Values) -> dict[str
     return _insert_median(means, _weighted_median_rank(queries.ranks, images, weights))
 
 
-def _weighted_median_rank(ranks: Rows, images: Rows, weights: Values) -> Values:
+def _weighted_median_rank(ranks: Ints, images: Ints, weights: Values) -> Values:
     from scipy.sparse import csr_array
 
     values, value_of_query = np.unique(ranks, return_inverse=True)
@@ -313,7 +311,7 @@ def _insert_median(means: Mapping[str, Any], medr: Any) -> dict[str, Any]:
 
 
 def _recall_sums(directions: Mapping[str, Any]) -> dict[str, Any]:
-    recalls = [directions.get(direction.name, {}).get(f"r{k}") for direction in IMAGE_TEXT for k in RECALLS]
+    recalls = [directions.get(direction.name, {}).get(f"r{k}") for direction in IMAGE_TEXT_DIRECTIONS for k in DEFAULT_KS]
     if any(recall is None for recall in recalls):
         return {}
     rsum = sum(recalls)

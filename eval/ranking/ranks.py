@@ -19,15 +19,16 @@ from torch import Tensor
 
 from vse.pipeline.errors import UserError, did_you_mean
 
-_LARGEST_COUNT = 255  # largest number in a byte
-ROWS = 512  # rows of a score matrix that are ranked at once, if they have no more scores than this:
-_MAX_SCORES = 2**24
-_MAX_COLUMN_SCORES = 2**23  # scores of all images with some captions that are held at once
-_MIN_CAPTIONS = 2048  # captions that are scored at once where tiles are smaller
+Ints = NDArray[np.int64]  # rows, ids, ranks or counts
+_MAX_BYTE = 255
+_MAX_BLOCK_ROWS = 512  # rows in a block of a score matrix
+_MAX_BLOCK_SCORES = 2**24  # scores in a block of a score matrix
+_MAX_COLUMN_SCORES = 2**23  # scores in a block of columns, for all images
+_MIN_BLOCK_CAPTIONS = 2048  # captions in a block of embeddings, which may have several tiles
 _CHECK_ROWS = 4096  # rows whose values are checked at once
-# Differences that are held at once, 1 MB. More of them do not fit into the cache of a core and take 1.5 times as long; fewer
-# of them are not enough work for n_rows cores.
-_DIFFERENCES = 2**18
+# Differences between images and captions that are held at once, 1 MB. More do not fit into the cache of a core and take 1.5
+# times as long; fewer are not enough work for n_rows cores.
+_MAX_DIFFERENCES = 2**18
 
 # score(rows, columns): scores of some images with all captions (None), a slice of them, or the captions of some indices.
 ScoreFunction = Callable[[slice, slice | Tensor | None], Tensor]
@@ -61,7 +62,7 @@ def order_scores(
     ``out``. It sums the differences themselves: the expansion |c|^2 - 2ci + |i|^2 would lose small differences. No gradient is
     recorded.
     """
-    n_rows = max(1, _DIFFERENCES // max(1, captions.numel()))
+    n_rows = max(1, _MAX_DIFFERENCES // max(1, captions.numel()))
     buffer = captions.new_empty(min(n_rows, len(images)), *captions.shape)
     for start in range(0, len(images), n_rows):
         rows = images[start : start + n_rows, None]
@@ -93,7 +94,7 @@ def row_counts(mask: Bool[Tensor, "n_rows n_columns"]) -> Int[Tensor, " n_rows"]
     n_rows, n_columns = mask.shape
     words = torch.nn.functional.pad(mask, (0, -n_columns % 8)).flatten().view(torch.int64).view(n_rows, -(-n_columns // 8))
     counts = torch.zeros(n_rows, dtype=torch.int64)
-    for some in torch.split(words, _LARGEST_COUNT, 1):  # one sum adds up eight bytes side by side, and none overflows
+    for some in torch.split(words, _MAX_BYTE, 1):  # one sum adds up eight bytes side by side, and none overflows
         counts += some.sum(1, keepdim=True).view(torch.uint8).sum(1)
     return counts
 
@@ -103,7 +104,7 @@ def column_counts(mask: Bool[Tensor, "n_rows n_columns"]) -> Int[Tensor, " n_col
     if mask.device.type != "cpu":
         return mask.sum(0)
     counts = torch.zeros(mask.shape[1], dtype=torch.int64)
-    for some in torch.split(mask.contiguous().view(torch.uint8), _LARGEST_COUNT):
+    for some in torch.split(mask.contiguous().view(torch.uint8), _MAX_BYTE):
         counts += some.sum(0, dtype=torch.uint8)
     return counts
 
@@ -129,16 +130,16 @@ class Ranks:
     i2t : (n_queries,) rank of the best own caption of each image that has captions. An image without captions is no query,
         but it is a candidate for captions.
     t2i : (n_captions,) rank of each caption's image
-    own : (n_captions,) number of captions of other images that score at least as high as this caption, with the caption's
-        image as the query; None if not requested. ``i2t`` of an image is the lowest of these ranks of its captions.
+    by_caption : (n_captions,) rank of each caption as an answer to its image, among the captions of other images; None if not
+        requested. ``i2t`` has the lowest of these ranks for each image.
     """
 
-    i2t: NDArray[np.int64]
-    t2i: NDArray[np.int64]
-    own: NDArray[np.int64] | None = None
+    i2t: Ints
+    t2i: Ints
+    by_caption: Ints | None = None
 
     @property
-    def by_direction(self) -> dict[str, NDArray[np.int64]]:
+    def by_direction(self) -> dict[str, Ints]:
         return {"i2t": self.i2t, "t2i": self.t2i}
 
 
@@ -152,25 +153,24 @@ class ScoreBlocks:
     ----------
     n_images : number of images
     image_of_caption : (n_captions,) int64, for each caption the row of its image, on the device of the scores
-    rows : number of image rows in a block; the last block may have fewer
-    score : function ``score(rows, columns)`` that returns the scores (n_rows, n_captions) of the images ``rows`` with all
-        captions if ``columns`` is None, else (n_rows, n_columns) with the captions of a slice or of the given indices. A
-        block may be overwritten by the next one: the caller finishes with a block before it requests the next, and never
-        writes into it.
-    columns : number of captions that are requested at once; None for all
+    n_rows : number of image rows in a block; the last block may have fewer
+    score : function ``score(rows, columns)`` that returns the scores of the images ``rows`` with the captions ``columns``: a
+        slice, indices, or None for all captions. A block may be overwritten by the next one: the caller finishes with a block
+        before it requests the next, and never writes into the block.
+    n_columns : number of captions in a block; None for all
     """
 
     n_images: int
     image_of_caption: Int[Tensor, " n_captions"]
-    rows: int
+    n_rows: int
     score: ScoreFunction
-    columns: int | None = None
+    n_columns: int | None = None
 
     def __post_init__(self) -> None:
-        if self.rows < 1:
-            raise ValueError(f"blocks of {self.rows} rows")
-        if self.columns is not None and self.columns < 1:
-            raise ValueError(f"blocks of {self.columns} columns")
+        if self.n_rows < 1:
+            raise ValueError(f"blocks of {self.n_rows} rows")
+        if self.n_columns is not None and self.n_columns < 1:
+            raise ValueError(f"blocks of {self.n_columns} columns")
         outside = self.image_of_caption[(self.image_of_caption < 0) | (self.image_of_caption >= self.n_images)]
         if len(outside):
             raise UserError(f"a caption belongs to image row {int(outside[0])}, but there are {self.n_images} images")
@@ -178,38 +178,38 @@ class ScoreBlocks:
     @property
     def row_slices(self) -> list[slice]:
         """The image rows of each block, as slices that cover all images in order."""
-        return slices(self.n_images, self.rows)
+        return slices(self.n_images, self.n_rows)
 
 
-def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None, own_ranks: bool = False) -> Ranks:
+def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None, caption_ranks: bool = False) -> Ranks:
     """Return ranks in both directions from scores that are computed or read block by block.
 
-    Every pair is scored twice: first the right pairs alone (for a block of rows, ``columns`` has the captions of these
-    images, or is empty), then all captions in blocks of columns. The score of a pair must be bit for bit the same both times,
-    and equal images or captions must have equal scores in every call. Otherwise ties are missed, and a model that gives all
-    pairs one score gets credit. Most kernels guarantee this only for inputs of one shape: a model should therefore score tiles
-    of a fixed size and pad the last one. Raises UserError if scores are not finite; the message names the image row.
+    Each block of rows is first scored with the captions of its images, which may be none, and later with all captions, block
+    by block. The score of a pair must be bit for bit the same both times, and equal images or captions must have equal scores
+    in every call. Otherwise ties are missed, and a model that gives all pairs one score gets credit. Most kernels guarantee
+    this only for inputs of one shape: a model should therefore score tiles of a fixed size and pad the last one. Raises
+    UserError if scores are not finite; the message names the image row.
 
     Parameters
     ----------
     i2t : the scores by which images rank captions
     t2i : the scores by which captions rank images, also (n_images, n_captions) and in blocks of the same shape; None if both
         directions share scores. Each block is requested first from ``i2t``, then from ``t2i``: a model that computes both at
-        once can keep the second half
-    own_ranks : count the ranks of all captions of an image, not only the rank of the best one
+        once can keep the second for that request
+    caption_ranks : also return the rank of every caption, ``Ranks.by_caption``
     """
     other = i2t if t2i is None else t2i
     image_of_caption = i2t.image_of_caption
-    shapes = [(blocks.n_images, blocks.rows, blocks.columns) for blocks in (i2t, other)]
+    shapes = [(blocks.n_images, blocks.n_rows, blocks.n_columns) for blocks in (i2t, other)]
     if shapes[0] != shapes[1] or not torch.equal(other.image_of_caption, image_of_caption):
         raise ValueError("the two directions differ in their images, their captions or the shape of a block")
     blocks, n_captions = row_blocks(i2t), len(image_of_caption)
     positives_i2t, positives_t2i = _positive_scores(i2t, t2i, blocks)
     ranks_i2t = torch.empty(i2t.n_images, dtype=torch.int64, device=image_of_caption.device)
-    ranks_t2i, ranks_own = torch.zeros_like(image_of_caption), torch.zeros_like(image_of_caption)
+    ranks_t2i, by_caption = torch.zeros_like(image_of_caption), torch.zeros_like(image_of_caption)
     for rows, own in blocks:
-        image_queries = _ImageQueries(rows, own, image_of_caption[own] - rows.start, positives_i2t[own], own_ranks)
-        for columns in slices(n_captions, i2t.columns or n_captions):
+        image_queries = _ImageQueries(rows, own, image_of_caption[own] - rows.start, positives_i2t[own], caption_ranks)
+        for columns in slices(n_captions, i2t.n_columns or n_captions):
             inside = own[(own >= columns.start) & (own < columns.stop)]
             pairs = (image_of_caption[inside] - rows.start, inside - columns.start)
             scores = _finite_block(i2t, rows, columns)
@@ -220,9 +220,9 @@ def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None, own_rank
             # The count above includes the right image itself.
             ranks_t2i[inside] -= (scores[pairs] >= positives_t2i[inside]).long()
         ranks_i2t[rows] = image_queries.ranks.amin(1)
-        ranks_own[own] = image_queries.ranks[image_queries.row_of_own, image_queries.place_of_own] if own_ranks else 0
-    all_own = ranks_own.cpu().numpy() if own_ranks else None
-    return Ranks(ranks_i2t[torch.unique(image_of_caption)].cpu().numpy(), ranks_t2i.cpu().numpy(), all_own)
+        by_caption[own] = image_queries.ranks[image_queries.rank_rows, image_queries.rank_columns] if caption_ranks else 0
+    ranks = (ranks_i2t[torch.unique(image_of_caption)], ranks_t2i, *([by_caption] if caption_ranks else []))
+    return Ranks(*(values.cpu().numpy() for values in ranks))
 
 
 def ranks_from_embeddings(
@@ -270,12 +270,12 @@ def blocks_from_embeddings(
             score(tile_of_images, _pad_rows(selected[tile].float(), tile_captions), buffer[:, tile])
         return buffer[: rows.stop - rows.start, : len(selected)]
 
-    columns = -(-_MIN_CAPTIONS // tile_captions) * tile_captions
+    columns = -(-_MIN_BLOCK_CAPTIONS // tile_captions) * tile_captions
     return ScoreBlocks(len(images), image_of_caption, tile_images, block, columns)
 
 
 def blocks_from_scores(scores: ScoreMatrix, image_of_caption: Int[Tensor, " n_captions"]) -> ScoreBlocks:
-    """Return the rows of a score matrix (n_images, n_captions), which may be a memory map, as blocks."""
+    """Return a score matrix (n_images, n_captions), which may be a memory map, in blocks of rows."""
     if scores.shape[1] != len(image_of_caption):
         raise UserError(f"{scores.shape[1]} columns of scores for {len(image_of_caption)} captions")
 
@@ -284,23 +284,23 @@ def blocks_from_scores(scores: ScoreMatrix, image_of_caption: Int[Tensor, " n_ca
         block = shared_tensor(values) if isinstance(values, np.ndarray) else torch.as_tensor(values)
         return block if columns is None else block[:, columns]
 
-    return ScoreBlocks(len(scores), image_of_caption, max(1, min(ROWS, _MAX_SCORES // scores.shape[1])), block)
+    return ScoreBlocks(
+        len(scores), image_of_caption, max(1, min(_MAX_BLOCK_ROWS, _MAX_BLOCK_SCORES // scores.shape[1])), block
+    )
 
 
 def row_blocks(blocks: ScoreBlocks) -> list[tuple[slice, Int[Tensor, " _"]]]:
     """Return the image rows of each block, and the indices of the captions of these images."""
-    image_of_caption, size = blocks.image_of_caption, blocks.rows
+    image_of_caption, size = blocks.image_of_caption, blocks.n_rows
     order = torch.argsort(image_of_caption, stable=True)
     starts = torch.searchsorted(image_of_caption[order], torch.arange(0, blocks.n_images + size, size, device=order.device))
     return [(rows, order[starts[k] : starts[k + 1]]) for k, rows in enumerate(blocks.row_slices)]
 
 
-def caption_scores(
-    blocks: ScoreBlocks, captions: NDArray[np.int64]
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.floating]]]:
+def caption_scores(blocks: ScoreBlocks, captions: Ints) -> Iterator[tuple[Ints, NDArray[np.floating]]]:
     """Yield the scores of all images with ``captions`` (n,), some captions at a time.
 
-    Each item has n_part indices into ``captions``, and the scores (n_images, n_part) of all images with these captions.
+    Each item has indices (n_part,) into ``captions``, and the scores (n_images, n_part) of these captions.
     """
     size = max(1, _MAX_COLUMN_SCORES // blocks.n_images)
     for span in slices(len(captions), size):
@@ -317,7 +317,7 @@ def shared_tensor(array: NDArray[Any]) -> Tensor:
 
 
 def check_finite(name: str, rows: Float[Tensor, "n dim"], first: int = 0) -> None:
-    """Raise UserError if a row has NaN or an infinity; the message has ``name`` and the row (``first`` is ``rows[0]``)."""
+    """Raise UserError if a row of ``name`` has NaN or an infinity. ``first`` is the index of ``rows[0]`` in ``name``."""
     # A check of the scores is not enough: an image of infinities has order scores of 0 with all captions.
     for start in range(0, len(rows), _CHECK_ROWS):
         part = rows[start : start + _CHECK_ROWS]
@@ -327,30 +327,31 @@ def check_finite(name: str, rows: Float[Tensor, "n dim"], first: int = 0) -> Non
 
 
 class _ImageQueries:
-    """The ranks of the images of a block, by counting captions of other images that score as high as their own captions.
+    """The ranks of a block of images, counted while captions are scored block by block.
 
-    ``ranks`` (n_rows, n_places) has one rank per image or, with ``own_ranks``, one for each caption of the image.
-    ``place_of_own`` has the column of each own caption in ``ranks``.
+    The right captions of an image are called ``own``. ``ranks`` (n_rows, n_places) has the rank of the best own caption of
+    each image or, with ``caption_ranks``, of each own caption. ``rank_rows`` and ``rank_columns`` are the places of own
+    captions in ``ranks``.
     """
 
-    def __init__(self, rows: slice, own: Tensor, row_of_own: Tensor, positives: Tensor, own_ranks: bool) -> None:
-        n_rows, self.row_of_own = rows.stop - rows.start, row_of_own
-        self.place_of_own = torch.zeros_like(own)
-        if own_ranks:  # captions are sorted by image
-            n_own = torch.bincount(row_of_own, minlength=n_rows)
-            self.place_of_own = torch.arange(len(own), device=own.device) - (n_own.cumsum(0) - n_own)[row_of_own]
-        n_places = 1 + (int(self.place_of_own.max()) if len(own) else 0)
+    def __init__(self, rows: slice, own: Tensor, rank_rows: Tensor, positives: Tensor, caption_ranks: bool) -> None:
+        n_rows, self.rank_rows = rows.stop - rows.start, rank_rows
+        self.rank_columns = torch.zeros_like(own)
+        if caption_ranks:  # captions are sorted by image
+            n_own = torch.bincount(rank_rows, minlength=n_rows)
+            self.rank_columns = torch.arange(len(own), device=own.device) - (n_own.cumsum(0) - n_own)[rank_rows]
+        n_places = 1 + (int(self.rank_columns.max()) if len(own) else 0)
         self._goals = torch.full((n_rows * n_places,), -torch.inf, dtype=positives.dtype, device=own.device)
-        self._goals.scatter_reduce_(0, row_of_own * n_places + self.place_of_own, positives, "amax")
+        self._goals.scatter_reduce_(0, rank_rows * n_places + self.rank_columns, positives, "amax")
         self._goals = self._goals.view(n_rows, n_places)
         self.ranks = torch.zeros(n_rows, n_places, dtype=torch.int64, device=own.device)
         # A place without a caption gets a rank above all others.
         self.ranks[torch.isneginf(self._goals)] = torch.iinfo(torch.int64).max // 2
 
     def count(self, scores: Float[Tensor, "n_rows n_columns"], own: tuple[Tensor, Tensor]) -> None:
-        """Add the counts among further captions, given by their ``scores`` with the images of the block.
+        """Count, for each rank, the wrong captions in a block of ``scores`` that score at least as high as the own caption.
 
-        ``own`` has row and column of each score of an image with one of its own captions; these scores are not counted.
+        ``own`` has the rows and the columns of the own captions in ``scores``.
         """
         own_scores = scores[own]
         for place in range(self._goals.shape[1]):
@@ -390,7 +391,7 @@ def _finite_block(blocks: ScoreBlocks, rows: slice, columns: slice) -> Float[Ten
 
 
 def slices(n: int, size: int) -> list[slice]:
-    """Return slices of at most ``size`` rows that cover ``n`` rows."""
+    """Return slices of at most ``size`` rows that cover ``n`` rows in order."""
     return [slice(start, min(start + size, n)) for start in range(0, n, size)]
 
 

@@ -1,6 +1,6 @@
-"""Charts of a report as inline SVG, and the metrics of a random order that they mark as chance.
+"""Charts of a report as inline SVG, and the metrics of a random order, which charts mark as chance.
 
-Charts contain no names that a user chose; these are in the HTML around a chart, where they are escaped.
+Charts contain no names that a user chose: the HTML around a chart has these names, escaped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from vse.eval.defaults import RECALLS
+from vse.eval.defaults import DEFAULT_KS
 
 
 def chance_within(k: int, n_candidates: int, n_right: int = 1) -> float:
@@ -43,7 +43,7 @@ def chance_recall(direction: str, k: int, n_images: int, n_captions: int) -> flo
 
 def chance_rsum(n_images: int, n_captions: int) -> float:
     """Return rsum of a random order: the sum of R@1, R@5 and R@10 in both directions."""
-    return sum(chance_recall(direction, k, n_images, n_captions) for direction in ("i2t", "t2i") for k in RECALLS)
+    return sum(chance_recall(direction, k, n_images, n_captions) for direction in ("i2t", "t2i") for k in DEFAULT_KS)
 
 
 COLOURS = ("#2a6f97", "#d9731a")  # first and second result, as in templates/report.html
@@ -77,7 +77,7 @@ class Bars(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A line through the points ``x`` and ``y`` (n,), with a ring at ``x == best``; ``series`` is the index of its result."""
+    """A line through the points ``x`` and ``y`` (n,), with a ring at ``x == best``; ``series`` is the index of the result."""
 
     series: int
     x: Sequence[float]
@@ -215,9 +215,9 @@ def _write_above(axes: Axes, x: NDArray[Any], y: NDArray[Any], values: NDArray[A
 
 
 def _render(label: str, draw: Callable[[Axes], None], left: float, bottom: float) -> Markup:
-    """Return the chart that ``draw`` draws; the margins ``left`` and ``bottom`` are shares of its size.
+    """Return the chart that ``draw`` draws, with the same bytes in every call.
 
-    The same chart has the same bytes.
+    The margins ``left`` and ``bottom`` are shares of the width and the height.
     """
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # ignore the user's matplotlibrc
@@ -232,7 +232,7 @@ def _render(label: str, draw: Callable[[Axes], None], left: float, bottom: float
 
 
 def _inline_svg(svg: str, label: str) -> Markup:
-    """Return the SVG of matplotlib for use inside HTML: with a label, without prolog and without unused ids."""
+    """Return the SVG of matplotlib for use inside HTML, with a label, without prolog and without unused ids."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
     used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', svg))

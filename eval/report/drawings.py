@@ -17,9 +17,9 @@ from vse.eval.search.top_k import Attention
 from vse.pipeline.errors import UserError
 
 log = logging.getLogger(__name__)
-_TOLERANCE = 0.01  # of a score, since the embeddings may have been computed on another device
-_DARKEST = 0.65  # opacity of the region with the highest weight
-_LOWEST_SHARE = 0.02  # of the highest weight; lower weights are not drawn, since their shade would be invisible
+_TOLERANCE = 0.01  # accepted difference of a score, since the embeddings may have been computed on another device
+_MAX_OPACITY = 0.65  # opacity of the region with the highest weight
+_MIN_SHARE = 0.02  # share of the highest weight below which the shade of a region would be invisible
 
 Pair = tuple[int, int]
 """The ids of an image and of a caption."""
@@ -27,9 +27,10 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class AttendingRun:
-    """A run whose model computes attention. ``inputs`` are the files and folders that ``read_attention`` reads.
+    """A run whose model computes attention.
 
-    ``read_attention`` returns the attention of some pairs, with None for a pair that cannot be drawn.
+    ``read_attention`` returns the attention of some pairs, with None for a pair that cannot be drawn. ``inputs`` are the files
+    and folders that ``read_attention`` reads.
     """
 
     read_attention: Callable[[Sequence[Pair]], Sequence[Attention | None]]
@@ -37,16 +38,16 @@ class AttendingRun:
 
 
 AttentionOpener = Callable[[Path, Embeddings], AttendingRun | None]
-"""Function that opens the run in a folder for its embeddings.
+"""Function that opens the run in a folder, to draw the attention behind the embeddings that the run computed.
 
-It returns None if the model does not attend. It raises UserError if the attention cannot be drawn.
+Returns None if the model computes no attention. Raises UserError if the attention cannot be drawn.
 """
 
 
 class ResultAttention:
-    """The attention of a result's model; empty if the model computes no attention or if its run is missing.
+    """The attention of a result's model; empty if the model computes no attention, or if the run is missing.
 
-    The reason why attention is missing is appended to ``missing``. The reason names no folders, since reports are passed on.
+    A sentence without names of folders is appended to ``missing`` if the run is missing or has changed.
     """
 
     def __init__(
@@ -72,10 +73,7 @@ class ResultAttention:
         return self._run.inputs if self._run else ()
 
     def for_pairs(self, scores: Mapping[Pair, float]) -> dict[Pair, Attention]:
-        """Return the attention of each pair of image id and caption id in ``scores``.
-
-        It is empty if the run now gives other scores than these.
-        """
+        """Return the attention of the pairs in ``scores``; empty if the run now computes other scores."""
         if self._run is None or not scores:
             return {}
         results = zip(scores, self._run.read_attention(list(scores)), strict=True)
@@ -98,7 +96,7 @@ EXPLANATIONS = {
     "i2t": "Each region of the photo divides its attention among the words. Point at a word, or click on it, to see which "
     "regions attend to it: the fuller the colour, the larger the share that a region gives. The number is the largest share.",
 }
-"""The explanation of a drawing, by the side that attends."""
+"""The explanation of a drawing by :attr:`vse.eval.search.top_k.Attention.side`."""
 
 BRACKETS = "In angle brackets: the start and the end of a caption, and words that the model does not know."
 
@@ -109,10 +107,10 @@ class DrawnWord:
 
     Attributes
     ----------
-    number : the index of the word among all words that are drawn on the photo
+    number : index of the word among all words that are drawn on the photo
     text : the word
-    highest : its highest weight in percent
-    shades : the index and the opacity of each region, in ascending order of opacity
+    highest : highest weight of the word in percent
+    shades : index and opacity of each region, in ascending order of opacity
     """
 
     number: int
@@ -121,8 +119,8 @@ class DrawnWord:
     shades: Sequence[tuple[int, str]]
 
     @property
-    def quiet(self) -> bool:
-        """True for a token that is not a word of the caption: a marker, such as the end of a caption, or an unknown word."""
+    def is_special_token(self) -> bool:
+        """True for a token in angle brackets: the start or the end of a caption, or a word that the model does not know."""
         return self.text.startswith("<")
 
 
@@ -146,13 +144,13 @@ class Drawing:
     def text_height(self, text: str, lines: int) -> float:
         """Return a font size in pixels of the photo, limited by its longer side and its width.
 
-        The longer side holds ``lines`` lines of this size, and the width holds ``text`` with a number.
+        The longer side has room for ``lines`` lines, and the width has room for ``text`` and a percentage.
         """
         return round(min(max(self.size) / lines, 1.5 * self.size[0] / (len(text) + 5)), 1)
 
 
 def draw_attention(name: str, attentions: Sequence[Attention], first: int = 0) -> Drawing:
-    """Return the drawing of a photo with one or more captions; their words are numbered from ``first``."""
+    """Return the drawing of a photo with one or more captions. The words of all captions are numbered from ``first``."""
     photo = attentions[0]
     x1, y1, x2, y2 = photo.boxes.T.round(1).tolist()
     corners = zip(x1, y1, x2, y2, strict=True)
@@ -175,7 +173,7 @@ def _draw_words(attention: Attention, first: int) -> list[DrawnWord]:
     for column, text in enumerate(attention.words):
         shares = weights[:, column] / max(highest[column], 1e-12)
         order = shares.argsort(kind="stable")
-        shades = [(int(k), f"{_DARKEST * shares[k]:.3f}") for k in order if shares[k] >= _LOWEST_SHARE]
+        shades = [(int(k), f"{_MAX_OPACITY * shares[k]:.3f}") for k in order if shares[k] >= _MIN_SHARE]
         words.append(DrawnWord(first + column, text, f"{100 * weights[:, column].max():.0f}%", shades))
     return words
 
@@ -213,7 +211,7 @@ class PhrasePhoto(NamedTuple):
     repeats: str = ""
 
     @property
-    def font(self) -> float:
+    def number_height(self) -> float:
         """The height of the phrase numbers, in pixels of the photo."""
         return round(max(self.size) / 20, 1)
 

@@ -13,22 +13,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vse.eval.files.embeddings import Embeddings
-from vse.eval.ranking.ranks import Ranks, blocks_from_embeddings, shared_tensor
+from vse.eval.ranking.ranks import Ints, Ranks, blocks_from_embeddings, shared_tensor
 from vse.eval.report.drawings import Drawing, DrawnWord, Pair, ResultAttention, draw_attention
 from vse.eval.report.pages import DatasetPhotos, Photo
 from vse.eval.search.top_k import Attention
 
 N_CANDIDATES = 5  # candidates displayed for each query
 MAX_NEAR_MISS_RANK = 10  # a right answer up to this (1-based) rank is a near miss
-_NEGATIVES = 4  # displayed in each direction
+_N_NEGATIVES = 4  # hard negatives displayed for each kind of query
 
 Direction = Literal["i2t", "t2i"]
-Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A candidate: its ``row`` among captions (i2t) or images (t2i), its 0-based ``rank``, and whether it is ``right``."""
+    """A candidate: the ``row`` of a caption (i2t) or an image (t2i), with its 0-based ``rank``."""
 
     row: int
     rank: int
@@ -38,27 +37,27 @@ class Candidate:
 
 @dataclass(frozen=True)
 class QueryResult:
-    """The best candidates for ``query``, a row of the images or captions, and ``answer``, the best right candidate.
+    """The best candidates for ``query``, a row of the images or captions, and ``best_right``, the best right candidate.
 
-    With equal scores a wrong candidate comes first, as in the ranks.
+    Of equal scores, wrong candidates come first, as in the ranks.
     """
 
     query: int
     candidates: tuple[Candidate, ...]
-    answer: Candidate
+    best_right: Candidate
 
     @property
     def displayed(self) -> list[Candidate]:
         """The best candidates, followed by the best right answer unless it is one of them."""
-        return [*self.candidates, *([] if self.answer in self.candidates else [self.answer])]
+        return [*self.candidates, *([] if self.best_right in self.candidates else [self.best_right])]
 
 
 @dataclass(frozen=True)
 class AnswerCard:
     """A candidate to display: a caption, or a photo with one of its captions. ``rank`` is 1-based.
 
-    ``words`` are the words of the caption, if their attention is drawn on the photo of the query. ``drawing`` is the attention
-    of the query, if it is drawn on the candidate photo.
+    ``words`` are the words of the caption, if the attention is drawn on the photo of the query. ``drawing`` is the attention
+    between query and candidate, if the attention is drawn on the photo of the candidate.
     """
 
     rank: int
@@ -83,7 +82,7 @@ class ModelColumn:
 
     @property
     def words(self) -> Sequence[DrawnWord]:
-        """The words of the query, if their attention is drawn on a candidate."""
+        """The words of the query, if the attention is drawn on a candidate."""
         cards = [*self.answers, *([self.right_answer] if self.right_answer else [])]
         return next((card.drawing.words for card in cards if card.drawing), ())
 
@@ -180,7 +179,7 @@ def build_gallery(
 
 
 def _select_groups(
-    ranks: Sequence[Rows], images: Rows, n: int, seed: int
+    ranks: Sequence[Ints], images: Ints, n: int, seed: int
 ) -> tuple[list[str], Sequence[list[int]], tuple[int, int, int] | None]:
     """Return the titles of the groups, the indices of their queries, and with two models the counts of :class:`Gallery`."""
     if len(ranks) == 1:
@@ -196,7 +195,7 @@ def _select_groups(
     return titles, select_contrasting_queries(first, second, images, n), (better, worse, len(first) - better - worse)
 
 
-def select_queries(ranks: Rows, images: Rows, n: int, seed: int) -> tuple[list[int], list[int], list[int]]:
+def select_queries(ranks: Ints, images: Ints, n: int, seed: int) -> tuple[list[int], list[int], list[int]]:
     """Return the indices of up to ``n`` queries, a third each of successes, near misses and failures.
 
     Successes (rank 0) and near misses are sampled with ``seed``; failures have the largest ranks. ``images`` (n_queries,) is
@@ -206,15 +205,15 @@ def select_queries(ranks: Rows, images: Rows, n: int, seed: int) -> tuple[list[i
     sample = np.random.default_rng(seed).permutation(len(ranks))
     worst = np.argsort(-ranks, kind="stable")
     used: set[int] = set()
-    failures = take_new_images(worst[ranks[worst] > 0], images, parts[2], used)
+    failures = take_queries_of_new_images(worst[ranks[worst] > 0], images, parts[2], used)
     near = sample[(ranks[sample] > 0) & (ranks[sample] < MAX_NEAR_MISS_RANK)]
-    near_misses = take_new_images(near, images, parts[1], used)
-    successes = take_new_images(sample[ranks[sample] == 0], images, parts[0], used)
+    near_misses = take_queries_of_new_images(near, images, parts[1], used)
+    successes = take_queries_of_new_images(sample[ranks[sample] == 0], images, parts[0], used)
     near_misses.sort(key=lambda query: int(ranks[query]))
     return successes, near_misses, failures
 
 
-def select_contrasting_queries(first: Rows, second: Rows, images: Rows, n: int) -> tuple[list[int], list[int]]:
+def select_contrasting_queries(first: Ints, second: Ints, images: Ints, n: int) -> tuple[list[int], list[int]]:
     """Return the indices of up to ``n`` queries that one model ranks better: half for the first model, half for the second.
 
     ``first`` and ``second`` are the ranks (n_queries,) of the two models. Queries that one model alone ranks at 0 come first
@@ -227,14 +226,14 @@ def select_contrasting_queries(first: Rows, second: Rows, images: Rows, n: int) 
     halves = []
     for sign, size in ((1, n - n // 2), (-1, n // 2)):
         order = np.lexsort((-sign * gain, ~solved))
-        halves.append(take_new_images(order[sign * gain[order] > 0], images, size, used))
+        halves.append(take_queries_of_new_images(order[sign * gain[order] > 0], images, size, used))
     return halves[0], halves[1]
 
 
-def take_new_images(queries: Rows, images: Rows, n: int, used: set[int]) -> list[int]:
-    """Return the first ``n`` queries whose images are not in ``used``, and add their images to ``used``.
+def take_queries_of_new_images(queries: Ints, images: Ints, n: int, used: set[int]) -> list[int]:
+    """Return the first ``n`` of ``queries`` whose images are not in ``used``, and add these images to ``used``.
 
-    ``images`` (n_queries,) has the image of each query by the query's index.
+    ``queries`` are indices into ``images``, which has the image of every query.
     """
     selected: list[int] = []
     for query in queries.tolist():
@@ -325,7 +324,7 @@ def _query_card(
                 answer = replace(answer, drawing=draw_attention(f"{name}-{candidate.row}", [attention[pair]]))
             answers.append(replace(answer, words=words.get(pair, ())))
         n_best = len(result.candidates)
-        columns.append(ModelColumn(result.answer.rank + 1, answers[:n_best], next(iter(answers[n_best:]), None)))
+        columns.append(ModelColumn(result.best_right.rank + 1, answers[:n_best], next(iter(answers[n_best:]), None)))
     if photo:
         return QueryCard(photo, photo.caption, columns, drawings)
     return QueryCard(None, photos.caption(int(run.caption_ids[query])), columns)
@@ -341,9 +340,9 @@ def _answer_card(direction: Direction, run: Embeddings, photos: DatasetPhotos, c
 
 
 def find_hardest_negatives(table: pd.DataFrame, photos: DatasetPhotos) -> tuple[int, dict[str, list[HardNegative]]]:
-    """Return the last epoch and, by the kind of query (``image`` or ``caption``), its negatives with the highest loss.
+    """Return the last epoch in ``table``, the content of a ``negatives.csv``, and the negatives of that epoch.
 
-    ``table`` is the content of ``negatives.csv`` of a run.
+    The negatives with the highest loss are in a dict by the kind of query, ``image`` or ``caption``.
     """
     numbers = ["epoch", "cost", "imgid", "negative_imgid"]
     table = table.assign(**{name: pd.to_numeric(table[name], errors="coerce") for name in numbers}).dropna(subset=numbers)
@@ -353,7 +352,7 @@ def find_hardest_negatives(table: pd.DataFrame, photos: DatasetPhotos) -> tuple[
     table = table[table["epoch"] == epoch].sort_values("cost", ascending=False, kind="stable")
     costliest = {}
     for query in ("image", "caption"):
-        rows = table[table["query"] == query].head(_NEGATIVES).to_dict("records")
+        rows = table[table["query"] == query].head(_N_NEGATIVES).to_dict("records")
         if rows:
             costliest[query] = [
                 HardNegative(

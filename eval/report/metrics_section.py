@@ -19,8 +19,8 @@ from vse.eval.ranking.ranks import Ranks
 from vse.eval.report.charts import Bars, chance_recall, draw_recall_bars
 
 _TITLES = {"sentence": "captions query captions", "cxc": "Crisscrossed Captions (CxC)", "eccv": "ECCV Caption"}
-_RECALLS = ("r1", "r5", "r10")
-_BARS = (*_RECALLS, "bound")  # bars of a chart, if the result has them
+_RECALL_NAMES = ("r1", "r5", "r10")
+_BAR_METRICS = (*_RECALL_NAMES, "bound")  # bars of a chart, if the result has them
 
 
 class ReportMetric(NamedTuple):
@@ -47,11 +47,11 @@ class ReportMetric(NamedTuple):
         return (self.value - self.std, self.value + self.std) if math.isnan(self.low) else (self.low, self.high)
 
 
-_Directions = dict[str, dict[str, ReportMetric]]
+_MetricsByDirection = dict[str, dict[str, ReportMetric]]
 
 
 class MetricRow(NamedTuple):
-    """A row of a table: the direction, the index of the result, and its metrics."""
+    """A row of a table: the direction, the index of the result, and the metrics of the result."""
 
     direction: str
     series: int
@@ -62,15 +62,15 @@ class MetricRow(NamedTuple):
 class ProtocolSection:
     """The section of a protocol in a report.
 
-    ``sums`` has, for each metric over both directions such as rsum, the index of its result, its name and its value. ``chart``
-    shows the recalls; it is None without recalls. ``notes`` is the text on whiskers and small numbers, ``chance`` the text on
-    the dotted lines.
+    ``overall`` has the metrics over both directions, such as rsum: index of the result, name and value. ``chart`` displays the
+    recalls, and is None without recalls. ``notes`` explains the whiskers and the numbers in small print, ``chance`` the dotted
+    lines.
     """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[MetricRow]
-    sums: Sequence[tuple[int, str, ReportMetric]]
+    overall: Sequence[tuple[int, str, ReportMetric]]
     chart: Markup | None
     notes: str
     chance: str
@@ -86,8 +86,8 @@ class ReportDifference(NamedTuple):
     significant: bool
 
 
-def rank_differences(image_of_caption: NDArray[np.int64], first: Ranks, second: Ranks) -> list[ReportDifference]:
-    """Return the differences of two models, first minus second, on the complete split: recalls of each direction, and rsum.
+def retrieval_differences(image_of_caption: NDArray[np.int64], first: Ranks, second: Ranks) -> list[ReportDifference]:
+    """Return the differences of two models, first minus second, in the recalls of each direction and in rsum.
 
     See :mod:`vse.eval.ranking.bootstrap` for the intervals and p-values.
     """
@@ -97,19 +97,19 @@ def rank_differences(image_of_caption: NDArray[np.int64], first: Ranks, second: 
     metrics = [
         (f"{DIRECTIONS[direction].title} {METRIC_TITLES[name]}", compared[direction][name])
         for direction in ("i2t", "t2i")
-        for name in _RECALLS
+        for name in _RECALL_NAMES
     ]
-    return [report_difference(name, leaf) for name, leaf in [*metrics, ("rsum", compared["rsum"])]]
+    return [report_difference(name, metric) for name, metric in [*metrics, ("rsum", compared["rsum"])]]
 
 
-def report_difference(name: str, leaf: Mapping[str, Any]) -> ReportDifference:
-    """Format the difference of a metric, given by :func:`vse.eval.ranking.bootstrap.differences`, for a table."""
+def report_difference(name: str, metric: Mapping[str, Any]) -> ReportDifference:
+    """Format the entry of a metric in the result of :func:`vse.eval.ranking.bootstrap.differences` for a table."""
     return ReportDifference(
         name,
-        f"{leaf['difference']:+.1f}",
-        f"{leaf['ci95'][0]:+.1f} to {leaf['ci95'][1]:+.1f}",
-        f"{leaf['p']:.3f}" if leaf["p"] >= 0.001 else "below 0.001",
-        leaf["p"] < ALPHA,
+        f"{metric['difference']:+.1f}",
+        f"{metric['ci95'][0]:+.1f} to {metric['ci95'][1]:+.1f}",
+        f"{metric['p']:.3f}" if metric["p"] >= 0.001 else "below 0.001",
+        metric["p"] < ALPHA,
     )
 
 
@@ -122,17 +122,16 @@ def build_sections(results: Sequence[Result]) -> list[ProtocolSection]:
 def headline_metrics(result: Result) -> list[tuple[str, ReportMetric]]:
     """Return name and value of the metrics at the top of a report: rsum, and R@1 and Med r of both directions.
 
-    They are from the complete split or from the first protocol that has rsum. For phrases they are the recalls and the upper
-    bound.
+    The protocol is ``full``, or else the first protocol that has rsum. A phrase result has the recalls and the upper bound.
     """
     protocols = result.protocols
     if PHRASE in protocols:
-        metrics = _directions(protocols[PHRASE]).get(PHRASE, {})
-        return [(METRIC_TITLES[key], metrics[key]) for key in _BARS if key in metrics]
+        metrics = _metrics_by_direction(protocols[PHRASE]).get(PHRASE, {})
+        return [(METRIC_TITLES[key], metrics[key]) for key in _BAR_METRICS if key in metrics]
     for protocol in (protocols[name] for name in ("full", *protocols) if name in protocols):
-        sums = _sums(protocol)
+        sums = _overall(protocol)
         if "rsum" in sums:
-            directions = _directions(protocol)
+            directions = _metrics_by_direction(protocol)
             selected = [(key, direction) for key in ("r1", "medr") for direction in ("i2t", "t2i")]
             return [
                 ("rsum", sums["rsum"]),
@@ -147,7 +146,7 @@ def headline_metrics(result: Result) -> list[tuple[str, ReportMetric]]:
 
 def _section(name: str, results: Sequence[Result]) -> ProtocolSection:
     protocols = [result.protocols.get(name, ProtocolMetrics()) for result in results]
-    metrics = [_directions(protocol) for protocol in protocols]
+    metrics = [_metrics_by_direction(protocol) for protocol in protocols]
     directions = list(dict.fromkeys(direction for of_result in metrics for direction in of_result))
     keys = list(dict.fromkeys(key for of_result in metrics for one in of_result.values() for key in one))
     rows = [
@@ -156,17 +155,17 @@ def _section(name: str, results: Sequence[Result]) -> ProtocolSection:
         for series, of_result in enumerate(metrics)
         if direction in of_result
     ]
-    sums = [(series, metric_title(key), metric) for series, one in enumerate(protocols) for key, metric in _sums(one).items()]
+    overall = [(k, metric_title(key), metric) for k, one in enumerate(protocols) for key, metric in _overall(one).items()]
     title = _title(name, results[0], next(result.protocols[name] for result in results if name in result.protocols))
     columns = [metric_title(key) for key in keys]
     chance = _chance(name, results[0], directions)
     chart = _chart(title, directions, metrics, chance)
-    notes = " ".join(filter(None, [_notes(metrics), excluded_phrases(protocols[0]) if name == PHRASE else ""]))
-    return ProtocolSection(title, columns, rows, sums, chart, notes, _chance_note(chance) if chart else "")
+    notes = " ".join(filter(None, [_notes(metrics), exclusion_note(protocols[0]) if name == PHRASE else ""]))
+    return ProtocolSection(title, columns, rows, overall, chart, notes, _chance_note(chance) if chart else "")
 
 
-def excluded_phrases(protocol: ProtocolMetrics) -> str:
-    """Return a note on the numbers of phrases that are not evaluated, and of phrases without a candidate."""
+def exclusion_note(protocol: ProtocolMetrics) -> str:
+    """Return a note with the numbers of phrases that are not evaluated, and of phrases without a candidate."""
     excluded = f"{protocol.n_without_box or 0:,} more phrases have no box and are left out."
     missed = protocol.n_without_candidate
     return excluded + (f" {missed:,} have no candidate, and count as missed." if missed else "")
@@ -180,7 +179,7 @@ def _chance(name: str, result: Result, directions: Sequence[str]) -> dict[str, d
     n_captions = round(result.n_captions * n_images / max(1, result.n_images))
     known = [direction for direction in directions if direction in ("i2t", "t2i")]
     return {
-        direction: {key: chance_recall(direction, int(key[1:]), n_images, n_captions) for key in _RECALLS}
+        direction: {key: chance_recall(direction, int(key[1:]), n_images, n_captions) for key in _RECALL_NAMES}
         for direction in known
     }
 
@@ -206,10 +205,13 @@ def _title(name: str, result: Result, protocol: ProtocolMetrics) -> str:
 
 
 def _chart(
-    title: str, directions: Sequence[str], metrics: Sequence[_Directions], chance: dict[str, dict[str, float]]
+    title: str, directions: Sequence[str], metrics: Sequence[_MetricsByDirection], chance: dict[str, dict[str, float]]
 ) -> Markup | None:
     bars = [
-        (direction, key) for direction in directions for key in _BARS if any(key in one.get(direction, {}) for one in metrics)
+        (direction, key)
+        for direction in directions
+        for key in _BAR_METRICS
+        if any(key in one.get(direction, {}) for one in metrics)
     ]
     if not bars:
         return None
@@ -226,7 +228,7 @@ def _chart(
     return draw_recall_bars(f"Recalls, {title}", groups, series, levels if chance else ())
 
 
-def _notes(metrics: Sequence[_Directions]) -> str:
+def _notes(metrics: Sequence[_MetricsByDirection]) -> str:
     every = [metric for of_result in metrics for of_direction in of_result.values() for metric in of_direction.values()]
     notes = []
     if any(not math.isnan(metric.std) for metric in every):
@@ -238,15 +240,15 @@ def _notes(metrics: Sequence[_Directions]) -> str:
     return " ".join(notes)
 
 
-def _directions(protocol: ProtocolMetrics) -> _Directions:
+def _metrics_by_direction(protocol: ProtocolMetrics) -> _MetricsByDirection:
     return {
         direction: {key: _report_metric(protocol, metric, f"{direction}_{key}") for key, metric in metrics.items()}
         for direction, metrics in protocol.directions.items()
     }
 
 
-def _sums(protocol: ProtocolMetrics) -> dict[str, ReportMetric]:
-    return {name: _report_metric(protocol, metric, name) for name, metric in protocol.sums.items()}
+def _overall(protocol: ProtocolMetrics) -> dict[str, ReportMetric]:
+    return {name: _report_metric(protocol, metric, name) for name, metric in protocol.overall_metrics.items()}
 
 
 def _report_metric(protocol: ProtocolMetrics, metric: Metric, name: str) -> ReportMetric:

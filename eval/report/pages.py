@@ -1,4 +1,4 @@
-"""HTML pages of one file with photos and charts, and the pages of ``vse-search``."""
+"""Writer of self-contained HTML pages, thumbnails of photos, and the pages of ``vse-search``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from PIL import Image as PillowImage
 
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.report.drawings import BRACKETS, EXPLANATIONS, PhrasePhoto, draw_attention, phrase_box, phrase_colour
-from vse.eval.search.top_k import PhraseHit, SearchHit
+from vse.eval.search.top_k import PhraseCandidates, SearchHit
 from vse.pipeline.command import current_provenance, describe_code
 from vse.pipeline.dataset.dataset import Dataset, Image
 from vse.pipeline.dataset.identity import check_recorded_data
@@ -38,8 +38,8 @@ _ENVIRONMENT = Environment(
 
 
 def page_kind(template: str) -> OutputKind:
-    """Return the kind of output files that a template renders, by which a file is recognised before it is replaced."""
-    generator = _generator(template)
+    """Return the kind of the pages from a template: only a page of this kind may be replaced by another."""
+    generator = _generator_name(template)
     return text_kind(f"a page by {generator}", f'<meta name="generator" content="{generator}">')
 
 
@@ -50,10 +50,10 @@ def write_page(out: Path, template: str, **values: Any) -> Path:
 
 def render_page(template: str, **values: Any) -> str:
     """Render a template of ``eval/report/templates``; all values are escaped."""
-    return _ENVIRONMENT.get_template(template).render(generator=_generator(template), **values)
+    return _ENVIRONMENT.get_template(template).render(generator=_generator_name(template), **values)
 
 
-def _generator(template: str) -> str:
+def _generator_name(template: str) -> str:
     return f"vse {template.removesuffix('.html')}"
 
 
@@ -143,14 +143,14 @@ class DatasetPhotos:
 
 
 _SEARCH_TEMPLATE = "search.html"
-SEARCH_PAGE = page_kind(_SEARCH_TEMPLATE)
+SEARCH_PAGE_KIND = page_kind(_SEARCH_TEMPLATE)
 
 
-def write_search_page(out: Path, query: str | Path, hits: Sequence[SearchHit], corpus: str) -> Path:
+def write_search_page(out: Path, query: str | Path, hits: Sequence[SearchHit], corpus_name: str) -> Path:
     """Write the page of a search: rank, score, thumbnail, captions and path of each hit; return ``out``.
 
-    ``query`` is a text or the path of a photo; ``corpus`` names the model and the split. A photo that cannot be read is
-    replaced by its name. Attention is drawn over the photo of the hit or, if captions were found, over the photo of the query.
+    ``query`` is a text or the path of a photo. ``corpus_name`` is the name of the model and the split. A photo that cannot be
+    read is replaced by the file name. Attention is drawn on the photo of the hit or, if captions were found, of the query.
     """
     by_photo = isinstance(query, Path)
     query_photo = _readable_thumbnail(query) if isinstance(query, Path) else None
@@ -169,11 +169,11 @@ def write_search_page(out: Path, query: str | Path, hits: Sequence[SearchHit], c
                 "drawing": attention and draw_attention(f"photo-{rank}", [attention]),
             }
         )
-    values = {"query": str(query), "by_photo": by_photo, "photo": query_photo, "cards": cards, "corpus": corpus}
-    return write_page(out, _SEARCH_TEMPLATE, **values, origin=_origin(), explanation=explanation)
+    values = {"query": str(query), "by_photo": by_photo, "photo": query_photo, "cards": cards, "corpus": corpus_name}
+    return write_page(out, _SEARCH_TEMPLATE, **values, origin=_describe_command(), explanation=explanation)
 
 
-def _origin() -> str:
+def _describe_command() -> str:
     record = current_provenance()
     return ", ".join(str(part) for part in (describe_code(record["code"]), record["date"], record["command"]) if part)
 
@@ -190,12 +190,12 @@ def _readable_thumbnail(photo: Path | None) -> str | None:
 
 
 _PHRASE_TEMPLATE = "phrase_search.html"
-PHRASE_PAGE = page_kind(_PHRASE_TEMPLATE)
+PHRASE_PAGE_KIND = page_kind(_PHRASE_TEMPLATE)
 _PHRASE_SIDE = 900  # pixels of the longer side of the photo
-_LISTED = 5  # boxes per phrase whose coordinates are listed
+_N_LISTED = 5  # boxes per phrase whose coordinates are listed
 
 
-def write_phrase_page(out: Path, photo: Path, hits: Sequence[PhraseHit], model: str) -> Path:
+def write_phrase_page(out: Path, photo: Path, hits: Sequence[PhraseCandidates], model: str) -> Path:
     """Write the page of a photo with the best box of each phrase, and the coordinates of the best boxes; return ``out``.
 
     Raises BadImage if the photo cannot be read.
@@ -209,11 +209,11 @@ def write_phrase_page(out: Path, photo: Path, hits: Sequence[PhraseHit], model: 
             "text": hit.text,
             "boxes": [
                 {"score": f"{score:.4f}", "corners": ", ".join(f"{corner:.0f}" for corner in box)}
-                for score, box in zip(hit.scores[:_LISTED].tolist(), hit.boxes[:_LISTED].tolist(), strict=True)
+                for score, box in zip(hit.scores[:_N_LISTED].tolist(), hit.boxes[:_N_LISTED].tolist(), strict=True)
             ],
             "n_boxes": len(hit.boxes),
         }
         for number, hit in enumerate(hits, 1)
     ]
     drawing = PhrasePhoto("photo", source, photo.name, size, boxes)
-    return write_page(out, _PHRASE_TEMPLATE, photo=drawing, phrases=phrases, model=model, origin=_origin())
+    return write_page(out, _PHRASE_TEMPLATE, photo=drawing, phrases=phrases, model=model, origin=_describe_command())

@@ -20,7 +20,7 @@ from vse.eval.ranking.bootstrap import differences
 from vse.eval.ranking.localisation import MISSED, PhraseRanks, pairwise_iou, phrase_ranks
 from vse.eval.ranking.metrics import METRIC_TITLES
 from vse.eval.report.drawings import PhraseBox, PhrasePhoto, bounding_size, phrase_box, phrase_colour
-from vse.eval.report.gallery import take_new_images
+from vse.eval.report.gallery import take_queries_of_new_images
 from vse.eval.report.metrics_section import ReportDifference, ReportMetric, report_difference
 from vse.eval.report.pages import thumbnail_and_size
 from vse.eval.report.report_inputs import ReportInput
@@ -34,7 +34,7 @@ _SIDE = 420  # pixels of the longer side of a photo
 
 
 class CaptionPiece(NamedTuple):
-    """Some words of a caption, with number and colour of their phrase; None and blank for words outside phrases."""
+    """Some words of a caption, with number and colour of the phrase. Words outside phrases have None and a blank colour."""
 
     text: str
     number: int | None
@@ -44,7 +44,7 @@ class CaptionPiece(NamedTuple):
 class PhraseOutcome(NamedTuple):
     """The best box of a model for a phrase: whether it is ``right``, and its ``iou`` with the true box.
 
-    ``answer`` has the rank of the first right box, if the best box is wrong.
+    ``first_right`` is a text with the rank of the first right box; blank if the best box is right.
     """
 
     number: int
@@ -53,7 +53,7 @@ class PhraseOutcome(NamedTuple):
     types: str
     right: bool
     iou: str
-    answer: str
+    first_right: str
 
 
 class PhraseColumn(NamedTuple):
@@ -96,8 +96,9 @@ class PhraseGallery:
 class _CaptionStats(NamedTuple):
     """The captions that have phrases with a true box; every array is (n_captions,).
 
-    ``n_phrases`` is the number of phrases with a true box. ``n_right`` and ``mean_iou`` have, for each model, the number of
-    phrases whose highest-scoring box is right, and the mean IoU of these boxes with the true boxes.
+    ``n_phrases`` is the number of phrases with a true box. ``n_right`` has an array for each model: the number of phrases
+    whose highest-scoring box is right. ``mean_iou`` has an array for each model: the mean IoU over the phrases of a caption
+    between the highest-scoring box and the true box.
     """
 
     ids: NDArray[np.int64]
@@ -131,35 +132,35 @@ def build_phrase_gallery(runs: Sequence[PhraseScores], dataset: Dataset, iou: fl
 
     With one model, a third of the captions is sampled with ``seed``.
     """
-    known = match_mentions(runs[0], dataset)
-    outcomes = [phrase_ranks(run.scores, run.boxes, run.offsets, run.truth, iou) for run in runs]
-    captions = _caption_stats(runs[0], outcomes)
+    mentions_by_id = match_mentions(runs[0], dataset)
+    ranks_by_model = [phrase_ranks(run.scores, run.boxes, run.offsets, run.truth, iou) for run in runs]
+    captions = _caption_stats(runs[0], ranks_by_model)
     selected = _select_contrasting(captions, n) if len(runs) == 2 else _select(captions, n, seed)
     groups, unreadable = [], set()
     for title, sentids in selected:
         cards = []
         for sentid in sentids:
-            card = _card(sentid, runs, outcomes, known, dataset)
+            card = _card(sentid, runs, ranks_by_model, mentions_by_id, dataset)
             cards.append(card)
             unreadable |= {card.columns[0].photo.file} if card.columns[0].photo.source is None else set()
         groups.append(PhraseGroup(title, cards))
-    return PhraseGallery([group for group in groups if group.cards], len(unreadable), _counts(runs[0], outcomes))
+    return PhraseGallery([group for group in groups if group.cards], len(unreadable), _counts(runs[0], ranks_by_model))
 
 
-def _counts(run: PhraseScores, outcomes: Sequence[PhraseRanks]) -> tuple[int, int, int] | None:
-    if len(outcomes) < 2:
+def _counts(run: PhraseScores, ranks_by_model: Sequence[PhraseRanks]) -> tuple[int, int, int] | None:
+    if len(ranks_by_model) < 2:
         return None
-    first, second = (outcome.ranks[run.has_box] == 0 for outcome in outcomes)
+    first, second = (ranks.ranks[run.has_box] == 0 for ranks in ranks_by_model)
     a, b = int(np.count_nonzero(first & ~second)), int(np.count_nonzero(second & ~first))
     return a, b, len(first) - a - b
 
 
-def _caption_stats(run: PhraseScores, outcomes: Sequence[PhraseRanks]) -> _CaptionStats:
+def _caption_stats(run: PhraseScores, ranks_by_model: Sequence[PhraseRanks]) -> _CaptionStats:
     rows = np.flatnonzero(run.has_box)
     ids, first, which = np.unique(run.caption_ids[rows], return_index=True, return_inverse=True)
     n_phrases = np.bincount(which)
-    n_right = [np.bincount(which, outcome.ranks[rows] == 0).astype(np.int64) for outcome in outcomes]
-    mean_iou = [np.bincount(which, outcome.best_iou[rows]) / n_phrases for outcome in outcomes]
+    n_right = [np.bincount(which, ranks.ranks[rows] == 0).astype(np.int64) for ranks in ranks_by_model]
+    mean_iou = [np.bincount(which, ranks.best_iou[rows]) / n_phrases for ranks in ranks_by_model]
     return _CaptionStats(ids, run.image_ids[rows][first], n_phrases, n_right, mean_iou)
 
 
@@ -177,7 +178,7 @@ def _select(captions: _CaptionStats, n: int, seed: int) -> list[tuple[str, list[
     selected: dict[str, list[int]] = {}
     used: set[int] = set()
     for title in (best, worst, random):  # random cases must not use up the photos of the others
-        selected[title] = captions.ids[take_new_images(orders[title], captions.images, sizes[title], used)].tolist()
+        selected[title] = captions.ids[take_queries_of_new_images(orders[title], captions.images, sizes[title], used)].tolist()
     return [(title, selected[title]) for title in orders]
 
 
@@ -189,25 +190,30 @@ def _select_contrasting(captions: _CaptionStats, n: int) -> list[tuple[str, list
     groups = []
     for title, sign, size in (("A places more phrases right", 1, n - n // 2), ("B places more phrases right", -1, n // 2)):
         order = np.lexsort((-sign * nearer, -sign * more))
-        rows = take_new_images(order[sign * more[order] > 0], captions.images, size, used)
+        rows = take_queries_of_new_images(order[sign * more[order] > 0], captions.images, size, used)
         groups.append((title, captions.ids[rows].tolist()))
     return groups
 
 
 def _card(
-    sentid: int, runs: Sequence[PhraseScores], outcomes: Sequence[PhraseRanks], known: Mapping[int, Mention], dataset: Dataset
+    sentid: int,
+    runs: Sequence[PhraseScores],
+    ranks_by_model: Sequence[PhraseRanks],
+    mentions_by_id: Mapping[int, Mention],
+    dataset: Dataset,
 ) -> PhraseCard:
     rows = np.flatnonzero((runs[0].caption_ids == sentid) & runs[0].has_box).tolist()
-    phrases = [known[int(runs[0].phrase_ids[row])] for row in rows]
+    phrases = [mentions_by_id[int(runs[0].phrase_ids[row])] for row in rows]
     truths = [phrase_box(runs[0].truth[row], number, truth=True) for number, row in enumerate(rows, 1)]
     boxes_of = [[*truths, *(box for number, row in enumerate(rows, 1) for box in _best_box(run, row, number))] for run in runs]
     source, size = _photo(phrases[0], dataset)
     size = size or bounding_size([box for boxes in boxes_of for box in boxes])
     columns = []
-    for number, (run, outcome, boxes) in enumerate(zip(runs, outcomes, boxes_of, strict=True)):
+    for number, (run, ranks, boxes) in enumerate(zip(runs, ranks_by_model, boxes_of, strict=True)):
         name = f"photo-{sentid}"
         photo = PhrasePhoto(name, source, phrases[0].image.file, size, boxes, repeats=name if number else "")
-        columns.append(PhraseColumn(photo, [_outcome(run, outcome, row, k, known) for k, row in enumerate(rows, 1)]))
+        outcomes = [_outcome(run, ranks, row, k, phrases[k - 1].text) for k, row in enumerate(rows, 1)]
+        columns.append(PhraseColumn(photo, outcomes))
     return PhraseCard(_caption_pieces(phrases[0].caption, phrases), columns)
 
 
@@ -224,7 +230,7 @@ def _photo(mention: Mention, dataset: Dataset) -> tuple[str | None, tuple[int, i
 def _best_box(run: PhraseScores, row: int, number: int) -> list[PhraseBox]:
     """Return the drawing of the highest-scoring box of a phrase, in a list; empty if the phrase has no candidates.
 
-    If several boxes have the highest score, the one with the lowest IoU is drawn, as ties count against the model.
+    Of several boxes with the highest score, the box with the lowest IoU is drawn, as ties count against the model.
     """
     candidates = run.candidates(row)
     scores, boxes = run.scores[candidates], run.boxes[candidates]
@@ -235,15 +241,15 @@ def _best_box(run: PhraseScores, row: int, number: int) -> list[PhraseBox]:
     return [phrase_box(boxes[best], number)]
 
 
-def _outcome(run: PhraseScores, outcome: PhraseRanks, row: int, number: int, known: Mapping[int, Mention]) -> PhraseOutcome:
-    rank = int(outcome.ranks[row])
-    answer = "" if rank == 0 else "no right box" if rank == MISSED else f"right at rank {rank + 1:,}"
-    text, types = known[int(run.phrase_ids[row])].text, str(run.types[row]).replace("/", ", ")
-    return PhraseOutcome(number, phrase_colour(number), text, types, rank == 0, f"{outcome.best_iou[row]:.2f}", answer)
+def _outcome(run: PhraseScores, ranks: PhraseRanks, row: int, number: int, text: str) -> PhraseOutcome:
+    rank = int(ranks.ranks[row])
+    first_right = "" if rank == 0 else "no right box" if rank == MISSED else f"right at rank {rank + 1:,}"
+    types = str(run.types[row]).replace("/", ", ")
+    return PhraseOutcome(number, phrase_colour(number), text, types, rank == 0, f"{ranks.best_iou[row]:.2f}", first_right)
 
 
 def _caption_pieces(caption: Caption, phrases: Sequence[Mention]) -> list[CaptionPiece]:
-    """Split a caption where phrases begin and end; words of several phrases belong to the first of them."""
+    """Split a caption where phrases begin and end. Words of several phrases belong to the first phrase."""
     numbers: list[int | None] = [None] * len(caption.tokens)
     for number, mention in enumerate(phrases, 1):
         for k in range(mention.phrase.start, mention.phrase.stop):
@@ -292,7 +298,7 @@ class PhraseSection(NamedTuple):
 
 
 def are_phrase_results(inputs: Sequence[ReportInput]) -> bool:
-    """Return whether results are phrase results. Raises UserError if only one is, or if their IoU thresholds differ."""
+    """Return whether results are phrase results. Raises UserError if only one is a phrase result, or if IoUs differ."""
     are_phrases = [PHRASE in one.result.protocols for one in inputs]
     if any(are_phrases) and not all(are_phrases):
         one, other = inputs[are_phrases.index(True)], inputs[are_phrases.index(False)]
@@ -307,7 +313,7 @@ def are_phrase_results(inputs: Sequence[ReportInput]) -> bool:
 def build_phrase_section(
     inputs: Sequence[ReportInput], dataset: Dataset | None, queries: int, seed: int, missing: list[str]
 ) -> PhraseSection:
-    """Return the phrase section, with ``queries`` captions if the data set and the phrase scores of all results are available.
+    """Return the phrase section, with ``queries`` captions if the data set and all phrase scores are available.
 
     A reason is appended to ``missing`` if photos cannot be displayed.
     """
@@ -329,8 +335,8 @@ def phrase_metric_differences(inputs: Sequence[ReportInput]) -> list[ReportDiffe
     folds = phrase_folds([one.path for one in inputs], runs, _threshold(inputs[0]))
     first, second = ([[{PHRASE: fold[PHRASE]}]] for fold in folds)
     return [
-        report_difference(METRIC_TITLES[key], leaf)
-        for key, leaf in differences(first, second, COMPARISON_SAMPLES)[PHRASE].items()
+        report_difference(METRIC_TITLES[key], metric)
+        for key, metric in differences(first, second, COMPARISON_SAMPLES)[PHRASE].items()
     ]
 
 

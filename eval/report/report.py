@@ -20,7 +20,7 @@ from vse.eval.ranking.ranks import Ranks, ranks_from_blocks
 from vse.eval.report.charts import COLOURS, Curve, captions_per_image, chance_rsum, draw_rank_histogram, draw_training_curves
 from vse.eval.report.drawings import BRACKETS, EXPLANATIONS, AttentionOpener, ResultAttention
 from vse.eval.report.gallery import Gallery, HardNegative, build_gallery, find_hardest_negatives
-from vse.eval.report.metrics_section import ReportDifference, build_sections, headline_metrics, rank_differences
+from vse.eval.report.metrics_section import ReportDifference, build_sections, headline_metrics, retrieval_differences
 from vse.eval.report.pages import DatasetPhotos, page_kind, write_page
 from vse.eval.report.phrases import are_phrase_results, build_phrase_section, phrase_metric_differences
 from vse.eval.report.report_inputs import ReportInput, align_queries, read_report_input
@@ -79,11 +79,11 @@ def write_report(
     ----------
     results : one or two result files
     out : the report to write
-    data : ``dataset.json``, if it is not where the embeddings record it
-    embeddings : a file for the first seed of each result, if it is not where the result names it
+    data : ``dataset.json``, if the path that the embeddings record is wrong
+    embeddings : a file for the first seed of each result, if the path in the result is wrong
     queries : number of queries in the gallery of each direction
     seed : seed for the sample of queries
-    open_attention : function that opens the attention of a run, to be drawn on the photos
+    open_attention : function that opens a run, whose attention is drawn on the photos
     """
     kind = page_kind("report.html")
     inputs = _read_inputs(results, out, kind, data, embeddings, queries)
@@ -111,7 +111,7 @@ def write_report(
         missing += _unreadable_photos(photos)
     differences: list[ReportDifference] = []
     if len(ranks) == 2 and inputs[0].embeddings:
-        differences = rank_differences(inputs[0].embeddings.image_of_caption(), *ranks)
+        differences = retrieval_differences(inputs[0].embeddings.image_of_caption(), *ranks)
     elif phrases is not None and len(inputs) == 2:
         differences = phrase_metric_differences(inputs)
     return write_page(
@@ -141,7 +141,7 @@ def write_report(
 
 
 class _HardestNegatives(NamedTuple):
-    """The hardest negatives of the last epoch, for image and caption queries; empty if they are not known."""
+    """The hardest negatives of the last epoch, by the kind of query; empty if no negatives are known."""
 
     epoch: int = 0
     negatives: Mapping[str, Sequence[HardNegative]] = MappingProxyType({})
@@ -269,7 +269,7 @@ def flatten_settings(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any
 
 
 def _curves(inputs: Sequence[ReportInput], photos: DatasetPhotos | None) -> list[Chart]:
-    """Return the charts of training loss and validation rsum per epoch, or for CCA of rsum per regularisation."""
+    """Return the charts of training loss and validation rsum by epoch, and for CCA the chart of rsum by regularisation."""
     warm_ups = [(series, epochs) for series, one in enumerate(inputs) if (epochs := _warm_up(one))]
     charts = []
     for column, title in (("loss", "Training loss"), ("rsum", "Validation rsum")):
@@ -291,7 +291,7 @@ def _curves(inputs: Sequence[ReportInput], photos: DatasetPhotos | None) -> list
 
 
 def _warm_up(report_input: ReportInput) -> int:
-    """Return the last epoch before the loss changes; 0 if it does not change."""
+    """Return the last epoch before the loss changes; 0 if the loss does not change."""
     settings = flatten_settings(report_input.config)
     epochs, last = settings.get("warmup.epochs"), max((len(table) for table in report_input.curves), default=0)
     return epochs if isinstance(epochs, int) and 0 < epochs < last else 0

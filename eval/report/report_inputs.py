@@ -1,4 +1,4 @@
-"""The inputs of a report: a result file, and the embeddings and run files that it names, checked to belong to it."""
+"""The inputs of a report: a result file, and the embeddings and run files at the paths in the result file."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class ReportInput:
     """A result file with the embeddings and run files that were found at the paths in it.
 
     ``embeddings``, ``phrases``, ``record`` (``run.json``), ``folder`` (of the run) and ``negatives`` (``negatives.csv``)
-    belong to the first seed, ``curves`` (``metrics.csv``) to all seeds. ``dataset_file`` is the place of ``dataset.json`` that
-    the embeddings record. ``missing`` has a sentence for each missing input, without names of folders, since reports are
+    belong to the first seed, ``curves`` (``metrics.csv``) to all seeds. ``dataset_file`` is the path of ``dataset.json``
+    according to the embeddings. ``missing`` has a sentence for each missing input, without names of folders, since reports are
     passed on. ``files`` are all files that a report may read.
     """
 
@@ -56,15 +56,14 @@ class ReportInput:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        config = self.provenance.get("config")
-        return config if isinstance(config, Mapping) else {}
+        return self.result.config
 
 
 def read_report_input(path: Path, embeddings: Path | None = None) -> ReportInput:
     """Read a result file, its embeddings, and files of the runs that computed the embeddings.
 
-    ``embeddings`` replaces the file that the result names for the first seed. Raises UserError if embeddings are found that
-    the result was not computed from.
+    ``embeddings`` replaces the file that the result names for the first seed. Raises UserError if the result was computed from
+    other embeddings.
     """
     report_input = ReportInput(path, read_result(path))
     references = _file_references(report_input)
@@ -124,7 +123,7 @@ def _add_phrases(
 def _missing_reason(files: Sequence[Path], given: bool) -> str:
     """Return why embeddings or phrase scores cannot be read; blank if all files exist.
 
-    It is also blank if the user gave the first file (``given``) and this file is missing: reading it then raises an error.
+    If the user gave the first file (``given``), the reason is blank as well: reading the missing file raises an error.
     """
     if not files:
         return "the result does not name its embeddings (give --embeddings): no ranks, no gallery"
@@ -208,7 +207,7 @@ def _run_record(report_input: ReportInput, folder: Path, seed: int | None) -> Ma
 def _table(file: Path, columns: list[str], record: Mapping[str, Any]) -> pd.DataFrame | None:
     """Read a CSV file with at least these columns; None if the file is missing or empty.
 
-    Raises UserError if its content is not the content that the ``record`` of the run states.
+    Raises UserError if the hash of the file is not the hash in ``record``, the content of ``run.json``.
     """
     if not file.is_file():
         return None

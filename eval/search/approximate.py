@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vse.eval.defaults import RECALLS
-from vse.eval.ranking.metrics import IMAGE_TEXT, metrics
+from vse.eval.defaults import DEFAULT_KS
+from vse.eval.ranking.metrics import IMAGE_TEXT_DIRECTIONS, metrics
 from vse.eval.ranking.ranks import Ranks, ScoreBlocks, ranks_from_blocks
 from vse.eval.search.gpu import copy_to_gpu
 from vse.eval.search.index import build_index, min_training_rows, set_parameters
@@ -30,7 +30,7 @@ from vse.eval.search.top_k import (
 )
 from vse.pipeline.errors import UserError
 
-_MAX_CANDIDATES = 2**24  # candidates of captions that are held at once
+_MAX_CANDIDATES = 2**24  # candidates in a chunk of caption queries
 
 
 class _CandidateLists(NamedTuple):
@@ -40,7 +40,7 @@ class _CandidateLists(NamedTuple):
     ----------
     queries : (m,) rows of the queries
     rows : (m, K) rows of the corpus that the first stage returned
-    sure : (m, K) whether a row is among the best K of the first stage whatever the order of rows with equal scores
+    sure : (m, K) whether a candidate scores, in the first stage, higher than all rows outside of the list
     scores : (m, K) exact scores of the candidates
     best : (m, n) highest exact scores of the complete corpus
     seconds : duration of the first stage
@@ -61,12 +61,12 @@ def reranked_metrics(
 
     The candidates are the rows with the highest inner products of ``images`` (n_images, dim) and ``captions`` (n_captions,
     dim). The rank of a query counts the wrong candidates that score at least as high as its best right candidate. A query
-    without a right candidate is ranked behind all wrong answers of the split; the same holds if its right answer ties, in the
-    first stage, with a row outside of the list.
+    without a right candidate is ranked behind all wrong answers of the split. A right candidate that ties, in the first stage,
+    with a row outside of the list does not count.
 
-    Each direction has its metrics; ``found``, the percentage of queries with a right answer among the candidates; and
-    ``recall_at_1`` ..., the percentage of the exact top K that is the top K of the list. ``exact`` has the exact metrics, and
-    ``lost`` how much worse each metric is.
+    The result has, for each direction, the metrics; ``found``, the percentage of queries with a right answer among the
+    candidates; and ``recall_at_1`` ..., the percentage of the exact top K that the top K of the list contains. ``exact`` has
+    the exact metrics, and ``lost`` has the amounts by which the metrics are worse.
 
     Parameters
     ----------
@@ -80,13 +80,13 @@ def reranked_metrics(
     }
     image_of_row = {"image": torch.arange(len(images)), "caption": image_of_caption}
     ranks, measured = {}, {}
-    for direction in IMAGE_TEXT:
+    for direction in IMAGE_TEXT_DIRECTIONS:
         name, corpus_images = direction.name, image_of_row[direction.candidate]
         ranks[name], facts = _evaluate_lists(lists[name], corpus_images, image_of_row[direction.query])
         measured[name] = {"n_queries": len(ranks[name]), "n_corpus": len(corpus_images), **facts}
     exact, found = metrics(ranks_from_blocks(i2t, t2i)), metrics(Ranks(ranks["i2t"], ranks["t2i"]))
     found |= {name: {**facts, **found[name]} for name, facts in measured.items()}
-    return {"reranked": candidates, "factory": "Flat", **found, "exact": exact, "lost": _losses(exact, found)}
+    return {"reranked": candidates, "factory": "Flat", **found, "exact": exact, "lost": _metric_drops(exact, found)}
 
 
 def _lists_for_images(blocks: ScoreBlocks, images: Vectors, captions: Vectors, candidates: int) -> Iterator[_CandidateLists]:
@@ -112,9 +112,9 @@ def _lists_for_captions(blocks: ScoreBlocks, images: Vectors, captions: Vectors,
 
 
 def _first_stage(corpus: Vectors, queries: Vectors, candidates: int) -> tuple[Tensor, Tensor, float]:
-    """Return the rows of each query's candidates, whether each is certainly among the best, and the duration in seconds.
+    """Return the rows of each query's candidates, whether each candidate is ``sure``, and the duration in seconds.
 
-    A candidate is not certain if its score ties with a row outside of the candidates.
+    A candidate is not sure if it ties with a row outside of the candidates.
     """
     started = time.perf_counter()
     scores, rows = exact_search(corpus, queries, min(candidates + 1, len(corpus)))
@@ -128,11 +128,11 @@ def _evaluate_lists(
 ) -> tuple[Rows, dict[str, float]]:
     """Return the ranks of the queries of one direction, in their order, and the quality and duration of their candidate lists.
 
-    ``image_of_row`` has the image of each candidate row, ``query_images`` the image of each row of the images or captions that
-    query.
+    ``image_of_row`` has the image of each row of the corpus. ``query_images`` has the image of each row on the side of the
+    queries: of each image, or of each caption.
     """
     n_right = torch.bincount(image_of_row, minlength=int(query_images.max()) + 1)
-    depths = [min(k, len(image_of_row)) for k in RECALLS]
+    depths = [min(k, len(image_of_row)) for k in DEFAULT_KS]
     ranks, n_found, agreed, duration = [], 0, np.zeros(len(depths), np.int64), 0.0
     for queries, rows, sure, scores, best, seconds in chunks:
         images = query_images[queries]
@@ -146,13 +146,14 @@ def _evaluate_lists(
         duration += seconds
     all_ranks = torch.cat(ranks).numpy()
     shares = 100.0 * agreed / (np.asarray(depths) * len(all_ranks))
-    recalls = {f"recall_at_{k}": float(share) for k, share in zip(RECALLS, shares, strict=True)}
+    recalls = {f"recall_at_{k}": float(share) for k, share in zip(DEFAULT_KS, shares, strict=True)}
     return all_ranks, {"search_s": round(duration, 3), "found": 100.0 * n_found / len(all_ranks), **recalls}
 
 
-def _losses(exact: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+def _metric_drops(exact: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """Return the amounts by which the metrics ``found`` are worse than the exact metrics."""
     return {
-        name: _losses(value, found[name])
+        name: _metric_drops(value, found[name])
         if isinstance(value, dict)
         else (found[name] - value if name in ("medr", "meanr") else value - found[name])
         for name, value in exact.items()
@@ -160,8 +161,8 @@ def _losses(exact: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _highest(scores: Tensor) -> Tensor:
-    """Return the highest scores of each column (at most the largest K of R@K), highest first."""
-    return torch.topk(scores, min(max(RECALLS), len(scores)), dim=0).values
+    """Return the ten highest scores of each column, highest first; all scores of a shorter column."""
+    return torch.topk(scores, min(max(DEFAULT_KS), len(scores)), dim=0).values
 
 
 def approximate_recalls(
@@ -171,7 +172,7 @@ def approximate_recalls(
     similarity: str = "cosine",
     factory: str = "Flat",
     parameters: str = "",
-    ks: tuple[int, ...] = RECALLS,
+    ks: tuple[int, ...] = DEFAULT_KS,
     *,
     candidates: int = CANDIDATES,
     seed: int = 0,
@@ -181,9 +182,9 @@ def approximate_recalls(
 
     ``r1`` ... are R@K of the results of the index; a wrong result that scores as high as the right one is ranked before it.
     ``recall_at_1`` ... are the percentage of the exact top K that the index returned as its top K; a row that ties with the
-    last of the exact top K counts as well. For ``order`` the index proposes ``reranked`` candidates, which are sorted by their
-    exact scores. Durations are wall-clock seconds. If the images or the captions are too few to train the index, a ``Flat``
-    index is used and its ``factory`` is reported.
+    last of the exact top K counts as well. For ``order`` the index finds ``candidates`` rows, which are sorted by their exact
+    scores; the result records their number as ``reranked``. Durations are wall-clock seconds. If the images or the captions
+    are too few to train the index, a ``Flat`` index is used and its ``factory`` is reported.
 
     Parameters
     ----------
@@ -203,31 +204,31 @@ def approximate_recalls(
     measured: dict[str, Any] = {"factory": factory, "parameters": parameters, "similarity": similarity}
     if similarity != "cosine":
         measured["reranked"] = candidates
-    for direction, task in both_directions(images, captions, image_of_caption).items():
+    for direction, one in both_directions(images, captions, image_of_caption).items():
         # Search deeper by the largest number of right answers, so that K wrong rows that tie with these are found, too.
-        depth = max(ks) + int(np.bincount(task.image_of_row).max())
+        depth = max(ks) + int(np.bincount(one.image_of_row).max())
         times = [time.perf_counter()]
-        small = len(task.corpus) < needed <= max(len(images), len(captions))
-        name = f"{task.direction.candidate}s"
-        built = build_index(task.corpus, "Flat" if small else factory, seed=seed, block=block, name=name)
+        small = len(one.corpus) < needed <= max(len(images), len(captions))
+        name = f"{one.direction.candidate}s"
+        built = build_index(one.corpus, "Flat" if small else factory, seed=seed, block=block, name=name)
         if not small:
             set_parameters(built.index, parameters)
         times.append(time.perf_counter())
         index = copy_to_gpu(built.index, depth if similarity == "cosine" else max(depth, candidates))
-        queries = task.queries
-        top = search(task.corpus, queries, depth, similarity, direction=direction, candidates=candidates, index=index)
+        queries = one.queries
+        top = search(one.corpus, queries, depth, similarity, direction=direction, candidates=candidates, index=index)
         times.append(time.perf_counter())
         del index
-        exact = exact_search(task.corpus, queries, max(ks), similarity, direction=direction, block=block)
+        exact = exact_search(one.corpus, queries, max(ks), similarity, direction=direction, block=block)
         times.append(time.perf_counter())
         build_s, search_s, exact_s = np.diff(times).round(3).tolist()
         first = top.rows[:, : max(ks)]
-        scores = exact_scores(task.corpus, queries, first, similarity, direction)
-        best = exact_scores(task.corpus, queries, exact.rows, similarity, direction)
-        ranks = _ranks(top, task)
+        scores = exact_scores(one.corpus, queries, first, similarity, direction)
+        best = exact_scores(one.corpus, queries, exact.rows, similarity, direction)
+        ranks = _ranks(top, one)
         measured[direction] = {
             "n_queries": len(queries),
-            "n_corpus": len(task.corpus),
+            "n_corpus": len(one.corpus),
             "factory": built.factory,
             "trained_on": built.trained_on,
             "build_s": build_s,
@@ -239,13 +240,13 @@ def approximate_recalls(
     return measured
 
 
-def _ranks(top: TopK, task: DirectionSearch) -> Rows:
+def _ranks(top: TopK, direction_search: DirectionSearch) -> Rows:
     """Return for each query the number of wrong results that score at least as high as its best right result.
 
-    It is the largest int64 if no right answer is among the results.
+    The rank is the largest int64 if no right answer is among the results.
     """
     found = top.rows >= 0
-    right = found & (task.image_of_row[top.rows] == task.image_of_query[:, None])
+    right = found & (direction_search.image_of_row[top.rows] == direction_search.image_of_query[:, None])
     best = np.where(right, top.scores, -np.inf).max(1, keepdims=True)
     ahead = (found & ~right & (top.scores >= best)).sum(1)
     ranks: Rows = np.where(right.any(1), ahead, np.iinfo(np.int64).max)
@@ -255,7 +256,7 @@ def _ranks(top: TopK, task: DirectionSearch) -> Rows:
 def _share(rows: Rows, exact: Rows, scores: Scores, exact_scores: Scores, k: int) -> float:
     """Return the share of the exact top ``k`` that the top ``k`` of another search contains.
 
-    A row that is not in the exact top ``k`` counts as well if it scores as high as the last row there.
+    A row that ties with the last row of the exact top ``k`` counts as well.
     """
     rows, exact = rows[:, :k], exact[:, :k]
     same = (rows[:, :, None] == exact[:, None, :]).any(2)

@@ -1,7 +1,8 @@
 """Checks, query by query, that a search by FAISS agrees with the exact ranks.
 
 FAISS returns ties in any order, while exact ranks put wrong answers first. Results may therefore differ only for queries whose
-right answer ties with a wrong one, up to rounding. Any other difference is an error of the program and raises RuntimeError.
+right answer and a wrong answer have equal scores, up to the rounding of float32. Any other difference is an error of the
+program and raises RuntimeError.
 """
 
 from __future__ import annotations
@@ -20,57 +21,57 @@ from vse.eval.search.top_k import CANDIDATES, DirectionSearch, Rows, Scores, Top
 
 # Relative to the product of both lengths, or to a sum of squares: float32 sums in another order differ by less.
 _ROUNDING = 1e-5
-_PAIRS = 512  # pairs that are scored at once
+_MAX_PAIRS = 512  # pairs that are scored in one call
 BY_SEARCH, BY_CANDIDATES = "an exact search by FAISS", "candidates of FAISS, re-ranked by exact scores"
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """The recalls of a FAISS search that agrees with the exact ranks; each field has a value for each direction.
+    """The recalls of a FAISS search that agrees with the exact ranks. Fields other than ``against`` are by direction.
 
     Attributes
     ----------
     against : description of the search
-    recalls, exact : R@K of the compared queries, by FAISS and by their exact ranks
-    queries, of : number of compared queries, and number of all queries
-    ties : number of compared queries with a wrong result that ties with the right answer, up to rounding
+    recalls, exact : R@K of the compared queries, by FAISS and by exact ranks
+    n_compared, n_queries : number of compared queries, and number of all queries
+    n_ties : number of compared queries with a wrong result that ties with the right answer, up to rounding
     """
 
     against: str
     recalls: dict[str, dict[str, float]] = field(default_factory=dict)
     exact: dict[str, dict[str, float]] = field(default_factory=dict)
-    queries: dict[str, int] = field(default_factory=dict)
-    of: dict[str, int] = field(default_factory=dict)
-    ties: dict[str, int] = field(default_factory=dict)
+    n_compared: dict[str, int] = field(default_factory=dict)
+    n_queries: dict[str, int] = field(default_factory=dict)
+    n_ties: dict[str, int] = field(default_factory=dict)
 
 
 def check_against_search(
-    images: Vectors, captions: Vectors, image_of_caption: Rows, ranks: Ranks, ks: tuple[int, ...], most: int = 0
+    images: Vectors, captions: Vectors, image_of_caption: Rows, ranks: Ranks, ks: tuple[int, ...], max_compared: int = 0
 ) -> Agreement:
     """Search both directions with FAISS, check every query against its exact rank, and return the agreement.
 
-    An image without captions is a candidate but no query; ``ranks.i2t`` has the images with captions. At most ``most`` queries
-    of each direction are compared, a random sample with a fixed seed; 0 compares all. Raises RuntimeError if a rank differs by
-    more than ties, up to rounding.
+    An image without captions is a candidate but no query; ``ranks.i2t`` has the images with captions. At most ``max_compared``
+    queries of each direction are compared, a random sample with a fixed seed; 0 compares all. Raises RuntimeError if a rank
+    differs and ties do not explain the difference (see the top of this module).
     """
-    samples, tasks = _sample_tasks(images, captions, image_of_caption, most)
-    right = _right_scores(tasks, images, captions, image_of_caption, "cosine")
+    samples, searches = _sample_searches(images, captions, image_of_caption, max_compared)
+    right = _right_scores(searches, images, captions, image_of_caption, "cosine")
     longest = [float(np.sqrt(np.einsum("nd,nd->n", rows, rows).max())) for rows in (images, captions)]
     agreement = Agreement(BY_SEARCH)
-    for name, task in tasks.items():
-        top = search(task.corpus, task.queries, max(ks) + 1)
+    for name, one in searches.items():
+        top = search(one.corpus, one.queries, max(ks) + 1)
         rounding = np.full(len(right[name]), _ROUNDING * longest[0] * longest[1])
         compared = _ComparedQueries(name, samples[name], ranks.by_direction[name], right[name], rounding)
-        compared.check(agreement, top, task.image_of_query, task.image_of_row, ks)
+        compared.check(agreement, top, one.image_of_query, one.image_of_row, ks)
     return agreement
 
 
 def check_sentences_against_search(
-    captions: Vectors, image_of_caption: Rows, exact_ranks: BestAnswers, ks: tuple[int, ...], most: int = 0
+    captions: Vectors, image_of_caption: Rows, exact: BestAnswers, ks: tuple[int, ...], max_compared: int = 0
 ) -> Agreement:
-    """Search captions with captions by FAISS, and check the results as :func:`check_against_search` does."""
-    units, sample = unit_rows(shared_tensor(captions)).numpy(), _sample_queries(len(exact_ranks.queries), most)
-    queries = exact_ranks.queries[sample]
+    """Search captions with captions by FAISS, and check the ranks in ``exact`` as :func:`check_against_search` does."""
+    units, sample = unit_rows(shared_tensor(captions)).numpy(), _sample_queries(len(exact.queries), max_compared)
+    queries = exact.queries[sample]
     # Each query finds itself, so search for one more result; if many captions equal it, it may not be among the results.
     scores, rows = search(units, units[queries], max(ks) + 2)
     drop = rows == queries[:, None]
@@ -78,7 +79,7 @@ def check_sentences_against_search(
     others = TopK(*(values[~drop].reshape(len(queries), -1) for values in (scores, rows)))
     right, rounding = _best_other(units, image_of_caption)[queries], np.full(len(queries), _ROUNDING)
     agreement = Agreement(BY_SEARCH)
-    compared = _ComparedQueries("s2s", sample, exact_ranks.ranks, right, rounding)
+    compared = _ComparedQueries("s2s", sample, exact.ranks, right, rounding)
     compared.check(agreement, others, image_of_caption[queries], image_of_caption, ks)
     return agreement
 
@@ -90,22 +91,22 @@ def check_against_candidates(
     ranks: Ranks,
     ks: tuple[int, ...],
     similarity: str,
-    most: int = 0,
+    max_compared: int = 0,
     candidates: int = CANDIDATES,
 ) -> Agreement:
     """Search both directions by re-ranked candidates, check every query against its exact rank, and return the agreement.
 
-    The parameters are as in :func:`check_against_search`. An answer that is not a candidate may have any score. Raises
-    RuntimeError if a rank is outside of the bounds that the candidates leave.
+    The parameters are as in :func:`check_against_search`. The scores of rows that are not candidates are unknown, and bound
+    each rank from below and above. Raises RuntimeError if a rank is out of bounds.
     """
-    samples, tasks = _sample_tasks(images, captions, image_of_caption, most)
-    right = _right_scores(tasks, images, captions, image_of_caption, similarity)
+    samples, searches = _sample_searches(images, captions, image_of_caption, max_compared)
+    right = _right_scores(searches, images, captions, image_of_caption, similarity)
     agreement = Agreement(BY_CANDIDATES)
-    for name, task in tasks.items():
-        top = search(task.corpus, task.queries, candidates, similarity, direction=name, candidates=candidates)
+    for name, one in searches.items():
+        top = search(one.corpus, one.queries, candidates, similarity, direction=name, candidates=candidates)
         rounding = _ROUNDING * np.abs(right[name])
         compared = _ComparedQueries(name, samples[name], ranks.by_direction[name], right[name], rounding)
-        compared.check(agreement, top, task.image_of_query, task.image_of_row, ks)
+        compared.check(agreement, top, one.image_of_query, one.image_of_row, ks)
     return agreement
 
 
@@ -114,29 +115,30 @@ class _ComparedQueries(NamedTuple):
 
     Attributes
     ----------
-    sample : (n_compared,) indices of these queries among all queries
+    sample : (n_compared,) indices of the compared queries among all queries
     exact_ranks : (n_queries,) exact ranks of all queries
-    right, rounding : (n_compared,) score of each right answer, and the largest rounding error of a score
+    right_scores, rounding : (n_compared,) score of each right answer, and the largest rounding error of a score
     """
 
     direction: str
     sample: Rows
     exact_ranks: Rows
-    right: Scores
+    right_scores: Scores
     rounding: NDArray[np.floating[Any]]
 
     def check(self, agreement: Agreement, top: TopK, image_of_query: Rows, image_of_row: Rows, ks: Sequence[int]) -> None:
         """Check the exact ranks by the search results ``top``, and add the recalls to ``agreement``.
 
-        Raises RuntimeError if a rank is out of bounds. It is at least the number of wrong results that score higher than the
-        right answer. It is at most the number of wrong results that score as high, plus the wrong rows that were not found.
-        After an exact search the rows that were not found count only if the last result scores as high as the right answer.
+        Raises RuntimeError if a rank is out of bounds. The lower bound is the number of wrong results that score higher than
+        the right answer. The upper bound is the number of wrong results that score at least as high, plus the wrong rows that
+        were not found. After an exact search the rows that were not found count only if the last result scores as high as the
+        right answer.
         """
         hits = image_of_row[top.rows] == image_of_query[:, None]
-        right, rounding, exact = self.right[:, None], self.rounding[:, None], self.exact_ranks[self.sample]
+        right, rounding, exact = self.right_scores[:, None], self.rounding[:, None], self.exact_ranks[self.sample]
         not_found = len(image_of_row) - np.bincount(image_of_row)[image_of_query] - (~hits).sum(1)
         if agreement.against == BY_SEARCH:
-            not_found = np.where(top.scores[:, -1] >= self.right - self.rounding, not_found, 0)
+            not_found = np.where(top.scores[:, -1] >= self.right_scores - self.rounding, not_found, 0)
         lowest = (~hits & (top.scores > right + rounding)).sum(1)
         highest = (~hits & (top.scores >= right - rounding)).sum(1) + not_found
         outside = np.flatnonzero((exact < lowest) | (exact > highest))
@@ -148,43 +150,43 @@ class _ComparedQueries(NamedTuple):
         name, near = self.direction, np.abs(top.scores - right) <= rounding
         agreement.recalls[name] = {f"r{k}": 100.0 * float(np.mean(positions < k)) for k in ks}
         agreement.exact[name] = {f"r{k}": 100.0 * float(np.mean(exact < k)) for k in ks}
-        agreement.queries[name], agreement.of[name] = len(self.sample), len(self.exact_ranks)
-        agreement.ties[name] = int((near & ~hits).any(1).sum())
+        agreement.n_compared[name], agreement.n_queries[name] = len(self.sample), len(self.exact_ranks)
+        agreement.n_ties[name] = int((near & ~hits).any(1).sum())
 
 
-def _sample_tasks(
-    images: Vectors, captions: Vectors, image_of_caption: Rows, most: int
+def _sample_searches(
+    images: Vectors, captions: Vectors, image_of_caption: Rows, max_compared: int
 ) -> tuple[dict[str, Rows], dict[str, DirectionSearch]]:
-    tasks = both_directions(images, captions, image_of_caption)
-    samples = {name: _sample_queries(len(task.query_rows), most) for name, task in tasks.items()}
-    return samples, {name: task.sample(samples[name]) for name, task in tasks.items()}
+    searches = both_directions(images, captions, image_of_caption)
+    samples = {name: _sample_queries(len(one.query_rows), max_compared) for name, one in searches.items()}
+    return samples, {name: one.select(samples[name]) for name, one in searches.items()}
 
 
-def _sample_queries(n: int, most: int) -> Rows:
-    """Return the indices of at most ``most`` of ``n`` queries, ascending; all of them if ``most`` is 0."""
-    if not 0 < most < n:
+def _sample_queries(n: int, max_compared: int) -> Rows:
+    """Return the indices of at most ``max_compared`` of ``n`` queries, ascending; 0 selects all."""
+    if not 0 < max_compared < n:
         return np.arange(n)
-    return np.sort(np.random.default_rng(0).choice(n, most, replace=False))
+    return np.sort(np.random.default_rng(0).choice(n, max_compared, replace=False))
 
 
 def _right_scores(
-    tasks: Mapping[str, DirectionSearch], images: Vectors, captions: Vectors, image_of_caption: Rows, similarity: str
+    searches: Mapping[str, DirectionSearch], images: Vectors, captions: Vectors, image_of_caption: Rows, similarity: str
 ) -> dict[str, Scores]:
     """Return for each direction the score of each query (n_queries,) with its best right answer, computed pair by pair."""
-    needed = np.isin(image_of_caption, tasks["i2t"].query_rows)
-    needed[tasks["t2i"].query_rows] = True
+    needed = np.isin(image_of_caption, searches["i2t"].query_rows)
+    needed[searches["t2i"].query_rows] = True
     scores = _scores_of_pairs(images, captions, image_of_caption, np.flatnonzero(needed), similarity)
     best_of_image = np.full(int(image_of_caption.max()) + 1, -np.inf, np.float32)
     np.maximum.at(best_of_image, image_of_caption, scores)
-    return {"i2t": best_of_image[tasks["i2t"].query_rows], "t2i": scores[tasks["t2i"].query_rows]}
+    return {"i2t": best_of_image[searches["i2t"].query_rows], "t2i": scores[searches["t2i"].query_rows]}
 
 
 def _scores_of_pairs(images: Vectors, captions: Vectors, image_of_caption: Rows, needed: Rows, similarity: str) -> Scores:
     """Return the scores (n_captions,) of the ``needed`` captions with their images, pair by pair; -inf for the others."""
     score = similarity_by_name(similarity).score
     scores = np.full(len(captions), -np.inf, np.float32)
-    for start in range(0, len(needed), _PAIRS):
-        part = needed[start : start + _PAIRS]
+    for start in range(0, len(needed), _MAX_PAIRS):
+        part = needed[start : start + _MAX_PAIRS]
         left, right = images[image_of_caption[part]], captions[part]
         if similarity == "cosine":
             scores[part] = np.einsum("nd,nd->n", left, right)

@@ -10,7 +10,7 @@ import faiss
 
 from vse.pipeline.errors import UserError
 
-GPU_RESULTS = 2048  # on a GPU, the largest number of results of a query, and of lists that an IVF index searches
+GPU_RESULTS = 2048  # most results of a query, and most lists of an IVF index, that a GPU searches
 log = logging.getLogger(__name__)
 
 
@@ -22,7 +22,7 @@ class FaissGpu(NamedTuple):
 
 
 _current: dict[str, FaissGpu | None] = {}
-"""Has the key ``gpu`` once a GPU was looked for; its value is None for the CPU."""
+"""The value of the key ``gpu`` is the GPU that FAISS uses, or None for the CPU. Without a key no GPU was chosen yet."""
 
 
 def use_device(name: str) -> None:
@@ -67,7 +67,7 @@ def _gpu(number: int, requested: bool) -> FaissGpu | None:
 
 
 class GpuIndex:
-    """A copy of an index on a GPU. After a search on the GPU fails, the index itself is searched on the CPU."""
+    """A copy of an index on a GPU. If a search on the GPU fails, the index on the CPU is searched from then on."""
 
     def __init__(self, index: Any, copy: Any) -> None:
         self._index, self._copy = index, copy

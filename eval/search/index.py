@@ -1,6 +1,6 @@
 """FAISS indexes for approximate search, in memory and in files.
 
-An index in the file ``x.faiss`` has its metadata in ``x.faiss.json``. They record the source of the index, and
+The metadata of the index ``x.faiss`` are in ``x.faiss.json``. The metadata record the source of the index, and
 :func:`read_index` rejects an index of other vectors.
 """
 
@@ -36,17 +36,17 @@ from vse.pipeline.files.outputs import OutputKind, json_kind, may_replace_other_
 from vse.pipeline.files.writing import open_atomic, read_json, write_json
 from vse.pipeline.progress import progress_bar
 
-EXAMPLES = "Flat; IVF1024,Flat; HNSW32; IVF4096,PQ64; OPQ64,IVF4096,PQ64"
+FACTORY_EXAMPLES = "Flat; IVF1024,Flat; HNSW32; IVF4096,PQ64; OPQ64,IVF4096,PQ64"
 MIN_TRAINING_SAMPLE = 65_536  # train on at least this many rows, if the corpus has them,
 SAMPLE_PER_CENTROID = 64  # and on at least this many for each centroid
 ROWS_PER_CENTROID = 39  # FAISS warns if a centroid has fewer rows
 
-_LINKS = range(2, 257)  # links of a node of a graph: FAISS crashes with fewer, and with many more it needs all memory
+_GRAPH_LINKS = range(2, 257)  # links of a graph node: with fewer FAISS crashes, with many more FAISS needs all memory
 
 
 @dataclass(frozen=True)
 class BuiltIndex:
-    """A FAISS index of the rows of a corpus in their order; ``trained_on`` is the number of training rows, 0 if untrained."""
+    """A FAISS index of all rows of a corpus. ``trained_on`` is the number of training rows, 0 without training."""
 
     index: Any
     factory: str
@@ -62,8 +62,8 @@ def build_index(
     ``seed``; then all rows are added, ``block`` at a time. With one thread the index is the same every time for the same
     ``block``.
 
-    Raises UserError if FAISS does not know the factory string, if it does not fit the dimensions, or if there are too few rows
-    for training; the message calls the corpus ``name``.
+    Raises UserError if the factory string is unknown or does not fit the dimensions, or if there are too few rows for
+    training; the message calls the corpus ``name``.
     """
     n_rows, dim = corpus.shape
     index = _create_index(factory, dim)
@@ -84,7 +84,7 @@ def build_index(
                 progress.update(len(rows))
     except RuntimeError as error:
         reason = f"FAISS cannot build it for {name} ({faiss_reason(error)})"
-        raise UserError(f"{factory}: {reason}; such as {EXAMPLES} work") from None
+        raise UserError(f"{factory}: {reason}; such as {FACTORY_EXAMPLES} work") from None
     return BuiltIndex(index, factory, trained_on)
 
 
@@ -141,15 +141,15 @@ def stores_exactly(index: Any, corpus: Corpus) -> bool:
 def _create_index(factory: str, dim: int) -> Any:
     """Create an empty index. Raises UserError if FAISS cannot build it or would crash on a number in ``factory``."""
     links = [int(number) for number in re.findall(r"(?:HNSW|NSG)(\d+)", factory)]
-    if re.search(r"(?<!\d)0+(?!\d)", factory) or any(number not in _LINKS for number in links):
-        raise UserError(f"{factory}: a number in it is too small or too large; such as {EXAMPLES} work")
+    if re.search(r"(?<!\d)0+(?!\d)", factory) or any(number not in _GRAPH_LINKS for number in links):
+        raise UserError(f"{factory}: a number in it is too small or too large; such as {FACTORY_EXAMPLES} work")
     if factory.startswith("IDMap"):
         raise UserError(f"{factory}: rows are numbered without IDMap; leave it out")
     try:
         return faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
         reason = f"not an index of {dim} dimensions that FAISS can build ({faiss_reason(error)})"
-        raise UserError(f"{factory!r}: {reason}; such as {EXAMPLES} work") from None
+        raise UserError(f"{factory!r}: {reason}; such as {FACTORY_EXAMPLES} work") from None
 
 
 def _max_centroids(index: Any) -> int:
@@ -182,12 +182,12 @@ def _training_sample(corpus: Corpus, size: int, seed: int) -> Vectors:
 log = logging.getLogger(__name__)
 FORMAT = "vse-index"
 VERSION = 1
-_HASH_LENGTH = 64  # a longer text is a hash, which errors do not print
+_HASH_DIGITS = 64  # digits of a SHA-256; errors do not print texts of this length or more
 _REBUILD = "delete it to rebuild it, or name another file"
 
 
 class _IndexMetadata(BaseModel):
-    """The fields of an index's metadata file that are read; ``of`` has the properties of the source (:class:`IndexSource`)."""
+    """The fields of an index's metadata file that are read."""
 
     model_config = ConfigDict(strict=True)
     version: int = Field(ge=VERSION, le=VERSION)
@@ -197,7 +197,7 @@ class _IndexMetadata(BaseModel):
     count: NonNegativeInt
     similarity: str
     ids_sha256: str
-    of: dict[str, str]
+    properties: dict[str, str] = Field(alias="of")
     sha256: str
 
     @field_validator("factory")
@@ -214,8 +214,8 @@ class _IndexMetadata(BaseModel):
 class IndexSource:
     """The source of an index: ``count`` rows of ``dim`` dimensions, whose ids have the hash ``ids_sha256``.
 
-    ``properties`` are texts that determine the vectors, by readable names such as ``split``. Metadata files store them under
-    the key ``of``.
+    ``properties`` maps names such as ``split`` to texts. Sources with equal properties have equal vectors. Metadata files
+    store the properties under the key ``of``.
     """
 
     count: int
@@ -225,9 +225,9 @@ class IndexSource:
     properties: Mapping[str, str]
 
 
-INDEX_METADATA = json_kind("the metadata of an index", "format", "factory", "ids_sha256")
-INDEX = OutputKind(
-    "an index that vse wrote, with its metadata next to it", lambda path: INDEX_METADATA.is_at(metadata_file(path))
+INDEX_METADATA_KIND = json_kind("the metadata of an index", "format", "factory", "ids_sha256")
+INDEX_KIND = OutputKind(
+    "an index that vse wrote, with its metadata next to it", lambda path: INDEX_METADATA_KIND.is_at(metadata_file(path))
 )
 
 
@@ -274,10 +274,10 @@ def write_index(path: Path, built: BuiltIndex, source: IndexSource) -> Path:
 def index_exists(path: Path, source: IndexSource) -> bool:
     """Return whether there is an index file to read; otherwise it must be built.
 
-    An index that lost its metadata, but has the expected number of rows and dimensions, counts as absent. Any other file
-    without metadata may belong to somebody else: it counts as present, and :func:`read_index` rejects it.
+    An index without metadata that has the expected number of rows and dimensions counts as absent. Any other file without
+    metadata may belong to somebody else: the file counts as present, and :func:`read_index` rejects the file.
     """
-    if may_replace_other_kinds() and not INDEX.is_at(path):
+    if may_replace_other_kinds() and not INDEX_KIND.is_at(path):
         return False
     if not path.is_file() or metadata_file(path).exists():
         return path.exists()
@@ -321,12 +321,12 @@ def read_index(path: Path, source: IndexSource, factory: str | None = None) -> B
 
 
 def _source_difference(source: IndexSource, metadata: Mapping[str, Any]) -> str:
-    properties = metadata["of"]
+    properties = metadata["properties"]
     compared = [(name, properties.get(name), source.properties.get(name)) for name in {**source.properties, **properties}]
     compared += [(name, metadata[name], getattr(source, name)) for name in ("similarity", "count", "dim", "ids_sha256")]
     for name, before, now in compared:
         if before != now:
-            if max(len(str(before)), len(str(now))) >= _HASH_LENGTH:
+            if max(len(str(before)), len(str(now))) >= _HASH_DIGITS:
                 return f"other {name.removesuffix('_sha256')}"
             return f"{name}: {before or 'none'} there, {now or 'none'} here"
     return ""

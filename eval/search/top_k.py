@@ -1,4 +1,4 @@
-"""Top-K search of embeddings: exact, block by block, or with a FAISS index; and the search results that people read."""
+"""Top-K search of embeddings, exact or with a FAISS index, and classes for the results that searches display."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-from vse.eval.ranking.metrics import IMAGE_TEXT, Direction
+from vse.eval.ranking.metrics import IMAGE_TEXT_DIRECTIONS, Direction
 from vse.eval.ranking.ranks import RankingSimilarity, check_finite, shared_tensor, similarity_by_name
 from vse.eval.search.gpu import GPU_RESULTS, current_gpu, fall_back_to_cpu
 from vse.pipeline.errors import UserError
 
 BLOCK = 65_536  # rows that are read at once: 256 MB for 1,024 dimensions
 CANDIDATES = 200  # candidates of a query that are scored exactly
-_SHORT = 12  # up to this number of dimensions, FAISS rounds the scores of a single query differently
+_FEW_DIMENSIONS = 12  # with at most this many, FAISS computes a query among others with other rounding than alone
 
 Vectors = NDArray[np.float32]
 Scores = NDArray[np.float32]
@@ -68,12 +68,12 @@ class DirectionSearch:
 
     @property
     def queries(self) -> Vectors:
-        """The vectors of the queries; not a copy if all rows are queries."""
+        """The vectors of the queries, without a copy if all rows are queries."""
         return self.vectors if len(self.query_rows) == len(self.vectors) else self.vectors[self.query_rows]
 
-    def sample(self, queries: Rows) -> DirectionSearch:
+    def select(self, indices: Rows) -> DirectionSearch:
         """Return the search of some of the queries, given by their indices."""
-        return replace(self, query_rows=self.query_rows[queries], image_of_query=self.image_of_query[queries])
+        return replace(self, query_rows=self.query_rows[indices], image_of_query=self.image_of_query[indices])
 
 
 def both_directions(images: Vectors, captions: Vectors, image_of_caption: Rows) -> dict[str, DirectionSearch]:
@@ -93,7 +93,7 @@ def both_directions(images: Vectors, captions: Vectors, image_of_caption: Rows) 
             query_rows[direction.query],
             image_of_row[direction.query][query_rows[direction.query]],
         )
-        for direction in IMAGE_TEXT
+        for direction in IMAGE_TEXT_DIRECTIONS
     }
 
 
@@ -110,14 +110,14 @@ def search(
 ) -> TopK:
     """Return the ``k`` rows of ``corpus`` (n, dim) that are most similar to each query (m, dim).
 
-    For ``cosine`` the search is exact. For another similarity FAISS finds the ``candidates`` rows (at least ``k``) with the
-    highest inner products, and these are sorted by their exact scores; all other rows are missed.
+    For ``cosine`` without an index the search is exact. For another similarity FAISS finds the ``candidates`` rows (at least
+    ``k``) with the highest inner products, and these are sorted by their exact scores; all other rows are missed.
 
     Parameters
     ----------
     direction : ``i2t`` if images query captions, ``t2i`` if captions query images; ``cosine`` does not need it
-    index : an index of the corpus to search instead (see :func:`vse.eval.search.index.build_index`); for ``cosine`` its scores
-        are returned, and if it finds fewer than ``k`` rows, scores end in -inf and rows in -1
+    index : FAISS index of the corpus (see :func:`vse.eval.search.index.build_index`), which replaces the exact search; if the
+        index finds fewer than ``k`` rows, scores end in -inf and rows in -1
     block : the number of rows that are read at a time
     """
     similarity_by_name(similarity)
@@ -151,7 +151,7 @@ def exact_search(
     if similarity != "cosine":
         _check_direction(similarity, direction)
     best = TopK(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64))
-    single = similarity == "cosine" and len(queries) == 1 and queries.shape[1] > _SHORT and current_gpu() is None
+    single = similarity == "cosine" and len(queries) == 1 and queries.shape[1] > _FEW_DIMENSIONS and current_gpu() is None
     for start, rows in read_blocks(corpus, block, checked=not single):
         n_best = min(k, len(rows))
         if single:
@@ -166,7 +166,7 @@ def exact_search(
 
 
 def exact_scores(corpus: Corpus, queries: Vectors, rows: Rows, similarity: str, direction: str | None) -> Scores:
-    """Return the score of each query (m, dim) with some rows (m, k) of the corpus, pair by pair; -inf for row -1."""
+    """Return the scores (m, k) of each query (m, dim) with ``rows`` (m, k) of the corpus, pair by pair; -inf for row -1."""
     scorer = similarity_by_name(similarity)
     scores = np.full(rows.shape, -np.inf, np.float32)
     for query, near, out in zip(queries, rows, scores, strict=True):
@@ -188,7 +188,7 @@ def exact_scores(corpus: Corpus, queries: Vectors, rows: Rows, similarity: str, 
 def read_blocks(corpus: Corpus, block: int, checked: bool = True) -> Iterator[tuple[int, Vectors]]:
     """Yield the corpus in blocks of ``block`` rows, each with the index of its first row.
 
-    If ``checked``, a row that is not finite raises UserError.
+    Raises UserError if ``checked`` and a row is not finite.
     """
     if block < 1:
         raise ValueError(f"blocks of {block} rows")
@@ -209,7 +209,7 @@ def _check_queries(corpus: Corpus, queries: Vectors) -> Vectors:
 
 
 def _check_direction(similarity: str, direction: str | None) -> None:
-    if direction not in [known.name for known in IMAGE_TEXT]:
+    if direction not in [known.name for known in IMAGE_TEXT_DIRECTIONS]:
         raise ValueError(f"a search by {similarity} needs the direction i2t or t2i, not {direction!r}")
 
 
@@ -224,14 +224,14 @@ def _merge(k: int, *parts: TopK) -> TopK:
 def _search_single(query: Vectors, rows: Vectors, k: int, least: float, start: int) -> TopK:
     """Return the ``k`` highest inner products of one query (1, dim) that are at least ``least``; more than ``k`` for ties.
 
-    ``start`` is the index of ``rows[0]`` in the corpus, for error messages. The rows are read only once: a row that is not
-    finite has a score that is not finite. The scores are bit for bit those of :func:`faiss.knn` for a single query.
+    ``start`` is the index of ``rows[0]`` in the corpus, for error messages. Raises UserError if a row is not finite. The
+    scores are bit for bit those of :func:`faiss.knn` for a single query.
     """
     scores = np.empty(len(rows), np.float32)
     faiss.fvec_inner_products_ny(  # type: ignore[attr-defined]
         faiss.swig_ptr(scores), faiss.swig_ptr(query), faiss.swig_ptr(rows), rows.shape[1], len(rows)
     )
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # a row that is not finite has a score that is not finite
         finite = np.isfinite(scores.sum())
     if not finite:
         check_finite("corpus", shared_tensor(rows), start)
@@ -299,7 +299,7 @@ class Attention:
 
 
 @dataclass(frozen=True, eq=False)
-class PhraseHit:
+class PhraseCandidates:
     """The candidate boxes of a photo for the phrase ``text``, best first.
 
     ``boxes`` are x1, y1, x2, y2 in pixels of the photo, with x2 and y2 exclusive.
@@ -309,9 +309,9 @@ class PhraseHit:
     boxes: Float[np.ndarray, "n_boxes 4"]
     scores: Float[np.ndarray, " n_boxes"]
 
-    def best(self, k: int) -> PhraseHit:
+    def best(self, k: int) -> PhraseCandidates:
         """Return the ``k`` best boxes."""
-        return PhraseHit(self.text, self.boxes[:k], self.scores[:k])
+        return PhraseCandidates(self.text, self.boxes[:k], self.scores[:k])
 
 
 @dataclass(frozen=True)
@@ -319,8 +319,8 @@ class SearchHit:
     """An image or a caption that a search returned, with its score.
 
     ``captions`` has the caption with the id ``caption_id`` or, if images were searched, all captions of the image. If
-    ``dataset.json`` does not have the image, ``photo`` is None and ``captions`` is empty. ``attention`` is the attention
-    between the query and this hit; None if the model computes no attention.
+    ``dataset.json`` does not have the image, ``photo`` is None and ``captions`` is empty. ``attention`` is None if the model
+    computes no attention between the query and this hit.
     """
 
     score: float

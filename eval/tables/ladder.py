@@ -1,4 +1,4 @@
-"""The table ``ladder``: results with their costs and the best trade-offs marked, and its chart of rsum against a cost."""
+"""The table ``ladder``: combinations of features and models, with metrics and costs, and a chart of rsum against a cost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from numpy.typing import NDArray
 
-from vse.eval.defaults import LADDER_COSTS
+from vse.eval.defaults import COST_NAMES
 from vse.eval.files.results import Result, check_one_dataset, drop_comparisons, read_result
 from vse.eval.options import TableRequest
 from vse.eval.tables.summary import build_summary, method_name
@@ -35,11 +35,11 @@ BEST = "best"
 
 
 def build_ladder(results: Sequence[Path], cost: str = "total_s") -> pd.DataFrame:
-    """Return a row per result with its features, metrics and costs, the highest rsum first; best trade-offs are marked.
+    """Return the table ``ladder``: a row per result with features, metrics and costs, the highest rsum first.
 
     The metrics are from the complete split, with 95% intervals (``_low``, ``_high``) and, with several seeds, the standard
     deviation (``_std``). ``best`` is ``yes`` for rows on the Pareto front of rsum against ``cost``, one of
-    :data:`vse.eval.defaults.LADDER_COSTS`, among the rows of one data set and split. Raises UserError if a result has no
+    :data:`vse.eval.defaults.COST_NAMES`, among the rows of one data set and split. Raises UserError if a result has no
     metrics of the complete split.
     """
     paths = drop_comparisons(results)
@@ -97,10 +97,10 @@ def ladder_cells(table: pd.DataFrame, cost: str = "total_s") -> Cells:
     lines = []
     for row in table.to_dict("records"):
         metrics = [metric_cell(row[name], 1, row.get(f"{name}_std", math.nan)) for name in _METRICS]
-        costs = [cost_cell(row[name]) for name in LADDER_COSTS]
+        costs = [cost_cell(row[name]) for name in COST_NAMES]
         lines.append(["*" if row[BEST] else "", *(str(row[name]) for name in texts), *metrics, *costs])
     titles = [("", name) for name in ("", *texts)] + [column_title(name) for name in _METRICS]
-    titles += [("", name.replace("_", " ").replace("mb", "MB")) for name in LADDER_COSTS]
+    titles += [("", name.replace("_", " ").replace("mb", "MB")) for name in COST_NAMES]
     same = ", ".join(f"{name} {table[name].iloc[0]}" for name in _GROUP if table[name].nunique() == 1)
     notes = [same, f"* best trade-off: no other row has a higher rsum at the same or a lower {cost}"]
     return Cells(lines, titles, 1 + len(texts), notes)
@@ -129,8 +129,7 @@ def _row(path: Path) -> pd.DataFrame:
 
 
 def _feature_names(result: Result) -> tuple[str, str]:
-    config = result.provenance.get("config")
-    config = config if isinstance(config, Mapping) else {}
+    config = result.config
     composed = parse_composed_name(result.experiment)
     images = config.get("backbone") or config.get("feature") or (composed.feature if composed else "")
     captions = config.get("caption_feature") or (composed.caption_feature if composed else None)
@@ -162,7 +161,7 @@ def result_costs(result: Result) -> dict[str, float]:
 
 
 def _cache_total(costs: Sequence[Mapping[str, Any]], name: str) -> float:
-    """Return the sum of a cost over all feature caches; a cache that several seeds or members share counts once."""
+    """Return the sum of a cost over all feature caches. A cache that several training runs share counts once."""
     by_feature: dict[str, float] = {}
     for one in costs:
         of_caches = one.get(name)
@@ -189,15 +188,15 @@ _TITLES = {
     "cache": "feature caches",
     "model": "weights",
 }
-_METADATA = {"svg": {"Creator": MARKER, **dict.fromkeys(("Date", "Format", "Type"))}, "png": {"Software": MARKER}}
-_LONGEST = 40  # characters of a name
-_RIGHT = 0.85  # share of the width beyond which a name is written to the left of its point
+_FILE_METADATA = {"svg": {"Creator": MARKER, **dict.fromkeys(("Date", "Format", "Type"))}, "png": {"Software": MARKER}}
+_MAX_NAME_LENGTH = 40  # characters
+_RIGHT_EDGE = 0.85  # share of the width beyond which a name is written to the left of its point
 
 
 def write_chart(table: pd.DataFrame, out: Path, cost: str = "total_s") -> Path:
-    """Write the chart of the table ``ladder`` as ``.svg`` or ``.png``; return ``out``. The same rows give the same bytes.
+    """Write the chart of the table ``ladder`` as ``.svg`` or ``.png``; return ``out``. Equal rows give equal bytes.
 
-    Whiskers are 95% intervals over images or, without these, the standard deviation over seeds. Rows with an unknown cost are
+    Whiskers are 95% intervals over images or, without intervals, standard deviations over seeds. Rows with an unknown cost are
     left out. Raises UserError if no row is left, or if the rows have several data sets, splits or protocols.
     """
     several = next((name for name in ("dataset", "split", "protocol") if table[name].nunique() > 1), None)
@@ -216,7 +215,7 @@ def write_chart(table: pd.DataFrame, out: Path, cost: str = "total_s") -> Path:
         for text in figure.findobj(matplotlib.text.Text):
             text.set_parse_math(False)  # names are data
         content = BytesIO()
-        figure.savefig(content, format=suffix, dpi=150, metadata=_METADATA[suffix])
+        figure.savefig(content, format=suffix, dpi=150, metadata=_FILE_METADATA[suffix])
     return write_bytes(out, content.getvalue())
 
 
@@ -265,7 +264,7 @@ def _draw_names(axes: Axes, table: pd.DataFrame, cost: str) -> None:
         size, colour = (8, _INK) if row[BEST] else (6, _QUIET)
         point = (row[cost], row["rsum"])
         across = axes.transLimits.transform(axes.transScale.transform(point))[0]  # 0 at the left, 1 at the right
-        offset, side = ((-5, 3), "right") if across > _RIGHT else ((5, 3), "left")  # keep names out of the legend
+        offset, side = ((-5, 3), "right") if across > _RIGHT_EDGE else ((5, 3), "left")  # keep names out of the legend
         style: dict[str, Any] = {"fontsize": size, "color": colour, "horizontalalignment": side}
         axes.annotate(_shorten(row["method"]), point, offset, textcoords="offset points", **style)
 
@@ -296,4 +295,4 @@ def _whisker(row: Mapping[Hashable, Any]) -> tuple[float, float]:
 
 def _shorten(name: str) -> str:
     text = printable(name)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return text if len(text) <= _MAX_NAME_LENGTH else f"{text[: _MAX_NAME_LENGTH - 1]}…"

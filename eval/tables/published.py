@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from vse.eval.defaults import FOLD, FOLDED_PROTOCOLS, PHRASE
+from vse.eval.defaults import FOLD_IMAGES, FOLDED_PROTOCOLS, PHRASE
 from vse.eval.files.results import ProtocolMetrics, Result, check_one_dataset, drop_comparisons, mean_and_std, read_result
 from vse.eval.files.split import split_name
 from vse.eval.options import TableRequest
@@ -38,15 +38,15 @@ class MeasuredRow:
 
     @property
     def protocol(self) -> str:
-        """Name of the row's protocol in the result file; ``1k-single``, a single fold, is the first fold of ``1k``."""
+        """Name of the row's protocol in the result file: ``1k`` for ``1k-single`` (only the first fold of ``1k``)."""
         return "1k" if self.row.protocol == "1k-single" else self.row.protocol
 
     @property
     def images(self) -> int | None:
-        """Number of images that a query was compared with; None for phrases, whose candidates are boxes of one image."""
+        """Number of images among which a query was ranked; None for phrases, whose candidates are boxes of one image."""
         if self.protocol == PHRASE:
             return None
-        return FOLD if self.protocol in FOLDED_PROTOCOLS else self.result.n_images
+        return FOLD_IMAGES if self.protocol in FOLDED_PROTOCOLS else self.result.n_images
 
     @property
     def split(self) -> str:
@@ -63,9 +63,9 @@ class MeasuredRow:
         return same_split and self.images == self.row.images
 
     def interval(self, name: str) -> tuple[float, float]:
-        """Return the 95% interval of a metric; NaN for both ends if there is none.
+        """Return the 95% interval of a metric, or a pair of NaN.
 
-        Results have no interval for a single one of several folds (``1k-single``).
+        Results with several folds have no interval of the first fold, which ``1k-single`` needs.
         """
         protocol = self.result.protocols[self.protocol]
         single = self.row.protocol == "1k-single" and protocol.folds > 1
@@ -84,8 +84,8 @@ def compare_published(table: str, results: Sequence[Path], dataset: str | None =
 
     Each metric has the printed value, ours, its standard deviation over seeds, its 95% interval, the difference, and whether
     the difference is significant: whether the printed value lies outside our interval. A result belongs to the rows that the
-    preset of its experiment names. It must be on the data set of the row or, if given, on ``dataset``. Values of rows without
-    a result are NaN or blank, and so are differences between different test splits or numbers of images.
+    preset of its experiment names. The data set of the result must be that of the row or, if given, ``dataset``. Values of
+    rows without a result are NaN or blank, and so are differences between different test splits or numbers of images.
     """
     rows = published_rows(table)
     measured = _match_results(table, rows, results, dataset)
@@ -140,19 +140,18 @@ def _match_results(
 def _row_keys(result: Result) -> tuple[set[str], list[str]]:
     """Return the keys of the rows that a result reproduces by its settings or its preset, and its changed settings."""
     preset = load_plan(result.experiment, result.dataset) if is_experiment(result.experiment) else None
-    config = result.provenance.get("config")
-    if not isinstance(config, Mapping) or not isinstance(config.get("rows"), list):
+    if not isinstance(result.config.get("rows"), list):
         return set(preset.rows if preset else ()), []
     recorded = result.provenance.get("changed_settings")
     changed = [] if not preset else list(map(str, recorded)) if isinstance(recorded, list) else ["settings of another version"]
     # The preset may have gained a row after the run was trained.
-    return {*map(str, config["rows"]), *(preset.rows if preset and not changed else ())}, changed
+    return {*map(str, result.config["rows"]), *(preset.rows if preset and not changed else ())}, changed
 
 
 def _select_rows(path: Path, result: Result, rows: Sequence[PublishedRow], dataset: str | None) -> list[PublishedRow]:
-    """Return the rows of the result's data set; if ``dataset`` is given, all rows for a result on that data set.
+    """Return the ``rows`` that the data set of the result may reproduce.
 
-    Raises UserError if there are rows, but none for this data set.
+    The data set must be that of the row or, if ``dataset`` is given, ``dataset``. Raises UserError if no row is left.
     """
     own = [row for row in rows if result.dataset in ([dataset] if dataset else row.datasets)]
     if rows and not own:
@@ -181,9 +180,11 @@ def _check_test_split(measured: MeasuredRow) -> None:
     if result.split != "test":
         raise UserError(f"{path}: evaluated on the split {result.split!r}, but the table needs the test split")
     if protocol not in result.protocols:
-        too_few = protocol in FOLDED_PROTOCOLS and result.n_images < FOLD
+        too_few = protocol in FOLDED_PROTOCOLS and result.n_images < FOLD_IMAGES
         remedy = (
-            f"it needs {FOLD} images, there are {result.n_images}" if too_few else f"evaluate again with --protocol {protocol}"
+            f"it needs {FOLD_IMAGES} images, there are {result.n_images}"
+            if too_few
+            else f"evaluate again with --protocol {protocol}"
         )
         present = ", ".join(result.protocols)
         raise UserError(f"{path}: lacks the protocol {protocol} of the row {measured.row.key} (it has {present}); {remedy}")
@@ -235,7 +236,7 @@ def published_cells(table: pd.DataFrame) -> Cells:
         lines.append([*texts, *(metric_cell(row[f"{name}_published"], digits) for name in metrics)])
         if row["experiment"]:
             ours = (metric_cell(row[f"{name}_ours"], digits, row[f"{name}_std"]) for name in metrics)
-            lines.append([*_our_texts(row), *ours])
+            lines.append([*_our_text_cells(row), *ours])
         differences = [_difference(row, name, digits) for name in metrics]
         if any(differences):
             lines.append(["", "difference", "", "", "", *differences])
@@ -247,11 +248,11 @@ def published_cells(table: pd.DataFrame) -> Cells:
 
 
 def _difference(row: Mapping[Hashable, Any], name: str, digits: int) -> str:
-    text = metric_cell(row[f"{name}_difference"], digits, sign="+")
+    text = metric_cell(row[f"{name}_difference"], digits, signed=True)
     return f"({text})" if text and row[f"{name}_significant"] == "no" else text
 
 
-def _our_texts(row: Mapping[Hashable, Any]) -> list[str]:
+def _our_text_cells(row: Mapping[Hashable, Any]) -> list[str]:
     seeds = f"{'seeds' if ' ' in row['seeds'] else 'seed'} {row['seeds']}"
     setting = f"{seeds}, changed settings" if row["changed"] else seeds
     same_number = str(row["our_images"]) == str(row["images"])

@@ -1,7 +1,7 @@
 """The rows of published tables with their printed metrics, and the experiments that reproduce them.
 
-A table is a CSV file in ``config/published/`` (docs/tables.md). This module imports no large library, because the workflow
-reads the rows with its rules.
+A table is a CSV file in ``config/published/`` (docs/tables.md). This module imports no large library, because Snakemake reads
+the rows each time it starts.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from vse.eval.defaults import published_folder, published_tables
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.presets.presets import known_presets, load_plan
 
-_DESCRIPTION = ("row", "system", "setting", "dataset", "protocol", "images", "split", "source")
+_ROW_COLUMNS = ("row", "system", "setting", "dataset", "protocol", "images", "split", "source")
 
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """A row of a table as the paper printed it.
+    """A row of a published table. ``number`` is the number of table and row, such as 1.6.
 
-    ``images`` is the number of test images that a query is compared with, None if it is not known. ``split`` is the name of
-    the test split (``config/published/splits.yaml``), blank if it is not known, and ``random`` if it was not published.
+    ``images`` is the number of test images among which a query is ranked, None if unknown. ``split`` is the name of the test
+    split (``config/published/splits.yaml``), blank if unknown, and ``random`` if the paper did not publish the split.
     """
 
     paper: str
-    row: str
+    number: str
     system: str
     setting: str
     dataset: str
@@ -40,11 +40,11 @@ class PublishedRow:
     @property
     def key(self) -> str:
         """Key by which the presets of experiments refer to the row, such as ``vsepp 1.6``."""
-        return f"{self.paper} {self.row}"
+        return f"{self.paper} {self.number}"
 
     @property
     def datasets(self) -> tuple[str, str]:
-        """Names of data sets whose results may reproduce the row: its own, and that of its split, e.g. ``f30k_entities``."""
+        """Data sets whose results may reproduce the row, e.g. ``f30k``, and ``f30k_entities`` for the split ``entities``."""
         return self.dataset, f"{self.dataset}_{self.split}"
 
 
@@ -79,14 +79,15 @@ def table_experiments(table: str, dataset: str | None = None) -> list[tuple[str,
     return list(dict.fromkeys((dataset or row.dataset, experiments[key]) for key, row in rows.items() if key in experiments))
 
 
-def _row(paper: str, number: str, line: Mapping[str, str]) -> PublishedRow:
-    """Return the row of table ``number`` of a paper from its line in the CSV file.
+def _row(paper: str, table_number: str, line: Mapping[str, str]) -> PublishedRow:
+    """Return the row in a line of the CSV file of a table.
 
     A line that repeats a row of another table of the paper has only the number of that row, such as 1.6.
     """
-    if not line["row"].startswith(f"{number}."):
+    if not line["row"].startswith(f"{table_number}."):
         others = published_rows(f"{paper}_{line['row'].partition('.')[0]}")
-        return next(printed for printed in others if printed.row == line["row"])
-    metrics = {name: float(text) if text else None for name, text in line.items() if name not in _DESCRIPTION}
-    described = {name: line[name] for name in _DESCRIPTION if name != "images"}
-    return PublishedRow(paper=paper, images=int(line["images"]) if line["images"] else None, metrics=metrics, **described)
+        return next(printed for printed in others if printed.number == line["row"])
+    metrics = {name: float(text) if text else None for name, text in line.items() if name not in _ROW_COLUMNS}
+    texts = {name: line[name] for name in _ROW_COLUMNS if name not in ("row", "images")}
+    images = int(line["images"]) if line["images"] else None
+    return PublishedRow(paper=paper, number=line["row"], images=images, metrics=metrics, **texts)

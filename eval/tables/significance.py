@@ -16,7 +16,7 @@ from vse.eval.files.embeddings import Embeddings, check_same_split, experiment_n
 from vse.eval.files.hdf5_fields import FileMetadata
 from vse.eval.files.phrase_scores import PhraseScores, check_same_phrases, read_phrase_scores
 from vse.eval.files.results import (
-    COMPARISON,
+    COMPARISON_KIND,
     COMPARISON_VERSION,
     ComparedMetric,
     Comparison,
@@ -27,8 +27,8 @@ from vse.eval.files.results import (
     file_reference,
     read_comparison,
 )
-from vse.eval.options import EvaluationOptions, TableRequest
-from vse.eval.protocols.phrase_evaluation import check_file_kind, phrase_differences, read_phrase_seeds
+from vse.eval.options import AllEvaluateOptions, TableRequest
+from vse.eval.protocols.phrase_evaluation import are_phrase_scores, phrase_differences, read_phrase_seeds
 from vse.eval.protocols.protocols import RankingOptions, rank_seeds, read_seeds, select_protocols
 from vse.eval.protocols.result_content import unfinished_runs
 from vse.eval.ranking.bootstrap import ALPHA, differences
@@ -44,7 +44,7 @@ def compare_files(
     files: Sequence[Path],
     out: Path | None = None,
     protocol: str | Sequence[str] = "auto",
-    options: EvaluationOptions = EvaluationOptions(),
+    options: AllEvaluateOptions = AllEvaluateOptions(),
 ) -> Path:
     """Compare two models, given as files of embeddings, scores or phrase scores; write and return the comparison file.
 
@@ -52,7 +52,7 @@ def compare_files(
     See :func:`vse.eval.ranking.bootstrap.differences` for the values of each metric. The file is ``out`` or, if that is None,
     ``results/<dataset>_<a>_vs_<b>.json``.
     """
-    phrases, threshold = check_file_kind(files, protocol, options.iou), IOU if options.iou is None else options.iou
+    phrases, threshold = are_phrase_scores(files, protocol, options.iou), IOU if options.iou is None else options.iou
     samples = COMPARISON_SAMPLES if options.bootstrap is None else options.bootstrap
     if not samples:
         raise UserError("a comparison needs samples: leave --bootstrap out, or give a number such as 1,000")
@@ -87,7 +87,7 @@ def _prepare_output(files: Sequence[Path], runs: Sequence[Sequence[FileMetadata]
             names = [f"{name}-{suffix}" for name, suffix in zip(names, suffixes, strict=True)]
         name = f"{runs[0][0].dataset}_{'_vs_'.join(names)}"
         out = Path("results") / f"{re.sub(r'[^A-Za-z0-9_+-]+', '-', name)}.json"
-    check_output(out, COMPARISON, files)
+    check_output(out, COMPARISON_KIND, files)
     return out
 
 
@@ -126,7 +126,7 @@ def build_significance(comparisons: Sequence[Path]) -> pd.DataFrame:
     for _, comparison in contents:
         models = dict(zip("ab", _labels(comparison), strict=True))
         for protocol, metrics in distinct_protocols(comparison.comparisons, comparison.n_images).items():
-            for direction, name, metric in _leaves(metrics):
+            for direction, name, metric in _flat_metrics(metrics):
                 row: dict[str, Any] = {
                     "dataset": comparison.dataset,
                     "split": comparison.split,
@@ -170,7 +170,7 @@ def significance_cells(table: pd.DataFrame) -> Cells:
         printed.insert(0, "models", [f"{row.dataset} {row.a} - {row.b}" for row in table.itertuples()])
     printed[a] = [metric_cell(value, 1) for value in table["a_value"]]
     printed[b] = [metric_cell(value, 1) for value in table["b_value"]]
-    signed = (metric_cell(value, 1, sign="+") for value in table["difference"])
+    signed = (metric_cell(value, 1, signed=True) for value in table["difference"])
     printed["a − b"] = [
         cell if significant == "yes" else f"({cell})" for cell, significant in zip(signed, table["significant"], strict=True)
     ]
@@ -192,7 +192,7 @@ def difference_lines(comparison: Comparison) -> list[str]:
         parts = [
             f"{f'{direction} ' if direction else ''}{name} {metric.difference:+.1f} "
             f"[{metric.ci95[0]:+.1f}, {metric.ci95[1]:+.1f}] p {metric.p:.2g}"
-            for direction, name, metric in _leaves(metrics)
+            for direction, name, metric in _flat_metrics(metrics)
             if name in ("R@1", "rsum", "mAP@R")
         ]
         lines.append(f"{comparison.dataset} {title} {protocol}: {', '.join(parts)}")
@@ -210,7 +210,7 @@ def _labels(comparison: Comparison) -> tuple[str, str]:
     return f"{a} seed {' '.join(map(str, seeds[0]))}", f"{b} seed {' '.join(map(str, seeds[1]))}"
 
 
-def _leaves(metrics: Mapping[str, ComparedMetric | dict[str, ComparedMetric]]) -> list[tuple[str, str, ComparedMetric]]:
+def _flat_metrics(metrics: Mapping[str, ComparedMetric | dict[str, ComparedMetric]]) -> list[tuple[str, str, ComparedMetric]]:
     """Return direction, name and values of every compared metric; rsum and mean recall have a blank direction."""
     leaves = []
     for key, value in metrics.items():

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from vse.eval.defaults import PHRASE, RECALLS
+from vse.eval.defaults import DEFAULT_KS, PHRASE
 from vse.eval.files.results import (
     ProtocolMetrics,
     Result,
@@ -29,7 +29,7 @@ from vse.eval.tables.table import Cells, TableKind, column_title, metric_cell
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import is_experiment, load_plan
 
-ABOUT = ("method", "feature", "run", "settings")
+_MODEL_COLUMNS = ("method", "feature", "run", "settings")  # texts of describe_result about the model
 
 
 def describe_result(path: Path, result: Result) -> dict[str, str]:
@@ -48,17 +48,14 @@ def method_name(result: Result) -> str:
 
     The label of ``vse-train --name`` replaces both. Without a title the name of the experiment is returned.
     """
-    config = result.provenance.get("config")
-    config = config if isinstance(config, Mapping) else {}
-    title = config.get("title")
+    config, title = result.config, result.config.get("title")
     if not title and is_experiment(result.experiment):
         title = load_plan(result.experiment).title
     return result.display_name if config.get("label") or not title else f"{title}{changes_suffix(result.provenance)}"
 
 
 def _features(result: Result) -> str:
-    config = result.provenance.get("config")
-    config = config if isinstance(config, Mapping) else {}
+    config = result.config
     settings = [config.get(key) for key in (["backbone"] if config.get("backbone") else ["feature", "caption_feature"])]
     names = [name for name in settings if isinstance(name, str)]
     features = result.provenance.get("features")
@@ -73,7 +70,7 @@ def _run_folders(path: Path, result: Result) -> str:
     return " ".join(dict.fromkeys(folders))
 
 
-_ABOUT_COLUMNS = (
+_RESULT_COLUMNS = (
     "dataset",
     "experiment",
     "trained_on",
@@ -83,14 +80,14 @@ _ABOUT_COLUMNS = (
     "n_images",
     "n_captions",
     "seeds",
-    *ABOUT,
+    *_MODEL_COLUMNS,
 )
-_OPTIONAL_COLUMNS = ("trained_on", "unfinished")  # left out if they are blank for all results
-_PHRASE_COLUMNS = ("iou", "n_phrases", "n_without_box")  # only for results of phrases
+_OPTIONAL_COLUMNS = ("trained_on", "unfinished")  # columns that are left out if they are blank for all results
+_PHRASE_COLUMNS = ("iou", "n_phrases", "n_without_box")  # columns of phrase results
 _TYPE_PREFIX = "type_"  # prefix of a column such as type_people_r1
-_NOT_PRINTED = ("_std", "_low", "_high", "_meanr", *(f"_{name}" for name in POSITION_METRICS))
+_UNPRINTED_SUFFIXES = ("_std", "_low", "_high", "_meanr", *(f"_{name}" for name in POSITION_METRICS))
 NO_INTERVAL = (math.nan, math.nan)
-_METRICS = (*(f"r{k}" for k in RECALLS), "medr", "meanr")
+_METRICS = (*(f"r{k}" for k in DEFAULT_KS), "medr", "meanr")
 _COLUMNS = (*(f"{direction}_{name}" for direction in ("i2t", "t2i") for name in _METRICS), "rsum")
 
 
@@ -104,11 +101,11 @@ def summarise_results(results: Sequence[tuple[Path, Result]]) -> pd.DataFrame:
 
     Each metric has its 95% interval (``_low``, ``_high``) if the result has one, and with several seeds its standard deviation
     (``_std``). The columns ``trained_on`` and ``unfinished`` are present if a result has them. A test set of one fold has no
-    row ``1k``, which would repeat ``full``. The metrics of ``sentence`` are columns of the row ``full``, and those of
-    ``sentence-1k`` columns of the row ``1k``; if that row is missing, they have their own row. Phrase results have columns
-    ``phrase_…``, the number of phrases, the ``iou``, and ``type_<name>_r1`` for each type.
+    row ``1k``, which would repeat ``full``. The row ``full`` also has the metrics of the protocol ``sentence``,
+    caption-to-caption retrieval, and ``1k`` those of ``sentence-1k``; a sentence protocol without this other row has its own
+    row. Phrase results have columns ``phrase_…``, the number of phrases, the ``iou``, and ``type_<name>_r1`` for each type.
 
-    ``results`` are pairs of a file and its content. The paths of run folders are computed from the file.
+    ``results`` are pairs of a result file and its content. Paths in the content are relative to the folder of the file.
     """
     rows = []
     check_one_dataset(results)
@@ -143,12 +140,12 @@ class SummaryTable(TableKind):
 
 
 def summary_cells(table: pd.DataFrame) -> Cells:
-    """Return the printed columns of a summary, without intervals, mean ranks and list metrics."""
-    described = (*_ABOUT_COLUMNS, *_PHRASE_COLUMNS)
+    """Return the printed columns of a summary, without intervals, mean ranks, nDCG@10, MRR and mAP."""
+    described = (*_RESULT_COLUMNS, *_PHRASE_COLUMNS)
     metrics = [
         column
         for column in map(str, table)
-        if column not in described and not column.endswith(_NOT_PRINTED) and not column.startswith(_TYPE_PREFIX)
+        if column not in described and not column.endswith(_UNPRINTED_SUFFIXES) and not column.startswith(_TYPE_PREFIX)
     ]
     texts = ["method", *(name for name in _OPTIONAL_COLUMNS if name in table)]
     texts += [name for name in ("dataset", "feature", "protocol", "seeds") if table[name].nunique() > 1]

@@ -16,9 +16,9 @@ from vse.pipeline.errors import UserError, escape_csv_cell, printable
 from vse.pipeline.files.outputs import OutputKind, check_output, csv_kind, text_kind
 from vse.pipeline.files.writing import write_text
 
-MARKER = "made by vse-table"  # in LaTeX tables and charts
-_LONG = 30  # most characters of a text that is not wrapped in LaTeX
-_SCALED = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"
+MARKER = "made by vse-table"  # text in LaTeX tables and charts by which their files are recognised
+_MAX_UNWRAPPED = 30  # characters of a text that LaTeX does not wrap
+_SCALE = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"
 
 
 NO_REQUEST = TableRequest()
@@ -38,7 +38,7 @@ class TableKind(ABC):
 
     Attributes
     ----------
-    columns : the first columns of its CSV file, by which an existing file is recognised as this kind of table
+    columns : the first columns of the CSV file, by which an existing file is recognised as this kind of table
     suffixes : the suffixes of the files that the table can be written to
     options : the fields of :class:`TableRequest` that the table accepts besides ``results``
     needs_results : whether the table cannot be built without result files
@@ -147,13 +147,13 @@ def as_latex(cells: Cells) -> str:
     grouped = any(group for group, _ in titles)
     columns = pd.MultiIndex.from_tuples(titles) if grouped else pd.Index([title for _, title in titles])
     frame = pd.DataFrame(lines, columns=columns)
-    long = [max(len(str(line[column])) for line in lines) > _LONG if lines else False for column in range(n_texts)]
+    long = [max(len(str(line[column])) for line in lines) > _MAX_UNWRAPPED if lines else False for column in range(n_texts)]
     aligned = "".join("p{4.5cm}" if is_long else "l" for is_long in long) + "r" * (len(titles) - n_texts)
     text = frame.to_latex(index=False, escape=True, multicolumn_format="c", column_format=aligned, float_format="%.1f")
     comments = [f"% {printable(note)}" for note in notes if note]
     for sign, latex in (("±", "$\\pm$"), ("−", "$-$"), ("<", "$<$")):
         text = text.replace(sign, latex)
-    return "\n".join(["% \\usepackage{booktabs,graphicx}", f"% {MARKER}", *comments, _SCALED, text.rstrip("\n") + "}", ""])
+    return "\n".join(["% \\usepackage{booktabs,graphicx}", f"% {MARKER}", *comments, _SCALE, text.rstrip("\n") + "}", ""])
 
 
 def column_title(metric: str) -> tuple[str, str]:
@@ -162,9 +162,9 @@ def column_title(metric: str) -> tuple[str, str]:
     return (DIRECTIONS[direction].title, metric_title(name)) if direction in DIRECTIONS else ("", metric_title(metric))
 
 
-def metric_cell(value: float, digits: int, deviation: float = math.nan, sign: str = "-") -> str:
-    """Return the text of a metric and its standard deviation; blank if the metric is NaN."""
+def metric_cell(value: float, digits: int, deviation: float = math.nan, signed: bool = False) -> str:
+    """Return the text of a metric and its standard deviation, blank for NaN. ``signed`` prints a plus sign."""
     if math.isnan(value):
         return ""
-    text = f"{value:{sign}.{digits}f}".replace("-", "−")
+    text = f"{value:{'+' if signed else '-'}.{digits}f}".replace("-", "−")
     return text if math.isnan(deviation) else f"{text} ± {deviation:.{digits}f}"

@@ -44,7 +44,7 @@ experiments:
 """
 SMALLER = [
     ("pipeline/demo.py", "DEFAULT_IMAGES = 5500", "DEFAULT_IMAGES = 110"),
-    ("eval/defaults.py", "FOLD = 1000", "FOLD = 20"),
+    ("eval/defaults.py", "FOLD_IMAGES = 1000", "FOLD_IMAGES = 20"),
 ]
 # Places that the documentation leaves open: a folder with all that is published of three data sets, weights, word vectors.
 PLACES = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from vse.eval.options import EvaluationOptions
+from vse.eval.options import AllEvaluateOptions
 from vse.eval.protocols.evaluate import evaluate_files
 
 Fails = Callable[..., str]  # the fixture ``fails``
@@ -28,7 +28,7 @@ def write_result(
     files: Sequence[Path],
     out: Path,
     protocol: str | Sequence[str] = "auto",
-    options: EvaluationOptions = EvaluationOptions(),
+    options: AllEvaluateOptions = AllEvaluateOptions(),
     iou: float | None = None,
 ) -> Path:
     evaluate_files(files, out, protocol, options if iou is None else options.model_copy(update={"iou": iou}))
@@ -36,11 +36,11 @@ def write_result(
 
 
 def write_phrase_result(files: Sequence[Path], out: Path, iou: float | None = None, **options: Any) -> Path:
-    return write_result(files, out, options=EvaluationOptions(**options), iou=iou)
+    return write_result(files, out, options=AllEvaluateOptions(**options), iou=iou)
 
 
 def result_of(files: Sequence[Path], protocol: str | Sequence[str] = "auto", **options: Any) -> dict[str, Any]:
     """Return the result of files, without intervals unless ``bootstrap`` is given, as JSON; it lies next to the first one."""
-    out = write_result(files, files[0].with_suffix(".json"), protocol, EvaluationOptions(**{"bootstrap": 0, **options}))
+    out = write_result(files, files[0].with_suffix(".json"), protocol, AllEvaluateOptions(**{"bootstrap": 0, **options}))
     result: dict[str, Any] = json.loads(out.read_text())
     return result

@@ -24,7 +24,7 @@ from tests.eval.protocols.test_evaluate import made
 from tests.faults.suite import StartSuite
 from tests.pipeline.import_files import photo_bytes, write_photos, write_table
 from vse.eval.files.embeddings import write_embeddings
-from vse.eval.options import EvaluationOptions
+from vse.eval.options import AllEvaluateOptions
 from vse.eval.tables.significance import compare_files
 from vse.features.settings import EXTRACTORS
 from vse.training.use.embed import embed_split
@@ -82,14 +82,14 @@ def world(demo: Path, cache: Path, run: Path, tmp_path_factory: pytest.TempPathF
     folder = tmp_path_factory.mktemp("world")
     world = World(demo, cache, run, folder, *(folder / name for name in ("test.h5", "result.json", "comparison.json")))
     embed_split(run, out=world.embedded)
-    write_result([world.embedded], world.result, "full", EvaluationOptions(cross_check=False, bootstrap=0))
+    write_result([world.embedded], world.result, "full", AllEvaluateOptions(cross_check=False, bootstrap=0))
     write_embeddings(folder / "a.h5", made(experiment="a"))
     write_embeddings(folder / "b.h5", made(experiment="b", noise=2.0))
     compare_files(
         [folder / "a.h5", folder / "b.h5"],
         world.comparison,
         "full",
-        options=EvaluationOptions(bootstrap=100, cross_check=False),
+        options=AllEvaluateOptions(bootstrap=100, cross_check=False),
     )
     write_photos(folder / "photos", ["1.jpg", "2.jpg", "3.jpg"])
     write_table(folder / "photos" / "captions.csv", [{"file": f"{k}.jpg", "caption": f"photo {k}"} for k in (1, 2, 3)])

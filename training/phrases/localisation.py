@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vse.eval.defaults import IOU, RECALLS
+from vse.eval.defaults import DEFAULT_KS, IOU
 from vse.eval.ranking.localisation import MISSED, PhraseRanks, phrase_ranks
 from vse.pipeline.progress import progress_bar
 from vse.training.data.images import Indices
@@ -76,12 +76,12 @@ class PhraseSplit:
         ranks = self.rank_candidates(np.zeros(int(self.offsets[-1]), np.float32)).ranks
         right = candidates - np.minimum(ranks, candidates)  # with equal scores, the wrong ones rank first
         share = right / np.maximum(candidates, 1)
-        return float(sum(100 * (1 - (1 - share) ** k).mean() for k in RECALLS))
+        return float(sum(100 * (1 - (1 - share) ** k).mean() for k in DEFAULT_KS))
 
 
 def recalls(outcome: PhraseRanks) -> dict[str, float]:
     """Return R@1, R@5 and R@10 of phrases, in percent, and their sum ``rsum``."""
-    found = {f"phrase_r{k}": float(100 * (outcome.ranks < k).mean()) for k in RECALLS}
+    found = {f"phrase_r{k}": float(100 * (outcome.ranks < k).mean()) for k in DEFAULT_KS}
     return {**found, "rsum": sum(found.values())}
 
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from vse.eval.defaults import RECALLS
+from vse.eval.defaults import DEFAULT_KS
 from vse.eval.ranking.metrics import average, metrics
 from vse.pipeline.errors import Interrupted
 from vse.training.data.images import TrainingImages
@@ -179,7 +179,9 @@ class RetrievalSolver(Solver):
         images, captions = encode(self.model, self.val, self.device)
         folds = folds_of(images, captions, torch.from_numpy(self.val.pairs.image_of), self.settings.validate_fold)
         measured = average([metrics(ranks(self.model, *fold, self.settings.precision)) for fold in folds])
-        recalls = {f"{direction}_r{k}": float(measured[direction][f"r{k}"]) for direction in ("i2t", "t2i") for k in RECALLS}
+        recalls = {
+            f"{direction}_r{k}": float(measured[direction][f"r{k}"]) for direction in ("i2t", "t2i") for k in DEFAULT_KS
+        }
         return {**recalls, "rsum": float(measured["rsum"])}
 
 

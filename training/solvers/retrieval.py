@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vse.eval.defaults import RECALLS
+from vse.eval.defaults import DEFAULT_KS
 from vse.features.backbones.device import move_tensor
 from vse.features.backbones.networks import autocast
 from vse.pipeline.errors import UserError
@@ -58,7 +58,7 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
 
     @property
     def chance_rsum(self) -> float:
-        return 2 * 200.0 * sum(RECALLS) / len(self.val.pairs.images)
+        return 2 * 200.0 * sum(DEFAULT_KS) / len(self.val.pairs.images)
 
     def state(self) -> dict[str, Any]:
         adversary_state = {}

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from vse.eval.files.embeddings import (
-    EMBEDDINGS,
+    EMBEDDINGS_KIND,
     Embeddings,
     experiment_name,
     parse_provenance,
@@ -22,7 +22,7 @@ from vse.eval.files.embeddings import (
     write_embeddings,
     write_scores,
 )
-from vse.eval.files.phrase_scores import PHRASE_SCORES
+from vse.eval.files.phrase_scores import PHRASE_SCORES_KIND
 from vse.features.backbones.device import MEMORY_ADVICE, memory_guard
 from vse.features.cache.rows import Ids, row_ids
 from vse.features.cache.rows import Kind as RowKind
@@ -74,7 +74,7 @@ def embed_split(
         name = f"{split}_sentences.h5" if sentences else f"{split}.h5"
         out = run / name if opened.training_data_name is None else _path_for_other_data(opened, split, name)
     localises = opened.experiment.solver.reads_phrases
-    kind = PHRASE_SCORES if localises and not sentences else EMBEDDINGS
+    kind = PHRASE_SCORES_KIND if localises and not sentences else EMBEDDINGS_KIND
     check_output(out, kind, [*RunFolder(run).files, *opened.inputs])
     restval = opened.experiment.train.restval
     n_seen = images_trained_on(opened.folder, restval, opened.cache, opened.dataset, split, allow_leak)

@@ -37,7 +37,7 @@ from vse.training.phrases.task import PhraseSettings, cached_phrases, phrase_mod
 from vse.training.use.trained_run import OpenedRun, load_best, open_run
 
 if TYPE_CHECKING:
-    from vse.eval.search.top_k import PhraseHit
+    from vse.eval.search.top_k import PhraseCandidates
 
 log = logging.getLogger(__name__)
 
@@ -201,24 +201,24 @@ def find_phrase(
     request: SearchRequest = SearchRequest(),
     files: RunFiles = RunFiles(),
     device: str = "auto",
-) -> PhraseHit:
+) -> PhraseCandidates:
     """Return the candidate boxes of a photo for a phrase, best first.
 
     The bytes of ``photo`` must be those of an image in the feature cache. Raises UserError if the cache lacks the photo, if no
     word of the phrase is known, or if ``request`` has an option that applies only to a search in a split.
     """
-    from vse.eval.search.top_k import PhraseHit  # imports faiss
+    from vse.eval.search.top_k import PhraseCandidates  # imports faiss
 
     split_options = ("split", "corpus", "index", "index_type", "rerank")
     if given := [f"--{name.replace('_', '-')}" for name in split_options if getattr(request, name) is not None]:
         raise UserError(f"--image searches one photo, and {given[0]} is of a split; leave it out")
     if request.html is not None:
-        from vse.eval.report.pages import PHRASE_PAGE
+        from vse.eval.report.pages import PHRASE_PAGE_KIND
 
-        check_output(request.html, PHRASE_PAGE, [photo])
+        check_output(request.html, PHRASE_PAGE_KIND, [photo])
     with memory_guard(MEMORY_ADVICE):
         boxes, scores = _rank_boxes(run, photo, phrase, files, device)
-    hit = PhraseHit(phrase, boxes, scores)
+    hit = PhraseCandidates(phrase, boxes, scores)
     if request.html is not None:
         from vse.eval.report.pages import write_phrase_page
 

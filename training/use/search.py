@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image as PhotoImage
 
 from vse.eval.search.gpu import use_device
-from vse.eval.search.index import INDEX, INDEX_METADATA, IndexVectors, metadata_file, set_parameters
+from vse.eval.search.index import INDEX_KIND, INDEX_METADATA_KIND, IndexVectors, metadata_file, set_parameters
 from vse.eval.search.top_k import CANDIDATES, Attention, Corpus, Rows, Scores, SearchHit, search
 from vse.features.backbones.device import MEMORY_ADVICE, memory_guard
 from vse.features.cache.shards import shards_folder
@@ -358,13 +358,13 @@ def _search(
         raise UserError(f"{trained.dataset.path}: no image of the split {split!r} has a caption for a photo to find")
     inputs = [*trained.inputs, *([query] if isinstance(query, Path) else []), *([corpus] if corpus else [])]
     if index is not None:
-        check_output(index, INDEX, inputs)
-        check_output(metadata_file(index), INDEX_METADATA, inputs)
+        check_output(index, INDEX_KIND, inputs)
+        check_output(metadata_file(index), INDEX_METADATA_KIND, inputs)
         inputs += [index, metadata_file(index)]
     if page is not None:
-        from vse.eval.report.pages import SEARCH_PAGE  # a search without a report does not need it
+        from vse.eval.report.pages import SEARCH_PAGE_KIND  # a search without a report does not need it
 
-        check_output(page, SEARCH_PAGE, inputs)
+        check_output(page, SEARCH_PAGE_KIND, inputs)
     if cached is None:
         searcher = Searcher(trained, split, files.weights_dir, options)
     else:

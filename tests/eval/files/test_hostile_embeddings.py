@@ -30,7 +30,7 @@ from tests.hostile import (
 from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.files.results import content_sha256
-from vse.eval.options import EvaluationOptions
+from vse.eval.options import AllEvaluateOptions
 from vse.eval.tables.significance import compare_files
 from vse.training.cli import report_main
 
@@ -149,8 +149,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return a result and a comparison as text."""
     folder = tmp_path_factory.mktemp("results")
     files = [write_embeddings(folder / f"{k}.h5", made(n_images=12, n_each=3, noise=k, experiment=f"e{k}")) for k in range(2)]
-    result = write_result(files[:1], folder / "r.json", options=EvaluationOptions(bootstrap=100, cross_check=False))
-    comparison = compare_files(files, folder / "c.json", options=EvaluationOptions(bootstrap=20, cross_check=False))
+    result = write_result(files[:1], folder / "r.json", options=AllEvaluateOptions(bootstrap=100, cross_check=False))
+    comparison = compare_files(files, folder / "c.json", options=AllEvaluateOptions(bootstrap=20, cross_check=False))
     return {"result": result.read_text(), "comparison": comparison.read_text()}
 
 

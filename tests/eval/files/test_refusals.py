@@ -16,7 +16,7 @@ from tests.eval.protocols.test_evaluate import made
 from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.files.results import content_sha256
-from vse.eval.options import EvaluationOptions
+from vse.eval.options import AllEvaluateOptions
 from vse.eval.tables.significance import compare_files
 from vse.training.cli import report_main
 
@@ -33,8 +33,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     first, second = (
         write_embeddings(folder / f"{k}.h5", made(n_images=12, n_each=3, noise=k, experiment=f"e{k}")) for k in (1, 2)
     )
-    comparison = compare_files([first, second], folder / "c.json", options=EvaluationOptions(bootstrap=20))
-    result = write_result([first], folder / "r.json", options=EvaluationOptions(bootstrap=100))
+    comparison = compare_files([first, second], folder / "c.json", options=AllEvaluateOptions(bootstrap=20))
+    result = write_result([first], folder / "r.json", options=AllEvaluateOptions(bootstrap=100))
     return {"result": result.read_text(), "comparison": comparison.read_text()}
 
 
@@ -165,7 +165,7 @@ def test_a_comparison_is_written_into_results_whatever_its_models_are_called(
 ) -> None:
     other = write_embeddings(tmp_path / "o.h5", made(n_images=12, n_each=3, noise=2, experiment=experiment))
     monkeypatch.chdir(tmp_path)
-    written = compare_files([file, other], options=EvaluationOptions(bootstrap=20))
+    written = compare_files([file, other], options=AllEvaluateOptions(bootstrap=20))
     assert written.parent == Path("results")
     assert [path.name for path in (tmp_path / "results").iterdir()] == [written.name]
 

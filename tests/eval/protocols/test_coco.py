@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from tests.eval.evaluating import Fails, succeeds
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
-from vse.eval.protocols.coco import average_precision_at_r, intramodal_fold, read_judged_pairs, right_positions
+from vse.eval.protocols.coco import average_precision_at_r, rank_intramodal_queries, read_judged_pairs, right_positions
 from vse.eval.protocols.protocols import rank_queries, resolve_protocols
 from vse.eval.ranking.metrics import fold_metrics
 from vse.pipeline.errors import UserError
@@ -287,9 +287,9 @@ def test_other_images_are_refused(tmp_path: Path, fails: Fails) -> None:
     assert not out.exists()
     pairs = read_judged_pairs(write_pairs(tmp_path / "cxc", [(1, 2, 5)], []))
     with pytest.raises(UserError, match="no pair of images of CxC"):
-        intramodal_fold(run, run.coco_ids, pairs, [1])
+        rank_intramodal_queries(run, run.coco_ids, pairs, [1])
     dense = replace(run, images=None, captions=None, scores=np.zeros((1, 1), np.float32))
     with pytest.raises(UserError, match="the pairs of CxC need embeddings of images and of captions"):
-        intramodal_fold(dense, run.coco_ids, pairs, [1])
+        rank_intramodal_queries(dense, run.coco_ids, pairs, [1])
     assert "(--protocol cxc)" in fails(eval_main, file, "--cxc", tmp_path / "cxc")
     assert "--compare and --cxc" in fails(eval_main, file, file, "--compare", "--cxc", tmp_path / "cxc")

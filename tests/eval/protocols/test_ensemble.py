@@ -16,7 +16,7 @@ from tests.eval.slow_ranks import slow_metrics_of_lists, slow_order_scores, slow
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
 from vse.eval.files.results import read_result
-from vse.eval.options import EvaluationOptions
+from vse.eval.options import AllEvaluateOptions
 from vse.eval.protocols.ensemble import build_ensemble, combine_scores, members_by_seed
 from vse.eval.ranking.metrics import metrics
 from vse.eval.ranking.ranks import Ranks
@@ -123,7 +123,7 @@ def test_a_preset_names_the_ensemble_and_its_title_and_what_was_changed_in_a_mem
 ) -> None:
     noted = {"features": {"fc7": "aa"}, "changed_settings": ["loss.margin: 0.2 -> 0.1"], "config": {"label": "mine"}}
     files = [write("vsepp", 0, provenance=json.dumps(noted)), write("vse0", 0, provenance='{"features": {"effnet": "bb"}}')]
-    path = write_result(files, tmp_path / "r.json", options=EvaluationOptions(ensemble=True, experiment="duo"))
+    path = write_result(files, tmp_path / "r.json", options=AllEvaluateOptions(ensemble=True, experiment="duo"))
     result = read_result(path)
     assert (result.experiment, result.seeds) == ("duo", [0])
     assert result.provenance["config"]["ensemble_of"] == ["vsepp", "vse0"]
@@ -140,7 +140,7 @@ def test_seeds_of_one_experiment_are_members_and_so_are_single_files_of_any_seed
     mixed = [seeds[0], write("vse0", 5), write("order0", None)]
     for files in (seeds, mixed):
         assert [[path for path, _ in members] for members in members_by_seed(files)] == [files]
-    options = EvaluationOptions(bootstrap=0, ensemble=True, experiment="twice")
+    options = AllEvaluateOptions(bootstrap=0, ensemble=True, experiment="twice")
     result = read_result(write_result(seeds[:2], tmp_path / "r.json", options=options))
     assert (result.experiment, [member.seed for member in result.ensemble]) == ("twice", [0, 1])
     check(json.loads((tmp_path / "r.json").read_text()), dense_scores(average(seeds[:2])), average(seeds[:2]))

@@ -16,7 +16,7 @@ import torch
 from tests.eval.evaluating import Fails, Printed, result_of, succeeds
 from tests.eval.slow_ranks import slow_cosines, slow_metrics_of_lists, slow_order_scores, slow_sentence_ranks
 from vse.eval.cli import eval_main
-from vse.eval.defaults import RECALLS
+from vse.eval.defaults import DEFAULT_KS
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.ranking.metrics import direction_metrics, metrics
 from vse.eval.ranking.ranks import Ranks, ranks_from_embeddings
@@ -269,13 +269,13 @@ def test_a_sample_of_queries_is_compared_like_all_of_them(make: Callable[..., Em
     image_of_caption, similarity = run.image_of_caption(), run.similarity
     ranks = ranks_from_embeddings(*map(torch.from_numpy, (*run.vectors, image_of_caption)), similarity)
     check, more = (check_against_search, ()) if similarity == "cosine" else (check_against_candidates, ("order",))
-    agreement = check(*run.vectors, image_of_caption, ranks, RECALLS, *more, most=40)
-    assert (agreement.queries, agreement.of) == ({"i2t": 40, "t2i": 40}, {"i2t": 300, "t2i": 1500})
+    agreement = check(*run.vectors, image_of_caption, ranks, DEFAULT_KS, *more, max_compared=40)
+    assert (agreement.n_compared, agreement.n_queries) == ({"i2t": 40, "t2i": 40}, {"i2t": 300, "t2i": 1500})
     if similarity == "cosine":
         assert agreement.recalls == agreement.exact
     wrong = Ranks(ranks.i2t, np.where(ranks.t2i == 0, 299, 0))
     with pytest.raises(RuntimeError, match="t2i query"):
-        check(*run.vectors, image_of_caption, wrong, RECALLS, *more, most=40)
+        check(*run.vectors, image_of_caption, wrong, DEFAULT_KS, *more, max_compared=40)
 
 
 @pytest.mark.parametrize("direction", ["i2t", "t2i"])
@@ -283,12 +283,12 @@ def test_a_rank_that_is_off_by_one_at_k_is_noticed(direction: str) -> None:
     run = made(n_images=300, noise=4)
     split = run.images, run.captions, run.image_of_caption()
     ranks = ranks_from_embeddings(*map(torch.from_numpy, split))
-    for k, step in product(RECALLS, (-1, 1)):
+    for k, step in product(DEFAULT_KS, (-1, 1)):
         off = {"i2t": ranks.i2t.copy(), "t2i": ranks.t2i.copy()}
         (queries,) = np.nonzero(off[direction] == (k - 1 if step > 0 else k))
         off[direction][queries[0]] += step
         with pytest.raises(RuntimeError, match=f"{direction} query {queries[0]}"):
-            check_against_search(*split, Ranks(**off), RECALLS)
+            check_against_search(*split, Ranks(**off), DEFAULT_KS)
 
 
 def test_captions_that_are_not_of_unit_length_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,7 @@ from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
 from vse.eval.files.results import read_comparison, read_result
-from vse.eval.options import EvaluationOptions
+from vse.eval.options import AllEvaluateOptions
 from vse.eval.tables.significance import compare_files
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_json
@@ -118,7 +118,7 @@ def test_a_comparison_is_paired_over_images(tmp_path: Path) -> None:
         for name, skill in (("good", 4.0), ("poor", 0.5))
         for seed in (0, 1)
     ]
-    comparison = read_comparison(compare_files(files, tmp_path / "c.json", options=EvaluationOptions(bootstrap=400)))
+    comparison = read_comparison(compare_files(files, tmp_path / "c.json", options=AllEvaluateOptions(bootstrap=400)))
     assert (comparison.a.experiment, comparison.b.experiment) == ("good", "poor")
     alone = [evaluated(tmp_path, *[some_phrases(30, seed=s, skill=skill) for s in (0, 1)]) for skill in (4.0, 0.5)]
     means = [one["protocols"]["phrase"]["phrase"]["r1"]["mean"] for one in alone]

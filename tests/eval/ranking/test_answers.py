@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tests.eval.ranking.test_ranks import TIES, blocks_of, splits
-from vse.eval.ranking.answers import BestAnswers, RankedList, best_answers, rank_captions, rank_images, strictly_descending
+from vse.eval.ranking.answers import BestAnswers, RankedList, best_answers, break_ties, rank_captions, rank_images
 from vse.eval.ranking.ranks import blocks_from_scores, ranks_from_blocks
 
 
@@ -90,13 +90,13 @@ NUMBERS = st.one_of(st.sampled_from([0.0, -0.0, 1.0, 1e-45, -1e-45]), st.floats(
 @given(st.lists(NUMBERS, min_size=1, max_size=40), st.sampled_from([np.float32, np.float64]))
 def test_scores_fall_strictly_and_differ_from_their_own_by_no_more_than_that_takes(values: list[float], dtype: type) -> None:
     scores = np.sort(np.array(values, dtype))[::-1]
-    found = strictly_descending(scores)
+    found = break_ties(scores)
     assert found.dtype == np.float32
     expected = [np.float32(scores[0])]
     for score in scores[1:]:
         expected.append(min(np.float32(score), np.nextafter(expected[-1], np.float32(-np.inf))))
     assert found.tolist() == [float(value) for value in expected]
-    beyond = strictly_descending(np.array([1e300, 1e200, -1e200, -1e300]))
+    beyond = break_ties(np.array([1e300, 1e200, -1e200, -1e300]))
     assert np.isfinite(beyond).all()
     for falling in (found, beyond):
         assert (np.diff(falling.astype(np.float64)) < 0).all()

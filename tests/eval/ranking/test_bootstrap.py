@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vse.eval.defaults import RECALLS
+from vse.eval.defaults import DEFAULT_KS
 from vse.eval.ranking.bootstrap import differences, intervals
-from vse.eval.ranking.metrics import Fold, Queries, direction_metrics, fold_metrics, resample_metrics
+from vse.eval.ranking.metrics import FoldQueries, Queries, direction_metrics, fold_metrics, resample_metrics
 
 
-def made_fold(n_images: int, seed: int, first: int = 0, highest: int = 15) -> Fold:
+def made_fold(n_images: int, seed: int, first: int = 0, highest: int = 15) -> FoldQueries:
     """Ranks drawn at random; image k has 1, 2 or 3 captions."""
     rng = np.random.default_rng(seed)
     images = first + np.arange(n_images)
@@ -24,13 +24,13 @@ def made_fold(n_images: int, seed: int, first: int = 0, highest: int = 15) -> Fo
     }
 
 
-def slow_resampled(fold: Fold, drawn: list[int]) -> dict[str, Any]:
+def slow_resampled(fold: FoldQueries, drawn: list[int]) -> dict[str, Any]:
     """Return the metrics of a sample: each query is repeated as often as its image was drawn."""
     found: dict[str, Any] = {}
     for direction, queries in fold.items():
         ranks = [rank for image in drawn for rank, own in zip(queries.ranks, queries.images, strict=True) if own == image]
         found[direction] = direction_metrics(np.array(ranks))
-    found["rsum"] = sum(found[direction][f"r{k}"] for direction in ("i2t", "t2i") for k in RECALLS)
+    found["rsum"] = sum(found[direction][f"r{k}"] for direction in ("i2t", "t2i") for k in DEFAULT_KS)
     return {**found, "mean_recall": found["rsum"] / 6}
 
 
@@ -81,7 +81,7 @@ def test_samples_depend_on_the_seed_alone_and_models_are_averaged_in_each() -> N
     assert low < (fold_metrics(one)["rsum"] + fold_metrics(other)["rsum"]) / 2 < high
 
 
-def slow_differences(first: Fold, second: Fold, n_images: int) -> dict[tuple[str, str], tuple[float, float]]:
+def slow_differences(first: FoldQueries, second: FoldQueries, n_images: int) -> dict[tuple[str, str], tuple[float, float]]:
     """Return the difference of each metric, and the share of all 2^n swaps whose difference is at least as large."""
     found = {}
     swaps = []

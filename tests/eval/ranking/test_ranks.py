@@ -90,8 +90,8 @@ def test_every_caption_has_a_rank_among_those_of_other_images(split: tuple[int, 
     (n_images, image_of_caption, rows), columns = split, data.draw(COLUMNS)
     scores = data.draw(hnp.arrays(np.float32, (n_images, len(image_of_caption)), elements=TIES))
     blocks = blocks_of(scores, image_of_caption, rows, columns=columns)
-    found = ranks_from_blocks(blocks, own_ranks=True)
-    assert found.own.tolist() == [
+    found = ranks_from_blocks(blocks, caption_ranks=True)
+    assert found.by_caption.tolist() == [
         sum(1 for other, of in enumerate(image_of_caption) if of != image and scores[image, other] >= scores[image, caption])
         for caption, image in enumerate(image_of_caption)
     ]
@@ -112,17 +112,17 @@ def test_two_directions_are_asked_in_lockstep() -> None:
 def test_blocks_that_do_not_fit_are_refused() -> None:
     good = blocks_of(np.zeros((3, 4), np.float32), [0, 1, 2, 2], 2)
     for other in (
-        replace(good, rows=3),
-        replace(good, columns=3),
+        replace(good, n_rows=3),
+        replace(good, n_columns=3),
         replace(good, n_images=4),
         replace(good, image_of_caption=torch.tensor([0, 1, 1, 2])),
     ):
         with pytest.raises(ValueError, match="the two directions differ"):
             ranks_from_blocks(good, other)
     with pytest.raises(ValueError, match="blocks of 0 rows"):
-        replace(good, rows=0)
+        replace(good, n_rows=0)
     with pytest.raises(ValueError, match="blocks of 0 columns"):
-        replace(good, columns=0)
+        replace(good, n_columns=0)
     with pytest.raises(ValueError, match=r"shape \(2, 3\), expected \(2, 4\)"):
         ranks_from_blocks(replace(good, score=lambda rows, columns: torch.zeros(2, 3 if columns is None else len(columns))))
 

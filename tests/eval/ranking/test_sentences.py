@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.eval.slow_ranks import slow_cosines, slow_sentence_ranks
-from vse.eval.defaults import RECALLS
+from vse.eval.defaults import DEFAULT_KS
 from vse.eval.ranking.answers import BestAnswers, sentence_answers, unit_rows
 from vse.eval.ranking.metrics import direction_metrics
 from vse.eval.ranking.ranks import SIMILARITIES
@@ -85,7 +85,7 @@ def test_the_size_of_a_block_does_not_matter(rows: int, columns: int, seed: int)
         patch.setitem(SIMILARITIES, "cosine", SIMILARITIES["cosine"]._replace(tile_images=rows, tile_captions=columns))
         found = ranked(captions, image_of_caption)
     assert listed(found) == slow_sentence_ranks(slow_cosines(captions), image_of_caption.tolist())
-    check_sentences_against_search(captions, image_of_caption, found, RECALLS)  # ties do not trouble it
+    check_sentences_against_search(captions, image_of_caption, found, DEFAULT_KS)  # ties do not trouble it
 
 
 def test_more_captions_than_a_tile_holds_and_an_image_that_fills_blocks() -> None:
@@ -150,8 +150,8 @@ def test_faiss_and_the_exact_ranks_agree(n_each: int) -> None:
     exact = direction_metrics(found.ranks)
     assert listed(found) == slow_sentence_ranks(slow_cosines(captions), image_of_caption.tolist())
     assert 0 < exact["r1"] < exact["r10"]
-    recalls = check_sentences_against_search(captions, image_of_caption, found, RECALLS).recalls["s2s"]
-    assert recalls == pytest.approx({f"r{k}": exact[f"r{k}"] for k in RECALLS})
+    recalls = check_sentences_against_search(captions, image_of_caption, found, DEFAULT_KS).recalls["s2s"]
+    assert recalls == pytest.approx({f"r{k}": exact[f"r{k}"] for k in DEFAULT_KS})
 
 
 WRONG: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -167,4 +167,4 @@ def test_a_rank_that_faiss_contradicts_is_a_fault_of_the_program(wrong: str) -> 
     captions, image_of_caption = made()
     found = ranked(captions, image_of_caption)
     with pytest.raises(RuntimeError, match="s2s query .* by exact count, .* by FAISS"):
-        check_sentences_against_search(captions, image_of_caption, replace(found, ranks=WRONG[wrong](found.ranks)), RECALLS)
+        check_sentences_against_search(captions, image_of_caption, replace(found, ranks=WRONG[wrong](found.ranks)), DEFAULT_KS)

@@ -56,8 +56,8 @@ def test_the_best_candidates_are_those_of_a_full_sort_and_agree_with_the_ranks(
         assert result.query == query
         assert [(shown.row, shown.right) for shown in result.candidates] == expected[:5]
         assert [shown.rank for shown in result.candidates] == [0, 1, 2, 3, 4]
-        assert result.answer.rank == ranks[query]
-        assert (result.answer.row, True) == expected[result.answer.rank]
+        assert result.best_right.rank == ranks[query]
+        assert (result.best_right.row, True) == expected[result.best_right.rank]
 
 
 def test_an_order_file_larger_than_a_tile_is_searched_whole() -> None:

@@ -16,10 +16,10 @@ from PIL import Image
 from tests.drawn import drawings, shares
 from vse.eval.report.drawings import PHRASE_COLOURS, draw_attention
 from vse.eval.report.pages import thumbnail, write_page, write_phrase_page, write_search_page
-from vse.eval.search.top_k import Attention, PhraseHit, SearchHit
+from vse.eval.search.top_k import Attention, PhraseCandidates, SearchHit
 from vse.pipeline.files.images import BadImage
 
-HATS = PhraseHit("a red hat", np.array([[1, 2, 11, 22], *[[0, 0, 5, 5.0]] * 8]), np.linspace(0.9, 0.1, 9))
+HATS = PhraseCandidates("a red hat", np.array([[1, 2, 11, 22], *[[0, 0, 5, 5.0]] * 8]), np.linspace(0.9, 0.1, 9))
 
 
 @pytest.mark.parametrize(("size", "expected"), [((400, 200), (100, 50)), ((20, 300), (7, 100)), ((30, 20), (30, 20))])
@@ -53,7 +53,7 @@ def test_a_page_forbids_what_it_does_not_need_and_lacks_no_value_in_silence(tmp_
 
 def test_each_phrase_has_its_best_box_in_its_colour(tmp_path: Path) -> None:
     Image.new("RGB", (80, 40)).save(tmp_path / "it.png")
-    none = PhraseHit("a dog", np.zeros((0, 4)), np.zeros(0))
+    none = PhraseCandidates("a dog", np.zeros((0, 4)), np.zeros(0))
     page = write_phrase_page(tmp_path / "p.html", tmp_path / "it.png", [HATS, none], "runs/a").read_text()
     assert 'viewBox="0 0 80 40"' in page
     assert page.count(f'x="1.0" y="2.0" width="10.0" height="20.0" stroke="{PHRASE_COLOURS[0]}"') == 1
@@ -67,7 +67,9 @@ def test_each_phrase_has_its_best_box_in_its_colour(tmp_path: Path) -> None:
 def test_pages_escape_all_and_show_a_blank_for_what_is_no_photo(tmp_path: Path) -> None:
     evil, photo = "<script>alert(1)</script>", tmp_path / "<b>.jpg"
     Image.new("RGB", (80, 40)).save(photo)
-    phrases = write_phrase_page(tmp_path / "p.html", photo, [PhraseHit(evil, HATS.boxes, HATS.scores)], '"><i>').read_text()
+    phrases = write_phrase_page(
+        tmp_path / "p.html", photo, [PhraseCandidates(evil, HATS.boxes, HATS.scores)], '"><i>'
+    ).read_text()
     photo.write_text("no photo")
     hits = [SearchHit(0.5, 1, photo, (evil,)), SearchHit(0.4, 7, None, ()), SearchHit(0.3, 8, None, (), 9)]
     page = write_search_page(tmp_path / "page.html", '"><script>', hits, "<i>").read_text()
@@ -113,7 +115,7 @@ def test_opacities_are_in_proportion_to_weights_and_the_highest_comes_last(side:
             assert opacities.get(region, 0) / 0.65 == pytest.approx(share if share >= 0.02 else 0, abs=1e-3)
         assert list(opacities.values()) == sorted(opacities.values())
         assert word.highest == f"{100 * seen.weights[:, column].max():.0f}%"
-    assert [word.quiet for word in drawing.words] == [True, False, False, True]
+    assert [word.is_special_token for word in drawing.words] == [True, False, False, True]
     assert drawing.regions == [(0, 0, 10, 20), (5, 5, 25, 15), (0, 10, 30, 10)]
     more = attention(side, "two", "dogs", seed=1)
     both = draw_attention("both", [seen, more])

@@ -89,7 +89,7 @@ def test_marks_and_overlaps_are_those_of_the_scores_and_cases_of_their_groups(de
         (x1, y1, w1, h1), (x2, y2, w2, h2) = truth.rectangle, best.rectangle
         shared = max(0, min(x1 + w1, x2 + w2) - max(x1, x2)) * max(0, min(y1 + h1, y2 + h2) - max(y1, y2))
         assert float(phrase.iou) == pytest.approx(shared / (w1 * h1 + w2 * h2 - shared), abs=0.02)
-        assert phrase.right == (float(phrase.iou) >= 0.5) == (phrase.answer == "")
+        assert phrase.right == (float(phrase.iou) >= 0.5) == (phrase.first_right == "")
     seeds = (build_phrase_gallery([phrases_of(demo, skill=3.0)], load_dataset_file(demo), 0.5, 12, seed) for seed in (0, 1))
     (b, drawn, w), (again, others, worst) = ([[card.pieces for card in g.cards] for g in one.groups] for one in seeds)
     assert (b, w) == (again, worst)

@@ -16,7 +16,7 @@ from PIL import Image
 
 from tests.eval.evaluating import Edit, Fails, Printed, result_of, succeeds, write_result
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
-from vse.eval.options import EvaluationOptions
+from vse.eval.options import AllEvaluateOptions
 from vse.eval.report.charts import Curve
 from vse.eval.report.report import write_report
 from vse.pipeline.errors import UserError
@@ -74,7 +74,7 @@ class World:
     def result(self, *files: Path, **options: Any) -> Path:
         files = files or (self.embeddings(**options),)
         name = files[0].parent.parent.name
-        return write_result(files, self.folder / "results" / f"{name}.json", options=EvaluationOptions(bootstrap=100))
+        return write_result(files, self.folder / "results" / f"{name}.json", options=AllEvaluateOptions(bootstrap=100))
 
     def page(self, *results: Path, **options: Any) -> str:
         return write_report(results, self.folder / "page.html", **options).read_text()
@@ -200,7 +200,7 @@ def test_whatever_a_data_set_says_is_text(world: World) -> None:
     note = json.dumps({"captions": DATA, "config": {EVIL: EVIL}, "features": {EVIL: EVIL}})
     run = world.embeddings(dataset=EVIL_NAME, experiment="<b>a", provenance=note)
     (run.parent / "run.json").write_text(json.dumps({"experiment": "<b>a", "best_epoch": EVIL, "device": EVIL}))
-    page = world.page(write_result([run], world.folder / "r.json", options=EvaluationOptions(bootstrap=0)), queries=36)
+    page = world.page(write_result([run], world.folder / "r.json", options=AllEvaluateOptions(bootstrap=0)), queries=36)
     assert not re.search("<script|<i>|<b>a", page)
     assert EVIL in unescape(page)
 
@@ -364,7 +364,7 @@ def test_an_ensemble_is_shown_by_the_scores_of_all_its_members_and_the_first_see
     monkeypatch.setenv("VSE_PRESETS", str(world.folder))
     named = [(name, seed) for seed in (0, 1) for name in ("vsepp", "vse0")]
     members = [world.embeddings(experiment=name, noise=2.0, seed=seed) for name, seed in named]
-    options = EvaluationOptions(bootstrap=0, ensemble=True, experiment="both")
+    options = AllEvaluateOptions(bootstrap=0, ensemble=True, experiment="both")
     page = world.page(write_result(members, world.folder / "both.json", options=options), queries=36)
     ranks = [int(rank) for card in cards(page, "i2t") for rank in re.findall(r"at rank <b>(\d+)</b>", card)]
     recall = result_of(members[:2], ensemble=True)["protocols"]["full"]["i2t"]["r1"]

@@ -30,7 +30,7 @@ def test_a_table_has_a_row_for_each_direction_and_result_and_the_sums_below() ->
         ("image to text", 0), ("image to text", 1), ("text to image", 0), ("text to image", 1)
     ]  # fmt: skip
     assert [cell.text for cell in section.rows[2].cells] == ["5.0", "20.0", "30.0", "4.0", "5.5"]
-    assert [(series, name, metric.text) for series, name, metric in section.sums] == [
+    assert [(series, name, metric.text) for series, name, metric in section.overall] == [
         (0, "rsum", "115.0"), (0, "mean recall", "19.2"), (1, "rsum", "90.0"), (1, "mean recall", "19.2")
     ]  # fmt: skip
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.eval.evaluating import Printed
 from tests.eval.slow_ranks import slow_order_scores
-from vse.eval.defaults import RECALLS
+from vse.eval.defaults import DEFAULT_KS
 from vse.eval.ranking.metrics import direction_metrics
 from vse.eval.ranking.ranks import ranks_from_embeddings
 from vse.eval.search.approximate import approximate_recalls
@@ -243,7 +243,7 @@ def test_an_index_that_finds_all_has_the_recalls_of_the_exact_ranks(similarity: 
     found = approximate_recalls(images, captions, image_of_caption, similarity)
     for direction, ranks in (("i2t", exact.i2t), ("t2i", exact.t2i)):
         metrics = direction_metrics(ranks)
-        for k in RECALLS:
+        for k in DEFAULT_KS:
             assert found[direction][f"r{k}"] == pytest.approx(metrics[f"r{k}"])
             assert found[direction][f"recall_at_{k}"] == 100
 

@@ -18,7 +18,7 @@ from tests.eval.evaluating import Fails, Printed, succeeds
 from tests.eval.protocols.test_evaluate import made, made_order
 from tests.eval.slow_ranks import slow_order_scores, slow_ranks
 from vse.eval.cli import eval_main
-from vse.eval.defaults import RECALLS
+from vse.eval.defaults import DEFAULT_KS
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.ranking.metrics import metrics
 from vse.eval.ranking.ranks import Ranks, ScoreBlocks, blocks_from_scores
@@ -50,7 +50,7 @@ def slow_list_ranks(
 
 
 def blocks(scores: np.ndarray, image_of_caption: np.ndarray, rows: int = 5) -> ScoreBlocks:
-    return replace(blocks_from_scores(scores, torch.from_numpy(image_of_caption)), rows=rows)
+    return replace(blocks_from_scores(scores, torch.from_numpy(image_of_caption)), n_rows=rows)
 
 
 def case(seed: int, n: int, m: int, whole: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -84,7 +84,7 @@ def test_ranks_are_those_of_a_loop_over_the_candidates(whole: bool, seed: int, n
         assert found[direction]["n_queries"] == len(slow[direction][0])
         if k >= max(n, m):  # as many candidates as rows give the exact ranks
             assert all(found["lost"][direction][name] == 0 for name in ("r1", "r5", "medr", "meanr"))
-            assert all(found[direction][f"recall_at_{depth}"] == 100 for depth in RECALLS)
+            assert all(found[direction][f"recall_at_{depth}"] == 100 for depth in DEFAULT_KS)
     if len(asking) == n:
         exact = np.asarray(slow_ranks(i2t, own)[0])
         assert found["exact"]["i2t"] == pytest.approx(metrics(Ranks(exact, np.zeros(1, int)))["i2t"])
@@ -96,7 +96,7 @@ def test_recalls_of_the_exact_top_are_counted_one_by_one() -> None:
     near = images @ captions.T
     asking = np.unique(image_of_caption)
     for direction, scores, first in (("i2t", i2t[asking], near[asking]), ("t2i", t2i.T, near.T)):
-        for k in RECALLS:
+        for k in DEFAULT_KS:
             shares = []
             for exact, stage in zip(scores, first, strict=True):
                 listed = sorted(np.argsort(-stage)[:20], key=lambda row: -exact[row])

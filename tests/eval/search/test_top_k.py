@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.eval.slow_ranks import slow_order_scores, slow_ranks
-from vse.eval.defaults import RECALLS
+from vse.eval.defaults import DEFAULT_KS
 from vse.eval.ranking.metrics import metrics
 from vse.eval.ranking.ranks import Ranks, ranks_from_embeddings
 from vse.eval.search.cross_check import check_against_candidates, check_against_search
@@ -61,7 +61,7 @@ def test_what_cannot_be_searched_is_named() -> None:
 @pytest.mark.parametrize(("n_each", "candidates"), [(1, 10), (7, 1), (3, 1000)])
 def test_candidates_do_not_contradict_the_exact_ranks(n_each: int, candidates: int) -> None:
     split = made(n_each=n_each)
-    found = check_against_candidates(*split, exact_ranks(*split), RECALLS, "order", candidates=candidates).recalls
+    found = check_against_candidates(*split, exact_ranks(*split), DEFAULT_KS, "order", candidates=candidates).recalls
     exact = metrics(exact_ranks(*split))
     for direction in ("i2t", "t2i"):
         for name, recall in found[direction].items():
@@ -72,9 +72,9 @@ def test_ties_and_duplicates_do_not_trouble_the_check() -> None:
     images, captions, image_of_caption = split = made()
     images[5:20], captions[10:40] = images[0], captions[0]
     for candidates in (1, 10, 1000):
-        check_against_candidates(*split, exact_ranks(*split), RECALLS, "order", candidates=candidates)
+        check_against_candidates(*split, exact_ranks(*split), DEFAULT_KS, "order", candidates=candidates)
     ones = np.ones_like(images), np.ones_like(captions), image_of_caption
-    assert set(check_against_candidates(*ones, exact_ranks(*ones), RECALLS, "order").recalls) == {"i2t", "t2i"}
+    assert set(check_against_candidates(*ones, exact_ranks(*ones), DEFAULT_KS, "order").recalls) == {"i2t", "t2i"}
 
 
 WRONG: dict[str, tuple[int, Callable[[np.ndarray], np.ndarray]]] = {
@@ -93,7 +93,7 @@ def test_a_rank_that_the_candidates_contradict_is_a_fault_of_the_program(wrong: 
     ranks = exact_ranks(images, captions, image_of_caption)
     ranks = Ranks(spoil(ranks.i2t), ranks.t2i) if direction == "i2t" else Ranks(ranks.i2t, spoil(ranks.t2i))
     with pytest.raises(RuntimeError, match=f"{direction} query .* by exact count"):
-        check_against_candidates(images, captions, image_of_caption, ranks, RECALLS, "order", candidates=candidates)
+        check_against_candidates(images, captions, image_of_caption, ranks, DEFAULT_KS, "order", candidates=candidates)
 
 
 def with_lonely_images(similarity: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, Ranks]:
@@ -114,10 +114,10 @@ def with_lonely_images(similarity: str) -> tuple[np.ndarray, np.ndarray, np.ndar
 def test_an_image_without_a_caption_is_found_but_asks_nothing(similarity: str) -> None:
     *split, ranks = with_lonely_images(similarity)
     check, more = (check_against_search, ()) if similarity == "cosine" else (check_against_candidates, ("order",))
-    found, exact = check(*split, ranks, RECALLS, *more).recalls, metrics(ranks)
+    found, exact = check(*split, ranks, DEFAULT_KS, *more).recalls, metrics(ranks)
     for direction in ("i2t", "t2i"):
         assert found[direction] == pytest.approx({name: exact[direction][name] for name in found[direction]})
         spoilt = {"i2t": ranks.i2t, "t2i": ranks.t2i}
         spoilt[direction] = np.where(spoilt[direction] > 0, 0, 50)
         with pytest.raises(RuntimeError, match=f"{direction} query .* by exact count"):
-            check(*split, Ranks(**spoilt), RECALLS, *more)
+            check(*split, Ranks(**spoilt), DEFAULT_KS, *more)

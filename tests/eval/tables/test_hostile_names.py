@@ -14,7 +14,7 @@ from tests.eval.protocols.test_evaluate import made
 from tests.eval.tables.test_summary import made as made_result
 from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
-from vse.eval.options import EvaluationOptions
+from vse.eval.options import AllEvaluateOptions
 from vse.eval.tables.significance import compare_files
 
 HOSTILE = {
@@ -51,7 +51,7 @@ def result(path: Path, field: str, name: str) -> Path:
 def comparison(folder: Path, field: str, name: str) -> Path:
     values: dict[str, Any] = {"dataset": "demo", "experiment": "a", field: name}
     files = [write_embeddings(folder / f"{k}.h5", made(n_images=12, n_each=3, noise=k, seed=k, **values)) for k in range(2)]
-    return compare_files(files, folder / "c.json", options=EvaluationOptions(bootstrap=20, cross_check=False))
+    return compare_files(files, folder / "c.json", options=AllEvaluateOptions(bootstrap=20, cross_check=False))
 
 
 def no_live_line(text: str) -> bool:

@@ -21,9 +21,9 @@ from PIL import Image
 from tests.eval.evaluating import Fails, Printed, succeeds, write_result
 from tests.eval.slow_ranks import slow_ranks
 from vse.eval.cli import table_main
-from vse.eval.defaults import LADDER_COSTS
+from vse.eval.defaults import COST_NAMES
 from vse.eval.files.embeddings import Embeddings, write_embeddings
-from vse.eval.options import EvaluationOptions
+from vse.eval.options import AllEvaluateOptions
 from vse.eval.tables.ladder import LadderTable, build_ladder, pareto_front
 
 N_IMAGES, N_EACH = 20, 2
@@ -45,7 +45,7 @@ def embeddings(name: str, seed: int, noise: float, **cost: Any) -> Embeddings:
 def result(folder: Path, name: str, *runs: Embeddings) -> Path:
     """The result of some seeds of a model."""
     files = [write_embeddings(folder / f"{name}-{run.seed}.h5", run) for run in runs]
-    return write_result(files, folder / f"{name}.json", options=EvaluationOptions(bootstrap=200))
+    return write_result(files, folder / f"{name}.json", options=AllEvaluateOptions(bootstrap=200))
 
 
 def edited(path: Path, change: Callable[[Any], None]) -> Path:
@@ -157,7 +157,7 @@ def test_unknown_costs_are_blank_and_mark_nothing(
 ) -> None:
     unknown, out = result(tmp_path, "unknown", embeddings("unknown", 0, 0.5)), tmp_path / "x.svg"
     table = build_ladder([unknown])
-    assert table[[name for name in LADDER_COSTS if name != "eval_s"]].isna().all(axis=None)
+    assert table[[name for name in COST_NAMES if name != "eval_s"]].isna().all(axis=None)
     assert table["best"].tolist() == [""]
     assert "no result has the cost total_s" in caplog.text
     both = build_ladder([unknown, *three])
@@ -173,7 +173,7 @@ def test_a_cost_that_is_no_number_is_not_known(tmp_path: Path) -> None:
         content["provenance"] |= {"costs": [{"train_s": "long", "extraction_s": 3, "model_mb": -1}], "evaluation_s": True}
 
     (row,) = build_ladder([edited(result(tmp_path, "one", embeddings("one", 0, 0.5)), spoil)]).to_dict("records")
-    assert all(np.isnan(row[name]) for name in LADDER_COSTS)
+    assert all(np.isnan(row[name]) for name in COST_NAMES)
 
 
 def test_latex_terminal_and_picture_show_what_people_compare(three: list[Path], tmp_path: Path, capsys: Printed) -> None:

@@ -15,7 +15,7 @@ from tests.eval.some_phrases import some_phrases
 from tests.eval.tables.test_summary import made
 from vse.eval.cli import table_main
 from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
-from vse.eval.options import EvaluationOptions
+from vse.eval.options import AllEvaluateOptions
 from vse.eval.tables.published import PublishedTable, compare_published
 from vse.eval.tables.significance import SignificanceTable, build_significance, compare_files
 from vse.eval.tables.summary import SummaryTable, build_summary, summary_cells
@@ -111,7 +111,7 @@ def test_a_table_of_differences_names_phrases_and_types(tmp_path: Path) -> None:
         write_phrase_scores(tmp_path / f"{name}.h5", some_phrases(30, skill=skill, experiment=name))
         for name, skill in (("good", 4.0), ("poor", 0.0))
     ]
-    table = build_significance([compare_files(files, tmp_path / "c.json", options=EvaluationOptions(bootstrap=200, iou=0.4))])
+    table = build_significance([compare_files(files, tmp_path / "c.json", options=AllEvaluateOptions(bootstrap=200, iou=0.4))])
     assert set(table["direction"]) == {"phrase"}
     named = table.set_index("metric")
     assert set(named.index) == {
@@ -128,7 +128,7 @@ def test_names_of_types_stay_texts(tmp_path: Path, capsys: Printed) -> None:
     other = some_phrases(types=run.types, experiment="other", seed=1)
     file = result(tmp_path, run)
     files = [write_phrase_scores(tmp_path / f"{k}.h5", each) for k, each in enumerate((run, other))]
-    comparison = compare_files(files, tmp_path / "c.json", options=EvaluationOptions(bootstrap=100))
+    comparison = compare_files(files, tmp_path / "c.json", options=AllEvaluateOptions(bootstrap=100))
     for name, path in (("summary", file), ("significance", comparison)):
         for out in (["--out", str(tmp_path / f"{name}.csv")], ["--out", str(tmp_path / f"{name}.tex")], []):
             succeeds(table_main, name, path, *out)

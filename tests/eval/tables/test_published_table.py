@@ -21,7 +21,7 @@ from vse.eval.cli import table_main
 from vse.eval.defaults import published_tables
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.files.results import content_sha256
-from vse.eval.options import EvaluationOptions, TableRequest
+from vse.eval.options import AllEvaluateOptions, TableRequest
 from vse.eval.tables.published import PublishedTable, compare_published
 from vse.eval.tables.published_rows import published_rows
 from vse.eval.tables.summary import build_summary
@@ -62,7 +62,7 @@ class Results:
             named = {"experiment": experiment, "seed": seed, "provenance": note}
             made = Embeddings(ids[:n_images], ids, of, dataset, split, *units, **named)
             files.append(write_embeddings(self.folder / f"{seed}.h5", made))
-        options = EvaluationOptions(bootstrap=0, cross_check=False)
+        options = AllEvaluateOptions(bootstrap=0, cross_check=False)
         return write_result(files, self.folder / f"{dataset}_{experiment}.json", protocol, options)
 
 
@@ -403,7 +403,7 @@ def test_an_ensemble_is_its_row_unless_a_member_was_changed(tmp_path: Path, resu
             result(name, config=settings(name, **changed))
             files.append((tmp_path / "0.h5").rename(tmp_path / f"{name}.h5"))
         path = write_result(
-            files, tmp_path / "duo.json", options=EvaluationOptions(bootstrap=0, ensemble=True, experiment="duo")
+            files, tmp_path / "duo.json", options=AllEvaluateOptions(bootstrap=0, ensemble=True, experiment="duo")
         )
         table = compare_published("vsepp_4", [path])
         assert filled(table) == ["vsepp 4.1"]

@@ -13,7 +13,7 @@ from tests.eval.evaluating import Fails, Printed, result_of, succeeds
 from tests.eval.protocols.test_evaluate import made
 from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
-from vse.eval.options import EvaluationOptions as Options
+from vse.eval.options import AllEvaluateOptions as Options
 from vse.eval.tables.significance import build_significance, compare_files
 from vse.eval.tables.summary import build_summary
 

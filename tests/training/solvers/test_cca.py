@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tests.eval.evaluating import write_result
 from tests.training.conftest import Patch, assert_same, experiment, interrupted, numbers, state
-from vse.eval.defaults import RECALLS
+from vse.eval.defaults import DEFAULT_KS
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import Interrupted, UserError
 from vse.training.experiment import ExperimentConfig
@@ -166,7 +166,7 @@ def test_a_run_tries_each_regularisation_and_keeps_the_best(run: Path) -> None:
     assert (record["best_epoch"], record["best_rsum"]) == (best["epoch"], best["rsum"])
     assert len({row["rsum"] for row in rows}) > 1
     for row in rows:
-        recalls = [row[f"{direction}_r{k}"] for direction in ("i2t", "t2i") for k in RECALLS]
+        recalls = [row[f"{direction}_r{k}"] for direction in ("i2t", "t2i") for k in DEFAULT_KS]
         assert row["rsum"] == pytest.approx(sum(recalls))
 
 
@@ -206,7 +206,7 @@ def test_a_split_is_evaluated_as_it_was_validated(run: Path, tmp_path: Path, cac
     result = json.loads(write_result([embed_split(run, tmp_path / "val.h5", "val")], tmp_path / "r.json").read_text())
     best = max(numbers(run), key=lambda row: row["rsum"])
     full = result["protocols"]["full"]
-    recalls = {f"{direction}_r{k}": full[direction][f"r{k}"] for direction in ("i2t", "t2i") for k in RECALLS}
+    recalls = {f"{direction}_r{k}": full[direction][f"r{k}"] for direction in ("i2t", "t2i") for k in DEFAULT_KS}
     assert recalls.items() <= best.items()
     test = write_result([embed_split(run, tmp_path / "test.h5")], tmp_path / "t.json", ["auto", "sentence"])
     assert json.loads(test.read_text())["protocols"].keys() == {"full", "sentence"}

@@ -177,7 +177,7 @@ def shown_by(run: Embeddings, direction: str, query: int) -> list[int]:
     """Rows of what a query shows: the five best, and the best right one if it is not among them."""
     (result,) = retrieve_candidates(run, direction, [query])
     rows = [candidate.row for candidate in result.candidates]
-    return rows if result.answer.row in rows else [*rows, result.answer.row]
+    return rows if result.best_right.row in rows else [*rows, result.best_right.row]
 
 
 def captions(dataset: Dataset) -> dict[int, list[str]]:

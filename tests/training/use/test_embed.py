@@ -15,7 +15,7 @@ from tests.conftest import TINY_FEATURE
 from tests.eval.evaluating import write_result
 from tests.training.conftest import Capture, Edit, Fails, done, experiment, weights
 from vse.eval.files.embeddings import read_embeddings
-from vse.eval.options import EvaluationOptions
+from vse.eval.options import AllEvaluateOptions
 from vse.eval.tables.ladder import build_ladder
 from vse.features.cache.feature_cache import FeatureCache, open_cache, verify_cache
 from vse.features.cache.reader import FeatureReader
@@ -119,7 +119,7 @@ def test_each_cache_that_a_run_reads_has_its_cost(bank: Path, cache: Path, tmp_p
 def test_a_result_repeats_the_costs_of_every_seed_and_adds_its_own(run: Path, cache: Path, tmp_path: Path) -> None:
     other = train(cache, experiment(), seed=1, out=tmp_path / "other")
     files = [embed_split(each, tmp_path / f"{k}.h5") for k, each in enumerate((run, other))]
-    result = write_result(files, tmp_path / "r.json", options=EvaluationOptions(bootstrap=0))
+    result = write_result(files, tmp_path / "r.json", options=AllEvaluateOptions(bootstrap=0))
     said = json.loads(result.read_text())["provenance"]
     assert said["costs"] == [cost_in(file) for file in files]
     assert said["evaluation_s"] > 0
