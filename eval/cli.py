@@ -10,7 +10,8 @@ from vse.eval.options import EvaluationRequest, TableRequest
 from vse.eval.tables import table_kind, table_names
 from vse.pipeline.command import entry_point
 from vse.pipeline.errors import UserError, printable
-from vse.pipeline.options import Cli, File, Force, Options, Text, command
+from vse.pipeline.option_types import Cli, File, Force, Text
+from vse.pipeline.options import Options, command
 
 
 @command("vse-eval")

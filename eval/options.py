@@ -19,7 +19,8 @@ from vse.eval.defaults import (
     TREC_DEPTH,
 )
 from vse.pipeline.errors import UserError
-from vse.pipeline.options import Cli, Device, File, Flag, Force, From0, From1, Options, Share, Text
+from vse.pipeline.option_types import Cli, Device, File, Flag, Force, From0, From1, Share, Text
+from vse.pipeline.options import Options
 
 _MIN_SAMPLES = 100  # bootstrap samples of an interval
 

@@ -14,7 +14,8 @@ from pydantic import Field
 from vse.features.options import ImportRequest, Tokeniser
 from vse.pipeline.cli import data
 from vse.pipeline.command import entry_point
-from vse.pipeline.options import Cli, File, Flag, Force, From1, Options, Text, command
+from vse.pipeline.option_types import Cli, File, Flag, Force, From1, Text
+from vse.pipeline.options import Options, command
 
 DatasetJson = Annotated[File, Field(description="The data set's dataset.json.")]
 NewCache = Annotated[File, Field(description="The cache to write, e.g. features/coco_butd.h5.")]

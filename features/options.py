@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from vse.pipeline.options import (
+from vse.pipeline.option_types import (
     Changes,
     Cli,
     Device,
@@ -18,7 +18,6 @@ from vse.pipeline.options import (
     Flag,
     Force,
     From1,
-    Options,
     Seed,
     Share,
     SkipBad,
@@ -27,6 +26,7 @@ from vse.pipeline.options import (
     WeightsDir,
     Words,
 )
+from vse.pipeline.options import Options
 
 Tokeniser = Annotated[
     Text | None,

@@ -10,7 +10,8 @@ from pydantic import Field
 
 from vse.pipeline.command import entry_point
 from vse.pipeline.errors import UserError
-from vse.pipeline.options import Cli, File, Flag, Force, Options, Seed, Text, command, number_between
+from vse.pipeline.option_types import Cli, File, Flag, Force, Seed, Text, number_between
+from vse.pipeline.options import Options, command
 
 Name = Annotated[Text | None, Field(description="Name of the data set.  [default: the name of the output folder]")]
 

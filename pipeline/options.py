@@ -10,173 +10,20 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from inspect import cleandoc, get_annotations
-from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
 import click
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import PydanticCustomError, PydanticUndefined, core_schema
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import PydanticUndefined
 
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.outputs import allow_replacing_other_kinds
+from vse.pipeline.option_types import Allowed, Cli
 
-MAX_SEED = 2**63 - 1
 _MAX_VALUE_LENGTH = 200  # characters of a value in an error
 _OptionsType = TypeVar("_OptionsType", bound="Options")
-
-
-class Allowed(NamedTuple):
-    """The allowed values of an option or an argument.
-
-    Attributes
-    ----------
-    words : a description of the allowed values, for errors
-    accepts : a function that returns whether a value is allowed
-    convert : a function from an allowed value to a plain Python value
-    may_be_path : whether the value may be a path
-    click_type : the type that parses the value on the command line
-    """
-
-    words: str
-    accepts: Callable[[Any], bool]
-    convert: Callable[[Any], Any] = lambda value: value
-    may_be_path: bool = False
-    click_type: Any = None
-
-    def __get_pydantic_core_schema__(self, *_: Any) -> core_schema.CoreSchema:
-        """Return the schema with which pydantic checks and converts a value."""
-
-        def check(value: Any) -> Any:
-            if self.accepts(value):
-                return self.convert(value)
-            raise PydanticCustomError("not_allowed", "{words}", {"words": self.words})
-
-        return core_schema.no_info_plain_validator_function(check)
-
-
-@dataclass(frozen=True)
-class Cli:
-    """Properties of a command-line option that do not follow from the type and default of the field.
-
-    Attributes
-    ----------
-    names : the names of the option, by default one name derived from the name of the field
-    metavar : the placeholder of the value in the help
-    envvar : an environment variable that holds the default
-    show_envvar : whether the help shows ``envvar``
-    repeated : whether the user repeats the option for each value of a tuple
-    argument : whether this is a positional argument
-    click_type : the type that parses the value
-    """
-
-    names: tuple[str, ...] = ()
-    metavar: str | None = None
-    envvar: str | None = None
-    show_envvar: bool = False
-    repeated: bool = True
-    argument: bool = False
-    click_type: Any = None
-
-
-def is_integer_from(value: object, low: int = 0) -> bool:
-    """Return whether a value is an integer (Python or numpy) from ``low`` to 2^63 - 1."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or getattr(value, "shape", ()) != ():
-        return False
-    return low <= int(value) <= MAX_SEED
-
-
-def is_number_between(value: object, low: float, high: float) -> bool:
-    """Return whether a value is a number (Python or numpy) from ``low`` to ``high``; False for NaN."""
-    if isinstance(value, bool | str | bytes) or getattr(value, "shape", ()) != ():
-        return False
-    return hasattr(value, "__float__") and low <= float(value) <= high
-
-
-def is_path(value: object) -> bool:
-    """Return whether a value is a path object or a non-empty string without a null character."""
-    if not isinstance(value, str | os.PathLike):
-        return False
-    text = str(getattr(value, "path", value))
-    return text != "" and "\0" not in text
-
-
-def is_text(value: object) -> bool:
-    """Return whether a value is a text that can be written to a file."""
-    return isinstance(value, str) and "\0" not in value and not any("\ud800" <= sign <= "\udfff" for sign in value)
-
-
-def is_flag(value: object) -> bool:
-    """Return whether a value is a Boolean (Python or numpy)."""
-    return isinstance(value, bool) or (type(value).__name__ in ("bool_", "bool") and getattr(value, "shape", None) == ())
-
-
-def whole_number_from(low: int) -> Allowed:
-    """Allow the whole numbers from ``low`` on."""
-    return Allowed(
-        f"a whole number from {low} on", lambda value: is_integer_from(value, low), int, click_type=click.IntRange(low)
-    )
-
-
-def number_between(low: float, high: float, low_excluded: bool = False) -> Allowed:
-    """Allow the numbers from ``low`` to ``high``, or above ``low`` if ``low_excluded``."""
-    words = f"a number above {low:g}, at most {high:g}" if low_excluded else f"a number from {low:g} to {high:g}"
-    return Allowed(
-        words,
-        lambda value: is_number_between(value, low, high) and not (low_excluded and float(value) == low),
-        float,
-        click_type=click.FloatRange(low, high, min_open=low_excluded),
-    )
-
-
-class SeedType(click.types.IntParamType):
-    """The command-line type of a seed."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the seed. Raises a usage error if the seed is negative or above 2^63 - 1."""
-        seed: int = super().convert(value, param, ctx)
-        if not 0 <= seed <= MAX_SEED:
-            self.fail(f"{seed} is not a seed: seeds are from 0 to 2^63 - 1", param, ctx)
-        return seed
-
-
-From0 = Annotated[int, whole_number_from(0)]
-From1 = Annotated[int, whole_number_from(1)]
-Share = Annotated[float, number_between(0, 1)]
-Text = Annotated[str, Allowed("a text", is_text)]
-Flag = Annotated[bool, Allowed("True or False", is_flag, bool)]
-# The path of a file or a folder.
-File = Annotated[Path, Allowed("a path", is_path, lambda value: Path(os.fspath(value)), True, click.Path(path_type=Path))]
-Seed = Annotated[int, whole_number_from(0)._replace(click_type=SeedType())]
-Changes = Annotated[tuple[Text, ...], Cli(("--set",), metavar="KEY=VALUE")]
-
-# Options that several commands have.
-Threads = Annotated[From1 | None, Field(description="Number of processor cores to use.  [default: all available]")]
-Device = Annotated[Text, Cli(envvar="VSE_DEVICE"), Field(description="auto, cpu, cuda or cuda:N.")]
-SkipBad = Annotated[
-    Flag, Cli(envvar="VSE_SKIP_BAD"), Field(description="Skip unreadable images and list them in OUT.failures.jsonl.")
-]
-WeightsDir = Annotated[
-    File | None,
-    Cli(envvar="VSE_WEIGHTS_DIR"),
-    Field(description="Folder with weights to use instead of downloads: <model>.pth files, or model folders for text."),
-]
-Words = Annotated[
-    File | None,
-    Cli(envvar="VSE_WORDS"),
-    Field(description="File of word vectors, word2vec or GloVe.  [default: vectors trained on the training captions]"),
-]
-Force = Annotated[
-    Flag,
-    Field(description="Also replace a file of a kind that this command does not write. Inputs are never replaced."),
-]
-AllowCode = Annotated[
-    Flag,
-    Cli(envvar="VSE_ALLOW_CODE"),
-    Field(description="Allow Python files that a preset or a trained run names to be executed. Look at them first."),
-]
 
 
 class Options(BaseModel):

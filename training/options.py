@@ -10,7 +10,8 @@ from typing import Annotated
 import click
 
 from vse.eval.defaults import REPORT_QUERIES
-from vse.pipeline.options import AllowCode, Changes, Cli, Device, File, Flag, Force, From0, From1, Options, Seed, Text, Threads
+from vse.pipeline.option_types import AllowCode, Changes, Cli, Device, File, Flag, Force, From0, From1, Seed, Text, Threads
+from vse.pipeline.options import Options
 
 WeightsFolder = Annotated[File | None, Cli(envvar="VSE_WEIGHTS_DIR")]
 

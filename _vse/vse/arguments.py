@@ -33,7 +33,8 @@ from vse.former_calls import replacing_call
 from vse.pipeline.command import explain_system_errors, record_command
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.outputs import allow_replacing_other_kinds
-from vse.pipeline.options import MAX_SEED, Allowed, Flag, Options, Text, format_value, is_integer_from, is_path, is_text
+from vse.pipeline.option_types import MAX_SEED, Allowed, Flag, Text, is_integer_from, is_path, is_text
+from vse.pipeline.options import Options, format_value
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

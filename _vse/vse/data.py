@@ -17,7 +17,7 @@ from vse.data_files import DatasetFile, FeatureFile, ImportedData
 from vse.features.options import ExtractOptions, FeatureRequest, ImportOptions, ImportRequest, SplitShares
 from vse.pipeline.cli import DemoRequest
 from vse.pipeline.errors import UserError
-from vse.pipeline.options import From0, From1
+from vse.pipeline.option_types import From0, From1
 from vse.training.options import EmbedRequest, RunFiles
 
 

@@ -19,7 +19,7 @@ from vse.pipeline.dataset.columns import caption_ids, image_ids
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import read_json
-from vse.pipeline.options import Allowed
+from vse.pipeline.option_types import Allowed
 
 if TYPE_CHECKING:
     from torch import Tensor

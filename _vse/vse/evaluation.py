@@ -22,7 +22,8 @@ from vse.eval.tables.significance import build_significance, difference_lines, s
 from vse.eval.tables.summary import summarise_results, summary_cells
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import read_json
-from vse.pipeline.options import Allowed, From0, From1, Options, Share, Text
+from vse.pipeline.option_types import Allowed, From0, From1, Share, Text
+from vse.pipeline.options import Options
 from vse.reports import SavableResult, move_references, table_html
 from vse.split_embeddings import SplitEmbeddings
 

@@ -23,7 +23,7 @@ from vse.eval.tables.table import BuiltTable, Cells, as_latex, as_text
 from vse.pipeline.files.images import BadImage
 from vse.pipeline.files.outputs import OutputKind, check_output
 from vse.pipeline.files.writing import write_json
-from vse.pipeline.options import From0
+from vse.pipeline.option_types import From0
 from vse.training.options import ReportRequest
 
 _REPORT_HEIGHT = 600  # pixels, in a notebook

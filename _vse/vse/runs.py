@@ -31,7 +31,8 @@ from vse.data_files import DISPLAYED_ROWS, FeatureFile, FileHandle, html_summary
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import read_run_file
 from vse.pipeline.files.writing import read_json
-from vse.pipeline.options import Allowed, File, From0, From1, Options, Text, is_path
+from vse.pipeline.option_types import Allowed, File, From0, From1, Text, is_path
+from vse.pipeline.options import Options
 from vse.pipeline.presets.preset_files import read_yaml
 from vse.reports import SearchResults
 from vse.split_embeddings import SplitEmbeddings, embeddings

@@ -16,7 +16,8 @@ from vse.arguments import Array, ArrayOrPath, StrPath, as_path, checked, public
 from vse.data_files import Savable, html_summary
 from vse.eval.files.phrase_scores import PhraseScores, is_phrase_scores, read_phrase_scores
 from vse.pipeline.errors import UserError
-from vse.pipeline.options import Options, Text, is_path
+from vse.pipeline.option_types import Text, is_path
+from vse.pipeline.options import Options
 
 if TYPE_CHECKING:
     from vse.eval.files.embeddings import Embeddings

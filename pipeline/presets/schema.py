@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from vse.pipeline.files.inputs import is_name
-from vse.pipeline.options import Device, SkipBad, WeightsDir, Words
+from vse.pipeline.option_types import Device, SkipBad, WeightsDir, Words
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import may_replace_other_kinds
-from vse.pipeline.options import Changes, Cli, Device, File, Flag, Force, From1, Options, Share, Text, command
+from vse.pipeline.option_types import Changes, Cli, Device, File, Flag, Force, From1, Share, Text
+from vse.pipeline.options import Options, command
 
 
 class Inner(Options):
