@@ -27,12 +27,12 @@ from vse.pipeline.files.inputs import wrap_read_errors
 from vse.pipeline.files.writing import lock_for_writing, sha256_file, write_json
 from vse.pipeline.presets.presets import list_changes
 from vse.training.experiment import ExperimentConfig, load_experiment
-from vse.training.options import TrainInputs, TrainRequest
+from vse.training.options import TrainInputs, TrainOptions, TrainRequest
 from vse.training.prepare import prepare_task
 from vse.training.run.folder import RunFolder
 from vse.training.run.inputs import Inputs, open_inputs
 from vse.training.run.processes import Processes, TrainingFailed, join_processes
-from vse.training.run.resume import ExistingRunPolicy, Extras, choose_action
+from vse.training.run.resume import choose_action
 from vse.training.solvers.base import Progress, Solver
 
 log = logging.getLogger(__name__)
@@ -67,10 +67,8 @@ def train_experiment(request: TrainRequest) -> Path:
             config.model_copy(update={"label": label}),
             seed=request.seed,
             out=request.out,
-            device=options.device,
             inputs=request.inputs,
-            existing=ExistingRunPolicy(options.resume, options.overwrite),
-            extras=Extras(options.log_negatives, options.tensorboard),
+            options=options,
         )
 
 
@@ -80,10 +78,8 @@ def train(
     *,
     seed: int = 0,
     out: Path | None = None,
-    device: str = "auto",
     inputs: TrainInputs = TrainInputs(),
-    existing: ExistingRunPolicy = ExistingRunPolicy(),
-    extras: Extras = Extras(),
+    options: TrainOptions = TrainOptions(),
 ) -> Path:
     """Train an experiment on a feature cache and return the run folder.
 
@@ -91,10 +87,8 @@ def train(
     ``experiment`` : all settings.
     ``seed`` : seed of the initial weights, of the order of the pairs and of random crops.
     ``out`` : the run folder; by default ``runs/<dataset>_<experiment>/seed-<seed>``.
-    ``device`` : ``auto`` chooses a GPU if there is one.
     ``inputs`` : paths that replace the usual paths of inputs.
-    ``existing`` : whether a run that is already in ``out`` is resumed or replaced.
-    ``extras`` : optional output files.
+    ``options`` : the device, optional output files, and whether a run that is already in ``out`` is resumed or replaced.
     """
     if experiment.solver.uses_loss and experiment.warmup.epochs >= experiment.train.epochs:
         log.warning(
@@ -113,7 +107,7 @@ def train(
     opened = open_inputs(cache, dataset, experiment, folder, seed, inputs, encoder, texts)
     experiment = _apply_input_features(experiment, opened)
     identity = opened.identity(seed)
-    processes = join_processes(device)
+    processes = join_processes(options.device)
     with ExitStack() as at_end:
         at_end.callback(processes.close)
         precision = experiment.train.precision
@@ -125,7 +119,7 @@ def train(
             folder.check_output_folder(
                 [path for path in (features, dataset.path, *vars(inputs).values(), *base) if path is not None]
             )
-            return choose_action(folder, experiment, identity, existing, extras, precision)
+            return choose_action(folder, experiment, identity, options, precision)
 
         action = _agree(processes, decide)
         if action == "nothing":
@@ -133,12 +127,12 @@ def train(
             return folder.path
 
         def build() -> tuple[Solver, Vocabulary]:
-            task, vocabulary = prepare_task(experiment, opened, seed, processes, extras.log_negatives)
+            task, vocabulary = prepare_task(experiment, opened, seed, processes, options.log_negatives)
             return experiment.solver.build(task), vocabulary
 
-        solver, vocabulary, action, best_sha256 = _build_or_resume(folder, build, action, existing, processes)
-        record = {**identity, **opened.record(folder.path), **_run_record(experiment, solver, vocabulary, extras)}
-        extra_state: dict[str, Any] = {"identity": identity, "log_negatives": extras.log_negatives}
+        solver, vocabulary, action, best_sha256 = _build_or_resume(folder, build, action, options.overwrite, processes)
+        record = {**identity, **opened.record(folder.path), **_run_record(experiment, solver, vocabulary, options)}
+        extra_state: dict[str, Any] = {"identity": identity, "log_negatives": options.log_negatives}
         processes.broadcast(0)  # a barrier: no process writes before all have read
         if processes.first:
             if action == "start":
@@ -148,7 +142,7 @@ def train(
             if action == "resume":
                 _save_tables(folder, solver)
         try:
-            best_sha256 = _run_epochs(folder, solver, extra_state, extras.tensorboard, best_sha256)
+            best_sha256 = _run_epochs(folder, solver, extra_state, options.tensorboard, best_sha256)
         except TrainingFailed as failure:
             if processes.first:
                 write_json(folder.record_file, {**record, "state": failure.state})
@@ -162,7 +156,7 @@ def _build_or_resume(
     folder: RunFolder,
     build: Callable[[], tuple[Solver, Vocabulary]],
     action: str,
-    existing: ExistingRunPolicy,
+    overwrite: bool,
     processes: Processes,
 ) -> tuple[Solver, Vocabulary, str, str | None]:
     """Build the solver and, for a resume, restore the checkpoint.
@@ -178,7 +172,7 @@ def _build_or_resume(
         log.info("%s: continuing after epoch %d, step %d", folder.path, solver.progress.epoch, solver.progress.step)
         return solver, vocabulary, action, best_sha256
     refusal = fault or UserError(f"{folder.checkpoint_file}: another process cannot read this checkpoint")
-    if not existing.overwrite:
+    if not overwrite:
         raise refusal
     log.warning("%s. Training starts from the beginning", refusal)
     return *build(), "start", None
@@ -251,13 +245,13 @@ def _restore_checkpoint(folder: RunFolder, solver: Solver, processes: Processes)
     return None, sha256
 
 
-def _run_record(experiment: ExperimentConfig, solver: Solver, vocabulary: Vocabulary, extras: Extras) -> dict[str, Any]:
+def _run_record(experiment: ExperimentConfig, solver: Solver, vocabulary: Vocabulary, options: TrainOptions) -> dict[str, Any]:
     return {
         "experiment": experiment.name,
         "state": "running",
         "n_words": len(vocabulary),
         "n_train_pairs": solver.n_pairs,
-        "log_negatives": extras.log_negatives,
+        "log_negatives": options.log_negatives,
         "versions": {"vse": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "threads": torch.get_num_threads(),
         "processes": solver.processes.size,

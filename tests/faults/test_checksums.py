@@ -20,8 +20,8 @@ from vse.features.cli import main as extract_main
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import Interrupted
 from vse.training.cli import embed_main, train_main
+from vse.training.options import TrainOptions
 from vse.training.run.folder import RunFolder
-from vse.training.run.resume import ExistingRunPolicy
 from vse.training.solvers import retrieval
 from vse.training.training import train
 
@@ -103,6 +103,6 @@ def test_a_damaged_checkpoint_is_refused_or_resumes_to_the_same_weights(
 
 def test_an_undamaged_run_resumes_to_the_same_weights(cache: Path, run: Path, stopped: Path, tmp_path: Path) -> None:
     own = Path(shutil.copytree(stopped, tmp_path / "run"))
-    train(cache, experiment(), out=own, existing=ExistingRunPolicy(resume=True))
+    train(cache, experiment(), out=own, options=TrainOptions(resume=True))
     assert is_same_run(run, own)
     assert RunFolder(run).metrics_file.name in RunFolder(own).record()["files"]

@@ -31,8 +31,8 @@ from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import Interrupted
 from vse.training.cli import search_main
 from vse.training.experiment import ExperimentConfig, load_experiment
+from vse.training.options import TrainOptions
 from vse.training.run.folder import RunFolder
-from vse.training.run.resume import ExistingRunPolicy
 from vse.training.solvers import retrieval
 from vse.training.training import train
 
@@ -232,14 +232,16 @@ def train_with_stops(
     out: Path,
     stops: Sequence[int],
     of: Any = retrieval.RetrievalTrainer,
+    options: TrainOptions = TrainOptions(),
     **further: Any,
 ) -> Path:
     """Train, with a SIGTERM in each of these steps, counted over all; resume after each."""
+    resume = options.model_copy(update={"resume": True})
     with interrupted(*stops, of=of):
         for _ in stops:
             with suppress(Interrupted):
-                train(cache, config, out=out, existing=ExistingRunPolicy(resume=True), **further)
-    return train(cache, config, out=out, existing=ExistingRunPolicy(resume=True), **further)
+                train(cache, config, out=out, options=resume, **further)
+    return train(cache, config, out=out, options=resume, **further)
 
 
 @pytest.fixture(scope="session")

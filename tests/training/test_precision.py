@@ -17,7 +17,6 @@ from tests.training.conftest import (
     assert_same,
     experiment,
     interrupted,
-    options,
     state,
     weights,
 )
@@ -27,9 +26,8 @@ from vse.features.extractors.cnn import CnnExtractor
 from vse.pipeline.errors import UserError
 from vse.training.cli import train_main
 from vse.training.experiment import changed_settings, load_experiment
-from vse.training.options import RunFiles
+from vse.training.options import RunFiles, TrainOptions
 from vse.training.run.folder import RunFolder
-from vse.training.run.resume import ExistingRunPolicy
 from vse.training.training import train
 from vse.training.use.trained_run import open_run
 
@@ -91,7 +89,7 @@ def test_another_precision_names_the_setting(cache: Path, tmp_path: Path, monkey
         line = fails(train_main, *command, f"train.precision={precision}")
         assert "its precision is bf16, here it would be fp32; add --set train.precision=bf16 to continue" in line
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
-    train(cache, experiment("train.precision=bf16"), out=run, existing=ExistingRunPolicy(resume=True))
+    train(cache, experiment("train.precision=bf16"), out=run, options=TrainOptions(resume=True))
     assert_same(state(run), state(whole))
 
 
@@ -105,7 +103,7 @@ def _stopped(cache: Path, run: Path, precision: str) -> Path:
 @pytest.mark.usefixtures("without_bf16")
 def test_an_overwriting_resume_starts_again(cache: Path, tmp_path: Path, with_warnings: Callable[[], list[str]]) -> None:
     run = _stopped(cache, tmp_path / "run", "bf16")
-    train(cache, experiment(AUTO), out=run, existing=ExistingRunPolicy(resume=True, overwrite=True))
+    train(cache, experiment(AUTO), out=run, options=TrainOptions(resume=True, overwrite=True))
     assert read_precision(run) == "fp32"
     assert "add --set train.precision=bf16 to continue it" in with_warnings()[-1]
     assert with_warnings()[-1].endswith("Training starts from the beginning")
@@ -118,8 +116,8 @@ def test_auto_keeps_a_finished_run_of_another_machine(
     run = train(cache, experiment("train.precision=bf16", SHORT), out=tmp_path / "run")
     before = {path.name: path.read_bytes() for path in run.iterdir()}
     caplog.set_level(logging.INFO)
-    for existing in (ExistingRunPolicy(), ExistingRunPolicy(resume=True), ExistingRunPolicy(resume=True, overwrite=True)):
-        train(cache, experiment(AUTO, SHORT), out=run, existing=existing)
+    for options in (TrainOptions(), TrainOptions(resume=True), TrainOptions(resume=True, overwrite=True)):
+        train(cache, experiment(AUTO, SHORT), out=run, options=options)
         assert "was trained in bf16 by auto on its machine; here auto is fp32" in caplog.text
         caplog.clear()
     sets = options(SHORT, "train.precision=fp32")

@@ -27,8 +27,8 @@ from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.training.cli import embed_main, search_main, train_main
 from vse.training.experiment import ExperimentConfig, load_experiment
 from vse.training.models.similarities.todnet import TodNetSettings
+from vse.training.options import TrainOptions
 from vse.training.run.folder import RunFolder
-from vse.training.run.resume import ExistingRunPolicy
 from vse.training.solvers.encode import encode
 from vse.training.training import train
 from vse.training.use.embed import embed_split
@@ -176,7 +176,7 @@ def test_a_search_needs_the_backbone_as_it_was(own_cache: Path, tmp_path: Path, 
     done(embed_main, backbone, "--as-features", own_cache.with_name("demo_x"))
     own = train(frozen, todnet("train.epochs=1"), out=tmp_path / "run")
     assert len(printed(capsys, own, "a disc")[0]) == 10
-    train(own_cache, experiment("train.epochs=1"), seed=1, out=backbone, existing=ExistingRunPolicy(overwrite=True))
+    train(own_cache, experiment("train.epochs=1"), seed=1, out=backbone, options=TrainOptions(overwrite=True))
     assert "has other weights than those that made" in fails(search_main, own, "a disc")
     shutil.rmtree(backbone)
     assert "backbone: not a run folder" in fails(search_main, own, "a disc")

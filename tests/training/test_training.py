@@ -15,8 +15,8 @@ from tests.eval.slow_ranks import slow_ranks
 from tests.training import forked
 from tests.training.conftest import COMMAND, Fails, Log, Patch, assert_same, done, experiment, state, table, weights
 from vse.training.cli import train_main
+from vse.training.options import TrainOptions
 from vse.training.run.folder import RunFolder
-from vse.training.run.resume import ExistingRunPolicy, Extras
 from vse.training.solvers import retrieval
 from vse.training.solvers.encode import encode
 from vse.training.solvers.negatives import COLUMNS
@@ -67,7 +67,7 @@ def test_a_lost_record_does_not_cost_the_checkpoint(cache: Path, own_run: Path) 
     calls = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(retrieval.RetrievalTrainer, "step", lambda *_: calls.append(1))
-        train(cache, experiment(), out=own_run, existing=ExistingRunPolicy(resume=True, overwrite=True))
+        train(cache, experiment(), out=own_run, options=TrainOptions(resume=True, overwrite=True))
     assert not calls
     assert RunFolder(own_run).record()["state"] == "finished"
     assert all(torch.equal(before[name], value) for name, value in weights(own_run).items())
@@ -81,7 +81,7 @@ def test_early_stop_counts_epochs_since_the_best_validation(cache: Path, tmp_pat
     record = RunFolder(run).record()
     assert (record["state"], record["epochs"], record["best_epoch"]) == ("finished", 4, 2)
     (run / "run.json").unlink()
-    train(cache, experiment("train.epochs=9", "train.early_stop=2"), out=run, existing=ExistingRunPolicy(resume=True))
+    train(cache, experiment("train.epochs=9", "train.early_stop=2"), out=run, options=TrainOptions(resume=True))
     assert RunFolder(run).record()["epochs"] == 4, "a resumed run does not go on behind its early stop"
     values = iter([9.0, 8.0, 7.0, 6.0])
     nothing = dict.fromkeys(("i2t_r1", "t2i_r1"), 0.0)
@@ -97,7 +97,7 @@ def test_a_warm_up_without_end_is_told(cache: Path, tmp_path: Path, caplog: Log)
 
 
 def test_hard_negatives_and_events_are_written_on_request(run: Path, cache: Path, tmp_path: Path) -> None:
-    listing = train(cache, experiment(), out=tmp_path / "run", extras=Extras(log_negatives=2, tensorboard=True))
+    listing = train(cache, experiment(), out=tmp_path / "run", options=TrainOptions(log_negatives=2, tensorboard=True))
     rows = list(csv.DictReader((listing / "negatives.csv").read_text().splitlines()))
     assert tuple(rows[0]) == COLUMNS
     queries = ("image", "image", "caption", "caption")

@@ -4,48 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import read_run_file
 from vse.pipeline.presets.presets import list_changes
 from vse.pipeline.presets.schema import ExperimentPlan
+from vse.training.options import TrainOptions
 from vse.training.run.folder import RunFolder
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ExistingRunPolicy:
-    """Permissions of a training whose run folder may already contain a run.
-
-    ``resume`` : permission to continue an unfinished run with the same settings.
-    ``overwrite`` : permission to replace a run with other settings, or an unfinished run that is not resumed.
-    """
-
-    resume: bool = False
-    overwrite: bool = False
-
-
-@dataclass(frozen=True)
-class Extras:
-    """The optional output of a run.
-
-    ``log_negatives`` : number of hardest negatives of each epoch and direction in ``negatives.csv``.
-    ``tensorboard`` : True to write TensorBoard events of every epoch.
-    """
-
-    log_negatives: int = 0
-    tensorboard: bool = False
 
 
 def choose_action(
     folder: RunFolder,
     experiment: ExperimentPlan,
     identity: Mapping[str, Any],
-    existing: ExistingRunPolicy,
-    extras: Extras,
+    options: TrainOptions,
     precision: str,
 ) -> str:
     """Return ``start``, ``resume``, or ``nothing`` if the folder holds the finished run.
@@ -58,7 +33,7 @@ def choose_action(
     """
 
     def compare() -> str:
-        record = _existing_record(folder, existing)
+        record = _existing_record(folder, options)
         saved = folder.checkpoint() if not record and folder.checkpoint_file.is_file() else {}
         old_identity, finished = record or saved.get("identity", identity), record.get("state") == "finished"
         before = {**folder.settings(type(experiment)).content(), **{key: old_identity.get(key) for key in identity}}
@@ -76,7 +51,7 @@ def choose_action(
             )
         if changes:
             message = f"{folder.path} holds a run with other settings ({'; '.join(changes[:4])})"
-            if not existing.overwrite:
+            if not options.overwrite:
                 raise UserError(f"{message}; choose another --out, or add --overwrite")
             log.warning("%s. Training starts from the beginning", message)
             return "start"
@@ -84,33 +59,33 @@ def choose_action(
             return "start"
         if finished:
             return "nothing"
-        if not existing.resume:
+        if not options.resume:
             raise UserError(f"{folder.path} holds an unfinished run; continue it with --resume, or add --overwrite")
-        listed = (record or saved).get("log_negatives", extras.log_negatives)
-        if listed != extras.log_negatives:
+        listed = (record or saved).get("log_negatives", options.log_negatives)
+        if listed != options.log_negatives:
             raise UserError(
-                f"{folder.path} holds an unfinished run with --log-negatives {listed}, not {extras.log_negatives}; continue "
+                f"{folder.path} holds an unfinished run with --log-negatives {listed}, not {options.log_negatives}; continue "
                 f"it with --resume --log-negatives {listed}, or add --overwrite"
             )
         return "resume"
 
-    if not folder.config_file.is_file() or (existing.overwrite and not existing.resume):
+    if not folder.config_file.is_file() or (options.overwrite and not options.resume):
         return "start"
     try:
         return compare()
     except UserError as refusal:
-        if not (existing.resume and existing.overwrite):
+        if not (options.resume and options.overwrite):
             raise
         log.warning("%s. Training starts from the beginning", refusal)
         return "start"
 
 
-def _existing_record(folder: RunFolder, existing: ExistingRunPolicy) -> dict[str, Any]:
+def _existing_record(folder: RunFolder, options: TrainOptions) -> dict[str, Any]:
     """Return the content of ``run.json``, or an empty dict if the file is missing, or is damaged and may be replaced."""
     try:
         return folder.record() if folder.record_file.is_file() else {}
     except UserError as refusal:
-        if not (existing.resume and existing.overwrite):
+        if not (options.resume and options.overwrite):
             raise
         log.warning("%s. The file is written again", refusal)
         return {}

@@ -18,9 +18,8 @@ from vse.pipeline.dataset.captions import SPECIAL_TOKENS
 from vse.pipeline.files.writing import sha256_file
 from vse.training.cli import embed_main, train_main
 from vse.training.experiment import ExperimentConfig
-from vse.training.options import TrainInputs
+from vse.training.options import TrainInputs, TrainOptions
 from vse.training.run.folder import RunFolder
-from vse.training.run.resume import ExistingRunPolicy
 from vse.training.training import train
 from vse.training.use.model import load_run
 from vse.training.use.search import SearchRequest, search_run
@@ -145,7 +144,7 @@ def test_a_run_is_known_by_what_is_in_the_file_not_by_its_place(cache: Path, tmp
     run = train(cache, experiment(*SETS, setting("gru", file)), out=tmp_path / "run")
     before = state(run)
     file = file.rename(tmp_path / "moved.txt")
-    train(cache, experiment(*SETS, setting("gru", file)), out=run, existing=ExistingRunPolicy(resume=True))
+    train(cache, experiment(*SETS, setting("gru", file)), out=run, options=TrainOptions(resume=True))
     assert_same(state(run), before)
     arguments = ["--features", cache, "--out", run, "--resume", *COMMAND, *options(*SETS)]
     glove(file, scale=2.0)

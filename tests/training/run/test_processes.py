@@ -13,8 +13,8 @@ from tests.training.conftest import COMMAND, Patch, experiment, options, state
 from tests.training.toy_similarity import ToySettings
 from vse.pipeline.errors import UserError
 from vse.training.models.similarities import SIMILARITIES
+from vse.training.options import TrainOptions
 from vse.training.run.processes import Processes, device_of_process
-from vse.training.run.resume import ExistingRunPolicy
 from vse.training.training import train
 
 CASES = {
@@ -120,7 +120,7 @@ def test_two_processes_that_are_stopped_are_resumed_by_one(cache: Path, tmp_path
         process.join()
     assert [process.exitcode for process in processes] == [143, 143]
     assert "stopped in epoch" in "".join(file.read_text() for file in files)
-    train(cache, experiment(*sets), out=tmp_path / "run", existing=ExistingRunPolicy(resume=True))
+    train(cache, experiment(*sets), out=tmp_path / "run", options=TrainOptions(resume=True))
     train(cache, experiment(*sets), out=tmp_path / "one")
     assert_close(state(tmp_path / "one")["rows"], state(tmp_path / "run")["rows"])
 

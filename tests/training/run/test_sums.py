@@ -35,8 +35,8 @@ from vse.eval.ranking.ranks import blocks_from_scores
 from vse.pipeline.errors import Interrupted, UserError
 from vse.pipeline.files.writing import sha256_file
 from vse.training.cli import embed_main, report_main, train_main
+from vse.training.options import TrainOptions
 from vse.training.run.folder import RunFolder
-from vse.training.run.resume import ExistingRunPolicy, Extras
 from vse.training.solvers import retrieval
 from vse.training.training import train
 
@@ -67,7 +67,7 @@ def test_a_changed_file_of_a_run_is_refused(file: str, how: str, own_run: Path, 
 
 @pytest.mark.parametrize("file", ["metrics.csv", "negatives.csv"])
 def test_a_changed_table_of_a_run_is_in_no_report(file: str, cache: Path, tmp_path: Path, fails: Fails) -> None:
-    run = train(cache, experiment("train.epochs=1"), out=tmp_path / "run", extras=Extras(log_negatives=3))
+    run = train(cache, experiment("train.epochs=1"), out=tmp_path / "run", options=TrainOptions(log_negatives=3))
     result, page = tmp_path / "result.json", tmp_path / "page.html"
     for main, *arguments in ((embed_main, run), (eval_main, run / "test.h5", "--bootstrap", 0, "--out", result)):
         done(main, *arguments)
@@ -85,7 +85,7 @@ def test_damaged_tables_are_in_no_frame_and_a_resume_writes_them_again(own_run: 
         _ = vse.load(own_run).frame
     (own_run / "run.json").unlink()
     (own_run / "metrics.csv").write_text("damaged")
-    train(cache, experiment(), out=own_run, existing=ExistingRunPolicy(resume=True))
+    train(cache, experiment(), out=own_run, options=TrainOptions(resume=True))
     assert (own_run / "metrics.csv").read_bytes() == (run / "metrics.csv").read_bytes()
 
 
@@ -186,7 +186,7 @@ def test_the_workflow_has_no_dead_end(what: str, record: str, run: Path, own_run
         (own_run / "run.json").write_text(json.dumps({**stored, "state": "running"}))
         if record == "lost":
             (own_run / "run.json").unlink()
-    train(cache, experiment(), out=own_run, existing=ExistingRunPolicy(resume=True, overwrite=True))
+    train(cache, experiment(), out=own_run, options=TrainOptions(resume=True, overwrite=True))
     assert "Training starts from the beginning" in caplog.text or (
         file == "run.json" and "The file is written again" in caplog.text
     )
@@ -208,7 +208,7 @@ def test_weights_that_change_during_the_training_are_noticed(cache: Path, tmp_pa
     with pytest.raises(UserError, match=r"best\.safetensors: was changed during the training"):
         train(cache, experiment(), out=tmp_path / "run")
     monkeypatch.undo()
-    train(cache, experiment(), out=tmp_path / "run", existing=ExistingRunPolicy(resume=True, overwrite=True))
+    train(cache, experiment(), out=tmp_path / "run", options=TrainOptions(resume=True, overwrite=True))
     assert RunFolder(tmp_path / "run").record()["state"] == "finished"
 
 
@@ -218,7 +218,7 @@ def stopped(cache: Path, tmp_path: Path) -> Callable[[int], Path]:
 
     def stop(log_negatives: int) -> Path:
         with interrupted(0), suppress(Interrupted):
-            train(cache, experiment(), out=tmp_path / "run", extras=Extras(log_negatives))
+            train(cache, experiment(), out=tmp_path / "run", options=TrainOptions(log_negatives=log_negatives))
         return tmp_path / "run"
 
     return stop
@@ -297,7 +297,7 @@ def test_killed_before_the_checkpoint_where_the_repeated_epoch_is_no_longer_the_
     folder = killed_in_epoch_2(KILLED[when])
     best = weights(folder.path)
     rsums(4.0, 3.0)  # as on another processor
-    train(cache, experiment(), out=folder.path, existing=ExistingRunPolicy(resume=True))
+    train(cache, experiment(), out=folder.path, options=TrainOptions(resume=True))
     record = folder.record()
     assert (record["state"], record["best_epoch"], record["best_rsum"]) == ("finished", 1, 5.0)
     assert all(torch.equal(best[name], value) for name, value in weights(folder.path).items())
@@ -311,7 +311,7 @@ def test_killed_after_checkpoint(
     folder = killed_in_epoch_2("take_next_best")
     best = weights(folder.path, folder.next_best_file.name)
     rsums(4.0)
-    train(cache, experiment(), out=folder.path, existing=ExistingRunPolicy(resume=True))
+    train(cache, experiment(), out=folder.path, options=TrainOptions(resume=True))
     assert (folder.record()["best_epoch"], folder.record()["best_rsum"]) == (2, 6.0)
     assert all(torch.equal(best[name], value) for name, value in weights(folder.path).items())
 

@@ -18,9 +18,8 @@ from vse.eval.defaults import DEFAULT_KS
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import Interrupted, UserError
 from vse.training.experiment import ExperimentConfig
-from vse.training.options import TrainInputs
+from vse.training.options import TrainInputs, TrainOptions
 from vse.training.run.folder import RunFolder
-from vse.training.run.resume import ExistingRunPolicy, Extras
 from vse.training.solvers import cca as cca_module
 from vse.training.solvers.cca import CaptionCca, Covariances, canonical_directions, covariances
 from vse.training.training import train
@@ -220,7 +219,7 @@ def test_a_split_is_evaluated_as_it_was_validated(run: Path, tmp_path: Path, cac
 def test_a_run_that_is_stopped_is_resumed(method: str, call: int, run: Path, cache: Path, tmp_path: Path) -> None:
     with interrupted(call, of=CaptionCca, method=method), pytest.raises(Interrupted, match="--resume"):
         train(cache, experiment(*SETS), out=tmp_path / "cut")
-    cut = train(cache, experiment(*SETS), out=tmp_path / "cut", existing=ExistingRunPolicy(resume=True))
+    cut = train(cache, experiment(*SETS), out=tmp_path / "cut", options=TrainOptions(resume=True))
     assert_same(state(run), state(cut))
     assert [{**row, "seconds": 0} for row in numbers(run)] == [{**row, "seconds": 0} for row in numbers(cut)]
     assert (run / "best.safetensors").read_bytes() == (cut / "best.safetensors").read_bytes()
@@ -235,7 +234,7 @@ def test_cca_needs_vectors_of_captions_which_a_path_may_name(cache: Path, tmp_pa
     with pytest.raises(UserError, match="solver: cca reads captions as vectors: name a caption feature"):
         train(cache, experiment(*SETS, "caption_feature=null"), out=tmp_path / "run")
     with pytest.raises(UserError, match="--log-negatives lists what a ranking loss finds hardest; cca ranks nothing"):
-        train(cache, experiment(*SETS), out=tmp_path / "run", extras=Extras(log_negatives=1))
+        train(cache, experiment(*SETS), out=tmp_path / "run", options=TrainOptions(log_negatives=1))
     inputs = TrainInputs(caption_features=tfidf)
     out = train(cache, experiment(*SETS, "caption_feature=null"), out=tmp_path / "run", inputs=inputs)
     assert RunFolder(out).settings(ExperimentConfig).caption_feature == "tfidf"

@@ -25,9 +25,8 @@ from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.training.cli import embed_main, report_main, train_main
 from vse.training.experiment import ExperimentConfig
-from vse.training.options import TrainInputs
+from vse.training.options import TrainInputs, TrainOptions
 from vse.training.run.folder import RunFolder
-from vse.training.run.resume import ExistingRunPolicy
 from vse.training.training import train
 
 Floats = NDArray[np.float64]
@@ -133,7 +132,7 @@ def test_a_second_run_is_the_same_and_a_finished_one_is_kept(run: Path, images: 
     assert {**table(again)[0], "seconds": ""} == {**table(run)[0], "seconds": ""}
     assert "of one model" not in caplog.text
     before = (again / "run.json").stat().st_mtime_ns
-    train(images, zero_shot(), out=again, existing=ExistingRunPolicy(resume=True))
+    train(images, zero_shot(), out=again, options=TrainOptions(resume=True))
     assert (again / "run.json").stat().st_mtime_ns == before
 
 

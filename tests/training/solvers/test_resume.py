@@ -27,8 +27,8 @@ from vse.pipeline.errors import Interrupted
 from vse.training.losses import LOSSES
 from vse.training.losses.base import Batch, Cost, Loss, Objective
 from vse.training.models.similarities.base import Similarity
+from vse.training.options import TrainOptions
 from vse.training.run.folder import RunFolder
-from vse.training.run.resume import ExistingRunPolicy, Extras
 from vse.training.solvers import retrieval
 from vse.training.training import train
 
@@ -96,9 +96,9 @@ def listed(sets: list[str]) -> int:
 @pytest.mark.parametrize("name", OPTIONS)
 def test_stopped_at_a_random_step(name: str, cache: Path, tmp_path: Path) -> None:
     stop, sets = random.Random(name).randrange(STEPS), [*SHORT, *OPTIONS[name]]
-    extras = Extras(log_negatives=listed(sets))
-    train(cache, experiment(*sets), out=tmp_path / "whole", extras=extras)
-    train_with_stops(cache, experiment(*sets), tmp_path / "cut", [stop], extras=extras)
+    options = TrainOptions(log_negatives=listed(sets))
+    train(cache, experiment(*sets), out=tmp_path / "whole", options=options)
+    train_with_stops(cache, experiment(*sets), tmp_path / "cut", [stop], options=options)
     assert_same(state(tmp_path / "whole"), state(tmp_path / "cut"))
     whole, cut = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "cut")
     assert whole.best_file.read_bytes() == cut.best_file.read_bytes()
@@ -109,12 +109,12 @@ def test_stopped_at_a_random_step(name: str, cache: Path, tmp_path: Path) -> Non
 @pytest.fixture(scope="module")
 def whole_bank(bank: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on crops without a stop. Read only."""
-    return train(bank, experiment(), out=tmp_path_factory.mktemp("runs") / "whole", extras=Extras(log_negatives=3))
+    return train(bank, experiment(), out=tmp_path_factory.mktemp("runs") / "whole", options=TrainOptions(log_negatives=3))
 
 
 @pytest.mark.parametrize("stops", [[0], [7], [8], [23], [3, 4, 5]])
 def test_a_crop_bank_stopped_at_the_seams(stops: list[int], bank: Path, whole_bank: Path, tmp_path: Path) -> None:
-    train_with_stops(bank, experiment(), tmp_path / "cut", stops, extras=Extras(log_negatives=3))
+    train_with_stops(bank, experiment(), tmp_path / "cut", stops, options=TrainOptions(log_negatives=3))
     assert_same(state(whole_bank), state(tmp_path / "cut"))
 
 
@@ -122,7 +122,7 @@ def test_a_crop_bank_stopped_at_the_seams(stops: list[int], bank: Path, whole_ba
 def test_a_crash_in_mid_epoch_costs_that_epoch_alone(epochs_done: int, run: Path, cache: Path, tmp_path: Path) -> None:
     with interrupted(8 * epochs_done + 3, crash=True), pytest.raises(Crash):
         train(cache, experiment(), out=tmp_path / "cut")
-    resumed = train(cache, experiment(), out=tmp_path / "cut", existing=ExistingRunPolicy(resume=True))
+    resumed = train(cache, experiment(), out=tmp_path / "cut", options=TrainOptions(resume=True))
     assert_same(state(run), state(resumed))
     assert_same(weights(run), weights(resumed))
 
@@ -133,7 +133,7 @@ def test_a_signal_in_validation_loses_no_step(run: Path, cache: Path, tmp_path: 
         with pytest.raises(Interrupted, match="stopped in epoch 1, step 8; --resume continues from there"):
             train(cache, experiment(), out=tmp_path / "cut")
     assert RunFolder(tmp_path / "cut").checkpoint()["step"] == 8
-    train(cache, experiment(), out=tmp_path / "cut", existing=ExistingRunPolicy(resume=True))
+    train(cache, experiment(), out=tmp_path / "cut", options=TrainOptions(resume=True))
     assert_same(state(run), state(tmp_path / "cut"))
 
 
@@ -223,5 +223,5 @@ def test_a_signal_waits_for_the_update_at_hand(stop: int, saved: int, cache: Pat
     with interrupted(stop), pytest.raises(Interrupted, match=f"stopped in epoch 1, step {saved}"):
         train(cache, config, out=tmp_path / "cut")
     assert RunFolder(tmp_path / "cut").checkpoint()["step"] == saved
-    train(cache, config, out=tmp_path / "cut", existing=ExistingRunPolicy(resume=True))
+    train(cache, config, out=tmp_path / "cut", options=TrainOptions(resume=True))
     assert_same(whole, state(tmp_path / "cut"))
