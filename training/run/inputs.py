@@ -17,6 +17,7 @@ from vse.features.cache.reader import check_text_rows
 from vse.features.cache.rows import TextRows
 from vse.features.data_checks import check_data, check_same_photos, hash_dataset
 from vse.features.exchange.embeddings import captions_cache_path, read_backbone
+from vse.features.extractors.proposals import check_truth_cache, has_truth_boxes
 from vse.features.extractors.words import read_word_vectors
 from vse.features.settings.captions import hash_word_file
 from vse.pipeline.dataset.captions import SPECIAL_TOKENS, Vocabulary
@@ -178,6 +179,8 @@ def open_inputs(
     truths = _open_cache(cache, experiment.truth_feature, paths.truth_features, hint)
     if truths is not None:
         _check_compatible(truths, cache)
+        if has_truth_boxes(truths):
+            check_truth_cache(truths, cache)
         check_data(truths, dataset)
     transformer = None
     if captions is None and caption_encoder is not None:

@@ -206,8 +206,8 @@ def test_the_loss_and_its_gradients_are_those_of_the_loops(name: str, loss: TopO
     regions, phrases = embedded(batch)
     fast = triplet_cost(batch, regions, phrases, Euclidean(0.0), loss)
     slow = slow_cost(world, batch, regions, phrases, loss)
-    assert fast.loss.item() == pytest.approx(slow.item(), rel=1e-9)
-    gradients = [torch.autograd.grad(cost, (regions, phrases), retain_graph=True) for cost in (fast.loss, slow)]
+    assert fast.value.item() == pytest.approx(slow.item(), rel=1e-9)
+    gradients = [torch.autograd.grad(cost, (regions, phrases), retain_graph=True) for cost in (fast.value, slow)]
     for ours, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
     assert slow > 0
@@ -298,8 +298,8 @@ def test_the_loss_of_pairs_and_its_gradients_are_those_of_the_loops(world: World
     for row, column, label in zip(batch.region_of_pair, batch.text_of_pair, batch.labels, strict=True):
         hidden = torch.relu(network.linears[0](regions[int(row)] * phrases[int(column)]))
         slow = slow + torch.log(1 + torch.exp(-int(label) * network.linears[1](hidden)[0].float().double()))
-    assert fast.loss.item() == pytest.approx(slow.item(), rel=1e-5)
+    assert fast.value.item() == pytest.approx(slow.item(), rel=1e-5)
     assert fast.collapsed.item() == pytest.approx(len(batch.labels) * math.log(2), rel=1e-6)
     parameters = [regions, phrases, *network.parameters()]
-    for ours, theirs in zip(*(torch.autograd.grad(cost, parameters) for cost in (fast.loss, slow)), strict=True):
+    for ours, theirs in zip(*(torch.autograd.grad(cost, parameters) for cost in (fast.value, slow)), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
