@@ -148,7 +148,7 @@ def _image_inputs(
 
 
 def _load_start_weights(model: Model, base: RunFolder, inputs: Inputs, experiment: ExperimentConfig) -> None:
-    """Load the weights of ``base``, or of the parts in ``start_parts``. A CNN that ``base`` did not train is unchanged."""
+    """Load the experiment's start parts, by default all, from ``base``. A CNN that ``base`` did not train is unchanged."""
     parts = experiment.start_parts or [part for part in PARTS if getattr(model, part) is not None]
     if inputs.words is not None and "caption_encoder" in parts:
         raise UserError(f"{inputs.words}: the word embeddings are already loaded from {base.path}; remove the word vectors")
@@ -156,7 +156,7 @@ def _load_start_weights(model: Model, base: RunFolder, inputs: Inputs, experimen
     if tokens is not None and base.read_transformer().tokenizer_json != tokens.tokenizer_json:
         raise UserError(f"{base.tokenizer_file}: not the tokenizer of {tokens.name}; start from a run of the same model")
     prefixes = tuple(f"{part}." for part in parts)
-    best, read_sha256 = base.read_best()
+    best, read_sha256 = base.read_best_with_sha256()
     if read_sha256 != inputs.base_sha256:
         raise UserError(f"{base.best_file}: was replaced during the start of this run; start it again")
     weights = {name: weight for name, weight in best.items() if name.startswith(prefixes)}

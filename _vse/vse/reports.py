@@ -210,11 +210,13 @@ def report(
     """
     from vse.eval.report.report import write_report
     from vse.pipeline.presets.own_code import allow_own_code
-    from vse.training.use.attention import attention_of_run
+    from vse.training.use.attention import open_attending_run
 
     files = [] if isinstance(embeddings, Sequence) and not embeddings else as_paths(embeddings)
     with allow_own_code(allow_code):
-        return HtmlReport(write_report(as_paths(results), as_path(out), as_path(data), files, queries, seed, attention_of_run))
+        return HtmlReport(
+            write_report(as_paths(results), as_path(out), as_path(data), files, queries, seed, open_attending_run)
+        )
 
 
 @public

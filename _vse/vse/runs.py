@@ -255,8 +255,8 @@ class TrainedModel(FileHandle):
     @cached_property
     def _query_encoder(self) -> QueryEncoder:
         from vse.training.use.model import load_opened
+        from vse.training.use.opened_run import open_run
         from vse.training.use.queries import QueryEncoder
-        from vse.training.use.trained_run import open_run
 
         opened = open_run(self.path, self._inputs, self._device, allow_unfinished=True)
         split = "test" if "test" in opened.dataset.splits else next(iter(opened.dataset.splits))

@@ -45,7 +45,7 @@ class CachedFeatures:
     ids : ids of the images or captions, in the order of their indices
     device : device of the features
     memory_gb : limit on features in CPU memory, in units of 1e9 bytes; on a GPU, only 0 matters: no features in memory
-    taken_gb : memory that other features already use, in units of 1e9 bytes
+    used_gb : memory that other features already use, in units of 1e9 bytes
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class CachedFeatures:
     """
 
     def __init__(
-        self, reader: FeatureReader, ids: Indices, device: torch.device, memory_gb: float = 0, taken_gb: float = 0
+        self, reader: FeatureReader, ids: Indices, device: torch.device, memory_gb: float = 0, used_gb: float = 0
     ) -> None:
         cache = reader.cache
         self._reader = reader
@@ -70,7 +70,7 @@ class CachedFeatures:
             self._counts = np.full(len(self._rows), int(np.prod(cache.row_shape[:-1])))
         self._starts = np.cumsum(self._counts) - self._counts
         needed = int(self._counts.sum()) * cache.dim * cache.dtype.itemsize
-        self._kept = self._load_all() if needed <= count_free_bytes(device, memory_gb, taken_gb) else None
+        self._kept = self._load_all() if needed <= count_free_bytes(device, memory_gb, used_gb) else None
         self.gb_kept = 0.0 if self._kept is None else 1e-9 * needed
 
     def read(self, indices: Indices, crops: Indices | None = None) -> Encoded:
@@ -134,14 +134,14 @@ class CachedFeatures:
         return features
 
 
-def count_free_bytes(device: torch.device, memory_gb: float, taken_gb: float = 0) -> float:
-    """Return the number of bytes that further features may use: (``memory_gb`` - ``taken_gb``) * 1e9.
+def count_free_bytes(device: torch.device, memory_gb: float, used_gb: float = 0) -> float:
+    """Return the number of bytes that further features may use: (``memory_gb`` - ``used_gb``) * 1e9.
 
     On a GPU the number is 80% of the free memory instead, unless ``memory_gb`` is 0.
     """
     if device.type == "cuda" and memory_gb > 0:
         return 0.8 * torch.cuda.mem_get_info(device)[0]
-    return max(0.0, memory_gb - taken_gb) * 1e9
+    return max(0.0, memory_gb - used_gb) * 1e9
 
 
 class TrainingImages(Protocol):

@@ -29,7 +29,7 @@ def choose_action(
     settings or inputs.
 
     ``identity`` : seed, keys and checksums of the inputs, see :meth:`vse.training.run.inputs.Inputs.identity`.
-    ``precision`` : requested precision; with ``auto``, a finished run may have another precision than this machine's.
+    ``precision`` : requested precision; ``auto`` accepts a finished run of any precision.
     """
 
     def compare() -> str:

@@ -161,7 +161,7 @@ class ServedRuns:
 
     ``runs`` : run folders.
     ``split`` : split to search.
-    ``files`` : files of each run.
+    ``files`` : input files of each run.
     ``options`` : options of the search.
     ``device`` : device of the models.
     """

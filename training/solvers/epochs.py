@@ -147,8 +147,8 @@ class GradientSolver(Solver):
         done = self.progress.step + 1
         return done % self.settings.accumulate == 0 or done == len(self._sizes)
 
-    def weight_cost(self, cost: Tensor, loss: Loss) -> Tensor:
-        """Weight the cost of the current batch by the batch's share of the pairs of the update, if the loss is a mean."""
+    def scale_cost(self, cost: Tensor, loss: Loss) -> Tensor:
+        """Scale the cost of the current batch by the batch's share of the pairs of the update, if the loss is a mean."""
         if self.settings.accumulate == 1 or not loss.is_mean_over_queries:
             return cost
         first = self.progress.step - self.progress.step % self.settings.accumulate
@@ -206,7 +206,7 @@ class GradientSolver(Solver):
                 if self.processes.any(self.interruption.signal is not None):
                     self._finite_loss()
                     save()
-                    raise self.interrupted()
+                    raise self.stop_error()
                 if time.monotonic() - saved > 60 * self.settings.save_minutes:
                     self._finite_loss()
                     save()

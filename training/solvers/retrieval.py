@@ -124,7 +124,7 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
             else:
                 cost, adversary_loss, measures = self.adversary.compute_losses(pairs, self.model, objective, self.step_seed(0))
         if self.adversary is None:
-            self.weight_cost(cost.value, self.task.loss_of(self.progress.epoch)).backward()  # type: ignore[no-untyped-call]
+            self.scale_cost(cost.value, self.task.loss_of(self.progress.epoch)).backward()  # type: ignore[no-untyped-call]
         else:
             self._set_both_gradients(cost.value, adversary_loss, list(self.adversary.parameters()))
             self._add_measures({**measures, "loss": adversary_loss.detach()}, len(batch))

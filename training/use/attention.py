@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class PairAttention:
-    """The attention between photos and captions by the model of a run. Raises UserError if the words are not known."""
+    """The attention between photos and captions by the model of a run. Raises UserError if the run reads no words."""
 
     def __init__(self, trained: TrainedRun) -> None:
         side = trained.experiment.model.similarity.attends
@@ -144,8 +144,8 @@ def with_attention(
     return [replace(hit, attention=one) for hit, one in zip(hits, seen, strict=True)]
 
 
-def attention_of_run(run: Path, embeddings: Embeddings) -> AttendingRun | None:
-    """Return a function that computes the attention of a run for pairs of its ``embeddings``, for :mod:`vse.eval.report`.
+def open_attending_run(run: Path, embeddings: Embeddings) -> AttendingRun | None:
+    """Open a run to compute the attention of pairs of its ``embeddings``, for :mod:`vse.eval.report`.
 
     Returns None if ``run`` is not a run, or if its model has no attention. Raises UserError if the run cannot be loaded.
     """

@@ -30,11 +30,11 @@ from vse.training.data.images import Indices
 from vse.training.data.pairs import Pairs, encode_texts, images_of
 from vse.training.models.build import Model
 from vse.training.options import RunFiles, SearchRequest
+from vse.training.phrases.arrays import PhraseArrays, check_phrase_cache
 from vse.training.phrases.localisation import PhraseSplit, PhraseVectors, score_candidates, scores_of_pairs, sentence_scores
-from vse.training.phrases.pairs import PhraseArrays, check_phrase_cache
 from vse.training.phrases.regions import BoxFeatures, RegionInputs
-from vse.training.phrases.task import PhraseSettings, cached_phrases, phrase_model, scored_split
-from vse.training.use.trained_run import OpenedRun, load_best, open_run
+from vse.training.phrases.task import PhraseSettings, cached_phrases, evaluation_split, phrase_model
+from vse.training.use.opened_run import OpenedRun, load_best, open_run
 
 if TYPE_CHECKING:
     from vse.eval.search.top_k import PhraseCandidates
@@ -43,20 +43,20 @@ log = logging.getLogger(__name__)
 
 
 class EncodedPhrases:
-    """Phrases of another data set, which are encoded when they are read.
+    """Phrases that an encoder, fitted to another data set, encodes when they are read.
 
     ``texts`` : texts of the phrases, by index.
-    ``reader`` : encoder of the model's training phrases.
+    ``encoder`` : encoder of the model's training phrases.
     ``cache`` : cache of the training phrases.
     ``device`` : device of the vectors.
     """
 
-    def __init__(self, texts: Sequence[str], reader: ItemEncoder, cache: FeatureCache, device: torch.device) -> None:
-        self._texts, self._reader, self._cache, self._device = texts, reader, cache, device
+    def __init__(self, texts: Sequence[str], encoder: ItemEncoder, cache: FeatureCache, device: torch.device) -> None:
+        self._texts, self._encoder, self._cache, self._device = texts, encoder, cache, device
 
     def read(self, indices: Indices) -> tuple[Tensor, ...]:
         texts = [self._texts[number] for number in indices.tolist()]
-        return encode_texts(self._cache, self._reader, [(text, text.split(" ")) for text in texts], self._device)
+        return encode_texts(self._cache, self._encoder, [(text, text.split(" ")) for text in texts], self._device)
 
 
 def score_phrases(
@@ -164,7 +164,7 @@ def _model_and_split(opened: OpenedRun, split: str, files: RunFiles) -> tuple[Mo
     model = _best_model(opened, phrase_settings)
     images = images_of(opened.dataset, [split], opened.cache)
     texts = _phrase_vectors(opened.dataset, phrases, files, opened.device)
-    return model, scored_split(opened.dataset, images, opened.cache, texts, phrase_settings, opened.device)
+    return model, evaluation_split(opened.dataset, images, opened.cache, texts, phrase_settings, opened.device)
 
 
 def _check_finite(opened: OpenedRun, scores: Float[np.ndarray, "..."]) -> None:

@@ -22,7 +22,7 @@ from vse.training.model_inputs import check_one_space, model_inputs, read_captio
 from vse.training.models.build import Model, build_model
 from vse.training.models.trainable_cnn import TrainableCnn
 from vse.training.options import RunFiles
-from vse.training.use.trained_run import OpenedRun, load_best, open_run
+from vse.training.use.opened_run import OpenedRun, load_best, open_run
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def load_opened(opened: OpenedRun, split: str | None, files: RunFiles = RunFiles
     else:
         images = CachedImages(FeatureReader(cache, 0, mapped=False), pairs.image_ids, where)
     check_one_space(experiment.model, cache, caption_cache)
-    vocabulary, vocabulary_sha256 = folder.read_vocabulary()
+    vocabulary, vocabulary_sha256 = folder.read_vocabulary_with_sha256()
     encoder = experiment.model.caption_encoder
     transformer = folder.read_transformer() if encoder is not None and Kind.TOKENS in encoder.takes else None
     captions: CaptionInputs

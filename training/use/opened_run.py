@@ -247,7 +247,7 @@ def open_run(run: Path, files: RunFiles = RunFiles(), device: str = "auto", allo
 
 def load_best(folder: RunFolder, model: Model) -> str:
     """Load the best weights of a run into a model for evaluation. Return the SHA-256 of the weights' file."""
-    weights, sha256 = folder.read_best()
+    weights, sha256 = folder.read_best_with_sha256()
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -300,10 +300,10 @@ def _read_extractor(path: Path, key: str) -> Mapping[str, Any] | None:
     return cache.extractor if cache.key == key else None
 
 
-def images_trained_on(
+def count_training_images(
     folder: RunFolder, restval: bool, cache: FeatureCache, tested: Dataset, split: str, allowed: bool = False
 ) -> int:
-    """Return the number of images of a split on which a run was trained. Raises UserError if not 0, unless ``allowed``.
+    """Count the images of a split that were training images of a run. Raises UserError if not 0, unless ``allowed``.
 
     Images are the same if they have the same id on Flickr or in MS-COCO, or the same file checksum. The number is 0 if
     ``tested`` is the run's own ``dataset.json`` or, with a log message, if the run's own data set is missing.
