@@ -75,8 +75,8 @@ class ExperimentConfig(ExperimentPlan):
         warmup_loss = LOSSES[self.warmup.loss]
         if self.loss.lambda3 or self.loss.lambda4:
             for ranks, name in (
-                (self.loss.ranks, self.loss.name),
-                (warmup_loss.ranks or not self.warmup.epochs, self.warmup.loss),
+                (self.loss.is_ranking, self.loss.name),
+                (warmup_loss.is_ranking or not self.warmup.epochs, self.warmup.loss),
             ):
                 if not ranks:
                     raise ValueError(f"loss.lambda3 and lambda4 require a ranking loss, not {name}")

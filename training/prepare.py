@@ -55,10 +55,10 @@ def prepare_task(
     val = Pairs(images_of(dataset, ["val"], inputs.eval_cache, captioned=True))
     if len(pairs) < 2:
         raise UserError(f"{dataset.path}: one training caption has no negatives; at least two are needed")
-    if log_negatives and not (experiment.solver.uses_loss and experiment.loss.lists_negatives):
+    if log_negatives and not (experiment.solver.uses_loss and experiment.loss.has_query_scores):
         name, ranks = experiment.solver.name, False
         if experiment.solver.uses_loss:
-            name, ranks = experiment.loss.name, experiment.loss.ranks
+            name, ranks = experiment.loss.name, experiment.loss.is_ranking
         fault = "with loss.block keeps no scores" if ranks else "ranks nothing"
         raise UserError(f"--log-negatives lists what a ranking loss finds hardest; {name} {fault}")
     check_one_space(experiment.model, inputs.cache, inputs.captions)

@@ -44,7 +44,7 @@ class CachedFeatures:
     reader : reader of the cache
     ids : ids of the images or captions, in the order of their indices
     device : device of the features
-    memory_gb : limit on features in CPU memory, in units of 1e9 bytes; on a GPU, only 0 matters: no features in memory
+    memory_gb : limit on features in CPU memory, in units of 1e9 bytes; 0: no features in CPU or GPU memory
     used_gb : memory that other features already use, in units of 1e9 bytes
 
     Attributes

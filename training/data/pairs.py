@@ -58,7 +58,7 @@ class CaptionsOnDemand:
 
 
 class EncodedCaptions:
-    """Captions that a text encoder, fitted to another data set, encodes on access.
+    """Captions that are encoded on access, by the text encoder that was fitted to the training captions.
 
     ``captions`` : the captions, in the order of their indices.
     ``encoder`` : the encoder that computed ``cache``.

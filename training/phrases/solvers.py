@@ -60,7 +60,7 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
     out_of_memory = _OUT_OF_MEMORY
 
     def __init__(self, task: PhraseTask, settings: PhraseGradientSettings) -> None:
-        if settings.neighbours and not task.loss.ranks:
+        if settings.neighbours and not task.loss.is_ranking:
             raise UserError(f"solver.neighbours adds triplets, but the loss {task.loss.name} does not use them")
         if (task.loss.lambda3 or task.loss.lambda4) and not settings.neighbours:
             raise UserError("loss.lambda3 and lambda4 require neighbours in a batch: --set solver.neighbours=true")

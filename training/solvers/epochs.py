@@ -46,10 +46,10 @@ class GradientSolver(Solver):
         ema = self.settings.ema if self.processes.first else None
         self.averaged = None if ema is None else AveragedWeights(self.model, ema)
         self._sizes: list[int] = []  # number of pairs of each batch of the running epoch
-        learned = task.loss.weights()
+        learned = task.loss.build_scale()
         self.loss_weights = None if learned is None else learned.to(self.device)
         if self.loss_weights is not None:
-            self.schedule.add_loss(self.loss_weights, task.loss.weights_learning_rate)
+            self.schedule.add_loss(self.loss_weights, task.loss.scale_learning_rate)
         self.optimizer = OPTIMIZERS[self.settings.optimizer](self.schedule.groups(), fused=True)
 
     @abstractmethod

@@ -34,7 +34,7 @@ class PairAttention:
     """The attention between photos and captions by the model of a run. Raises UserError if the run reads no words."""
 
     def __init__(self, trained: TrainedRun) -> None:
-        side = trained.experiment.model.similarity.attends
+        side = trained.experiment.model.similarity.attention_direction
         assert side is not None, "a model that does not attend"
         if trained.caption_cache is not None:
             raise UserError(f"{trained.folder.path}: reads captions from a cache, so which words it attends to is not known")
@@ -133,7 +133,7 @@ def with_attention(
     ``encoded_query`` : embedding of the query.
     ``rows`` : positions of the hits in the split.
     """
-    if trained.experiment.model.similarity.attends is None or not hits:
+    if trained.experiment.model.similarity.attention_direction is None or not hits:
         return list(hits)
     try:
         attention = PairAttention(trained)
@@ -153,7 +153,7 @@ def open_attending_run(run: Path, embeddings: Embeddings) -> AttendingRun | None
     if not folder.config_file.is_file():
         return None
     try:
-        attends = folder.settings(ExperimentConfig).model.similarity.attends
+        attends = folder.settings(ExperimentConfig).model.similarity.attention_direction
     except UserError as error:
         log.info("%s; so whether its model attends is not known", error)
         return None

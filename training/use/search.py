@@ -147,7 +147,7 @@ class Searcher:
 
     @cached_property
     def _pair_attention(self) -> PairAttention:
-        if self.trained.experiment.model.similarity.attends is None:
+        if self.trained.experiment.model.similarity.attention_direction is None:
             raise UserError(f"{self.trained.folder.path}: its model does not attend")
         return PairAttention(self.trained)
 
