@@ -24,7 +24,7 @@ from vse.pipeline.option_types import (
     Text,
     Threads,
     WeightsDir,
-    Words,
+    WordVectorsFile,
 )
 from vse.pipeline.options import Options
 
@@ -40,7 +40,7 @@ class ExtractOptions(Options):
 
     skip_bad: SkipBad = False
     weights_dir: WeightsDir = None
-    words: Words = None
+    words: WordVectorsFile = None
     device: Device = "auto"
     threads: Threads = None
     force: Force = False

@@ -174,8 +174,8 @@ class TrainedModel(FileHandle):
     ) -> SearchResults:
         """Return the best ``k`` boxes for a phrase in a photo.
 
-        ``html`` is a page with the best box to write; ``force`` replaces a file of another kind. Raises [`vse.UserError`][]
-        if the feature cache has no regions of the photo, or if the model does not localise phrases.
+        ``html`` is an HTML file to write, with the best box; ``force`` replaces a file of another kind. Raises
+        [`vse.UserError`][] if the feature cache has no regions of the photo, or if the model does not localise phrases.
         """
         from vse.training.use.localise import find_phrase
 
@@ -241,7 +241,7 @@ class TrainedModel(FileHandle):
         return f"vse.load({str(self.path)!r})"
 
     def _code_permission(self) -> AbstractContextManager[None]:
-        """Allow the Python code of the run's author in the ``with`` block, if the user allowed this code."""
+        """Return a context in which Python code that the run names, such as a loss, may run if the user allowed it."""
         from vse.pipeline.presets.own_code import allow_own_code
 
         return allow_own_code(self._allow_code)

@@ -36,8 +36,8 @@ from vse.eval.ranking.ranks import ScoreBlocks, ranks_from_blocks
 from vse.pipeline.dataset.identity import check_all_same_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import check_output
-from vse.pipeline.presets.presets import load_plan
-from vse.pipeline.presets.schema import ENSEMBLE_KEYS, ExperimentPlan
+from vse.pipeline.presets.presets import load_outline
+from vse.pipeline.presets.schema import ENSEMBLE_KEYS, ExperimentOutline
 
 log = logging.getLogger(__name__)
 ALPHAS = tuple(k / 10 for k in range(11))  # weights of the phrase model that are tried on the validation split
@@ -45,34 +45,36 @@ MemberFile = tuple[Path, Embeddings]
 Matrices = dict[str, NDArray[np.float32]]
 
 
-def load_ensemble_plan(name: str) -> ExperimentPlan:
+def load_ensemble_outline(name: str) -> ExperimentOutline:
     """Load the preset of an ensemble. Raises UserError if the preset does not describe an ensemble."""
-    plan = load_plan(name)
-    if not plan.ensemble_of:
+    outline = load_outline(name)
+    if not outline.ensemble_of:
         raise UserError(f"the experiment {name} is not an ensemble: its preset has no ensemble_of")
-    return plan
+    return outline
 
 
-def members_by_seed(files: Sequence[Path], plan: ExperimentPlan | None = None) -> list[list[MemberFile]]:
+def members_by_seed(files: Sequence[Path], outline: ExperimentOutline | None = None) -> list[list[MemberFile]]:
     """Read the files, and return the members of the ensemble of each seed.
 
-    Without a plan, all files are the members of a single ensemble if they belong to one experiment, or to as many experiments
-    as there are files. Otherwise seed s of the ensemble combines seed s of every experiment. A ``plan`` names the experiments
-    and their order. Raises UserError if a member is missing, given twice or not in the plan.
+    Without ``outline``, all files are the members of a single ensemble if they belong to one experiment, or to as many
+    experiments as there are files. Otherwise seed s of the ensemble combines seed s of every experiment. ``outline`` names the
+    experiments and their order. Raises UserError if a member is missing, given twice or not in ``outline``.
     """
     if len(files) < 2:
         raise UserError("an ensemble has at least two members: give several files of embeddings")
     if len({path.resolve() for path in files}) < len(files):
         raise UserError("an ensemble counts every member once, and a file is given twice")
     members = [(path, read_embeddings(path)) for path in files]
-    names = plan.ensemble_of if plan else list(dict.fromkeys(experiment_name(*member) for member in members))
-    if not plan and len(names) in (1, len(files)):
+    names = outline.ensemble_of if outline else list(dict.fromkeys(experiment_name(*member) for member in members))
+    if not outline and len(names) in (1, len(files)):
         return [members]
     found: dict[tuple[str, int | None], tuple[Path, Embeddings]] = {}
     for path, member in members:
         name = experiment_name(path, member)
-        if plan and name not in names:
-            raise UserError(f"{path}: the experiment {name} is not a member of {plan.name}, which has {' and '.join(names)}")
+        if outline and name not in names:
+            raise UserError(
+                f"{path}: the experiment {name} is not a member of {outline.name}, which has {' and '.join(names)}"
+            )
         other, _ = found.setdefault((name, member.seed), (path, member))
         if other != path:
             raise UserError(f"{path} and {other} are both {_member_name(name, member.seed)}; an ensemble counts it once")
@@ -90,7 +92,10 @@ def _member_name(experiment: str, seed: int | None) -> str:
 
 
 def build_ensemble(
-    members: list[MemberFile], compares_captions: bool = False, plan: ExperimentPlan | None = None, alpha: float | None = None
+    members: list[MemberFile],
+    compares_captions: bool = False,
+    outline: ExperimentOutline | None = None,
+    alpha: float | None = None,
 ) -> Embeddings:
     """Return embeddings whose scores are the means of the members' scores.
 
@@ -103,15 +108,15 @@ def build_ensemble(
     ----------
     members : the file and the embeddings of each member
     compares_captions : whether captions must be unit vectors, as the protocol ``sentence`` needs them; else UserError
-    plan : the preset of the ensemble, which gives the name; None names the ensemble by its members
+    outline : the preset of the ensemble, which gives the name; None names the ensemble by its members
     alpha : the weight of the phrase model's scores, from 0 to 1
     """
     first = members[0][1]
     runs = [member for _, member in members]
     names = dict.fromkeys(experiment_name(*member) for member in members)
     described: dict[str, Any] = {
-        "experiment": plan.name if plan else f"ensemble of {len(members)} ({', '.join(names)})",
-        "provenance": json.dumps(_provenance(members, plan)),
+        "experiment": outline.name if outline else f"ensemble of {len(members)} ({', '.join(names)})",
+        "provenance": json.dumps(_provenance(members, outline)),
         "trained_on": first.trained_on if len({member.trained_on for member in runs}) == 1 else "several data sets",
         "source": None,
     }
@@ -162,7 +167,7 @@ def save_ensemble(path: Path, runs: Sequence[Embeddings], other_files: Sequence[
     return paths
 
 
-def _provenance(members: list[MemberFile], plan: ExperimentPlan | None) -> dict[str, Any]:
+def _provenance(members: list[MemberFile], outline: ExperimentOutline | None) -> dict[str, Any]:
     """Return the provenance of an ensemble: its preset's settings, and its members' features and changed settings."""
     features: dict[str, Any] = {}
     changed: dict[str, None] = {}
@@ -175,7 +180,7 @@ def _provenance(members: list[MemberFile], plan: ExperimentPlan | None) -> dict[
         changed |= dict.fromkeys(f"{experiment_name(path, member)}.{change}" for change in changed_settings(provenance))
     experiments = {experiment_name(*member) for member in members}
     label = {"label": " + ".join(names)} if len(names) > 1 and experiments != set(names) else {}
-    config = {name: getattr(plan, name) for name in ENSEMBLE_KEYS} if plan else label
+    config = {name: getattr(outline, name) for name in ENSEMBLE_KEYS} if outline else label
     return {"features": features, "config": config, "changed_settings": list(changed)}
 
 

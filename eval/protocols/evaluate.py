@@ -36,7 +36,7 @@ from vse.eval.protocols.ensemble import (
     PhraseWeight,
     build_ensemble,
     choose_alpha,
-    load_ensemble_plan,
+    load_ensemble_outline,
     members_by_seed,
     phrase_member,
     save_ensemble,
@@ -143,11 +143,11 @@ def _read_model(files: Sequence[Path], out: Path, protocol: str | Sequence[str],
         seeds = read_seeds(files)
         return _Model(files, seeds, [[(path, run)] for path, run in zip(files, seeds, strict=True)])
     compares_captions = any(name.startswith("sentence") for name in protocol_names(protocol))
-    plan = None if options.experiment is None else load_ensemble_plan(options.experiment)
-    members = members_by_seed(files, plan)
+    outline = None if options.experiment is None else load_ensemble_outline(options.experiment)
+    members = members_by_seed(files, outline)
     first_files = [path for (path, _), *_ in members]
     weight = choose_alpha(members, options.alpha)
-    ensembles = [build_ensemble(of_seed, compares_captions, plan, weight.alpha if weight else None) for of_seed in members]
+    ensembles = [build_ensemble(of_seed, compares_captions, outline, weight.alpha if weight else None) for of_seed in members]
     seeds = check_seeds(first_files, ensembles)
     if options.save is not None:
         save_ensemble(options.save, seeds, [out, *files])

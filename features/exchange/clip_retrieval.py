@@ -15,7 +15,7 @@ from vse.features.cache.rows import Ids, Rows
 from vse.features.cache.shards import check_cache_out
 from vse.features.exchange.arrays import hash_rows, open_array, write_imported
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.pipeline.dataset.sources import check_dataset_name
+from vse.pipeline.dataset.preparation import check_dataset_name
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import WatchedFile
 from vse.pipeline.imports.rows import (

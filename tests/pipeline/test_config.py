@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from vse.pipeline.presets.schema import ExperimentPlan, Settings, SourceFile
+from vse.pipeline.presets.schema import ExperimentOutline, Settings, SourceFile
 
 
 def test_settings_can_neither_be_changed_nor_extended() -> None:
@@ -19,16 +19,16 @@ def test_settings_can_neither_be_changed_nor_extended() -> None:
 def test_the_content_of_a_plan_is_what_determines_the_weights() -> None:
     how = {"rows": ["vsepp 1.6"], "seeds": [1, 2], "protocols": ["full"], "about": "Mine."}
     fast = {"train": {"epochs": 3, "memory_gb": 1, "features_in_memory": False, "save_minutes": 1}, "images": {"workers": 9}}
-    plan = ExperimentPlan.model_validate({"name": "mine", "start_from": "vsepp", **how, **fast})
-    plain = ExperimentPlan.model_validate({"name": "mine", "start_from": "vsepp", "train": {"epochs": 3}, "images": {}})
-    assert plan.content() == plain.content()
-    assert (plan.content()["start_from"], plan.content()["train"]) == ("vsepp", {"epochs": 3})
+    outline = ExperimentOutline.model_validate({"name": "mine", "start_from": "vsepp", **how, **fast})
+    plain = ExperimentOutline.model_validate({"name": "mine", "start_from": "vsepp", "train": {"epochs": 3}, "images": {}})
+    assert outline.weight_settings() == plain.weight_settings()
+    assert (outline.weight_settings()["start_from"], outline.weight_settings()["train"]) == ("vsepp", {"epochs": 3})
 
 
 @pytest.mark.parametrize("key", ["seeds", "protocols"])
 def test_an_experiment_has_a_seed_and_a_protocol(key: str) -> None:
     with pytest.raises(ValidationError, match="at least 1 item"):
-        ExperimentPlan.model_validate({"name": "mine", key: []})
+        ExperimentOutline.model_validate({"name": "mine", key: []})
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,13 @@ NAMES, VALUES = st.sampled_from(list(DRINKS)), st.integers(1, 9)
 def test_every_preset_is_valid_for_every_data_set(dataset: str) -> None:
     assert presets.load_dataset(dataset).name == dataset
     for experiment in EXPERIMENTS:
-        assert presets.load_plan(experiment, dataset).feature in FEATURES
+        assert presets.load_outline(experiment, dataset).feature in FEATURES
 
 
 @pytest.mark.parametrize(
     ("load", "name", "known"),
     [
-        (presets.load_plan, "vseppx", "vsepp"),
+        (presets.load_outline, "vseppx", "vsepp"),
         (presets.load_dataset, "f30x", "f30k"),
         (presets.load_ladder, "dem", "demo"),
         (lambda name: presets.load_workflow({name: 2}), "thread", "threads"),
@@ -44,7 +44,7 @@ def test_a_user_s_folder_comes_before_the_package(tmp_path: Path, monkeypatch: p
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "wide.yaml").write_text("extends: vsepp\nmodel: {dim: 2048}\n")
     monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
-    assert presets.load_plan("wide").content()["model"]["dim"] == 2048
+    assert presets.load_outline("wide").weight_settings()["model"]["dim"] == 2048
 
 
 def test_the_workflow_takes_a_data_set_s_folder_in_short_form_and_replaces_dictionaries() -> None:
@@ -274,9 +274,9 @@ def test_the_workflow_s_plan_of_an_experiment_has_what_determines_its_weights(ca
         "about: Mine.\nextends: vsepp_ft\nseeds: [3]\nprotocols: [full]\n"
         "train: { epochs: 2, memory_gb: 1 }\nimages: { workers: 3 }\n"
     )
-    plan = presets.load_plan("mine", None, ["loss.margin=0.3"])
-    assert (plan.seeds, plan.protocols, plan.start_from, plan.eval_feature) == ([3], ["full"], "vsepp_rc", None)
-    content = plan.content()
+    outline = presets.load_outline("mine", None, ["loss.margin=0.3"])
+    assert (outline.seeds, outline.protocols, outline.start_from, outline.eval_feature) == ([3], ["full"], "vsepp_rc", None)
+    content = outline.weight_settings()
     assert content["train"] == {"epochs": 2, "learning_rate": 2e-5}
     assert content["images"] == {"source": "pictures", "finetune": True, "random_crop": "plain"}
     assert content["loss"]["margin"] == 0.3
@@ -293,10 +293,10 @@ def test_an_ensemble_has_members_and_of_a_data_set_s_changes_those_that_it_can_h
     (cafe / "datasets" / "home.yaml").write_text(
         "experiment: { tip: 1, protocols: [full] }\nexperiments: { later: { seeds: [8] } }"
     )
-    duo, later = (presets.load_plan(name, "home") for name in ("duo", "later"))
+    duo, later = (presets.load_outline(name, "home") for name in ("duo", "later"))
     assert (duo.ensemble_of, duo.seeds, duo.rows, duo.protocols) == (["plain", "english"], [0, 1], ["vsepp 1.6"], ["full"])
     assert (later.ensemble_of, later.seeds, later.rows) == (["plain", "english"], [8], [])
-    assert presets.load_plan("twice", "home").ensemble_of == ["plain"]
+    assert presets.load_outline("twice", "home").ensemble_of == ["plain"]
 
 
 @pytest.mark.parametrize(
@@ -318,11 +318,11 @@ def test_what_is_wrong_with_an_ensemble_is_said_in_one_line(text: str, message: 
     (cafe / "experiments" / "duo.yaml").write_text("ensemble_of: [plain, english]")
     (cafe / "experiments" / "mine.yaml").write_text(text)
     with pytest.raises(UserError, match=f"^experiment 'mine': {message}") as refusal:
-        presets.load_plan("mine", "home")
+        presets.load_outline("mine", "home")
     assert "\n" not in str(refusal.value)
 
 
 def test_a_plan_keeps_what_a_data_set_changes() -> None:
-    plain, demo = (presets.load_plan("vsepp_ft", dataset).content() for dataset in (None, "demo"))
+    plain, demo = (presets.load_outline("vsepp_ft", dataset).weight_settings() for dataset in (None, "demo"))
     assert "warmup" not in plain
     assert demo["warmup"] == {"loss": "sum", "epochs": 0}
