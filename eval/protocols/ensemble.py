@@ -56,9 +56,9 @@ def load_ensemble_outline(name: str) -> ExperimentOutline:
 def members_by_seed(files: Sequence[Path], outline: ExperimentOutline | None = None) -> list[list[MemberFile]]:
     """Read the files, and return the members of the ensemble of each seed.
 
-    Without ``outline``, all files are the members of a single ensemble if they belong to one experiment, or to as many
-    experiments as there are files. Otherwise seed s of the ensemble combines seed s of every experiment. ``outline`` names the
-    experiments and their order. Raises UserError if a member is missing, given twice or not in ``outline``.
+    The ensemble of seed s combines seed s of every experiment. All files form a single ensemble if they belong to one
+    experiment or, without a outline, if each belongs to another experiment. ``outline`` names the experiments and their order.
+    Raises UserError if a member is missing, given twice or not in the outline.
     """
     if len(files) < 2:
         raise UserError("an ensemble has at least two members: give several files of embeddings")
@@ -107,7 +107,7 @@ def build_ensemble(
     Parameters
     ----------
     members : the file and the embeddings of each member
-    compares_captions : whether captions must be unit vectors, as the protocol ``sentence`` needs them; else UserError
+    compares_captions : whether to raise UserError if captions are not unit vectors, which the protocol ``sentence`` needs
     outline : the preset of the ensemble, which gives the name; None names the ensemble by its members
     alpha : the weight of the phrase model's scores, from 0 to 1
     """
@@ -237,10 +237,10 @@ def sentence_and_phrase_members(members: Sequence[MemberFile]) -> tuple[MemberFi
 
     Raises UserError if a phrase model is combined with anything but exactly one image-sentence model.
     """
-    by_phrases = [member for member in members if member[1].is_phrase_model]
+    by_phrases = [member for member in members if member[1].is_from_phrase_model]
     if not by_phrases:
         return None
-    others = [member for member in members if not member[1].is_phrase_model]
+    others = [member for member in members if not member[1].is_from_phrase_model]
     if len(by_phrases) != 1 or len(others) != 1:
         raise UserError(
             f"{by_phrases[0][0]} holds scores of phrases and is combined with one image-sentence model; this ensemble has "
@@ -251,7 +251,7 @@ def sentence_and_phrase_members(members: Sequence[MemberFile]) -> tuple[MemberFi
 
 def phrase_member(members: Sequence[MemberFile]) -> Embeddings:
     """Return the scores of the phrase model among the members. Raises StopIteration without a phrase model."""
-    return next(run for _, run in members if run.is_phrase_model)
+    return next(run for _, run in members if run.is_from_phrase_model)
 
 
 def choose_alpha(by_seed: Sequence[Sequence[MemberFile]], alpha: float | None) -> PhraseWeight | None:
@@ -272,10 +272,10 @@ def choose_alpha(by_seed: Sequence[Sequence[MemberFile]], alpha: float | None) -
         return PhraseWeight(alpha)
     rsums = np.zeros(len(ALPHAS))
     for pair in pairs:
-        sentences, phrases = (_read_validation_file(*member) for member in pair)
-        distances = _negative_distances(sentences[1])
+        sentence_file, phrase_file = (_read_validation_file(*member) for member in pair)
+        distances = _negative_distances(sentence_file[1])
         for k, candidate in enumerate(ALPHAS):
-            ranks = ranks_from_blocks(*combine_scores(sentences, phrases, candidate, distances).score_blocks())
+            ranks = ranks_from_blocks(*combine_scores(sentence_file, phrase_file, candidate, distances).score_blocks())
             rsums[k] += metrics(ranks)["rsum"]
     rsum_by_alpha = dict(zip(ALPHAS, (rsums / len(pairs)).tolist(), strict=True))
     best = max(ALPHAS, key=lambda candidate: rsum_by_alpha[candidate])
@@ -284,7 +284,7 @@ def choose_alpha(by_seed: Sequence[Sequence[MemberFile]], alpha: float | None) -
 
 
 def combine_scores(
-    sentences: MemberFile, phrases: MemberFile, alpha: float, negative_distances: Matrices | None = None
+    sentence_file: MemberFile, phrase_file: MemberFile, alpha: float, negative_distances: Matrices | None = None
 ) -> Embeddings:
     """Return the embeddings of the image-sentence model with the scores -D(x, y) = -(1 - alpha) d(x, y) - alpha d_rp(x, y).
 
@@ -294,8 +294,8 @@ def combine_scores(
     has -d, if -d was computed before. The scores are (n_images, n_captions). One matrix is held in memory, or two if the
     scores of the image-sentence model depend on the direction.
     """
-    check_same_split(*sentences, *phrases)
-    (_, model), (_, of_phrases) = sentences, phrases
+    check_same_split(*sentence_file, *phrase_file)
+    (_, model), (_, of_phrases) = sentence_file, phrase_file
     assert of_phrases.scores is not None
     assert of_phrases.n_phrases is not None
     assert of_phrases.n_regions is not None
@@ -338,7 +338,7 @@ def _read_validation_file(path: Path, run: Embeddings) -> MemberFile:
             f"{path}: alpha is chosen on the validation split, but its file cannot be found from this name; give --alpha"
         )
     if not val_path.exists():
-        option = " --sentences" if run.is_phrase_model else ""
+        option = " --sentences" if run.is_from_phrase_model else ""
         raise UserError(
             f"{val_path}: no such file, and alpha is chosen by it: write it with vse-embed {path.parent} --split val{option}, "
             "or give --alpha"

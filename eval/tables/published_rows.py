@@ -44,7 +44,7 @@ class PublishedRow:
 
     @property
     def datasets(self) -> tuple[str, str]:
-        """Data sets whose results may reproduce the row, e.g. ``f30k``, and ``f30k_entities`` for the split ``entities``."""
+        """Data sets whose results may reproduce the row: its data set, and ``<dataset>_<split>``, e.g. ``f30k_entities``."""
         return self.dataset, f"{self.dataset}_{self.split}"
 
 

@@ -101,9 +101,9 @@ def summarise_results(results: Sequence[tuple[Path, Result]]) -> pd.DataFrame:
 
     Each metric has its 95% interval (``_low``, ``_high``) if the result has one, and with several seeds its standard deviation
     (``_std``). The columns ``trained_on`` and ``unfinished`` are present if a result has them. A test set of one fold has no
-    row ``1k``, which would repeat ``full``. The row ``full`` also has the metrics of the protocol ``sentence``,
-    caption-to-caption retrieval, and ``1k`` those of ``sentence-1k``; a sentence protocol without this other row has its own
-    row. Phrase results have columns ``phrase_…``, the number of phrases, the ``iou``, and ``type_<name>_r1`` for each type.
+    row ``1k``, which would repeat ``full``. The row ``full`` also has the caption-to-caption metrics of the protocol
+    ``sentence``, and the row ``1k`` has those of ``sentence-1k``. Without ``full`` or ``1k`` they have their own row. Phrase
+    results have columns ``phrase_…``, the number of phrases, the ``iou``, and ``type_<name>_r1`` for each type.
 
     ``results`` are pairs of a result file and its content. Paths in the content are relative to the folder of the file.
     """
@@ -130,7 +130,7 @@ def summarise_results(results: Sequence[tuple[Path, Result]]) -> pd.DataFrame:
 class SummaryTable(TableKind):
     """``vse-table summary``: a row for each result and protocol."""
 
-    columns = ("dataset", "experiment", "split", "protocol", "n_images", "n_captions", "seeds")
+    first_columns = ("dataset", "experiment", "split", "protocol", "n_images", "n_captions", "seeds")
 
     def frame(self, request: TableRequest) -> pd.DataFrame:
         return build_summary(request.results)
