@@ -60,9 +60,9 @@ class FeatureRequest(Options):
     shard: int | None = None
     """Extract only this shard (counted from 0) and do not merge."""
     like: File | None = None
-    """A cache whose settings and weights to use; a model trained on that cache can then read the new one."""
+    """Use the settings and weights of this cache. A model trained on this cache can then read the cache OUT."""
     sets: Changes = ()
-    """Changed setting of the preset."""
+    """Setting of the preset to change."""
     options: ExtractOptions = ExtractOptions()
 
 

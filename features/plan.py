@@ -1,7 +1,6 @@
 """Estimate the downloads, the disk space and the time of a workflow target before it runs (``vse-data plan``).
 
-The estimate multiplies the rows of features and the training pairs of the planned jobs by the sizes and speeds in
-``config/rates.yaml``. Unknown sizes and speeds are listed, not guessed.
+The estimate uses the sizes and speeds in ``config/rates.yaml``. Unknown sizes and speeds are listed, not guessed.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class NetworkRates(Settings):
     """Sizes and speeds of a network; a missing entry is unknown."""
 
     numbers: dict[str, PositiveInt] = Field(
-        default_factory=dict, description="vector length by layer name; the entry text is the length of a caption's vector"
+        default_factory=dict, description="length of a layer's vector, by layer name; text is the layer of a caption's vector"
     )
     weights_mb: NonNegativeFloat | None = None
     per_s: dict[str, PositiveFloat] = Field(default_factory=dict, description="crops or captions per second, by precision")
@@ -102,7 +101,7 @@ class TargetPlan:
     unknown: list[str] = field(default_factory=list)
 
 
-def plan_target(targets: Sequence[str], settings: Sequence[str] = (), rates_file: Path | None = None) -> str:
+def describe_plan(targets: Sequence[str], settings: Sequence[str] = (), rates_file: Path | None = None) -> str:
     """Return a report of the remaining work of the workflow for some targets. Nothing is run.
 
     ``settings`` are the arguments of ``snakemake --config``. ``rates_file`` has the format of ``config/rates.yaml`` and holds

@@ -135,7 +135,7 @@ def _image_inputs(
         reader = FeatureReader(inputs.cache, 0, mapped=False)
         return CachedImages(reader, pairs.image_ids, device, _memory_gb(experiment)), cached, None
     extractor = rebuild_cnn_extractor(
-        inputs.cache, inputs.weights_dir, str(device), positions=True, trainable=settings.finetune
+        inputs.cache, inputs.weights_dir, str(device), allow_positions=True, trainable=settings.finetune
     )
     if not settings.finetune:
         return photo_crops(extractor, inputs.dataset, pairs.images, settings, as_features=True), cached, None
@@ -143,7 +143,7 @@ def _image_inputs(
         raise UserError("images.batch_norm: train requires a single process; each process would have its own statistics")
     crops = photo_crops(extractor, inputs.dataset, pairs.images, settings)
     cnn = TrainableCnn(extractor, settings.batch_norm, settings.gradient_checkpointing, experiment.train.compile)
-    val_config = read_cnn_config(inputs.eval_cache, positions=True)
+    val_config = read_cnn_config(inputs.eval_cache, allow_positions=True)
     return crops, photo_crops(extractor, inputs.dataset, val.images, settings, config=val_config), cnn
 
 

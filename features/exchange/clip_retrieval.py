@@ -185,7 +185,7 @@ def _with_relative_file(row: ImportedRow, images: Path | None) -> ImportedRow:
 def _check_vectors(
     row: ImportedRow, part: _Part, row_index: int, parts: list[_Part], places_by_file: dict[str, list[_Place]]
 ) -> None:
-    """Check that the vectors of a row are finite and equal to earlier vectors of the same image. Raises BadRow."""
+    """Check that both vectors of a row are finite, and the image's vector is that of earlier rows. Raises BadRow."""
     if len(row.captions) != 1:
         raise BadRow(f"{len(row.captions)} captions for one vector")
     for vectors, path in zip((part.images, part.texts), part.vector_files, strict=True):

@@ -16,7 +16,7 @@ from tests.training.data.caches import drop_checksums
 from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_cache, verify_cache
 from vse.features.cache.reader import FeatureReader
 from vse.features.cache.rows import Identity, Rows, sha256_bytes
-from vse.features.cache.shards import read_finished_shard, shard_path, shards_folder, write_shard
+from vse.features.cache.shards import read_finished_record, shard_path, shards_folder, write_shard
 from vse.features.cli import main
 from vse.pipeline.errors import UserError
 
@@ -100,14 +100,14 @@ def test_verify_finds_one_flipped_bit(tmp_path: Path, fails: Fails) -> None:
 
 def test_a_shard_that_changed_or_lacks_its_record_is_not_finished_and_of_other_settings_refused(tmp_path: Path) -> None:
     path = make(tmp_path)
-    assert read_finished_shard(shard(path, 0), IDENTITY) is not None
+    assert read_finished_record(shard(path, 0), IDENTITY) is not None
     with shard(path, 1).open("ab") as stream:
         stream.write(b"x")
     shard(path, 2).with_suffix(".json").unlink()
-    assert [read_finished_shard(shard(path, k), IDENTITY) for k in (1, 2)] == [None, None]
+    assert [read_finished_record(shard(path, k), IDENTITY) for k in (1, 2)] == [None, None]
     other = Identity("demo", "tiny", "image", {"crops": "10c", "seed": 0})
     with pytest.raises(UserError, match="content.crops: 1c -> 10c"):
-        read_finished_shard(shard(path, 0), other)
+        read_finished_record(shard(path, 0), other)
 
 
 def test_merging_needs_every_shard_of_this_data_set(tmp_path: Path) -> None:
@@ -130,14 +130,14 @@ def test_features_that_are_not_finite_are_never_written(value: float, tmp_path: 
 
 def test_the_key_depends_on_every_field() -> None:
     keys = {
-        IDENTITY.key,
-        Identity("f8k", "tiny", "image", IDENTITY.content).key,
-        Identity("demo", "fc7", "image", IDENTITY.content).key,
-        Identity("demo", "tiny", "text", IDENTITY.content).key,
-        OTHER.key,
+        IDENTITY.sha256,
+        Identity("f8k", "tiny", "image", IDENTITY.content).sha256,
+        Identity("demo", "fc7", "image", IDENTITY.content).sha256,
+        Identity("demo", "tiny", "text", IDENTITY.content).sha256,
+        OTHER.sha256,
     }
     assert len(keys) == 5
-    assert Identity("demo", "tiny", "image", {"seed": 0, "crops": "1c"}).key == IDENTITY.key
+    assert Identity("demo", "tiny", "image", {"seed": 0, "crops": "1c"}).sha256 == IDENTITY.sha256
 
 
 N, DIM = 8, 200_000  # rows of 400,000 bytes: a block holds 2.6 of them

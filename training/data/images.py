@@ -59,7 +59,7 @@ class CachedFeatures:
     ) -> None:
         cache = reader.cache
         self._reader = reader
-        self._rows = reader.positions(ids)
+        self._rows = reader.find_rows(ids)
         self._device = device
         self.kind = kind_of_rows(cache.row_kind)
         self.n_crops = cache.row_shape[0] if cache.row_kind == "crops" else 0
@@ -121,7 +121,7 @@ class CachedFeatures:
             if cache.offsets is None:
                 vectors = self._reader.rows(rows).reshape(-1, cache.dim)
             else:
-                sets = self._reader.regions(rows)
+                sets = self._reader.padded_regions(rows)
                 vectors = sets.features[sets.mask]
             first = self._starts[start]
             kept[first : first + len(vectors)] = self._check_finite(torch.from_numpy(vectors), rows)

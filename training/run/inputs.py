@@ -117,7 +117,7 @@ class Inputs:
 
         def describe(cache: FeatureCache) -> dict[str, Any]:
             path = relative_path(cache.path, folder)
-            return {"name": cache.feature, "key": cache.key, "path": path, "extractor": dict(cache.extractor)}
+            return {"name": cache.feature, "key": cache.key, "path": path, "extractor": dict(cache.extractor_identity)}
 
         caches = {
             "eval_features": None if self.eval_cache is self.cache else self.eval_cache,

@@ -20,7 +20,7 @@ from vse.features.backbones.device import MEMORY_ADVICE, memory_guard
 from vse.features.cache.feature_cache import FeatureCache, read_input_hashes
 from vse.features.cache.rows import sha256_bytes
 from vse.features.data_checks import belongs_to_dataset
-from vse.features.extractors.text import ItemEncoder, load_item_encoder
+from vse.features.extractors.text import TextItemEncoder, load_text_item_encoder
 from vse.pipeline.dataset.columns import IdIndex, caption_ids
 from vse.pipeline.dataset.dataset import Dataset, phrase_texts
 from vse.pipeline.errors import UserError
@@ -51,7 +51,7 @@ class EncodedPhrases:
     ``device`` : device of the vectors.
     """
 
-    def __init__(self, texts: Sequence[str], encoder: ItemEncoder, cache: FeatureCache, device: torch.device) -> None:
+    def __init__(self, texts: Sequence[str], encoder: TextItemEncoder, cache: FeatureCache, device: torch.device) -> None:
         self._texts, self._encoder, self._cache, self._device = texts, encoder, cache, device
 
     def read(self, indices: Indices) -> tuple[Tensor, ...]:
@@ -138,7 +138,7 @@ def _rank_boxes(
             "with the same settings, and name its cache with --features"
         )
     model = _best_model(opened, phrase_settings)
-    reader = load_item_encoder(phrases, files.weights_dir, str(opened.device))
+    reader = load_text_item_encoder(phrases, files.weights_dir, str(opened.device))
     inputs = encode_texts(phrases, reader, [(text.lower(), opened.words_of(text))], opened.device)
     if not text.strip() or not inputs[0].any():
         raise UserError(f"{text!r}: none of its words is known to {phrases.feature!r}")
@@ -191,7 +191,9 @@ def _phrase_vectors(dataset: Dataset, phrases: FeatureCache, files: RunFiles, de
     if belongs_to_dataset(phrases, dataset):
         check_phrase_cache(phrases, dataset)
         return cached_phrases(phrases, device)
-    return EncodedPhrases(phrase_texts(dataset), load_item_encoder(phrases, files.weights_dir, str(device)), phrases, device)
+    return EncodedPhrases(
+        phrase_texts(dataset), load_text_item_encoder(phrases, files.weights_dir, str(device)), phrases, device
+    )
 
 
 def find_phrase(
