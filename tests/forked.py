@@ -24,10 +24,12 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 SNAKEMAKE = {"snakemake": "snakemake.cli:main"}
 PYTEST = {"pytest": "__main__:pytest_main"}
 PYTHON = {"python": "__main__:python_main"}
+TORCHRUN = {"torchrun": "torch.distributed.run:main"}
 # What commands import only for some models, in seconds.
 LIBRARIES = ("sentence_transformers", "transformers.models.bert.modeling_bert", "open_clip")
 _first: set[str] = set()  # modules of the package before pages of the documentation add parts to it
@@ -83,12 +85,13 @@ class Scripts:
 
 def serve(path: str, targets: list[str]) -> None:
     """Answer calls of the scripts, each in a fork, as long as the tests are there."""
-    mains: dict[str, Callable[[], None]] = {}
+    mains: dict[str, Callable[[], Any]] = {}
 
     def load(*_: object) -> None:
-        gc.unfreeze()
         _forget("vse")
         _import_all("vse")  # the commands import what they run when they run
+        for kind in ("datasets", "features", "experiments", "ladders"):
+            importlib.import_module("vse.pipeline.presets.preset_files").known_presets(kind)  # which keeps the files' contents
         if not _first:
             _first.update(_modules_of("vse"))
         for item in targets:
@@ -105,6 +108,7 @@ def serve(path: str, targets: list[str]) -> None:
         for library in LIBRARIES:
             with suppress(ImportError):
                 importlib.import_module(library)
+        importlib.import_module("snakemake.cli").get_argument_parser()  # which finds Snakemake's plugins
         load()
         signal.signal(signal.SIGHUP, load)
         ended, end = os.pipe()
@@ -135,6 +139,7 @@ def pytest_main() -> None:
         del sys.modules[name]
     for package in ("jaxtyping", "anyio"):  # plugins of pytest, which reads them first
         _forget(package)
+    gc.unfreeze = lambda: None  # conftest.py calls it; a collection would copy all that is shared
     import pytest
 
     sys.exit(pytest.main())
@@ -142,7 +147,7 @@ def pytest_main() -> None:
 
 def python_main() -> None:
     """The command ``python`` with a file, with ``-m`` and a module, or with ``-`` for a program in its input."""
-    sys.argv = sys.argv[1:]
+    sys.argv = [argument for argument in sys.argv[1:] if argument != "-u"]
     sys.path.insert(0, str(Path.cwd()))
     if sys.argv[0] == "-m":
         sys.argv = sys.argv[1:]
@@ -173,7 +178,7 @@ def _import_all(package: str) -> None:
                 importlib.import_module(module.name)
 
 
-def _start(connection: socket.socket, mains: Mapping[str, Callable[[], None]]) -> int:
+def _start(connection: socket.socket, mains: Mapping[str, Callable[[], Any]]) -> int:
     """Run a script in a fork; returns its process id."""
     _, streams, _, _ = socket.recv_fds(connection, 1, 3)
     name, arguments, folder, environment = marshal.loads(b"".join(iter(lambda: connection.recv(2**16), b"")))
@@ -189,10 +194,11 @@ def _start(connection: socket.socket, mains: Mapping[str, Callable[[], None]]) -
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    sys.executable = shutil.which("python") or sys.executable  # so that what the script starts is a fork, too
     sys.argv = [name, *arguments]
     code = 1
     try:
-        mains[name]()
+        sys.exit(mains[name]())
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 0
     except BaseException:

@@ -63,9 +63,15 @@ def resolved(load, *names):
         raise WorkflowError(str(error))
 
 
+@functools.cache  # of a large workflow, each preset is asked for hundreds of times
+def preset(load, *names):
+    """Return the preset ``load(*names)`` as ``resolved`` does."""
+    return resolved(load, *names)
+
+
 def feature_preset(wildcards):
     """Return the preset of a feature."""
-    return resolved(load_feature, wildcards.feature, wildcards.dataset)
+    return preset(load_feature, wildcards.feature, wildcards.dataset)
 
 
 def feature_settings(wildcards):
@@ -96,7 +102,7 @@ def feature_encoder(wildcards):
 
 def experiment_preset(wildcards):
     """Return the preset of an experiment."""
-    return resolved(presets.load_outline, wildcards.experiment, wildcards.dataset)
+    return preset(presets.load_outline, wildcards.experiment, wildcards.dataset)
 
 
 def experiment_settings(wildcards):
@@ -111,7 +117,7 @@ def experiment_settings(wildcards):
 
 def published_files(wildcards):
     """Return no inputs. End the workflow with instructions if the published files of a data set are missing."""
-    config = resolved(presets.load_dataset, wildcards.dataset)
+    config = preset(presets.load_dataset, wildcards.dataset)
     if os.environ.get(PLANNING_VARIABLE) != "1" and not Path("data", wildcards.dataset, "dataset.json").exists():
         resolved(preparation.find_source_files, config, preparation.source_folder(wildcards.dataset))
     return []
@@ -119,7 +125,7 @@ def published_files(wildcards):
 
 def feature_shards(wildcards):
     """Return all shards of a feature. The preset of the data set has their number."""
-    n = resolved(presets.load_dataset, wildcards.dataset).shards
+    n = preset(presets.load_dataset, wildcards.dataset).shards
     stem = f"features/{wildcards.dataset}_{wildcards.feature}.shards/shard"
     return [f"{stem}-{k:05d}-of-{n:05d}.{suffix}" for k in range(n) for suffix in ("h5", "json")]
 
@@ -190,7 +196,7 @@ def _files_of_split(wildcards, split):
 def _phrase_models(wildcards):
     """Return the members of an ensemble that localise phrases. Only these read ground-truth regions."""
     members = experiment_preset(wildcards).ensemble_of
-    return [name for name in members if resolved(presets.load_outline, name, wildcards.dataset).truth_feature]
+    return [name for name in members if preset(presets.load_outline, name, wildcards.dataset).truth_feature]
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""A copy of the repository in which the commands of the documentation are run, with a demo of 110 pictures."""
+"""A copy of the repository in which the commands of the documentation are run, with a demo of 22 pictures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.docs.pages import ROOT, Block, console_scripts, patched
-from tests.forked import PYTEST, PYTHON, SNAKEMAKE, Scripts
+from tests.forked import PYTEST, PYTHON, SNAKEMAKE, TORCHRUN, Scripts
 from tests.pipeline.entities_files import annotation, thing, write_entities, write_photo
 from vse.pipeline.demo import create_demo
 
@@ -24,17 +24,20 @@ MADE = ("__pycache__", "*.h5", "*.shards", "*.failures.jsonl", "*.encoder.safete
 FC7 = "model: squeezenet1_1\nlayer: features.2\nweights: random\ngrid: 2\nresize: 32\ncrop: 32\n"
 GRID = f"{FC7}positions: true\n"
 CLIP = [("laion2b_s34b_b79k", "random"), ("ViT-B-32", "ViT-S-32-alt")]
-# A network of pages' presets whose random weights take seconds to draw, and another one.
-VGG = ("model: vgg11\nlayer: features.6", "model: squeezenet1_1\nlayer: features.4")
+# In files that pages write, what takes seconds, and what takes its place.
+LARGE = {
+    "model: vgg11\nlayer: features.6": "model: squeezenet1_1\nlayer: features.4",
+    "model: { dim: 256, word_dim: 100 }\n  train: { epochs: 12,": "model: { dim: 32, word_dim: 16 }\n  train: { epochs: 5,",
+}
 DEMO = """
-n_images: 110
+n_images: 22
 shards: 2
 features:
   fc7_10c: { crop: 28 }
   hglmm: { trained_dim: 20, pca: 50 }
   boxes_effnet: &boxes
     { model: squeezenet1_1, weights: random, map: features.1, layer: features.2, pool: 8, grid: 2, shorter: 32, longer: 48,
-      n_boxes: 8 }
+      n_boxes: 8, thin_edges: true }
   boxes_effnet_truth: *boxes
 experiment:
   model: { dim: 32, word_dim: 16 }
@@ -43,8 +46,8 @@ experiments:
   bert_minilm_effnet: { feature: fc7, model: { caption_encoder: { model: tiny, frozen_layers: 0 } } }
 """
 SMALLER = [
-    ("pipeline/demo.py", "DEFAULT_IMAGES = 5500", "DEFAULT_IMAGES = 110"),
-    ("eval/defaults.py", "FOLD_IMAGES = 1000", "FOLD_IMAGES = 20"),
+    ("pipeline/demo.py", "DEFAULT_IMAGES = 5500", "DEFAULT_IMAGES = 22"),
+    ("eval/defaults.py", "FOLD_IMAGES = 1000", "FOLD_IMAGES = 4"),
 ]
 # Places that the documentation leaves open: a folder with all that is published of three data sets, weights, word vectors.
 PLACES = {
@@ -68,9 +71,9 @@ class World:
             else:
                 shutil.copy(source, target)
         self._shrink()
-        self._draw(create_demo(work / "drawn", 66, seed=3))
+        self._draw(create_demo(work / "drawn", 22, seed=3))
         self.environment = self._environment(self.folder / "_vse")  # found before the installed package
-        self._scripts = Scripts(console_scripts() | SNAKEMAKE | PYTEST | PYTHON, self.environment)
+        self._scripts = Scripts(console_scripts() | SNAKEMAKE | PYTEST | PYTHON | TORCHRUN, self.environment)
         self.environment["PATH"] = f"{self._scripts.bin}:{self.environment['PATH']}"
         self._scripts.start()
 
@@ -89,8 +92,10 @@ class World:
         if block.title:
             target = self.folder / block.title
             target.parent.mkdir(parents=True, exist_ok=True)
-            is_diff = block.language == "diff"
-            target.write_text(patched(target.read_text(), block.text) if is_diff else block.text.replace(*VGG))
+            text = patched(target.read_text(), block.text) if block.language == "diff" else block.text
+            for large, small in LARGE.items():
+                text = text.replace(large, small)
+            target.write_text(text)
             self._changed |= block.title.startswith(tuple(f"{room}/" for room in ROOMS))
             return ""
         if self._changed:
@@ -172,8 +177,9 @@ class World:
     def _environment(self, package: Path) -> dict[str, str]:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
+        dropped = ("VSE_", "SLURM_", "COV_", "PYTHONDONTWRITEBYTECODE")
         return {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("VSE_", "SLURM_", "COV_"))},
+            **{name: value for name, value in os.environ.items() if not name.startswith(dropped)},
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(package),
             "HOME": str(self.folder.parent),

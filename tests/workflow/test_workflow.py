@@ -179,7 +179,7 @@ def test_features_of_each_kind_are_extracted_and_sound(more: Work) -> None:
   fc7_rc: {{ <<: *fc7, n_random: 2 }}
   regions: {{ model: fasterrcnn_resnet50_fpn, weights: random, shorter: 32, longer: 48, proposals: 8 }}
   hglmm: {{ min_count: 1, centres: 2, trained_dim: 20, pca: 20 }}
-  boxes: &b {{ {network}, shorter: 32, longer: 48 }}
+  boxes: &b {{ {network}, shorter: 32, longer: 48, n_boxes: 8, thin_edges: true }}
   boxes_truth: *b
   tfidf_phrases: {{ min_count: 1 }}
 """
