@@ -74,7 +74,7 @@ class AllEvaluateOptions(EvaluateOptions):
     ensemble: Flag = False
     """Treat FILES as members of an ensemble, and average their scores. With several seeds there is one ensemble per seed."""
     experiment: Text | None = None
-    """With --ensemble: preset whose list of members FILES must match.  [default: not checked]"""
+    """With --ensemble: preset of an ensemble; FILES must be its members.  [default: not checked]"""
     alpha: Share | None = None
     """With --ensemble of an image-sentence model and a phrase model: weight of the phrase model's scores, from 0 to 1.
     [default: the best on the validation split]"""

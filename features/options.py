@@ -54,7 +54,7 @@ class FeatureRequest(Options):
     feature: Text = ""
     """A preset of config/features, or a YAML file."""
     out: File | None = None
-    """The cache to write.  [default: features/DATASET_FEATURE.h5]"""
+    """The cache.  [default: features/DATASET_FEATURE.h5]"""
     shards: From1 | None = None
     """Number of shards.  [default: the number in the preset of the data set]"""
     shard: int | None = None

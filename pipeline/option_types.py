@@ -157,10 +157,10 @@ WordVectorsFile = Annotated[
 ]
 Force = Annotated[
     Flag,
-    Field(description="Also replace a file of a kind that this command does not write. Inputs are never replaced."),
+    Field(description="Replace output files of any kind. By default, only files that vse wrote are replaced. Inputs are never replaced."),
 ]
 AllowCode = Annotated[
     Flag,
     Cli(envvar="VSE_ALLOW_CODE"),
-    Field(description="Allow Python files that a preset or a trained run names to be executed. Look at them first."),
+    Field(description="Run the Python files that a preset or a trained run names. Read these files first."),
 ]

@@ -45,7 +45,7 @@ class TrainOptions(Options):
     resume: Flag = False
     """Continue an unfinished run from its last checkpoint."""
     overwrite: Flag = False
-    """Replace a run that is already in the run folder. Without this option, a run with other settings there is an error."""
+    """Replace the run in the run folder if its settings differ. Without this option, different settings are an error."""
     allow_code: AllowCode = False
     device: Device = "auto"
     threads: Threads = None
@@ -100,7 +100,7 @@ class EmbedRequest(Options):
     allow_leak: Flag = False
     """Allow images that the run was trained on; the result records it."""
     sentences: Flag = False
-    """For a run that localises phrases: write the scores of all captions with all images, which --ensemble combines."""
+    """For a run that localises phrases: write the scores of all captions with all images, for the ensembles of vse-eval."""
     allow_code: AllowCode = False
     device: Device = "auto"
     threads: Threads = None
