@@ -157,7 +157,7 @@ WordVectorsFile = Annotated[
 ]
 Force = Annotated[
     Flag,
-    Field(description="Replace output files of any kind. By default, only files that vse wrote are replaced. Inputs are never replaced."),
+    Field(description="Replace any existing file but an input. By default, only a file like those that the command writes."),
 ]
 AllowCode = Annotated[
     Flag,

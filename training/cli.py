@@ -43,8 +43,8 @@ def embed_command(request: EmbedRequest) -> None:
     With --features of another data set, --split names a split of that data set, to test a run on data that it was not trained
     on. Images that the model was trained on are refused.
 
-    With --as-features, the embeddings of all splits become two feature caches, to train another model on. Instead of a run, RUN...
-    may then be the embeddings files of all splits, which other programs may have written.
+    With --as-features, the embeddings of all splits become two feature caches, to train another model on. In this case, the
+    arguments may be embeddings files of other programs instead of a run, one file for each split.
     """
     from vse.features.backbones.device import use_threads
     from vse.training.use.embed import embed_runs
