@@ -39,14 +39,14 @@ def training(demo: Path) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("config", ALL, ids=lambda config: config.name)
-def test_a_caption_feature_has_a_row_per_caption_in_any_number_of_shards(config: Any, demo: Path, tmp_path: Path) -> None:
+def test_a_caption_feature_has_a_row_per_caption_in_any_number_of_shards(config: Any, few: Path, tmp_path: Path) -> None:
     found = []
     for n_shards in (1, 4):
         out = tmp_path / f"{n_shards}" / f"demo_{config.name}.h5"
-        extractor = CaptionExtractor(config, fit_encoder(demo, config, encoder_path(out)))
-        cache = extracted_cache(demo, extractor, out, n_shards)
+        extractor = CaptionExtractor(config, fit_encoder(few, config, encoder_path(out)))
+        cache = extracted_cache(few, extractor, out, n_shards)
         assert cache.kind == "text"
-        assert cache.ids.tolist() == [item.id for item in dataset_items(load_dataset_file(demo), "text")]
+        assert cache.ids.tolist() == [item.id for item in dataset_items(load_dataset_file(few), "text")]
         found.append(FeatureReader(cache).rows(np.arange(len(cache.ids))))
     np.testing.assert_allclose(found[0], found[1], atol=1e-6)
 

@@ -11,7 +11,7 @@ from PIL import Image
 from vse.features.extractors.cnn import cut_crops, normalize_pixels
 from vse.features.feature_job import extract_feature
 from vse.features.options import ExtractOptions, FeatureRequest
-from vse.features.settings import DEFAULT_EXTRACTOR, EXTRACTORS, has_auto_precision, load_feature
+from vse.features.settings import EXTRACTORS, has_auto_precision, load_feature
 from vse.features.settings.captions import CaptionSettings
 from vse.features.settings.images import BoxesConfig, CnnConfig
 from vse.features.settings.texts import HglmmConfig, TextConfig, TfidfConfig
@@ -100,20 +100,6 @@ def test_an_unknown_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
         load_feature(str(tmp_path / "mine.yaml"))
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("laier=x", "unknown setting 'laier' .did you mean 'layer'"),
-        ("extractor=regions", "unknown setting 'extractor'"),
-        ("crop=300", "crop 300 is larger than resize 256"),
-        ("crops=11c", "crops: Input should be"),
-    ],
-)
-def test_a_wrong_setting_is_one_line(setting: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        load_feature("fc7", sets=[setting])
-
-
 def test_changes_by_the_preset_of_the_data_set_are_logged(few: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "vse")
     asked = FeatureRequest(
@@ -137,11 +123,6 @@ def test_an_extractor_says_what_its_command_and_its_jobs_need(name: str) -> None
     assert settings.fits_encoder == issubclass(settings, CaptionSettings)
     assert (settings.kind == "text") == (settings.fits_encoder or settings.reads_raw)
     assert load_feature(settings.default_preset or name).extractor_name() == name
-
-
-def test_a_preset_without_an_extractor_is_of_a_cnn() -> None:
-    assert DEFAULT_EXTRACTOR == "cnn"
-    assert isinstance(load_feature("fc7"), CnnConfig)
 
 
 def test_what_a_row_of_a_cnn_is_depends_on_its_settings() -> None:

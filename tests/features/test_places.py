@@ -63,21 +63,6 @@ def test_a_cell_has_the_light_of_its_part_of_the_crop(positions: Path, size: tup
         np.testing.assert_allclose(light, expected, atol=0.12)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_a_square_changes_the_vector_of_the_cell_that_it_lies_in(positions: Path, size: tuple[int, int]) -> None:
-    cache, config = grid(positions, resize=72, crop=60, grid=3, resize_mode="shorter")
-    extractor, boxes = (
-        CnnExtractor(config.model_copy(update={"normalize": False, "weights": "random"})),
-        VectorBoxes(cache).boxes(size),
-    )
-    dark = extractor.features(extractor.prepare(Image.new("RGB", size), 0)[None])[0]
-    for lit in range(9):
-        x1, y1, x2, y2 = boxes[lit]
-        middle = np.asarray([x1 + (x2 - x1) / 3, y1 + (y2 - y1) / 3, x2 - (x2 - x1) / 3, y2 - (y2 - y1) / 3])
-        seen = extractor.features(extractor.prepare(with_square(size, middle), 0)[None])[0]
-        assert (seen - dark).norm(dim=1).argmax() == lit
-
-
 def regions(demo: Path, folder: Path, n_shards: int, **changed: NDArray[np.int32] | None) -> Path:
     """A cache of regions: image k of the data set has k % 3 + 1, whose x1 is the number of the region in the cache."""
     ids = np.asarray([image.imgid for image in load_dataset_file(demo).images], np.int64)

@@ -49,11 +49,11 @@ def training_phrases(dataset: Path) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("config", FITTED, ids=lambda config: config.name)
-def test_a_row_is_a_different_text_in_any_number_of_shards(config: Any, demo: Path, tmp_path: Path) -> None:
-    texts = phrase_texts(load_dataset_file(demo))
+def test_a_row_is_a_different_text_in_any_number_of_shards(config: Any, few: Path, tmp_path: Path) -> None:
+    texts = phrase_texts(load_dataset_file(few))
     found = []
     for n_shards in (1, 3):
-        cache = fitted_cache(demo, config, tmp_path / str(n_shards) / f"demo_{config.name}.h5", n_shards)
+        cache = fitted_cache(few, config, tmp_path / str(n_shards) / f"demo_{config.name}.h5", n_shards)
         assert (cache.kind, cache.row_kind, cache.text_rows) == ("text", "vectors", "phrases")
         assert cache.ids.tolist() == list(range(len(texts)))
         assert cache.provenance["config"]["of"] == "phrases"

@@ -103,10 +103,6 @@ def test_the_least_quota_of_a_cgroup_and_those_above_it_counts(
     assert cgroup_quota(proc, cgroups) == 4
 
 
-def test_without_cgroups_there_is_no_quota(proc: Path, cgroups: Path) -> None:
-    assert cgroup_quota(proc, cgroups) == math.inf
-
-
 @pytest.mark.parametrize(
     ("limit", "cores"), [("50000 100000", 1), ("199000 100000", 1), ("6400000 100000", len(core_affinity()))]
 )

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import pytest
-from pydantic import SerializeAsAny, ValidationError
+from pydantic import ValidationError
 
-from tests.pipeline.toy import DRINKS, TOPPINGS, Coffee, Cream, Drink, Jug, Milk, Order, Table, Tea, Topping
-from vse.pipeline.presets.parts import Registry, find_default_part, find_registry, find_settings_class, part_field
-from vse.pipeline.presets.schema import Settings
+from tests.pipeline.toy import DRINKS, Cream, Drink, Jug, Milk, Table, Tea
+from vse.pipeline.presets.parts import Registry
 
 
 def test_a_part_is_given_by_its_name_by_its_settings_or_as_itself() -> None:
@@ -64,49 +63,6 @@ def test_a_part_can_be_registered_and_forgotten() -> None:
         DRINKS.remove("water")
     with pytest.raises(ValidationError, match="unknown drink 'water'"):
         Table.model_validate({"drink": "water"})
-
-
-def test_parts_may_be_chosen_by_another_field_than_their_name() -> None:
-    class Press(Settings):
-        extractor: Literal["press"] = "press"
-        name: str = ""
-
-    registry = Registry("extractor", Press, key="extractor")
-    assert registry.parse({"extractor": "press", "name": "mine"}) == Press(name="mine")
-    assert registry.as_settings("press") == {"extractor": "press"}
-    with pytest.raises(ValueError, match="settings with its extractor"):
-        registry.parse({"name": "press"})
-
-
-def test_the_settings_of_a_part_are_those_that_were_given() -> None:
-    assert DRINKS.as_settings("tea") == {"name": "tea"}
-    assert DRINKS.as_settings({"size": 2}) == {"size": 2}
-    assert DRINKS.as_settings(Tea(heat=80)) == {"name": "tea", "heat": 80}
-    assert DRINKS.as_settings(None) is DRINKS.as_settings(3) is None
-    classes = [Tea, Milk, Coffee, None, None, None]
-    assert [DRINKS.find_class(given) for given in ("tea", {"name": "milk"}, Coffee(), "te", {}, None)] == classes
-
-
-def test_the_registry_of_a_field_is_found_however_the_field_is_written() -> None:
-    class Written(Settings):
-        inside: Annotated[SerializeAsAny[Topping], part_field(TOPPINGS)] | None = None
-        all_of_it: Annotated[SerializeAsAny[Topping | None], part_field(TOPPINGS)] = None
-
-    assert find_registry(Table, "drink") is DRINKS
-    assert find_registry(Table, "topping") is TOPPINGS
-    assert find_registry(Written, "inside") is find_registry(Written, "all_of_it") is TOPPINGS
-    assert find_registry(Table, "seats") is find_registry(Cream, "jug") is find_registry(Order, "table") is None
-
-
-def test_groups_and_the_defaults_of_parts_are_found() -> None:
-    class Needed(Settings):
-        drink: Annotated[SerializeAsAny[Drink], part_field(DRINKS)]
-
-    assert find_settings_class(Order, "table") is Table
-    assert find_settings_class(Cream, "jug") is Jug
-    assert find_settings_class(Order, "tip") is find_settings_class(Order, "rows") is None
-    assert find_default_part(Table, "drink") == Coffee()
-    assert find_default_part(Table, "topping") is find_default_part(Needed, "drink") is None
 
 
 def test_a_lazy_part_is_known_by_name_and_imported_when_it_is_asked_for() -> None:

@@ -46,8 +46,10 @@ def both_directions() -> Embeddings:
     return replace(run, scores=None, scores_i2t=run.scores, scores_t2i=np.square(run.scores[:]))
 
 
-@pytest.mark.parametrize("ids", ["npy", "csv"])
-@pytest.mark.parametrize("make", [made, made_order, lambda: as_scores(made(noise=1.5)), both_directions])
+@pytest.mark.parametrize(
+    ("make", "ids"),
+    [(made, "npy"), (made, "csv"), (made_order, "csv"), (lambda: as_scores(made(noise=1.5)), "csv"), (both_directions, "npy")],
+)
 def test_a_folder_gives_the_result_of_a_file(make: Callable[[], Embeddings], ids: str, tmp_path: Path) -> None:
     run = make()
     folder = write_folder(tmp_path / "mine", run, ids)

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from tests.eval.evaluating import Fails, succeeds
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
-from vse.eval.protocols.coco import average_precision_at_r, rank_intramodal_queries, read_judged_pairs, right_positions
+from vse.eval.protocols.coco import rank_intramodal_queries, read_judged_pairs, right_positions
 from vse.eval.protocols.protocols import rank_queries, resolve_protocols
 from vse.eval.ranking.metrics import fold_metrics
 from vse.pipeline.errors import UserError
@@ -125,13 +125,6 @@ def test_positions_equal_a_full_sort_with_ties_against_the_model(data: st.DataOb
 
 def test_an_answer_that_is_no_candidate_is_never_found() -> None:
     assert right_positions(np.array([0.1, 0.9, 0.5], np.float32), np.array([-1, 2])).tolist() == [1, 3]
-
-
-def test_average_precision_at_r_by_hand() -> None:
-    # Three right answers, at the first, third and sixth place: of the first three, 1/1 and 2/3 count.
-    assert average_precision_at_r(np.array([0, 2, 5])) == pytest.approx((1 + 2 / 3) / 3)
-    assert average_precision_at_r(np.array([0, 1, 2])) == 1
-    assert average_precision_at_r(np.array([1])) == 0
 
 
 def test_auto_adds_them_to_the_test_set_of_coco_alone() -> None:

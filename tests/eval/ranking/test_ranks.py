@@ -188,10 +188,9 @@ def test_counts_by_bytes_are_sums(n_rows: int, n_columns: int, seed: int, transp
         assert column_counts(torch.ones(n, 3, dtype=torch.bool)).tolist() == [n] * 3
 
 
-@pytest.mark.parametrize("n_images", [3, 700])
 @pytest.mark.parametrize("similarity", SIMILARITIES)
-def test_a_collapsed_model_gets_no_credit(similarity: str, n_images: int) -> None:
-    generator = torch.Generator().manual_seed(0)
+def test_a_collapsed_model_gets_no_credit(similarity: str) -> None:
+    n_images, generator = 400, torch.Generator().manual_seed(0)
     image, caption = torch.nn.functional.normalize(torch.rand(2, 1, 64, generator=generator), dim=2)
     image_of_caption = torch.arange(n_images).repeat_interleave(5)
     found = ranks_from_embeddings(image.repeat(n_images, 1), caption.repeat(5 * n_images, 1), image_of_caption, similarity)
