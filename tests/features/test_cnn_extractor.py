@@ -84,15 +84,6 @@ def test_a_bank_of_random_crops_depends_on_the_image_alone(few: Path, tmp_path: 
     assert np.abs(found[0][:, 0] - found[0][:, 1]).max() > 0.01
 
 
-def test_positions_are_the_grid_before_it_is_flattened(demo: Path) -> None:
-    items = dataset_items(load_dataset_file(demo), "image")[:3]
-    config = TINY_FEATURE.model_copy(update={"dtype": "float32", "normalize": False, "grid": 3})
-    flat = CnnExtractor(config).extract(items).features
-    positions = CnnExtractor(config.model_copy(update={"positions": True})).extract(items).features
-    assert positions.shape == (3, 9, flat.shape[1] // 9)
-    np.testing.assert_array_equal(positions.transpose(0, 2, 1).reshape(3, -1), flat)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.nightly)])
 def test_a_compiled_network_gives_the_same_vectors(backend: str, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,13 +102,6 @@ def test_autocast_stays_close_to_float32(demo: Path) -> None:
     full = CnnExtractor(config).extract(items).features
     half = CnnExtractor(config.model_copy(update={"precision": "bf16"})).extract(items).features
     assert (np.sum(full * half, axis=1) > 0.999).all()
-
-
-def test_one_shard_can_be_made_alone(demo: Path, cache: Path, tmp_path: Path) -> None:
-    out = tmp_path / "demo_tiny.h5"
-    made = extract_shards(demo, CnnExtractor(TINY_FEATURE), out, 3, only=2)
-    assert made.read_bytes() == sorted(cache.with_suffix(".shards").glob("*.h5"))[2].read_bytes()
-    assert not out.exists()
 
 
 @pytest.fixture

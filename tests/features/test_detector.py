@@ -118,15 +118,6 @@ def test_the_first_picture_does_not_set_the_scale_of_the_others(extractor: Regio
     np.testing.assert_array_equal(after_small.compute([large])[0].features, extractor.compute([large])[0].features)
 
 
-def test_boxes_are_in_pixels_of_the_picture(extractor: RegionsExtractor) -> None:
-    small = torch.from_numpy(np.array(photographs()[2])).permute(2, 0, 1)
-    large = small.repeat_interleave(2, 1).repeat_interleave(2, 2)
-    boxes = [extractor.compute([pixels])[0].boxes for pixels in (small, large)]
-    assert boxes[0] is not None and boxes[1] is not None  # noqa: PT018
-    assert boxes[0][:, 2:].max() > 40
-    assert np.median(np.abs(boxes[1] / 2 - boxes[0])) < 3
-
-
 def test_a_picture_without_a_box_is_one_region(extractor: RegionsExtractor, monkeypatch: pytest.MonkeyPatch) -> None:
     detector: Any = extractor.detector
     monkeypatch.setattr(detector.rpn, "score_thresh", 2.0)

@@ -125,15 +125,8 @@ def test_an_extractor_says_what_its_command_and_its_jobs_need(name: str) -> None
     assert load_feature(settings.default_preset or name).extractor_name() == name
 
 
-def test_what_a_row_of_a_cnn_is_depends_on_its_settings() -> None:
-    kinds = [({}, "vectors"), ({"crops": "10c"}, "vectors"), ({"crops": "rc_bank"}, "crops")]
-    for changes, kind in [*kinds, ({"positions": True, "grid": 2}, "sets")]:
-        assert CnnConfig(name="x", model="vgg19", **changes).row_kind == kind
-
-
 def test_files_of_the_user_are_those_that_settings_name() -> None:
     assert CnnConfig(name="x", model="vgg19").files() == []
-    assert CnnConfig(name="x", model="vgg19", weights="w.pth").files() == ["w.pth"]
     boxes = BoxesConfig(
         name="x", model="vgg19", map="y", weights="w.pth", boxes="b.json", proposer_weights="p.pt", edge_model="m.yml.gz"
     )

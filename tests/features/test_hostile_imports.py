@@ -304,7 +304,7 @@ SMALL = ["model=squeezenet1_1", "layer=features.2", "grid=2", "resize=32", "crop
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-@settings(max_examples=10, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=6, phases=[Phase.explicit, Phase.generate])
 @given(data=st.data())
 def test_any_bytes_of_weights_are_refused_or_read(
     data: st.DataObject, suffix: str, network: dict[str, torch.Tensor], few: Path, tmp_path: Path

@@ -153,9 +153,11 @@ def test_one_caption_per_image_is_no_repetition(tmp_path: Path) -> None:
     assert len(cache.ids) == 10
 
 
-@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n"), min_size=1), min_size=1, max_size=8))
-@pytest.mark.parametrize("ends", [True, False])
-@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@given(
+    lines=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n"), min_size=1), min_size=1, max_size=8),
+    newline=st.sampled_from(["\n", "\r\n"]),
+    ends=st.booleans(),
+)
 def test_the_bytes_of_captions_survive(newline: str, ends: bool, lines: list[str]) -> None:
     lines = [f"a {line}" for line in lines]
     content = (newline.join(lines) + newline * ends).encode()

@@ -124,16 +124,6 @@ def test_a_file_that_another_process_has_locked_is_read(what: str, own_cache: Pa
     shards_folder(own_cache).chmod(0o755)
 
 
-def test_images_without_a_region_give_sets_that_are_all_padding(tmp_path: Path) -> None:
-    reader = FeatureReader(ragged(tmp_path, [0, 2, 0, 0], 2))
-    one_of_two = reader.sets(np.asarray([0, 1]))
-    assert one_of_two.mask.tolist() == [[False, False], [True, True]]
-    alone = reader.sets(np.asarray([2, 0]))
-    assert alone.features.shape == (2, 1, 3)
-    assert not alone.mask.any()
-    assert not alone.features.any()
-
-
 @pytest.mark.parametrize("memory_gb", [0, 1])
 def test_positions_are_sets_of_equal_size_without_padding(memory_gb: float, tmp_path: Path) -> None:
     grid = np.random.default_rng(0).random((20, 4, 3)).astype(np.float32)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 from pydantic import ValidationError
@@ -21,28 +21,6 @@ def test_a_part_comes_back_from_what_was_written_of_it() -> None:
     written = table.model_dump(mode="json")
     assert written["drink"] == {"name": "tea", "size": 3, "minutes": 4.0, "heat": 80}
     assert Table.model_validate(written) == table
-
-
-HOT_JUG = {"drink": {"name": "tea", "heat": "x"}}
-
-
-@pytest.mark.parametrize(
-    ("settings", "where", "message"),
-    [
-        ({"drink": "te"}, ("drink",), r"unknown drink 'te' \(did you mean 'tea'\? known: coffee, milk, tea\)"),
-        ({"drink": 3}, ("drink",), r"the drink is a name \(coffee, tea, milk\), or settings with its name"),
-        ({"drink": {"size": 1}}, ("drink",), r"the drink is a name \(coffee, tea, milk\), or settings with its name"),
-        ({"drink": {"name": ["tea"]}}, ("drink",), r"the drink is a name"),
-        ({"drink": {"name": "tea", "shots": 2}}, ("drink", "shots"), "Extra inputs are not permitted"),
-        ({"drink": {"name": "tea", "size": 0}}, ("drink", "size"), "greater than or equal to 1"),
-        ({"drink": {"name": "milk", "size": 10, "heat": 99}}, ("drink",), "so much milk boils over"),
-        ({"topping": {"name": "cream", "jug": HOT_JUG}}, ("topping", "jug", "drink", "heat"), "integer"),
-    ],
-)
-def test_what_is_wrong_in_a_part_is_reported_with_its_path(settings: Any, where: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ValidationError, match=message) as refusal:
-        Table.model_validate(settings)
-    assert [error["loc"] for error in refusal.value.errors()] == [where]
 
 
 def test_a_registry_lists_its_parts_in_the_order_of_their_lines() -> None:

@@ -96,19 +96,16 @@ def test_a_matrix_of_scores_other_images_and_captions_change_nothing() -> None:
     run = coco()
     ours = fold_metrics(rank_queries(run, "eccv").folds[0])
     dense = replace(run, scores=run.images @ run.captions.T, images=None, captions=None)
-    sixth = replace(
+    more = replace(
         run,
         caption_ids=np.append(run.caption_ids, 1),
         caption_image_ids=np.append(run.caption_image_ids, 0),
         captions=np.vstack([run.captions, run.images[1]]),  # it would be the first answer to the second image
-    )
-    others = replace(
-        run,
         image_ids=np.append(run.image_ids, 5000 + np.arange(100)),
         coco_ids=np.append(run.coco_ids, 9_000_000 + np.arange(100)),
         images=np.vstack([run.images, run.images[:100]]),  # each would tie with an image of COCO
     )
-    for same in (dense, sixth, others):
+    for same in (dense, more):
         found = fold_metrics(rank_queries(same, "eccv").folds[0])
         for direction in ("i2t", "t2i"):
             assert found[direction] == pytest.approx(ours[direction], rel=1e-4 if same is dense else 0, abs=0)

@@ -244,19 +244,6 @@ def test_scores_equal_a_loop_over_all_pairs(shape: tuple[int, int, int]) -> None
     np.testing.assert_allclose(scores("cosine", images, captions), exact, rtol=1e-5, atol=rounding)
 
 
-FEW = st.sampled_from([-1.5, -0.1, 0.0, 0.1, 0.3, 2.0])
-
-
-@given(st.data())
-def test_order_is_never_positive_and_zero_exactly_if_the_image_dominates(data: st.DataObject) -> None:
-    dim = data.draw(st.integers(1, 4))
-    images = data.draw(hnp.arrays(np.float32, (data.draw(st.integers(1, 4)), dim), elements=FEW))
-    captions = data.draw(hnp.arrays(np.float32, (data.draw(st.integers(1, 4)), dim), elements=FEW))
-    found = scores("order", images, captions)
-    assert (found <= 0).all()
-    np.testing.assert_array_equal(found == 0, (images[:, None] >= captions).all(2))
-
-
 @pytest.mark.parametrize("dim", [1, 3, 17, 300, 1024])
 @pytest.mark.parametrize("name", SIMILARITIES)
 def test_equal_embeddings_score_the_same_wherever_they_stand_in_a_tile(name: str, dim: int) -> None:
