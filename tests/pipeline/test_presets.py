@@ -12,7 +12,7 @@ from pydantic import Field, SerializeAsAny, ValidationError
 from tests.pipeline.toy import DRINKS, Cocoa, Coffee, Cream, Drink, Jug, Milk, Order, Table, Tea
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets import presets
-from vse.pipeline.presets.parts import part_field
+from vse.pipeline.presets.parts import Registry, part_field
 from vse.pipeline.presets.schema import ExperimentPlan, Settings, SourceFile
 
 EXPERIMENTS, FEATURES, DATASETS = (presets.known_presets(kind) for kind in ("experiments", "features", "datasets"))
@@ -310,3 +310,19 @@ def test_a_source_file_needs_a_web_address_a_checksum_and_a_size(key: str, value
     assert SourceFile.model_validate(good).url == "https://host/a.zip"
     with pytest.raises(ValidationError, match=key):
         SourceFile.model_validate({**good, key: value})
+
+
+def test_a_part_comes_back_from_what_was_written_of_it() -> None:
+    table = Table(drink=Tea(heat=80), topping=Cream(jug=Jug(drink=Tea(size=1))))
+    written = table.model_dump(mode="json")
+    assert written["drink"] == {"name": "tea", "size": 3, "minutes": 4.0, "heat": 80}
+    assert Table.model_validate(written) == table
+
+
+def test_a_lazy_part_is_known_by_name_and_imported_when_it_is_asked_for() -> None:
+    registry: Registry[Drink] = Registry("drink", lazy={"tea": "tests.pipeline.toy:Tea", "ghost": "no.such.module:Ghost"})
+    assert list(registry) == ["tea", "ghost"]
+    assert registry["tea"] is registry.find_class("tea") is Tea
+    assert registry.parse({"name": "tea", "heat": 80}) == Tea(heat=80)
+    with pytest.raises(ModuleNotFoundError):
+        registry["ghost"]
