@@ -152,21 +152,6 @@ def test_word_vectors_given_for_all_features_are_before_those_of_a_preset() -> N
     assert TfidfConfig(name="x").word_file("given.txt") is None, "it reads none"
 
 
-EXTRAS = {
-    "timm": "effnet effnet_10c effnet2 effnet_rc effnet_grid effnet_map dino boxes_effnet boxes_effnet_truth boxes_effnet_map "
-    "boxes_effnet_map_truth",
-    "openclip": "clip clip_text",
-    "text": "minilm minilm_phrases minilm_tokens bert e5",
-}
-
-
-def test_a_preset_says_which_extra_it_needs() -> None:
-    expected = {name: extra for extra, names in EXTRAS.items() for name in names.split()}
-    assert {name: load_feature(name).extra for name in known_presets("features")} == {
-        name: expected.get(name) for name in known_presets("features")
-    }
-
-
 def test_the_name_of_an_extractor_is_a_feature_with_its_default_settings() -> None:
     feature = load_feature("cnn", None, ("model=resnet18", "layer=avgpool"))
     assert (feature.name, feature.extractor_name(), feature.crop) == ("cnn", "cnn", load_feature("resnet").crop)

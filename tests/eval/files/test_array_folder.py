@@ -170,11 +170,6 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no image vectors": (lambda folder: (folder / "images.npy").unlink(), "it lacks images (docs/formats.md)"),
     "no captions' images": (lambda folder: (folder / "captions.csv").unlink(), "it lacks caption_ids, caption_image_ids"),
     "nothing": (lambda folder: [path.unlink() for path in folder.iterdir()], "has no embeddings (docs/formats.md)"),
-    "too few": (
-        lambda folder: np.save(folder / "captions.npy", np.load(folder / "captions.npy")[:-1]),
-        "captions has shape (149, 16), expected (150, dim)",
-    ),
-    "no such image": (changed_table("captions.csv", "\n0,", "\n7777,"), "a caption belongs to image 7777"),
     "a name for an id": (changed_table("images.csv", "\n3,", "\ncat.jpg,"), "images.csv: row 2: image_id 'cat.jpg'"),
     "a large id": (changed_table("images.csv", "\n3,", f"\n{2**63},"), f"image_id '{2**63}'"),
     "no id": (changed_table("captions.csv", "image_id,caption_id", "a,b"), "caption_id"),
