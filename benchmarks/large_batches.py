@@ -45,8 +45,8 @@ def measured(name: str, n: int, dim: int, block: int) -> dict[str, float]:
         side.grad = torch.ones_like(side)  # makes its memory resident before the measurement
     image_of = np.arange(n) // EACH
     loss = LOSSES[name].model_validate({"learned": True, "same_image": "positive", "block": block or None})
-    weights = loss.weights()
-    objective = loss.objective(Cosine(), weights=weights)
+    scale = loss.build_scale()
+    objective = loss.objective(Cosine(), scale=scale)
     before, started, cpu = resident_peak(), time.perf_counter(), time.process_time()
     cost = objective(Batch((sides[0],), (sides[1],), image_of, np.arange(n)), 0).value
     cost.backward()

@@ -120,7 +120,7 @@ class Items(Dataset[Item]):
 
     def __init__(self, data: Data, pairs: Pairs) -> None:
         reader = FeatureReader(data.cache)
-        self.features = reader.rows(reader.positions(pairs.image_ids)).astype(np.float32)
+        self.features = reader.rows(reader.find_rows(pairs.image_ids)).astype(np.float32)
         self.words = [data.vocabulary.encode(caption.tokens) for caption in pairs.captions]
         self.image_of = pairs.image_of
 

@@ -18,10 +18,10 @@ from vse.pipeline.options import Options, command
 def eval_command(request: EvaluationRequest) -> None:
     """Evaluate a model: R@K, Med r, mean r and rsum with 95% intervals.
 
-    FILES are those of one model, a file per seed, with embeddings or with scores of all pairs. They may also hold phrase
-    scores, that is, scores of phrases for the boxes of their images; the metrics are then R@K at an IoU, its upper bound (the
-    share of phrases with a right candidate) and the mean IoU. With --compare FILES are two models, or equally many seeds of
-    two models. With --ensemble FILES are the members of one ensemble. Without --out the metrics are only printed.
+    FILES are those of one model, a file per seed, with embeddings or with scores of all pairs. Files of phrase scores hold the
+    scores of phrases for the boxes of their images. The metrics are then R@K at an IoU, the upper bound of R@K (the share of
+    phrases with a right candidate) and the mean IoU. With --compare FILES are two models, or equally many seeds of two models.
+    With --ensemble FILES are the members of one ensemble. Without --out the metrics are only printed.
     """
     options = request.options
     if request.compare and options.first_embeddings_option:
@@ -37,7 +37,7 @@ def eval_command(request: EvaluationRequest) -> None:
 
 
 def _evaluate(request: EvaluationRequest) -> list[str]:
-    """Evaluate a model; return the lines to print, and the file that was written, if one was."""
+    """Evaluate a model and return the lines to print. The last line is the result file, if one was written."""
     from vse.eval.files.results import Result
     from vse.eval.protocols.evaluate import evaluate_files
     from vse.eval.protocols.result_content import result_lines
@@ -47,7 +47,7 @@ def _evaluate(request: EvaluationRequest) -> list[str]:
 
 
 def _compare(request: EvaluationRequest) -> list[str]:
-    """Compare two models; return a line per protocol, and the file that was written."""
+    """Compare two models and return the lines to print. The last line is the file that was written."""
     from vse.eval.files.results import read_comparison
     from vse.eval.tables.significance import compare_files, difference_lines
 

@@ -1,7 +1,7 @@
 """Check that a cache belongs to a data set, and that two caches of images belong to the same data set.
 
 Two data sets may use the same ids for different images or captions. The functions therefore compare hashes of photographs,
-captions and texts, and boxes of phrases.
+captions and phrases, and boxes of phrases.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def check_data(cache: FeatureCache, dataset: Dataset) -> None:
 
 def check_same_photos(cache: FeatureCache, other: FeatureCache) -> None:
     """Check that two caches of images belong to the same data set, by their photographs and captions. Raises UserError."""
-    if differences := compare_data(recorded_identity(other), recorded_identity(cache)):
+    if differences := compare_data(read_data_identity(other), read_data_identity(cache)):
         raise UserError(f"{other.path} and {cache.path} are of different data sets: {'; '.join(differences)}")
 
 
@@ -69,7 +69,7 @@ def check_box_photos(path: Path, dataset: Dataset) -> None:
     """
     if path.suffix != ".h5" or not shards_folder(path).is_dir():
         return
-    recorded = replace(recorded_identity(open_cache(path)), caption_ids=_NO_IDS, captions=None)
+    recorded = replace(read_data_identity(open_cache(path)), caption_ids=_NO_IDS, captions=None)
     photo_ids, photos = hash_available_photos(dataset, recorded, COMPARED_PHOTOS_IF_CHANGED)
     if differences := compare_data(DataIdentity(photo_ids, _NO_IDS, photos), recorded):
         raise UserError(f"{path}: its boxes belong to another data set than {dataset.path}: {differences[0]}")
@@ -79,7 +79,7 @@ def compare_with_dataset(cache: FeatureCache, dataset: Dataset) -> list[str]:
     """Return the differences between a data set and the data set of a cache; see :func:`check_data`."""
     data = cache.provenance.get("data")
     is_same_file = isinstance(data, Mapping) and bool(dataset.sha256) and data.get("sha256") == dataset.sha256
-    recorded, changed = recorded_identity(cache), not is_same_file
+    recorded, changed = read_data_identity(cache), not is_same_file
     captions, ids_of_captions = recorded.captions, recorded.caption_ids
     if changed and captions is not None:
         captions, ids_of_captions = caption_hashes(dataset.images), caption_ids(dataset.images)
@@ -101,7 +101,7 @@ def belongs_to_dataset(cache: FeatureCache, dataset: Dataset) -> bool:
     return cache.dataset == dataset.name and not compare_with_dataset(cache, dataset)
 
 
-def recorded_identity(cache: FeatureCache) -> DataIdentity:
+def read_data_identity(cache: FeatureCache) -> DataIdentity:
     """Return the ids and hashes of photographs and captions that a cache records about its data set."""
     names = ("caption_ids", "caption_hashes", "photo_hashes")
     with open_hdf5(cache.path, "a readable feature cache") as file:
@@ -122,7 +122,7 @@ def hash_dataset(cache: FeatureCache, dataset: Dataset) -> DataChecksums:
 
     The checksum of the photographs covers the rows of ``cache``; it is None if the cache records no hashes.
     """
-    photos = replace(recorded_identity(cache), caption_ids=_NO_IDS, captions=None).checksums.photos_sha256
+    photos = replace(read_data_identity(cache), caption_ids=_NO_IDS, captions=None).checksums.photos_sha256
     identity = build_identity(dataset.images)
     splits = {split: sorted(image_ids(images).tolist()) for split, images in dataset.splits.items()}
     return identity.checksums.model_copy(update={"photos_sha256": photos, "splits_sha256": sha256_json(splits)})
@@ -147,12 +147,12 @@ def compare_texts(dataset: Dataset, ids: Ids, input_hashes: Hashes, config: Mapp
 
 
 def has_input_hashes(cache: FeatureCache) -> bool:
-    """Return whether a cache holds hashes of photographs or texts. Imported features and embeddings hold other hashes."""
+    """Return whether a cache holds hashes of photographs or texts. Imports and embeddings hold hashes of vectors instead."""
     return "imported" not in cache.provenance and read_backbone(cache) is None
 
 
 def _get_caption_entries(path: Path, stored: Mapping[str, NDArray[Any]], name: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return the stored array ``name``, empty if missing. Raises UserError if a caption has no entry of ``shape``."""
+    """Return the stored array ``name``, empty if missing. Raises UserError unless its shape is (n_captions, *shape)."""
     values = stored.get(name, _NO_IDS)
     if values.shape != (len(stored.get("caption_ids", _NO_IDS)), *shape):
         raise UserError(f"{path}: its {name} are of shape {values.shape}; run the same vse-extract again")

@@ -197,9 +197,9 @@ def plan_command(request: PlanRequest) -> None:
 
     Run the command in the folder of the workflow. Finished jobs are left out. Sizes and times that are not known are listed.
     """
-    from vse.features.plan import plan_target
+    from vse.features.plan import describe_plan
 
-    click.echo(plan_target(request.targets, request.config, request.rates))
+    click.echo(describe_plan(request.targets, request.config, request.rates))
 
 
 main = entry_point(data)

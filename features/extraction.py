@@ -23,7 +23,7 @@ from vse.features.cache.shards import (
     find_other_precision_shards,
     mixed_precision_error,
     read_arrays,
-    read_finished_shard,
+    read_finished_record,
     read_precision,
     read_record,
     shard_path,
@@ -66,14 +66,14 @@ def count_covered_phrases(
     """
     rows = {int(identity): k for k, identity in enumerate(ids)}
     counts: dict[str, dict[str, int]] = {}
-    for image_id, image_mentions in _collect_boxed_mentions(dataset).items():
+    for image_id, image_phrases in _collect_boxed_phrases(dataset).items():
         if image_ids is not None and image_id not in image_ids:
             continue
-        truths = np.asarray([mention.phrase.truth for mention in image_mentions], np.float64)
+        truths = np.asarray([mention.phrase.truth for mention in image_phrases], np.float64)
         row = rows.get(image_id)
         candidates = boxes[:0] if row is None else boxes[offsets[row] : offsets[row + 1]]
         covered = (iou(truths, candidates) >= threshold).any(axis=1).sum()
-        split_counts = counts.setdefault(image_mentions[0].image.split, {"phrases": 0, "covered": 0})
+        split_counts = counts.setdefault(image_phrases[0].image.split, {"phrases": 0, "covered": 0})
         split_counts["phrases"] += len(truths)
         split_counts["covered"] += int(covered)
     return counts
@@ -104,7 +104,7 @@ def _describe_coverage(bound: Mapping[str, Any]) -> str:
     return f"phrases with a box of IoU >= {bound['iou']:g}: {', '.join(splits)}"
 
 
-def _collect_boxed_mentions(dataset: Dataset) -> dict[int, list[Mention]]:
+def _collect_boxed_phrases(dataset: Dataset) -> dict[int, list[Mention]]:
     by_image: dict[int, list[Mention]] = defaultdict(list)
     for mention in mentions(dataset):
         if mention.phrase.boxes:
@@ -157,9 +157,9 @@ def extract_shards(
 ) -> Path:
     """Extract the unfinished shards of a feature, or ``only`` one of them (0-based); return their folder, or the one shard.
 
-    Without ``skip_bad``, a finished shard with skipped images is extracted again. Finished shards of another machine are kept
-    if ``auto`` chose another precision there. Raises UserError if images or captions of a finished shard have changed, or if a
-    missing shard would get another precision than the finished shards.
+    Without ``skip_bad``, a finished shard with skipped images is extracted again. If ``auto`` chose another precision on
+    another machine, the finished shards of that machine are kept, but no shard is extracted. Raises UserError if a shard
+    is still missing then, or if images or captions of a finished shard have changed.
     """
     dataset = load_dataset_file(dataset_file)
     if extractor.kind == "image" and not dataset.has_image_files:
@@ -192,14 +192,14 @@ def extract_shards(
                 raise ValueError(f"rows of {type(extractor).__name__} have {axes} axes, but its settings declare {declared}")
             write_shard(path, identity, rows, extractor.notes, round(time.perf_counter() - started, 4))
             ids = {item.id for item in items}
-            if n_shards > 1 and (entry := _build_coverage_entry(dataset, extractor.config.content(), [path], ids)):
+            if n_shards > 1 and (entry := _build_coverage_entry(dataset, extractor.config.key_settings(), [path], ids)):
                 log.info("%s: %s", path, _describe_coverage(entry["upper_bound"]))
     return shards_folder(out) if only is None else shard_path(out, only, n_shards)
 
 
 def _is_finished(path: Path, identity: Identity, items: Sequence[Item], text_rows: TextRows, skip_bad: bool) -> bool:
     """Return whether a shard is complete and can be kept. Raises UserError if an item has changed since the extraction."""
-    finished = read_finished_shard(path, identity)
+    finished = read_finished_record(path, identity)
     if finished is None or (finished.skipped and not skip_bad):
         return False
     ids, input_hashes = read_arrays(path, "ids", "sources")

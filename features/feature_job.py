@@ -1,6 +1,6 @@
 """Extract a feature of a data set, or fit the feature's encoder.
 
-Functions import the modules that need torch, so that a wrong feature name is reported quickly.
+Modules that need torch are imported inside the functions, so that a wrong feature name is reported quickly.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from vse.features.options import FeatureRequest
 from vse.features.settings import EXTRACTORS, load_feature
-from vse.features.settings.base import FeatureSettings, Job, Option
-from vse.features.settings.captions import CaptionSettings
+from vse.features.settings.base import ExtractionArguments, FeatureSettings, Option
+from vse.features.settings.captions import FittedCaptionSettings
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.writing import lock_for_writing
@@ -49,7 +49,9 @@ def extract_feature(request: FeatureRequest, extractor: str | None = None) -> Pa
     use_threads(request.options.threads)
     _check_out(dataset, config, out, word_file)
     with lock_for_writing(out) if shard is None else nullcontext():  # single shards may run as parallel jobs
-        built = config.build(Job(request.dataset, out, request.options.device, weights_dir, word_file, fit=shard is None))
+        built = config.build(
+            ExtractionArguments(request.dataset, out, request.options.device, weights_dir, word_file, fit=shard is None)
+        )
         if request.like is None:
             _log_preset(request, dataset, config)
         written = extraction.extract_shards(request.dataset, built, out, n_shards, shard, request.options.skip_bad)
@@ -73,7 +75,7 @@ def fit_feature(request: FeatureRequest) -> Path:
     dataset = load_dataset_file(request.dataset)
     config = load_feature(request.feature, dataset.name, request.sets)
     out = request.out or _default_out(dataset, config)
-    if not isinstance(config, CaptionSettings):
+    if not isinstance(config, FittedCaptionSettings):
         fitted = [name for name in EXTRACTORS if EXTRACTORS[name].fits_encoder]
         raise UserError(f"feature {request.feature!r} has no encoder to fit{did_you_mean(request.feature, fitted)}")
 
@@ -86,7 +88,7 @@ def fit_feature(request: FeatureRequest) -> Path:
 
 
 def default_shards(dataset: Dataset) -> int:
-    """Return the number of shards in the data set's preset; without a preset 4, but not more than the images."""
+    """Return the number of shards in the data set's preset; without a preset 4, but at most the number of images."""
     known = dataset.name in presets.known_presets("datasets")
     return presets.load_dataset(dataset.name).shards if known else min(4, len(dataset.images))
 

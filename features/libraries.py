@@ -29,7 +29,7 @@ class Library:
 
         Raises UserError, which names ``model_name`` and the missing extra, if the library is not installed.
         """
-        from vse.features import vision  # noqa: F401  these libraries import torchvision, too
+        from vse.features import torchvision_import  # noqa: F401  these libraries import torchvision, too
 
         try:
             return import_module(self.module)

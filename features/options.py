@@ -24,7 +24,7 @@ from vse.pipeline.option_types import (
     Text,
     Threads,
     WeightsDir,
-    Words,
+    WordVectorsFile,
 )
 from vse.pipeline.options import Options
 
@@ -40,7 +40,7 @@ class ExtractOptions(Options):
 
     skip_bad: SkipBad = False
     weights_dir: WeightsDir = None
-    words: Words = None
+    words: WordVectorsFile = None
     device: Device = "auto"
     threads: Threads = None
     force: Force = False
@@ -60,9 +60,9 @@ class FeatureRequest(Options):
     shard: int | None = None
     """Extract only this shard (counted from 0) and do not merge."""
     like: File | None = None
-    """A cache whose settings and weights to use; a model trained on that cache can then read the new one."""
+    """Use the settings and weights of this cache. A model trained on this cache can then read the cache OUT."""
     sets: Changes = ()
-    """Changed setting of the preset."""
+    """Setting of the preset to change."""
     options: ExtractOptions = ExtractOptions()
 
 

@@ -1,7 +1,6 @@
 """Estimate the downloads, the disk space and the time of a workflow target before it runs (``vse-data plan``).
 
-The estimate multiplies the rows of features and the training pairs of the planned jobs by the sizes and speeds in
-``config/rates.yaml``. Unknown sizes and speeds are listed, not guessed.
+The estimate uses the sizes and speeds in ``config/rates.yaml``. Unknown sizes and speeds are listed, not guessed.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from vse.features.settings import load_feature
 from vse.features.settings.base import FeatureSettings
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.pipeline.dataset.sources import source_folder
+from vse.pipeline.dataset.preparation import source_folder
 from vse.pipeline.presets.preset_files import read_yaml
-from vse.pipeline.presets.presets import known_presets, load_dataset, load_plan, merge_settings, validate_settings
+from vse.pipeline.presets.presets import known_presets, load_dataset, load_outline, merge_settings, validate_settings
 from vse.pipeline.presets.schema import DatasetConfig, Settings
 from vse.pipeline.workflow import PlannedFile, dataset_pattern, plan_files
 
@@ -31,7 +30,7 @@ class NetworkRates(Settings):
     """Sizes and speeds of a network; a missing entry is unknown."""
 
     numbers: dict[str, PositiveInt] = Field(
-        default_factory=dict, description="vector length by layer name; the entry text is the length of a caption's vector"
+        default_factory=dict, description="length of a layer's vector, by layer name; text is the layer of a caption's vector"
     )
     weights_mb: NonNegativeFloat | None = None
     per_s: dict[str, PositiveFloat] = Field(default_factory=dict, description="crops or captions per second, by precision")
@@ -102,7 +101,7 @@ class TargetPlan:
     unknown: list[str] = field(default_factory=list)
 
 
-def plan_target(targets: Sequence[str], settings: Sequence[str] = (), rates_file: Path | None = None) -> str:
+def describe_plan(targets: Sequence[str], settings: Sequence[str] = (), rates_file: Path | None = None) -> str:
     """Return a report of the remaining work of the workflow for some targets. Nothing is run.
 
     ``settings`` are the arguments of ``snakemake --config``. ``rates_file`` has the format of ``config/rates.yaml`` and holds
@@ -218,7 +217,7 @@ def _add_training(
     plan: TargetPlan, dataset: str, experiment: str, seed: str, rates: Rates, training_rates: dict[str, float]
 ) -> None:
     name, counts = f"runs/{dataset}_{experiment}/seed-{seed}", _count_by_split(dataset)
-    settings = load_plan(experiment, dataset).content().get("train") or {}
+    settings = load_outline(experiment, dataset).weight_settings().get("train") or {}
     rate = training_rates.get(experiment, rates.training.get(experiment))
     if counts is None or rate is None:
         reason = f"no rate of {experiment}; add it to a --rates file" if rate is None else "the number of pairs is not known"

@@ -62,7 +62,7 @@ def fetch_command(request: FetchRequest) -> None:
     requested from their owners, the command prints where to get them.
     """
     from vse.pipeline.dataset.downloads import fetch_dataset
-    from vse.pipeline.dataset.sources import load_published_preset
+    from vse.pipeline.dataset.preparation import load_published_preset
 
     out = request.out or Path("data", request.name)
     click.echo(fetch_dataset(load_published_preset(request.name), out, request.base_url, request.images))
@@ -82,7 +82,7 @@ class PrepareRequest(Options):
 @command("prepare", group=data)
 def prepare_command(request: PrepareRequest) -> None:
     """Create data/NAME/dataset.json from the published files of f8k, f30k, f30k_entities or coco."""
-    from vse.pipeline.dataset.sources import load_published_preset, prepare_dataset, source_folder
+    from vse.pipeline.dataset.preparation import load_published_preset, prepare_dataset, source_folder
 
     source, out = request.source or source_folder(request.name), request.out or Path("data", request.name)
     click.echo(prepare_dataset(load_published_preset(request.name), source, out))
@@ -111,7 +111,7 @@ def add_phrases_command(request: PhrasesRequest) -> None:
     Photos are matched by the number in their file names, captions by their text. Splits and ids stay the same. With --chunker,
     the noun phrases of any captions are marked instead, without boxes.
     """
-    from vse.pipeline.dataset.sources import add_phrases
+    from vse.pipeline.dataset.preparation import add_phrases
 
     if (request.entities is None) == (request.chunker is None):
         raise UserError("phrases come from --entities FOLDER or from --chunker PIPELINE: give one of them")
@@ -131,7 +131,7 @@ class AlbumRequest(Options):
 @command("album", group=data)
 def album_command(request: AlbumRequest) -> None:
     """Create a data set without captions from a folder of photos, for vse-search."""
-    from vse.pipeline.dataset.sources import create_album
+    from vse.pipeline.dataset.preparation import create_album
 
     click.echo(create_album(request.photos, request.out, request.name))
 
@@ -145,7 +145,7 @@ class CheckRequest(Options):
 @command("check", group=data)
 def check_command(request: CheckRequest) -> None:
     """Validate a dataset.json and its image files, and print the counts of each split."""
-    from vse.pipeline.dataset.sources import check_dataset
+    from vse.pipeline.dataset.preparation import check_dataset
 
     click.echo(check_dataset(request.dataset))
 
@@ -164,8 +164,8 @@ class AuditRequest(Options):
 def audit_command(request: AuditRequest) -> None:
     """Count leaks between splits: equal captions, photos that look the same, and images of known test sets.
 
-    Two images are the same if the number on Flickr or in MS-COCO is the same, or if the files have the same bytes. A
-    published data set is compared if data/NAME/dataset.json exists.
+    Two images are the same if the number on Flickr or in MS-COCO is the same, or if the files have the same bytes. The
+    known test sets are those of published data sets with a file data/NAME/dataset.json.
     """
     from vse.pipeline.dataset.duplicates import audit_dataset
 

@@ -136,7 +136,7 @@ def explain_system_errors() -> Iterator[None]:
             raise UserError(f"not enough memory ({error_reason(error)})") from error
 
 
-class _Echo(logging.Handler):
+class _StderrHandler(logging.Handler):
     """A log handler that looks up ``sys.stderr`` for each message, because tests replace ``sys.stderr``."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -146,8 +146,8 @@ class _Echo(logging.Handler):
 def _log_to_stderr() -> None:
     log = logging.getLogger("vse")
     log.setLevel(logging.INFO)
-    if not any(isinstance(handler, _Echo) for handler in log.handlers):
-        log.addHandler(_Echo())
+    if not any(isinstance(handler, _StderrHandler) for handler in log.handlers):
+        log.addHandler(_StderrHandler())
 
 
 def _fail(command: click.Command, message: str) -> None:

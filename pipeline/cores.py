@@ -24,10 +24,11 @@ def set_up_openmp(
     pause: Callable[[], None] = _sleep_two_ticks,
     threads_may_spin: bool = True,
 ) -> None:
-    """Set OpenMP's variables for the number of threads and for waiting in ``environment``, unless they are set already.
+    """Set OpenMP's variables in ``environment``: the number of threads, and whether waiting threads sleep.
 
-    ``OMP_NUM_THREADS`` is set only if a Slurm job or a cgroup (a limit of Linux) allows fewer cores than the affinity mask.
-    The load has no influence on ``OMP_NUM_THREADS``, because the number of threads changes the last bits of results.
+    A variable that is already set is kept. ``OMP_NUM_THREADS`` is set only if a Slurm job or a cgroup (a limit of Linux)
+    allows fewer cores than the affinity mask. The load has no influence on ``OMP_NUM_THREADS``, because the number of threads
+    changes the last bits of results.
 
     Waiting threads spin, OpenMP's default, if this process may use all cores of the affinity mask and all cores are idle.
     Otherwise waiting threads sleep (``OMP_WAIT_POLICY=PASSIVE``). Sleeping costs up to 30% of the time on idle cores;

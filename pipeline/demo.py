@@ -86,7 +86,7 @@ class DemoCaption:
 
 @dataclass(frozen=True)
 class _PhraseText:
-    """A piece of a caption that names the objects with these indices, or the background if ``objects`` is empty."""
+    """A piece of a caption. It names the objects with the indices ``objects``, or the background without indices."""
 
     text: str
     objects: tuple[int, ...]
@@ -247,7 +247,7 @@ def _jpeg(image: Image.Image) -> bytes:
 
 
 def _is_demo_image(path: Path) -> bool:
-    """Return whether an image has the size and the JPEG quantization tables of demo images, as hardly any photo does."""
+    """Return whether an image has the size and the JPEG quantization tables of demo images. Few photos have both."""
     with Image.open(path) as found, Image.open(io.BytesIO(_jpeg(Image.new("RGB", (IMAGE_SIZE, IMAGE_SIZE))))) as ours:
         return (found.size, getattr(found, "quantization", None)) == (ours.size, getattr(ours, "quantization", 0))
 

@@ -20,14 +20,14 @@ class Allowed(NamedTuple):
 
     Attributes
     ----------
-    words : a description of the allowed values, for errors
+    description : the allowed values in words, for errors
     accepts : a function that returns whether a value is allowed
     convert : a function from an allowed value to a plain Python value
     may_be_path : whether the value may be a path
     click_type : the type that parses the value on the command line
     """
 
-    words: str
+    description: str
     accepts: Callable[[Any], bool]
     convert: Callable[[Any], Any] = lambda value: value
     may_be_path: bool = False
@@ -39,7 +39,7 @@ class Allowed(NamedTuple):
         def check(value: Any) -> Any:
             if self.accepts(value):
                 return self.convert(value)
-            raise PydanticCustomError("not_allowed", "{words}", {"words": self.words})
+            raise PydanticCustomError("not_allowed", "{description}", {"description": self.description})
 
         return core_schema.no_info_plain_validator_function(check)
 
@@ -109,9 +109,9 @@ def whole_number_from(low: int) -> Allowed:
 
 def number_between(low: float, high: float, low_excluded: bool = False) -> Allowed:
     """Allow the numbers from ``low`` to ``high``, or above ``low`` if ``low_excluded``."""
-    words = f"a number above {low:g}, at most {high:g}" if low_excluded else f"a number from {low:g} to {high:g}"
+    description = f"a number above {low:g}, at most {high:g}" if low_excluded else f"a number from {low:g} to {high:g}"
     return Allowed(
-        words,
+        description,
         lambda value: is_number_between(value, low, high) and not (low_excluded and float(value) == low),
         float,
         click_type=click.FloatRange(low, high, min_open=low_excluded),
@@ -150,7 +150,7 @@ WeightsDir = Annotated[
     Cli(envvar="VSE_WEIGHTS_DIR"),
     Field(description="Folder with weights to use instead of downloads: <model>.pth files, or model folders for text."),
 ]
-Words = Annotated[
+WordVectorsFile = Annotated[
     File | None,
     Cli(envvar="VSE_WORDS"),
     Field(description="File of word vectors, word2vec or GloVe.  [default: vectors trained on the training captions]"),

@@ -194,8 +194,10 @@ def _explain_invalid_option(model: type[Options], values: Mapping[str, Any], err
     if first["type"] == "extra_forbidden":
         return f"{given}: {model.__name__} has no such argument{did_you_mean(name, model.model_fields)}"
     field = model.model_fields[name]
-    words = next((mark.words for mark in _find_allowed_and_cli(field.annotation) if isinstance(mark, Allowed)), first["msg"])
+    words = next(
+        (mark.description for mark in _find_allowed_and_cli(field.annotation) if isinstance(mark, Allowed)), first["msg"]
+    )
     if mark := next((mark for mark in field.metadata if isinstance(mark, Allowed)), None):
-        words = mark.words
+        words = mark.description
     none = ", or None," if NoneType in get_args(field.annotation) else ""
     return f"{given}: {words}{none} is needed"

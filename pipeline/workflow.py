@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.inputs import is_path
-from vse.pipeline.presets.presets import known_presets, load_plan
+from vse.pipeline.presets.presets import known_presets, load_outline
 from vse.pipeline.presets.schema import parse_composed_name
 
 PLANNING_VARIABLE = "VSE_PLANNING"  # set while jobs are planned, so that missing published files are no error
@@ -84,10 +84,10 @@ def dataset_pattern() -> str:
 
 
 def check_targets(arguments: Sequence[str]) -> None:
-    """Raise UserError, with the nearest name, if a target has an unknown preset or an unknown folder.
+    """Raise UserError, with the nearest name, if a target has an unknown preset or a misspelt folder.
 
-    ``arguments`` is the command line of Snakemake, including the name of the program. Arguments that may be values of options
-    or that are not files of the workflow are not checked.
+    ``arguments`` is the command line of Snakemake, including the name of the program. Arguments that may be values of options,
+    and other paths, are not checked.
     """
     for before, argument in pairwise(arguments):
         is_target = before in _OPTIONS_WITHOUT_VALUE or not before.startswith("-") or _OPTION_WITH_VALUE.fullmatch(before)
@@ -112,9 +112,9 @@ def _check_target(target: str) -> None:
 
 
 def _check_experiment(dataset: str, name: str, needs_run: bool) -> None:
-    plan = load_plan(name, dataset)
-    if needs_run and plan.ensemble_of:
-        members = " and ".join(f"runs/{dataset}_{member}" for member in plan.ensemble_of)
+    outline = load_outline(name, dataset)
+    if needs_run and outline.ensemble_of:
+        members = " and ".join(f"runs/{dataset}_{member}" for member in outline.ensemble_of)
         raise UserError(f"{name} is an ensemble and has no run but {members}; request results/{dataset}_{name}.json instead")
 
 

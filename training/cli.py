@@ -84,11 +84,11 @@ def report_command(request: ReportRequest) -> None:
     The report is one HTML file that needs no network and runs no script.
     """
     from vse.eval.report.report import write_report
-    from vse.training.use.attention import attention_of_run
+    from vse.training.use.attention import open_attending_run
 
     click.echo(
         write_report(
-            request.results, request.out, request.data, request.embeddings, request.queries, request.seed, attention_of_run
+            request.results, request.out, request.data, request.embeddings, request.queries, request.seed, open_attending_run
         )
     )
 

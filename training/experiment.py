@@ -12,8 +12,8 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.presets.own_code import CodeNotAllowed, allow_named_code
 from vse.pipeline.presets.parts import part_field
 from vse.pipeline.presets.preset_files import parse_yaml
-from vse.pipeline.presets.presets import is_experiment, list_changes, load_plan, read_experiment_settings, validate_settings
-from vse.pipeline.presets.schema import ExperimentPlan
+from vse.pipeline.presets.presets import is_experiment, list_changes, load_outline, read_experiment_settings, validate_settings
+from vse.pipeline.presets.schema import ExperimentOutline
 from vse.training.adversaries import ADVERSARIES
 from vse.training.kinds import Kind
 from vse.training.losses import LOSSES
@@ -33,7 +33,7 @@ from vse.training.solvers import SOLVERS
 _BRANCH_KEYS = "model.image_encoder.{0} and model.caption_encoder.{0}"
 
 
-class ExperimentConfig(ExperimentPlan):
+class ExperimentConfig(ExperimentOutline):
     """One experiment: its features, model, loss, optimisation and solver."""
 
     model_config = ConfigDict(extra="forbid")
@@ -75,8 +75,8 @@ class ExperimentConfig(ExperimentPlan):
         warmup_loss = LOSSES[self.warmup.loss]
         if self.loss.lambda3 or self.loss.lambda4:
             for ranks, name in (
-                (self.loss.ranks, self.loss.name),
-                (warmup_loss.ranks or not self.warmup.epochs, self.warmup.loss),
+                (self.loss.is_ranking, self.loss.name),
+                (warmup_loss.is_ranking or not self.warmup.epochs, self.warmup.loss),
             ):
                 if not ranks:
                     raise ValueError(f"loss.lambda3 and lambda4 require a ranking loss, not {name}")
@@ -123,7 +123,7 @@ def load_experiment(name: str, dataset: str | None = None, sets: Sequence[str] =
     with allow_named_code(list(_values(sets))):
         content = read_experiment_settings(name, dataset, sets, ExperimentConfig)
         if "ensemble_of" in content:
-            members = " and ".join(load_plan(name, dataset).ensemble_of)
+            members = " and ".join(load_outline(name, dataset).ensemble_of)
             raise UserError(
                 f"{name} is an ensemble: train {members}, then average their embeddings with "
                 f"vse-eval --ensemble --experiment {name}"
@@ -150,4 +150,4 @@ def changed_settings(experiment: ExperimentConfig, dataset: str) -> list[str]:
     preset = preset.model_copy(update={"model": preset.model.for_captions(read)})
     if preset.train.precision == "auto":
         preset = preset.in_precision(experiment.train.precision)
-    return list_changes(preset.content(), experiment.content())
+    return list_changes(preset.weight_settings(), experiment.weight_settings())

@@ -31,7 +31,7 @@ class Kind(StrEnum):
 
 
 def kind_of_rows(row_kind: str) -> Kind:
-    """Return the kind of input for the rows of a feature cache. A bank of crops is read one crop (a vector) at a time."""
+    """Return the kind of input for the rows of a feature cache. If a row holds several crops, the input is a single crop."""
     return Kind.SETS if row_kind == "sets" else Kind.VECTORS
 
 

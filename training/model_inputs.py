@@ -50,15 +50,15 @@ def read_captions(
     pairs: Pairs,
     device: torch.device,
     memory_gb: float = 0,
-    taken_gb: float = 0,
+    used_gb: float = 0,
 ) -> CaptionInputs:
     """Return the captions as inputs of the model: features of a cache, tokens of a transformer, or words.
 
     ``memory_gb`` : limit on the memory of all cached features of the training, in units of 1e9 bytes.
-    ``taken_gb`` : part of this memory that the image features already use.
+    ``used_gb`` : part of this memory that the image features already use.
     """
     if cache is not None:
-        return CachedFeatures(FeatureReader(cache, 0, mapped=False), pairs.caption_ids, device, memory_gb, taken_gb)
+        return CachedFeatures(FeatureReader(cache, 0, mapped=False), pairs.caption_ids, device, memory_gb, used_gb)
     if transformer is not None:
         return TokenIndices([caption.raw for caption in pairs.captions], transformer, device)
     return WordIndices(pairs.captions, vocabulary, device)

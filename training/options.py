@@ -17,7 +17,7 @@ WeightsFolder = Annotated[File | None, Cli(envvar="VSE_WEIGHTS_DIR")]
 
 
 class TrainInputs(Options):
-    """Further files that a training reads. None is the file that the feature cache or the experiment names."""
+    """Further files that a training reads. The default is the file that the feature cache or the experiment names."""
 
     captions: File | None = None
     """The data set's dataset.json.  [default: the one the cache names]"""
@@ -45,7 +45,7 @@ class TrainOptions(Options):
     resume: Flag = False
     """Continue an unfinished run from its last checkpoint."""
     overwrite: Flag = False
-    """Replace a run with other settings that is already in the run folder. Without this option, such a run is an error."""
+    """Replace a run that is already in the run folder. Without this option, a run with other settings there is an error."""
     allow_code: AllowCode = False
     device: Device = "auto"
     threads: Threads = None
@@ -72,7 +72,7 @@ class TrainRequest(Options):
 
 
 class RunFiles(Options):
-    """The files that a trained run reads. None is the file that the run names."""
+    """The files that a trained run reads. The default is the file that the run names."""
 
     features: File | None = None
     """The feature cache, if it was moved, or a cache of other photos, such as your album, by the same extractor."""
@@ -108,7 +108,7 @@ class EmbedRequest(Options):
 
 
 class SearchRequest(Options):
-    """The options of a search in a split with a run."""
+    """The options of a search in a split, without the run and the query."""
 
     k: Annotated[From1, Cli(("-k",))] = 10
     """Number of results."""
@@ -130,7 +130,7 @@ class SearchRequest(Options):
 
 
 class SearchCommandRequest(Options):
-    """The arguments of ``vse-search``."""
+    """The arguments of ``vse-search``: the run, the query and the options of the search."""
 
     run: Annotated[File, Cli(argument=True)]
     query: Annotated[Text, Cli(argument=True)]

@@ -55,10 +55,10 @@ def prepare_task(
     val = Pairs(images_of(dataset, ["val"], inputs.eval_cache, captioned=True))
     if len(pairs) < 2:
         raise UserError(f"{dataset.path}: one training caption has no negatives; at least two are needed")
-    if log_negatives and not (experiment.solver.uses_loss and experiment.loss.lists_negatives):
+    if log_negatives and not (experiment.solver.uses_loss and experiment.loss.has_query_scores):
         name, ranks = experiment.solver.name, False
         if experiment.solver.uses_loss:
-            name, ranks = experiment.loss.name, experiment.loss.ranks
+            name, ranks = experiment.loss.name, experiment.loss.is_ranking
         fault = "with loss.block keeps no scores" if ranks else "ranks nothing"
         raise UserError(f"--log-negatives lists what a ranking loss finds hardest; {name} {fault}")
     check_one_space(experiment.model, inputs.cache, inputs.captions)
@@ -135,7 +135,7 @@ def _image_inputs(
         reader = FeatureReader(inputs.cache, 0, mapped=False)
         return CachedImages(reader, pairs.image_ids, device, _memory_gb(experiment)), cached, None
     extractor = rebuild_cnn_extractor(
-        inputs.cache, inputs.weights_dir, str(device), positions=True, trainable=settings.finetune
+        inputs.cache, inputs.weights_dir, str(device), allow_positions=True, trainable=settings.finetune
     )
     if not settings.finetune:
         return photo_crops(extractor, inputs.dataset, pairs.images, settings, as_features=True), cached, None
@@ -143,12 +143,12 @@ def _image_inputs(
         raise UserError("images.batch_norm: train requires a single process; each process would have its own statistics")
     crops = photo_crops(extractor, inputs.dataset, pairs.images, settings)
     cnn = TrainableCnn(extractor, settings.batch_norm, settings.gradient_checkpointing, experiment.train.compile)
-    val_config = read_cnn_config(inputs.eval_cache, positions=True)
+    val_config = read_cnn_config(inputs.eval_cache, allow_positions=True)
     return crops, photo_crops(extractor, inputs.dataset, val.images, settings, config=val_config), cnn
 
 
 def _load_start_weights(model: Model, base: RunFolder, inputs: Inputs, experiment: ExperimentConfig) -> None:
-    """Load the weights of ``base``, or of the parts in ``start_parts``. A CNN that ``base`` did not train is unchanged."""
+    """Load the experiment's start parts, by default all, from ``base``. A CNN that ``base`` did not train is unchanged."""
     parts = experiment.start_parts or [part for part in PARTS if getattr(model, part) is not None]
     if inputs.words is not None and "caption_encoder" in parts:
         raise UserError(f"{inputs.words}: the word embeddings are already loaded from {base.path}; remove the word vectors")
@@ -156,7 +156,7 @@ def _load_start_weights(model: Model, base: RunFolder, inputs: Inputs, experimen
     if tokens is not None and base.read_transformer().tokenizer_json != tokens.tokenizer_json:
         raise UserError(f"{base.tokenizer_file}: not the tokenizer of {tokens.name}; start from a run of the same model")
     prefixes = tuple(f"{part}." for part in parts)
-    best, read_sha256 = base.read_best()
+    best, read_sha256 = base.read_best_with_sha256()
     if read_sha256 != inputs.base_sha256:
         raise UserError(f"{base.best_file}: was replaced during the start of this run; start it again")
     weights = {name: weight for name, weight in best.items() if name.startswith(prefixes)}

@@ -104,7 +104,7 @@ class TrainConfig(Settings):
         "weight in each update (Loshchilov and Hutter, ICLR 2019)",
     )
     weight_decay: float = Field(
-        0.0, ge=0, description="decay of all weights that undecayed does not exempt (1e-3 in the two-branch PyTorch port)"
+        0.0, ge=0, description="rate of decay of the weights, except those in undecayed (1e-3 in the two-branch PyTorch port)"
     )
     undecayed: list[Undecayed] = Field(
         default=["words"],

@@ -47,7 +47,7 @@ def is_first_process() -> bool:
 def train_experiment(request: TrainRequest) -> Path:
     """Train an experiment on a feature cache and return the run folder; see :func:`vse.training.training.train`.
 
-    The settings that the preset of the data set changes are logged.
+    The log lists the settings that the data set's preset changes.
     """
     label, options = request.name, request.options
     if label is not None and not (label.strip() and label.isprintable()):
@@ -137,7 +137,7 @@ def train(
         if processes.first:
             if action == "start":
                 folder.start(experiment, record)
-            record["files"] = extra_state["files"] = folder.save_vocabulary_and_tokenizer(vocabulary, opened.transformer)
+            record["files"] = extra_state["files"] = folder.save_vocabulary_and_transformer(vocabulary, opened.transformer)
             write_json(folder.record_file, record)
             if action == "resume":
                 _save_tables(folder, solver)
@@ -319,7 +319,7 @@ def _save_tables(folder: RunFolder, solver: Solver) -> None:
 
 
 def _tensorboard_writer(folder: RunFolder, epoch: int) -> Any:
-    """Return a writer of TensorBoard events. Older events of the epochs after ``epoch`` are hidden."""
+    """Return a writer of TensorBoard events. Existing events after ``epoch`` are hidden."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

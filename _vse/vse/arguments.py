@@ -1,7 +1,7 @@
 """Check the arguments of the Python interface against annotations, and convert them to plain Python values.
 
-An annotation such as ``From0`` combines a type, for type checkers, with an :class:`Allowed`. :func:`public` decorates the
-functions and methods of the interface.
+An annotation combines a type, for type checkers, with an :class:`Allowed`. ``From1`` allows integers from 1 on, and
+``ListFrom1`` a list of such integers. :func:`public` decorates the functions and methods of the interface.
 """
 
 from __future__ import annotations
@@ -169,16 +169,17 @@ def public(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters, 
             ):
                 return function(*bound.args, **bound.kwargs)
         except UserError as error:
-            message = prefix_argument_name(options_as_arguments(str(error)), function, given)
+            message = prefix_argument_name(replace_option_names(str(error)), function, given)
             raise UserError(message) from error.__cause__
 
     return call
 
 
 def described_by(*models: type[Options]) -> Callable[[_Function], _Function]:
-    """Return a decorator that adds descriptions of arguments to a docstring: the help of the options with these names.
+    """Return a decorator that adds the descriptions of arguments to a docstring.
 
-    An argument that the docstring describes itself keeps its description. Raises TypeError if no model has an argument.
+    The description of an argument is the help of the option with the same name in ``models``. An argument that the docstring
+    describes itself keeps its description. Raises TypeError if an argument is described nowhere.
     """
     fields = {name: field for model in reversed(models) for name, field in _all_fields(model).items()}
 
@@ -188,7 +189,7 @@ def described_by(*models: type[Options]) -> Callable[[_Function], _Function]:
         kind = fields[name].annotation
         if isinstance(kind, type) and issubclass(kind, Options):
             return f"{(inspect.getdoc(kind) or '').partition('.')[0]}: see [`vse.{kind.__name__}`][]."
-        return " ".join(options_as_arguments(fields[name].description).split())
+        return " ".join(replace_option_names(fields[name].description).split())
 
     def decorate(function: _Function) -> _Function:
         text = inspect.cleandoc(function.__doc__ or "")
@@ -214,7 +215,7 @@ def _all_fields(model: type[Options]) -> dict[str, Any]:
     return fields
 
 
-def options_as_arguments(message: str) -> str:
+def replace_option_names(message: str) -> str:
     """Return a message with command-line options, such as ``--skip-bad``, replaced by Python arguments (``skip_bad``)."""
 
     def argument(option: re.Match[str]) -> str:
@@ -249,16 +250,16 @@ def bind_arguments(function: Callable[..., Any], arguments: Sequence[Any], named
             continue
         if not allowed.accepts(value):
             none = ", or None," if may_be_none else ""
-            raise UserError(f"{argument}={format_value(value)}: {allowed.words}{none} is needed")
+            raise UserError(f"{argument}={format_value(value)}: {allowed.description}{none} is needed")
         bound.arguments[argument] = allowed.convert(value)
     return bound
 
 
 def prefix_argument_name(message: str, function: Any, given: Mapping[str, Any]) -> str:
-    """Prefix an error message that begins with a path by the name of the argument with this path.
+    """Return an error message with the name of an argument in front, if the message begins with the path in this argument.
 
     For example, ``a.h5: no such file`` becomes ``out: a.h5: no such file``. The arguments ``given`` include the fields of
-    :class:`Options` objects. A message that does not begin with a path of an argument is returned unchanged.
+    :class:`Options` objects. Any other message is returned unchanged.
     """
     for argument, (allowed, _) in allowed_arguments(function).items():
         value = given.get(argument)
@@ -309,18 +310,18 @@ def as_paths(value: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -
     return [as_path(path) for path in paths]
 
 
-def settings_as_texts(sets: Mapping[str, object] | Sequence[str] | None) -> list[str]:
+def settings_as_texts(settings: Mapping[str, object] | Sequence[str] | None) -> list[str]:
     """Return settings in the form of the option ``--set``: a list of ``key=value``.
 
     The values of a mapping are Python values and are written as YAML.
     """
-    if sets is None:
+    if settings is None:
         return []
-    if isinstance(sets, str):
-        return [sets]
-    if not isinstance(sets, Mapping):
-        return list(sets)
-    return [f"{key}={_as_yaml(key, value)}" for key, value in sets.items()]
+    if isinstance(settings, str):
+        return [settings]
+    if not isinstance(settings, Mapping):
+        return list(settings)
+    return [f"{key}={_as_yaml(key, value)}" for key, value in settings.items()]
 
 
 def _as_yaml(key: str, value: object) -> str:

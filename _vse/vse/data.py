@@ -55,8 +55,7 @@ def open_features(path: StrPath) -> FeatureFile:
         FeatureFile: the cache; ``features[ids]`` reads the rows of some ids from the disk
 
     Raises:
-        vse.UserError: if the cache or one of its shards is missing or damaged; when rows are read, if an id is not in the
-            cache
+        vse.UserError: if the cache or one of its shards is missing or damaged. Reading the row of an unknown id also raises it
 
     Examples:
         ```python
@@ -105,7 +104,8 @@ def import_data(
 
     Args:
         sources: The folder of photos or of vectors, or archives.
-        columns: The name of the table's column, or several names, for a field: ``file``, ``caption``, ``split`` or an id.
+        columns: A mapping from a field (``file``, ``caption``, ``split`` or an id) to the name of a column of the captions
+            table, or to several names.
 
     Raises:
         vse.UserError: if a file or a row cannot be read; the message names it

@@ -188,7 +188,7 @@ class FeatureFile(FileHandle):
         if not self.ragged:
             rows: NDArray[Any] = self._reader.rows(positions)
             return rows[0] if _is_single_id(ids) else rows
-        regions = self._reader.regions(positions)
+        regions = self._reader.padded_regions(positions)
         ragged: list[NDArray[Any]] = [row[mask] for row, mask in zip(regions.features, regions.mask, strict=True)]
         return ragged[0] if _is_single_id(ids) else ragged
 
@@ -198,7 +198,7 @@ class FeatureFile(FileHandle):
         import torch
 
         positions = self._positions(ids)
-        rows = self._reader.regions(positions).features if self.ragged else self._reader.rows(positions)
+        rows = self._reader.padded_regions(positions).features if self.ragged else self._reader.rows(positions)
         tensor = torch.from_numpy(np.array(rows, np.float32))
         return tensor[0] if _is_single_id(ids) else tensor
 
@@ -259,11 +259,11 @@ class FeatureFile(FileHandle):
                 )
             return np.arange(len(self.ids))
         if isinstance(ids, int | np.integer):
-            return self._reader.positions([int(ids)])
+            return self._reader.find_rows([int(ids)])
         wanted = ids if isinstance(ids, np.ndarray) else np.asarray(list(ids))
         if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
             raise UserError(f"{self.path}: ids must be a list of whole numbers, not {wanted.dtype} of shape {wanted.shape}")
-        return self._reader.positions(wanted.astype(np.int64))
+        return self._reader.find_rows(wanted.astype(np.int64))
 
     def _repr_html_(self) -> str:
         return html_summary(self.path, f"{self._cache.describe()}; data set {self.dataset!r}, feature {self.feature!r}")

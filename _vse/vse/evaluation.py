@@ -74,14 +74,14 @@ class EvaluationJob:
         if len(self.sources) > 1 or isinstance(first, Path):
             with TemporaryDirectory() as folder, self._files(Path(folder)) as files:
                 content = evaluate_files(files, None, self.protocol, options)
-                return move_references(content, Path.cwd(), Path.cwd(), without=Path(folder))
+                return move_references(content, Path.cwd(), Path.cwd(), excluded=Path(folder))
         options.check()
         if options.iou is not None:
             raise UserError("iou: only files of phrase scores have boxes, arrays have not; leave iou out")
         return evaluate_arrays(first.name, first.content, self.protocol, options)
 
     def with_options(self, **changes: Any) -> EvaluationJob:
-        """Return the same request with some options changed."""
+        """Return this job with some options changed."""
         return replace(self, options=self._options(**changes))
 
     def _options(self, **changes: Any) -> AllEvaluateOptions:
@@ -102,7 +102,7 @@ class EvaluationJob:
 
     @contextmanager
     def _files(self, folder: Path) -> Iterator[list[Path]]:
-        """Yield a file for each source. Arrays are written to ``folder``; an error contains the name of the model instead."""
+        """Yield a file for each source. Arrays are written to ``folder``. Errors contain the model's name, not such a path."""
         arrays = {folder / f"{k}.h5": one for k, one in enumerate(self.sources) if isinstance(one, SplitEmbeddings)}
         for path, one in arrays.items():
             write_embeddings(path, one.content)
@@ -129,10 +129,10 @@ class Evaluation(SavableResult):
 
     _kind = RESULT_KIND
 
-    def __init__(self, request: EvaluationJob) -> None:
-        super().__init__(request.evaluate(), [source for source in request.sources if isinstance(source, Path)])
-        absolute = (source.absolute() if isinstance(source, Path) else source for source in request.sources)
-        self._request = replace(request, sources=tuple(absolute))
+    def __init__(self, job: EvaluationJob) -> None:
+        super().__init__(job.evaluate(), [source for source in job.sources if isinstance(source, Path)])
+        absolute = (source.absolute() if isinstance(source, Path) else source for source in job.sources)
+        self._job = replace(job, sources=tuple(absolute))
         self._result = Result.model_validate(self.json)
 
     @property
@@ -181,8 +181,8 @@ class Evaluation(SavableResult):
         """Return this evaluation together with the metrics of two-stage searches.
 
         A two-stage search finds candidates by the vectors of images and captions, and scores only the candidates exactly.
-        ``candidates`` lists the numbers of candidates to try. Raises [`vse.UserError`][] if the embeddings have no vectors
-        that find candidates.
+        ``candidates`` are numbers of candidates; each gives one search. Raises [`vse.UserError`][] if the embeddings have no
+        vectors that find candidates.
         """
         return self._with_options(rerank=candidates)
 
@@ -203,7 +203,7 @@ class Evaluation(SavableResult):
         ``bootstrap`` is the number of bootstrap resamples; None is 10,000. Raises [`vse.UserError`][] if the two models were
         evaluated on different queries or by different protocols.
         """
-        ours, theirs = self._request, other._request
+        ours, theirs = self._job, other._job
         if (ours.protocol, ours.options.iou) != (theirs.protocol, theirs.options.iou):
             raise UserError(f"other: evaluated by the protocol {theirs.protocol!r}, and this result by {ours.protocol!r}")
         with TemporaryDirectory() as name:
@@ -214,10 +214,10 @@ class Evaluation(SavableResult):
     def _evaluate_again(self, **changes: Any) -> None:
         """Evaluate again, only to write the files that ``changes`` names."""
         left_out = {"bootstrap": 0, "cross_check": False, "index": None, "index_parameters": "", "rerank": ()}
-        self._request.evaluate(**left_out, **changes)
+        self._job.evaluate(**left_out, **changes)
 
     def _with_options(self, **changes: Any) -> Evaluation:
-        return Evaluation(self._request.with_options(**changes))
+        return Evaluation(self._job.with_options(**changes))
 
     def __repr__(self) -> str:
         return "\n".join(result_lines(self._result))
@@ -238,13 +238,13 @@ class ModelComparison(SavableResult):
 
     _kind = COMPARISON_KIND
 
-    def __init__(self, files: Sequence[Path], folder: Path, request: EvaluationJob) -> None:
+    def __init__(self, files: Sequence[Path], folder: Path, job: EvaluationJob) -> None:
         from vse.eval.search.gpu import use_device
         from vse.eval.tables.significance import compare_files
 
-        use_device(request.options.device)
-        out = compare_files(files, folder / "comparison.json", request.protocol, request.options)
-        super().__init__(move_references(read_json(out), folder, Path.cwd(), without=folder), files)
+        use_device(job.options.device)
+        out = compare_files(files, folder / "comparison.json", job.protocol, job.options)
+        super().__init__(move_references(read_json(out), folder, Path.cwd(), excluded=folder), files)
         self.frame = build_significance([out])
         self._lines = difference_lines(read_comparison(out))
 

@@ -30,7 +30,7 @@ def _one_call_for_all(new_call: str, names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), new_call)
 
 
-_ARRAYS = "vse.evaluate(vse.embeddings(images, captions, image_of_caption))"
+_ARRAYS_CALL = "vse.evaluate(vse.embeddings(images, captions, image_of_caption))"
 ARGUMENTS = {
     "extract": _options_calls("extract", "options=vse.ExtractOptions({})", "skip_bad weights_dir words device threads force"),
     "import_data": {
@@ -52,7 +52,9 @@ ARGUMENTS = {
         ),
     },
     "evaluate": {
-        **_one_call_for_all(_ARRAYS, "images captions image_ids caption_ids caption_image_ids similarity name dataset split"),
+        **_one_call_for_all(
+            _ARRAYS_CALL, "images captions image_ids caption_ids caption_image_ids similarity name dataset split"
+        ),
         **_one_call_for_all("vse.evaluate(vse.pair_scores(scores, image_of_caption))", "scores"),
         **_one_call_for_all("vse.evaluate(files)", "files"),
         **_one_call_for_all("vse.evaluate(...).save(path)", "out"),

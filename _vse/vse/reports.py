@@ -59,15 +59,15 @@ class SavableResult(Savable):
         return str(self.json["provenance"]["made"]["command"])
 
 
-def move_references(content: dict[str, Any], old: Path, new: Path, without: Path | None = None) -> dict[str, Any]:
+def move_references(content: dict[str, Any], old: Path, new: Path, excluded: Path | None = None) -> dict[str, Any]:
     """Return the content of a result or comparison with file paths relative to ``new`` instead of ``old``.
 
-    References to files below the folder ``without`` are left out. The SHA-256 of the content is computed again.
+    References to files in the folder ``excluded`` are left out. The SHA-256 of the content is computed again.
     """
 
     def moved(references: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
         paths = [(reference, Path(os.path.normpath(old / reference["file"]))) for reference in references]
-        kept = [(reference, path) for reference, path in paths if without is None or without not in path.parents]
+        kept = [(reference, path) for reference, path in paths if excluded is None or excluded not in path.parents]
         return [{**reference, "file": os.path.relpath(path, new)} for reference, path in kept]
 
     content = dict(content)
@@ -197,7 +197,7 @@ def report(
 
     Args:
         results: One or two result files, or saved evaluations.
-        embeddings: The embeddings of the first seed, one file for each result, if they are not at the path that it records.
+        embeddings: The embeddings of the first seed, one file for each result. Default: the recorded paths.
 
     Raises:
         vse.UserError: if a result was edited, or the embeddings differ from those that were evaluated
@@ -210,11 +210,13 @@ def report(
     """
     from vse.eval.report.report import write_report
     from vse.pipeline.presets.own_code import allow_own_code
-    from vse.training.use.attention import attention_of_run
+    from vse.training.use.attention import open_attending_run
 
     files = [] if isinstance(embeddings, Sequence) and not embeddings else as_paths(embeddings)
     with allow_own_code(allow_code):
-        return HtmlReport(write_report(as_paths(results), as_path(out), as_path(data), files, queries, seed, attention_of_run))
+        return HtmlReport(
+            write_report(as_paths(results), as_path(out), as_path(data), files, queries, seed, open_attending_run)
+        )
 
 
 @public
@@ -233,7 +235,7 @@ def table(
     Args:
         name: ``summary``: one row per result and protocol; ``ladder``: a comparison of experiments by rsum and cost, one row
             per result; ``significance``: one row per metric of a comparison; or a published table, such as ``vsepp_3``, with
-            our metrics next to the printed metrics.
+            our metrics next to the metrics of the paper.
         results: Result files, or saved evaluations and comparisons.
 
     Raises:

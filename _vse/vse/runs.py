@@ -174,8 +174,8 @@ class TrainedModel(FileHandle):
     ) -> SearchResults:
         """Return the best ``k`` boxes for a phrase in a photo.
 
-        ``html`` is a page with the best box to write; ``force`` replaces a file of another kind. Raises [`vse.UserError`][]
-        if the feature cache has no regions of the photo, or if the model does not localise phrases.
+        ``html`` is an HTML file to write, with the best box; ``force`` replaces a file of another kind. Raises
+        [`vse.UserError`][] if the feature cache has no regions of the photo, or if the model does not localise phrases.
         """
         from vse.training.use.localise import find_phrase
 
@@ -241,7 +241,7 @@ class TrainedModel(FileHandle):
         return f"vse.load({str(self.path)!r})"
 
     def _code_permission(self) -> AbstractContextManager[None]:
-        """Allow the Python code of the run's author in the ``with`` block, if the user allowed this code."""
+        """Return a context in which Python code that the run names, such as a loss, may run if the user allowed it."""
         from vse.pipeline.presets.own_code import allow_own_code
 
         return allow_own_code(self._allow_code)
@@ -255,8 +255,8 @@ class TrainedModel(FileHandle):
     @cached_property
     def _query_encoder(self) -> QueryEncoder:
         from vse.training.use.model import load_opened
+        from vse.training.use.opened_run import open_run
         from vse.training.use.queries import QueryEncoder
-        from vse.training.use.trained_run import open_run
 
         opened = open_run(self.path, self._inputs, self._device, allow_unfinished=True)
         split = "test" if "test" in opened.dataset.splits else next(iter(opened.dataset.splits))

@@ -53,7 +53,7 @@ _IDS = ("image_ids", "caption_ids", "caption_image_ids")
 _COUNTS = ("n_phrases", "n_regions")
 _HASHES = {"photo_hashes": PHOTO_HASH_BYTES, "caption_hashes": CAPTION_HASH_BYTES}
 _CHECK_ROWS = 4096  # rows of a matrix that are checked at once
-_MIN_SCORE = 2.0**-100  # lowest accepted estimate of a score, 2**26 times the smallest normal float32
+_MIN_SCORE = 2.0**-100  # lowest accepted size of a score: below 2**-126, the smallest normal float32, scores may vanish
 _ATTRIBUTES = ("dataset", "split", "experiment", "seed", "similarity", "provenance", "trained_on")
 _OPTIONAL = ("experiment", "seed", "provenance", "trained_on")
 EMBEDDINGS_KIND = hdf5_kind(
@@ -90,14 +90,14 @@ def write_scores(
     Parameters
     ----------
     embeddings : ids and attributes of the file, without scores, and optionally vectors of captions for sentence retrieval
-    i2t : scores of image-to-text, stored as ``scores_i2t``; without ``t2i`` scores of both directions, stored as ``scores``
+    i2t : scores of image-to-text, stored as ``scores_i2t``; if ``t2i`` is None, of both directions, stored as ``scores``
     t2i : scores of text-to-image, if they differ; each block is requested after the same block of ``i2t``
     provenance : function that returns the provenance, called after the last score was computed
     """
     directions = {"scores": i2t} if t2i is None else {"scores_i2t": i2t, "scores_t2i": t2i}
     shape = len(embeddings.image_ids), len(embeddings.caption_ids)
     for name, blocks in directions.items():
-        if (blocks.n_images, len(blocks.image_of_caption)) != shape or blocks.n_rows != i2t.n_rows:
+        if (blocks.n_images, len(blocks.image_of_caption)) != shape or blocks.rows_per_block != i2t.rows_per_block:
             raise ValueError(
                 f"{name}: blocks of {blocks.n_images} images for {shape[0]} image ids, or blocks with another number of rows"
             )
@@ -187,17 +187,19 @@ def parse_provenance(metadata: FileMetadata) -> dict[str, Any]:
     return record if isinstance(record, dict) else {"note": record}
 
 
-def check_same_split(first_path: Path, first: Embeddings, path: Path, run: Embeddings, attributes: Sequence[str] = ()) -> None:
+def check_same_split(
+    first_path: Path, first: Embeddings, path: Path, embeddings: Embeddings, attributes: Sequence[str] = ()
+) -> None:
     """Raise UserError if two files differ in data set, split, ids, images or captions, or in one of ``attributes``.
 
     The ids must also have the same order. Attributes and hashes of the data are compared only if both files have them.
     """
-    check_same_attributes(first_path, first, path, run, ("dataset", "split", *attributes))
-    has_coco_ids = first.coco_ids is not None and run.coco_ids is not None
+    check_same_attributes(first_path, first, path, embeddings, ("dataset", "split", *attributes))
+    has_coco_ids = first.coco_ids is not None and embeddings.coco_ids is not None
     for name in (*_IDS, *(["coco_ids"] if has_coco_ids else [])):
-        if not np.array_equal(getattr(first, name), getattr(run, name)):
+        if not np.array_equal(getattr(first, name), getattr(embeddings, name)):
             raise UserError(f"{path} and {first_path} differ in {name}; files that are evaluated together must have the same")
-    check_same_data(path, run.identity, first_path, first.identity)
+    check_same_data(path, embeddings.identity, first_path, first.identity)
 
 
 def _write_ids_and_vectors(file: h5py.File, embeddings: Embeddings) -> dict[str, ArrayHash]:

@@ -52,7 +52,7 @@ class PhraseScores:
     ----------
     phrase_ids : (n_phrases,) index of each phrase among all phrases of the data set, in the order of ``dataset.json``
     image_ids, caption_ids : (n_phrases,) ids of the image and of the caption of each phrase
-    offsets : (n_phrases + 1,) rows of ``scores`` and ``boxes`` where the candidates of each phrase begin, and n_candidates
+    offsets : (n_phrases + 1,) row in ``scores`` and ``boxes`` of each phrase's first candidate; the last entry is n_candidates
     scores, boxes : (n_candidates,) and (n_candidates, 4)
     truth : (n_phrases, 4) ground-truth box of each phrase; NaN if it has none
     types : (n_phrases,) texts such as ``people``; several types of a phrase are joined by ``/``

@@ -38,7 +38,7 @@ _TREC_KIND = OutputKind(
 
 
 class FoldAnswers(NamedTuple):
-    """The best answers in one direction of a fold, a 0-based index. ``seed`` is None if the seed is not known."""
+    """The best answers in one direction of a fold. ``fold`` is a 0-based index. ``seed`` is None if the seed is not known."""
 
     seed: int | None
     protocol: str
@@ -47,7 +47,7 @@ class FoldAnswers(NamedTuple):
     answers: BestAnswers
 
 
-def check_per_query(out: Path, inputs: Iterable[Path] = ()) -> None:
+def check_per_query_file(out: Path, inputs: Iterable[Path] = ()) -> None:
     """Raise UserError if ``out`` cannot be written as a table of queries, or is one of the ``inputs``."""
     check_output(out, csv_kind(_TABLE_TEXT, *_COLUMNS) if out.suffix == ".csv" else _PARQUET_KIND, inputs)
     if out.suffix not in _SUFFIXES:
@@ -65,7 +65,7 @@ def write_per_query(out: Path, folds: Iterable[FoldAnswers]) -> Path:
     """
     import pandas as pd
 
-    check_per_query(out)
+    check_per_query_file(out)
     table = pd.concat([_rows(fold) for fold in folds], ignore_index=True)
     with open_atomic(out) as stream:
         if out.suffix == ".parquet":
@@ -105,7 +105,7 @@ def check_trec(folder: Path, inputs: Sequence[Path] = ()) -> None:
             check_output(file, _TREC_KIND, inputs)
 
 
-def write_trec(folder: Path, seeds: Sequence[Embeddings], depth: int) -> list[Path]:
+def write_trec(folder: Path, seed_embeddings: Sequence[Embeddings], depth: int) -> list[Path]:
     """Write qrels and run files for the seeds of a model, over the complete split, and return their paths.
 
     ``i2t.qrels`` and ``t2i.qrels`` have the right answers: the captions of each image, and the image of each caption.
@@ -114,7 +114,7 @@ def write_trec(folder: Path, seeds: Sequence[Embeddings], depth: int) -> list[Pa
     scores are lowered a little (:func:`vse.eval.ranking.answers.break_ties`).
     """
     check_trec(folder)
-    first = seeds[0]
+    first = seed_embeddings[0]
     ids = {"image": first.image_ids, "caption": first.caption_ids}
     names = {kind: [f"{kind}-{number}" for number in numbers.tolist()] for kind, numbers in ids.items()}
     image_of_caption = first.image_of_caption()
@@ -127,9 +127,9 @@ def write_trec(folder: Path, seeds: Sequence[Embeddings], depth: int) -> list[Pa
         pairs = ({"image": names["image"][image_of_caption[c]], "caption": names["caption"][c]} for c in order)
         with open_atomic(files[-1]) as stream:
             stream.writelines(f"{pair[direction.query]} 0 {pair[direction.candidate]} 1\n".encode() for pair in pairs)
-    has_seeds = all(one.seed is not None for one in seeds)
-    for k, embeddings in enumerate(seeds):
-        suffix = "" if len(seeds) == 1 else f"-{embeddings.seed if has_seeds else k}"
+    has_seeds = all(one.seed is not None for one in seed_embeddings)
+    for k, embeddings in enumerate(seed_embeddings):
+        suffix = "" if len(seed_embeddings) == 1 else f"-{embeddings.seed if has_seeds else k}"
         tag = re.sub(r"\s+", "_", f"{printable(embeddings.experiment or '')}{suffix}") or "vse"
         i2t, t2i = embeddings.score_blocks()
         lists = {"i2t": rank_captions(i2t, depth), "t2i": rank_images(t2i or i2t, depth)}

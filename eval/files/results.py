@@ -51,10 +51,10 @@ _FoldMetrics = dict[str, Metric | dict[str, Metric]]
 class ProtocolMetrics(BaseModel):
     """The metrics of a protocol.
 
-    ``directions`` has the metrics of each direction; in a file they are under the names in
-    :data:`vse.eval.ranking.metrics.DIRECTIONS`. ``rsum`` and ``mean_recall`` summarise both directions between images and
-    captions. ``ci95`` has the 95% intervals of all metrics. The protocol ``phrase`` also has ``per_type``, the metrics of each
-    type of phrases, and ``iou``, the threshold for a right candidate.
+    ``directions`` has the metrics of each direction. A file has no such key: the names in
+    :data:`vse.eval.ranking.metrics.DIRECTIONS` are keys of the protocol itself. ``rsum`` and ``mean_recall`` summarise both
+    directions between images and captions. ``ci95`` has the 95% intervals of all metrics. The protocol ``phrase`` also has
+    ``per_type``, the metrics of each type of phrases, and ``iou``, the threshold for a right candidate.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -79,14 +79,14 @@ class ProtocolMetrics(BaseModel):
         return {**others, "directions": {name: content[name] for name in DIRECTIONS if content.get(name, {}) != {}}}
 
     @property
-    def overall_metrics(self) -> dict[str, Metric]:
+    def metrics_over_directions(self) -> dict[str, Metric]:
         sums = {"rsum": self.rsum, "mean_recall": self.mean_recall}
         return {name: metric for name, metric in sums.items() if metric is not None}
 
     def metric(self, name: str) -> Metric | None:
         """Return a metric by the name of its column, e.g. ``i2t_r1`` or ``rsum``; None if the protocol does not have it."""
         direction, _, rest = name.partition("_")
-        return self.overall_metrics.get(name, self.directions.get(direction, {}).get(rest))
+        return self.metrics_over_directions.get(name, self.directions.get(direction, {}).get(rest))
 
     def interval(self, name: str) -> tuple[float, float] | None:
         """Return the 95% interval of a metric, e.g. of ``i2t_r1``, or None."""

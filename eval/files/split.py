@@ -182,7 +182,8 @@ class Embeddings:
         return self.scores is None and self.scores_i2t is not None
 
     @property
-    def is_phrase_model(self) -> bool:
+    def is_from_phrase_model(self) -> bool:
+        """True if the scores compare the phrases of a caption with the regions of an image."""
         return self.n_phrases is not None
 
     @property

@@ -1,10 +1,11 @@
-"""The protocols ``cxc`` and ``eccv`` on the test set of MS-COCO, whose right answers people judged.
+"""The protocols ``cxc`` and ``eccv`` on the test set of MS-COCO, with right answers that people judged.
 
 ``cxc`` has the metrics of ``full``, with the right answers of Crisscrossed Captions (Parekh et al., "Crisscrossed Captions:
 Extended Intramodal and Intermodal Semantic Similarity Judgments for MS-COCO", EACL 2021). ``eccv`` has mAP@R, R-Precision and
-R@1 of ECCV Caption (Chun et al., ECCV 2022) for the queries that it annotates. Their right answers come from the package
-eccv-caption, which identifies images by ``cocoid`` and captions by their id in COCO, the ``sentid`` of the Karpathy split. All
-queries rank the 5,000 test images, or the 25,000 captions that the package lists, five for each test image.
+R@1 of ECCV Caption (Chun et al., ECCV 2022) for the queries that it annotates. The right answers of both protocols come from
+the package eccv-caption, which identifies images by ``cocoid`` and captions by their id in COCO, the ``sentid`` of the
+Karpathy split. All queries rank the 5,000 test images, or the 25,000 captions that the package lists, five for each test
+image.
 
 With the judgement files of Crisscrossed Captions, ``cxc`` also has image-to-image (``i2i``) and text-to-text (``t2t``)
 retrieval. An image queries all other test images; its right answers are the images that people judged to be similar enough. A
@@ -297,7 +298,7 @@ def _annotations(name: str, queries: dict[int, int], kind: str, candidates: dict
     ``queries`` and ``candidates`` map ids to rows. ``kind`` names a query in errors, e.g. ``image``. A right answer that is
     not a candidate has row -1; ECCV Caption lists two such captions.
     """
-    content = {int(query): right for query, right in json.loads(_data(name)).items()}
+    content = {int(query): right for query, right in json.loads(_read_package_file(name)).items()}
     rows = find_rows(queries, list(content), kind)
     answers = [np.array([candidates.get(int(answer), -1) for answer in right]) for right in content.values()]
     order = np.argsort(rows)
@@ -306,16 +307,16 @@ def _annotations(name: str, queries: dict[int, int], kind: str, candidates: dict
 
 def coco_test_captions() -> Ints:
     """Return the COCO ids (25000,) of the test captions that the package eccv-caption ranks."""
-    ids: Ints = np.load(BytesIO(_data("coco_test_ids.npy")), allow_pickle=False)
+    ids: Ints = np.load(BytesIO(_read_package_file("coco_test_ids.npy")), allow_pickle=False)
     return ids
 
 
 def coco_test_images() -> Ints:
     """Return the COCO ids (5000,) of the test images that the package eccv-caption ranks, ascending."""
-    return np.array(sorted(int(image) for image in json.loads(_data("original_image_to_caption.json"))))
+    return np.array(sorted(int(image) for image in json.loads(_read_package_file("original_image_to_caption.json"))))
 
 
-def _data(name: str) -> bytes:
+def _read_package_file(name: str) -> bytes:
     if not find_spec("eccv_caption"):
         raise UserError("the protocols cxc and eccv need a package: pip install 'vse-pipeline[eccv]'")
     return (files("eccv_caption") / "data" / name).read_bytes()

@@ -36,8 +36,8 @@ from vse.eval.ranking.ranks import ScoreBlocks, ranks_from_blocks
 from vse.pipeline.dataset.identity import check_all_same_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import check_output
-from vse.pipeline.presets.presets import load_plan
-from vse.pipeline.presets.schema import ENSEMBLE_KEYS, ExperimentPlan
+from vse.pipeline.presets.presets import load_outline
+from vse.pipeline.presets.schema import ENSEMBLE_KEYS, ExperimentOutline
 
 log = logging.getLogger(__name__)
 ALPHAS = tuple(k / 10 for k in range(11))  # weights of the phrase model that are tried on the validation split
@@ -45,34 +45,36 @@ MemberFile = tuple[Path, Embeddings]
 Matrices = dict[str, NDArray[np.float32]]
 
 
-def load_ensemble_plan(name: str) -> ExperimentPlan:
+def load_ensemble_outline(name: str) -> ExperimentOutline:
     """Load the preset of an ensemble. Raises UserError if the preset does not describe an ensemble."""
-    plan = load_plan(name)
-    if not plan.ensemble_of:
+    outline = load_outline(name)
+    if not outline.ensemble_of:
         raise UserError(f"the experiment {name} is not an ensemble: its preset has no ensemble_of")
-    return plan
+    return outline
 
 
-def members_by_seed(files: Sequence[Path], plan: ExperimentPlan | None = None) -> list[list[MemberFile]]:
+def members_by_seed(files: Sequence[Path], outline: ExperimentOutline | None = None) -> list[list[MemberFile]]:
     """Read the files, and return the members of the ensemble of each seed.
 
-    Without a plan, all files are the members of a single ensemble if they belong to one experiment, or to as many experiments
-    as there are files. Otherwise seed s of the ensemble combines seed s of every experiment. A ``plan`` names the experiments
-    and their order. Raises UserError if a member is missing, given twice or not in the plan.
+    The ensemble of seed s combines seed s of every experiment. All files form a single ensemble if they belong to one
+    experiment or, without a outline, if each belongs to another experiment. ``outline`` names the experiments and their order.
+    Raises UserError if a member is missing, given twice or not in the outline.
     """
     if len(files) < 2:
         raise UserError("an ensemble has at least two members: give several files of embeddings")
     if len({path.resolve() for path in files}) < len(files):
         raise UserError("an ensemble counts every member once, and a file is given twice")
     members = [(path, read_embeddings(path)) for path in files]
-    names = plan.ensemble_of if plan else list(dict.fromkeys(experiment_name(*member) for member in members))
-    if not plan and len(names) in (1, len(files)):
+    names = outline.ensemble_of if outline else list(dict.fromkeys(experiment_name(*member) for member in members))
+    if not outline and len(names) in (1, len(files)):
         return [members]
     found: dict[tuple[str, int | None], tuple[Path, Embeddings]] = {}
     for path, member in members:
         name = experiment_name(path, member)
-        if plan and name not in names:
-            raise UserError(f"{path}: the experiment {name} is not a member of {plan.name}, which has {' and '.join(names)}")
+        if outline and name not in names:
+            raise UserError(
+                f"{path}: the experiment {name} is not a member of {outline.name}, which has {' and '.join(names)}"
+            )
         other, _ = found.setdefault((name, member.seed), (path, member))
         if other != path:
             raise UserError(f"{path} and {other} are both {_member_name(name, member.seed)}; an ensemble counts it once")
@@ -90,7 +92,10 @@ def _member_name(experiment: str, seed: int | None) -> str:
 
 
 def build_ensemble(
-    members: list[MemberFile], compares_captions: bool = False, plan: ExperimentPlan | None = None, alpha: float | None = None
+    members: list[MemberFile],
+    compares_captions: bool = False,
+    outline: ExperimentOutline | None = None,
+    alpha: float | None = None,
 ) -> Embeddings:
     """Return embeddings whose scores are the means of the members' scores.
 
@@ -102,16 +107,16 @@ def build_ensemble(
     Parameters
     ----------
     members : the file and the embeddings of each member
-    compares_captions : whether captions must be unit vectors, as the protocol ``sentence`` needs them; else UserError
-    plan : the preset of the ensemble, which gives the name; None names the ensemble by its members
+    compares_captions : whether to raise UserError if captions are not unit vectors, which the protocol ``sentence`` needs
+    outline : the preset of the ensemble, which gives the name; None names the ensemble by its members
     alpha : the weight of the phrase model's scores, from 0 to 1
     """
     first = members[0][1]
     runs = [member for _, member in members]
     names = dict.fromkeys(experiment_name(*member) for member in members)
     described: dict[str, Any] = {
-        "experiment": plan.name if plan else f"ensemble of {len(members)} ({', '.join(names)})",
-        "provenance": json.dumps(_provenance(members, plan)),
+        "experiment": outline.name if outline else f"ensemble of {len(members)} ({', '.join(names)})",
+        "provenance": json.dumps(_provenance(members, outline)),
         "trained_on": first.trained_on if len({member.trained_on for member in runs}) == 1 else "several data sets",
         "source": None,
     }
@@ -162,7 +167,7 @@ def save_ensemble(path: Path, runs: Sequence[Embeddings], other_files: Sequence[
     return paths
 
 
-def _provenance(members: list[MemberFile], plan: ExperimentPlan | None) -> dict[str, Any]:
+def _provenance(members: list[MemberFile], outline: ExperimentOutline | None) -> dict[str, Any]:
     """Return the provenance of an ensemble: its preset's settings, and its members' features and changed settings."""
     features: dict[str, Any] = {}
     changed: dict[str, None] = {}
@@ -175,7 +180,7 @@ def _provenance(members: list[MemberFile], plan: ExperimentPlan | None) -> dict[
         changed |= dict.fromkeys(f"{experiment_name(path, member)}.{change}" for change in changed_settings(provenance))
     experiments = {experiment_name(*member) for member in members}
     label = {"label": " + ".join(names)} if len(names) > 1 and experiments != set(names) else {}
-    config = {name: getattr(plan, name) for name in ENSEMBLE_KEYS} if plan else label
+    config = {name: getattr(outline, name) for name in ENSEMBLE_KEYS} if outline else label
     return {"features": features, "config": config, "changed_settings": list(changed)}
 
 
@@ -232,10 +237,10 @@ def sentence_and_phrase_members(members: Sequence[MemberFile]) -> tuple[MemberFi
 
     Raises UserError if a phrase model is combined with anything but exactly one image-sentence model.
     """
-    by_phrases = [member for member in members if member[1].is_phrase_model]
+    by_phrases = [member for member in members if member[1].is_from_phrase_model]
     if not by_phrases:
         return None
-    others = [member for member in members if not member[1].is_phrase_model]
+    others = [member for member in members if not member[1].is_from_phrase_model]
     if len(by_phrases) != 1 or len(others) != 1:
         raise UserError(
             f"{by_phrases[0][0]} holds scores of phrases and is combined with one image-sentence model; this ensemble has "
@@ -246,7 +251,7 @@ def sentence_and_phrase_members(members: Sequence[MemberFile]) -> tuple[MemberFi
 
 def phrase_member(members: Sequence[MemberFile]) -> Embeddings:
     """Return the scores of the phrase model among the members. Raises StopIteration without a phrase model."""
-    return next(run for _, run in members if run.is_phrase_model)
+    return next(run for _, run in members if run.is_from_phrase_model)
 
 
 def choose_alpha(by_seed: Sequence[Sequence[MemberFile]], alpha: float | None) -> PhraseWeight | None:
@@ -267,10 +272,10 @@ def choose_alpha(by_seed: Sequence[Sequence[MemberFile]], alpha: float | None) -
         return PhraseWeight(alpha)
     rsums = np.zeros(len(ALPHAS))
     for pair in pairs:
-        sentences, phrases = (_read_validation_file(*member) for member in pair)
-        distances = _negative_distances(sentences[1])
+        sentence_file, phrase_file = (_read_validation_file(*member) for member in pair)
+        distances = _negative_distances(sentence_file[1])
         for k, candidate in enumerate(ALPHAS):
-            ranks = ranks_from_blocks(*combine_scores(sentences, phrases, candidate, distances).score_blocks())
+            ranks = ranks_from_blocks(*combine_scores(sentence_file, phrase_file, candidate, distances).score_blocks())
             rsums[k] += metrics(ranks)["rsum"]
     rsum_by_alpha = dict(zip(ALPHAS, (rsums / len(pairs)).tolist(), strict=True))
     best = max(ALPHAS, key=lambda candidate: rsum_by_alpha[candidate])
@@ -279,7 +284,7 @@ def choose_alpha(by_seed: Sequence[Sequence[MemberFile]], alpha: float | None) -
 
 
 def combine_scores(
-    sentences: MemberFile, phrases: MemberFile, alpha: float, negative_distances: Matrices | None = None
+    sentence_file: MemberFile, phrase_file: MemberFile, alpha: float, negative_distances: Matrices | None = None
 ) -> Embeddings:
     """Return the embeddings of the image-sentence model with the scores -D(x, y) = -(1 - alpha) d(x, y) - alpha d_rp(x, y).
 
@@ -289,8 +294,8 @@ def combine_scores(
     has -d, if -d was computed before. The scores are (n_images, n_captions). One matrix is held in memory, or two if the
     scores of the image-sentence model depend on the direction.
     """
-    check_same_split(*sentences, *phrases)
-    (_, model), (_, of_phrases) = sentences, phrases
+    check_same_split(*sentence_file, *phrase_file)
+    (_, model), (_, of_phrases) = sentence_file, phrase_file
     assert of_phrases.scores is not None
     assert of_phrases.n_phrases is not None
     assert of_phrases.n_regions is not None
@@ -333,7 +338,7 @@ def _read_validation_file(path: Path, run: Embeddings) -> MemberFile:
             f"{path}: alpha is chosen on the validation split, but its file cannot be found from this name; give --alpha"
         )
     if not val_path.exists():
-        option = " --sentences" if run.is_phrase_model else ""
+        option = " --sentences" if run.is_from_phrase_model else ""
         raise UserError(
             f"{val_path}: no such file, and alpha is chosen by it: write it with vse-embed {path.parent} --split val{option}, "
             "or give --alpha"

@@ -26,7 +26,7 @@ import numpy as np
 
 from vse.eval.defaults import FOLDED_PROTOCOLS, IOU, TREC_DEPTH
 from vse.eval.files.embeddings import Embeddings, experiment_name
-from vse.eval.files.query_files import FoldAnswers, check_per_query, check_trec, write_per_query, write_trec
+from vse.eval.files.query_files import FoldAnswers, check_per_query_file, check_trec, write_per_query, write_trec
 from vse.eval.files.results import RESULT_KIND, UNSAVED_RESULT_PATH
 from vse.eval.files.split import split_identity
 from vse.eval.options import AllEvaluateOptions
@@ -36,7 +36,7 @@ from vse.eval.protocols.ensemble import (
     PhraseWeight,
     build_ensemble,
     choose_alpha,
-    load_ensemble_plan,
+    load_ensemble_outline,
     members_by_seed,
     phrase_member,
     save_ensemble,
@@ -45,11 +45,11 @@ from vse.eval.protocols.phrase_evaluation import are_phrase_scores, evaluate_phr
 from vse.eval.protocols.protocols import (
     ProtocolQueries,
     RankingOptions,
-    check_seeds,
     protocol_names,
     rank_seeds,
     read_seeds,
     select_protocols,
+    unify_embeddings,
 )
 from vse.eval.protocols.result_content import build_result, combine_seeds, unfinished_runs
 from vse.eval.ranking.bootstrap import intervals
@@ -109,14 +109,14 @@ def evaluate_arrays(
         raise UserError(f"{name}: an ensemble needs several files of embeddings; leave --ensemble out")
     _check_query_outputs(options, [UNSAVED_RESULT_PATH])
     path = Path(name)
-    model = _Model([path], check_seeds([path], [embeddings]), [[(path, embeddings)]])
+    model = _Model([path], unify_embeddings([path], [embeddings]), [[(path, embeddings)]])
     return _evaluate_model(model, UNSAVED_RESULT_PATH, protocol, options, started)
 
 
 def _check_query_outputs(options: AllEvaluateOptions, other_files: Sequence[Path]) -> None:
     """Raise UserError if a file with answers to queries cannot be written, or is one of ``other_files``."""
     if options.per_query is not None:
-        check_per_query(options.per_query, other_files)
+        check_per_query_file(options.per_query, other_files)
     if options.trec is not None:
         check_trec(options.trec, other_files)
 
@@ -128,7 +128,7 @@ class _Model(NamedTuple):
     """
 
     files: Sequence[Path]
-    seeds: Sequence[Embeddings]
+    seed_embeddings: Sequence[Embeddings]
     members: Sequence[list[MemberFile]]
     phrase_weight: PhraseWeight | None = None
 
@@ -140,29 +140,29 @@ class _Model(NamedTuple):
 def _read_model(files: Sequence[Path], out: Path, protocol: str | Sequence[str], options: AllEvaluateOptions) -> _Model:
     """Read the seeds of one model, or build the ensemble of each seed and write it to ``options.save``."""
     if not options.ensemble:
-        seeds = read_seeds(files)
-        return _Model(files, seeds, [[(path, run)] for path, run in zip(files, seeds, strict=True)])
+        seed_embeddings = read_seeds(files)
+        return _Model(files, seed_embeddings, [[member] for member in zip(files, seed_embeddings, strict=True)])
     compares_captions = any(name.startswith("sentence") for name in protocol_names(protocol))
-    plan = None if options.experiment is None else load_ensemble_plan(options.experiment)
-    members = members_by_seed(files, plan)
+    outline = None if options.experiment is None else load_ensemble_outline(options.experiment)
+    members = members_by_seed(files, outline)
     first_files = [path for (path, _), *_ in members]
     weight = choose_alpha(members, options.alpha)
-    ensembles = [build_ensemble(of_seed, compares_captions, plan, weight.alpha if weight else None) for of_seed in members]
-    seeds = check_seeds(first_files, ensembles)
+    ensembles = [build_ensemble(of_seed, compares_captions, outline, weight.alpha if weight else None) for of_seed in members]
+    seed_embeddings = unify_embeddings(first_files, ensembles)
     if options.save is not None:
-        save_ensemble(options.save, seeds, [out, *files])
-    return _Model(first_files, seeds, members, weight)
+        save_ensemble(options.save, seed_embeddings, [out, *files])
+    return _Model(first_files, seed_embeddings, members, weight)
 
 
 def _evaluate_model(
     model: _Model, out: Path, protocol: str | Sequence[str], options: AllEvaluateOptions, started: float
 ) -> dict[str, Any]:
     """Evaluate a model under each protocol and return the result; write the answers to each query if requested."""
-    first, inputs = model.seeds[0], [run for _, run in model.inputs]
+    first, inputs = model.seed_embeddings[0], [run for _, run in model.inputs]
     unfinished = unfinished_runs(inputs, out, options.unfinished)
-    for path, run in zip(model.files, model.seeds, strict=True):
+    for path, run in zip(model.files, model.seed_embeddings, strict=True):
         _warn_unless_unit_length(path, run)
-    names = select_protocols(model.files, model.seeds, protocol)
+    names = select_protocols(model.files, model.seed_embeddings, protocol)
     searches = _approximate_searches(model.files[0], first, options)
     pairs = None if options.cxc is None else read_judged_pairs(options.cxc)
     if pairs is not None and "cxc" not in names:
@@ -173,7 +173,7 @@ def _evaluate_model(
         "data": first.identity.checksums.model_dump(),
         "n_images": len(first.image_ids),
         "n_captions": len(first.caption_ids),
-        "seeds": [run.seed for run in model.seeds],
+        "seeds": [run.seed for run in model.seed_embeddings],
         **measured,
         **({"bootstrap": {"over": "images", "samples": options.samples}} if options.samples else {}),
         **searches,
@@ -187,7 +187,7 @@ def _evaluate_model(
     if options.per_query is not None:
         write_per_query(options.per_query, answers)
     if options.trec is not None:
-        write_trec(options.trec, model.seeds, TREC_DEPTH if options.trec_depth is None else options.trec_depth)
+        write_trec(options.trec, model.seed_embeddings, TREC_DEPTH if options.trec_depth is None else options.trec_depth)
     return build_result(first, inputs, out, unfinished, content, round(time.perf_counter() - started, 2))
 
 
@@ -204,17 +204,17 @@ def _measure(
     checks: dict[str, Any] = {}
     answers: list[FoldAnswers] = []
     for name in protocols:
-        queries = rank_seeds(model.files, model.seeds, name, ranking)
+        queries = rank_seeds(model.files, model.seed_embeddings, name, ranking)
         folds = [of_seed.folds for of_seed in queries]
         checks[name] = _sum_agreements(queries)
-        per_seed = [_protocol_metrics(run, name, of_seed) for run, of_seed in zip(model.seeds, folds, strict=True)]
+        per_seed = [_protocol_metrics(run, name, of_seed) for run, of_seed in zip(model.seed_embeddings, folds, strict=True)]
         metrics[name] = combine_seeds(per_seed)
         if options.samples:
             metrics[name]["ci95"] = intervals(folds, options.samples)
         if with_answers:
             answers += [
                 FoldAnswers(run.seed, name, k, direction, one.answers)
-                for run, of_seed in zip(model.seeds, folds, strict=True)
+                for run, of_seed in zip(model.seed_embeddings, folds, strict=True)
                 for k, fold in enumerate(of_seed)
                 for direction, one in fold.items()
                 if one.answers is not None

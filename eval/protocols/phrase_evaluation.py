@@ -13,7 +13,7 @@ from vse.eval.defaults import BOOTSTRAP_SAMPLES, IOU, PHRASE
 from vse.eval.files.phrase_scores import PhraseScores, check_same_phrases, is_phrase_scores, read_phrase_scores
 from vse.eval.files.results import Metric
 from vse.eval.files.split import image_identity
-from vse.eval.protocols.protocols import check_one_model
+from vse.eval.protocols.protocols import unify_seeds
 from vse.eval.protocols.result_content import build_result, combine_seeds, unfinished_runs
 from vse.eval.ranking.bootstrap import differences, intervals
 from vse.eval.ranking.localisation import phrase_ranks
@@ -88,13 +88,13 @@ def phrase_differences(
 
 def read_phrase_seeds(files: Sequence[Path]) -> list[PhraseScores]:
     """Read the phrase scores of one model, a file per seed. Raises UserError if they differ in split or experiment."""
-    return check_one_model(files, [read_phrase_scores(path) for path in files], check_same_phrases, ("experiment",))
+    return unify_seeds(files, [read_phrase_scores(path) for path in files], check_same_phrases, ("experiment",))
 
 
 def phrase_folds(files: Sequence[Path], runs: Sequence[PhraseScores], iou: float) -> list[FoldQueries]:
-    """Return the phrases with a true box as ranked queries, a fold per seed.
+    """Return for each seed the phrases with a true box, as ranked queries.
 
-    Each fold has all phrases under the key ``phrase``, and the phrases of a type under ``type <name>``. Raises UserError if no
+    Each item has all phrases under the key ``phrase``, and the phrases of a type under ``type <name>``. Raises UserError if no
     phrase has a true box, or if ``iou`` is not above 0 and at most 1.
     """
     if not 0 < iou <= 1:

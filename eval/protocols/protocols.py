@@ -1,4 +1,4 @@
-"""The protocols of embeddings: the queries of each protocol, and their ranks among its candidates.
+"""The protocols for embeddings and scores of pairs: the queries of each protocol, and the ranks of their right answers.
 
 ``full`` searches the complete split, ``1k`` folds of 1,000 images. In ``sentence`` and ``sentence-1k`` captions query
 captions. For ``cxc`` and ``eccv`` see :mod:`vse.eval.protocols.coco`.
@@ -35,7 +35,7 @@ from vse.pipeline.dataset.identity import check_all_same_data
 from vse.pipeline.errors import UserError, did_you_mean
 
 log = logging.getLogger(__name__)
-_Run = TypeVar("_Run", Embeddings, PhraseScores)
+_SeedData = TypeVar("_SeedData", Embeddings, PhraseScores)
 _SHARED_ATTRIBUTES = ("experiment", "similarity")  # attributes that all seeds of a model share
 
 
@@ -46,14 +46,14 @@ class RankingOptions(NamedTuple):
     ----------
     cross_check : compare the ranks with a FAISS search
     max_compared : total number of queries per direction, summed over the folds, that are compared; 0 for all queries
-    answers : find the best answers to each query, which scores all pairs once more
+    find_answers : find the best answers to each query; this scores all pairs once more
     ks : the values of K in R@K
     pairs : the judged pairs of Crisscrossed Captions, for the directions ``i2i`` and ``t2t`` of ``cxc``
     """
 
     cross_check: bool = True
     max_compared: int = CROSS_CHECK_QUERIES
-    answers: bool = False
+    find_answers: bool = False
     ks: Sequence[int] = DEFAULT_KS
     pairs: JudgedPairs | None = None
 
@@ -74,68 +74,68 @@ class ProtocolQueries(NamedTuple):
 
 def read_seeds(files: Sequence[Path]) -> list[Embeddings]:
     """Read the embeddings of one model, a file per seed. Raises UserError if files differ in split or experiment."""
-    return check_seeds(files, [read_embeddings(path) for path in files])
+    return unify_embeddings(files, [read_embeddings(path) for path in files])
 
 
-def check_seeds(files: Sequence[Path], runs: Sequence[Embeddings]) -> list[Embeddings]:
+def unify_embeddings(files: Sequence[Path], seed_embeddings: Sequence[Embeddings]) -> list[Embeddings]:
     """Return the embeddings of all seeds, with the same ``experiment`` in each.
 
     If no file names its experiment, the name of the first file is used. Raises UserError if the embeddings are not seeds of
     one model on one split.
     """
-    return check_one_model(files, runs, check_same_split, _SHARED_ATTRIBUTES)
+    return unify_seeds(files, seed_embeddings, check_same_split, _SHARED_ATTRIBUTES)
 
 
-def check_one_model(
+def unify_seeds(
     files: Sequence[Path],
-    runs: Sequence[_Run],
-    check_same: Callable[[Path, _Run, Path, _Run, Sequence[str]], None],
+    seed_data: Sequence[_SeedData],
+    check_same: Callable[[Path, _SeedData, Path, _SeedData, Sequence[str]], None],
     attributes: Sequence[str],
-) -> list[_Run]:
+) -> list[_SeedData]:
     """Return the embeddings or phrase scores of all seeds, with the same ``experiment`` in each.
 
     ``check_same`` raises UserError if two seeds have different queries, or different values of one of ``attributes``. Raises
     UserError also if training data differ, or if a file or a seed is given twice.
     """
     first_path, first = next(
-        ((path, run) for path, run in zip(files, runs, strict=True) if run.experiment), (files[0], runs[0])
+        ((path, data) for path, data in zip(files, seed_data, strict=True) if data.experiment), (files[0], seed_data[0])
     )
     experiment = experiment_name(first_path, first)
     path_of_seed: dict[int, Path] = {}
-    for path, run in zip(files, runs, strict=True):
-        check_same(first_path, first, path, run, attributes)
-        if run.trained_on != first.trained_on:
+    for path, data in zip(files, seed_data, strict=True):
+        check_same(first_path, first, path, data, attributes)
+        if data.trained_on != first.trained_on:
             raise UserError(f"{path} and {first_path} belong to models that were trained on different data sets")
         if list(files).count(path) > 1:
             raise UserError(f"{path} is given twice; a seed counts once")
-        if run.seed is not None and path_of_seed.setdefault(run.seed, path) != path:
-            raise UserError(f"{path} and {path_of_seed[run.seed]} have the same seed {run.seed}")
-    check_all_same_data([(path, run.identity) for path, run in zip(files, runs, strict=True)])
-    return [replace(run, experiment=experiment) for run in runs]
+        if data.seed is not None and path_of_seed.setdefault(data.seed, path) != path:
+            raise UserError(f"{path} and {path_of_seed[data.seed]} have the same seed {data.seed}")
+    check_all_same_data([(path, data.identity) for path, data in zip(files, seed_data, strict=True)])
+    return [replace(data, experiment=experiment) for data in seed_data]
 
 
-def select_protocols(files: Sequence[Path], runs: Sequence[Embeddings], protocol: str | Sequence[str]) -> list[str]:
+def select_protocols(files: Sequence[Path], seed_embeddings: Sequence[Embeddings], protocol: str | Sequence[str]) -> list[str]:
     """Return the protocols that apply to all seeds. Raises UserError if a named protocol does not apply to a file."""
     names, selected = protocol_names(protocol), []
-    for path, run in zip(files, runs, strict=False):
+    for path, embeddings in zip(files, seed_embeddings, strict=False):
         try:
-            selected.append(resolve_protocols(run, names))
+            selected.append(resolve_protocols(embeddings, names))
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
     return [name for name in selected[0] if all(name in others for others in selected)]
 
 
 def rank_seeds(
-    files: Sequence[Path], runs: Sequence[Embeddings], protocol: str, options: RankingOptions = DEFAULT_RANKING
+    files: Sequence[Path], seed_embeddings: Sequence[Embeddings], protocol: str, options: RankingOptions = DEFAULT_RANKING
 ) -> list[ProtocolQueries]:
     """Return the ranked queries of a protocol for each seed.
 
     Raises UserError, with the name of the file, if a file cannot be ranked.
     """
     queries = []
-    for path, run in zip(files, runs, strict=False):
+    for path, embeddings in zip(files, seed_embeddings, strict=False):
         try:
-            queries.append(rank_queries(run, protocol, options))
+            queries.append(rank_queries(embeddings, protocol, options))
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
     return queries
@@ -150,42 +150,46 @@ def protocol_names(protocol: str | Sequence[str]) -> list[str]:
     return names
 
 
-def resolve_protocols(run: Embeddings, names: Sequence[str]) -> list[str]:
+def resolve_protocols(embeddings: Embeddings, names: Sequence[str]) -> list[str]:
     """Return the named protocols in their fixed order, with ``auto`` resolved.
 
     ``auto`` stands for ``full``; ``1k`` if there are at least 1,000 images and each has a caption; and ``cxc`` and ``eccv`` on
     the test set of COCO, if the package eccv-caption is installed. Raises UserError if a protocol does not apply.
     """
-    n_images, n_captioned = len(run.image_ids), len(np.unique(run.image_of_caption()))
+    n_images, n_captioned = len(embeddings.image_ids), len(np.unique(embeddings.image_of_caption()))
     for name in FOLDED_PROTOCOLS:
         if name in names and n_images < FOLD_IMAGES:
             raise UserError(f"the protocol {name} needs {FOLD_IMAGES} images, there are {n_images}")
     if "1k" in names and n_captioned < n_images:
         raise UserError(f"the protocol 1k needs images with captions, and {n_images - n_captioned} have none")
     for name in ("sentence", "sentence-1k"):
-        if name in names and run.captions is None:
+        if name in names and embeddings.captions is None:
             raise UserError(f"the protocol {name} needs caption embeddings, and the file has none")
     if "auto" in names:
         names = [*names, "full", *(["1k"] if n_images >= FOLD_IMAGES and n_captioned == n_images else [])]
-        if is_coco_test(_coco_ids(run), run.caption_ids):
+        if is_coco_test(_coco_ids(embeddings), embeddings.caption_ids):
             names += COCO_PROTOCOLS
     return [name for name in PROTOCOLS if name in names]
 
 
-def rank_queries(run: Embeddings, protocol: str, options: RankingOptions = DEFAULT_RANKING) -> ProtocolQueries:
+def rank_queries(embeddings: Embeddings, protocol: str, options: RankingOptions = DEFAULT_RANKING) -> ProtocolQueries:
     """Return the ranked queries of a protocol; ``1k`` and ``sentence-1k`` have a fold per 1,000 images, the others one fold.
 
     Ranks are compared with FAISS, except for ``cxc`` and ``eccv``, and for files that hold the scores of all pairs.
     """
     if protocol in COCO_PROTOCOLS:
-        fold = rank_coco_queries(protocol, _coco_ids(run), run.caption_ids, *run.score_blocks(), ks=options.ks)
+        fold = rank_coco_queries(
+            protocol, _coco_ids(embeddings), embeddings.caption_ids, *embeddings.score_blocks(), ks=options.ks
+        )
         if protocol == "cxc" and options.pairs is not None:
-            fold = {**fold, **rank_intramodal_queries(run, _coco_ids(run), options.pairs, options.ks)}
-        return ProtocolQueries([_with_ids(run, fold)], [], "its right answers are judged, not only the captions of the image")
-    rank_fold = _rank_sentences if protocol.startswith("sentence") else partial(_rank_pairs, answers=options.answers)
-    n_folds = len(run.image_ids) // FOLD_IMAGES if protocol in FOLDED_PROTOCOLS else 1
+            fold = {**fold, **rank_intramodal_queries(embeddings, _coco_ids(embeddings), options.pairs, options.ks)}
+        return ProtocolQueries(
+            [_with_ids(embeddings, fold)], [], "its right answers are judged, not only the captions of the image"
+        )
+    rank_fold = _rank_sentences if protocol.startswith("sentence") else partial(_rank_pairs, find_answers=options.find_answers)
+    n_folds = len(embeddings.image_ids) // FOLD_IMAGES if protocol in FOLDED_PROTOCOLS else 1
     max_compared = -(-options.max_compared // n_folds) if options.cross_check else None
-    parts = _split_into_folds(run) if protocol in FOLDED_PROTOCOLS else [run]
+    parts = _split_into_folds(embeddings) if protocol in FOLDED_PROTOCOLS else [embeddings]
     ranked = [rank_fold(part, max_compared, options.ks) for part in parts]
     folds, agreements = [fold for fold, _ in ranked], [agreement for _, agreement in ranked if agreement is not None]
     if agreements:
@@ -195,48 +199,52 @@ def rank_queries(run: Embeddings, protocol: str, options: RankingOptions = DEFAU
     return ProtocolQueries(folds, [], reason)
 
 
-def _coco_ids(run: Embeddings) -> NDArray[np.int64]:
-    return run.image_ids if run.coco_ids is None else run.coco_ids
+def _coco_ids(embeddings: Embeddings) -> NDArray[np.int64]:
+    return embeddings.image_ids if embeddings.coco_ids is None else embeddings.coco_ids
 
 
-def _split_into_folds(run: Embeddings) -> Iterator[Embeddings]:
+def _split_into_folds(embeddings: Embeddings) -> Iterator[Embeddings]:
     """Yield folds of 1,000 consecutive images with their captions; fewer than 1,000 images at the end are left out."""
-    image_of_caption = run.image_of_caption()
-    for start in range(0, len(run.image_ids) // FOLD_IMAGES * FOLD_IMAGES, FOLD_IMAGES):
+    image_of_caption = embeddings.image_of_caption()
+    for start in range(0, len(embeddings.image_ids) // FOLD_IMAGES * FOLD_IMAGES, FOLD_IMAGES):
         captions = np.flatnonzero((image_of_caption >= start) & (image_of_caption < start + FOLD_IMAGES))
-        yield run.select(np.arange(start, start + FOLD_IMAGES), captions)
+        yield embeddings.select(np.arange(start, start + FOLD_IMAGES), captions)
 
 
-def _rank_sentences(run: Embeddings, max_compared: int | None, ks: Sequence[int]) -> tuple[FoldQueries, Agreement | None]:
-    assert run.captions is not None
-    image_of_caption = run.image_of_caption()
-    exact = sentence_answers(shared_tensor(run.captions), torch.from_numpy(image_of_caption))
+def _rank_sentences(
+    embeddings: Embeddings, max_compared: int | None, ks: Sequence[int]
+) -> tuple[FoldQueries, Agreement | None]:
+    assert embeddings.captions is not None
+    image_of_caption = embeddings.image_of_caption()
+    exact = sentence_answers(shared_tensor(embeddings.captions), torch.from_numpy(image_of_caption))
     fold = {"s2s": replace(Queries.from_ranks(exact.ranks, image_of_caption[exact.queries], ks), answers=exact)}
     if max_compared is None:
-        return _with_ids(run, fold), None
-    agreement = check_sentences_against_search(run.captions, image_of_caption, exact, DEFAULT_KS, max_compared)
-    return _with_ids(run, fold), agreement
+        return _with_ids(embeddings, fold), None
+    agreement = check_sentences_against_search(embeddings.captions, image_of_caption, exact, DEFAULT_KS, max_compared)
+    return _with_ids(embeddings, fold), agreement
 
 
 def _rank_pairs(
-    run: Embeddings, max_compared: int | None, ks: Sequence[int], answers: bool
+    embeddings: Embeddings, max_compared: int | None, ks: Sequence[int], find_answers: bool
 ) -> tuple[FoldQueries, Agreement | None]:
-    image_of_caption = run.image_of_caption()
-    ranks = ranks_from_blocks(*run.score_blocks(), caption_ranks=True)
-    fold, vectors = build_fold(ranks, image_of_caption, ks), run.vectors
-    if answers:
-        best = best_answers(*run.score_blocks(), ranks)
-        fold = _with_ids(run, {direction: replace(queries, answers=best[direction]) for direction, queries in fold.items()})
+    image_of_caption = embeddings.image_of_caption()
+    ranks = ranks_from_blocks(*embeddings.score_blocks(), caption_ranks=True)
+    fold, vectors = build_fold(ranks, image_of_caption, ks), embeddings.vectors
+    if find_answers:
+        best = best_answers(*embeddings.score_blocks(), ranks)
+        fold = _with_ids(
+            embeddings, {direction: replace(queries, answers=best[direction]) for direction, queries in fold.items()}
+        )
     if max_compared is None or vectors is None:
         return fold, None
-    if run.similarity == "cosine":
+    if embeddings.similarity == "cosine":
         return fold, check_against_search(*vectors, image_of_caption, ranks, DEFAULT_KS, max_compared)
-    return fold, check_against_candidates(*vectors, image_of_caption, ranks, DEFAULT_KS, run.similarity, max_compared)
+    return fold, check_against_candidates(*vectors, image_of_caption, ranks, DEFAULT_KS, embeddings.similarity, max_compared)
 
 
-def _with_ids(run: Embeddings, fold: FoldQueries) -> FoldQueries:
+def _with_ids(embeddings: Embeddings, fold: FoldQueries) -> FoldQueries:
     """Return the fold with the rows in its answers replaced by image and caption ids."""
-    ids = {"i": run.image_ids, "t": run.caption_ids, "s": run.caption_ids}
+    ids = {"i": embeddings.image_ids, "t": embeddings.caption_ids, "s": embeddings.caption_ids}
     return {
         direction: replace(
             queries, answers=queries.answers and queries.answers.with_ids(ids[direction[0]], ids[direction[-1]])

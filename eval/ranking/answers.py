@@ -12,7 +12,15 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vse.eval.ranking.ranks import Ints, Ranks, ScoreBlocks, blocks_from_embeddings, caption_scores, check_finite, row_blocks
+from vse.eval.ranking.ranks import (
+    Ints,
+    Ranks,
+    ScoreBlocks,
+    blocks_from_embeddings,
+    caption_scores,
+    check_finite,
+    rows_with_captions,
+)
 from vse.pipeline.errors import UserError
 
 Scores = NDArray[np.floating]
@@ -40,7 +48,7 @@ class BestAnswers:
     wrong_scores: Scores
 
     def with_ids(self, query_ids: Ints, answer_ids: Ints) -> BestAnswers:
-        """Return the same answers with ids in place of rows. Without a wrong answer, ``wrong`` has no meaning."""
+        """Return the same answers with ids in place of rows. ``wrong`` stays the same for a query without a wrong answer."""
         wrong = np.where(np.isneginf(self.wrong_scores), self.wrong, answer_ids[self.wrong])
         return replace(self, queries=query_ids[self.queries], right=answer_ids[self.right], wrong=wrong)
 
@@ -54,7 +62,7 @@ def best_answers(i2t: ScoreBlocks, t2i: ScoreBlocks | None, ranks: Ranks) -> dic
     image_of_caption = i2t.image_of_caption
     for_images = _BestSoFar(i2t.n_images, image_of_caption.device)
     for_captions = _BestSoFar(len(image_of_caption), image_of_caption.device)
-    for rows, own in row_blocks(i2t):
+    for rows, own in rows_with_captions(i2t):
         scores = i2t.score(rows, None)
         right = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
         right[image_of_caption[own] - rows.start, own] = True
@@ -93,12 +101,13 @@ class _BestSoFar:
 
 
 def sentence_answers(captions: Float[Tensor, "n_captions dim"], image_of_caption: Int[Tensor, " n_captions"]) -> BestAnswers:
-    """Return the ranks and best answers of captions that query all other captions, as rows of ``captions``.
+    """Return the ranks and best answers of captions that query all other captions.
 
-    The right answers to a caption are the other captions of the same image. The only caption of an image is no query.
-    ``image_of_caption`` has the row of each caption's image. Captions are always compared by the cosine, even if the
-    model compares images with captions in another way (Wang et al., "Learning Two-Branch Neural Networks for Image-Text
-    Matching Tasks", TPAMI 2018, section 5.5, Table 4). Raises UserError if there is no query, or if a row is not finite.
+    Queries and answers are rows of ``captions``. The right answers to a caption are the other captions of the same image. A
+    caption that is the only one of its image is not a query. ``image_of_caption`` has the row of each caption's image.
+    Captions are always compared by the cosine, even if the model compares images with captions in another way (Wang et al.,
+    "Learning Two-Branch Neural Networks for Image-Text Matching Tasks", TPAMI 2018, section 5.5, Table 4). Raises UserError if
+    there is no query, or if a row is not finite.
     """
     check_finite("captions", captions)
     queries = torch.nonzero(torch.bincount(image_of_caption)[image_of_caption] > 1)[:, 0]
@@ -110,8 +119,8 @@ def sentence_answers(captions: Float[Tensor, "n_captions dim"], image_of_caption
     blocks = blocks_from_embeddings(units, units, torch.arange(len(units)))
     ranks, right_rows, wrong_rows = (torch.empty_like(image_of_caption) for _ in range(3))
     right_scores, wrong_scores = torch.empty(len(units)), torch.empty(len(units))
-    for start in range(0, len(image_of_caption), blocks.n_rows):
-        rows = slice(start, min(start + blocks.n_rows, len(image_of_caption)))
+    for start in range(0, len(image_of_caption), blocks.rows_per_block):
+        rows = slice(start, min(start + blocks.rows_per_block, len(image_of_caption)))
         scores = blocks.score(rows, None)
         first = int(torch.searchsorted(images, images[start]))
         last = int(torch.searchsorted(images, images[rows.stop - 1], right=True))
@@ -157,7 +166,7 @@ def rank_captions(blocks: ScoreBlocks, depth: int) -> Iterator[RankedList]:
     At most ``depth`` captions are listed; 0 lists all. Among captions with the same score, wrong ones come first, then lower
     rows.
     """
-    for rows, own in row_blocks(blocks):
+    for rows, own in rows_with_captions(blocks):
         image_of_own = blocks.image_of_caption[own]
         scores = blocks.score(rows, None).cpu().numpy()
         for image in torch.unique(image_of_own).tolist():
@@ -175,7 +184,7 @@ def rank_images(blocks: ScoreBlocks, depth: int) -> Iterator[RankedList]:
 def break_ties(scores: Scores) -> NDArray[np.float32]:
     """Return descending scores in float32 without ties, so that a program that sorts by score keeps the order.
 
-    A score that is not below the previous returned score becomes the next smaller float32.
+    A score that is not below the previous returned score is replaced by the float32 just below the previous returned score.
     """
     bits = np.clip(scores, -_MAX_ABSOLUTE_SCORE, _MAX_ABSOLUTE_SCORE).astype(np.float32).view(np.int32).astype(np.int64)
     # Map the numbers of single precision, in their order, to consecutive integers; both zeros become 0.

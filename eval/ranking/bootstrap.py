@@ -45,9 +45,9 @@ def differences(
 
     A metric is the mean over the seeds of a model. Both models have the same queries and equally many seeds, which are paired
     in their order. For each metric the result is a dict: ``a``, ``b`` and ``difference`` (a - b); ``ci95``, the interval of
-    the difference by a paired bootstrap; ``p``, the two-sided p-value of a randomisation test. The test swaps the answers of
-    both models to an image and its captions with probability 1/2. The p-value is the share of swaps in which the difference is
-    at least as large.
+    the difference by a paired bootstrap; ``p``, the two-sided p-value of a randomisation test. In each sample, the test swaps
+    the answers of both models to an image and its captions with probability 1/2. The p-value is the share of samples whose
+    difference is at least as large as the observed one.
     """
     both, n_images = _renumber_images([*first, *second])
     first, second = both[: len(first)], both[len(first) :]

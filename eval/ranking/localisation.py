@@ -1,4 +1,4 @@
-"""Ranks of the right candidate boxes of phrases, with ties against the model.
+"""Ranks of the right candidate boxes of phrases. Ties count against the model.
 
 A candidate is right if its intersection over union (IoU) with the phrase's ground-truth box reaches a threshold (Plummer et
 al., ICCV 2015; Wang et al., TPAMI 2018, section 4). Boxes are x1, y1, x2, y2 with x2 and y2 exclusive. For whole pixels the

@@ -1,8 +1,8 @@
 """Metrics of retrieval, over the complete split or over folds of 1,000 images.
 
 :class:`Queries` holds the value of each metric for each query of one direction, and :func:`fold_metrics` reduces them to the
-metrics of a result file. To add a metric of the positions in a ranked list, write a function of :class:`RightAnswers` and add
-a line to :data:`POSITION_METRICS`. nDCG@10, MRR and mAP are defined as in trec_eval.
+metrics of a result file. To add a metric of the positions in a ranked list, write a function that takes :class:`RightAnswers`,
+and add a line to :data:`POSITION_METRICS`. nDCG@10, MRR and mAP are defined as in trec_eval.
 
 Järvelin and Kekäläinen, "Cumulated gain-based evaluation of IR techniques", TOIS 2002 (nDCG, here with gains 0 and 1);
 Manning, Raghavan and Schütze, "Introduction to Information Retrieval", 2008, chapter 8 (mAP).

@@ -20,22 +20,22 @@ from torch import Tensor
 from vse.pipeline.errors import UserError, did_you_mean
 
 Ints = NDArray[np.int64]  # rows, ids, ranks or counts
-_MAX_BYTE = 255
+_MAX_BYTE_SUMMANDS = 255  # bytes of 0 or 1 whose sum fits into a byte
 _MAX_BLOCK_ROWS = 512  # rows in a block of a score matrix
 _MAX_BLOCK_SCORES = 2**24  # scores in a block of a score matrix
 _MAX_COLUMN_SCORES = 2**23  # scores in a block of columns, for all images
-_MIN_BLOCK_CAPTIONS = 2048  # captions in a block of embeddings, which may have several tiles
+_MIN_BLOCK_CAPTIONS = 2048  # lowest number of captions in a block of embeddings; a block may have several tiles
 _CHECK_ROWS = 4096  # rows whose values are checked at once
-# Differences between images and captions that are held at once, 1 MB. More do not fit into the cache of a core and take 1.5
-# times as long; fewer are not enough work for n_rows cores.
-_MAX_DIFFERENCES = 2**18
+# Differences between values of images and captions that are held at once, 1 MB. More do not fit into the cache of a core and
+# take 1.5 times as long; fewer are not enough work for n_rows cores.
+_MAX_ORDER_DIFFERENCES = 2**18
 
 # score(rows, columns): scores of some images with all captions (None), a slice of them, or the captions of some indices.
 ScoreFunction = Callable[[slice, slice | Tensor | None], Tensor]
 
 
 class RankingSimilarity(NamedTuple):
-    """A similarity, and the numbers of images and captions (a tile) that are scored fastest in one call.
+    """A similarity and its tile size, the numbers of images and captions that one call scores fastest.
 
     The function ``score(images, captions, out)`` writes the scores of ``images`` (n_images, dim) with ``captions``
     (n_captions, dim) into ``out`` (n_images, n_captions).
@@ -62,7 +62,7 @@ def order_scores(
     ``out``. It sums the differences themselves: the expansion |c|^2 - 2ci + |i|^2 would lose small differences. No gradient is
     recorded.
     """
-    n_rows = max(1, _MAX_DIFFERENCES // max(1, captions.numel()))
+    n_rows = max(1, _MAX_ORDER_DIFFERENCES // max(1, captions.numel()))
     buffer = captions.new_empty(min(n_rows, len(images)), *captions.shape)
     for start in range(0, len(images), n_rows):
         rows = images[start : start + n_rows, None]
@@ -94,7 +94,7 @@ def row_counts(mask: Bool[Tensor, "n_rows n_columns"]) -> Int[Tensor, " n_rows"]
     n_rows, n_columns = mask.shape
     words = torch.nn.functional.pad(mask, (0, -n_columns % 8)).flatten().view(torch.int64).view(n_rows, -(-n_columns // 8))
     counts = torch.zeros(n_rows, dtype=torch.int64)
-    for some in torch.split(words, _MAX_BYTE, 1):  # one sum adds up eight bytes side by side, and none overflows
+    for some in torch.split(words, _MAX_BYTE_SUMMANDS, 1):  # one sum adds up eight bytes side by side, and none overflows
         counts += some.sum(1, keepdim=True).view(torch.uint8).sum(1)
     return counts
 
@@ -104,7 +104,7 @@ def column_counts(mask: Bool[Tensor, "n_rows n_columns"]) -> Int[Tensor, " n_col
     if mask.device.type != "cpu":
         return mask.sum(0)
     counts = torch.zeros(mask.shape[1], dtype=torch.int64)
-    for some in torch.split(mask.contiguous().view(torch.uint8), _MAX_BYTE):
+    for some in torch.split(mask.contiguous().view(torch.uint8), _MAX_BYTE_SUMMANDS):
         counts += some.sum(0, dtype=torch.uint8)
     return counts
 
@@ -153,24 +153,24 @@ class ScoreBlocks:
     ----------
     n_images : number of images
     image_of_caption : (n_captions,) int64, for each caption the row of its image, on the device of the scores
-    n_rows : number of image rows in a block; the last block may have fewer
+    rows_per_block : number of image rows in a block; the last block may have fewer
     score : function ``score(rows, columns)`` that returns the scores of the images ``rows`` with the captions ``columns``: a
         slice, indices, or None for all captions. A block may be overwritten by the next one: the caller finishes with a block
         before it requests the next, and never writes into the block.
-    n_columns : number of captions in a block; None for all
+    columns_per_block : number of captions in a block; None for all
     """
 
     n_images: int
     image_of_caption: Int[Tensor, " n_captions"]
-    n_rows: int
+    rows_per_block: int
     score: ScoreFunction
-    n_columns: int | None = None
+    columns_per_block: int | None = None
 
     def __post_init__(self) -> None:
-        if self.n_rows < 1:
-            raise ValueError(f"blocks of {self.n_rows} rows")
-        if self.n_columns is not None and self.n_columns < 1:
-            raise ValueError(f"blocks of {self.n_columns} columns")
+        if self.rows_per_block < 1:
+            raise ValueError(f"blocks of {self.rows_per_block} rows")
+        if self.columns_per_block is not None and self.columns_per_block < 1:
+            raise ValueError(f"blocks of {self.columns_per_block} columns")
         outside = self.image_of_caption[(self.image_of_caption < 0) | (self.image_of_caption >= self.n_images)]
         if len(outside):
             raise UserError(f"a caption belongs to image row {int(outside[0])}, but there are {self.n_images} images")
@@ -178,14 +178,14 @@ class ScoreBlocks:
     @property
     def row_slices(self) -> list[slice]:
         """The image rows of each block, as slices that cover all images in order."""
-        return slices(self.n_images, self.n_rows)
+        return slices(self.n_images, self.rows_per_block)
 
 
 def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None, caption_ranks: bool = False) -> Ranks:
     """Return ranks in both directions from scores that are computed or read block by block.
 
-    Each block of rows is first scored with the captions of its images, which may be none, and later with all captions, block
-    by block. The score of a pair must be bit for bit the same both times, and equal images or captions must have equal scores
+    Each block of rows is first scored with the captions of its images (possibly no captions), and later with blocks of all
+    captions. The score of a pair must be bit for bit the same both times, and equal images or captions must have equal scores
     in every call. Otherwise ties are missed, and a model that gives all pairs one score gets credit. Most kernels guarantee
     this only for inputs of one shape: a model should therefore score tiles of a fixed size and pad the last one. Raises
     UserError if scores are not finite; the message names the image row.
@@ -200,25 +200,25 @@ def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None, caption_
     """
     other = i2t if t2i is None else t2i
     image_of_caption = i2t.image_of_caption
-    shapes = [(blocks.n_images, blocks.n_rows, blocks.n_columns) for blocks in (i2t, other)]
+    shapes = [(blocks.n_images, blocks.rows_per_block, blocks.columns_per_block) for blocks in (i2t, other)]
     if shapes[0] != shapes[1] or not torch.equal(other.image_of_caption, image_of_caption):
         raise ValueError("the two directions differ in their images, their captions or the shape of a block")
-    blocks, n_captions = row_blocks(i2t), len(image_of_caption)
-    positives_i2t, positives_t2i = _positive_scores(i2t, t2i, blocks)
+    blocks, n_captions = rows_with_captions(i2t), len(image_of_caption)
+    own_scores_i2t, own_scores_t2i = _own_scores(i2t, t2i, blocks)
     ranks_i2t = torch.empty(i2t.n_images, dtype=torch.int64, device=image_of_caption.device)
     ranks_t2i, by_caption = torch.zeros_like(image_of_caption), torch.zeros_like(image_of_caption)
     for rows, own in blocks:
-        image_queries = _ImageQueries(rows, own, image_of_caption[own] - rows.start, positives_i2t[own], caption_ranks)
-        for columns in slices(n_captions, i2t.n_columns or n_captions):
+        image_queries = _ImageQueries(rows, own, image_of_caption[own] - rows.start, own_scores_i2t[own], caption_ranks)
+        for columns in slices(n_captions, i2t.columns_per_block or n_captions):
             inside = own[(own >= columns.start) & (own < columns.stop)]
             pairs = (image_of_caption[inside] - rows.start, inside - columns.start)
             scores = _finite_block(i2t, rows, columns)
             image_queries.count(scores, pairs)
             if t2i is not None:
                 scores = _finite_block(t2i, rows, columns)
-            ranks_t2i[columns] += column_counts(scores >= positives_t2i[columns])
+            ranks_t2i[columns] += column_counts(scores >= own_scores_t2i[columns])
             # The count above includes the right image itself.
-            ranks_t2i[inside] -= (scores[pairs] >= positives_t2i[inside]).long()
+            ranks_t2i[inside] -= (scores[pairs] >= own_scores_t2i[inside]).long()
         ranks_i2t[rows] = image_queries.ranks.amin(1)
         by_caption[own] = image_queries.ranks[image_queries.rank_rows, image_queries.rank_columns] if caption_ranks else 0
     ranks = (ranks_i2t[torch.unique(image_of_caption)], ranks_t2i, *([by_caption] if caption_ranks else []))
@@ -289,9 +289,9 @@ def blocks_from_scores(scores: ScoreMatrix, image_of_caption: Int[Tensor, " n_ca
     )
 
 
-def row_blocks(blocks: ScoreBlocks) -> list[tuple[slice, Int[Tensor, " _"]]]:
+def rows_with_captions(blocks: ScoreBlocks) -> list[tuple[slice, Int[Tensor, " _"]]]:
     """Return the image rows of each block, and the indices of the captions of these images."""
-    image_of_caption, size = blocks.image_of_caption, blocks.n_rows
+    image_of_caption, size = blocks.image_of_caption, blocks.rows_per_block
     order = torch.argsort(image_of_caption, stable=True)
     starts = torch.searchsorted(image_of_caption[order], torch.arange(0, blocks.n_images + size, size, device=order.device))
     return [(rows, order[starts[k] : starts[k + 1]]) for k, rows in enumerate(blocks.row_slices)]
@@ -329,51 +329,51 @@ def check_finite(name: str, rows: Float[Tensor, "n dim"], first: int = 0) -> Non
 class _ImageQueries:
     """The ranks of a block of images, counted while captions are scored block by block.
 
-    The right captions of an image are called ``own``. ``ranks`` (n_rows, n_places) has the rank of the best own caption of
-    each image or, with ``caption_ranks``, of each own caption. ``rank_rows`` and ``rank_columns`` are the places of own
-    captions in ``ranks``.
+    The right captions of an image are called ``own``. ``ranks`` (n_rows, n_ranks) has the rank of the best own caption of each
+    image or, with ``caption_ranks``, of each own caption. The rank of own caption k is at ``ranks[rank_rows[k],
+    rank_columns[k]]``.
     """
 
-    def __init__(self, rows: slice, own: Tensor, rank_rows: Tensor, positives: Tensor, caption_ranks: bool) -> None:
+    def __init__(self, rows: slice, own: Tensor, rank_rows: Tensor, own_scores: Tensor, caption_ranks: bool) -> None:
         n_rows, self.rank_rows = rows.stop - rows.start, rank_rows
         self.rank_columns = torch.zeros_like(own)
         if caption_ranks:  # captions are sorted by image
             n_own = torch.bincount(rank_rows, minlength=n_rows)
             self.rank_columns = torch.arange(len(own), device=own.device) - (n_own.cumsum(0) - n_own)[rank_rows]
-        n_places = 1 + (int(self.rank_columns.max()) if len(own) else 0)
-        self._goals = torch.full((n_rows * n_places,), -torch.inf, dtype=positives.dtype, device=own.device)
-        self._goals.scatter_reduce_(0, rank_rows * n_places + self.rank_columns, positives, "amax")
-        self._goals = self._goals.view(n_rows, n_places)
-        self.ranks = torch.zeros(n_rows, n_places, dtype=torch.int64, device=own.device)
-        # A place without a caption gets a rank above all others.
+        n_ranks = 1 + (int(self.rank_columns.max()) if len(own) else 0)
+        self._goals = torch.full((n_rows * n_ranks,), -torch.inf, dtype=own_scores.dtype, device=own.device)
+        self._goals.scatter_reduce_(0, rank_rows * n_ranks + self.rank_columns, own_scores, "amax")
+        self._goals = self._goals.view(n_rows, n_ranks)
+        self.ranks = torch.zeros(n_rows, n_ranks, dtype=torch.int64, device=own.device)
+        # An entry without a caption gets a rank above all others.
         self.ranks[torch.isneginf(self._goals)] = torch.iinfo(torch.int64).max // 2
 
     def count(self, scores: Float[Tensor, "n_rows n_columns"], own: tuple[Tensor, Tensor]) -> None:
-        """Count, for each rank, the wrong captions in a block of ``scores`` that score at least as high as the own caption.
+        """Add to each rank the wrong captions in a block of ``scores`` that score at least as high as its own caption.
 
         ``own`` has the rows and the columns of the own captions in ``scores``.
         """
         own_scores = scores[own]
-        for place in range(self._goals.shape[1]):
-            goals = self._goals[:, place]
+        for k in range(self._goals.shape[1]):
+            goals = self._goals[:, k]
             rows = torch.nonzero(~torch.isneginf(goals))[:, 0]
             selected = scores if len(rows) == len(goals) else scores[rows]
-            self.ranks[rows, place] += row_counts(selected >= goals[rows, None])
-            self.ranks[:, place].index_add_(0, own[0], -(own_scores >= goals[own[0]]).long())
+            self.ranks[rows, k] += row_counts(selected >= goals[rows, None])
+            self.ranks[:, k].index_add_(0, own[0], -(own_scores >= goals[own[0]]).long())
 
 
-def _positive_scores(
-    i2t: ScoreBlocks, t2i: ScoreBlocks | None, rows: list[tuple[slice, Int[Tensor, " _"]]]
+def _own_scores(
+    i2t: ScoreBlocks, t2i: ScoreBlocks | None, parts: list[tuple[slice, Int[Tensor, " _"]]]
 ) -> tuple[Float[Tensor, " n_captions"], Float[Tensor, " n_captions"]]:
     """Return the score of each caption with its image, in both directions."""
     directions = [i2t] if t2i is None else [i2t, t2i]
-    positives: list[list[Tensor]] = [[] for _ in directions]
-    for block, own in rows:
-        pairs = (i2t.image_of_caption[own] - block.start, torch.arange(len(own), device=own.device))
-        for blocks, scores in zip(directions, positives, strict=True):
-            scores.append(blocks.score(block, own)[pairs])
-    in_order = torch.argsort(torch.cat([own for _, own in rows]))
-    both = [torch.cat(scores)[in_order] for scores in positives]
+    own_scores: list[list[Tensor]] = [[] for _ in directions]
+    for rows, own in parts:
+        pairs = (i2t.image_of_caption[own] - rows.start, torch.arange(len(own), device=own.device))
+        for blocks, scores in zip(directions, own_scores, strict=True):
+            scores.append(blocks.score(rows, own)[pairs])
+    in_order = torch.argsort(torch.cat([own for _, own in parts]))
+    both = [torch.cat(scores)[in_order] for scores in own_scores]
     return both[0], both[-1]
 
 

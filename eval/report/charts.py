@@ -77,9 +77,9 @@ class Bars(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A line through the points ``x`` and ``y`` (n,), with a ring at ``x == best``; ``series`` is the index of the result."""
+    """A line through the points ``x`` and ``y`` (n,) of the result ``result_index``, with a ring at ``x == best``."""
 
-    series: int
+    result_index: int
     x: Sequence[float]
     y: Sequence[float]
     best: float | None = None
@@ -134,7 +134,7 @@ def draw_training_curves(
 
     def draw(axes: Axes) -> None:
         for curve in curves:
-            colour = COLOURS[curve.series]
+            colour = COLOURS[curve.result_index]
             axes.plot(curve.x, curve.y, color=colour, linewidth=1.4, marker=".", markersize=4, alpha=0.85)
             for x, y in zip(curve.x, curve.y, strict=True):
                 if x == curve.best:

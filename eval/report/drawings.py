@@ -38,7 +38,7 @@ class AttendingRun:
 
 
 AttentionOpener = Callable[[Path, Embeddings], AttendingRun | None]
-"""Function that opens the run in a folder, to draw the attention behind the embeddings that the run computed.
+"""Function that opens the run in a folder, to draw the attention of the model. The embeddings must come from this run.
 
 Returns None if the model computes no attention. Raises UserError if the attention cannot be drawn.
 """
@@ -47,7 +47,7 @@ Returns None if the model computes no attention. Raises UserError if the attenti
 class ResultAttention:
     """The attention of a result's model; empty if the model computes no attention, or if the run is missing.
 
-    A sentence without names of folders is appended to ``missing`` if the run is missing or has changed.
+    A sentence is appended to ``missing`` if the run is missing or has changed.
     """
 
     def __init__(
@@ -96,9 +96,9 @@ EXPLANATIONS = {
     "i2t": "Each region of the photo divides its attention among the words. Point at a word, or click on it, to see which "
     "regions attend to it: the fuller the colour, the larger the share that a region gives. The number is the largest share.",
 }
-"""The explanation of a drawing by :attr:`vse.eval.search.top_k.Attention.side`."""
+"""The explanation of a drawing by :attr:`vse.eval.search.top_k.Attention.direction`."""
 
-BRACKETS = "In angle brackets: the start and the end of a caption, and words that the model does not know."
+BRACKET_NOTE = "In angle brackets: the start and the end of a caption, and words that the model does not know."
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Drawing:
     def text_height(self, text: str, lines: int) -> float:
         """Return a font size in pixels of the photo, limited by its longer side and its width.
 
-        The longer side has room for ``lines`` lines, and the width has room for ``text`` and a percentage.
+        ``lines`` lines fit along the longer side. ``text`` and the percentage ``highest`` of a word fit in the width.
         """
         return round(min(max(self.size) / lines, 1.5 * self.size[0] / (len(text) + 5)), 1)
 
@@ -168,7 +168,7 @@ def _draw_words(attention: Attention, first: int) -> list[DrawnWord]:
     region divides its attention among the words (``i2t``), the highest weight of all words is the darkest.
     """
     weights = attention.weights
-    highest = weights.max(0) if attention.side == "t2i" else np.full(weights.shape[1], weights.max())
+    highest = weights.max(0) if attention.direction == "t2i" else np.full(weights.shape[1], weights.max())
     words = []
     for column, text in enumerate(attention.words):
         shares = weights[:, column] / max(highest[column], 1e-12)

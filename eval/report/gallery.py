@@ -22,7 +22,7 @@ N_CANDIDATES = 5  # candidates displayed for each query
 MAX_NEAR_MISS_RANK = 10  # a right answer up to this (1-based) rank is a near miss
 _N_NEGATIVES = 4  # hard negatives displayed for each kind of query
 
-Direction = Literal["i2t", "t2i"]
+DirectionName = Literal["i2t", "t2i"]
 
 
 @dataclass(frozen=True)
@@ -112,17 +112,18 @@ class CardGroup:
 class Gallery:
     """The queries of one direction.
 
-    ``counts`` has, with two models, the number of queries for which the first, the second and neither is better. ``attends``
-    has the directions of the drawn attention: ``t2i`` from words to regions, ``i2t`` from regions to words.
+    ``counts`` has, with two models, the number of queries for which the first, the second and neither is better.
+    ``attention_directions`` has the directions of the drawn attention: ``t2i`` from words to regions, ``i2t`` from regions to
+    words.
     """
 
-    direction: Direction
+    direction: DirectionName
     groups: Sequence[CardGroup]
     counts: tuple[int, int, int] | None = None
-    attends: Sequence[str] = ()
+    attention_directions: Sequence[str] = ()
 
     @property
-    def n_words(self) -> int:
+    def max_words(self) -> int:
         """The largest number of words that a card draws."""
         cards = [card for group in self.groups for card in group.cards]
         on_photos = [sum(len(drawing.words) for drawing in card.drawings) for card in cards]
@@ -141,8 +142,8 @@ class HardNegative:
 
 
 def build_gallery(
-    direction: Direction,
-    runs: Sequence[Embeddings],
+    direction: DirectionName,
+    embeddings: Sequence[Embeddings],
     ranks: Sequence[Ranks],
     photos: DatasetPhotos,
     n: int,
@@ -151,10 +152,10 @@ def build_gallery(
 ) -> Gallery:
     """Return the gallery of ``n`` queries in one direction.
 
-    ``runs``, ``ranks`` and ``attention`` have an entry for each of one or two models, whose embeddings are in the same order.
-    ``seed`` determines the sample of queries.
+    ``embeddings``, ``ranks`` and ``attention`` have an entry for each of one or two models, which have the same queries in the
+    same order. ``seed`` determines the sample of queries.
     """
-    image_of_caption = runs[0].image_of_caption()
+    image_of_caption = embeddings[0].image_of_caption()
     n_captions = len(image_of_caption)
     # An image without a caption is not a query.
     rows = np.unique(image_of_caption) if direction == "i2t" else np.arange(n_captions)
@@ -162,20 +163,21 @@ def build_gallery(
     titles, groups, counts = _select_groups([getattr(one, direction) for one in ranks], images, n, seed)
     queries = [rows[group].tolist() for group in groups]
     everything = [query for group in queries for query in group]
-    results = [dict(zip(everything, retrieve_candidates(run, direction, everything), strict=True)) for run in runs]
+    results = [dict(zip(everything, retrieve_candidates(one, direction, everything), strict=True)) for one in embeddings]
     scores = [
-        {_pair(direction, runs[0], one.query, each): each.score for one in of_run.values() for each in one.displayed}
+        {_pair(direction, embeddings[0], one.query, each): each.score for one in of_run.values() for each in one.displayed}
         for of_run in results
     ]
     attentions = [of_model.for_pairs(of_run) for of_model, of_run in zip(attention, scores, strict=True)]
     cards = [
         CardGroup(
-            title, [_query_card(direction, runs[0], photos, [one[query] for one in results], attentions) for query in group]
+            title,
+            [_query_card(direction, embeddings[0], photos, [one[query] for one in results], attentions) for query in group],
         )
         for title, group in zip(titles, queries, strict=True)
     ]
-    sides = sorted({one.side for of_model in attentions for one in of_model.values()}, reverse=True)
-    return Gallery(direction, [group for group in cards if group.cards], counts, sides)
+    attention_directions = sorted({one.direction for of_model in attentions for one in of_model.values()}, reverse=True)
+    return Gallery(direction, [group for group in cards if group.cards], counts, attention_directions)
 
 
 def _select_groups(
@@ -246,7 +248,7 @@ def take_queries_of_new_images(queries: Ints, images: Ints, n: int, used: set[in
 
 
 def retrieve_candidates(
-    run: Embeddings, direction: Direction, queries: Sequence[int], top: int = N_CANDIDATES
+    run: Embeddings, direction: DirectionName, queries: Sequence[int], top: int = N_CANDIDATES
 ) -> list[QueryResult]:
     """Return the ``top`` best candidates of the complete split for some images (``i2t``) or captions (``t2i``).
 
@@ -293,13 +295,13 @@ def _scores_of_captions(run: Embeddings, queries: Sequence[int]) -> Iterator[Ten
     yield from torch.cat(parts).T
 
 
-def _pair(direction: Direction, run: Embeddings, query: int, candidate: Candidate) -> Pair:
+def _pair(direction: DirectionName, run: Embeddings, query: int, candidate: Candidate) -> Pair:
     image, caption = (query, candidate.row) if direction == "i2t" else (candidate.row, query)
     return int(run.image_ids[image]), int(run.caption_ids[caption])
 
 
 def _query_card(
-    direction: Direction,
+    direction: DirectionName,
     run: Embeddings,
     photos: DatasetPhotos,
     results: Sequence[QueryResult],
@@ -330,7 +332,7 @@ def _query_card(
     return QueryCard(None, photos.caption(int(run.caption_ids[query])), columns)
 
 
-def _answer_card(direction: Direction, run: Embeddings, photos: DatasetPhotos, candidate: Candidate) -> AnswerCard:
+def _answer_card(direction: DirectionName, run: Embeddings, photos: DatasetPhotos, candidate: Candidate) -> AnswerCard:
     score = f"{candidate.score + 0.0:#.3g}".replace("-", "−")
     if direction == "i2t":
         caption = photos.caption(int(run.caption_ids[candidate.row]))
@@ -340,9 +342,10 @@ def _answer_card(direction: Direction, run: Embeddings, photos: DatasetPhotos, c
 
 
 def find_hardest_negatives(table: pd.DataFrame, photos: DatasetPhotos) -> tuple[int, dict[str, list[HardNegative]]]:
-    """Return the last epoch in ``table``, the content of a ``negatives.csv``, and the negatives of that epoch.
+    """Return the last epoch in ``table`` and the negatives of that epoch.
 
-    The negatives with the highest loss are in a dict by the kind of query, ``image`` or ``caption``.
+    ``table`` is the content of a ``negatives.csv``. The negatives with the highest loss are in a dict by the kind of query,
+    ``image`` or ``caption``.
     """
     numbers = ["epoch", "cost", "imgid", "negative_imgid"]
     table = table.assign(**{name: pd.to_numeric(table[name], errors="coerce") for name in numbers}).dropna(subset=numbers)

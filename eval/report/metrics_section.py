@@ -54,7 +54,7 @@ class MetricRow(NamedTuple):
     """A row of a table: the direction, the index of the result, and the metrics of the result."""
 
     direction: str
-    series: int
+    result_index: int
     cells: Sequence[ReportMetric]
 
 
@@ -63,8 +63,8 @@ class ProtocolSection:
     """The section of a protocol in a report.
 
     ``overall`` has the metrics over both directions, such as rsum: index of the result, name and value. ``chart`` displays the
-    recalls, and is None without recalls. ``notes`` explains the whiskers and the numbers in small print, ``chance`` the dotted
-    lines.
+    recalls, and is None without recalls. ``notes`` explains the whiskers and the numbers in small print, ``chance_note`` the
+    dotted lines.
     """
 
     title: str
@@ -73,7 +73,7 @@ class ProtocolSection:
     overall: Sequence[tuple[int, str, ReportMetric]]
     chart: Markup | None
     notes: str
-    chance: str
+    chance_note: str
 
 
 class ReportDifference(NamedTuple):
@@ -150,9 +150,9 @@ def _section(name: str, results: Sequence[Result]) -> ProtocolSection:
     directions = list(dict.fromkeys(direction for of_result in metrics for direction in of_result))
     keys = list(dict.fromkeys(key for of_result in metrics for one in of_result.values() for key in one))
     rows = [
-        MetricRow(DIRECTIONS[direction].title, series, [of_result[direction].get(key, ReportMetric(math.nan)) for key in keys])
+        MetricRow(DIRECTIONS[direction].title, k, [of_result[direction].get(key, ReportMetric(math.nan)) for key in keys])
         for direction in directions
-        for series, of_result in enumerate(metrics)
+        for k, of_result in enumerate(metrics)
         if direction in of_result
     ]
     overall = [(k, metric_title(key), metric) for k, one in enumerate(protocols) for key, metric in _overall(one).items()]
@@ -248,7 +248,7 @@ def _metrics_by_direction(protocol: ProtocolMetrics) -> _MetricsByDirection:
 
 
 def _overall(protocol: ProtocolMetrics) -> dict[str, ReportMetric]:
-    return {name: _report_metric(protocol, metric, name) for name, metric in protocol.overall_metrics.items()}
+    return {name: _report_metric(protocol, metric, name) for name, metric in protocol.metrics_over_directions.items()}
 
 
 def _report_metric(protocol: ProtocolMetrics, metric: Metric, name: str) -> ReportMetric:

@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image as PillowImage
 
 from vse.eval.files.embeddings import Embeddings
-from vse.eval.report.drawings import BRACKETS, EXPLANATIONS, PhrasePhoto, draw_attention, phrase_box, phrase_colour
+from vse.eval.report.drawings import BRACKET_NOTE, EXPLANATIONS, PhrasePhoto, draw_attention, phrase_box, phrase_colour
 from vse.eval.search.top_k import PhraseCandidates, SearchHit
 from vse.pipeline.command import current_provenance, describe_code
 from vse.pipeline.dataset.dataset import Dataset, Image
@@ -26,7 +26,7 @@ from vse.pipeline.files.outputs import OutputKind, text_kind
 from vse.pipeline.files.writing import write_text
 
 log = logging.getLogger(__name__)
-THUMBNAIL = 240  # pixels of the longer side
+THUMBNAIL_SIDE = 240  # pixels of the longer side
 _GALLERY_SIDE = 208  # pixels of the longer side of a photo in a gallery
 _ENVIRONMENT = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),
@@ -38,7 +38,7 @@ _ENVIRONMENT = Environment(
 
 
 def page_kind(template: str) -> OutputKind:
-    """Return the kind of the pages from a template: only a page of this kind may be replaced by another."""
+    """Return the output kind of the pages of a template. A page may replace an older page of the same template."""
     generator = _generator_name(template)
     return text_kind(f"a page by {generator}", f'<meta name="generator" content="{generator}">')
 
@@ -57,18 +57,18 @@ def _generator_name(template: str) -> str:
     return f"vse {template.removesuffix('.html')}"
 
 
-def thumbnail(photo: Path, side: int = THUMBNAIL) -> str:
+def thumbnail(photo: Path, side: int = THUMBNAIL_SIDE) -> str:
     """Return a small JPEG of an image file as the ``src`` of an ``img``. Raises BadImage if the file cannot be read."""
     return thumbnail_and_size(photo, side)[0]
 
 
-def thumbnail_and_size(photo: Path, side: int = THUMBNAIL) -> tuple[str, tuple[int, int]]:
+def thumbnail_and_size(photo: Path, side: int = THUMBNAIL_SIDE) -> tuple[str, tuple[int, int]]:
     """Return the thumbnail of a photo (see :func:`thumbnail`), and the width and height of the original."""
     original = decode_image(photo)
     return jpeg_source(small_jpeg(original, side)), original.size
 
 
-def small_jpeg(photo: PillowImage.Image, side: int = THUMBNAIL) -> bytes:
+def small_jpeg(photo: PillowImage.Image, side: int = THUMBNAIL_SIDE) -> bytes:
     """Return a small JPEG of a photo, without the metadata of its file."""
     small = photo.copy()
     small.thumbnail((side, side), PillowImage.Resampling.LANCZOS)
@@ -158,7 +158,7 @@ def write_search_page(out: Path, query: str | Path, hits: Sequence[SearchHit], c
     for rank, hit in enumerate(hits, 1):
         photo = _readable_thumbnail(hit.photo)
         attention = hit.attention if (query_photo if by_photo else photo) else None
-        explanation = f"{EXPLANATIONS[attention.side]} {BRACKETS}" if attention else explanation
+        explanation = f"{EXPLANATIONS[attention.direction]} {BRACKET_NOTE}" if attention else explanation
         cards.append(
             {
                 "rank": rank,

@@ -97,8 +97,8 @@ class _CaptionStats(NamedTuple):
     """The captions that have phrases with a true box; every array is (n_captions,).
 
     ``n_phrases`` is the number of phrases with a true box. ``n_right`` has an array for each model: the number of phrases
-    whose highest-scoring box is right. ``mean_iou`` has an array for each model: the mean IoU over the phrases of a caption
-    between the highest-scoring box and the true box.
+    whose highest-scoring box is right. ``mean_iou`` has an array for each model: the IoU between the highest-scoring box and
+    the true box, as a mean over the phrases of a caption.
     """
 
     ids: NDArray[np.int64]
@@ -109,7 +109,7 @@ class _CaptionStats(NamedTuple):
 
 
 def match_mentions(run: PhraseScores, dataset: Dataset) -> dict[int, Mention]:
-    """Return a dict from the ids of phrases with scores to the phrases in the data set.
+    """Return a dict from the id of each phrase in ``run`` to the mention in the data set.
 
     Raises UserError if the scores belong to other data.
     """
@@ -249,7 +249,7 @@ def _outcome(run: PhraseScores, ranks: PhraseRanks, row: int, number: int, text:
 
 
 def _caption_pieces(caption: Caption, phrases: Sequence[Mention]) -> list[CaptionPiece]:
-    """Split a caption where phrases begin and end. Words of several phrases belong to the first phrase."""
+    """Split a caption where phrases begin and end. Words that several phrases share belong to the first phrase."""
     numbers: list[int | None] = [None] * len(caption.tokens)
     for number, mention in enumerate(phrases, 1):
         for k in range(mention.phrase.start, mention.phrase.stop):
@@ -292,13 +292,13 @@ class TypeRow(NamedTuple):
 class PhraseSection(NamedTuple):
     """The phrase section of a report; ``gallery`` is None if phrase scores or the data set are missing."""
 
-    iou: str
+    iou_threshold: str
     types: Sequence[TypeRow]
     gallery: PhraseGallery | None
 
 
 def are_phrase_results(inputs: Sequence[ReportInput]) -> bool:
-    """Return whether results are phrase results. Raises UserError if only one is a phrase result, or if IoUs differ."""
+    """Return whether results are phrase results. Raises UserError if only one is, or if IoU thresholds differ."""
     are_phrases = [PHRASE in one.result.protocols for one in inputs]
     if any(are_phrases) and not all(are_phrases):
         one, other = inputs[are_phrases.index(True)], inputs[are_phrases.index(False)]
@@ -311,16 +311,16 @@ def are_phrase_results(inputs: Sequence[ReportInput]) -> bool:
 
 
 def build_phrase_section(
-    inputs: Sequence[ReportInput], dataset: Dataset | None, queries: int, seed: int, missing: list[str]
+    inputs: Sequence[ReportInput], dataset: Dataset | None, n_captions: int, seed: int, missing: list[str]
 ) -> PhraseSection:
-    """Return the phrase section, with ``queries`` captions if the data set and all phrase scores are available.
+    """Return the phrase section, with ``n_captions`` captions if the data set and all phrase scores are available.
 
     A reason is appended to ``missing`` if photos cannot be displayed.
     """
     iou, runs = _threshold(inputs[0]), [one.phrases for one in inputs if one.phrases]
     gallery = None
-    if dataset is not None and len(runs) == len(inputs) and queries:
-        gallery = build_phrase_gallery(runs, dataset, iou, queries, seed)
+    if dataset is not None and len(runs) == len(inputs) and n_captions:
+        gallery = build_phrase_gallery(runs, dataset, iou, n_captions, seed)
         if gallery.unreadable:
             n = gallery.unreadable
             missing.append(f"{n} photo{'s' * (n > 1)} could not be read; their boxes are drawn on an empty area")

@@ -18,7 +18,7 @@ from vse.eval.protocols.result_content import combination_line
 from vse.eval.ranking.metrics import DIRECTIONS
 from vse.eval.ranking.ranks import Ranks, ranks_from_blocks
 from vse.eval.report.charts import COLOURS, Curve, captions_per_image, chance_rsum, draw_rank_histogram, draw_training_curves
-from vse.eval.report.drawings import BRACKETS, EXPLANATIONS, AttentionOpener, ResultAttention
+from vse.eval.report.drawings import BRACKET_NOTE, EXPLANATIONS, AttentionOpener, ResultAttention
 from vse.eval.report.gallery import Gallery, HardNegative, build_gallery, find_hardest_negatives
 from vse.eval.report.metrics_section import ReportDifference, build_sections, headline_metrics, retrieval_differences
 from vse.eval.report.pages import DatasetPhotos, page_kind, write_page
@@ -79,7 +79,7 @@ def write_report(
     ----------
     results : one or two result files
     out : the report to write
-    data : ``dataset.json``, if the path that the embeddings record is wrong
+    data : ``dataset.json``, if the embeddings name a wrong path
     embeddings : a file for the first seed of each result, if the path in the result is wrong
     queries : number of queries in the gallery of each direction
     seed : seed for the sample of queries
@@ -131,9 +131,9 @@ def write_report(
         histograms=_histograms(ranks, inputs[0].result) if len(ranks) == len(inputs) else [],
         galleries=galleries,
         phrases=phrases,
-        n_words=max((one.n_words for one in galleries), default=0),
+        n_words=max((one.max_words for one in galleries), default=0),
         explanations=EXPLANATIONS,
-        brackets=BRACKETS,
+        brackets=BRACKET_NOTE,
         hardest=hardest,
         differing_settings=_differing_settings(inputs),
         missing=missing,
@@ -291,7 +291,7 @@ def _curves(inputs: Sequence[ReportInput], photos: DatasetPhotos | None) -> list
 
 
 def _warm_up(report_input: ReportInput) -> int:
-    """Return the last epoch before the loss changes; 0 if the loss does not change."""
+    """Return the last epoch before the loss function changes; 0 if the loss function does not change."""
     settings = flatten_settings(report_input.config)
     epochs, last = settings.get("warmup.epochs"), max((len(table) for table in report_input.curves), default=0)
     return epochs if isinstance(epochs, int) and 0 < epochs < last else 0

@@ -104,7 +104,7 @@ def _add_embeddings(
     if result.ensemble:
         alpha = result.combination.alpha if result.combination else None
         run = replace(build_ensemble(list(zip(files, members, strict=True)), alpha=alpha), experiment=result.experiment)
-    _check_same(report_input, files[0], run)
+    _check_against_result(report_input, files[0], run)
     return replace(report_input, embeddings=run, dataset_file=_dataset_file(files[0], first))
 
 
@@ -116,7 +116,7 @@ def _add_phrases(
     run = read_phrase_scores(files[0])
     for entry in references[:1]:
         _check_sha256(report_input, files[0], run, entry)
-    _check_same(report_input, files[0], run)
+    _check_against_result(report_input, files[0], run)
     return replace(report_input, phrases=run, dataset_file=_dataset_file(files[0], run))
 
 
@@ -134,15 +134,15 @@ def _missing_reason(files: Sequence[Path], given: bool) -> str:
     return "the embeddings are not where the result names them (give --embeddings): no ranks, no gallery"
 
 
-def _check_sha256(report_input: ReportInput, file: Path, run: FileMetadata, entry: Mapping[str, str]) -> None:
-    if run.source is not None and run.source.sha256 != entry["sha256"]:
+def _check_sha256(report_input: ReportInput, file: Path, metadata: FileMetadata, entry: Mapping[str, str]) -> None:
+    if metadata.source is not None and metadata.source.sha256 != entry["sha256"]:
         raise UserError(
             f"{file}: {report_input.path} was computed from other embeddings, with another sha256; "
             "evaluate again, or give the right embeddings with --embeddings"
         )
 
 
-def _check_same(report_input: ReportInput, file: Path, run: Embeddings | PhraseScores) -> None:
+def _check_against_result(report_input: ReportInput, file: Path, run: Embeddings | PhraseScores) -> None:
     result = report_input.result
     theirs = {"n_images": result.n_images, "n_captions": result.n_captions, "dataset": result.dataset, "split": result.split}
     n_images, n_captions = (len(np.unique(ids)) for ids in (run.image_ids, run.caption_ids))

@@ -128,8 +128,7 @@ def _evaluate_lists(
 ) -> tuple[Rows, dict[str, float]]:
     """Return the ranks of the queries of one direction, in their order, and the quality and duration of their candidate lists.
 
-    ``image_of_row`` has the image of each row of the corpus. ``query_images`` has the image of each row on the side of the
-    queries: of each image, or of each caption.
+    ``image_of_row`` has the image of each row of the corpus. ``query_images[row]`` is the image of the query ``row``.
     """
     n_right = torch.bincount(image_of_row, minlength=int(query_images.max()) + 1)
     depths = [min(k, len(image_of_row)) for k in DEFAULT_KS]

@@ -96,8 +96,8 @@ def check_against_candidates(
 ) -> Agreement:
     """Search both directions by re-ranked candidates, check every query against its exact rank, and return the agreement.
 
-    The parameters are as in :func:`check_against_search`. The scores of rows that are not candidates are unknown, and bound
-    each rank from below and above. Raises RuntimeError if a rank is out of bounds.
+    The parameters are as in :func:`check_against_search`. Rows that are not candidates have no score, so that FAISS yields
+    only a lower and an upper bound of each rank. Raises RuntimeError if a rank is out of bounds.
     """
     samples, searches = _sample_searches(images, captions, image_of_caption, max_compared)
     right = _right_scores(searches, images, captions, image_of_caption, similarity)

@@ -10,12 +10,12 @@ import faiss
 
 from vse.pipeline.errors import UserError
 
-GPU_RESULTS = 2048  # most results of a query, and most lists of an IVF index, that a GPU searches
+GPU_SEARCH_LIMIT = 2048  # most results of a query, and most lists of an IVF index, that a GPU searches
 log = logging.getLogger(__name__)
 
 
 class FaissGpu(NamedTuple):
-    """The FAISS resources of a GPU, and the index of this GPU."""
+    """The FAISS resources of a GPU, and the number of this GPU, as in ``cuda:1``."""
 
     resources: Any
     number: int
@@ -90,12 +90,13 @@ def copy_to_gpu(index: Any, k: int) -> Any:
     """
     used = current_gpu()
     graph = isinstance(faiss.downcast_index(index), faiss.IndexHNSW)
-    if used is None or graph or k > GPU_RESULTS:
+    if used is None or graph or k > GPU_SEARCH_LIMIT:
         return index
     lists = faiss.try_extract_index_ivf(index)
-    if lists is not None and lists.nprobe > GPU_RESULTS:
+    if lists is not None and lists.nprobe > GPU_SEARCH_LIMIT:
         raise UserError(
-            f"nprobe={lists.nprobe}: on a GPU FAISS searches at most {GPU_RESULTS} lists; use a lower number, or --device cpu"
+            f"nprobe={lists.nprobe}: on a GPU FAISS searches at most {GPU_SEARCH_LIMIT} lists; use a lower number, "
+            "or --device cpu"
         )
     try:
         return GpuIndex(index, faiss.index_cpu_to_gpu(used.resources, used.number, index))

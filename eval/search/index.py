@@ -41,7 +41,7 @@ MIN_TRAINING_SAMPLE = 65_536  # train on at least this many rows, if the corpus 
 SAMPLE_PER_CENTROID = 64  # and on at least this many for each centroid
 ROWS_PER_CENTROID = 39  # FAISS warns if a centroid has fewer rows
 
-_GRAPH_LINKS = range(2, 257)  # links of a graph node: with fewer FAISS crashes, with many more FAISS needs all memory
+_GRAPH_LINKS = range(2, 257)  # accepted links of a graph node: below, FAISS crashes; far above, FAISS needs all memory
 
 
 @dataclass(frozen=True)
@@ -274,8 +274,8 @@ def write_index(path: Path, built: BuiltIndex, source: IndexSource) -> Path:
 def index_exists(path: Path, source: IndexSource) -> bool:
     """Return whether there is an index file to read; otherwise it must be built.
 
-    An index without metadata that has the expected number of rows and dimensions counts as absent. Any other file without
-    metadata may belong to somebody else: the file counts as present, and :func:`read_index` rejects the file.
+    Without metadata, an index with the expected number of rows and dimensions counts as absent and is built again. Any other
+    file without metadata may belong to somebody else: the file counts as present, and :func:`read_index` rejects the file.
     """
     if may_replace_other_kinds() and not INDEX_KIND.is_at(path):
         return False

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from vse.eval.ranking.metrics import IMAGE_TEXT_DIRECTIONS, Direction
 from vse.eval.ranking.ranks import RankingSimilarity, check_finite, shared_tensor, similarity_by_name
-from vse.eval.search.gpu import GPU_RESULTS, current_gpu, fall_back_to_cpu
+from vse.eval.search.gpu import GPU_SEARCH_LIMIT, current_gpu, fall_back_to_cpu
 from vse.pipeline.errors import UserError
 
 BLOCK = 65_536  # rows that are read at once: 256 MB for 1,024 dimensions
 CANDIDATES = 200  # candidates of a query that are scored exactly
-_FEW_DIMENSIONS = 12  # with at most this many, FAISS computes a query among others with other rounding than alone
+_FEW_DIMENSIONS = 12  # up to this many, FAISS rounds the scores of a single query differently from those of several
 
 Vectors = NDArray[np.float32]
 Scores = NDArray[np.float32]
@@ -244,7 +244,7 @@ def _search_single(query: Vectors, rows: Vectors, k: int, least: float, start: i
 
 def _search_faiss(queries: Vectors, rows: Vectors, k: int) -> TopK:
     used = current_gpu()
-    if used is not None and k <= GPU_RESULTS:
+    if used is not None and k <= GPU_SEARCH_LIMIT:
         try:
             found = faiss.knn_gpu(used.resources, queries, rows, k, metric=faiss.METRIC_INNER_PRODUCT, device=used.number)
             return TopK(*found)
@@ -282,15 +282,15 @@ class Attention:
 
     Attributes
     ----------
-    side : ``t2i`` if each word divides its attention among the regions (each column of ``weights`` adds up to 1); ``i2t`` if
-        each region divides its attention among the words (each row adds up to 1)
+    direction : ``t2i`` if each word divides its attention among the regions (each column of ``weights`` adds up to 1);
+        ``i2t`` if each region divides its attention among the words (each row adds up to 1)
     words : tokens that the model reads; tokens that are not words of the caption are in angle brackets
     size : width and height of the photo
     boxes : x1, y1, x2, y2 of the regions in pixels of the photo
     score : score of the pair by the model
     """
 
-    side: Literal["t2i", "i2t"]
+    direction: Literal["t2i", "i2t"]
     words: tuple[str, ...]
     size: tuple[int, int]
     boxes: Float[np.ndarray, "n_regions 4"]

@@ -1,4 +1,4 @@
-"""The table ``ladder``: combinations of features and models, with metrics and costs, and a chart of rsum against a cost."""
+"""The table ``ladder``, whose rungs are combinations of features and models, with metrics and costs; also as a chart."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def pareto_front(cost: NDArray[np.float64], value: NDArray[np.float64]) -> NDArr
 class LadderTable(TableKind):
     """``vse-table ladder``: a row per result with its costs, or a chart (``.svg``, ``.png``)."""
 
-    columns = ("method", "captions", "images", "experiment", "dataset", "split", "protocol", "total_s", "best")
+    first_columns = ("method", "captions", "images", "experiment", "dataset", "split", "protocol", "total_s", "best")
     suffixes = (".csv", ".tex", ".svg", ".png")
     options = frozenset({"cost"})
 
@@ -220,8 +220,8 @@ def write_chart(table: pd.DataFrame, out: Path, cost: str = "total_s") -> Path:
 
 
 def _draw(axes: Axes, table: pd.DataFrame, cost: str) -> None:
-    images, captions = (list(dict.fromkeys(table[name])) for name in ("images", "captions"))
-    _draw_points(axes, table, cost, images, captions)
+    image_features, caption_features = (list(dict.fromkeys(table[name])) for name in ("images", "captions"))
+    _draw_points(axes, table, cost, image_features, caption_features)
     _draw_names(axes, table, cost)
     name, _, unit = cost.rpartition("_")
     axes.set(xlabel=f"{_TITLES[name]}, {_UNITS[unit]}", ylabel="rsum")
@@ -231,19 +231,19 @@ def _draw(axes: Axes, table: pd.DataFrame, cost: str) -> None:
     axes.grid(color="#e6e9ed")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    _legend(axes, images, captions)
+    _legend(axes, image_features, caption_features)
 
 
-def _draw_points(axes: Axes, table: pd.DataFrame, cost: str, images: list[str], captions: list[str]) -> None:
+def _draw_points(axes: Axes, table: pd.DataFrame, cost: str, image_features: list[str], caption_features: list[str]) -> None:
     """Draw a point with a whisker for each row, and the line through the best trade-offs.
 
-    ``images`` and ``captions`` are the names of the features, in the order of their colours and markers.
+    The features are names, in the order of their colours and markers.
     """
     front = table[table[BEST] == "yes"].sort_values(cost)
     axes.plot(front[cost], front["rsum"], color=_QUIET, linewidth=1, zorder=1)
     for row in table.to_dict("records"):
-        colour = _COLOURS[images.index(row["images"]) % len(_COLOURS)]
-        marker = _MARKERS[captions.index(row["captions"]) % len(_MARKERS)]
+        colour = _COLOURS[image_features.index(row["images"]) % len(_COLOURS)]
+        marker = _MARKERS[caption_features.index(row["captions"]) % len(_MARKERS)]
         low, high = _whisker(row)
         whisker = [[max(row["rsum"] - low, 0.0)], [max(high - row["rsum"], 0.0)]]
         axes.errorbar(row[cost], row["rsum"], whisker, fmt="none", ecolor=colour, elinewidth=0.8, capsize=2, alpha=0.6)
@@ -269,14 +269,14 @@ def _draw_names(axes: Axes, table: pd.DataFrame, cost: str) -> None:
         axes.annotate(_shorten(row["method"]), point, offset, textcoords="offset points", **style)
 
 
-def _legend(axes: Axes, images: list[str], captions: list[str]) -> None:
+def _legend(axes: Axes, image_features: list[str], caption_features: list[str]) -> None:
     image_entries = [
         Line2D([], [], marker="s", linestyle="", color=_COLOURS[k % len(_COLOURS)], label=_shorten(name) or "?")
-        for k, name in enumerate(images)
+        for k, name in enumerate(image_features)
     ]
     caption_entries = [
         Line2D([], [], marker=_MARKERS[k % len(_MARKERS)], linestyle="", color=_QUIET, label=_shorten(name) or "?")
-        for k, name in enumerate(captions)
+        for k, name in enumerate(caption_features)
     ]
     style = {"fontsize": 8, "frameon": False, "alignment": "left"}
     image_legend = axes.legend(handles=image_entries, title="images", loc="lower left", bbox_to_anchor=(1.0, 0.5), **style)

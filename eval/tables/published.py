@@ -19,7 +19,7 @@ from vse.eval.tables.published_rows import PublishedRow, published_rows, table_e
 from vse.eval.tables.summary import NO_INTERVAL, describe_result
 from vse.eval.tables.table import Cells, TableKind, column_title, metric_cell
 from vse.pipeline.errors import UserError
-from vse.pipeline.presets.presets import is_experiment, load_plan
+from vse.pipeline.presets.presets import is_experiment, load_outline
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class MeasuredRow:
         return "1k" if self.row.protocol == "1k-single" else self.row.protocol
 
     @property
-    def images(self) -> int | None:
+    def n_images(self) -> int | None:
         """Number of images among which a query was ranked; None for phrases, whose candidates are boxes of one image."""
         if self.protocol == PHRASE:
             return None
@@ -60,7 +60,7 @@ class MeasuredRow:
     def comparable(self) -> bool:
         """True if our metrics and the printed ones have the same test split and the same number of images."""
         same_split = self.result.dataset in self.row.datasets and bool(self.row.split) and self.split == self.row.split
-        return same_split and self.images == self.row.images
+        return same_split and self.n_images == self.row.images
 
     def interval(self, name: str) -> tuple[float, float]:
         """Return the 95% interval of a metric, or a pair of NaN.
@@ -96,7 +96,7 @@ def compare_published(table: str, results: Sequence[Path], dataset: str | None =
 class PublishedTable(TableKind):
     """``vse-table <paper>_<table>``: the printed metrics of a published table, with ours next to them."""
 
-    columns = ("row", "method", "images", "our_images")
+    first_columns = ("row", "method", "images", "our_images")
     options = frozenset({"dataset"})
     needs_results = False
 
@@ -138,8 +138,8 @@ def _match_results(
 
 
 def _row_keys(result: Result) -> tuple[set[str], list[str]]:
-    """Return the keys of the rows that a result reproduces by its settings or its preset, and its changed settings."""
-    preset = load_plan(result.experiment, result.dataset) if is_experiment(result.experiment) else None
+    """Return the keys of the rows that a result reproduces, and the settings that differ from the preset."""
+    preset = load_outline(result.experiment, result.dataset) if is_experiment(result.experiment) else None
     if not isinstance(result.config.get("rows"), list):
         return set(preset.rows if preset else ()), []
     recorded = result.provenance.get("changed_settings")
@@ -166,7 +166,7 @@ def _warn_of_other_images(rows: Sequence[MeasuredRow]) -> None:
     """Log a warning for each row whose differences are blank because its paper tested on other images than our result."""
     for measured in rows:
         row, ours = measured.row, measured.split
-        if measured.comparable or measured.result.dataset not in row.datasets or measured.images != row.images:
+        if measured.comparable or measured.result.dataset not in row.datasets or measured.n_images != row.images:
             continue
         theirs = {"": "not known", "random": "a random sample that was not published"}.get(
             row.split, f"the split {row.split!r}"
@@ -201,7 +201,7 @@ def _table_line(row: PublishedRow, measured: MeasuredRow | None) -> dict[str, An
             **{name: about[name] for name in ("experiment", "method", "feature", "run")},
             "seeds": " ".join("?" if seed is None else str(seed) for seed in measured.result.seeds),
         }
-        line |= {"our_dataset": measured.result.dataset, "our_images": measured.images, "our_split": measured.split}
+        line |= {"our_dataset": measured.result.dataset, "our_images": measured.n_images, "our_split": measured.split}
         line["changed"] = "; ".join(measured.changed)
     for name, printed in row.metrics.items():
         mean, deviation = measured.metric(name) if measured else (math.nan, math.nan)
@@ -222,7 +222,7 @@ def _significant(published: float, low: float, high: float) -> str:
 
 
 def published_cells(table: pd.DataFrame) -> Cells:
-    """Return the printed lines of :func:`compare_published`.
+    """Return the table of :func:`compare_published` as cells for the terminal and LaTeX.
 
     Each published row is followed by ours, if it was measured, and by the differences, if they can be compared. A difference
     is in parentheses if the published value lies within our 95% interval.

@@ -13,7 +13,7 @@ from functools import cache
 
 from vse.eval.defaults import published_folder, published_tables
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.presets.presets import known_presets, load_plan
+from vse.pipeline.presets.presets import known_presets, load_outline
 
 _ROW_COLUMNS = ("row", "system", "setting", "dataset", "protocol", "images", "split", "source")
 
@@ -44,7 +44,7 @@ class PublishedRow:
 
     @property
     def datasets(self) -> tuple[str, str]:
-        """Data sets whose results may reproduce the row, e.g. ``f30k``, and ``f30k_entities`` for the split ``entities``."""
+        """Data sets whose results may reproduce the row: its data set, and ``<dataset>_<split>``, e.g. ``f30k_entities``."""
         return self.dataset, f"{self.dataset}_{self.split}"
 
 
@@ -70,7 +70,7 @@ def table_experiments(table: str, dataset: str | None = None) -> list[tuple[str,
     rows = {row.key: row for row in published_rows(table)}
     experiments: dict[str, str] = {}
     for name in known_presets("experiments"):
-        for key in load_plan(name).rows:
+        for key in load_outline(name).rows:
             if key in experiments and key in rows:
                 raise UserError(
                     f"two experiments, {experiments[key]} and {name}, name the row {key}; remove it from the rows of one"

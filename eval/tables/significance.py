@@ -142,7 +142,7 @@ def build_significance(comparisons: Sequence[Path]) -> pd.DataFrame:
 class SignificanceTable(TableKind):
     """``vse-table significance``: a row per metric of comparison files. A LaTeX table has a single pair of models."""
 
-    columns = ("dataset", "split", "protocol", "a", "b", "difference", "low", "high", "p", "significant")
+    first_columns = ("dataset", "split", "protocol", "a", "b", "difference", "low", "high", "p", "significant")
 
     def frame(self, request: TableRequest) -> pd.DataFrame:
         return build_significance(request.results)

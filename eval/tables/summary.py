@@ -27,7 +27,7 @@ from vse.eval.options import TableRequest
 from vse.eval.ranking.metrics import POSITION_METRICS
 from vse.eval.tables.table import Cells, TableKind, column_title, metric_cell
 from vse.pipeline.errors import UserError
-from vse.pipeline.presets.presets import is_experiment, load_plan
+from vse.pipeline.presets.presets import is_experiment, load_outline
 
 _MODEL_COLUMNS = ("method", "feature", "run", "settings")  # texts of describe_result about the model
 
@@ -50,7 +50,7 @@ def method_name(result: Result) -> str:
     """
     config, title = result.config, result.config.get("title")
     if not title and is_experiment(result.experiment):
-        title = load_plan(result.experiment).title
+        title = load_outline(result.experiment).title
     return result.display_name if config.get("label") or not title else f"{title}{changes_suffix(result.provenance)}"
 
 
@@ -101,9 +101,9 @@ def summarise_results(results: Sequence[tuple[Path, Result]]) -> pd.DataFrame:
 
     Each metric has its 95% interval (``_low``, ``_high``) if the result has one, and with several seeds its standard deviation
     (``_std``). The columns ``trained_on`` and ``unfinished`` are present if a result has them. A test set of one fold has no
-    row ``1k``, which would repeat ``full``. The row ``full`` also has the metrics of the protocol ``sentence``,
-    caption-to-caption retrieval, and ``1k`` those of ``sentence-1k``; a sentence protocol without this other row has its own
-    row. Phrase results have columns ``phrase_…``, the number of phrases, the ``iou``, and ``type_<name>_r1`` for each type.
+    row ``1k``, which would repeat ``full``. The row ``full`` also has the caption-to-caption metrics of the protocol
+    ``sentence``, and the row ``1k`` has those of ``sentence-1k``. Without ``full`` or ``1k`` they have their own row. Phrase
+    results have columns ``phrase_…``, the number of phrases, the ``iou``, and ``type_<name>_r1`` for each type.
 
     ``results`` are pairs of a result file and its content. Paths in the content are relative to the folder of the file.
     """
@@ -130,7 +130,7 @@ def summarise_results(results: Sequence[tuple[Path, Result]]) -> pd.DataFrame:
 class SummaryTable(TableKind):
     """``vse-table summary``: a row for each result and protocol."""
 
-    columns = ("dataset", "experiment", "split", "protocol", "n_images", "n_captions", "seeds")
+    first_columns = ("dataset", "experiment", "split", "protocol", "n_images", "n_captions", "seeds")
 
     def frame(self, request: TableRequest) -> pd.DataFrame:
         return build_summary(request.results)

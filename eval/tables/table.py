@@ -38,13 +38,13 @@ class TableKind(ABC):
 
     Attributes
     ----------
-    columns : the first columns of the CSV file, by which an existing file is recognised as this kind of table
+    first_columns : the first columns of the CSV file, by which an existing file is recognised as this kind of table
     suffixes : the suffixes of the files that the table can be written to
     options : the fields of :class:`TableRequest` that the table accepts besides ``results``
     needs_results : whether the table cannot be built without result files
     """
 
-    columns: ClassVar[tuple[str, ...]]
+    first_columns: ClassVar[tuple[str, ...]]
     suffixes: ClassVar[tuple[str, ...]] = (".csv", ".tex")
     options: ClassVar[frozenset[str]] = frozenset()
     needs_results: ClassVar[bool] = True
@@ -68,14 +68,14 @@ class TableKind(ABC):
 
     def output_kind(self, out: Path) -> OutputKind:
         if out.suffix == ".csv":
-            return csv_kind(f"a table {self.name!r} of vse-table", *self.columns)
+            return csv_kind(f"a table {self.name!r} of vse-table", *self.first_columns)
         return text_kind("a table or chart of vse-table", MARKER)
 
     def build(self, request: TableRequest, out: Path | None = None) -> BuiltTable:
         """Build the table, and write it to ``out`` unless that is None.
 
-        Raises UserError if the request has no result files or an option that this table does not accept, or if ``out`` must
-        not be replaced.
+        Raises UserError if result files are missing, if an option does not apply to this table, or if ``out`` must not be
+        replaced.
         """
         for option in ("dataset", "cost"):
             if getattr(request, option) is not None and option not in self.options:
@@ -138,8 +138,8 @@ def as_text(cells: Cells) -> str:
 def as_latex(cells: Cells) -> str:
     """Return a LaTeX table for booktabs, with the notes as comments above it.
 
-    A table wider than the text is scaled to its width, and columns with a text of more than 30 characters are wrapped. Texts
-    are escaped and their line breaks removed.
+    A table wider than the lines of the page is scaled to their width. Columns with a cell of more than 30 characters are
+    wrapped. Texts are escaped and their line breaks removed.
     """
     lines, titles, n_texts, notes = cells
     lines = [[printable(cell) if isinstance(cell, str) else cell for cell in line] for line in lines]

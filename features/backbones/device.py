@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class GpuLeases:
-    """The GPUs that this process uses. A locked file for each GPU makes other commands choose other GPUs.
+    """The GPUs that this process holds. A locked file for each held GPU makes other commands choose other GPUs.
 
     uuids : UUID of every GPU that this process may use, in the order of torch's indices
     folder : folder of the lock files; None: the folder for temporary files
@@ -53,10 +53,10 @@ class GpuLeases:
         self._held[index] = descriptor
         return True
 
-    def take_free(self) -> int:
-        """Return the index of this process's GPU. A process without a GPU takes a free one.
+    def take_any(self) -> int:
+        """Return the index of the GPU that this process holds. If the process holds none, take a free GPU.
 
-        If all GPUs are in use, the process shares one of them and logs a warning.
+        If other processes hold all GPUs, return one of them and log a warning.
         """
         if self._held:
             return min(self._held)
@@ -97,7 +97,7 @@ def pick_device(name: str) -> torch.device:
 def _take_gpu(device: torch.device) -> torch.device:
     if torch.cuda.device_count() > 1:
         if device.index is None:
-            device = torch.device("cuda", _leases().take_free())
+            device = torch.device("cuda", _leases().take_any())
         elif device.index < torch.cuda.device_count():
             _leases().take(device.index)
     if device.index is not None:
@@ -188,17 +188,17 @@ def choose_precision(device: torch.device, requested: str, workload: Workload, s
 
     ``auto`` is ``bf16`` if the device has instructions for bf16 (:func:`has_bf16`). The choice is logged. If ``bf16`` is
     requested on a device without these instructions, a warning states how much slower the ``workload`` becomes. ``setting`` is
-    the key of the precision in a preset.
+    the preset's key in these messages.
     """
     native = has_bf16(device)
     if requested == "auto":
         chosen = "bf16" if native else "fp32"
-        log.info("%s: auto is %s on this %s", setting, chosen, _device_kind(device))
+        log.info("%s: auto is %s on this %s", setting, chosen, _device_noun(device))
         return chosen
     if requested == "bf16" and not native:
         slower = _EMULATION_COSTS[workload] if device.type == "cpu" else "it may take several times as long as fp32"
         message = "%s: bf16 is emulated, because this %s has no instructions for it: %s; --set %s=auto selects fp32 here"
-        log.warning(message, setting, _device_kind(device), slower, setting)
+        log.warning(message, setting, _device_noun(device), slower, setting)
     return requested
 
 
@@ -246,5 +246,5 @@ def parse_cpuinfo(cpuinfo: str) -> set[str]:
     return {name for key, _, names in lines if key.strip() in ("flags", "Features") for name in names.split()}
 
 
-def _device_kind(device: torch.device) -> str:
+def _device_noun(device: torch.device) -> str:
     return "processor" if device.type == "cpu" else "GPU"

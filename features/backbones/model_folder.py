@@ -78,8 +78,8 @@ def download_file(model: str, names: Sequence[str], revision: str | None, advice
     raise UserError(f"cannot get {' or '.join(names)} of {model} from the Hugging Face hub; {advice}")
 
 
-# Package and module of each class of sentence-transformers. Versions 2.x to 5.3 have all classes in ``models`` instead.
-_CLASS_MODULES = {
+# Python package and module of each class of sentence-transformers. Versions 2.x to 5.3 have all classes in ``models`` instead.
+_PYTHON_MODULES = {
     "Transformer": ("base.modules", "transformer"),
     "Pooling": ("sentence_transformer.modules", "pooling"),
     "Dense": ("base.modules", "dense"),
@@ -91,7 +91,7 @@ _CLASS_MODULES = {
 _LIBRARY_PREFIX = "sentence_transformers."
 MODULE_CLASSES = {
     f"{_LIBRARY_PREFIX}{path}": name
-    for name, (package, file) in _CLASS_MODULES.items()
+    for name, (package, file) in _PYTHON_MODULES.items()
     for path in (
         f"models.{name}",
         f"models.{name}.{name}",
@@ -180,7 +180,7 @@ def check_settings(file: Path, content: Any) -> None:
 def _copy_module(source: Path, target: Path, class_name: str) -> None:
     """Check and copy the files of one module.
 
-    ``class_name`` is the class of the module; "" for the root folder of a model if the root is not the folder of a module.
+    ``class_name`` is the class of the module; "" for a model's root folder that holds no module.
     """
     if not source.is_dir():  # a module without settings has no folder
         return
@@ -245,7 +245,7 @@ def _check_class(file: Path, name: str) -> None:
     if name not in MODULE_CLASSES:
         is_of_library = name.startswith(_LIBRARY_PREFIX)
         problem = f"the module class {name} is not supported" if is_of_library else f"{name} is code of the model"
-        raise UserError(f"{file}: {problem}; use a model of {', '.join(_CLASS_MODULES)}")
+        raise UserError(f"{file}: {problem}; use a model of {', '.join(_PYTHON_MODULES)}")
 
 
 def _walk_entries(content: Any) -> Iterator[tuple[str, Any]]:

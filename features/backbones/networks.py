@@ -129,7 +129,7 @@ def find_module(model: nn.Module, name: str, *others: str) -> nn.Module:
 def _channels_first(output: Tensor, images: Tensor) -> Tensor:
     """Return a feature map as (n, dim, height, width), also if the model puts the channels last.
 
-    A map of ``images`` that are not square is returned unchanged.
+    The two equal axes of a map of square ``images`` show which axis has the channels. Other maps are returned unchanged.
     """
     _, first, second, last = output.shape
     square = images.shape[2] == images.shape[3]
@@ -166,7 +166,7 @@ def _build_model(
         if library not in builders:
             raise UserError(f"unknown library {library!r} of model {config.model}{did_you_mean(library, builders)}")
         return builders[library](name, config.weights if pretrained else None, notes)
-    from vse.features.vision import torchvision
+    from vse.features.torchvision_import import torchvision
 
     names = torchvision.models.list_models(family or torchvision.models)
     if config.model not in names:
@@ -193,7 +193,7 @@ def _match_names(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor
 
 
 def _download_weights(name: str, weights: str) -> dict[str, Tensor]:
-    from vse.features.vision import torchvision
+    from vse.features.torchvision_import import torchvision
 
     choices = torchvision.models.get_model_weights(name)
     if weights != "pretrained" and weights not in choices.__members__:
@@ -215,7 +215,7 @@ def _build_timm(name: str, weights: str | None, notes: dict[str, Any]) -> nn.Mod
     timm = LIBRARIES["timm"].load(f"timm/{name}")
     if not set(name).isdisjoint(":/\\@") or not timm.is_model(name):  # timm would take a folder or a model of the hub
         raise UserError(f"unknown timm model {name!r}{did_you_mean(name, timm.list_models())}")
-    pinned = {} if weights is None else _timm_weights(timm, name, notes)
+    pinned = {} if weights is None else _timm_arguments(timm, name, notes)
     try:
         model: nn.Module = timm.create_model(name, pretrained=weights is not None, pretrained_cfg_overlay=pinned)
     except (OSError, RuntimeError) as error:
@@ -223,13 +223,13 @@ def _build_timm(name: str, weights: str | None, notes: dict[str, Any]) -> nn.Mod
     return model
 
 
-def _timm_weights(timm: Any, name: str, notes: dict[str, Any]) -> dict[str, Any]:
+def _timm_arguments(timm: Any, name: str, notes: dict[str, Any]) -> dict[str, Any]:
     """Return arguments that make timm read weights from the hub at a fixed commit; none if the weights are not there."""
     source = timm.get_pretrained_cfg(name)
     if source is None or not source.hf_hub_id:
         return {}
     model, _, revision = source.hf_hub_id.partition("@")
-    file, notes["commit"] = download_file(model, ["model.safetensors"], revision or None, _advice(name))
+    file, notes["commit"] = download_file(model, ["model.safetensors"], revision or None, _weights_file_advice(name))
     return {"file": str(file), "custom_load": False}
 
 
@@ -247,7 +247,7 @@ def build_open_clip(name: str, weights: str | None, notes: dict[str, Any]) -> An
         raise UserError(f"unknown weights {weights!r} of open_clip/{name}{did_you_mean(str(weights), tags)}")
     file = None if weights is None else _open_clip_weights(open_clip, name, weights, notes)
     try:
-        with silence_root_logger():
+        with prevent_log_handler():
             return open_clip.create_model(name, pretrained=file or weights)
     except (OSError, RuntimeError) as error:
         raise _weights_error(f"open_clip/{name}", name, error) from None
@@ -260,7 +260,7 @@ def _open_clip_weights(open_clip: Any, name: str, weights: str, notes: dict[str,
         return None
     stem = file_name.rpartition(".")[0] or "open_clip_model"
     names = [f"{stem}.safetensors", file_name or "open_clip_pytorch_model.bin"]  # the latter is loaded with weights_only
-    file, notes["commit"] = download_file(model, list(dict.fromkeys(names)), None, _advice(name))
+    file, notes["commit"] = download_file(model, list(dict.fromkeys(names)), None, _weights_file_advice(name))
     if source.get("quick_gelu", False) != open_clip.get_model_config(name).get("quick_gelu", False):
         log.warning(
             "open_clip/%s: weights %s were trained with another activation (QuickGELU) than the model has", name, weights
@@ -269,7 +269,7 @@ def _open_clip_weights(open_clip: Any, name: str, weights: str, notes: dict[str,
 
 
 @contextmanager
-def silence_root_logger() -> Iterator[None]:
+def prevent_log_handler() -> Iterator[None]:
     """Keep OpenCLIP from adding a handler to the root logger in this block. The handler would print log lines twice."""
     with suppress(ImportError):  # refuse the code of a model that OpenCLIP loads, instead of asking on the terminal
         from transformers import dynamic_module_utils
@@ -284,10 +284,10 @@ def silence_root_logger() -> Iterator[None]:
 
 
 def _weights_error(model: str, stem: str, error: Exception) -> UserError:
-    return UserError(f"cannot get the weights of {model} ({str(error).splitlines()[0]}); {_advice(stem)}")
+    return UserError(f"cannot get the weights of {model} ({str(error).splitlines()[0]}); {_weights_file_advice(stem)}")
 
 
-def _advice(stem: str) -> str:
+def _weights_file_advice(stem: str) -> str:
     return f"put the file into a folder as {stem}.pth and name the folder with --weights-dir"
 
 

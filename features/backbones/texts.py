@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vse.features.backbones.model_folder import copy_checked_model, download, find_local_folder, hash_tensors, read_modules
-from vse.features.backbones.networks import build_open_clip, find_weights_file, load_weights_file, silence_root_logger
+from vse.features.backbones.networks import build_open_clip, find_weights_file, load_weights_file, prevent_log_handler
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import read_json, sha256_json
 
@@ -216,8 +216,8 @@ def _quiet_libraries() -> Iterator[None]:
 class OpenClipText(TextBackbone):
     """The text tower of an OpenCLIP model, with its projection.
 
-    In most towers no token attends to a later one (causal attention). A batch of a causal tower is only as wide as its longest
-    caption, which gives the same vectors. Other towers attend to padding, so their batches have all positions (77 in CLIP).
+    In most towers no token attends to a later one (causal attention), so padding does not change the vectors. A batch of a
+    causal tower is only as wide as its longest caption. Batches of other towers have all positions (77 in CLIP).
     """
 
     libraries = ("open_clip_torch",)
@@ -240,7 +240,7 @@ class OpenClipText(TextBackbone):
         self.network = self._model = model.eval().requires_grad_(False)
         self._tower = _find_causal_tower(model)
         try:
-            with silence_root_logger():
+            with prevent_log_handler():
                 self._tokenizer = open_clip.get_tokenizer(name)
         except Exception as error:  # transformers raises many kinds
             raise UserError(f"{config.model}: cannot get its tokenizer ({str(error).splitlines()[0]})") from None

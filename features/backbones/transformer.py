@@ -147,13 +147,16 @@ class Transformer:
         return _without_pooler(network)
 
 
-def find_layers(network: Any, name: str) -> tuple[nn.Module, list[nn.Module]]:
-    """Return the embeddings and the layers of a transformer, in order. Raises UserError if BERT's names are missing."""
+def find_layers(network: Any, model_name: str) -> tuple[nn.Module, list[nn.Module]]:
+    """Return the embeddings and the layers of a transformer, in order.
+
+    Raises UserError, which names ``model_name``, if these modules have other names than in BERT.
+    """
     embeddings = getattr(network, "embeddings", None)
     n_layers = getattr(network.config, "num_hidden_layers", None)
     lists = [module for module in network.modules() if isinstance(module, nn.ModuleList) and len(module) == n_layers]
     if embeddings is None or not lists:
-        raise UserError(f"{name}: not a text encoder like BERT; its embeddings and layers have other names than in BERT")
+        raise UserError(f"{model_name}: not a text encoder like BERT; its embeddings and layers have other names than in BERT")
     return embeddings, list(lists[0])
 
 

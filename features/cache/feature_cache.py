@@ -23,11 +23,11 @@ from vse.features.cache.shards import (
     CHECKED_ARRAYS,
     REGION_ARRAYS,
     ROW_ARRAYS,
-    Shard,
+    ShardRecord,
     build_cache_file,
     concatenate_offsets,
     read_arrays,
-    read_finished_shard,
+    read_finished_record,
     read_manifest,
     read_record,
     shard_path,
@@ -92,7 +92,7 @@ class FeatureCache:
         return self.row_shape[-1]
 
     @property
-    def extractor(self) -> Mapping[str, Any]:
+    def extractor_identity(self) -> Mapping[str, Any]:
         """The settings, weight hashes and version of the extractor; for imported features only their layout and shape.
 
         A model that was trained on one cache can read every cache with an equal extractor.
@@ -153,11 +153,11 @@ def merge_shards(
     more_provenance : function from the paths of the checked shards to further entries of the provenance
     dataset : data set whose caption hashes the cache records, to recognise the data set later; None: no hashes
     """
-    shards: list[Shard] = []
+    shards: list[ShardRecord] = []
     for index in range(n_shards):
         path = shard_path(cache, index, n_shards)
         record = read_record(path)
-        shard = read_finished_shard(path, (shards[0] if shards else record).identity) if record else None
+        shard = read_finished_record(path, (shards[0] if shards else record).identity) if record else None
         if shard is None:
             raise UserError(f"{path}: missing or damaged; extract shard {index} of {n_shards} again")
         expected = row_ids[shard_slice(len(row_ids), index, n_shards)]
@@ -182,7 +182,7 @@ def merge_shards(
         | {CHECKSUMS_KEY: shard_checksums(shards_folder(cache) / shard.file, CHECKED_ARRAYS)}
         for shard in shards
     ]
-    manifest = {"key": key, "shard_key": shards[0].identity.key, "seconds": sum_seconds(cache, shards), "shards": entries}
+    manifest = {"key": key, "shard_key": shards[0].identity.sha256, "seconds": sum_seconds(cache, shards), "shards": entries}
     write_json(shards_folder(cache) / "manifest.json", manifest)
     return write_bytes(cache, content)
 

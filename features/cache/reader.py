@@ -1,4 +1,4 @@
-"""Read the rows of a feature cache by position or id, and the boxes of its regions."""
+"""Read the rows of a feature cache by index or id, and the boxes of its regions."""
 
 from __future__ import annotations
 
@@ -108,72 +108,72 @@ class FeatureReader:
     def __reduce__(self) -> tuple[type[FeatureReader], tuple[FeatureCache, float, bool]]:
         return FeatureReader, (self.cache, self._memory_gb, self._mapped)
 
-    def positions(self, ids: Iterable[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    def find_rows(self, ids: Iterable[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the row index of each id. Raises UserError, which names the first id that the cache lacks."""
         wanted_ids = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
-        positions = self._index.find(wanted_ids)
-        missing = wanted_ids[positions < 0]
+        indices = self._index.find(wanted_ids)
+        missing = wanted_ids[indices < 0]
         if len(missing):
             what = "images" if self.cache.kind == "image" else self.cache.text_rows
             raise UserError(
                 f"{self.cache.path}: {len(missing)} of {len(wanted_ids)} {what} have no features, the first is id {missing[0]}"
                 f"; extract the features of this data set (the cache holds features of {self.cache.dataset!r})"
             )
-        return positions
+        return indices
 
-    def crops(self, positions: NDArray[np.int64], crops: NDArray[np.int64]) -> NDArray[np.generic]:
-        """Return crop ``crops[k]`` of row ``positions[k]`` of a crop bank, for every k: (len(positions), dim)."""
+    def crops(self, indices: NDArray[np.int64], crops: NDArray[np.int64]) -> NDArray[np.generic]:
+        """Return crop ``crops[k]`` of row ``indices[k]`` of a crop bank, for every k: (len(indices), dim)."""
         n_crops = self.cache.row_shape[0]
         assert len(self.cache.row_shape) == 2, "not a bank of crops"
         assert not len(crops) or 0 <= crops.min() <= crops.max() < n_crops, "no such crop"
-        first = positions * n_crops + crops
+        first = indices * n_crops + crops
         return self._gather(first, first + 1, n_crops).reshape(-1, self.cache.dim)
 
-    def rows(self, positions: NDArray[np.int64]) -> NDArray[np.generic]:
-        """Return rows of a cache without regions: (len(positions), dim) or (len(positions), n_crops, dim)."""
-        assert self.cache.offsets is None, "regions are read by regions()"
+    def rows(self, indices: NDArray[np.int64]) -> NDArray[np.generic]:
+        """Return rows of a cache without regions: (len(indices), dim) or (len(indices), n_crops, dim)."""
+        assert self.cache.offsets is None, "regions are read by padded_regions()"
         if len(self._bytes) == 1:
-            in_memory: NDArray[np.generic] = self._memory[positions]
+            in_memory: NDArray[np.generic] = self._memory[indices]
             return in_memory
-        return self._gather(positions, positions + 1)
+        return self._gather(indices, indices + 1)
 
-    def sets(self, positions: NDArray[np.int64]) -> PaddedSets:
+    def sets(self, indices: NDArray[np.int64]) -> PaddedSets:
         """Return the set of vectors of each row of a cache of sets, with its mask.
 
         Sets are padded to at least one vector, so that a maximum over a set exists even if all images lack regions.
         """
         assert self.cache.row_kind == "sets", f"rows are {self.cache.row_kind}"
         if self.cache.offsets is not None:
-            return self.regions(positions, min_regions=1)
-        return PaddedSets(self.rows(positions), np.ones((len(positions), self.cache.row_shape[0]), bool))
+            return self.padded_regions(indices, min_regions=1)
+        return PaddedSets(self.rows(indices), np.ones((len(indices), self.cache.row_shape[0]), bool))
 
-    def vectors(self, regions: NDArray[np.int64]) -> NDArray[np.generic]:
-        """Return the vectors (len(regions), dim) of regions, given their 0-based indices among all regions of the cache."""
+    def vectors(self, indices: NDArray[np.int64]) -> NDArray[np.generic]:
+        """Return the vectors (len(indices), dim) of regions, given their 0-based indices among all regions of the cache."""
         assert self.cache.offsets is not None, "not a cache of regions"
-        return self._gather(regions, regions + 1)
+        return self._gather(indices, indices + 1)
 
     @cached_property
     def boxes(self) -> RegionBoxes:
         """The boxes of the regions. Raises UserError if the cache has no boxes."""
         return RegionBoxes(self.cache)
 
-    def regions(self, positions: NDArray[np.int64], min_regions: int = 0) -> PaddedSets:
-        """Return the regions of images, padded with zeros to the largest number of regions, at least ``min_regions``."""
+    def padded_regions(self, indices: NDArray[np.int64], min_regions: int = 0) -> PaddedSets:
+        """Return the regions of each row, padded with zeros to the largest number of regions, at least ``min_regions``."""
         assert self.cache.offsets is not None, "not a cache of regions"
-        starts, counts = self.cache.offsets[positions], self.cache.offsets[positions + 1] - self.cache.offsets[positions]
+        starts, counts = self.cache.offsets[indices], self.cache.offsets[indices + 1] - self.cache.offsets[indices]
         column = np.arange(counts.max(initial=min_regions))
         mask = column < counts[:, None]
         features = np.zeros((*mask.shape, *self.cache.row_shape), self.cache.dtype)
         features[mask] = self._gather(starts, starts + counts)
         return PaddedSets(features, mask)
 
-    def check_finite(self, positions: NDArray[np.int64]) -> None:
-        """Check that the rows at ``positions`` are finite. Raises UserError, which names the first row that is not finite."""
-        for position in positions:
-            row = np.asarray([position])
-            features = self.rows(row) if self.cache.offsets is None else self.regions(row).features
+    def check_finite(self, indices: NDArray[np.int64]) -> None:
+        """Check that the rows at ``indices`` are finite. Raises UserError, which names the first row that is not finite."""
+        for index in indices:
+            row = np.asarray([index])
+            features = self.rows(row) if self.cache.offsets is None else self.padded_regions(row).features
             if not np.isfinite(features).all():
-                raise UserError(f"{self.cache.path}: the features of id {self.cache.ids[position]} are not finite (NaN)")
+                raise UserError(f"{self.cache.path}: the features of id {self.cache.ids[index]} are not finite (NaN)")
 
     def _gather(self, firsts: NDArray[np.int64], ends: NDArray[np.int64], per_row: int = 1) -> NDArray[np.generic]:
         """Return the vectors ``firsts[k]:ends[k]`` for every k, concatenated; each range must lie in one shard.

@@ -72,7 +72,7 @@ def _phrase_texts(dataset: Dataset) -> Sequence[str]:
 
 
 def _select_captions(images: Sequence[Image], rows: slice) -> list[Caption]:
-    """Return the captions with the indices ``rows`` among all captions. Captions of other images are not loaded."""
+    """Return the captions with the indices ``rows`` among all captions. Only the images with these captions are read."""
     ends = np.concatenate([[0], np.cumsum(caption_counts(images))])
     start, stop, _ = rows.indices(int(ends[-1]))
     first, last = np.searchsorted(ends, start, side="right") - 1, np.searchsorted(ends, stop)
@@ -105,7 +105,7 @@ class Identity:
     content: Mapping[str, Any]
 
     @property
-    def key(self) -> str:
+    def sha256(self) -> str:
         """The SHA-256 of the identity."""
         return sha256_json([FORMAT, VERSION, self.dataset, self.feature, self.kind, self.content])
 

@@ -36,7 +36,7 @@ PAGE_BYTES = 4096  # size of a memory page
 
 
 @dataclass(frozen=True)
-class Shard:
+class ShardRecord:
     """The record of a finished shard.
 
     ``notes`` (library versions, source of the weights) and ``seconds`` (duration, None for imported rows) are not part of the
@@ -69,7 +69,7 @@ def fit_record_path(cache: Path) -> Path:
     return cache.with_suffix(".encoder.json")
 
 
-def sum_seconds(cache: Path, shards: Sequence[Shard]) -> float | None:
+def sum_seconds(cache: Path, shards: Sequence[ShardRecord]) -> float | None:
     """Return the duration of all shards and of the encoder's fit in seconds; None if a duration is unknown."""
     record = fit_record_path(cache)
     fit = read_json(record) if record.is_file() else {"seconds": 0.0}
@@ -85,7 +85,7 @@ def shard_slice(n_rows: int, index: int, n_shards: int) -> slice:
 
 def write_shard(
     path: Path, identity: Identity, rows: Rows, notes: Mapping[str, Any] | None = None, seconds: float | None = None
-) -> Shard:
+) -> ShardRecord:
     """Write a shard, then its record. Raises UserError if a feature is not finite."""
     _check_rows(path, rows)
     record = path.with_suffix(".json")
@@ -93,13 +93,13 @@ def write_shard(
     buffer = BytesIO()
     # Large arrays begin on a page, so that a row of 4096 float16 touches two pages and not three when it is mapped.
     with h5py.File(buffer, "w", alignment_threshold=PAGE_BYTES, alignment_interval=PAGE_BYTES) as file:
-        write_attributes(file, identity, identity.key)
+        write_attributes(file, identity, identity.sha256)
         arrays = {**vars(rows), "sources": rows.input_hashes}
         for name in ("ids", "features", "sources", "offsets", *REGION_ARRAYS, *ROW_ARRAYS):
             if arrays[name] is not None:
                 file.create_dataset(name, data=arrays[name])
     write_bytes(path, buffer.getbuffer())
-    shard = Shard(
+    shard = ShardRecord(
         file=path.name,
         sha256=hashlib.sha256(buffer.getbuffer()).hexdigest(),
         bytes=buffer.getbuffer().nbytes,
@@ -114,7 +114,7 @@ def write_shard(
     return shard
 
 
-def read_finished_shard(path: Path, identity: Identity) -> Shard | None:
+def read_finished_record(path: Path, identity: Identity) -> ShardRecord | None:
     """Return the record of a shard; None if the shard is missing or damaged. Raises UserError for another identity."""
     shard = read_record(path)
     if shard is None:
@@ -160,14 +160,14 @@ def mixed_precision_error(folder: Path, one: Identity, other: Identity) -> UserE
     )
 
 
-def read_record(path: Path) -> Shard | None:
+def read_record(path: Path) -> ShardRecord | None:
     """Return the record of a shard; None if the shard or its record does not exist."""
     record = path.with_suffix(".json")
     if not record.is_file() or not path.is_file():
         return None
     content = read_json(record)
     try:
-        shard = TypeAdapter(Shard).validate_python(content)
+        shard = TypeAdapter(ShardRecord).validate_python(content)
         if not all(type(item.get("id")) is int for item in shard.skipped):
             raise ValueError("a skipped image has no integer id")
         return shard
@@ -223,7 +223,7 @@ def _check_rows(path: Path, rows: Rows) -> None:
 
 def build_cache_file(
     cache: Path,
-    shards: Sequence[Shard],
+    shards: Sequence[ShardRecord],
     dataset_file: Path,
     skipped: Sequence[int],
     more_provenance: Mapping[str, Any],
@@ -242,7 +242,7 @@ def build_cache_file(
         "ids_sha256": sha256_json(ids.tolist()),
         "sources_sha256": hashlib.sha256(input_hashes.tobytes()).hexdigest(),
     }
-    key = sha256_json([identity.key, digests])
+    key = sha256_json([identity.sha256, digests])
     counts = {name: sum(shard.counts.get(name, 0) for shard in shards) for shard in shards for name in shard.counts}
     devices = sorted({str(shard.notes["device"]) for shard in shards if "device" in shard.notes})
     notes = {**shards[0].notes, **({"device": ", ".join(devices)} if devices else {})}
@@ -303,9 +303,9 @@ _FAILURES_KIND = OutputKind(
 
 
 def cache_output_kind(out: Path) -> OutputKind:
-    """Return a test that recognises a feature cache at ``out``, which a new cache may replace.
+    """Return the kind of a file that a new cache at ``out`` may replace: a feature cache.
 
-    The test also recognises a damaged cache, if the file begins like HDF5 and a manifest exists.
+    A damaged cache is also of this kind, if the file begins like HDF5 and a manifest exists.
     """
     manifest = shards_folder(out) / "manifest.json"
     return OutputKind(

@@ -115,7 +115,7 @@ def write_imported(
 
     Raises UserError if one of ``files`` changes during the import.
 
-    layout : name of the input's layout and hashes, for the entry ``imported`` of the provenance
+    layout : entries for ``imported`` in the provenance: the name of the layout and hashes of the input
     files : input files
     ids : (n,) ids of all rows
     rows : function from a slice of the ids to their rows
@@ -133,7 +133,7 @@ def write_imported(
         empty: list[int] = []
         for index in tqdm(range(n_shards), desc=f"import {out.name}", unit="shard", disable=None):
             path = shards.shard_path(out, index, n_shards)
-            if shards.read_finished_shard(path, identity) is None:
+            if shards.read_finished_record(path, identity) is None:
                 shard_rows = rows(shards.shard_slice(len(ids), index, n_shards))
                 empty += _find_zero_rows(shard_rows)
                 for file in files:
@@ -215,7 +215,7 @@ def _load_arrays(features: Path, ids: Path | None) -> tuple[NDArray[Any], NDArra
 
 
 def _drop_repeated_ids(ids: Ids, n_rows: int) -> Ids:
-    """Return one id per row, from ids that repeat each id once per caption. Other ids are returned unchanged."""
+    """Return one id per row, if ``ids`` has one id per caption instead. Otherwise return ``ids`` unchanged."""
     times, rest = divmod(len(ids), n_rows)
     if rest or times < 2 or (ids.reshape(n_rows, times) != ids[::times, None]).any():
         return ids

@@ -105,7 +105,7 @@ class _BundleSource(ABC):
 
     @abstractmethod
     def fetch(self, files: list[BundledFile], staged: Path) -> None:
-        """Write files into the folder ``staged`` and compare each file with the list; intact files in it are kept."""
+        """Write files into the folder ``staged`` and compare each file with the list. Intact files are kept."""
 
     @abstractmethod
     def check(self, bundle: BundleList, bar: Any) -> None:
@@ -283,7 +283,7 @@ def _move_file(path: Path, target: Path) -> None:
 def _copy_and_hash(source: _Readable, bar: Any, expected: int, target: IO[bytes] | None = None) -> tuple[int, str]:
     """Copy ``source`` to ``target``; return the number of bytes and their SHA-256.
 
-    The copy ends when it has more than ``expected`` bytes.
+    A source with more than ``expected`` bytes is not copied to its end.
     """
     digest, n_bytes = hashlib.sha256(), 0
     while n_bytes <= expected and (chunk := source.read(CHUNK_BYTES)):

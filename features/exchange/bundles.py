@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
 from vse.features.cache.feature_cache import FeatureCache, failures_path, verify_cache
 from vse.features.cache.shards import fit_record_path, shards_folder
-from vse.features.data_checks import check_data, recorded_identity
+from vse.features.data_checks import check_data, read_data_identity
 from vse.features.extractors.captions import encoder_path
 from vse.pipeline.command import current_provenance
 from vse.pipeline.dataset.dataset import load_dataset_file
@@ -162,7 +162,7 @@ def _collect_files(caches: Sequence[FeatureCache], with_dataset: bool, notes: Pa
             raise UserError(
                 f"{cache.path} is of {cache.dataset!r}, {first.path} of {first.dataset!r}; a bundle holds one data set"
             )
-        if cache is not first and (differences := compare_data(recorded_identity(cache), recorded_identity(first))):
+        if cache is not first and (differences := compare_data(read_data_identity(cache), read_data_identity(first))):
             raise UserError(f"{cache.path} and {first.path} are of different data sets: {'; '.join(differences)}")
         files = {file.relative_to(cache.path.parent).as_posix(): file for file in cache_files(cache)}
         duplicate = next((path for path in files if path in sources), None)

@@ -15,7 +15,7 @@ from vse.features.cache.rows import Ids, Rows
 from vse.features.cache.shards import check_cache_out
 from vse.features.exchange.arrays import hash_rows, open_array, write_imported
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.pipeline.dataset.sources import check_dataset_name
+from vse.pipeline.dataset.preparation import check_dataset_name
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import WatchedFile
 from vse.pipeline.imports.rows import (
@@ -185,7 +185,7 @@ def _with_relative_file(row: ImportedRow, images: Path | None) -> ImportedRow:
 def _check_vectors(
     row: ImportedRow, part: _Part, row_index: int, parts: list[_Part], places_by_file: dict[str, list[_Place]]
 ) -> None:
-    """Check that the vectors of a row are finite and equal to earlier vectors of the same image. Raises BadRow."""
+    """Check that both vectors of a row are finite, and the image's vector is that of earlier rows. Raises BadRow."""
     if len(row.captions) != 1:
         raise BadRow(f"{len(row.captions)} captions for one vector")
     for vectors, path in zip((part.images, part.texts), part.vector_files, strict=True):

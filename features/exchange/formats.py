@@ -25,7 +25,7 @@ class ImportFormat:
 
     matches : function that returns whether the sources have this format
     run : function that imports the sources and returns the written files
-    options : names of the options that this format accepts and some other format does not
+    options : names of the accepted options, without the options that every format accepts
     """
 
     matches: Callable[[ImportRequest], bool]

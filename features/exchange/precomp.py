@@ -32,7 +32,7 @@ from vse.pipeline.files.inputs import InputFile, WatchedFile, is_name, wrap_read
 from vse.pipeline.files.outputs import bytes_kind, check_output, json_kind, may_replace_other_kinds
 from vse.pipeline.files.writing import lock_for_writing, open_atomic, read_json, write_bytes, write_json
 
-SPLIT_NAMES = {"train": "train", "dev": "val", "test": "test", "testall": "test"}  # split by prefix of file names
+SPLIT_NAMES = {"train": "train", "dev": "val", "test": "test", "testall": "test"}  # name of the split, by prefix of file names
 BOM = b"\xef\xbb\xbf"  # byte-order mark
 log = logging.getLogger(__name__)
 
@@ -187,7 +187,7 @@ def import_precomp(
 
 
 def tokenize_caption(text: str, tokenise: Callable[[str], list[str]] = ascii_words) -> list[str]:
-    """Return the tokens of a caption. If ``tokenise`` finds no token, return the words or else the parts between blanks."""
+    """Return the tokens of a caption; Unicode words if ``tokenise`` finds none, or else the parts between blanks."""
     return tokenise(text) or re.findall(r"\w+", text.lower()) or text.split()
 
 
@@ -381,10 +381,10 @@ def _check_split(path: Path, images: Sequence[Image], times: int, text: CaptionF
 def _encode_array(reader: FeatureReader, images: Sequence[Image], times: int) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a ``.npy`` file in blocks, with ``times`` equal rows in succession for each image."""
     cache = reader.cache
-    positions = reader.positions(image.imgid for image in images)
+    rows = reader.find_rows(image.imgid for image in images)
     shape: tuple[int, ...] = cache.row_shape
     if cache.offsets is not None:
-        counts = np.unique(np.diff(cache.offsets)[positions])
+        counts = np.unique(np.diff(cache.offsets)[rows])
         if len(counts) > 1:
             raise UserError(
                 f"{cache.path}: images have {counts[0]} to {counts[-1]} regions; the layout needs equally many for each image"
@@ -392,9 +392,9 @@ def _encode_array(reader: FeatureReader, images: Sequence[Image], times: int) ->
         shape = (int(counts[0]), *shape)
     header = {"descr": np.lib.format.dtype_to_descr(cache.dtype), "fortran_order": False}
     stream = BytesIO()
-    np.lib.format.write_array_header_1_0(stream, {**header, "shape": (len(positions) * times, *shape)})
+    np.lib.format.write_array_header_1_0(stream, {**header, "shape": (len(rows) * times, *shape)})
     yield stream.getvalue()
-    for k in range(0, len(positions), 512):
-        block = positions[k : k + 512]
-        values = reader.rows(block) if cache.offsets is None else reader.regions(block).features
+    for k in range(0, len(rows), 512):
+        block = rows[k : k + 512]
+        values = reader.rows(block) if cache.offsets is None else reader.padded_regions(block).features
         yield np.ascontiguousarray(np.repeat(values, times, axis=0)).data.cast("B")

@@ -29,9 +29,9 @@ from vse.features.extractors.proposals import (
     selective_search,
 )
 from vse.features.extractors.regions import load_detector, propose
-from vse.features.settings.base import Job
+from vse.features.settings.base import ExtractionArguments
 from vse.features.settings.images import BoxesConfig, RegionsConfig
-from vse.features.vision import torchvision
+from vse.features.torchvision_import import torchvision
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.phrases import clip_boxes
 from vse.pipeline.errors import UserError
@@ -63,15 +63,15 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
     """A CNN whose first layers read the complete image, and whose later layers read each box.
 
     The setting ``map`` names the last of the first layers. ROI-align pools each box on the output of this layer to ``pool`` x
-    ``pool`` cells. The later layers must accept this size: VGG19 has 14 x 14 cells after conv5_4, for an image of its own
-    input size. Images run one by one, so the vectors of an image do not depend on other images.
+    ``pool`` cells. The later layers must accept this size: after conv5_4 of VGG19, an image of 224 x 224 pixels has 14 x
+    14 cells. Images run one by one, so the vectors of an image do not depend on other images.
     """
 
     config: BoxesConfig
 
     @classmethod
-    def from_job(cls, config: BoxesConfig, job: Job) -> Self:
-        return cls(config, job.weights_dir, job.device, job.dataset)
+    def from_arguments(cls, config: BoxesConfig, arguments: ExtractionArguments) -> Self:
+        return cls(config, arguments.weights_dir, arguments.device, arguments.dataset)
 
     def __init__(
         self, config: BoxesConfig, weights_dir: Path | None = None, device: str = "auto", dataset: Path | None = None
@@ -103,7 +103,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return [self._compute_vectors(self._with_proposals(item) if self._detector is not None else item) for item in batch]
 
     def _load_box_source(self, weights_dir: Path | None, dataset: Path | None) -> dict[str, str]:
-        """Load the boxes' source, and the ids of the images that keep ``train_boxes`` boxes at most; return hashes of both."""
+        """Load the source of the boxes, and the ids of the images with the limit ``train_boxes``; return hashes of both."""
         config = self.config
         if config.from_file and dataset is not None:
             check_box_photos(Path(config.boxes), load_dataset_file(dataset))
@@ -157,7 +157,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return self.config.train_boxes if image_id in self._limited_ids else None
 
     def _with_proposals(self, item: ImageWithBoxes) -> ImageWithBoxes:
-        """Return the image with the boxes of the region-proposal network or, without any, with one box around the image."""
+        """Return the image with the boxes of the region-proposal network. If it proposes none, one box is around the image."""
         assert item.original is not None
         with torch.inference_mode():
             proposals = propose(self._detector, move_tensor(item.original, self.device))

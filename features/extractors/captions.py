@@ -23,8 +23,8 @@ from vse.features.backbones.model_folder import hash_tensors
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.rows import Item, Rows, item_ids
 from vse.features.settings import EXTRACTORS
-from vse.features.settings.base import Extractor, Job
-from vse.features.settings.captions import CaptionCorpus, CaptionEncoder, CaptionSettings, phrase_words
+from vse.features.settings.base import ExtractionArguments, Extractor
+from vse.features.settings.captions import CaptionCorpus, CaptionEncoder, FittedCaptionSettings, phrase_words
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file, mentions
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import WatchedFile
@@ -47,19 +47,19 @@ class CaptionExtractor(Extractor):
     Raises UserError if the encoder's file is missing or damaged, or if the encoder was fitted with other settings.
     """
 
-    config: CaptionSettings
+    config: FittedCaptionSettings
 
     @classmethod
-    def from_job(cls, config: CaptionSettings, job: Job) -> Self:
-        """Return the extractor with the encoder next to the cache. With ``job.fit``, the encoder is fitted first."""
-        encoder_file = encoder_path(job.out)
-        if job.fit:
-            fit_encoder(job.dataset, config, encoder_file, job.device, job.word_file)
-        return cls(config, encoder_file, job.device)
+    def from_arguments(cls, config: FittedCaptionSettings, arguments: ExtractionArguments) -> Self:
+        """Return the extractor with the encoder next to the cache. With ``arguments.fit``, the encoder is fitted first."""
+        encoder_file = encoder_path(arguments.out)
+        if arguments.fit:
+            fit_encoder(arguments.dataset, config, encoder_file, arguments.device, arguments.word_file)
+        return cls(config, encoder_file, arguments.device)
 
-    def __init__(self, config: CaptionSettings, encoder_file: Path, device: str = "auto") -> None:
+    def __init__(self, config: FittedCaptionSettings, encoder_file: Path, device: str = "auto") -> None:
         fitted = _read_encoder(encoder_file)
-        _check_inputs(encoder_file, fitted, {"config": config.content()}, "config")
+        _check_inputs(encoder_file, fitted, {"config": config.key_settings()}, "config")
         self.config = config
         self.encoder = config.encoder_class().from_tensors(fitted.tensors, pick_device(device))
         self.encoder.select_words = config.select_words
@@ -93,7 +93,7 @@ class EncoderFile:
 
 
 def fit_encoder(
-    dataset_file: Path, config: CaptionSettings, out: Path, device: str = "auto", word_file: Path | None = None
+    dataset_file: Path, config: FittedCaptionSettings, out: Path, device: str = "auto", word_file: Path | None = None
 ) -> Path:
     """Fit the encoder of a caption feature to the training captions, write the encoder to ``out`` and return ``out``.
 
@@ -105,10 +105,10 @@ def fit_encoder(
     watched = WatchedFile(word_file) if word_file is not None and word_file.is_file() else None
     corpus = build_corpus(load_dataset_file(dataset_file), config)
     inputs = {
-        "config": config.content(),
-        f"training_{config.of}_sha256": sha256_json(corpus.training),
+        "config": config.key_settings(),
+        f"training_{config.of}_sha256": sha256_json(corpus.fit_texts),
         "version": 1,
-        **config.fit_inputs(corpus, word_file),
+        **config.hash_fit_inputs(corpus, word_file),
     }
     with lock_for_writing(out):
         fitted = _try_read_encoder(out)
@@ -125,7 +125,7 @@ def fit_encoder(
         return _write_encoder(out, config, inputs, tensors)
 
 
-def build_corpus(dataset: Dataset, config: CaptionSettings) -> CaptionCorpus:
+def build_corpus(dataset: Dataset, config: FittedCaptionSettings) -> CaptionCorpus:
     """Return the texts to which an encoder is fitted.
 
     Raises UserError if the encoder reads phrases, but no training caption has annotated phrases.
@@ -143,7 +143,7 @@ def build_corpus(dataset: Dataset, config: CaptionSettings) -> CaptionCorpus:
     )
 
 
-def _write_encoder(out: Path, config: CaptionSettings, inputs: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+def _write_encoder(out: Path, config: FittedCaptionSettings, inputs: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
     sha256 = hash_tensors(tensors)
     metadata = {"format": FILE_FORMAT, "extractor": config.extractor_name(), "inputs": inputs, "sha256": sha256}
     one_key = {"vse": json.dumps(metadata, sort_keys=True)}  # safetensors writes several keys in varying order
@@ -167,7 +167,7 @@ def load_cache_encoder(cache: FeatureCache, device: str = "auto") -> CaptionEnco
 
 def _build_encoder(path: Path, fitted: EncoderFile, device: str) -> CaptionEncoder:
     name = fitted.metadata["extractor"]
-    if name not in EXTRACTORS or not issubclass(settings := EXTRACTORS[name], CaptionSettings):
+    if name not in EXTRACTORS or not issubclass(settings := EXTRACTORS[name], FittedCaptionSettings):
         raise UserError(f"{path}: fitted by the extractor {name!r}, but it is not installed here")
     encoder = settings.encoder_class().from_tensors(fitted.tensors, pick_device(device))
     config = fitted.metadata["inputs"]["config"]

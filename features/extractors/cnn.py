@@ -23,7 +23,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import MAX_PIXELS
 from vse.pipeline.files.inputs import wrap_read_errors
 
-MIN_SCALED_SIDE = 16  # pixels in one cell of the feature maps on which boxes are pooled
+MIN_SCALED_SIDE = 16  # pixels; a shorter side has no complete cell in a feature map of stride 16
 
 RESAMPLING_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
@@ -42,7 +42,7 @@ def cut_crops(
         return _stack_views(
             [_random_resized_crop(image, config, rng) for rng in _crop_generators(config, image_id, extra_seeds)]
         )
-    width, height = _compute_resized_size(image.size, config)
+    width, height = _apply_resize_mode(image.size, config)
     small = np.asarray(image.resize((width, height), RESAMPLING_FILTERS[config.interpolation]))
     right, bottom = width - config.crop, height - config.crop
     if config.crops == "rc_bank":
@@ -61,7 +61,7 @@ def cut_crops(
 
 def centre_crop_box(size: tuple[int, int], config: CnnConfig) -> tuple[float, float, float, float]:
     """Return the box x1, y1, x2, y2 of the centre crop in pixels of an image of width and height ``size``."""
-    width, height = _compute_resized_size(size, config)
+    width, height = _apply_resize_mode(size, config)
     top, left = round((height - config.crop) / 2), round((width - config.crop) / 2)
     x, y = size[0] / width, size[1] / height
     return left * x, top * y, (left + config.crop) * x, (top + config.crop) * y
@@ -96,7 +96,7 @@ def normalize_pixels(pixels: Tensor, mean: Channels, std: Channels, device: torc
     return (images - shift) / scale
 
 
-def _compute_resized_size(size: tuple[int, int], config: CnnConfig) -> tuple[int, int]:
+def _apply_resize_mode(size: tuple[int, int], config: CnnConfig) -> tuple[int, int]:
     if config.resize_mode == "square":
         return config.resize, config.resize
     width, height = scaled_size(size, config.resize)
@@ -114,7 +114,7 @@ def _crop_generators(config: CnnConfig, image_id: int, extra_seeds: tuple[int, .
 def _random_resized_crop(image: Image.Image, config: CnnConfig, rng: np.random.Generator) -> NDArray[np.uint8]:
     """Cut a random box with 8 to 100% of the area and aspect ratio 3/4 to 4/3, and scale it to crop x crop.
 
-    If ten boxes do not fit into the image, a box in the centre is cut.
+    After ten boxes that do not fit into the image, a box in the centre is cut instead.
     """
     width, height = image.size
     for _ in range(10):
@@ -144,7 +144,7 @@ def _stack_views(views: Sequence[NDArray[np.uint8]]) -> Tensor:
     return torch.from_numpy(np.stack(views)).permute(0, 3, 1, 2)
 
 
-_CPU_CROPS_AT_ONCE = 4  # more crops need new memory for each output of a layer, which the system clears first
+_CPU_CROPS_AT_ONCE = 4  # with more crops, the memory for the outputs of layers is slow to allocate
 
 
 class CnnExtractor(NetworkExtractor[Tensor]):
@@ -204,14 +204,14 @@ class CnnExtractor(NetworkExtractor[Tensor]):
         return torch.nn.functional.normalize(vectors, dim=-1) if config.normalize else vectors
 
 
-def read_cnn_config(cache: FeatureCache, positions: bool = False, **changed: object) -> CnnConfig:
+def read_cnn_config(cache: FeatureCache, allow_positions: bool = False, **changed: object) -> CnnConfig:
     """Return the settings of the CNN that computed a cache, with the values in ``changed``.
 
-    Raises UserError if no CNN computed the cache, or if the cache has a vector per position and ``positions`` is False.
+    Raises UserError if no CNN computed the cache, or if the cache has a vector per position and ``allow_positions`` is False.
     """
     provenance = cache.provenance
     settings = provenance.get("config", {})
-    if settings.get("extractor") != "cnn" or (settings.get("positions") and not positions):
+    if settings.get("extractor") != "cnn" or (settings.get("positions") and not allow_positions):
         raise UserError(f"{cache.path}: its features are not vectors of a CNN, so no CNN can be run on the images")
     with wrap_read_errors(cache.path, "a cache of a CNN's vectors, by its provenance"):
         weights = {"weights": provenance["weights"], "seed": provenance.get("seed", 0)}
@@ -223,7 +223,7 @@ def rebuild_cnn_extractor(
     weights_dir: Path | None = None,
     device: str = "auto",
     random_weights: bool = False,
-    positions: bool = False,
+    allow_positions: bool = False,
     trainable: bool = False,
 ) -> CnnExtractor:
     """Load the CNN that computed a cache.
@@ -233,11 +233,11 @@ def rebuild_cnn_extractor(
 
     weights_dir : folder whose files replace downloads of weights
     random_weights : True for random weights, which the caller will replace by trained ones; batch norms are not folded
-    positions : True to accept a cache with one vector per position
+    allow_positions : True to accept a cache with one vector per position
     trainable : True for a CNN that the caller will train; batch norms are not folded
     """
     changed: dict[str, object] = {"fold_batch_norm": False} if random_weights or trainable else {}
-    config = read_cnn_config(cache, positions, **changed, **({"weights": "random"} if random_weights else {}))
+    config = read_cnn_config(cache, allow_positions, **changed, **({"weights": "random"} if random_weights else {}))
     config = config.model_copy(update={"precision": choose_query_precision(config.precision)})
     extractor = CnnExtractor(config, weights_dir, device)
     if not random_weights and extractor.weights_sha256 != cache.provenance.get("weights_sha256"):
@@ -248,7 +248,7 @@ def rebuild_cnn_extractor(
 
 
 class VectorBoxes:
-    """The boxes in the photos to which the vectors of a cache belong, for a cache of regions or of a CNN's positions.
+    """The boxes of a cache's vectors in the photos, for a cache of regions or of a CNN's positions.
 
     Positions form a grid on the centre crop, row by row. Vectors of neighbouring positions may share cells of the CNN's
     feature map. Raises UserError if the cache does not record boxes or positions.

@@ -20,7 +20,7 @@ from torch.nn.functional import normalize
 
 from vse.features.backbones.device import pick_device
 from vse.features.extractors.mixture import Mixture, fisher_vectors, fit_mixture, initial_mixture, power_normalize
-from vse.features.extractors.words import WordVectors, select_vectors
+from vse.features.extractors.words import WordVectors, prepare_word_vectors
 from vse.features.settings.captions import CaptionCorpus, CaptionEncoder, TokenLists
 from vse.features.settings.texts import HglmmConfig
 from vse.pipeline.errors import UserError
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class MixturePart:
-    """One mixture of an encoder, with the principal components of the Fisher vectors on it.
+    """One mixture of an encoder, with the principal components of its Fisher vectors.
 
     A caption's vector is the Fisher vector minus ``centre``, projected on the axes ``components``. Without these two tensors,
     the caption's vector is the Fisher vector itself.
@@ -77,16 +77,11 @@ class HglmmEncoder(CaptionEncoder):
         unmixing: Float[Tensor, "D dim"] | None,
         scale: float,
         parts: Sequence[MixturePart],
-        normalized: bool,
+        is_projection_normalized: bool,
         device: torch.device,
     ) -> None:
-        self.word_vectors, self.unmixing, self.scale, self.parts, self.normalized = (
-            word_vectors,
-            unmixing,
-            scale,
-            parts,
-            normalized,
-        )
+        self.word_vectors, self.unmixing, self.scale, self.parts = word_vectors, unmixing, scale, parts
+        self.is_projection_normalized = is_projection_normalized
         self.dim = sum(part.dim for part in parts)
         self._table = _scale_word_vectors(word_vectors, unmixing, scale).float().to(device)
         self._parts = [part.to(self._table) for part in parts]
@@ -98,14 +93,14 @@ class HglmmEncoder(CaptionEncoder):
         Each distinct phrase counts once for the principal components. Otherwise the components would describe the few phrases
         that many captions share, such as *a man*. Raises UserError if there are too few words for a mixture.
         """
-        kept, sample = select_vectors(corpus, config, word_file, config.ica_words)
+        kept, sample = prepare_word_vectors(corpus, config, word_file, config.ica_words)
         n_sampled, dim = sample.vectors.shape
         if n_sampled <= dim:
             raise UserError(
                 f"{n_sampled} words with vectors of length {dim} are too few for a mixture: "
                 "use shorter vectors (trained_dim) or a file with more words (--words)"
             )
-        texts = list(dict.fromkeys(map(tuple, corpus.training))) if config.of == "phrases" else corpus.training
+        texts = list(dict.fromkeys(map(tuple, corpus.fit_texts))) if config.of == "phrases" else corpus.fit_texts
         return cls.fit(kept, texts, config, pick_device(device), sample)
 
     @classmethod
@@ -160,11 +155,11 @@ class HglmmEncoder(CaptionEncoder):
         if part.centre is None or part.components is None:
             return vectors
         vectors = (vectors - part.centre) @ part.components.T
-        return normalize(vectors) if self.normalized else vectors
+        return normalize(vectors) if self.is_projection_normalized else vectors
 
     def tensors(self) -> dict[str, Tensor]:
         tensors = self.word_vectors.tensors()
-        tensors |= {"scale": torch.tensor(self.scale), "normalized": torch.tensor(self.normalized)}
+        tensors |= {"scale": torch.tensor(self.scale), "normalized": torch.tensor(self.is_projection_normalized)}
         tensors |= {} if self.unmixing is None else {"unmixing": self.unmixing}
         for k, part in enumerate(self.parts):
             tensors |= {_tensor_prefix(k) + name: tensor for name, tensor in part.tensors().items()}
@@ -174,8 +169,8 @@ class HglmmEncoder(CaptionEncoder):
     def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> HglmmEncoder:
         n_parts = sum(name.endswith("mixture.priors") for name in tensors)
         parts = [MixturePart.from_tensors(tensors, _tensor_prefix(k)) for k in range(n_parts)]
-        scale, normalized = float(tensors["scale"]), bool(tensors["normalized"])
-        return cls(WordVectors.from_tensors(tensors), tensors.get("unmixing"), scale, parts, normalized, device)
+        scale, is_normalized = float(tensors["scale"]), bool(tensors["normalized"])
+        return cls(WordVectors.from_tensors(tensors), tensors.get("unmixing"), scale, parts, is_normalized, device)
 
 
 def fit_principal_components(

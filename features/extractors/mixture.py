@@ -93,12 +93,13 @@ def fisher_vectors(
     words : the row in ``table`` of each word, one set after the other
     lengths : number of words of each set; an empty set gives zeros
 
-    A vector has the derivatives of the log-likelihood by the locations (medians or means), cluster by cluster, then the
-    derivatives by the scales (deviations or variances). With z = (x - location) / spread, where the spread is the mean
-    absolute or the standard deviation, and p the posterior probability of the cluster, a word x adds to a derivative
+    A vector has the derivatives of the log-likelihood with respect to the locations (medians or means), cluster after
+    cluster, then the derivatives with respect to the scales (deviations or variances). With z = (x - location) / spread,
+    where the spread is the mean absolute or the standard deviation, and p the posterior probability of the cluster, a word x
+    adds to a derivative
 
-    - by the location: p sign(z) for a Laplacian, p z for a Gaussian;
-    - by the scale: p (abs(z) - 1) for a Laplacian, p (z^2 - 1) / sqrt(2) for a Gaussian.
+    - with respect to the location: p sign(z) for a Laplacian, p z for a Gaussian;
+    - with respect to the scale: p (abs(z) - 1) for a Laplacian, p (z^2 - 1) / sqrt(2) for a Gaussian.
 
     The sum over the words is divided by the square roots of the cluster's prior and of the number of words.
     """
@@ -148,13 +149,13 @@ def _compute_block_posteriors(samples: Tensor, mixture: Mixture) -> Tensor:
 
 
 def _compute_log_constants(mixture: Mixture) -> Tensor:
-    """Return, for each cluster, the logarithm of its prior divided by the normalising constant of its density."""
+    """Return log(prior / c) for each cluster, where c is the normalising constant of the cluster's density."""
     scale = torch.where(mixture.laplacian, (2 * mixture.deviation).log(), (2 * math.pi * mixture.variance).log() / 2)
     return mixture.priors.log() - scale.sum(1)
 
 
 def _compute_posteriors_fast(samples: Tensor, squares: Tensor, mixture: Mixture, kind: MixtureKind) -> Float[Tensor, "K N"]:
-    """Return posteriors as :func:`compute_posteriors`, transposed, faster and less exact; ``squares`` are of ``samples``."""
+    """Return posteriors as :func:`compute_posteriors`, transposed, faster and less exact. ``squares`` is ``samples ** 2``."""
     precision = (~mixture.laplacian) / mixture.variance
     costs = (precision / 2) @ squares.T - (precision * mixture.mean) @ samples.T
     costs += ((precision * mixture.mean.square()).sum(1) / 2 - _compute_log_constants(mixture))[:, None]

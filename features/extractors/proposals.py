@@ -233,6 +233,6 @@ def _check_has_truth_boxes(cache: FeatureCache) -> None:
 
 
 def _vector_settings(cache: FeatureCache) -> dict[str, object]:
-    extractor = {name: value for name, value in cache.extractor.items() if name not in ("config", *_BOX_HASHES)}
-    config = {name: value for name, value in cache.extractor.get("config", {}).items() if name not in _BOX_SETTINGS}
+    extractor = {name: value for name, value in cache.extractor_identity.items() if name not in ("config", *_BOX_HASHES)}
+    config = {name: value for name, value in cache.extractor_identity.get("config", {}).items() if name not in _BOX_SETTINGS}
     return {**extractor, **config}

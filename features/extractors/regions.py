@@ -22,7 +22,7 @@ from vse.features.backbones.networks import autocast, hash_weights, load_backbon
 from vse.features.extractors.cnn import image_to_tensor, scaled_size
 from vse.features.extractors.images import ImageVectors, NetworkExtractor
 from vse.features.settings.images import RegionsConfig
-from vse.features.vision import torchvision
+from vse.features.torchvision_import import torchvision
 from vse.pipeline.errors import UserError, did_you_mean
 
 MIN_BOX_SIDE = 1e-2  # pixels of the network's input
@@ -168,7 +168,7 @@ def detect(detector: Any, pixels: Tensor, config: RegionsConfig) -> tuple[Scored
 
 
 def _scores_after_nms(boxes: Float[Tensor, "n 4"], scores: Float[Tensor, "n classes"], overlap: float) -> Float[Tensor, " n"]:
-    """Return each box's highest score in the classes that keep the box after non-maximum suppression; 0 without one."""
+    """Return each box's highest score in the classes that keep the box after non-maximum suppression; 0 if no class does."""
     best = torch.zeros(len(boxes), device=boxes.device)
     for class_scores in scores.T:
         kept = torchvision.ops.nms(boxes, class_scores, overlap)

@@ -168,7 +168,7 @@ def rebuild_text_extractor(cache: FeatureCache, weights_dir: Path | None = None,
     return extractor
 
 
-class ItemEncoder(Protocol):
+class TextItemEncoder(Protocol):
     """An encoder of captions: a fitted :class:`CaptionEncoder`, or a :class:`TextExtractor`.
 
     reads_raw : True if the encoder reads raw text, False if the encoder reads words
@@ -184,7 +184,7 @@ class ItemEncoder(Protocol):
         """
 
 
-def load_item_encoder(cache: FeatureCache, weights_dir: Path | None = None, device: str = "auto") -> ItemEncoder:
+def load_text_item_encoder(cache: FeatureCache, weights_dir: Path | None = None, device: str = "auto") -> TextItemEncoder:
     """Load the encoder that computed a cache of captions. Raises UserError if the encoder is missing or has changed."""
     if cache.provenance.get("config", {}).get("extractor") == "text":
         return rebuild_text_extractor(cache, weights_dir, device)

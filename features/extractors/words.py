@@ -45,7 +45,7 @@ class WordVectors:
         return {word: row for row, word in enumerate(self.words)}
 
     def find_indices(self, captions: TokenLists) -> tuple[Tensor, Tensor]:
-        """Return the indices in ``words`` of all known words of captions, concatenated, and the number per caption."""
+        """Return the index of each known word, one caption after the other, and the number of known words of each caption."""
         found = [[self.index_by_word[word] for word in caption if word in self.index_by_word] for caption in captions]
         lengths = torch.tensor([len(indices) for indices in found], dtype=torch.int64)
         return torch.tensor([index for indices in found for index in indices], dtype=torch.int64), lengths
@@ -108,7 +108,7 @@ def train_word_vectors(captions: TokenLists, dim: int, epochs: int, min_count: i
     return WordVectors(tuple(model.wv.index_to_key), np.asarray(model.wv.vectors, np.float32))
 
 
-def select_vectors(
+def prepare_word_vectors(
     corpus: CaptionCorpus, config: WordSettings, word_file: Path | None, n_sampled: int
 ) -> tuple[WordVectors, WordVectors]:
     """Return the word vectors that the encoder keeps, and a sample of ``n_sampled`` word vectors to fit the encoder to.
@@ -200,7 +200,7 @@ class TfidfEncoder(CaptionEncoder):
 
     @classmethod
     def fit_to_corpus(cls, config: TfidfConfig, corpus: CaptionCorpus, word_file: Path | None, device: str) -> TfidfEncoder:
-        return cls.fit(corpus.training, config)
+        return cls.fit(corpus.fit_texts, config)
 
     @classmethod
     def fit(cls, captions: TokenLists, config: TfidfConfig) -> TfidfEncoder:
@@ -238,7 +238,7 @@ class MeanVectorEncoder(CaptionEncoder):
     def fit_to_corpus(
         cls, config: MeanVectorConfig, corpus: CaptionCorpus, word_file: Path | None, device: str
     ) -> MeanVectorEncoder:
-        kept, _ = select_vectors(corpus, config, word_file, n_sampled=0)
+        kept, _ = prepare_word_vectors(corpus, config, word_file, n_sampled=0)
         return cls(kept)
 
     def __init__(self, word_vectors: WordVectors) -> None:

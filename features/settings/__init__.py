@@ -2,7 +2,8 @@
 
 Each extractor is one line of the registry. The commands of ``vse-extract``, the workflow and the schema of presets read the
 extractor's settings (:class:`vse.features.settings.base.FeatureSettings`). This package does not import torch. The settings
-name the class that computes the feature in their attribute ``code`` or ``encoder``, and import the class when it is needed.
+name the class that computes the feature in their attribute ``extractor_class_path`` or ``encoder``, and import the class
+when it is needed.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ DEFAULT_EXTRACTOR: str = next(iter(EXTRACTORS))  # for a preset that names no ex
 
 
 def load_feature(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> FeatureSettings:
-    """Load a feature preset, changed by the preset of the data set ``dataset`` and then by ``sets``, texts ``key=value``.
+    """Load a feature preset.
 
-    ``name`` may also be the name of an extractor. If no preset has this name, the extractor's default settings are returned.
-    Raises UserError if the extractor is unknown or a setting is not valid.
+    Settings in the preset of the data set ``dataset`` replace settings of the feature preset. The strings ``key=value`` in
+    ``sets`` replace both. ``name`` may also be the name of an extractor. If no preset has this name, the extractor's default
+    settings are returned. Raises UserError if the extractor is unknown or a setting is not valid.
     """
     has_preset = name not in EXTRACTORS or name in known_presets("features")
     content = read_preset("features", name) if has_preset else {"name": name, "extractor": name}

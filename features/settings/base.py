@@ -28,7 +28,7 @@ WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt")
 
 
 @dataclass(frozen=True)
-class Job:
+class ExtractionArguments:
     """The arguments of one extraction, besides the settings of the feature.
 
     dataset : path of the ``dataset.json``
@@ -54,7 +54,7 @@ class FeatureSettings(Settings):
     of the command ``vse-extract <extractor>``.
     """
 
-    code: ClassVar[str]
+    extractor_class_path: ClassVar[str]
     """The class that computes the feature, as ``module:Class``; imported lazily, because it needs torch."""
     kind: ClassVar[Literal["image", "text"]] = "image"
     options: ClassVar[tuple[Option, ...]] = ()
@@ -79,10 +79,13 @@ class FeatureSettings(Settings):
 
     @classmethod
     def excluded_fields(cls) -> set[str]:
-        """Return the fields that :meth:`content` omits. Each leaves the vectors unchanged, or has its hash in the key."""
+        """Return the fields that :meth:`key_settings` omits.
+
+        They leave the vectors unchanged, or the key of the cache contains hashes instead, such as the hash of the weights.
+        """
         return {"name"}
 
-    def content(self) -> dict[str, Any]:
+    def key_settings(self) -> dict[str, Any]:
         """Return the settings that determine the vectors.
 
         The key of a cache is the hash of these settings and of hashes of weights and files.
@@ -92,10 +95,10 @@ class FeatureSettings(Settings):
     def triggers(self) -> dict[str, Any]:
         """Return the settings whose change makes the workflow run a job again.
 
-        All features have the same additional names in this dictionary: a new name makes the jobs of all features run again.
+        Every feature has all names in ``sources``, so a new name makes the jobs of all features run again.
         """
         sources = ("weights", "seed", "boxes", "proposer_weights")
-        return {**self.content(), **{key: getattr(self, key, None) for key in sources}}
+        return {**self.key_settings(), **{key: getattr(self, key, None) for key in sources}}
 
     @property
     def row_kind(self) -> Literal["vectors", "crops", "sets"]:
@@ -130,13 +133,13 @@ class FeatureSettings(Settings):
         """Return the file of word vectors: ``given``, else the preset's file; None if the feature needs none."""
         return None
 
-    def build(self, job: Job) -> Extractor:
-        """Return the extractor for a job. The extractor's class is imported by the name :attr:`code`.
+    def build(self, arguments: ExtractionArguments) -> Extractor:
+        """Return the extractor for ``arguments``. The extractor's class is imported by the name :attr:`extractor_class_path`.
 
         A settings class in the module of its extractor may override this method, to call the extractor's class directly.
         """
-        extractor: type[Extractor] = import_object(self.code)
-        return extractor.from_job(self, job)
+        extractor: type[Extractor] = import_object(self.extractor_class_path)
+        return extractor.from_arguments(self, arguments)
 
 
 class ImageSettings(FeatureSettings):
@@ -195,7 +198,7 @@ class LayerSettings(NetworkSettings):
     )
     grid: PositiveInt | Literal["all"] = Field(
         1,
-        description="positions per side to which a layer with height and width is averaged; all: every position is kept",
+        description="positions per side; an output with height and width is averaged to this grid; all: no averaging",
     )
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
@@ -205,7 +208,7 @@ class Extractor(ABC):
     """Base class of the code that computes a feature.
 
     version : version of the code; a change of the code that changes the vectors needs a new version
-    config : settings of the feature, with the precision of the computation
+    config : settings of the feature; the precision in use replaces ``auto``
     weights_sha256 : SHA-256 of all learned parameters (a network's weights, a fitted encoder)
     extra_hashes : further hashes in the cache's key by name, such as the hash of a tokenizer
     notes : provenance that is not part of the cache's key, such as versions
@@ -231,7 +234,7 @@ class Extractor(ABC):
         from vse.features.cache.rows import Identity, row_ids  # imports h5py
 
         content = {
-            "config": self.config.content(),
+            "config": self.config.key_settings(),
             "weights_sha256": self.weights_sha256,
             "requested_ids_sha256": sha256_json(row_ids(dataset, self.kind, self.config.text_rows).tolist()),
             "extractor_version": self.version,
@@ -245,10 +248,10 @@ class Extractor(ABC):
         return f"extract {self.config.name}" + (f", {self.part}" if self.part else "")
 
     @classmethod
-    def from_job(cls, config: Any, job: Job) -> Self:
+    def from_arguments(cls, config: Any, arguments: ExtractionArguments) -> Self:
         """Return the extractor with the settings ``config`` for one extraction."""
         build: Any = cls
-        extractor: Self = build(config, job.weights_dir, job.device)
+        extractor: Self = build(config, arguments.weights_dir, arguments.device)
         return extractor
 
     @abstractmethod

@@ -51,12 +51,12 @@ TokenLists = Sequence[Sequence[str]]
 class CaptionCorpus:
     """The texts that a caption encoder is fitted to.
 
-    training : words of each training caption, or of each phrase in the training captions
+    fit_texts : words of each text that the encoder is fitted to, a training caption or a phrase in one
     words : all words of the data set's captions or phrases
     sentences : words of each training caption, for the training of word vectors
     """
 
-    training: TokenLists
+    fit_texts: TokenLists
     words: frozenset[str]
     sentences: TokenLists
 
@@ -116,12 +116,12 @@ class TextSettings(FeatureSettings):
         "keep", description="drop: the encoder ignores articles, pronouns, prepositions and other stop words of phrases"
     )
 
-    def content(self) -> dict[str, Any]:
+    def key_settings(self) -> dict[str, Any]:
         """Return the settings that determine the vectors.
 
         The settings ``of`` and ``stop_words`` are omitted if they have their defaults, so that older caches keep their keys.
         """
-        content = super().content()
+        content = super().key_settings()
         for name in ("of", "stop_words"):
             if content[name] == type(self).model_fields[name].default:
                 del content[name]
@@ -143,10 +143,10 @@ class TextSettings(FeatureSettings):
         return self
 
 
-class CaptionSettings(TextSettings):
+class FittedCaptionSettings(TextSettings):
     """Settings of a feature whose encoder is fitted to the training captions, or to their phrases."""
 
-    code: ClassVar[str] = "vse.features.extractors.captions:CaptionExtractor"
+    extractor_class_path: ClassVar[str] = "vse.features.extractors.captions:CaptionExtractor"
     encoder: ClassVar[str]
     """The class of the caption encoder, as ``module:Class``; imported lazily, because it needs torch."""
     fits_encoder: ClassVar[bool] = True
@@ -157,8 +157,8 @@ class CaptionSettings(TextSettings):
     def excluded_fields(cls) -> set[str]:
         return super().excluded_fields() | {"chunk"}
 
-    def fit_inputs(self, corpus: CaptionCorpus, word_file: Path | None) -> Mapping[str, str | None]:
-        """Return the SHA-256 of each input of the fit, besides the training captions."""
+    def hash_fit_inputs(self, corpus: CaptionCorpus, word_file: Path | None) -> Mapping[str, str | None]:
+        """Return the SHA-256 of each input of the fit in addition to ``corpus.fit_texts``, by name."""
         return {}
 
     @classmethod
@@ -193,7 +193,7 @@ def hash_word_file(path: Path) -> str:
     return sha256_file(path) if dictionary is None else sha256_json([sha256_file(path), sha256_file(dictionary)])
 
 
-class WordSettings(CaptionSettings):
+class WordSettings(FittedCaptionSettings):
     """Settings of a caption feature that is computed from word vectors."""
 
     options: ClassVar[tuple[Option, ...]] = ("words",)
@@ -227,7 +227,7 @@ class WordSettings(CaptionSettings):
         file = given or self.words
         return Path(file) if file else None
 
-    def fit_inputs(self, corpus: CaptionCorpus, word_file: Path | None) -> Mapping[str, str | None]:
+    def hash_fit_inputs(self, corpus: CaptionCorpus, word_file: Path | None) -> Mapping[str, str | None]:
         """Return hashes of the file of word vectors and of the data set's words.
 
         An encoder of phrases without a file trains word vectors on captions, so the hash of the training captions is added.

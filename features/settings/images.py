@@ -17,7 +17,7 @@ class CnnConfig(LayerSettings):
 
     default_preset: ClassVar[str | None] = "fc7"
 
-    code: ClassVar[str] = "vse.features.extractors.cnn:CnnExtractor"
+    extractor_class_path: ClassVar[str] = "vse.features.extractors.cnn:CnnExtractor"
 
     extractor: Literal["cnn"] = "cnn"
     positions: bool = Field(
@@ -54,12 +54,12 @@ class CnnConfig(LayerSettings):
     def excluded_fields(cls) -> set[str]:
         return super().excluded_fields() | {"batch_size", "compile"}
 
-    def content(self) -> dict[str, Any]:
+    def key_settings(self) -> dict[str, Any]:
         """Return the settings that determine the vectors.
 
         A false ``fold_batch_norm`` is omitted, so that caches older than this setting keep their keys.
         """
-        content = super().content()
+        content = super().key_settings()
         if not self.fold_batch_norm:
             del content["fold_batch_norm"]
         return content
@@ -100,13 +100,15 @@ class CnnConfig(LayerSettings):
 class RegionsConfig(NetworkSettings):
     """Regions of images: boxes that a Faster R-CNN finds, with the output of its box head for each (bottom-up attention)."""
 
-    code: ClassVar[str] = "vse.features.extractors.regions:RegionsExtractor"
+    extractor_class_path: ClassVar[str] = "vse.features.extractors.regions:RegionsExtractor"
 
     extractor: Literal["regions"] = "regions"
     model: str = Field("fasterrcnn_resnet50_fpn_v2", description="a Faster R-CNN of torchvision")
     normalize: bool = Field(False, description="L2-normalise each region's vector")
     shorter: PositiveInt = Field(800, description="length in pixels to which an image's shorter side is scaled")
-    longer: PositiveInt = Field(1333, description="limit of the longer side; a long image is scaled to it instead")
+    longer: PositiveInt = Field(
+        1333, description="maximum length in pixels of the scaled longer side; overrides the setting shorter"
+    )
     proposals: PositiveInt = Field(1000, description="number of boxes that the region-proposal network proposes")
     selection: Literal["detections", "bottom_up"] = Field(
         "detections",
@@ -146,7 +148,7 @@ class BoxesConfig(LayerSettings):
 
     memory_mb: ClassVar[int] = 12_000  # for hundreds of boxes with thousands of numbers each
 
-    code: ClassVar[str] = "vse.features.extractors.boxes:BoxesExtractor"
+    extractor_class_path: ClassVar[str] = "vse.features.extractors.boxes:BoxesExtractor"
 
     extractor: Literal["boxes"] = "boxes"
     boxes: str = Field(
@@ -171,7 +173,9 @@ class BoxesConfig(LayerSettings):
     proposer: str = Field("fasterrcnn_resnet50_fpn", description="the Faster R-CNN that proposes the boxes of rpn")
     proposer_weights: str = Field("pretrained", description="weights of the proposer, in the form of the setting weights")
     shorter: PositiveInt = Field(600, description="length in pixels to which an image's shorter side is scaled")
-    longer: PositiveInt = Field(1000, description="limit of the longer side; a long image is scaled to it instead")
+    longer: PositiveInt = Field(
+        1000, description="maximum length in pixels of the scaled longer side; overrides the setting shorter"
+    )
     map: str = Field(description="name of the layer on whose output boxes are pooled; later layers run on each box")
     pool: PositiveInt = Field(14, description="side of a pooled box, in cells; later layers must accept a map of this size")
     chunk: PositiveInt = Field(256, description="maximum number of boxes in one pass through the later layers")
@@ -193,13 +197,13 @@ class BoxesConfig(LayerSettings):
         """True if the setting ``boxes`` is the path of a file."""
         return self.boxes.endswith((".json", ".h5"))
 
-    def content(self) -> dict[str, Any]:
+    def key_settings(self) -> dict[str, Any]:
         """Return the settings that determine the vectors.
 
-        The text ``file`` replaces a path in ``boxes``, because the key of the cache includes the hash of the file. Defaults of
+        A path in ``boxes`` is replaced by "file", because the key of the cache includes the hash of the file. Defaults of
         ``train_boxes`` and ``thin_edges`` are omitted, so that caches older than these settings keep their keys.
         """
-        content = {**super().content(), **({"boxes": "file"} if self.from_file else {})}
+        content = {**super().key_settings(), **({"boxes": "file"} if self.from_file else {})}
         return {name: value for name, value in content.items() if name not in ("train_boxes", "thin_edges") or value}
 
     def files(self) -> list[str]:

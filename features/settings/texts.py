@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from vse.features.libraries import LIBRARIES, Library
 from vse.features.settings.base import WEIGHT_SUFFIXES, Option
-from vse.features.settings.captions import CaptionSettings, TextSettings, WordSettings
+from vse.features.settings.captions import FittedCaptionSettings, TextSettings, WordSettings
 
 _OPEN_CLIP = "open_clip/"
 
@@ -24,7 +24,7 @@ class TextConfig(TextSettings):
     default_preset: ClassVar[str | None] = "minilm"
     reads_raw: ClassVar[bool] = True
 
-    code: ClassVar[str] = "vse.features.extractors.text:TextExtractor"
+    extractor_class_path: ClassVar[str] = "vse.features.extractors.text:TextExtractor"
 
     extractor: Literal["text"] = "text"
     model: str = Field(description="a model of the Hugging Face hub, such as intfloat/e5-base-v2, or open_clip/<model>")
@@ -37,7 +37,7 @@ class TextConfig(TextSettings):
     seed: int = Field(0, ge=0, description="seed of random weights")
     pooling: Literal["own", "mean", "first", "tokens"] = Field(
         "own",
-        description="own: the model's own pooling, the mean if its folder has none; mean, first: the mean or the first of the "
+        description="own: the model's own pooling, the mean if the model has none; mean, first: the mean or the first of the "
         "last layer's states; tokens: all these states, a vector per token",
     )
     prompt: str | None = Field(
@@ -106,7 +106,7 @@ class TextConfig(TextSettings):
         return self
 
 
-class TfidfConfig(CaptionSettings):
+class TfidfConfig(FittedCaptionSettings):
     """TF-IDF vectors of captions, of unit length (scikit-learn)."""
 
     encoder: ClassVar[str] = "vse.features.extractors.words:TfidfEncoder"
@@ -145,7 +145,7 @@ class HglmmConfig(WordSettings):
         300_000, description="size of the sample of words to which the independent components and the mixtures are fitted"
     )
     ica_iterations: PositiveInt = 200
-    scale: float = Field(10.0, gt=0, description="length of a word's vector as the mixture reads it")
+    scale: float = Field(10.0, gt=0, description="Euclidean norm to which word vectors are scaled")
     mixtures: list[MixtureKind] = Field(
         default=["hybrid"],
         min_length=1,
@@ -163,12 +163,12 @@ class HglmmConfig(WordSettings):
     )
     normalize: bool = Field(False, description="L2-normalise each mixture's vectors once more after the projection")
 
-    def content(self) -> dict[str, Any]:
+    def key_settings(self) -> dict[str, Any]:
         """Return the settings that determine the vectors.
 
         The setting ``mixtures`` is omitted if it is its default, so that caches older than this setting keep their keys.
         """
-        content = super().content()
+        content = super().key_settings()
         if self.mixtures == ["hybrid"]:
             del content["mixtures"]
         return content

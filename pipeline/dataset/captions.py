@@ -151,7 +151,7 @@ def match_captions(captions: Sequence[_Words], others: Sequence[_Words], min_sim
     Returns a dictionary from indices of ``captions`` to indices of ``others``. Each caption is matched once at most.
 
     Captions with the same letters and digits are matched first. The remaining captions are matched in the order of
-    similarity, 2 x equal tokens / (tokens of both captions), if the similarity is below 1 and at least ``min_similarity``.
+    similarity, down to ``min_similarity``. The similarity is 2 x equal tokens / (tokens of both captions).
     """
     by_text: dict[str, list[int]] = {}
     for index, other in enumerate(others):

@@ -19,7 +19,7 @@ from urllib.parse import urljoin
 import requests
 import urllib3
 
-from vse.pipeline.dataset.sources import prepare_dataset
+from vse.pipeline.dataset.preparation import prepare_dataset
 from vse.pipeline.errors import UserError, printable
 from vse.pipeline.files.archives import remove_partial_unpacking, unpack
 from vse.pipeline.files.outputs import OutputKind, check_output

@@ -17,7 +17,7 @@ from jaxtyping import Bool
 from PIL import ImageOps
 
 from vse.pipeline.dataset.dataset import SPLITS, Dataset, Image, describe_splits, load_dataset_file, missing_images
-from vse.pipeline.dataset.sources import load_checked_dataset
+from vse.pipeline.dataset.preparation import load_checked_dataset
 from vse.pipeline.errors import UserError, did_you_mean, printable
 from vse.pipeline.files.images import IMAGE_FORMATS, MAX_PIXELS, BadImage, convert_to_rgb, read_image_bytes
 from vse.pipeline.files.inputs import is_name
@@ -155,7 +155,7 @@ def describe_leak(split: str, other: str) -> str:
 
 
 def sort_by_splits(values: Mapping[tuple[str, str], Any]) -> list[tuple[tuple[str, str], Any]]:
-    """Return the items of a dictionary from pairs of splits, in the order of the splits in ``SPLITS``."""
+    """Return the items of a dictionary whose keys are pairs of splits, in the order of ``SPLITS``."""
     return sorted(values.items(), key=lambda item: [SPLITS.index(split) for split in item[0]])
 
 
@@ -249,7 +249,7 @@ def report_known_test_images(dataset: Dataset) -> list[str]:
     share images but were not found.
     """
     lines: list[str] = []
-    missing = set(_published()) - {dataset.name}
+    missing = set(_list_published_datasets()) - {dataset.name}
     for name in sorted(missing):
         file = _find_dataset_file(name, dataset)
         if file is None:
@@ -272,7 +272,7 @@ def report_known_test_images(dataset: Dataset) -> list[str]:
     return lines
 
 
-def _published() -> list[str]:
+def _list_published_datasets() -> list[str]:
     return [name for name in known_presets("datasets") if load_dataset(name).is_published]
 
 
@@ -289,7 +289,7 @@ def _load_other(against: Path, dataset: Dataset) -> Dataset:
     if file is not None:
         known = load_dataset_file(file)
         return replace(known, has_image_files=False) if missing_images(known) else known
-    if name in _published():
+    if name in _list_published_datasets():
         how = f"create it with vse-data fetch {name} --no-images, or from its files with vse-data prepare {name}"
     elif name in known_presets("datasets"):
         how = f"create it with vse-data {'demo' if load_dataset(name).n_images else 'import'} --out data/{name}"

@@ -77,7 +77,7 @@ def _element(node: etree._Element, path: Path, level: int = 1) -> Element:
     return Element(str(node.tag), node.sourceline or 0, (node.text or "").strip(), children)
 
 
-NOT_VISUAL = "0"  # the chain of all phrases that name nothing visible; it is not a coreference chain
+NOT_VISUAL = "0"  # in place of the id of a chain, for phrases that name nothing visible
 _MARK = re.compile(r"\[/EN#([0-9]{1,18})((?:/[^/\[\]]+)+)")
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
@@ -103,9 +103,9 @@ class Annotation:
     """The content of ``Annotations/<number>.xml``: the size of the image in pixels, and the boxes of each coreference chain.
 
     Boxes are (x1, y1, x2, y2) with x2 and y2 exclusive, inside the image. The file counts pixels from 1 and includes xmax and
-    ymax, so (xmin, ymin, xmax, ymax) becomes (xmin - 1, ymin - 1, xmax, ymax). A box that names several chains belongs to
-    each of these chains. ``unboxed`` are the chains without boxes, for example for the scene. ``n_boxes`` counts each box
-    once. ``n_clipped`` is the number of boxes that extended beyond the image.
+    ymax, so (xmin, ymin, xmax, ymax) becomes (xmin - 1, ymin - 1, xmax, ymax). If an object in the file has
+    several chains, its boxes belong to each chain. ``unboxed`` are the chains without boxes, for example for the scene.
+    ``n_boxes`` counts each box once. ``n_clipped`` is the number of boxes that extended beyond the image.
     """
 
     width: int

@@ -28,10 +28,10 @@ Hashes = NDArray[np.uint8]
 
 
 class DataChecksums(BaseModel):
-    """SHA-256 checksums of the ids, the photographs and the captions of a data set or a split, each sorted by id.
+    """SHA-256 checksums of the ids, the photographs and the captions of a data set or a split.
 
-    None stands for an unknown checksum. The checksum of the captions also covers the image id of each caption. A complete data
-    set also has a checksum of the image ids of each split.
+    Photographs and captions are sorted by id. None stands for an unknown checksum. The checksum of the captions also covers
+    the image id of each caption. A complete data set also has one checksum of the image ids of all splits.
     """
 
     ids_sha256: str
@@ -94,8 +94,8 @@ def compare_data(ours: DataIdentity, theirs: DataIdentity) -> list[str]:
     """Return messages about the differences between two data sets; an empty list if there are none.
 
     A message is ``12 of 300 compared captions differ, the first is id 5``. Only common ids are compared, so a split does not
-    differ from the complete data set. If only captions differ, a second message states that the photographs are equal or were
-    not compared; and the same for captions if only photographs differ.
+    differ from the complete data set. If only captions differ, a further message states that the
+    photographs are equal or were not compared; likewise for captions if only photographs differ.
     """
     parts = {
         "photographs": _compare_hashes(ours.image_ids, ours.photos, theirs.image_ids, theirs.photos),
@@ -143,8 +143,8 @@ def _checksum(*arrays: NDArray[Any]) -> str:
     return digest.hexdigest()
 
 
-COMPARED_PHOTOS = 64  # if dataset.json has the recorded SHA-256
-COMPARED_PHOTOS_IF_CHANGED = 256
+COMPARED_PHOTOS = 64  # sample size if dataset.json is unchanged
+COMPARED_PHOTOS_IF_CHANGED = 256  # sample size if dataset.json has changed
 _NO_IDS = np.empty(0, np.int64)
 
 

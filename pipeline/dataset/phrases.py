@@ -74,7 +74,7 @@ def _integer(entry: dict[str, Any], key: str, where: str) -> int:
 
 
 def _chain(entry: dict[str, Any], where: str) -> str:
-    """Return the id of a phrase's coreference chain: its entry ``chain``, else the joined entries of ``objects``.
+    """Return the id of the coreference chain: the field ``chain`` of a phrase, or else the joined ids in ``objects``.
 
     All phrases of an image with the same id name the same thing.
     """

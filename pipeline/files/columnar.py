@@ -18,16 +18,16 @@ from vse.pipeline.errors import import_extra
 from vse.pipeline.files.inputs import check_decoded, check_gzip_xz_bz2, check_input, check_zip, wrap_read_errors
 
 _MAX_FIELDS = 1000  # fields of one header, nested fields included
-_INTEGERS, _DOUBLE, _BINARY, _LISTS, _STRUCT = (4, 5, 6), 7, 8, (9, 10), 12
+_INTEGERS, _DOUBLE, _BINARY, _LISTS, _STRUCT = (4, 5, 6), 7, 8, (9, 10), 12  # codes of types in Thrift's protocol
 _SIZE, _COMPRESSED, _DATA, _DICTIONARY, _DATA_V2 = 2, 3, 5, 7, 8  # fields of a page header
-_KINDS = (_DATA, _DICTIONARY, _DATA_V2)
+_INNER_HEADERS = (_DATA, _DICTIONARY, _DATA_V2)  # a page header has one of these fields
 _BATCH_ROWS, _SMALL_BATCH_ROWS = 1024, 16
 _MAX_VALUE_BYTES = 8  # of a number, or of the index of a text in a dictionary
-_TEXT_TYPES = {("BYTE_ARRAY", kind) for kind in ("NONE", "UTF8", "ENUM", "JSON", "BSON")}  # not decimal numbers
+_TEXT_TYPES = {("BYTE_ARRAY", kind) for kind in ("NONE", "UTF8", "ENUM", "JSON", "BSON")}  # it can also hold numbers
 _MESSAGE_TYPE, _MESSAGE_HEADER = 1, 2  # fields of a message, as in Arrow's Message.fbs
 _DICTIONARY_MESSAGE, _RECORD_MESSAGE = 2, 3  # types of messages that hold data
 _DICTIONARY_DATA = 1  # field of a dictionary batch that holds a record batch
-_BATCH_BUFFERS, _BATCH_COMPRESSION = 2, 3  # fields of a record batch
+_BUFFERS_FIELD, _COMPRESSION_FIELD = 2, 3  # fields of a record batch
 
 
 class _Page(NamedTuple):
@@ -42,7 +42,7 @@ def _pages(stream: BinaryIO, start: int, n_bytes: int) -> Iterator[_Page]:
     while position < end:
         stream.seek(position)
         header = _ThriftReader(stream).read_struct()
-        kind = next((kind for kind in _KINDS if kind in header), None)
+        kind = next((kind for kind in _INNER_HEADERS if kind in header), None)
         inner = {} if kind is None else header[kind]
         size, compressed = header.get(_SIZE, -1), header.get(_COMPRESSED, -1)
         n_values = inner.get(1, 0)
@@ -153,7 +153,7 @@ def _select_leaves(schema: Any, columns: Sequence[str]) -> dict[int, Any]:
 
 
 def _select_dictionaries(metadata: Any, leaves: Mapping[int, Any]) -> list[str]:
-    """Return the paths of the text columns without delta encodings, which pyarrow can read as dictionaries."""
+    """Return the paths of the columns that pyarrow can read as dictionaries: texts without delta encodings."""
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     return [
         leaf.path
@@ -214,10 +214,10 @@ def _message_bytes(message: Any) -> int:
     batch = _FlatTable(head, root.field(_MESSAGE_HEADER))
     if kind == _DICTIONARY_MESSAGE:
         batch = _FlatTable(head, batch.field(_DICTIONARY_DATA))
-    if kind not in (_DICTIONARY_MESSAGE, _RECORD_MESSAGE) or not batch.field(_BATCH_COMPRESSION):
+    if kind not in (_DICTIONARY_MESSAGE, _RECORD_MESSAGE) or not batch.field(_COMPRESSION_FIELD):
         return len(body)
     total = 0
-    position = batch.field(_BATCH_BUFFERS)
+    position = batch.field(_BUFFERS_FIELD)
     position += struct.unpack_from("<I", head, position)[0]
     for offset, length in struct.iter_unpack(
         "<qq", head[position + 4 : position + 4 + 16 * struct.unpack_from("<I", head, position)[0]]
@@ -242,7 +242,7 @@ class _FlatTable:
         return self._start + offset if offset else 0
 
 
-_CHECK_OF_START: dict[bytes, Callable[[Path], None]] = {
+_CHECK_BY_MAGIC: dict[bytes, Callable[[Path], None]] = {
     b"PAR1": check_parquet,
     b"ARROW1": check_arrow,
     b"\xff\xff\xff\xff": check_arrow,
@@ -257,7 +257,7 @@ def check_compressed_file(path: Path) -> None:
     """Raise UserError if a file of any known compression decodes to too many bytes (:func:`decoded_limit`)."""
     with path.open("rb") as stream:
         start = stream.read(6)
-    check = next((check for magic, check in _CHECK_OF_START.items() if start.startswith(magic)), None)
+    check = next((check for magic, check in _CHECK_BY_MAGIC.items() if start.startswith(magic)), None)
     if check is not None and (check is not check_zip or zipfile.is_zipfile(path)):
         with wrap_read_errors(path, "a file that can be decoded"):
             check(path)

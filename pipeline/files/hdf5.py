@@ -21,7 +21,7 @@ _ALLOWED_FILTERS = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_LZF, h5py.h5z.FILTE
 
 @contextmanager
 def open_hdf5(path: Path, what: str) -> Iterator[h5py.File]:
-    """Open an HDF5 file without a lock. Any error in the block becomes a UserError: the file is not ``what``."""
+    """Open an HDF5 file without a lock. Errors in the block become UserErrors: not ``what`` (e.g. ``a readable shard``)."""
     check_input(path)
     with wrap_read_errors(path, what), h5py.File(path, "r", locking=False) as file:
         yield file

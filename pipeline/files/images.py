@@ -1,9 +1,9 @@
 """Decode untrusted image files to upright RGB, and reject files that lack a part of their pixels.
 
 Pillow decodes incomplete files without an error. Missing rows of a PNG file stay black, and Pillow does not check the
-checksums of the pixels (:func:`_is_png_incomplete` does). Missing blocks of a JPEG file become grey if the file was cut and
-got an end marker, or if the header states a larger image. To find missing blocks, the file is decoded a second time with
-added noise (:func:`_insert_noise`).
+checksums of the pixels (:func:`_is_png_incomplete` does). Missing blocks of a JPEG file become grey if an end marker
+follows the cut, or if the header states a larger image. To find missing blocks, the file is decoded a second time with added
+noise (:func:`_insert_noise`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SIDEWAYS = (5, 6, 7, 8)  # orientations in EXIF data that exchange width and he
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _N_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))  # x, y, steps
-_INFLATE_BYTES = 1 << 20
+_INFLATE_CHUNK_BYTES = 1 << 20
 _JPEG_START = b"\xff\xd8\xff"
 _MARKER = re.compile(rb"\xff+([^\x00\xff])")
 _END_OF_SCAN = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]")
@@ -42,7 +42,7 @@ _NOISE = bytes(random.Random(0).randrange(255) for _ in range(1024))  # without 
 
 
 def _is_png_incomplete(content: bytes) -> bool:
-    """Return whether a PNG file that Pillow decodes lacks rows, or has a wrong checksum in its pixel data."""
+    """Return whether a PNG file lacks rows or has a wrong checksum in its pixel data, although Pillow decodes the file."""
     stream, size, missing, position = zlib.decompressobj(), 0, 0, len(_PNG_SIGNATURE)
     while position + 8 <= len(content):
         length, kind = int.from_bytes(content[position : position + 4]), content[position + 4 : position + 8]
@@ -55,7 +55,7 @@ def _is_png_incomplete(content: bytes) -> bool:
             if zlib.crc32(kind + data) != int.from_bytes(checksum):
                 return True
             while data and size < missing:
-                size += len(stream.decompress(data, _INFLATE_BYTES))
+                size += len(stream.decompress(data, _INFLATE_CHUNK_BYTES))
                 data = stream.unconsumed_tail
             if size >= missing:
                 break
@@ -186,7 +186,7 @@ def decode_image(path: Path, content: bytes | None = None, max_pixels: int = MAX
     PNG or WebP file, is damaged or incomplete, or if its header states more than ``max_pixels``.
     """
     content = read_image_bytes(path) if content is None else content
-    with _decode_errors(path), Image.open(BytesIO(content), formats=IMAGE_FORMATS) as image:
+    with _wrap_decode_errors(path), Image.open(BytesIO(content), formats=IMAGE_FORMATS) as image:
         if image.width * image.height > max_pixels:
             raise BadImage(f"{path}: {image.width} x {image.height} pixels are too many (at most {max_pixels:,})")
         image.load()
@@ -198,7 +198,7 @@ def decode_image(path: Path, content: bytes | None = None, max_pixels: int = MAX
 
 def count_pixels(path: Path, content: bytes) -> int:
     """Return the number of pixels that the header states. Raises BadImage if the file is not a JPEG, PNG or WebP file."""
-    with _decode_errors(path), Image.open(BytesIO(content), formats=IMAGE_FORMATS) as image:
+    with _wrap_decode_errors(path), Image.open(BytesIO(content), formats=IMAGE_FORMATS) as image:
         return image.width * image.height
 
 
@@ -210,7 +210,7 @@ def read_image_size(path: Path, content: bytes | None = None) -> tuple[int, int]
     if content is None and not path.is_file():
         raise BadImage(f"{path}: no such image file")
     source = path if content is None else BytesIO(content)
-    with _decode_errors(path), Image.open(source, formats=IMAGE_FORMATS) as image:
+    with _wrap_decode_errors(path), Image.open(source, formats=IMAGE_FORMATS) as image:
         width, height = image.size
         if width * height > MAX_PIXELS:
             raise BadImage(f"{path}: {width} x {height} pixels are too many (at most {MAX_PIXELS:,})")
@@ -218,7 +218,7 @@ def read_image_size(path: Path, content: bytes | None = None) -> tuple[int, int]
 
 
 @contextmanager
-def _decode_errors(path: Path) -> Iterator[None]:
+def _wrap_decode_errors(path: Path) -> Iterator[None]:
     """Turn any error in the block into BadImage, except MemoryError."""
     try:
         yield

@@ -52,9 +52,9 @@ class FileState(NamedTuple):
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
     def detects_writes_after(self, now: int) -> bool:
-        """Return whether this state will differ after any write to the file after the time ``now`` (in ns).
+        """Return whether any write to the file from the time ``now`` (in ns) on will change its state.
 
-        The answer is false for a file written shortly before, because the clock of a file system may be coarse.
+        The answer is false for a file written shortly before ``now``, because the clock of a file system may be coarse.
         """
         return max(self.mtime_ns, self.ctime_ns) < now - COARSEST_CLOCK_NS
 
@@ -98,7 +98,7 @@ def forget_input(path: Path) -> None:
 
 
 def check_input(path: Path) -> Path:
-    """Return ``path``. Raises UserError if the file is missing or is not a plain file, such as a device."""
+    """Return ``path``. Raises UserError if the path is not a plain file: missing, a folder or a device."""
     try:
         status = path.stat()
         mode = status.st_mode
@@ -335,7 +335,7 @@ def check_gzip_xz_bz2(path: Path) -> None:
 
 
 def check_zip(path: Path) -> None:
-    """Raise UserError if the sizes that a zip file states exceed :func:`decoded_limit`; readers return no more bytes."""
+    """Raise UserError if the sizes that a zip file states exceed :func:`decoded_limit`. Readers stop at these sizes."""
     with zipfile.ZipFile(check_input(path)) as archive:
         check_decoded(path, sum(member.file_size for member in archive.infolist()), path.stat().st_size)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vse.pipeline.dataset.sources import check_dataset_name
+from vse.pipeline.dataset.preparation import check_dataset_name
 from vse.pipeline.errors import UserError, import_extra
 from vse.pipeline.files.columnar import check_arrow, check_compressed_file
 from vse.pipeline.files.images import BadImage, read_image_bytes
@@ -24,7 +24,7 @@ from vse.pipeline.imports.rows import (
 from vse.pipeline.imports.tables import build_row, choose_columns
 from vse.pipeline.progress import progress_bar
 
-_SUFFIX_OF_START = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"RIFF": ".webp"}
+_SUFFIX_BY_MAGIC = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"RIFF": ".webp"}
 
 
 def is_saved_dataset(folder: Path) -> bool:
@@ -38,10 +38,10 @@ def import_hugging_face(source: Path, settings: ImportSettings, images: Path | N
     ``source`` is a folder that ``save_to_disk`` wrote, or an argument of ``load_dataset``: another folder of a data set, or a
     name on the hub, ``OWNER/NAME`` or ``OWNER/NAME:CONFIGURATION``. No code of the data set is run.
 
-    One column has images, as files or as bytes. Another column has a caption or a list of captions. Splits with known names
-    are kept. If the data set has no splits, a column may name the split of each row. The path of an image must lie inside
-    ``source``, the folder ``images``, or the folders of the library. An interrupted import continues. Raises UserError if the
-    library is not installed.
+    One column has images, as files or as bytes. Another column has a caption or a list of captions. Splits are kept;
+    the rows of a split with an unknown name are bad rows. If the data set has no splits, a column may name the split of each
+    row. The path of an image must lie inside ``source``, the folder ``images``, or the folders of the library. An interrupted
+    import continues. Raises UserError if the library is not installed.
     """
     check_dataset_name(settings.name)
     library = import_extra("datasets", f"{source}: a Hugging Face data set", "datasets")
@@ -142,5 +142,5 @@ def _photo(stored: Any, index: int, folders: ImageFolders) -> tuple[str, bytes]:
         raise BadRow(fault) from None
     if len(content) > MAX_PHOTO_BYTES:
         raise BadRow(f"the image has {len(content)} bytes, more than {MAX_PHOTO_BYTES}")
-    suffix = next((suffix for start, suffix in _SUFFIX_OF_START.items() if content.startswith(start)), "")
+    suffix = next((suffix for magic, suffix in _SUFFIX_BY_MAGIC.items() if content.startswith(magic)), "")
     return (Path(path).name if path else f"{index:08d}{suffix}"), content

@@ -15,7 +15,7 @@ from typing import Any
 
 from vse.pipeline.dataset.captions import IMPORT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.dataset import SPLITS
-from vse.pipeline.dataset.sources import check_dataset_name, check_dataset_out, write_dataset
+from vse.pipeline.dataset.preparation import check_dataset_name, check_dataset_out, write_dataset
 from vse.pipeline.errors import UserError, printable
 from vse.pipeline.files.images import BadImage, read_image_size
 from vse.pipeline.files.inputs import is_path
@@ -42,7 +42,7 @@ class ImportSettings:
     seed : the seed of the sample
     tokeniser : the name of the tokeniser for the captions
     skip_bad : whether bad rows are left out and listed, instead of an error
-    columns : the names of the source's columns for a field of a row; other fields are found by the usual names of columns
+    columns : a dictionary from fields to the names of columns; a field that is not in the dictionary has the usual names
     quoting : "minimal" or "none", for CSV files; None is "minimal"
     """
 
@@ -76,9 +76,9 @@ class ImportedRow:
 
 @dataclass
 class BadRows:
-    """Places and faults of invalid rows, which are left out of the data set if ``skipped`` is true."""
+    """Places and faults of invalid rows, which are left out of the data set if ``skip_bad`` is true."""
 
-    skipped: bool
+    skip_bad: bool
     rows: list[tuple[str, str]] = field(default_factory=list)
 
     def add(self, place: str, reason: object) -> None:
@@ -95,7 +95,7 @@ class BadRows:
             file.unlink(missing_ok=True)
             return
         count = f"{len(self.rows)} of {n_rows} rows cannot be imported"
-        if not self.skipped:
+        if not self.skip_bad:
             place, reason = self.rows[0]
             raise UserError(f"{place}: {reason} ({count}; --skip-bad leaves them out)")
         lines = [json.dumps({"place": place, "reason": reason}, ensure_ascii=False) for place, reason in self.rows]
@@ -133,7 +133,7 @@ class RowCollector:
     @property
     def can_succeed(self) -> bool:
         """True if all rows so far are valid, or if invalid rows are left out."""
-        return self.bad.skipped or not self.bad.rows
+        return self.bad.skip_bad or not self.bad.rows
 
     def add(self, row: ImportedRow) -> str | None:
         """Add a row and return the normalised path of the image; add an invalid row to the bad rows and return None."""
@@ -224,7 +224,7 @@ class RowCollector:
         return {**head, "images": entries}
 
     def _drop_incomplete(self, field_name: str, get: Callable[[_CollectedImage], Any]) -> None:
-        """Count the rows of images without a value as bad, if other images have this value, such as a split."""
+        """Remove images without a value of a field, such as the split, if other images have one. Count their rows as bad."""
         incomplete = {file: image for file, image in self._images.items() if get(image) is None}
         if len(incomplete) < len(self._images):
             for file, image in incomplete.items():
@@ -335,7 +335,7 @@ _IMAGES_HINT = "--images FOLDER allows another folder"
 
 
 class ImageFolders:
-    """The folders in which a table may name images.
+    """The folders in which the images of a table may lie.
 
     A relative path is looked up in each folder, in order. The target of a symbolic link must lie in one of the folders.
     """

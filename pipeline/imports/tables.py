@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, TextIO
 
-from vse.pipeline.dataset.sources import check_dataset_name
+from vse.pipeline.dataset.preparation import check_dataset_name
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.columnar import read_parquet_batches
 from vse.pipeline.files.images import BadImage, read_image_size
@@ -44,8 +44,8 @@ def read_csv_rows(
     "minimal" a cell may be quoted and span several lines; with "none" quotation marks are text. A stray quotation mark never
     hides another row: each line is blank, or belongs to the header, to a row that is yielded or to an unreadable row.
 
-    Raises UserError if the header is missing or invalid, if a quoted cell contains the image file of another row, or if the
-    first line of an unreadable row has a quotation mark and no image file.
+    Raises UserError if the header is missing or invalid, if a quoted cell contains another row's name of an image file, or if
+    the end of an unreadable row is unclear: its first line has a quotation mark and no name of an image file.
 
     on_bad_row : a function that is called with the place and the reason of an unreadable row
     find_file_column : a function from the names of all columns to the name of the column of image files
@@ -90,7 +90,7 @@ def read_csv_rows(
 class _Lines:
     """An iterator over the lines of a text file; lines can be put back.
 
-    ``number`` is the number of lines that were taken. ``taken`` holds the lines since the caller cleared ``taken``.
+    ``number`` is the number of lines that were taken. ``taken`` lists these lines; the caller clears the list.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -141,9 +141,9 @@ def _find_row_fault(cells: list[str], n_columns: int, taken: Sequence[str]) -> s
 class _MergedRowChecker:
     """A checker that finds rows of a CSV file that a stray quotation mark has merged.
 
-    A quoted cell that extends from one row into the next row contains the image file of one of the two rows. A text is an
-    image file if it ends in the suffix of an image format, or in a suffix that occurred in the column of files. If names in
-    the column of files have no suffix, a text without blanks at the position of this column is an image file, too.
+    A quoted cell that extends from one row into the next row contains the file name of one of the two rows. A text counts as a
+    file name if it ends in the suffix of an image format, or in a suffix that occurred in the column of files. If names in
+    that column have no suffix, a text without blanks at the position of the column counts, too.
     """
 
     def __init__(self, path: Path, delimiter: str, header: Sequence[str], column: int) -> None:
@@ -151,7 +151,7 @@ class _MergedRowChecker:
         self._suffixes, self._has_bare_names = set(_PHOTO_SUFFIXES), False
 
     def check_line(self, place: str, line: str, fault: str) -> None:
-        """Raise UserError if ``line``, the first line of an unreadable row, contains no image file."""
+        """Raise UserError if ``line``, the first line of an unreadable row with a quotation mark, contains no file name."""
         if not self._has_file_name(line):
             raise UserError(f"{place}: {fault}; it is unclear whether the row ends in this line; correct its quotation marks")
 
@@ -206,7 +206,7 @@ REQUIRED_FIELDS = ("file", "caption")
 _CSV_SUFFIXES, _JSON_SUFFIXES = (".csv", ".tsv", ".txt"), (".jsonl", ".ndjson")
 TABLE_SUFFIXES = (*_CSV_SUFFIXES, *_JSON_SUFFIXES, ".parquet")
 _Values = Mapping[str, Any]
-_Choose = Callable[[Mapping[str, Any]], dict[str, tuple[str, ...]]]
+_ColumnChooser = Callable[[Mapping[str, Any]], dict[str, tuple[str, ...]]]
 
 
 def add_table(path: Path, collector: RowCollector, settings: ImportSettings) -> None:
@@ -273,9 +273,9 @@ def build_row(place: str, values: Mapping[str, list[Any]]) -> ImportedRow:
 
 
 def parse_id(value: object, field_name: str) -> int | None:
-    """Return an id, an integer or the text of an integer, as an integer; None if ``value`` is None or "".
+    """Return an id as an integer; None if ``value`` is None or "".
 
-    Raises BadRow, which contains ``field_name``, for any other value.
+    Raises BadRow, which contains ``field_name``, if ``value`` is not an integer or the text of an integer.
     """
     if value is None or value == "":
         return None
@@ -336,7 +336,7 @@ def _json_rows(path: Path, on_bad_row: _OnBadRow) -> Iterator[tuple[str, _Values
                 on_bad_row(place, "not a JSON object")
 
 
-def _parquet_rows(path: Path, choose: _Choose) -> Iterator[tuple[str, _Values]]:
+def _parquet_rows(path: Path, choose: _ColumnChooser) -> Iterator[tuple[str, _Values]]:
     def columns(names: list[str]) -> list[str]:
         return [name for chosen in choose(dict.fromkeys(names)).values() for name in chosen]
 

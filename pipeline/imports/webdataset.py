@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vse.pipeline.dataset.sources import check_dataset_name
+from vse.pipeline.dataset.preparation import check_dataset_name
 from vse.pipeline.errors import UserError, did_you_mean, printable
 from vse.pipeline.files.archives import ARCHIVE_ERRORS, ArchiveMember, find_member_fault, open_archive
 from vse.pipeline.files.inputs import check_input, error_reason
@@ -40,7 +40,7 @@ class Sample:
     """A sample: consecutive members (files) of an archive whose names begin with the same key.
 
     content, names : the bytes and the name of each member that was read, by extension
-    unread_paths : the paths of unread members with a longer key and a known extension, such as ``a.b.jpg`` for the key ``a``
+    unread_paths : the paths of unread members with a known extension after a second dot, such as ``a.b.jpg`` for the key ``a``
     fault : a message about the first member that cannot be used; None without such a member
     """
 
@@ -64,14 +64,14 @@ class Sample:
         raise BadRow(f"no photo ({', '.join(PHOTO_EXTENSIONS)}){self.unread_hint()}")
 
     def unread_hint(self) -> str:
-        """Return a remark on the first of ``unread_paths`` for the end of an error message; an empty text without paths."""
+        """Return a remark on the first of ``unread_paths`` for the end of an error message; "" if there are none."""
         if not self.unread_paths:
             return ""
         name = str(self.unread_paths[0])
         return f"; member {name!r} is the field {self.unread_paths[0].name.partition('.')[2]!r} of this key and is not read"
 
     def check(self) -> None:
-        """Raise BadRow for an unusable member, or for a photo and a caption with a common longer key in ``unread_paths``."""
+        """Raise BadRow for an unusable member, or for an unread photo and its unread caption, ``a.b.jpg`` and ``a.b.txt``."""
         if self.fault:
             raise BadRow(self.fault)
         extensions: dict[PurePosixPath, set[str]] = {}

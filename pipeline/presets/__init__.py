@@ -1,1 +1,1 @@
-"""Presets: their schema, their YAML files, and the parts and own code that they name."""
+"""Presets: their schema, their YAML files, and the parts and users' code that settings name."""

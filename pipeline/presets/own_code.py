@@ -1,8 +1,8 @@
 """Run a user's own code, such as ``my_loss.py:MyLoss`` or ``package.module:MyLoss`` in settings, if the code is allowed.
 
-Code may run if ``--set`` on the command line names the code, or if all code is allowed (``--allow-code``). Code that only a
-preset or the settings of a run name is rejected, so that another person's run cannot execute code. The folder of a run has
-copies of the code, and the settings of the run have the SHA-256 of each copy.
+Code may run if ``--set`` on the command line names the code, or if all code is allowed (``--allow-code``). Other code is
+rejected, even if a preset or a run names it, so that another person's run cannot execute code. The folder of a run has copies
+of the code, and the settings of the run have the SHA-256 of each copy.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def allow_own_code(allowed: bool = True) -> Iterator[None]:
 
 @contextmanager
 def allow_named_code(values: Sequence[Any]) -> Iterator[None]:
-    """Allow the code that the settings ``values`` on the command line name to run in the block."""
+    """Allow code to run in the block if its name is in ``values``, the settings on the command line."""
     with _change_rules(named=_RULES.get().named | frozenset(_find_code_names(values))):
         yield
 
@@ -104,7 +104,7 @@ def code_copy_name(name: str, sha256: str) -> str:
 
 
 def hash_code_files(settings: object) -> dict[str, str]:
-    """Return the SHA-256 of existing ``.py`` files by the names of code in settings. No code is run."""
+    """Return a dictionary from the names of code in settings to the SHA-256 of existing ``.py`` files. No code is run."""
     locations = {name: Path(name.rpartition(":")[0]) for name in _find_code_names(settings)}
     files = {name: location for name, location in locations.items() if location.suffix == ".py" and location.is_file()}
     return {name: InputFile(file).sha256 for name, file in files.items()}
@@ -190,7 +190,7 @@ def _import(name: str, module: str) -> ModuleType:
 def _execute(file: Path, source: bytes, sha256: str, location: str) -> ModuleType:
     """Execute source code as a new module, registered in ``sys.modules`` to resolve annotations, and return the module.
 
-    Relative imports in the copy of a module of a package load the installed package.
+    If the source is a copy of a package's module, relative imports load the installed package.
     """
     module = ModuleType(f"vse_own_code_{sha256[:_SHORT_DIGITS]}")
     module.__file__ = str(file)

@@ -31,8 +31,8 @@ class Registry(Generic[_Part]):
     """The parts of one kind by name. A lazy part is imported on first use.
 
     kind : the kind of the parts in messages, such as ``similarity``
-    parts : the classes of parts, each with the name of the part as the default of the field ``key``
-    key : the name of the field for the name of a part, such as ``name``
+    key : the field that holds the name of a part, such as ``name``
+    parts : the classes of parts; the default of the field ``key`` is the name of the part
     lazy : ``module:Class`` of further parts by name
     base : the base class of users' own parts; None if users cannot add parts
     from_function : a function from a user's own function to a class; None if only classes are accepted

@@ -57,7 +57,7 @@ def preset_descriptions(kind: str) -> list[tuple[str, str]]:
 
 
 def preset_layers(kind: str, name: str, extended_by: tuple[Preset, ...] = ()) -> list[dict[str, Any]]:
-    """Return layers of settings: first of the presets that the preset ``extends``, last of the preset itself.
+    """Return the settings of a preset in layers. The presets that it ``extends`` come first, the preset itself is last.
 
     ``extended_by`` are the presets that extend this preset, to detect a circle. Raises UserError if the preset is unknown, or
     extends itself.

@@ -1,7 +1,7 @@
 """Load presets: merge their layers of settings and validate the result against a schema.
 
-The layers of a preset are the presets that the preset extends, the settings of the preset, the changes by the preset of the
-data set, and the option ``--set``. Later layers replace settings of earlier layers.
+The layers of an experiment are the presets that it extends, its own preset, the changes in the preset of the data set, and the
+option ``--set``. Later layers replace settings of earlier layers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vse.pipeline.presets.schema import (
     ENSEMBLE_KEYS,
     ComposedName,
     DatasetConfig,
-    ExperimentPlan,
+    ExperimentOutline,
     LadderConfig,
     Settings,
     WorkflowConfig,
@@ -29,8 +29,8 @@ from vse.pipeline.presets.schema import (
 )
 
 _Schema = TypeVar("_Schema", bound=Settings)
-# Settings of an experiment that refer to the cache or run of certain features; other features would not fit.
-_TIED_TO_FEATURES = ("ensemble_of", "backbone", "start_from", "truth_feature")
+# Settings that refer to a cache or run of certain features. An experiment with one of these cannot use other features.
+_KEYS_FIXING_FEATURES = ("ensemble_of", "backbone", "start_from", "truth_feature")
 _NOT_SETTINGS = ("name", "extractor", "ensemble_of")  # keys of presets that --set does not change
 
 
@@ -39,25 +39,25 @@ def load_dataset(name: str) -> DatasetConfig:
     return validate_settings(DatasetConfig, "data set", name, read_preset("datasets", name))
 
 
-def load_plan(name: str, dataset: str | None = None, overrides: Sequence[str] = ()) -> ExperimentPlan:
-    """Load the settings of the experiment ``name`` that the workflow needs. Other settings are not checked.
+def load_outline(name: str, dataset: str | None = None, overrides: Sequence[str] = ()) -> ExperimentOutline:
+    """Load the experiment ``name``, and check the settings that the workflow needs.
 
     The data set ``dataset`` and ``overrides`` (``key=value``) change the settings. Raises UserError if a setting is not valid,
     if a member of an ensemble is unknown or is an ensemble, or if ``start_from`` or ``backbone`` is an ensemble.
     """
-    plan = validate_settings(
-        ExperimentPlan, "experiment", name, read_experiment_settings(name, dataset, overrides, ExperimentPlan)
+    outline = validate_settings(
+        ExperimentOutline, "experiment", name, read_experiment_settings(name, dataset, overrides, ExperimentOutline)
     )
     known = known_presets("experiments")
-    for member in plan.ensemble_of:
+    for member in outline.ensemble_of:
         if not is_experiment(member):
             raise UserError(f"experiment {name!r}: ensemble_of: unknown experiment {member!r}{did_you_mean(member, known)}")
         if "ensemble_of" in read_preset("experiments", member):
             raise UserError(f"experiment {name!r}: ensemble_of: {member!r} is an ensemble itself; name its members instead")
-    for key, base in (("start_from", plan.start_from), ("backbone", plan.backbone)):
+    for key, base in (("start_from", outline.start_from), ("backbone", outline.backbone)):
         if base in known and "ensemble_of" in read_preset("experiments", str(base)):
             raise UserError(f"experiment {name!r}: {key}: {base!r} is an ensemble, which has no weights")
-    return plan
+    return outline
 
 
 def load_ladder(name: str) -> LadderConfig:
@@ -137,7 +137,7 @@ def _compose(composed: ComposedName, base: Mapping[str, Any], schema: type[BaseM
     If the name contains a ladder, the changes of this ladder are applied. Raises UserError if the experiment cannot read other
     features, or if the ladder lacks the experiment.
     """
-    for key in _TIED_TO_FEATURES:
+    for key in _KEYS_FIXING_FEATURES:
         if base.get(key):
             raise UserError(f"experiment {composed.name!r}: {composed.experiment} has {key}, so it takes no other features")
     content = {key: value for key, value in base.items() if key not in NOT_INHERITED}
@@ -164,8 +164,8 @@ def merge_settings(
     settings of ``base`` that the new part lacks are dropped.
 
     lenient : whether settings of ``over`` that a part does not have are ignored
-    replace : whether a dictionary in ``over`` that is no group of settings replaces the dictionary in ``base``; by default the
-        two are merged key by key, but an empty dictionary in ``over`` always replaces
+    replace : whether a plain dictionary, such as ``train.frozen``, replaces the dictionary in ``base``; by default the two are
+        merged key by key. An empty dictionary always replaces
     """
     result = dict(base)
     for key, value in over.items():

@@ -1,4 +1,4 @@
-"""The schemas of data sets, ladders, the workflow, and the settings of experiments that the workflow needs.
+"""The schemas of data sets, ladders, the workflow, and the part of an experiment that the workflow needs.
 
 An experiment can be composed by its name: ``vsepp+tfidf+effnet`` is the experiment ``vsepp`` with the caption feature
 ``tfidf`` (or ``words``) and the image feature ``effnet``. ``vsepp@f8k+tfidf+effnet`` has the settings of ``vsepp`` in the
@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from vse.pipeline.files.inputs import is_name
-from vse.pipeline.option_types import Device, SkipBad, WeightsDir, Words
+from vse.pipeline.option_types import Device, SkipBad, WeightsDir, WordVectorsFile
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -37,8 +37,8 @@ _NOT_AFFECTING_WEIGHTS = (
 ENSEMBLE_KEYS = ("name", "about", "title", "rows", "seeds", "protocols", "ensemble_of")  # the only settings of an ensemble
 
 
-class ExperimentPlan(Settings):
-    """The settings of an experiment that the workflow needs. Other settings are not checked."""
+class ExperimentOutline(Settings):
+    """The part of an experiment's settings that the workflow needs. Other settings are not checked."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -58,7 +58,7 @@ class ExperimentPlan(Settings):
         description="feature preset for validation and test; default: the same, or the mean of its crops if it is a crop bank",
     )
     caption_feature: str | None = Field(
-        None, description="feature preset of captions whose cache is read instead of their words; default: the words"
+        None, description="feature preset of captions, to read its cache instead of words; default: words"
     )
     truth_feature: str | None = Field(
         None, description="feature preset of regions at the phrases' ground-truth boxes, for a training on phrases"
@@ -91,7 +91,7 @@ class ExperimentPlan(Settings):
             raise ValueError("an ensemble counts every member once, and ensemble_of names one twice")
         return self
 
-    def content(self) -> dict[str, Any]:
+    def weight_settings(self) -> dict[str, Any]:
         """Return the settings that determine the trained weights."""
         content = self.model_dump(mode="json", exclude={"about", "title", "label", "rows", "seeds", "protocols"})
         for *groups, name in _NOT_AFFECTING_WEIGHTS:
@@ -160,7 +160,7 @@ class WorkflowConfig(Settings):
     """Settings of the workflow (``config/config.yaml`` and ``--config``)."""
 
     weights_dir: WeightsDir = None
-    words: Words = None
+    words: WordVectorsFile = None
     device: Device = "auto"
     threads: PositiveInt = 8
     skip_bad: SkipBad = False
@@ -174,9 +174,9 @@ class WorkflowConfig(Settings):
         None, description="ladder of results/tables/ladder_<dataset>; default: the ladder with the data set's name"
     )
     dataset: str | None = Field(
-        None, description="data set of the results in published tables; default: the data set of each row"
+        None, description="in published tables, use the results on this data set; default: on the data set of each row"
     )
-    sources: dict[str, str] = Field(default_factory=dict)
+    sources: dict[str, str] = Field(default_factory=dict, description="data set -> folder of the published files")
 
 
 WORDS = "words"
@@ -225,9 +225,9 @@ class LadderExperiment(Settings):
     seeds: list[Seed] | None = Field(
         None, min_length=1, description="own seeds, e.g. [0] if the result does not depend on the seed"
     )
-    features: _Names | None = Field(None, description="features of the ladder that it reads; default: all")
+    features: _Names | None = Field(None, description="features of the ladder that the experiment reads; default: all")
     caption_features: _Names | None = Field(
-        None, description="caption features of the ladder that it reads, or words; default: all"
+        None, description="caption features of the ladder that the experiment reads, or words; default: all"
     )
 
 

@@ -10,7 +10,7 @@ from vse.eval.tables import published_rows, published_tables
 from vse.features.settings import load_feature
 from vse.features.extraction import hash_shard_images
 from vse.pipeline.presets import presets
-from vse.pipeline.dataset import sources
+from vse.pipeline.dataset import preparation
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.own_code import hash_code_files
 from vse.pipeline.workflow import PLANNING_VARIABLE, check_targets, dataset_pattern
@@ -96,7 +96,7 @@ def feature_encoder(wildcards):
 
 def experiment_preset(wildcards):
     """Return the preset of an experiment."""
-    return resolved(presets.load_plan, wildcards.experiment, wildcards.dataset)
+    return resolved(presets.load_outline, wildcards.experiment, wildcards.dataset)
 
 
 def experiment_settings(wildcards):
@@ -104,7 +104,7 @@ def experiment_settings(wildcards):
 
     If one of them changes, Snakemake runs the jobs again.
     """
-    content = experiment_preset(wildcards).content()
+    content = experiment_preset(wildcards).weight_settings()
     checksums = hash_code_files(content)
     return json.dumps({**content, "code": checksums} if checksums else content)
 
@@ -113,7 +113,7 @@ def published_files(wildcards):
     """Return no inputs. End the workflow with instructions if the published files of a data set are missing."""
     config = resolved(presets.load_dataset, wildcards.dataset)
     if os.environ.get(PLANNING_VARIABLE) != "1" and not Path("data", wildcards.dataset, "dataset.json").exists():
-        resolved(sources.find_source_files, config, sources.source_folder(wildcards.dataset))
+        resolved(preparation.find_source_files, config, preparation.source_folder(wildcards.dataset))
     return []
 
 
@@ -190,7 +190,7 @@ def _files_of_split(wildcards, split):
 def _phrase_models(wildcards):
     """Return the members of an ensemble that localise phrases. Only these read ground-truth regions."""
     members = experiment_preset(wildcards).ensemble_of
-    return [name for name in members if resolved(presets.load_plan, name, wildcards.dataset).truth_feature]
+    return [name for name in members if resolved(presets.load_outline, name, wildcards.dataset).truth_feature]
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from vse.features.backbones.networks import LayerOutput, fold_batch_norms, hash_
 from vse.features.cache.rows import dataset_items
 from vse.features.extractors.cnn import CnnExtractor
 from vse.features.settings.images import CnnConfig
-from vse.features.vision import replace_compiler
+from vse.features.torchvision_import import replace_compiler
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_file
@@ -200,7 +200,7 @@ def test_features_are_equal_to_1e_5_and_have_a_key_of_their_own(demo: Path, mode
     np.testing.assert_allclose(fast.extract(items).features, plain.extract(items).features, rtol=0, atol=1e-5)
     assert not any(isinstance(module, nn.BatchNorm2d) for module in fast.network.modules())
     assert plain.weights_sha256 == fast.weights_sha256
-    assert plain.identity(dataset).key != fast.identity(dataset).key
+    assert plain.identity(dataset).sha256 != fast.identity(dataset).sha256
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

@@ -101,8 +101,8 @@ def test_proposals_lie_inside_and_do_not_depend_on_batch_or_shard(source: str, f
     extractor = BoxesExtractor(config)
     one, four = (extracted_cache(few, extractor, tmp_path / str(n) / "demo_tiny.h5", n) for n in (1, 4))
     rows = np.arange(12)
-    found = FeatureReader(one).regions(rows)
-    np.testing.assert_array_equal(found.features, FeatureReader(four).regions(rows).features)
+    found = FeatureReader(one).padded_regions(rows)
+    np.testing.assert_array_equal(found.features, FeatureReader(four).padded_regions(rows).features)
     item = dataset_items(load_dataset_file(few), "image")[7]
     np.testing.assert_array_equal(extractor.extract([item]).features, found.features[7][found.mask[7]])
     boxes = np.concatenate([shard["boxes"].map() for shard in four.shards])
@@ -208,7 +208,7 @@ def test_bad_settings_are_one_line(demo: Path, tmp_path: Path, fails: Fails) -> 
 def test_an_image_may_have_no_box(demo: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     content = {image.imgid: [[4, 8, 60, 100]] for image in load_dataset_file(demo).images if image.imgid not in (3, 40)}
     extractor = BoxesExtractor(given(tmp_path, {**content, 40: []}))
-    found = FeatureReader(extracted_cache(demo, extractor, tmp_path / "f" / "demo_tiny.h5", 3)).regions(np.arange(66))
+    found = FeatureReader(extracted_cache(demo, extractor, tmp_path / "f" / "demo_tiny.h5", 3)).padded_regions(np.arange(66))
     assert np.flatnonzero(found.mask.sum(1) == 0).tolist() == [3, 40]
     assert "2 images without a box" in caplog.text
 
@@ -236,7 +236,7 @@ def test_training_images_may_have_fewer_boxes(source: str, few: Path, tmp_path: 
     configs = {"whole": whole, "fewer": whole.model_copy(update={"train_boxes": 1})}
     extractors = {name: BoxesExtractor(config, dataset=few) for name, config in configs.items()}
     found = [extracted_cache(few, extractors[name], tmp_path / name / "demo_tiny.h5", 2) for name in configs]
-    one, other = (FeatureReader(cache).regions(np.arange(12)) for cache in found)
+    one, other = (FeatureReader(cache).padded_regions(np.arange(12)) for cache in found)
     for k, image_id in enumerate(found[0].ids.tolist()):
         n = 1 if image_id in training else int(one.mask[k].sum())
         assert other.mask[k].sum() == n

@@ -109,14 +109,14 @@ def test_features_that_are_not_finite_are_never_written(value: float, tmp_path: 
 
 def test_the_key_depends_on_every_field() -> None:
     keys = {
-        IDENTITY.key,
-        Identity("f8k", "tiny", "image", IDENTITY.content).key,
-        Identity("demo", "fc7", "image", IDENTITY.content).key,
-        Identity("demo", "tiny", "text", IDENTITY.content).key,
-        OTHER.key,
+        IDENTITY.sha256,
+        Identity("f8k", "tiny", "image", IDENTITY.content).sha256,
+        Identity("demo", "fc7", "image", IDENTITY.content).sha256,
+        Identity("demo", "tiny", "text", IDENTITY.content).sha256,
+        OTHER.sha256,
     }
     assert len(keys) == 5
-    assert Identity("demo", "tiny", "image", {"seed": 0, "crops": "1c"}).key == IDENTITY.key
+    assert Identity("demo", "tiny", "image", {"seed": 0, "crops": "1c"}).sha256 == IDENTITY.sha256
 
 
 N, DIM = 8, 200_000  # rows of 400,000 bytes: a block holds 2.6 of them

@@ -141,7 +141,7 @@ def test_a_caption_without_known_words_is_zeros(
     cache = extracted_cache(own, extractor, out, 2)
     caption = load_dataset_file(own).images[-1].captions[0]
     reader = FeatureReader(cache)
-    assert not reader.rows(reader.positions([caption.sentid])).any()
+    assert not reader.rows(reader.find_rows([caption.sentid])).any()
     assert cache.provenance["counts"] == {"captions without a known word": 1}
     assert "1 captions without a known word" in caplog.text
 

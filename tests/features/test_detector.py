@@ -134,8 +134,8 @@ def test_regions_depend_on_no_batch_or_shard_and_lie_inside(extractor: RegionsEx
     one, five = (extracted_cache(own_few, extractor, tmp_path / str(n) / "demo_small.h5", n) for n in (1, 5))
     assert one.key == five.key
     rows = np.arange(len(one.ids))
-    found = FeatureReader(one).regions(rows)
-    np.testing.assert_array_equal(found.features, FeatureReader(five, memory_gb=0).regions(rows).features)
+    found = FeatureReader(one).padded_regions(rows)
+    np.testing.assert_array_equal(found.features, FeatureReader(five, memory_gb=0).padded_regions(rows).features)
     items = dataset_items(dataset, "image")
     for k in (0, 7, 11):
         alone = extractor.extract([items[k]])

@@ -12,7 +12,7 @@ from vse.features.extractors.cnn import cut_crops, normalize_pixels
 from vse.features.feature_job import extract_feature
 from vse.features.options import ExtractOptions, FeatureRequest
 from vse.features.settings import EXTRACTORS, has_auto_precision, load_feature
-from vse.features.settings.captions import CaptionSettings
+from vse.features.settings.captions import FittedCaptionSettings
 from vse.features.settings.images import BoxesConfig, CnnConfig
 from vse.features.settings.texts import HglmmConfig, TextConfig, TfidfConfig
 from vse.pipeline.errors import UserError
@@ -49,12 +49,12 @@ CONTENT_ON_FLICKR8K = {
 @pytest.mark.parametrize("name", [*CONTENT, *CONTENT_ON_FLICKR8K])
 def test_the_content_of_a_preset_stays_what_it_was_so_that_caches_stay_valid(name: str) -> None:
     if name in CONTENT:
-        assert sha256_json(load_feature(name).content()) == CONTENT[name]
+        assert sha256_json(load_feature(name).key_settings()) == CONTENT[name]
         return
     before = ["random_crop=resized"] if name == "effnet_rc_of_the_authors" else []  # until plain crops were seen to do better
     preset = name.removesuffix("_of_the_authors")
     in_bf16 = ["precision=bf16"] if has_auto_precision(preset, "f8k") else []  # as a processor with bf16 makes them
-    assert sha256_json(load_feature(preset, "f8k", [*before, *in_bf16]).content()) == CONTENT_ON_FLICKR8K[name]
+    assert sha256_json(load_feature(preset, "f8k", [*before, *in_bf16]).key_settings()) == CONTENT_ON_FLICKR8K[name]
 
 
 def from_timm() -> list[str]:
@@ -120,7 +120,7 @@ def test_changes_by_the_preset_of_the_data_set_are_logged(few: Path, tmp_path: P
 def test_an_extractor_says_what_its_command_and_its_jobs_need(name: str) -> None:
     settings = EXTRACTORS[name]
     assert settings.extractor_name() == name
-    assert settings.fits_encoder == issubclass(settings, CaptionSettings)
+    assert settings.fits_encoder == issubclass(settings, FittedCaptionSettings)
     assert (settings.kind == "text") == (settings.fits_encoder or settings.reads_raw)
     assert load_feature(settings.default_preset or name).extractor_name() == name
 
@@ -142,7 +142,7 @@ def test_files_of_the_user_are_those_that_settings_name() -> None:
 def test_a_revision_that_is_asked_for_makes_a_job_run_again_and_no_cache_stale() -> None:
     one, other = TextConfig(name="x", model="a/b"), TextConfig(name="x", model="a/b", revision="v2")
     assert one.triggers() != other.triggers()
-    assert one.content() == other.content()
+    assert one.key_settings() == other.key_settings()
 
 
 def test_word_vectors_given_for_all_features_are_before_those_of_a_preset() -> None:

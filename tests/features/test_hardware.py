@@ -75,7 +75,7 @@ def test_a_gpu_that_was_named_is_that_one_and_counts_as_taken(gpus: object) -> N
     assert pick_device("cuda:0") == torch.device("cuda:0")
     assert machine.current == ["cuda:0"]
     others = hardware.GpuLeases([f"test-{number}" for number in range(4)])
-    assert others.take_free() == 1
+    assert others.take_any() == 1
     others.release()
 
 
@@ -117,14 +117,14 @@ UUIDS = ["a", "b", "c"]
 
 def test_each_takes_another_one_until_there_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     commands = [GpuLeases(UUIDS, tmp_path) for _ in UUIDS]
-    assert [command.take_free() for command in commands] == [0, 1, 2]
-    assert [command.take_free() for command in commands] == [0, 1, 2], "each keeps what it has"
+    assert [command.take_any() for command in commands] == [0, 1, 2]
+    assert [command.take_any() for command in commands] == [0, 1, 2], "each keeps what it has"
     late = GpuLeases(UUIDS, tmp_path)
     with caplog.at_level(logging.WARNING):
-        assert late.take_free() in range(3)
+        assert late.take_any() in range(3)
     assert "all 3 GPUs are in use by other commands" in caplog.text
     commands[1].release()
-    assert late.take_free() == 1
+    assert late.take_any() == 1
     for command in (*commands, late):
         command.release()
 
@@ -139,11 +139,11 @@ def test_a_killed_command_gives_its_gpu_back(tmp_path: Path) -> None:
     process.start()
     process.join()
     leases = GpuLeases(UUIDS, tmp_path)
-    assert leases.take_free() == 0
+    assert leases.take_any() == 0
     leases.release()
 
 
 def test_a_folder_that_takes_no_locks_is_said_and_no_obstacle(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     leases = GpuLeases(UUIDS, tmp_path / "nowhere")
-    assert leases.take_free() == 0
+    assert leases.take_any() == 0
     assert "other commands may compute on the same GPU" in caplog.text

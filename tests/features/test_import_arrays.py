@@ -105,7 +105,7 @@ def tsv(demo: Path, path: Path, name: Callable[[int], int] = lambda k: k) -> Pat
 
 def test_bottom_up_files_become_regions(demo: Path, tmp_path: Path) -> None:
     cache = verify_cache(import_tsv([tsv(demo, tmp_path / "x.tsv")], demo, tmp_path / "f" / "demo_butd.h5"))
-    found = FeatureReader(cache).regions(np.arange(66))
+    found = FeatureReader(cache).padded_regions(np.arange(66))
     for k in range(66):
         assert found.mask[k].sum() == 1 + k % 4
         assert (found.features[k][found.mask[k]] == k).all()

@@ -54,9 +54,9 @@ def dense(folder: Path, features: NDArray[Any], content: Mapping[str, Any]) -> F
 
 def test_rows_are_found_by_id_and_an_id_without_features_is_named(cache: Path) -> None:
     opened = open_cache(cache)
-    assert FeatureReader(opened).positions(opened.ids[[5, 0, 64]]).tolist() == [5, 0, 64]
+    assert FeatureReader(opened).find_rows(opened.ids[[5, 0, 64]]).tolist() == [5, 0, 64]
     with pytest.raises(UserError, match="1 of 2 images have no features, the first is id 999"):
-        FeatureReader(open_cache(cache)).positions([3, 999])
+        FeatureReader(open_cache(cache)).find_rows([3, 999])
 
 
 @pytest.mark.parametrize("memory_gb", [0, 1])
@@ -79,7 +79,7 @@ def test_padded_features_and_boxes_are_those_of_a_loop(
     rows = np.asarray(positions, np.int64)
     first = np.cumsum([0, *counts])
     slow = [list(range(first[k], first[k + 1])) for k in positions]
-    for found in (reader.regions(rows), reader.sets(rows)):
+    for found in (reader.padded_regions(rows), reader.sets(rows)):
         assert [features[mask, 0].tolist() for features, mask in zip(found.features, found.mask, strict=True)] == slow
         assert not found.features[~found.mask].any()
         assert (np.diff(found.mask.astype(int), axis=1) <= 0).all(), "regions come first"

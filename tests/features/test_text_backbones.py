@@ -29,7 +29,7 @@ from vse.features.backbones.transformer import read_transformer
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cache.rows import Item
 from vse.features.cli import main
-from vse.features.extractors.text import TextExtractor, load_item_encoder
+from vse.features.extractors.text import TextExtractor, load_text_item_encoder
 from vse.features.settings import load_feature
 from vse.features.settings.images import CnnConfig
 from vse.features.settings.texts import TextConfig
@@ -240,9 +240,9 @@ def test_a_cache_of_captions_records_the_commit_and_reads_others_with_it(hub: Pa
     succeed(main, "text", "--dataset", few, "--feature", "minilm", *options)
     cache = open_cache(out)
     assert cache.provenance["commit"] == OLD
-    before = load_item_encoder(cache, device="cpu").encode_items([Item(0, raw="a red dog")])[0]
+    before = load_text_item_encoder(cache, device="cpu").encode_items([Item(0, raw="a red dog")])[0]
     tiny_bert(snapshot(hub, "tests/tiny", NEW), seed=1)  # the branch moves on
-    assert torch.equal(load_item_encoder(cache, device="cpu").encode_items([Item(0, raw="a red dog")])[0], before)
+    assert torch.equal(load_text_item_encoder(cache, device="cpu").encode_items([Item(0, raw="a red dog")])[0], before)
 
 
 def test_a_network_of_timm_is_read_at_a_commit(hub: Path, few: Path, tmp_path: Path, fails: Fails) -> None:

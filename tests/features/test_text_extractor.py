@@ -23,7 +23,7 @@ from vse.features.cache.reader import FeatureReader
 from vse.features.cache.rows import Item, dataset_items
 from vse.features.cli import main
 from vse.features.extraction import verify_inputs
-from vse.features.extractors.text import TextExtractor, load_item_encoder
+from vse.features.extractors.text import TextExtractor, load_text_item_encoder
 from vse.features.settings.texts import TextConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
@@ -220,7 +220,7 @@ def command(demo: Path, out: Path, folder: Path, *more: object) -> list[object]:
 def test_the_encoder_of_a_cache_reads_other_captions(pooling: str, few: Path, bert: Path, clip: str, tmp_path: Path) -> None:
     for extractor in (of_bert(bert, pooling=pooling, prompt="the "), of_clip(clip, pooling=pooling, seed=3)):
         out = tmp_path / extractor.config.model.replace("/", "_") / "demo_x.h5"
-        again = load_item_encoder(extracted_cache(few, extractor, out, 2), device="cpu").encode_items(items(TEXTS))
+        again = load_text_item_encoder(extracted_cache(few, extractor, out, 2), device="cpu").encode_items(items(TEXTS))
         for one, other in zip(again, extractor.encode_items(items(TEXTS)), strict=True):
             assert torch.equal(one, other)
 
@@ -249,14 +249,14 @@ def test_captions_are_read_by_no_other_encoder_than_that_of_the_cache(few: Path,
     for change, said in OTHER_NETWORKS:
         tiny_bert(folder, **change)
         with pytest.raises(UserError, match=names[said]):
-            load_item_encoder(cache)
+            load_text_item_encoder(cache)
     folder.rename(tmp_path / "away")
     with pytest.raises(UserError, match="no folder with a text encoder"):
-        load_item_encoder(cache)
+        load_text_item_encoder(cache)
 
 
 def test_a_cache_of_another_data_set_is_made_like_one(few: Path, drawn: Path, bert: Path, tmp_path: Path) -> None:
     out, other = tmp_path / "demo_minilm.h5", tmp_path / "drawn.h5"
     succeed(main, *command(few, out, bert, "--set", "prompt=the "))
     succeed(main, "text", "--dataset", drawn, "--like", out, "--out", other, "--shards", "1")
-    assert open_cache(other).extractor == open_cache(out).extractor
+    assert open_cache(other).extractor_identity == open_cache(out).extractor_identity

@@ -19,7 +19,7 @@ from vse.features.cli import main
 from vse.features.extraction import extract_shards, verify_inputs
 from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder, load_encoder
 from vse.features.extractors.hglmm import HglmmEncoder
-from vse.features.extractors.text import TextExtractor, load_item_encoder
+from vse.features.extractors.text import TextExtractor, load_text_item_encoder
 from vse.features.extractors.words import TfidfEncoder
 from vse.features.settings import load_feature
 from vse.features.settings.captions import phrase_words
@@ -60,7 +60,7 @@ def test_a_row_is_a_different_text_in_any_number_of_shards(config: Any, few: Pat
         assert verify_inputs(cache) == "unchanged"
         found.append(FeatureReader(cache).rows(cache.ids))
     np.testing.assert_allclose(found[0], found[1], atol=1e-6)
-    reader = load_item_encoder(cache)
+    reader = load_text_item_encoder(cache)
     (asked,) = reader.encode_items([Item(0, tokens=tuple(texts[7].upper().split()))])
     np.testing.assert_allclose(asked[0].numpy(), found[0][7], atol=1e-6)
 
@@ -100,7 +100,7 @@ def test_stop_words_are_dropped_from_phrases_of_training_of_the_cache_and_of_a_s
     encoder = load_encoder(encoder_path(cache.path))
     assert isinstance(encoder, TfidfEncoder)
     assert encoder.words == ["balls", "beach", "empty", "man", "night", "two"]
-    (asked,) = load_item_encoder(cache).encode_items([Item(0, tokens=("The", "Man"))])
+    (asked,) = load_text_item_encoder(cache).encode_items([Item(0, tokens=("The", "Man"))])
     np.testing.assert_array_equal(asked[0].numpy(), FeatureReader(cache).rows(np.asarray([0]))[0])
     assert cache.ids.tolist() == list(range(len(TEXTS)))
     with pytest.raises(UserError, match="config.stop_words: drop -> None"):
@@ -115,7 +115,7 @@ def test_a_text_encoder_reads_phrases_as_their_words(drawn: Path, bert: Path, tm
     read = TEXTS if stop_words == "keep" else ["man", "two balls", "night", "empty beach", "red hat"]
     (expected,) = encoded_by(bert).encode_items([Item(0, raw=text) for text in read])
     np.testing.assert_allclose(FeatureReader(cache).rows(cache.ids), expected, atol=1e-6)
-    (asked,) = load_item_encoder(cache).encode_items([Item(0, tokens=("A", "MAN"), raw="A MAN!")])
+    (asked,) = load_text_item_encoder(cache).encode_items([Item(0, tokens=("A", "MAN"), raw="A MAN!")])
     np.testing.assert_allclose(asked, expected[:1], atol=1e-6)
 
 
@@ -158,8 +158,8 @@ def test_what_reads_captions_refuses_phrases_and_the_other_way_round(drawn: Path
 def test_captions_keep_their_stop_words() -> None:
     with pytest.raises(UserError, match="stop_words: drop goes with of: phrases"):
         load_feature("tfidf", sets=["stop_words=drop"])
-    assert "of" not in load_feature("tfidf").content()
-    assert "stop_words" not in load_feature("minilm").content()
+    assert "of" not in load_feature("tfidf").key_settings()
+    assert "stop_words" not in load_feature("minilm").key_settings()
 
 
 def test_a_preset_of_phrases_or_truths_differs_from_its_other_one_in_that_alone() -> None:
@@ -167,7 +167,7 @@ def test_a_preset_of_phrases_or_truths_differs_from_its_other_one_in_that_alone(
     boxes = ("boxes", "boxes_resnet", "boxes_effnet", "boxes_effnet_map")
     for name, other, change in [*phrases, *((name, f"{name}_truth", {"boxes": "phrases"}) for name in boxes)]:
         for dataset in (None, "demo"):
-            assert {**load_feature(name, dataset).content(), **change} == load_feature(other, dataset).content()
+            assert {**load_feature(name, dataset).key_settings(), **change} == load_feature(other, dataset).key_settings()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 import vse
 from vse import former_calls
-from vse.arguments import as_paths, options_as_arguments, settings_as_texts
+from vse.arguments import as_paths, replace_option_names, settings_as_texts
 from vse.pipeline.presets.presets import apply_overrides
 from vse.training.experiment import ExperimentConfig
 
@@ -28,7 +28,7 @@ from vse.training.experiment import ExperimentConfig
     ],
 )
 def test_options_in_errors_are_named_as_arguments(message: str, expected: str) -> None:
-    assert options_as_arguments(message) == expected
+    assert replace_option_names(message) == expected
 
 
 def test_settings_in_python_equal_settings_in_the_shell() -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.pipeline.conftest import Patch, succeed
 from vse.pipeline import cli
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.pipeline.dataset.sources import check_dataset
+from vse.pipeline.dataset.preparation import check_dataset
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import inputs as input_files
 

@@ -13,7 +13,7 @@ from tests.pipeline.toy import DRINKS, Cocoa, Coffee, Cream, Drink, Jug, Milk, O
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets import presets
 from vse.pipeline.presets.parts import Registry, part_field
-from vse.pipeline.presets.schema import ExperimentPlan, Settings, SourceFile
+from vse.pipeline.presets.schema import ExperimentOutline, Settings, SourceFile
 
 EXPERIMENTS, FEATURES, DATASETS = (presets.known_presets(kind) for kind in ("experiments", "features", "datasets"))
 NAMES, VALUES = st.sampled_from(list(DRINKS)), st.integers(1, 9)
@@ -23,13 +23,13 @@ NAMES, VALUES = st.sampled_from(list(DRINKS)), st.integers(1, 9)
 def test_every_preset_is_valid_for_every_data_set(dataset: str) -> None:
     assert presets.load_dataset(dataset).name == dataset
     for experiment in EXPERIMENTS:
-        assert presets.load_plan(experiment, dataset).feature in FEATURES
+        assert presets.load_outline(experiment, dataset).feature in FEATURES
 
 
 @pytest.mark.parametrize(
     ("load", "name", "known"),
     [
-        (presets.load_plan, "vseppx", "vsepp"),
+        (presets.load_outline, "vseppx", "vsepp"),
         (presets.load_dataset, "f30x", "f30k"),
         (presets.load_ladder, "dem", "demo"),
         (lambda name: presets.load_workflow({name: 2}), "thread", "threads"),
@@ -242,9 +242,9 @@ def test_the_workflow_s_plan_of_an_experiment_has_what_determines_its_weights(ca
         "about: Mine.\nextends: vsepp_ft\nseeds: [3]\nprotocols: [full]\n"
         "train: { epochs: 2, memory_gb: 1, features_in_memory: false, save_minutes: 1 }\nimages: { workers: 3 }\n"
     )
-    plan = presets.load_plan("mine", None, ["loss.margin=0.3"])
-    assert (plan.seeds, plan.protocols, plan.start_from, plan.eval_feature) == ([3], ["full"], "vsepp_rc", None)
-    content = plan.content()
+    outline = presets.load_outline("mine", None, ["loss.margin=0.3"])
+    assert (outline.seeds, outline.protocols, outline.start_from, outline.eval_feature) == ([3], ["full"], "vsepp_rc", None)
+    content = outline.weight_settings()
     assert content["train"] == {"epochs": 2, "learning_rate": 2e-5}
     assert content["images"] == {"source": "pictures", "finetune": True, "random_crop": "plain"}
     assert content["loss"]["margin"] == 0.3
@@ -261,10 +261,10 @@ def test_an_ensemble_has_members_and_of_a_data_set_s_changes_those_that_it_can_h
     (cafe / "datasets" / "home.yaml").write_text(
         "experiment: { tip: 1, protocols: [full] }\nexperiments: { later: { seeds: [8] } }"
     )
-    duo, later = (presets.load_plan(name, "home") for name in ("duo", "later"))
+    duo, later = (presets.load_outline(name, "home") for name in ("duo", "later"))
     assert (duo.ensemble_of, duo.seeds, duo.rows, duo.protocols) == (["plain", "english"], [0, 1], ["vsepp 1.6"], ["full"])
     assert (later.ensemble_of, later.seeds, later.rows) == (["plain", "english"], [8], [])
-    assert presets.load_plan("twice", "home").ensemble_of == ["plain"]
+    assert presets.load_outline("twice", "home").ensemble_of == ["plain"]
 
 
 @pytest.mark.parametrize(
@@ -286,12 +286,12 @@ def test_what_is_wrong_with_an_ensemble_is_said_in_one_line(text: str, message: 
     (cafe / "experiments" / "duo.yaml").write_text("ensemble_of: [plain, english]")
     (cafe / "experiments" / "mine.yaml").write_text(text)
     with pytest.raises(UserError, match=f"^experiment 'mine': {message}") as refusal:
-        presets.load_plan("mine", "home")
+        presets.load_outline("mine", "home")
     assert "\n" not in str(refusal.value)
 
 
 def test_a_plan_keeps_what_a_data_set_changes() -> None:
-    plain, demo = (presets.load_plan("vsepp_ft", dataset).content() for dataset in (None, "demo"))
+    plain, demo = (presets.load_outline("vsepp_ft", dataset).weight_settings() for dataset in (None, "demo"))
     assert "warmup" not in plain
     assert demo["warmup"] == {"loss": "sum", "epochs": 0}
 
@@ -299,7 +299,7 @@ def test_a_plan_keeps_what_a_data_set_changes() -> None:
 def test_an_experiment_has_a_seed_and_a_protocol() -> None:
     for key in ("seeds", "protocols"):
         with pytest.raises(ValidationError, match="at least 1 item"):
-            ExperimentPlan.model_validate({"name": "mine", key: []})
+            ExperimentOutline.model_validate({"name": "mine", key: []})
 
 
 @pytest.mark.parametrize(

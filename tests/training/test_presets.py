@@ -38,8 +38,8 @@ from vse.training.solvers.none import NoTrainingSettings
 from vse.training.training import train
 from vse.training.use.embed import run_as_features
 
-PLANS = [presets.load_plan(name) for name in presets.known_presets("experiments")]
-EXPERIMENTS = [plan.name for plan in PLANS if not plan.ensemble_of]  # what is trained
+OUTLINES = [presets.load_outline(name) for name in presets.known_presets("experiments")]
+EXPERIMENTS = [outline.name for outline in OUTLINES if not outline.ensemble_of]  # what is trained
 
 # Tables 1 to 4 of the VSE++ paper: the rows of VSE0, VSE++, Order0 and Order++, not those of other people's models. Tables 2
 # to 4 of the two-branch paper: CCA, the embedding networks, and the similarity network.
@@ -64,9 +64,9 @@ ROWS = [
 
 
 def test_every_row_of_the_papers_is_one_experiment_with_a_title_of_its_own() -> None:
-    found = [row for plan in PLANS for row in plan.rows]
+    found = [row for outline in OUTLINES for row in outline.rows]
     assert sorted(found) == sorted(ROWS)
-    titles = [plan.title for plan in PLANS]
+    titles = [outline.title for outline in OUTLINES]
     assert all(titles)
     assert len(set(titles)) == len(titles)
     assert load_experiment("vsepp_resnet_ft_rv").title == "VSE++ (ResNet, FT, RC+rV)"
@@ -96,7 +96,7 @@ def test_the_four_models_are_those_of_the_paper(
 def test_order_plus_plus_departs_from_the_paper_in_its_form_and_its_first_epoch() -> None:
     """In the paper's form it collapses (docs/flickr8k.md)."""
     paper = load_experiment("vsepp", sets=["model.similarity=order"])
-    assert list_changes(paper.content(), load_experiment("orderpp").content()) == [
+    assert list_changes(paper.weight_settings(), load_experiment("orderpp").weight_settings()) == [
         "model.similarity.form: squared -> norm",
         "name: vsepp -> orderpp",
         "warmup.epochs: 0 -> 1",
@@ -116,9 +116,11 @@ def test_zero_training_compares_the_two_towers_of_one_model() -> None:
 def test_an_experiment_differs_from_its_base_in_what_its_name_says(base: str) -> None:
     name = base.replace("_effnet", "_minilm_effnet")
     before = load_experiment(base).caption_feature
-    changes = list_changes(load_experiment(base).content(), load_experiment(name).content())
+    changes = list_changes(load_experiment(base).weight_settings(), load_experiment(name).weight_settings())
     assert changes == [f"caption_feature: {before} -> minilm", f"name: {base} -> {name}"]
-    infonce = list_changes(load_experiment("vsepp_effnet").content(), load_experiment("infonce_effnet").content())
+    infonce = list_changes(
+        load_experiment("vsepp_effnet").weight_settings(), load_experiment("infonce_effnet").weight_settings()
+    )
     assert {change.partition(".")[0].partition(":")[0] for change in infonce} == {"loss", "name"}
 
 
@@ -413,7 +415,7 @@ def with_a_new_part() -> Iterator[Any]:
     """The experiments; those whose parts have all come before are for the night."""
     known: set[str] = set()
     for name in EXPERIMENTS:
-        parts = parts_of(load_experiment(name, "demo").content())
+        parts = parts_of(load_experiment(name, "demo").weight_settings())
         yield pytest.param(name, marks=[] if parts - known else pytest.mark.nightly)
         known |= parts
 

@@ -33,7 +33,7 @@ from vse.training.kinds import Encoded, Kind
 from vse.training.losses.base import Batch, Cost, Indices, Objective, QueryScores
 from vse.training.models.build import Model
 
-_EMBEDDING_BATCH_SIZE = 1024  # items that are embedded together for the tables
+_EMBEDDING_BATCH_SIZE = 1024  # number of items that are embedded at a time
 
 
 class AceSettings(ReinforceSettings):
@@ -54,7 +54,7 @@ class AceSettings(ReinforceSettings):
         description="candidates of p(c | q): all training items, those of the batch, or this number of random items per step",
     )
     table: Literal["model", "learnt"] = Field(
-        "model", description="vectors of candidates in p(c | q): their embeddings by the model, or a learned vector for each"
+        "model", description="the vector c of each candidate in p(c | q): its embedding by the model, or a learned vector"
     )
     refresh: Literal["visited", "epoch"] = Field(
         "visited",
@@ -75,12 +75,12 @@ class AceSettings(ReinforceSettings):
 
     def build(self, opponent: Opponent) -> Adversary:
         model = opponent.model
-        if model.gives != (Kind.VECTORS, Kind.VECTORS):
+        if model.embedding_kinds != (Kind.VECTORS, Kind.VECTORS):
             name = model.config.similarity.name
             raise UserError(
                 f"adversary: ace samples single vectors, but {name!r} compares sets; the adversary compositional samples sets"
             )
-        if not opponent.loss.ranks:
+        if not opponent.loss.is_ranking:
             raise UserError(f"adversary: ace requires a ranking loss, and {opponent.loss.name} is not one")
         if not isinstance(opponent.images, CachedImages):
             raise UserError("adversary: ace requires cached features, to embed negatives (images.source: cache)")
@@ -88,7 +88,7 @@ class AceSettings(ReinforceSettings):
 
 
 class Ace(Adversary):
-    """Two generators of negatives: one samples captions for images as queries, the other images for captions as queries.
+    """Two generators of negatives. One samples captions for images as queries. One samples images for captions as queries.
 
     ``filled`` is true if the embeddings of all training items have been computed. It is saved with the weights.
     """
@@ -102,8 +102,8 @@ class Ace(Adversary):
         negatives = FalseNegatives(opponent.pairs, settings.mask)
         self.captions = _Side(sizes[1], opponent.model.dim, settings)
         self.images = _Side(sizes[0], opponent.model.dim, settings)
-        self.captions.read_inputs, self.captions.mask_false = opponent.captions.read, negatives.captions
-        self.images.read_inputs, self.images.mask_false = images.read_images, negatives.images
+        self.captions.read_inputs, self.captions.mask_false_negatives = opponent.captions.read, negatives.mask_captions
+        self.images.read_inputs, self.images.mask_false_negatives = images.read_images, negatives.mask_images
         self.register_buffer("filled", torch.zeros((), dtype=torch.bool))
 
     filled: Tensor
@@ -161,7 +161,7 @@ class Ace(Adversary):
         batch_embeddings = (batch.captions if to_captions else batch.images)[0]
         indices, candidates = side.candidates(batch_indices, batch_embeddings.detach())
         logits = side.inference(queries[0].detach(), candidates)
-        false = side.mask_false(batch.image_of, batch.pair_of, indices).to(logits.device)
+        false = side.mask_false_negatives(batch.image_of, batch.pair_of, indices).to(logits.device)
         sample = sample_candidates(logits, false, self.settings.samples)
 
         def scores(chosen: Tensor) -> Tensor:
@@ -201,12 +201,12 @@ class _Side(nn.Module):
     ``embedded`` : the model's embeddings of all items (n, dim), or None if the generator does not read embeddings.
     ``learnt`` : the learned vectors of all items (n, dim), or None if the generator reads embeddings.
     ``read_inputs`` : function that returns the model's inputs for the items with the given indices.
-    ``mask_false`` : method of :class:`FalseNegatives` for candidates of this side.
+    ``mask_false_negatives`` : method of :class:`FalseNegatives` for candidates of this side.
     """
 
     embedded: Tensor | None
     read_inputs: Callable[[Indices], tuple[Tensor, ...]]
-    mask_false: Callable[[Indices, Indices, Indices], Bool[Tensor, "n m"]]
+    mask_false_negatives: Callable[[Indices, Indices, Indices], Bool[Tensor, "n m"]]
 
     def __init__(self, n: int, dim: int, settings: AceSettings) -> None:
         super().__init__()
@@ -241,7 +241,7 @@ class FalseNegatives:
         self._captions_of_image = _GroupMembers(pairs.image_of, len(pairs.images))
         self._captions_of_text = _GroupMembers(pairs.text_of, int(pairs.text_of.max()) + 1)
 
-    def captions(self, image_of: Indices, pair_of: Indices, indices: Indices) -> Bool[Tensor, "n m"]:
+    def mask_captions(self, image_of: Indices, pair_of: Indices, indices: Indices) -> Bool[Tensor, "n m"]:
         """Return a mask of the false negatives among the captions ``indices``, with images as queries.
 
         The query of row k is the image ``image_of[k]`` of the pair ``pair_of[k]``.
@@ -256,7 +256,7 @@ class FalseNegatives:
             ]
         return _membership_mask(rows, indices, len(self._image_of))
 
-    def images(self, image_of: Indices, pair_of: Indices, indices: Indices) -> Bool[Tensor, "n m"]:
+    def mask_images(self, image_of: Indices, pair_of: Indices, indices: Indices) -> Bool[Tensor, "n m"]:
         """Return a mask of the false negatives among the images ``indices``, with captions as queries.
 
         The query of row k is the caption of the pair ``pair_of[k]``. The image of this pair is ``image_of[k]``.

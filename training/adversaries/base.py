@@ -50,8 +50,8 @@ class AdversarialLosses(NamedTuple):
 class Adversary(nn.Module):
     """A network that makes a batch harder and is trained against the model.
 
-    A subclass that adds candidates overrides :meth:`candidates`. If the loss of that subclass is not minus the model's cost,
-    the subclass also overrides :meth:`adversary_loss`. Any other subclass overrides :meth:`compute_losses`.
+    A subclass that adds candidates overrides :meth:`candidates`. It also overrides :meth:`adversary_loss`, unless the
+    adversary maximises the model's cost. Any other subclass overrides :meth:`compute_losses`.
     """
 
     def compute_losses(self, batch: Batch, model: Model, objective: Objective, seed: int) -> AdversarialLosses:
@@ -195,7 +195,7 @@ class Baseline(nn.Module):
     """The baseline of rewards in REINFORCE.
 
     ``mean`` : the running mean of rewards, which starts at 0.
-    ``seen`` : the sum of the weights of the rewards in ``mean``.
+    ``seen`` : the divisor of ``mean`` that corrects the start at 0, as in Adam.
     """
 
     mean: Tensor

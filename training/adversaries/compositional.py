@@ -57,12 +57,12 @@ class CompositionalSettings(ReinforceSettings):
     )
 
     def build(self, opponent: Opponent) -> Adversary:
-        if opponent.model.gives != (Kind.SETS, Kind.SETS):
+        if opponent.model.embedding_kinds != (Kind.SETS, Kind.SETS):
             name = opponent.model.config.similarity.name
             raise UserError(
                 f"adversary: compositional samples regions, but {name!r} compares single vectors; use the adversary ace"
             )
-        if not opponent.loss.ranks:
+        if not opponent.loss.is_ranking:
             raise UserError(f"adversary: compositional requires a ranking loss, and {opponent.loss.name} is not one")
         return Compositional(self, opponent)
 

@@ -44,8 +44,8 @@ class CachedFeatures:
     reader : reader of the cache
     ids : ids of the images or captions, in the order of their indices
     device : device of the features
-    memory_gb : limit on features in CPU memory, in units of 1e9 bytes; on a GPU, only 0 matters: no features in memory
-    taken_gb : memory that other features already use, in units of 1e9 bytes
+    memory_gb : limit on features in CPU memory, in units of 1e9 bytes; 0: no features in CPU or GPU memory
+    used_gb : memory that other features already use, in units of 1e9 bytes
 
     Attributes
     ----------
@@ -55,11 +55,11 @@ class CachedFeatures:
     """
 
     def __init__(
-        self, reader: FeatureReader, ids: Indices, device: torch.device, memory_gb: float = 0, taken_gb: float = 0
+        self, reader: FeatureReader, ids: Indices, device: torch.device, memory_gb: float = 0, used_gb: float = 0
     ) -> None:
         cache = reader.cache
         self._reader = reader
-        self._rows = reader.positions(ids)
+        self._rows = reader.find_rows(ids)
         self._device = device
         self.kind = kind_of_rows(cache.row_kind)
         self.n_crops = cache.row_shape[0] if cache.row_kind == "crops" else 0
@@ -70,7 +70,7 @@ class CachedFeatures:
             self._counts = np.full(len(self._rows), int(np.prod(cache.row_shape[:-1])))
         self._starts = np.cumsum(self._counts) - self._counts
         needed = int(self._counts.sum()) * cache.dim * cache.dtype.itemsize
-        self._kept = self._load_all() if needed <= count_free_bytes(device, memory_gb, taken_gb) else None
+        self._kept = self._load_all() if needed <= count_free_bytes(device, memory_gb, used_gb) else None
         self.gb_kept = 0.0 if self._kept is None else 1e-9 * needed
 
     def read(self, indices: Indices, crops: Indices | None = None) -> Encoded:
@@ -121,7 +121,7 @@ class CachedFeatures:
             if cache.offsets is None:
                 vectors = self._reader.rows(rows).reshape(-1, cache.dim)
             else:
-                sets = self._reader.regions(rows)
+                sets = self._reader.padded_regions(rows)
                 vectors = sets.features[sets.mask]
             first = self._starts[start]
             kept[first : first + len(vectors)] = self._check_finite(torch.from_numpy(vectors), rows)
@@ -134,14 +134,14 @@ class CachedFeatures:
         return features
 
 
-def count_free_bytes(device: torch.device, memory_gb: float, taken_gb: float = 0) -> float:
-    """Return the number of bytes that further features may use: (``memory_gb`` - ``taken_gb``) * 1e9.
+def count_free_bytes(device: torch.device, memory_gb: float, used_gb: float = 0) -> float:
+    """Return the number of bytes that further features may use: (``memory_gb`` - ``used_gb``) * 1e9.
 
     On a GPU the number is 80% of the free memory instead, unless ``memory_gb`` is 0.
     """
     if device.type == "cuda" and memory_gb > 0:
         return 0.8 * torch.cuda.mem_get_info(device)[0]
-    return max(0.0, memory_gb - taken_gb) * 1e9
+    return max(0.0, memory_gb - used_gb) * 1e9
 
 
 class TrainingImages(Protocol):

@@ -22,7 +22,7 @@ from vse.features.backbones.device import move_tensor
 from vse.features.backbones.transformer import Transformer
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.rows import Item
-from vse.features.extractors.text import ItemEncoder
+from vse.features.extractors.text import TextItemEncoder
 from vse.pipeline.dataset.captions import PAD, Vocabulary
 from vse.pipeline.dataset.columns import caption_counts, caption_ids, coco_ids, image_ids, select_images
 from vse.pipeline.dataset.dataset import Caption, Dataset, Image
@@ -58,7 +58,7 @@ class CaptionsOnDemand:
 
 
 class EncodedCaptions:
-    """Captions that a text encoder, fitted to another data set, encodes on access.
+    """Captions that are encoded on access, by the text encoder that was fitted to the training captions.
 
     ``captions`` : the captions, in the order of their indices.
     ``encoder`` : the encoder that computed ``cache``.
@@ -66,7 +66,9 @@ class EncodedCaptions:
     ``device`` : device of the features.
     """
 
-    def __init__(self, captions: Sequence[Caption], encoder: ItemEncoder, cache: FeatureCache, device: torch.device) -> None:
+    def __init__(
+        self, captions: Sequence[Caption], encoder: TextItemEncoder, cache: FeatureCache, device: torch.device
+    ) -> None:
         self._captions, self._encoder, self._cache, self._device = captions, encoder, cache, device
         self.kind = kind_of_rows(cache.row_kind)
 
@@ -76,7 +78,7 @@ class EncodedCaptions:
 
 
 def encode_texts(
-    cache: FeatureCache, encoder: ItemEncoder, texts: Sequence[tuple[str, Sequence[str]]], device: torch.device
+    cache: FeatureCache, encoder: TextItemEncoder, texts: Sequence[tuple[str, Sequence[str]]], device: torch.device
 ) -> tuple[Tensor, ...]:
     """Encode texts as inputs of a model that was trained on ``cache``: vectors or sets, rounded to the type of the cache.
 

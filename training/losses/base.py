@@ -143,11 +143,11 @@ class LossUse:
 class Loss(Settings, ABC):
     """Settings of a loss, chosen by its ``name`` (VSE++ paper, Eqs. 5 and 6; two-branch paper, Eqs. 3 to 7).
 
-    ``ranks`` : whether the loss compares the candidates of a query, so that a hardest negative exists.
+    ``is_ranking`` : whether the loss compares the candidates of a query, so that a hardest negative exists.
     ``several_positives`` : whether a query may have more than one positive.
     """
 
-    ranks: ClassVar[bool]
+    is_ranking: ClassVar[bool]
     several_positives: ClassVar[bool] = False
     name: str
     margin: float = Field(0.2, ge=0, description="margin of the hinges: alpha in the VSE++ paper, m in the two-branch paper")
@@ -182,25 +182,25 @@ class Loss(Settings, ABC):
         return False
 
     @property
-    def lists_negatives(self) -> bool:
-        """True if the cost of a batch includes ``query_scores``, from which the hardest negatives can be listed."""
-        return self.ranks
+    def has_query_scores(self) -> bool:
+        """True if the cost of a batch contains ``query_scores``, from which the hardest negatives can be listed."""
+        return self.is_ranking
 
     def check_use(self, use: LossUse) -> None:
         """Raise ValueError if the loss cannot be combined with these parts of a training."""
 
     @property
-    def weights_learning_rate(self) -> float | None:
-        """Learning rate of the network that :meth:`weights` returns; None: the rate of the model."""
+    def scale_learning_rate(self) -> float | None:
+        """Learning rate of the network that :meth:`build_scale` returns; None: the rate of the model."""
         return None
 
-    def weights(self) -> LearnedScale | None:
+    def build_scale(self) -> LearnedScale | None:
         """Return a new network of the temperature and bias that the loss learns, or None if the loss learns nothing."""
         return None
 
     @abstractmethod
-    def objective(self, similarity: Similarity, compiled: bool = False, weights: nn.Module | None = None) -> Objective:
+    def objective(self, similarity: Similarity, compiled: bool = False, scale: nn.Module | None = None) -> Objective:
         """Return the function that training minimises. ``compiled`` requests compilation by torch.compile, if possible.
 
-        ``weights`` is the network that :meth:`weights` returned. Without ``weights``, temperature and bias come from settings.
+        ``scale`` is the network that :meth:`build_scale` returned. Without ``scale``, temperature and bias come from settings.
         """

@@ -27,10 +27,10 @@ from vse.training.losses.base import (
     ScoreMatrix,
     in_full_precision,
 )
-from vse.training.losses.ranking import BlockCost, RankingLoss, block_costs
+from vse.training.losses.ranking import BlockResult, RankingLoss, compute_by_blocks
 from vse.training.models.similarities.base import Similarity
 
-_MASKED_LOGIT = -1e30  # has no effect; unlike infinity, its differences are finite
+_MASKED_LOGIT = -1e30  # its exponential is 0; minus infinity would risk NaN
 _CLIP_TEMPERATURE = 0.07  # the first temperature of CLIP
 
 
@@ -64,7 +64,7 @@ class ContrastiveLoss(RankingLoss):
     )
 
     @property
-    def lists_negatives(self) -> bool:
+    def has_query_scores(self) -> bool:
         return self.block is None
 
     def check_use(self, use: LossUse) -> None:
@@ -96,40 +96,43 @@ class ContrastiveLoss(RankingLoss):
         return None
 
     @property
-    def weights_learning_rate(self) -> float | None:
+    def scale_learning_rate(self) -> float | None:
         return self.learning_rate
 
-    def weights(self) -> LearnedScale | None:
+    def build_scale(self) -> LearnedScale | None:
         return LearnedScale(self.temperature, self.initial_bias, self.lower_bound) if self.learned else None
 
-    def logits(self, scores: ScoreMatrix, weights: nn.Module | None = None) -> ScoreMatrix:
-        """Return the scores divided by the learned temperature or, without ``weights``, by ``temperature``; plus the bias."""
-        if weights is not None:
-            learned: Tensor = weights(scores)
+    def logits(self, scores: ScoreMatrix, scale: nn.Module | None = None) -> ScoreMatrix:
+        """Return the scores divided by the learned temperature or, without ``scale``, by ``temperature``; plus the bias."""
+        if scale is not None:
+            learned: Tensor = scale(scores)
             return learned
         return in_full_precision(scores) / self.temperature + (self.initial_bias or 0)
 
     def cost(self, scores: ScoreMatrix, positives: Positives, negatives: Mask) -> Scalar:
         return self.direction_cost(QueryScores(scores, positives, negatives))
 
-    def direction_cost(self, query_scores: QueryScores, weights: nn.Module | None = None) -> Scalar:
+    def direction_cost(self, query_scores: QueryScores, scale: nn.Module | None = None) -> Scalar:
         scores, positives, negatives = query_scores
         own = torch.zeros_like(negatives).scatter(1, positives[:, None], True)
-        return self.logit_cost(self.logits(scores, weights), ~negatives if self.same_image == "positive" else own, negatives)
+        return self.logit_cost(self.logits(scores, scale), ~negatives if self.same_image == "positive" else own, negatives)
 
     @abstractmethod
     def logit_cost(self, logits: ScoreMatrix, positives: Mask, negatives: Mask) -> Scalar:
         """Return the sum of the costs of the queries (rows) of one direction. Each query has at least one positive."""
 
     @abstractmethod
-    def block_cost(self, block: LogitBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
-        """Return the cost of a block of images, and a number for each caption as an input of :meth:`column_cost`."""
+    def block_cost(self, logit_block: LogitBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
+        """Return the cost of a block of images and, for each caption, an intermediate result over these images.
+
+        :meth:`column_cost` combines the intermediate results of all blocks.
+        """
 
     @abstractmethod
     def column_cost(self, columns: Float[Tensor, "n_blocks m"]) -> Scalar:
         """Return the part of the cost that needs all images at once.
 
-        Row k of ``columns`` holds the numbers that :meth:`block_cost` returned for the k-th block.
+        Row k of ``columns`` holds the intermediate results of the k-th block, see :meth:`block_cost`.
         """
 
     @abstractmethod
@@ -139,27 +142,27 @@ class ContrastiveLoss(RankingLoss):
         ``n_same`` (n,) is the number of pairs of the batch with the same image as each pair.
         """
 
-    def objective(self, similarity: Similarity, compiled: bool = False, weights: nn.Module | None = None) -> Objective:
+    def objective(self, similarity: Similarity, compiled: bool = False, scale: nn.Module | None = None) -> Objective:
         if self.block is None:
-            return super().objective(similarity, compiled, weights)
+            return super().objective(similarity, compiled, scale)
         size = self.block
-        return lambda batch, seed: self._cost_by_blocks(batch, similarity, weights, size)
+        return lambda batch, seed: self._cost_by_blocks(batch, similarity, scale, size)
 
-    def _cost_by_blocks(self, batch: Batch, similarity: Similarity, weights: nn.Module | None, size: int) -> Cost:
+    def _cost_by_blocks(self, batch: Batch, similarity: Similarity, scale: nn.Module | None, size: int) -> Cost:
         image_of = torch.from_numpy(batch.image_of).to(batch.images[0].device)
 
-        def compute_block(images: Tensor, captions: Tensor, start: int) -> BlockCost:
+        def compute_block(images: Tensor, captions: Tensor, start: int) -> BlockResult:
             scores = similarity((images,), (captions,))
             assert isinstance(scores, Tensor)
             own = torch.arange(start, start + len(images), device=image_of.device)
-            block = LogitBlock(self.logits(scores, weights), own, image_of[own][:, None] == image_of)
-            return *self.block_cost(block), scores.detach().sum()
+            logit_block = LogitBlock(self.logits(scores, scale), own, image_of[own][:, None] == image_of)
+            return *self.block_cost(logit_block), scores.detach().sum()
 
-        parameters = () if weights is None else weights.parameters()
-        cost, columns, score_sum = block_costs(compute_block, size, batch.images[0], batch.captions[0], *parameters)
+        parameters = () if scale is None else scale.parameters()
+        cost, columns, score_sum = compute_by_blocks(compute_block, size, batch.images[0], batch.captions[0], *parameters)
         _, which, counts = torch.unique(image_of, return_inverse=True, return_counts=True)
         with torch.no_grad():
-            mean = self.logits(score_sum[None, None] / len(image_of) ** 2, weights)[0, 0]
+            mean = self.logits(score_sum[None, None] / len(image_of) ** 2, scale)[0, 0]
             collapsed = self.collapsed_cost(counts[which], mean)
         return Cost(cost + self.column_cost(columns), collapsed)
 
@@ -196,8 +199,8 @@ class InfoNce(ContrastiveLoss):
         logs = logits.masked_fill(~(positives | negatives), -torch.inf).log_softmax(1)
         return -(logs.masked_fill(~positives, 0).sum(1) / positives.sum(1)).sum()
 
-    def block_cost(self, block: LogitBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
-        logits, own, same = block
+    def block_cost(self, logit_block: LogitBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
+        logits, own, same = logit_block
         if self.same_image == "positive":
             positives = logits.masked_fill(~same, 0).sum(1) / same.sum(1)
         else:
@@ -234,15 +237,15 @@ class Sigmoid(ContrastiveLoss):
         return self.bias
 
     def collapsed_scores(self, scores: ScoreMatrix) -> ScoreMatrix:
-        """Return a matrix of the mean score, because the sigmoid loss depends on the value of equal scores."""
+        """Return a matrix of the mean score. The sigmoid loss changes if a constant is added to all scores."""
         return scores.mean().expand_as(scores) if scores.numel() else scores
 
     def logit_cost(self, logits: ScoreMatrix, positives: Mask, negatives: Mask) -> Scalar:
         costs = softplus(torch.where(positives, -logits, logits))
         return costs.masked_fill(~(positives | negatives), 0).sum()
 
-    def block_cost(self, block: LogitBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
-        logits, own, same = block
+    def block_cost(self, logit_block: LogitBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
+        logits, own, same = logit_block
         paired = torch.zeros_like(same).scatter(1, own[:, None], True)
         positives = same if self.same_image == "positive" else paired
         negatives = ~paired if self.same_image == "keep" else ~same

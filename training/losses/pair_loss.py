@@ -18,13 +18,13 @@ from vse.training.models.similarities.base import Similarity
 class PairLoss(Loss):
     """A loss of single pairs. Each positive pair of a batch is accompanied by one random negative pair."""
 
-    ranks: ClassVar = False
+    is_ranking: ClassVar = False
 
     @abstractmethod
     def cost(self, scores: Float[Tensor, " n"], labels: Float[Tensor, " n"]) -> Scalar:
         """Return the sum of the costs of pairs with ``labels`` +1 (positive) or -1 (negative)."""
 
-    def objective(self, similarity: Similarity, compiled: bool = False, weights: nn.Module | None = None) -> Objective:
+    def objective(self, similarity: Similarity, compiled: bool = False, scale: nn.Module | None = None) -> Objective:
         def cost(batch: Batch, seed: int) -> Cost:
             device = batch.images[0].device
             rows, columns = balanced_pairs(batch.image_of, np.random.default_rng(seed))

@@ -28,18 +28,18 @@ from vse.training.losses.base import (
 )
 from vse.training.models.similarities.base import Scores, Similarity
 
-# The cost of a block of images, a number for each caption (m may be 0), and the sum of the scores of the block.
-BlockCost = tuple[Scalar, Float[Tensor, " m"], Scalar]
+# The cost of a block of images, an intermediate result for each caption (m may be 0), and the sum of the block's scores.
+BlockResult = tuple[Scalar, Float[Tensor, " m"], Scalar]
 # A function of the embeddings of the images of a block, the embeddings of all captions, and the index of the first image.
-BlockFunction = Callable[[Tensor, Tensor, int], BlockCost]
+BlockFunction = Callable[[Tensor, Tensor, int], BlockResult]
 _COST_ARGUMENTS = ("scores", "positives", "negatives")  # the first arguments of a user's loss function
 
 
-class BlockCosts(NamedTuple):
-    """The results of :func:`block_costs`.
+class BlockwiseCost(NamedTuple):
+    """The results of :func:`compute_by_blocks`.
 
     ``cost`` : sum of the costs of all blocks.
-    ``columns`` : the numbers that each block has for the captions.
+    ``columns`` : intermediate result of each block (row) for each caption (column).
     ``score_sum`` : sum of the scores of all blocks, without gradients.
     """
 
@@ -48,21 +48,21 @@ class BlockCosts(NamedTuple):
     score_sum: Scalar
 
 
-def block_costs(
+def compute_by_blocks(
     compute_block: BlockFunction,
     size: int,
     images: Float[Tensor, "n dim"],
     captions: Float[Tensor, "m dim"],
     *parameters: nn.Parameter,
-) -> BlockCosts:
+) -> BlockwiseCost:
     """Compute costs in blocks of ``size`` images. The backward pass computes each block again (Chen et al., 2016).
 
     ``compute_block`` may use no tensors with gradients except the embeddings and ``parameters``.
     """
-    return BlockCosts(*_BlockCosts.apply(compute_block, size, images, captions, *parameters))
+    return BlockwiseCost(*_RecomputedBlocks.apply(compute_block, size, images, captions, *parameters))
 
 
-class _BlockCosts(torch.autograd.Function):
+class _RecomputedBlocks(torch.autograd.Function):
     """Costs of blocks. Memory for the results of all blocks is allocated once, to avoid fragmentation."""
 
     @staticmethod
@@ -108,20 +108,20 @@ class RankingLoss(Loss):
     With ``distinct_candidates``, an image that occurs several times in a batch is a candidate only once, in its first row.
     """
 
-    ranks: ClassVar = True
+    is_ranking: ClassVar = True
     distinct_candidates: ClassVar[bool] = False
 
     @abstractmethod
     def cost(self, scores: ScoreMatrix, positives: Positives, negatives: Mask) -> Scalar:
         """Return the sum of the costs of the queries of one direction. ``negatives`` marks the negatives of each query."""
 
-    def direction_cost(self, query_scores: QueryScores, weights: nn.Module | None = None) -> Scalar:
-        """Return the cost of one direction. ``weights`` is the network of a learned temperature, see :meth:`Loss.weights`."""
+    def direction_cost(self, query_scores: QueryScores, scale: nn.Module | None = None) -> Scalar:
+        """Return the cost of one direction. ``scale`` is the network that :meth:`Loss.build_scale` returns, or None."""
         return self.cost(*query_scores)
 
-    def total_cost(self, images: QueryScores, captions: QueryScores, weights: nn.Module | None = None) -> Scalar:
+    def total_cost(self, images: QueryScores, captions: QueryScores, scale: nn.Module | None = None) -> Scalar:
         """Return the sum of the costs of both directions, weighted by ``lambda1`` and ``lambda2``."""
-        return self.lambda1 * self.direction_cost(images, weights) + self.lambda2 * self.direction_cost(captions, weights)
+        return self.lambda1 * self.direction_cost(images, scale) + self.lambda2 * self.direction_cost(captions, scale)
 
     def collapse(self, images: QueryScores, captions: QueryScores) -> tuple[QueryScores, QueryScores]:
         """Return both arguments with the scores of a model whose embeddings are all equal."""
@@ -131,19 +131,19 @@ class RankingLoss(Loss):
     def collapsed_scores(self, scores: ScoreMatrix) -> ScoreMatrix:
         """Return the scores of a batch whose embeddings are all equal: zeros, because only differences of scores count.
 
-        A loss that depends on the value of equal scores overrides this method.
+        A loss that changes if a constant is added to all scores overrides this method.
         """
         return torch.zeros_like(scores)
 
-    def objective(self, similarity: Similarity, compiled: bool = False, weights: nn.Module | None = None) -> Objective:
+    def objective(self, similarity: Similarity, compiled: bool = False, scale: nn.Module | None = None) -> Objective:
         """Return the function that adds the costs of both directions and of the neighbourhood constraints of a batch."""
         total_cost = torch.compile(self.total_cost) if compiled else self.total_cost
 
         def cost(batch: Batch, seed: int) -> Cost:
             query_scores = score_queries(batch, similarity, self.same_image != "keep", self.distinct_candidates)
-            value = total_cost(*query_scores, weights)
+            value = total_cost(*query_scores, scale)
             with torch.no_grad():
-                collapsed = total_cost(*self.collapse(*query_scores), weights)
+                collapsed = total_cost(*self.collapse(*query_scores), scale)
             total = Cost(value, collapsed, query_scores)
             for weight, side, own, others in _constrained_sides(self, batch):
                 first, neighbours, outside = find_neighbours(own, others)
@@ -225,8 +225,8 @@ def neighbourhood_cost(
     """Return the cost of hinges [m + d(y, y+) - d(y, y-)]+ among the items of one side (two-branch paper, Eqs. 4 to 6).
 
     y is a query, y+ a neighbour of y, y- an item ``outside`` the neighbourhood of y, m the margin, and -d the ``scores``. The
-    cost is the sum of the ``k`` highest hinges of each query and neighbour. With the reduction ``mean_topk``, the cost is the
-    mean of the ``k`` highest hinges of each query and its farthest neighbour, which may be the query (the authors' code).
+    cost is the sum of the ``k`` highest hinges of each query and neighbour. With the reduction ``mean_topk`` (the authors'
+    code), the cost is the mean of the ``k`` highest hinges of each query, with the farthest of y and its neighbours as y+.
     """
     if loss.reduction == "mean_topk":
         itself = torch.eye(len(scores), dtype=torch.bool, device=scores.device)

@@ -104,7 +104,7 @@ class Model(nn.Module):
         return self.config.similarity.ranked_by is None
 
     @property
-    def gives(self) -> tuple[Kind, Kind]:
+    def embedding_kinds(self) -> tuple[Kind, Kind]:
         """Kinds of the image and caption embeddings: vectors or sets."""
         return self.config.similarity.images, self.config.similarity.captions
 
@@ -116,7 +116,7 @@ class Model(nn.Module):
         self.train(self.training)
 
     def freeze_modules(self, *modules: str) -> None:
-        """Stop training the modules with these dotted names. The next call of this method trains them again.
+        """Stop training the modules with these dotted names, and resume training those of the previous call.
 
         Parts that :meth:`freeze` has frozen stay frozen.
         """

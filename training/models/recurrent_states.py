@@ -67,9 +67,9 @@ def _starts_and_lengths(words: PackedSequence) -> tuple[Int[Tensor, " longest"],
 
 
 class _StepProducts:
-    """A buffer for the ``n`` rows of all steps, and their products with ``weight``, computed step by step.
+    """A buffer ``rows`` for the ``n`` rows of all steps, and the products of the rows with ``weight``, step by step.
 
-    The caller writes the ``rows`` of a step before the multiplication of the step. Rows of zeros follow at the end.
+    The caller writes the rows of a step before the multiplication of the step. Zeros pad the buffer to a rounded length.
 
     ``max_step_rows`` : largest number of rows of a step.
     """
@@ -208,9 +208,9 @@ class _Lstm(torch.autograd.Function):
 def _allocate_gradients(
     n: int, max_step_rows: int, weight: Tensor, n_rows: int, dtype: torch.dtype
 ) -> tuple[_StepProducts, Float[Tensor, "n_rows n_gates"]]:
-    """Return memory for the gradients of the gates: in the type of ``weight`` for products, and in the type ``dtype``.
+    """Return two buffers for the gradients of the gates: one in the type of ``weight``, with products, and one in ``dtype``.
 
-    Both are the same memory if the types are equal. Rows from ``n`` to ``n_rows`` are zeros.
+    The buffers are the same memory if the types are equal. Rows from ``n`` to ``n_rows`` are zeros.
     """
     products = _StepProducts(n, max_step_rows, weight)
     of_gates = products.rows[:n_rows]

@@ -18,7 +18,7 @@ from vse.training.losses.base import Cost, QueryScores
 from vse.training.losses.pair_loss import PairLoss
 from vse.training.losses.ranking import RankingLoss, add_neighbourhood, find_neighbours
 from vse.training.models.similarities.base import Scores, Similarity
-from vse.training.phrases.pairs import KeyedSets, PhraseArrays, flat_spans, padded_lists, sample_one_per_row, sample_per_row
+from vse.training.phrases.arrays import KeyedSets, PhraseArrays, flat_spans, padded_lists, sample_one_per_row, sample_per_row
 from vse.training.phrases.regions import BoxFeatures
 
 
@@ -45,7 +45,7 @@ class SamplingSettings(PositiveSettings):
     )
     candidates: PositiveInt | None = Field(
         None,
-        description="number of random candidates of an image, at each visit, among which negatives are sampled; none: all",
+        description="number of candidates of an image, drawn anew in each batch, from which negatives are sampled; none: all",
     )
 
 
@@ -78,7 +78,7 @@ class CandidateSampler:
     def positives_and_negatives(self, batch: Indices, rng: np.random.Generator) -> tuple[CandidatesOfPairs, CandidatesOfPairs]:
         """Return all positive candidates of a batch of pairs, and sampled negative candidates.
 
-        The IoU of a candidate with the true box of a pair decides.
+        A candidate is positive or negative by its IoU with the true box of the pair.
         """
         images = self.pairs.image_of[batch]
         rows, regions = flat_spans(self.candidates.starts[images], self.candidates.counts[images])
@@ -138,8 +138,8 @@ class TripletBatch:
 class TripletSampler(CandidateSampler):
     """A sampler of triplets (Algorithm 1, steps 2 and 3, for the embedding network).
 
-    A text is not a negative for a region if a phrase with this text has the same ground-truth box or is in the same
-    coreference chain (the phrases of an image that mention one object).
+    A text is not a negative for the region of a pair if a phrase with this text shares the ground-truth box or the coreference
+    chain of the pair's phrase. A chain holds the phrases of an image that mention one object.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class TripletSampler(CandidateSampler):
         self._truths = np.unique(truth_of, return_inverse=True)[1]
         self._texts_of_truth = KeyedSets(self._truths, pairs.text_of)
 
-    def batch(self, batch: Indices, rng: np.random.Generator) -> TripletBatch:
+    def sample(self, batch: Indices, rng: np.random.Generator) -> TripletBatch:
         positive, negative = self.positives_and_negatives(batch, rng)
         text_of, truth_of = self.pairs.text_of[batch], self.truth_of[batch]
         every = np.arange(len(batch))
@@ -236,10 +236,10 @@ def triplet_cost(
     ``lambda4`` the neighbourhood constraints among regions and among phrases.
     """
     device = regions.device
-    rankings = _rankings(batch, similarity((regions,), (phrases,)), device)
-    total = loss.total_cost(*rankings)
+    query_scores = _select_query_scores(batch, similarity((regions,), (phrases,)), device)
+    total = loss.total_cost(*query_scores)
     with torch.no_grad():
-        cost = Cost(total, loss.total_cost(*loss.collapse(*rankings)), rankings)
+        cost = Cost(total, loss.total_cost(*loss.collapse(*query_scores)), query_scores)
     of_region, of_text, of_truth = (
         torch.from_numpy(indices).to(device) for indices in (batch.region_of_pair, batch.text_of_pair, batch.truth_of_pair)
     )
@@ -253,8 +253,8 @@ def triplet_cost(
     return cost
 
 
-def _rankings(batch: TripletBatch, scores: Scores, device: torch.device) -> tuple[QueryScores, QueryScores]:
-    """Return two rankings: texts of the batch for each query region, and regions of the same image for each query text."""
+def _select_query_scores(batch: TripletBatch, scores: Scores, device: torch.device) -> tuple[QueryScores, QueryScores]:
+    """Return the scores of each query region with all texts, and of each query text with regions of the same image."""
     of_regions, of_phrases = scores if isinstance(scores, tuple) else (scores, scores)
 
     def there(indices: np.ndarray) -> Tensor:
@@ -268,7 +268,7 @@ def _rankings(batch: TripletBatch, scores: Scores, device: torch.device) -> tupl
 
 
 def _first_rows_with_one_partner(keys: Indices, partners: Indices) -> Indices:
-    """Return the first row of each key that has the same partner in all its rows."""
+    """Return the first row of each key whose rows all have the same partner."""
     distinct = np.unique(np.stack([keys, partners], 1), axis=0)[:, 0]
     single, counts = np.unique(distinct, return_counts=True)
     every, first = np.unique(keys, return_index=True)
@@ -295,7 +295,7 @@ class LabelledBatch:
 class PairSampler(CandidateSampler):
     """A sampler of positive and negative pairs (Algorithm 1, steps 2 and 3, for the similarity network)."""
 
-    def batch(self, batch: Indices, rng: np.random.Generator) -> LabelledBatch:
+    def sample(self, batch: Indices, rng: np.random.Generator) -> LabelledBatch:
         positive, negative = self.positives_and_negatives(batch, rng)
         rows, regions = np.arange(len(batch)), self.truth_of[batch]
         if self.settings.positives == "augmented":
@@ -312,9 +312,9 @@ class PairSampler(CandidateSampler):
 def _sample_negative_per_positive(
     rows: Indices, negative: CandidatesOfPairs, n_rows: int, rng: np.random.Generator
 ) -> CandidatesOfPairs:
-    """Return a random negative candidate for each positive pair, by its phrase's row in ``rows`` (Algorithm 1, step 3).
+    """Return a random negative candidate for each positive pair (Algorithm 1, step 3).
 
-    A phrase without a negative candidate gets the negative of another phrase.
+    ``rows`` holds the row of each positive pair in the batch. A row without a negative candidate gets that of another row.
     """
     having = np.unique(negative.rows)
     if not len(having):

@@ -16,7 +16,7 @@ from vse.eval.ranking.localisation import MISSED, PhraseRanks, phrase_ranks
 from vse.pipeline.progress import progress_bar
 from vse.training.data.images import Indices
 from vse.training.models.build import Model
-from vse.training.phrases.pairs import PhraseArrays, flat_spans
+from vse.training.phrases.arrays import PhraseArrays, flat_spans
 from vse.training.phrases.regions import RegionInputs
 
 _BLOCK_IMAGES = 32  # images whose regions are embedded at once
@@ -26,7 +26,7 @@ _BLOCK_TEXTS = 2048  # texts that are embedded at once
 
 
 class PhraseVectors(Protocol):
-    """Texts of phrases as inputs of a model, such as :class:`vse.training.data.images.CachedFeatures`."""
+    """Vectors of phrases, as inputs of a model. One implementation is :class:`vse.training.data.images.CachedFeatures`."""
 
     def read(self, indices: Indices) -> tuple[Tensor, ...]:
         """Return the model's inputs for the texts at ``indices``."""
@@ -71,7 +71,7 @@ class PhraseSplit:
         return float(100 * (ranks < MISSED).mean())
 
     def expected_rsum(self) -> float:
-        """Return the mean ``rsum`` (see :func:`recalls`) of random scores, as if candidates were drawn with replacement."""
+        """Return the expected ``rsum`` of random scores (see :func:`recalls`). The top k count as k independent draws."""
         candidates = np.diff(self.offsets)[self.phrases.has_box]
         ranks = self.rank_candidates(np.zeros(int(self.offsets[-1]), np.float32)).ranks
         right = candidates - np.minimum(ranks, candidates)  # with equal scores, the wrong ones rank first
@@ -159,7 +159,7 @@ def sentence_scores(
 def _best_scores(model: Model, split: PhraseSplit, texts: Tensor) -> Iterator[tuple[slice, Float[Tensor, "n n_texts"]]]:
     """Yield the highest score of each image's regions with each text, in blocks of consecutive images.
 
-    The scores are 0 for an image without regions.
+    An image without regions gets zeros, as placeholders.
     """
     candidates = split.regions.candidates
     for start in range(0, len(candidates.starts), _BLOCK_SCORED_IMAGES):

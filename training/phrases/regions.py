@@ -33,11 +33,11 @@ class BoxFeatures(CachedFeatures):
     """
 
     def __init__(
-        self, cache: FeatureCache, image_ids: Indices, device: torch.device, memory_gb: float = 0, taken_gb: float = 0
+        self, cache: FeatureCache, image_ids: Indices, device: torch.device, memory_gb: float = 0, used_gb: float = 0
     ) -> None:
         if cache.offsets is None:
             raise UserError(f"{cache.path} holds {cache.describe()}; regions with boxes are needed (vse-extract boxes)")
-        super().__init__(FeatureReader(cache, 0, mapped=False), image_ids, device, memory_gb, taken_gb)
+        super().__init__(FeatureReader(cache, 0, mapped=False), image_ids, device, memory_gb, used_gb)
         self.dim = cache.dim
         self.starts, self.counts = self._starts, self._counts
         self.image_of = np.repeat(np.arange(len(image_ids)), self._counts)
@@ -57,7 +57,7 @@ class BoxFeatures(CachedFeatures):
             return self._kept.index_select(0, torch.from_numpy(regions).to(self._device)).float()
         images, which = np.unique(self.image_of[regions], return_inverse=True)
         rows = self._rows[images]
-        sets = self._reader.regions(rows).features
+        sets = self._reader.padded_regions(rows).features
         vectors = sets[which, regions - self.starts[images][which]].reshape(-1, self.dim)
         return move_tensor(self._check_finite(torch.from_numpy(vectors).float(), rows), self._device)
 

@@ -60,7 +60,7 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
     out_of_memory = _OUT_OF_MEMORY
 
     def __init__(self, task: PhraseTask, settings: PhraseGradientSettings) -> None:
-        if settings.neighbours and not task.loss.ranks:
+        if settings.neighbours and not task.loss.is_ranking:
             raise UserError(f"solver.neighbours adds triplets, but the loss {task.loss.name} does not use them")
         if (task.loss.lambda3 or task.loss.lambda4) and not settings.neighbours:
             raise UserError("loss.lambda3 and lambda4 require neighbours in a batch: --set solver.neighbours=true")
@@ -87,7 +87,7 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
         torch.manual_seed(self.step_seed(1))
         self.start_step()
         triplets = isinstance(loss, RankingLoss)
-        samples = self._triplets.batch(batch, rng) if triplets else self._pairs.batch(batch, rng)
+        samples = self._triplets.sample(batch, rng) if triplets else self._pairs.sample(batch, rng)
         train, similarity = self.task.train, self.model.similarity
         with autocast(self.settings.precision, self.device):
             regions = self.model.embed_images(train.regions.read(samples.regions))[0]
@@ -100,7 +100,7 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
             else:
                 assert isinstance(loss, PairLoss)
                 cost = pair_cost(samples, regions, phrases, similarity, loss)
-        self.weight_cost(cost.value, loss).backward()  # type: ignore[no-untyped-call]
+        self.scale_cost(cost.value, loss).backward()  # type: ignore[no-untyped-call]
         if self.ends_update():
             self.take_step()
         return cost.value.detach().double(), cost.collapsed.double()
@@ -118,7 +118,7 @@ class PhraseCcaSettings(PhraseSettings, CcaFields):
 
 
 class PhraseCca(Cca, PhraseSolver):
-    """CCA of each phrase with its ground-truth region and, if augmented, with the candidates that overlap this region."""
+    """CCA of each phrase with its ground-truth region and, for ``positives: augmented``, with candidates that overlap it."""
 
     task: PhraseTask
 

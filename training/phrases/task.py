@@ -21,9 +21,9 @@ from vse.training.data.pairs import images_of
 from vse.training.kinds import Kind
 from vse.training.model_inputs import input_of
 from vse.training.models.build import Input, Model, ModelConfig, build_model
+from vse.training.phrases.arrays import check_phrase_cache, phrase_arrays, truth_regions
 from vse.training.phrases.batches import PositiveSettings
 from vse.training.phrases.localisation import PhraseSplit, PhraseVectors, recalls, score_candidates
-from vse.training.phrases.pairs import check_phrase_cache, phrase_arrays, truth_regions
 from vse.training.phrases.regions import BoxFeatures, Coordinates, RegionInputs, input_length
 from vse.training.run.inputs import Inputs
 from vse.training.settings import SolverSettings, TrainConfig
@@ -92,7 +92,7 @@ def training_split(
     return PhraseSplit(phrases, regions, cached_phrases(inputs.captions, device, room, taken)), truth_of
 
 
-def scored_split(
+def evaluation_split(
     dataset: Dataset,
     images: Sequence[Image],
     cache: FeatureCache,
@@ -109,7 +109,7 @@ def scored_split(
 def validation_split(inputs: Inputs, phrase_settings: PhraseSettings, train: TrainConfig, device: torch.device) -> PhraseSplit:
     """Return the phrases of the validation split. Raises :class:`UserError` if no phrase has a box."""
     images = images_of(inputs.dataset, ["val"], inputs.eval_cache)[: train.validate_images]
-    split = scored_split(
+    split = evaluation_split(
         inputs.dataset, images, inputs.eval_cache, cached_phrases(inputs.captions, device), phrase_settings, device
     )
     if not split.phrases.has_box.any():
@@ -118,11 +118,11 @@ def validation_split(inputs: Inputs, phrase_settings: PhraseSettings, train: Tra
 
 
 def cached_phrases(
-    cache: FeatureCache | None, device: torch.device, memory_gb: float = 0, taken_gb: float = 0
+    cache: FeatureCache | None, device: torch.device, memory_gb: float = 0, used_gb: float = 0
 ) -> CachedFeatures:
     """Return the vectors in a cache of phrases. For memory see :class:`vse.training.data.images.CachedFeatures`."""
     assert cache is not None, "words are refused before"
-    return CachedFeatures(FeatureReader(cache, 0, mapped=False), cache.ids, device, memory_gb, taken_gb)
+    return CachedFeatures(FeatureReader(cache, 0, mapped=False), cache.ids, device, memory_gb, used_gb)
 
 
 def check_phrase_inputs(inputs: Inputs) -> None:

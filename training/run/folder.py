@@ -61,7 +61,7 @@ class RunFolder:
         return (self.config_file, *texts, self.metrics_file, self.negatives_file, *weights, self.record_file)
 
     def settings(self, schema: type[_Schema]) -> _Schema:
-        """Return the settings of the run. Raises CodeNotAllowed if the settings name changed or forbidden code of a user."""
+        """Return the settings of the run. Raises CodeNotAllowed if user code in the settings has changed or is not allowed."""
         if not self.config_file.is_file():
             raise UserError(f"{self.path}: not a run folder (no config.yaml)")
         try:
@@ -100,9 +100,9 @@ class RunFolder:
         return read_run_file(file, record)
 
     def vocabulary(self) -> Vocabulary:
-        return self.read_vocabulary()[0]
+        return self.read_vocabulary_with_sha256()[0]
 
-    def read_vocabulary(self) -> tuple[Vocabulary, str]:
+    def read_vocabulary_with_sha256(self) -> tuple[Vocabulary, str]:
         """Return the vocabulary, and the SHA-256 of its file."""
         content, sha256 = self.content(self.vocabulary_file)
         return Vocabulary.from_json(self.vocabulary_file, parse_json(self.vocabulary_file, content)), sha256
@@ -149,7 +149,7 @@ class RunFolder:
         write_text(self.config_file, yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False))
         write_json(self.record_file, dict(record))
 
-    def save_vocabulary_and_tokenizer(self, vocabulary: Vocabulary, transformer: Transformer | None) -> dict[str, str]:
+    def save_vocabulary_and_transformer(self, vocabulary: Vocabulary, transformer: Transformer | None) -> dict[str, str]:
         """Write the vocabulary and the files of the transformer, if any.
 
         Returns the SHA-256, by file name, of these files, of the settings and of the copies of user code.
@@ -198,9 +198,9 @@ class RunFolder:
         return self.best_file.is_file() and sha256 in (None, sha256_file(self.best_file))
 
     def best_weights(self) -> dict[str, Tensor]:
-        return self.read_best()[0]
+        return self.read_best_with_sha256()[0]
 
-    def read_best(self) -> tuple[dict[str, Tensor], str]:
+    def read_best_with_sha256(self) -> tuple[dict[str, Tensor], str]:
         """Return the best weights and the SHA-256 of their file. Raises UserError if weights are missing or not finite."""
         if not self.best_file.is_file():
             raise UserError(f"{self.path}: no best.safetensors; the run has not finished an epoch")

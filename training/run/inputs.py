@@ -24,7 +24,7 @@ from vse.pipeline.dataset.captions import SPECIAL_TOKENS, Vocabulary
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile
-from vse.pipeline.presets.schema import ExperimentPlan
+from vse.pipeline.presets.schema import ExperimentOutline
 from vse.training.kinds import Kind, kind_of_rows
 from vse.training.models.build import Model
 from vse.training.models.encoders.base import EncoderSettings
@@ -117,7 +117,7 @@ class Inputs:
 
         def describe(cache: FeatureCache) -> dict[str, Any]:
             path = relative_path(cache.path, folder)
-            return {"name": cache.feature, "key": cache.key, "path": path, "extractor": dict(cache.extractor)}
+            return {"name": cache.feature, "key": cache.key, "path": path, "extractor": dict(cache.extractor_identity)}
 
         caches = {
             "eval_features": None if self.eval_cache is self.cache else self.eval_cache,
@@ -142,7 +142,7 @@ class Inputs:
 def open_inputs(
     cache: FeatureCache,
     dataset: Dataset,
-    experiment: ExperimentPlan,
+    experiment: ExperimentOutline,
     folder: RunFolder,
     seed: int,
     paths: TrainInputs,
@@ -223,7 +223,9 @@ def _check_compatible(other: FeatureCache, cache: FeatureCache) -> None:
     check_same_photos(cache, other)
 
 
-def _find_base(experiment: ExperimentPlan, dataset: str, seed: int, folder: RunFolder, path: Path | None) -> RunFolder | None:
+def _find_base(
+    experiment: ExperimentOutline, dataset: str, seed: int, folder: RunFolder, path: Path | None
+) -> RunFolder | None:
     if experiment.start_from is None and path is None:
         return None
     base = RunFolder(path or folder.path.parent.parent / f"{dataset}_{experiment.start_from}" / f"seed-{seed}")

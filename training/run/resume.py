@@ -9,7 +9,7 @@ from typing import Any
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import read_run_file
 from vse.pipeline.presets.presets import list_changes
-from vse.pipeline.presets.schema import ExperimentPlan
+from vse.pipeline.presets.schema import ExperimentOutline
 from vse.training.options import TrainOptions
 from vse.training.run.folder import RunFolder
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 def choose_action(
     folder: RunFolder,
-    experiment: ExperimentPlan,
+    experiment: ExperimentOutline,
     identity: Mapping[str, Any],
     options: TrainOptions,
     precision: str,
@@ -29,16 +29,16 @@ def choose_action(
     settings or inputs.
 
     ``identity`` : seed, keys and checksums of the inputs, see :meth:`vse.training.run.inputs.Inputs.identity`.
-    ``precision`` : requested precision; with ``auto``, a finished run may have another precision than this machine's.
+    ``precision`` : requested precision; ``auto`` accepts a finished run of any precision.
     """
 
     def compare() -> str:
         record = _existing_record(folder, options)
         saved = folder.checkpoint() if not record and folder.checkpoint_file.is_file() else {}
         old_identity, finished = record or saved.get("identity", identity), record.get("state") == "finished"
-        before = {**folder.settings(type(experiment)).content(), **{key: old_identity.get(key) for key in identity}}
+        before = {**folder.settings(type(experiment)).weight_settings(), **{key: old_identity.get(key) for key in identity}}
         read_run_file(folder.config_file, record or saved)
-        after = {**experiment.content(), **identity}
+        after = {**experiment.weight_settings(), **identity}
         changes = list_changes(before, after)
         if len(changes) == 1 and changes[0].startswith("train.precision: "):
             own, here = before["train"]["precision"], after["train"]["precision"]

@@ -161,7 +161,7 @@ class ServedRuns:
 
     ``runs`` : run folders.
     ``split`` : split to search.
-    ``files`` : files of each run.
+    ``files`` : input files of each run.
     ``options`` : options of the search.
     ``device`` : device of the models.
     """
@@ -254,7 +254,7 @@ def _try_load(searcher: Searcher, by_photo: bool) -> str:
 
 
 def _can_attend(searcher: Searcher) -> bool:
-    if searcher.trained.experiment.model.similarity.attends is None:
+    if searcher.trained.experiment.model.similarity.attention_direction is None:
         return False
     try:
         searcher.attention("", searcher.encode(searcher.some_text()), [])

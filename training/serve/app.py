@@ -13,7 +13,7 @@ import flask
 from werkzeug.datastructures import FileStorage
 from werkzeug.exceptions import BadRequest, HTTPException, RequestEntityTooLarge, SecurityError, ServiceUnavailable
 
-from vse.eval.report.drawings import BRACKETS, EXPLANATIONS, draw_attention
+from vse.eval.report.drawings import BRACKET_NOTE, EXPLANATIONS, draw_attention
 from vse.eval.report.pages import jpeg_source, render_page, small_jpeg
 from vse.eval.search.top_k import Attention
 from vse.pipeline.errors import UserError, printable
@@ -58,7 +58,7 @@ class PageSettings:
     max_pixels: int = 25_000_000
 
 
-class _InMemory(flask.Request):
+class _InMemoryRequest(flask.Request):
     """A request whose uploaded photo stays in memory and is not written to disk."""
 
     max_form_parts = 8
@@ -76,7 +76,7 @@ class _InMemory(flask.Request):
 def create_app(served: ServedRuns, settings: PageSettings = PageSettings()) -> flask.Flask:
     """Build the application: ``GET /`` is the page, ``/search`` answers queries, ``GET /photo/<id>`` is a small JPEG."""
     app = flask.Flask("vse-serve", static_folder=None)
-    app.request_class = _InMemory
+    app.request_class = _InMemoryRequest
     app.config.update(
         MAX_CONTENT_LENGTH=settings.upload_bytes + 4096,  # the form around the photo
         PROPAGATE_EXCEPTIONS=False,
@@ -136,14 +136,14 @@ def _search(served: ServedRuns, settings: PageSettings) -> flask.Response | str:
     k = _number("k", settings.k, 1, MAX_RESULTS)
     query = _uploaded_photo(settings) if flask.request.method == "POST" else _query_text()
     if "run" in arguments or "hit" in arguments:
-        number, hit_id = _number("run", None, 0, 2**31), _number("hit", None, -(2**63), 2**63 - 1)
-        attention = served.attention(number, query, hit_id)
+        index, hit_id = _number("run", None, 0, 2**31), _number("hit", None, -(2**63), 2**63 - 1)
+        attention = served.attention(index, query, hit_id)
         if _answer_format() == "json":
             return flask.jsonify(attention_json(attention))
-        drawing = _attention_fields(query, attention, number, hit_id)
+        drawing = _attention_fields(query, attention, index, hit_id)
         if _answer_format() == "part":
             return render_page("serve_look.html", **drawing)
-        return _page(served, settings, query, attention={**drawing, "name": served.runs[number].name})
+        return _page(served, settings, query, attention={**drawing, "name": served.runs[index].name})
     answers = served.answers(query, k)
     if _answer_format() == "json":
         return flask.jsonify(as_json(served, query, answers))
@@ -158,7 +158,7 @@ def _search(served: ServedRuns, settings: PageSettings) -> flask.Response | str:
 def attention_json(attention: Attention) -> dict[str, Any]:
     """Return attention as JSON fields, see ``docs/serve.md``."""
     return {
-        "side": attention.side,
+        "side": attention.direction,
         "score": attention.score,
         "size": list(attention.size),
         "words": list(attention.words),
@@ -211,11 +211,11 @@ def _uploaded_photo(settings: PageSettings) -> Query:
     return read_upload(content, settings.max_pixels)
 
 
-def _attention_fields(query: Query, attention: Attention, number: int, hit_id: int) -> dict[str, Any]:
-    """Return the template fields that draw attention on a photo. The photo is the hit of a text, or the photo query itself."""
+def _attention_fields(query: Query, attention: Attention, index: int, hit_id: int) -> dict[str, Any]:
+    """Return the template fields for a photo and its drawn attention. The photo is the hit of a text, or the query itself."""
     source = f"/photo/{hit_id}" if isinstance(query, str) else jpeg_source(small_jpeg(query, SMALL_PHOTO_SIDE))
-    drawing = draw_attention(f"look-{number}-{hit_id}".replace("--", "-m"), [attention])
-    return {"drawing": drawing, "source": source, "explanation": EXPLANATIONS[attention.side], "brackets": BRACKETS}
+    drawing = draw_attention(f"look-{index}-{hit_id}".replace("--", "-m"), [attention])
+    return {"drawing": drawing, "source": source, "explanation": EXPLANATIONS[attention.direction], "brackets": BRACKET_NOTE}
 
 
 def _query_fields(query: Query) -> dict[str, str]:

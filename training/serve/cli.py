@@ -46,7 +46,7 @@ def serve_command(request: ServeRequest) -> None:
         request.index_parameters,
         request.rerank,
         many=True,
-        held_bytes=int(request.held_gb * 1e9),
+        max_held_bytes=int(request.held_gb * 1e9),
     )
     upload_bytes, pixels = request.upload_mb * 2**20, int(request.max_megapixels * 1e6)
     with memory_guard("--device cpu does without it"):

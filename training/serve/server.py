@@ -47,7 +47,7 @@ _THREAD_END_TIMEOUT_S = 0.25
 class Limits:
     """Limits on connections.
 
-    Seconds are the time until the server closes the connection, except ``grace_s``.
+    The server closes a connection after ``idle_s``, ``request_s`` or ``refused_s``.
 
     ``connections`` : number of connections that are served at once. The same number of further connections get a 503.
     ``idle_s`` : seconds without a byte in either direction, and seconds to send a request header.
@@ -123,7 +123,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
 
     @staticmethod
     def error_task_class(channel: Channel, request: Any) -> Any:
-        """Return the task that answers an invalid or refused request. Waitress answers a request with an invalid header."""
+        """Return the task that answers a bad request: the application's for a refused one, Waitress's for an invalid one."""
         refused = isinstance(request.error, _Busy | RequestEntityTooLarge)
         return (_Refusal if refused else ErrorTask)(channel, request)
 
@@ -304,7 +304,7 @@ class PageServer:
             channel.close_now()
 
     def stop(self) -> None:
-        """End :meth:`run` soon; a second call ends it at once. For another thread or a signal handler."""
+        """End :meth:`run` soon; a second call ends it at once. Other threads and signal handlers may call this method."""
         self._stop_at = time.monotonic() + (self.limits.grace_s if self._stop_at is None else 0)
         if self._channels:  # not closed yet
             self._servers[0].pull_trigger()

@@ -39,7 +39,7 @@ class Task:
     processes: Processes
 
     def loss_of(self, epoch: int) -> Loss:
-        """Return the loss of an epoch (0-based). The warm-up loss takes over the settings that all losses have."""
+        """Return the loss of an epoch (0-based). The warm-up loss copies the settings that all losses have."""
         if epoch >= self.warmup.epochs:
             return self.loss
         common = self.loss.model_dump(include=set(Loss.model_fields))
@@ -144,7 +144,7 @@ class Solver(ABC):
                 yield
         except StopNow:
             save()
-            raise self.interrupted() from None
+            raise self.stop_error() from None
 
     def learned_values(self) -> dict[str, float]:
         """Return the learned parameters of the loss by name, such as the temperature."""
@@ -154,7 +154,7 @@ class Solver(ABC):
         """Return whether the model is validated after an epoch (1-based)."""
         return epoch % self.settings.validate_every == 0 or epoch == self.epochs
 
-    def interrupted(self) -> Interrupted:
+    def stop_error(self) -> Interrupted:
         """Return the exception that ends the run after a signal."""
         where = f"epoch {self.progress.epoch + 1}, step {self.progress.step}"
         return Interrupted(f"stopped in {where}; --resume continues from there", self.interruption.signal or 15)

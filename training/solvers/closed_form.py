@@ -57,7 +57,7 @@ class RidgeSettings(SolverSettings):
     ``maps: images`` swaps the roles of the sides: B maps images into the space of captions. With ``maps: both`` an image
     becomes (x / s_x, B x / s_y) and a caption (A y / s_x, y / s_y), where s^2 is the variance of a side. If the common space
     has more than ``model.dim`` dimensions, it is projected on its first ``model.dim`` principal directions, computed from
-    images and captions together. Otherwise nothing is lost.
+    images and captions together.
     """
 
     name: Literal["ridge"] = "ridge"
@@ -89,9 +89,10 @@ class Ridge(ClosedForm):
         self._maps = settings.maps
 
     def fit(self, point: Point) -> None:
-        x, y = reduce_maps(*ridge_maps(self.statistics, self._maps, point["regularization"]), self.statistics, self.model.dim)
+        maps = ridge_maps(self.statistics, self._maps, point["regularization"])
+        reduced = reduce_maps(*maps, self.statistics, self.model.dim)
         means = self.statistics.mean_x, self.statistics.mean_y
-        for layer, mean, weights in zip(self._layers, means, (x, y), strict=True):
+        for layer, mean, weights in zip(self._layers, means, reduced, strict=True):
             layer.weight.copy_(torch.from_numpy(weights))
             layer.bias.copy_(torch.from_numpy(-weights @ mean))
 
@@ -112,23 +113,24 @@ def ridge_maps(statistics: Covariances, maps: MappedSide, regularization: float)
     return (np.concatenate([np.eye(dim_x) / s_x, of_images / s_y]), np.concatenate([of_captions / s_x, np.eye(dim_y) / s_y]))
 
 
-def reduce_maps(x: Array, y: Array, statistics: Covariances, dim: int) -> tuple[Array, Array]:
-    """Reduce the common space of the maps ``x`` and ``y`` to its first ``dim`` principal directions.
+def reduce_maps(x_map: Array, y_map: Array, statistics: Covariances, dim: int) -> tuple[Array, Array]:
+    """Reduce the common space of two maps to its first ``dim`` principal directions.
 
     If the space has fewer dimensions, pad both maps with rows of zeros to ``dim`` rows.
     """
-    missing = dim - len(x)
+    missing = dim - len(x_map)
     if missing >= 0:
-        return np.pad(x, ((0, missing), (0, 0))), np.pad(y, ((0, missing), (0, 0)))
-    spread = x @ statistics.xx @ x.T + y @ statistics.yy @ y.T
-    _, directions = scipy.linalg.eigh(spread, subset_by_index=[len(x) - dim, len(x) - 1])
-    return directions.T @ x, directions.T @ y
+        return np.pad(x_map, ((0, missing), (0, 0))), np.pad(y_map, ((0, missing), (0, 0)))
+    spread = x_map @ statistics.xx @ x_map.T + y_map @ statistics.yy @ y_map.T
+    _, directions = scipy.linalg.eigh(spread, subset_by_index=[len(x_map) - dim, len(x_map) - 1])
+    return directions.T @ x_map, directions.T @ y_map
 
 
-def _regression(across: Array, within: Array, regularization: float) -> Array:
-    ridged = within + regularization * np.trace(within) / len(within) * np.eye(len(within))
+def _regression(cross_covariance: Array, covariance: Array, regularization: float) -> Array:
+    size = len(covariance)
+    ridged = covariance + regularization * np.trace(covariance) / size * np.eye(size)
     try:
-        solved: Array = scipy.linalg.solve(ridged, across.T, assume_a="pos").T
+        solved: Array = scipy.linalg.solve(ridged, cross_covariance.T, assume_a="pos").T
     except (scipy.linalg.LinAlgError, scipy.linalg.LinAlgWarning):
         raise UserError(f"solver.regularization {regularization:g} is too small: a covariance is singular") from None
     return solved
@@ -223,16 +225,16 @@ class Asif(ClosedForm):
             log.warning("solver: asif: only %d training pairs can be anchors, not %d", len(task.pairs), task.model.dim)
         points = product([k for k in settings.k if k <= task.model.dim] or [task.model.dim], settings.power)
         super().__init__("asif", task, [{"k": k, "power": power} for k, power in points])
-        self._filled = False
+        self._has_anchors = False
 
     def fit(self, point: Point) -> None:
-        if not self._filled:
-            self._fill(anchor_pairs(self.pairs.image_of, self.model.dim, self.task.seed))
+        if not self._has_anchors:
+            self._store_anchors(anchor_pairs(self.pairs.image_of, self.model.dim, self.task.seed))
         for encoder in self._encoders:
             encoder.k.fill_(int(point["k"]))
             encoder.power.fill_(point["power"])
 
-    def _fill(self, anchors: Int[np.ndarray, " n_anchors"]) -> None:
+    def _store_anchors(self, anchors: Int[np.ndarray, " n_anchors"]) -> None:
         images, captions = self._encoders
         for encoder in self._encoders:
             encoder.anchors.zero_()  # with too few pairs some anchors stay zero: no cosine with them is above 0
@@ -242,7 +244,7 @@ class Asif(ClosedForm):
             (caption_vectors,) = self.task.captions.read(indices)
             for encoder, vectors in ((images, image_vectors), (captions, caption_vectors)):
                 encoder.anchors[start : start + len(indices)] = unit_length(vectors.float())
-        self._filled = True
+        self._has_anchors = True
 
 
 def anchor_pairs(image_of: NDArray[np.int64], n: int, seed: int) -> NDArray[np.int64]:

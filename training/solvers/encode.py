@@ -21,7 +21,7 @@ from vse.training.models.encoders.base import unit_length
 
 _BLOCK_ROWS = 512  # images or captions that are embedded at once
 _BLOCK_PHOTOS = 64  # photos that a CNN embeds at once
-TILE_IMAGES, TILE_CAPTIONS = 64, 256  # most images and captions that a model that scores pairs scores at once
+TILE_IMAGES, TILE_CAPTIONS = 64, 256  # largest numbers of images and captions whose pairs are scored at once
 _MIN_TILE_CAPTIONS = 8  # kernels compute the rows of smaller tiles differently
 _MAX_TILE_PAIRS = 2**23  # pairs of vectors in a tile; tiles of large sets have fewer captions
 _WIDTH_MULTIPLE = 4  # the vectors of a caption are padded to a multiple of this number
@@ -123,8 +123,8 @@ class PairScores:
     def _tiles(self, indices: Tensor) -> Iterator[tuple[Tensor, int, int]]:
         """Yield tiles of the captions ``indices``.
 
-        Yields the positions of a tile's captions in ``indices``, the number of captions with padding, and the number of
-        vectors of each caption with padding.
+        A tile is the positions of its captions in ``indices``, and two padded sizes: the number of captions, and the number of
+        vectors of each caption.
         """
         widths = self._widths[indices]
         for width in sorted(set(widths.tolist())):
@@ -140,7 +140,7 @@ class PairScores:
     def _tile(self, side: Packed, indices: Tensor, size: int, width: int | None) -> Encoded:
         """Return the embeddings at ``indices`` on the device, padded to the shape of a tile.
 
-        Copies of the first embedding are added up to ``size`` embeddings, and zeros up to ``width`` vectors in each set.
+        Copies of the first embedding pad the tile to ``size`` embeddings. Zeros pad each set to ``width`` vectors.
         """
         rows = side.unpack(torch.cat([indices, indices[:1].expand(size - len(indices))]), width)
         return tuple(part.to(self._device) for part in rows)

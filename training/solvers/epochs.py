@@ -46,10 +46,10 @@ class GradientSolver(Solver):
         ema = self.settings.ema if self.processes.first else None
         self.averaged = None if ema is None else AveragedWeights(self.model, ema)
         self._sizes: list[int] = []  # number of pairs of each batch of the running epoch
-        learned = task.loss.weights()
+        learned = task.loss.build_scale()
         self.loss_weights = None if learned is None else learned.to(self.device)
         if self.loss_weights is not None:
-            self.schedule.add_loss(self.loss_weights, task.loss.weights_learning_rate)
+            self.schedule.add_loss(self.loss_weights, task.loss.scale_learning_rate)
         self.optimizer = OPTIMIZERS[self.settings.optimizer](self.schedule.groups(), fused=True)
 
     @abstractmethod
@@ -147,8 +147,8 @@ class GradientSolver(Solver):
         done = self.progress.step + 1
         return done % self.settings.accumulate == 0 or done == len(self._sizes)
 
-    def weight_cost(self, cost: Tensor, loss: Loss) -> Tensor:
-        """Weight the cost of the current batch by the batch's share of the pairs of the update, if the loss is a mean."""
+    def scale_cost(self, cost: Tensor, loss: Loss) -> Tensor:
+        """Scale the cost of the current batch by the batch's share of the pairs of the update, if the loss is a mean."""
         if self.settings.accumulate == 1 or not loss.is_mean_over_queries:
             return cost
         first = self.progress.step - self.progress.step % self.settings.accumulate
@@ -206,7 +206,7 @@ class GradientSolver(Solver):
                 if self.processes.any(self.interruption.signal is not None):
                     self._finite_loss()
                     save()
-                    raise self.interrupted()
+                    raise self.stop_error()
                 if time.monotonic() - saved > 60 * self.settings.save_minutes:
                     self._finite_loss()
                     save()

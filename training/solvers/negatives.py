@@ -25,7 +25,7 @@ class HardNegatives:
     """A list of the ``n`` negatives with the highest costs in each epoch, for images and for captions as queries.
 
     For an image as the query, the negative is the caption ``negative_sentid``. For a caption, the negative is the image
-    ``negative_imgid``, and the list names the caption of the same pair.
+    ``negative_imgid``, and ``negative_sentid`` is a caption of this image.
     """
 
     def __init__(self, n: int, captions: Sequence[Caption]) -> None:
@@ -34,13 +34,13 @@ class HardNegatives:
         self.finished: list[Entry] = []
         self.running: list[Entry] = []
 
-    def add(self, epoch: int, pairs: Sequence[int], rankings: tuple[QueryScores, QueryScores], margin: float) -> None:
+    def add(self, epoch: int, pairs: Sequence[int], query_scores: tuple[QueryScores, QueryScores], margin: float) -> None:
         """Add the hardest negatives of a batch.
 
         ``pairs`` : indices of the pairs of the batch.
-        ``rankings`` : scores, with images and with captions as queries; columns after those of the batch are ignored.
+        ``query_scores`` : scores, with images and with captions as queries; columns after those of the batch are ignored.
         """
-        for query, (scores, positives, negatives) in zip(("image", "caption"), rankings, strict=True):
+        for query, (scores, positives, negatives) in zip(("image", "caption"), query_scores, strict=True):
             own = slice(len(pairs))
             hardest = hinge_costs(scores.detach(), positives, negatives, margin)[:, own].max(1)
             best = torch.topk(hardest.values, min(self.n, len(pairs)))

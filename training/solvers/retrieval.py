@@ -124,7 +124,7 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
             else:
                 cost, adversary_loss, measures = self.adversary.compute_losses(pairs, self.model, objective, self.step_seed(0))
         if self.adversary is None:
-            self.weight_cost(cost.value, self.task.loss_of(self.progress.epoch)).backward()  # type: ignore[no-untyped-call]
+            self.scale_cost(cost.value, self.task.loss_of(self.progress.epoch)).backward()  # type: ignore[no-untyped-call]
         else:
             self._set_both_gradients(cost.value, adversary_loss, list(self.adversary.parameters()))
             self._add_measures({**measures, "loss": adversary_loss.detach()}, len(batch))
@@ -174,7 +174,7 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
     def _embed_share(self, image_inputs: Encoded, share: Indices) -> tuple[Encoded, Encoded]:
         """Return the embeddings of this process's share of a batch, which is empty with more processes than pairs."""
         if not len(share):
-            images, captions = (_no_embeddings(kind, self.model.dim, self.device) for kind in self.model.gives)
+            images, captions = (_no_embeddings(kind, self.model.dim, self.device) for kind in self.model.embedding_kinds)
             return images, captions
         with autocast(self.settings.precision, self.device):
             images = self.model.embed_images(*(move_tensor(part, self.device) for part in image_inputs))

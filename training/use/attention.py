@@ -31,10 +31,10 @@ log = logging.getLogger(__name__)
 
 
 class PairAttention:
-    """The attention between photos and captions by the model of a run. Raises UserError if the words are not known."""
+    """The attention between photos and captions by the model of a run. Raises UserError if the run reads no words."""
 
     def __init__(self, trained: TrainedRun) -> None:
-        side = trained.experiment.model.similarity.attends
+        side = trained.experiment.model.similarity.attention_direction
         assert side is not None, "a model that does not attend"
         if trained.caption_cache is not None:
             raise UserError(f"{trained.folder.path}: reads captions from a cache, so which words it attends to is not known")
@@ -133,7 +133,7 @@ def with_attention(
     ``encoded_query`` : embedding of the query.
     ``rows`` : positions of the hits in the split.
     """
-    if trained.experiment.model.similarity.attends is None or not hits:
+    if trained.experiment.model.similarity.attention_direction is None or not hits:
         return list(hits)
     try:
         attention = PairAttention(trained)
@@ -144,8 +144,8 @@ def with_attention(
     return [replace(hit, attention=one) for hit, one in zip(hits, seen, strict=True)]
 
 
-def attention_of_run(run: Path, embeddings: Embeddings) -> AttendingRun | None:
-    """Return a function that computes the attention of a run for pairs of its ``embeddings``, for :mod:`vse.eval.report`.
+def open_attending_run(run: Path, embeddings: Embeddings) -> AttendingRun | None:
+    """Open a run to compute the attention of pairs of its ``embeddings``, for :mod:`vse.eval.report`.
 
     Returns None if ``run`` is not a run, or if its model has no attention. Raises UserError if the run cannot be loaded.
     """
@@ -153,7 +153,7 @@ def attention_of_run(run: Path, embeddings: Embeddings) -> AttendingRun | None:
     if not folder.config_file.is_file():
         return None
     try:
-        attends = folder.settings(ExperimentConfig).model.similarity.attends
+        attends = folder.settings(ExperimentConfig).model.similarity.attention_direction
     except UserError as error:
         log.info("%s; so whether its model attends is not known", error)
         return None

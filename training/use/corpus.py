@@ -124,11 +124,11 @@ def encode_side(trained: TrainedRun, by_photo: bool, rows: NDArray[np.int64] | N
     return encode_images(trained.model, trained.split, trained.device, rows)
 
 
-def pool_side(trained: TrainedRun, by_photo: bool, held_bytes: int) -> tuple[NDArray[np.float32], Packed | None]:
+def pool_side(trained: TrainedRun, by_photo: bool, max_held_bytes: int) -> tuple[NDArray[np.float32], Packed | None]:
     """Return a single vector of each item to search (:func:`vse.training.solvers.encode.pooled`), and all embeddings.
 
     The items are captions for a photo as the query, or images for a text. The second result is None if the embeddings (sets)
-    need more than ``held_bytes``.
+    need more than ``max_held_bytes``.
     """
     pairs = trained.split.pairs
     n_rows, held_here = len(pairs) if by_photo else len(pairs.images), 0
@@ -138,7 +138,7 @@ def pool_side(trained: TrainedRun, by_photo: bool, held_bytes: int) -> tuple[NDA
         block = encode_side(trained, by_photo, np.arange(start, min(start + _BLOCK_ROWS, n_rows)))
         vectors.append(pooled(block))
         held_here += block.vectors.nbytes
-        held = None if held is None or held_here > held_bytes else [*held, block]
+        held = None if held is None or held_here > max_held_bytes else [*held, block]
     return np.concatenate(vectors), None if held is None else _join(held)
 
 

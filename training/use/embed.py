@@ -42,7 +42,7 @@ from vse.training.run.folder import RunFolder
 from vse.training.solvers.encode import PairScores, encode, pooled
 from vse.training.use.localise import score_phrases, score_sentences
 from vse.training.use.model import TrainedRun, load_opened, load_run
-from vse.training.use.trained_run import OpenedRun, images_trained_on, open_run, read_identity, unfinished_state
+from vse.training.use.opened_run import OpenedRun, count_training_images, open_run, read_identity, unfinished_state
 
 log = logging.getLogger(__name__)
 _VectorsById = Mapping[int, NDArray[np.float32]]
@@ -77,7 +77,7 @@ def embed_split(
     kind = PHRASE_SCORES_KIND if localises and not sentences else EMBEDDINGS_KIND
     check_output(out, kind, [*RunFolder(run).files, *opened.inputs])
     restval = opened.experiment.train.restval
-    n_seen = images_trained_on(opened.folder, restval, opened.cache, opened.dataset, split, allow_leak)
+    n_seen = count_training_images(opened.folder, restval, opened.cache, opened.dataset, split, allow_leak)
     overlap = {"images_trained_on": {"images": n_seen, "of": len(opened.dataset.split(split))}} if n_seen else {}
     if localises:
         write = score_sentences if sentences else score_phrases

@@ -20,7 +20,7 @@ from vse.features.backbones.device import MEMORY_ADVICE, memory_guard
 from vse.features.cache.feature_cache import FeatureCache, read_input_hashes
 from vse.features.cache.rows import sha256_bytes
 from vse.features.data_checks import belongs_to_dataset
-from vse.features.extractors.text import ItemEncoder, load_item_encoder
+from vse.features.extractors.text import TextItemEncoder, load_text_item_encoder
 from vse.pipeline.dataset.columns import IdIndex, caption_ids
 from vse.pipeline.dataset.dataset import Dataset, phrase_texts
 from vse.pipeline.errors import UserError
@@ -30,11 +30,11 @@ from vse.training.data.images import Indices
 from vse.training.data.pairs import Pairs, encode_texts, images_of
 from vse.training.models.build import Model
 from vse.training.options import RunFiles, SearchRequest
+from vse.training.phrases.arrays import PhraseArrays, check_phrase_cache
 from vse.training.phrases.localisation import PhraseSplit, PhraseVectors, score_candidates, scores_of_pairs, sentence_scores
-from vse.training.phrases.pairs import PhraseArrays, check_phrase_cache
 from vse.training.phrases.regions import BoxFeatures, RegionInputs
-from vse.training.phrases.task import PhraseSettings, cached_phrases, phrase_model, scored_split
-from vse.training.use.trained_run import OpenedRun, load_best, open_run
+from vse.training.phrases.task import PhraseSettings, cached_phrases, evaluation_split, phrase_model
+from vse.training.use.opened_run import OpenedRun, load_best, open_run
 
 if TYPE_CHECKING:
     from vse.eval.search.top_k import PhraseCandidates
@@ -43,20 +43,20 @@ log = logging.getLogger(__name__)
 
 
 class EncodedPhrases:
-    """Phrases of another data set, which are encoded when they are read.
+    """Phrases that an encoder, fitted to another data set, encodes when they are read.
 
     ``texts`` : texts of the phrases, by index.
-    ``reader`` : encoder of the model's training phrases.
+    ``encoder`` : encoder of the model's training phrases.
     ``cache`` : cache of the training phrases.
     ``device`` : device of the vectors.
     """
 
-    def __init__(self, texts: Sequence[str], reader: ItemEncoder, cache: FeatureCache, device: torch.device) -> None:
-        self._texts, self._reader, self._cache, self._device = texts, reader, cache, device
+    def __init__(self, texts: Sequence[str], encoder: TextItemEncoder, cache: FeatureCache, device: torch.device) -> None:
+        self._texts, self._encoder, self._cache, self._device = texts, encoder, cache, device
 
     def read(self, indices: Indices) -> tuple[Tensor, ...]:
         texts = [self._texts[number] for number in indices.tolist()]
-        return encode_texts(self._cache, self._reader, [(text, text.split(" ")) for text in texts], self._device)
+        return encode_texts(self._cache, self._encoder, [(text, text.split(" ")) for text in texts], self._device)
 
 
 def score_phrases(
@@ -138,7 +138,7 @@ def _rank_boxes(
             "with the same settings, and name its cache with --features"
         )
     model = _best_model(opened, phrase_settings)
-    reader = load_item_encoder(phrases, files.weights_dir, str(opened.device))
+    reader = load_text_item_encoder(phrases, files.weights_dir, str(opened.device))
     inputs = encode_texts(phrases, reader, [(text.lower(), opened.words_of(text))], opened.device)
     if not text.strip() or not inputs[0].any():
         raise UserError(f"{text!r}: none of its words is known to {phrases.feature!r}")
@@ -164,7 +164,7 @@ def _model_and_split(opened: OpenedRun, split: str, files: RunFiles) -> tuple[Mo
     model = _best_model(opened, phrase_settings)
     images = images_of(opened.dataset, [split], opened.cache)
     texts = _phrase_vectors(opened.dataset, phrases, files, opened.device)
-    return model, scored_split(opened.dataset, images, opened.cache, texts, phrase_settings, opened.device)
+    return model, evaluation_split(opened.dataset, images, opened.cache, texts, phrase_settings, opened.device)
 
 
 def _check_finite(opened: OpenedRun, scores: Float[np.ndarray, "..."]) -> None:
@@ -191,7 +191,9 @@ def _phrase_vectors(dataset: Dataset, phrases: FeatureCache, files: RunFiles, de
     if belongs_to_dataset(phrases, dataset):
         check_phrase_cache(phrases, dataset)
         return cached_phrases(phrases, device)
-    return EncodedPhrases(phrase_texts(dataset), load_item_encoder(phrases, files.weights_dir, str(device)), phrases, device)
+    return EncodedPhrases(
+        phrase_texts(dataset), load_text_item_encoder(phrases, files.weights_dir, str(device)), phrases, device
+    )
 
 
 def find_phrase(

@@ -12,7 +12,7 @@ from vse.features.cache.reader import FeatureReader
 from vse.features.data_checks import belongs_to_dataset
 from vse.features.exchange.embeddings import read_backbone
 from vse.features.extractors.cnn import rebuild_cnn_extractor
-from vse.features.extractors.text import load_item_encoder
+from vse.features.extractors.text import load_text_item_encoder
 from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.errors import UserError
 from vse.training.data.images import CachedImages, EvaluationImages, photo_crops
@@ -22,7 +22,7 @@ from vse.training.model_inputs import check_one_space, model_inputs, read_captio
 from vse.training.models.build import Model, build_model
 from vse.training.models.trainable_cnn import TrainableCnn
 from vse.training.options import RunFiles
-from vse.training.use.trained_run import OpenedRun, load_best, open_run
+from vse.training.use.opened_run import OpenedRun, load_best, open_run
 
 
 @dataclass(frozen=True)
@@ -57,18 +57,18 @@ def load_opened(opened: OpenedRun, split: str | None, files: RunFiles = RunFiles
     images: EvaluationImages
     cnn = None
     if experiment.images.finetune:
-        extractor = rebuild_cnn_extractor(cache, device=str(where), random_weights=True, positions=True)
+        extractor = rebuild_cnn_extractor(cache, device=str(where), random_weights=True, allow_positions=True)
         cnn = TrainableCnn(extractor, experiment.images.batch_norm)
         images = photo_crops(extractor, dataset, pairs.images, experiment.images)
     else:
         images = CachedImages(FeatureReader(cache, 0, mapped=False), pairs.image_ids, where)
     check_one_space(experiment.model, cache, caption_cache)
-    vocabulary, vocabulary_sha256 = folder.read_vocabulary()
+    vocabulary, vocabulary_sha256 = folder.read_vocabulary_with_sha256()
     encoder = experiment.model.caption_encoder
     transformer = folder.read_transformer() if encoder is not None and Kind.TOKENS in encoder.takes else None
     captions: CaptionInputs
     if caption_cache is not None and not belongs_to_dataset(caption_cache, dataset):  # its encoder reads any captions
-        reader = load_item_encoder(caption_cache, files.weights_dir, str(where))
+        reader = load_text_item_encoder(caption_cache, files.weights_dir, str(where))
         captions = EncodedCaptions(pairs.captions, reader, caption_cache, where)
     else:
         read = partial(read_captions, caption_cache, transformer, vocabulary, pairs, where)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.extractors.cnn import CnnExtractor, rebuild_cnn_extractor
-from vse.features.extractors.text import ItemEncoder, load_item_encoder
+from vse.features.extractors.text import TextItemEncoder, load_text_item_encoder
 from vse.pipeline.dataset.captions import UNKNOWN
 from vse.pipeline.errors import UserError
 from vse.training.data.pairs import TokenIndices, encode_texts
@@ -77,15 +77,17 @@ class QueryEncoder:
         return None if backbone is None else QueryEncoder(backbone, self._split, self._weights_dir)
 
     @cached_property
-    def _caption_reader(self) -> ItemEncoder | None:
+    def _caption_reader(self) -> TextItemEncoder | None:
         cache = self._trained.caption_cache
-        return None if cache is None else load_item_encoder(cache, self._weights_dir, str(self._trained.device))
+        return None if cache is None else load_text_item_encoder(cache, self._weights_dir, str(self._trained.device))
 
     @cached_property
     def _extractor(self) -> CnnExtractor:
         trained = self._trained
         own, sets = trained.model.cnn is not None, trained.cache.row_kind == "sets"
-        return rebuild_cnn_extractor(trained.cache, self._weights_dir, str(trained.device), random_weights=own, positions=sets)
+        return rebuild_cnn_extractor(
+            trained.cache, self._weights_dir, str(trained.device), random_weights=own, allow_positions=sets
+        )
 
     def _encode_text(self, text: str) -> EncodedQuery:
         trained, reader, remark = self._trained, self._caption_reader, ""

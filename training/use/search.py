@@ -41,8 +41,8 @@ from vse.training.use.corpus import (
     vector_similarity,
 )
 from vse.training.use.model import TrainedRun, load_run
+from vse.training.use.opened_run import unfinished_state
 from vse.training.use.queries import EncodedQuery, Query, QueryEncoder
-from vse.training.use.trained_run import unfinished_state
 
 log = logging.getLogger(__name__)
 _BLANK_PHOTO_SIZE = (64, 64)  # of the blank photo that Searcher.load uses as a first query
@@ -52,22 +52,22 @@ _BLANK_PHOTO_SIZE = (64, 64)  # of the blank photo that Searcher.load uses as a 
 class SearchOptions:
     """The options of a search.
 
-    ``corpus`` : embeddings file of the run to search instead of the split.
-    ``index`` : FAISS index file of the run's weights, features, split and corpus; a missing file is built.
+    ``corpus_file`` : embeddings file of the run to search instead of the split.
+    ``index`` : FAISS index file, valid for one set of weights, features, split and corpus; a missing file is built.
     ``index_type`` : factory string, see :mod:`vse.eval.search.index`; by default that of the file, or Flat for a new index.
     ``index_parameters`` : search parameters of the index, see :func:`vse.eval.search.index.set_parameters`.
     ``rerank`` : number of candidates to score, at least the number of results.
     ``many`` : True if many queries follow, so that an index in memory and the embeddings of all items pay off.
-    ``held_bytes`` : limit on the memory for the embeddings of all items; above it, each query encodes its candidates again.
+    ``max_held_bytes`` : limit on memory for the embeddings of all items; above it, each query encodes its candidates again.
     """
 
-    corpus: Path | None = None
+    corpus_file: Path | None = None
     index: Path | None = None
     index_type: str | None = None
     index_parameters: str = ""
     rerank: int | None = None
     many: bool = False
-    held_bytes: int = 4 * 2**30
+    max_held_bytes: int = 4 * 2**30
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Searcher:
 
     @cached_property
     def _pair_attention(self) -> PairAttention:
-        if self.trained.experiment.model.similarity.attends is None:
+        if self.trained.experiment.model.similarity.attention_direction is None:
             raise UserError(f"{self.trained.folder.path}: its model does not attend")
         return PairAttention(self.trained)
 
@@ -158,7 +158,7 @@ class Searcher:
 
     def _check_captions(self, by_photo: bool) -> None:
         trained = self.trained
-        if by_photo and self._options.corpus is None and not len(trained.split.pairs):
+        if by_photo and self._options.corpus_file is None and not len(trained.split.pairs):
             raise UserError(f"{trained.dataset.path}: no image of the split {self.split!r} has a caption for a photo to find")
 
     def _check_options(self) -> None:
@@ -168,7 +168,7 @@ class Searcher:
                 raise UserError(
                     f"{run}: its scores are inner products, and FAISS finds the highest of them; leave --rerank out"
                 )
-        elif options.corpus is not None:
+        elif options.corpus_file is not None:
             raise UserError(f"{run}: its model scores every pair; leave --corpus out")
         elif options.index is not None and options.rerank is None:
             raise UserError(
@@ -182,8 +182,8 @@ class Searcher:
 
     def _build_side(self, by_photo: bool, dim: int) -> _SearchSide:
         trained, options, similarity = self.trained, self._options, vector_similarity(self.trained)
-        if options.corpus is not None:
-            target = target_in_file(trained, options.corpus, by_photo, dim)
+        if options.corpus_file is not None:
+            target = target_in_file(trained, options.corpus_file, by_photo, dim)
         else:
             target = target_in_split(trained, self.split, by_photo)
         pairwise, encoded = trained.model.pairwise, None
@@ -200,7 +200,7 @@ class Searcher:
         elif options.many:
             vectors: Corpus
             if pairwise:
-                vectors, encoded = pool_side(trained, by_photo, options.held_bytes)
+                vectors, encoded = pool_side(trained, by_photo, options.max_held_bytes)
             else:
                 vectors = target.compute_vectors()
             index = index_of(vectors, target.name, similarity, options.index_type).index
@@ -209,14 +209,14 @@ class Searcher:
         set_parameters(index, options.index_parameters)
         return _SearchSide(target, IndexVectors(index), index, encoded)
 
-    def _nearest(self, side: _SearchSide, asked: NDArray[np.float32], k: int, by_photo: bool) -> tuple[Scores, Rows]:
+    def _nearest(self, side: _SearchSide, encoded_query: NDArray[np.float32], k: int, by_photo: bool) -> tuple[Scores, Rows]:
         """Return scores and rows of the ``k`` vectors nearest to the query. An approximate index may find fewer vectors."""
         assert side.vectors is not None
         scores, rows = (
             values[0]
             for values in search(
                 side.vectors,
-                asked,
+                encoded_query,
                 k,
                 vector_similarity(self.trained),
                 direction="i2t" if by_photo else "t2i",
@@ -230,9 +230,9 @@ class Searcher:
         return scores[there], rows[there]
 
     def _best_pairs(
-        self, side: _SearchSide, asked: Encoded, k: int, by_photo: bool, among: Rows | None
+        self, side: _SearchSide, encoded_query: Encoded, k: int, by_photo: bool, among: Rows | None
     ) -> tuple[Scores, Rows]:
-        """Return scores and rows of the ``k`` items with the best scores of pairs, of all items or of the rows ``among``."""
+        """Return scores and rows of the ``k`` items with the best scores. ``among`` holds the rows to score; None is all."""
         model, candidates = self.trained.model, side.encoded
         if among is not None:
             if not len(among):
@@ -244,9 +244,9 @@ class Searcher:
                 candidates = candidates.select(torch.from_numpy(among))
         assert candidates is not None
         if by_photo:
-            every = PairScores(model, pack([asked]), candidates)(slice(0, 1), None)[0][0]
+            every = PairScores(model, pack([encoded_query]), candidates)(slice(0, 1), None)[0][0]
         else:
-            pairs = PairScores(model, candidates, pack([asked]))
+            pairs = PairScores(model, candidates, pack([encoded_query]))
             ends = len(candidates)
             spans = (slice(start, min(start + TILE_IMAGES, ends)) for start in range(0, ends, TILE_IMAGES))
             every = torch.cat([pairs(span, None)[1][:, 0] for span in spans])
@@ -294,7 +294,7 @@ class LastSearcher:
         return None
 
     def keep(self, request: Hashable, searcher: Searcher, files: Iterable[Path], started: int) -> None:
-        """Cache a searcher, unless one of its files has changed since shortly before ``started`` (ns), when it was built.
+        """Cache a searcher that was built at ``started`` (ns), unless one of its files may have changed since then.
 
         ``files`` : files of the searcher, besides the files of the run.
         """
@@ -303,7 +303,7 @@ class LastSearcher:
             self._cached = _CachedSearcher(request, searcher, states)
 
 
-LAST = LastSearcher()
+LAST_SEARCHER = LastSearcher()
 
 
 def _list_files(trained: TrainedRun) -> list[Path]:
@@ -351,7 +351,7 @@ def _search(
     options = SearchOptions(corpus, index, request.index_type, request.index_parameters, request.rerank)
     cache_key, started = (Path.cwd(), run, split, files, device, options), time.time_ns()
     if last is None and index is not None:
-        last = LAST
+        last = LAST_SEARCHER
     cached = None if last is None else last.searcher(cache_key)
     trained = load_for_search(run, split, files, device) if cached is None else cached.trained
     if isinstance(query, Path) and corpus is None and not len(trained.split.pairs):

@@ -30,7 +30,7 @@ def without_vectors(**changes: Any) -> Embeddings:
 
 def blocks(scores: np.ndarray, rows: int = 7) -> ScoreBlocks:
     image_of_caption = torch.from_numpy(made().image_of_caption())
-    return replace(blocks_from_scores(scores, image_of_caption), n_rows=rows)
+    return replace(blocks_from_scores(scores, image_of_caption), rows_per_block=rows)
 
 
 def same(first: Embeddings, second: Embeddings) -> None:

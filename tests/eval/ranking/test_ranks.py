@@ -112,17 +112,17 @@ def test_two_directions_are_asked_in_lockstep() -> None:
 def test_blocks_that_do_not_fit_are_refused() -> None:
     good = blocks_of(np.zeros((3, 4), np.float32), [0, 1, 2, 2], 2)
     for other in (
-        replace(good, n_rows=3),
-        replace(good, n_columns=3),
+        replace(good, rows_per_block=3),
+        replace(good, columns_per_block=3),
         replace(good, n_images=4),
         replace(good, image_of_caption=torch.tensor([0, 1, 1, 2])),
     ):
         with pytest.raises(ValueError, match="the two directions differ"):
             ranks_from_blocks(good, other)
     with pytest.raises(ValueError, match="blocks of 0 rows"):
-        replace(good, n_rows=0)
+        replace(good, rows_per_block=0)
     with pytest.raises(ValueError, match="blocks of 0 columns"):
-        replace(good, n_columns=0)
+        replace(good, columns_per_block=0)
     with pytest.raises(ValueError, match=r"shape \(2, 3\), expected \(2, 4\)"):
         ranks_from_blocks(replace(good, score=lambda rows, columns: torch.zeros(2, 3 if columns is None else len(columns))))
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.eval.slow_ranks import slow_order_scores
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.ranking.ranks import ranks_from_blocks
-from vse.eval.report.gallery import Direction, retrieve_candidates, select_contrasting_queries, select_queries
+from vse.eval.report.gallery import DirectionName, retrieve_candidates, select_contrasting_queries, select_queries
 
 
 def made(seed: int, similarity: str, n_images: int = 9, n_each: int = 3, dim: int = 2) -> Embeddings:
@@ -27,7 +27,7 @@ def made(seed: int, similarity: str, n_images: int = 9, n_each: int = 3, dim: in
     return Embeddings(ids, np.arange(len(image_of_caption)), ids[image_of_caption], "d", "test", **sides, similarity=kind)
 
 
-def slow_candidates(run: Embeddings, direction: Direction, query: int) -> list[tuple[int, bool]]:
+def slow_candidates(run: Embeddings, direction: DirectionName, query: int) -> list[tuple[int, bool]]:
     """All candidates of a query, best first: of equal scores the negatives, and of these the earlier rows."""
     if run.vectors is None:
         scores = np.asarray(run.direction_scores(direction))
@@ -46,7 +46,7 @@ def slow_candidates(run: Embeddings, direction: Direction, query: int) -> list[t
 @pytest.mark.parametrize("direction", ["i2t", "t2i"])
 @given(seed=st.integers(0, 1000))
 def test_the_best_candidates_are_those_of_a_full_sort_and_agree_with_the_ranks(
-    direction: Direction, similarity: str, seed: int
+    direction: DirectionName, similarity: str, seed: int
 ) -> None:
     run = made(seed, similarity)
     ranks = getattr(ranks_from_blocks(*run.score_blocks()), direction)

@@ -50,7 +50,7 @@ def slow_list_ranks(
 
 
 def blocks(scores: np.ndarray, image_of_caption: np.ndarray, rows: int = 5) -> ScoreBlocks:
-    return replace(blocks_from_scores(scores, torch.from_numpy(image_of_caption)), n_rows=rows)
+    return replace(blocks_from_scores(scores, torch.from_numpy(image_of_caption)), rows_per_block=rows)
 
 
 def case(seed: int, n: int, m: int, whole: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

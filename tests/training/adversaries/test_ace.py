@@ -176,7 +176,7 @@ def test_false_negatives_are_those_of_the_image_and_of_its_texts(mask: str, text
     batch = rng.integers(len(pairs), size=3)
     image_of, text = pairs.image_of, [t for own in texts for t in own]
     for captions in (np.arange(len(pairs)), rng.permutation(len(pairs))[: rng.integers(1, len(pairs) + 1)]):
-        found = FalseNegatives(pairs, mask).captions(image_of[batch], batch, captions)
+        found = FalseNegatives(pairs, mask).mask_captions(image_of[batch], batch, captions)
         for row, pair in zip(found.tolist(), batch, strict=True):
             false = {
                 "pair": [c == pair for c in captions],
@@ -185,7 +185,7 @@ def test_false_negatives_are_those_of_the_image_and_of_its_texts(mask: str, text
             }[mask]
             assert row == false
     for images in (np.arange(len(texts)), rng.permutation(len(texts))[:2]):
-        found = FalseNegatives(pairs, mask).images(image_of[batch], batch, images)
+        found = FalseNegatives(pairs, mask).mask_images(image_of[batch], batch, images)
         for row, pair in zip(found.tolist(), batch, strict=True):
             alike = [mask == "text" and text[pair] in texts[k] for k in images]
             assert row == [one or k == image_of[pair] for one, k in zip(alike, images, strict=True)]

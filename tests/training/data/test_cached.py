@@ -162,7 +162,7 @@ def test_of_regions_as_many_bytes_as_there_are_vectors_count(bytes_allowed: int,
 
 
 @pytest.mark.parametrize(
-    ("device", "memory_gb", "taken_gb", "room"),
+    ("device", "memory_gb", "used_gb", "room"),
     [
         ("cpu", 2.0, 0.5, 1.5e9),
         ("cpu", 2.0, 3.0, 0.0),
@@ -171,17 +171,17 @@ def test_of_regions_as_many_bytes_as_there_are_vectors_count(bytes_allowed: int,
     ],
 )
 def test_images_leave_room_for_captions(
-    device: str, memory_gb: float, taken_gb: float, room: float, monkeypatch: Patch
+    device: str, memory_gb: float, used_gb: float, room: float, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (70e9, 80e9))
-    assert count_free_bytes(torch.device(device), memory_gb, taken_gb) == pytest.approx(room)
+    assert count_free_bytes(torch.device(device), memory_gb, used_gb) == pytest.approx(room)
 
 
 def test_captions_fit_on_a_gpu_beside_images_that_are_larger_than_memory_gb(tfidf: Path, monkeypatch: Patch) -> None:
     asked: list[tuple[float, float]] = []
     monkeypatch.setattr(cached_module, "count_free_bytes", lambda _, memory, taken: asked.append((memory, taken)) or 70e9)
     opened = open_cache(tfidf)
-    captions = CachedFeatures(FeatureReader(opened, 0), opened.ids, CPU, 2.0, taken_gb=3.0)
+    captions = CachedFeatures(FeatureReader(opened, 0), opened.ids, CPU, 2.0, used_gb=3.0)
     assert asked == [(2.0, 3.0)]
     assert captions.gb_kept > 0
 

@@ -14,7 +14,7 @@ from vse.training.losses import LOSSES
 from vse.training.losses.ranking import RankingLoss
 from vse.training.models.similarities.base import Scores, Similarity
 
-RANKING = [name for name in LOSSES if LOSSES[name].ranks]
+RANKING = [name for name in LOSSES if LOSSES[name].is_ranking]
 
 
 def ranking_loss(name: str, **settings: Any) -> RankingLoss:

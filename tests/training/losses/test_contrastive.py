@@ -29,12 +29,12 @@ def made(name: str, **settings: Any) -> ContrastiveLoss:
 
 
 def learned(loss: ContrastiveLoss, exact: bool = True) -> LearnedScale:
-    weights = loss.weights()
+    weights = loss.build_scale()
     return weights.double() if exact else weights
 
 
 def cost(pairs: Pairs, loss: ContrastiveLoss, weights: nn.Module | None = None, compared_by: str = "cosine") -> Cost:
-    return loss.objective(similarity(compared_by), weights=weights)(pairs.batch(), 0)
+    return loss.objective(similarity(compared_by), scale=weights)(pairs.batch(), 0)
 
 
 def with_gradients(loss: Tensor, pairs: Pairs, weights: nn.Module | None) -> list[Tensor]:
@@ -93,7 +93,7 @@ def test_a_batch_with_several_captions_of_an_image_costs_what_the_loop_says(name
 def test_what_is_not_learned_is_as_it_is_set_by_blocks_as_well(name: str) -> None:
     pairs, fixed = Pairs([2, 1, 3]), made(name, learned=False, temperature=0.2)
     at_start = learned(made(name, learned=True, temperature=0.2))
-    assert fixed.weights() is None
+    assert fixed.build_scale() is None
     computed, expected = cost(pairs, fixed), cost(pairs, made(name, learned=True, temperature=0.2), at_start)
     torch.testing.assert_close(computed.value, expected.value, rtol=1e-6, atol=0)
     torch.testing.assert_close(computed.collapsed, expected.collapsed, rtol=1e-6, atol=0)
@@ -139,9 +139,9 @@ def test_learned_scales_start_as_in_the_papers_and_stay_bounded() -> None:
 def test_logits_of_half_precision_scores_are_in_float32(name: str, is_learned: bool) -> None:
     loss, scores = made(name, learned=is_learned), torch.tensor([[0.3, -0.7]], dtype=torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
-        logits = loss.logits(scores, loss.weights())
+        logits = loss.logits(scores, loss.build_scale())
     assert logits.dtype == torch.float32
-    torch.testing.assert_close(logits, loss.logits(scores.float(), loss.weights()))
+    torch.testing.assert_close(logits, loss.logits(scores.float(), loss.build_scale()))
 
 
 @st.composite

@@ -126,7 +126,7 @@ def test_sets_of_both_sides_are_scored_in_both_directions_whatever_their_padding
     made = build_model(ModelConfig.model_validate({"dim": 5, "word_dim": 3, **settings}), REGIONS, WORDS_INPUT)
     regions, mask = torch.randn(3, 4, FEATURE_DIM), torch.arange(4) < torch.tensor([4, 2, 1])[:, None]
     (vectors, same_mask), (states, inside) = made.embed_images(regions, mask), made.embed_captions(WORDS, LENGTHS)
-    assert made.gives == (Kind.SETS, Kind.SETS)
+    assert made.embedding_kinds == (Kind.SETS, Kind.SETS)
     assert made.pairwise
     assert torch.equal(same_mask, mask)
     for embeddings in (vectors, states):

@@ -19,7 +19,7 @@ from vse.pipeline.dataset.dataset import Dataset, load_dataset_file, mentions, p
 from vse.pipeline.dataset.phrases import iou
 from vse.pipeline.files.images import decode_image, read_image_bytes
 from vse.training.experiment import ExperimentConfig, load_experiment
-from vse.training.phrases.pairs import PhraseArrays, phrase_arrays, truth_regions
+from vse.training.phrases.arrays import PhraseArrays, phrase_arrays, truth_regions
 from vse.training.phrases.regions import BoxFeatures
 
 CPU = torch.device("cpu")

@@ -41,7 +41,7 @@ def drawn(world: World, settings: SamplingSettings, seed: int, n: int = 30) -> t
     rng = np.random.default_rng(seed)
     pairs = rng.permutation(len(world.pairs))[:n]
     sampler = TripletSampler(world.pairs, world.candidates, world.truth_of, settings)
-    return pairs, sampler.batch(pairs, rng)
+    return pairs, sampler.sample(pairs, rng)
 
 
 def region_queries(batch: TripletBatch) -> Iterator[tuple[int, int, set[int]]]:
@@ -133,7 +133,7 @@ def test_an_augmented_positive_is_any_as_likely(world: World) -> None:
     counts = [len(slow_positives(world, settings, k)) for k in range(len(world.pairs))]
     pair = int(np.argmax(counts))
     sampler, rng = TripletSampler(world.pairs, world.candidates, world.truth_of, settings), np.random.default_rng(0)
-    batches = (sampler.batch(np.asarray([pair]), rng) for _ in range(300 * counts[pair]))
+    batches = (sampler.sample(np.asarray([pair]), rng) for _ in range(300 * counts[pair]))
     found = Counter(int(batch.regions[batch.query_regions[0]]) for batch in batches)
     assert counts[pair] > 1
     assert set(found) == slow_positives(world, settings, pair)
@@ -233,7 +233,7 @@ def test_a_batch_without_negatives_costs_nothing_or_little(n: int, world: World)
 def drawn_pairs(world: World, settings: SamplingSettings, seed: int, n: int = 25) -> tuple[list[int], LabelledBatch]:
     rng = np.random.default_rng(seed)
     pairs = rng.permutation(len(world.pairs))[:n]
-    return pairs.tolist(), PairSampler(world.pairs, world.candidates, world.truth_of, settings).batch(pairs, rng)
+    return pairs.tolist(), PairSampler(world.pairs, world.candidates, world.truth_of, settings).sample(pairs, rng)
 
 
 def labelled(batch: LabelledBatch, label: int) -> list[tuple[int, int]]:

@@ -68,7 +68,7 @@ def run(images: Path, captions: Path, tmp_path_factory: pytest.TempPathFactory) 
 def vectors(cache: Path, ids: list[int]) -> Floats:
     """Rows of a cache, by their ids, of unit length."""
     reader = FeatureReader(open_cache(cache))
-    rows = reader.rows(reader.positions(ids)).astype(np.float64)
+    rows = reader.rows(reader.find_rows(ids)).astype(np.float64)
     found: Floats = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     return found
 

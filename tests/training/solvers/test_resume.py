@@ -153,14 +153,14 @@ def test_a_run_is_saved_now_and_then_within_an_epoch(cache: Path, tmp_path: Path
 class Attraction(Loss):
     """The mean, or the sum, of 1 - s over the pairs of a batch: each pair by itself."""
 
-    ranks: ClassVar = False
+    is_ranking: ClassVar = False
     name: Literal["attraction"] = "attraction"
 
     @property
     def is_mean_over_queries(self) -> bool:
         return self.reduction == "mean_topk"
 
-    def objective(self, similarity: Similarity, compiled: bool = False, weights: nn.Module | None = None) -> Objective:
+    def objective(self, similarity: Similarity, compiled: bool = False, scale: nn.Module | None = None) -> Objective:
         def cost(batch: Batch, seed: int) -> Cost:
             pairs = torch.arange(len(batch.image_of))
             costs = 1 - similarity.score_pairs(batch.images, batch.captions, pairs, pairs)

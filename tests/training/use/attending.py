@@ -34,7 +34,7 @@ def slow_weights(run: Path, image_id: int, tokens: list[str]) -> tuple[np.ndarra
     with torch.inference_mode():
         caption = trained.model.embed_captions(torch.tensor([words]), torch.tensor([len(words)]))
         weights = trained.model.similarity.attention(image, caption, first, first)[0]
-    side = trained.experiment.model.similarity.attends
+    side = trained.experiment.model.similarity.attention_direction
     return (weights if side == "t2i" else weights.T).numpy(), side
 
 

@@ -76,7 +76,7 @@ def test_for_a_text_each_photo_shows_where_its_words_look(on_grid: Path, demo: P
     assert [bool(quiet) for _, quiet, _ in words] == [True, *[False] * 6, True, True]
     for number, *_ in words:
         assert f".looks:has(.w{number}:hover) .m{number}," in page
-    side = load_run(on_grid, "test").experiment.model.similarity.attends
+    side = load_run(on_grid, "test").experiment.model.similarity.attention_direction
     assert ("Each word divides its attention" in page) == (side == "t2i")
     assert ("Each region of the photo divides its attention" in page) == (side == "i2t")
     assert "<script" not in page

@@ -166,7 +166,7 @@ def test_the_caches_have_the_embeddings_of_all_splits(made: Path, run: Path, dem
             for cache, side, ids in zip((images, captions), SIDES, ("image_ids", "caption_ids"), strict=True):
                 reader = FeatureReader(cache)
                 # The caches were computed in other batches, and matrix products of other sizes may round differently.
-                np.testing.assert_allclose(reader.rows(reader.positions(file[ids][:])), file[side][:], rtol=0, atol=1e-6)
+                np.testing.assert_allclose(reader.rows(reader.find_rows(file[ids][:])), file[side][:], rtol=0, atol=1e-6)
 
 
 def test_both_caches_say_which_run_made_them(made: Path, run: Path, cache: Path) -> None:

@@ -24,7 +24,7 @@ from vse.features.extraction import extract_shards, merge
 from vse.features.extractors.captions import load_cache_encoder
 from vse.features.extractors.cnn import CnnExtractor
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.pipeline.dataset.sources import check_dataset
+from vse.pipeline.dataset.preparation import check_dataset
 from vse.pipeline.demo import create_demo
 from vse.pipeline.errors import Interrupted, UserError
 from vse.training.cli import embed_main, report_main, search_main, train_main

@@ -45,7 +45,7 @@ class Encoder(nn.Module):
     forward: Callable[..., Encoded]
 
     def linear_map(self) -> nn.Linear | None:
-        """Return the layer of an encoder that is a single linear map of vectors, or None for another encoder."""
+        """Return the layer if the encoder consists of a single linear layer, else None."""
         return None
 
     def undecayed(self) -> list[Tensor]:

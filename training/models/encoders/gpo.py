@@ -143,6 +143,7 @@ class WordAugmentation(nn.Module):
     ``share`` : probability in [0, 1) that a word is selected.
     ``n_words`` : size of the vocabulary.
     ``special`` : indices of words that are never selected, and never replace another word.
+    ``replacements`` : indices of the words that can replace a selected word.
     ``mask_word`` : index of the mask.
     ``padding`` : index of the word that pads short captions.
     ``continuations`` : indices of pieces that continue the previous piece. All pieces of a word are treated alike.
@@ -150,7 +151,7 @@ class WordAugmentation(nn.Module):
 
     special: Tensor
     continuations: Tensor
-    choices: Tensor
+    replacements: Tensor
 
     def __init__(
         self,
@@ -169,7 +170,7 @@ class WordAugmentation(nn.Module):
         others = (~marks[0]).nonzero()[:, 0]
         self.register_buffer("special", marks[0], persistent=False)
         self.register_buffer("continuations", marks[1], persistent=False)
-        self.register_buffer("choices", others if len(others) else torch.tensor([mask_word]), persistent=False)
+        self.register_buffer("replacements", others if len(others) else torch.tensor([mask_word]), persistent=False)
 
     def forward(
         self, words: Int[Tensor, "n n_words"], mask: Bool[Tensor, "n n_words"]
@@ -183,7 +184,7 @@ class WordAugmentation(nn.Module):
         drawn = torch.rand(words.shape, device=words.device)
         drawn = drawn.gather(1, (~self.continuations[words]).cumsum(1).sub(1).clamp(min=0)) / self.share
         may_change = mask & ~self.special[words]
-        others = self.choices[torch.randint(len(self.choices), words.shape, device=words.device)]
+        others = self.replacements[torch.randint(len(self.replacements), words.shape, device=words.device)]
         changed = torch.where(may_change & (drawn >= _MASK_BELOW) & (drawn < _CHANGE_BELOW), others, words)
         changed = changed.masked_fill(may_change & (drawn < _MASK_BELOW), self.mask_word)
         kept = mask & ~(may_change & (drawn >= _CHANGE_BELOW) & (drawn < 1))

@@ -61,7 +61,7 @@ class IdentityEncoder(Encoder):
 class WeightedSettings(EncoderSettings):
     """A linear map to unit vectors u, and a weight r for each dimension: f(x) = r * u, u = (W x + b) / |W x + b|.
 
-    The weights are those of Li et al., ICLR 2025.
+    The weighting follows Li et al., ICLR 2025.
     """
 
     name: Literal["weighted"] = "weighted"

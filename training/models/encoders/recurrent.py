@@ -64,14 +64,14 @@ class RecurrentEncoder(WordReader):
 
     recurrent: nn.GRU | nn.LSTM
 
-    def after_last(self, words: PackedSequence) -> Tensor:
+    def compute_last_states(self, words: PackedSequence) -> Tensor:
         if words.data.device.type == "cpu":
             return last_states(self.recurrent, self.words.weight, words)
         _, last = self.recurrent(words._replace(data=self.words(words.data)))
         state: Tensor = (last[0] if isinstance(last, tuple) else last)[0]
         return state
 
-    def after_each(self, words: PackedSequence) -> Tensor:
+    def compute_all_states(self, words: PackedSequence) -> Tensor:
         if words.data.device.type == "cpu":
             directions = [
                 packed_states(self.recurrent, self.words.weight, words, backwards=bool(k))
@@ -205,9 +205,9 @@ class SruEncoder(WordReader):
 
     recurrent: SruLayers
 
-    def after_last(self, words: PackedSequence) -> Tensor:
-        return last_of(self.after_each(words), words)
+    def compute_last_states(self, words: PackedSequence) -> Tensor:
+        return last_of(self.compute_all_states(words), words)
 
-    def after_each(self, words: PackedSequence) -> Tensor:
+    def compute_all_states(self, words: PackedSequence) -> Tensor:
         states: Tensor = self.recurrent(self.words(words.data), words.batch_sizes.tolist())
         return states

@@ -82,11 +82,11 @@ class WordReader(Encoder):
         self.augmentation = WordAugmentation(share, spec.input_dim, (PAD, START, END), UNKNOWN, PAD) if share else None
         self._train_words = settings.train_words
 
-    def after_each(self, words: PackedSequence) -> Float[Tensor, "n_packed dim"]:
+    def compute_all_states(self, words: PackedSequence) -> Float[Tensor, "n_packed dim"]:
         """Return the state after each word, in the order of the packed words ``words.data``."""
         raise NotImplementedError
 
-    def after_last(self, words: PackedSequence) -> Float[Tensor, "n dim"]:
+    def compute_last_states(self, words: PackedSequence) -> Float[Tensor, "n dim"]:
         """Return the state after the last word of each caption, in the order before packing."""
         raise NotImplementedError
 
@@ -97,13 +97,13 @@ class WordReader(Encoder):
             lengths = mask.sum(1).cpu()
         packed = pack_padded_sequence(words, lengths, batch_first=True, enforce_sorted=False)
         if self.states != "last":
-            states, _ = pad_packed_sequence(packed._replace(data=self.after_each(packed)), batch_first=True)
+            states, _ = pad_packed_sequence(packed._replace(data=self.compute_all_states(packed)), batch_first=True)
             mask = _mask(lengths, states.shape[1], states.device)
             if self.pooling is None:
                 return states, mask
             state = self.pooling(states, mask)
         else:
-            state = self.after_last(packed)
+            state = self.compute_last_states(packed)
         return (state,) if self.head is None else self.head(state)
 
     def load_word_vectors(self, vectors: Float[Tensor, "n_words word_dim"], known: Bool[Tensor, " n_words"]) -> None:

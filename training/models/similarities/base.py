@@ -38,7 +38,7 @@ class Similarity(nn.Module):
     ) -> Float[Tensor, "k n_context n_queries"]:
         """Return the attention of each query vector to each context vector, for pairs as in :meth:`score_pairs`.
 
-        Only similarities with ``attends`` define this method.
+        Only similarities with an ``attention_direction`` define this method.
         """
         raise NotImplementedError
 
@@ -50,7 +50,7 @@ class SimilaritySettings(Settings):
     ``ranked_by`` : the similarity in :mod:`vse.eval.ranking.ranks` with the same ranks; None: the model must score every pair.
     ``compares_one_side`` : whether two images, or two captions, can also be compared.
     ``needs_unit_length`` : whether embeddings must have unit length.
-    ``attends`` : ``t2i`` if each word attends to regions, ``i2t`` if each region attends to words, None without attention.
+    ``attention_direction`` : ``t2i`` if words attend to regions, ``i2t`` if regions attend to words, None without attention.
     """
 
     name: str
@@ -61,7 +61,7 @@ class SimilaritySettings(Settings):
     needs_unit_length: ClassVar[bool] = False
 
     @property
-    def attends(self) -> Literal["t2i", "i2t"] | None:
+    def attention_direction(self) -> Literal["t2i", "i2t"] | None:
         return None
 
     def build(self, dim: int) -> Similarity:

@@ -18,7 +18,7 @@ _BLOCK = {"cpu": 2**18, "cuda": 2**26}  # number of differences in memory at a t
 
 
 class OrderSettings(SimilaritySettings):
-    """Order embeddings, whose score is minus the norm of the order violation max(0, c - v) (VSE++ paper, section 3.5).
+    """Order embeddings, whose score measures the order violation max(0, c - v) (VSE++ paper, section 3.5).
 
     v is the embedding of an image, c the embedding of a caption.
     """
@@ -26,7 +26,7 @@ class OrderSettings(SimilaritySettings):
     name: Literal["order"] = "order"
     ranked_by: ClassVar = "order"
     form: Literal["squared", "norm"] = Field(
-        "squared", description="score: minus the squared norm of the violation (papers), or minus the norm (authors' code)"
+        "squared", description="score: minus the squared norm of the violation (the papers), or minus the norm (VSE++ code)"
     )
 
     def build(self, dim: int) -> Similarity:

@@ -54,7 +54,7 @@ class ScanSettings(SimilaritySettings):
     )
 
     @property
-    def attends(self) -> Literal["t2i", "i2t"]:
+    def attention_direction(self) -> Literal["t2i", "i2t"]:
         return self.attention
 
     def build(self, dim: int) -> Similarity:
@@ -148,6 +148,8 @@ class Scan(Similarity):
         query_mask: Bool[Tensor, "... n_queries m"],
     ) -> Float[Tensor, "k n_queries m"]:
         """Return R, the cosine of each query with its attended vector, or 0 for padding.
+
+        Each of k contexts is compared with each of m sets of queries. For single pairs, m is 1.
 
         ``cosines`` : cosines of context and queries.
         ``gram`` : inner products of context vectors.

@@ -81,13 +81,14 @@ class ConditionalMlp(nn.Module):
         self.network = ConditionalNetwork(dim, condition_dim, widths, dim, identity)
         self.adds = identity
 
-    def parts(self, x: Float[Tensor, "... dim"], condition: Tensor | None) -> list[Tensor]:
+    def compute_parts(self, x: Float[Tensor, "... dim"], condition: Tensor | None) -> list[Tensor]:
+        """Return a list of one part, the deformed vectors T(x; v)."""
         out = self.network(x, condition).to(x.dtype)
         return [x + out if self.adds else out]
 
     def forward(self, x: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
         """Return the vectors x, deformed under the conditions: T(x; v). Leading axes broadcast."""
-        return self.parts(x, condition)[0]
+        return self.compute_parts(x, condition)[0]
 
 
 class ConditionalFlow(nn.Module):
@@ -125,8 +126,8 @@ class ConditionalFlow(nn.Module):
                 assert isinstance(network, ConditionalNetwork)
                 nn.init.constant_(network.last.bias[: dim // 2], at_identity)
 
-    def parts(self, x: Float[Tensor, "... dim"], condition: Tensor | None) -> list[Tensor]:
-        """Return both halves of the deformed vectors T(x; v). A half may lack the leading axes of the conditions."""
+    def compute_parts(self, x: Float[Tensor, "... dim"], condition: Tensor | None) -> list[Tensor]:
+        """Return both halves of the deformed vectors T(x; v). The half that a single layer keeps is not broadcast."""
         halves = list(x.chunk(2, -1))
         for k, network in enumerate(self.networks):
             kept = (self._kept + k) % 2
@@ -136,7 +137,7 @@ class ConditionalFlow(nn.Module):
 
     def forward(self, x: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
         """Return the vectors x, deformed under the conditions: T(x; v). Leading axes broadcast."""
-        return _concatenate(self.parts(x, condition))
+        return _concatenate(self.compute_parts(x, condition))
 
     def inverse(self, y: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
         """Return the vectors x whose deformation T(x; v) is y."""
@@ -247,7 +248,7 @@ class TodNet(Similarity):
     ) -> Float[Tensor, "n_images n_captions"]:
         assert isinstance(deform, ConditionalFlow | ConditionalMlp)
         if condition_side is None:
-            return self._compare(*([part[None] for part in deform.parts(side, None)] for side in vectors.values()))[0]
+            return self._compare(*([part[None] for part in deform.compute_parts(side, None)] for side in vectors.values()))[0]
         if condition_side == "images":
             return self._score_conditions(deform, vectors["images"], vectors["captions"])
         return self._score_conditions(deform, vectors["captions"], vectors["images"]).T
@@ -261,8 +262,8 @@ class TodNet(Similarity):
         recompute = torch.is_grad_enabled() and k * n * self._numbers_per_pair > _MAX_STORED_NUMBERS
 
         def block(rows: Tensor) -> Tensor:
-            own = [part[:, None] for part in deform.parts(rows, rows)]
-            return self._compare(own, deform.parts(others[None], rows[:, None]))[:, 0]
+            own = [part[:, None] for part in deform.compute_parts(rows, rows)]
+            return self._compare(own, deform.compute_parts(others[None], rows[:, None]))[:, 0]
 
         parts = [
             checkpoint(block, part, use_reentrant=False, preserve_rng_state=False) if recompute else block(part)

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from vse.features.backbones.device import pick_device
 from vse.features.cache.feature_cache import FeatureCache, open_cache, read_input_hashes
 from vse.features.cache.shards import shards_folder
-from vse.features.data_checks import check_data, hash_dataset, recorded_identity
+from vse.features.data_checks import check_data, hash_dataset, read_data_identity
 from vse.features.exchange.embeddings import captions_cache_path, read_backbone
 from vse.features.extractors.captions import encoder_path
 from vse.features.settings import has_auto_precision
@@ -52,7 +52,7 @@ def checksums_if_other_data(
     checksums, of_training = hash_dataset(cache, dataset), training_checksums(folder, record)
     if of_training is None:
         return None if same_captions and "captions_sha256" in record else checksums
-    recorded = recorded_identity(cache)
+    recorded = read_data_identity(cache)
     if same_cache and recorded.captions is not None and recorded.checksums.captions_sha256 == of_training.captions_sha256:
         return None  # a subset, or other splits: the cache and the data set were compared before
     differing = set(checksums.differences(of_training))
@@ -99,7 +99,7 @@ def _holds_same_photos(folder: RunFolder, cache: FeatureCache) -> bool:
         return bool(
             own.key == folder.eval_cache_record()["key"]
             and shared
-            and not compare_data(recorded_identity(cache), recorded_identity(own))
+            and not compare_data(read_data_identity(cache), read_data_identity(own))
         )
     return False
 
@@ -146,7 +146,7 @@ class OpenedRun:
 
     def hashes(self, images: Sequence[Image]) -> dict[str, Any]:
         """Return ``photo_hashes`` (n_images, 32), or None if unknown, and ``caption_hashes`` (n_captions, 8) of images."""
-        known = recorded_identity(self.cache)
+        known = read_data_identity(self.cache)
         rows = IdIndex(known.image_ids).find(image_ids(images))
         photos = None if known.photos is None or (rows < 0).any() else known.photos[rows]
         return {"photo_hashes": photos, "caption_hashes": caption_hashes(images)}
@@ -247,7 +247,7 @@ def open_run(run: Path, files: RunFiles = RunFiles(), device: str = "auto", allo
 
 def load_best(folder: RunFolder, model: Model) -> str:
     """Load the best weights of a run into a model for evaluation. Return the SHA-256 of the weights' file."""
-    weights, sha256 = folder.read_best()
+    weights, sha256 = folder.read_best_with_sha256()
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -277,7 +277,7 @@ def _open_compatible(
         return cache
     own_path, own_key = folder.path / str(cache_record["path"]), str(cache_record["key"])
     extractor = cache_record.get("extractor") or _read_extractor(own_path, own_key)
-    differs = ["its key differs"] if extractor is None else list_changes(extractor, cache.extractor)
+    differs = ["its key differs"] if extractor is None else list_changes(extractor, cache.extractor_identity)
     in_precision = len(differs) == 1 and differs[0].startswith("config.precision: ")
     if in_precision and has_auto_precision(cache.feature, cache.dataset):
         log.info("%s: computed on a machine with another precision than that of the training (%s)", cache.path, differs[0])
@@ -297,13 +297,13 @@ def _read_extractor(path: Path, key: str) -> Mapping[str, Any] | None:
         cache = open_cache(path)
     except UserError:
         return None
-    return cache.extractor if cache.key == key else None
+    return cache.extractor_identity if cache.key == key else None
 
 
-def images_trained_on(
+def count_training_images(
     folder: RunFolder, restval: bool, cache: FeatureCache, tested: Dataset, split: str, allowed: bool = False
 ) -> int:
-    """Return the number of images of a split on which a run was trained. Raises UserError if not 0, unless ``allowed``.
+    """Count the images of a split that were training images of a run. Raises UserError if not 0, unless ``allowed``.
 
     Images are the same if they have the same id on Flickr or in MS-COCO, or the same file checksum. The number is 0 if
     ``tested`` is the run's own ``dataset.json`` or, with a log message, if the run's own data set is missing.

@@ -1,7 +1,7 @@
 """Import torchvision without torch's compiler, whose import takes longer than torch's own import.
 
 ``torchvision.ops.roi_align`` imports a function from the compiler, but calls it only for deterministic algorithms on a GPU. A
-stand-in module provides the function here, and imports the compiler when it is called.
+stand-in module provides the function here. The function imports the compiler when it is called.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def flat_spans(
 
 
 def sample_one_per_row(rows: Int[np.ndarray, " total"], n_rows: int, rng: np.random.Generator) -> Int[np.ndarray, " n_rows"]:
-    """Return a random position of each row in ``rows``, or -1 for a row that does not occur."""
+    """Return the position of a random element of each row, or -1 for an empty row. ``rows`` is the row of each element."""
     order = np.argsort(rows, kind="stable")
     counts = np.bincount(rows, minlength=n_rows)
     drawn = np.cumsum(counts) - counts + rng.integers(0, np.maximum(counts, 1))
@@ -88,7 +88,7 @@ class KeyedSets:
     def sample_another(
         self, keys: Int[np.ndarray, " n"], values: Int[np.ndarray, " n"], rng: np.random.Generator
     ) -> Int[np.ndarray, " n"]:
-        """Return another random value of each key than the one in ``values``, or -1 if the key has no other value."""
+        """Return a random value of each key, except the one in ``values``; -1 if the key has no other value."""
         counts, starts = self._counts[keys], self._starts[keys]
         own = np.searchsorted(self._pairs, keys * self._size + values) - starts
         steps = rng.integers(1, np.maximum(counts, 2))  # steps in the circular list of a key's values
@@ -158,21 +158,21 @@ def phrase_arrays(dataset: Dataset, images: Sequence[Image], located: bool = Fal
     )
 
 
-def truth_regions(pairs: PhraseArrays, truths: BoxFeatures, name: str) -> Int[np.ndarray, " n"]:
-    """Return the index in ``truths`` of each pair's ground-truth region.
+def truth_regions(phrases: PhraseArrays, truths: BoxFeatures, name: str) -> Int[np.ndarray, " n"]:
+    """Return the index in ``truths`` of each phrase's ground-truth region.
 
-    Raises UserError if the cache ``name`` lacks the box of a pair.
+    Raises UserError if the cache ``name`` lacks the box of a phrase.
     """
     keys = zip(truths.image_of.tolist(), map(bytes, truths.boxes + np.float32(0)), strict=True)  # + 0 turns -0 into 0
     number_of = {key: number for number, key in enumerate(keys)}
-    wanted = zip(pairs.image_of.tolist(), map(bytes, pairs.truths + np.float32(0)), strict=True)
+    wanted = zip(phrases.image_of.tolist(), map(bytes, phrases.truths + np.float32(0)), strict=True)
     indices = [number_of.get(key, -1) for key in wanted]
     if -1 in indices:
         first = indices.index(-1)
-        box = ", ".join(f"{side:g}" for side in pairs.truths[first].tolist())
+        box = ", ".join(f"{side:g}" for side in phrases.truths[first].tolist())
         raise UserError(
             f"{name}: {indices.count(-1)} of {len(indices)} ground-truth boxes have no features, the first is ({box}) of "
-            f"image {pairs.image_ids[pairs.image_of[first]]}; extract it with boxes: phrases, of this very dataset.json"
+            f"image {phrases.image_ids[phrases.image_of[first]]}; extract it with boxes: phrases, of this very dataset.json"
         )
     return np.asarray(indices, np.int64)
 

@@ -19,8 +19,8 @@ from vse.pipeline.dataset.phrases import iou
 from vse.pipeline.errors import UserError
 from vse.training.kinds import Kind
 from vse.training.models.build import Input, Model, ModelConfig, build_model
+from vse.training.phrases.arrays import KeyedSets, check_phrase_cache, phrase_arrays, sample_one_per_row, truth_regions
 from vse.training.phrases.localisation import PhraseSplit, recalls, score_candidates, sentence_scores
-from vse.training.phrases.pairs import KeyedSets, check_phrase_cache, phrase_arrays, sample_one_per_row, truth_regions
 from vse.training.phrases.regions import BoxFeatures, RegionInputs
 from vse.training.phrases.task import cached_phrases
 
