@@ -144,16 +144,6 @@ def test_an_archive_that_arrived_in_part_is_continued_by_the_next_call(large: Pa
     assert [wanted for _, wanted in server.asked] == [None, f"bytes={3 * CHUNK}-"]
 
 
-def test_an_interruption_between_two_files_is_no_loss(source: Path, tmp_path: Path) -> None:
-    out = tmp_path / "new"
-    (out / "demo_tiny.shards").mkdir(parents=True)
-    shutil.copy(source / SHARD, out / SHARD)
-    (out / ".demo_tiny.h5.lock").touch()
-    fetch_features(str(source), out)
-    (out / ".demo_tiny.h5.lock").unlink(missing_ok=True)
-    assert files_in(out) == files_in(tmp_path / "made")
-
-
 def test_several_caches_of_one_data_set_are_one_bundle(tmp_path: Path) -> None:
     caches = [make(tmp_path / "made")]
     other = make(tmp_path / "x", n_shards=2, identity=Identity("demo", "wide", "image", {}))

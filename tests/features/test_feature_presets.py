@@ -11,7 +11,7 @@ from PIL import Image
 from vse.features.extractors.cnn import cut_crops, normalize_pixels
 from vse.features.feature_job import extract_feature
 from vse.features.options import ExtractOptions, FeatureRequest
-from vse.features.settings import DEFAULT_EXTRACTOR, EXTRACTORS, has_auto_precision, load_feature
+from vse.features.settings import EXTRACTORS, has_auto_precision, load_feature
 from vse.features.settings.captions import FittedCaptionSettings
 from vse.features.settings.images import BoxesConfig, CnnConfig
 from vse.features.settings.texts import HglmmConfig, TextConfig, TfidfConfig
@@ -100,20 +100,6 @@ def test_an_unknown_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
         load_feature(str(tmp_path / "mine.yaml"))
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("laier=x", "unknown setting 'laier' .did you mean 'layer'"),
-        ("extractor=regions", "unknown setting 'extractor'"),
-        ("crop=300", "crop 300 is larger than resize 256"),
-        ("crops=11c", "crops: Input should be"),
-    ],
-)
-def test_a_wrong_setting_is_one_line(setting: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        load_feature("fc7", sets=[setting])
-
-
 def test_changes_by_the_preset_of_the_data_set_are_logged(few: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "vse")
     asked = FeatureRequest(
@@ -139,20 +125,8 @@ def test_an_extractor_says_what_its_command_and_its_jobs_need(name: str) -> None
     assert load_feature(settings.default_preset or name).extractor_name() == name
 
 
-def test_a_preset_without_an_extractor_is_of_a_cnn() -> None:
-    assert DEFAULT_EXTRACTOR == "cnn"
-    assert isinstance(load_feature("fc7"), CnnConfig)
-
-
-def test_what_a_row_of_a_cnn_is_depends_on_its_settings() -> None:
-    kinds = [({}, "vectors"), ({"crops": "10c"}, "vectors"), ({"crops": "rc_bank"}, "crops")]
-    for changes, kind in [*kinds, ({"positions": True, "grid": 2}, "sets")]:
-        assert CnnConfig(name="x", model="vgg19", **changes).row_kind == kind
-
-
 def test_files_of_the_user_are_those_that_settings_name() -> None:
     assert CnnConfig(name="x", model="vgg19").files() == []
-    assert CnnConfig(name="x", model="vgg19", weights="w.pth").files() == ["w.pth"]
     boxes = BoxesConfig(
         name="x", model="vgg19", map="y", weights="w.pth", boxes="b.json", proposer_weights="p.pt", edge_model="m.yml.gz"
     )
@@ -176,21 +150,6 @@ def test_word_vectors_given_for_all_features_are_before_those_of_a_preset() -> N
     assert str(HglmmConfig(name="x", words="preset.txt").word_file("")) == "preset.txt"
     assert HglmmConfig(name="x").word_file() is None
     assert TfidfConfig(name="x").word_file("given.txt") is None, "it reads none"
-
-
-EXTRAS = {
-    "timm": "effnet effnet_10c effnet2 effnet_rc effnet_grid effnet_map dino boxes_effnet boxes_effnet_truth boxes_effnet_map "
-    "boxes_effnet_map_truth",
-    "openclip": "clip clip_text",
-    "text": "minilm minilm_phrases minilm_tokens bert e5",
-}
-
-
-def test_a_preset_says_which_extra_it_needs() -> None:
-    expected = {name: extra for extra, names in EXTRAS.items() for name in names.split()}
-    assert {name: load_feature(name).extra for name in known_presets("features")} == {
-        name: expected.get(name) for name in known_presets("features")
-    }
 
 
 def test_the_name_of_an_extractor_is_a_feature_with_its_default_settings() -> None:

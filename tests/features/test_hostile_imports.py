@@ -222,6 +222,9 @@ def test_a_layout_with_a_wrong_value_is_refused_or_written(key: str, kind: str, 
 WORDS: dict[str, bytes] = {
     "nothing": b"",
     "text": b"the quick brown fox\njumps",
+    "rows of two lengths": b"a 1 2\nb 1\n",
+    "too few rows": b"4 3\na 1 2 3\n",
+    "bytes": b"\xff\xfe\x00",
     "10^12 words": b"1000000000000 50\na 1 2",
     "10^12 numbers": b"1 1000000000000\na 1 2",
     "5,000 digits": f"{HUGE} 3\na 1 2 3".encode(),
@@ -301,7 +304,7 @@ SMALL = ["model=squeezenet1_1", "layer=features.2", "grid=2", "resize=32", "crop
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-@settings(max_examples=10, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=6, phases=[Phase.explicit, Phase.generate])
 @given(data=st.data())
 def test_any_bytes_of_weights_are_refused_or_read(
     data: st.DataObject, suffix: str, network: dict[str, torch.Tensor], few: Path, tmp_path: Path

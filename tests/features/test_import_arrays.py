@@ -22,8 +22,9 @@ def ids_of(demo: Path, kind: str = "image") -> list[int]:
     return [i.imgid for i in images] if kind == "image" else [c.sentid for i in images for c in i.captions]
 
 
-@pytest.mark.parametrize("form", ["npy and txt", "npy and npy", "npz"])
-@pytest.mark.parametrize(("kind", "shape"), [("image", (3,)), ("image", (2, 3)), ("text", (3,))])
+@pytest.mark.parametrize(
+    ("form", "kind", "shape"), [("npy and txt", "image", (3,)), ("npy and npy", "text", (3,)), ("npz", "image", (2, 3))]
+)
 def test_rows_are_joined_by_id_in_any_order(form: str, kind: Any, shape: tuple[int, ...], demo: Path, tmp_path: Path) -> None:
     wanted = ids_of(demo, kind)
     ids = np.random.default_rng(0).permutation([*wanted, 99_999])

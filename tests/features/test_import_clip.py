@@ -79,29 +79,29 @@ def test_photos_are_linked_where_their_folder_is_given(tmp_path: Path, fails: Fa
     assert "b.jpg: no such image file" in line
 
 
-def test_thousands_of_pairs_with_faults_among_them(tmp_path: Path, fails: Fails) -> None:
+def test_hundreds_of_pairs_with_faults_among_them(tmp_path: Path, fails: Fails) -> None:
     rng = np.random.default_rng(0)
-    n_rows = 3000
+    n_rows = 300
     images, texts = vectors(rng, n_rows), vectors(rng, n_rows)
     rows: list[dict[str, Any]] = [{"image_path": f"{k}.jpg", "caption": f"gull {k}"} for k in range(n_rows)]
     images[7, 2], texts[11, 0] = np.nan, np.inf
-    rows[1500]["caption"], rows[1501]["image_path"], rows[1502]["image_path"] = "", "../x.jpg", "3.jpg"
+    rows[150]["caption"], rows[151]["image_path"], rows[152]["image_path"] = "", "../x.jpg", "3.jpg"
     for number in range(3):
-        part = slice(1000 * number, 1000 * (number + 1))
+        part = slice(100 * number, 100 * (number + 1))
         write_part(tmp_path / "clip", number, images[part], texts[part], rows[part])
     metadata = tmp_path / "clip" / "metadata" / "metadata_2.jsonl"
     lines = metadata.read_text().splitlines()
-    lines[500] = "{"
+    lines[50] = "{"
     metadata.write_text("\n".join(lines))
     line = fails(main, "import", tmp_path / "clip", "--out", tmp_path / "x", "--out-features", tmp_path / "features")
-    assert "line 8: its vector in img_emb_0.npy is not finite (6 of 3000 rows " in line
+    assert "line 8: its vector in img_emb_0.npy is not finite (6 of 300 rows " in line
     assert not (tmp_path / "features").exists()
     file, image_cache, text_cache = written(tmp_path, tmp_path / "clip", "--skip-bad")
     reasons = [reason for _, reason in failures(file.parent)]
     expected = ["vector in img_emb_0.npy is not finite", "vector in text_emb_0.npy is not finite", "the caption is empty"]
     expected += ["../x.jpg", "3.jpg has another vector than in row 3 of img_emb_0.npy", "not valid JSON"]
     assert all(text in reason for text, reason in zip(expected, reasons, strict=True)), reasons
-    kept = [k for k in range(n_rows) if k not in (7, 11, 1500, 1501, 1502, 2500)]
+    kept = [k for k in range(n_rows) if k not in (7, 11, 150, 151, 152, 250)]
     dataset = load_dataset_file(file)
     assert [image.file for image in dataset.images] == [f"{k}.jpg" for k in kept]
     for cache, wanted in ((image_cache, images), (text_cache, texts)):

@@ -61,13 +61,17 @@ def test_images_captions_and_rows_belong_together(tmp_path: Path) -> None:
         np.testing.assert_array_equal(reader.rows(reader.find_rows([image.imgid]))[0], stored[5 * k])
 
 
-@pytest.mark.parametrize("repeats", [(1, 5, 5), (5, 5, 5), (1, 1, 1)])
-@pytest.mark.parametrize("ids", [True, False])
 @pytest.mark.parametrize(
-    "how",
-    [{}, {"shape": (4, 6), "newline": "\r\n", "head": BOM}, {"dtype": "float16", "head": BOM, "end": ""},
-     {"newline": "\r\n", "end": ""}],
-)  # fmt: skip
+    ("repeats", "ids", "how"),
+    [
+        ((1, 5, 5), True, {"dtype": "float16", "head": BOM, "end": ""}),
+        ((5, 5, 5), True, {"shape": (4, 6), "newline": "\r\n", "head": BOM}),
+        ((1, 1, 1), True, {}),
+        ((1, 5, 5), False, {}),
+        ((5, 5, 5), False, {"newline": "\r\n", "end": ""}),
+        ((1, 1, 1), False, {"shape": (4, 6)}),
+    ],
+)
 def test_a_round_trip_loses_nothing(repeats: tuple[int, ...], ids: bool, how: dict[str, Any], tmp_path: Path) -> None:
     folder = layout(tmp_path / "in", None, dict(zip(COUNTS, repeats, strict=True)), ids, **how)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -149,9 +153,11 @@ def test_one_caption_per_image_is_no_repetition(tmp_path: Path) -> None:
     assert len(cache.ids) == 10
 
 
-@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n"), min_size=1), min_size=1, max_size=8))
-@pytest.mark.parametrize("ends", [True, False])
-@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@given(
+    lines=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n"), min_size=1), min_size=1, max_size=8),
+    newline=st.sampled_from(["\n", "\r\n"]),
+    ends=st.booleans(),
+)
 def test_the_bytes_of_captions_survive(newline: str, ends: bool, lines: list[str]) -> None:
     lines = [f"a {line}" for line in lines]
     content = (newline.join(lines) + newline * ends).encode()

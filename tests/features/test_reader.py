@@ -25,9 +25,7 @@ from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 
 
-@pytest.mark.parametrize("mapped", [True, False])
-@pytest.mark.parametrize("memory_gb", [0, 1e-5, 1])
-@given(positions=st.lists(st.integers(0, 65), max_size=20))
+@given(positions=st.lists(st.integers(0, 65), max_size=20), memory_gb=st.sampled_from([0, 1e-5, 1]), mapped=st.booleans())
 def test_rows_are_those_that_hdf5_reads(cache: Path, memory_gb: float, mapped: bool, positions: list[int]) -> None:
     reader = FeatureReader(open_cache(cache), memory_gb, mapped)
     with h5py.File(cache) as file:
@@ -72,28 +70,19 @@ def test_a_nan_is_named_with_its_id(own_cache: Path, memory_gb: float) -> None:
         reader.check_finite(np.arange(66))
 
 
-@pytest.mark.parametrize("read", ["regions", "sets"])
-@given(
-    data=st.data(),
-    counts=st.lists(st.integers(0, 5), min_size=3, max_size=12),
-    memory_gb=st.sampled_from([0, 2e-8, 1]),
-)
+@given(st.data(), st.lists(st.integers(0, 5), min_size=3, max_size=12), st.sampled_from([0, 2e-8, 1]))
 def test_padded_features_and_boxes_are_those_of_a_loop(
-    read: str,
-    data: st.DataObject,
-    counts: list[int],
-    memory_gb: float,
-    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, counts: list[int], memory_gb: float
 ) -> None:
     reader = FeatureReader(ragged(tmp_path_factory.mktemp("r"), counts, 3), memory_gb)
     positions = data.draw(st.lists(st.integers(0, len(counts) - 1), max_size=6))
     rows = np.asarray(positions, np.int64)
-    found = reader.padded_regions(rows) if read == "regions" else reader.sets(rows)
     first = np.cumsum([0, *counts])
     slow = [list(range(first[k], first[k + 1])) for k in positions]
-    assert [features[mask, 0].tolist() for features, mask in zip(found.features, found.mask, strict=True)] == slow
-    assert not found.features[~found.mask].any()
-    assert (np.diff(found.mask.astype(int), axis=1) <= 0).all(), "regions come first"
+    for found in (reader.padded_regions(rows), reader.sets(rows)):
+        assert [features[mask, 0].tolist() for features, mask in zip(found.features, found.mask, strict=True)] == slow
+        assert not found.features[~found.mask].any()
+        assert (np.diff(found.mask.astype(int), axis=1) <= 0).all(), "regions come first"
 
 
 def test_boxes_of_all_shards_stand_one_after_the_other(tmp_path: Path) -> None:
@@ -133,16 +122,6 @@ def test_a_file_that_another_process_has_locked_is_read(what: str, own_cache: Pa
             h5py.File(path, "r")
         assert len(FeatureReader(verify_cache(own_cache), memory_gb=0).rows(np.arange(66))) == 66
     shards_folder(own_cache).chmod(0o755)
-
-
-def test_images_without_a_region_give_sets_that_are_all_padding(tmp_path: Path) -> None:
-    reader = FeatureReader(ragged(tmp_path, [0, 2, 0, 0], 2))
-    one_of_two = reader.sets(np.asarray([0, 1]))
-    assert one_of_two.mask.tolist() == [[False, False], [True, True]]
-    alone = reader.sets(np.asarray([2, 0]))
-    assert alone.features.shape == (2, 1, 3)
-    assert not alone.mask.any()
-    assert not alone.features.any()
 
 
 @pytest.mark.parametrize("memory_gb", [0, 1])

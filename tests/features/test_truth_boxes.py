@@ -117,20 +117,10 @@ def flat(boxes_of: dict[int, list[list[float]]]) -> tuple[NDArray[np.int64], NDA
     return np.asarray(list(boxes_of), np.int64), offsets, boxes
 
 
-@pytest.mark.parametrize(
-    ("boxes_of", "covered"),
-    [
-        ({0: [[0, 0, 20, 40]], 2: [[10, 10, 20, 20]]}, {"train": 2, "test": 1}),
-        ({0: [[0, 0, 20, 20]], 2: []}, {"train": 2, "test": 0}),  # half of the man: an IoU of 0.5 is enough
-        ({0: [[0, 0, 20, 19]], 2: []}, {"train": 0, "test": 0}),
-        ({0: [[30, 0, 40, 10], [50, 20, 60, 30]], 2: []}, {"train": 0, "test": 0}),  # each ball, but not the two balls
-        ({0: [[30, 0, 60, 30]]}, {"train": 1, "test": 0}),  # the image 2 is not there at all
-        ({2: [[0, 0, 60, 40]], 1: [[0, 0, 20, 40]], 0: []}, {"train": 0, "test": 1}),
-    ],
-)
-def test_half_an_overlap_is_enough(boxes_of: dict[int, list[list[float]]], covered: dict[str, int], drawn: Path) -> None:
-    found = count_covered_phrases(load_dataset_file(drawn), *flat(boxes_of))
-    assert found == {"train": {"phrases": 3, "covered": covered["train"]}, "test": {"phrases": 2, "covered": covered["test"]}}
+def test_half_an_overlap_is_enough(drawn: Path) -> None:
+    for height, covered in ((20, 2), (19, 0)):
+        found = count_covered_phrases(load_dataset_file(drawn), *flat({0: [[0, 0, 20, height]], 2: []}))
+        assert found == {"train": {"phrases": 3, "covered": covered}, "test": {"phrases": 2, "covered": 0}}
 
 
 def slow_iou(a: list[float], b: list[float]) -> float:

@@ -77,14 +77,6 @@ def test_a_table_that_is_something_else_is_refused(tmp_path: Path) -> None:
         read_word_vectors(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"a 1 2\nb 1\n", b"4 3\na 1 2 3\n", b"\xff\xfe\x00"])
-@pytest.mark.parametrize("name", ["x.txt", "x.bin"])
-def test_another_file_is_refused(content: bytes, name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=name):
-        read_word_vectors(tmp_path / name)
-
-
 def test_the_first_words_and_the_wanted_ones_are_kept() -> None:
     found = WordVectors(WORDS, VECTORS).select({"don't", "cat"}, n_first=2)
     assert found.words == ("a", "dog", "don't")

@@ -47,12 +47,6 @@ def test_features_for_validation_are_those_for_training_and_words_are_no_feature
     assert load_outline("vsepp_minilm_effnet+words+effnet").caption_feature is None
 
 
-def test_a_data_set_changes_it_as_the_experiment_itself() -> None:
-    changed = load_outline("twobranch+tfidf+effnet", "demo").weight_settings()
-    assert changed["train"]["batch_size"] == load_outline("twobranch", "demo").weight_settings()["train"]["batch_size"] == 128
-    assert (changed["feature"], changed["caption_feature"]) == ("effnet", "tfidf")
-
-
 def test_a_data_set_may_change_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "datasets").mkdir()
     preset = "experiments: { vsepp: { train: { epochs: 3, batch_size: 8 } }, vsepp+words+resnet: { train: { epochs: 4 } } }\n"

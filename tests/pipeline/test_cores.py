@@ -66,45 +66,26 @@ def passes(proc: Path) -> Callable[..., Callable[[], None]]:
     return pause
 
 
-@pytest.mark.parametrize(
-    ("limit", "quota"), [("max 100000", math.inf), ("400000 100000", 4), ("150000 100000", 1.5), ("25000 50000", 0.5)]
-)
-def test_a_cgroup_of_version_2_has_a_quota(
-    limit: str, quota: float, set_quota: Callable[..., None], proc: Path, cgroups: Path
-) -> None:
-    set_quota("0::/user.slice/job", **{"user.slice/job/cpu.max": limit})
-    assert cgroup_quota(proc, cgroups) == quota
+NESTED = {"a/b/c": "max 100000", "a/b": "200000 100000", "a": "300000 100000", "a/beside": "100000 100000"}
 
 
 @pytest.mark.parametrize(
-    ("controllers", "limit", "quota"),
+    ("group", "files", "quota"),
     [
-        ("cpu", "150000", 1.5),
-        ("cpuacct,cpu", "150000", 1.5),
-        ("cpu,cpuacct", "-1", math.inf),
-        ("cpuset,cpuacct", "1", math.inf),
+        ("0::/user.slice/job", {"user.slice/job/cpu.max": "max 100000"}, math.inf),
+        ("0::/user.slice/job", {"user.slice/job/cpu.max": "25000 50000"}, 0.5),
+        ("0::/a/b/c", {f"{path}/cpu.max": limit for path, limit in NESTED.items()}, 2),  # the least of those above it
+        ("0::/docker/0123abcd", {"cpu.max": "400000 100000"}, 4),  # a container sees its own cgroup at the root
+        ("4:cpuacct,cpu:/job", {"cpu/job/cpu.cfs_quota_us": "150000"}, 1.5),
+        ("4:cpu,cpuacct:/job", {"cpu/job/cpu.cfs_quota_us": "-1"}, math.inf),
+        ("4:cpuset,cpuacct:/job", {"cpu/job/cpu.cfs_quota_us": "1"}, math.inf),
     ],
 )
-def test_cgroup_v1_has_a_quota(
-    controllers: str, limit: str, quota: float, set_quota: Callable[..., None], proc: Path, cgroups: Path
+def test_a_cgroup_of_either_version_has_a_quota(
+    group: str, files: dict[str, str], quota: float, set_quota: Callable[..., None], proc: Path, cgroups: Path
 ) -> None:
-    files = {"cpu/job/cpu.cfs_quota_us": limit, "cpu/job/cpu.cfs_period_us": "100000"}
-    set_quota("5:memory:/other", f"4:{controllers}:/job", "0::/", **files)
+    set_quota("5:memory:/other", group, "0::/", **files, **{"cpu/job/cpu.cfs_period_us": "100000"})
     assert cgroup_quota(proc, cgroups) == quota
-
-
-def test_the_least_quota_of_a_cgroup_and_those_above_it_counts(
-    set_quota: Callable[..., None], proc: Path, cgroups: Path
-) -> None:
-    quotas = {"a/b/c": "max 100000", "a/b": "200000 100000", "a": "300000 100000", "a/beside": "100000 100000"}
-    set_quota("0::/a/b/c", **{f"{path}/cpu.max": limit for path, limit in quotas.items()})
-    assert cgroup_quota(proc, cgroups) == 2
-    set_quota("0::/docker/0123abcd", **{"cpu.max": "400000 100000"})  # a container sees its own cgroup at the root
-    assert cgroup_quota(proc, cgroups) == 4
-
-
-def test_without_cgroups_there_is_no_quota(proc: Path, cgroups: Path) -> None:
-    assert cgroup_quota(proc, cgroups) == math.inf
 
 
 @pytest.mark.parametrize(

@@ -129,11 +129,6 @@ def test_a_file_of_another_size_is_not_read(content: bytes, server: Server, tmp_
     assert os.listdir(tmp_path) == []
 
 
-def test_more_than_was_expected_is_not_read(server: Server, tmp_path: Path) -> None:
-    server.files["file.zip"], server.length = CONTENT * 20, False
-    assert fetched(server, tmp_path).read_bytes() == CONTENT
-
-
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_connection_that_is_always_cut_is_given_up(server: Server, tmp_path: Path, ranges: bool) -> None:
     server.ranges, server.cuts = ranges, [2 * CHUNK, *[0 if ranges else CHUNK] * 50]
@@ -148,13 +143,6 @@ def test_a_missing_file_is_named_at_once(server: Server, tmp_path: Path) -> None
     with pytest.raises(UserError, match=f"{server.url}no.zip: the server answers 404 Not Found. .*{tmp_path}/no.zip"):
         download(f"{server.url}no.zip", tmp_path / "no.zip", SHA256, len(CONTENT))
     assert len(server.asked) == 1
-
-
-def test_a_server_that_is_silent_is_given_up(server: Server, tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(downloads, "TIMEOUT", 0.05)
-    server.hold, server.cuts = threading.Event(), [0] * downloads.ATTEMPTS
-    with pytest.raises(UserError, match="timed out"):
-        fetched(server, tmp_path)
 
 
 def test_a_server_that_is_not_there_is_named(server: Server, tmp_path: Path) -> None:

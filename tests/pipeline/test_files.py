@@ -175,19 +175,6 @@ def test_a_symbolic_link_stays_and_its_target_is_written(tmp_path: Path) -> None
     assert os.listdir(tmp_path / "elsewhere") == ["file"]
 
 
-@pytest.mark.parametrize("name", ["file", "link", "hard", "../{folder}/file", "folder/inside"])
-def test_an_input_is_no_output_by_whatever_name(name: str, tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "inside").touch()
-    (tmp_path / "file").touch()
-    (tmp_path / "link").symlink_to("file")
-    os.link(tmp_path / "file", tmp_path / "hard")
-    inputs = [tmp_path / "missing", tmp_path / "file", tmp_path / "folder"]
-    with pytest.raises(UserError, match="output is also an input"):
-        check_output(tmp_path / name.format(folder=tmp_path.name), ANYTHING, inputs)
-    check_output(tmp_path / "folder" / "new", ANYTHING, inputs)
-
-
 def test_many_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda k: write_bytes(tmp_path / "file", bytes([k]) * 1000), range(20)))

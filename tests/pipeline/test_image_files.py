@@ -6,7 +6,6 @@ import shutil
 import struct
 import zlib
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -91,25 +90,6 @@ def test_what_is_no_image_is_named(read: Callable[[Path], Any], tmp_path: Path) 
         with pytest.raises(BadImage, match=message) as error:
             read(tmp_path / path)
         assert str(error.value).startswith(str(tmp_path / path))
-
-
-@pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
-@given(part=st.floats(0, 0.98))
-def test_a_truncated_file_is_refused(suffix: str, tmp_path: Path, part: float) -> None:
-    noise(40, 30).save(tmp_path / f"x.{suffix}")
-    whole = (tmp_path / f"x.{suffix}").read_bytes()
-    (tmp_path / f"cut.{suffix}").write_bytes(whole[: int(part * len(whole))])
-    with pytest.raises(BadImage, match=rf"cut\.{suffix}: not a readable image"):
-        decode_image(tmp_path / f"cut.{suffix}")
-
-
-@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), suffix=st.sampled_from(["jpg", "png", "webp"]))
-def test_a_flipped_bit_gives_an_image_or_a_bad_image(place: float, bit: int, suffix: str, tmp_path: Path) -> None:
-    noise(20, 16).save(tmp_path / f"x.{suffix}")
-    content = bytearray((tmp_path / f"x.{suffix}").read_bytes())
-    content[int(place * len(content))] ^= 1 << bit
-    with suppress(BadImage):
-        assert decode_image(tmp_path / "x", bytes(content)).mode == "RGB"
 
 
 @pytest.mark.parametrize("suffix", ["gif", "bmp", "tiff", "ico"])
@@ -224,17 +204,6 @@ def test_a_png_that_lacks_rows_is_refused(rows: int) -> None:
     assert decode_image(Path("x.png"), png(16, 64, bytes(64 * 49))).size == (16, 64)
     with pytest.raises(BadImage, match=r"x\.png: not a readable image"):
         decode_image(Path("x.png"), png(16, 64, bytes(rows * 49)))
-
-
-@pytest.mark.parametrize("part", [0.2, 0.9])
-def test_a_tail_of_zeros_is_refused(part: float) -> None:
-    """After a power failure, unwritten parts of a file are zeros."""
-    rows = np.random.default_rng(0).integers(0, 256, (64, 49), np.uint8)
-    rows[:, 0] = 0  # the filter
-    for name, content in (("x.png", png(16, 64, rows.tobytes())), ("x.jpg", jpeg("plain"))):
-        kept = int(part * len(content))
-        with pytest.raises(BadImage, match=f"{name}: not a readable image"):
-            decode_image(Path(name), content[:kept] + bytes(len(content) - kept))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 3), (5, 5), (8, 8), (9, 17)])

@@ -222,27 +222,6 @@ def test_splits_are_sampled_by_file_and_seed_whatever_the_order(files: list[str]
     assert sampled_splits(many, seed) != sampled_splits(many, seed + 1)
 
 
-def test_hundreds_of_rows_with_faults_among_them(tmp_path: Path, caplog: Log) -> None:
-    names = [f"{number:05d}.jpg" for number in range(100)]
-    photos, rng = write_photos(tmp_path / "photos", names), random.Random(0)
-    rows = [{"file": name, "caption": f"photo {name} number {k}"} for name in names for k in range(8)]
-    rng.shuffle(rows)
-    bad = sorted(rng.sample(range(len(rows)), 15))
-    for k, number in enumerate(bad):
-        rows[number] = {"file": rows[number]["file"] if k % 2 else "gone.jpg", "caption": "" if k % 2 else "a gull"}
-    table = write_table(tmp_path / "captions.csv", rows)
-    caplog.set_level(logging.INFO, "vse")
-    dataset = imported(photos, "--captions", table, "--out", tmp_path / "out", "--skip-bad", "--seed", 3)
-    assert [place for place, _ in failures(tmp_path / "out")] == [f"{table}: line {number + 2}" for number in bad]
-    expected: dict[str, list[str]] = {}
-    for row in rows:
-        if row["file"] != "gone.jpg" and row["caption"]:
-            expected.setdefault(row["file"], []).append(row["caption"])
-    assert {image.file: [c.raw for c in image.captions] for image in dataset.images} == expected
-    assert {split: len(images) for split, images in dataset.splits.items()} == {"train": 80, "val": 10, "test": 10}
-    assert "100 images (" in caplog.text
-
-
 def csv_table(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "captions.csv"
     path.write_text(text, newline="")
@@ -268,12 +247,6 @@ def test_two_marks_that_would_swallow_a_row_stop_the_import(birds: Path, tmp_pat
         assert "line 4" in line
         assert "--quoting none" in line
     assert captions(birds, path, "--quoting", "none") == ['"tall', "one", '27"']
-
-
-def test_one_mark_costs_its_own_row_alone(birds: Path, tmp_path: Path) -> None:
-    path = csv_table(tmp_path, 'file,caption\na.jpg,"tall\nsub/b.jpg,"one, two"\nc.jpg,three\n')
-    assert captions(birds, path, "--skip-bad") == ["one, two", "three"]
-    assert [place for place, _ in failures(tmp_path / "out")] == [f"{path}: line 2"]
 
 
 def test_lines_and_rows_are_counted(birds: Path, tmp_path: Path, caplog: Log) -> None:

@@ -13,13 +13,13 @@ import pytest
 
 from tests.pipeline.conftest import Patch, succeed
 from vse.eval.cli import eval_main
-from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
+from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.protocols import evaluate
 from vse.features.cache import shards
 from vse.features.exchange.arrays import import_arrays
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import InputFile, WatchedFile, read_and_hash
+from vse.pipeline.files.inputs import InputFile, read_and_hash
 
 RNG = np.random.default_rng(0)
 
@@ -32,28 +32,6 @@ def embeddings(path: Path, rng: np.random.Generator) -> Path:
 
 def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def test_a_file_that_is_replaced_is_still_the_one_that_was_opened(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    path.write_bytes(b"old")
-    file = InputFile(path)
-    (tmp_path / "y").write_bytes(b"new")
-    os.replace(tmp_path / "y", path)
-    assert file.sha256 == sha256(b"old")
-    assert file.read() == b"old"
-
-
-def test_a_file_that_is_written_to_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    path.write_bytes(b"old")
-    file, watched = InputFile(path), WatchedFile(path)
-    watched.check()
-    path.write_bytes(b"newer")
-    with pytest.raises(UserError, match="x: was written to while it was read"):
-        _ = file.sha256
-    with pytest.raises(UserError, match="x: was replaced or written to while it was read"):
-        watched.check()
 
 
 def test_what_is_read_by_name_is_the_file_that_is_hashed_or_refused(tmp_path: Path) -> None:
@@ -102,16 +80,6 @@ def test_an_evaluation_notes_the_hash_of_what_it_read(how: str, tmp_path: Path, 
     references = result["a"]["embeddings"] if how == "compare" else result["provenance"]["embeddings"]
     assert references[0] == {"file": "a.h5", "sha256": sha256(before)}
     assert file.read_bytes() != before
-
-
-def test_embeddings_that_were_read_stay_what_they_were_and_a_data_set_has_its_hash(demo: Path, tmp_path: Path) -> None:
-    file = embeddings(tmp_path / "a.h5", RNG)
-    before, run = file.read_bytes(), read_embeddings(file)
-    values = run.images.copy()
-    os.replace(embeddings(tmp_path / "b.h5", RNG), file)
-    np.testing.assert_array_equal(run.images, values)
-    assert run.source.sha256 == sha256(before)
-    assert load_dataset_file(demo).sha256 == sha256(demo.read_bytes())
 
 
 def test_imported_features_that_change_meanwhile_are_refused(demo: Path, tmp_path: Path, monkeypatch: Patch) -> None:

@@ -7,13 +7,13 @@ from typing import Annotated, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import Field, SerializeAsAny
+from pydantic import Field, SerializeAsAny, ValidationError
 
 from tests.pipeline.toy import DRINKS, Cocoa, Coffee, Cream, Drink, Jug, Milk, Order, Table, Tea
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets import presets
-from vse.pipeline.presets.parts import part_field
-from vse.pipeline.presets.schema import Settings
+from vse.pipeline.presets.parts import Registry, part_field
+from vse.pipeline.presets.schema import ExperimentOutline, Settings, SourceFile
 
 EXPERIMENTS, FEATURES, DATASETS = (presets.known_presets(kind) for kind in ("experiments", "features", "datasets"))
 NAMES, VALUES = st.sampled_from(list(DRINKS)), st.integers(1, 9)
@@ -40,37 +40,12 @@ def test_an_unknown_name_is_answered_with_the_nearest(load: Callable[[str], Any]
         load(name)
 
 
-def test_a_user_s_folder_comes_before_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "experiments").mkdir()
-    (tmp_path / "experiments" / "wide.yaml").write_text("extends: vsepp\nmodel: {dim: 2048}\n")
-    monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
-    assert presets.load_outline("wide").weight_settings()["model"]["dim"] == 2048
-
-
 def test_the_workflow_takes_a_data_set_s_folder_in_short_form_and_replaces_dictionaries() -> None:
     settings = presets.load_workflow({"f8k_dir": "/pictures", "threads": 2, "gpus": {"embed": 0}})
     assert (settings.sources, settings.threads, settings.gpus) == ({"f8k": "/pictures"}, 2, {"embed": 0})
 
 
 # How layers of settings are merged, under a toy schema: a table in a cafe with a drink and perhaps a topping, which are parts.
-
-
-@pytest.mark.parametrize(
-    ("base", "over", "drink"),
-    [
-        ({}, {"drink": "tea"}, {"name": "tea"}),
-        ({}, {"drink": {"shots": 2}}, {"name": "coffee", "shots": 2}),
-        ({"drink": "tea"}, {"drink": {"heat": 80}}, {"name": "tea", "heat": 80}),
-        ({"drink": {"name": "tea", "heat": 80}}, {"drink": "tea"}, {"name": "tea", "heat": 80}),
-        ({"drink": {"name": "tea", "heat": 80, "minutes": 1.0}}, {"drink": "milk"}, {"name": "milk", "heat": 80}),
-        ({"drink": {"name": "tea", "size": 5}}, {"drink": {"name": "coffee"}}, {"name": "coffee", "size": 5}),
-        ({"drink": {"size": 5}}, {"drink": {"name": "milk"}}, {"name": "milk", "size": 5}),
-    ],
-)
-def test_a_part_is_merged_by_its_name(base: dict[str, Any], over: dict[str, Any], drink: dict[str, Any]) -> None:
-    content = presets.merge_settings(presets.merge_settings({}, {"table": base}, Order), {"table": over}, Order)
-    assert content == {"table": {"drink": drink}}
-    presets.validate_settings(Order, "order", "toy", content)
 
 
 def test_the_parts_that_a_schema_has_by_default_are_beneath_all_layers() -> None:
@@ -89,13 +64,6 @@ def test_a_part_that_may_be_missing_can_be_taken_away_and_needs_a_name_to_come_b
     nameless = presets.merge_settings(without, {"table": {"topping": {"grams": 1}}}, Order)
     with pytest.raises(UserError, match=r"order 'toy': table.topping: the topping is a name \(cream, cocoa\), or"):
         presets.validate_settings(Order, "order", "toy", nameless)
-
-
-def test_a_part_in_a_group_of_a_part_is_merged_like_any_other() -> None:
-    jug = {"table": {"topping": {"name": "cream", "jug": {"volume": 1.0, "drink": {"heat": 70}}}}}
-    tea = {"table": {"topping": {"jug": {"drink": "tea"}}}}
-    content = presets.merge_settings(presets.merge_settings({}, jug, Order), tea, Order)
-    assert content["table"]["topping"] == {"name": "cream", "jug": {"volume": 1.0, "drink": {"name": "tea", "heat": 70}}}
 
 
 LAYER = st.fixed_dictionaries({}, optional={"name": NAMES, "size": VALUES, "heat": VALUES, "minutes": VALUES})
@@ -272,7 +240,7 @@ def test_a_wrong_setting_of_a_file_is_named_in_one_line(text: str, message: str,
 def test_the_workflow_s_plan_of_an_experiment_has_what_determines_its_weights(cafe: Path) -> None:
     (cafe / "experiments" / "mine.yaml").write_text(
         "about: Mine.\nextends: vsepp_ft\nseeds: [3]\nprotocols: [full]\n"
-        "train: { epochs: 2, memory_gb: 1 }\nimages: { workers: 3 }\n"
+        "train: { epochs: 2, memory_gb: 1, features_in_memory: false, save_minutes: 1 }\nimages: { workers: 3 }\n"
     )
     outline = presets.load_outline("mine", None, ["loss.margin=0.3"])
     assert (outline.seeds, outline.protocols, outline.start_from, outline.eval_feature) == ([3], ["full"], "vsepp_rc", None)
@@ -326,3 +294,35 @@ def test_a_plan_keeps_what_a_data_set_changes() -> None:
     plain, demo = (presets.load_outline("vsepp_ft", dataset).weight_settings() for dataset in (None, "demo"))
     assert "warmup" not in plain
     assert demo["warmup"] == {"loss": "sum", "epochs": 0}
+
+
+def test_an_experiment_has_a_seed_and_a_protocol() -> None:
+    for key in ("seeds", "protocols"):
+        with pytest.raises(ValidationError, match="at least 1 item"):
+            ExperimentOutline.model_validate({"name": "mine", key: []})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("url", "ftp://host/a.zip"), ("url", "https://host/"), ("sha256", "0" * 63), ("bytes", 0)]
+)
+def test_a_source_file_needs_a_web_address_a_checksum_and_a_size(key: str, value: object) -> None:
+    good = {"url": "https://host/a.zip", "sha256": "0" * 64, "bytes": 1, "member": "a", "to": "a", "max_bytes": 1}
+    assert SourceFile.model_validate(good).url == "https://host/a.zip"
+    with pytest.raises(ValidationError, match=key):
+        SourceFile.model_validate({**good, key: value})
+
+
+def test_a_part_comes_back_from_what_was_written_of_it() -> None:
+    table = Table(drink=Tea(heat=80), topping=Cream(jug=Jug(drink=Tea(size=1))))
+    written = table.model_dump(mode="json")
+    assert written["drink"] == {"name": "tea", "size": 3, "minutes": 4.0, "heat": 80}
+    assert Table.model_validate(written) == table
+
+
+def test_a_lazy_part_is_known_by_name_and_imported_when_it_is_asked_for() -> None:
+    registry: Registry[Drink] = Registry("drink", lazy={"tea": "tests.pipeline.toy:Tea", "ghost": "no.such.module:Ghost"})
+    assert list(registry) == ["tea", "ghost"]
+    assert registry["tea"] is registry.find_class("tea") is Tea
+    assert registry.parse({"name": "tea", "heat": 80}) == Tea(heat=80)
+    with pytest.raises(ModuleNotFoundError):
+        registry["ghost"]

@@ -46,8 +46,10 @@ def both_directions() -> Embeddings:
     return replace(run, scores=None, scores_i2t=run.scores, scores_t2i=np.square(run.scores[:]))
 
 
-@pytest.mark.parametrize("ids", ["npy", "csv"])
-@pytest.mark.parametrize("make", [made, made_order, lambda: as_scores(made(noise=1.5)), both_directions])
+@pytest.mark.parametrize(
+    ("make", "ids"),
+    [(made, "npy"), (made, "csv"), (made_order, "csv"), (lambda: as_scores(made(noise=1.5)), "csv"), (both_directions, "npy")],
+)
 def test_a_folder_gives_the_result_of_a_file(make: Callable[[], Embeddings], ids: str, tmp_path: Path) -> None:
     run = make()
     folder = write_folder(tmp_path / "mine", run, ids)
@@ -168,11 +170,6 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no image vectors": (lambda folder: (folder / "images.npy").unlink(), "it lacks images (docs/formats.md)"),
     "no captions' images": (lambda folder: (folder / "captions.csv").unlink(), "it lacks caption_ids, caption_image_ids"),
     "nothing": (lambda folder: [path.unlink() for path in folder.iterdir()], "has no embeddings (docs/formats.md)"),
-    "too few": (
-        lambda folder: np.save(folder / "captions.npy", np.load(folder / "captions.npy")[:-1]),
-        "captions has shape (149, 16), expected (150, dim)",
-    ),
-    "no such image": (changed_table("captions.csv", "\n0,", "\n7777,"), "a caption belongs to image 7777"),
     "a name for an id": (changed_table("images.csv", "\n3,", "\ncat.jpg,"), "images.csv: row 2: image_id 'cat.jpg'"),
     "a large id": (changed_table("images.csv", "\n3,", f"\n{2**63},"), f"image_id '{2**63}'"),
     "no id": (changed_table("captions.csv", "image_id,caption_id", "a,b"), "caption_id"),

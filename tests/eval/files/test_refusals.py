@@ -120,25 +120,6 @@ def test_scores_that_float32_or_its_sums_cannot_tell_apart_are_ranked(wrong: Any
     assert result_of([write_embeddings(tmp_path / "s.h5", run)])["protocols"]["full"]["rsum"] == 600
 
 
-def test_no_input_is_overwritten(file: Path, written: dict[str, str], tmp_path: Path, fails: Fails, monkeypatch: Any) -> None:
-    other = write_embeddings(tmp_path / "o.h5", made(n_images=12, n_each=3, noise=2, experiment="vse0"))
-    result, comparison = tmp_path / "r.json", tmp_path / "c.json"
-    result.write_text(written["result"])
-    comparison.write_text(written["comparison"])
-    before = {path: path.read_bytes() for path in (file, other, result, comparison)}
-    monkeypatch.chdir(tmp_path)
-    for command, *arguments in (
-        (eval_main, file, "--out", "./e.h5"),
-        (eval_main, file, other, "--compare", "--out", other),
-        (report_main, result, "--out", result),
-        (table_main, "summary", result, "--out", result),
-        (table_main, "significance", comparison, "--out", comparison),
-    ):
-        assert "output is also an input" in fails(command, *arguments)
-    assert "it is a folder" in fails(eval_main, file, "--out", tmp_path)
-    assert {path: path.read_bytes() for path in before} == before
-
-
 def test_files_that_are_no_seeds_of_one_model_are_named(tmp_path: Path, fails: Fails, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     for name, seed, changes in (

@@ -142,16 +142,6 @@ def test_the_command_prints_and_writes(tmp_path: Path, capsys: Printed) -> None:
     assert read_result(tmp_path / "r.json").protocols["phrase"].iou == 0.9
 
 
-def test_the_command_compares(tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in "ab":
-        write_phrase_scores(tmp_path / f"{name}.h5", some_phrases(experiment=name))
-    succeeds(eval_main, "a.h5", "b.h5", "--compare", "--bootstrap", 200)
-    assert capsys.readouterr().out == "results/toy_a_vs_b.json\n"
-    for metric in read_comparison(Path("results/toy_a_vs_b.json")).comparisons["phrase"]["phrase"].values():
-        assert (metric.difference, metric.ci95, metric.p) == (0, (0, 0), 1)
-
-
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -172,6 +162,9 @@ def test_what_does_not_go_with_phrases_is_refused(options: list[Any], reason: st
 
 
 def test_seeds_that_are_none_are_refused(tmp_path: Path) -> None:
+    def changed(**changes: Any) -> Path:
+        return write_phrase_scores(tmp_path / f"{next(iter(changes))}.h5", some_phrases(seed=1, **changes))
+
     file = write_phrase_scores(tmp_path / "p.h5", some_phrases())
     same_seed = write_phrase_scores(tmp_path / "q.h5", some_phrases(skill=2))
     other = write_phrase_scores(tmp_path / "o.h5", some_phrases(seed=1, truth=some_phrases().truth + 1))
@@ -180,6 +173,10 @@ def test_seeds_that_are_none_are_refused(tmp_path: Path) -> None:
         ([file, file], "is given twice"),
         ([file, same_seed], "the same seed 0"),
         ([file, other], "differ in truth"),
+        ([file, changed(split="val")], "split 'val'"),
+        ([file, changed(experiment="cca")], "experiment 'cca'"),
+        ([file, changed(phrase_ids=np.arange(48))], "differ in phrase_ids"),
+        ([file, changed(types=np.array(["people"] * 48))], "differ in types"),
         ([boxless], "none of its 48 phrases has a box"),
     ):
         with pytest.raises(UserError, match=reason):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tests.eval.ranking.test_ranks import TIES, blocks_of, splits
 from vse.eval.ranking.answers import BestAnswers, RankedList, best_answers, break_ties, rank_captions, rank_images
-from vse.eval.ranking.ranks import blocks_from_scores, ranks_from_blocks
+from vse.eval.ranking.ranks import ranks_from_blocks
 
 
 def slow_best(scores: np.ndarray, right: list[int]) -> tuple[int, float, int, float]:
@@ -51,15 +49,6 @@ def test_the_best_answers_are_those_that_a_look_at_every_pair_finds(
         answers = found[direction]
         assert answers.ranks.tolist() == of_direction.tolist()
         assert ((answers.ranks == 0) == (answers.right_scores > answers.wrong_scores)).all()
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_scores_keep_their_precision(dtype: type) -> None:
-    scores = np.array([[0.1, 0.2], [0.3, 0.4]], dtype)
-    blocks = blocks_from_scores(scores, torch.tensor([0, 1]))
-    found = best_answers(blocks, None, ranks_from_blocks(blocks))["t2i"]
-    assert found.right_scores.dtype == dtype
-    assert found.right_scores.tolist() == scores.diagonal().tolist()
 
 
 def slow_list(scores: np.ndarray, right: list[int], depth: int) -> list[tuple[int, float]]:

@@ -188,10 +188,9 @@ def test_counts_by_bytes_are_sums(n_rows: int, n_columns: int, seed: int, transp
         assert column_counts(torch.ones(n, 3, dtype=torch.bool)).tolist() == [n] * 3
 
 
-@pytest.mark.parametrize("n_images", [3, 700])
 @pytest.mark.parametrize("similarity", SIMILARITIES)
-def test_a_collapsed_model_gets_no_credit(similarity: str, n_images: int) -> None:
-    generator = torch.Generator().manual_seed(0)
+def test_a_collapsed_model_gets_no_credit(similarity: str) -> None:
+    n_images, generator = 400, torch.Generator().manual_seed(0)
     image, caption = torch.nn.functional.normalize(torch.rand(2, 1, 64, generator=generator), dim=2)
     image_of_caption = torch.arange(n_images).repeat_interleave(5)
     found = ranks_from_embeddings(image.repeat(n_images, 1), caption.repeat(5 * n_images, 1), image_of_caption, similarity)
@@ -243,19 +242,6 @@ def test_scores_equal_a_loop_over_all_pairs(shape: tuple[int, int, int]) -> None
     exact = images.astype(np.float64) @ captions.T.astype(np.float64)
     rounding = 1e-7 * np.linalg.norm(images, axis=1).max() * np.linalg.norm(captions, axis=1).max()
     np.testing.assert_allclose(scores("cosine", images, captions), exact, rtol=1e-5, atol=rounding)
-
-
-FEW = st.sampled_from([-1.5, -0.1, 0.0, 0.1, 0.3, 2.0])
-
-
-@given(st.data())
-def test_order_is_never_positive_and_zero_exactly_if_the_image_dominates(data: st.DataObject) -> None:
-    dim = data.draw(st.integers(1, 4))
-    images = data.draw(hnp.arrays(np.float32, (data.draw(st.integers(1, 4)), dim), elements=FEW))
-    captions = data.draw(hnp.arrays(np.float32, (data.draw(st.integers(1, 4)), dim), elements=FEW))
-    found = scores("order", images, captions)
-    assert (found <= 0).all()
-    np.testing.assert_array_equal(found == 0, (images[:, None] >= captions).all(2))
 
 
 @pytest.mark.parametrize("dim", [1, 3, 17, 300, 1024])

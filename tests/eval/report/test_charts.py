@@ -81,9 +81,3 @@ def test_chance_recalls_of_a_thousand_images() -> None:
     assert chance_recall("i2t", 10, 1000, 5000) == pytest.approx(0.996, abs=1e-3)
     assert chance_rsum(1000, 5000) == pytest.approx(0.1 + 0.5 + 1.0 + 0.1 + 0.499 + 0.996, abs=2e-3)
     assert captions_per_image(5000, 25010) == 5
-
-
-def test_the_chance_level_has_lines() -> None:
-    group, bars = [("image to text", ["R@1", "R@5"])], [Bars([50, 80], NONE, NONE)]
-    plain, marked = draw_recall_bars("x", group, bars), draw_recall_bars("x", group, bars, [1, 5])
-    assert plain.count("stroke-dasharray") < marked.count("stroke-dasharray")

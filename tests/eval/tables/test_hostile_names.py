@@ -34,7 +34,6 @@ HOSTILE = {
     "a formula after a tab": "\t=1",
     "an escape sequence": "\x1b[2Jdemo\x1b]0;x\x07",
 }
-FIELDS = pytest.mark.parametrize("field", ["dataset", "experiment"])
 
 
 def written(command: str, files: list[Path], out: Path) -> str:
@@ -42,15 +41,15 @@ def written(command: str, files: list[Path], out: Path) -> str:
     return out.read_text()
 
 
-def result(path: Path, field: str, name: str) -> Path:
+def result(path: Path, name: str) -> Path:
     made_result(path, ["full"])
-    path.write_text(json.dumps({**json.loads(path.read_text()), field: name}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "dataset": name, "experiment": name}))
     return path
 
 
-def comparison(folder: Path, field: str, name: str) -> Path:
-    values: dict[str, Any] = {"dataset": "demo", "experiment": "a", field: name}
-    files = [write_embeddings(folder / f"{k}.h5", made(n_images=12, n_each=3, noise=k, seed=k, **values)) for k in range(2)]
+def comparison(folder: Path, name: str) -> Path:
+    named: dict[str, Any] = {"n_images": 12, "n_each": 3, "dataset": name, "experiment": name}
+    files = [write_embeddings(folder / f"{k}.h5", made(noise=k, seed=k, **named)) for k in range(2)]
     return compare_files(files, folder / "c.json", options=AllEvaluateOptions(bootstrap=20, cross_check=False))
 
 
@@ -62,23 +61,23 @@ def no_live_line(text: str) -> bool:
     return len(ours) == 1 and not any(command in line for line in live if line not in ours for command in commands)
 
 
-@FIELDS
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_name_is_no_line_of_latex_and_no_formula_of_a_spreadsheet(kind: str, field: str, tmp_path: Path) -> None:
-    file = result(tmp_path / "r.json", field, HOSTILE[kind])
+def test_a_name_is_no_line_of_latex_and_no_formula_of_a_spreadsheet(kind: str, tmp_path: Path) -> None:
+    file = result(tmp_path / "r.json", HOSTILE[kind])
     assert no_live_line(written("summary", [file], tmp_path / "t.tex"))
-    assert no_live_line(written("significance", [comparison(tmp_path, field, HOSTILE[kind])], tmp_path / "s.tex"))
+    assert no_live_line(written("significance", [comparison(tmp_path, HOSTILE[kind])], tmp_path / "s.tex"))
     written("summary", [file], tmp_path / "t.csv")
     with (tmp_path / "t.csv").open(newline="") as stream:
         [row] = csv.DictReader(stream)
-    assert not row[field].startswith(("=", "+", "-", "@", "\t", "\r"))
-    assert row[field].removeprefix("'") == HOSTILE[kind].replace("\r", "\n"), "apart from that, the name stays"
+    for field in ("dataset", "experiment"):
+        assert not row[field].startswith(("=", "+", "-", "@", "\t", "\r"))
+        assert row[field].removeprefix("'") == HOSTILE[kind].replace("\r", "\n"), "apart from that, the name stays"
 
 
-@FIELDS
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_name_is_printed_on_one_line(kind: str, field: str, tmp_path: Path, capsys: Printed) -> None:
-    file = write_embeddings(tmp_path / "e.h5", made(n_images=12, n_each=3, **{field: HOSTILE[kind]}))
+def test_a_name_is_printed_on_one_line(kind: str, tmp_path: Path, capsys: Printed) -> None:
+    name = HOSTILE[kind]
+    file = write_embeddings(tmp_path / "e.h5", made(n_images=12, n_each=3, dataset=name, experiment=name))
     succeeds(eval_main, file, "--bootstrap", "0", "--no-cross-check", "--out", tmp_path / "r.json")
     lines = capsys.readouterr().err.split("\n")
     assert all(line.isprintable() for line in lines)

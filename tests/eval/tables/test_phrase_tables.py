@@ -97,15 +97,6 @@ def test_the_published_table_has_ours_beside_the_printed_metrics(tmp_path: Path)
     assert "images" not in latex.split("ours: Embedding Network")[1].split("\\\\")[0]
 
 
-def test_there_is_no_difference_from_other_test_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for dataset in ("f30k_entities", "toy"):
-        file = result(tmp_path, of_row(dataset=dataset))
-        line = compare_published("twobranch_1", [file], dataset).set_index("row").loc[ROW]
-        assert (line["our_dataset"], line["phrase_r1_ours"] > 0) == (dataset, True)
-        assert pd.isna(line["phrase_r1_difference"])
-    assert f"no difference from {ROW}: its test images are the split 'entities'" in caplog.text
-
-
 def test_a_table_of_differences_names_phrases_and_types(tmp_path: Path) -> None:
     files = [
         write_phrase_scores(tmp_path / f"{name}.h5", some_phrases(30, skill=skill, experiment=name))

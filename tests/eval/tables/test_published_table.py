@@ -330,19 +330,6 @@ def test_what_the_table_does_not_ask_for_is_refused_with_the_reason(
     assert not out.exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        ("vsepp_9 --out t.csv", "'vsepp_9' is not one of 'summary', 'significance', 'ladder', 'ace_1'"),
-        ("vsepp_4 --out t.xls", "written as .csv, .tex"),
-        ("summary --out t.csv", "summary needs result files"),
-        ("summary a.json --dataset demo", "--dataset: the table summary"),
-    ],
-)
-def test_the_command_names_its_tables(arguments: str, reason: str, fails: Fails) -> None:
-    assert reason in fails(table_main, *arguments.split())
-
-
 @pytest.fixture
 def latex(tmp_path: Path, result: Results) -> dict[str, str]:
     """Every table as LaTeX: some with metrics of one seed, of several, with changed settings, of another data set."""
