@@ -17,7 +17,6 @@ from vse.features.cache.feature_cache import open_cache
 from vse.features.extraction import extract_shards, merge
 from vse.features.extractors.cnn import CnnExtractor
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.pipeline.errors import UserError
 from vse.training.models.similarities.scan import ScanSettings
 from vse.training.options import TrainInputs
 from vse.training.run.folder import RunFolder
@@ -142,34 +141,6 @@ def test_files_have_scores_of_each_pair(
     i2t, t2i = slow_ranks(slow.round(6), found.split.pairs.image_of.tolist())
     rsum = sum(100 * np.mean(np.asarray(ranks) < k) for ranks in (i2t, t2i) for k in (1, 5, 10))
     assert RunFolder(run).record()["best_rsum"] == pytest.approx(rsum, abs=2)
-
-
-def test_a_batch_of_one_more_than_the_batch_size_has_a_last_batch_of_few(positions: Path, tmp_path: Path) -> None:
-    run = train(positions, experiment(*SCAN, "train.batch_size=119", "train.epochs=1"), out=tmp_path / "run")
-    assert RunFolder(run).record()["state"] == "finished"
-
-
-@pytest.mark.parametrize(
-    ("features", "sets", "message"),
-    [
-        ("cache", T2I, r"the similarity 'scan' compares sets of images, and the image encoder 'linear' makes vectors of the"),
-        (
-            "positions",
-            T2I[:1],
-            "'scan' compares sets of captions, and the caption encoder 'gru' makes vectors of the captions",
-        ),
-        ("positions", [*T2I, "loss.lambda3=0.1"], "lambda3 and lambda4 compare unit vectors of one side; the similarity scan"),
-        ("positions", [*T2I, "model.normalize_image=false"], "similarity: scan takes unit vectors, so normalize_image: true"),
-        ("positions", [*T2I, "model.similarity.aggregation=mean"], r"aggregation: .*'avg', 'lse', 'sum' or 'max'"),
-    ],
-)
-def test_what_does_not_fit_is_refused_in_one_line(
-    features: str, sets: list[str], message: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=message) as refusal:
-        train(request.getfixturevalue(features), experiment(*sets), out=tmp_path / "run")
-    assert "\n" not in str(refusal.value)
-    assert not (tmp_path / "run").exists()
 
 
 WORDS = "{name: gru, states: pooled, bidirectional: true, size_augmentation: 0.2}"

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 from torch import Tensor
 
 from tests.conftest import TINY_FEATURE
@@ -168,24 +167,6 @@ def photos(demo: Path, extractor: CnnExtractor) -> MakePhotos:
         return PhotoCrops(extractor, *val_photos(demo), **options)  # type: ignore[arg-type]
 
     return make
-
-
-def slow_crop(path: Path, image_id: int, visit: tuple[int, ...]) -> Tensor:
-    """A plain random crop of 32 x 32 of a picture of 40 x 40, by the documented seeds."""
-    rng = np.random.default_rng(np.random.SeedSequence([TINY_FEATURE.crop_seed, image_id, *visit]).spawn(1)[0])
-    with Image.open(path) as file:
-        small = file.convert("RGB").resize((40, 40), Image.Resampling.BILINEAR)
-    top, left = int(rng.integers(9)), int(rng.integers(9))
-    view = small.crop((left, top, left + 32, top + 32))
-    view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else view
-    return torch.from_numpy(np.array(view)).permute(2, 0, 1)
-
-
-def test_plain_crops_of_photos_are_those_of_a_loop(photos: MakePhotos, demo: Path) -> None:
-    paths, ids = val_photos(demo)
-    for pair, pixels in each_pair(photos(random_crop="plain"), BATCHES, PHOTO_OF, 3, 2).items():
-        number = PHOTO_OF[pair]
-        assert torch.equal(pixels, slow_crop(paths[number], int(ids[number]), (3, 2, pair))[None])
 
 
 @pytest.mark.parametrize("kind", ["plain", "resized", None])  # the last is that of the cache, resized

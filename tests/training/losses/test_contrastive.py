@@ -81,7 +81,7 @@ def slow(pairs: Pairs, loss: ContrastiveLoss, weights: LearnedScale) -> Tensor:
 @pytest.mark.parametrize("same_image", SAME_IMAGE)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_batch_with_several_captions_of_an_image_costs_what_the_loop_says(name: str, same_image: str) -> None:
-    for counts, lambdas in (([1, 2, 3, 1], (1.0, 1.0)), ([1, 1, 1], (0.5, 2.0)), ([4], (1.0, 0.3)), ([2, 2], (0.0, 1.0))):
+    for counts, lambdas in (([1, 2, 3, 1], (0.5, 2.0)), ([4], (1.0, 0.0))):
         pairs = Pairs(counts)
         loss = made(name, same_image=same_image, learned=True, lambda1=lambdas[0], lambda2=lambdas[1], temperature=0.3)
         weights = learned(loss)

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.training.conftest import Patch
-from vse.pipeline.errors import UserError
 from vse.training.kinds import Encoded, Kind
-from vse.training.models.build import PARTS, Input, Model, ModelConfig, build_model
+from vse.training.models.build import Input, Model, ModelConfig, build_model
 from vse.training.models.similarities import SIMILARITIES
 from vse.training.models.similarities.base import Similarity, SimilaritySettings
 
@@ -137,67 +136,6 @@ def test_sets_of_both_sides_are_scored_in_both_directions_whatever_their_padding
     torch.testing.assert_close(made((regions, mask), (WORDS, LENGTHS)), (expected, -expected))
     longer = torch.cat([regions, torch.full((3, 2, FEATURE_DIM), 5.0)], 1), nn.functional.pad(mask, (0, 2))
     torch.testing.assert_close(made(longer, (WORDS, LENGTHS)), (expected, -expected))
-
-
-BRANCH = {"name": "branch", "widths": [4]}
-STATES = {"name": "lstm", "states": "all"}
-REFUSED = [
-    ({"image_encoder": BRANCH}, REGIONS, WORDS_INPUT, "the image encoder 'branch' reads vectors, not the sets of 'regions'"),
-    ({"caption_encoder": "gru"}, IMAGES, CACHED_INPUT, "the caption encoder 'gru' reads words, not the vectors of 'tfidf'"),
-    ({"caption_encoder": "linear"}, IMAGES, WORDS_INPUT, "the caption encoder 'linear' reads vectors or sets, not the words"),
-    (
-        {},
-        REGIONS,
-        WORDS_INPUT,
-        "the similarity 'cosine' compares vectors of images, and the image encoder 'linear' makes sets",
-    ),
-    (
-        {"caption_encoder": STATES, "similarity": "order"},
-        *(IMAGES, WORDS_INPUT),
-        "the similarity 'order' compares vectors of captions, and the caption encoder 'lstm' makes sets of the captions",
-    ),
-    (
-        {"image_encoder": BRANCH},
-        IMAGES,
-        WORDS_INPUT,
-        "the image encoder 'branch' ends in 4 numbers, the caption encoder 'gru'",
-    ),
-]
-
-
-@pytest.mark.parametrize(("settings", "images", "texts", "message"), REFUSED)
-def test_what_does_not_fit_is_refused_in_one_line(settings: dict[str, Any], images: Input, texts: Input, message: str) -> None:
-    with pytest.raises(UserError) as refused:
-        build_model(ModelConfig.model_validate({"dim": 5, "word_dim": 3, **settings}), images, texts)
-    assert str(refused.value).startswith(message)
-    assert "\n" not in str(refused.value)
-
-
-def frozen(*parts: str) -> Model:
-    """A model with dropout and batch normalisation on both sides, and a network as similarity."""
-    made = model(True, "nonlinear", similarity={"name": "network", "widths": [6]})
-    made.freeze(*parts)
-    return made.train()
-
-
-FREEZABLE = [part for part in PARTS if part != "cnn"]
-
-
-@pytest.mark.parametrize("part", FREEZABLE)
-def test_a_frozen_part_stays_in_evaluation_and_gets_no_gradient(part: str) -> None:
-    made = frozen(part)
-    for mode in (True, False, True):
-        made.train(mode)
-        for name in FREEZABLE:
-            training = {module.training for module in getattr(made, name).modules()}
-            assert training == {mode and name != part}
-    before = {name: value.clone() for name, value in getattr(made, part).state_dict().items()}
-    made((torch.randn(4, FEATURE_DIM),), (torch.randn(4, CAPTION_DIM),)).sum().backward()
-    for name in FREEZABLE:
-        gradients = [parameter.grad for parameter in getattr(made, name).parameters()]
-        assert all((gradient is None) == (name == part) for gradient in gradients)
-    after = getattr(made, part).state_dict()
-    assert all(torch.equal(after[name], value) for name, value in before.items()), "running statistics, too"
 
 
 class Mean(nn.Module):

@@ -5,7 +5,6 @@ import torch
 from torch import Tensor, nn
 
 from vse.training.kinds import Kind
-from vse.training.models.build import Input, ModelConfig, build_model
 from vse.training.models.encoders.base import Encoder, EncoderSpec, unit_length, xavier_linear
 from vse.training.models.encoders.linear import IdentitySettings, LinearEncoder, LinearSettings
 
@@ -43,14 +42,6 @@ def test_vectors_and_sets_stay_as_they_are() -> None:
     embeddings, same_mask = identity(Kind.SETS)(vectors, mask)
     assert torch.equal(embeddings, vectors)
     assert same_mask is mask
-
-
-def test_a_model_of_two_compares_cached_vectors_by_their_cosine() -> None:
-    config = ModelConfig.model_validate({"image_encoder": "identity", "caption_encoder": "identity"})
-    model = build_model(config, Input(Kind.VECTORS, 6, "images"), Input(Kind.VECTORS, 6, "captions"))
-    images, captions = torch.randn(3, 6), torch.randn(5, 6)
-    expected = [[float(torch.cosine_similarity(i, c, dim=0)) for c in captions] for i in images]
-    torch.testing.assert_close(model((images,), (captions,)), torch.tensor(expected))
 
 
 def linear_encoder(kind: Kind = Kind.VECTORS) -> LinearEncoder:

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.training.models.similarities.sides import embeddings, unit
-from vse.pipeline.errors import UserError
 from vse.training.kinds import Encoded, Kind, select
 from vse.training.models.similarities import SIMILARITIES
 from vse.training.models.similarities import network as network_module
-from vse.training.models.similarities.base import Scores, Similarity
+from vse.training.models.similarities.base import Scores
 from vse.training.models.similarities.network import SimilarityNetwork, SimilarityNetworkSettings
 
 
@@ -61,20 +60,6 @@ def test_a_score_depends_on_its_image_and_caption_alone(name: str) -> None:
     part = similarity(select(images, slice(1, 3)), select(captions, slice(2, 4)))
     for some, every in zip(by_direction(part), by_direction(similarity(images, captions)), strict=True):
         torch.testing.assert_close(some, every[1:, 2:4])
-
-
-class Directional(Similarity):
-    """Twice the inner product for one direction, three times for the other."""
-
-    def forward(self, images: Encoded, captions: Encoded) -> tuple[Tensor, Tensor]:
-        scores = images[0] @ captions[0].T
-        return 2 * scores, 3 * scores
-
-
-def test_single_pairs_have_no_direction() -> None:
-    images, captions = embeddings(3, 5, 6)
-    with pytest.raises(UserError, match="a loss of single pairs has no direction"):
-        Directional().score_pairs((images,), (captions,), ROWS, COLUMNS)
 
 
 NETWORK_DIM = 4

@@ -99,9 +99,14 @@ def test_values_and_gradients_are_those_of_the_loop(settings: dict[str, Any]) ->
     torch.testing.assert_close(fast, slow, rtol=1e-8, atol=1e-9)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", [{"condition": "target"}, {"condition": "image"}, {"transform": "mlp"}])
-@given(n=st.integers(1, 5), m=st.integers(1, 6), log_block=st.integers(0, 6), gradients=st.booleans(), kept=st.booleans())
+@given(
+    settings=st.sampled_from([{"condition": "target"}, {"condition": "image"}, {"transform": "mlp"}]),
+    n=st.integers(1, 4),
+    m=st.integers(1, 5),
+    log_block=st.integers(0, 6),
+    gradients=st.booleans(),
+    kept=st.booleans(),
+)
 def test_scores_ignore_neighbours(
     settings: dict[str, Any], n: int, m: int, log_block: int, gradients: bool, kept: bool
 ) -> None:
@@ -112,12 +117,11 @@ def test_scores_ignore_neighbours(
         scores = both(made((images,), (captions,)))
         turned = both(made((images.flip(0),), (captions.flip(0),)))
     torch.testing.assert_close([one.flip(0, 1) for one in turned], list(scores), rtol=1e-9, atol=1e-10)
-    for direction in range(2):
-        assert scores[direction].shape == (n, m)
-        for i in range(n):
-            for c in range(m):
-                alone = both(made((images[i : i + 1],), (captions[c : c + 1],)))[direction]
-                torch.testing.assert_close(alone[0, 0], scores[direction][i, c], rtol=1e-9, atol=1e-10)
+    assert [one.shape for one in scores] == [(n, m)] * 2
+    for i in range(n):
+        for c in range(m):
+            alone = both(made((images[i : i + 1],), (captions[c : c + 1],)))
+            torch.testing.assert_close([one[0, 0] for one in alone], [one[i, c] for one in scores], rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("log_block", [0, 3, 20])
@@ -260,21 +264,3 @@ def test_the_inverse_is_exact(scale: str, layers: int, kept: int, condition_dim:
         y = made(x, condition)
         torch.testing.assert_close(made.inverse(y, condition), x, rtol=1e-7, atol=1e-7)
         torch.testing.assert_close(made(made.inverse(x, condition), condition), x, rtol=1e-7, atol=1e-7)
-
-
-@pytest.mark.parametrize("layers", [1, 3])
-def test_axes_in_front_broadcast(layers: int) -> None:
-    made, x, c = flow(layers=layers), normal(4, DIM), normal(3, OF_CONDITION)
-    every = made(x[None], c[:, None])
-    assert every.shape == (3, 4, DIM)
-    for k in range(3):
-        torch.testing.assert_close(every[k], made(x, c[k].expand(4, -1)), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(made.inverse(every, c[:, None]), x.expand(3, -1, -1), rtol=1e-8, atol=1e-8)
-
-
-@pytest.mark.parametrize(("scale", "factors"), [("exp", 1), ("exp_tanh", 1), ("product", 1), ("sigmoid", HOW["sigmoid"](0))])
-def test_zero_last_layers_are_the_identity(scale: str, factors: float) -> None:
-    made = ConditionalFlow(DIM, OF_CONDITION, 3, [5, 7], scale, identity=True, kept=0).double()
-    x, c = normal(4, DIM), normal(4, OF_CONDITION)
-    expected = x * torch.tensor([factors] * 3 + [factors**2] * 3, dtype=torch.float64)
-    torch.testing.assert_close(made(x, c), expected, rtol=1e-14 if factors == 1 else 1e-6, atol=0)
