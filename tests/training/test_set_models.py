@@ -102,7 +102,8 @@ def test_a_trained_cnn_is_validated_on_the_evaluation_feature(small: Path, large
 
 @pytest.mark.slow
 def test_a_training_with_its_cnn_is_resumed_bit_for_bit(small: Path, large: Path, tmp_path: Path) -> None:
-    config = experiment(*MODEL, *TRAINED_CNN, "train.frozen={cnn: 1, caption_encoder: 1}", "train.learning_rates={cnn: 1e-3}")
+    waits = ["train.frozen={cnn: 1, caption_encoder: 1}", "train.learning_rates={cnn: 1e-3}", "train.epochs=2"]
+    config = experiment(*MODEL, *TRAINED_CNN, *waits)
     inputs = TrainInputs(eval_features=large)
     whole = train(small, config, out=tmp_path / "whole", inputs=inputs)
     cut = train_with_stops(small, config, tmp_path / "cut", [5, 13], inputs=inputs)
@@ -145,7 +146,7 @@ def test_files_have_scores_of_each_pair(
 
 WORDS = "{name: gru, states: pooled, bidirectional: true, size_augmentation: 0.2}"
 TOKENS = "{name: bert, model: tiny, pooling: gpo, size_augmentation: 0.2}"
-TRAINED = ["train.optimizer=adamw", "train.weight_decay=1e-4", "train.undecayed=[]", "warmup.epochs=1"]
+TRAINED = ["train.optimizer=adamw", "train.weight_decay=1e-4", "train.undecayed=[]", "warmup.epochs=1", "train.epochs=2"]
 
 
 def of_captions(captions: str) -> list[str]:

@@ -37,6 +37,12 @@ IDS = [30, 10, 50, 20, 60, 40]
 COUNTS = [2, 0, 5, 1, 0, 3]
 
 
+@pytest.fixture(autouse=True)
+def two_rows_per_read(monkeypatch: Patch) -> None:
+    """Features come into memory in several reads."""
+    monkeypatch.setattr(cached_module, "_ROWS_PER_READ", 2)
+
+
 def drawn(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
@@ -51,6 +57,7 @@ def test_vectors_belong_to_their_ids_in_any_order(where: str, cache: Path, data:
     expected = torch.from_numpy(np.stack([stored[ids[number]] for number in numbers]))
     images = cached(opened, where, ids)
     assert images.kind == Kind.VECTORS
+    assert (images.gb_kept > 0) == (where == "in memory")
     (vectors,) = images.read(numbers)
     assert torch.equal(vectors, expected)
 
@@ -94,22 +101,6 @@ def test_positions_are_sets_of_any_finite_numbers(where: str, tmp_path: Path) ->
     assert torch.equal(vectors, torch.from_numpy(features))
 
 
-@pytest.mark.parametrize("kind", ["regions", "positions", "vectors"])
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_features_are_the_same_from_memory(kind: str, dtype: type, tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(cached_module, "_ROWS_PER_READ", 2)
-    if kind == "regions":
-        cache = regions_by_hand(tmp_path, [drawn(count, DIM, seed=k).astype(dtype) for k, count in enumerate(COUNTS)], IDS)
-    else:
-        cache = made_by_hand(tmp_path, drawn(6, *([3] if kind == "positions" else []), DIM).astype(dtype), IDS)
-    kept, mapped = (cached(cache, where, [60, 30, 20, 50, 10]) for where in ("in memory", "mapped"))
-    assert kept.gb_kept > mapped.gb_kept == 0
-    for numbers in ([0, 1, 2, 3, 4], [4], [2, 2, 0]):
-        for one, other in zip(*(images.read(np.asarray(numbers, np.int64)) for images in (kept, mapped)), strict=True):
-            assert one.dtype == other.dtype
-            assert torch.equal(one, other)
-
-
 @pytest.mark.parametrize("where", PLACES)
 def test_a_batch_or_all_of_its_images_may_be_empty(where: str, tmp_path: Path) -> None:
     images = cached(regions_by_hand(tmp_path, [drawn(0, DIM)] * 6, IDS), where)
@@ -124,21 +115,13 @@ def test_a_batch_or_all_of_its_images_may_be_empty(where: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("where", PLACES)
-@pytest.mark.parametrize("value", [np.nan, -np.inf])
-def test_a_vector_that_is_not_finite_is_refused_with_its_id(where: str, value: float, own_cache: Path) -> None:
-    spoil(own_cache, 41, value)
-    opened = open_cache(own_cache)
-    cached(opened, where, [1, 2, 3]).read(np.arange(3))
-    with pytest.raises(UserError, match="the features of id 41 are not finite"):
-        cached(opened, where, [5, 41, 6]).read(np.arange(3))
-
-
-@pytest.mark.parametrize("where", PLACES)
-def test_a_region_that_is_not_finite_is_refused_with_its_id(where: str, tmp_path: Path) -> None:
-    path = regions_by_hand(tmp_path, [drawn(count, DIM) for count in COUNTS], IDS).path
-    spoil(path, 50, np.nan)
-    cache = open_cache(path)
-    cached(cache, where, [30, 60]).read(np.arange(2))
+@pytest.mark.parametrize(("kind", "value"), [("vectors", np.nan), ("vectors", -np.inf), ("regions", np.nan)])
+def test_a_number_that_is_not_finite_is_refused_with_its_id(where: str, kind: str, value: float, tmp_path: Path) -> None:
+    sets = [drawn(count, DIM) for count in COUNTS]
+    made = regions_by_hand(tmp_path, sets, IDS) if kind == "regions" else made_by_hand(tmp_path, drawn(6, DIM), IDS)
+    spoil(made.path, 50, value)
+    cache = open_cache(made.path)
+    assert cached(cache, where, [30, 60]).read(np.arange(2))
     with pytest.raises(UserError, match="the features of id 50 are not finite"):
         cached(cache, where, [30, 50]).read(np.arange(2))
 

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from itertools import product
 from typing import Any
 
@@ -177,28 +175,3 @@ def test_the_cost_knows_what_it_would_be_if_all_embeddings_were_equal(name: str,
     computed = cost(pairs, loss)
     assert computed.collapsed > 0
     torch.testing.assert_close(computed.value, computed.collapsed)
-
-
-COMPILED = """
-import functools, sys
-import numpy as np, torch
-from vse.training.losses.base import Batch
-from vse.training.losses.hinges import MaxOfHinges
-from vse.training.models.similarities.vectors import Cosine
-torch.compile = functools.partial(torch.compile, backend=sys.argv[1])
-sides = [torch.rand(5, 3, generator=torch.Generator().manual_seed(k), requires_grad=True) for k in (0, 1)]
-batch = Batch(*[(side,) for side in sides], np.arange(5), np.arange(5))
-both = []
-for compiled in (False, True):
-    cost = MaxOfHinges().objective(Cosine(), compiled)(batch, 0)
-    both.append([cost.value, cost.collapsed, *torch.autograd.grad(cost.value, sides)])
-torch.testing.assert_close(*both)
-assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1, "nothing was compiled"
-"""
-
-
-@pytest.mark.nightly
-def test_a_compiled_loss_gives_the_same_value_and_gradients() -> None:
-    """In a process of its own, where no annotations are checked, which cannot be compiled."""
-    done = subprocess.run([sys.executable, "-c", COMPILED, "inductor"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

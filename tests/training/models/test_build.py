@@ -1,17 +1,14 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.training.conftest import Patch
-from vse.training.kinds import Encoded, Kind
+from vse.training.kinds import Kind
 from vse.training.models.build import Input, Model, ModelConfig, build_model
-from vse.training.models.similarities import SIMILARITIES
-from vse.training.models.similarities.base import Similarity, SimilaritySettings
 
 FEATURE_DIM, CAPTION_DIM, VOCABULARY_SIZE = 6, 9, 12
 IMAGES, REGIONS = Input(Kind.VECTORS, FEATURE_DIM, "'fc7'"), Input(Kind.SETS, FEATURE_DIM, "'regions'")
@@ -91,51 +88,6 @@ def test_every_parameter_learns() -> None:
         scores = made((torch.randn(2, FEATURE_DIM),), captions(cached))
         (scores * torch.tensor([[1.0, -2.0], [0.5, 3.0]])).sum().backward()
         assert all(parameter.grad is not None for parameter in made.parameters())
-
-
-class PairedSets(SimilaritySettings):
-    """The mean over regions and words of how well they fit, weighed differently in each direction."""
-
-    name: Literal["paired_sets"] = "paired_sets"
-    images: ClassVar = Kind.SETS
-    captions: ClassVar = Kind.SETS
-
-    def build(self, dim: int) -> Similarity:
-        return MeanOfSets()
-
-
-class MeanOfSets(Similarity):
-    def forward(self, images: Encoded, captions: Encoded) -> tuple[Tensor, Tensor]:
-        image_means, caption_means = (
-            (vectors * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True) for vectors, mask in (images, captions)
-        )
-        scores = image_means @ caption_means.T
-        return scores, -scores
-
-
-@pytest.fixture
-def paired_sets(monkeypatch: Patch) -> None:
-    monkeypatch.setitem(SIMILARITIES._parts, "paired_sets", PairedSets)
-
-
-@pytest.mark.usefixtures("paired_sets")
-def test_sets_of_both_sides_are_scored_in_both_directions_whatever_their_padding() -> None:
-    settings = {"similarity": "paired_sets", "caption_encoder": {"name": "gru", "states": "all"}}
-    torch.manual_seed(0)
-    made = build_model(ModelConfig.model_validate({"dim": 5, "word_dim": 3, **settings}), REGIONS, WORDS_INPUT)
-    regions, mask = torch.randn(3, 4, FEATURE_DIM), torch.arange(4) < torch.tensor([4, 2, 1])[:, None]
-    (vectors, same_mask), (states, inside) = made.embed_images(regions, mask), made.embed_captions(WORDS, LENGTHS)
-    assert made.gives == (Kind.SETS, Kind.SETS)
-    assert made.pairwise
-    assert torch.equal(same_mask, mask)
-    for embeddings in (vectors, states):
-        torch.testing.assert_close(embeddings.norm(dim=2)[: len(embeddings), 0], torch.ones(len(embeddings)))
-    sides = (vectors, mask), (states, inside)
-    means = [torch.stack([one[part].mean(0) for one, part in zip(*side, strict=True)]) for side in sides]
-    expected = means[0] @ means[1].T
-    torch.testing.assert_close(made((regions, mask), (WORDS, LENGTHS)), (expected, -expected))
-    longer = torch.cat([regions, torch.full((3, 2, FEATURE_DIM), 5.0)], 1), nn.functional.pad(mask, (0, 2))
-    torch.testing.assert_close(made(longer, (WORDS, LENGTHS)), (expected, -expected))
 
 
 class Mean(nn.Module):

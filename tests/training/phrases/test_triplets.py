@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -70,8 +70,8 @@ def slow_positives(world: World, settings: SamplingSettings, pair: int) -> set[i
     return {int(world.truth_of[pair])} | (near if settings.positives == "augmented" else set())
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-@given(seed=SEEDS)
+@settings(max_examples=30)
+@given(name=st.sampled_from(sorted(VARIANTS)), seed=SEEDS)
 def test_triplets_are_those_of_the_loops(name: str, seed: int, world: World) -> None:
     settings = VARIANTS[name]
     pairs, batch = drawn(world, settings, seed)
@@ -98,8 +98,8 @@ def test_triplets_are_those_of_the_loops(name: str, seed: int, world: World) -> 
     assert batch.n_triplets == sum(len(n) for _, _, n in queries) + sum(len(n) for _, _, n in asked)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-@given(seed=SEEDS)
+@settings(max_examples=30)
+@given(name=st.sampled_from(sorted(VARIANTS)), seed=SEEDS)
 def test_neighbourhood_sampling_gives_each_region_and_each_phrase_a_second_match(name: str, seed: int, world: World) -> None:
     settings = VARIANTS[name]
     pairs, batch = drawn(world, settings, seed)
@@ -133,11 +133,11 @@ def test_an_augmented_positive_is_any_as_likely(world: World) -> None:
     counts = [len(slow_positives(world, settings, k)) for k in range(len(world.pairs))]
     pair = int(np.argmax(counts))
     sampler, rng = TripletSampler(world.pairs, world.candidates, world.truth_of, settings), np.random.default_rng(0)
-    batches = (sampler.batch(np.asarray([pair]), rng) for _ in range(300 * counts[pair]))
+    batches = (sampler.batch(np.asarray([pair]), rng) for _ in range(200 * counts[pair]))
     found = Counter(int(batch.regions[batch.query_regions[0]]) for batch in batches)
     assert counts[pair] > 1
     assert set(found) == slow_positives(world, settings, pair)
-    assert min(found.values()) > 220
+    assert min(found.values()) > 140
 
 
 def embedded(batch: TripletBatch) -> tuple[Tensor, Tensor]:

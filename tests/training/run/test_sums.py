@@ -254,14 +254,6 @@ def test_an_edited_row_is_refused(
     assert "config.yaml: not what the training wrote" in line
 
 
-def test_an_edited_title_of_a_finished_run_is_refused(own_run: Path, cache: Path, fails: Fails) -> None:
-    text = (own_run / "config.yaml").read_text()
-    (own_run / "config.yaml").write_text(text.replace("title: ", "title: another ", 1))
-    record = json.loads((own_run / "run.json").read_text())
-    assert "config.yaml: not what the training wrote" in fails(train_main, "--features", cache, *COMMAND, "--out", own_run)
-    assert json.loads((own_run / "run.json").read_text()) == record
-
-
 @pytest.fixture
 def rsums(monkeypatch: Patch) -> Callable[..., None]:
     """Let each validation find the next of these values, in this process or in one that resumes it."""

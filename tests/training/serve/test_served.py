@@ -34,6 +34,11 @@ def test_a_query_reads_no_file_of_a_run_or_of_the_data_set(own_cache: Path, tmp_
     images = own_cache.parent.parent / "data" / "images"
     photo = decode_image(next(images.iterdir()))
     captions = served.answers(photo, 3)[0]
+    image = served.dataset.split("test")[0]
+    served.dataset.image_path(image).write_bytes(b"spoilt")
+    for number in (image.imgid, -5):
+        with pytest.raises(UnknownId):
+            served.small_photo(number)
     for folder in (run, own_cache.parent, images.parent):
         shutil.rmtree(folder)
     assert served.answers("a red square", 3)[0].hits == before.hits
@@ -63,16 +68,6 @@ def test_imported_features_read_texts_alone(regions: Path, tmp_path: Path, caplo
 
 
 WORDS = ["model.caption_encoder={name: gru, states: all, bidirectional: true}"]
-
-
-def test_a_photo_that_cannot_be_read_has_no_number(own_cache: Path, tmp_path: Path) -> None:
-    run = train(own_cache, experiment("train.epochs=1"), out=tmp_path / "run")
-    served = ServedRuns([run], "test", [RunFiles()], MANY, "cpu")
-    image = served.dataset.split("test")[0]
-    served.dataset.image_path(image).write_bytes(b"spoilt")
-    for number in (image.imgid, -5):
-        with pytest.raises(UnknownId):
-            served.small_photo(number)
 
 
 def test_too_many_pixels_are_refused_from_the_header_alone(client: FlaskClient) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.conftest import TINY_FEATURE
-from tests.training.conftest import COMMAND, Capture, Edit, Fails, Log, Patch, done, experiment
+from tests.training.conftest import Capture, Edit, Fails, Log, Patch, done, experiment
 from vse.eval.cli import eval_main, table_main
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cli import main as extract_main
@@ -315,16 +315,6 @@ def test_an_unfinished_run_needs_an_option(how: str, cache: Path, tmp_path: Path
     assert pd.read_csv(tmp_path / "t.csv")["unfinished"].tolist() == [how]
     done(report_main, out, "--out", tmp_path / "page.html")
     assert f"the training did not finish ({how})" in (tmp_path / "page.html").read_text()
-
-
-def test_a_search_warns_of_an_unfinished_run(cache: Path, tmp_path: Path, monkeypatch: Patch, caplog: Log) -> None:
-    run = stopped(cache, tmp_path / "run", monkeypatch, "running")
-    done(search_main, run, "a red circle")
-    assert "its training did not finish (state: running)" in caplog.text
-    done(train_main, "--features", cache, "--out", run, *COMMAND, "--resume")
-    done(embed_main, run)
-    done(eval_main, run / "test.h5", "--bootstrap", 0, "--out", tmp_path / "r.json")
-    assert "unfinished" not in json.loads((tmp_path / "r.json").read_text())
 
 
 def test_a_comparison_asks_too(cache: Path, own_run: Path, tmp_path: Path, monkeypatch: Patch, fails: Fails) -> None:

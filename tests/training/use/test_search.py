@@ -81,7 +81,12 @@ def test_what_cannot_be_searched_for_is_one_line(run: Path, tmp_path: Path, fail
         assert "reads captions as words, not from a cache; leave --caption-features out" in line
 
 
-@pytest.mark.parametrize("kind", ["Flat", "HNSW32", "IVF1,Flat"])
+@pytest.mark.parametrize(
+    ("run", "kind"),
+    [("cosine", "Flat"), ("cosine", "IVF1,Flat"), ("order", "HNSW32"), ("fine-tuned", "Flat")],
+    indirect=["run"],
+    scope="module",
+)
 def test_an_index_finds_the_same(run: Path, kind: str, photo: Path, tmp_path: Path, capsys: Capture, fails: Fails) -> None:
     for query, searched in (("a red square", "12 images"), (photo, "60 captions")):
         index = tmp_path / f"{searched}.faiss"
@@ -140,6 +145,7 @@ def test_an_index_of_something_else_is_one_line(
     assert "name it with --index" in fails(search_main, run, "a disc", "--index-parameters", "nprobe=1")
 
 
+@pytest.mark.parametrize("run", ["cosine", "order"], indirect=True, scope="module")
 def test_order_re_ranks_and_needs_exact_vectors(run: Path, tmp_path: Path, capsys: Capture, fails: Fails) -> None:
     order = RunFolder(run).settings(ExperimentConfig).model.similarity.name == "order"
     _, told = printed(capsys, run, "a disc")
@@ -152,6 +158,7 @@ def test_order_re_ranks_and_needs_exact_vectors(run: Path, tmp_path: Path, capsy
         assert len(printed(capsys, run, *options)[0]) == 10
 
 
+@pytest.mark.parametrize("run", ["order"], indirect=True, scope="module")
 def test_a_file_of_embeddings_replaces_the_split(run: Path, photo: Path, tmp_path: Path, capsys: Capture) -> None:
     for query in ("a red square", photo):
         index = tmp_path / f"{type(query).__name__}.faiss"
@@ -181,6 +188,7 @@ def test_unknown_ids_are_printed_as_ids(run: Path, photo: Path, tmp_path: Path, 
     assert "else.h5 says that it is of else" in told
 
 
+@pytest.mark.parametrize("run", ["order"], indirect=True, scope="module")
 def test_a_file_of_embeddings_that_does_not_suit_is_one_line(run: Path, tmp_path: Path, fails: Fails) -> None:
     found = read_embeddings(run / "test.h5")
     n_images, n_captions = len(found.images), len(found.captions)

@@ -206,9 +206,7 @@ def positions(dim: int = 5, dtype: torch.dtype = torch.float64) -> tuple[Tensor,
     extra=st.integers(0, 3),
     seed=st.integers(0, 10**6),
 )
-def test_order_and_padding_change_nothing_in_weldon(
-    counts: list[int], k_max: int, k_min: int, extra: int, seed: int
-) -> None:
+def test_order_and_padding_change_nothing_in_weldon(counts: list[int], k_max: int, k_min: int, extra: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     responses = torch.randn(len(counts), max(counts), 3, generator=generator, dtype=torch.float64, requires_grad=True)
     mask = torch.arange(max(counts)) < torch.tensor(counts)[:, None]

@@ -88,23 +88,17 @@ def slow_score(made: SimilarityNetwork, image: Tensor, caption: Tensor) -> Tenso
     return (made.linears[-1].weight @ vector + made.linears[-1].bias)[0]
 
 
-@pytest.mark.parametrize("widths", [(), (5,), (5, 3)])
-def test_a_score_is_what_layers_make_of_the_product(widths: tuple[int, ...]) -> None:
-    made, (images, captions) = network(*widths), network_sides(6, 5)
+@given(
+    widths=st.sampled_from([(), (5,), (5, 3)]),
+    n_images=st.integers(0, 6),
+    n_captions=st.integers(1, 6),
+    block=st.integers(1, 40),
+)
+def test_a_network_scores_the_product_of_each_pair_in_blocks_of_any_size(
+    widths: tuple[int, ...], n_images: int, n_captions: int, block: int
+) -> None:
+    made, (images, captions) = network(*widths), network_sides(n_images, n_captions)
     assert [layer.out_features for layer in made.linears] == [*widths, 1]
-    rows, columns = torch.tensor([0, 5, 2, 2]), torch.tensor([4, 0, 1, 1])
-    slow = torch.stack([slow_score(made, images[i], captions[j]) for i, j in zip(rows, columns, strict=True)])
-    torch.testing.assert_close(made.score_pairs((images,), (captions,), rows, columns), slow)
-    with torch.no_grad():
-        for parameter in made.linears[-1].parameters():
-            parameter.neg_()
-    negated = made.score_pairs((images,), (captions,), rows, columns)
-    torch.testing.assert_close(negated, -slow, msg="a ReLU follows the last layer")
-
-
-@given(n_images=st.integers(0, 6), n_captions=st.integers(1, 6), block=st.integers(1, 40))
-def test_all_pairs_are_scored_in_blocks_of_any_size(n_images: int, n_captions: int, block: int) -> None:
-    made, (images, captions) = network(5, 3), network_sides(n_images, n_captions)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(network_module, "_BLOCK", block)
         scores = made((images,), (captions,))
