@@ -91,13 +91,6 @@ def test_a_run_starts_from_a_run_that_fits(base: Path, cache: Path, tmp_path: Pa
     assert not (tmp_path / "run").exists()
 
 
-def test_pictures_need_a_cache_of_a_cnn(own_cache: Path, tmp_path: Path, fails: Fails) -> None:
-    arguments = ["--features", own_cache, "--out", tmp_path / "run", *COMMAND, "--set", "images.source=pictures"]
-    for picture in (own_cache.parent.parent / "data" / "images").rglob("*.jpg"):
-        picture.unlink()
-    assert "no such image file" in fails(train_main, *arguments)
-
-
 FROZEN = ["start_parts=[image_encoder]", "freeze=true", "train.epochs=2", "train.weight_decay=0.01"]
 
 

@@ -93,14 +93,6 @@ def test_each_direction_has_the_scores_of_its_condition(trained: Path, run: Path
     assert np.abs(i2t - t2i).max() > 1e-3
 
 
-def test_before_its_first_step_it_ranks_as_its_backbone(frozen: Path, run: Path, tmp_path: Path) -> None:
-    images, captions = embeddings_of(run, tmp_path)
-    start = train(frozen, todnet("train.learning_rate=1e-30", "train.epochs=1"), out=tmp_path / "run")
-    done(embed_main, start)
-    for scores in scores_of(start / "test.h5"):
-        np.testing.assert_allclose(scores, images @ captions.T, atol=1e-6)
-
-
 def test_a_text_or_a_photo_goes_through_the_backbone_first(trained: Path, demo: Path, capsys: Capture) -> None:
     dataset = load_dataset_file(demo)
     images, (i2t, t2i) = dataset.split("test"), scores_of(trained / "test.h5")

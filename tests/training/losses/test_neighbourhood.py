@@ -27,7 +27,6 @@ from tests.training.losses.slow_losses import RANKING, Table, numbered, ranking_
 from vse.pipeline.errors import UserError
 from vse.training.losses.base import Batch
 from vse.training.losses.pair_loss import Indices, Logistic, balanced_pairs
-from vse.training.losses.ranking import find_neighbours
 
 DISTANCES = [("euclidean", {}, euclidean), ("euclidean", {"floor": 1e-4}, floored), ("cosine", {}, one_minus_cosine)]
 
@@ -116,21 +115,6 @@ def test_a_query_without_a_neighbour_or_without_anything_outside_costs_nothing(c
     loss = ranking_loss("top", margin=2, reduction=reduction, same_image="mask", **weights)
     pairs = Pairs(counts)
     assert not any(part.any() for part in pairs.with_gradients(cost(pairs, loss).value))
-
-
-def slow_related(own: list[int], others: list[int]) -> tuple[list[int], list[list[bool]], list[list[bool]]]:
-    items = sorted(set(own))
-    partners = [{other for one, other in zip(own, others, strict=True) if one == item} for item in items]
-    share = [[bool(a & b) for b in partners] for a in partners]
-    neighbours = [[share[i][j] and i != j for j in range(len(items))] for i in range(len(items))]
-    return [own.index(item) for item in items], neighbours, [[not one for one in row] for row in share]
-
-
-@given(pairs=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=12))
-def test_what_shares_a_partner_is_related(pairs: list[tuple[int, int]]) -> None:
-    own, others = ([pair[side] for pair in pairs] for side in (0, 1))
-    parts = find_neighbours(torch.tensor(own), torch.tensor(others))
-    assert tuple(part.tolist() for part in parts) == slow_related(own, others)
 
 
 def test_the_logistic_loss_of_large_scores_is_finite() -> None:

@@ -14,7 +14,7 @@ from tests.training.conftest import Edit
 from tests.training.data.caches import made_by_hand, spoil
 from tests.training.phrases.some_regions import CPU, DIM, TEXT_DIM, Caches, World, make_caches, world_of
 from vse.features.cache.feature_cache import open_cache
-from vse.pipeline.dataset.dataset import load_dataset_file, mentions, phrase_texts
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.phrases import iou
 from vse.pipeline.errors import UserError
 from vse.training.kinds import Kind
@@ -23,25 +23,6 @@ from vse.training.phrases.localisation import PhraseSplit, recalls, score_candid
 from vse.training.phrases.pairs import KeyedSets, check_phrase_cache, phrase_arrays, sample_one_per_row, truth_regions
 from vse.training.phrases.regions import BoxFeatures, RegionInputs
 from vse.training.phrases.task import cached_phrases
-
-
-def test_each_phrase_of_the_images_is_there_once(few: Path) -> None:
-    dataset = load_dataset_file(few)
-    images, texts = dataset.split("train")[::-1], phrase_texts(dataset)
-    found = phrase_arrays(dataset, images)
-    expected = {m.phrase_id: m for m in mentions(dataset) if m.image.split == "train"}
-    assert sorted(found.phrase_ids.tolist()) == sorted(expected)
-    assert (np.diff(found.image_of) >= 0).all()
-    for row, number in enumerate(found.phrase_ids.tolist()):
-        mention = expected[number]
-        assert images[found.image_of[row]] == mention.image
-        assert (found.caption_ids[row], texts[found.text_of[row]]) == (mention.caption.sentid, mention.text)
-        assert found.types[row] == "/".join(mention.phrase.types)
-        assert found.has_box[row] == (mention.phrase.truth is not None)
-        if mention.phrase.truth is not None:
-            assert tuple(found.truths[row].tolist()) == mention.phrase.truth
-    located = phrase_arrays(dataset, images, located=True)
-    assert located.phrase_ids.tolist() == found.phrase_ids[found.has_box].tolist()
 
 
 def test_a_chain_is_of_one_image_and_a_phrase_without_one_stands_alone(own_demo: Path, edit: Edit) -> None:

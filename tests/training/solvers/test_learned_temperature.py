@@ -87,10 +87,7 @@ REFUSED = {
     "loss.lambda4=0.1": "loss.block cannot be combined with lambda3 and lambda4",
     "warmup.epochs=1": "loss.block bounds no memory of the warm-up loss sum; warmup.epochs: 0 leaves it out",
     "adversary=ace": "loss.block cannot be combined with an adversary",
-    "loss.block=0": "loss.block: Input should be greater than 0",
-    "loss.temperature=0": "loss.temperature: Input should be greater than or equal to 0.000001",
     "loss.temperature=0.005": "temperature 0.005 is below least_temperature 0.01",
-    "loss.same_image=both": "loss.same_image: Input should be 'keep', 'mask' or 'positive'",
 }
 
 

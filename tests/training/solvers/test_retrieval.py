@@ -29,12 +29,6 @@ def test_the_same_seed_gives_the_same_weights_and_another_does_not(cache: Path, 
     assert not torch.equal(a["image_encoder.linear.weight"], other["image_encoder.linear.weight"])
 
 
-def test_a_warm_up_uses_another_loss_for_the_first_epochs_and_a_margin_may_be_zero(cache: Path, tmp_path: Path) -> None:
-    run = train(cache, experiment("warmup.epochs=2"), out=tmp_path / "run")
-    assert losses(run)[1] > 5 * losses(run)[2], "a sum of 31 hinges each direction, then a maximum"
-    train(cache, experiment("loss.margin=0", "train.epochs=1"), out=tmp_path / "zero")
-
-
 COLLAPSED = ["train.learning_rate=1e-9", "loss.margin=500", "train.batch_size=2"]
 
 

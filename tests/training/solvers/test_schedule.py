@@ -203,19 +203,6 @@ def test_the_mean_is_that_of_its_definition_with_statistics_and_counts_of_a_batc
         torch.testing.assert_close(averaged.weights[name], mean)
 
 
-def test_the_model_has_the_mean_for_a_while_and_then_its_own_weights_to_the_bit() -> None:
-    model = network()
-    averaged = AveragedWeights(model, 0.5)
-    with torch.no_grad():
-        model[0].weight.add_(1)
-    averaged.update()
-    own = copied(model.state_dict())
-    with averaged.use_in_model():
-        assert_same(copied(model.state_dict()), averaged.weights)
-    assert_same(copied(model.state_dict()), own)
-    assert not torch.equal(own["0.weight"], averaged.weights["0.weight"])
-
-
 AVERAGED = ["train.ema=0.7", "train.learning_rate=0.01", "model.image_encoder={name: branch, widths: [12, 16]}"]
 
 

@@ -183,9 +183,3 @@ def test_pooled_vectors_made_in_blocks_are_those_made_at_once(of_form: Path, by_
     assert (kept.lengths is None) == (whole.lengths is None)
     assert kept.lengths is None or kept.lengths.tolist() == whole.lengths.tolist()
     assert pool_side(opened, by_photo, held_bytes=100)[1] is None
-
-
-def test_a_model_that_does_not_attend_looks_nowhere(run: Path) -> None:
-    of_run = Searcher(load_run(run, "test", device="cpu"), "test")
-    with pytest.raises(UserError, match="its model does not attend"):
-        of_run.attention("a disc", of_run.encode("a disc"), [0])

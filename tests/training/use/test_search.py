@@ -152,10 +152,13 @@ def test_order_re_ranks_and_needs_exact_vectors(run: Path, tmp_path: Path, capsy
     assert (f"order scores are no inner products: by these FAISS finds {CANDIDATES} candidates" in told) == order
     options = ("a disc", "--index", tmp_path / "x.faiss", "--index-type", "SQ8")
     if order:
+        assert "FAISS finds 11 candidates" in printed(capsys, run, "a disc", "--rerank", 11)[1]
         assert "approximates vectors, but order scores need them exactly" in fails(search_main, run, *options)
         assert not (tmp_path / "x.faiss").exists()
     else:
         assert len(printed(capsys, run, *options)[0]) == 10
+        line = fails(search_main, run, "a disc", "--rerank", 11)
+        assert "its scores are inner products, and FAISS finds the highest of them; leave --rerank out" in line
 
 
 @pytest.mark.parametrize("run", ["order"], indirect=True, scope="module")

@@ -26,7 +26,7 @@ def encoder(**settings: Any) -> GpoEncoder:
 
 def sets() -> tuple[Tensor, Tensor]:
     torch.manual_seed(1)
-    mask = torch.arange(4) < torch.tensor([4, 1, 3])[:, None]
+    mask = torch.tensor([[True] * 4, [False, False, True, False], [True, False, True, True]])
     return torch.randn(3, 4, INPUT_DIM, dtype=torch.float64), mask
 
 
@@ -46,7 +46,7 @@ def slow(made: GpoEncoder, vectors: Tensor, mask: Tensor) -> Tensor:
     pooled, start = [], 0
     for size in mask.sum(1).tolist():
         own = torch.stack(mapped[start : start + size])
-        pooled.append(made.pooling.weights(torch.tensor([size]), size)[0] @ own.sort(0, descending=True).values)
+        pooled.append(slow_weights(made.pooling, size) @ own.sort(0, descending=True).values)
         start += size
     return torch.stack(pooled)
 
@@ -78,7 +78,7 @@ def test_training_leaves_vectors_out_and_evaluation_does_not() -> None:
     seen = {tuple(made(vectors, mask)[0][0].tolist()) for _ in range(20)}
     assert len(seen) > 5
     for _ in range(5):  # an only vector stays
-        torch.testing.assert_close(made(vectors, mask)[0][1], made.linear(vectors[1, 0]))
+        torch.testing.assert_close(made(vectors, mask)[0][1], made.linear(vectors[1, 2]))
     made.eval()
     torch.testing.assert_close(made(vectors, mask)[0], slow(made, vectors, mask))
 
@@ -111,37 +111,6 @@ def slow_weights(pooling: GeneralisedPooling, size: int) -> Tensor:
     logits = [pooling.logit.weight[0] @ ((forwards[k] + backwards[k]) / 2) / 0.1 for k in range(size)]
     exponentials = [torch.exp(logit - max(logits)) for logit in logits]
     return torch.stack(exponentials) / sum(exponentials)
-
-
-def slow_pooling(pooling: GeneralisedPooling, members: list[Tensor]) -> Tensor:
-    """Of the vectors of one set."""
-    weights = slow_weights(pooling, len(members))
-    numbers = []
-    for dim in range(len(members[0])):
-        highest = sorted((member[dim] for member in members), key=Tensor.item, reverse=True)
-        numbers.append(sum(weight * number for weight, number in zip(weights, highest, strict=True)))
-    return torch.stack(numbers)
-
-
-def slow_operator(pooling: GeneralisedPooling, vectors: Tensor, mask: Tensor) -> Tensor:
-    return torch.stack([slow_pooling(pooling, list(own[there])) for own, there in zip(vectors, mask, strict=True)])
-
-
-def gradients(pooled: Tensor, pooling: GeneralisedPooling, vectors: Tensor) -> tuple[Tensor, ...]:
-    weights = torch.linspace(-1, 2, pooled.numel(), dtype=pooled.dtype).view_as(pooled)
-    return torch.autograd.grad((weights * pooled).sum(), [vectors, *pooling.parameters()])
-
-
-GAPS = [[0, 0, 1, 0, 1, 1, 0], [1, 0, 0, 0, 0, 0, 1], [1] * 7, [0, 0, 0, 0, 0, 0, 1], [0, 1, 1, 1, 1, 1, 1]]
-
-
-@pytest.mark.parametrize("gaps", [False, True])
-def test_values_and_gradients_are_those_of_the_definition(gaps: bool) -> None:
-    pooling, (vectors, mask) = operator(), drawn_sets()
-    mask = torch.tensor(GAPS).bool() if gaps else mask
-    fast, expected = pooling(vectors, mask), slow_operator(pooling, vectors, mask)
-    torch.testing.assert_close(fast, expected)
-    torch.testing.assert_close(gradients(fast, pooling, vectors), gradients(expected, pooling, vectors))
 
 
 def test_single_vectors_are_pooled_to_themselves_and_train() -> None:
