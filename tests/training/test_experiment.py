@@ -30,9 +30,6 @@ REFUSED = {
         ["model.caption_encoder.head=null"],
         "model.caption_encoder: the caption encoder is a name .gru, lstm.*, or settings with its name",
     ),
-    "an unknown encoder": (["model.caption_encoder=grru"], "model.caption_encoder: unknown caption encoder 'grru' .* 'gru'"),
-    "an unknown similarity": (["model.similarity=ordr"], "model.similarity: unknown similarity 'ordr' .did you mean 'order'"),
-    "an unknown loss": (["loss=maxx"], "loss: unknown loss 'maxx' .did you mean 'max'"),
     "a temperature without a use": (["loss.temperature=1"], "unknown setting 'loss.temperature'"),
     "a distance of vectors of any length": (
         ["model.similarity=euclidean", "model.normalize_image=false"],
@@ -54,7 +51,6 @@ REFUSED = {
         ["adversary=ace", "train.accumulate=2"],
         "an adversary takes a step for each batch, so it requires train.accumulate: 1",
     ),
-    "another solver": (["solver=adam"], "solver: unknown solver 'adam'"),
     "a misspelt setting": (["loss.margn=1"], "^unknown setting 'loss.margn' .did you mean 'loss.margin'"),
     "a wrong value": (["loss.same_image=drop"], "loss.same_image: Input should be 'keep', 'mask' or 'positive'"),
 }

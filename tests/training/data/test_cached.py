@@ -21,7 +21,7 @@ from tests.training.data.caches import (
 )
 from tests.transformers_made import WORDS, make_bert
 from vse.features.backbones.transformer import Transformer, read_transformer
-from vse.features.cache.feature_cache import open_cache
+from vse.features.cache.feature_cache import FeatureCache, open_cache
 from vse.features.cache.reader import FeatureReader
 from vse.pipeline.dataset.captions import PAD, Vocabulary
 from vse.pipeline.dataset.dataset import Caption, Image, load_dataset_file
@@ -69,11 +69,18 @@ def test_images_and_captions_without_features_are_named(cache: Path, tfidf: Path
         CachedFeatures(FeatureReader(open_cache(tfidf), 0), np.asarray([0, 99999]), CPU)
 
 
+SETS = [drawn(count, DIM, seed=k) for k, count in enumerate(COUNTS)]
+
+
+@pytest.fixture(scope="module")
+def some_regions(tmp_path_factory: pytest.TempPathFactory) -> FeatureCache:
+    return regions_by_hand(tmp_path_factory.mktemp("regions"), SETS, IDS)
+
+
 @pytest.mark.parametrize("where", PLACES)
 @given(numbers=st.lists(st.integers(0, len(IDS) - 1), min_size=1, max_size=9))
-def test_regions_are_padded_to_the_longest(where: str, numbers: list[int], tmp_path_factory: pytest.TempPathFactory) -> None:
-    sets = [drawn(count, DIM, seed=k) for k, count in enumerate(COUNTS)]
-    images = cached(regions_by_hand(tmp_path_factory.mktemp("regions"), sets, IDS), where, IDS)
+def test_regions_are_padded_to_the_longest(where: str, numbers: list[int], some_regions: FeatureCache) -> None:
+    images = cached(some_regions, where, IDS)
     assert images.kind == Kind.SETS
     vectors, mask = images.read(np.asarray(numbers))
     counts = [max(1, COUNTS[number]) for number in numbers]
@@ -83,7 +90,7 @@ def test_regions_are_padded_to_the_longest(where: str, numbers: list[int], tmp_p
     assert mask.tolist() == [[column < count for column in range(max(counts))] for count in counts]
     assert not vectors[~mask].any()
     for row, number in enumerate(numbers):
-        expected = sets[number] if COUNTS[number] else np.zeros((1, DIM), np.float32)
+        expected = SETS[number] if COUNTS[number] else np.zeros((1, DIM), np.float32)
         assert np.array_equal(vectors[row][mask[row]], expected), "without a region, one vector of zeros"
 
 

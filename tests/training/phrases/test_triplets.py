@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.training.losses.pairs_of_images import euclidean, triplets
 from tests.training.phrases.some_regions import World
 from vse.training.losses.hinges import TopOfHinges
 from vse.training.losses.pair_loss import Logistic
@@ -148,27 +149,13 @@ def embedded(batch: TripletBatch) -> tuple[Tensor, Tensor]:
 
 def slow_cost(world: World, batch: TripletBatch, regions: Tensor, phrases: Tensor, loss: TopOfHinges) -> Tensor:
     """Eq. 6 of the two-branch paper, triplet by triplet."""
-
-    def highest(hinges: list[Tensor]) -> Tensor:
-        kept = sorted(hinges, key=Tensor.item, reverse=True)[: loss.k]
-        return sum(kept, start=torch.zeros((), dtype=torch.float64))
-
-    def distance(a: Tensor, b: Tensor) -> Tensor:
-        return (a - b).square().sum().sqrt()
-
     region = {int(number): vector for number, vector in zip(batch.regions, regions, strict=True)}
     phrase = {int(number): vector for number, vector in zip(batch.texts, phrases, strict=True)}
     total = torch.zeros((), dtype=torch.float64)
-    for x, y, negatives in region_queries(batch):
-        near = distance(region[x], phrase[y])
-        total = total + loss.lambda1 * highest(
-            [torch.relu(loss.margin + near - distance(region[x], phrase[n])) for n in negatives]
-        )
-    for y, x, wrong in phrase_queries(batch):
-        near = distance(region[x], phrase[y])
-        total = total + loss.lambda2 * highest(
-            [torch.relu(loss.margin + near - distance(region[n], phrase[y])) for n in wrong]
-        )
+    for x, y, wrong_texts in region_queries(batch):
+        total = total + loss.lambda1 * triplets(region[x], phrase[y], [phrase[n] for n in wrong_texts], euclidean, loss)
+    for y, x, wrong_regions in phrase_queries(batch):
+        total = total + loss.lambda2 * triplets(phrase[y], region[x], [region[n] for n in wrong_regions], euclidean, loss)
     matches = [
         (int(batch.regions[r]), int(batch.texts[t]), int(truth))
         for r, t, truth in zip(batch.region_of_pair, batch.text_of_pair, batch.truth_of_pair, strict=True)
@@ -184,10 +171,8 @@ def slow_cost(world: World, batch: TripletBatch, regions: Tensor, phrases: Tenso
             outside = [c for c in partners if not partners[a] & partners[c] and not same(a, c)]
             for b in partners:
                 if b != a and partners[a] & partners[b]:
-                    near = distance(vectors[a], vectors[b])
-                    total = total + weight * highest(
-                        [torch.relu(loss.margin + near - distance(vectors[a], vectors[c])) for c in outside]
-                    )
+                    negatives = [vectors[c] for c in outside]
+                    total = total + weight * triplets(vectors[a], vectors[b], negatives, euclidean, loss)
     return total
 
 

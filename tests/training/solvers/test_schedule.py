@@ -176,14 +176,12 @@ def copied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def slow_mean(history: list[dict[str, Tensor]], decay: float) -> dict[str, Tensor]:
-    """The mean number by number; the first of the history are the weights before any update."""
+    """The first of the history are the weights before any update."""
     means = copied(history[0])
     for t, now in enumerate(history[1:], 1):
         left = min(decay, (1 + t) / (10 + t))
         for name, mean in means.items():
-            for place in range(mean.numel()):
-                before, weight = mean.view(-1)[place].item(), now[name].view(-1)[place].item()
-                mean.view(-1)[place] = left * before + (1 - left) * weight if mean.is_floating_point() else weight
+            means[name] = left * mean + (1 - left) * now[name] if mean.is_floating_point() else now[name]
     return means
 
 

@@ -49,19 +49,6 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return extracted(create_demo(folder / "data", 17, seed=5, name="shapes"), folder / "features" / "shapes_tiny.h5")
 
 
-@pytest.fixture
-def album(shapes: Path, tmp_path: Path) -> Path:
-    """The cache of some photos that nobody has described."""
-    source = shapes.parent.parent / "data"
-    images = json.loads((source / "dataset.json").read_text())["images"]
-    entries = [{"imgid": image["imgid"], "filename": image["filename"], "split": "test", "sentences": []} for image in images]
-    del entries[0]["sentences"]
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "images").symlink_to(source / "images")
-    (tmp_path / "data" / "dataset.json").write_text(json.dumps({"dataset": "album", "images": entries}))
-    return extracted(tmp_path / "data" / "dataset.json", tmp_path / "album_tiny.h5")
-
-
 def test_a_run_is_tested_on_another_data_set(
     own_run: Path, shapes: Path, tmp_path: Path, fails: Fails, capsys: Capture
 ) -> None:
@@ -99,17 +86,6 @@ def test_words_that_the_training_captions_lack_are_counted(own_run: Path, own_de
         said = json.loads(file.attrs["provenance"])["unknown_words"]
     assert said == {"words": sum(map(sum, expected)), "of": sum(map(len, expected)), "captions": sum(map(any, expected))}
     assert said["words"] >= 8
-
-
-def test_an_album_is_searched_but_not_ranked(run: Path, album: Path, capsys: Capture, fails: Fails) -> None:
-    done(search_main, run, "a red circle", "--features", album, "-k", 3)
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3
-    assert all(line.split("\t")[2].endswith(".jpg") for line in lines)
-    photo = next((album.parent / "data" / "images").iterdir())
-    assert "no image of the split 'test' has a caption" in fails(search_main, run, photo, "--features", album)
-    assert "no image of split 'test' has a caption" in fails(embed_main, run, "--features", album)
-    assert "no images in split 'train'" in fails(train_main, "--features", album)
 
 
 def test_images_without_captions_are_only_candidates(own_run: Path, own_demo: Path) -> None:
@@ -183,15 +159,6 @@ def photos(few: Path, tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def test_a_folder_of_photos_becomes_a_data_set(photos: Path, tmp_path: Path) -> None:
-    for _ in range(2):
-        done(main, "album", photos, "--out", tmp_path / "album")
-    dataset = load_dataset_file(tmp_path / "album" / "dataset.json")
-    assert (dataset.name, [image.file for image in dataset.images]) == ("album", ["2019/c.jpg", "a.jpeg", "b.JPG"])
-    assert "3 images       0 captions" in check_dataset(dataset.path)
-    assert sorted(path.name for path in (tmp_path / "album").iterdir()) == ["dataset.json", "images"]
-
-
 def test_what_is_no_album_is_one_line(photos: Path, few: Path, tmp_path: Path, fails: Fails) -> None:
     assert "no such folder" in fails(main, "album", tmp_path / "none", "--out", tmp_path / "album")
     (tmp_path / "empty").mkdir()
@@ -204,10 +171,15 @@ def test_what_is_no_album_is_one_line(photos: Path, few: Path, tmp_path: Path, f
     assert (tmp_path / "demo" / "dataset.json").read_bytes() == before
 
 
-def test_an_album_is_extracted_like_the_cache_of_a_run_and_searched(
+def test_an_album_is_extracted_like_the_cache_of_a_run_and_searched_but_not_ranked(
     photos: Path, run: Path, cache: Path, tfidf: Path, tmp_path: Path, fails: Fails, capsys: Capture
 ) -> None:
-    done(main, "album", photos, "--out", tmp_path / "album")
+    for _ in range(2):
+        done(main, "album", photos, "--out", tmp_path / "album")
+    dataset = load_dataset_file(tmp_path / "album" / "dataset.json")
+    assert (dataset.name, [image.file for image in dataset.images]) == ("album", ["2019/c.jpg", "a.jpeg", "b.JPG"])
+    assert "3 images       0 captions" in check_dataset(dataset.path)
+    assert sorted(path.name for path in (tmp_path / "album").iterdir()) == ["dataset.json", "images"]
     data, out = tmp_path / "album" / "dataset.json", tmp_path / "album_tiny.h5"
     of_album = ["cnn", "--dataset", data, "--out", out, "--like"]
     assert "--set does not go with --like" in fails(extract_main, *of_album, cache, "--set", "grid=1")
@@ -218,6 +190,10 @@ def test_an_album_is_extracted_like_the_cache_of_a_run_and_searched(
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     assert {line.split("\t")[2] for line in lines} < {str(image) for image in (tmp_path / "album" / "images").rglob("*.*")}
+    photo = tmp_path / "album" / "images" / "a.jpeg"
+    assert "no image of the split 'test' has a caption" in fails(search_main, run, photo, "--features", out)
+    assert "no image of split 'test' has a caption" in fails(embed_main, run, "--features", out)
+    assert "no images in split 'train'" in fails(train_main, "--features", out)
 
 
 @pytest.fixture

@@ -95,25 +95,22 @@ def branch(widths: list[int], **settings: Any) -> Branch:
     return made
 
 
-def normalized(rows: Tensor, norm: nn.BatchNorm1d, training: bool) -> Tensor:
-    """By the statistics of the batch, the variance being the mean square; or by the running ones."""
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    mean = rows.mean(0) if training else norm.running_mean
-    variance = (rows - mean).square().mean(0) if training else norm.running_var
-    return (rows - mean) / (variance + 1e-5).sqrt() * norm.weight + norm.bias
-
-
 def slow_branch(made: Branch, features: Tensor, place: str, training: bool) -> Tensor:
     """Formulas of three layers: fully connected, batch normalisation in one of two places, ReLU."""
-    assert made.batch_norm is not None
+    norm = made.batch_norm
+    assert norm is not None
+
+    def normalized(rows: Tensor) -> Tensor:
+        mean, variance = (rows.mean(0), rows.var(0, correction=0)) if training else (norm.running_mean, norm.running_var)
+        return (rows - mean) / (variance + 1e-5).sqrt() * norm.weight + norm.bias
+
     weights = [(layer.weight, layer.bias) for layer in made.linears]
     first = features @ weights[0][0].T + weights[0][1]
     if place == "after_first":
-        first = normalized(first, made.batch_norm, training)
+        first = normalized(first)
     second = torch.relu(first) @ weights[1][0].T + weights[1][1]
     last = torch.relu(second) @ weights[2][0].T + weights[2][1]
-    return normalized(last, made.batch_norm, training) if place == "after_last" else last
+    return normalized(last) if place == "after_last" else last
 
 
 @pytest.mark.parametrize(("place", "training"), list(product(["after_last", "after_first"], [True, False])))
