@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.training.models.similarities.sides import embeddings, unit
-from vse.training.kinds import Encoded, Kind, select
+from vse.training.kinds import Encoded, Kind
 from vse.training.models.similarities import SIMILARITIES
 from vse.training.models.similarities import network as network_module
-from vse.training.models.similarities.base import Scores
 from vse.training.models.similarities.network import SimilarityNetwork, SimilarityNetworkSettings
 
 
@@ -27,10 +26,6 @@ def compared(name: str) -> tuple[Encoded, Encoded]:
         (side, mask) if kind == Kind.SETS else (side[:, 0],)
         for side, mask, kind in zip(sides, masks, (settings.images, settings.captions), strict=True)
     )
-
-
-def by_direction(scores: Scores) -> tuple[Tensor, ...]:
-    return scores if isinstance(scores, tuple) else (scores,)
 
 
 ROWS, COLUMNS = torch.tensor([2, 0, 0, 1]), torch.tensor([1, 1, 0, 4])
@@ -51,15 +46,6 @@ def test_pairs_are_scored_as_the_matrix_is(name: str, settings: dict[str, Any]) 
     scores = similarity(images, captions)
     assert scores.shape == (3, 5)
     torch.testing.assert_close(similarity.score_pairs(images, captions, ROWS, COLUMNS), scores[ROWS, COLUMNS])
-
-
-@pytest.mark.parametrize("name", list(SIMILARITIES))
-def test_a_score_depends_on_its_image_and_caption_alone(name: str) -> None:
-    similarity = SIMILARITIES[name]().build(6)
-    images, captions = compared(name)
-    part = similarity(select(images, slice(1, 3)), select(captions, slice(2, 4)))
-    for some, every in zip(by_direction(part), by_direction(similarity(images, captions)), strict=True):
-        torch.testing.assert_close(some, every[1:, 2:4])
 
 
 NETWORK_DIM = 4
