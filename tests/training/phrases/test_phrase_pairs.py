@@ -8,7 +8,6 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from hypothesis import strategies as st
 
 from tests.training.conftest import Edit
 from tests.training.data.caches import made_by_hand, spoil
@@ -74,10 +73,6 @@ def test_phrases_that_changed_since_are_one_line(own_demo: Path, tmp_path: Path,
     edit(own_demo, rename)
     with pytest.raises(UserError, match="not the phrases of .*, the first is '.*crimson.*'; extract it again"):
         check_phrase_cache(cache, load_dataset_file(own_demo))
-
-
-ROWS = st.lists(st.integers(0, 6), max_size=30)
-SEEDS = st.integers(0, 99)
 
 
 def integers(values: list[int]) -> np.ndarray:

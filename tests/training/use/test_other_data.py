@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +32,6 @@ from vse.training.run.folder import RunFolder
 from vse.training.solvers import retrieval
 from vse.training.training import train
 from vse.training.use.search import SearchRequest, search_run
-
-Run = Callable[..., None]
 
 
 def extracted(data: Path, out: Path, **changes: object) -> Path:
@@ -149,10 +146,10 @@ def test_other_captions_go_through_the_encoder_of_the_run(cache: Path, tfidf: Pa
 
 
 @pytest.fixture
-def photos(few: Path, tmp_path: Path) -> Path:
+def photos(shapes: Path, tmp_path: Path) -> Path:
     """Three photos, one of them in a folder, and a file that is none."""
     (tmp_path / "photos" / "2019").mkdir(parents=True)
-    files = sorted((few.parent / "images").iterdir())
+    files = sorted((shapes.parent.parent / "data" / "images").iterdir())
     for file, name in zip(files, ["b.JPG", "a.jpeg", "2019/c.jpg"], strict=False):
         shutil.copy(file, tmp_path / "photos" / name)
     (tmp_path / "photos" / "notes.txt").write_text("mine")

@@ -255,7 +255,7 @@ def test_what_an_index_does_not_find_is_said(run: Path, photo: Path, tmp_path: P
 
 @BY_COSINE
 def test_a_moved_cache_is_named_with_its_option(run: Path, own_cache: Path, tmp_path: Path, fails: Fails) -> None:
-    moved = tmp_path / "elsewhere" / "run"
+    moved = tmp_path / "run"
     shutil.copytree(run, moved)
     error = fails(search_main, moved, "a red circle")
     assert "is missing" in error
