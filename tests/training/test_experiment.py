@@ -25,38 +25,32 @@ ONE_SIDE = "loss.lambda3 and lambda4 compare unit vectors of one side"
 PAIRS = "loss.lambda3 and lambda4 require a ranking loss, not logistic"
 
 REFUSED = {
-    "no layer": (["model.image_encoder=branch", "model.image_encoder.widths=[]"], "image_encoder.widths: .* at least 1 item"),
-    "dropout of everything": (
-        ["model.caption_encoder=lstm", "model.caption_encoder.head.dropout=1"],
-        "model.caption_encoder.head.dropout: .* less than 1",
-    ),
     "layers of a linear map": (["model.image_encoder.widths=[4]"], "unknown setting 'model.image_encoder.widths'"),
     "settings of an encoder without its name": (
         ["model.caption_encoder.head=null"],
         "model.caption_encoder: the caption encoder is a name .gru, lstm.*, or settings with its name",
     ),
-    "an unknown encoder": (["model.caption_encoder=grru"], "model.caption_encoder: unknown caption encoder 'grru' .* 'gru'"),
-    "an unknown similarity": (["model.similarity=ordr"], "model.similarity: unknown similarity 'ordr' .did you mean 'order'"),
-    "an unknown loss": (["loss=maxx"], "loss: unknown loss 'maxx' .did you mean 'max'"),
     "a temperature without a use": (["loss.temperature=1"], "unknown setting 'loss.temperature'"),
     "a distance of vectors of any length": (
         ["model.similarity=euclidean", "model.normalize_image=false"],
         "model: similarity: euclidean takes unit vectors, so normalize_image: true",
     ),
-    "a negative weight": (["loss.lambda4=-1"], "loss.lambda4: .* greater than or equal to 0"),
     "constraints among images by order": (["loss.lambda3=0.1", "model.similarity=order"], ONE_SIDE),
     "constraints among captions by a network": (["loss.lambda4=0.1", "model.similarity=network"], ONE_SIDE),
+    "constraints among sets": (["loss.lambda3=0.1", "model.similarity=scan"], ONE_SIDE),
+    "attention to vectors of any length": (
+        ["model.similarity=scan", "model.normalize_image=false"],
+        "scan takes unit vectors",
+    ),
     "constraints among images of any length": (["loss.lambda3=0.1", "model.normalize_image=false"], ONE_SIDE),
     "constraints and a warm-up of single pairs": (["loss.lambda4=0.1", "warmup.loss=logistic", "warmup.epochs=1"], PAIRS),
     "constraints beside single pairs": (["loss.lambda4=0.1", "loss.name=logistic"], PAIRS),
     "cca of photos": ([*CCA, "images.source=pictures"], ALONE),
     "cca from a run": ([*CCA, "start_from=vsepp"], ALONE),
-    "cca with a negative regularisation": ([*CCA, "solver.regularization=[-1]"], "regularization.0: .* or equal to 0"),
     "an adversary and an update for several batches": (
         ["adversary=ace", "train.accumulate=2"],
         "an adversary takes a step for each batch, so it requires train.accumulate: 1",
     ),
-    "another solver": (["solver=adam"], "solver: unknown solver 'adam'"),
     "a misspelt setting": (["loss.margn=1"], "^unknown setting 'loss.margn' .did you mean 'loss.margin'"),
     "a wrong value": (["loss.same_image=drop"], "loss.same_image: Input should be 'keep', 'mask' or 'positive'"),
 }
@@ -68,19 +62,6 @@ def test_what_does_not_go_together_is_refused_in_one_line(name: str) -> None:
     with pytest.raises(UserError, match=message) as refusal:
         load_experiment("vsepp", sets=sets)
     assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    "sets",
-    [
-        ["model.image_encoder={name: branch, widths: [4]}", "model.caption_encoder={name: gru, head: {widths: [9, 5, 4]}}"],
-        ["model.similarity=euclidean", "loss.lambda3=0.1", "loss.lambda4=0.1"],
-        ["loss.k=null"],
-        CCA,
-    ],
-)
-def test_what_goes_together_is_taken(sets: list[str]) -> None:
-    load_experiment("vsepp", sets=sets)
 
 
 @pytest.mark.parametrize(
@@ -160,10 +141,8 @@ def test_the_ladder_of_flickr8k_leaves_out_words_where_vectors_are_read() -> Non
     ("name", "why"),
     [
         ("vsepp+words+fc7", None),
-        ("vsepp+tfidf+fc7", None),
         ("vsepp+minilm_tokens+fc7", "the similarity 'cosine' compares vectors of captions"),
         ("vsepp+words+effnet_grid", "the similarity 'cosine' compares vectors of images"),
-        ("vsepp+words+fc7_rc", None),
         ("scan_t2i_avg+words+effnet_grid", None),
         ("scan_t2i_avg+words+fc7", "the similarity 'scan' compares sets of images"),
         ("cca+words+fc7", "the solver 'cca' reads captions as vectors, not as words"),
@@ -178,14 +157,12 @@ def test_what_models_take_decides(name: str, why: str | None) -> None:
     assert said == why if why is None or said is None else why in said
 
 
-@pytest.mark.parametrize(
-    ("base", "captions"), [("vsepp", "words"), ("twobranch", "tfidf"), ("cca", "words"), ("twobranch", "words")]
-)
+@pytest.mark.parametrize(("base", "captions"), [("twobranch", "tfidf"), ("cca", "words"), ("twobranch", "words")])
 def test_training_refuses_what_the_rule_leaves_out(base: str, captions: str, cache: Path, tfidf: Path, tmp_path: Path) -> None:
     name = f"{base}+{captions}+fc7"
     made = parse_composed_name(name)
     assert made is not None
-    small = [item for item in SETS if not item.startswith("model")] if base != "vsepp" else SETS
+    small = [item for item in SETS if not item.startswith("model")]
     experiment = load_experiment(name, sets=[*small, "train.on_collapse=warn"])
     inputs = TrainInputs(caption_features=tfidf if captions == "tfidf" else None)
     if find_misfit(made, experiment) is None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.eval.evaluating import write_result
 from tests.training.conftest import (
     COMMAND,
     Capture,
@@ -92,14 +91,6 @@ def test_each_direction_has_the_scores_of_its_condition(trained: Path, run: Path
                 assert found[i, c] == pytest.approx(torch.cosine_similarity(*mapped, dim=0).item(), abs=1e-5)
     i2t, t2i = scores_of(trained / "test.h5")
     assert np.abs(i2t - t2i).max() > 1e-3
-
-
-def test_before_its_first_step_it_ranks_as_its_backbone(frozen: Path, run: Path, tmp_path: Path) -> None:
-    images, captions = embeddings_of(run, tmp_path)
-    start = train(frozen, todnet("train.learning_rate=1e-30", "train.epochs=1"), out=tmp_path / "run")
-    done(embed_main, start)
-    for scores in scores_of(start / "test.h5"):
-        np.testing.assert_allclose(scores, images @ captions.T, atol=1e-6)
 
 
 def test_a_text_or_a_photo_goes_through_the_backbone_first(trained: Path, demo: Path, capsys: Capture) -> None:
@@ -227,21 +218,6 @@ def test_the_file_of_a_split_has_scores_and_captions(network: Path, tmp_path: Pa
     with torch.inference_mode():
         slow = opened.model.similarity(images, captions)
     np.testing.assert_allclose(content["scores"], slow, rtol=1e-4, atol=1e-6)
-
-
-def test_captions_query_captions_by_their_embeddings(network: Path, tmp_path: Path) -> None:
-    file = embed_split(network, tmp_path / "test.h5")
-    result = json.loads(write_result([file], tmp_path / "test.json", ["auto", "sentence"]).read_text())
-    assert result["protocols"].keys() == {"full", "sentence"}
-    with h5py.File(file) as content:
-        captions, image_of_caption = content["captions"][:].astype(np.float64), content["caption_image_ids"][:]
-    cosines = captions @ captions.T
-    np.fill_diagonal(cosines, -np.inf)
-    own = image_of_caption[:, None] == image_of_caption[None, :]
-    nearest = np.where(own, cosines, -np.inf).max(1, keepdims=True)
-    ranks = (np.where(own, -np.inf, cosines) >= nearest).sum(1)
-    assert result["protocols"]["sentence"]["s2s"]["r10"] == pytest.approx(100 * (ranks < 10).mean(), abs=100 / 60)
-    assert result["protocols"]["sentence"]["n_queries"] == 60
 
 
 def test_unknown_words_and_negatives_are_refused(

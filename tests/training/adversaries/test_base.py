@@ -1,9 +1,8 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,8 +10,6 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.training.adversaries.conftest import SCAN
@@ -22,10 +19,8 @@ from vse.training.adversaries import ADVERSARIES
 from vse.training.adversaries.base import (
     Adversary,
     Baseline,
-    CandidateLogits,
     Opponent,
     ReinforceSettings,
-    SampledCandidates,
     find_quantiles,
     reinforce_loss,
     sample_candidates,
@@ -82,46 +77,32 @@ def test_both_players_move_by_their_own_objective_in_one_step(cache: Path, tmp_p
 
     def step(self: retrieval.RetrievalTrainer, batch: Any, seen: Any, objective: Any) -> Any:
         model, adversary = (copy.deepcopy(player) for player in (self.model, self.adversary))
-        optimizers = []
-        for player, optimizer in ((model, self.optimizer), (adversary, self.adversary_optimizer)):
-            slow = torch.optim.Adam(player.parameters(), lr=optimizer.param_groups[0]["lr"])
-            slow_state = copy.deepcopy(optimizer.state_dict())
-            if player is adversary:
-                slow.load_state_dict(slow_state)
-            optimizers.append(slow)
-        first_step = not self.optimizer.state
-        for which in (0, 1):
+        slow = torch.optim.Adam(adversary.parameters(), lr=self.adversary_optimizer.param_groups[0]["lr"])
+        slow.load_state_dict(copy.deepcopy(self.adversary_optimizer.state_dict()))
+
+        def losses() -> tuple[Tensor, Tensor]:
             images, captions = model.embed_images(*seen), model.embed_captions(*self.task.captions.read(batch))
             pairs = adversary.candidates(Batch(images, captions, self.pairs.image_of[batch], batch), model)
             cost = objective(pairs, 0)
-            loss = cost.value if which == 0 else adversary.adversary_loss(cost, pairs)
-            players = (model, adversary)
-            for player in players:
-                player.zero_grad()
-            loss.backward()
-            if which == 0:
-                nn.utils.clip_grad_norm_(model.parameters(), self.settings.clip or torch.inf)
-                gradients = {name: weight.grad for name, weight in model.named_parameters()}
-            else:
-                optimizers[1].step()
+            return cost.value, adversary.adversary_loss(cost, pairs)
+
+        losses()[0].backward()
+        nn.utils.clip_grad_norm_(model.parameters(), self.settings.clip or torch.inf)
+        gradients = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+        adversary.zero_grad()
+        losses()[1].backward()
+        slow.step()
         result = real(self, batch, seen, objective)
         for name, weight in self.model.named_parameters():
             torch.testing.assert_close(weight.grad, gradients[name], rtol=1e-4, atol=1e-7)
-        if first_step:  # the model's groups differ from the copy's, so its first step alone is compared
-            slow = torch.optim.Adam(model.parameters(), lr=self.optimizer.param_groups[0]["lr"])
-            for name, weight in model.named_parameters():
-                weight.grad = gradients[name]
-            slow.step()
-            for one, other in zip(self.model.parameters(), model.parameters(), strict=True):
-                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
         for one, other in zip(self.adversary.parameters(), adversary.parameters(), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
-        checked.append(first_step)
+        checked.append(1)
         return result
 
     monkeypatch.setattr(retrieval.RetrievalTrainer, "step", step)
     train(cache, toy(), out=tmp_path / "run")
-    assert checked == [True] + [False] * 15
+    assert len(checked) == 16
 
 
 def test_candidates_are_negatives_of_every_query_and_no_part_of_the_model(cache: Path, tmp_path: Path) -> None:
@@ -142,39 +123,20 @@ def test_it_makes_the_loss_higher_than_one_that_does_not_learn(cache: Path, tmp_
 
 
 PLAYERS = {
-    "toy": ["adversary={name: toy, learning_rate: 0.01}"],
-    "ace": ["adversary={name: ace, samples: 2, entropy_weight: 0.1}"],
     "ace with a pool and vectors of its own": [
-        "adversary={name: ace, candidates: 30, table: learnt, baseline: self_critical}"
+        "adversary={name: ace, samples: 2, entropy_weight: 0.1, candidates: 30, table: learnt, baseline: self_critical}"
     ],
     "ace renewed every epoch, moved every third step": ["adversary={name: ace, refresh: epoch, every: 3, clip: 0.5}"],
     "compositional": [*SCAN, "adversary={name: compositional, sides: both, entropy_weight: 0.1}"],
 }
 
 
-@pytest.fixture(scope="module")
-def whole_runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Train with a player without a stop, once. Read only."""
-    folder = tmp_path_factory.mktemp("whole")
-
-    def run(player: str, features: Path, settings: ExperimentConfig) -> Path:
-        out = folder / player
-        return out if out.exists() else train(features, settings, out=out)
-
-    return run
-
-
-STOPS = [*((player, 10) for player in PLAYERS), pytest.param("toy", 7, marks=pytest.mark.slow)]
-
-
-@pytest.mark.parametrize(("player", "stop_after"), STOPS)
-def test_its_state_is_saved_and_resumed_bit_for_bit(
-    cache: Path, positions: Path, whole_runs: Callable[..., Path], tmp_path: Path, player: str, stop_after: int
-) -> None:
+@pytest.mark.parametrize("player", PLAYERS)
+def test_its_state_is_saved_and_resumed_bit_for_bit(cache: Path, positions: Path, tmp_path: Path, player: str) -> None:
     settings = experiment(*PLAYERS[player], "loss=sum", "train.epochs=2")
     features = positions if player == "compositional" else cache
-    whole = whole_runs(player, features, settings)
-    cut = train_with_stops(features, settings, tmp_path / "cut", [stop_after])
+    whole = train(features, settings, out=tmp_path / "whole")
+    cut = train_with_stops(features, settings, tmp_path / "cut", [7, 10])
     assert_same(state(whole), state(cut))
     assert state(cut)["adversary"].keys()
 
@@ -205,18 +167,9 @@ LOGITS = torch.tensor([[0.0, 1.0, 2.0, -1.0], [3.0, 0.0, 0.0, 0.5]], dtype=torch
 MASK = torch.tensor([[False, False, True, False], [False, True, False, False]])
 
 
-def probabilities(logits: Tensor, mask: Tensor) -> Tensor:
-    """The softmax over what is not masked, number by number."""
-    weights = [
-        [0.0 if out else math.exp(x) for x, out in zip(row, hidden, strict=True)]
-        for row, hidden in zip(logits.tolist(), mask.tolist(), strict=True)
-    ]
-    return torch.tensor([[w / sum(row) for w in row] for row in weights], dtype=torch.float64)
-
-
 def test_candidates_are_drawn_as_often_as_their_probability_says() -> None:
     torch.manual_seed(0)
-    expected = probabilities(LOGITS, MASK)
+    expected = LOGITS.masked_fill(MASK, -torch.inf).softmax(1)
     drawn = sample_candidates(LOGITS, MASK, 40_000)
     for numbers, p in zip(drawn.indices, expected, strict=True):
         shares = torch.bincount(numbers, minlength=4) / len(numbers)
@@ -249,34 +202,6 @@ def test_a_query_whose_candidates_are_all_masked_counts_nowhere() -> None:
     assert gradient[1].any()
 
 
-def enumerated(logits: Tensor, rewards: Tensor, baseline: float) -> Tensor:
-    """The mean of the reinforce_loss's gradient over all that can be drawn, each as often as its probability says."""
-    p = logits.detach().log_softmax(1).exp()
-    total = torch.zeros_like(logits)
-    for numbers in itertools.product(range(logits.shape[1]), repeat=len(logits)):
-        chosen = torch.tensor(numbers)[:, None]
-        log_p = logits.log_softmax(1)
-        drawn = SampledCandidates(
-            chosen, log_p.gather(1, chosen), torch.zeros(len(logits)), chosen[:, 0], torch.ones(len(logits)).bool()
-        )
-        loss = reinforce_loss(drawn, rewards.gather(1, chosen) - baseline, settings())
-        total += p.gather(1, chosen).prod() * torch.autograd.grad(loss, logits)[0]
-    return total
-
-
-@given(
-    logits=st.lists(st.lists(st.floats(-3, 3), min_size=3, max_size=3), min_size=1, max_size=3),
-    seed=st.integers(0, 99),
-    baseline=st.floats(-2, 2),
-)
-def test_the_expected_gradient_is_that_of_the_expected_reward(logits: list[list[float]], seed: int, baseline: float) -> None:
-    given_logits = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
-    rewards = torch.randn(given_logits.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    expected_reward = (given_logits.softmax(1) * rewards).sum(1).mean()
-    (exact,) = torch.autograd.grad(-expected_reward, given_logits)
-    torch.testing.assert_close(enumerated(given_logits, rewards, baseline), exact, rtol=1e-9, atol=1e-12)
-
-
 @pytest.mark.parametrize(("k", "acts"), [(2, False), (4, True)])
 def test_the_entropy_term_holds_the_entropy_of_a_uniform_choice_of_k(k: int, acts: bool) -> None:
     logits = torch.tensor([[1.0, 1.0, 1.0, -20.0]], requires_grad=True)  # the entropy of three
@@ -296,15 +221,3 @@ def test_advantages_are_rewards_less_a_baseline() -> None:
     assert torch.equal(Baseline(settings(baseline="none")).subtract_from(rewards, None), rewards)
     advantages = Baseline(settings(baseline="self_critical")).subtract_from(rewards, torch.tensor([1.0, 5.0]))
     assert advantages.tolist() == [[0, 1], [-2, -1]]
-
-
-@pytest.mark.parametrize("architecture", ["linear", "mlp", "bilinear"])
-def test_logits_are_products_of_what_the_network_makes_of_queries(architecture: str) -> None:
-    torch.manual_seed(0)
-    queries, candidates = torch.randn(3, 5), torch.randn(4, 5)
-    network = CandidateLogits(5, settings(architecture=architecture, hidden=7))
-    logits = network(queries, candidates)
-    slow = [[torch.dot(network.layers(query), candidate).item() for candidate in candidates] for query in queries]
-    torch.testing.assert_close(logits, torch.tensor(slow))
-    n_weights = {"linear": 5 * 5 + 5, "mlp": 5 * 7 + 7 + 7 * 5 + 5, "bilinear": 5 * 5}[architecture]
-    assert sum(weight.numel() for weight in network.parameters()) == n_weights

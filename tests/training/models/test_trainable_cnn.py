@@ -78,15 +78,6 @@ def test_what_follows_the_layer_is_dropped_batch_norms_included() -> None:
     assert any(name.endswith("running_var") for name in names)
 
 
-def test_weights_fit_into_another_of_the_same_settings() -> None:
-    cnn, other = (TrainableCnn(CnnExtractor(WITH_NORMS.model_copy(update={"seed": seed}))) for seed in (0, 1))
-    seen = pixels()
-    assert not torch.allclose(cnn(seen), other(seen), atol=1e-3)
-    other.load_state_dict(dict(cnn.state_dict()))  # as a file has them, without torch's own notes
-    assert torch.equal(cnn(seen), other(seen))
-    assert equal(dict(cnn.state_dict()), dict(other.state_dict()))
-
-
 @pytest.mark.parametrize("config", [tiny(layer="features.3"), WITH_NORMS], ids=["squeezenet", "shufflenet"])
 @pytest.mark.parametrize("batch_norm", ["frozen", "train"])
 def test_checkpointing_keeps_vectors_and_gradients_of_every_parameter(config: CnnConfig, batch_norm: Any) -> None:

@@ -8,13 +8,12 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from hypothesis import strategies as st
 
 from tests.training.conftest import Edit
 from tests.training.data.caches import made_by_hand, spoil
 from tests.training.phrases.some_regions import CPU, DIM, TEXT_DIM, Caches, World, make_caches, world_of
 from vse.features.cache.feature_cache import open_cache
-from vse.pipeline.dataset.dataset import load_dataset_file, mentions, phrase_texts
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.phrases import iou
 from vse.pipeline.errors import UserError
 from vse.training.kinds import Kind
@@ -23,25 +22,6 @@ from vse.training.phrases.arrays import KeyedSets, check_phrase_cache, phrase_ar
 from vse.training.phrases.localisation import PhraseSplit, recalls, score_candidates, sentence_scores
 from vse.training.phrases.regions import BoxFeatures, RegionInputs
 from vse.training.phrases.task import cached_phrases
-
-
-def test_each_phrase_of_the_images_is_there_once(few: Path) -> None:
-    dataset = load_dataset_file(few)
-    images, texts = dataset.split("train")[::-1], phrase_texts(dataset)
-    found = phrase_arrays(dataset, images)
-    expected = {m.phrase_id: m for m in mentions(dataset) if m.image.split == "train"}
-    assert sorted(found.phrase_ids.tolist()) == sorted(expected)
-    assert (np.diff(found.image_of) >= 0).all()
-    for row, number in enumerate(found.phrase_ids.tolist()):
-        mention = expected[number]
-        assert images[found.image_of[row]] == mention.image
-        assert (found.caption_ids[row], texts[found.text_of[row]]) == (mention.caption.sentid, mention.text)
-        assert found.types[row] == "/".join(mention.phrase.types)
-        assert found.has_box[row] == (mention.phrase.truth is not None)
-        if mention.phrase.truth is not None:
-            assert tuple(found.truths[row].tolist()) == mention.phrase.truth
-    located = phrase_arrays(dataset, images, located=True)
-    assert located.phrase_ids.tolist() == found.phrase_ids[found.has_box].tolist()
 
 
 def test_a_chain_is_of_one_image_and_a_phrase_without_one_stands_alone(own_demo: Path, edit: Edit) -> None:
@@ -93,10 +73,6 @@ def test_phrases_that_changed_since_are_one_line(own_demo: Path, tmp_path: Path,
     edit(own_demo, rename)
     with pytest.raises(UserError, match="not the phrases of .*, the first is '.*crimson.*'; extract it again"):
         check_phrase_cache(cache, load_dataset_file(own_demo))
-
-
-ROWS = st.lists(st.integers(0, 6), max_size=30)
-SEEDS = st.integers(0, 99)
 
 
 def integers(values: list[int]) -> np.ndarray:

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.training.losses.pairs_of_images import euclidean, triplets
 from tests.training.phrases.some_regions import World
 from vse.training.losses.hinges import TopOfHinges
 from vse.training.losses.pair_loss import Logistic
@@ -70,8 +71,8 @@ def slow_positives(world: World, settings: SamplingSettings, pair: int) -> set[i
     return {int(world.truth_of[pair])} | (near if settings.positives == "augmented" else set())
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-@given(seed=SEEDS)
+@settings(max_examples=30)
+@given(name=st.sampled_from(sorted(VARIANTS)), seed=SEEDS)
 def test_triplets_are_those_of_the_loops(name: str, seed: int, world: World) -> None:
     settings = VARIANTS[name]
     pairs, batch = drawn(world, settings, seed)
@@ -98,8 +99,8 @@ def test_triplets_are_those_of_the_loops(name: str, seed: int, world: World) -> 
     assert batch.n_triplets == sum(len(n) for _, _, n in queries) + sum(len(n) for _, _, n in asked)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-@given(seed=SEEDS)
+@settings(max_examples=30)
+@given(name=st.sampled_from(sorted(VARIANTS)), seed=SEEDS)
 def test_neighbourhood_sampling_gives_each_region_and_each_phrase_a_second_match(name: str, seed: int, world: World) -> None:
     settings = VARIANTS[name]
     pairs, batch = drawn(world, settings, seed)
@@ -133,11 +134,11 @@ def test_an_augmented_positive_is_any_as_likely(world: World) -> None:
     counts = [len(slow_positives(world, settings, k)) for k in range(len(world.pairs))]
     pair = int(np.argmax(counts))
     sampler, rng = TripletSampler(world.pairs, world.candidates, world.truth_of, settings), np.random.default_rng(0)
-    batches = (sampler.sample(np.asarray([pair]), rng) for _ in range(300 * counts[pair]))
+    batches = (sampler.sample(np.asarray([pair]), rng) for _ in range(200 * counts[pair]))
     found = Counter(int(batch.regions[batch.query_regions[0]]) for batch in batches)
     assert counts[pair] > 1
     assert set(found) == slow_positives(world, settings, pair)
-    assert min(found.values()) > 220
+    assert min(found.values()) > 140
 
 
 def embedded(batch: TripletBatch) -> tuple[Tensor, Tensor]:
@@ -148,27 +149,13 @@ def embedded(batch: TripletBatch) -> tuple[Tensor, Tensor]:
 
 def slow_cost(world: World, batch: TripletBatch, regions: Tensor, phrases: Tensor, loss: TopOfHinges) -> Tensor:
     """Eq. 6 of the two-branch paper, triplet by triplet."""
-
-    def highest(hinges: list[Tensor]) -> Tensor:
-        kept = sorted(hinges, key=Tensor.item, reverse=True)[: loss.k]
-        return sum(kept, start=torch.zeros((), dtype=torch.float64))
-
-    def distance(a: Tensor, b: Tensor) -> Tensor:
-        return (a - b).square().sum().sqrt()
-
     region = {int(number): vector for number, vector in zip(batch.regions, regions, strict=True)}
     phrase = {int(number): vector for number, vector in zip(batch.texts, phrases, strict=True)}
     total = torch.zeros((), dtype=torch.float64)
-    for x, y, negatives in region_queries(batch):
-        near = distance(region[x], phrase[y])
-        total = total + loss.lambda1 * highest(
-            [torch.relu(loss.margin + near - distance(region[x], phrase[n])) for n in negatives]
-        )
-    for y, x, wrong in phrase_queries(batch):
-        near = distance(region[x], phrase[y])
-        total = total + loss.lambda2 * highest(
-            [torch.relu(loss.margin + near - distance(region[n], phrase[y])) for n in wrong]
-        )
+    for x, y, wrong_texts in region_queries(batch):
+        total = total + loss.lambda1 * triplets(region[x], phrase[y], [phrase[n] for n in wrong_texts], euclidean, loss)
+    for y, x, wrong_regions in phrase_queries(batch):
+        total = total + loss.lambda2 * triplets(phrase[y], region[x], [region[n] for n in wrong_regions], euclidean, loss)
     matches = [
         (int(batch.regions[r]), int(batch.texts[t]), int(truth))
         for r, t, truth in zip(batch.region_of_pair, batch.text_of_pair, batch.truth_of_pair, strict=True)
@@ -184,10 +171,8 @@ def slow_cost(world: World, batch: TripletBatch, regions: Tensor, phrases: Tenso
             outside = [c for c in partners if not partners[a] & partners[c] and not same(a, c)]
             for b in partners:
                 if b != a and partners[a] & partners[b]:
-                    near = distance(vectors[a], vectors[b])
-                    total = total + weight * highest(
-                        [torch.relu(loss.margin + near - distance(vectors[a], vectors[c])) for c in outside]
-                    )
+                    negatives = [vectors[c] for c in outside]
+                    total = total + weight * triplets(vectors[a], vectors[b], negatives, euclidean, loss)
     return total
 
 

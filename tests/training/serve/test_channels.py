@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import http.client
 import json
 import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -41,15 +40,13 @@ def answer_of(connection: socket.socket) -> tuple[int, Any]:
     return response.status, json.loads(text) if response.getheader("Content-Type") == "application/json" else text
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [b"", b"GET", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n", HEADER + b"Content-Length: 1000\r\n\r\nphoto"],
-    ids=["nothing", "a word", "half a header", "half a photo"],
-)
-def test_a_client_that_stops_sending_is_disconnected(app: flask.Flask, sent: bytes) -> None:
-    with running(app, limits=IMPATIENT) as url, connect(url) as half_open:
-        half_open.sendall(sent)
-        assert half_open.recv(1000) == b""
+def test_a_client_that_stops_sending_is_disconnected(app: flask.Flask) -> None:
+    header, photo = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n", HEADER + b"Content-Length: 1000\r\n\r\nphoto"
+    with running(app, limits=IMPATIENT) as url, ExitStack() as stack:
+        half_open = [(stack.enter_context(connect(url)), sent) for sent in (b"", b"GET", header, photo)]
+        for client, sent in half_open:
+            client.sendall(sent)
+        assert [client.recv(1000) for client, _ in half_open] == [b""] * 4
 
 
 @pytest.mark.parametrize(
@@ -84,7 +81,7 @@ def test_half_open_connections_do_not_keep_others_out_for_long(app: flask.Flask)
             assert answer_of(client)[0] == 200
 
 
-@pytest.mark.parametrize("form", ["json", "part", "page"])
+@pytest.mark.parametrize("form", ["json", "page"])
 def test_a_connection_beyond_the_limit_gets_503_in_the_form_that_it_asks_for(app: flask.Flask, form: str) -> None:
     line = "The server has too many connections; try again in a moment."
     with running(app, limits=Limits(connections=2)) as url:
@@ -206,14 +203,7 @@ def test_it_answers_on_the_port_that_it_names(app: flask.Flask) -> None:
         urlopen(url)
 
 
-def test_a_body_that_is_too_large_is_refused_unread_with_or_without_a_length(app: flask.Flask) -> None:
-    with running(app) as url:
-        connection = http.client.HTTPConnection(urlsplit(url).netloc)
-        connection.putrequest("POST", "/search")
-        connection.putheader("Content-Length", str(10**12))
-        connection.endheaders()
-        assert connection.getresponse().status == 413
-        connection.close()
+def test_a_body_without_a_length_is_refused_where_it_is_too_large(app: flask.Flask) -> None:
     chunk = b"%x\r\n%s\r\n" % (2**20, bytes(2**20))
     with running(app) as url, connect(url) as client:
         client.sendall(HEADER + b"Transfer-Encoding: chunked\r\n\r\n" + chunk * 20 + b"0\r\n\r\n")

@@ -55,8 +55,7 @@ class Opened:
         return sum(map(float, re.findall(r"\d+", self.page.evaluate(script, [selector, which]))[:3])) / 765
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
 def test_results_stand_side_by_side_or_below_each_other(chromium: Any, url: str, width: int, scheme: str) -> None:
     opened = Opened(chromium, url, viewport={"width": width, "height": 900}, color_scheme=scheme)
     page = opened.page

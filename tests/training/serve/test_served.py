@@ -5,16 +5,14 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
 from PIL import Image
 
-from tests.training.conftest import Log, experiment, forget_captions
+from tests.training.conftest import Log, experiment
 from tests.training.serve.conftest import MANY
 from tests.training.serve.test_app import png_bomb, upload
-from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, decode_image
 from vse.training.options import RunFiles
 from vse.training.serve.answers import LARGE_PHOTO_LOCK, LARGE_PHOTO_PIXELS, ServedRuns, UnknownId, read_upload
@@ -34,22 +32,15 @@ def test_a_query_reads_no_file_of_a_run_or_of_the_data_set(own_cache: Path, tmp_
     images = own_cache.parent.parent / "data" / "images"
     photo = decode_image(next(images.iterdir()))
     captions = served.answers(photo, 3)[0]
+    image = served.dataset.split("test")[0]
+    served.dataset.image_path(image).write_bytes(b"spoilt")
+    for number in (image.imgid, -5):
+        with pytest.raises(UnknownId):
+            served.small_photo(number)
     for folder in (run, own_cache.parent, images.parent):
         shutil.rmtree(folder)
     assert served.answers("a red square", 3)[0].hits == before.hits
     assert served.answers(photo, 3)[0].hits == captions.hits
-
-
-def test_two_data_sets_are_refused(vectors_run: Path, own_cache: Path, tmp_path: Path, edit: Callable[..., Path]) -> None:
-    data = own_cache.parent.parent / "data" / "dataset.json"
-
-    def change(content: dict[str, Any]) -> None:
-        content["images"][-1]["sentences"][0]["raw"] += "!"
-
-    edit(data, change)
-    other = train(forget_captions(own_cache), experiment("train.epochs=1"), out=tmp_path / "run")
-    with pytest.raises(UserError, match="all runs must search one file"):
-        ServedRuns([vectors_run, other], "test", [RunFiles()] * 2, MANY, "cpu")
 
 
 def test_imported_features_read_texts_alone(regions: Path, tmp_path: Path, caplog: Log) -> None:
@@ -63,16 +54,6 @@ def test_imported_features_read_texts_alone(regions: Path, tmp_path: Path, caplo
 
 
 WORDS = ["model.caption_encoder={name: gru, states: all, bidirectional: true}"]
-
-
-def test_a_photo_that_cannot_be_read_has_no_number(own_cache: Path, tmp_path: Path) -> None:
-    run = train(own_cache, experiment("train.epochs=1"), out=tmp_path / "run")
-    served = ServedRuns([run], "test", [RunFiles()], MANY, "cpu")
-    image = served.dataset.split("test")[0]
-    served.dataset.image_path(image).write_bytes(b"spoilt")
-    for number in (image.imgid, -5):
-        with pytest.raises(UnknownId):
-            served.small_photo(number)
 
 
 def test_too_many_pixels_are_refused_from_the_header_alone(client: FlaskClient) -> None:

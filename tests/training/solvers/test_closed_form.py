@@ -6,7 +6,6 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -14,7 +13,6 @@ from numpy.typing import NDArray
 from tests.training.conftest import Log, experiment, numbers
 from tests.training.solvers.test_cca import pairs, score_pairs, slow_directions, split, vectors
 from vse.pipeline.errors import UserError
-from vse.training.models.encoders.linear import RelativeEncoder, WeightedEncoder
 from vse.training.run.folder import RunFolder
 from vse.training.solvers.closed_form import anchor_pairs, reduce_maps, ridge_maps
 from vse.training.training import train
@@ -173,19 +171,6 @@ def test_too_few_anchors_and_singular_covariances(cache: Path, tfidf: Path, tmp_
     y[:, 3] = 0
     with pytest.raises(UserError, match=r"solver\.regularization 0 is too small"):
         ridge_maps(score_pairs(x, y), "captions", 0.0)
-
-
-def test_cosines_below_zero_and_unit_lengths_are_left_out_by_the_encoders() -> None:
-    encoder = RelativeEncoder(2, 3)
-    encoder.anchors.data = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])
-    encoder.power.fill_(2)
-    (found,) = encoder(torch.tensor([[3.0, 4.0]]))
-    torch.testing.assert_close(found, torch.tensor([[0.36, 0.0, 0.64]]))
-    encoder.k.fill_(1)
-    torch.testing.assert_close(encoder(torch.tensor([[3.0, 4.0]]))[0], torch.tensor([[0.0, 0.0, 0.64]]))
-    weighted = WeightedEncoder(2, 2)
-    weighted.linear.weight.data, weighted.weights.data = torch.eye(2), torch.tensor([0.5, 2.0])
-    torch.testing.assert_close(weighted(torch.tensor([[3.0, 4.0]]))[0], torch.tensor([[0.3, 1.6]]))
 
 
 @pytest.mark.parametrize(

@@ -152,13 +152,6 @@ def test_folds_are_consecutive_images_with_their_captions() -> None:
     assert [fold[2].tolist() for fold in folds] == [[0, 0, 1, 2, 2, 2], [0, 1, 1, 2]]
 
 
-@pytest.mark.parametrize("size", [None, 7, 1000])
-def test_a_split_no_larger_than_a_fold_is_one(size: int | None) -> None:
-    sides = pack([(torch.rand(7, 2),)]), pack([(torch.rand(9, 2),)])
-    (fold,) = folds_of(*sides, torch.zeros(9, dtype=torch.int64), size)
-    assert fold[:2] == sides
-
-
 def test_validation_takes_means_over_folds(cache: Path, tmp_path: Path) -> None:
     run = train(cache, experiment("train.epochs=1", "train.validate_fold=3"), out=tmp_path / "run")
     opened = load_run(run, "val", device="cpu")

@@ -72,14 +72,6 @@ def test_blocks_list_no_hard_negatives_and_a_warm_up_learns_nothing(cache: Path,
     assert "--log-negatives lists what a ranking loss finds hardest; infonce with loss.block keeps no scores" in message
 
 
-@pytest.mark.parametrize("loss", [INFONCE, SIGMOID])
-def test_blocks_train_as_the_whole_does_to_rounding(loss: str, cache: Path, tmp_path: Path) -> None:
-    configs = {block: experiment(loss, f"loss.block={block}", "train.batch_size=50") for block in ("null", "7")}
-    runs = [train(cache, config, out=tmp_path / block) for block, config in configs.items()]
-    for name in ("loss", "temperature", "rsum"):
-        assert column(runs[0], name) == pytest.approx(column(runs[1], name), rel=1e-4)
-
-
 @pytest.mark.parametrize(("loss", "size", "steps"), [(INFONCE, 32768, 1), (SIGMOID, 200, 2)])
 def test_a_batch_has_what_is_left_of_the_data(loss: str, size: int, steps: int, cache: Path, tmp_path: Path) -> None:
     sets = (f"train.batch_size={size}", "loss.block=64", "train.epochs=2", "train.learning_rate=1e-3")
@@ -95,10 +87,7 @@ REFUSED = {
     "loss.lambda4=0.1": "loss.block cannot be combined with lambda3 and lambda4",
     "warmup.epochs=1": "loss.block bounds no memory of the warm-up loss sum; warmup.epochs: 0 leaves it out",
     "adversary=ace": "loss.block cannot be combined with an adversary",
-    "loss.block=0": "loss.block: Input should be greater than 0",
-    "loss.temperature=0": "loss.temperature: Input should be greater than or equal to 0.000001",
     "loss.temperature=0.005": "temperature 0.005 is below least_temperature 0.01",
-    "loss.same_image=both": "loss.same_image: Input should be 'keep', 'mask' or 'positive'",
 }
 
 

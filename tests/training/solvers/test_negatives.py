@@ -83,20 +83,6 @@ def test_an_adversary_s_candidates_are_not_listed() -> None:
     assert listing.running == listed(5, [(pairs, scores, negatives)]).running
 
 
-def test_each_epoch_has_its_own() -> None:
-    batches = [draw([7, 7, 2], seed) for seed in range(3)]
-    listing = HardNegatives(4, CAPTIONS)
-    alone = []
-    for epoch, of_epoch in enumerate(batches, start=1):
-        for pairs, scores, negatives in of_epoch:
-            listing.add(epoch, pairs, rankings(scores, negatives), MARGIN)
-        listing.end_epoch()
-        alone += listed(4, of_epoch, epoch).running
-    assert listing.running == []
-    assert listing.finished == alone
-    assert [row[0] for row in listing.finished] == [epoch for epoch in (1, 2, 3) for _ in range(8)]
-
-
 def test_the_table_has_a_row_for_each_finding(tmp_path: Path) -> None:
     listing = listed(5, draw([9, 9], 1))
     listing.end_epoch()

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -25,7 +24,7 @@ from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.training.cli import embed_main, report_main, train_main
 from vse.training.experiment import ExperimentConfig
-from vse.training.options import TrainInputs, TrainOptions
+from vse.training.options import TrainInputs
 from vse.training.run.folder import RunFolder
 from vse.training.training import train
 
@@ -125,15 +124,6 @@ def test_a_text_finds_images(run: Path, demo: Path, images: Path, clip: str, cap
     best = np.argsort(-scores)[:4]
     assert [Path(line[2]).name for line in lines] == [Path(found[k].file).name for k in best]
     np.testing.assert_allclose([float(line[1]) for line in lines], scores[best], atol=1e-3)
-
-
-def test_a_second_run_is_the_same_and_a_finished_one_is_kept(run: Path, images: Path, tmp_path: Path, caplog: Any) -> None:
-    again = train(images, zero_shot(), out=tmp_path / "again")
-    assert {**table(again)[0], "seconds": ""} == {**table(run)[0], "seconds": ""}
-    assert "of one model" not in caplog.text
-    before = (again / "run.json").stat().st_mtime_ns
-    train(images, zero_shot(), out=again, options=TrainOptions(resume=True))
-    assert (again / "run.json").stat().st_mtime_ns == before
 
 
 def test_two_models_are_a_warning(images: Path, demo: Path, tmp_path: Path, fails: Fails, clip: str, caplog: Log) -> None:

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 import torch
 
 from tests.conftest import TINY_FEATURE
-from tests.training.conftest import COMMAND, Capture, Edit, Fails, Log, Patch, done, experiment
+from tests.training.conftest import Capture, Edit, Fails, Log, Patch, done, experiment
 from vse.eval.cli import eval_main, table_main
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cli import main as extract_main
@@ -34,8 +33,6 @@ from vse.training.solvers import retrieval
 from vse.training.training import train
 from vse.training.use.search import SearchRequest, search_run
 
-Run = Callable[..., None]
-
 
 def extracted(data: Path, out: Path, **changes: object) -> Path:
     extract_shards(data, CnnExtractor(TINY_FEATURE.model_copy(update=changes)), out, 1)
@@ -47,19 +44,6 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The cache of another data set, of 17 images, 3 of them for testing, by the extractor of the demo's cache."""
     folder = tmp_path_factory.mktemp("shapes")
     return extracted(create_demo(folder / "data", 17, seed=5, name="shapes"), folder / "features" / "shapes_tiny.h5")
-
-
-@pytest.fixture
-def album(shapes: Path, tmp_path: Path) -> Path:
-    """The cache of some photos that nobody has described."""
-    source = shapes.parent.parent / "data"
-    images = json.loads((source / "dataset.json").read_text())["images"]
-    entries = [{"imgid": image["imgid"], "filename": image["filename"], "split": "test", "sentences": []} for image in images]
-    del entries[0]["sentences"]
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "images").symlink_to(source / "images")
-    (tmp_path / "data" / "dataset.json").write_text(json.dumps({"dataset": "album", "images": entries}))
-    return extracted(tmp_path / "data" / "dataset.json", tmp_path / "album_tiny.h5")
 
 
 def test_a_run_is_tested_on_another_data_set(
@@ -99,17 +83,6 @@ def test_words_that_the_training_captions_lack_are_counted(own_run: Path, own_de
         said = json.loads(file.attrs["provenance"])["unknown_words"]
     assert said == {"words": sum(map(sum, expected)), "of": sum(map(len, expected)), "captions": sum(map(any, expected))}
     assert said["words"] >= 8
-
-
-def test_an_album_is_searched_but_not_ranked(run: Path, album: Path, capsys: Capture, fails: Fails) -> None:
-    done(search_main, run, "a red circle", "--features", album, "-k", 3)
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3
-    assert all(line.split("\t")[2].endswith(".jpg") for line in lines)
-    photo = next((album.parent / "data" / "images").iterdir())
-    assert "no image of the split 'test' has a caption" in fails(search_main, run, photo, "--features", album)
-    assert "no image of split 'test' has a caption" in fails(embed_main, run, "--features", album)
-    assert "no images in split 'train'" in fails(train_main, "--features", album)
 
 
 def test_images_without_captions_are_only_candidates(own_run: Path, own_demo: Path) -> None:
@@ -173,23 +146,14 @@ def test_other_captions_go_through_the_encoder_of_the_run(cache: Path, tfidf: Pa
 
 
 @pytest.fixture
-def photos(few: Path, tmp_path: Path) -> Path:
+def photos(shapes: Path, tmp_path: Path) -> Path:
     """Three photos, one of them in a folder, and a file that is none."""
     (tmp_path / "photos" / "2019").mkdir(parents=True)
-    files = sorted((few.parent / "images").iterdir())
+    files = sorted((shapes.parent.parent / "data" / "images").iterdir())
     for file, name in zip(files, ["b.JPG", "a.jpeg", "2019/c.jpg"], strict=False):
         shutil.copy(file, tmp_path / "photos" / name)
     (tmp_path / "photos" / "notes.txt").write_text("mine")
     return tmp_path / "photos"
-
-
-def test_a_folder_of_photos_becomes_a_data_set(photos: Path, tmp_path: Path) -> None:
-    for _ in range(2):
-        done(main, "album", photos, "--out", tmp_path / "album")
-    dataset = load_dataset_file(tmp_path / "album" / "dataset.json")
-    assert (dataset.name, [image.file for image in dataset.images]) == ("album", ["2019/c.jpg", "a.jpeg", "b.JPG"])
-    assert "3 images       0 captions" in check_dataset(dataset.path)
-    assert sorted(path.name for path in (tmp_path / "album").iterdir()) == ["dataset.json", "images"]
 
 
 def test_what_is_no_album_is_one_line(photos: Path, few: Path, tmp_path: Path, fails: Fails) -> None:
@@ -204,10 +168,15 @@ def test_what_is_no_album_is_one_line(photos: Path, few: Path, tmp_path: Path, f
     assert (tmp_path / "demo" / "dataset.json").read_bytes() == before
 
 
-def test_an_album_is_extracted_like_the_cache_of_a_run_and_searched(
+def test_an_album_is_extracted_like_the_cache_of_a_run_and_searched_but_not_ranked(
     photos: Path, run: Path, cache: Path, tfidf: Path, tmp_path: Path, fails: Fails, capsys: Capture
 ) -> None:
-    done(main, "album", photos, "--out", tmp_path / "album")
+    for _ in range(2):
+        done(main, "album", photos, "--out", tmp_path / "album")
+    dataset = load_dataset_file(tmp_path / "album" / "dataset.json")
+    assert (dataset.name, [image.file for image in dataset.images]) == ("album", ["2019/c.jpg", "a.jpeg", "b.JPG"])
+    assert "3 images       0 captions" in check_dataset(dataset.path)
+    assert sorted(path.name for path in (tmp_path / "album").iterdir()) == ["dataset.json", "images"]
     data, out = tmp_path / "album" / "dataset.json", tmp_path / "album_tiny.h5"
     of_album = ["cnn", "--dataset", data, "--out", out, "--like"]
     assert "--set does not go with --like" in fails(extract_main, *of_album, cache, "--set", "grid=1")
@@ -218,6 +187,10 @@ def test_an_album_is_extracted_like_the_cache_of_a_run_and_searched(
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     assert {line.split("\t")[2] for line in lines} < {str(image) for image in (tmp_path / "album" / "images").rglob("*.*")}
+    photo = tmp_path / "album" / "images" / "a.jpeg"
+    assert "no image of the split 'test' has a caption" in fails(search_main, run, photo, "--features", out)
+    assert "no image of split 'test' has a caption" in fails(embed_main, run, "--features", out)
+    assert "no images in split 'train'" in fails(train_main, "--features", out)
 
 
 @pytest.fixture
@@ -315,16 +288,6 @@ def test_an_unfinished_run_needs_an_option(how: str, cache: Path, tmp_path: Path
     assert pd.read_csv(tmp_path / "t.csv")["unfinished"].tolist() == [how]
     done(report_main, out, "--out", tmp_path / "page.html")
     assert f"the training did not finish ({how})" in (tmp_path / "page.html").read_text()
-
-
-def test_a_search_warns_of_an_unfinished_run(cache: Path, tmp_path: Path, monkeypatch: Patch, caplog: Log) -> None:
-    run = stopped(cache, tmp_path / "run", monkeypatch, "running")
-    done(search_main, run, "a red circle")
-    assert "its training did not finish (state: running)" in caplog.text
-    done(train_main, "--features", cache, "--out", run, *COMMAND, "--resume")
-    done(embed_main, run)
-    done(eval_main, run / "test.h5", "--bootstrap", 0, "--out", tmp_path / "r.json")
-    assert "unfinished" not in json.loads((tmp_path / "r.json").read_text())
 
 
 def test_a_comparison_asks_too(cache: Path, own_run: Path, tmp_path: Path, monkeypatch: Patch, fails: Fails) -> None:

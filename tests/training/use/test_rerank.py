@@ -13,7 +13,6 @@ from tests.training.conftest import Capture, Edit, Fails, done, experiment, prin
 from tests.training.toy_similarity import ToySettings
 from vse.eval.cli import eval_main
 from vse.eval.search.index import metadata_file
-from vse.eval.search.top_k import CANDIDATES
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.files.writing import sha256_file
 from vse.training.cli import embed_main, search_main
@@ -131,14 +130,3 @@ def test_a_network_re_ranks_by_its_embeddings_as_they_are(cache: Path, tmp_path:
     with h5py.File(run / "test.h5") as file:
         np.testing.assert_array_equal(file["pooled_captions"][:], file["captions"][:])
     assert printed(capsys, run, "a disc", "--rerank", 12)[0] == printed(capsys, run, "a disc")[0]
-
-
-def test_of_single_vectors_only_order_scores_are_re_ranked(cache: Path, tmp_path: Path, capsys: Capture, fails: Fails) -> None:
-    for similarity in ("order", "cosine"):
-        run = train(cache, experiment(f"model.similarity={similarity}", "train.epochs=1"), out=tmp_path / similarity)
-        if similarity == "order":
-            assert f"FAISS finds {CANDIDATES} candidates" in printed(capsys, run, "a disc")[1]
-            assert "FAISS finds 11 candidates" in printed(capsys, run, "a disc", "--rerank", 11)[1]
-        else:
-            line = fails(search_main, run, "a disc", "--rerank", 11)
-            assert "its scores are inner products, and FAISS finds the highest of them; leave --rerank out" in line

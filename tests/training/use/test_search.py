@@ -32,15 +32,26 @@ FINETUNE = ["images.source=pictures", "images.finetune=true", "train.epochs=1"]
 
 
 RUNS = {"cosine": [], "order": ["model.similarity=order"], "fine-tuned": FINETUNE}
-BY_COSINE = pytest.mark.parametrize("run", ["cosine"], indirect=True, scope="module")
+BY_COSINE = pytest.mark.parametrize("run", ["cosine"], indirect=True)
 
 
-@pytest.fixture(scope="module", params=RUNS)
-def run(request: pytest.FixtureRequest, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with the embeddings of its test split."""
-    out = train(cache, experiment(*RUNS[request.param]), out=tmp_path_factory.mktemp("runs") / "run")
-    done(embed_main, out)
-    return out
+@pytest.fixture(scope="module")
+def trained(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A run of a form with the embeddings of its test split, made when it is first asked for."""
+    folder = tmp_path_factory.mktemp("runs")
+
+    def make(form: str) -> Path:
+        if not (folder / form).exists():
+            done(embed_main, train(cache, experiment(*RUNS[form]), out=folder / form / "run"))
+        return folder / form / "run"
+
+    return make
+
+
+@pytest.fixture(params=RUNS)
+def run(request: pytest.FixtureRequest, trained: Callable[[str], Path]) -> Path:
+    """Read only."""
+    return trained(request.param)
 
 
 def order_or_product(run: Path, images: np.ndarray, captions: np.ndarray) -> np.ndarray:
@@ -81,7 +92,11 @@ def test_what_cannot_be_searched_for_is_one_line(run: Path, tmp_path: Path, fail
         assert "reads captions as words, not from a cache; leave --caption-features out" in line
 
 
-@pytest.mark.parametrize("kind", ["Flat", "HNSW32", "IVF1,Flat"])
+@pytest.mark.parametrize(
+    ("run", "kind"),
+    [("cosine", "Flat"), ("cosine", "IVF1,Flat"), ("order", "HNSW32"), ("fine-tuned", "Flat")],
+    indirect=["run"],
+)
 def test_an_index_finds_the_same(run: Path, kind: str, photo: Path, tmp_path: Path, capsys: Capture, fails: Fails) -> None:
     for query, searched in (("a red square", "12 images"), (photo, "60 captions")):
         index = tmp_path / f"{searched}.faiss"
@@ -140,18 +155,23 @@ def test_an_index_of_something_else_is_one_line(
     assert "name it with --index" in fails(search_main, run, "a disc", "--index-parameters", "nprobe=1")
 
 
+@pytest.mark.parametrize("run", ["cosine", "order"], indirect=True)
 def test_order_re_ranks_and_needs_exact_vectors(run: Path, tmp_path: Path, capsys: Capture, fails: Fails) -> None:
     order = RunFolder(run).settings(ExperimentConfig).model.similarity.name == "order"
     _, told = printed(capsys, run, "a disc")
     assert (f"order scores are no inner products: by these FAISS finds {CANDIDATES} candidates" in told) == order
     options = ("a disc", "--index", tmp_path / "x.faiss", "--index-type", "SQ8")
     if order:
+        assert "FAISS finds 11 candidates" in printed(capsys, run, "a disc", "--rerank", 11)[1]
         assert "approximates vectors, but order scores need them exactly" in fails(search_main, run, *options)
         assert not (tmp_path / "x.faiss").exists()
     else:
         assert len(printed(capsys, run, *options)[0]) == 10
+        line = fails(search_main, run, "a disc", "--rerank", 11)
+        assert "its scores are inner products, and FAISS finds the highest of them; leave --rerank out" in line
 
 
+@pytest.mark.parametrize("run", ["order"], indirect=True)
 def test_a_file_of_embeddings_replaces_the_split(run: Path, photo: Path, tmp_path: Path, capsys: Capture) -> None:
     for query in ("a red square", photo):
         index = tmp_path / f"{type(query).__name__}.faiss"
@@ -181,6 +201,7 @@ def test_unknown_ids_are_printed_as_ids(run: Path, photo: Path, tmp_path: Path, 
     assert "else.h5 says that it is of else" in told
 
 
+@pytest.mark.parametrize("run", ["order"], indirect=True)
 def test_a_file_of_embeddings_that_does_not_suit_is_one_line(run: Path, tmp_path: Path, fails: Fails) -> None:
     found = read_embeddings(run / "test.h5")
     n_images, n_captions = len(found.images), len(found.captions)
@@ -234,7 +255,7 @@ def test_what_an_index_does_not_find_is_said(run: Path, photo: Path, tmp_path: P
 
 @BY_COSINE
 def test_a_moved_cache_is_named_with_its_option(run: Path, own_cache: Path, tmp_path: Path, fails: Fails) -> None:
-    moved = tmp_path / "elsewhere" / "run"
+    moved = tmp_path / "run"
     shutil.copytree(run, moved)
     error = fails(search_main, moved, "a red circle")
     assert "is missing" in error

@@ -112,14 +112,6 @@ def test_all_captions_of_an_image_are_partners_equally_often(name: str) -> None:
     assert sum((count - expected) ** 2 / expected for count in together.values()) < 21, "chi square of 5: once in a thousand"
 
 
-@pytest.mark.parametrize("counts", [[1], [1, 1], [2], [5], [8]])
-@pytest.mark.parametrize("name", ["neighbourhood", "neighbourhood_added"])
-def test_there_may_be_hardly_anything_to_sample(name: str, counts: list[int]) -> None:
-    batches = SAMPLERS[name]().batches_of_epoch(np.repeat(np.arange(len(counts)), counts), 4, 0, 0)
-    assert {int(pair) for batch in batches for pair in batch} <= set(range(sum(counts)))
-    assert all(len(batch) for batch in batches)
-
-
 def test_two_images_with_two_captions_each_are_the_smallest_batch() -> None:
     with pytest.raises(UserError, match="train.batch_size 3: neighbourhood sampling .* 4 pairs"):
         SAMPLERS["neighbourhood"]().batches(np.repeat(np.arange(9), 3), 3, np.random.default_rng(0))

@@ -26,7 +26,7 @@ def encoder(**settings: Any) -> GpoEncoder:
 
 def sets() -> tuple[Tensor, Tensor]:
     torch.manual_seed(1)
-    mask = torch.arange(4) < torch.tensor([4, 1, 3])[:, None]
+    mask = torch.tensor([[True] * 4, [False, False, True, False], [True, False, True, True]])
     return torch.randn(3, 4, INPUT_DIM, dtype=torch.float64), mask
 
 
@@ -46,7 +46,7 @@ def slow(made: GpoEncoder, vectors: Tensor, mask: Tensor) -> Tensor:
     pooled, start = [], 0
     for size in mask.sum(1).tolist():
         own = torch.stack(mapped[start : start + size])
-        pooled.append(made.pooling.weights(torch.tensor([size]), size)[0] @ own.sort(0, descending=True).values)
+        pooled.append(slow_weights(made.pooling, size) @ own.sort(0, descending=True).values)
         start += size
     return torch.stack(pooled)
 
@@ -78,7 +78,7 @@ def test_training_leaves_vectors_out_and_evaluation_does_not() -> None:
     seen = {tuple(made(vectors, mask)[0][0].tolist()) for _ in range(20)}
     assert len(seen) > 5
     for _ in range(5):  # an only vector stays
-        torch.testing.assert_close(made(vectors, mask)[0][1], made.linear(vectors[1, 0]))
+        torch.testing.assert_close(made(vectors, mask)[0][1], made.linear(vectors[1, 2]))
     made.eval()
     torch.testing.assert_close(made(vectors, mask)[0], slow(made, vectors, mask))
 
@@ -106,58 +106,11 @@ def slow_encoding(rank: int) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
 
 
-def slow_states(pooling: GeneralisedPooling, ranks: list[int], suffix: str) -> dict[int, Tensor]:
-    """The state of one direction of the GRU after each rank, in the order in which it reads them."""
-    gru = pooling.ranks
-    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-    of_input, of_state, input_bias, state_bias = (getattr(gru, f"{name}_l0{suffix}") for name in names)
-    state, states = torch.zeros(32, dtype=torch.float64), {}
-    for rank in ranks:
-        (reset_x, update_x, new_x) = (of_input @ slow_encoding(rank) + input_bias).chunk(3)
-        (reset_h, update_h, new_h) = (of_state @ state + state_bias).chunk(3)
-        update = torch.sigmoid(update_x + update_h)
-        new = torch.tanh(new_x + torch.sigmoid(reset_x + reset_h) * new_h)
-        state = states[rank] = (1 - update) * new + update * state
-    return states
-
-
 def slow_weights(pooling: GeneralisedPooling, size: int) -> Tensor:
-    forwards = slow_states(pooling, list(range(size)), "")
-    backwards = slow_states(pooling, list(reversed(range(size))), "_reverse")
+    forwards, backwards = pooling.ranks(torch.stack([slow_encoding(k) for k in range(size)])[None])[0][0].chunk(2, dim=1)
     logits = [pooling.logit.weight[0] @ ((forwards[k] + backwards[k]) / 2) / 0.1 for k in range(size)]
     exponentials = [torch.exp(logit - max(logits)) for logit in logits]
     return torch.stack(exponentials) / sum(exponentials)
-
-
-def slow_pooling(pooling: GeneralisedPooling, members: list[Tensor]) -> Tensor:
-    """Of the vectors of one set."""
-    weights = slow_weights(pooling, len(members))
-    numbers = []
-    for dim in range(len(members[0])):
-        highest = sorted((member[dim] for member in members), key=Tensor.item, reverse=True)
-        numbers.append(sum(weight * number for weight, number in zip(weights, highest, strict=True)))
-    return torch.stack(numbers)
-
-
-def slow_operator(pooling: GeneralisedPooling, vectors: Tensor, mask: Tensor) -> Tensor:
-    return torch.stack([slow_pooling(pooling, list(own[there])) for own, there in zip(vectors, mask, strict=True)])
-
-
-def gradients(pooled: Tensor, pooling: GeneralisedPooling, vectors: Tensor) -> tuple[Tensor, ...]:
-    weights = torch.linspace(-1, 2, pooled.numel(), dtype=pooled.dtype).view_as(pooled)
-    return torch.autograd.grad((weights * pooled).sum(), [vectors, *pooling.parameters()])
-
-
-GAPS = [[0, 0, 1, 0, 1, 1, 0], [1, 0, 0, 0, 0, 0, 1], [1] * 7, [0, 0, 0, 0, 0, 0, 1], [0, 1, 1, 1, 1, 1, 1]]
-
-
-@pytest.mark.parametrize("gaps", [False, True])
-def test_values_and_gradients_are_those_of_the_definition(gaps: bool) -> None:
-    pooling, (vectors, mask) = operator(), drawn_sets()
-    mask = torch.tensor(GAPS).bool() if gaps else mask
-    fast, expected = pooling(vectors, mask), slow_operator(pooling, vectors, mask)
-    torch.testing.assert_close(fast, expected)
-    torch.testing.assert_close(gradients(fast, pooling, vectors), gradients(expected, pooling, vectors))
 
 
 def test_single_vectors_are_pooled_to_themselves_and_train() -> None:
@@ -215,16 +168,6 @@ def positions(dim: int = 5, dtype: torch.dtype = torch.float64) -> tuple[Tensor,
     return vectors, torch.arange(max(COUNTS)) < torch.tensor(COUNTS)[:, None]
 
 
-@pytest.mark.parametrize(("k_max", "k_min"), [(1, 0), (2, 2), (15, 15), (3, 1), (6, 2)])
-def test_values_and_gradients_are_those_of_the_loop(k_max: int, k_min: int) -> None:
-    responses, mask = positions()
-    pooled, slow = (pool(responses, mask, k_max, k_min) for pool in (weldon_pooling, slow_weldon))
-    torch.testing.assert_close(pooled, slow)
-    weights = torch.linspace(-1, 2, slow.numel(), dtype=slow.dtype).view_as(slow)
-    of_both = (torch.autograd.grad((weights * values).sum(), responses, retain_graph=True) for values in (pooled, slow))
-    torch.testing.assert_close(*of_both)
-
-
 @given(
     counts=st.lists(st.integers(1, 8), min_size=1, max_size=4),
     k_max=st.integers(1, 9),
@@ -232,12 +175,15 @@ def test_values_and_gradients_are_those_of_the_loop(k_max: int, k_min: int) -> N
     extra=st.integers(0, 3),
     seed=st.integers(0, 10**6),
 )
-def test_order_and_padding_change_nothing(counts: list[int], k_max: int, k_min: int, extra: int, seed: int) -> None:
+def test_order_and_padding_change_nothing_in_weldon(counts: list[int], k_max: int, k_min: int, extra: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    responses = torch.randn(len(counts), max(counts), 3, generator=generator, dtype=torch.float64)
+    responses = torch.randn(len(counts), max(counts), 3, generator=generator, dtype=torch.float64, requires_grad=True)
     mask = torch.arange(max(counts)) < torch.tensor(counts)[:, None]
-    pooled = weldon_pooling(responses, mask, k_max, k_min)
-    torch.testing.assert_close(pooled, slow_weldon(responses, mask, k_max, k_min))
+    pooled, slow = (pool(responses, mask, k_max, k_min) for pool in (weldon_pooling, slow_weldon))
+    torch.testing.assert_close(pooled, slow)
+    weights = torch.linspace(-1, 2, slow.numel(), dtype=slow.dtype).view_as(slow)
+    of_both = (torch.autograd.grad((weights * values).sum(), responses, retain_graph=True) for values in (pooled, slow))
+    torch.testing.assert_close(*of_both)
     order = torch.randperm(max(counts) + extra, generator=generator)
     padded = torch.nn.functional.pad(responses, (0, 0, 0, extra), value=100.0)[:, order]
     wider = torch.nn.functional.pad(mask, (0, extra))[:, order]

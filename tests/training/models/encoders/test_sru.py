@@ -7,12 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
+from tests.training.models.encoders.test_recurrent import CAPTIONS, LENGTHS, pad_sets
 from vse.training.kinds import Kind
 from vse.training.models.encoders.base import EncoderSpec
 from vse.training.models.encoders.recurrent import SruEncoder, SruLayer, SruLayers, SruSettings
-
-CAPTIONS = [[1, 5, 2], [1, 9, 8, 7, 6, 2], [1, 2]]
-LENGTHS = torch.tensor([len(caption) for caption in CAPTIONS])
 
 
 def made(**settings: object) -> SruEncoder:
@@ -22,11 +20,6 @@ def made(**settings: object) -> SruEncoder:
     )
     assert isinstance(encoder, SruEncoder)
     return encoder
-
-
-def pad_sets(extra: int = 0, value: int = 0) -> Tensor:
-    words = nn.utils.rnn.pad_sequence([torch.tensor(c) for c in CAPTIONS], batch_first=True, padding_value=value)
-    return nn.functional.pad(words, (0, extra), value=value)
 
 
 def test_a_caption_is_the_last_layer_s_last_state_or_the_set_of_all_whatever_the_padding() -> None:

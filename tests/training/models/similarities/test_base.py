@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.training.models.similarities.sides import embeddings, unit
-from vse.pipeline.errors import UserError
-from vse.training.kinds import Encoded, Kind, select
+from vse.training.kinds import Encoded, Kind
 from vse.training.models.similarities import SIMILARITIES
 from vse.training.models.similarities import network as network_module
-from vse.training.models.similarities.base import Scores, Similarity
 from vse.training.models.similarities.network import SimilarityNetwork, SimilarityNetworkSettings
 
 
@@ -28,10 +26,6 @@ def compared(name: str) -> tuple[Encoded, Encoded]:
         (side, mask) if kind == Kind.SETS else (side[:, 0],)
         for side, mask, kind in zip(sides, masks, (settings.images, settings.captions), strict=True)
     )
-
-
-def by_direction(scores: Scores) -> tuple[Tensor, ...]:
-    return scores if isinstance(scores, tuple) else (scores,)
 
 
 ROWS, COLUMNS = torch.tensor([2, 0, 0, 1]), torch.tensor([1, 1, 0, 4])
@@ -52,29 +46,6 @@ def test_pairs_are_scored_as_the_matrix_is(name: str, settings: dict[str, Any]) 
     scores = similarity(images, captions)
     assert scores.shape == (3, 5)
     torch.testing.assert_close(similarity.score_pairs(images, captions, ROWS, COLUMNS), scores[ROWS, COLUMNS])
-
-
-@pytest.mark.parametrize("name", list(SIMILARITIES))
-def test_a_score_depends_on_its_image_and_caption_alone(name: str) -> None:
-    similarity = SIMILARITIES[name]().build(6)
-    images, captions = compared(name)
-    part = similarity(select(images, slice(1, 3)), select(captions, slice(2, 4)))
-    for some, every in zip(by_direction(part), by_direction(similarity(images, captions)), strict=True):
-        torch.testing.assert_close(some, every[1:, 2:4])
-
-
-class Directional(Similarity):
-    """Twice the inner product for one direction, three times for the other."""
-
-    def forward(self, images: Encoded, captions: Encoded) -> tuple[Tensor, Tensor]:
-        scores = images[0] @ captions[0].T
-        return 2 * scores, 3 * scores
-
-
-def test_single_pairs_have_no_direction() -> None:
-    images, captions = embeddings(3, 5, 6)
-    with pytest.raises(UserError, match="a loss of single pairs has no direction"):
-        Directional().score_pairs((images,), (captions,), ROWS, COLUMNS)
 
 
 NETWORK_DIM = 4
@@ -103,23 +74,17 @@ def slow_score(made: SimilarityNetwork, image: Tensor, caption: Tensor) -> Tenso
     return (made.linears[-1].weight @ vector + made.linears[-1].bias)[0]
 
 
-@pytest.mark.parametrize("widths", [(), (5,), (5, 3)])
-def test_a_score_is_what_layers_make_of_the_product(widths: tuple[int, ...]) -> None:
-    made, (images, captions) = network(*widths), network_sides(6, 5)
+@given(
+    widths=st.sampled_from([(), (5,), (5, 3)]),
+    n_images=st.integers(0, 6),
+    n_captions=st.integers(1, 6),
+    block=st.integers(1, 40),
+)
+def test_a_network_scores_the_product_of_each_pair_in_blocks_of_any_size(
+    widths: tuple[int, ...], n_images: int, n_captions: int, block: int
+) -> None:
+    made, (images, captions) = network(*widths), network_sides(n_images, n_captions)
     assert [layer.out_features for layer in made.linears] == [*widths, 1]
-    rows, columns = torch.tensor([0, 5, 2, 2]), torch.tensor([4, 0, 1, 1])
-    slow = torch.stack([slow_score(made, images[i], captions[j]) for i, j in zip(rows, columns, strict=True)])
-    torch.testing.assert_close(made.score_pairs((images,), (captions,), rows, columns), slow)
-    with torch.no_grad():
-        for parameter in made.linears[-1].parameters():
-            parameter.neg_()
-    negated = made.score_pairs((images,), (captions,), rows, columns)
-    torch.testing.assert_close(negated, -slow, msg="a ReLU follows the last layer")
-
-
-@given(n_images=st.integers(0, 6), n_captions=st.integers(1, 6), block=st.integers(1, 40))
-def test_all_pairs_are_scored_in_blocks_of_any_size(n_images: int, n_captions: int, block: int) -> None:
-    made, (images, captions) = network(5, 3), network_sides(n_images, n_captions)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(network_module, "_BLOCK", block)
         scores = made((images,), (captions,))

@@ -13,7 +13,7 @@ from tests.training.models.similarities.sides import embeddings, unit, with_grad
 from vse.eval.ranking.ranks import order_scores
 from vse.training.models.similarities import order as order_module
 from vse.training.models.similarities.order import OrderSettings, order
-from vse.training.models.similarities.vectors import CosineSettings, EuclideanSettings, cosine, euclidean
+from vse.training.models.similarities.vectors import EuclideanSettings, cosine, euclidean
 
 
 def slow_euclidean(images: Tensor, captions: Tensor, floor: float) -> Tensor:
@@ -26,20 +26,13 @@ def slow_euclidean(images: Tensor, captions: Tensor, floor: float) -> Tensor:
 
 @pytest.mark.parametrize("floor", [0.0, 1e-4, 0.5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("shape", [(1, 1, 2), (1, 4, 3), (4, 1, 3), (5, 3, 6)])
+@pytest.mark.parametrize("shape", [(1, 1, 2), (5, 3, 6)])
 def test_euclidean_and_gradients_equal_nested_loops(floor: float, dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
     sides = unit(*embeddings(*shape, dtype=dtype))
     built = EuclideanSettings(floor=floor).build(shape[2])((sides[0],), (sides[1],))
     found = with_gradients(euclidean(*sides, floor), sides)
     for scores in (slow_euclidean(*sides, floor), built):
         torch.testing.assert_close(found, with_gradients(scores, sides))
-
-
-def test_euclidean_is_minus_the_distance_and_has_the_gradients_of_finite_differences() -> None:
-    sides = embeddings(4, 5, 3)
-    torch.testing.assert_close(euclidean(*sides), -torch.cdist(*sides))
-    for floor in (0.0, 1e-4):
-        assert torch.autograd.gradcheck(lambda images, captions, floor=floor: euclidean(images, captions, floor), sides)
 
 
 def equal_pairs(dtype: torch.dtype) -> list[Tensor]:
@@ -72,27 +65,6 @@ def test_equal_vectors_among_others_do_no_harm_with_or_without_a_floor(dtype: to
         torch.testing.assert_close(gradient, torch.zeros_like(gradient), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("floor", [0.0, 1e-4])
-def test_a_nan_is_not_hidden_in_a_distance(floor: float) -> None:
-    images, captions = torch.tensor([[0.0, 0.0], [1.0, 0.0]]), torch.tensor([[torch.nan, 1.0], [1.0, 0.0]])
-    assert euclidean(images, captions, floor).isnan().tolist() == [[True, False], [True, False]]
-
-
-@pytest.mark.parametrize("sizes", [(0, 3), (3, 0)])
-def test_a_side_may_be_empty(sizes: tuple[int, int]) -> None:
-    sides = embeddings(*sizes, 4)
-    assert cosine(*sides).shape == euclidean(*sides).shape == sizes
-    assert not any(gradient.any() for gradient in torch.autograd.grad(euclidean(*sides).sum(), sides))
-
-
-def test_scores_and_gradients_are_those_of_inner_products_number_by_number() -> None:
-    for shape in ((1, 1, 1), (1, 4, 3), (4, 1, 3), (5, 3, 6)):
-        sides = embeddings(*shape)
-        rows = [torch.stack([sum(v * c for v, c in zip(i, j, strict=True)) for j in sides[1]]) for i in sides[0]]
-        torch.testing.assert_close(with_gradients(cosine(*sides), sides), with_gradients(torch.stack(rows), sides))
-        assert torch.equal(CosineSettings().build(5)((sides[0],), (sides[1],)), cosine(*sides))
-
-
 FORMS = ["squared", "norm"]
 
 
@@ -110,7 +82,7 @@ def slow_order(images: Tensor, captions: Tensor, form: str) -> Tensor:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 4, 3), (4, 1, 3), (5, 3, 6)])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (5, 3, 6)])
 def test_order_and_its_gradients_equal_the_nested_loops(form: str, dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
     sides = embeddings(*shape, dtype=dtype)
     built = OrderSettings(form=form).build(shape[2])
@@ -123,16 +95,15 @@ def test_order_and_its_gradients_equal_the_nested_loops(form: str, dtype: torch.
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_gradients_are_those_of_finite_differences_and_finite_where_pairs_tie(form: str) -> None:
-    sides = embeddings(3, 4, 5)
-    differences = sides[1][None] - sides[0][:, None]
-    assert differences.abs().min() > 1e-3, "away from the kinks"
-    assert (differences > 0).any(2).all(), "away from those of the norm"
-    assert torch.autograd.gradcheck(lambda images, captions: order(images, captions, form), sides)
+def test_gradients_are_finite_where_pairs_tie_and_a_nan_is_not_hidden(form: str) -> None:
     images, captions = embeddings(4, 5, 3)
     captions = torch.cat([images.detach()[:2], torch.zeros(1, 3, dtype=torch.float64), captions.detach()]).requires_grad_()
     found, slow = (with_gradients(compute(images, captions, form), [images, captions]) for compute in (order, slow_order))
     torch.testing.assert_close(found, slow)
+    one, other = torch.tensor([[0.0, 0.0], [1.0, 0.0]]), torch.tensor([[torch.nan, 1.0]])
+    assert order(one, other, form).isnan().all()
+    assert euclidean(one, other).isnan().all()
+    assert euclidean(one, other, 1e-4).isnan().all()
 
 
 @given(
@@ -158,34 +129,12 @@ def test_a_caption_may_be_more_general_than_its_image_but_not_less(form: str, fa
     torch.testing.assert_close(order(images, captions, form), torch.tensor(expected, dtype=torch.float32))
 
 
-TIES = {
-    "identical embeddings": ([[1.0, 2.0, 3.0]], [[1.0, 2.0, 3.0]]),
-    "zero embeddings": ([[0.0, 0.0, 0.0]], [[0.0, 0.0, 0.0]]),
-    "one coordinate ties, the others do not exceed": ([[1.0, 2.0, 3.0]], [[1.0, 0.0, 0.0]]),
-    "nothing ties, nothing exceeds": ([[1.0, 2.0, 3.0]], [[0.0, 0.0, 0.0]]),
-}
-
-
-@pytest.mark.parametrize(("name", "form", "dtype"), list(product(TIES, FORMS, [torch.float32, torch.float64])))
-def test_where_nothing_exceeds_score_and_gradients_are_zero(name: str, form: str, dtype: torch.dtype) -> None:
-    images, captions = (torch.tensor(side, dtype=dtype, requires_grad=True) for side in TIES[name])
-    scores = order(images, captions, form)
-    assert not scores.any()
-    assert not any(gradient.any() for gradient in torch.autograd.grad(scores.sum(), (images, captions)))
-
-
 def test_a_tie_beside_a_coordinate_that_exceeds_does_no_harm() -> None:
     images = torch.tensor([[1.0, 2.0, 3.0]], requires_grad=True)
     captions = torch.tensor([[1.0, 5.0, 0.0]], requires_grad=True)
     scores = order(images, captions, "norm")
     assert scores.item() == -3
     assert [g.tolist() for g in torch.autograd.grad(scores, (images, captions))] == [[[0, 1, 0]], [[0, -1, 0]]]
-
-
-@pytest.mark.parametrize("form", ["squared", "norm"])
-def test_a_nan_is_not_hidden(form: str) -> None:
-    images, captions = torch.tensor([[0.0, 0.0]]), torch.tensor([[torch.nan, 1.0]])
-    assert order(images, captions, form).isnan().all()
 
 
 class Kept:
@@ -221,11 +170,11 @@ def test_no_difference_of_a_pair_is_kept_for_the_backward_pass(form: str) -> Non
 
 @pytest.mark.parametrize("sizes", [(0, 3), (3, 0)])
 @pytest.mark.parametrize("form", FORMS)
-def test_a_side_of_an_order_may_be_empty(form: str, sizes: tuple[int, int]) -> None:
+def test_a_side_may_be_empty(form: str, sizes: tuple[int, int]) -> None:
     sides = embeddings(*sizes, 4)
-    scores = order(*sides, form)
-    assert scores.shape == sizes
-    assert not any(gradient.any() for gradient in torch.autograd.grad(scores.sum(), sides))
+    for scores in (order(*sides, form), cosine(*sides), euclidean(*sides)):
+        assert scores.shape == sizes
+        assert not any(gradient.any() for gradient in torch.autograd.grad(scores.sum(), sides))
 
 
 @pytest.mark.parametrize("form", FORMS)

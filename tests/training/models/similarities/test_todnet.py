@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -99,9 +98,14 @@ def test_values_and_gradients_are_those_of_the_loop(settings: dict[str, Any]) ->
     torch.testing.assert_close(fast, slow, rtol=1e-8, atol=1e-9)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", [{"condition": "target"}, {"condition": "image"}, {"transform": "mlp"}])
-@given(n=st.integers(1, 5), m=st.integers(1, 6), log_block=st.integers(0, 6), gradients=st.booleans(), kept=st.booleans())
+@given(
+    settings=st.sampled_from([{"condition": "target"}, {"condition": "image"}, {"transform": "mlp"}]),
+    n=st.integers(1, 4),
+    m=st.integers(1, 5),
+    log_block=st.integers(0, 6),
+    gradients=st.booleans(),
+    kept=st.booleans(),
+)
 def test_scores_ignore_neighbours(
     settings: dict[str, Any], n: int, m: int, log_block: int, gradients: bool, kept: bool
 ) -> None:
@@ -112,12 +116,11 @@ def test_scores_ignore_neighbours(
         scores = both(made((images,), (captions,)))
         turned = both(made((images.flip(0),), (captions.flip(0),)))
     torch.testing.assert_close([one.flip(0, 1) for one in turned], list(scores), rtol=1e-9, atol=1e-10)
-    for direction in range(2):
-        assert scores[direction].shape == (n, m)
-        for i in range(n):
-            for c in range(m):
-                alone = both(made((images[i : i + 1],), (captions[c : c + 1],)))[direction]
-                torch.testing.assert_close(alone[0, 0], scores[direction][i, c], rtol=1e-9, atol=1e-10)
+    assert [one.shape for one in scores] == [(n, m)] * 2
+    for i in range(n):
+        for c in range(m):
+            alone = both(made((images[i : i + 1],), (captions[c : c + 1],)))
+            torch.testing.assert_close([one[0, 0] for one in alone], [one[i, c] for one in scores], rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("log_block", [0, 3, 20])
@@ -179,11 +182,27 @@ def test_the_flow_needs_an_even_length_and_a_product_is_inverted_where_no_factor
 
 OF_CONDITION = 4
 HOW = {
-    "exp": math.exp,
-    "exp_tanh": lambda s: math.exp(math.tanh(s)),
-    "sigmoid": lambda s: 1 / (1 + math.exp(-s - 2)),
+    "exp": torch.exp,
+    "exp_tanh": lambda s: s.tanh().exp(),
+    "sigmoid": lambda s: 1 / (1 + torch.exp(-s - 2)),
     "product": lambda s: s,
 }
+
+
+def slow_network(network: ConditionalNetwork, inputs: Tensor) -> Tensor:
+    *hidden, last = network.linears
+    for layer in hidden:
+        inputs = (inputs @ layer.weight.T + layer.bias).relu()
+    return inputs @ last.weight.T + last.bias
+
+
+def slow_flow(made: ConditionalFlow, x: Tensor, condition: Tensor, scale: str, kept: int) -> Tensor:
+    halves = list(x.chunk(2, dim=1))
+    for network in made.networks:
+        s, t = slow_network(network, torch.cat([halves[kept], condition], 1)).chunk(2, dim=1)
+        halves[1 - kept] = halves[1 - kept] * HOW[scale](s) + t
+        kept = 1 - kept
+    return torch.cat(halves, 1)
 
 
 def drawn(module: torch.nn.Module, seed: int = 0) -> None:
@@ -202,27 +221,6 @@ def flow(
     return made
 
 
-def slow_network(network: ConditionalNetwork, inputs: list[float]) -> list[float]:
-    """One input, neuron by neuron."""
-    for number, layer in enumerate(network.linears):
-        weights, biases = layer.weight.tolist(), layer.bias.tolist()
-        inputs = [sum(w * x for w, x in zip(row, inputs, strict=True)) + b for row, b in zip(weights, biases, strict=True)]
-        if number < len(network.linears) - 1:
-            inputs = [max(0.0, x) for x in inputs]
-    return inputs
-
-
-def slow_flow(made: ConditionalFlow, x: list[float], condition: list[float], scale: str, kept: int) -> list[float]:
-    x, half = list(x), DIM // 2
-    places = [list(range(half)), list(range(half, DIM))]
-    for network in made.networks:
-        out = slow_network(network, [x[place] for place in places[kept]] + condition)
-        for place, s, t in zip(places[1 - kept], out[:half], out[half:], strict=True):
-            x[place] = x[place] * HOW[scale](s) + t
-        kept = 1 - kept
-    return x
-
-
 def normal(*shape: int, seed: int = 1) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
@@ -231,15 +229,13 @@ def normal(*shape: int, seed: int = 1) -> Tensor:
 @pytest.mark.parametrize(("layers", "kept"), [(1, 0), (2, 1), (3, 0), (3, 1)])
 def test_a_flow_follows_its_equations(scale: str, layers: int, kept: int) -> None:
     made, x, c = flow(scale, layers, kept), normal(4, DIM), normal(4, OF_CONDITION, seed=2)
-    slow = [slow_flow(made, *row, scale, kept) for row in zip(x.tolist(), c.tolist(), strict=True)]
-    torch.testing.assert_close(made(x, c), torch.tensor(slow, dtype=torch.float64), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(made(x, c), slow_flow(made, x, c, scale, kept), rtol=1e-10, atol=1e-10)
 
 
 def test_an_mlp_is_one_of_both_inputs_and_begins_as_the_identity_on_request() -> None:
     made, x, c = ConditionalMlp(DIM, OF_CONDITION, [5, 3, 4, 2], identity=False), normal(3, DIM), normal(3, OF_CONDITION)
     drawn(made)
-    slow = [slow_network(made.network, a + b) for a, b in zip(x.tolist(), c.tolist(), strict=True)]
-    torch.testing.assert_close(made(x, c), torch.tensor(slow, dtype=torch.float64), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(made(x, c), slow_network(made.network, torch.cat([x, c], 1)), rtol=1e-10, atol=1e-10)
     assert len(made.network.linears) == 5
     made = ConditionalMlp(DIM, OF_CONDITION, [5], identity=True).double()
     x = normal(4, DIM)
@@ -260,21 +256,3 @@ def test_the_inverse_is_exact(scale: str, layers: int, kept: int, condition_dim:
         y = made(x, condition)
         torch.testing.assert_close(made.inverse(y, condition), x, rtol=1e-7, atol=1e-7)
         torch.testing.assert_close(made(made.inverse(x, condition), condition), x, rtol=1e-7, atol=1e-7)
-
-
-@pytest.mark.parametrize("layers", [1, 3])
-def test_axes_in_front_broadcast(layers: int) -> None:
-    made, x, c = flow(layers=layers), normal(4, DIM), normal(3, OF_CONDITION)
-    every = made(x[None], c[:, None])
-    assert every.shape == (3, 4, DIM)
-    for k in range(3):
-        torch.testing.assert_close(every[k], made(x, c[k].expand(4, -1)), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(made.inverse(every, c[:, None]), x.expand(3, -1, -1), rtol=1e-8, atol=1e-8)
-
-
-@pytest.mark.parametrize(("scale", "factors"), [("exp", 1), ("exp_tanh", 1), ("product", 1), ("sigmoid", HOW["sigmoid"](0))])
-def test_zero_last_layers_are_the_identity(scale: str, factors: float) -> None:
-    made = ConditionalFlow(DIM, OF_CONDITION, 3, [5, 7], scale, identity=True, kept=0).double()
-    x, c = normal(4, DIM), normal(4, OF_CONDITION)
-    expected = x * torch.tensor([factors] * 3 + [factors**2] * 3, dtype=torch.float64)
-    torch.testing.assert_close(made(x, c), expected, rtol=1e-14 if factors == 1 else 1e-6, atol=0)
