@@ -117,7 +117,7 @@ def test_auto_keeps_a_finished_run_of_another_machine(
     before = {path.name: path.read_bytes() for path in run.iterdir()}
     caplog.set_level(logging.INFO)
     for permitted in (TrainOptions(), TrainOptions(resume=True), TrainOptions(resume=True, overwrite=True)):
-        train(cache, experiment(AUTO, SHORT), out=run, permitted=options)
+        train(cache, experiment(AUTO, SHORT), out=run, options=permitted)
         assert "was trained in bf16 by auto on its machine; here auto is fp32" in caplog.text
         caplog.clear()
     sets = options(SHORT, "train.precision=fp32")
