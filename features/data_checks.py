@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.features.cache.feature_cache import FeatureCache, open_cache, read_input_hashes
-from vse.features.cache.rows import Ids, config_text_rows, dataset_items
+from vse.features.cache.rows import Ids, dataset_items, find_text_rows
 from vse.features.cache.shards import shards_folder
 from vse.features.exchange.embeddings import read_backbone
 from vse.features.extractors.proposals import collect_truth_boxes, has_truth_boxes, hash_boxes
@@ -40,7 +40,7 @@ from vse.pipeline.files.writing import sha256_json
 _NO_IDS = np.empty(0, np.int64)
 
 
-def check_data(cache: FeatureCache, dataset: Dataset) -> None:
+def check_belongs_to_dataset(cache: FeatureCache, dataset: Dataset) -> None:
     """Check that the features in a cache belong to a data set. Raises UserError if names or contents differ.
 
     An evenly spread sample of the existing photographs is compared. If ``dataset.json`` has changed since the cache was
@@ -76,7 +76,7 @@ def check_box_photos(path: Path, dataset: Dataset) -> None:
 
 
 def compare_with_dataset(cache: FeatureCache, dataset: Dataset) -> list[str]:
-    """Return the differences between a data set and the data set of a cache; see :func:`check_data`."""
+    """Return the differences between a data set and the data set of a cache; see :func:`check_belongs_to_dataset`."""
     data = cache.provenance.get("data")
     is_same_file = isinstance(data, Mapping) and bool(dataset.sha256) and data.get("sha256") == dataset.sha256
     recorded, changed = read_data_identity(cache), not is_same_file
@@ -111,13 +111,13 @@ def read_data_identity(cache: FeatureCache) -> DataIdentity:
         photos = read_input_hashes(cache)
     return DataIdentity(
         image_ids=cache.ids if cache.kind == "image" else _NO_IDS,
-        caption_ids=_get_caption_entries(cache.path, stored, "caption_ids", ()),
+        caption_ids=_get_caption_array(cache.path, stored, "caption_ids", ()),
         photos=photos if cache.kind == "image" and photos is not None and photos.any() else None,
-        captions=_get_caption_entries(cache.path, stored, "caption_hashes", (8,)) if "caption_hashes" in stored else None,
+        captions=_get_caption_array(cache.path, stored, "caption_hashes", (8,)) if "caption_hashes" in stored else None,
     )
 
 
-def hash_dataset(cache: FeatureCache, dataset: Dataset) -> DataChecksums:
+def compute_data_checksums(cache: FeatureCache, dataset: Dataset) -> DataChecksums:
     """Return the checksums of a data set.
 
     The checksum of the photographs covers the rows of ``cache``; it is None if the cache records no hashes.
@@ -135,7 +135,7 @@ def compare_texts(dataset: Dataset, ids: Ids, input_hashes: Hashes, config: Mapp
     input_hashes : (n, 32) hashes of the texts of these rows
     config : recorded settings of the extractor
     """
-    extractor, text_rows = config.get("extractor"), config_text_rows(config)
+    extractor, text_rows = config.get("extractor"), find_text_rows(config)
     raw = isinstance(extractor, str) and extractor in EXTRACTORS and EXTRACTORS[extractor].reads_raw
     items = dataset_items(dataset, "text", raw, text_rows)
     rows = IdIndex(ids).find(np.asarray([item.id for item in items], np.int64))
@@ -151,7 +151,7 @@ def has_input_hashes(cache: FeatureCache) -> bool:
     return "imported" not in cache.provenance and read_backbone(cache) is None
 
 
-def _get_caption_entries(path: Path, stored: Mapping[str, NDArray[Any]], name: str, shape: tuple[int, ...]) -> NDArray[Any]:
+def _get_caption_array(path: Path, stored: Mapping[str, NDArray[Any]], name: str, shape: tuple[int, ...]) -> NDArray[Any]:
     """Return the stored array ``name``, empty if missing. Raises UserError unless its shape is (n_captions, *shape)."""
     values = stored.get(name, _NO_IDS)
     if values.shape != (len(stored.get("caption_ids", _NO_IDS)), *shape):

@@ -18,7 +18,7 @@ from vse.pipeline.option_types import Cli, File, Flag, Force, From1, Text
 from vse.pipeline.options import Options, command
 
 DatasetJson = Annotated[File, Field(description="The data set's dataset.json.")]
-NewCache = Annotated[File, Field(description="The cache to write, e.g. features/coco_butd.h5.")]
+NewCachePath = Annotated[File, Field(description="The cache to write, e.g. features/coco_butd.h5.")]
 
 
 @command("import", group=data)
@@ -42,7 +42,7 @@ class PrecompImport(Options):
     folder: Annotated[File, Cli(argument=True)]
     dataset: Text
     """Name of the data set."""
-    out_features: NewCache
+    out_features: NewCachePath
     out_data: File
     """The dataset.json to write."""
     captions_per_image: From1 = 5
@@ -90,7 +90,7 @@ class ArraysImport(Options):
 
     features: Annotated[File, Cli(argument=True)]
     dataset: DatasetJson
-    out_features: NewCache
+    out_features: NewCachePath
     ids: File | None = None
     """File with the ids of the rows, .txt or .npy; a .npz file contains the ids itself."""
     kind: Literal["image", "text"] = "image"
@@ -111,7 +111,7 @@ class TsvImport(Options):
 
     files: Annotated[tuple[File, ...], Cli(argument=True)]
     dataset: DatasetJson
-    out_features: NewCache
+    out_features: NewCachePath
     match: Annotated[Text | None, Cli(click_type=click.Choice(["cocoid", "imgid", "filename"]))] = None
     """How an image_id identifies an image: by its cocoid, its imgid, or the digits of its file name.  [default: cocoid]"""
     force: Force = False

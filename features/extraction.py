@@ -17,7 +17,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_cache, read_input_hashes, verify_cache
-from vse.features.cache.rows import Identity, Ids, Item, Kind, TextRows, config_text_rows, dataset_items, row_ids
+from vse.features.cache.rows import Identity, Ids, Item, Kind, TextRows, dataset_items, find_text_rows, row_ids
 from vse.features.cache.shards import (
     concatenate_offsets,
     find_other_precision_shards,
@@ -46,7 +46,7 @@ from vse.pipeline.files.writing import lock_for_writing
 
 log = logging.getLogger(__name__)
 
-MIN_IOU = 0.5
+MIN_COVERING_IOU = 0.5
 """Minimum IoU of a correct box, as in the evaluation of Flickr30K Entities."""
 
 
@@ -56,7 +56,7 @@ def count_covered_phrases(
     offsets: Ids,
     boxes: Float[np.ndarray, "n_boxes 4"],
     image_ids: Collection[int] | None = None,
-    threshold: float = MIN_IOU,
+    threshold: float = MIN_COVERING_IOU,
 ) -> dict[str, dict[str, int]]:
     """Return the number of phrases with a ground-truth box in each split, and of those that a candidate box covers.
 
@@ -79,7 +79,7 @@ def count_covered_phrases(
     return counts
 
 
-def _build_coverage_entry(
+def _build_upper_bound_entry(
     dataset: Dataset, config: Mapping[str, Any], shards: Sequence[Path], image_ids: Collection[int] | None = None
 ) -> dict[str, Any]:
     """Return the provenance entry ``upper_bound``: for each split, the share of phrases that the boxes in ``shards`` cover.
@@ -95,7 +95,7 @@ def _build_coverage_entry(
         dataset, np.concatenate(ids), concatenate_offsets(offsets), np.concatenate(boxes), image_ids
     )
     shares = {name: {**counts, "share": counts["covered"] / counts["phrases"]} for name, counts in splits.items()}
-    return {"upper_bound": {"iou": MIN_IOU, "splits": shares}} if splits else {}
+    return {"upper_bound": {"iou": MIN_COVERING_IOU, "splits": shares}} if splits else {}
 
 
 def _describe_coverage(bound: Mapping[str, Any]) -> str:
@@ -121,7 +121,7 @@ def hash_shard_images(dataset_file: Path, cache: Path, index: int, n_shards: int
     if not dataset_file.is_file():
         return ""
     status = dataset_file.stat()
-    items = _load_images(dataset_file, status.st_mtime_ns, status.st_size)
+    items = _load_image_items(dataset_file, status.st_mtime_ns, status.st_size)
     shard = shard_path(cache, index, n_shards)
     known: dict[int, bytes] = {}
     written_ns = 0
@@ -147,7 +147,7 @@ def _hash_image(item: Item, known: dict[int, bytes], written_ns: int) -> bytes:
 
 
 @lru_cache(maxsize=4)
-def _load_images(dataset_file: Path, mtime_ns: int, size: int) -> list[Item]:
+def _load_image_items(dataset_file: Path, mtime_ns: int, size: int) -> list[Item]:
     """Return the images of a data set, cached by the file's time and size, so that a changed file is loaded again."""
     return dataset_items(load_dataset_file(dataset_file), "image")
 
@@ -192,7 +192,7 @@ def extract_shards(
                 raise ValueError(f"rows of {type(extractor).__name__} have {axes} axes, but its settings declare {declared}")
             write_shard(path, identity, rows, extractor.notes, round(time.perf_counter() - started, 4))
             ids = {item.id for item in items}
-            if n_shards > 1 and (entry := _build_coverage_entry(dataset, extractor.config.key_settings(), [path], ids)):
+            if n_shards > 1 and (entry := _build_upper_bound_entry(dataset, extractor.config.key_settings(), [path], ids)):
                 log.info("%s: %s", path, _describe_coverage(entry["upper_bound"]))
     return shards_folder(out) if only is None else shard_path(out, only, n_shards)
 
@@ -220,11 +220,11 @@ def merge(dataset_file: Path, out: Path, n_shards: int) -> Path:
     config = recorded if isinstance(recorded, Mapping) else {}
     dataset = load_dataset_file(dataset_file)
     with lock_for_writing(out):
-        ids = row_ids(dataset, kind, config_text_rows(config))
+        ids = row_ids(dataset, kind, find_text_rows(config))
         for index in range(n_shards):
             _check_inputs_unchanged(shard_path(out, index, n_shards), dataset, kind, config)
         path = merge_shards(
-            out, n_shards, dataset_file, ids, lambda files: _build_coverage_entry(dataset, config, files), dataset
+            out, n_shards, dataset_file, ids, lambda files: _build_upper_bound_entry(dataset, config, files), dataset
         )
     provenance = open_cache(path).provenance
     if precision := provenance.get("config", {}).get("precision"):

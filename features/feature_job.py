@@ -31,7 +31,9 @@ def extract_feature(request: FeatureRequest, extractor: str | None = None) -> Pa
     # While this data set is referenced here, other functions that load the file receive the same object.
     dataset = load_dataset_file(request.dataset)
     config = (
-        _copy_settings(request, request.like) if request.like else load_feature(request.feature, dataset.name, request.sets)
+        _read_cache_settings(request, request.like)
+        if request.like
+        else load_feature(request.feature, dataset.name, request.sets)
     )
     out = request.out or _default_out(dataset, config)
     if extractor not in (None, other := config.extractor_name()):
@@ -41,7 +43,7 @@ def extract_feature(request: FeatureRequest, extractor: str | None = None) -> Pa
             name = option.replace("_", "-")
             raise UserError(f"--{name}: feature {config.name!r} belongs to {other}, which has no such option; leave it out")
     n_shards, shard = request.shards or default_shards(dataset), request.shard
-    weights_dir, word_file = (_option_path(request, config, option) for option in ("weights_dir", "words"))
+    weights_dir, word_file = (_find_option_path(request, config, option) for option in ("weights_dir", "words"))
 
     from vse.features import extraction
     from vse.features.backbones.device import use_threads
@@ -93,7 +95,7 @@ def default_shards(dataset: Dataset) -> int:
     return presets.load_dataset(dataset.name).shards if known else min(4, len(dataset.images))
 
 
-def _option_path(request: FeatureRequest, config: FeatureSettings, option: Option) -> Path | None:
+def _find_option_path(request: FeatureRequest, config: FeatureSettings, option: Option) -> Path | None:
     """Return the path that the request gives for an option, else the path in the option's environment variable, or None.
 
     The variable is ignored if the extractor does not have this option.
@@ -107,7 +109,7 @@ def _default_out(dataset: Dataset, config: FeatureSettings) -> Path:
     return Path("features", f"{dataset.name}_{config.name}.h5")
 
 
-def _copy_settings(request: FeatureRequest, like: Path) -> FeatureSettings:
+def _read_cache_settings(request: FeatureRequest, like: Path) -> FeatureSettings:
     """Return the settings that the cache ``like`` records."""
     from vse.features.cache.feature_cache import open_cache
 

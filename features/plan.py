@@ -79,7 +79,7 @@ _OUTPUT_PATTERNS = {  # patterns of output paths, by the name of the workflow's 
     "train": r"runs/({dataset})_([^/]+)/seed-(\d+)/run\.json",
     "prepare": r"data/({dataset})/dataset\.json",
 }
-_SECOND_OUTPUTS = ("manifest.json",)  # second output files of jobs, which must not be counted as jobs
+_EXTRA_OUTPUT_NAMES = ("manifest.json",)  # second output files of jobs, which must not be counted as jobs
 SplitCounts = dict[str, tuple[int, int]]  # numbers of images and captions, by split
 
 
@@ -88,17 +88,17 @@ class TargetPlan:
     """The estimate for some targets.
 
     jobs : number of jobs of each rule
-    downloads : (bytes, description) of each download
-    stored : (bytes, description) of each feature cache
+    download_sizes : (bytes, description) of each download
+    cache_sizes : (bytes, description) of each feature cache
     seconds : (seconds, description) of each extraction and training
-    unknown : descriptions of unknown sizes and times
+    unknown_amounts : descriptions of unknown sizes and times
     """
 
     jobs: Counter[str] = field(default_factory=Counter)
-    downloads: list[tuple[float, str]] = field(default_factory=list)
-    stored: list[tuple[float, str]] = field(default_factory=list)
+    download_sizes: list[tuple[float, str]] = field(default_factory=list)
+    cache_sizes: list[tuple[float, str]] = field(default_factory=list)
     seconds: list[tuple[float, str]] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
+    unknown_amounts: list[str] = field(default_factory=list)
 
 
 def describe_plan(targets: Sequence[str], settings: Sequence[str] = (), rates_file: Path | None = None) -> str:
@@ -128,7 +128,7 @@ def estimate_plan(planned: Sequence[PlannedFile], rates: Rates, training_rates: 
         )
         if match is None:
             plan.jobs[planned_file.rule] += (
-                planned_file.rule not in _OUTPUT_PATTERNS and planned_file.path.name not in _SECOND_OUTPUTS
+                planned_file.rule not in _OUTPUT_PATTERNS and planned_file.path.name not in _EXTRA_OUTPUT_NAMES
             )
             continue
         plan.jobs[planned_file.rule] += 1
@@ -149,11 +149,11 @@ def _add_downloads(plan: TargetPlan, config: DatasetConfig) -> None:
     folder = source_folder(config.name)
     missing = {one.url: one.bytes for one in config.files if not (folder / one.to).exists()}
     for url, size in missing.items():
-        plan.downloads.append((size, f"{url.rpartition('/')[2]}, by vse-data fetch {config.name}"))
+        plan.download_sizes.append((size, f"{url.rpartition('/')[2]}, by vse-data fetch {config.name}"))
     images = folder / config.images
     fetched = any(one.to == config.images or one.to.startswith(f"{config.images}/") for one in config.files)
     if config.is_published and not images.is_dir() and not fetched:
-        plan.unknown.append(f"size of the images of {config.name}, which must be requested: {images} is not there")
+        plan.unknown_amounts.append(f"size of the images of {config.name}, which must be requested: {images} is not there")
 
 
 def _add_extraction(plan: TargetPlan, dataset: str, feature: str, share: float, rates: Rates) -> None:
@@ -165,24 +165,26 @@ def _add_extraction(plan: TargetPlan, dataset: str, feature: str, share: float, 
     if model is not None and weights != "random" and not config.files():
         what = f"weights of {model}, unless they are in --weights-dir or in their library's cache"
         if network is None or network.weights_mb is None:
-            plan.unknown.append(f"size of the {what}")
-        elif all(what != known for _, known in plan.downloads):
-            plan.downloads.append((network.weights_mb * 1e6, what))
+            plan.unknown_amounts.append(f"size of the {what}")
+        elif all(what != known for _, known in plan.download_sizes):
+            plan.download_sizes.append((network.weights_mb * 1e6, what))
     if counts is None or config.text_rows == "phrases":
-        plan.unknown.append(f"size and time of {name}: the number of rows is not known")
+        plan.unknown_amounts.append(f"size and time of {name}: the number of rows is not known")
         return
     rows = share * sum(n[config.kind == "text"] for n in counts.values())
     numbers = _count_numbers_per_row(config, rates)
     if numbers is None:
-        plan.unknown.append(f"size of {name}: the number of values in a row is not known")
+        plan.unknown_amounts.append(f"size of {name}: the number of values in a row is not known")
     else:
         at_most = "at most " if config.row_kind == "sets" else ""
-        plan.stored.append(
+        plan.cache_sizes.append(
             (rows * numbers * _BYTES_PER_NUMBER[config.dtype], f"{name}, {rows:,.0f} rows of {at_most}{numbers:,} numbers")
         )
     rate = _find_rows_per_second(config, rates)
     if rate is None:
-        plan.unknown.append(f"time of {name}: no rate of {getattr(config, 'model', feature)}; add it to a --rates file")
+        plan.unknown_amounts.append(
+            f"time of {name}: no rate of {getattr(config, 'model', feature)}; add it to a --rates file"
+        )
     else:
         plan.seconds.append((rows / rate, f"{name}, {rate:,.1f} rows per second"))
 
@@ -221,7 +223,7 @@ def _add_training(
     rate = training_rates.get(experiment, rates.training.get(experiment))
     if counts is None or rate is None:
         reason = f"no rate of {experiment}; add it to a --rates file" if rate is None else "the number of pairs is not known"
-        plan.unknown.append(f"time of {name}: {reason}")
+        plan.unknown_amounts.append(f"time of {name}: {reason}")
         return
     splits = ("train", "restval") if settings.get("restval") else ("train",)
     pairs, epochs = sum(counts[split][1] for split in splits if split in counts), int(settings.get("epochs", DEFAULT_EPOCHS))
@@ -251,8 +253,8 @@ def _report_lines(targets: str, plan: TargetPlan, rates: Rates) -> Iterator[str]
     n_jobs = sum(plan.jobs.values())
     yield f"{targets}: {n_jobs} jobs to run ({jobs})" if jobs else f"{targets}: nothing to run, all files exist"
     parts: tuple[tuple[str, list[tuple[float, str]], float, Callable[[float], str]], ...] = (
-        ("to download", plan.downloads, 1e9, lambda value: f"{value:.2f} GB"),
-        ("caches", plan.stored, 1e9, lambda value: f"{value:.2f} GB"),
+        ("to download", plan.download_sizes, 1e9, lambda value: f"{value:.2f} GB"),
+        ("caches", plan.cache_sizes, 1e9, lambda value: f"{value:.2f} GB"),
         ("time", plan.seconds, 3600, lambda value: f"{value:.1f} h" if value >= 1 else f"{60 * value:.0f} min"),
     )
     for name, items, unit, format_amount in parts:
@@ -260,8 +262,8 @@ def _report_lines(targets: str, plan: TargetPlan, rates: Rates) -> Iterator[str]
             yield f"{name}: {format_amount(sum(amount for amount, _ in items) / unit)}"
         for amount, description in sorted(items, key=lambda item: -item[0]):
             yield f"  {format_amount(amount / unit):>10}  {description}"
-    if plan.unknown:
+    if plan.unknown_amounts:
         yield "not known:"
-        yield from (f"  {description}" for description in dict.fromkeys(plan.unknown))
+        yield from (f"  {description}" for description in dict.fromkeys(plan.unknown_amounts))
     if plan.seconds:
         yield f"Rates of {rates.machine}; jobs one after the other; embedding and evaluation are not counted."

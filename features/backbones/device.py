@@ -175,7 +175,7 @@ def library_versions() -> dict[str, str]:
 Workload = Literal["training", "images", "texts"]
 
 # PyTorch emulates bf16 on a processor that has AVX2 only. benchmarks/emulation.py measured the time relative to fp32.
-_EMULATION_COSTS: dict[Workload, str] = {
+_EMULATION_SLOWDOWNS: dict[Workload, str] = {
     "training": "a training step of linear layers takes about 14 times as long as in fp32, of VSE++ with a GRU about 32 times",
     "images": "a convolutional network such as EfficientNet-Lite0 takes about 14 times as long as in fp32",
     "texts": "a text encoder such as MiniLM takes about 4 times as long as in fp32",
@@ -196,7 +196,7 @@ def choose_precision(device: torch.device, requested: str, workload: Workload, s
         log.info("%s: auto is %s on this %s", setting, chosen, _device_noun(device))
         return chosen
     if requested == "bf16" and not native:
-        slower = _EMULATION_COSTS[workload] if device.type == "cpu" else "it may take several times as long as fp32"
+        slower = _EMULATION_SLOWDOWNS[workload] if device.type == "cpu" else "it may take several times as long as fp32"
         message = "%s: bf16 is emulated, because this %s has no instructions for it: %s; --set %s=auto selects fp32 here"
         log.warning(message, setting, _device_noun(device), slower, setting)
     return requested
@@ -224,10 +224,10 @@ def has_bf16(device: torch.device) -> bool:
     instruction_sets = _list_instruction_sets()
     if "bf16" in instruction_sets:
         return True
-    return bool(instruction_sets & {"avx512_bf16", "amx_bf16"}) and not _is_bf16_forbidden()
+    return bool(instruction_sets & {"avx512_bf16", "amx_bf16"}) and not _is_bf16_forbidden_by_env()
 
 
-def _is_bf16_forbidden() -> bool:
+def _is_bf16_forbidden_by_env() -> bool:
     onednn_limit = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "DEFAULT"
     torch_limit = torch.backends.cpu.get_cpu_capability()
     return torch_limit in ("DEFAULT", "NO AVX", "AVX2") or not any(name in onednn_limit.upper() for name in _BF16_NAME_PARTS)

@@ -26,7 +26,7 @@ from vse.pipeline.files.inputs import InputFile
 from vse.pipeline.files.writing import parse_json
 
 _COMMIT_PATTERN = re.compile("[0-9a-f]{40}")
-HUB = Library("the library of the Hugging Face hub", "huggingface_hub", "huggingface_hub", "text")
+HUB_LIBRARY = Library("the library of the Hugging Face hub", "huggingface_hub", "huggingface_hub", "text")
 
 
 def find_local_folder(model: str, weights_dir: Path | None) -> Path | None:
@@ -49,7 +49,7 @@ def download(model: str, files: Sequence[str], revision: str | None = None, advi
     ``files`` are patterns of file names. ``revision`` is a branch, tag or commit; None: the newest commit. Raises UserError if
     the hub is out of reach, or if the hub's library does not report the commit. ``advice`` is the end of the message.
     """
-    hub = HUB.load(model)
+    hub = HUB_LIBRARY.load(model)
     try:
         folder = Path(hub.snapshot_download(model, revision=revision, allow_patterns=list(files)))
         if not _COMMIT_PATTERN.fullmatch(folder.name):
@@ -79,7 +79,7 @@ def download_file(model: str, names: Sequence[str], revision: str | None, advice
 
 
 # Python package and module of each class of sentence-transformers. Versions 2.x to 5.3 have all classes in ``models`` instead.
-_PYTHON_MODULES = {
+_CLASS_LOCATIONS = {
     "Transformer": ("base.modules", "transformer"),
     "Pooling": ("sentence_transformer.modules", "pooling"),
     "Dense": ("base.modules", "dense"),
@@ -89,9 +89,9 @@ _PYTHON_MODULES = {
     "WeightedLayerPooling": ("sentence_transformer.modules", "weighted_layer_pooling"),
 }
 _LIBRARY_PREFIX = "sentence_transformers."
-MODULE_CLASSES = {
+CLASS_NAMES_BY_TYPE = {
     f"{_LIBRARY_PREFIX}{path}": name
-    for name, (package, file) in _PYTHON_MODULES.items()
+    for name, (package, file) in _CLASS_LOCATIONS.items()
     for path in (
         f"models.{name}",
         f"models.{name}.{name}",
@@ -109,7 +109,7 @@ _ALLOWED_SETTINGS = {"max_seq_length", "do_lower_case", "transformer_task", "mod
 _ARGUMENT_PREFIXES = {"model", "tokenizer", "processor", "config"}  # prefixes of settings that end in _args or _kwargs
 _ALLOWED_ARGUMENTS = {"add_pooling_layer", "attn_implementation", "dtype", "model_max_length", "padding_side", "torch_dtype"}
 _CODE_KEYS = {"auto_map", "custom_generate", "custom_pipelines", "trust_remote_code"}  # settings that name code
-_OTHER_MODEL_KEYS = {"architecture", "backbone", "base_model_name_or_path", "tokenizer_name_or_path"}
+_MODEL_REFERENCE_KEYS = {"architecture", "backbone", "base_model_name_or_path", "tokenizer_name_or_path"}
 _ATTENTION_KINDS = {"eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"}
 
 _SETTINGS_FILES = ("config.json", "config_sentence_transformers.json", "modules.json", "sentence_*_config.json")
@@ -129,7 +129,7 @@ def copy_checked_model(folder: Path, all_modules: bool = True) -> Iterator[Path]
     with tempfile.TemporaryDirectory(prefix="vse-model-") as temporary:
         copy = Path(temporary) / (folder.name or "model")
         modules = read_modules(folder) if all_modules else []
-        classes = {module["path"]: MODULE_CLASSES[module["type"]] for module in modules}
+        classes = {module["path"]: CLASS_NAMES_BY_TYPE[module["type"]] for module in modules}
         for path, class_name in {
             "": "",
             **(classes or {"": "Transformer"}),
@@ -141,7 +141,7 @@ def copy_checked_model(folder: Path, all_modules: bool = True) -> Iterator[Path]
 def read_modules(folder: Path) -> list[dict[str, Any]]:
     """Return the content of ``modules.json``, dicts with ``type`` and ``path``; an empty list if the file does not exist.
 
-    Raises UserError if the file names a class that is not in :data:`MODULE_CLASSES`, or a path outside the folder.
+    Raises UserError if the file names a class that is not in :data:`CLASS_NAMES_BY_TYPE`, or a path outside the folder.
     """
     file = folder / "modules.json"
     if not file.exists():
@@ -158,7 +158,7 @@ def read_modules(folder: Path) -> list[dict[str, Any]]:
         path = PurePosixPath(module["path"])
         if path.is_absolute() or ".." in path.parts or "\\" in module["path"]:
             raise UserError(f"{file}: the path {module['path']} leads out of the folder; name a folder inside it")
-    first = MODULE_CLASSES[modules[0]["type"]]
+    first = CLASS_NAMES_BY_TYPE[modules[0]["type"]]
     if first != "Transformer":
         raise UserError(f"{file}: the first module is a {first}, not a transformer of text")
     return modules
@@ -166,10 +166,10 @@ def read_modules(folder: Path) -> list[dict[str, Any]]:
 
 def check_settings(file: Path, content: Any) -> None:
     """Raise UserError if the settings ``content``, the JSON in ``file``, name code or another model at any depth."""
-    for key, value in _walk_entries(content):
+    for key, value in _walk_json_entries(content):
         if key in _CODE_KEYS and value:
             raise UserError(f"{file}: {key} names code of the model ({_shorten(value)}); use a model without code")
-        if key in _OTHER_MODEL_KEYS and isinstance(value, str):
+        if key in _MODEL_REFERENCE_KEYS and isinstance(value, str):
             raise UserError(f"{file}: {key} names another model ({value}); use a complete model")
         if key.endswith("attn_implementation"):
             for kind in value.values() if isinstance(value, dict) else [value]:
@@ -225,7 +225,7 @@ def _check_transformer(file: Path, content: Mapping[str, Any]) -> None:
             unknown = [] if key in _ALLOWED_SETTINGS or value in (None, False, "", {}, []) else [key]
         if unknown:
             raise UserError(f"{file}: the setting {unknown[0]} is not supported; remove it if the model works without it")
-    methods = [value for key, value in _walk_entries(content.get("modality_config")) if key == "method"]
+    methods = [value for key, value in _walk_json_entries(content.get("modality_config")) if key == "method"]
     if any(method != "forward" for method in methods) or content.get("transformer_task", "feature-extraction") != (
         "feature-extraction"
     ):
@@ -242,20 +242,20 @@ def _check_index(file: Path, content: Any, names: list[str]) -> None:
 
 
 def _check_class(file: Path, name: str) -> None:
-    if name not in MODULE_CLASSES:
+    if name not in CLASS_NAMES_BY_TYPE:
         is_of_library = name.startswith(_LIBRARY_PREFIX)
         problem = f"the module class {name} is not supported" if is_of_library else f"{name} is code of the model"
-        raise UserError(f"{file}: {problem}; use a model of {', '.join(_PYTHON_MODULES)}")
+        raise UserError(f"{file}: {problem}; use a model of {', '.join(_CLASS_LOCATIONS)}")
 
 
-def _walk_entries(content: Any) -> Iterator[tuple[str, Any]]:
+def _walk_json_entries(content: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(content, dict):
         for key, value in content.items():
             yield key, value
-            yield from _walk_entries(value)
+            yield from _walk_json_entries(value)
     elif isinstance(content, list):
         for value in content:
-            yield from _walk_entries(value)
+            yield from _walk_json_entries(value)
 
 
 def _matches_any(name: str, patterns: tuple[str, ...]) -> bool:

@@ -85,11 +85,13 @@ class LayerOutput(nn.Module):
             linear = [module for module in modules.values() if isinstance(module, nn.Linear)]
             if not linear:
                 raise UserError("layer 'penultimate': the model has no Linear layer; choose another layer")
-            linear[-1].register_forward_pre_hook(lambda _, inputs: self._stop(inputs[0]))
+            linear[-1].register_forward_pre_hook(lambda _, inputs: self._store_and_stop(inputs[0]))
         elif layer == "output":
-            model.register_forward_hook(lambda _, __, output: self._stop(output))
+            model.register_forward_hook(lambda _, __, output: self._store_and_stop(output))
         else:
-            find_module(model, layer, "penultimate", "output").register_forward_hook(lambda _, __, output: self._stop(output))
+            find_module(model, layer, "penultimate", "output").register_forward_hook(
+                lambda _, __, output: self._store_and_stop(output)
+            )
 
     def forward(self, images: Tensor) -> Tensor:
         with suppress(_LayerReached):
@@ -97,7 +99,7 @@ class LayerOutput(nn.Module):
         output, self._output = self._output, None
         assert output is not None, "the model ran without reaching its layer"
         if output.ndim == 3:
-            output = _as_map(output)
+            output = _to_feature_map(output)
         if output.ndim == 4:
             output = _channels_first(output, images)
             if self.grid != "all":
@@ -110,7 +112,7 @@ class LayerOutput(nn.Module):
             )
         return output
 
-    def _stop(self, output: Tensor) -> None:
+    def _store_and_stop(self, output: Tensor) -> None:
         self._output = output
         raise _LayerReached
 
@@ -136,7 +138,7 @@ def _channels_first(output: Tensor, images: Tensor) -> Tensor:
     return output.permute(0, 3, 1, 2) if square and second != last and first == second else output
 
 
-def _as_map(tokens: Tensor) -> Tensor:
+def _to_feature_map(tokens: Tensor) -> Tensor:
     """Return the patches among the tokens (n, n_prefix + side * side, dim) as a feature map (n, dim, side, side)."""
     side = math.isqrt(tokens.shape[1])
     patches = tokens[:, tokens.shape[1] - side * side :].transpose(1, 2)
@@ -247,7 +249,7 @@ def build_open_clip(name: str, weights: str | None, notes: dict[str, Any]) -> An
         raise UserError(f"unknown weights {weights!r} of open_clip/{name}{did_you_mean(str(weights), tags)}")
     file = None if weights is None else _open_clip_weights(open_clip, name, weights, notes)
     try:
-        with prevent_log_handler():
+        with prevent_open_clip_handler():
             return open_clip.create_model(name, pretrained=file or weights)
     except (OSError, RuntimeError) as error:
         raise _weights_error(f"open_clip/{name}", name, error) from None
@@ -269,7 +271,7 @@ def _open_clip_weights(open_clip: Any, name: str, weights: str, notes: dict[str,
 
 
 @contextmanager
-def prevent_log_handler() -> Iterator[None]:
+def prevent_open_clip_handler() -> Iterator[None]:
     """Keep OpenCLIP from adding a handler to the root logger in this block. The handler would print log lines twice."""
     with suppress(ImportError):  # refuse the code of a model that OpenCLIP loads, instead of asking on the terminal
         from transformers import dynamic_module_utils
@@ -336,7 +338,7 @@ def fold_batch_norms(network: nn.Module, images: Float[Tensor, "n 3 height width
         convolution.weight, convolution.bias = fuse_conv_bn_weights(
             convolution.weight, convolution.bias, mean, variance, norm.eps, norm.weight, norm.bias
         )
-        network.set_submodule(names[norm], _without_norm(norm))
+        network.set_submodule(names[norm], _build_norm_replacement(norm))
     if (network(images) - before).abs().max() > _FOLDING_TOLERANCE * before.abs().max():
         raise UserError("fold_batch_norm: folding changes what this network computes; set it to false")
     return len(pairs)
@@ -368,7 +370,7 @@ def _foldable_pairs(network: nn.Module, images: Tensor) -> list[tuple[nn.Conv2d,
     return [pair for pair in pairs if runs[pair[0]] == runs[pair[1]] == 1]
 
 
-def _without_norm(norm: nn.BatchNorm2d) -> nn.Module:
+def _build_norm_replacement(norm: nn.BatchNorm2d) -> nn.Module:
     """Return the module that replaces a folded batch norm: the identity or, for a batch norm of timm, its activation."""
     if type(norm) is nn.BatchNorm2d:
         return nn.Identity()

@@ -1,7 +1,7 @@
 """Pretrained text encoders, each a tokenizer and a network.
 
-:class:`SentenceText` loads models of the Hugging Face hub with sentence-transformers (BERT, MiniLM, E5, GTE and others), and
-:class:`OpenClipText` loads the text towers of OpenCLIP.
+:class:`SentenceTextBackbone` loads models of the Hugging Face hub with sentence-transformers (BERT, MiniLM, E5, GTE and
+others), and :class:`OpenClipTextBackbone` loads the text towers of OpenCLIP.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vse.features.backbones.model_folder import copy_checked_model, download, find_local_folder, hash_tensors, read_modules
-from vse.features.backbones.networks import build_open_clip, find_weights_file, load_weights_file, prevent_log_handler
+from vse.features.backbones.networks import build_open_clip, find_weights_file, load_weights_file, prevent_open_clip_handler
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import read_json, sha256_json
 
@@ -33,7 +33,7 @@ class TextBackbone(ABC):
     libraries : distributions whose versions the cache records
     network : module, which the caller moves to a device
     max_length : maximum number of tokens of a text, with special tokens
-    pad : id of the padding token
+    pad_id : id of the padding token
     weights_sha256 : SHA-256 of all learned parameters
     tokenizer_sha256 : SHA-256 of the tokenizer, the prompt and the maximum length
     settings_sha256 : SHA-256 of the network's settings that determine the vectors, such as the sizes of layers; "" without any
@@ -43,7 +43,7 @@ class TextBackbone(ABC):
     libraries: ClassVar[Sequence[str]]
     network: nn.Module
     max_length: int
-    pad: int
+    pad_id: int
     weights_sha256: str
     tokenizer_sha256: str
     settings_sha256: str = ""
@@ -68,7 +68,7 @@ def load_text_backbone(config: TextConfig, weights_dir: Path | None = None) -> T
     A folder in ``weights_dir`` with the last part of the model's name, or a file for OpenCLIP, replaces a download.
     """
     config.library.load(config.model)
-    return SentenceText(config, weights_dir) if config.open_clip is None else OpenClipText(config, weights_dir)
+    return SentenceTextBackbone(config, weights_dir) if config.open_clip is None else OpenClipTextBackbone(config, weights_dir)
 
 
 def hash_tokenizer(tokenizer: Any, *settings: object) -> str:
@@ -86,11 +86,11 @@ def hash_tokenizer(tokenizer: Any, *settings: object) -> str:
 
 
 _DOWNLOADED_FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]  # no pickle, no code
-_IRRELEVANT_SETTINGS = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures")
+_UNHASHED_SETTINGS = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures")
 _MAX_TOKENS = 100_000  # for models that state no limit
 
 
-class SentenceText(TextBackbone):
+class SentenceTextBackbone(TextBackbone):
     """A text encoder of sentence-transformers or transformers.
 
     A model of transformers has no pooling; the vector of a text is the mean of its token states.
@@ -111,7 +111,7 @@ class SentenceText(TextBackbone):
         self.max_length = config.max_length or limit
         if self.max_length > limit:
             raise UserError(f"max_length {self.max_length}: {config.model} reads at most {limit} tokens")
-        self.pad = self._tokenizer.pad_token_id or 0
+        self.pad_id = self._tokenizer.pad_token_id or 0
         default = self._model.prompts.get(self._model.default_prompt_name or "", "")
         self._prompt = default if config.prompt is None else config.prompt
         self._lower = bool(getattr(self._first, "do_lower_case", False))
@@ -133,14 +133,14 @@ class SentenceText(TextBackbone):
         return rows, sum(len(row) > self.max_length for row in untruncated)
 
     def text_vectors(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n dim"]:
-        vectors: Tensor = self._model(self._features(tokens, mask))["sentence_embedding"]
+        vectors: Tensor = self._model(self._build_model_inputs(tokens, mask))["sentence_embedding"]
         return vectors
 
     def token_states(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n width dim"]:
-        states: Tensor = self._first(self._features(tokens, mask))["token_embeddings"]
+        states: Tensor = self._first(self._build_model_inputs(tokens, mask))["token_embeddings"]
         return states
 
-    def _features(self, tokens: Tensor, mask: Tensor) -> dict[str, Any]:
+    def _build_model_inputs(self, tokens: Tensor, mask: Tensor) -> dict[str, Any]:
         features: dict[str, Any] = {"input_ids": tokens, "attention_mask": mask.long()}
         return {**features, "prompt_length": self._skipped} if self._skipped else features
 
@@ -152,7 +152,7 @@ class SentenceText(TextBackbone):
 
 
 def _find_folder(config: TextConfig, weights_dir: Path | None) -> tuple[Path, Mapping[str, Any]]:
-    if config.from_files:
+    if config.has_local_weights:
         folder = Path(config.weights)
         if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
             raise UserError(f"{folder}: no folder with a text encoder (config.json, model.safetensors, tokenizer.json)")
@@ -171,7 +171,7 @@ def _read_network_settings(folder: Path, modules: Sequence[Mapping[str, Any]], a
         return read_json(file) if file.is_file() else {}
 
     network = settings(modules[0]["path"] if modules else "")
-    relevant = {key: value for key, value in network.items() if key not in _IRRELEVANT_SETTINGS}
+    relevant = {key: value for key, value in network.items() if key not in _UNHASHED_SETTINGS}
     return [relevant, *([m["type"].rpartition(".")[2], settings(m["path"])] for m in modules[1:] if all_modules)]
 
 
@@ -213,7 +213,7 @@ def _quiet_libraries() -> Iterator[None]:
             library_logging.enable_progress_bar()
 
 
-class OpenClipText(TextBackbone):
+class OpenClipTextBackbone(TextBackbone):
     """The text tower of an OpenCLIP model, with its projection.
 
     In most towers no token attends to a later one (causal attention), so padding does not change the vectors. A batch of a
@@ -240,12 +240,12 @@ class OpenClipText(TextBackbone):
         self.network = self._model = model.eval().requires_grad_(False)
         self._tower = _find_causal_tower(model)
         try:
-            with prevent_log_handler():
+            with prevent_open_clip_handler():
                 self._tokenizer = open_clip.get_tokenizer(name)
         except Exception as error:  # transformers raises many kinds
             raise UserError(f"{config.model}: cannot get its tokenizer ({str(error).splitlines()[0]})") from None
         inner = getattr(self._tokenizer, "tokenizer", None)  # a tokenizer of transformers, or None for OpenCLIP's own
-        self.pad = 0 if inner is None else inner.pad_token_id
+        self.pad_id = 0 if inner is None else inner.pad_token_id
         self._prompt = config.prompt or ""
         limit = int(self._tokenizer.context_length)
         self.max_length = config.max_length or limit
@@ -267,12 +267,12 @@ class OpenClipText(TextBackbone):
             return [], 0
         texts = [self._prompt + text for text in texts]
         rows = self._tokenizer(texts, context_length=self.max_length)
-        full = (rows[:, -1] != self.pad).nonzero()[:, 0].tolist()
+        full = (rows[:, -1] != self.pad_id).nonzero()[:, 0].tolist()
         longer = self._tokenizer([texts[k] for k in full], context_length=self.max_length + 1) if full else rows[:0]
-        n_cut = int((longer[:, -1] != self.pad).sum())
+        n_cut = int((longer[:, -1] != self.pad_id).sum())
         if self._tower is None:
             return rows.tolist(), n_cut
-        lengths = (rows != self.pad).sum(1).tolist()
+        lengths = (rows != self.pad_id).sum(1).tolist()
         return [row[:length] for row, length in zip(rows.tolist(), lengths, strict=True)], n_cut
 
     def text_vectors(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n dim"]:

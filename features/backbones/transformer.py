@@ -20,9 +20,9 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, WatchedFile, wrap_read_errors
 from vse.pipeline.files.writing import parse_json, read_json
 
-_EXTRA = "text"
-TRANSFORMERS = Library("Transformers", "transformers", "transformers", _EXTRA)
-TOKENIZERS = Library("Tokenizers", "tokenizers", "tokenizers", _EXTRA)
+_PIP_EXTRA = "text"
+TRANSFORMERS = Library("Transformers", "transformers", "transformers", _PIP_EXTRA)
+TOKENIZERS = Library("Tokenizers", "tokenizers", "tokenizers", _PIP_EXTRA)
 TINY = "tiny"  # the name of a transformer with random weights whose tokenizer is built from captions
 _SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _DOWNLOADED_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "model*.safetensors*")
@@ -31,7 +31,7 @@ _NORMALIZER_OPTIONS = {  # option of the normalizer, by its name in tokenizer_co
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
-_SHIFTED_MODEL_TYPES = ("roberta", "xlm-roberta", "camembert", "mpnet")  # the first position follows ``pad_index``
+_SHIFTED_POSITION_TYPES = ("roberta", "xlm-roberta", "camembert", "mpnet")  # the first position follows ``pad_index``
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Transformer:
     config : content of ``config.json``
     tokenizer_json : content of ``tokenizer.json``
     max_length : maximum number of tokens of a text, with special tokens; None: the number of positions
-    weights : files of weights; empty for random weights
+    weight_files : files of weights; empty for random weights
     commit : hash of the downloaded commit of the Hugging Face hub; None without a download
     """
 
@@ -50,7 +50,7 @@ class Transformer:
     config: Mapping[str, Any]
     tokenizer_json: str
     max_length: int | None = None
-    weights: tuple[WatchedFile, ...] = ()
+    weight_files: tuple[WatchedFile, ...] = ()
     commit: str | None = None
 
     @cached_property
@@ -79,7 +79,7 @@ class Transformer:
         tokenizer.enable_truncation(max_length)
         return tokenizer
 
-    def unknown_words(self, text: str) -> list[str]:
+    def find_unknown_words(self, text: str) -> list[str]:
         """Return the parts of a text that the tokenizer does not know."""
         encoding, unknown = self.tokenizer.encode(text), getattr(self.tokenizer.model, "unk_token", None)
         return [
@@ -93,7 +93,7 @@ class Transformer:
     @property
     def n_positions(self) -> int:
         """Maximum number of tokens that the network can read."""
-        shift = self.pad_index + 1 if self.config.get("model_type") in _SHIFTED_MODEL_TYPES else 0
+        shift = self.pad_index + 1 if self.config.get("model_type") in _SHIFTED_POSITION_TYPES else 0
         return int(self.config.get("max_position_embeddings", 512)) - shift
 
     @property
@@ -107,7 +107,7 @@ class Transformer:
     @property
     def weights_sha256(self) -> str:
         """SHA-256 of the file of weights; for several files, SHA-256 of the joined hashes; "" without a file."""
-        hashes = [file.sha256 for file in self.weights]
+        hashes = [file.sha256 for file in self.weight_files]
         return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest() if hashes else ""
 
     def load_network(self) -> Any:
@@ -122,10 +122,10 @@ class Transformer:
         transformers.logging.disable_progress_bar()
         with wrap_read_errors(Path(self.name), "a transformer that the library knows, by its config.json"):
             config = transformers.AutoConfig.for_model(**self.config)
-        if not self.weights:
+        if not self.weight_files:
             with wrap_read_errors(Path(self.name), "a transformer that the library can build, by its config.json"):
                 return _without_pooler(transformers.AutoModel.from_config(config, trust_remote_code=False))
-        folder = self.weights[0].path.parent
+        folder = self.weight_files[0].path.parent
         with (
             copy_checked_model(folder, all_modules=False) as copy,
             torch.random.fork_rng(devices=[]),
@@ -142,7 +142,7 @@ class Transformer:
         missing = sorted(name for name in loaded["missing_keys"] if not name.startswith("pooler."))
         if missing or loaded.get("mismatched_keys"):
             raise UserError(f"{folder}: the weights do not fit the network in config.json ({missing[:1] or 'shapes'})")
-        for file in self.weights:
+        for file in self.weight_files:
             file.check()
         return _without_pooler(network)
 

@@ -118,7 +118,7 @@ class BlockChecker:
         return BlockChecker, (self._shards,)
 
     @property
-    def all_checked(self) -> bool:
+    def is_fully_checked(self) -> bool:
         """True if no block is left to check."""
         return bool(self._checked.all())
 

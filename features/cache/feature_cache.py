@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.features.cache.arrays import CHECKSUMS_KEY, BlockChecker, StoredArray, locate_array, shard_checksums
-from vse.features.cache.rows import FORMAT, VERSION, Ids, TextRows, config_text_rows
+from vse.features.cache.rows import FORMAT, VERSION, Ids, TextRows, find_text_rows
 from vse.features.cache.shards import (
     CHECKED_ARRAYS,
     REGION_ARRAYS,
     ROW_ARRAYS,
     ShardRecord,
-    build_cache_file,
     concatenate_offsets,
+    encode_cache_file,
     read_arrays,
     read_finished_record,
     read_manifest,
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 _ATTRIBUTES = ("dataset", "feature", "kind", "key", "captions", "provenance")
 
 # Hashes in a cache's provenance that identify its rows, not the extractor that computed them.
-_ROW_HASHES = ("requested_ids_sha256", "ids_sha256", "sources_sha256", "boxes_sha256")
+_ROW_HASH_NAMES = ("requested_ids_sha256", "ids_sha256", "sources_sha256", "boxes_sha256")
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class FeatureCache:
         """
         provenance = self.provenance
         known = {name: provenance[name] for name in ("config", "extractor_version") if name in provenance}
-        hashes = {name: provenance[name] for name in provenance if name.endswith("_sha256") and name not in _ROW_HASHES}
+        hashes = {name: provenance[name] for name in provenance if name.endswith("_sha256") and name not in _ROW_HASH_NAMES}
         if "imported" in provenance:
             known["imported"] = {"layout": provenance["imported"].get("layout"), "row_shape": list(self.row_shape)}
         return {"kind": self.kind, **known, **hashes}
@@ -120,7 +120,7 @@ class FeatureCache:
     @property
     def text_rows(self) -> TextRows:
         """The texts of a cache of texts: captions, or the distinct phrases in captions."""
-        return config_text_rows(self.provenance.get("config", {}))
+        return find_text_rows(self.provenance.get("config", {}))
 
     def describe(self) -> str:
         """Return a description for a person, such as ``66 image rows of 10 x 4096 float16``."""
@@ -131,7 +131,7 @@ class FeatureCache:
         return f"{len(self.ids)} {rows} with {self.offsets[-1]} {parts} of {each}"
 
 
-def failures_path(cache: Path) -> Path:
+def skipped_images_path(cache: Path) -> Path:
     """Return the path of a cache's list of skipped images: ``features/demo_fc7.h5.failures.jsonl``."""
     return cache.with_name(f"{cache.name}.failures.jsonl")
 
@@ -167,16 +167,16 @@ def merge_shards(
         shards.append(shard)
     skipped = [item for shard in shards for item in shard.skipped]
     if skipped:
-        write_bytes(failures_path(cache), "".join(json.dumps(dict(item)) + "\n" for item in skipped).encode())
+        write_bytes(skipped_images_path(cache), "".join(json.dumps(dict(item)) + "\n" for item in skipped).encode())
     else:
-        failures_path(cache).unlink(missing_ok=True)
+        skipped_images_path(cache).unlink(missing_ok=True)
     provenance = more_provenance([shards_folder(cache) / shard.file for shard in shards])
     arrays: dict[str, NDArray[Any]] = {}
     if dataset is not None:
         provenance = {**provenance, "data": {"sha256": dataset.sha256}}
         arrays |= {"caption_ids": caption_ids(dataset.images), "caption_hashes": caption_hashes(dataset.images)}
     skipped_ids = [int(item["id"]) for item in skipped]
-    content, key = build_cache_file(cache, shards, dataset_file, skipped_ids, provenance, arrays)
+    content, key = encode_cache_file(cache, shards, dataset_file, skipped_ids, provenance, arrays)
     entries = [
         {"file": shard.file, "sha256": shard.sha256, "bytes": shard.bytes, "rows": shard.rows}
         | {CHECKSUMS_KEY: shard_checksums(shards_folder(cache) / shard.file, CHECKED_ARRAYS)}

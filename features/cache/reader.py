@@ -52,7 +52,7 @@ class PaddedSets:
     mask: NDArray[np.bool_]
 
 
-class _ArrayFile:
+class _FileBytes:
     """The bytes of an array in a shard file. Reading moves no file position, so forked processes can share the open file."""
 
     def __init__(self, stored: StoredArray) -> None:
@@ -94,7 +94,7 @@ class FeatureReader:
         fits = int(np.searchsorted(np.cumsum([part.nbytes for part in stored]), memory_gb * 1e9, side="right"))
         loaded = [np.asarray(part.map()).reshape(-1, *cache.row_shape) for part in stored[:fits]]
         rest: list[ByteSource] = [
-            array_bytes(np.asarray(part.map())) if mapped else _ArrayFile(part) for part in stored[fits:]
+            array_bytes(np.asarray(part.map())) if mapped else _FileBytes(part) for part in stored[fits:]
         ]
         self._memory = np.concatenate([np.empty((0, *cache.row_shape), cache.dtype), *loaded])
         self._starts = np.cumsum([0, len(self._memory), *counts[fits:]])
@@ -192,7 +192,7 @@ class FeatureReader:
         return np.frombuffer(joined, self.cache.dtype).reshape(-1, *shape)
 
     def _check_blocks(self, parts: NDArray[np.int64], firsts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        if self.cache.block_checker.all_checked:
+        if self.cache.block_checker.is_fully_checked:
             return
         on_disk = parts > 0
         if on_disk.any():

@@ -80,7 +80,7 @@ def _select_captions(images: Sequence[Image], rows: slice) -> list[Caption]:
     return captions[start - int(ends[first]) : stop - int(ends[first])]
 
 
-def config_text_rows(config: Mapping[str, Any]) -> TextRows:
+def find_text_rows(config: Mapping[str, Any]) -> TextRows:
     """Return whether a cache with the extractor settings ``config`` holds captions or phrases; captions by default."""
     return "phrases" if config.get("of") == "phrases" else "captions"
 

@@ -64,14 +64,14 @@ def shard_path(cache: Path, index: int, n_shards: int) -> Path:
     return shards_folder(cache) / f"shard-{index:05d}-of-{n_shards:05d}.h5"
 
 
-def fit_record_path(cache: Path) -> Path:
+def fit_duration_path(cache: Path) -> Path:
     """Return the path of the file with the duration of an encoder's fit: ``features/demo_hglmm.encoder.json``."""
     return cache.with_suffix(".encoder.json")
 
 
 def sum_seconds(cache: Path, shards: Sequence[ShardRecord]) -> float | None:
     """Return the duration of all shards and of the encoder's fit in seconds; None if a duration is unknown."""
-    record = fit_record_path(cache)
+    record = fit_duration_path(cache)
     fit = read_json(record) if record.is_file() else {"seconds": 0.0}
     seconds = [*(shard.seconds for shard in shards), fit.get("seconds") if isinstance(fit, dict) else None]
     known = [value for value in seconds if isinstance(value, (int, float))]
@@ -221,7 +221,7 @@ def _check_rows(path: Path, rows: Rows) -> None:
         )
 
 
-def build_cache_file(
+def encode_cache_file(
     cache: Path,
     shards: Sequence[ShardRecord],
     dataset_file: Path,
@@ -302,7 +302,7 @@ _FAILURES_KIND = OutputKind(
 )
 
 
-def cache_output_kind(out: Path) -> OutputKind:
+def replaceable_cache_kind(out: Path) -> OutputKind:
     """Return the kind of a file that a new cache at ``out`` may replace: a feature cache.
 
     A damaged cache is also of this kind, if the file begins like HDF5 and a manifest exists.
@@ -323,7 +323,7 @@ def check_cache_out(out: Path, dataset: str, feature: str, inputs: Iterable[Path
     cache of another data set or feature.
     """
     files = list(inputs)
-    check_output(out, cache_output_kind(out), files)
+    check_output(out, replaceable_cache_kind(out), files)
     check_output(out.with_name(f"{out.name}.failures.jsonl"), _FAILURES_KIND, files)
     if encoder is not None:
         check_output(encoder, _ENCODER_KIND, files)

@@ -46,7 +46,7 @@ def import_arrays(
         values = np.asarray(array[[row_of[int(i)] for i in wanted_ids[part]]])
         return Rows(wanted_ids[part], values, hash_rows(values))
 
-    return write_imported(out, dataset, kind, {"layout": "arrays"}, files, wanted_ids, rows, array[:1].nbytes)
+    return write_imported_cache(out, dataset, kind, {"layout": "arrays"}, files, wanted_ids, rows, array[:1].nbytes)
 
 
 def import_tsv(files: Sequence[Path], dataset_file: Path, out: Path, match: str | None = None) -> Path:
@@ -63,7 +63,7 @@ def import_tsv(files: Sequence[Path], dataset_file: Path, out: Path, match: str 
     watched = [WatchedFile(path) for path in files]
     dataset = load_dataset_file(dataset_file)
     tsv_ids = _map_tsv_ids(dataset, match)
-    places = _find_tsv_lines(files, {str(tsv_id) for tsv_id in tsv_ids.values()})
+    places = _locate_tsv_lines(files, {str(tsv_id) for tsv_id in tsv_ids.values()})
     missing = [imgid for imgid, tsv_id in tsv_ids.items() if str(tsv_id) not in places]
     if missing:
         names = ", ".join(map(str, files))
@@ -95,13 +95,13 @@ def import_tsv(files: Sequence[Path], dataset_file: Path, out: Path, match: str 
         first = _parse_tsv_line(path, streams[path].readline())[0]
         dim = first.shape[1]
         layout = {"layout": "tsv", "image_ids_sha256": sha256_json(sorted(tsv_ids.items()))}
-        return write_imported(out, dataset, "image", layout, watched, wanted_ids, rows, first.nbytes)
+        return write_imported_cache(out, dataset, "image", layout, watched, wanted_ids, rows, first.nbytes)
     finally:
         for stream in streams.values():
             stream.close()
 
 
-def write_imported(
+def write_imported_cache(
     out: Path,
     dataset: Dataset,
     kind: Literal["image", "text"],
@@ -208,13 +208,13 @@ def _load_arrays(features: Path, ids: Path | None) -> tuple[NDArray[Any], NDArra
         raise UserError(f"{features}: the ids of its rows are needed: --ids FILE")
     else:
         array, row_ids = open_array(features), np.asarray(read_ids(ids), np.int64)
-    row_ids = _drop_repeated_ids(row_ids, len(array))
+    row_ids = _keep_one_id_per_row(row_ids, len(array))
     if len(row_ids) != len(array):
         raise UserError(f"{features}: {len(array)} rows, but {len(row_ids)} ids")
     return array, row_ids
 
 
-def _drop_repeated_ids(ids: Ids, n_rows: int) -> Ids:
+def _keep_one_id_per_row(ids: Ids, n_rows: int) -> Ids:
     """Return one id per row, if ``ids`` has one id per caption instead. Otherwise return ``ids`` unchanged."""
     times, rest = divmod(len(ids), n_rows)
     if rest or times < 2 or (ids.reshape(n_rows, times) != ids[::times, None]).any():
@@ -250,7 +250,7 @@ def _map_tsv_ids(dataset: Dataset, match: str | None) -> dict[int, int]:
     return tsv_ids
 
 
-def _find_tsv_lines(files: Sequence[Path], wanted_ids: set[str]) -> dict[str, tuple[Path, int]]:
+def _locate_tsv_lines(files: Sequence[Path], wanted_ids: set[str]) -> dict[str, tuple[Path, int]]:
     """Return the file and the byte offset of the line of each image_id in ``wanted_ids``.
 
     Raises UserError if an image_id has two different lines.

@@ -100,7 +100,7 @@ class _BundleSource(ABC):
         self.location = location.rstrip("/")
 
     @abstractmethod
-    def list_bytes(self) -> bytes:
+    def read_list_bytes(self) -> bytes:
         pass
 
     @abstractmethod
@@ -111,7 +111,7 @@ class _BundleSource(ABC):
     def check(self, bundle: BundleList, bar: Any) -> None:
         """Compare all files with the list. Raises DamagedBundle if a file differs."""
 
-    def compare(self, file: BundledFile, n_bytes: int, sha256: str) -> None:
+    def check_size_and_hash(self, file: BundledFile, n_bytes: int, sha256: str) -> None:
         """Raise DamagedBundle if a file has another size or hash than its entry in the list."""
         if n_bytes != file.bytes:
             sizes = f"{n_bytes} bytes, but its list has {file.bytes}"
@@ -121,7 +121,7 @@ class _BundleSource(ABC):
 
 
 class _FolderSource(_BundleSource):
-    def list_bytes(self) -> bytes:
+    def read_list_bytes(self) -> bytes:
         return check_input(Path(self.location, LIST_NAME)).read_bytes()
 
     def fetch(self, files: list[BundledFile], staged: Path) -> None:
@@ -130,12 +130,12 @@ class _FolderSource(_BundleSource):
                 target = staged / file.path
                 if not _is_intact(file, target):
                     with self._open(file) as source, open_atomic(target) as stream:
-                        self.compare(file, *_copy_and_hash(source, bar, file.bytes, stream))
+                        self.check_size_and_hash(file, *_copy_and_hash(source, bar, file.bytes, stream))
 
     def check(self, bundle: BundleList, bar: Any) -> None:
         for file in bundle.files:
             with self._open(file) as source:
-                self.compare(file, *_copy_and_hash(source, bar, file.bytes))
+                self.check_size_and_hash(file, *_copy_and_hash(source, bar, file.bytes))
 
     def _open(self, file: BundledFile) -> IO[bytes]:
         return check_input(Path(self.location, file.path)).open("rb")
@@ -148,7 +148,7 @@ class _ArchiveSource(_BundleSource):
         super().__init__(location)
         self._path = path
 
-    def list_bytes(self) -> bytes:
+    def read_list_bytes(self) -> bytes:
         with self._members() as members:
             for name, source in members:
                 if name == LIST_NAME:
@@ -168,14 +168,14 @@ class _ArchiveSource(_BundleSource):
                 if not (staged / file.path).is_file():
                     raise DamagedBundle(f"{self.location}: has no {ARCHIVE_FOLDER}/{file.path}, which its list names")
                 with (staged / file.path).open("rb") as source:
-                    self.compare(file, *_copy_and_hash(source, bar, file.bytes))
+                    self.check_size_and_hash(file, *_copy_and_hash(source, bar, file.bytes))
 
     def check(self, bundle: BundleList, bar: Any) -> None:
         wanted = {file.path: file for file in bundle.files}
         with self._members() as members:
             for name, source in members:
                 if (file := wanted.pop(name, None)) is not None:
-                    self.compare(file, *_copy_and_hash(source, bar, file.bytes))
+                    self.check_size_and_hash(file, *_copy_and_hash(source, bar, file.bytes))
         if wanted:
             raise DamagedBundle(f"{self.location}: has no {ARCHIVE_FOLDER}/{next(iter(wanted))}, which its list names")
 
@@ -193,7 +193,7 @@ class _ArchiveSource(_BundleSource):
 
 
 class _AddressSource(_BundleSource):
-    def list_bytes(self) -> bytes:
+    def read_list_bytes(self) -> bytes:
         return read_url(f"{self.location}/{LIST_NAME}", _MAX_LIST_BYTES)
 
     def fetch(self, files: list[BundledFile], staged: Path) -> None:
@@ -204,7 +204,7 @@ class _AddressSource(_BundleSource):
     def check(self, bundle: BundleList, bar: Any) -> None:
         for file in bundle.files:
             with open_url(self._address(file)) as source:
-                self.compare(file, *_copy_and_hash(source, bar, file.bytes))
+                self.check_size_and_hash(file, *_copy_and_hash(source, bar, file.bytes))
 
     def _address(self, file: BundledFile) -> str:
         return f"{self.location}/{quote(file.path)}"
@@ -235,7 +235,7 @@ def _open_source(source: str, out: Path) -> Iterator[_BundleSource]:
 
 
 def _load_list(source: _BundleSource, sha256: str | None) -> BundleList:
-    bundle = read_list(f"{source.location}/{LIST_NAME}", source.list_bytes())
+    bundle = read_list(f"{source.location}/{LIST_NAME}", source.read_list_bytes())
     if sha256 is not None and bundle.sha256 != sha256.lower():
         raise UserError(f"{source.location}: another bundle, its list has the sha256 {bundle.sha256}")
     log.info("%s: %s", source.location, bundle.describe())

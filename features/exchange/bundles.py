@@ -19,9 +19,9 @@ from typing import Any, BinaryIO, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
-from vse.features.cache.feature_cache import FeatureCache, failures_path, verify_cache
-from vse.features.cache.shards import fit_record_path, shards_folder
-from vse.features.data_checks import check_data, read_data_identity
+from vse.features.cache.feature_cache import FeatureCache, skipped_images_path, verify_cache
+from vse.features.cache.shards import fit_duration_path, shards_folder
+from vse.features.data_checks import check_belongs_to_dataset, read_data_identity
 from vse.features.extractors.captions import encoder_path
 from vse.pipeline.command import current_provenance
 from vse.pipeline.dataset.dataset import load_dataset_file
@@ -82,7 +82,7 @@ def cache_files(cache: FeatureCache) -> list[Path]:
     """Return the files of a cache: shards, their records, the encoder's files, the manifest and last the cache file."""
     shards = [shard["features"].path for shard in cache.shards]
     records = [shard.with_suffix(".json") for shard in shards]
-    others = [encoder_path(cache.path), fit_record_path(cache.path), failures_path(cache.path)]
+    others = [encoder_path(cache.path), fit_duration_path(cache.path), skipped_images_path(cache.path)]
     optional = [file for file in (*records, *others) if file.is_file()]
     return [*shards, *optional, shards_folder(cache.path) / "manifest.json", cache.path]
 
@@ -103,7 +103,7 @@ def pack(caches: Sequence[Path], out: Path, with_dataset: bool = False, notes: P
     with lock_for_writing(out):
         content = _build_list(verified, sources)
         if out.is_dir() or ((out.exists() or out.is_symlink()) and not may_replace_other_kinds()):
-            return _check_existing(out, content)
+            return _check_existing_bundle(out, content)
         return _write_archive(out, content, sources) if out.suffix == ".tar" else _write_folder(out, content, sources)
 
 
@@ -119,7 +119,7 @@ def read_list(location: str, content: bytes) -> BundleList:
         raise UserError(str(error).replace(str(Path(location)), location)) from None
     if not isinstance(entries, dict) or entries.get("format") != FORMAT or entries.get("version") != VERSION:
         raise UserError(f"{location}: not the list of a bundle of version {VERSION}")
-    if entries.get("sha256") != _hash_list(entries):
+    if entries.get("sha256") != _hash_list_entries(entries):
         raise UserError(f"{location}: was changed after the bundle was packed (its sha256 differs)")
     try:
         bundle = BundleList.model_validate(entries)
@@ -172,7 +172,7 @@ def _collect_files(caches: Sequence[FeatureCache], with_dataset: bool, notes: Pa
         sources |= files
     if with_dataset:
         for cache in caches:
-            check_data(cache, load_dataset_file(first.dataset_file))
+            check_belongs_to_dataset(cache, load_dataset_file(first.dataset_file))
         sources[DATASET_NAME] = check_input(first.dataset_file)
     if notes is not None:
         sources[NOTES_NAME] = check_input(notes)
@@ -198,10 +198,10 @@ def _build_list(caches: Sequence[FeatureCache], sources: Mapping[str, Path]) -> 
         "files": files,
         "made": {name: origin[name] for name in ("date", "code")},  # not the command: it would publish names of local folders
     }
-    return {**content, "sha256": _hash_list(content)}
+    return {**content, "sha256": _hash_list_entries(content)}
 
 
-def _check_existing(out: Path, content: Mapping[str, Any]) -> BundleList:
+def _check_existing_bundle(out: Path, content: Mapping[str, Any]) -> BundleList:
     existing = None
     with suppress(OSError, KeyError, tarfile.TarError, UserError):
         if out.is_dir():
@@ -242,7 +242,7 @@ def _write_archive(out: Path, content: Mapping[str, Any], sources: Mapping[str, 
     return bundle
 
 
-class _HashedFile:
+class _HashingReader:
     """A readable file that hashes its content as it is read. :meth:`check` compares the hash with the list."""
 
     def __init__(self, stream: BinaryIO, path: Path, bar: Any) -> None:
@@ -260,11 +260,11 @@ class _HashedFile:
             raise UserError(f"{self._path}: was written to while it was packed; run the command again")
 
 
-def _open_files(bundle: BundleList, sources: Mapping[str, Path], out: Path) -> Iterator[tuple[BundledFile, _HashedFile]]:
+def _open_files(bundle: BundleList, sources: Mapping[str, Path], out: Path) -> Iterator[tuple[BundledFile, _HashingReader]]:
     with progress_bar(desc=f"pack {out.name}", total=bundle.n_bytes, unit="B", unit_scale=True) as bar:
         for file in bundle.files:
             with sources[file.path].open("rb") as stream:
-                yield file, _HashedFile(stream, sources[file.path], bar)
+                yield file, _HashingReader(stream, sources[file.path], bar)
 
 
 def _tar_header(path: str, size: int) -> tarfile.TarInfo:
@@ -273,5 +273,5 @@ def _tar_header(path: str, size: int) -> tarfile.TarInfo:
     return header
 
 
-def _hash_list(content: Mapping[str, Any]) -> str:
+def _hash_list_entries(content: Mapping[str, Any]) -> str:
     return sha256_json({name: value for name, value in content.items() if name != "sha256"})

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from vse.features.cache.rows import Ids, Rows
 from vse.features.cache.shards import check_cache_out
-from vse.features.exchange.arrays import hash_rows, open_array, write_imported
+from vse.features.exchange.arrays import hash_rows, open_array, write_imported_cache
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.preparation import check_dataset_name
 from vse.pipeline.errors import UserError
@@ -35,16 +35,16 @@ _Place = tuple[int, int]  # place of a vector: index of a part, and row in this 
 
 
 @dataclass(frozen=True)
-class _Part:
-    """One part of the folder: row k of ``images``, ``texts`` and the table ``metadata`` is one pair of image and text.
+class _FolderPart:
+    """One part of the folder: row k of both arrays and of the table ``metadata_file`` is one pair of image and text.
 
-    vector_files : paths of the arrays ``images`` and ``texts``
+    vector_files : paths of the arrays ``image_vectors`` and ``text_vectors``
     """
 
-    images: NDArray[Any]
-    texts: NDArray[Any]
+    image_vectors: NDArray[Any]
+    text_vectors: NDArray[Any]
     vector_files: tuple[Path, Path]
-    metadata: Path
+    metadata_file: Path
 
 
 def is_clip_folder(folder: Path) -> bool:
@@ -62,14 +62,14 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
     """
     check_dataset_name(settings.name)
     parts = _open_parts(folder)
-    inputs = [path for part in parts for path in (*part.vector_files, part.metadata)]
+    inputs = [path for part in parts for path in (*part.vector_files, part.metadata_file)]
     for feature in ("img_emb", "text_emb"):
         check_cache_out(out_features / f"{settings.name}_{feature}.h5", settings.name, feature, inputs)
     collector = RowCollector(settings, (lambda file: None) if images is None else build_photo_checker(images))
     places_by_file: dict[str, list[_Place]] = {}
     for index in progress_bar(range(len(parts)), desc=f"read {folder.name}", unit="part"):
         _add_part(index, parts, collector, places_by_file, settings, images)
-    content = collector.content(format="clip-retrieval", files=[part.metadata.name for part in parts])
+    content = collector.content(format="clip-retrieval", files=[part.metadata_file.name for part in parts])
     if images is None:
         content = {**content, "pictures": False}
     file = write_imported_data(content, settings, images, inputs)
@@ -77,12 +77,14 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
     dataset = load_dataset_file(file)
 
     def write(kind: Literal["image", "text"], name: str, ids: list[int], row_places: list[_Place]) -> Path:
-        arrays = [part.images if kind == "image" else part.texts for part in parts]
+        arrays = [part.image_vectors if kind == "image" else part.text_vectors for part in parts]
         watched = [WatchedFile(part.vector_files[kind == "text"]) for part in parts]
         wanted = np.asarray(ids, np.int64)
         rows = _build_row_reader(arrays, wanted, row_places)
         out = out_features / f"{settings.name}_{name}.h5"
-        return write_imported(out, dataset, kind, {"layout": "clip-retrieval"}, watched, wanted, rows, arrays[0][:1].nbytes)
+        return write_imported_cache(
+            out, dataset, kind, {"layout": "clip-retrieval"}, watched, wanted, rows, arrays[0][:1].nbytes
+        )
 
     image_ids = [image.imgid for image in dataset.images]
     caption_ids = [caption.sentid for image in dataset.images for caption in image.captions]
@@ -102,7 +104,7 @@ def _build_row_reader(arrays: list[NDArray[Any]], ids: Ids, places: list[_Place]
     return rows
 
 
-def _open_parts(folder: Path) -> list[_Part]:
+def _open_parts(folder: Path) -> list[_FolderPart]:
     """Return the parts of a folder in order. Raises UserError if a part lacks a file, or if shapes or types differ."""
     files: dict[tuple[int, str], Path] = {}
     for subfolder in (folder, folder / "img_emb", folder / "text_emb", folder / "metadata"):
@@ -123,10 +125,13 @@ def _open_parts(folder: Path) -> list[_Part]:
         images, texts = (open_array(path) for path in vectors)
         if images.ndim != 2 or texts.ndim != 2 or len(images) != len(texts):
             raise UserError(f"{vectors[1]}: {texts.shape} does not fit {vectors[0].name}, which is {images.shape}")
-        parts.append(_Part(images, texts, vectors, files[number, "metadata"]))
+        parts.append(_FolderPart(images, texts, vectors, files[number, "metadata"]))
     for part in parts:
         for array, first, path in zip(
-            (part.images, part.texts), (parts[0].images, parts[0].texts), part.vector_files, strict=True
+            (part.image_vectors, part.text_vectors),
+            (parts[0].image_vectors, parts[0].text_vectors),
+            part.vector_files,
+            strict=True,
         ):
             if (array.shape[1], array.dtype) != (first.shape[1], first.dtype):
                 in_first = f"{first.shape[1]} {first.dtype} in the first part"
@@ -138,7 +143,7 @@ def _open_parts(folder: Path) -> list[_Part]:
 
 def _add_part(
     index: int,
-    parts: list[_Part],
+    parts: list[_FolderPart],
     collector: RowCollector,
     places_by_file: dict[str, list[_Place]],
     settings: ImportSettings,
@@ -153,10 +158,10 @@ def _add_part(
         collector.add_bad_row(place, reason)
 
     n_read = 0
-    for n_read, (place, values) in enumerate(read_table_rows(part.metadata, settings, on_bad_row), 1):
+    for n_read, (place, values) in enumerate(read_table_rows(part.metadata_file, settings, on_bad_row), 1):
         row_index = n_read - 1 + n_bad_rows
         try:
-            if row_index >= len(part.images):
+            if row_index >= len(part.image_vectors):
                 raise BadRow(f"{part.vector_files[0].name} has no row {row_index}")
             row = _with_relative_file(build_row(place, values), images)
             _check_vectors(row, part, row_index, parts, places_by_file)
@@ -167,8 +172,8 @@ def _add_part(
         if file is not None:
             places_by_file.setdefault(file, []).append((index, row_index))
     n_rows = n_read + n_bad_rows
-    if n_rows != len(part.images):
-        raise UserError(f"{part.metadata}: {n_rows} rows, but {part.vector_files[0].name} has {len(part.images)}")
+    if n_rows != len(part.image_vectors):
+        raise UserError(f"{part.metadata_file}: {n_rows} rows, but {part.vector_files[0].name} has {len(part.image_vectors)}")
 
 
 def _with_relative_file(row: ImportedRow, images: Path | None) -> ImportedRow:
@@ -183,15 +188,15 @@ def _with_relative_file(row: ImportedRow, images: Path | None) -> ImportedRow:
 
 
 def _check_vectors(
-    row: ImportedRow, part: _Part, row_index: int, parts: list[_Part], places_by_file: dict[str, list[_Place]]
+    row: ImportedRow, part: _FolderPart, row_index: int, parts: list[_FolderPart], places_by_file: dict[str, list[_Place]]
 ) -> None:
     """Check that both vectors of a row are finite, and the image's vector is that of earlier rows. Raises BadRow."""
     if len(row.captions) != 1:
         raise BadRow(f"{len(row.captions)} captions for one vector")
-    for vectors, path in zip((part.images, part.texts), part.vector_files, strict=True):
+    for vectors, path in zip((part.image_vectors, part.text_vectors), part.vector_files, strict=True):
         if not np.isfinite(vectors[row_index]).all():
             raise BadRow(f"its vector in {path.name} is not finite")
     if row.file in places_by_file:
         other, other_row = places_by_file[row.file][0]
-        if not np.array_equal(parts[other].images[other_row], part.images[row_index]):
+        if not np.array_equal(parts[other].image_vectors[other_row], part.image_vectors[row_index]):
             raise BadRow(f"{row.file} has another vector than in row {other_row} of {parts[other].vector_files[0].name}")

@@ -29,13 +29,13 @@ class Backbone:
 
     sha256 : hash of the model's weights, or of the imported files; equal in the caches of images and captions
     experiment : name of the model's experiment
-    details : further entries of the cache's provenance, e.g. the seed of the model
+    more_provenance : further entries of the cache's provenance, e.g. the seed of the model
     run : run folder of the model; None if another program trained the model
     """
 
     sha256: str
     experiment: str
-    details: Mapping[str, Any] = field(default_factory=dict)
+    more_provenance: Mapping[str, Any] = field(default_factory=dict)
     run: Path | None = None
 
 
@@ -81,7 +81,7 @@ def write_backbone_cache(
     skipped : reason why an id has no embedding, by id
     """
     content = {
-        "backbone": {"experiment": backbone.experiment, **backbone.details},
+        "backbone": {"experiment": backbone.experiment, **backbone.more_provenance},
         "backbone_sha256": backbone.sha256,
         "requested_ids_sha256": sha256_json(ids.tolist()),
         "extractor_version": 1,

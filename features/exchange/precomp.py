@@ -23,8 +23,8 @@ from vse.features.cache.feature_cache import open_cache, read_input_hashes
 from vse.features.cache.reader import FeatureReader
 from vse.features.cache.rows import Rows
 from vse.features.cache.shards import check_cache_out, parse_feature_name
-from vse.features.data_checks import check_data
-from vse.features.exchange.arrays import hash_rows, open_array, read_ids, write_imported
+from vse.features.data_checks import check_belongs_to_dataset
+from vse.features.exchange.arrays import hash_rows, open_array, read_ids, write_imported_cache
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, IMPORT_TOKENISER, ascii_words, find_tokeniser
 from vse.pipeline.dataset.dataset import Image, load_dataset_file
 from vse.pipeline.errors import UserError
@@ -179,7 +179,7 @@ def import_precomp(
         return Rows(all_ids[part], values.reshape(-1, values.shape[2]), hashes, offsets=offsets)
 
     row_bytes = splits[0].rows[:1].nbytes
-    path = write_imported(out_features, loaded, "image", {"layout": "precomp"}, files, all_ids, rows, row_bytes)
+    path = write_imported_cache(out_features, loaded, "image", {"layout": "precomp"}, files, all_ids, rows, row_bytes)
     hashes = read_input_hashes(open_cache(path))
     if repeated := len(hashes) - len(np.unique(hashes, axis=0)):
         log.warning("%s: %d images have exactly the features of another image", path, repeated)
@@ -315,10 +315,10 @@ def export_precomp(cache_file: Path, out: Path, dataset_file: Path | None = None
         raise UserError(f"{cache_file}: {cache.kind} features; the layout holds features of images")
     path = dataset_file or cache.dataset_file
     dataset = load_dataset_file(path)
-    check_data(cache, dataset)
+    check_belongs_to_dataset(cache, dataset)
     layouts: Mapping[str, Any] = read_json(path).get("precomp", {})
     with wrap_read_errors(path, "a data set with a valid entry 'precomp'"):
-        _check_layouts(layouts)
+        _check_precomp_entry(layouts)
     reader = FeatureReader(cache)
     texts: dict[Path, bytes] = {}
     arrays: dict[Path, tuple[Sequence[Image], int]] = {}
@@ -352,7 +352,7 @@ def export_precomp(cache_file: Path, out: Path, dataset_file: Path | None = None
     return out
 
 
-def _check_layouts(layouts: Mapping[str, Any]) -> None:
+def _check_precomp_entry(layouts: Mapping[str, Any]) -> None:
     """Raise ValueError if the entry ``precomp`` of ``dataset.json`` is not valid. Names in this entry become file names."""
     for split, layout in layouts.items():
         newline, final_newline = layout.get("ids_text") or ("\n", True)

@@ -46,16 +46,16 @@ class ImageWithBoxes:
     pixels : (3, height, width) uint8
     boxes : (n, 4) float32, xyxy in pixels of the original image
     scores : (n,) float32
-    size : width and height of the original image
-    original : (3, height, width) uint8, the original image for a region-proposal network; None without such a network
+    image_size : width and height of the original image
+    original_pixels : (3, height, width) uint8, the original image for a region-proposal network; None without such a network
     max_proposals : maximum number of proposals; None: no limit
     """
 
     pixels: Tensor
     boxes: Floats
     scores: Floats
-    size: tuple[int, int]
-    original: Tensor | None = None
+    image_size: tuple[int, int]
+    original_pixels: Tensor | None = None
     max_proposals: int | None = None
 
 
@@ -86,10 +86,10 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         self._edge_model: EdgeModel | None = None
         self._detector: nn.Module | None = None
         self._has_truth_boxes, self._limited_ids = False, frozenset[int]()
-        self.extra_hashes = self._load_box_source(weights_dir, dataset)
+        self.extra_hashes = self._load_and_hash_sources(weights_dir, dataset)
         if config.boxes in ("edge_boxes", "selective_search"):
             self.notes = {**self.notes, "opencv": import_opencv().__version__}
-        self._try_once()
+        self._try_blank_image()
 
     def prepare(self, image: Image.Image, image_id: int) -> ImageWithBoxes:
         """Return the scaled image and its boxes; no boxes if a region-proposal network will find the boxes."""
@@ -102,13 +102,13 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
     def compute(self, batch: Sequence[ImageWithBoxes]) -> list[ImageVectors]:
         return [self._compute_vectors(self._with_proposals(item) if self._detector is not None else item) for item in batch]
 
-    def _load_box_source(self, weights_dir: Path | None, dataset: Path | None) -> dict[str, str]:
+    def _load_and_hash_sources(self, weights_dir: Path | None, dataset: Path | None) -> dict[str, str]:
         """Load the source of the boxes, and the ids of the images with the limit ``train_boxes``; return hashes of both."""
         config = self.config
-        if config.from_file and dataset is not None:
+        if config.has_box_file and dataset is not None:
             check_box_photos(Path(config.boxes), load_dataset_file(dataset))
         if config.boxes != "phrases" and config.train_boxes is None:
-            return self._load_proposal_source(weights_dir)
+            return self._load_and_hash_proposer(weights_dir)
         if dataset is None:
             raise ValueError("these boxes depend on the data set, but no data set was given")
         loaded = load_dataset_file(dataset)
@@ -116,11 +116,11 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
             self._given, self._has_truth_boxes = collect_truth_boxes(loaded), True
             return {"boxes_sha256": hash_boxes(self._given)}
         self._limited_ids = frozenset(image.imgid for image in loaded.images if image.split in ("train", "restval"))
-        return {"train_ids_sha256": sha256_json(sorted(self._limited_ids)), **self._load_proposal_source(weights_dir)}
+        return {"train_ids_sha256": sha256_json(sorted(self._limited_ids)), **self._load_and_hash_proposer(weights_dir)}
 
-    def _load_proposal_source(self, weights_dir: Path | None) -> dict[str, str]:
+    def _load_and_hash_proposer(self, weights_dir: Path | None) -> dict[str, str]:
         config = self.config
-        if config.from_file:
+        if config.has_box_file:
             self._given, sha256 = read_and_hash(Path(config.boxes), read_boxes)
             return {"boxes_sha256": sha256}
         if config.boxes == "edge_boxes" and config.edge_model is not None:
@@ -158,23 +158,25 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
 
     def _with_proposals(self, item: ImageWithBoxes) -> ImageWithBoxes:
         """Return the image with the boxes of the region-proposal network. If it proposes none, one box is around the image."""
-        assert item.original is not None
+        assert item.original_pixels is not None
         with torch.inference_mode():
-            proposals = propose(self._detector, move_tensor(item.original, self.device))
-        height, width = proposals.size
-        boxes = proposals.boxes.cpu().numpy() * np.asarray([item.size[0] / width, item.size[1] / height] * 2, np.float32)
-        boxes, scores = np.clip(boxes, 0, np.asarray(item.size * 2, np.float32)), proposals.scores.cpu().numpy()
+            proposals = propose(self._detector, move_tensor(item.original_pixels, self.device))
+        height, width = proposals.input_size
+        boxes = proposals.boxes.cpu().numpy() * np.asarray(
+            [item.image_size[0] / width, item.image_size[1] / height] * 2, np.float32
+        )
+        boxes, scores = np.clip(boxes, 0, np.asarray(item.image_size * 2, np.float32)), proposals.scores.cpu().numpy()
         if not len(boxes):
-            boxes, scores = np.asarray([[0, 0, *item.size]], np.float32), np.zeros(1, np.float32)
-        return replace(item, boxes=boxes[: item.max_proposals], scores=scores[: item.max_proposals], original=None)
+            boxes, scores = np.asarray([[0, 0, *item.image_size]], np.float32), np.zeros(1, np.float32)
+        return replace(item, boxes=boxes[: item.max_proposals], scores=scores[: item.max_proposals], original_pixels=None)
 
     def _compute_vectors(self, item: ImageWithBoxes) -> ImageVectors:
         config = self.config
         if not len(item.boxes):
-            return ImageVectors(np.empty((0, self._dim), np.float32), item.boxes, item.scores, item.size)
+            return ImageVectors(np.empty((0, self._dim), np.float32), item.boxes, item.scores, item.image_size)
         images = normalize_pixels(item.pixels[None], config.mean, config.std, self.device)
         self._input_size = (images.shape[2], images.shape[3])
-        relative = (item.boxes / np.asarray(item.size * 2, np.float32)).clip(0, 1)
+        relative = (item.boxes / np.asarray(item.image_size * 2, np.float32)).clip(0, 1)
         parts = []
         for k in range(0, len(relative), config.chunk):
             self._relative_boxes = torch.from_numpy(relative[k : k + config.chunk]).to(self.device)
@@ -184,7 +186,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         if len(features) != len(relative):
             raise UserError(f"layer {config.layer!r} does not come after the map {config.map!r}; choose a later layer")
         features = nn.functional.normalize(features, dim=1) if config.normalize else features
-        return ImageVectors(features.cpu().numpy(), item.boxes, item.scores, item.size)
+        return ImageVectors(features.cpu().numpy(), item.boxes, item.scores, item.image_size)
 
     def _pool_boxes(self, output: Tensor) -> Tensor:
         """Return the feature map ``output``, pooled at the boxes ``self._relative_boxes``, in fractions of the image's sides.
@@ -201,7 +203,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         pooled: Tensor = torchvision.ops.roi_align(output.float(), [boxes], self.config.pool, aligned=True)
         return pooled.to(output.dtype)
 
-    def _try_once(self) -> None:
+    def _try_blank_image(self) -> None:
         """Compute the vectors of two boxes of a blank image. Raises UserError if the layers do not fit together."""
         config, side = self.config, self.config.shorter
         boxes = np.asarray([[0, 0, side, side], [0, 0, side / 2, side / 2]], np.float32)

@@ -59,7 +59,7 @@ class CaptionExtractor(Extractor):
 
     def __init__(self, config: FittedCaptionSettings, encoder_file: Path, device: str = "auto") -> None:
         fitted = _read_encoder(encoder_file)
-        _check_inputs(encoder_file, fitted, {"config": config.key_settings()}, "config")
+        _check_fit_inputs(encoder_file, fitted, {"config": config.key_settings()}, "config")
         self.config = config
         self.encoder = config.encoder_class().from_tensors(fitted.tensors, pick_device(device))
         self.encoder.select_words = config.select_words
@@ -113,7 +113,7 @@ def fit_encoder(
     with lock_for_writing(out):
         fitted = _try_read_encoder(out)
         if fitted is not None:
-            _check_inputs(out, fitted, inputs)
+            _check_fit_inputs(out, fitted, inputs)
             log.info("%s: fitted, kept", out)
             return out
         started = time.perf_counter()
@@ -176,7 +176,7 @@ def _build_encoder(path: Path, fitted: EncoderFile, device: str) -> CaptionEncod
     return encoder
 
 
-def _check_inputs(path: Path, fitted: EncoderFile, inputs: dict[str, Any], *names: str) -> None:
+def _check_fit_inputs(path: Path, fitted: EncoderFile, inputs: dict[str, Any], *names: str) -> None:
     """Raise UserError if an encoder was fitted with other ``inputs``. ``names`` are the entries to compare; none: all."""
     recorded = fitted.metadata["inputs"]
     changes = list_changes({name: recorded[name] for name in names} if names else recorded, inputs)

@@ -17,7 +17,7 @@ from vse.features.backbones.device import choose_query_precision, move_tensor
 from vse.features.backbones.networks import LayerOutput, autocast, fold_batch_norms, hash_weights, load_backbone
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.reader import RegionBoxes
-from vse.features.extractors.images import ImageVectors, NetworkExtractor, UnfitSize
+from vse.features.extractors.images import ImageVectors, NetworkExtractor, UnsuitableImageSize
 from vse.features.settings.images import CnnConfig
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import MAX_PIXELS
@@ -42,7 +42,7 @@ def cut_crops(
         return _stack_views(
             [_random_resized_crop(image, config, rng) for rng in _crop_generators(config, image_id, extra_seeds)]
         )
-    width, height = _apply_resize_mode(image.size, config)
+    width, height = _compute_resized_size(image.size, config)
     small = np.asarray(image.resize((width, height), RESAMPLING_FILTERS[config.interpolation]))
     right, bottom = width - config.crop, height - config.crop
     if config.crops == "rc_bank":
@@ -61,7 +61,7 @@ def cut_crops(
 
 def centre_crop_box(size: tuple[int, int], config: CnnConfig) -> tuple[float, float, float, float]:
     """Return the box x1, y1, x2, y2 of the centre crop in pixels of an image of width and height ``size``."""
-    width, height = _apply_resize_mode(size, config)
+    width, height = _compute_resized_size(size, config)
     top, left = round((height - config.crop) / 2), round((width - config.crop) / 2)
     x, y = size[0] / width, size[1] / height
     return left * x, top * y, (left + config.crop) * x, (top + config.crop) * y
@@ -71,7 +71,8 @@ def scaled_size(size: tuple[int, int], shorter: int, longer: int | None = None) 
     """Return the width and height to which an image of width and height ``size`` is scaled.
 
     The shorter side becomes ``shorter``. If the longer side would then exceed ``longer``, the longer side becomes ``longer``
-    instead. Raises :class:`UnfitSize` if the result has more than ``MAX_PIXELS`` pixels or a side below ``MIN_SCALED_SIDE``.
+    instead. Raises :class:`UnsuitableImageSize` if the result has more than ``MAX_PIXELS`` pixels or a side below
+    ``MIN_SCALED_SIDE``.
     """
     scale = shorter / min(size)
     if longer is not None:
@@ -79,7 +80,7 @@ def scaled_size(size: tuple[int, int], shorter: int, longer: int | None = None) 
     at_least = shorter if longer is None else 1
     width, height = (max(at_least, round(side * scale)) for side in size)
     if width * height > MAX_PIXELS or min(width, height) < MIN_SCALED_SIDE:
-        raise UnfitSize(f"{size[0]} x {size[1]} pixels would be scaled to {width} x {height} for the network")
+        raise UnsuitableImageSize(f"{size[0]} x {size[1]} pixels would be scaled to {width} x {height} for the network")
     return width, height
 
 
@@ -96,7 +97,7 @@ def normalize_pixels(pixels: Tensor, mean: Channels, std: Channels, device: torc
     return (images - shift) / scale
 
 
-def _apply_resize_mode(size: tuple[int, int], config: CnnConfig) -> tuple[int, int]:
+def _compute_resized_size(size: tuple[int, int], config: CnnConfig) -> tuple[int, int]:
     if config.resize_mode == "square":
         return config.resize, config.resize
     width, height = scaled_size(size, config.resize)
@@ -165,13 +166,13 @@ class CnnExtractor(NetworkExtractor[Tensor]):
         self.weights_sha256 = hash_weights(backbone)
         network = LayerOutput(backbone, config.layer, config.grid, config.positions)
         self.network = network.to(self.device).to(memory_format=torch.channels_last)
-        self._try_once()
+        self._try_blank_image()
         if config.fold_batch_norm:
             noise = torch.rand(2, 3, config.crop, config.crop, generator=torch.Generator().manual_seed(0)) - 0.5
             fold_batch_norms(self.network, noise.to(self.device, memory_format=torch.channels_last))
         self._forward = torch.compile(self.network) if config.compile else self.network
 
-    def _try_once(self) -> None:
+    def _try_blank_image(self) -> None:
         """Run the network on a black image. Raises UserError if the layer is missing or the network cannot read such crops."""
         config = self.config
         self._forward = self.network

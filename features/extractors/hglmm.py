@@ -30,33 +30,33 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class MixturePart:
+class ProjectedMixture:
     """One mixture of an encoder, with the principal components of its Fisher vectors.
 
-    A caption's vector is the Fisher vector minus ``centre``, projected on the axes ``components``. Without these two tensors,
+    A caption's vector is the Fisher vector minus ``pca_mean``, projected on the axes ``pca_axes``. Without these two tensors,
     the caption's vector is the Fisher vector itself.
     """
 
     mixture: Mixture
-    centre: Float[Tensor, " two_K_D"] | None = None
-    components: Float[Tensor, "n_components two_K_D"] | None = None
+    pca_mean: Float[Tensor, " two_K_D"] | None = None
+    pca_axes: Float[Tensor, "n_components two_K_D"] | None = None
 
     @property
     def dim(self) -> int:
-        return 2 * self.mixture.mean.numel() if self.components is None else len(self.components)
+        return 2 * self.mixture.mean.numel() if self.pca_axes is None else len(self.pca_axes)
 
-    def to(self, like: Tensor) -> MixturePart:
-        projection = (None if tensor is None else tensor.to(like) for tensor in (self.centre, self.components))
-        return MixturePart(self.mixture.to(like), *projection)
+    def to(self, like: Tensor) -> ProjectedMixture:
+        projection = (None if tensor is None else tensor.to(like) for tensor in (self.pca_mean, self.pca_axes))
+        return ProjectedMixture(self.mixture.to(like), *projection)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the parameters of the mixture and of the principal components, by name."""
         tensors = {f"mixture.{f.name}": getattr(self.mixture, f.name) for f in fields(Mixture)}
-        optional = {"centre": self.centre, "components": self.components}
+        optional = {"centre": self.pca_mean, "components": self.pca_axes}
         return tensors | {name: tensor for name, tensor in optional.items() if tensor is not None}
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], prefix: str) -> MixturePart:
+    def from_tensors(cls, tensors: Mapping[str, Tensor], prefix: str) -> ProjectedMixture:
         """Build the part from the tensors whose names begin with ``prefix``, the reverse of :meth:`tensors`."""
         mixture = Mixture(**{f.name: tensors[f"{prefix}mixture.{f.name}"] for f in fields(Mixture)})
         return cls(mixture, tensors.get(f"{prefix}centre"), tensors.get(f"{prefix}components"))
@@ -76,7 +76,7 @@ class HglmmEncoder(CaptionEncoder):
         word_vectors: WordVectors,
         unmixing: Float[Tensor, "D dim"] | None,
         scale: float,
-        parts: Sequence[MixturePart],
+        parts: Sequence[ProjectedMixture],
         is_projection_normalized: bool,
         device: torch.device,
     ) -> None:
@@ -108,13 +108,13 @@ class HglmmEncoder(CaptionEncoder):
         cls, word_vectors: WordVectors, captions: TokenLists, config: HglmmConfig, device: torch.device, sample: WordVectors
     ) -> HglmmEncoder:
         """Fit independent components and mixtures to the words ``sample``, and principal components to ``captions``."""
-        unmixing = _fit_unmixing(sample.vectors, config) if config.ica else None
+        unmixing = _fit_unmixing_matrix(sample.vectors, config) if config.ica else None
         samples = _scale_word_vectors(sample, unmixing, config.scale).double().to(device)
         parts = []
         for kind in config.mixtures:
             log.info("fitting %d centres (%s) to %d words", config.centres, kind, len(samples))
             mixture = fit_mixture(samples, initial_mixture(samples, config.centres, config.seed), config.iterations, kind)
-            parts.append(MixturePart(mixture.to(torch.zeros(0, dtype=torch.float64))))
+            parts.append(ProjectedMixture(mixture.to(torch.zeros(0, dtype=torch.float64))))
         unreduced = cls(word_vectors, unmixing, config.scale, parts, False, device)
         if config.pca is None:
             return unreduced
@@ -122,7 +122,9 @@ class HglmmEncoder(CaptionEncoder):
         if config.pca_captions is not None and config.pca_captions < len(captions):
             captions = [captions[k] for k in np.sort(rng.permutation(len(captions))[: config.pca_captions])]
         parts = [
-            MixturePart(part.mixture, *fit_principal_components(unreduced, part.mixture, captions, config.pca, config.chunk))
+            ProjectedMixture(
+                part.mixture, *fit_principal_components(unreduced, part.mixture, captions, config.pca, config.chunk)
+            )
             for part in parts
         ]
         return cls(word_vectors, unmixing, config.scale, parts, config.normalize, device)
@@ -144,17 +146,17 @@ class HglmmEncoder(CaptionEncoder):
         table = self._table
         return power_normalize(fisher_vectors(table, rows.to(table.device), lengths.to(table.device), mixture.to(table)))
 
-    def fisher_blocks(self, mixture: Mixture, captions: TokenLists, chunk: int) -> Iterator[Float[Tensor, "n two_K_D"]]:
+    def iter_fisher_vectors(self, mixture: Mixture, captions: TokenLists, chunk: int) -> Iterator[Float[Tensor, "n two_K_D"]]:
         """Yield the Fisher vectors on a mixture for blocks of ``chunk`` captions, without captions that have no known word."""
         for k in range(0, len(captions), chunk):
             rows, lengths = self.word_vectors.find_indices(captions[k : k + chunk])
             yield self.fisher_vectors(mixture, rows, lengths[lengths > 0])
 
-    def _encode_part(self, part: MixturePart, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n dim"]:
+    def _encode_part(self, part: ProjectedMixture, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n dim"]:
         vectors = self.fisher_vectors(part.mixture, rows, lengths)
-        if part.centre is None or part.components is None:
+        if part.pca_mean is None or part.pca_axes is None:
             return vectors
-        vectors = (vectors - part.centre) @ part.components.T
+        vectors = (vectors - part.pca_mean) @ part.pca_axes.T
         return normalize(vectors) if self.is_projection_normalized else vectors
 
     def tensors(self) -> dict[str, Tensor]:
@@ -168,7 +170,7 @@ class HglmmEncoder(CaptionEncoder):
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> HglmmEncoder:
         n_parts = sum(name.endswith("mixture.priors") for name in tensors)
-        parts = [MixturePart.from_tensors(tensors, _tensor_prefix(k)) for k in range(n_parts)]
+        parts = [ProjectedMixture.from_tensors(tensors, _tensor_prefix(k)) for k in range(n_parts)]
         scale, is_normalized = float(tensors["scale"]), bool(tensors["normalized"])
         return cls(WordVectors.from_tensors(tensors), tensors.get("unmixing"), scale, parts, is_normalized, device)
 
@@ -183,14 +185,14 @@ def fit_principal_components(
     """
     device, dim = encoder._table.device, 2 * mixture.mean.numel()
     total, count = torch.zeros(dim, dtype=torch.float64, device=device), 0
-    for block in encoder.fisher_blocks(mixture, captions, chunk):  # a second pass computes the covariance
+    for block in encoder.iter_fisher_vectors(mixture, captions, chunk):  # a second pass computes the covariance
         total += block.sum(0, dtype=torch.float64)
         count += len(block)
     if count < 2:
         raise UserError("fewer than two training captions have a known word, so principal components cannot be fitted")
     centre = (total / count).float()
     covariance = torch.zeros(dim, dim, device=device)
-    blocks = encoder.fisher_blocks(mixture, captions, chunk)
+    blocks = encoder.iter_fisher_vectors(mixture, captions, chunk)
     for block in progress_bar(blocks, desc="covariance", total=-(-len(captions) // chunk)):
         block -= centre
         covariance.addmm_(block.T, block, alpha=1 / (count - 1))
@@ -208,7 +210,7 @@ def fit_principal_components(
     return centre.cpu(), components * largest.sign()
 
 
-def _fit_unmixing(vectors: NDArray[np.float32], config: HglmmConfig) -> Float[Tensor, "D dim"]:
+def _fit_unmixing_matrix(vectors: NDArray[np.float32], config: HglmmConfig) -> Float[Tensor, "D dim"]:
     unit = normalize(torch.from_numpy(vectors)).numpy().astype(np.float64)
     log.info("finding %d independent components of %d words", unit.shape[1], len(unit))
     ica = FastICA(whiten="unit-variance", max_iter=config.ica_iterations, random_state=config.seed)

@@ -46,7 +46,7 @@ def read_ahead(items: Sequence[_Item], load: Callable[[_Item], _Loaded], workers
 _Prepared = TypeVar("_Prepared")
 
 
-class UnfitSize(ValueError):
+class UnsuitableImageSize(ValueError):
     """Raised for an image that is too long and narrow: after scaling it is too large or too small for the network."""
 
 
@@ -118,7 +118,7 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
             return item, self.prepare(decode_image(item.path, content), item.id), sha256_bytes(content)
         except BadImage as error:
             return item, error, np.zeros(32, np.uint8)
-        except UnfitSize as error:
+        except UnsuitableImageSize as error:
             return item, BadImage(f"{item.path}: {error}"), np.zeros(32, np.uint8)
 
     def _batches(

@@ -27,7 +27,7 @@ TRUTH_BOXES = "phrases"  # value of the setting ``boxes`` for ground-truth boxes
 
 # Settings and hashes that decide which boxes an extractor reads, but not how it computes a box's vector.
 _BOX_SETTINGS = ("boxes", "n_boxes", "train_boxes", "thin_edges", "proposer", "proposer_weights", "edge_model")
-_BOX_HASHES = ("proposer_sha256", "edge_model_sha256")
+_BOX_HASH_NAMES = ("proposer_sha256", "edge_model_sha256")
 _RANDOM_LOCK = threading.Lock()  # all threads share the C library's random generator, which selective search uses
 
 log = logging.getLogger(__name__)
@@ -214,7 +214,7 @@ def check_truth_cache(truths: FeatureCache, candidates: FeatureCache) -> None:
     _check_has_truth_boxes(truths)
     if truths.dataset != candidates.dataset:
         raise UserError(f"{truths.path} belongs to {truths.dataset!r}, {candidates.path} to {candidates.dataset!r}")
-    one, other = (_vector_settings(cache) for cache in (truths, candidates))
+    one, other = (_collect_vector_settings(cache) for cache in (truths, candidates))
     different = [name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)]
     both_auto = all(has_auto_precision(cache.feature, cache.dataset) for cache in (truths, candidates))
     if different == ["precision"] and both_auto:
@@ -232,7 +232,7 @@ def _check_has_truth_boxes(cache: FeatureCache) -> None:
         )
 
 
-def _vector_settings(cache: FeatureCache) -> dict[str, object]:
-    extractor = {name: value for name, value in cache.extractor_identity.items() if name not in ("config", *_BOX_HASHES)}
+def _collect_vector_settings(cache: FeatureCache) -> dict[str, object]:
+    extractor = {name: value for name, value in cache.extractor_identity.items() if name not in ("config", *_BOX_HASH_NAMES)}
     config = {name: value for name, value in cache.extractor_identity.get("config", {}).items() if name not in _BOX_SETTINGS}
     return {**extractor, **config}

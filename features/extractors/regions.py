@@ -32,16 +32,16 @@ MIN_BOX_SIDE = 1e-2  # pixels of the network's input
 class Proposals:
     """The output of the region-proposal network for one image.
 
-    maps : feature maps by name
+    feature_maps : feature maps by name
     boxes : (n, 4) boxes, xyxy in pixels of the network's input
     scores : (n,) objectness of the boxes
-    size : height and width of the network's input
+    input_size : height and width of the network's input
     """
 
-    maps: dict[str, Tensor]
+    feature_maps: dict[str, Tensor]
     boxes: Tensor
     scores: Tensor
-    size: tuple[int, int]
+    input_size: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class RegionsExtractor(NetworkExtractor[Tensor]):
     def prepare(self, image: Image.Image, image_id: int) -> Tensor:
         """Return the image as (3, height, width) uint8; the detector scales it.
 
-        Raises :class:`UnfitSize` if the image is too narrow or large.
+        Raises :class:`UnsuitableImageSize` if the image is too narrow or large.
         """
         scaled_size(image.size, self.config.shorter, self.config.longer)
         return image_to_tensor(image)
@@ -82,7 +82,7 @@ class RegionsExtractor(NetworkExtractor[Tensor]):
     def _find_regions(self, pixels: Tensor) -> ImageVectors:
         height, width = pixels.shape[1:]
         with torch.inference_mode(), autocast(self.config.precision, self.device):
-            found, size = detect(self.detector, move_tensor(pixels, self.device), self.config)
+            found, size = detect_boxes(self.detector, move_tensor(pixels, self.device), self.config)
         scale = torch.tensor([width / size[1], height / size[0]] * 2, device=found.boxes.device)
         boxes = torchvision.ops.clip_boxes_to_image(found.boxes.float() * scale, (height, width))
         features = found.features.float()
@@ -137,17 +137,17 @@ def propose(detector: Any, pixels: Tensor) -> Proposals:
     return Proposals(maps, kept[0], values[0], images.image_sizes[0])
 
 
-def detect(detector: Any, pixels: Tensor, config: RegionsConfig) -> tuple[ScoredBoxes, tuple[int, int]]:
+def detect_boxes(detector: Any, pixels: Tensor, config: RegionsConfig) -> tuple[ScoredBoxes, tuple[int, int]]:
     """Return the boxes of one image (3, height, width), best first, and the height and width of the network's input.
 
     Boxes with scores above ``config.score`` are returned, at least ``min_boxes`` and at most ``max_boxes``. If the detector
     finds no box, the only box is the complete image.
     """
     proposed = propose(detector, pixels)
-    proposals, size, heads = proposed.boxes, proposed.size, detector.roi_heads
+    proposals, size, heads = proposed.boxes, proposed.input_size, detector.roi_heads
 
     def vectors(boxes: Tensor) -> Tensor:
-        features: Tensor = heads.box_head(heads.box_roi_pool(proposed.maps, [boxes], [size]))
+        features: Tensor = heads.box_head(heads.box_roi_pool(proposed.feature_maps, [boxes], [size]))
         return features
 
     if len(proposals) == 0:
@@ -157,12 +157,12 @@ def detect(detector: Any, pixels: Tensor, config: RegionsConfig) -> tuple[Scored
     scores = logits.float().softmax(-1)[:, 1:]  # without the background
     if config.selection == "bottom_up":
         best = _scores_after_nms(proposals, scores, config.nms)
-        order = _select_best(best, config)
+        order = _find_best_indices(best, config)
         selected = ScoredBoxes(proposals[order], best[order], features[order])
     else:
         regressed = heads.box_coder.decode(deltas.float(), [proposals])[:, 1:]
         boxes, best = _suppress_by_class(torchvision.ops.clip_boxes_to_image(regressed, size), scores, config)
-        order = _select_best(best, config)
+        order = _find_best_indices(best, config)
         selected = ScoredBoxes(boxes[order], best[order], vectors(boxes[order]) if len(order) else features[:0])
     return (selected if len(order) else _box_around_image(size, proposals, vectors)), size
 
@@ -197,7 +197,7 @@ def _suppress_by_class(
         n_candidates *= 4
 
 
-def _select_best(scores: Tensor, config: RegionsConfig) -> Tensor:
+def _find_best_indices(scores: Tensor, config: RegionsConfig) -> Tensor:
     order = scores.argsort(descending=True, stable=True)
     above = int((scores > config.score).sum())
     return order[: min(max(above, config.min_boxes), config.max_boxes)]

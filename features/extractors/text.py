@@ -121,7 +121,7 @@ class TextExtractor(Extractor):
     def _forward(self, batch: Sequence[Sequence[int]]) -> Tensor:
         """Return the vectors (n, dim) or the states (n, width, dim) of a batch of texts, given as tokens."""
         width = max(map(len, batch))
-        tokens = torch.tensor([[*row, *[self.backbone.pad] * (width - len(row))] for row in batch])
+        tokens = torch.tensor([[*row, *[self.backbone.pad_id] * (width - len(row))] for row in batch])
         mask = torch.arange(width) < torch.tensor([[len(row)] for row in batch])
         tokens, mask = move_tensor(tokens, self.device), move_tensor(mask, self.device)
         with torch.inference_mode(), autocast(self.config.precision, self.device):

@@ -76,7 +76,7 @@ def read_word_vectors(path: Path) -> WordVectors:
     dictionary = dictionary_path(path)
     try:
         if dictionary is not None:
-            vectors = _read_table(path, dictionary)
+            vectors = _read_npy_table(path, dictionary)
         else:
             vectors = _read_binary(path) if ".bin" in path.suffixes else _read_text(path)
     except UserError:
@@ -142,7 +142,7 @@ def _read_binary(path: Path) -> WordVectors:
     return WordVectors(tuple(keyed.index_to_key), np.asarray(keyed.vectors, np.float32))
 
 
-def _read_table(path: Path, dictionary: Path) -> WordVectors:
+def _read_npy_table(path: Path, dictionary: Path) -> WordVectors:
     """Read a ``.npy`` table (n_words, dim) and its words, one per line of ``dictionary``.
 
     A repeated word gets the vector of its first row.

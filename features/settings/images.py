@@ -190,10 +190,10 @@ class BoxesConfig(LayerSettings):
 
     @property
     def max_vectors(self) -> int | None:
-        return None if self.from_file or self.boxes == "phrases" else self.n_boxes
+        return None if self.has_box_file or self.boxes == "phrases" else self.n_boxes
 
     @property
-    def from_file(self) -> bool:
+    def has_box_file(self) -> bool:
         """True if the setting ``boxes`` is the path of a file."""
         return self.boxes.endswith((".json", ".h5"))
 
@@ -203,18 +203,18 @@ class BoxesConfig(LayerSettings):
         A path in ``boxes`` is replaced by "file", because the key of the cache includes the hash of the file. Defaults of
         ``train_boxes`` and ``thin_edges`` are omitted, so that caches older than these settings keep their keys.
         """
-        content = {**super().key_settings(), **({"boxes": "file"} if self.from_file else {})}
+        content = {**super().key_settings(), **({"boxes": "file"} if self.has_box_file else {})}
         return {name: value for name, value in content.items() if name not in ("train_boxes", "thin_edges") or value}
 
     def files(self) -> list[str]:
         proposer = [self.proposer_weights] if self.proposer_weights.endswith(WEIGHT_SUFFIXES) else []
         edge_model = [self.edge_model] if self.edge_model is not None else []
-        return [*super().files(), *([self.boxes] if self.from_file else []), *proposer, *edge_model]
+        return [*super().files(), *([self.boxes] if self.has_box_file else []), *proposer, *edge_model]
 
     @model_validator(mode="after")
     def _check_boxes(self) -> BoxesConfig:
         sources = ("edge_boxes", "selective_search", "rpn", "phrases")
-        if not self.from_file and self.boxes not in sources:
+        if not self.has_box_file and self.boxes not in sources:
             raise ValueError(f"boxes: {self.boxes!r} is not {', '.join(sources)}, or a .json or .h5 file")
         if self.boxes == "phrases" and self.train_boxes is not None:
             raise ValueError("train_boxes: every ground-truth box is needed, so it does not go with boxes: phrases")

@@ -86,14 +86,14 @@ class TextConfig(TextSettings):
         return self.library.extra
 
     @property
-    def from_files(self) -> bool:
+    def has_local_weights(self) -> bool:
         """True if the setting ``weights`` is the path of a folder or, for OpenCLIP, of a file."""
         if self.open_clip is not None:
             return self.weights.endswith(WEIGHT_SUFFIXES)
         return self.weights not in ("pretrained", "random")
 
     def files(self) -> list[str]:
-        return [self.weights] if self.from_files else []
+        return [self.weights] if self.has_local_weights else []
 
     @model_validator(mode="after")
     def _check_model(self) -> TextConfig:
@@ -101,7 +101,7 @@ class TextConfig(TextSettings):
             raise ValueError(
                 f"pooling: first cannot be used with {self.model}: its first token does not depend on the caption's words"
             )
-        if self.revision is not None and (self.open_clip is not None or self.from_files):
+        if self.revision is not None and (self.open_clip is not None or self.has_local_weights):
             raise ValueError("revision can be used only with a model that is downloaded from the Hugging Face hub")
         return self
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.conftest import TINY_FEATURE
 from tests.features.conftest import Fails, extracted_cache, sets
-from vse.features.cache.feature_cache import failures_path, open_cache
+from vse.features.cache.feature_cache import open_cache, skipped_images_path
 from vse.features.cache.reader import FeatureReader
 from vse.features.cache.rows import dataset_items
 from vse.features.cli import main
@@ -135,7 +135,7 @@ def test_skip_bad_lists_images_that_the_next_extraction_reads(
     found = open_cache(merge(dataset, out, 3))
     assert found.skipped == {3, 5}
     assert found.ids.tolist() == [k for k in range(12) if k not in (3, 5)]
-    lines = [json.loads(line) for line in failures_path(out).read_text().splitlines()]
+    lines = [json.loads(line) for line in skipped_images_path(out).read_text().splitlines()]
     assert [line["id"] for line in lines] == [3, 5]
     assert lines[1]["path"] == str(cut)
     assert "runcated" in lines[1]["reason"]
@@ -144,7 +144,7 @@ def test_skip_bad_lists_images_that_the_next_extraction_reads(
             extract_shards(dataset, CnnExtractor(TINY_FEATURE), out, 3)
         shutil.copy(few.parent / "images" / picture.name, picture)
     assert extracted_cache(dataset, CnnExtractor(TINY_FEATURE), out, 3).ids.tolist() == list(range(12))
-    assert not failures_path(out).exists()
+    assert not skipped_images_path(out).exists()
 
 
 def test_bad_usage_is_one_line(demo: Path, tmp_path: Path, fails: Fails) -> None:

@@ -17,7 +17,7 @@ from torchvision.ops import FrozenBatchNorm2d, box_iou
 from tests.features.conftest import extracted_cache
 from vse.features.cache.reader import FeatureReader
 from vse.features.cache.rows import dataset_items
-from vse.features.extractors.regions import RegionsExtractor, detect, set_map_strides
+from vse.features.extractors.regions import RegionsExtractor, detect_boxes, set_map_strides
 from vse.features.settings.images import RegionsConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
@@ -61,7 +61,7 @@ def test_a_detection_s_vector_is_the_box_head_s_of_the_final_box(extractor: Regi
     pixels = torch.from_numpy(np.array(photographs()[0])).permute(2, 0, 1)
     detector: Any = extractor.detector
     with torch.inference_mode():
-        found, size = detect(detector, pixels, SMALL)
+        found, size = detect_boxes(detector, pixels, SMALL)
         images, _ = detector.transform([pixels.float() / 255])
         maps = detector.backbone(images.tensors)
         slow = [detector.roi_heads.box_head(detector.roi_heads.box_roi_pool(maps, [box[None]], [size])) for box in found.boxes]
@@ -92,7 +92,7 @@ def test_bottom_up_boxes_are_those_of_a_loop(extractor: RegionsExtractor) -> Non
         boxes = detector.rpn(images, maps)[0][0]
         vectors = detector.roi_heads.box_head(detector.roi_heads.box_roi_pool(maps, [boxes], images.image_sizes))
         scores = detector.roi_heads.box_predictor(vectors)[0].softmax(-1)[:, 1:]
-        found, _ = detect(detector, pixels, config)
+        found, _ = detect_boxes(detector, pixels, config)
     best = slow_bottom_up(boxes, scores, 0.3)
     order = sorted(range(len(best)), key=lambda i: -best[i])
     n = min(max(sum(value > 0.4 for value in best), 3), 12)
@@ -105,7 +105,7 @@ def test_the_number_of_boxes_follows_the_scores(score: float, expected: int, ext
     config = SMALL.model_copy(update={"score": score, "min_boxes": 4, "max_boxes": 9})
     pixels = torch.from_numpy(np.array(photographs()[0])).permute(2, 0, 1)
     with torch.inference_mode():
-        found, _ = detect(extractor.detector, pixels, config)
+        found, _ = detect_boxes(extractor.detector, pixels, config)
     assert len(found.boxes) == expected
     assert (found.scores.diff() <= 0).all(), "best first"
 

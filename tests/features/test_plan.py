@@ -32,9 +32,9 @@ def test_a_cache_is_its_rows_by_its_numbers_and_the_shards_that_lack() -> None:
     plan = estimate_plan(shards("coco", "fc7", range(16), 64), RATES, {})
     rows = 123_287 / 4
     assert plan.jobs == {"extract": 16}
-    assert [size for size, _ in plan.stored] == [pytest.approx(rows * 4096 * 2)]
+    assert [size for size, _ in plan.cache_sizes] == [pytest.approx(rows * 4096 * 2)]
     assert [seconds for seconds, _ in plan.seconds] == [pytest.approx(rows / 7.8)]
-    assert plan.downloads[0][1].startswith("weights of vgg19, unless")
+    assert plan.download_sizes[0][1].startswith("weights of vgg19, unless")
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def test_a_cache_is_its_rows_by_its_numbers_and_the_shards_that_lack() -> None:
 )
 def test_what_is_not_known_of_a_feature_is_said(feature: str, size: float | None, seconds: float | None) -> None:
     plan = estimate_plan(shards("f30k", feature, range(4), 4), RATES, {})
-    assert [amount for amount, _ in plan.stored] == ([] if size is None else [pytest.approx(size)])
+    assert [amount for amount, _ in plan.cache_sizes] == ([] if size is None else [pytest.approx(size)])
     assert [amount for amount, _ in plan.seconds] == ([] if seconds is None else [pytest.approx(seconds)])
-    unknown = " ".join(text for text in plan.unknown if f"f30k_{feature}" in text)
+    unknown = " ".join(text for text in plan.unknown_amounts if f"f30k_{feature}" in text)
     assert ("size" in unknown, "time" in unknown) == (size is None, seconds is None)
 
 
@@ -68,7 +68,7 @@ def test_a_training_is_its_pairs_and_epochs_by_the_rate_of_earlier_ones(folder: 
     assert [s for s, _ in estimate_plan(run_of("f30k", "vsepp"), RATES, {}).seconds] == [pytest.approx(145_000 * 30 / 538)]
     on_restval = estimate_plan(run_of("coco", "scan_t2i_avg"), RATES, {}).seconds
     assert on_restval[0][0] == pytest.approx((414_113 + 152_634) * 20 / 48)
-    assert "no rate of twobranch" in estimate_plan(run_of("f30k", "twobranch"), RATES, {}).unknown[0]
+    assert "no rate of twobranch" in estimate_plan(run_of("f30k", "twobranch"), RATES, {}).unknown_amounts[0]
     (folder / "runs/f8k_twobranch/seed-0").mkdir(parents=True)
     record = {"experiment": "twobranch", "state": "finished", "n_train_pairs": 300, "epochs": 2, "train_seconds": 6.0}
     (folder / "runs/f8k_twobranch/seed-0/run.json").write_text(json.dumps(record))
@@ -80,12 +80,15 @@ def test_a_training_is_its_pairs_and_epochs_by_the_rate_of_earlier_ones(folder: 
 
 def test_downloads_are_the_files_that_are_not_there(folder: Path) -> None:
     prepare = [PlannedFile("prepare", Path("data/coco/dataset.json"))]
-    assert sum(size for size, _ in estimate_plan(prepare, RATES, {}).downloads) == 36_745_453 + 13_510_573_713 + 6_645_013_297
+    assert (
+        sum(size for size, _ in estimate_plan(prepare, RATES, {}).download_sizes)
+        == 36_745_453 + 13_510_573_713 + 6_645_013_297
+    )
     (folder / "data/coco/images/train2014").mkdir(parents=True)
-    left = [text for _, text in estimate_plan(prepare, RATES, {}).downloads]
+    left = [text for _, text in estimate_plan(prepare, RATES, {}).download_sizes]
     assert [text.partition(",")[0] for text in left] == ["caption_datasets.zip", "val2014.zip"]
     asked = estimate_plan([PlannedFile("prepare", Path("data/f30k/dataset.json"))], RATES, {})
-    assert "size of the images of f30k" in asked.unknown[0]
+    assert "size of the images of f30k" in asked.unknown_amounts[0]
 
 
 def test_rates_of_another_machine_count_before_those_that_ship(folder: Path, fails: Fails) -> None:

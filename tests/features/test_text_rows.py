@@ -80,10 +80,10 @@ def test_principal_components_are_those_of_the_different_training_phrases(demo: 
     assert isinstance(encoder, HglmmEncoder)
     different = [list(phrase) for phrase in dict.fromkeys(map(tuple, training_phrases(demo)))]
     assert len(different) < len(training_phrases(demo))
-    (blocks,) = list(encoder.fisher_blocks(encoder.parts[0].mixture, different, 10_000))
+    (blocks,) = list(encoder.iter_fisher_vectors(encoder.parts[0].mixture, different, 10_000))
     slow = PCA(n_components=10, svd_solver="full").fit(blocks.double().numpy())
-    assert encoder.parts[0].components is not None
-    cosines = np.abs((encoder.parts[0].components.double().numpy() * slow.components_).sum(1))
+    assert encoder.parts[0].pca_axes is not None
+    cosines = np.abs((encoder.parts[0].pca_axes.double().numpy() * slow.components_).sum(1))
     assert (cosines[:5] > 0.999).all()
 
 

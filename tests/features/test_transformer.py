@@ -54,7 +54,7 @@ def test_weights_in_parts_and_in_half_precision_become_one_network_in_float32(fo
     whole.save_pretrained(tmp_path / "parts", max_shard_size="20KB")
     (tmp_path / "parts" / "tokenizer.json").write_text((folder / "tokenizer.json").read_text())
     parts = read_transformer(str(tmp_path / "parts"))
-    assert len(parts.weights) > 3
+    assert len(parts.weight_files) > 3
     network = parts.load_network()
     for name, weight in network.state_dict().items():
         assert weight.dtype == torch.float32
@@ -77,7 +77,7 @@ def test_weights_that_are_read_draw_no_numbers_and_those_that_are_not_depend_on_
 def test_a_folder_of_the_short_name_stands_in_for_a_download(tmp_path: Path) -> None:
     made = make_bert(tmp_path / "weights" / "some-bert")
     found = read_transformer("somebody/some-bert", tmp_path / "weights")
-    assert found.weights[0].path == made / "model.safetensors"
+    assert found.weight_files[0].path == made / "model.safetensors"
     with pytest.raises(UserError, match="cannot get somebody/other-bert .*a folder other-bert and name"):
         read_transformer("somebody/other-bert", tmp_path / "weights")
 
@@ -109,7 +109,7 @@ def test_other_families_read_as_many_tokens_as_they_have_positions_whatever_the_
 
 
 def test_what_a_tokenizer_does_not_know_is_named(folder: Path) -> None:
-    assert read_transformer(str(folder)).unknown_words("a red ☂ and ☂☂ disc") == ["☂", "☂☂"]
+    assert read_transformer(str(folder)).find_unknown_words("a red ☂ and ☂☂ disc") == ["☂", "☂☂"]
     assert read_transformer(str(folder)).tokens("Red zoo") == ["[CLS]", "red", "z", "##o", "##o", "[SEP]"]
 
 

@@ -15,7 +15,7 @@ from vse.features.backbones.transformer import Transformer
 from vse.features.cache.feature_cache import FeatureCache, open_cache
 from vse.features.cache.reader import check_text_rows
 from vse.features.cache.rows import TextRows
-from vse.features.data_checks import check_data, check_same_photos, hash_dataset
+from vse.features.data_checks import check_belongs_to_dataset, check_same_photos, compute_data_checksums
 from vse.features.exchange.embeddings import captions_cache_path, read_backbone
 from vse.features.extractors.proposals import check_truth_cache, has_truth_boxes
 from vse.features.extractors.words import read_word_vectors
@@ -134,7 +134,7 @@ class Inputs:
             "features": describe(self.cache),
             "captions": relative_path(self.dataset.path, folder),
             "tokeniser": self.dataset.tokeniser,
-            "data": hash_dataset(self.eval_cache, self.dataset).model_dump(),
+            "data": compute_data_checksums(self.eval_cache, self.dataset).model_dump(),
             **{name: value for name, value in optional.items() if value is not None},
         }
 
@@ -163,7 +163,7 @@ def open_inputs(
     for images in {cache.path: cache, eval_cache.path: eval_cache}.values():
         if images is not cache:
             _check_compatible(images, cache)
-        check_data(images, dataset)
+        check_belongs_to_dataset(images, dataset)
         if images.kind != "image":
             raise UserError(f"{images.path} holds {images.describe()}; features of images are needed")
     base = _find_base(experiment, dataset.name, seed, folder, paths.start_from)
@@ -174,14 +174,14 @@ def open_inputs(
     captions = _open_cache(cache, experiment.caption_feature, caption_file, hint)
     if captions is not None:
         check_text_rows(captions, texts)
-        check_data(captions, dataset)
+        check_belongs_to_dataset(captions, dataset)
     hint = f"{name} is trained on {experiment.truth_feature!r}: {extract} --truth-features"
     truths = _open_cache(cache, experiment.truth_feature, paths.truth_features, hint)
     if truths is not None:
         _check_compatible(truths, cache)
         if has_truth_boxes(truths):
             check_truth_cache(truths, cache)
-        check_data(truths, dataset)
+        check_belongs_to_dataset(truths, dataset)
     transformer = None
     if captions is None and caption_encoder is not None:
 

@@ -16,7 +16,7 @@ from vse.eval.report.drawings import AttendingRun, Pair
 from vse.eval.search.top_k import Attention, SearchHit
 from vse.features.backbones.device import move_tensor
 from vse.features.extractors.cnn import VectorBoxes
-from vse.features.extractors.images import UnfitSize
+from vse.features.extractors.images import UnsuitableImageSize
 from vse.pipeline.dataset.captions import UNKNOWN
 from vse.pipeline.dataset.dataset import Caption
 from vse.pipeline.dataset.identity import check_recorded_data
@@ -56,7 +56,7 @@ class PairAttention:
             return None
         try:
             boxes = self._vector_boxes.boxes(size, image_id)
-        except UnfitSize:
+        except UnsuitableImageSize:
             return None
         words, first = self._words(text), torch.zeros(1, dtype=torch.int64)
         similarity, device = self.trained.model.similarity, self.trained.device

@@ -27,7 +27,7 @@ from vse.features.backbones.device import MEMORY_ADVICE, memory_guard
 from vse.features.cache.rows import Ids, row_ids
 from vse.features.cache.rows import Kind as RowKind
 from vse.features.cache.shards import check_cache_out, parse_feature_name
-from vse.features.data_checks import hash_dataset
+from vse.features.data_checks import compute_data_checksums
 from vse.features.exchange.embeddings import KIND_PLURALS, Backbone, cache_paths, write_backbone_cache
 from vse.pipeline.dataset.captions import UNKNOWN
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
@@ -141,7 +141,7 @@ def _path_for_other_data(opened: OpenedRun, split: str, name: str) -> Path:
     if there is None or not compare_data(build_identity(images, opened.hashes(images)["photo_hashes"]), there):
         return out
     log.warning("%s: of another data set of this name, and is kept", out)
-    return out.with_name(f"{opened.dataset.name}-{hash_dataset(opened.cache, opened.dataset).short}_{name}")
+    return out.with_name(f"{opened.dataset.name}-{compute_data_checksums(opened.cache, opened.dataset).short}_{name}")
 
 
 def unknown_words(trained: TrainedRun) -> dict[str, int]:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from vse.features.backbones.device import pick_device
 from vse.features.cache.feature_cache import FeatureCache, open_cache, read_input_hashes
 from vse.features.cache.shards import shards_folder
-from vse.features.data_checks import check_data, hash_dataset, read_data_identity
+from vse.features.data_checks import check_belongs_to_dataset, compute_data_checksums, read_data_identity
 from vse.features.exchange.embeddings import captions_cache_path, read_backbone
 from vse.features.extractors.captions import encoder_path
 from vse.features.settings import has_auto_precision
@@ -49,7 +49,7 @@ def checksums_if_other_data(
     same_captions, same_cache = dataset.sha256 == record.get("captions_sha256"), cache.key == folder.eval_cache_record()["key"]
     if same_captions and same_cache:
         return None
-    checksums, of_training = hash_dataset(cache, dataset), training_checksums(folder, record)
+    checksums, of_training = compute_data_checksums(cache, dataset), training_checksums(folder, record)
     if of_training is None:
         return None if same_captions and "captions_sha256" in record else checksums
     recorded = read_data_identity(cache)
@@ -73,7 +73,7 @@ def training_checksums(folder: RunFolder, record: Mapping[str, Any]) -> DataChec
         own = load_dataset_file(folder.path / str(place))
         cache = open_cache(folder.feature_file())
         if own.sha256 == record.get("captions_sha256") and cache.key == folder.eval_cache_record()["key"]:
-            return hash_dataset(cache, own)
+            return compute_data_checksums(cache, own)
     return None
 
 
@@ -230,7 +230,7 @@ def open_run(run: Path, files: RunFiles = RunFiles(), device: str = "auto", allo
     if caption_file is not None:
         caption_cache = _open_compatible(caption_file, record["caption_features"], folder, "--caption-features")
     dataset = load_dataset_file(files.captions or cache.dataset_file)
-    check_data(cache, dataset)
+    check_belongs_to_dataset(cache, dataset)
     other_checksums, of_training = None, None
     if dataset.name == record["dataset"]:
         other_checksums = checksums_if_other_data(folder, record, cache, dataset)

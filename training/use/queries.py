@@ -96,7 +96,7 @@ class QueryEncoder:
         if not (text.strip() if as_written else tokens):
             raise UserError(f"{text!r}: no word to search for")
         if trained.transformer is not None:
-            if unknown := trained.transformer.unknown_words(text):
+            if unknown := trained.transformer.find_unknown_words(text):
                 remark = f"not known to the tokenizer of {trained.transformer.name}: {', '.join(unknown)}"
             inputs: Encoded = TokenIndices([text], trained.transformer, trained.device).read(np.zeros(1, np.int64))
         elif trained.caption_cache is None or reader is None:

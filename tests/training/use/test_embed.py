@@ -169,7 +169,7 @@ def test_both_caches_say_which_run_made_them(made: Path, run: Path, cache: Path)
     for made_cache in opened(made):
         backbone = read_backbone(made_cache)
         assert backbone.sha256 == sha256_file(run / "best.safetensors")
-        assert (backbone.experiment, backbone.details["seed"]) == ("vsepp", 0)
+        assert (backbone.experiment, backbone.more_provenance["seed"]) == ("vsepp", 0)
         assert backbone.run.resolve() == run.resolve()
         assert verify_inputs(made_cache) == "not at hand (embeddings of a model)"
 
