@@ -90,13 +90,13 @@ def all_idle(cores: Iterable[int], proc: Path = PROC, pause: Callable[[], None] 
     The idle time comes from ``/proc/stat``, in ticks of 10 ms. A core without counters is busy. Time that a hypervisor takes
     from a virtual machine is busy time.
     """
-    before = _idle_minus_busy(proc)
+    before = _read_idle_surplus_ticks(proc)
     pause()
-    after = _idle_minus_busy(proc)
+    after = _read_idle_surplus_ticks(proc)
     return all(after.get(core, 0) > before.get(core, 0) for core in cores)
 
 
-def _idle_minus_busy(proc: Path) -> dict[int, int]:
+def _read_idle_surplus_ticks(proc: Path) -> dict[int, int]:
     """Return, for each core, the number of idle ticks minus the number of busy ticks since the machine started."""
     ticks = {}
     for line in _read_text(proc / "stat").splitlines():

@@ -116,7 +116,7 @@ class _CaptionWriter:
 
     def one_object(self) -> DemoCaption:
         """Describe the size, texture, shape and place of one object, and its colour if there are several objects."""
-        which = ("size", "texture", "shape") if self.alone else ("size", "texture", "colour", "shape")
+        which = ("size", "texture", "shape") if self.has_one_object else ("size", "texture", "colour", "shape")
         item = self.scene.objects[self.first]
         opening = self.pick(("there is", "we see", ""))
         named = self.object_phrase(self.first, *which)
@@ -124,7 +124,7 @@ class _CaptionWriter:
 
     def relation(self) -> DemoCaption:
         """Describe the position of one object relative to a second object, or state that a single object is alone."""
-        if self.alone:
+        if self.has_one_object:
             lonely = self.pick(("all alone", "by itself", "with nothing else around"))
             pieces: list[str | _PhraseText] = [self.object_phrase(0, "size", "colour", "shape"), lonely]
             return self.build(pieces, [("count",), *self.facts(0, "size", "colour", "shape")])
@@ -141,47 +141,47 @@ class _CaptionWriter:
     def background(self) -> DemoCaption:
         """Describe the background, the number of objects, and their colours, or the texture of a single object."""
         objects = self.scene.objects
-        property_named = "texture" if self.alone else "colour"
-        words = [self.word(getattr(item, property_named)) for item in objects]
+        property_named = "texture" if self.has_one_object else "colour"
+        words = [self.pick_synonym(getattr(item, property_named)) for item in objects]
         count = _NUMBERS[len(objects)]
-        noun = self.word("shape" if self.alone else "shapes")
+        noun = self.pick_synonym("shape" if self.has_one_object else "shapes")
         facts = [("background",), ("count",), *(f for k in range(len(objects)) for f in self.facts(k, property_named))]
         everything = tuple(range(len(objects)))
-        if self.alone:
+        if self.has_one_object:
             return self.build([_PhraseText(f"{count} {words[0]} {noun}", (0,)), self.background_phrase()], facts)
         each: list[list[str | _PhraseText]] = [[_PhraseText(word, (k,))] for k, word in enumerate(words)]
         return self.build([_PhraseText(f"{count} {noun}", everything), self.background_phrase(), ":", *self.join(each)], facts)
 
     def other_object(self) -> DemoCaption:
         """Describe the background and an object, which differs from that of :meth:`one_object` if there are several."""
-        which = ("size", "colour", "shape") if self.alone else ("texture", "colour", "shape")
+        which = ("size", "colour", "shape") if self.has_one_object else ("texture", "colour", "shape")
         facts = [("background",), *self.facts(self.second, *which, "place")]
         place = self.place_text(self.scene.objects[self.second])
         return self.build([self.object_phrase(self.second, *which), self.background_phrase(), place], facts)
 
     @property
-    def alone(self) -> bool:
+    def has_one_object(self) -> bool:
         return len(self.scene.objects) == 1
 
     def pick(self, choices: Sequence[str]) -> str:
         return choices[int(self.rng.integers(len(choices)))]
 
-    def word(self, concept: str) -> str:
+    def pick_synonym(self, concept: str) -> str:
         return self.pick(SYNONYMS[concept])
 
     def object_phrase(self, k: int, *properties: str, article: str = "a") -> _PhraseText:
-        words = [self.word(getattr(self.scene.objects[k], p)) for p in properties]
+        words = [self.pick_synonym(getattr(self.scene.objects[k], p)) for p in properties]
         if article == "a" and words[0][0] in "aeiou":
             article = "an"
         if words[-1] == "round":
-            words[-1] = f"round {self.word('shape')}"
+            words[-1] = f"round {self.pick_synonym('shape')}"
         return _PhraseText(" ".join([article, *words]), (k,))
 
     def facts(self, k: int, *properties: str) -> list[tuple[str, ...]]:
         return [(p, str(k)) for p in properties]
 
     def background_phrase(self) -> list[str | _PhraseText]:
-        return [self.pick(("on", "against", "in front of")), _PhraseText(self.word(self.scene.background), ())]
+        return [self.pick(("on", "against", "in front of")), _PhraseText(self.pick_synonym(self.scene.background), ())]
 
     def place_text(self, item: SceneObject) -> str:
         row, column = self.pick(_ROWS[item.row]), _COLUMNS[item.column]
@@ -232,7 +232,7 @@ def create_demo(out: Path, n_images: int = DEFAULT_IMAGES, seed: int = 0, name: 
     with lock_for_writing(out, folder=True):
         for imgid in range(n_images):
             check_output(out / "images" / _filename(imgid), _DEMO_IMAGE)
-        _clear(out, name)
+        _remove_earlier_demo(out, name)
         return _draw(out, splits, seed, name)
 
 
@@ -255,7 +255,7 @@ def _is_demo_image(path: Path) -> bool:
 _DEMO_IMAGE = OutputKind("an image of the demo", _is_demo_image)
 
 
-def _clear(out: Path, name: str) -> None:
+def _remove_earlier_demo(out: Path, name: str) -> None:
     """Remove the ``dataset.json`` of an earlier demo and the temporary files of killed runs."""
     file = out / "dataset.json"
     if file.is_file():

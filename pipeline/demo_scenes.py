@@ -111,7 +111,7 @@ def draw_scene(scene: Scene, rng: np.random.Generator) -> Image.Image:
     for item in scene.objects:
         left, top, right, _ = item.box
         side = right - left
-        image.paste(_fill(item, side), (left, top), _mask(item.shape, side))
+        image.paste(_draw_texture(item, side), (left, top), _mask(item.shape, side))
     return image
 
 
@@ -143,7 +143,7 @@ def _background(name: str, rng: np.random.Generator) -> NDArray[np.uint8]:
     return pixels.clip(0, 255).astype(np.uint8)
 
 
-def _fill(item: SceneObject, side: int) -> Image.Image:
+def _draw_texture(item: SceneObject, side: int) -> Image.Image:
     """Return a square image filled with the colour and texture of an object."""
     colour = np.asarray(COLOURS[item.colour], np.float32)
     second = colour * 0.55 if colour.mean() > 90 else colour * 0.6 + 90

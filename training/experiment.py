@@ -37,7 +37,7 @@ class ExperimentConfig(ExperimentOutline):
     """One experiment: its features, model, loss, optimisation and solver."""
 
     model_config = ConfigDict(extra="forbid")
-    renamed: ClassVar[Mapping[str, str]] = {
+    renamed_keys: ClassVar[Mapping[str, str]] = {
         "model.recurrent": "model.caption_encoder.name",
         "model.branches": "model.image_encoder and model.caption_encoder, each { name: branch }",
         "model.branches.layers": _BRANCH_KEYS.format("name"),

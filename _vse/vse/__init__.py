@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from vse.training.options import TrainOptions as TrainOptions
 
 
-_PUBLIC = {
+_NAMES_BY_MODULE = {
     "vse.data": ("open_dataset", "open_features", "draw_demo", "import_data", "extract", "embeddings_as_features"),
     "vse.features.options": ("SplitShares", "ImportOptions", "ExtractOptions"),
     "vse.runs": ("train", "load", "TrainedModel", "SearchIndex"),
@@ -60,7 +60,7 @@ _PUBLIC = {
     "vse.data_files": ("DatasetFile", "FeatureFile", "ImportedData"),
     "vse.pipeline.errors": ("UserError", "Interrupted"),
 }
-_MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
+_MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 __all__ = [*_MODULES, "__version__"]
 
 
@@ -70,8 +70,8 @@ def __getattr__(name: str) -> Any:
         return value
     if not name.startswith("_"):
         former_calls = import_module("vse.former_calls")
-        if name in former_calls.FUNCTIONS:
-            return former_calls.former_function(name)
+        if name in former_calls.NEW_CALLS_BY_FUNCTION:
+            return former_calls.build_refusing_function(name)
     raise AttributeError(f"module 'vse' has no attribute {name!r}")
 
 

@@ -47,7 +47,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _ARGUMENT = re.compile(r"^    (\w+): .*(?:\n     .*)*", re.M)
 _AFTER_ARGUMENTS = re.compile(r"\n(?=(Returns|Raises|Examples):\n)|\Z")
 _OPTION = re.compile(r"(?<![\w/.-])--([a-z][a-z-]*)")
-_RENAMED_OPTIONS = {
+_ARGUMENT_BY_OPTION = {
     "set": "sets",
     "ensemble": "vse.Ensemble",
     "index_type": "factory",
@@ -135,7 +135,7 @@ ArrayOrPath = Annotated[
     ArrayLike | os.PathLike[str],
     Allowed("an array of numbers, or a path", lambda value: is_path(value) or is_array(value), may_be_path=True),
 ]
-_PLAIN_TYPES: dict[Any, Any] = {str: get_args(Text)[1], bool: get_args(Flag)[1]}
+_ALLOWED_BY_TYPE: dict[Any, Any] = {str: get_args(Text)[1], bool: get_args(Flag)[1]}
 
 
 def checked(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters, _Returned]:
@@ -220,7 +220,7 @@ def replace_option_names(message: str) -> str:
 
     def argument(option: re.Match[str]) -> str:
         name = option[1].rstrip("-").replace("-", "_")
-        return _RENAMED_OPTIONS.get(name, name)
+        return _ARGUMENT_BY_OPTION.get(name, name)
 
     return _OPTION.sub(argument, message)
 
@@ -282,11 +282,11 @@ def allowed_arguments(function: Any) -> dict[str, tuple[Allowed, bool]]:
     """
     if isinstance(function, type) and issubclass(function, Options):
         hints = get_type_hints(function, include_extras=True)
-        return {name: _allowed(hints[name]) for name in function.model_fields}
+        return {name: _parse_annotation(hints[name]) for name in function.model_fields}
     annotations = {name: hint for name, hint in inspect.unwrap(function).__annotations__.items() if name != "return"}
     namespace = types.SimpleNamespace(__annotations__=annotations)
     hints = get_type_hints(namespace, inspect.unwrap(function).__globals__, include_extras=True)
-    return {name: _allowed(hint) for name, hint in hints.items()}
+    return {name: _parse_annotation(hint) for name, hint in hints.items()}
 
 
 @overload
@@ -321,10 +321,10 @@ def settings_as_texts(settings: Mapping[str, object] | Sequence[str] | None) -> 
         return [settings]
     if not isinstance(settings, Mapping):
         return list(settings)
-    return [f"{key}={_as_yaml(key, value)}" for key, value in settings.items()]
+    return [f"{key}={_format_setting_value(key, value)}" for key, value in settings.items()]
 
 
-def _as_yaml(key: str, value: object) -> str:
+def _format_setting_value(key: str, value: object) -> str:
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)
     plain = value.item() if hasattr(value, "item") else value
@@ -334,15 +334,15 @@ def _as_yaml(key: str, value: object) -> str:
         raise UserError(f"sets: {key}: a value of type {type(value).__name__} cannot be a setting") from None
 
 
-def _allowed(hint: Any) -> tuple[Allowed, bool]:
+def _parse_annotation(hint: Any) -> tuple[Allowed, bool]:
     """Return the allowed values that an annotation describes, and whether it allows None."""
     if get_origin(hint) in (Union, types.UnionType):
         inner = [part for part in get_args(hint) if part is not types.NoneType]
-        return _allowed(inner[0])[0], len(inner) < len(get_args(hint))
+        return _parse_annotation(inner[0])[0], len(inner) < len(get_args(hint))
     for mark in getattr(hint, "__metadata__", ()):
         if isinstance(mark, Allowed):
             return mark, False
-    return _PLAIN_TYPES.get(hint) or Allowed(f"a vse.{hint.__name__}", lambda value: isinstance(value, hint)), False
+    return _ALLOWED_BY_TYPE.get(hint) or Allowed(f"a vse.{hint.__name__}", lambda value: isinstance(value, hint)), False
 
 
 def _call_text(function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> str:

@@ -31,10 +31,10 @@ def _are_ids(value: object) -> bool:
     return isinstance(value, Iterable) and all(isinstance(one, int | np.integer) for one in value)
 
 
-RowIds = Annotated[
+IdSelection = Annotated[
     int | np.integer[Any] | slice | Iterable[int] | NDArray[Any], Allowed("an id, a list of ids, or [:]", _are_ids)
 ]
-RowId = Annotated[int | np.integer[Any], Allowed("an id", is_integer)]
+SingleId = Annotated[int | np.integer[Any], Allowed("an id", is_integer)]
 DISPLAYED_ROWS = 5  # of a frame in a notebook
 
 
@@ -132,7 +132,7 @@ class DatasetFile(FileHandle):
         return caption_ids(images)
 
     @checked
-    def photo(self, image_id: RowId) -> Path:
+    def photo(self, image_id: SingleId) -> Path:
         """Return the path of an image file. Raises [`vse.UserError`][] if the data set has no such image."""
         image = self._dataset.find_image(int(image_id))
         if image is None:
@@ -183,7 +183,7 @@ class FeatureFile(FileHandle):
         return dict(self._cache.provenance)
 
     @checked
-    def __getitem__(self, ids: RowIds) -> NDArray[Any] | list[NDArray[Any]]:
+    def __getitem__(self, ids: IdSelection) -> NDArray[Any] | list[NDArray[Any]]:
         positions = self._positions(ids)
         if not self.ragged:
             rows: NDArray[Any] = self._reader.rows(positions)
@@ -193,7 +193,7 @@ class FeatureFile(FileHandle):
         return ragged[0] if _is_single_id(ids) else ragged
 
     @checked
-    def tensor(self, ids: RowIds = slice(None)) -> Tensor:
+    def tensor(self, ids: IdSelection = slice(None)) -> Tensor:
         """Return the rows as a float32 tensor of torch; ragged rows are padded with zeros to (n, longest, dim)."""
         import torch
 
@@ -203,7 +203,7 @@ class FeatureFile(FileHandle):
         return tensor[0] if _is_single_id(ids) else tensor
 
     @checked
-    def mask(self, ids: RowIds = slice(None)) -> Tensor:
+    def mask(self, ids: IdSelection = slice(None)) -> Tensor:
         """Return which positions of the padded ``tensor`` hold vectors, (n, longest) booleans; the others are padding.
 
         Raises [`vse.UserError`][] if the cache is not ragged.
@@ -215,7 +215,7 @@ class FeatureFile(FileHandle):
         return mask[0] if _is_single_id(ids) else mask
 
     @checked
-    def counts(self, ids: RowIds = slice(None)) -> NDArray[np.int64]:
+    def counts(self, ids: IdSelection = slice(None)) -> NDArray[np.int64]:
         """Return the number of vectors of each row, such as the regions of each image, (n,).
 
         Raises [`vse.UserError`][] if the cache is not ragged.
@@ -227,7 +227,7 @@ class FeatureFile(FileHandle):
         return np.diff(self._cache.offsets)[positions]
 
     @checked
-    def boxes(self, ids: RowIds = slice(None)) -> NDArray[np.float32] | list[NDArray[np.float32]]:
+    def boxes(self, ids: IdSelection = slice(None)) -> NDArray[np.float32] | list[NDArray[np.float32]]:
         """Return the boxes of the regions of each row.
 
         Each array (n_regions, 4) has x1, y1, x2, y2 in pixels of the original image. Raises [`vse.UserError`][] if the cache
@@ -251,7 +251,7 @@ class FeatureFile(FileHandle):
     def _reader(self) -> FeatureReader:
         return FeatureReader(self._cache, memory_gb=0)
 
-    def _positions(self, ids: RowIds) -> NDArray[np.int64]:
+    def _positions(self, ids: IdSelection) -> NDArray[np.int64]:
         if isinstance(ids, slice):
             if ids != slice(None):
                 raise UserError(

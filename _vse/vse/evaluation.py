@@ -27,9 +27,9 @@ from vse.pipeline.options import Options
 from vse.reports import SavableResult, move_references, table_html
 from vse.split_embeddings import SplitEmbeddings
 
-_EMBEDDINGS = "vse.embeddings(...), a path, or a list of these"
+_EMBEDDINGS_DESCRIPTION = "vse.embeddings(...), a path, or a list of these"
 Members = Annotated[
-    str | os.PathLike[str] | Sequence[str | os.PathLike[str]], Allowed(_EMBEDDINGS, are_paths, may_be_path=True)
+    str | os.PathLike[str] | Sequence[str | os.PathLike[str]], Allowed(_EMBEDDINGS_DESCRIPTION, are_paths, may_be_path=True)
 ]
 
 
@@ -51,7 +51,9 @@ class Ensemble(Options):
 EmbeddingsOrEnsemble = Annotated[
     Ensemble | str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     Allowed(
-        f"{_EMBEDDINGS}, or a vse.Ensemble", lambda value: isinstance(value, Ensemble) or are_paths(value), may_be_path=True
+        f"{_EMBEDDINGS_DESCRIPTION}, or a vse.Ensemble",
+        lambda value: isinstance(value, Ensemble) or are_paths(value),
+        may_be_path=True,
     ),
 ]
 
@@ -72,7 +74,7 @@ class EvaluationJob:
         options, first = self._options(**changes), self.sources[0]
         use_device(options.device)
         if len(self.sources) > 1 or isinstance(first, Path):
-            with TemporaryDirectory() as folder, self._files(Path(folder)) as files:
+            with TemporaryDirectory() as folder, self._provide_source_files(Path(folder)) as files:
                 content = evaluate_files(files, None, self.protocol, options)
                 return move_references(content, Path.cwd(), Path.cwd(), excluded=Path(folder))
         options.check()
@@ -88,7 +90,7 @@ class EvaluationJob:
         return AllEvaluateOptions(**{**dict(self.options), **changes})
 
     @contextmanager
-    def model_files(self, folder: Path) -> Iterator[list[Path]]:
+    def provide_model_files(self, folder: Path) -> Iterator[list[Path]]:
         """Yield the embeddings files of the model, one for each seed.
 
         An ensemble, and embeddings in arrays, are first written to ``folder``.
@@ -97,11 +99,11 @@ class EvaluationJob:
             self.evaluate(save=folder / "ensemble.h5", bootstrap=0, cross_check=False)
             yield sorted(folder.glob("ensemble*.h5"))
             return
-        with self._files(folder) as files:
+        with self._provide_source_files(folder) as files:
             yield files
 
     @contextmanager
-    def _files(self, folder: Path) -> Iterator[list[Path]]:
+    def _provide_source_files(self, folder: Path) -> Iterator[list[Path]]:
         """Yield a file for each source. Arrays are written to ``folder``. Errors contain the model's name, not such a path."""
         arrays = {folder / f"{k}.h5": one for k, one in enumerate(self.sources) if isinstance(one, SplitEmbeddings)}
         for path, one in arrays.items():
@@ -152,7 +154,7 @@ class Evaluation(SavableResult):
         """
         with TemporaryDirectory() as folder:
             out = Path(folder, "queries.csv") if path is None else as_path(path)
-            self._evaluate_again(per_query=out)
+            self._write_extra_files(per_query=out)
             frame = pd.read_parquet(out) if out.suffix == ".parquet" else pd.read_csv(out, engine="python")  # exact numbers
         return frame.astype({"seed": "Int64", "wrong_id": "Int64"})
 
@@ -164,7 +166,7 @@ class Evaluation(SavableResult):
         another kind. Raises [`vse.UserError`][] for phrase scores.
         """
         out = as_path(folder)
-        self._evaluate_again(trec=out, trec_depth=depth)
+        self._write_extra_files(trec=out, trec_depth=depth)
         return out
 
     @public
@@ -193,7 +195,7 @@ class Evaluation(SavableResult):
         With several seeds the files are ``<name>-<seed>.h5``. ``force`` replaces files of another kind. Raises
         [`vse.UserError`][] if this is not the evaluation of an ensemble.
         """
-        self._evaluate_again(save=as_path(path))
+        self._write_extra_files(save=as_path(path))
         return as_path(path)
 
     @public
@@ -208,10 +210,10 @@ class Evaluation(SavableResult):
             raise UserError(f"other: evaluated by the protocol {theirs.protocol!r}, and this result by {ours.protocol!r}")
         with TemporaryDirectory() as name:
             folder = Path(name)
-            with ours.model_files(folder / "a") as own, theirs.model_files(folder / "b") as others:
+            with ours.provide_model_files(folder / "a") as own, theirs.provide_model_files(folder / "b") as others:
                 return ModelComparison([*own, *others], folder, ours.with_options(bootstrap=bootstrap))
 
-    def _evaluate_again(self, **changes: Any) -> None:
+    def _write_extra_files(self, **changes: Any) -> None:
         """Evaluate again, only to write the files that ``changes`` names."""
         left_out = {"bootstrap": 0, "cross_check": False, "index": None, "index_parameters": "", "rerank": ()}
         self._job.evaluate(**left_out, **changes)

@@ -7,7 +7,7 @@ from typing import Any
 
 from vse.pipeline.errors import UserError
 
-FUNCTIONS = {
+NEW_CALLS_BY_FUNCTION = {
     "embed": "vse.load(run).embed(split)",
     "search": "vse.load(run).search(query, k)",
     "compare": "vse.evaluate(a).compare(vse.evaluate(b))",
@@ -18,7 +18,7 @@ FUNCTIONS = {
 }
 
 
-def _options_calls(function: str, options: str, names: str) -> dict[str, str]:
+def _calls_with_options(function: str, options: str, names: str) -> dict[str, str]:
     """Map each argument in ``names`` to a call of ``function`` that passes this argument in an object of options.
 
     ``options`` is a format string, such as ``options=vse.ExtractOptions({})``.
@@ -31,21 +31,23 @@ def _one_call_for_all(new_call: str, names: str) -> dict[str, str]:
 
 
 _ARRAYS_CALL = "vse.evaluate(vse.embeddings(images, captions, image_of_caption))"
-ARGUMENTS = {
-    "extract": _options_calls("extract", "options=vse.ExtractOptions({})", "skip_bad weights_dir words device threads force"),
+NEW_CALLS_BY_ARGUMENT = {
+    "extract": _calls_with_options(
+        "extract", "options=vse.ExtractOptions({})", "skip_bad weights_dir words device threads force"
+    ),
     "import_data": {
-        **_options_calls("import_data", "splits=vse.SplitShares({})", "val test seed"),
-        **_options_calls(
+        **_calls_with_options("import_data", "splits=vse.SplitShares({})", "val test seed"),
+        **_calls_with_options(
             "import_data", "options=vse.ImportOptions({})", "format key_until quoting tokeniser skip_bad out_features force"
         ),
     },
     "train": {
-        **_options_calls(
+        **_calls_with_options(
             "train",
             "inputs=vse.TrainInputs({})",
             "captions eval_features caption_features truth_features start_from weights_dir words",
         ),
-        **_options_calls(
+        **_calls_with_options(
             "train",
             "options=vse.TrainOptions({})",
             "log_negatives tensorboard resume overwrite force allow_code device threads",
@@ -67,20 +69,22 @@ ARGUMENTS = {
         **_one_call_for_all("vse.evaluate(...).with_rerank(candidates)", "rerank"),
         **_one_call_for_all("vse.evaluate(...).per_query(path)", "per_query"),
         **_one_call_for_all("vse.evaluate(...).to_trec(folder, depth)", "trec trec_depth"),
-        **_options_calls("evaluate", "options=vse.EvaluateOptions({})", "cross_check cross_checked iou cxc unfinished device"),
+        **_calls_with_options(
+            "evaluate", "options=vse.EvaluateOptions({})", "cross_check cross_checked iou cxc unfinished device"
+        ),
     },
 }
 
 
 def replacing_call(function: str, argument: str) -> str | None:
     """Return the text of the call that replaces an argument of an earlier version; None for any other argument."""
-    return ARGUMENTS.get(function, {}).get(argument)
+    return NEW_CALLS_BY_ARGUMENT.get(function, {}).get(argument)
 
 
-def former_function(name: str) -> Callable[..., Any]:
+def build_refusing_function(name: str) -> Callable[..., Any]:
     """Return a function that raises a UserError with the call that replaces an earlier function or class."""
 
     def call(*_: Any, **__: Any) -> Any:
-        raise UserError(f"vse.{name}(...) is now {FUNCTIONS[name]}")
+        raise UserError(f"vse.{name}(...) is now {NEW_CALLS_BY_FUNCTION[name]}")
 
     return call

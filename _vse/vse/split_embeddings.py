@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vse.eval.files.embeddings import Embeddings
 
 _CAPTION_IMAGE_IDS = "caption_image_ids"  # the name of image_of_caption in files
-_ID_ARRAYS = {"image_ids": "images", "caption_ids": "captions", "image_of_caption": "captions"}
+_SIDE_OF_ID_ARRAY = {"image_ids": "images", "caption_ids": "captions", "image_of_caption": "captions"}
 
 
 class SplitName(Options):
@@ -244,7 +244,7 @@ def _from_arrays(arrays: dict[str, NDArray[Any]], similarity: str, name: str, sp
     from vse.eval.files.embeddings import build_embeddings
 
     for argument, array in arrays.items():
-        axes = 1 if argument in _ID_ARRAYS else 2
+        axes = 1 if argument in _SIDE_OF_ID_ARRAY else 2
         if array.ndim != axes:
             raise UserError(f"{argument}: an array of {axes} axes is needed, not of shape {array.shape}")
     for argument in ("captions", "image_of_caption"):
@@ -252,7 +252,7 @@ def _from_arrays(arrays: dict[str, NDArray[Any]], similarity: str, name: str, sp
             raise UserError(f"{argument}=None: an array is needed")
     n_rows = {"images": len(arrays.get("images", arrays.get("scores", ())))}
     n_rows["captions"] = arrays["scores"].shape[1] if "scores" in arrays else len(arrays["captions"])
-    for argument, side in _ID_ARRAYS.items():
+    for argument, side in _SIDE_OF_ID_ARRAY.items():
         if argument in arrays and len(arrays[argument]) != n_rows[side]:
             origin = "scores" if "scores" in arrays else side
             raise UserError(f"{argument}: {len(arrays[argument])} ids for the {n_rows[side]} {side} in {origin}")

@@ -25,7 +25,7 @@ DEFAULT_TOKENISER = "letters_and_digits"  # of a data set that names none
 IMPORT_TOKENISER = "unicode_words"  # the default of an import
 _TOKEN = re.compile(r"[a-z0-9]+")
 _JOINERS = "\u200c\u200d"  # characters inside words of Persian and of Indian scripts
-_UNSPACED = re.compile("[\u3005-\u3007\u3041-\u3096\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
+_UNSPACED_CHARACTER = re.compile("[\u3005-\u3007\u3041-\u3096\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 
 
 def ascii_words(text: str) -> list[str]:
@@ -42,13 +42,13 @@ def unicode_words(text: str) -> list[str]:
     lower = unicodedata.normalize("NFC", text.lower())
     if lower.isascii():
         return ascii_words(lower)
-    spread = _UNSPACED.sub(r" \g<0> ", lower)
-    words = "".join(map(_word_character, spread)).split()
+    spread = _UNSPACED_CHARACTER.sub(r" \g<0> ", lower)
+    words = "".join(map(_blank_non_word_character, spread)).split()
     return [word for word in (word.strip(_JOINERS) for word in words) if any(map(str.isalnum, word))]
 
 
 @cache
-def _word_character(character: str) -> str:
+def _blank_non_word_character(character: str) -> str:
     """Return a character that can be part of a word, an empty text for a soft hyphen, or a blank for any other character."""
     kind = unicodedata.category(character)[0]
     return character if kind in "LMN" or character in _JOINERS else "" if character == "\u00ad" else " "
@@ -140,7 +140,7 @@ class Vocabulary:
 _Words = Sequence[str]
 
 
-def compact_text(words: _Words) -> str:
+def join_letters_and_digits(words: _Words) -> str:
     """Return the letters and digits of a caption in lower case, without blanks."""
     return "".join(ascii_words(" ".join(words)))
 
@@ -155,8 +155,8 @@ def match_captions(captions: Sequence[_Words], others: Sequence[_Words], min_sim
     """
     by_text: dict[str, list[int]] = {}
     for index, other in enumerate(others):
-        by_text.setdefault(compact_text(other), []).append(index)
-    pairs = {k: same.pop(0) for k, caption in enumerate(captions) if (same := by_text.get(compact_text(caption)))}
+        by_text.setdefault(join_letters_and_digits(other), []).append(index)
+    pairs = {k: same.pop(0) for k, caption in enumerate(captions) if (same := by_text.get(join_letters_and_digits(caption)))}
     rest = [index for same in by_text.values() for index in same]
     tokens, other_tokens = ([ascii_words(" ".join(words)) for words in texts] for texts in (captions, others))
     similar = [
@@ -178,9 +178,9 @@ def transfer_spans(spans: Sequence[tuple[int, int]], words: _Words, tokens: _Wor
     """
     plain = ascii_words(" ".join(words))
     plain_spans = [_convert_span(span, words, plain) for span in spans]
-    if "".join(plain) == compact_text(tokens):
+    if "".join(plain) == join_letters_and_digits(tokens):
         return [_convert_span(span, words, tokens) for span in spans]
-    counterparts = _align_words(plain, [compact_text([token]) for token in tokens])
+    counterparts = _align_words(plain, [join_letters_and_digits([token]) for token in tokens])
     transferred = []
     for start, stop in plain_spans:
         filled = [part for part in counterparts[start:stop] if part[0] < part[1]]
@@ -200,7 +200,7 @@ def _convert_span(span: tuple[int, int], words: _Words, tokens: _Words) -> tuple
 
 def _word_ends(words: _Words) -> list[int]:
     """Return a list: 0, then for each word the number of letters and digits up to the end of the word."""
-    return list(accumulate((len(compact_text([word])) for word in words), initial=0))
+    return list(accumulate((len(join_letters_and_digits([word])) for word in words), initial=0))
 
 
 def _align_words(words: _Words, tokens: _Words) -> list[tuple[int, int]]:

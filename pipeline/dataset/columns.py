@@ -106,12 +106,12 @@ class ImageColumns(Sequence[Image]):
 
     @property
     def imgids(self) -> NDArray[np.int64]:
-        return self._values("imgids")
+        return self._selected_values("imgids")
 
     @property
     def cocoids(self) -> NDArray[np.int64] | None:
         """The ids of the images in MS-COCO, (n_images,); None if an image has no such id."""
-        cocoids = self._values("cocoids")
+        cocoids = self._selected_values("cocoids")
         return None if np.any(cocoids == _NO_COCOID) else cocoids
 
     @property
@@ -125,14 +125,14 @@ class ImageColumns(Sequence[Image]):
         """The ids of the captions of the images, (n_captions,)."""
         counts = self.caption_counts
         before = np.cumsum(counts) - counts
-        caption_rows = np.repeat(self._values("captions") - counts - before, counts) + np.arange(counts.sum())
+        caption_rows = np.repeat(self._selected_values("captions") - counts - before, counts) + np.arange(counts.sum())
         ids: NDArray[np.int64] = self._columns["sentids"][caption_rows]
         return ids
 
     def select(self, keep: NDArray[np.bool_]) -> ImageColumns:
         return ImageColumns(self._columns, self._rows[keep])
 
-    def _values(self, name: str) -> NDArray[np.int64]:
+    def _selected_values(self, name: str) -> NDArray[np.int64]:
         values: NDArray[np.int64] = self._columns[name][self._rows]
         return values
 

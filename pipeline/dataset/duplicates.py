@@ -17,7 +17,7 @@ from jaxtyping import Bool
 from PIL import ImageOps
 
 from vse.pipeline.dataset.dataset import SPLITS, Dataset, Image, describe_splits, load_dataset_file, missing_images
-from vse.pipeline.dataset.preparation import load_checked_dataset
+from vse.pipeline.dataset.preparation import load_and_check_dataset
 from vse.pipeline.errors import UserError, did_you_mean, printable
 from vse.pipeline.files.images import IMAGE_FORMATS, MAX_PIXELS, BadImage, convert_to_rgb, read_image_bytes
 from vse.pipeline.files.inputs import is_name
@@ -26,9 +26,9 @@ from vse.pipeline.progress import progress_bar
 
 N_BITS = 64
 MAX_DIFFERENT_BITS = 6  # between the hashes of a photo and of its scaled, squashed or recompressed copy
-_SIDE, _FREQUENCIES = 32, 8
+_SIDE, _N_FREQUENCIES = 32, 8
 _CHUNK_ROWS = 1024
-_COSINES = np.cos(np.pi * np.arange(_FREQUENCIES)[:, None] * (2 * np.arange(_SIDE) + 1) / (2 * _SIDE))  # of the DCT-II
+_COSINES = np.cos(np.pi * np.arange(_N_FREQUENCIES)[:, None] * (2 * np.arange(_SIDE) + 1) / (2 * _SIDE))  # of the DCT-II
 
 
 def compute_perceptual_hash(path: Path) -> Bool[np.ndarray, f" {N_BITS}"]:
@@ -179,7 +179,7 @@ def _perceptual_hashes(dataset: Dataset) -> Any:
 
 
 _MAX_EXAMPLE_LENGTH = 60  # characters of a caption in the report
-_ID_SOURCES = {"coco": ("coco",), "flickr": ("f30k", "f8k")}  # published data sets by the source of their image ids
+_DATASETS_BY_ID_SOURCE = {"coco": ("coco",), "flickr": ("f30k", "f8k")}  # published data sets by the source of their image ids
 
 
 def audit_dataset(path: Path, against: Path | None = None, look_alikes: bool = True) -> str:
@@ -189,7 +189,7 @@ def audit_dataset(path: Path, against: Path | None = None, look_alikes: bool = T
     photos of a data set given by name may be missing. Without ``look_alikes`` no photos are read. Raises UserError if a data
     set is invalid or an image file is missing.
     """
-    dataset = load_checked_dataset(path)
+    dataset = load_and_check_dataset(path)
     others = [] if against is None else [_load_other(against, dataset)]
     lines = [describe_splits(dataset)]
     for other in others:
@@ -261,7 +261,7 @@ def report_known_test_images(dataset: Dataset) -> list[str]:
         for split, count in Counter(image.split for image, _ in pairs).items():
             lines.append(f"  {count:7d} in {split}{describe_leak(split, 'test')}")
     sources = Counter((parse_published_id(image) or "").partition(" ")[0] for image in dataset.images)
-    for source, names in _ID_SOURCES.items():
+    for source, names in _DATASETS_BY_ID_SOURCE.items():
         unknown = [name for name in names if name in missing]
         if sources[source] and unknown and dataset.name not in names:
             files = " and ".join(f"data/{name}/dataset.json" for name in unknown)
@@ -284,7 +284,7 @@ def _find_dataset_file(name: str, dataset: Dataset) -> Path | None:
 def _load_other(against: Path, dataset: Dataset) -> Dataset:
     name = str(against)
     if against.exists() or not is_name(name) or name.endswith(".json"):
-        return load_checked_dataset(against)
+        return load_and_check_dataset(against)
     file = _find_dataset_file(name, dataset)
     if file is not None:
         known = load_dataset_file(file)

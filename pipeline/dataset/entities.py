@@ -103,15 +103,15 @@ class Annotation:
     """The content of ``Annotations/<number>.xml``: the size of the image in pixels, and the boxes of each coreference chain.
 
     Boxes are (x1, y1, x2, y2) with x2 and y2 exclusive, inside the image. The file counts pixels from 1 and includes xmax and
-    ymax, so (xmin, ymin, xmax, ymax) becomes (xmin - 1, ymin - 1, xmax, ymax). If an object in the file has
-    several chains, its boxes belong to each chain. ``unboxed`` are the chains without boxes, for example for the scene.
+    ymax, so (xmin, ymin, xmax, ymax) becomes (xmin - 1, ymin - 1, xmax, ymax). If an object in the file has several
+    chains, its boxes belong to each chain. ``chains_without_box`` are the chains without boxes, for example for the scene.
     ``n_boxes`` counts each box once. ``n_clipped`` is the number of boxes that extended beyond the image.
     """
 
     width: int
     height: int
     boxes: dict[str, tuple[Box, ...]]
-    unboxed: frozenset[str]
+    chains_without_box: frozenset[str]
     n_boxes: int
     n_clipped: int
 
@@ -136,7 +136,7 @@ def _caption(line: str, where: str) -> MarkedCaption:
         if token.startswith("[/EN#"):
             if mark is not None:
                 raise UserError(f"{where}: the phrase {token!r} begins inside another phrase")
-            mark, start = _mark(token, where), len(words)
+            mark, start = _parse_mark(token, where), len(words)
         elif mark is None:
             brackets += token.count("[") - token.count("]")  # brackets of the text, as in: a sign [ in German ]
             if "[/EN#" in token or brackets < 0:
@@ -159,7 +159,7 @@ def _caption(line: str, where: str) -> MarkedCaption:
     return MarkedCaption(tuple(words), tuple(phrases))
 
 
-def _mark(token: str, where: str) -> tuple[str, tuple[str, ...]]:
+def _parse_mark(token: str, where: str) -> tuple[str, tuple[str, ...]]:
     if token.endswith("]"):
         raise UserError(f"{where}: the phrase {token!r} has no words")
     match = _MARK.fullmatch(token)
@@ -179,7 +179,7 @@ def read_annotation(path: Path) -> Annotation:
     if min(width, height) < 1:
         raise UserError(f"{path}:{size.line}: an image of {width} x {height} pixels")
     boxes: dict[str, list[Box]] = {}
-    unboxed: set[str] = set()
+    chains_without_box: set[str] = set()
     n_boxes = n_clipped = 0
     for thing in top.find_all("object"):
         chains = list(dict.fromkeys(_chains(thing, path)))
@@ -192,9 +192,9 @@ def read_annotation(path: Path) -> Annotation:
             for chain in chains:
                 boxes.setdefault(chain, []).append(box)
         if not rectangles:
-            unboxed.update(chains)
+            chains_without_box.update(chains)
     return Annotation(
-        width, height, {chain: tuple(some) for chain, some in boxes.items()}, frozenset(unboxed), n_boxes, n_clipped
+        width, height, {chain: tuple(some) for chain, some in boxes.items()}, frozenset(chains_without_box), n_boxes, n_clipped
     )
 
 

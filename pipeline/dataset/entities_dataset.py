@@ -13,8 +13,8 @@ from typing import Any
 from vse.pipeline.dataset.captions import (
     DEFAULT_TOKENISER,
     ascii_words,
-    compact_text,
     find_tokeniser,
+    join_letters_and_digits,
     match_captions,
     transfer_spans,
 )
@@ -127,7 +127,7 @@ def _mark_sentences(
     captions = [caption.words for caption in photo.captions]
     for index, other in match_captions(texts, captions, min_similarity).items():
         sentences[index]["phrases"] = reader.phrases(photo.captions[other], texts[index], photo)
-        same = compact_text(texts[index]) == compact_text(captions[other])
+        same = join_letters_and_digits(texts[index]) == join_letters_and_digits(captions[other])
         reader.counts.update(joined=1, corrected=not same)
 
 
@@ -141,7 +141,7 @@ def parse_photo_number(filename: str) -> str | None:
 class _Photo:
     captions: tuple[MarkedCaption, ...]
     boxes: Mapping[str, Sequence[Box]]
-    unboxed: frozenset[str]
+    chains_without_box: frozenset[str]
 
 
 @dataclass
@@ -178,9 +178,9 @@ class _EntitiesReader:
             if photo == number and index < len(captions):
                 self.counts["unrelated"] += len(captions[index].phrases)
                 captions[index] = captions[index]._replace(phrases=())
-        return _Photo(tuple(captions), self._scaled(annotation, file), annotation.unboxed)
+        return _Photo(tuple(captions), self._scale_boxes(annotation, file), annotation.chains_without_box)
 
-    def _scaled(self, annotation: Annotation, file: str) -> Mapping[str, Sequence[Box]]:
+    def _scale_boxes(self, annotation: Annotation, file: str) -> Mapping[str, Sequence[Box]]:
         """Return the boxes, scaled from the size of the annotated photo to the size of ``file``."""
         size = annotation.width, annotation.height
         actual_size = size if self.images is None else read_image_size(self.images / file)
@@ -208,7 +208,7 @@ class _EntitiesReader:
             visual = phrase.chain != NOT_VISUAL
             boxes = photo.boxes.get(phrase.chain, ()) if visual else ()
             self.counts.update(
-                phrases=1, boxed=bool(boxes), unknown=visual and not boxes and phrase.chain not in photo.unboxed
+                phrases=1, boxed=bool(boxes), unknown=visual and not boxes and phrase.chain not in photo.chains_without_box
             )
             span = {"first_token": first, "n_tokens": last - first, "chain": phrase.chain if visual else ""}
             entries.append({**span, "types": list(phrase.types), "boxes": [list(box) for box in boxes]})

@@ -40,7 +40,7 @@ class DataChecksums(BaseModel):
     splits_sha256: str | None = None
 
     @property
-    def short(self) -> str:
+    def short_hash(self) -> str:
         """Eight hexadecimal digits for file names, computed from all checksums."""
         return hashlib.sha256("".join(str(value) for value in self.model_dump().values()).encode()).hexdigest()[:8]
 
@@ -98,8 +98,8 @@ def compare_data(ours: DataIdentity, theirs: DataIdentity) -> list[str]:
     photographs are equal or were not compared; likewise for captions if only photographs differ.
     """
     parts = {
-        "photographs": _compare_hashes(ours.image_ids, ours.photos, theirs.image_ids, theirs.photos),
-        "captions": _compare_hashes(ours.caption_ids, ours.captions, theirs.caption_ids, theirs.captions),
+        "photographs": _find_differing_ids(ours.image_ids, ours.photos, theirs.image_ids, theirs.photos),
+        "captions": _find_differing_ids(ours.caption_ids, ours.captions, theirs.caption_ids, theirs.captions),
     }
     differ = [
         f"{len(wrong)} of {n} compared {name} differ, the first is id {wrong[0]}"
@@ -127,7 +127,7 @@ def check_all_same_data(files: Sequence[tuple[Path, DataIdentity]]) -> None:
         check_same_data(other_path, theirs, path, ours)
 
 
-def _compare_hashes(ids: Ids, hashes: Hashes | None, other_ids: Ids, other_hashes: Hashes | None) -> tuple[int, Ids]:
+def _find_differing_ids(ids: Ids, hashes: Hashes | None, other_ids: Ids, other_hashes: Hashes | None) -> tuple[int, Ids]:
     """Return the number of ids that are in both lists, and the ids whose hashes differ."""
     if hashes is None or other_hashes is None:
         return 0, ids[:0]

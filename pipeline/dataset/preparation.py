@@ -86,7 +86,7 @@ def prepare_dataset(config: DatasetConfig, source: Path, out: Path) -> Path:
     All annotations and image files are checked first. Returns the path of ``dataset.json``.
     """
     annotations, images = find_source_files(config, source)
-    check_dataset_out(out, config.name, annotations)
+    check_dataset_output(out, config.name, annotations)
     if config.entities is None:
         content = _karpathy_content(annotations[0], images)
     elif config.annotations is None:
@@ -144,7 +144,7 @@ def add_phrases(
     name = name or out.resolve().name
     check_dataset_name(name)
     inputs = [dataset_file, *([] if entities is None else [entities])]
-    check_dataset_out(out, name, inputs)
+    check_dataset_output(out, name, inputs)
     content = read_json(dataset_file)
     images = dataset_file.parent / "images" if content.get("pictures", True) else None
     if entities is not None:
@@ -201,7 +201,7 @@ def check_dataset_name(name: str) -> None:
         raise UserError(f"{name!r} cannot be the name of a data set, which becomes a part of file names; give another --name")
 
 
-def check_dataset_out(out: Path, name: str, inputs: Iterable[Path] = ()) -> None:
+def check_dataset_output(out: Path, name: str, inputs: Iterable[Path] = ()) -> None:
     """Raise UserError if the data set ``name`` may not be written to the folder ``out``.
 
     Call this function before any long work.
@@ -217,7 +217,7 @@ def check_dataset_out(out: Path, name: str, inputs: Iterable[Path] = ()) -> None
 def write_dataset(content: dict[str, Any], out: Path, images: Path | None, inputs: list[Path]) -> Path:
     """Write ``out/dataset.json``, link the folder ``images`` to ``out/images``, and return the path of the file."""
     folder = out / "images"
-    check_dataset_out(out, content["dataset"], inputs)
+    check_dataset_output(out, content["dataset"], inputs)
     with lock_for_writing(out, folder=True):
         clear_temporaries(out)
         if images is not None and folder.resolve() != images.resolve():
@@ -226,11 +226,11 @@ def write_dataset(content: dict[str, Any], out: Path, images: Path | None, input
 
 
 def check_dataset(path: Path) -> str:
-    """Return a report of the counts in each split. Raises UserError as :func:`load_checked_dataset` does."""
-    return describe_splits(load_checked_dataset(path))
+    """Return a report of the counts in each split. Raises UserError as :func:`load_and_check_dataset` does."""
+    return describe_splits(load_and_check_dataset(path))
 
 
-def load_checked_dataset(path: Path) -> Dataset:
+def load_and_check_dataset(path: Path) -> Dataset:
     """Load a data set. Raises UserError if the data set is invalid or an image file is missing."""
     dataset = load_dataset_file(path)
     missing = missing_images(dataset)
@@ -277,7 +277,7 @@ def create_album(photos: Path, out: Path, name: str | None = None) -> Path:
         }
         for imgid, path in enumerate(files)
     ]
-    check_dataset_out(out, name)
+    check_dataset_output(out, name)
     if file.exists() and not may_replace_other_kinds():
         earlier = read_json(file)
         captioned = not isinstance(earlier, dict) or any(image.get("sentences") for image in earlier.get("images", []))

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from vse.pipeline.errors import import_extra
-from vse.pipeline.files.inputs import check_decoded, check_gzip_xz_bz2, check_input, check_zip, wrap_read_errors
+from vse.pipeline.files.inputs import check_decoded_size, check_gzip_xz_bz2, check_input, check_zip, wrap_read_errors
 
 _MAX_FIELDS = 1000  # fields of one header, nested fields included
 _INTEGERS, _DOUBLE, _BINARY, _LISTS, _STRUCT = (4, 5, 6), 7, 8, (9, 10), 12  # codes of types in Thrift's protocol
-_SIZE, _COMPRESSED, _DATA, _DICTIONARY, _DATA_V2 = 2, 3, 5, 7, 8  # fields of a page header
-_INNER_HEADERS = (_DATA, _DICTIONARY, _DATA_V2)  # a page header has one of these fields
+_SIZE, _COMPRESSED_SIZE, _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 2, 3, 5, 7, 8  # fields of a page header
+_INNER_HEADERS = (_DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2)  # a page header has one of these fields
 _BATCH_ROWS, _SMALL_BATCH_ROWS = 1024, 16
 _MAX_VALUE_BYTES = 8  # of a number, or of the index of a text in a dictionary
 _TEXT_TYPES = {("BYTE_ARRAY", kind) for kind in ("NONE", "UTF8", "ENUM", "JSON", "BSON")}  # it can also hold numbers
@@ -44,7 +44,7 @@ def _pages(stream: BinaryIO, start: int, n_bytes: int) -> Iterator[_Page]:
         header = _ThriftReader(stream).read_struct()
         kind = next((kind for kind in _INNER_HEADERS if kind in header), None)
         inner = {} if kind is None else header[kind]
-        size, compressed = header.get(_SIZE, -1), header.get(_COMPRESSED, -1)
+        size, compressed = header.get(_SIZE, -1), header.get(_COMPRESSED_SIZE, -1)
         n_values = inner.get(1, 0)
         if min(size, compressed, n_values) < 0:
             raise ValueError("a page with a negative size")
@@ -128,11 +128,11 @@ def read_parquet_batches(path: Path, stream: BinaryIO, choose: Callable[[list[st
         parquet = library.ParquetFile(stream, read_dictionary=texts)
         n_expanded, n_batches = 0, 0
         for group in range(parquet.num_row_groups):
-            n_decoded, n_rows = _max_decoded_bytes(parquet.metadata.row_group(group), leaves, texts, stream)
-            check_decoded(path, n_decoded, n_stored)
+            n_decoded, n_rows = _decoded_bytes_and_rows(parquet.metadata.row_group(group), leaves, texts, stream)
+            check_decoded_size(path, n_decoded, n_stored)
             for batch in parquet.iter_batches(n_rows, [group], columns, use_threads=False):
                 n_expanded += sum(map(_expanded_bytes, batch.columns))
-                check_decoded(path, n_expanded, n_stored)
+                check_decoded_size(path, n_expanded, n_stored)
                 n_batches += 1
                 yield batch
         if not n_batches:
@@ -163,7 +163,7 @@ def _select_dictionaries(metadata: Any, leaves: Mapping[int, Any]) -> list[str]:
     ]
 
 
-def _max_decoded_bytes(group: Any, leaves: Mapping[int, Any], texts: Sequence[str], stream: BinaryIO) -> tuple[int, int]:
+def _decoded_bytes_and_rows(group: Any, leaves: Mapping[int, Any], texts: Sequence[str], stream: BinaryIO) -> tuple[int, int]:
     """Return the largest number of bytes that a reader allocates for a row group, and the number of rows of a batch."""
     n_decoded, n_rows = 0, _BATCH_ROWS
     for index, leaf in leaves.items():
@@ -200,7 +200,7 @@ def check_arrow(path: Path) -> None:
     with wrap_read_errors(path, "an Arrow stream"), library.memory_map(str(check_input(path))) as stream:
         stream.seek(8 if stream.read(6) == b"ARROW1" else 0)
         n_decoded = sum(map(_message_bytes, library.ipc.MessageReader.open_stream(stream)))
-    check_decoded(path, n_decoded, path.stat().st_size)
+    check_decoded_size(path, n_decoded, path.stat().st_size)
 
 
 def _message_bytes(message: Any) -> int:
@@ -209,15 +209,15 @@ def _message_bytes(message: Any) -> int:
     A compressed buffer begins with its decompressed size.
     """
     head, body = memoryview(message.metadata), memoryview(message.body or b"")
-    root = _FlatTable(head, 0)
-    (kind,) = struct.unpack_from("B", head, root.field(_MESSAGE_TYPE) or len(head))
-    batch = _FlatTable(head, root.field(_MESSAGE_HEADER))
+    root = _FlatBuffersTable(head, 0)
+    (kind,) = struct.unpack_from("B", head, root.field_position(_MESSAGE_TYPE) or len(head))
+    batch = _FlatBuffersTable(head, root.field_position(_MESSAGE_HEADER))
     if kind == _DICTIONARY_MESSAGE:
-        batch = _FlatTable(head, batch.field(_DICTIONARY_DATA))
-    if kind not in (_DICTIONARY_MESSAGE, _RECORD_MESSAGE) or not batch.field(_COMPRESSION_FIELD):
+        batch = _FlatBuffersTable(head, batch.field_position(_DICTIONARY_DATA))
+    if kind not in (_DICTIONARY_MESSAGE, _RECORD_MESSAGE) or not batch.field_position(_COMPRESSION_FIELD):
         return len(body)
     total = 0
-    position = batch.field(_BUFFERS_FIELD)
+    position = batch.field_position(_BUFFERS_FIELD)
     position += struct.unpack_from("<I", head, position)[0]
     for offset, length in struct.iter_unpack(
         "<qq", head[position + 4 : position + 4 + 16 * struct.unpack_from("<I", head, position)[0]]
@@ -226,7 +226,7 @@ def _message_bytes(message: Any) -> int:
     return total
 
 
-class _FlatTable:
+class _FlatBuffersTable:
     """A table of a FlatBuffers message. The bytes at ``position`` hold the offset of the table."""
 
     def __init__(self, content: memoryview, position: int) -> None:
@@ -234,7 +234,7 @@ class _FlatTable:
         self._start = position + struct.unpack_from("<I", content, position)[0]
         self._vtable = self._start - struct.unpack_from("<i", content, self._start)[0]
 
-    def field(self, index: int) -> int:
+    def field_position(self, index: int) -> int:
         (size,) = struct.unpack_from("<H", self._content, self._vtable)
         if 4 + 2 * index >= size:
             return 0

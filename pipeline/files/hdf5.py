@@ -12,7 +12,7 @@ from typing import Any
 import h5py
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import check_decoded, check_input, decoded_limit, wrap_read_errors
+from vse.pipeline.files.inputs import check_decoded_size, check_input, decoded_limit, wrap_read_errors
 
 _MAX_COMPRESSION_RATIO = 2000  # no filter of HDF5 reaches this ratio
 _MAX_DEFLATE_RATIO = 1032
@@ -62,7 +62,7 @@ def _check_filters(path: Path | str, name: str, data: h5py.Dataset) -> None:
     size.
     """
     n_stored, chunk_bytes = data.id.get_storage_size(), math.prod(data.chunks) * data.dtype.itemsize
-    check_decoded(f"{path}: {name}", max(data.nbytes, chunk_bytes), n_stored)
+    check_decoded_size(f"{path}: {name}", max(data.nbytes, chunk_bytes), n_stored)
     properties = data.id.get_create_plist()
     filters = [properties.get_filter(index)[0] for index in range(properties.get_nfilters())]
     if (

@@ -24,7 +24,7 @@ from vse.pipeline.errors import UserError
 
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP")
 MAX_PIXELS = 80_000_000  # a larger image is rejected as a decompression bomb
-_SIDEWAYS = (5, 6, 7, 8)  # orientations in EXIF data that exchange width and height
+_EXIF_SIDEWAYS = (5, 6, 7, 8)  # orientations in EXIF data that exchange width and height
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _N_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))  # x, y, steps
@@ -214,7 +214,7 @@ def read_image_size(path: Path, content: bytes | None = None) -> tuple[int, int]
         width, height = image.size
         if width * height > MAX_PIXELS:
             raise BadImage(f"{path}: {width} x {height} pixels are too many (at most {MAX_PIXELS:,})")
-        return (height, width) if image.getexif().get(ExifTags.Base.Orientation, 1) in _SIDEWAYS else (width, height)
+        return (height, width) if image.getexif().get(ExifTags.Base.Orientation, 1) in _EXIF_SIDEWAYS else (width, height)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ COARSEST_CLOCK_NS = 2 * 10**9  # resolution in ns of the coarsest clock of a fil
 MAX_NAME_BYTES = 100  # bytes; the names of data sets and features become parts of file names
 _MAX_FILE_NAME_BYTES = 255
 _MAX_REASON_LENGTH = 200
-_KIND_OF_MODE = {
+_FAULT_BY_FILE_TYPE = {
     stat.S_IFDIR: "is a folder",
     stat.S_IFIFO: "is a named pipe",
     stat.S_IFSOCK: "is a socket",
@@ -105,7 +105,9 @@ def check_input(path: Path) -> Path:
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: {error_reason(error)}") from None
     if not stat.S_ISREG(mode):
-        raise UserError(f"{path}: {_KIND_OF_MODE.get(stat.S_IFMT(mode), 'is not a file')}, and only plain files are read")
+        raise UserError(
+            f"{path}: {_FAULT_BY_FILE_TYPE.get(stat.S_IFMT(mode), 'is not a file')}, and only plain files are read"
+        )
     _input_states.get({}).setdefault(path, FileState.from_stat(status))
     return path
 
@@ -280,7 +282,7 @@ class WatchedFile:
         return state and state._replace(ctime_ns=0)  # another name or mode does not change the content
 
 
-LIMIT_VARIABLE = "VSE_MAX_DECODED_GB"
+_DECODED_GB_VARIABLE = "VSE_MAX_DECODED_GB"
 _DEFAULT_LIMIT_GB = 1.0
 _MAX_DECODED_RATIO = 100  # real data hardly compress better
 _CHUNK_BYTES = 1 << 20
@@ -292,23 +294,23 @@ def decoded_limit(n_stored: int) -> int:
 
     The environment variable VSE_MAX_DECODED_GB replaces the 1 GB. Raises UserError if the value is not a positive number.
     """
-    text = os.environ.get(LIMIT_VARIABLE, "")
+    text = os.environ.get(_DECODED_GB_VARIABLE, "")
     try:
         n_gb = float(text) if text else _DEFAULT_LIMIT_GB
         if not 0 < n_gb < 1e9:
             raise ValueError
     except ValueError:
-        raise UserError(f"{LIMIT_VARIABLE}={text[:50]}: not a positive number of gigabytes") from None
+        raise UserError(f"{_DECODED_GB_VARIABLE}={text[:50]}: not a positive number of gigabytes") from None
     return max(int(n_gb * 1e9), _MAX_DECODED_RATIO * n_stored)
 
 
-def check_decoded(path: Path | str, n_decoded: int, n_stored: int) -> None:
+def check_decoded_size(path: Path | str, n_decoded: int, n_stored: int) -> None:
     """Raise UserError if ``n_decoded`` exceeds the limit on decoded bytes for ``n_stored`` bytes of the file ``path``."""
     limit = decoded_limit(n_stored)
     if n_decoded > limit:
         raise UserError(
             f"{path}: {n_stored:,} bytes decode to {n_decoded:,} or more, and the limit is {limit:,}; if you trust the file, "
-            f"set {LIMIT_VARIABLE} to a larger number of gigabytes"
+            f"set {_DECODED_GB_VARIABLE} to a larger number of gigabytes"
         )
 
 
@@ -337,7 +339,7 @@ def check_gzip_xz_bz2(path: Path) -> None:
 def check_zip(path: Path) -> None:
     """Raise UserError if the sizes that a zip file states exceed :func:`decoded_limit`. Readers stop at these sizes."""
     with zipfile.ZipFile(check_input(path)) as archive:
-        check_decoded(path, sum(member.file_size for member in archive.infolist()), path.stat().st_size)
+        check_decoded_size(path, sum(member.file_size for member in archive.infolist()), path.stat().st_size)
 
 
 class _LimitedStream(io.RawIOBase):
@@ -356,11 +358,11 @@ class _LimitedStream(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         position = self._stream.seek(offset, whence)
-        check_decoded(self._path, position, self._n_stored)
+        check_decoded_size(self._path, position, self._n_stored)
         return position
 
     def readinto(self, buffer: Any) -> int:
         content = self._stream.read(min(len(buffer), _CHUNK_BYTES))
-        check_decoded(self._path, self._stream.tell(), self._n_stored)
+        check_decoded_size(self._path, self._stream.tell(), self._n_stored)
         buffer[: len(content)] = content
         return len(content)

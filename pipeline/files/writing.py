@@ -39,7 +39,7 @@ _LOCKED_ERRORS = {errno.EAGAIN, errno.EACCES}
 _MAX_INTEGER = 2**63 - 1  # in JSON files
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _ABANDONED_SECONDS = 24 * 3600  # seconds without a change, for the temporary files of other machines
-_IRREGULAR_KINDS = {
+_SPECIAL_FILE_TESTS = {
     stat.S_ISDIR: "a folder",
     stat.S_ISFIFO: "a FIFO",
     stat.S_ISSOCK: "a socket",
@@ -205,7 +205,7 @@ def open_atomic(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if sync:
-            _remove_orphans(target.parent, f".{glob.escape(target.name)}.*.tmp")
+            _remove_abandoned_files(target.parent, f".{glob.escape(target.name)}.*.tmp")
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.{MACHINE_ID}-{os.getpid()}.", suffix=".tmp", dir=target.parent)
         temporary = Path(name)
         with os.fdopen(handle, "wb") as stream:
@@ -236,7 +236,7 @@ def open_atomic(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
 
 def clear_temporaries(folder: Path, recursive: bool = False) -> None:
     """Remove the temporary files of killed writers from a folder, and from its sub-folders if ``recursive``."""
-    _remove_orphans(folder, "**/.*.tmp" if recursive else ".*.tmp")
+    _remove_abandoned_files(folder, "**/.*.tmp" if recursive else ".*.tmp")
 
 
 def write_bytes(path: Path, content: bytes | memoryview, sync: bool = True) -> Path:
@@ -274,20 +274,22 @@ def parse_json(path: Path, content: bytes, object_hook: Callable[[dict[str, Any]
     """
     with wrap_read_errors(path, "valid JSON"):
         text = content.decode()
-        parsed = json.loads(text, object_hook=object_hook, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
+        parsed = json.loads(
+            text, object_hook=object_hook, parse_int=_parse_integer, parse_float=_parse_finite, parse_constant=_parse_finite
+        )
         if _SURROGATE.search(text):
             json.dumps(parsed, ensure_ascii=False).encode()
         return parsed
 
 
-def _integer(text: str) -> int:
+def _parse_integer(text: str) -> int:
     number = int(text)
     if abs(number) > _MAX_INTEGER:
         raise ValueError(f"the integer {text} is beyond 64 bits")
     return number
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{text} is not a finite number")
@@ -317,13 +319,13 @@ def resolve_target(path: Path) -> Path:
         return path if not path.is_symlink() else Path(os.path.realpath(path))
     except ValueError as error:
         raise UserError(f"cannot write {path}: {error}") from None
-    kind = next((kind for is_kind, kind in _IRREGULAR_KINDS.items() if is_kind(mode)), None)
+    kind = next((kind for is_kind, kind in _SPECIAL_FILE_TESTS.items() if is_kind(mode)), None)
     if kind is not None:
         raise UserError(f"cannot write {path}: it is {kind}; name another file to write")
     return target
 
 
-def _remove_orphans(folder: Path, pattern: str) -> None:
+def _remove_abandoned_files(folder: Path, pattern: str) -> None:
     for temporary in folder.glob(pattern):
         with suppress(OSError):
             if _is_abandoned(temporary):

@@ -15,7 +15,7 @@ from typing import Any
 
 from vse.pipeline.dataset.captions import IMPORT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.dataset import SPLITS
-from vse.pipeline.dataset.preparation import check_dataset_name, check_dataset_out, write_dataset
+from vse.pipeline.dataset.preparation import check_dataset_name, check_dataset_output, write_dataset
 from vse.pipeline.errors import UserError, printable
 from vse.pipeline.files.images import BadImage, read_image_size
 from vse.pipeline.files.inputs import is_path
@@ -86,7 +86,7 @@ class BadRows:
         if len(self.rows) <= _MAX_LOGGED:
             log.warning("%s: %s", *self.rows[-1])
 
-    def finish(self, file: Path, n_rows: int) -> None:
+    def raise_or_list(self, file: Path, n_rows: int) -> None:
         """Raise UserError if there are bad rows; if bad rows are skipped, list the rows in ``file`` instead.
 
         ``n_rows`` is the number of all rows, for the message.
@@ -205,7 +205,7 @@ class RowCollector:
         self._drop_incomplete("sentid", lambda image: image.captions[0][0])
         n_taken, n_refused = sum(len(image.places) for image in self._images.values()), len(self.bad.rows)
         assert n_taken + n_refused == self.n_rows, "each row is taken or refused"
-        self.bad.finish(self._settings.out / "import.failures.jsonl", self.n_rows)
+        self.bad.raise_or_list(self._settings.out / "import.failures.jsonl", self.n_rows)
         log.info("%d rows read: %d taken, %d refused", self.n_rows, n_taken, n_refused)
         if not self._images:
             raise UserError(f"all {self.n_rows} rows lack an image with a caption")
@@ -306,13 +306,13 @@ def parse_columns(options: Iterable[str]) -> dict[str, tuple[str, ...]]:
     return columns
 
 
-_BAD_ROWS_FILE = text_kind("a list of rows that were left out", '{"place": ', within=10)
+_BAD_ROWS_KIND = text_kind("a list of rows that were left out", '{"place": ', within=10)
 
 
 def check_import_out(settings: ImportSettings) -> None:
     """Raise UserError if the folder ``settings.out`` may not be written. Call this function before any long work."""
-    check_dataset_out(settings.out, settings.name)
-    check_output(settings.out / "import.failures.jsonl", _BAD_ROWS_FILE)
+    check_dataset_output(settings.out, settings.name)
+    check_output(settings.out / "import.failures.jsonl", _BAD_ROWS_KIND)
 
 
 def write_imported_data(content: dict[str, Any], settings: ImportSettings, images: Path | None, inputs: list[Path]) -> Path:

@@ -54,7 +54,7 @@ def read_csv_rows(
         first = stream.readline(100_000)
         stream.seek(0)
         delimiter = max(_DELIMITERS, key=first.count)
-        lines = _Lines(stream)
+        lines = _LineIterator(stream)
         rule: Any = csv.QUOTE_NONE if quoting == "none" else csv.QUOTE_MINIMAL
         cells_of_lines = csv.reader(lines, delimiter=delimiter, strict=True, quoting=rule)
         header = _read_header(path, cells_of_lines, lines)
@@ -87,7 +87,7 @@ def read_csv_rows(
         log.info("%s: %d lines: 1 header, %d blank, %d rows", path, lines.number, n_blank, n_rows)
 
 
-class _Lines:
+class _LineIterator:
     """An iterator over the lines of a text file; lines can be put back.
 
     ``number`` is the number of lines that were taken. ``taken`` lists these lines; the caller clears the list.
@@ -113,7 +113,7 @@ class _Lines:
         self.number -= len(lines)
 
 
-def _read_header(path: Path, rows: Iterator[list[str]], lines: _Lines) -> list[str]:
+def _read_header(path: Path, rows: Iterator[list[str]], lines: _LineIterator) -> list[str]:
     with wrap_read_errors(path, "a CSV file with the names of its columns in the first line"):
         header = [name.strip() for name in next(rows, [])]
         if lines.number > 1:
@@ -169,7 +169,7 @@ class _MergedRowChecker:
             return
         for column, cell in enumerate(cells):
             pieces = re.split(r"\r\n|\r|\n", cell)
-            if len(pieces) > 1 and (column == self._column or self._contains_row(pieces, column)):
+            if len(pieces) > 1 and (column == self._column or self._has_other_row(pieces, column)):
                 raise UserError(
                     f"{self._path}: line {line_number}: a quotation mark in the column {self._names[column]} is open until a "
                     f"later line, up to line {line_number + len(taken) - 1}, and hides other rows. Remove it, or double it "
@@ -180,7 +180,7 @@ class _MergedRowChecker:
         cells = (cell.strip(' "\r\n') for cell in line.split(self._delimiter))
         return any(PurePosixPath(cell).suffix.lower() in self._suffixes for cell in cells)
 
-    def _contains_row(self, pieces: Sequence[str], column: int) -> bool:
+    def _has_other_row(self, pieces: Sequence[str], column: int) -> bool:
         for index, piece in enumerate(pieces):
             parts = [part.strip(' "') for part in piece.split(self._delimiter)]
             if self._has_file_name(piece):
@@ -194,7 +194,7 @@ class _MergedRowChecker:
 
 
 # The usual names of the column of each field; the first existing column is read.
-USUAL_COLUMNS = {
+USUAL_NAMES_BY_FIELD = {
     "file": ("file", "file_name", "filename", "filepath", "image", "image_path", "path", "key"),
     "caption": ("caption", "captions", "text", "raw", "sentence", "sentences"),
     "split": ("split",),
@@ -295,23 +295,23 @@ def choose_columns(
 
     Raises UserError if a given field or column does not exist, or if a required field has no column.
     """
-    unknown = next((field for field in given if field not in USUAL_COLUMNS), None)
+    unknown = next((field for field in given if field not in USUAL_NAMES_BY_FIELD), None)
     if unknown is not None:
-        raise UserError(f"--column {unknown}: no such field{did_you_mean(unknown, USUAL_COLUMNS)}")
+        raise UserError(f"--column {unknown}: no such field{did_you_mean(unknown, USUAL_NAMES_BY_FIELD)}")
     chosen = dict(given)
     for names in given.values():
         for name in names:
             if name not in header:
                 raise UserError(f"{path}: no column {name!r}{did_you_mean(name, header)}")
-    for field, names in USUAL_COLUMNS.items():
+    for field, names in USUAL_NAMES_BY_FIELD.items():
         usual = next((name for name in names if name in header), None)
         if field not in chosen and usual is not None:
             chosen[field] = (usual,)
     missing = next((field for field in required if field not in chosen), None)
     if missing is not None:
         raise UserError(
-            f"{path}: no column {' or '.join(USUAL_COLUMNS[missing])}; its columns are {', '.join(header)}; name the right "
-            f"one with --column {missing}=NAME"
+            f"{path}: no column {' or '.join(USUAL_NAMES_BY_FIELD[missing])}; its columns are {', '.join(header)}; name the "
+            f"right one with --column {missing}=NAME"
         )
     several = next((field for field in chosen if field != "caption" and len(chosen[field]) > 1), None)
     if several is not None:

@@ -39,21 +39,21 @@ _MAX_LOGGED_KINDS = 5  # kinds of unread members in the log
 class Sample:
     """A sample: consecutive members (files) of an archive whose names begin with the same key.
 
-    content, names : the bytes and the name of each member that was read, by extension
+    content, member_names : the bytes and the name of each member that was read, by extension
     unread_paths : the paths of unread members with a known extension after a second dot, such as ``a.b.jpg`` for the key ``a``
     fault : a message about the first member that cannot be used; None without such a member
     """
 
     key: str
     content: dict[str, bytes] = field(default_factory=dict)
-    names: dict[str, str] = field(default_factory=dict)
+    member_names: dict[str, str] = field(default_factory=dict)
     unread_paths: list[PurePosixPath] = field(default_factory=list)
     fault: str | None = None
 
     @property
-    def first_name(self) -> str:
+    def first_member_name(self) -> str:
         """The name of the first member, or the key if no member was read."""
-        return next(iter(self.names.values()), str(next(iter(self.unread_paths), self.key)))
+        return next(iter(self.member_names.values()), str(next(iter(self.unread_paths), self.key)))
 
     @property
     def photo_extension(self) -> str:
@@ -83,7 +83,7 @@ class Sample:
             return
         first = next(str(path) for path in self.unread_paths if path.with_suffix("") == pair)
         others = [path for path in self.unread_paths if path.with_suffix("") != pair]
-        other = next(map(str, [*others, *self.names.values()]), None)
+        other = next(map(str, [*others, *self.member_names.values()]), None)
         both = f"member {first!r} has" if other is None else f"members {first!r} and {other!r} have"
         raise BadRow(f"{both} the key {self.key}, which ends at the first dot; --key-until last-dot ends it at the last one")
 
@@ -140,8 +140,8 @@ class SampleReader:
         max_bytes = MAX_PHOTO_BYTES if extension in PHOTO_EXTENSIONS else _MAX_TEXT_BYTES
         if fault is None and member.size > max_bytes:
             fault = f"has {member.size} bytes, more than {max_bytes}"
-        if fault is None and extension in sample.names:
-            before = sample.names[extension]
+        if fault is None and extension in sample.member_names:
+            before = sample.member_names[extension]
             fault = "occurs twice" if before == member.name else f"has the same key and extension as member {before!r}"
         if fault is not None:
             sample.fault = sample.fault or f"member {member.name!r} {fault}"
@@ -149,7 +149,7 @@ class SampleReader:
         stream = member.open()
         assert stream is not None, "a plain file can be read"
         with stream:
-            sample.content[extension], sample.names[extension] = stream.read(max_bytes), member.name
+            sample.content[extension], sample.member_names[extension] = stream.read(max_bytes), member.name
 
 
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz")
@@ -227,9 +227,9 @@ def _add_archive(
                 try:
                     sample.check()
                     if file in seen:
-                        both = f"members {seen[file]!r} and {sample.first_name!r}"
+                        both = f"members {seen[file]!r} and {sample.first_member_name!r}"
                         raise BadRow(f"an earlier sample also has the key {sample.key} ({both})")
-                    seen[file] = sample.first_name
+                    seen[file] = sample.first_member_name
                     photos.add(*_row(place, file, sample, split, settings.columns))
                 except BadRow as reason:
                     collector.add_bad_row(place, reason)

@@ -57,13 +57,13 @@ class OwnCode:
 class _Rules:
     """The code that may run.
 
-    everything : whether all code may run
-    named : the names of code on the command line
+    allows_everything : whether all code may run
+    allowed_names : the names of code on the command line
     copies_folder : the folder with the code of the run to open; None if no run is opened
     """
 
-    everything: bool = False
-    named: frozenset[str] = frozenset()
+    allows_everything: bool = False
+    allowed_names: frozenset[str] = frozenset()
     copies_folder: Path | None = None
 
 
@@ -75,14 +75,14 @@ _LOADED: dict[tuple[str, str], OwnCode] = {}  # code that this process has run, 
 @contextmanager
 def allow_own_code(allowed: bool = True) -> Iterator[None]:
     """Allow all code in the block to run, as ``--allow-code`` does; change nothing if ``allowed`` is false."""
-    with _change_rules(everything=_RULES.get().everything or allowed):
+    with _change_rules(allows_everything=_RULES.get().allows_everything or allowed):
         yield
 
 
 @contextmanager
 def allow_named_code(values: Sequence[Any]) -> Iterator[None]:
     """Allow code to run in the block if its name is in ``values``, the settings on the command line."""
-    with _change_rules(named=_RULES.get().named | frozenset(_find_code_names(values))):
+    with _change_rules(allowed_names=_RULES.get().allowed_names | frozenset(_find_code_names(values))):
         yield
 
 
@@ -124,12 +124,12 @@ def load_code(name: str, sha256: str | None = None) -> OwnCode:
         raise CodeNotAllowed(f"{name}: {sha256!r} is not a SHA-256")
     rules = _RULES.get()
     location, member = name.rpartition(":")[::2]
-    if rules.copies_folder is None and not (rules.everything or name in rules.named):
+    if rules.copies_folder is None and not (rules.allows_everything or name in rules.allowed_names):
         raise CodeNotAllowed(
             f"{name} is code outside of the package: look at it, and allow it to run with --allow-code (or name it by --set)"
         )
     if rules.copies_folder is not None:
-        file = _find_copy(name, sha256, rules.copies_folder, rules.everything)
+        file = _find_copy(name, sha256, rules.copies_folder, rules.allows_everything)
     else:
         file = Path(location) if location.endswith(".py") else _module_file(name, location)
     code_file = InputFile(file)
@@ -201,12 +201,12 @@ def _execute(file: Path, source: bytes, sha256: str, location: str) -> ModuleTyp
         exec(compile(source, str(file), "exec"), module.__dict__)
     except Exception as error:
         del sys.modules[module.__name__]
-        line = _line(error, str(file))
+        line = _format_error_line(error, str(file))
         raise UserError(f"{file}{line}: cannot be run ({type(error).__name__}: {error_reason(error)})") from None
     return module
 
 
-def _line(error: Exception, file: str) -> str:
+def _format_error_line(error: Exception, file: str) -> str:
     """Return the line of ``file`` that raised an error, as ``:12``; an empty text for an unknown line."""
     if isinstance(error, SyntaxError):
         return f":{error.lineno}" if error.lineno else ""

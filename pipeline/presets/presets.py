@@ -30,7 +30,7 @@ from vse.pipeline.presets.schema import (
 
 _Schema = TypeVar("_Schema", bound=Settings)
 # Settings that refer to a cache or run of certain features. An experiment with one of these cannot use other features.
-_KEYS_FIXING_FEATURES = ("ensemble_of", "backbone", "start_from", "truth_feature")
+_KEYS_BINDING_FEATURES = ("ensemble_of", "backbone", "start_from", "truth_feature")
 _NOT_SETTINGS = ("name", "extractor", "ensemble_of")  # keys of presets that --set does not change
 
 
@@ -137,7 +137,7 @@ def _compose(composed: ComposedName, base: Mapping[str, Any], schema: type[BaseM
     If the name contains a ladder, the changes of this ladder are applied. Raises UserError if the experiment cannot read other
     features, or if the ladder lacks the experiment.
     """
-    for key in _KEYS_FIXING_FEATURES:
+    for key in _KEYS_BINDING_FEATURES:
         if base.get(key):
             raise UserError(f"experiment {composed.name!r}: {composed.experiment} has {key}, so it takes no other features")
     content = {key: value for key, value in base.items() if key not in NOT_INHERITED}
@@ -205,8 +205,8 @@ def apply_overrides(schema: type[Settings], content: Mapping[str, Any], override
         result = merge_settings(result, value, schema, replace=True)
         keys.append(key)
     for key in keys:
-        if key in schema.renamed:
-            raise UserError(f"{key} is now {schema.renamed[key]}")
+        if key in schema.renamed_keys:
+            raise UserError(f"{key} is now {schema.renamed_keys[key]}")
         if key in _NOT_SETTINGS or not _is_known(schema, result, key.split(".")):
             raise UserError(f"unknown setting {key!r}{did_you_mean(key, _known_keys(schema, result))}")
     return result
@@ -215,8 +215,8 @@ def apply_overrides(schema: type[Settings], content: Mapping[str, Any], override
 def validate_settings(schema: type[_Schema], kind: str, name: str, content: Mapping[str, Any]) -> _Schema:
     """Return ``content`` as an object of ``schema``. Raises UserError, which names the preset, if a setting is not valid."""
     for key in _all_keys(content):
-        if key in schema.renamed:
-            raise UserError(f"{kind} {name!r}: {key} is now {schema.renamed[key]}")
+        if key in schema.renamed_keys:
+            raise UserError(f"{kind} {name!r}: {key} is now {schema.renamed_keys[key]}")
     try:
         return schema.model_validate(content)
     except ValidationError as error:

@@ -23,7 +23,7 @@ class Settings(BaseModel):
     """Base class of immutable settings. An unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-    renamed: ClassVar[Mapping[str, str]] = {}  # old key -> new key, e.g. model.order_form -> model.similarity.form
+    renamed_keys: ClassVar[Mapping[str, str]] = {}  # old key -> new key, e.g. model.order_form -> model.similarity.form
 
 
 # Keys of settings that do not change the trained weights, such as the path of a file whose SHA-256 is known.

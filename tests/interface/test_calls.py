@@ -89,11 +89,11 @@ def test_bad_arguments_are_one_line(call: object, message: str) -> None:
 
 
 def test_former_functions_and_arguments_show_the_new_call() -> None:
-    for name in former_calls.FUNCTIONS:
+    for name in former_calls.NEW_CALLS_BY_FUNCTION:
         assert name not in dir(vse)
         with pytest.raises(vse.UserError, match=rf"vse\.{name}\(...\) is now vse\.\w+\("):
             getattr(vse, name)("a", b=1)
-    for name, moved in former_calls.ARGUMENTS.items():
+    for name, moved in former_calls.NEW_CALLS_BY_ARGUMENT.items():
         for argument, call in moved.items():
             with pytest.raises(vse.UserError) as refusal:
                 getattr(vse, name)("a", **{argument: 1})

@@ -169,9 +169,9 @@ def test_a_span_of_tokens_has_every_letter_of_a_span_of_words(written: list[str]
 
 @given(WRITTEN)
 def test_tokens_may_end_inside_words(written: list[str]) -> None:
-    whole = texts.compact_text(written)
+    whole = texts.join_letters_and_digits(written)
     tokens = [whole[i : i + 2] for i in range(0, len(whole), 2)]
-    ends = [len(texts.compact_text(written[:i])) for i in range(len(written) + 1)]
+    ends = [len(texts.join_letters_and_digits(written[:i])) for i in range(len(written) + 1)]
     spans = [(i, j) for i in range(len(written)) for j in range(i + 1, len(written) + 1)]
     for (i, j), (start, stop) in zip(spans, texts.transfer_spans(spans, written, tokens), strict=True):
         touched = [k for k in range(len(tokens)) if {2 * k, 2 * k + len(tokens[k]) - 1} & set(range(ends[i], ends[j]))]

@@ -94,7 +94,7 @@ def test_corners_are_counted_from_0_and_the_last_ones_are_exclusive(tmp_path: Pa
     read = annotated(tmp_path, thing("7", (1, 1, 1, 1)), thing("8", (3, 4, 100, 80)))
     assert (read.width, read.height) == (100, 80)
     assert read.boxes == {"7": ((0.0, 0.0, 1.0, 1.0),), "8": ((2.0, 3.0, 100.0, 80.0),)}
-    assert (read.n_boxes, read.n_clipped, read.unboxed) == (2, 0, frozenset())
+    assert (read.n_boxes, read.n_clipped, read.chains_without_box) == (2, 0, frozenset())
 
 
 def test_an_object_with_several_names_belongs_to_each_chain(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_an_object_with_several_names_belongs_to_each_chain(tmp_path: Path) -> N
 def test_a_scene_and_an_object_without_box_have_no_box(tmp_path: Path) -> None:
     scene, nothing = "<scene>1</scene><nobndbox>0</nobndbox>", "<nobndbox>1</nobndbox>"
     read = annotated(tmp_path, thing("7", None, scene), thing("8 9", None, nothing), thing("9", (1, 1, 2, 2)))
-    assert read.unboxed == {"7", "8", "9"}
+    assert read.chains_without_box == {"7", "8", "9"}
     assert read.boxes == {"9": ((0.0, 0.0, 2.0, 2.0),)}
 
 

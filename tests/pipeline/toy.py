@@ -66,7 +66,7 @@ class Table(Settings):
 
 
 class Order(Settings):
-    renamed: ClassVar[dict[str, str]] = {"table.beans": "table.drink.shots", "table.pot.lid": "table.topping.name"}
+    renamed_keys: ClassVar[dict[str, str]] = {"table.beans": "table.drink.shots", "table.pot.lid": "table.topping.name"}
 
     name: str = "toy"
     about: str = ""

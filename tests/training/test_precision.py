@@ -17,6 +17,7 @@ from tests.training.conftest import (
     assert_same,
     experiment,
     interrupted,
+    options,
     state,
     weights,
 )

@@ -141,7 +141,7 @@ def _path_for_other_data(opened: OpenedRun, split: str, name: str) -> Path:
     if there is None or not compare_data(build_identity(images, opened.hashes(images)["photo_hashes"]), there):
         return out
     log.warning("%s: of another data set of this name, and is kept", out)
-    return out.with_name(f"{opened.dataset.name}-{compute_data_checksums(opened.cache, opened.dataset).short}_{name}")
+    return out.with_name(f"{opened.dataset.name}-{compute_data_checksums(opened.cache, opened.dataset).short_hash}_{name}")
 
 
 def unknown_words(trained: TrainedRun) -> dict[str, int]:

@@ -136,13 +136,13 @@ class OpenedRun:
         if self.other_data_checksums is None:
             return None
         recorded = str(self.record.get("captions_sha256", "other"))[:8]
-        return f"{name}-{self.training_checksums.short if self.training_checksums else recorded}"
+        return f"{name}-{self.training_checksums.short_hash if self.training_checksums else recorded}"
 
     @property
     def data_label(self) -> str:
         """The name of the data set for file names, with a checksum if other training data has the same name."""
         checksums = self.other_data_checksums
-        return self.dataset.name if checksums is None else f"{self.dataset.name}-{checksums.short}"
+        return self.dataset.name if checksums is None else f"{self.dataset.name}-{checksums.short_hash}"
 
     def hashes(self, images: Sequence[Image]) -> dict[str, Any]:
         """Return ``photo_hashes`` (n_images, 32), or None if unknown, and ``caption_hashes`` (n_captions, 8) of images."""
