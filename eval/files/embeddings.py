@@ -51,11 +51,11 @@ __all__ = [
 ]
 _IDS = ("image_ids", "caption_ids", "caption_image_ids")
 _COUNTS = ("n_phrases", "n_regions")
-_HASHES = {"photo_hashes": PHOTO_HASH_BYTES, "caption_hashes": CAPTION_HASH_BYTES}
+_HASH_BYTES = {"photo_hashes": PHOTO_HASH_BYTES, "caption_hashes": CAPTION_HASH_BYTES}
 _CHECK_ROWS = 4096  # rows of a matrix that are checked at once
-_MIN_SCORE = 2.0**-100  # lowest accepted size of a score: below 2**-126, the smallest normal float32, scores may vanish
+_MIN_SCORE_SIZE = 2.0**-100  # lowest accepted size of a score: below 2**-126, the smallest normal float32, scores may vanish
 _ATTRIBUTES = ("dataset", "split", "experiment", "seed", "similarity", "provenance", "trained_on")
-_OPTIONAL = ("experiment", "seed", "provenance", "trained_on")
+_OPTIONAL_ATTRIBUTES = ("experiment", "seed", "provenance", "trained_on")
 EMBEDDINGS_KIND = hdf5_kind(
     "a file of embeddings that vse wrote", lambda file: HASH_ATTRIBUTE in file.attrs and "caption_image_ids" in file
 )
@@ -129,7 +129,7 @@ def read_embeddings(path: Path) -> Embeddings:
         raise UserError(f"{path}: no such file")
     arrays: Mapping[str, Any]
     source: InputFile | InputFolder
-    names, content_sha256 = (*_IDS, "coco_ids", *_COUNTS, *_HASHES, *MATRICES), None
+    names, content_sha256 = (*_IDS, "coco_ids", *_COUNTS, *_HASH_BYTES, *MATRICES), None
     if path.is_dir():
         arrays, stored, source = read_array_folder(path, names, _ATTRIBUTES)
     else:
@@ -162,11 +162,11 @@ def build_embeddings(
     values: dict[str, Any] = {name: parse_ids(path, name, arrays[name]) for name in _IDS}
     for name in ("coco_ids", *_COUNTS):
         values[name] = parse_ids(path, name, arrays[name]) if name in arrays else None
-    for (name, width), ids in zip(_HASHES.items(), (values["image_ids"], values["caption_ids"]), strict=True):
+    for (name, width), ids in zip(_HASH_BYTES.items(), (values["image_ids"], values["caption_ids"]), strict=True):
         values[name] = parse_hashes(path, name, arrays[name], len(ids), width) if name in arrays else None
     values |= {name: parse_floats(path, name, arrays[name], "fiub") if name in arrays else None for name in MATRICES}
     run = Embeddings(**values, **attributes, source=source)
-    _check(path, run)
+    _check_values(path, run)
     return run
 
 
@@ -204,7 +204,7 @@ def check_same_split(
 
 def _write_ids_and_vectors(file: h5py.File, embeddings: Embeddings) -> dict[str, ArrayHash]:
     hashes = {}
-    for name in (*_IDS, "coco_ids", *_COUNTS, *_HASHES, *VECTORS):
+    for name in (*_IDS, "coco_ids", *_COUNTS, *_HASH_BYTES, *VECTORS):
         values = getattr(embeddings, name)
         if values is not None:
             file.create_dataset(name, data=values)
@@ -229,7 +229,7 @@ def _open_hdf5(stream: BinaryIO) -> Iterator[h5py.File]:
 
 def _check_complete(path: Path, arrays: set[str], attributes: set[str]) -> None:
     missing = [name for name in _IDS if name not in arrays]
-    missing += [f"the attribute {name}" for name in _ATTRIBUTES if name not in attributes and name not in _OPTIONAL]
+    missing += [f"the attribute {name}" for name in _ATTRIBUTES if name not in attributes and name not in _OPTIONAL_ATTRIBUTES]
     pair = {"scores_i2t", "scores_t2i"}
     if "scores" in arrays and pair & arrays:
         raise UserError(f"{path}: holds both scores and {min(pair & arrays)}; scores of one direction replace scores of both")
@@ -253,7 +253,7 @@ def _read_array(source: InputFile, item: h5py.Dataset, in_memory: bool) -> NDArr
     return values if isinstance(values, h5py.Empty) else np.asarray(values)
 
 
-def _check(path: Path, run: Embeddings) -> None:
+def _check_values(path: Path, run: Embeddings) -> None:
     if run.vectors is not None and run.similarity not in SIMILARITIES:
         raise UserError(f"{path}: unknown similarity {run.similarity!r}{did_you_mean(run.similarity, SIMILARITIES)}")
     n_images, n_captions = len(run.image_ids), len(run.caption_ids)
@@ -303,7 +303,7 @@ def _check_no_underflow(path: Path, run: Embeddings, row_maxima: Mapping[str, ND
         score = max(float(images.max()), float(captions.max())) ** 2
     else:
         score = float(images.min()) * float(captions.min())
-    if score < _MIN_SCORE:
+    if score < _MIN_SCORE_SIZE:
         side = "images" if images.min() <= captions.min() else "captions"
         maxima = row_maxima[side]
         row = int(np.where(maxima > 0, maxima, np.inf).argmin())

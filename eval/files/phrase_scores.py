@@ -34,9 +34,9 @@ FORMAT, VERSION = "vse-phrase-scores", 1
 PHRASE_SCORES_KIND = hdf5_kind("a file of phrase scores", lambda file: file.attrs.get("format") == FORMAT)
 _IDS = ("phrase_ids", "image_ids", "caption_ids")
 _ARRAYS = (*_IDS, "offsets", "scores", "boxes", "truth", "types")
-_HASHES = {"photo_hashes": PHOTO_HASH_BYTES, "caption_hashes": CAPTION_HASH_BYTES}
+_HASH_BYTES = {"photo_hashes": PHOTO_HASH_BYTES, "caption_hashes": CAPTION_HASH_BYTES}
 _ATTRIBUTES = ("dataset", "split", "experiment", "seed", "provenance", "trained_on")
-_REQUIRED = ("dataset", "split")
+_REQUIRED_ATTRIBUTES = ("dataset", "split")
 _MAX_ROWS = 100_000_000  # candidates or phrases in a file
 _MAX_TYPES = 1000  # different texts in the types of a file
 
@@ -100,12 +100,12 @@ class PhraseScores:
 def write_phrase_scores(path: Path, scores: PhraseScores) -> Path:
     """Write the file atomically and return ``path``. Raises ValueError if the reader would reject these values."""
     try:
-        _check(path, scores)
+        _check_values(path, scores)
     except UserError as error:
         raise ValueError(str(error)) from None
     buffer = BytesIO()
     with h5py.File(buffer, "w") as file:
-        names = [*_ARRAYS, *(name for name in _HASHES if getattr(scores, name) is not None)]
+        names = [*_ARRAYS, *(name for name in _HASH_BYTES if getattr(scores, name) is not None)]
         arrays = {name: np.asarray(getattr(scores, name)) for name in names}
         for name, values in arrays.items():
             if name != "types":
@@ -126,22 +126,22 @@ def read_phrase_scores(path: Path) -> PhraseScores:
         _check_format(path, file)
         items = {name: find_hdf5_dataset(file, name, path=path) for name in _ARRAYS}
         missing = [name for name, item in items.items() if item is None]
-        missing += [f"the attribute {name}" for name in _REQUIRED if name not in file.attrs]
+        missing += [f"the attribute {name}" for name in _REQUIRED_ATTRIBUTES if name not in file.attrs]
         if missing:
             raise UserError(f"{path}: not a complete file of phrase scores, it lacks {', '.join(missing)} (docs/formats.md)")
-        items |= {name: item for name in _HASHES if (item := find_hdf5_dataset(file, name, path=path)) is not None}
+        items |= {name: item for name in _HASH_BYTES if (item := find_hdf5_dataset(file, name, path=path)) is not None}
         arrays = {name: _read_values(path, name, item) for name, item in items.items() if item is not None}
         attributes = {name: parse_attribute(path, name, file.attrs[name]) for name in _ATTRIBUTES if name in file.attrs}
         content_sha256 = file.attrs.get(HASH_ATTRIBUTE)
     fields: dict[str, Any] = {name: parse_ids(path, name, arrays[name]) for name in (*_IDS, "offsets")}
     fields |= {name: parse_floats(path, name, arrays[name]) for name in ("scores", "boxes", "truth")}
     n = len(fields["phrase_ids"])
-    fields |= {name: parse_hashes(path, name, arrays[name], n, width) for name, width in _HASHES.items() if name in arrays}
+    fields |= {name: parse_hashes(path, name, arrays[name], n, width) for name, width in _HASH_BYTES.items() if name in arrays}
     types = arrays["types"]
     if not isinstance(types, np.ndarray) or types.dtype != object or not all(isinstance(text, str) for text in types.flat):
         raise UserError(f"{path}: types must be texts (UTF-8)")
     run = PhraseScores(**fields, types=types.astype(np.str_), **attributes, source=source)
-    _check(path, run)
+    _check_values(path, run)
     check_hash(path, content_sha256, lambda: _content_hash(arrays, _attributes_of(run)))
     return run
 
@@ -205,7 +205,7 @@ def _read_values(path: Path, name: str, item: h5py.Dataset) -> NDArray[Any] | h5
     return values if isinstance(values, h5py.Empty) else np.asarray(values)
 
 
-def _check(path: Path, run: PhraseScores) -> None:
+def _check_values(path: Path, run: PhraseScores) -> None:
     n_phrases, n_candidates = len(run.phrase_ids), len(run.scores) if run.scores.ndim == 1 else -1
     if not n_phrases:
         raise UserError(f"{path}: no phrases")

@@ -40,10 +40,10 @@ class SplitIdentity(BaseModel):
 def split_identity(embeddings: Embeddings) -> SplitIdentity:
     """Return the identity of the images of embeddings or scores."""
     kind = "image_ids" if embeddings.coco_ids is None else "coco_ids"
-    return image_identity(embeddings.dataset, kind, getattr(embeddings, kind))
+    return split_identity_from_ids(embeddings.dataset, kind, getattr(embeddings, kind))
 
 
-def image_identity(dataset: str, kind: str, ids: NDArray[np.int64]) -> SplitIdentity:
+def split_identity_from_ids(dataset: str, kind: str, ids: NDArray[np.int64]) -> SplitIdentity:
     """Return the identity of the images with ``ids`` (n,). ``kind`` is ``image_ids`` or ``coco_ids``."""
     sha256 = sha256_json(sorted(ids.tolist()))
     return SplitIdentity(ids=kind, sha256=sha256, name=split_name(dataset, sha256))

@@ -96,14 +96,14 @@ def rank_intramodal_queries(run: Embeddings, coco_ids: Ints, pairs: JudgedPairs,
     """
     if run.images is None or run.captions is None:
         raise UserError("the pairs of CxC need embeddings of images and of captions, and the file has none")
-    ids = coco_test_images()
+    ids = coco_test_image_ids()
     images = find_rows(rows_by_id(coco_ids), ids, "image")
-    i2i = _search_others(run.images[images], _right_answers(rows_by_id(ids), pairs.images))
+    i2i = _rank_other_rows(run.images[images], _right_answers(rows_by_id(ids), pairs.images))
     if not i2i:
         raise UserError("no pair of images of CxC consists of two COCO test images: these are not the files of its test set")
     image_queries = images[np.array(sorted(i2i))]
 
-    ids = coco_test_captions()
+    ids = coco_test_caption_ids()
     captions = find_rows(rows_by_id(run.caption_ids), ids, "caption")
     image_of_caption = run.image_of_caption()[captions]
     right = _right_answers(rows_by_id(ids), pairs.captions)
@@ -111,11 +111,11 @@ def rank_intramodal_queries(run: Embeddings, coco_ids: Ints, pairs: JudgedPairs,
     for own in np.split(order, np.flatnonzero(np.diff(image_of_caption[order])) + 1):
         for caption in own.tolist():
             right.setdefault(caption, set()).update(set(own.tolist()) - {caption})
-    t2t = _search_others(run.captions[captions], {caption: answers for caption, answers in right.items() if answers})
+    t2t = _rank_other_rows(run.captions[captions], {caption: answers for caption, answers in right.items() if answers})
     caption_queries = np.array(sorted(t2t))
     return {
-        "i2i": ranked_queries([i2i[row] for row in sorted(i2i)], image_queries, image_queries, images, ks),
-        "t2t": ranked_queries(
+        "i2i": measure_queries([i2i[row] for row in sorted(i2i)], image_queries, image_queries, images, ks),
+        "t2t": measure_queries(
             [t2t[row] for row in sorted(t2t)], captions[caption_queries], image_of_caption[caption_queries], captions, ks
         ),
     }
@@ -134,7 +134,7 @@ def _right_answers(rows: dict[int, int], pairs: Ints) -> dict[int, set[int]]:
     return right
 
 
-def _search_others(vectors: NDArray[np.float32], right: dict[int, set[int]]) -> dict[int, AnsweredQuery]:
+def _rank_other_rows(vectors: NDArray[np.float32], right: dict[int, set[int]]) -> dict[int, AnsweredQuery]:
     """Rank all other rows of ``vectors`` (n, dim) for each query. ``right`` maps the row of a query to its right answers."""
     check_finite("embeddings", shared_tensor(vectors))
     units = unit_rows(shared_tensor(vectors))
@@ -156,7 +156,7 @@ def is_coco_test(coco_ids: Ints, caption_ids: Ints) -> bool:
     """Return whether the ids include all COCO test images and captions, and the package eccv-caption is installed."""
     if not find_spec("eccv_caption"):
         return False
-    return bool(np.isin(coco_test_captions(), caption_ids).all() and np.isin(coco_test_images(), coco_ids).all())
+    return bool(np.isin(coco_test_caption_ids(), caption_ids).all() and np.isin(coco_test_image_ids(), coco_ids).all())
 
 
 def rank_coco_queries(
@@ -179,11 +179,11 @@ def rank_coco_queries(
     ks : the values of K in R@K of ``cxc``
     """
     images, captions = rows_by_id(coco_ids), rows_by_id(caption_ids)
-    candidates = coco_test_captions()
+    candidates = coco_test_caption_ids()
     columns = torch.from_numpy(find_rows(captions, candidates, "caption"))
-    measure = partial(ranked_queries, ks=ks) if protocol == "cxc" else _eccv_queries
+    measure = partial(measure_queries, ks=ks) if protocol == "cxc" else _eccv_queries
 
-    queries, answers = _annotations(f"{protocol}_image_to_caption.json", images, "image", rows_by_id(candidates))
+    queries, answers = _read_annotations(f"{protocol}_image_to_caption.json", images, "image", rows_by_id(candidates))
     answered = []
     for span in i2t_blocks.row_slices:
         here = np.flatnonzero((queries >= span.start) & (queries < span.stop))
@@ -191,9 +191,9 @@ def rank_coco_queries(
         answered += [answered_query(scores[queries[k] - span.start], answers[k]) for k in here]
     i2t = measure(answered, queries, queries, columns.numpy())
 
-    candidates = coco_test_images()
+    candidates = coco_test_image_ids()
     rows = find_rows(images, candidates, "image")
-    queries, answers = _annotations(f"{protocol}_caption_to_image.json", captions, "caption", rows_by_id(candidates))
+    queries, answers = _read_annotations(f"{protocol}_caption_to_image.json", captions, "caption", rows_by_id(candidates))
     answered = []
     for part, scores in caption_scores(t2i_blocks or i2t_blocks, queries):
         answered += [answered_query(scores[rows, n], answers[k]) for n, k in enumerate(part)]
@@ -260,7 +260,7 @@ def _best_answers(answered: Sequence[AnsweredQuery], queries: Ints, candidates: 
     return BestAnswers(queries, ranks, right_rows, np.array(right_scores), wrong_rows, np.array(wrong_scores))
 
 
-def ranked_queries(
+def measure_queries(
     answered: Sequence[AnsweredQuery], queries: Ints, images: Ints, candidates: Ints, ks: Sequence[int]
 ) -> Queries:
     """Return queries with R@K, Med r, nDCG@10, MRR and mAP.
@@ -282,7 +282,7 @@ def ranked_queries(
 
 
 def _eccv_queries(answered: Sequence[AnsweredQuery], queries: Ints, images: Ints, candidates: Ints) -> Queries:
-    """Return queries with the metrics of ECCV Caption; the parameters are as in :func:`ranked_queries`."""
+    """Return queries with the metrics of ECCV Caption; the parameters are as in :func:`measure_queries`."""
     rankings = [one.positions for one in answered]
     values = {
         "map_at_r": np.array([100 * average_precision_at_r(positions) for positions in rankings]),
@@ -292,7 +292,7 @@ def _eccv_queries(answered: Sequence[AnsweredQuery], queries: Ints, images: Ints
     return Queries(images, values, answers=_best_answers(answered, queries, candidates))
 
 
-def _annotations(name: str, queries: dict[int, int], kind: str, candidates: dict[int, int]) -> tuple[Ints, list[Ints]]:
+def _read_annotations(name: str, queries: dict[int, int], kind: str, candidates: dict[int, int]) -> tuple[Ints, list[Ints]]:
     """Return the rows of the queries in the annotation file ``name``, ascending, and the rows of the right answers to each.
 
     ``queries`` and ``candidates`` map ids to rows. ``kind`` names a query in errors, e.g. ``image``. A right answer that is
@@ -305,13 +305,13 @@ def _annotations(name: str, queries: dict[int, int], kind: str, candidates: dict
     return rows[order], [answers[k] for k in order]
 
 
-def coco_test_captions() -> Ints:
+def coco_test_caption_ids() -> Ints:
     """Return the COCO ids (25000,) of the test captions that the package eccv-caption ranks."""
     ids: Ints = np.load(BytesIO(_read_package_file("coco_test_ids.npy")), allow_pickle=False)
     return ids
 
 
-def coco_test_images() -> Ints:
+def coco_test_image_ids() -> Ints:
     """Return the COCO ids (5000,) of the test images that the package eccv-caption ranks, ascending."""
     return np.array(sorted(int(image) for image in json.loads(_read_package_file("original_image_to_caption.json"))))
 

@@ -46,12 +46,12 @@ from vse.eval.protocols.protocols import (
     ProtocolQueries,
     RankingOptions,
     protocol_names,
-    rank_seeds,
-    read_seeds,
+    rank_queries_of_seeds,
+    read_seed_embeddings,
     select_protocols,
     unify_embeddings,
 )
-from vse.eval.protocols.result_content import build_result, combine_seeds, unfinished_runs
+from vse.eval.protocols.result_content import build_result, mean_and_std_over_seeds, unfinished_runs
 from vse.eval.ranking.bootstrap import intervals
 from vse.eval.ranking.metrics import FoldQueries, average, fold_metrics
 from vse.eval.search.approximate import approximate_recalls, reranked_metrics
@@ -140,7 +140,7 @@ class _Model(NamedTuple):
 def _read_model(files: Sequence[Path], out: Path, protocol: str | Sequence[str], options: AllEvaluateOptions) -> _Model:
     """Read the seeds of one model, or build the ensemble of each seed and write it to ``options.save``."""
     if not options.ensemble:
-        seed_embeddings = read_seeds(files)
+        seed_embeddings = read_seed_embeddings(files)
         return _Model(files, seed_embeddings, [[member] for member in zip(files, seed_embeddings, strict=True)])
     compares_captions = any(name.startswith("sentence") for name in protocol_names(protocol))
     outline = None if options.experiment is None else load_ensemble_outline(options.experiment)
@@ -204,11 +204,11 @@ def _measure(
     checks: dict[str, Any] = {}
     answers: list[FoldAnswers] = []
     for name in protocols:
-        queries = rank_seeds(model.files, model.seed_embeddings, name, ranking)
+        queries = rank_queries_of_seeds(model.files, model.seed_embeddings, name, ranking)
         folds = [of_seed.folds for of_seed in queries]
         checks[name] = _sum_agreements(queries)
         per_seed = [_protocol_metrics(run, name, of_seed) for run, of_seed in zip(model.seed_embeddings, folds, strict=True)]
-        metrics[name] = combine_seeds(per_seed)
+        metrics[name] = mean_and_std_over_seeds(per_seed)
         if options.samples:
             metrics[name]["ci95"] = intervals(folds, options.samples)
         if with_answers:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from vse.eval.defaults import BOOTSTRAP_SAMPLES, IOU, PHRASE
 from vse.eval.files.phrase_scores import PhraseScores, check_same_phrases, is_phrase_scores, read_phrase_scores
 from vse.eval.files.results import Metric
-from vse.eval.files.split import image_identity
+from vse.eval.files.split import split_identity_from_ids
 from vse.eval.protocols.protocols import unify_seeds
-from vse.eval.protocols.result_content import build_result, combine_seeds, unfinished_runs
+from vse.eval.protocols.result_content import build_result, mean_and_std_over_seeds, unfinished_runs
 from vse.eval.ranking.bootstrap import differences, intervals
 from vse.eval.ranking.localisation import phrase_ranks
 from vse.eval.ranking.metrics import FoldQueries, fold_metrics
@@ -53,7 +53,7 @@ def evaluate_phrases(
     counted; a phrase whose image has no candidate counts as missed. ``allow_unfinished`` accepts runs whose training did not
     finish. Raises UserError if ``iou`` is not above 0 and at most 1.
     """
-    runs = read_phrase_seeds(files)
+    runs = read_seed_phrase_scores(files)
     not_finished = unfinished_runs(runs, out, allow_unfinished)
     first, folds = runs[0], phrase_folds(files, runs, iou)
     protocol = _combined_metrics([fold_metrics(fold) for fold in folds], folds[0])
@@ -61,7 +61,7 @@ def evaluate_phrases(
     if bootstrap:
         protocol["ci95"] = _nest_types(intervals([[fold] for fold in folds], bootstrap))
     measured = {
-        "split_identity": image_identity(first.dataset, "image_ids", np.unique(first.image_ids)).model_dump(),
+        "split_identity": split_identity_from_ids(first.dataset, "image_ids", np.unique(first.image_ids)).model_dump(),
         "data": first.identity.checksums.model_dump(),
         "n_images": len(np.unique(first.image_ids)),
         "n_captions": len(np.unique(first.caption_ids)),
@@ -86,7 +86,7 @@ def phrase_differences(
     return compared | ({"per_type": per_type} if per_type else {})
 
 
-def read_phrase_seeds(files: Sequence[Path]) -> list[PhraseScores]:
+def read_seed_phrase_scores(files: Sequence[Path]) -> list[PhraseScores]:
     """Read the phrase scores of one model, a file per seed. Raises UserError if they differ in split or experiment."""
     return unify_seeds(files, [read_phrase_scores(path) for path in files], check_same_phrases, ("experiment",))
 
@@ -133,7 +133,7 @@ def phrase_counts(runs: Sequence[PhraseScores]) -> dict[str, int]:
 
 
 def _combined_metrics(metrics: Sequence[Mapping[str, Mapping[str, Metric]]], fold: FoldQueries) -> dict[str, Any]:
-    combined = {name: combine_seeds([dict(of_seed[name]) for of_seed in metrics]) for name in metrics[0]}
+    combined = {name: mean_and_std_over_seeds([dict(of_seed[name]) for of_seed in metrics]) for name in metrics[0]}
     nested = _nest_types(combined)
     for name, of_type in nested.get("per_type", {}).items():
         of_type["n_phrases"] = len(fold[f"{_TYPE_PREFIX}{name}"].images)

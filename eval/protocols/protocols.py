@@ -25,7 +25,7 @@ from vse.eval.ranking.answers import best_answers, sentence_answers
 from vse.eval.ranking.metrics import FoldQueries, Queries, build_fold
 from vse.eval.ranking.ranks import ranks_from_blocks, shared_tensor
 from vse.eval.search.cross_check import (
-    BY_SEARCH,
+    EXACT_SEARCH_TEXT,
     Agreement,
     check_against_candidates,
     check_against_search,
@@ -72,7 +72,7 @@ class ProtocolQueries(NamedTuple):
     no_comparison_reason: str = ""
 
 
-def read_seeds(files: Sequence[Path]) -> list[Embeddings]:
+def read_seed_embeddings(files: Sequence[Path]) -> list[Embeddings]:
     """Read the embeddings of one model, a file per seed. Raises UserError if files differ in split or experiment."""
     return unify_embeddings(files, [read_embeddings(path) for path in files])
 
@@ -125,7 +125,7 @@ def select_protocols(files: Sequence[Path], seed_embeddings: Sequence[Embeddings
     return [name for name in selected[0] if all(name in others for others in selected)]
 
 
-def rank_seeds(
+def rank_queries_of_seeds(
     files: Sequence[Path], seed_embeddings: Sequence[Embeddings], protocol: str, options: RankingOptions = DEFAULT_RANKING
 ) -> list[ProtocolQueries]:
     """Return the ranked queries of a protocol for each seed.
@@ -258,10 +258,15 @@ def _log_agreement(protocol: str, agreements: Sequence[Agreement]) -> None:
     for direction in agreements[0].recalls:
         found, exact = (
             np.mean([of_fold[direction]["r1"] for of_fold in recalls])
-            for recalls in ([agreement.recalls for agreement in agreements], [agreement.exact for agreement in agreements])
+            for recalls in (
+                [agreement.recalls for agreement in agreements],
+                [agreement.exact_recalls for agreement in agreements],
+            )
         )
         n_queries = sum(agreement.n_compared[direction] for agreement in agreements)
-        exact_text = "" if agreements[0].against == BY_SEARCH else f", exact {exact:.1f}"
+        exact_text = "" if agreements[0].against == EXACT_SEARCH_TEXT else f", exact {exact:.1f}"
         parts.append(f"{direction} {found:.1f}{exact_text} of {n_queries:,} queries")
-    verb = "agrees with" if agreements[0].against == BY_SEARCH else "finds candidates that, re-ranked, do not contradict"
+    verb = (
+        "agrees with" if agreements[0].against == EXACT_SEARCH_TEXT else "finds candidates that, re-ranked, do not contradict"
+    )
     log.info("%s: FAISS %s the exact ranks (R@1 %s)", protocol, verb, "; ".join(parts))

@@ -24,7 +24,7 @@ from vse.pipeline.errors import UserError
 _COUNTS = ("folds", "n_queries")  # keys whose values are the same in every seed
 
 
-def combine_seeds(results: Sequence[Any]) -> Any:
+def mean_and_std_over_seeds(results: Sequence[Any]) -> Any:
     """Return the mean and standard deviation over seeds of every metric; metrics of a single seed are returned unchanged.
 
     ``results`` has a nested dict or list per seed, all with the same keys. A metric becomes ``{"mean": ..., "std": ...}``
@@ -34,9 +34,9 @@ def combine_seeds(results: Sequence[Any]) -> Any:
     if len(results) == 1:
         return first
     if isinstance(first, dict):
-        return {key: first[key] if key in _COUNTS else combine_seeds([one[key] for one in results]) for key in first}
+        return {key: first[key] if key in _COUNTS else mean_and_std_over_seeds([one[key] for one in results]) for key in first}
     if isinstance(first, list):
-        return [combine_seeds(list(items)) for items in zip(*results, strict=True)]
+        return [mean_and_std_over_seeds(list(items)) for items in zip(*results, strict=True)]
     return {"mean": float(np.mean(results)), "std": float(np.std(results, ddof=1))}
 
 
@@ -154,7 +154,7 @@ def index_line(index: Mapping[str, Any]) -> str:
         found = index[direction]
         flat = " (Flat)" if found["factory"] != index["factory"] else ""
         recall = f"{found['recall_at_10']:.1f}% of the exact top 10"
-        directions.append(f"{direction}{flat} R@1/5/10 {_slashed(found)}, {recall}")
+        directions.append(f"{direction}{flat} R@1/5/10 {_join_recalls(found)}, {recall}")
     reranked = f"; {index['reranked']} candidates re-ranked by exact scores" if "reranked" in index else ""
     return f"index {name}: {', '.join(directions)}{reranked}"
 
@@ -164,7 +164,7 @@ def rerank_line(rerank: Mapping[str, Any]) -> str:
     exact, directions = rerank["exact"], []
     for direction in ("i2t", "t2i"):
         found = rerank[direction]
-        recalls = f"R@1/5/10 {_slashed(found)} (exact {_slashed(exact[direction])})"
+        recalls = f"R@1/5/10 {_join_recalls(found)} (exact {_join_recalls(exact[direction])})"
         directions.append(f"{direction} {recalls}, {found['found']:.1f}% found")
     rsum = f"rsum {rerank['rsum']:.1f} (exact {exact['rsum']:.1f}, lost {rerank['lost']['rsum']:.1f})"
     return f"best {rerank['reranked']} re-ranked: {', '.join(directions)}, {rsum}"
@@ -187,5 +187,5 @@ def _describe_model(result: Result) -> str:
     return f"{result.dataset} {result.display_name}{limits}"
 
 
-def _slashed(recalls: Mapping[str, Any]) -> str:
+def _join_recalls(recalls: Mapping[str, Any]) -> str:
     return " / ".join(f"{recalls[f'r{k}']:.1f}" for k in DEFAULT_KS)

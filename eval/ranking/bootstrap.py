@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from vse.eval.defaults import BOOTSTRAP_SAMPLES
-from vse.eval.ranking.metrics import FoldQueries, Values, average, fold_metrics, resample_metrics
+from vse.eval.ranking.metrics import Floats, FoldQueries, average, fold_metrics, resample_metrics
 
 LEVEL = 0.95
 ALPHA = 0.05  # a difference with a p-value below is called significant
@@ -66,7 +66,7 @@ def differences(
     return _map_leaves(_difference, *observed, _concatenate(resampled), _concatenate(swapped))
 
 
-def _difference(a: float, b: float, resampled: Values, swapped: Values) -> dict[str, Any]:
+def _difference(a: float, b: float, resampled: Floats, swapped: Floats) -> dict[str, Any]:
     difference = a - b
     # A swap that only changes the order of a sum must count as equal. Metrics are in percent, and 1e-9 is no difference.
     as_large = np.abs(swapped) >= abs(difference) - 1e-9
@@ -84,7 +84,7 @@ def _batch_sizes(samples: int, n_images: int) -> list[int]:
     return [min(size, samples - start) for start in range(0, samples, size)]
 
 
-def _mean_over_seeds(seed_queries: Sequence[SeedQueries], weights: Values) -> dict[str, Any]:
+def _mean_over_seeds(seed_queries: Sequence[SeedQueries], weights: Floats) -> dict[str, Any]:
     return average([resample_metrics(folds, weights) for folds in seed_queries])
 
 
@@ -92,7 +92,7 @@ def _concatenate(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return _map_leaves(lambda *values: np.concatenate(values), *batches)
 
 
-def _sample_weights(folds: SeedQueries, n_images: int, samples: int, rng: np.random.Generator) -> Values:
+def _sample_weights(folds: SeedQueries, n_images: int, samples: int, rng: np.random.Generator) -> Floats:
     """Return how often each bootstrap sample contains each image, (samples, n_images).
 
     Images that have queries are drawn with replacement within their fold.
@@ -125,7 +125,7 @@ def _merge_folds(first: FoldQueries, second: FoldQueries, n_images: int) -> Fold
     return both
 
 
-def _interval(values: Values) -> list[float]:
+def _interval(values: Floats) -> list[float]:
     """Return the 95% percentile interval of a metric over samples; samples in which it is NaN (no queries) are ignored."""
     outside = 100 * (1 - LEVEL) / 2
     low, high = np.percentile(values[~np.isnan(values)], [outside, 100 - outside])

@@ -68,7 +68,7 @@ def phrase_ranks(
     return PhraseRanks(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
 
-def pairwise_iou(boxes: Float[np.ndarray, "n 4"], others: Float[np.ndarray, "n 4"]) -> Float[np.ndarray, " n"]:
+def rowwise_iou(boxes: Float[np.ndarray, "n 4"], others: Float[np.ndarray, "n 4"]) -> Float[np.ndarray, " n"]:
     """Return the intersection over union of box k of ``boxes`` and box k of ``others``, for each k, in float64.
 
     The result is 0 if one of the two boxes has no area or is NaN.
@@ -100,7 +100,7 @@ def _rank_block(
     iou: float,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     counts = np.diff(offsets)
-    overlaps = pairwise_iou(boxes, np.repeat(truth, counts, axis=0))
+    overlaps = rowwise_iou(boxes, np.repeat(truth, counts, axis=0))
     right: Bool[np.ndarray, " n"] = overlaps >= iou
     best_right = _reduce(np.maximum, np.where(right, scores, -np.inf), offsets, -np.inf)
     before = ~right & (scores >= np.repeat(best_right, counts))

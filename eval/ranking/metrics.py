@@ -22,7 +22,7 @@ from vse.eval.defaults import DEFAULT_KS
 from vse.eval.ranking.answers import BestAnswers
 from vse.eval.ranking.ranks import Ints, Ranks
 
-Values = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -91,20 +91,20 @@ _DISCOUNTS = 1 / np.log2(np.arange(_NDCG_DEPTH) + 2)
 _IDEAL_GAINS = np.cumsum(_DISCOUNTS)  # discounted gains of 1, 2, ... right answers at the top of the list
 
 
-def ndcg(answers: RightAnswers) -> Values:
+def ndcg(answers: RightAnswers) -> Floats:
     """Return nDCG@10: the sum of 1 / log2(2 + p) over 0-based positions p < 10 of right answers, relative to the maximum."""
     counted = answers.positions < _NDCG_DEPTH
     gains = np.where(counted, _DISCOUNTS[np.minimum(answers.positions, _NDCG_DEPTH - 1)], 0)
-    values: Values = np.bincount(answers.query, gains) / _IDEAL_GAINS[np.minimum(answers.counts, _NDCG_DEPTH) - 1]
+    values: Floats = np.bincount(answers.query, gains) / _IDEAL_GAINS[np.minimum(answers.counts, _NDCG_DEPTH) - 1]
     return values
 
 
-def reciprocal_rank(answers: RightAnswers) -> Values:
+def reciprocal_rank(answers: RightAnswers) -> Floats:
     """Return 1 / (1 + p) for the 0-based position p of the first right answer. Its mean is MRR."""
     return 1 / (1 + answers.positions[answers.first])
 
 
-def average_precision(answers: RightAnswers) -> Values:
+def average_precision(answers: RightAnswers) -> Floats:
     """Return, for each query, the mean over all right answers of the precision at their positions. Its mean is mAP."""
     precision = (1 + answers.right_before) / (1 + answers.positions)
     return np.bincount(answers.query, precision) / answers.counts
@@ -117,12 +117,12 @@ class PositionMetric(NamedTuple):
     ----------
     name : key of the metric in result files
     title : name of the metric in tables and reports
-    values : function that returns the value of each query, (n_queries,) from 0 to 1
+    compute : function that returns the value of each query, (n_queries,) from 0 to 1
     """
 
     name: str
     title: str
-    values: Callable[[RightAnswers], Values]
+    compute: Callable[[RightAnswers], Floats]
 
 
 POSITION_METRICS = {
@@ -152,7 +152,7 @@ def metric_title(metric: str) -> str:
     return METRIC_TITLES.get(metric) or (f"R@{metric[1:]}" if metric[:1] == "r" and metric[1:].isdecimal() else metric)
 
 
-def position_metrics(query_of: Ints, wrong_before: Ints) -> dict[str, Values]:
+def position_metrics(query_of: Ints, wrong_before: Ints) -> dict[str, Floats]:
     """Return each metric of :data:`POSITION_METRICS` for each query, (n_queries,) in percent.
 
     Parameters
@@ -161,7 +161,7 @@ def position_metrics(query_of: Ints, wrong_before: Ints) -> dict[str, Values]:
     wrong_before : (n_right,) for each right answer the number of wrong candidates that are ranked before it
     """
     answers = RightAnswers.from_wrong_before(query_of, wrong_before)
-    return {name: 100 * metric.values(answers) for name, metric in POSITION_METRICS.items()}
+    return {name: 100 * metric.compute(answers) for name, metric in POSITION_METRICS.items()}
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class Queries:
     """
 
     images: Ints
-    values: Mapping[str, Values]
+    values: Mapping[str, Floats]
     ranks: Ints | None = None
     answers: BestAnswers | None = None
 
@@ -187,7 +187,7 @@ class Queries:
         ranks: Ints,
         images: Ints,
         ks: Iterable[int] = DEFAULT_KS,
-        more_values: Mapping[str, Values] = MappingProxyType({}),
+        more_values: Mapping[str, Floats] = MappingProxyType({}),
     ) -> Queries:
         """Build queries from their 0-based ``ranks`` (n,), with R@K for each K in ``ks``, mean r and Med r.
 
@@ -214,7 +214,7 @@ def build_fold(ranks: Ranks, image_of_caption: Ints, ks: Iterable[int] = DEFAULT
     """
     images, query_of_caption = np.unique(image_of_caption, return_inverse=True)
     query_images = {"i2t": images, "t2i": image_of_caption}
-    more_values: dict[str, dict[str, Values]] = {"i2t": {}, "t2i": {}}
+    more_values: dict[str, dict[str, Floats]] = {"i2t": {}, "t2i": {}}
     if ranks.by_caption is not None:
         more_values["i2t"] = position_metrics(query_of_caption, ranks.by_caption)
         more_values["t2i"] = position_metrics(np.arange(len(ranks.t2i)), ranks.t2i)
@@ -250,7 +250,7 @@ def average(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def resample_metrics(folds: Sequence[FoldQueries], weights: Values) -> dict[str, Any]:
+def resample_metrics(folds: Sequence[FoldQueries], weights: Floats) -> dict[str, Any]:
     """Return every metric of :func:`fold_metrics`, averaged over folds, for each bootstrap sample of the images.
 
     ``weights`` (n_samples, n_images) is the number of times that a sample contains each image. Each metric is an array
@@ -277,7 +277,7 @@ def _mean_metrics(queries: Queries) -> dict[str, float]:
     return _insert_median(means, float(np.floor(np.median(queries.ranks)) + 1))
 
 
-def _weighted_means(queries: Queries, images: Ints, weights: Values) -> dict[str, Values]:
+def _weighted_means(queries: Queries, images: Ints, weights: Floats) -> dict[str, Floats]:
     """Return the mean of each metric over the queries, and their median rank, for each bootstrap sample.
 
     ``images`` (n,) has the row of each query's image. ``weights`` (n_images, n_samples) is how often each image counts.
@@ -293,7 +293,7 @@ def _weighted_means(queries: Queries, images: Ints, weights: Values) -> dict[str
     return _insert_median(means, _weighted_median_rank(queries.ranks, images, weights))
 
 
-def _weighted_median_rank(ranks: Ints, images: Ints, weights: Values) -> Values:
+def _weighted_median_rank(ranks: Ints, images: Ints, weights: Floats) -> Floats:
     from scipy.sparse import csr_array
 
     values, value_of_query = np.unique(ranks, return_inverse=True)

@@ -213,7 +213,7 @@ def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None, caption_
             inside = own[(own >= columns.start) & (own < columns.stop)]
             pairs = (image_of_caption[inside] - rows.start, inside - columns.start)
             scores = _finite_block(i2t, rows, columns)
-            image_queries.count(scores, pairs)
+            image_queries.count_wrong(scores, pairs)
             if t2i is not None:
                 scores = _finite_block(t2i, rows, columns)
             ranks_t2i[columns] += column_counts(scores >= own_scores_t2i[columns])
@@ -348,7 +348,7 @@ class _ImageQueries:
         # An entry without a caption gets a rank above all others.
         self.ranks[torch.isneginf(self._goals)] = torch.iinfo(torch.int64).max // 2
 
-    def count(self, scores: Float[Tensor, "n_rows n_columns"], own: tuple[Tensor, Tensor]) -> None:
+    def count_wrong(self, scores: Float[Tensor, "n_rows n_columns"], own: tuple[Tensor, Tensor]) -> None:
         """Add to each rank the wrong captions in a block of ``scores`` that score at least as high as its own caption.
 
         ``own`` has the rows and the columns of the own captions in ``scores``.

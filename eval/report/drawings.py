@@ -90,7 +90,7 @@ class ResultAttention:
         self._missing.append(f"where the words of {self._experiment} look: {reason}")
 
 
-EXPLANATIONS = {
+ATTENTION_EXPLANATIONS = {
     "t2i": "Each word divides its attention among the regions of the photo. Point at a word, or click on it, to see how: the "
     "fuller the colour, the larger the share of a region. The number is the largest share.",
     "i2t": "Each region of the photo divides its attention among the words. Point at a word, or click on it, to see which "
@@ -110,13 +110,13 @@ class DrawnWord:
     number : index of the word among all words that are drawn on the photo
     text : the word
     highest : highest weight of the word in percent
-    shades : index and opacity of each region, in ascending order of opacity
+    region_opacities : index and opacity of each region, in ascending order of opacity
     """
 
     number: int
     text: str
     highest: str
-    shades: Sequence[tuple[int, str]]
+    region_opacities: Sequence[tuple[int, str]]
 
     @property
     def is_special_token(self) -> bool:
@@ -200,7 +200,7 @@ class PhrasePhoto(NamedTuple):
     """A photo with the boxes of phrases. ``name`` is an identifier that is unique in the report; ``size`` is in pixels.
 
     ``source`` is the ``src`` of the photo; None if it cannot be read, and the boxes are then drawn on an empty area.
-    ``repeats`` is the name of an earlier drawing of the same photo, whose image is reused; blank otherwise.
+    ``earlier_name`` is the name of an earlier drawing of the same photo, whose image is reused; blank otherwise.
     """
 
     name: str
@@ -208,7 +208,7 @@ class PhrasePhoto(NamedTuple):
     file: str
     size: tuple[float, float]
     boxes: Sequence[PhraseBox]
-    repeats: str = ""
+    earlier_name: str = ""
 
     @property
     def number_height(self) -> float:

@@ -255,7 +255,7 @@ def retrieve_candidates(
     ``queries`` has the rows of these images or captions.
     """
     image_of_caption = run.image_of_caption()
-    scores_of_queries = _scores_of_images(run, queries) if direction == "i2t" else _scores_of_captions(run, queries)
+    scores_of_queries = _image_query_scores(run, queries) if direction == "i2t" else _caption_query_scores(run, queries)
     results = []
     for query, scores in zip(queries, scores_of_queries, strict=True):
         right = image_of_caption == query if direction == "i2t" else np.arange(len(run.image_ids)) == image_of_caption[query]
@@ -275,7 +275,7 @@ def _query_result(query: int, scores: Tensor, right: NDArray[np.bool_], top: int
     return QueryResult(query, best, candidate(int(np.argmax(right[order]))))
 
 
-def _scores_of_images(run: Embeddings, queries: Sequence[int]) -> Iterator[Tensor]:
+def _image_query_scores(run: Embeddings, queries: Sequence[int]) -> Iterator[Tensor]:
     scores = run.direction_scores("i2t")
     if scores is not None:
         yield from (torch.as_tensor(scores[query : query + 1])[0] for query in queries)
@@ -287,7 +287,7 @@ def _scores_of_images(run: Embeddings, queries: Sequence[int]) -> Iterator[Tenso
             yield from blocks.score(rows, None)
 
 
-def _scores_of_captions(run: Embeddings, queries: Sequence[int]) -> Iterator[Tensor]:
+def _caption_query_scores(run: Embeddings, queries: Sequence[int]) -> Iterator[Tensor]:
     i2t, t2i = run.score_blocks()
     blocks = t2i or i2t
     columns = torch.tensor(list(queries), dtype=torch.int64)

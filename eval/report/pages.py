@@ -15,7 +15,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image as PillowImage
 
 from vse.eval.files.embeddings import Embeddings
-from vse.eval.report.drawings import BRACKET_NOTE, EXPLANATIONS, PhrasePhoto, draw_attention, phrase_box, phrase_colour
+from vse.eval.report.drawings import (
+    ATTENTION_EXPLANATIONS,
+    BRACKET_NOTE,
+    PhrasePhoto,
+    draw_attention,
+    phrase_box,
+    phrase_colour,
+)
 from vse.eval.search.top_k import PhraseCandidates, SearchHit
 from vse.pipeline.command import current_provenance, describe_code
 from vse.pipeline.dataset.dataset import Dataset, Image
@@ -93,10 +100,13 @@ class Photo:
 
 @dataclass
 class DatasetPhotos:
-    """The photos and captions of a data set; each photo is read once. ``unreadable`` has the files that cannot be read."""
+    """The photos and captions of a data set; each photo is read once.
+
+    ``unreadable_files`` has the files that cannot be read.
+    """
 
     dataset: Dataset
-    unreadable: set[str] = field(default_factory=set)
+    unreadable_files: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._sources: dict[int, str | None] = {}
@@ -138,7 +148,7 @@ class DatasetPhotos:
             return thumbnail(self.dataset.image_path(image), _GALLERY_SIDE)
         except BadImage as error:
             log.warning("%s", error)
-            self.unreadable.add(image.file)
+            self.unreadable_files.add(image.file)
             return None
 
 
@@ -158,7 +168,7 @@ def write_search_page(out: Path, query: str | Path, hits: Sequence[SearchHit], c
     for rank, hit in enumerate(hits, 1):
         photo = _readable_thumbnail(hit.photo)
         attention = hit.attention if (query_photo if by_photo else photo) else None
-        explanation = f"{EXPLANATIONS[attention.direction]} {BRACKET_NOTE}" if attention else explanation
+        explanation = f"{ATTENTION_EXPLANATIONS[attention.direction]} {BRACKET_NOTE}" if attention else explanation
         cards.append(
             {
                 "rank": rank,

@@ -17,7 +17,7 @@ from vse.eval.files.phrase_scores import PhraseScores
 from vse.eval.files.results import ProtocolMetrics, mean_and_std
 from vse.eval.protocols.phrase_evaluation import phrase_folds
 from vse.eval.ranking.bootstrap import differences
-from vse.eval.ranking.localisation import MISSED, PhraseRanks, pairwise_iou, phrase_ranks
+from vse.eval.ranking.localisation import MISSED, PhraseRanks, phrase_ranks, rowwise_iou
 from vse.eval.ranking.metrics import METRIC_TITLES
 from vse.eval.report.drawings import PhraseBox, PhrasePhoto, bounding_size, phrase_box, phrase_colour
 from vse.eval.report.gallery import take_queries_of_new_images
@@ -83,13 +83,13 @@ class PhraseGroup(NamedTuple):
 
 @dataclass(frozen=True)
 class PhraseGallery:
-    """The captions of a phrase section. ``unreadable`` is the number of photos that cannot be read.
+    """The captions of a phrase section. ``n_unreadable`` is the number of photos that cannot be read.
 
     ``counts`` has, with two models, the number of phrases that only the first, only the second, and both or neither localise.
     """
 
     groups: Sequence[PhraseGroup]
-    unreadable: int
+    n_unreadable: int
     counts: tuple[int, int, int] | None = None
 
 
@@ -211,7 +211,7 @@ def _card(
     columns = []
     for number, (run, ranks, boxes) in enumerate(zip(runs, ranks_by_model, boxes_of, strict=True)):
         name = f"photo-{sentid}"
-        photo = PhrasePhoto(name, source, phrases[0].image.file, size, boxes, repeats=name if number else "")
+        photo = PhrasePhoto(name, source, phrases[0].image.file, size, boxes, earlier_name=name if number else "")
         outcomes = [_outcome(run, ranks, row, k, phrases[k - 1].text) for k, row in enumerate(rows, 1)]
         columns.append(PhraseColumn(photo, outcomes))
     return PhraseCard(_caption_pieces(phrases[0].caption, phrases), columns)
@@ -236,7 +236,7 @@ def _best_box(run: PhraseScores, row: int, number: int) -> list[PhraseBox]:
     scores, boxes = run.scores[candidates], run.boxes[candidates]
     if not len(scores):
         return []
-    overlaps = pairwise_iou(boxes, np.broadcast_to(run.truth[row], boxes.shape))
+    overlaps = rowwise_iou(boxes, np.broadcast_to(run.truth[row], boxes.shape))
     best = np.where(scores == scores.max(), overlaps, np.inf).argmin()
     return [phrase_box(boxes[best], number)]
 
@@ -321,8 +321,8 @@ def build_phrase_section(
     gallery = None
     if dataset is not None and len(runs) == len(inputs) and n_captions:
         gallery = build_phrase_gallery(runs, dataset, iou, n_captions, seed)
-        if gallery.unreadable:
-            n = gallery.unreadable
+        if gallery.n_unreadable:
+            n = gallery.n_unreadable
             missing.append(f"{n} photo{'s' * (n > 1)} could not be read; their boxes are drawn on an empty area")
     return PhraseSection(f"{iou:g}", _type_rows([one.result.protocols[PHRASE] for one in inputs]), gallery)
 

@@ -18,7 +18,7 @@ from vse.eval.protocols.result_content import combination_line
 from vse.eval.ranking.metrics import DIRECTIONS
 from vse.eval.ranking.ranks import Ranks, ranks_from_blocks
 from vse.eval.report.charts import COLOURS, Curve, captions_per_image, chance_rsum, draw_rank_histogram, draw_training_curves
-from vse.eval.report.drawings import BRACKET_NOTE, EXPLANATIONS, AttentionOpener, ResultAttention
+from vse.eval.report.drawings import ATTENTION_EXPLANATIONS, BRACKET_NOTE, AttentionOpener, ResultAttention
 from vse.eval.report.gallery import Gallery, HardNegative, build_gallery, find_hardest_negatives
 from vse.eval.report.metrics_section import ReportDifference, build_sections, headline_metrics, retrieval_differences
 from vse.eval.report.pages import DatasetPhotos, page_kind, write_page
@@ -30,7 +30,7 @@ from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import OutputKind, check_output
 
-_MEASURES = (("train_seconds", "s"), ("peak_memory_mb", "MB at most"))
+_RUN_COSTS = (("train_seconds", "s"), ("peak_memory_mb", "MB at most"))
 _SETTINGS = {
     "backbone": "backbone",
     "feature": "feature",
@@ -59,7 +59,7 @@ class ResultSummary(NamedTuple):
     experiment: str
     file: str
     facts: Sequence[tuple[str, str]]
-    config: str
+    settings_yaml: str
 
 
 def write_report(
@@ -132,7 +132,7 @@ def write_report(
         galleries=galleries,
         phrases=phrases,
         n_words=max((one.max_words for one in galleries), default=0),
-        explanations=EXPLANATIONS,
+        explanations=ATTENTION_EXPLANATIONS,
         brackets=BRACKET_NOTE,
         hardest=hardest,
         differing_settings=_differing_settings(inputs),
@@ -188,8 +188,8 @@ def _dataset_photos(inputs: Sequence[ReportInput], data: Path | None, missing: l
 def _unreadable_photos(photos: DatasetPhotos) -> Iterator[str]:
     if not photos.dataset.has_image_files:
         yield "the data set has no photos, since its features were imported: captions are displayed in their place"
-    if photos.unreadable:
-        n = len(photos.unreadable)
+    if photos.unreadable_files:
+        n = len(photos.unreadable_files)
         yield f"{n} photo{'s' if n > 1 else ''} could not be read; a frame with the file name is displayed instead"
 
 
@@ -234,19 +234,19 @@ def _main_settings(report_input: ReportInput) -> list[str]:
 
 def _run_facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
     record = report_input.record
-    features = _mapping(report_input.provenance.get("features"))
+    features = _mapping_or_empty(report_input.provenance.get("features"))
     if features:
         yield "Features", ", ".join(f"{name} ({str(key)[:12]})" for name, key in features.items())
     if "best_epoch" in record:
         parts = [f"best epoch {record['best_epoch']} of {record.get('epochs', '?')}"]
-        parts += [f"{record[key]:,.0f} {unit}" for key, unit in _MEASURES if isinstance(record.get(key), int | float)]
+        parts += [f"{record[key]:,.0f} {unit}" for key, unit in _RUN_COSTS if isinstance(record.get(key), int | float)]
         parts += [f"on {record['device']}"] if "device" in record else []
         yield "Training", ", ".join(parts)
-    versions = _mapping(report_input.provenance.get("versions"))
+    versions = _mapping_or_empty(report_input.provenance.get("versions"))
     if versions:
         yield "Versions", ", ".join(f"{name} {version}" for name, version in versions.items())
     for title, name in (("Trained by", "trained"), ("Evaluated by", "made")):
-        origin = _mapping(report_input.provenance.get(name))
+        origin = _mapping_or_empty(report_input.provenance.get(name))
         known = [part for part in (describe_code(origin.get("code")), origin.get("date"), origin.get("command")) if part]
         if known:
             yield title, ", ".join(map(str, known))
@@ -270,7 +270,7 @@ def flatten_settings(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any
 
 def _curves(inputs: Sequence[ReportInput], photos: DatasetPhotos | None) -> list[Chart]:
     """Return the charts of training loss and validation rsum by epoch, and for CCA the chart of rsum by regularisation."""
-    warm_ups = [(series, epochs) for series, one in enumerate(inputs) if (epochs := _warm_up(one))]
+    warm_ups = [(series, epochs) for series, one in enumerate(inputs) if (epochs := _warm_up_epochs(one))]
     charts = []
     for column, title in (("loss", "Training loss"), ("rsum", "Validation rsum")):
         for x, x_label in (("epoch", "epoch"), ("regularization", "regularisation")):
@@ -290,7 +290,7 @@ def _curves(inputs: Sequence[ReportInput], photos: DatasetPhotos | None) -> list
     return charts
 
 
-def _warm_up(report_input: ReportInput) -> int:
+def _warm_up_epochs(report_input: ReportInput) -> int:
     """Return the last epoch before the loss function changes; 0 if the loss function does not change."""
     settings = flatten_settings(report_input.config)
     epochs, last = settings.get("warmup.epochs"), max((len(table) for table in report_input.curves), default=0)
@@ -301,7 +301,7 @@ def _training_notes(inputs: Sequence[ReportInput], photos: DatasetPhotos | None)
     if _validation_chance(inputs[0], photos) is not None:
         yield "The dotted line is chance on the validation split."
     for one in inputs:
-        if epochs := _warm_up(one):
+        if epochs := _warm_up_epochs(one):
             settings = flatten_settings(one.config)
             before, after = (str(settings.get(key, "another")) for key in ("warmup.loss", "loss.name"))
             yield (
@@ -340,5 +340,5 @@ def _histograms(ranks: Sequence[Ranks], result: Result) -> list[Chart]:
     return charts
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _mapping_or_empty(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}

@@ -173,7 +173,9 @@ def _add_runs(report_input: ReportInput, files: list[Path]) -> ReportInput:
     ]
     folders = [file.parent for file, record in zip(files, records, strict=False) if record is not None]
     found = [record for record in records if record is not None]
-    tables = [_table(folder / "metrics.csv", ["epoch"], record) for folder, record in zip(folders, found, strict=True)]
+    tables = [
+        _read_run_table(folder / "metrics.csv", ["epoch"], record) for folder, record in zip(folders, found, strict=True)
+    ]
     curves = [table for table in tables if table is not None]
     if not curves:
         report_input = _add_missing(
@@ -182,7 +184,7 @@ def _add_runs(report_input: ReportInput, files: list[Path]) -> ReportInput:
     if not records or records[0] is None:
         return replace(report_input, curves=tuple(curves))
     columns = ["epoch", "query", "cost", "imgid", "negative_imgid", "caption", "negative_caption"]
-    negatives = _table(folders[0] / "negatives.csv", columns, records[0])
+    negatives = _read_run_table(folders[0] / "negatives.csv", columns, records[0])
     folder = folders[0] if records[0] else None
     return replace(report_input, curves=tuple(curves), record=records[0], folder=folder, negatives=negatives)
 
@@ -204,7 +206,7 @@ def _run_record(report_input: ReportInput, folder: Path, seed: int | None) -> Ma
     return record
 
 
-def _table(file: Path, columns: list[str], record: Mapping[str, Any]) -> pd.DataFrame | None:
+def _read_run_table(file: Path, columns: list[str], record: Mapping[str, Any]) -> pd.DataFrame | None:
     """Read a CSV file with at least these columns; None if the file is missing or empty.
 
     Raises UserError if the hash of the file is not the hash in ``record``, the content of ``run.json``.

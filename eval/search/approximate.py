@@ -75,8 +75,8 @@ def reranked_metrics(
     """
     image_of_caption = i2t.image_of_caption
     lists = {
-        "i2t": _lists_for_images(i2t, images, captions, candidates),
-        "t2i": _lists_for_captions(t2i or i2t, images, captions, candidates),
+        "i2t": _lists_of_image_queries(i2t, images, captions, candidates),
+        "t2i": _lists_of_caption_queries(t2i or i2t, images, captions, candidates),
     }
     image_of_row = {"image": torch.arange(len(images)), "caption": image_of_caption}
     ranks, measured = {}, {}
@@ -89,19 +89,23 @@ def reranked_metrics(
     return {"reranked": candidates, "factory": "Flat", **found, "exact": exact, "lost": _metric_drops(exact, found)}
 
 
-def _lists_for_images(blocks: ScoreBlocks, images: Vectors, captions: Vectors, candidates: int) -> Iterator[_CandidateLists]:
+def _lists_of_image_queries(
+    blocks: ScoreBlocks, images: Vectors, captions: Vectors, candidates: int
+) -> Iterator[_CandidateLists]:
     with_captions = torch.unique(blocks.image_of_caption)
     for rows in blocks.row_slices:
         queries = with_captions[(with_captions >= rows.start) & (with_captions < rows.stop)]
         if len(queries):
-            near, sure, seconds = _first_stage(captions, images[queries.numpy()], candidates)
+            near, sure, seconds = _find_candidates(captions, images[queries.numpy()], candidates)
             scores = blocks.score(rows, None)[queries - rows.start]
             yield _CandidateLists(queries, near, sure, scores.gather(1, near), _highest(scores.T).T, seconds)
 
 
-def _lists_for_captions(blocks: ScoreBlocks, images: Vectors, captions: Vectors, candidates: int) -> Iterator[_CandidateLists]:
+def _lists_of_caption_queries(
+    blocks: ScoreBlocks, images: Vectors, captions: Vectors, candidates: int
+) -> Iterator[_CandidateLists]:
     for queries in torch.split(torch.arange(len(captions)), max(1, _MAX_CANDIDATES // candidates)):
-        near, sure, seconds = _first_stage(images, captions[queries.numpy()], candidates)
+        near, sure, seconds = _find_candidates(images, captions[queries.numpy()], candidates)
         scores, best = torch.empty(near.shape, dtype=torch.float64), torch.empty(0, len(queries))
         for rows in blocks.row_slices:
             block = blocks.score(rows, queries)
@@ -111,7 +115,7 @@ def _lists_for_captions(blocks: ScoreBlocks, images: Vectors, captions: Vectors,
         yield _CandidateLists(queries, near, sure, scores, best.T, seconds)
 
 
-def _first_stage(corpus: Vectors, queries: Vectors, candidates: int) -> tuple[Tensor, Tensor, float]:
+def _find_candidates(corpus: Vectors, queries: Vectors, candidates: int) -> tuple[Tensor, Tensor, float]:
     """Return the rows of each query's candidates, whether each candidate is ``sure``, and the duration in seconds.
 
     A candidate is not sure if it ties with a row outside of the candidates.
@@ -229,12 +233,12 @@ def approximate_recalls(
             "n_queries": len(queries),
             "n_corpus": len(one.corpus),
             "factory": built.factory,
-            "trained_on": built.trained_on,
+            "trained_on": built.n_training_rows,
             "build_s": build_s,
             "search_s": search_s,
             "exact_s": exact_s,
             **{f"r{k}": 100.0 * float(np.mean(ranks < k)) for k in ks},
-            **{f"recall_at_{k}": 100.0 * _share(first, exact.rows, scores, best, k) for k in ks},
+            **{f"recall_at_{k}": 100.0 * _recalled_share(first, exact.rows, scores, best, k) for k in ks},
         }
     return measured
 
@@ -252,7 +256,7 @@ def _ranks(top: TopK, direction_search: DirectionSearch) -> Rows:
     return ranks
 
 
-def _share(rows: Rows, exact: Rows, scores: Scores, exact_scores: Scores, k: int) -> float:
+def _recalled_share(rows: Rows, exact: Rows, scores: Scores, exact_scores: Scores, k: int) -> float:
     """Return the share of the exact top ``k`` that the top ``k`` of another search contains.
 
     A row that ties with the last row of the exact top ``k`` counts as well.

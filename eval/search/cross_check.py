@@ -22,7 +22,7 @@ from vse.eval.search.top_k import CANDIDATES, DirectionSearch, Rows, Scores, Top
 # Relative to the product of both lengths, or to a sum of squares: float32 sums in another order differ by less.
 _ROUNDING = 1e-5
 _MAX_PAIRS = 512  # pairs that are scored in one call
-BY_SEARCH, BY_CANDIDATES = "an exact search by FAISS", "candidates of FAISS, re-ranked by exact scores"
+EXACT_SEARCH_TEXT, CANDIDATES_TEXT = "an exact search by FAISS", "candidates of FAISS, re-ranked by exact scores"
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class Agreement:
     Attributes
     ----------
     against : description of the search
-    recalls, exact : R@K of the compared queries, by FAISS and by exact ranks
+    recalls, exact_recalls : R@K of the compared queries, by FAISS and by exact ranks
     n_compared, n_queries : number of compared queries, and number of all queries
     n_ties : number of compared queries with a wrong result that ties with the right answer, up to rounding
     """
 
     against: str
     recalls: dict[str, dict[str, float]] = field(default_factory=dict)
-    exact: dict[str, dict[str, float]] = field(default_factory=dict)
+    exact_recalls: dict[str, dict[str, float]] = field(default_factory=dict)
     n_compared: dict[str, int] = field(default_factory=dict)
     n_queries: dict[str, int] = field(default_factory=dict)
     n_ties: dict[str, int] = field(default_factory=dict)
@@ -57,12 +57,12 @@ def check_against_search(
     samples, searches = _sample_searches(images, captions, image_of_caption, max_compared)
     right = _right_scores(searches, images, captions, image_of_caption, "cosine")
     longest = [float(np.sqrt(np.einsum("nd,nd->n", rows, rows).max())) for rows in (images, captions)]
-    agreement = Agreement(BY_SEARCH)
+    agreement = Agreement(EXACT_SEARCH_TEXT)
     for name, one in searches.items():
         top = search(one.corpus, one.queries, max(ks) + 1)
         rounding = np.full(len(right[name]), _ROUNDING * longest[0] * longest[1])
         compared = _ComparedQueries(name, samples[name], ranks.by_direction[name], right[name], rounding)
-        compared.check(agreement, top, one.image_of_query, one.image_of_row, ks)
+        compared.check_and_record(agreement, top, one.image_of_query, one.image_of_row, ks)
     return agreement
 
 
@@ -77,10 +77,10 @@ def check_sentences_against_search(
     drop = rows == queries[:, None]
     drop[~drop.any(1), -1] = True
     others = TopK(*(values[~drop].reshape(len(queries), -1) for values in (scores, rows)))
-    right, rounding = _best_other(units, image_of_caption)[queries], np.full(len(queries), _ROUNDING)
-    agreement = Agreement(BY_SEARCH)
+    right, rounding = _best_sibling_scores(units, image_of_caption)[queries], np.full(len(queries), _ROUNDING)
+    agreement = Agreement(EXACT_SEARCH_TEXT)
     compared = _ComparedQueries("s2s", sample, exact.ranks, right, rounding)
-    compared.check(agreement, others, image_of_caption[queries], image_of_caption, ks)
+    compared.check_and_record(agreement, others, image_of_caption[queries], image_of_caption, ks)
     return agreement
 
 
@@ -101,12 +101,12 @@ def check_against_candidates(
     """
     samples, searches = _sample_searches(images, captions, image_of_caption, max_compared)
     right = _right_scores(searches, images, captions, image_of_caption, similarity)
-    agreement = Agreement(BY_CANDIDATES)
+    agreement = Agreement(CANDIDATES_TEXT)
     for name, one in searches.items():
         top = search(one.corpus, one.queries, candidates, similarity, direction=name, candidates=candidates)
         rounding = _ROUNDING * np.abs(right[name])
         compared = _ComparedQueries(name, samples[name], ranks.by_direction[name], right[name], rounding)
-        compared.check(agreement, top, one.image_of_query, one.image_of_row, ks)
+        compared.check_and_record(agreement, top, one.image_of_query, one.image_of_row, ks)
     return agreement
 
 
@@ -126,7 +126,9 @@ class _ComparedQueries(NamedTuple):
     right_scores: Scores
     rounding: NDArray[np.floating[Any]]
 
-    def check(self, agreement: Agreement, top: TopK, image_of_query: Rows, image_of_row: Rows, ks: Sequence[int]) -> None:
+    def check_and_record(
+        self, agreement: Agreement, top: TopK, image_of_query: Rows, image_of_row: Rows, ks: Sequence[int]
+    ) -> None:
         """Check the exact ranks by the search results ``top``, and add the recalls to ``agreement``.
 
         Raises RuntimeError if a rank is out of bounds. The lower bound is the number of wrong results that score higher than
@@ -137,7 +139,7 @@ class _ComparedQueries(NamedTuple):
         hits = image_of_row[top.rows] == image_of_query[:, None]
         right, rounding, exact = self.right_scores[:, None], self.rounding[:, None], self.exact_ranks[self.sample]
         not_found = len(image_of_row) - np.bincount(image_of_row)[image_of_query] - (~hits).sum(1)
-        if agreement.against == BY_SEARCH:
+        if agreement.against == EXACT_SEARCH_TEXT:
             not_found = np.where(top.scores[:, -1] >= self.right_scores - self.rounding, not_found, 0)
         lowest = (~hits & (top.scores > right + rounding)).sum(1)
         highest = (~hits & (top.scores >= right - rounding)).sum(1) + not_found
@@ -149,7 +151,7 @@ class _ComparedQueries(NamedTuple):
         positions = np.where(hits.any(1), hits.argmax(1), hits.shape[1])
         name, near = self.direction, np.abs(top.scores - right) <= rounding
         agreement.recalls[name] = {f"r{k}": 100.0 * float(np.mean(positions < k)) for k in ks}
-        agreement.exact[name] = {f"r{k}": 100.0 * float(np.mean(exact < k)) for k in ks}
+        agreement.exact_recalls[name] = {f"r{k}": 100.0 * float(np.mean(exact < k)) for k in ks}
         agreement.n_compared[name], agreement.n_queries[name] = len(self.sample), len(self.exact_ranks)
         agreement.n_ties[name] = int((near & ~hits).any(1).sum())
 
@@ -198,7 +200,7 @@ def _scores_of_pairs(images: Vectors, captions: Vectors, image_of_caption: Rows,
     return scores
 
 
-def _best_other(captions: Vectors, image_of_caption: Rows) -> Scores:
+def _best_sibling_scores(captions: Vectors, image_of_caption: Rows) -> Scores:
     """Return the highest score of each caption (n_captions,) with another caption of its image; -inf if there is none."""
     best = np.empty(len(captions), np.float32)
     order = np.argsort(image_of_caption, kind="stable")

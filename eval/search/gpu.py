@@ -21,7 +21,7 @@ class FaissGpu(NamedTuple):
     number: int
 
 
-_current: dict[str, FaissGpu | None] = {}
+_chosen_gpu: dict[str, FaissGpu | None] = {}
 """The value of the key ``gpu`` is the GPU that FAISS uses, or None for the CPU. Without a key no GPU was chosen yet."""
 
 
@@ -32,20 +32,20 @@ def use_device(name: str) -> None:
     """
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
         raise UserError(f"--device {name}: FAISS knows auto, cpu, cuda and cuda:N")
-    _current["gpu"] = None if name == "cpu" else _gpu(int(name.partition(":")[2] or 0), requested=name != "auto")
+    _chosen_gpu["gpu"] = None if name == "cpu" else _gpu(int(name.partition(":")[2] or 0), requested=name != "auto")
 
 
 def current_gpu() -> FaissGpu | None:
     """Return the GPU that FAISS uses; None for the CPU."""
-    if "gpu" not in _current:
+    if "gpu" not in _chosen_gpu:
         use_device("auto")
-    return _current["gpu"]
+    return _chosen_gpu["gpu"]
 
 
 def fall_back_to_cpu(error: Exception) -> None:
     """Use the CPU from now on, because the GPU failed, and log a warning."""
     log.warning("FAISS uses the CPU from now on because its GPU failed (%s)", faiss_reason(error))
-    _current["gpu"] = None
+    _chosen_gpu["gpu"] = None
 
 
 def faiss_reason(error: Exception) -> str:

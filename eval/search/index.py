@@ -46,11 +46,11 @@ _GRAPH_LINKS = range(2, 257)  # accepted links of a graph node: below, FAISS cra
 
 @dataclass(frozen=True)
 class BuiltIndex:
-    """A FAISS index of all rows of a corpus. ``trained_on`` is the number of training rows, 0 without training."""
+    """A FAISS index of all rows of a corpus. ``n_training_rows`` is the number of training rows, 0 without training."""
 
     index: Any
     factory: str
-    trained_on: int
+    n_training_rows: int
 
 
 def build_index(
@@ -73,11 +73,11 @@ def build_index(
             f"{factory}: its {n_centroids} centroids need {needed} rows to be trained, and {name} has {n_rows}; "
             "use fewer (the number after IVF), or Flat or HNSW32, which need no training"
         )
-    trained_on = 0
+    n_training_rows = 0
     try:
         if not index.is_trained:
-            trained_on = min(n_rows, max(MIN_TRAINING_SAMPLE, SAMPLE_PER_CENTROID * n_centroids))
-            index.train(_training_sample(corpus, trained_on, seed))
+            n_training_rows = min(n_rows, max(MIN_TRAINING_SAMPLE, SAMPLE_PER_CENTROID * n_centroids))
+            index.train(_training_sample(corpus, n_training_rows, seed))
         with progress_bar(total=n_rows, desc=f"index {name}", unit="row") as progress:
             for _, rows in read_blocks(corpus, block):
                 index.add(rows)
@@ -85,7 +85,7 @@ def build_index(
     except RuntimeError as error:
         reason = f"FAISS cannot build it for {name} ({faiss_reason(error)})"
         raise UserError(f"{factory}: {reason}; such as {FACTORY_EXAMPLES} work") from None
-    return BuiltIndex(index, factory, trained_on)
+    return BuiltIndex(index, factory, n_training_rows)
 
 
 def min_training_rows(factory: str, dim: int) -> int:
@@ -258,7 +258,7 @@ def write_index(path: Path, built: BuiltIndex, source: IndexSource) -> Path:
             "format": FORMAT,
             "version": VERSION,
             "factory": built.factory,
-            "trained_on": built.trained_on,
+            "trained_on": built.n_training_rows,
             "count": source.count,
             "dim": source.dim,
             "similarity": source.similarity,

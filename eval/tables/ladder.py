@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _PROTOCOL = "full"
 _METRICS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
 _GROUP = ["dataset", "split", "protocol"]  # rows are compared only within a group
-BEST = "best"
+BEST_COLUMN = "best"
 
 
 def build_ladder(results: Sequence[Path], cost: str = "total_s") -> pd.DataFrame:
@@ -47,11 +47,11 @@ def build_ladder(results: Sequence[Path], cost: str = "total_s") -> pd.DataFrame
         raise UserError("no result among the files, so there is no ladder")
     check_one_dataset([(path, read_result(path)) for path in paths])
     table = pd.concat([_row(path) for path in paths], ignore_index=True)
-    table[BEST] = ""
+    table[BEST_COLUMN] = ""
     for _, rows in table.groupby(_GROUP):
         front = pareto_front(rows[cost].to_numpy(float), rows["rsum"].to_numpy(float))
-        table.loc[rows.index[front], BEST] = "yes"
-    if not (table[BEST] == "yes").any():
+        table.loc[rows.index[front], BEST_COLUMN] = "yes"
+    if not (table[BEST_COLUMN] == "yes").any():
         log.warning("no result has the cost %s, so no trade-off is marked; earlier versions recorded no costs", cost)
     return table.sort_values([*_GROUP, "rsum"], ascending=[True, True, True, False], kind="stable", ignore_index=True)
 
@@ -98,7 +98,7 @@ def ladder_cells(table: pd.DataFrame, cost: str = "total_s") -> Cells:
     for row in table.to_dict("records"):
         metrics = [metric_cell(row[name], 1, row.get(f"{name}_std", math.nan)) for name in _METRICS]
         costs = [cost_cell(row[name]) for name in COST_NAMES]
-        lines.append(["*" if row[BEST] else "", *(str(row[name]) for name in texts), *metrics, *costs])
+        lines.append(["*" if row[BEST_COLUMN] else "", *(str(row[name]) for name in texts), *metrics, *costs])
     titles = [("", name) for name in ("", *texts)] + [column_title(name) for name in _METRICS]
     titles += [("", name.replace("_", " ").replace("mb", "MB")) for name in COST_NAMES]
     same = ", ".join(f"{name} {table[name].iloc[0]}" for name in _GROUP if table[name].nunique() == 1)
@@ -239,7 +239,7 @@ def _draw_points(axes: Axes, table: pd.DataFrame, cost: str, image_features: lis
 
     The features are names, in the order of their colours and markers.
     """
-    front = table[table[BEST] == "yes"].sort_values(cost)
+    front = table[table[BEST_COLUMN] == "yes"].sort_values(cost)
     axes.plot(front[cost], front["rsum"], color=_QUIET, linewidth=1, zorder=1)
     for row in table.to_dict("records"):
         colour = _COLOURS[image_features.index(row["images"]) % len(_COLOURS)]
@@ -247,7 +247,7 @@ def _draw_points(axes: Axes, table: pd.DataFrame, cost: str, image_features: lis
         low, high = _whisker(row)
         whisker = [[max(row["rsum"] - low, 0.0)], [max(high - row["rsum"], 0.0)]]
         axes.errorbar(row[cost], row["rsum"], whisker, fmt="none", ecolor=colour, elinewidth=0.8, capsize=2, alpha=0.6)
-        face = colour if row[BEST] else "white"
+        face = colour if row[BEST_COLUMN] else "white"
         axes.plot(row[cost], row["rsum"], marker, color=colour, markerfacecolor=face, markersize=6, zorder=2)
     low, high = table[cost].min(), table[cost].max()
     if 0 < 10 * low < high:
@@ -261,7 +261,7 @@ def _draw_points(axes: Axes, table: pd.DataFrame, cost: str, image_features: lis
 def _draw_names(axes: Axes, table: pd.DataFrame, cost: str) -> None:
     """Write the method next to each point, to the left of points near the right edge."""
     for row in table.to_dict("records"):
-        size, colour = (8, _INK) if row[BEST] else (6, _QUIET)
+        size, colour = (8, _INK) if row[BEST_COLUMN] else (6, _QUIET)
         point = (row[cost], row["rsum"])
         across = axes.transLimits.transform(axes.transScale.transform(point))[0]  # 0 at the left, 1 at the right
         offset, side = ((-5, 3), "right") if across > _RIGHT_EDGE else ((5, 3), "left")  # keep names out of the legend

@@ -121,7 +121,7 @@ def _match_results(
             reason = f"was trained on {result.trained_on}" if result.trained_on else "comes from a run that did not finish"
             log.warning("%s is left out: it %s, unlike the published rows", path, reason)
             continue
-        keys, changed = _row_keys(result)
+        keys, changed = _keys_and_changes(result)
         own = [row for row in rows if row.key in keys]
         if not own:
             log.warning("%s is left out: no row of %s is the experiment %s", path, table, result.experiment)
@@ -137,7 +137,7 @@ def _match_results(
     return by_row
 
 
-def _row_keys(result: Result) -> tuple[set[str], list[str]]:
+def _keys_and_changes(result: Result) -> tuple[set[str], list[str]]:
     """Return the keys of the rows that a result reproduces, and the settings that differ from the preset."""
     preset = load_outline(result.experiment, result.dataset) if is_experiment(result.experiment) else None
     if not isinstance(result.config.get("rows"), list):
@@ -210,11 +210,11 @@ def _table_line(row: PublishedRow, measured: MeasuredRow | None) -> dict[str, An
         difference = mean - published if measured and measured.comparable else math.nan
         line |= {f"{name}_published": published, f"{name}_ours": mean, f"{name}_std": deviation}
         line |= {f"{name}_low": low, f"{name}_high": high, f"{name}_difference": difference}
-        line[f"{name}_significant"] = _significant(published, low, high) if not math.isnan(difference) else ""
+        line[f"{name}_significant"] = _significance_text(published, low, high) if not math.isnan(difference) else ""
     return {**line, "source": row.source}
 
 
-def _significant(published: float, low: float, high: float) -> str:
+def _significance_text(published: float, low: float, high: float) -> str:
     """Return ``yes`` if a printed value lies outside our interval, else ``no``; blank without an interval."""
     if math.isnan(low) or math.isnan(high):
         return ""

@@ -28,8 +28,8 @@ from vse.eval.files.results import (
     read_comparison,
 )
 from vse.eval.options import AllEvaluateOptions, TableRequest
-from vse.eval.protocols.phrase_evaluation import are_phrase_scores, phrase_differences, read_phrase_seeds
-from vse.eval.protocols.protocols import RankingOptions, rank_seeds, read_seeds, select_protocols
+from vse.eval.protocols.phrase_evaluation import are_phrase_scores, phrase_differences, read_seed_phrase_scores
+from vse.eval.protocols.protocols import RankingOptions, rank_queries_of_seeds, read_seed_embeddings, select_protocols
 from vse.eval.protocols.result_content import unfinished_runs
 from vse.eval.ranking.bootstrap import ALPHA, differences
 from vse.eval.ranking.metrics import metric_title
@@ -58,13 +58,13 @@ def compare_files(
         raise UserError("a comparison needs samples: leave --bootstrap out, or give a number such as 1,000")
     models = _split_models(files, read_phrase_scores if phrases else read_embeddings)
     if phrases:
-        scores = [read_phrase_seeds(paths) for paths in models]
+        scores = [read_seed_phrase_scores(paths) for paths in models]
         check_same_phrases(models[0][0], scores[0][0], models[1][0], scores[1][0])
         out = _prepare_output(files, scores, out)
         not_finished = unfinished_runs([run for seeds in scores for run in seeds], out, options.unfinished)
         compared = {PHRASE: phrase_differences(models, scores, samples, threshold)}
         return _write_comparison(scores, out, compared, samples, not_finished, {"iou": threshold})
-    runs = [read_seeds(paths) for paths in models]
+    runs = [read_seed_embeddings(paths) for paths in models]
     check_same_split(models[0][0], runs[0][0], models[1][0], runs[1][0])
     names, others = (select_protocols(paths, seeds, protocol) for paths, seeds in zip(models, runs, strict=True))
     out = _prepare_output(files, runs, out)
@@ -72,7 +72,9 @@ def compare_files(
     ranking, compared = RankingOptions(options.cross_check, options.cross_checked), {}
     for name in names:
         if name in others:
-            first, second = (rank_seeds(paths, seeds, name, ranking) for paths, seeds in zip(models, runs, strict=True))
+            first, second = (
+                rank_queries_of_seeds(paths, seeds, name, ranking) for paths, seeds in zip(models, runs, strict=True)
+            )
             compared[name] = differences([one.folds for one in first], [one.folds for one in second], samples)
     return _write_comparison(runs, out, compared, samples, not_finished)
 

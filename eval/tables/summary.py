@@ -88,7 +88,7 @@ _TYPE_PREFIX = "type_"  # prefix of a column such as type_people_r1
 _UNPRINTED_SUFFIXES = ("_std", "_low", "_high", "_meanr", *(f"_{name}" for name in POSITION_METRICS))
 NO_INTERVAL = (math.nan, math.nan)
 _METRICS = (*(f"r{k}" for k in DEFAULT_KS), "medr", "meanr")
-_COLUMNS = (*(f"{direction}_{name}" for direction in ("i2t", "t2i") for name in _METRICS), "rsum")
+_METRIC_COLUMNS = (*(f"{direction}_{name}" for direction in ("i2t", "t2i") for name in _METRICS), "rsum")
 
 
 def build_summary(results: Sequence[Path]) -> pd.DataFrame:
@@ -123,7 +123,7 @@ def summarise_results(results: Sequence[tuple[Path, Result]]) -> pd.DataFrame:
     empty = [name for name in _OPTIONAL_COLUMNS if not table[name].any()]
     empty += [] if (table["protocol"] == PHRASE).any() else _PHRASE_COLUMNS
     if (table["protocol"] == PHRASE).all():  # phrase results have no image-caption metrics
-        empty += [name for name in map(str, table) if name.removesuffix("_low").removesuffix("_high") in _COLUMNS]
+        empty += [name for name in map(str, table) if name.removesuffix("_low").removesuffix("_high") in _METRIC_COLUMNS]
     return table.drop(columns=empty)
 
 
@@ -167,7 +167,7 @@ def _row(path: Path, result: Result, name: str, protocol: ProtocolMetrics) -> di
     row |= {name: "" if getattr(protocol, name) is None else getattr(protocol, name) for name in _PHRASE_COLUMNS}
     row |= describe_result(path, result)
     of_directions = (f"{direction}_{metric}" for direction, metrics in protocol.directions.items() for metric in metrics)
-    for column in dict.fromkeys([*_COLUMNS, *of_directions]):
+    for column in dict.fromkeys([*_METRIC_COLUMNS, *of_directions]):
         metric = protocol.metric(column)
         row[column], deviation = mean_and_std(metric)
         if isinstance(metric, SeedStatistics):

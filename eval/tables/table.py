@@ -18,7 +18,7 @@ from vse.pipeline.files.writing import write_text
 
 MARKER = "made by vse-table"  # text in LaTeX tables and charts by which their files are recognised
 _MAX_UNWRAPPED = 30  # characters of a text that LaTeX does not wrap
-_SCALE = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"
+_LATEX_SCALING = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"
 
 
 NO_REQUEST = TableRequest()
@@ -153,7 +153,9 @@ def as_latex(cells: Cells) -> str:
     comments = [f"% {printable(note)}" for note in notes if note]
     for sign, latex in (("±", "$\\pm$"), ("−", "$-$"), ("<", "$<$")):
         text = text.replace(sign, latex)
-    return "\n".join(["% \\usepackage{booktabs,graphicx}", f"% {MARKER}", *comments, _SCALE, text.rstrip("\n") + "}", ""])
+    return "\n".join(
+        ["% \\usepackage{booktabs,graphicx}", f"% {MARKER}", *comments, _LATEX_SCALING, text.rstrip("\n") + "}", ""]
+    )
 
 
 def column_title(metric: str) -> tuple[str, str]:

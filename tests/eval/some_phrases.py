@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vse.eval.files.phrase_scores import PhraseScores
-from vse.eval.ranking.localisation import pairwise_iou
+from vse.eval.ranking.localisation import rowwise_iou
 from vse.pipeline.dataset.dataset import load_dataset_file, mentions
 
 TYPES = ["people", "clothing", "people/other", "scene"]
@@ -62,7 +62,7 @@ def phrases_of(dataset: Path, skill: float = 2.0, seed: int = 0, n_candidates: i
     truth = np.array([m.phrase.truth or [np.nan] * 4 for m in shown], np.float32)
     boxes = [of_image[m.image.imgid] for m in shown]
     scores = [
-        noise.normal(size=len(own)) + skill * np.nan_to_num(pairwise_iou(own, np.tile(at, (len(own), 1))))
+        noise.normal(size=len(own)) + skill * np.nan_to_num(rowwise_iou(own, np.tile(at, (len(own), 1))))
         for own, at in zip(boxes, truth, strict=True)
     ]
     fields: dict[str, Any] = {

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from vse.eval.ranking.localisation import pairwise_iou
+from vse.eval.ranking.localisation import rowwise_iou
 from vse.pipeline.presets.schema import Settings
 from vse.training.data.images import Indices
 from vse.training.losses.base import Cost, QueryScores
@@ -82,7 +82,7 @@ class CandidateSampler:
         """
         images = self.pairs.image_of[batch]
         rows, regions = flat_spans(self.candidates.starts[images], self.candidates.counts[images])
-        overlaps = pairwise_iou(self.pairs.truths[batch][rows], self.candidates.boxes[regions])
+        overlaps = rowwise_iou(self.pairs.truths[batch][rows], self.candidates.boxes[regions])
         positive = overlaps >= self.settings.positive_iou
         negative = (overlaps < self.settings.negative_iou) & self._sample_candidates(images, rows, regions, rng)
         return CandidatesOfPairs(rows[positive], regions[positive]), CandidatesOfPairs(rows[negative], regions[negative])

@@ -13,7 +13,7 @@ import flask
 from werkzeug.datastructures import FileStorage
 from werkzeug.exceptions import BadRequest, HTTPException, RequestEntityTooLarge, SecurityError, ServiceUnavailable
 
-from vse.eval.report.drawings import BRACKET_NOTE, EXPLANATIONS, draw_attention
+from vse.eval.report.drawings import ATTENTION_EXPLANATIONS, BRACKET_NOTE, draw_attention
 from vse.eval.report.pages import jpeg_source, render_page, small_jpeg
 from vse.eval.search.top_k import Attention
 from vse.pipeline.errors import UserError, printable
@@ -215,7 +215,12 @@ def _attention_fields(query: Query, attention: Attention, index: int, hit_id: in
     """Return the template fields for a photo and its drawn attention. The photo is the hit of a text, or the query itself."""
     source = f"/photo/{hit_id}" if isinstance(query, str) else jpeg_source(small_jpeg(query, SMALL_PHOTO_SIDE))
     drawing = draw_attention(f"look-{index}-{hit_id}".replace("--", "-m"), [attention])
-    return {"drawing": drawing, "source": source, "explanation": EXPLANATIONS[attention.direction], "brackets": BRACKET_NOTE}
+    return {
+        "drawing": drawing,
+        "source": source,
+        "explanation": ATTENTION_EXPLANATIONS[attention.direction],
+        "brackets": BRACKET_NOTE,
+    }
 
 
 def _query_fields(query: Query) -> dict[str, str]:

@@ -272,7 +272,7 @@ def test_a_sample_of_queries_is_compared_like_all_of_them(make: Callable[..., Em
     agreement = check(*run.vectors, image_of_caption, ranks, DEFAULT_KS, *more, max_compared=40)
     assert (agreement.n_compared, agreement.n_queries) == ({"i2t": 40, "t2i": 40}, {"i2t": 300, "t2i": 1500})
     if similarity == "cosine":
-        assert agreement.recalls == agreement.exact
+        assert agreement.recalls == agreement.exact_recalls
     wrong = Ranks(ranks.i2t, np.where(ranks.t2i == 0, 299, 0))
     with pytest.raises(RuntimeError, match="t2i query"):
         check(*run.vectors, image_of_caption, wrong, DEFAULT_KS, *more, max_compared=40)

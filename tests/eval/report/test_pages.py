@@ -98,8 +98,8 @@ BOXES = np.asarray([[0, 0, 10, 20], [5.04, 5, 30, 20], [0, 10, 30, 20]], float)
 
 def test_the_highest_opacity_comes_last_and_a_word_that_no_region_attends_to_has_no_shades() -> None:
     one = Attention("t2i", ("a",), (30, 20), BOXES, np.asarray([[0.2], [0.5], [0.3]]), 0.5)
-    assert [region for region, _ in draw_attention("one", [one]).words[0].shades] == [0, 2, 1]
+    assert [region for region, _ in draw_attention("one", [one]).words[0].region_opacities] == [0, 2, 1]
     seen = Attention("i2t", ("a", "dog"), (30, 20), BOXES, np.asarray([[1.0, 0], [1, 0], [1, 0]]), 0.5)
-    assert [len(word.shades) for word in draw_attention("one", [seen]).words] == [3, 0]
+    assert [len(word.region_opacities) for word in draw_attention("one", [seen]).words] == [3, 0]
     nothing = Attention("t2i", ("a",), (30, 20), BOXES, np.zeros((3, 1)), 0.5)
-    assert not draw_attention("one", [nothing]).words[0].shades
+    assert not draw_attention("one", [nothing]).words[0].region_opacities

@@ -45,7 +45,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
     monkeypatch.setattr(faiss, "knn_gpu", knn_gpu, raising=False)
     monkeypatch.setattr(faiss, "index_cpu_to_gpu", copied, raising=False)
-    monkeypatch.setattr(gpu_module, "_current", {})
+    monkeypatch.setattr(gpu_module, "_chosen_gpu", {})
     return done
 
 

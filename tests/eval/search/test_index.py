@@ -129,7 +129,7 @@ def test_an_index_is_the_same_every_time_and_in_any_blocks(factory: str, capfd: 
     for other in others[: 1 if factory == "HNSW16" else 2]:  # which links HNSW makes depends on the blocks
         np.testing.assert_array_equal(first.rows, other.rows)
         np.testing.assert_array_equal(first.scores, other.scores)
-    assert built[0].trained_on == (0 if factory in ("Flat", "HNSW16") else 400)
+    assert built[0].n_training_rows == (0 if factory in ("Flat", "HNSW16") else 400)
     assert stores_exactly(built[0].index, corpus) == (factory not in ("IVF8,SQ8", "PCA4,Flat"))
     assert "WARNING" not in capfd.readouterr().err, "FAISS has nothing to complain about"
     found = approximate_recalls(corpus, corpus, np.arange(400), factory=factory, ks=(10,))
@@ -139,7 +139,7 @@ def test_an_index_is_the_same_every_time_and_in_any_blocks(factory: str, capfd: 
 def test_what_is_trained_depends_on_the_seed_alone() -> None:
     corpus = rows(70_000, 2)  # of which a part is drawn
     first, same, other = (build_index(corpus, "IVF16,Flat", seed=seed) for seed in (0, 0, 1))
-    assert first.trained_on == 65_536
+    assert first.n_training_rows == 65_536
     centroids = [faiss.vector_to_array(faiss.downcast_index(b.index.quantizer).codes) for b in (first, same, other)]
     np.testing.assert_array_equal(centroids[0], centroids[1])
     assert (centroids[0] != centroids[2]).any()

@@ -44,7 +44,7 @@ def test_what_is_read_finds_what_was_written(factory: str, tmp_path: Path) -> No
     path = write_index(tmp_path / "made" / "x.faiss", built, INDEXED)
     for asked in (None, factory):
         found = read_index(path, INDEXED, asked)
-        assert (found.factory, found.trained_on) == (factory, built.trained_on)
+        assert (found.factory, found.n_training_rows) == (factory, built.n_training_rows)
         for here, there in zip(search_index(found.index, CORPUS, 5), search_index(built.index, CORPUS, 5), strict=True):
             np.testing.assert_array_equal(here, there)
     assert sorted(p.name for p in path.parent.iterdir()) == ["x.faiss", "x.faiss.json"]
