@@ -22,7 +22,7 @@ from vse.pipeline.files import inputs as input_files
 from vse.pipeline.files.images import decode_image
 from vse.training.options import RunFiles
 from vse.training.run.folder import RunFolder
-from vse.training.solvers.encode import pooled
+from vse.training.solvers.encode import pool_embeddings
 from vse.training.training import train
 from vse.training.use import corpus as searched
 from vse.training.use import search as search_module
@@ -176,7 +176,7 @@ def of_form(request: pytest.FixtureRequest, cache: Path, positions: Path, tmp_pa
 @pytest.mark.parametrize("held", [0, 2**30])
 def test_each_of_many_queries_finds_what_it_finds_alone(of_form: Path, photo: Path, many: bool, held: int) -> None:
     opened = load_run(of_form, "test", device="cpu")
-    options = SearchOptions(rerank=60 if many else None, many=many, max_held_bytes=held)
+    options = SearchOptions(rerank=60 if many else None, many_queries=many, max_held_bytes=held)
     of_run = Searcher(opened, "test", options=options)
     for query in ("a red square", photo, "a circle above a star", photo):
         expected = search_run(of_form, query, SearchRequest(k=5), device="cpu")
@@ -193,7 +193,7 @@ def test_pooled_vectors_made_in_blocks_are_those_made_at_once(of_form: Path, by_
     whole = encode_side(opened, by_photo)
     monkeypatch.setattr(searched, "_BLOCK_ROWS", 5)
     vectors, kept = pool_side(opened, by_photo, max_held_bytes=2**30)
-    np.testing.assert_allclose(vectors, pooled(whole), atol=1e-5)
+    np.testing.assert_allclose(vectors, pool_embeddings(whole), atol=1e-5)
     np.testing.assert_allclose(kept.vectors, whole.vectors, atol=1e-5)
     assert (kept.lengths is None) == (whole.lengths is None)
     assert kept.lengths is None or kept.lengths.tolist() == whole.lengths.tolist()
