@@ -35,7 +35,7 @@ from vse.training.solvers.encode import (
     encode,
     encode_captions,
     encode_images,
-    pooled,
+    pool_embeddings,
 )
 from vse.training.use.model import TrainedRun, load_run
 
@@ -70,7 +70,7 @@ def times(
     k: int | None,
 ) -> dict[str, float]:
     """Return both times of a search in ``side``."""
-    corpus, queries = pooled(side), pooled(asking)
+    corpus, queries = pool_embeddings(side), pool_embeddings(asking)
 
     def near(query: int) -> np.ndarray:
         return np.sort(exact_search(corpus, queries[query : query + 1], k or 1).rows[0])
@@ -101,7 +101,7 @@ def main() -> None:
     blocks = read_embeddings(arguments.run / "test.h5").score_blocks()
     rows: list[dict[str, object]] = []
     for k in (None, *KS):
-        found = reranked_metrics(*blocks, pooled(images), pooled(captions), k or len(captions))
+        found = reranked_metrics(*blocks, pool_embeddings(images), pool_embeddings(captions), k or len(captions))
         for direction, side, asking, score, embed in (
             ("i2t", captions, images, by_image, partial(encode_captions, trained.model, trained.split)),
             ("t2i", images, captions, by_text, partial(encode_images, trained.model, trained.split, trained.device)),

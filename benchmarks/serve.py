@@ -110,7 +110,7 @@ def of_model(name: str, sets: Sequence[str], cache: Path, n: int) -> dict[str, o
     """Train and serve a run of this model, send ``n`` queries, and return a row of the table."""
     run = train(cache, load_experiment("vsepp", sets=[*SETS, *sets]), out=cache.parent / name.replace(" ", "_"), device="cpu")
     served: list[ServedRuns] = []
-    options = SearchOptions(rerank=200, many=True)
+    options = SearchOptions(rerank=200, many_queries=True)
     load_s = seconds(lambda: served.append(ServedRuns([run], "test", [RunFiles()], options, "cpu")))
     server = PageServer(create_app(served[0]), "127.0.0.1", 0, 2**20)
     thread = threading.Thread(target=server.run)

@@ -49,7 +49,7 @@ from vse.training.data.images import CachedImages
 from vse.training.data.pairs import Pairs, Split, WordIndices, images_of
 from vse.training.data.samplers.base import Shuffled
 from vse.training.experiment import ExperimentConfig, load_experiment
-from vse.training.model_inputs import model_inputs
+from vse.training.model_inputs import describe_model_inputs
 from vse.training.models.build import Model, build_model
 from vse.training.run.processes import Processes
 from vse.training.solvers.base import RetrievalTask
@@ -112,7 +112,7 @@ class Data:
 
     def model(self, experiment: ExperimentConfig, seed: int) -> Model:
         torch.manual_seed(seed)
-        return build_model(experiment.model, *model_inputs(self.cache, None, None, self.vocabulary))
+        return build_model(experiment.model, *describe_model_inputs(self.cache, None, None, self.vocabulary))
 
 
 class Items(Dataset[Item]):

@@ -14,7 +14,7 @@ from vse.pipeline.presets.preset_files import preset_descriptions
 from vse.training.options import EmbedRequest, ReportRequest, SearchCommandRequest, TrainRequest
 
 
-class _WithExperiments(click.Command):
+class _ExperimentListCommand(click.Command):
     """A command whose help text ends with a list of all experiments."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -22,7 +22,7 @@ class _WithExperiments(click.Command):
             formatter.write_dl(preset_descriptions("experiments"), col_max=24)
 
 
-@command("vse-train", cls=_WithExperiments)
+@command("vse-train", cls=_ExperimentListCommand)
 def train_command(request: TrainRequest) -> None:
     """Train an embedding on a feature cache. With --features alone, train VSE++ with the paper's settings.
 

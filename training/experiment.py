@@ -30,7 +30,7 @@ from vse.training.settings import (
 )
 from vse.training.solvers import SOLVERS
 
-_BRANCH_KEYS = "model.image_encoder.{0} and model.caption_encoder.{0}"
+_BRANCH_KEYS_FORMAT = "model.image_encoder.{0} and model.caption_encoder.{0}"
 
 
 class ExperimentConfig(ExperimentOutline):
@@ -40,10 +40,13 @@ class ExperimentConfig(ExperimentOutline):
     renamed_keys: ClassVar[Mapping[str, str]] = {
         "model.recurrent": "model.caption_encoder.name",
         "model.branches": "model.image_encoder and model.caption_encoder, each { name: branch }",
-        "model.branches.layers": _BRANCH_KEYS.format("name"),
+        "model.branches.layers": _BRANCH_KEYS_FORMAT.format("name"),
         "model.branches.image_widths": "model.image_encoder.widths",
         "model.branches.caption_widths": "model.caption_encoder.widths",
-        **{f"model.branches.{name}": _BRANCH_KEYS.format(name) for name in ("batch_norm", "batch_norm_momentum", "dropout")},
+        **{
+            f"model.branches.{name}": _BRANCH_KEYS_FORMAT.format(name)
+            for name in ("batch_norm", "batch_norm_momentum", "dropout")
+        },
         "model.order_form": "model.similarity.form",
         "model.distance_floor": "model.similarity.floor",
         "model.network_widths": "model.similarity.widths",
@@ -120,7 +123,7 @@ def load_experiment(name: str, dataset: str | None = None, sets: Sequence[str] =
     A user's own code runs only if ``sets`` names that code, or if all code is allowed (:mod:`vse.pipeline.presets.own_code`).
     Raises :class:`UserError` if the preset is an ensemble: only the members of an ensemble can be trained.
     """
-    with allow_named_code(list(_values(sets))):
+    with allow_named_code(list(_parse_set_values(sets))):
         content = read_experiment_settings(name, dataset, sets, ExperimentConfig)
         if "ensemble_of" in content:
             members = " and ".join(load_outline(name, dataset).ensemble_of)
@@ -131,7 +134,7 @@ def load_experiment(name: str, dataset: str | None = None, sets: Sequence[str] =
         return validate_settings(ExperimentConfig, "experiment", name, content)
 
 
-def _values(sets: Sequence[str]) -> Iterator[object]:
+def _parse_set_values(sets: Sequence[str]) -> Iterator[object]:
     """Yield the values of ``key=value`` settings, except values that are not YAML."""
     for item in sets:
         with suppress(Exception):

@@ -17,7 +17,7 @@ from vse.training.models.build import Input, ModelConfig
 from vse.training.models.encoders.linear import IdentitySettings
 
 
-def check_one_space(model: ModelConfig, images: FeatureCache, captions: FeatureCache | None) -> None:
+def check_same_backbone(model: ModelConfig, images: FeatureCache, captions: FeatureCache | None) -> None:
     """Raise :class:`UserError` if a model without encoders would compare cached vectors of different models."""
     encoders = model.image_encoder, model.caption_encoder
     if captions is None or not all(isinstance(encoder, IdentitySettings) for encoder in encoders):
@@ -31,16 +31,16 @@ def check_one_space(model: ModelConfig, images: FeatureCache, captions: FeatureC
         )
 
 
-def model_inputs(
+def describe_model_inputs(
     images: FeatureCache, captions: FeatureCache | None, transformer: Transformer | None, vocabulary: Vocabulary
 ) -> tuple[Input, Input]:
     """Return the inputs of a model for images and for captions."""
     if captions is not None:
-        return input_of(images), input_of(captions)
+        return describe_cache_input(images), describe_cache_input(captions)
     if transformer is not None:
         n_tokens = transformer.tokenizer.get_vocab_size()
-        return input_of(images), Input(Kind.TOKENS, n_tokens, "the captions", transformer)
-    return input_of(images), Input(Kind.WORDS, len(vocabulary), "the captions")
+        return describe_cache_input(images), Input(Kind.TOKENS, n_tokens, "the captions", transformer)
+    return describe_cache_input(images), Input(Kind.WORDS, len(vocabulary), "the captions")
 
 
 def read_captions(
@@ -64,6 +64,6 @@ def read_captions(
     return WordIndices(pairs.captions, vocabulary, device)
 
 
-def input_of(cache: FeatureCache) -> Input:
+def describe_cache_input(cache: FeatureCache) -> Input:
     """Return the model's input for the rows of a cache."""
     return Input(kind_of_rows(cache.row_kind), cache.dim, f"the feature {cache.feature!r}")

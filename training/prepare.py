@@ -13,7 +13,7 @@ from vse.pipeline.errors import UserError
 from vse.training.data.images import CachedImages, EvaluationImages, TrainingImages, photo_crops
 from vse.training.data.pairs import Pairs, Split, images_of
 from vse.training.experiment import ExperimentConfig
-from vse.training.model_inputs import check_one_space, model_inputs, read_captions
+from vse.training.model_inputs import check_same_backbone, describe_model_inputs, read_captions
 from vse.training.models.build import PARTS, Model, build_model
 from vse.training.models.trainable_cnn import TrainableCnn
 from vse.training.phrases.task import (
@@ -61,7 +61,7 @@ def prepare_task(
             name, ranks = experiment.loss.name, experiment.loss.is_ranking
         fault = "with loss.block keeps no scores" if ranks else "ranks nothing"
         raise UserError(f"--log-negatives lists what a ranking loss finds hardest; {name} {fault}")
-    check_one_space(experiment.model, inputs.cache, inputs.captions)
+    check_same_backbone(experiment.model, inputs.cache, inputs.captions)
     if inputs.base is not None:
         vocabulary = inputs.base.vocabulary()
     else:
@@ -69,15 +69,15 @@ def prepare_task(
     images, val_images, cnn = _image_inputs(experiment, inputs, pairs, val, processes)
     taken = images.gb_kept if isinstance(images, CachedImages) else 0
     texts = inputs.captions, inputs.transformer, vocabulary
-    captions = read_captions(*texts, pairs, processes.device, _memory_gb(experiment), taken)
+    captions = read_captions(*texts, pairs, processes.device, _feature_memory_gb(experiment), taken)
     split = Split(val, val_images, read_captions(*texts, val, processes.device))
     torch.manual_seed(seed)
-    model = build_model(experiment.model, *model_inputs(inputs.cache, *texts), cnn).to(processes.device)
-    if inputs.words is not None:
-        initialise_word_embeddings(model, vocabulary, inputs.words)
+    model = build_model(experiment.model, *describe_model_inputs(inputs.cache, *texts), cnn).to(processes.device)
+    if inputs.word_vector_file is not None:
+        initialise_word_embeddings(model, vocabulary, inputs.word_vector_file)
     if inputs.base is not None:
         _load_start_weights(model, inputs.base, inputs, experiment)
-    listing = HardNegatives(log_negatives, pairs.captions) if log_negatives else None
+    hard_negatives = HardNegatives(log_negatives, pairs.captions) if log_negatives else None
     task = RetrievalTask(
         settings=settings,
         loss=experiment.loss,
@@ -89,7 +89,7 @@ def prepare_task(
         model=model,
         seed=seed,
         processes=processes,
-        listing=listing,
+        hard_negatives=hard_negatives,
         adversary=experiment.adversary,
     )
     return task, vocabulary
@@ -121,7 +121,7 @@ def _prepare_phrases(
     return task, Vocabulary.build(words, settings.min_count)
 
 
-def _memory_gb(experiment: ExperimentConfig) -> float:
+def _feature_memory_gb(experiment: ExperimentConfig) -> float:
     return experiment.train.memory_gb if experiment.train.features_in_memory else 0
 
 
@@ -133,7 +133,7 @@ def _image_inputs(
     cached = CachedImages(FeatureReader(inputs.eval_cache, 0, mapped=False), val.image_ids, device)
     if settings.source == "cache":
         reader = FeatureReader(inputs.cache, 0, mapped=False)
-        return CachedImages(reader, pairs.image_ids, device, _memory_gb(experiment)), cached, None
+        return CachedImages(reader, pairs.image_ids, device, _feature_memory_gb(experiment)), cached, None
     extractor = rebuild_cnn_extractor(
         inputs.cache, inputs.weights_dir, str(device), allow_positions=True, trainable=settings.finetune
     )
@@ -150,8 +150,10 @@ def _image_inputs(
 def _load_start_weights(model: Model, base: RunFolder, inputs: Inputs, experiment: ExperimentConfig) -> None:
     """Load the experiment's start parts, by default all, from ``base``. A CNN that ``base`` did not train is unchanged."""
     parts = experiment.start_parts or [part for part in PARTS if getattr(model, part) is not None]
-    if inputs.words is not None and "caption_encoder" in parts:
-        raise UserError(f"{inputs.words}: the word embeddings are already loaded from {base.path}; remove the word vectors")
+    if inputs.word_vector_file is not None and "caption_encoder" in parts:
+        raise UserError(
+            f"{inputs.word_vector_file}: the word embeddings are already loaded from {base.path}; remove the word vectors"
+        )
     tokens = inputs.transformer if "caption_encoder" in parts else None
     if tokens is not None and base.read_transformer().tokenizer_json != tokens.tokenizer_json:
         raise UserError(f"{base.tokenizer_file}: not the tokenizer of {tokens.name}; start from a run of the same model")

@@ -59,7 +59,7 @@ class LossWarmupConfig(Settings):
 
     @field_validator("loss")
     @classmethod
-    def _is_of_the_package(cls, name: str) -> str:
+    def _check_package_loss(cls, name: str) -> str:
         if is_code_name(name):
             raise ValueError(
                 f"must be a loss of the package ({', '.join(LOSSES)}); your own can only be the loss of all epochs"

@@ -131,23 +131,23 @@ def train(
             return experiment.solver.build(task), vocabulary
 
         solver, vocabulary, action, best_sha256 = _build_or_resume(folder, build, action, options.overwrite, processes)
-        record = {**identity, **opened.record(folder.path), **_run_record(experiment, solver, vocabulary, options)}
+        record = {**identity, **opened.build_record(folder.path), **_run_record(experiment, solver, vocabulary, options)}
         extra_state: dict[str, Any] = {"identity": identity, "log_negatives": options.log_negatives}
         processes.broadcast(0)  # a barrier: no process writes before all have read
-        if processes.first:
+        if processes.is_first:
             if action == "start":
-                folder.start(experiment, record)
+                folder.write_initial_files(experiment, record)
             record["files"] = extra_state["files"] = folder.save_vocabulary_and_transformer(vocabulary, opened.transformer)
             write_json(folder.record_file, record)
             if action == "resume":
-                _save_tables(folder, solver)
+                _write_csv_files(folder, solver)
         try:
             best_sha256 = _run_epochs(folder, solver, extra_state, options.tensorboard, best_sha256)
         except TrainingFailed as failure:
-            if processes.first:
+            if processes.is_first:
                 write_json(folder.record_file, {**record, "state": failure.state})
             raise
-        if processes.first:
+        if processes.is_first:
             _finish(folder, record, solver, best_sha256)
     return folder.path
 
@@ -180,7 +180,7 @@ def _build_or_resume(
 
 def _precision(requested: str, processes: Processes) -> str:
     """Return the precision of all processes. ``auto`` becomes ``bf16`` if the devices of all processes support bf16."""
-    if requested != "auto" and not processes.first:
+    if requested != "auto" and not processes.is_first:
         return requested  # the first process checks the precision
     chosen = choose_precision(processes.device, requested, "training", "train.precision")
     return "fp32" if requested == "auto" and processes.any(chosen == "fp32") else chosen
@@ -207,8 +207,8 @@ def _input_settings(experiment: ExperimentConfig, inputs: Inputs) -> dict[str, s
     if experiment.backbone is not None and backbone is not None:
         return {"backbone": backbone.experiment}
     names = {"feature": inputs.cache.feature, "caption_feature": inputs.captions.feature if inputs.captions else None}
-    if inputs.truths is not None:
-        names |= {"truth_feature": inputs.truths.feature}
+    if inputs.truth_cache is not None:
+        names |= {"truth_feature": inputs.truth_cache.feature}
     return names if experiment.backbone is None else {"backbone": None, **names}
 
 
@@ -216,7 +216,7 @@ def _agree(processes: Processes, decide: Callable[[], str]) -> str:
     """Return the decision of the first process in every process. If ``decide`` raises UserError, all processes raise it."""
     refusal = None
     code = -1
-    if processes.first:
+    if processes.is_first:
         try:
             code = _ACTIONS.index(decide())
         except UserError as error:
@@ -240,7 +240,7 @@ def _restore_checkpoint(folder: RunFolder, solver: Solver, processes: Processes)
         return fault, None
     sha256 = state.get("best_sha256")
     validated = any("rsum" in row for row in solver.progress.rows)
-    if processes.first and not folder.settle_best(sha256) and validated:
+    if processes.is_first and not folder.recover_best(sha256) and validated:
         return UserError(f"{folder.best_file}: not what the training wrote; add --overwrite to train again"), None
     return None, sha256
 
@@ -265,7 +265,7 @@ def _run_epochs(
     folder: RunFolder, solver: Solver, extra_state: Mapping[str, Any], tensorboard: bool, best_sha256: str | None
 ) -> str | None:
     """Train the remaining epochs. Return the SHA-256 of the best weights. Every checkpoint also contains ``extra_state``."""
-    first, patience = solver.processes.first, solver.patience
+    first, patience = solver.processes.is_first, solver.patience
     events = _tensorboard_writer(folder, solver.progress.epoch) if tensorboard and first else None
 
     def save() -> None:
@@ -284,7 +284,7 @@ def _run_epochs(
                     best_sha256 = folder.save_next_best(solver.validation_weights())
                 _save_epoch(folder, solver, save)
                 if is_best:
-                    folder.take_next_best()
+                    folder.promote_next_best()
             if events is not None:
                 for name, value in solver.progress.rows[-1].items():
                     events.add_scalar(name, value, solver.progress.epoch)
@@ -302,7 +302,7 @@ def _is_best(solver: Solver) -> bool:
 def _save_epoch(folder: RunFolder, solver: Solver, save: Callable[[], None]) -> None:
     progress = solver.progress
     row = progress.rows[-1]
-    _save_tables(folder, solver)
+    _write_csv_files(folder, solver)
     save()
     validated = "not validated"
     if "rsum" in row:
@@ -311,11 +311,11 @@ def _save_epoch(folder: RunFolder, solver: Solver, save: Callable[[], None]) -> 
     log.info("epoch %d: %s, %s%s", row["epoch"], solver.describe(row), validated, ", best so far" if _is_best(solver) else "")
 
 
-def _save_tables(folder: RunFolder, solver: Solver) -> None:
+def _write_csv_files(folder: RunFolder, solver: Solver) -> None:
     if solver.progress.rows:
         folder.save_metrics(solver.progress.rows)
-    if solver.listing:
-        solver.listing.write(folder.negatives_file)
+    if solver.hard_negatives:
+        solver.hard_negatives.write(folder.negatives_file)
 
 
 def _tensorboard_writer(folder: RunFolder, epoch: int) -> Any:
@@ -331,7 +331,7 @@ def _finish(folder: RunFolder, record: dict[str, Any], solver: Solver, best_sha2
     progress = solver.progress
     if not folder.has_best(best_sha256):
         raise UserError(f"{folder.best_file}: was changed during the training; add --overwrite to train again")
-    written = [folder.best_file, folder.metrics_file, *([folder.negatives_file] if solver.listing else [])]
+    written = [folder.best_file, folder.metrics_file, *([folder.negatives_file] if solver.hard_negatives else [])]
     files = {**record["files"], **{file.name: sha256_file(file) for file in written}}
     timing: dict[str, Any] = {
         "epochs": progress.epoch,

@@ -254,13 +254,13 @@ class TrainedModel(FileHandle):
 
     @cached_property
     def _query_encoder(self) -> QueryEncoder:
-        from vse.training.use.model import load_opened
+        from vse.training.use.model import load_opened_run
         from vse.training.use.opened_run import open_run
         from vse.training.use.queries import QueryEncoder
 
         opened = open_run(self.path, self._inputs, self._device, allow_unfinished=True)
         split = "test" if "test" in opened.dataset.splits else next(iter(opened.dataset.splits))
-        return QueryEncoder(load_opened(opened, split, self._inputs), split, self._inputs.weights_dir)
+        return QueryEncoder(load_opened_run(opened, split, self._inputs), split, self._inputs.weights_dir)
 
     def _encode(self, given: object, queries: Sequence[EncoderQuery]) -> NDArray[np.float32] | list[NDArray[np.float32]]:
         from vse.training.kinds import pack

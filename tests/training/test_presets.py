@@ -36,7 +36,7 @@ from vse.training.solvers.cca import CcaFields
 from vse.training.solvers.closed_form import AsifSettings, CsaSettings, RidgeSettings
 from vse.training.solvers.none import NoTrainingSettings
 from vse.training.training import train
-from vse.training.use.embed import run_as_features
+from vse.training.use.embed import cache_run_embeddings
 
 OUTLINES = [presets.load_outline(name) for name in presets.known_presets("experiments")]
 EXPERIMENTS = [outline.name for outline in OUTLINES if not outline.ensemble_of]  # what is trained
@@ -362,7 +362,7 @@ def trained(feature: Callable[[str], Path], tmp_path_factory: pytest.TempPathFac
         """The cache of images' embeddings by a run, beside that of captions."""
         out = folder / f"demo_{backbone}-0"
         paths = cache_paths(out)
-        return paths["image"] if paths["image"].exists() else run_as_features(run(backbone), out)[0]
+        return paths["image"] if paths["image"].exists() else cache_run_embeddings(run(backbone), out)[0]
 
     def run(name: str) -> Path:
         out = folder / f"demo_{name}" / "seed-0"

@@ -19,7 +19,7 @@ from vse.training.phrases.regions import BoxFeatures
 _NO_BOX = (np.nan,) * 4
 
 
-def flat_spans(
+def flatten_ranges(
     starts: Int[np.ndarray, " n"], counts: Int[np.ndarray, " n"]
 ) -> tuple[Int[np.ndarray, " total"], Int[np.ndarray, " total"]]:
     """Join ranges of integers. Range k starts at ``starts[k]`` and has ``counts[k]`` integers.
@@ -41,7 +41,9 @@ def sample_one_per_row(rows: Int[np.ndarray, " total"], n_rows: int, rng: np.ran
     return places
 
 
-def sample_per_row(rows: Int[np.ndarray, " total"], most: int | None, rng: np.random.Generator) -> Bool[np.ndarray, " total"]:
+def sample_mask_per_row(
+    rows: Int[np.ndarray, " total"], most: int | None, rng: np.random.Generator
+) -> Bool[np.ndarray, " total"]:
     """Return a mask of random positions in ``rows``, at most ``most`` for each row; None selects all positions."""
     if most is None:
         return np.ones(len(rows), bool)

@@ -18,7 +18,14 @@ from vse.training.losses.base import Cost, QueryScores
 from vse.training.losses.pair_loss import PairLoss
 from vse.training.losses.ranking import RankingLoss, add_neighbourhood, find_neighbours
 from vse.training.models.similarities.base import Scores, Similarity
-from vse.training.phrases.arrays import KeyedSets, PhraseArrays, flat_spans, padded_lists, sample_one_per_row, sample_per_row
+from vse.training.phrases.arrays import (
+    KeyedSets,
+    PhraseArrays,
+    flatten_ranges,
+    padded_lists,
+    sample_mask_per_row,
+    sample_one_per_row,
+)
 from vse.training.phrases.regions import BoxFeatures
 
 
@@ -50,14 +57,14 @@ class SamplingSettings(PositiveSettings):
 
 
 @dataclass(frozen=True)
-class CandidatesOfPairs:
+class BatchCandidates:
     """Candidate regions for the pairs of a batch, either all positive or all negative.
 
-    ``rows`` : (n,) rows of pairs in the batch, in ascending order.
+    ``pair_rows`` : (n,) rows of pairs in the batch, in ascending order.
     ``regions`` : (n,) indices of the candidates of these pairs.
     """
 
-    rows: Int[np.ndarray, " n"]
+    pair_rows: Int[np.ndarray, " n"]
     regions: Int[np.ndarray, " n"]
 
 
@@ -75,17 +82,17 @@ class CandidateSampler:
     ) -> None:
         self.pairs, self.candidates, self.truth_of, self.settings = pairs, candidates, truth_of, settings
 
-    def positives_and_negatives(self, batch: Indices, rng: np.random.Generator) -> tuple[CandidatesOfPairs, CandidatesOfPairs]:
+    def positives_and_negatives(self, batch: Indices, rng: np.random.Generator) -> tuple[BatchCandidates, BatchCandidates]:
         """Return all positive candidates of a batch of pairs, and sampled negative candidates.
 
         A candidate is positive or negative by its IoU with the true box of the pair.
         """
         images = self.pairs.image_of[batch]
-        rows, regions = flat_spans(self.candidates.starts[images], self.candidates.counts[images])
+        rows, regions = flatten_ranges(self.candidates.starts[images], self.candidates.counts[images])
         overlaps = rowwise_iou(self.pairs.truths[batch][rows], self.candidates.boxes[regions])
         positive = overlaps >= self.settings.positive_iou
         negative = (overlaps < self.settings.negative_iou) & self._sample_candidates(images, rows, regions, rng)
-        return CandidatesOfPairs(rows[positive], regions[positive]), CandidatesOfPairs(rows[negative], regions[negative])
+        return BatchCandidates(rows[positive], regions[positive]), BatchCandidates(rows[negative], regions[negative])
 
     def _sample_candidates(
         self, images: Indices, rows: Indices, regions: Indices, rng: np.random.Generator
@@ -97,8 +104,8 @@ class CandidateSampler:
         if self.settings.candidates is None:
             return np.ones(len(rows), bool)
         visited = np.unique(images)
-        visits, every = flat_spans(self.candidates.starts[visited], self.candidates.counts[visited])
-        return np.isin(regions, every[sample_per_row(visits, self.settings.candidates, rng)])
+        visits, every = flatten_ranges(self.candidates.starts[visited], self.candidates.counts[visited])
+        return np.isin(regions, every[sample_mask_per_row(visits, self.settings.candidates, rng)])
 
 
 @dataclass(frozen=True)
@@ -158,14 +165,14 @@ class TripletSampler(CandidateSampler):
         nothing = np.empty(0, np.int64)
         (of_region, second_texts), (of_phrase, second_regions) = (nothing, nothing), (nothing, nothing)
         if self.settings.neighbours:
-            of_region, second_texts = self._second_texts(batch, regions, rng)
-            of_phrase, second_regions = self._second_regions(text_of, regions, truth_of, positive, rng)
+            of_region, second_texts = self._sample_second_texts(batch, regions, rng)
+            of_phrase, second_regions = self._sample_second_regions(text_of, regions, truth_of, positive, rng)
         as_region, as_phrase = np.concatenate([every, of_region]), np.concatenate([every, of_phrase])
         asked_regions, their_texts = regions[as_region], np.concatenate([text_of, second_texts])
         asked_texts, their_regions = text_of[as_phrase], np.concatenate([regions, second_regions])
         texts, embedded = np.unique(their_texts), np.unique(np.concatenate([their_regions, negative.regions]))
         negatives = np.searchsorted(embedded, negative.regions)
-        negative_regions, negative_region_mask = padded_lists(negative.rows, negatives, len(batch))
+        negative_regions, negative_region_mask = padded_lists(negative.pair_rows, negatives, len(batch))
         return TripletBatch(
             regions=embedded,
             texts=texts,
@@ -181,15 +188,15 @@ class TripletSampler(CandidateSampler):
             truth_of_pair=truth_of[np.concatenate([as_region, of_phrase])],
         )
 
-    def _positive_regions(self, truth_of: Indices, positive: CandidatesOfPairs, rng: np.random.Generator) -> Indices:
+    def _positive_regions(self, truth_of: Indices, positive: BatchCandidates, rng: np.random.Generator) -> Indices:
         """Return a positive region for each pair (Algorithm 1, step 2): the ground truth or, if augmented, a random one."""
         if self.settings.positives == "truth":
             return truth_of
-        rows = np.concatenate([np.arange(len(truth_of)), positive.rows])
+        rows = np.concatenate([np.arange(len(truth_of)), positive.pair_rows])
         chosen: Indices = np.concatenate([truth_of, positive.regions])[sample_one_per_row(rows, len(truth_of), rng)]
         return chosen
 
-    def _second_texts(self, batch: Indices, regions: Indices, rng: np.random.Generator) -> tuple[Indices, Indices]:
+    def _sample_second_texts(self, batch: Indices, regions: Indices, rng: np.random.Generator) -> tuple[Indices, Indices]:
         """Sample a second text for each region of the batch that has a single text (Algorithm 1, step 3c i).
 
         The text is another one of the same coreference chain. Returns for each such region the row of its first pair in the
@@ -199,8 +206,8 @@ class TripletSampler(CandidateSampler):
         others = self._texts_of_chain.sample_another(self.pairs.chain_of[batch[alone]], self.pairs.text_of[batch[alone]], rng)
         return alone[others >= 0], others[others >= 0]
 
-    def _second_regions(
-        self, text_of: Indices, regions: Indices, truth_of: Indices, positive: CandidatesOfPairs, rng: np.random.Generator
+    def _sample_second_regions(
+        self, text_of: Indices, regions: Indices, truth_of: Indices, positive: BatchCandidates, rng: np.random.Generator
     ) -> tuple[Indices, Indices]:
         """Sample a second positive region for each text of the batch that has a single region (Algorithm 1, step 3c ii).
 
@@ -209,7 +216,7 @@ class TripletSampler(CandidateSampler):
         alone = _first_rows_with_one_partner(text_of, regions)
         if self.settings.positives == "truth":
             return alone[:0], alone[:0]
-        rows = np.concatenate([np.arange(len(truth_of)), positive.rows])
+        rows = np.concatenate([np.arange(len(truth_of)), positive.pair_rows])
         every = np.concatenate([truth_of, positive.regions])
         other = every != regions[rows]
         rows, every = rows[other], every[other]
@@ -299,31 +306,31 @@ class PairSampler(CandidateSampler):
         positive, negative = self.positives_and_negatives(batch, rng)
         rows, regions = np.arange(len(batch)), self.truth_of[batch]
         if self.settings.positives == "augmented":
-            rows, regions = np.concatenate([rows, positive.rows]), np.concatenate([regions, positive.regions])
+            rows, regions = np.concatenate([rows, positive.pair_rows]), np.concatenate([regions, positive.regions])
         wrong = (
             negative if self.settings.negatives == "all" else _sample_negative_per_positive(rows, negative, len(batch), rng)
         )
         embedded, of_region = np.unique(np.concatenate([regions, wrong.regions]), return_inverse=True)
-        of_pair = self.pairs.text_of[batch][np.concatenate([rows, wrong.rows])]
+        of_pair = self.pairs.text_of[batch][np.concatenate([rows, wrong.pair_rows])]
         texts, of_text = np.unique(of_pair, return_inverse=True)
-        return LabelledBatch(embedded, texts, of_region, of_text, np.repeat([1, -1], [len(rows), len(wrong.rows)]))
+        return LabelledBatch(embedded, texts, of_region, of_text, np.repeat([1, -1], [len(rows), len(wrong.pair_rows)]))
 
 
 def _sample_negative_per_positive(
-    rows: Indices, negative: CandidatesOfPairs, n_rows: int, rng: np.random.Generator
-) -> CandidatesOfPairs:
+    rows: Indices, negative: BatchCandidates, n_rows: int, rng: np.random.Generator
+) -> BatchCandidates:
     """Return a random negative candidate for each positive pair (Algorithm 1, step 3).
 
     ``rows`` holds the row of each positive pair in the batch. A row without a negative candidate gets that of another row.
     """
-    having = np.unique(negative.rows)
+    having = np.unique(negative.pair_rows)
     if not len(having):
         return negative
     others = having[rng.integers(0, len(having), len(rows))]
     asked = np.where(np.isin(rows, having), rows, others)
-    starts = np.searchsorted(negative.rows, asked)
-    counts = np.bincount(negative.rows, minlength=n_rows)[asked]
-    return CandidatesOfPairs(asked, negative.regions[starts + rng.integers(0, counts)])
+    starts = np.searchsorted(negative.pair_rows, asked)
+    counts = np.bincount(negative.pair_rows, minlength=n_rows)[asked]
+    return BatchCandidates(asked, negative.regions[starts + rng.integers(0, counts)])
 
 
 def pair_cost(

@@ -16,7 +16,7 @@ from vse.eval.ranking.localisation import MISSED, PhraseRanks, phrase_ranks
 from vse.pipeline.progress import progress_bar
 from vse.training.data.images import Indices
 from vse.training.models.build import Model
-from vse.training.phrases.arrays import PhraseArrays, flat_spans
+from vse.training.phrases.arrays import PhraseArrays, flatten_ranges
 from vse.training.phrases.regions import RegionInputs
 
 _BLOCK_IMAGES = 32  # images whose regions are embedded at once
@@ -50,7 +50,7 @@ class PhraseSplit:
     def candidates(self) -> Int[np.ndarray, " n"]:
         """The index of each score's candidate box among the candidates of all images."""
         candidates, images = self.regions.candidates, self.phrases.image_of
-        return flat_spans(candidates.starts[images], candidates.counts[images])[1]
+        return flatten_ranges(candidates.starts[images], candidates.counts[images])[1]
 
     def rank_candidates(self, scores: Float[np.ndarray, " n"], iou: float = IOU) -> PhraseRanks:
         """Return the rank of the best right candidate for each phrase with a box.
@@ -90,14 +90,14 @@ def score_candidates(model: Model, split: PhraseSplit) -> Float[np.ndarray, " n"
     model.eval()
     parts = [np.empty(0, np.float32)]
     with torch.inference_mode():
-        for images, phrases in _blocks(split.phrases):
+        for images, phrases in _image_blocks(split.phrases):
             candidates = split.regions.candidates
-            regions = flat_spans(candidates.starts[images], candidates.counts[images])[1]
+            regions = flatten_ranges(candidates.starts[images], candidates.counts[images])[1]
             if not len(regions):
                 continue
             texts, text_of = np.unique(split.phrases.text_of[phrases], return_inverse=True)
             of_phrases = split.phrases.image_of[phrases]
-            rows, columns = flat_spans(candidates.starts[of_phrases] - regions[0], candidates.counts[of_phrases])
+            rows, columns = flatten_ranges(candidates.starts[of_phrases] - regions[0], candidates.counts[of_phrases])
             embedded = model.embed_images(split.regions.read(regions))[0]
             embedded_texts = model.embed_captions(*split.texts.read(texts))[0]
             parts.append(scores_of_pairs(model, embedded, embedded_texts, columns, text_of[rows]))
@@ -122,7 +122,7 @@ def scores_of_pairs(
     return np.concatenate(parts)
 
 
-def _blocks(phrases: PhraseArrays) -> Iterator[tuple[Indices, slice]]:
+def _image_blocks(phrases: PhraseArrays) -> Iterator[tuple[Indices, slice]]:
     """Yield the indices of consecutive images, and the slice of their phrases."""
     for start in range(0, len(phrases.image_ids), _BLOCK_IMAGES):
         stop = min(start + _BLOCK_IMAGES, len(phrases.image_ids))

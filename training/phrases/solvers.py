@@ -28,7 +28,7 @@ from vse.training.phrases.batches import (
 )
 from vse.training.phrases.task import PhraseSettings, PhraseSolver, PhraseTask
 from vse.training.solvers.base import Solver, Task
-from vse.training.solvers.cca import Block, Cca, CcaFields
+from vse.training.solvers.cca import Cca, CcaFields, PairBlock
 from vse.training.solvers.epochs import GradientSolver
 
 _CHANCE_MARGIN = 1.05  # a model counts as no better than chance up to this factor times the rsum of random scores
@@ -57,7 +57,7 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
     """A solver that trains a model by gradients on batches of region-phrase pairs."""
 
     task: PhraseTask
-    out_of_memory = _OUT_OF_MEMORY
+    out_of_memory_advice = _OUT_OF_MEMORY
 
     def __init__(self, task: PhraseTask, settings: PhraseGradientSettings) -> None:
         if settings.neighbours and not task.loss.is_ranking:
@@ -127,7 +127,7 @@ class PhraseCca(Cca, PhraseSolver):
         chosen = SamplingSettings(positives=settings.positives, positive_iou=settings.positive_iou)
         self._candidates = CandidateSampler(task.train.phrases, task.train.regions.candidates, task.truth_of, chosen)
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[PairBlock]:
         train, rng = self.task.train, np.random.default_rng(0)  # positives are not sampled
         n_images = len(train.phrases.image_ids)
         with progress_bar(total=n_images, desc="covariances", unit="image") as bar:
@@ -137,7 +137,7 @@ class PhraseCca(Cca, PhraseSolver):
                 rows, positives = np.arange(len(pairs)), self.task.truth_of[pairs]
                 if self._candidates.settings.positives == "augmented":
                     positive, _ = self._candidates.positives_and_negatives(pairs, rng)
-                    rows, positives = np.concatenate([rows, positive.rows]), np.concatenate([positives, positive.regions])
+                    rows, positives = np.concatenate([rows, positive.pair_rows]), np.concatenate([positives, positive.regions])
                 regions, region_of = np.unique(positives, return_inverse=True)
                 if len(pairs):
                     (phrases,) = train.texts.read(train.phrases.text_of[pairs][rows])

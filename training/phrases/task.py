@@ -19,7 +19,7 @@ from vse.pipeline.errors import UserError
 from vse.training.data.images import CachedFeatures
 from vse.training.data.pairs import images_of
 from vse.training.kinds import Kind
-from vse.training.model_inputs import input_of
+from vse.training.model_inputs import describe_cache_input
 from vse.training.models.build import Input, Model, ModelConfig, build_model
 from vse.training.phrases.arrays import check_phrase_cache, phrase_arrays, truth_regions
 from vse.training.phrases.batches import PositiveSettings
@@ -79,15 +79,15 @@ def training_split(
     inputs: Inputs, phrase_settings: PhraseSettings, train: TrainConfig, device: torch.device
 ) -> tuple[PhraseSplit, Int[np.ndarray, " n_pairs"]]:
     """Return the training phrases that have a box, and the index of each phrase's true region."""
-    assert inputs.truths is not None
+    assert inputs.truth_cache is not None
     splits = ["train", "restval"] if train.restval else ["train"]
-    images = _with_regions(inputs.dataset, splits, inputs.cache, inputs.truths)
+    images = _images_with_regions(inputs.dataset, splits, inputs.cache, inputs.truth_cache)
     phrases = phrase_arrays(inputs.dataset, images, located=True)
     room = train.memory_gb if train.features_in_memory and phrase_settings.coordinates != "alone" else 0.0
-    truths = BoxFeatures(inputs.truths, phrases.image_ids, device, room)
+    truths = BoxFeatures(inputs.truth_cache, phrases.image_ids, device, room)
     candidates = BoxFeatures(inputs.cache, phrases.image_ids, device, room, truths.gb_kept)
     regions = RegionInputs(candidates, truths, phrase_settings.coordinates, device)
-    truth_of = len(candidates) + truth_regions(phrases, truths, str(inputs.truths.path))
+    truth_of = len(candidates) + truth_regions(phrases, truths, str(inputs.truth_cache.path))
     taken = truths.gb_kept + candidates.gb_kept
     return PhraseSplit(phrases, regions, cached_phrases(inputs.captions, device, room, taken)), truth_of
 
@@ -129,11 +129,11 @@ def check_phrase_inputs(inputs: Inputs) -> None:
     """Raise :class:`UserError` if the caches do not hold the regions and phrases of the data set."""
     assert inputs.captions is not None
     check_phrase_cache(inputs.captions, inputs.dataset)
-    if inputs.truths is None:
+    if inputs.truth_cache is None:
         raise UserError("solver: phrases requires ground-truth regions: name their feature (--set truth_feature=boxes_truth)")
 
 
-def _with_regions(dataset: Dataset, splits: Sequence[str], cache: FeatureCache, truths: FeatureCache) -> list[Image]:
+def _images_with_regions(dataset: Dataset, splits: Sequence[str], cache: FeatureCache, truths: FeatureCache) -> list[Image]:
     images = images_of(dataset, splits, cache)
     kept = [image for image in images if image.imgid not in truths.skipped]
     if len(kept) < len(images):
@@ -148,4 +148,4 @@ def phrase_model(
     assert phrases is not None, "words are refused before"
     dim = input_length(candidates.dim, phrase_settings.coordinates)
     regions = Input(Kind.VECTORS, dim, f"the feature {candidates.feature!r}, region by region")
-    return build_model(config, regions, input_of(phrases))
+    return build_model(config, regions, describe_cache_input(phrases))

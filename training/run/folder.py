@@ -94,7 +94,7 @@ class RunFolder:
                 raise UserError(f"{self.record_file}: not the record of a run: {name} is missing or invalid; train again")
         return record
 
-    def content(self, file: Path) -> tuple[bytes, str]:
+    def read_with_sha256(self, file: Path) -> tuple[bytes, str]:
         """Return the bytes of a file and their SHA-256. Raises UserError if ``run.json`` records another SHA-256."""
         record = read_json(self.record_file) if self.record_file.is_file() else {}
         return read_run_file(file, record)
@@ -104,7 +104,7 @@ class RunFolder:
 
     def read_vocabulary_with_sha256(self) -> tuple[Vocabulary, str]:
         """Return the vocabulary, and the SHA-256 of its file."""
-        content, sha256 = self.content(self.vocabulary_file)
+        content, sha256 = self.read_with_sha256(self.vocabulary_file)
         return Vocabulary.from_json(self.vocabulary_file, parse_json(self.vocabulary_file, content)), sha256
 
     def read_transformer(self) -> Transformer:
@@ -112,8 +112,8 @@ class RunFolder:
         for file in (self.tokenizer_file, self.transformer_file):
             if not file.is_file():
                 raise UserError(f"{file}: no such file, but this run needs it to read captions; restore it, or train again")
-        saved = parse_json(self.transformer_file, self.content(self.transformer_file)[0])
-        tokenizer = self.content(self.tokenizer_file)[0]
+        saved = parse_json(self.transformer_file, self.read_with_sha256(self.transformer_file)[0])
+        tokenizer = self.read_with_sha256(self.tokenizer_file)[0]
         with wrap_read_errors(self.transformer_file, "the transformer of a run"):
             return Transformer(str(saved["name"]), dict(saved["config"]), tokenizer.decode(), saved["longest"])
 
@@ -138,7 +138,7 @@ class RunFolder:
         for file in self.files:
             check_output(file, kind, inputs)
 
-    def start(self, settings: BaseModel, record: Mapping[str, Any]) -> None:
+    def write_initial_files(self, settings: BaseModel, record: Mapping[str, Any]) -> None:
         """Delete the files of an earlier run. Write the settings, copies of the user code in the settings, and the record."""
         events = self.path.glob("events.out.tfevents.*")
         codes = self.code_folder.glob("*-*.py")
@@ -173,23 +173,23 @@ class RunFolder:
     def save_next_best(self, weights: Mapping[str, Tensor]) -> str:
         """Write new best weights to a separate file, and return its SHA-256.
 
-        After the checkpoint of the same epoch is written, :meth:`take_next_best` must replace the old best weights.
+        After the checkpoint of the same epoch is written, :meth:`promote_next_best` must replace the old best weights.
         """
         content = safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in weights.items()})
         write_bytes(self.next_best_file, content)
         return hashlib.sha256(content).hexdigest()
 
-    def take_next_best(self) -> None:
+    def promote_next_best(self) -> None:
         os.replace(self.next_best_file, self.best_file)
 
-    def settle_best(self, sha256: str | None) -> bool:
+    def recover_best(self, sha256: str | None) -> bool:
         """Finish or undo an interrupted replacement of the best weights, and return whether ``best_file`` is valid.
 
         ``sha256`` is the SHA-256 of the best weights that the last checkpoint records. New best weights with this SHA-256
         replace the old ones; other new weights are deleted.
         """
         if sha256 is not None and self.next_best_file.is_file() and sha256_file(self.next_best_file) == sha256:
-            self.take_next_best()
+            self.promote_next_best()
         self.next_best_file.unlink(missing_ok=True)
         return self.has_best(sha256)
 
@@ -204,7 +204,7 @@ class RunFolder:
         """Return the best weights and the SHA-256 of their file. Raises UserError if weights are missing or not finite."""
         if not self.best_file.is_file():
             raise UserError(f"{self.path}: no best.safetensors; the run has not finished an epoch")
-        content, sha256 = self.content(self.best_file)
+        content, sha256 = self.read_with_sha256(self.best_file)
         with wrap_read_errors(self.best_file, "readable weights"):
             weights = safetensors.torch.load(content)
         bad = next((name for name, weight in weights.items() if not torch.isfinite(weight).all()), None)

@@ -70,8 +70,8 @@ class Inputs:
     ``captions`` : cache of captions, or of phrases for training on phrases; None for captions as tokens or words.
     ``transformer`` : transformer whose tokens the model reads; None for captions as words.
     ``base``, ``base_sha256`` : run whose weights to start from, and the SHA-256 of these weights.
-    ``words``, ``words_sha256`` : file of word vectors that initialise the word embeddings, and its SHA-256.
-    ``truths`` : cache of the ground-truth regions of phrases.
+    ``word_vector_file``, ``words_sha256`` : file of word vectors that initialise the word embeddings, and its SHA-256.
+    ``truth_cache`` : cache of the ground-truth regions of phrases.
     """
 
     cache: FeatureCache
@@ -82,9 +82,9 @@ class Inputs:
     base: RunFolder | None
     base_sha256: str
     weights_dir: Path | None
-    words: Path | None = None
+    word_vector_file: Path | None = None
     words_sha256: str | None = None
-    truths: FeatureCache | None = None
+    truth_cache: FeatureCache | None = None
 
     @property
     def caption_input_kind(self) -> Kind:
@@ -97,7 +97,7 @@ class Inputs:
         optional = {
             "eval_feature_key": None if self.eval_cache is self.cache else self.eval_cache.key,
             "caption_feature_key": None if self.captions is None else self.captions.key,
-            "truth_feature_key": None if self.truths is None else self.truths.key,
+            "truth_feature_key": None if self.truth_cache is None else self.truth_cache.key,
             "tokenizer_sha256": None if self.transformer is None else self.transformer.tokenizer_sha256,
             "transformer_sha256": None if self.transformer is None else self.transformer.weights_sha256,
             "start_from_sha256": None if self.base is None else self.base_sha256,
@@ -112,7 +112,7 @@ class Inputs:
             **{name: value for name, value in optional.items() if value is not None},
         }
 
-    def record(self, folder: Path) -> dict[str, Any]:
+    def build_record(self, folder: Path) -> dict[str, Any]:
         """Return the record of the inputs for ``run.json``, with paths relative to the run folder."""
 
         def describe(cache: FeatureCache) -> dict[str, Any]:
@@ -122,13 +122,13 @@ class Inputs:
         caches = {
             "eval_features": None if self.eval_cache is self.cache else self.eval_cache,
             "caption_features": self.captions,
-            "truth_features": self.truths,
+            "truth_features": self.truth_cache,
         }
         optional = {
             **{name: None if cache is None else describe(cache) for name, cache in caches.items()},
             "start_from": None if self.base is None else relative_path(self.base.path, folder),
             "transformer_commit": None if self.transformer is None else self.transformer.commit,
-            "words": None if self.words is None else relative_path(self.words, folder),
+            "words": None if self.word_vector_file is None else relative_path(self.word_vector_file, folder),
         }
         return {
             "features": describe(self.cache),

@@ -42,7 +42,7 @@ class TrainingFailed(UserError):
 
 
 class StopNow(Exception):
-    """A signal arrived in a block of :meth:`Interruption.interruptible`."""
+    """A signal arrived in a block of :meth:`Interruption.raise_on_signal`."""
 
 
 class Interruption:
@@ -69,7 +69,7 @@ class Interruption:
                 signal.signal(number, handler)
 
     @contextmanager
-    def interruptible(self) -> Iterator[None]:
+    def raise_on_signal(self) -> Iterator[None]:
         """Raise :class:`StopNow` in this block as soon as a signal arrives."""
         self._at_once = True
         try:
@@ -96,11 +96,11 @@ class Processes:
     device: torch.device = _CPU
 
     @property
-    def first(self) -> bool:
+    def is_first(self) -> bool:
         """True in the process that validates, writes and logs."""
         return self.rank == 0
 
-    def share(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+    def own_share(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return this process's share of a batch, which may be empty; the sizes of shares differ by one at most."""
         return pairs if self.size == 1 else np.array_split(pairs, self.size)[self.rank]
 

@@ -105,8 +105,8 @@ def _run_json(answer: RunAnswer) -> dict[str, Any]:
     return {
         "name": answer.name,
         "seconds": round(answer.seconds, 6),
-        "searched": answer.searched,
-        "scored": answer.scored,
+        "searched": answer.n_searched,
+        "scored": answer.n_scored,
         "remark": answer.remark,
         "error": answer.error,
         "hits": hits,
@@ -125,18 +125,18 @@ class UnknownId(UserError):
 class RunAnswer:
     """The hits of one run for a query, best first, or an ``error`` message.
 
-    ``searched`` : number of images or captions to search.
+    ``n_searched`` : number of images or captions to search.
     ``remark`` : message about words that are unknown to the run.
-    ``scored`` : number of items that the model scored pair by pair; None for a model that compares vectors.
+    ``n_scored`` : number of items that the model scored pair by pair; None for a model that compares vectors.
     """
 
     name: str
     seconds: float
-    searched: int
+    n_searched: int
     hits: Sequence[SearchHit] = ()
     remark: str = ""
     error: str = ""
-    scored: int | None = None
+    n_scored: int | None = None
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def _load_runs(
             first = served[0].searcher.trained.dataset.path
             raise UserError(f"{run} searches {trained.dataset.path}, and {runs[0]} {first}; all runs must search one file")
         searcher = Searcher(trained, split, run_files.weights_dir, options)
-        texts, photos = (_try_load(searcher, by_photo) for by_photo in (False, True))
+        texts, photos = (_loading_error(searcher, by_photo) for by_photo in (False, True))
         if texts and photos:
             raise UserError(texts)
         name = _name(trained) if names.count(_name(trained)) == 1 else f"{_name(trained)} ({run})"
@@ -244,7 +244,7 @@ def _name(trained: TrainedRun) -> str:
     return f"{trained.experiment.name}, seed {trained.record['seed']}"
 
 
-def _try_load(searcher: Searcher, by_photo: bool) -> str:
+def _loading_error(searcher: Searcher, by_photo: bool) -> str:
     """Load the networks for photos or texts. Return the error message, or an empty string."""
     try:
         searcher.load(by_photo)
@@ -278,4 +278,4 @@ def _answer_query(run: ServedRun, query: Query, k: int) -> RunAnswer:
     except UserError as error:
         return RunAnswer(run.name, time.perf_counter() - started, searched, error=str(error))
     taken = time.perf_counter() - started
-    return RunAnswer(run.name, taken, searched, answer.hits, encoded.remark, scored=answer.scored)
+    return RunAnswer(run.name, taken, searched, answer.hits, encoded.remark, n_scored=answer.n_scored)

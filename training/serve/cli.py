@@ -45,7 +45,7 @@ def serve_command(request: ServeRequest) -> None:
         request.index_type,
         request.index_parameters,
         request.rerank,
-        many=True,
+        many_queries=True,
         max_held_bytes=int(request.held_gb * 1e9),
     )
     upload_bytes, pixels = request.upload_mb * 2**20, int(request.max_megapixels * 1e6)

@@ -51,13 +51,13 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalTask(Task):
-    """The input of a solver that matches images and captions. ``listing`` collects hard negatives for ``negatives.csv``."""
+    """The input of a solver that matches images and captions. ``hard_negatives`` collects rows for ``negatives.csv``."""
 
     pairs: Pairs
     images: TrainingImages
     captions: CaptionInputs
     val: Split
-    listing: HardNegatives | None = None
+    hard_negatives: HardNegatives | None = None
     adversary: AdversarySettings | None = None
 
 
@@ -94,7 +94,7 @@ class Solver(ABC):
     task: Task
     epochs: int
     patience: int | None = None  # number of epochs without a better rsum before an early stop
-    listing: HardNegatives | None = None
+    hard_negatives: HardNegatives | None = None
 
     def __init__(self, task: Task) -> None:
         self.task, self.settings, self.model = task, task.settings, task.model
@@ -137,10 +137,10 @@ class Solver(ABC):
         return nullcontext()
 
     @contextmanager
-    def stoppable(self, save: Callable[[], None]) -> Iterator[None]:
+    def stop_on_signal(self, save: Callable[[], None]) -> Iterator[None]:
         """Run a block, such as a validation, in which a signal ends the run at once. A resume repeats the block."""
         try:
-            with self.with_validation_weights(), self.interruption.interruptible():
+            with self.with_validation_weights(), self.interruption.raise_on_signal():
                 yield
         except StopNow:
             save()
@@ -167,7 +167,7 @@ class RetrievalSolver(Solver):
 
     def __init__(self, task: RetrievalTask) -> None:
         super().__init__(task)
-        self.pairs, self.val, self.listing = task.pairs, task.val, task.listing
+        self.pairs, self.val, self.hard_negatives = task.pairs, task.val, task.hard_negatives
         if task.settings.validate_images is not None:
             self.val = task.val.first(task.settings.validate_images)
 

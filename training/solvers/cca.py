@@ -28,8 +28,8 @@ _BLOCK_IMAGES = 1024
 _MIN_CORRELATION = 1e-6  # of a canonical direction; other directions are dropped
 
 Array = NDArray[np.float64]
-Point = Mapping[str, float]
-Block = tuple[Tensor, Tensor, NDArray[np.int64]]
+GridPoint = Mapping[str, float]
+PairBlock = tuple[Tensor, Tensor, NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -136,16 +136,16 @@ class CcaSettings(SolverSettings, CcaFields):
 class GridSearchSolver(Solver):
     """A solver that tries one point of a ``grid`` of settings in each epoch. Validation chooses the best point."""
 
-    def __init__(self, task: Task, grid: Sequence[Point]) -> None:
+    def __init__(self, task: Task, grid: Sequence[GridPoint]) -> None:
         super().__init__(task)
         self.grid, self.epochs = grid, len(grid)
 
     @abstractmethod
-    def fit(self, point: Point) -> None:
+    def fit(self, point: GridPoint) -> None:
         """Set the weights of the model for a point of the grid."""
 
     @abstractmethod
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[PairBlock]:
         """Yield all training pairs in blocks, see :func:`covariances`."""
 
     @cached_property
@@ -156,7 +156,7 @@ class GridSearchSolver(Solver):
     def run_epoch(self, save: Callable[[], None]) -> None:
         started = time.perf_counter()
         point = self.grid[self.progress.epoch]
-        with self.stoppable(save), torch.no_grad():
+        with self.stop_on_signal(save), torch.no_grad():
             self.fit(point)
             row = {"epoch": self.progress.epoch + 1, **point, **self.validate()}
         row["seconds"] = round(time.perf_counter() - started, 2)
@@ -176,7 +176,7 @@ class Cca(GridSearchSolver):
         super().__init__(task, [{"regularization": value} for value in settings.regularization])
         self._power, self._layers = settings.power, [layer for layer in layers if layer is not None]
 
-    def fit(self, point: Point) -> None:
+    def fit(self, point: GridPoint) -> None:
         x, y, correlations = canonical_directions(self.statistics, self.model.dim, point["regularization"])
         means = self.statistics.mean_x, self.statistics.mean_y
         for layer, mean, directions in zip(self._layers, means, (x, y), strict=True):
@@ -192,7 +192,7 @@ class CaptionCca(Cca, RetrievalSolver):
         self._images = require_cached_images("cca", task)
         super().__init__(task, settings)
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[PairBlock]:
         return blocks_of_pairs(self.task, self._images)
 
 
@@ -208,7 +208,7 @@ def require_cached_images(solver: str, task: RetrievalTask) -> CachedImages:
     return task.images
 
 
-def blocks_of_pairs(task: RetrievalTask, cached: CachedImages) -> Iterator[Block]:
+def blocks_of_pairs(task: RetrievalTask, cached: CachedImages) -> Iterator[PairBlock]:
     """Yield all training pairs in blocks, see :func:`covariances`."""
     pairs = task.pairs
     ends = np.searchsorted(pairs.image_of, np.arange(len(pairs.images)), side="right")

@@ -22,10 +22,10 @@ from vse.training.settings import SolverSettings
 from vse.training.solvers.base import RetrievalSolver, RetrievalTask, Solver, Task
 from vse.training.solvers.cca import (
     Array,
-    Block,
     Covariances,
+    GridPoint,
     GridSearchSolver,
-    Point,
+    PairBlock,
     blocks_of_pairs,
     canonical_directions,
     require_cached_images,
@@ -39,13 +39,13 @@ log = logging.getLogger(__name__)
 class ClosedForm(GridSearchSolver, RetrievalSolver):
     """A closed-form solver for cached features of images and captions. The model compares embeddings by inner products."""
 
-    def __init__(self, name: str, task: RetrievalTask, grid: Sequence[Point]) -> None:
+    def __init__(self, name: str, task: RetrievalTask, grid: Sequence[GridPoint]) -> None:
         self.cached = require_cached_images(name, task)
         if task.model.config.similarity.ranked_by != "cosine":
             raise UserError(f"solver: {name} requires a comparison by inner products (--set model.similarity=cosine)")
         super().__init__(task, grid)
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[PairBlock]:
         return blocks_of_pairs(self.task, self.cached)
 
 
@@ -88,7 +88,7 @@ class Ridge(ClosedForm):
         super().__init__("ridge", task, [{"regularization": value} for value in settings.regularization])
         self._maps = settings.maps
 
-    def fit(self, point: Point) -> None:
+    def fit(self, point: GridPoint) -> None:
         maps = ridge_maps(self.statistics, self._maps, point["regularization"])
         reduced = reduce_maps(*maps, self.statistics, self.model.dim)
         means = self.statistics.mean_x, self.statistics.mean_y
@@ -176,7 +176,7 @@ class Csa(ClosedForm):
         self._images, self._captions = images, captions
         self._solved: tuple[float, tuple[Array, Array, Array]] | None = None
 
-    def fit(self, point: Point) -> None:
+    def fit(self, point: GridPoint) -> None:
         regularization, kept = point["regularization"], int(point["directions"])
         if self._solved is None or self._solved[0] != regularization:
             self._solved = regularization, canonical_directions(self.statistics, self.model.dim, regularization)
@@ -227,7 +227,7 @@ class Asif(ClosedForm):
         super().__init__("asif", task, [{"k": k, "power": power} for k, power in points])
         self._has_anchors = False
 
-    def fit(self, point: Point) -> None:
+    def fit(self, point: GridPoint) -> None:
         if not self._has_anchors:
             self._store_anchors(anchor_pairs(self.pairs.image_of, self.model.dim, self.task.seed))
         for encoder in self._encoders:

@@ -47,7 +47,7 @@ def encode_captions(model: Model, split: Split, rows: NDArray[np.int64] | None =
     return _embed(model, model.embed_captions, parts)
 
 
-def pooled(side: Packed) -> NDArray[np.float32]:
+def pool_embeddings(side: Packed) -> NDArray[np.float32]:
     """Return a single vector for each embedding, (n, dim). The vector of a set is the mean of its unit vectors, normalised.
 
     A search with a model that scores pairs chooses candidates by these vectors, because the model is slow.
@@ -84,7 +84,7 @@ class PairScores:
         self._device = next(model.parameters(), torch.empty(0)).device
         self._image_width = int(_lengths(images).max())
         self._widths = -(-_lengths(captions) // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
-        self._image_tile = min(TILE_IMAGES, _power_of_two(len(images)))
+        self._image_tile = min(TILE_IMAGES, _next_power_of_two(len(images)))
         self._caption_tiles = {
             width: self._captions_per_tile(width, count) for width, count in Counter(self._widths.tolist()).items()
         }
@@ -135,7 +135,7 @@ class PairScores:
     def _captions_per_tile(self, width: int, n: int) -> int:
         """Return the number of captions in a tile, a power of 2, because kernels compute other sizes differently."""
         fitting = max(1, _MAX_TILE_PAIRS // (self._image_tile * self._image_width * width))
-        return min(TILE_CAPTIONS, 1 << (fitting.bit_length() - 1), max(_MIN_TILE_CAPTIONS, _power_of_two(n)))
+        return min(TILE_CAPTIONS, 1 << (fitting.bit_length() - 1), max(_MIN_TILE_CAPTIONS, _next_power_of_two(n)))
 
     def _tile(self, side: Packed, indices: Tensor, size: int, width: int | None) -> Encoded:
         """Return the embeddings at ``indices`` on the device, padded to the shape of a tile.
@@ -159,7 +159,7 @@ def ranks(
     return ranks_from_blocks(*PairScores(model, images, captions, precision).blocks(image_of_caption))
 
 
-def _power_of_two(n: int) -> int:
+def _next_power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 

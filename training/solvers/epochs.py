@@ -32,18 +32,18 @@ class GradientSolver(Solver):
     """A solver that trains in epochs of batches, with an update for each batch, or for every ``train.accumulate`` batches.
 
     A subclass defines the batches of an epoch and the step on a batch. The step calls :meth:`start_step`, adds the gradients
-    of the batch to the existing gradients, and calls :meth:`take_step` if :meth:`ends_update` is true. ``out_of_memory`` is
-    advice to a user whose memory is too small.
+    of the batch to the existing gradients, and calls :meth:`take_step` if :meth:`ends_update` is true.
+    ``out_of_memory_advice`` is advice to a user whose memory is too small.
     """
 
-    out_of_memory: ClassVar[str]
+    out_of_memory_advice: ClassVar[str]
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self.epochs, self.patience = self.settings.epochs, self.settings.early_stop
         self._totals = torch.zeros(2, dtype=torch.float64, device=self.device)  # the epoch's loss, and the collapsed loss
         self.schedule = Schedule(self.settings, self.model)
-        ema = self.settings.ema if self.processes.first else None
+        ema = self.settings.ema if self.processes.is_first else None
         self.averaged = None if ema is None else AveragedWeights(self.model, ema)
         self._sizes: list[int] = []  # number of pairs of each batch of the running epoch
         learned = task.loss.build_scale()
@@ -103,7 +103,7 @@ class GradientSolver(Solver):
     def run_epoch(self, save: Callable[[], None]) -> None:
         progress = self.progress
         self.schedule.start_epoch(progress.epoch)
-        with memory_guard(self.out_of_memory), deterministic_algorithms(self.settings.deterministic):
+        with memory_guard(self.out_of_memory_advice), deterministic_algorithms(self.settings.deterministic):
             self._train(save)
         loss, collapsed_loss = (self._totals / max(1, progress.pairs)).tolist()
         learning_rate = self.schedule.rate(progress.epoch, self.n_updates - 1, self.n_updates)
@@ -114,10 +114,10 @@ class GradientSolver(Solver):
             **self.learned_values(),
             **self.extra_metrics(),
         }
-        if self.processes.first and self.validates(progress.epoch + 1):
-            with self.stoppable(save):
+        if self.processes.is_first and self.validates(progress.epoch + 1):
+            with self.stop_on_signal(save):
                 row |= self.validate()
-        collapsed = self.processes.broadcast(int(self.processes.first and self._is_collapsed(row, collapsed_loss)))
+        collapsed = self.processes.broadcast(int(self.processes.is_first and self._is_collapsed(row, collapsed_loss)))
         if collapsed:
             self._report_collapse(progress.epoch + 1, loss)
         row |= {"seconds": round(progress.seconds, 2), "pairs_per_s": round(progress.pairs / max(progress.seconds, 1e-9), 1)}
@@ -189,7 +189,7 @@ class GradientSolver(Solver):
             initial=progress.step,
             desc=f"epoch {progress.epoch + 1}/{self.settings.epochs}",
             unit="batch",
-            hidden=not self.processes.first,
+            hidden=not self.processes.is_first,
         ) as bar:
             for batch, losses in zip(left, self.train_batches(left), strict=True):
                 self._totals += torch.stack(losses)

@@ -31,7 +31,7 @@ class NoTrainingSettings(SolverSettings):
                 f"solver: none compares vectors directly, but {images.path} has {images.dim} numbers per vector, "
                 f"{captions.path} {captions.dim}; both caches must be of one model"
             )
-        models = [_model_and_weights(cache) for cache in (images, captions)]
+        models = [_model_and_weight_names(cache) for cache in (images, captions)]
         if None in models:
             log.warning("%s and %s: it is not known whether the same model computed both", images.path, captions.path)
         elif models[0] != models[1]:
@@ -60,7 +60,7 @@ class NoTraining(RetrievalSolver):
 
     def run_epoch(self, save: Callable[[], None]) -> None:
         started = time.perf_counter()
-        with self.stoppable(save):
+        with self.stop_on_signal(save):
             row = {"epoch": 1, **self.validate()}
         row["seconds"] = round(time.perf_counter() - started, 2)
         self.progress = Progress(1, [row])
@@ -69,7 +69,7 @@ class NoTraining(RetrievalSolver):
         return "nothing is trained"
 
 
-def _model_and_weights(cache: FeatureCache) -> tuple[str, str] | None:
+def _model_and_weight_names(cache: FeatureCache) -> tuple[str, str] | None:
     """Return the names of the model that computed a cache and of the weights, or None for a cache of imported features."""
     made = cache.provenance
     model = made.get("config", {}).get("model")

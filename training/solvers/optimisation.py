@@ -103,7 +103,7 @@ class Schedule:
 
     def groups(self) -> list[dict[str, Any]]:
         """Return the trainable weights as parameter groups of an optimiser, one group for each learning rate and decay."""
-        undecayed = self._undecayed()
+        undecayed = self._undecayed_weight_ids()
         weights = {id(weight): weight for weight in self.model.parameters() if weight.requires_grad}
         rates = dict.fromkeys(weights, self.settings.learning_rate)
         own = self.settings.learning_rates
@@ -169,7 +169,7 @@ class Schedule:
         for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
 
-    def _undecayed(self) -> set[int]:
+    def _undecayed_weight_ids(self) -> set[int]:
         """Return the Python ids of the weights without weight decay."""
         kinds = self.settings.undecayed
         chosen = {id(weight) for weight in self.model.caption_encoder.undecayed()} if "words" in kinds else set()

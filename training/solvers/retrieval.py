@@ -34,7 +34,7 @@ _OUT_OF_MEMORY = (
 class RetrievalTrainer(GradientSolver, RetrievalSolver):
     """A solver that trains a model by gradients on image-caption pairs, optionally against an adversary."""
 
-    out_of_memory = _OUT_OF_MEMORY
+    out_of_memory_advice = _OUT_OF_MEMORY
 
     def __init__(self, task: RetrievalTask) -> None:
         super().__init__(task)
@@ -44,7 +44,7 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
             raise UserError("batch normalisation in an encoder requires a single process: each has its own statistics")
         if several and task.adversary is not None:
             raise UserError("an adversary requires a single process")
-        self.adversary = None if task.adversary is None else task.adversary.build(self.opponent(task)).to(self.device)
+        self.adversary = None if task.adversary is None else task.adversary.build(self.build_opponent(task)).to(self.device)
         self._measures: dict[str, Tensor] = {}  # the adversary's measures, each summed over the pairs of the epoch
         if self.adversary is not None and task.adversary is not None:
             self.adversary_optimizer = OPTIMIZERS["adam"](
@@ -52,7 +52,7 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
             )
 
     @staticmethod
-    def opponent(task: RetrievalTask) -> Opponent:
+    def build_opponent(task: RetrievalTask) -> Opponent:
         computation = task.settings.batch_size, task.settings.precision, task.processes.device
         return Opponent(task.model, task.loss, task.pairs, task.images, task.captions, *computation)
 
@@ -68,13 +68,13 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
                 "adversary_optimizer": self.adversary_optimizer.state_dict(),
                 "measures": {name: float(total) for name, total in self._measures.items()},
             }
-        negatives = [self.listing.finished, self.listing.running] if self.listing else [[], []]
+        negatives = [self.hard_negatives.finished, self.hard_negatives.running] if self.hard_negatives else [[], []]
         return {**super().state(), "negatives": negatives, **adversary_state}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
-        if self.listing:
-            self.listing.finished, self.listing.running = state["negatives"]
+        if self.hard_negatives:
+            self.hard_negatives.finished, self.hard_negatives.running = state["negatives"]
         if self.adversary is not None:
             self.adversary.load_state_dict(state["adversary"])
             self.adversary_optimizer.load_state_dict(state["adversary_optimizer"])
@@ -89,7 +89,7 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
         loss = self.task.loss_of(epoch)
         learned = self.loss_weights if loss is self.task.loss else None  # a warm-up loss does not learn its temperature
         objective = loss.objective(self.model.similarity, self.settings.compile, learned)
-        shares = [self.processes.share(batch) for batch in batches]
+        shares = [self.processes.own_share(batch) for batch in batches]
         stream = self.task.images.read_batches(shares, self.pairs.image_of, self.task.seed, epoch)
         if self.adversary is not None and self.progress.step == 0:
             self.adversary.start_epoch(self.model)
@@ -97,8 +97,8 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
             yield self.step(batch, images, objective)
 
     def end_epoch(self) -> None:
-        if self.listing:
-            self.listing.end_epoch()
+        if self.hard_negatives:
+            self.hard_negatives.end_epoch()
         self._measures = {}
 
     def watched_losses(self) -> list[tuple[float, str, str]]:
@@ -111,7 +111,7 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
         ``batch`` : indices of the pairs of the complete batch.
         ``image_inputs`` : model inputs for the images of this process's share of the batch.
         """
-        share = self.processes.share(batch)
+        share = self.processes.own_share(batch)
         torch.manual_seed(self.step_seed(1 + self.processes.rank))
         images, captions = self._embed_share(image_inputs, share)
         images, captions = (self.processes.gather(side, len(batch)) for side in (images, captions))
@@ -133,8 +133,8 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
             self.take_step()
         if self.adversary is not None:
             self._step_adversary()
-        if self.listing and cost.query_scores is not None:
-            self.listing.add(self.progress.epoch + 1, batch.tolist(), cost.query_scores, self.task.loss.margin)
+        if self.hard_negatives and cost.query_scores is not None:
+            self.hard_negatives.add(self.progress.epoch + 1, batch.tolist(), cost.query_scores, self.task.loss.margin)
         return cost.value.detach().double(), cost.collapsed.double()
 
     def _set_both_gradients(self, loss: Tensor, adversary_loss: Tensor, adversary_weights: list[nn.Parameter]) -> None:

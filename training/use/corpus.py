@@ -27,7 +27,7 @@ from vse.pipeline.dataset.identity import check_recorded_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_json
 from vse.training.kinds import Packed, pack
-from vse.training.solvers.encode import encode_captions, encode_images, pooled
+from vse.training.solvers.encode import encode_captions, encode_images, pool_embeddings
 from vse.training.use.model import TrainedRun
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def target_in_split(trained: TrainedRun, split: str, by_photo: bool) -> SearchTa
         }
 
     def compute_vectors() -> Corpus:
-        return pooled(encode_side(trained, by_photo))
+        return pool_embeddings(encode_side(trained, by_photo))
 
     if by_photo:
         return SearchTarget("captions", pairs.caption_ids, pairs.caption_image_ids, compute_vectors, describe_source)
@@ -92,7 +92,7 @@ def target_in_file(trained: TrainedRun, file: Path, by_photo: bool, dim: int) ->
     vectors = embeddings.captions if by_photo else embeddings.images
     if vectors is None:
         raise UserError(f"{file}: has scores of pairs, and no embeddings of {name} to search")
-    similarity = vector_similarity(trained)
+    similarity = vector_similarity_name(trained)
     if embeddings.similarity != similarity or vectors.shape[1] != dim:
         there, here = f"{vectors.shape[1]} dimensions by {embeddings.similarity}", f"{dim} by {similarity}"
         raise UserError(f"{file}: not embeddings of {trained.folder.path}, which has {here} (the file: {there})")
@@ -125,7 +125,7 @@ def encode_side(trained: TrainedRun, by_photo: bool, rows: NDArray[np.int64] | N
 
 
 def pool_side(trained: TrainedRun, by_photo: bool, max_held_bytes: int) -> tuple[NDArray[np.float32], Packed | None]:
-    """Return a single vector of each item to search (:func:`vse.training.solvers.encode.pooled`), and all embeddings.
+    """Return a single vector of each item to search (:func:`vse.training.solvers.encode.pool_embeddings`), and all embeddings.
 
     The items are captions for a photo as the query, or images for a text. The second result is None if the embeddings (sets)
     need more than ``max_held_bytes``.
@@ -136,13 +136,13 @@ def pool_side(trained: TrainedRun, by_photo: bool, max_held_bytes: int) -> tuple
     held: list[Packed] | None = []
     for start in range(0, n_rows, _BLOCK_ROWS):
         block = encode_side(trained, by_photo, np.arange(start, min(start + _BLOCK_ROWS, n_rows)))
-        vectors.append(pooled(block))
+        vectors.append(pool_embeddings(block))
         held_here += block.vectors.nbytes
         held = None if held is None or held_here > max_held_bytes else [*held, block]
     return np.concatenate(vectors), None if held is None else _join(held)
 
 
-def vector_similarity(trained: TrainedRun) -> str:
+def vector_similarity_name(trained: TrainedRun) -> str:
     """Return the name of the similarity of two single vectors. A model that scores pairs uses the cosine of pooled vectors."""
     return trained.model.config.similarity.ranked_by or "cosine"
 

@@ -39,10 +39,10 @@ from vse.training.data.pairs import CaptionsOnDemand, TokenIndices, images_of
 from vse.training.kinds import Kind
 from vse.training.options import EmbedRequest, RunFiles
 from vse.training.run.folder import RunFolder
-from vse.training.solvers.encode import PairScores, encode, pooled
+from vse.training.solvers.encode import PairScores, encode, pool_embeddings
 from vse.training.use.localise import score_phrases, score_sentences
-from vse.training.use.model import TrainedRun, load_opened, load_run
-from vse.training.use.opened_run import OpenedRun, count_training_images, open_run, read_identity, unfinished_state
+from vse.training.use.model import TrainedRun, load_opened_run, load_run
+from vse.training.use.opened_run import OpenedRun, count_leaked_images, open_run, read_identity, unfinished_state
 
 log = logging.getLogger(__name__)
 _VectorsById = Mapping[int, NDArray[np.float32]]
@@ -77,14 +77,14 @@ def embed_split(
     kind = PHRASE_SCORES_KIND if localises and not sentences else EMBEDDINGS_KIND
     check_output(out, kind, [*RunFolder(run).files, *opened.inputs])
     restval = opened.experiment.train.restval
-    n_seen = count_training_images(opened.folder, restval, opened.cache, opened.dataset, split, allow_leak)
+    n_seen = count_leaked_images(opened.folder, restval, opened.cache, opened.dataset, split, allow_leak)
     overlap = {"images_trained_on": {"images": n_seen, "of": len(opened.dataset.split(split))}} if n_seen else {}
     if localises:
         write = score_sentences if sentences else score_phrases
         return write(opened, out, split, files, overlap)
     if sentences:
         raise UserError(f"{run}: matches images and captions, and not phrases, whose scores --sentences are; leave it out")
-    trained = load_opened(opened, split, files)
+    trained = load_opened_run(opened, split, files)
     if not len(trained.split.pairs):
         raise UserError(f"{trained.dataset.path}: no image of split {split!r} has a caption; vse-search searches such images")
     started = time.perf_counter()
@@ -112,8 +112,8 @@ def embed_split(
         caption_image_ids=pairs.caption_image_ids,
         images=None if pairwise else images.vectors.numpy(),
         captions=captions.vectors.numpy() if similarity.captions == Kind.VECTORS else None,
-        pooled_images=pooled(images) if pairwise else None,
-        pooled_captions=pooled(captions) if pairwise else None,
+        pooled_images=pool_embeddings(images) if pairwise else None,
+        pooled_captions=pool_embeddings(captions) if pairwise else None,
         dataset=trained.dataset.name,
         split=split,
         experiment=trained.experiment.name,
@@ -122,7 +122,7 @@ def embed_split(
         provenance=provenance_json(),
         trained_on=trained.training_data_name,
         coco_ids=pairs.coco_ids,
-        **trained.hashes(pairs.images),
+        **trained.photo_and_caption_hashes(pairs.images),
     )
     if not pairwise:
         return write_embeddings(out, embeddings)
@@ -138,7 +138,9 @@ def _path_for_other_data(opened: OpenedRun, split: str, name: str) -> Path:
     out = opened.folder.path / f"{opened.data_label}_{name}"
     there = read_identity(out) if out.is_file() else None
     images = images_of(opened.dataset, [split], opened.cache)
-    if there is None or not compare_data(build_identity(images, opened.hashes(images)["photo_hashes"]), there):
+    if there is None or not compare_data(
+        build_identity(images, opened.photo_and_caption_hashes(images)["photo_hashes"]), there
+    ):
         return out
     log.warning("%s: of another data set of this name, and is kept", out)
     return out.with_name(f"{opened.dataset.name}-{compute_data_checksums(opened.cache, opened.dataset).short_hash}_{name}")
@@ -168,7 +170,7 @@ def unknown_words(trained: TrainedRun) -> dict[str, int]:
     return counts
 
 
-def run_as_features(
+def cache_run_embeddings(
     run: Path, out: Path, files: RunFiles = RunFiles(), device: str = "auto", allow_unfinished: bool = False
 ) -> list[Path]:
     """Write the embeddings of all splits by the best weights of a run as two feature caches, and return their paths.
@@ -207,8 +209,8 @@ def run_as_features(
     return _write_caches(outs, trained.dataset, backbone, rows, skipped)
 
 
-def files_as_features(files: Sequence[Path], out: Path, dataset_file: Path | None = None) -> list[Path]:
-    """Write embeddings files, one for each split, as two feature caches; see :func:`run_as_features`.
+def cache_file_embeddings(files: Sequence[Path], out: Path, dataset_file: Path | None = None) -> list[Path]:
+    """Write embeddings files, one for each split, as two feature caches; see :func:`cache_run_embeddings`.
 
     Other programs may have written the files (``docs/formats.md``). ``dataset_file`` is the path of ``dataset.json``, by
     default the path in the first file. Raises UserError if the files belong to several models or to another data set, hold
@@ -293,7 +295,7 @@ def _load_dataset(path: Path, first: Embeddings, dataset_file: Path | None) -> D
 def embed_runs(request: EmbedRequest) -> list[Path]:
     """Run ``vse-embed`` and return the written files. Raises UserError for options that exclude each other.
 
-    See :func:`embed_split` or, with ``as_features``, :func:`run_as_features` and :func:`files_as_features`.
+    See :func:`embed_split` or, with ``as_features``, :func:`cache_run_embeddings` and :func:`cache_file_embeddings`.
     """
     runs, files, as_features = request.runs, request.files, request.as_features
     device, allow_unfinished = request.device, request.unfinished
@@ -308,7 +310,7 @@ def embed_runs(request: EmbedRequest) -> list[Path]:
             split, allow_leak, sentences = request.split or "test", request.allow_leak, request.sentences
             return [embed_split(runs[0], request.out, split, files, device, allow_unfinished, allow_leak, sentences)]
         if not runs[0].is_dir():
-            return files_as_features(runs, as_features, files.captions)
+            return cache_file_embeddings(runs, as_features, files.captions)
         if len(runs) > 1:
             raise UserError(f"{runs[1]}: a second run; --as-features takes one run, or files of embeddings")
-        return run_as_features(runs[0], as_features, files, device, allow_unfinished)
+        return cache_run_embeddings(runs[0], as_features, files, device, allow_unfinished)

@@ -34,7 +34,7 @@ from vse.training.phrases.arrays import PhraseArrays, check_phrase_cache
 from vse.training.phrases.localisation import PhraseSplit, PhraseVectors, score_candidates, scores_of_pairs, sentence_scores
 from vse.training.phrases.regions import BoxFeatures, RegionInputs
 from vse.training.phrases.task import PhraseSettings, cached_phrases, evaluation_split, phrase_model
-from vse.training.use.opened_run import OpenedRun, load_best, open_run
+from vse.training.use.opened_run import OpenedRun, load_best_weights, open_run
 
 if TYPE_CHECKING:
     from vse.eval.search.top_k import PhraseCandidates
@@ -109,7 +109,7 @@ def score_sentences(
         caption_ids=pairs.caption_ids,
         caption_image_ids=pairs.caption_image_ids,
         coco_ids=pairs.coco_ids,
-        **opened.hashes(pairs.images),
+        **opened.photo_and_caption_hashes(pairs.images),
         scores=scores,
         n_phrases=np.bincount(caption_of, minlength=len(pairs)),
         n_regions=scored.regions.candidates.counts,
@@ -174,14 +174,14 @@ def _check_finite(opened: OpenedRun, scores: Float[np.ndarray, "..."]) -> None:
 
 def _best_model(opened: OpenedRun, phrase_settings: PhraseSettings) -> Model:
     model = phrase_model(opened.experiment.model, phrase_settings, opened.cache, opened.caption_cache).to(opened.device)
-    load_best(opened.folder, model)
+    load_best_weights(opened.folder, model)
     return model
 
 
 def _phrase_hashes(opened: OpenedRun, pairs: PhraseArrays) -> dict[str, Any]:
     """Return the hashes of each phrase's photo and caption, by the names of the fields of :class:`PhraseScores`."""
     images = [opened.dataset.images[row] for row in opened.dataset.image_rows(pairs.image_ids).tolist()]
-    hashes = opened.hashes(images)
+    hashes = opened.photo_and_caption_hashes(images)
     rows = {"photo_hashes": pairs.image_of, "caption_hashes": IdIndex(caption_ids(images)).find(pairs.caption_ids)}
     return {name: None if values is None else values[rows[name]] for name, values in hashes.items()}
 

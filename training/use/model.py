@@ -18,11 +18,11 @@ from vse.pipeline.errors import UserError
 from vse.training.data.images import CachedImages, EvaluationImages, photo_crops
 from vse.training.data.pairs import CaptionInputs, CaptionsOnDemand, EncodedCaptions, Pairs, Split, images_of
 from vse.training.kinds import Kind
-from vse.training.model_inputs import check_one_space, model_inputs, read_captions
+from vse.training.model_inputs import check_same_backbone, describe_model_inputs, read_captions
 from vse.training.models.build import Model, build_model
 from vse.training.models.trainable_cnn import TrainableCnn
 from vse.training.options import RunFiles
-from vse.training.use.opened_run import OpenedRun, load_best, open_run
+from vse.training.use.opened_run import OpenedRun, load_best_weights, open_run
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ def load_run(
 
     Raises UserError if the training did not finish, unless ``allow_unfinished`` is set.
     """
-    return load_opened(open_run(run, files, device, allow_unfinished), split, files)
+    return load_opened_run(open_run(run, files, device, allow_unfinished), split, files)
 
 
-def load_opened(opened: OpenedRun, split: str | None, files: RunFiles = RunFiles()) -> TrainedRun:
+def load_opened_run(opened: OpenedRun, split: str | None, files: RunFiles = RunFiles()) -> TrainedRun:
     """Load the model of an opened run, and a split as inputs of the model; see :func:`load_run`."""
     folder, experiment, dataset, where = opened.folder, opened.experiment, opened.dataset, opened.device
     cache, caption_cache = opened.cache, opened.caption_cache
@@ -62,7 +62,7 @@ def load_opened(opened: OpenedRun, split: str | None, files: RunFiles = RunFiles
         images = photo_crops(extractor, dataset, pairs.images, experiment.images)
     else:
         images = CachedImages(FeatureReader(cache, 0, mapped=False), pairs.image_ids, where)
-    check_one_space(experiment.model, cache, caption_cache)
+    check_same_backbone(experiment.model, cache, caption_cache)
     vocabulary, vocabulary_sha256 = folder.read_vocabulary_with_sha256()
     encoder = experiment.model.caption_encoder
     transformer = folder.read_transformer() if encoder is not None and Kind.TOKENS in encoder.takes else None
@@ -73,8 +73,8 @@ def load_opened(opened: OpenedRun, split: str | None, files: RunFiles = RunFiles
     else:
         read = partial(read_captions, caption_cache, transformer, vocabulary, pairs, where)
         captions = read() if caption_cache is not None else CaptionsOnDemand(Kind.TOKENS if transformer else Kind.WORDS, read)
-    model = build_model(experiment.model, *model_inputs(cache, caption_cache, transformer, vocabulary), cnn).to(where)
-    weights_sha256 = load_best(folder, model)
+    model = build_model(experiment.model, *describe_model_inputs(cache, caption_cache, transformer, vocabulary), cnn).to(where)
+    weights_sha256 = load_best_weights(folder, model)
     as_read = Split(pairs, images, captions)
     return TrainedRun(
         **vars(opened),

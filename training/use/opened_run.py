@@ -144,7 +144,7 @@ class OpenedRun:
         checksums = self.other_data_checksums
         return self.dataset.name if checksums is None else f"{self.dataset.name}-{checksums.short_hash}"
 
-    def hashes(self, images: Sequence[Image]) -> dict[str, Any]:
+    def photo_and_caption_hashes(self, images: Sequence[Image]) -> dict[str, Any]:
         """Return ``photo_hashes`` (n_images, 32), or None if unknown, and ``caption_hashes`` (n_captions, 8) of images."""
         known = read_data_identity(self.cache)
         rows = IdIndex(known.image_ids).find(image_ids(images))
@@ -211,7 +211,7 @@ def open_run(run: Path, files: RunFiles = RunFiles(), device: str = "auto", allo
     """
     folder = RunFolder(run)
     experiment, record = folder.settings(ExperimentConfig), folder.record()
-    folder.content(folder.config_file)
+    folder.read_with_sha256(folder.config_file)
     if (state := unfinished_state(record)) and not allow_unfinished:
         raise UserError(
             f"{run}: its training did not finish (state: {state}); continue it with vse-train --resume, or take the best "
@@ -245,7 +245,7 @@ def open_run(run: Path, files: RunFiles = RunFiles(), device: str = "auto", allo
     return opened
 
 
-def load_best(folder: RunFolder, model: Model) -> str:
+def load_best_weights(folder: RunFolder, model: Model) -> str:
     """Load the best weights of a run into a model for evaluation. Return the SHA-256 of the weights' file."""
     weights, sha256 = folder.read_best_with_sha256()
     try:
@@ -300,7 +300,7 @@ def _read_extractor(path: Path, key: str) -> Mapping[str, Any] | None:
     return cache.extractor_identity if cache.key == key else None
 
 
-def count_training_images(
+def count_leaked_images(
     folder: RunFolder, restval: bool, cache: FeatureCache, tested: Dataset, split: str, allowed: bool = False
 ) -> int:
     """Count the images of a split that were training images of a run. Raises UserError if not 0, unless ``allowed``.

@@ -28,7 +28,7 @@ from vse.pipeline.files.inputs import FileState, read_file_state
 from vse.pipeline.files.outputs import check_output
 from vse.training.kinds import Encoded, Packed, pack
 from vse.training.options import RunFiles, SearchRequest
-from vse.training.solvers.encode import TILE_IMAGES, PairScores, pooled
+from vse.training.solvers.encode import TILE_IMAGES, PairScores, pool_embeddings
 from vse.training.use.attention import PairAttention, attention_of_query, with_attention
 from vse.training.use.corpus import (
     SearchTarget,
@@ -38,7 +38,7 @@ from vse.training.use.corpus import (
     pool_side,
     target_in_file,
     target_in_split,
-    vector_similarity,
+    vector_similarity_name,
 )
 from vse.training.use.model import TrainedRun, load_run
 from vse.training.use.opened_run import unfinished_state
@@ -57,7 +57,7 @@ class SearchOptions:
     ``index_type`` : factory string, see :mod:`vse.eval.search.index`; by default that of the file, or Flat for a new index.
     ``index_parameters`` : search parameters of the index, see :func:`vse.eval.search.index.set_parameters`.
     ``rerank`` : number of candidates to score, at least the number of results.
-    ``many`` : True if many queries follow, so that an index in memory and the embeddings of all items pay off.
+    ``many_queries`` : True if many queries follow, so that an index in memory and the embeddings of all items pay off.
     ``max_held_bytes`` : limit on memory for the embeddings of all items; above it, each query encodes its candidates again.
     """
 
@@ -66,17 +66,17 @@ class SearchOptions:
     index_type: str | None = None
     index_parameters: str = ""
     rerank: int | None = None
-    many: bool = False
+    many_queries: bool = False
     max_held_bytes: int = 4 * 2**30
 
 
 @dataclass(frozen=True)
 class SearchAnswer:
-    """The hits of a query, best first, and their ``rows`` among all items. ``scored`` counts the items scored pair by pair."""
+    """The hits of a query, best first, and their ``rows`` among all items. ``n_scored`` counts items scored pair by pair."""
 
     hits: list[SearchHit]
     rows: Rows
-    scored: int | None = None
+    n_scored: int | None = None
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Searcher:
             among = None
             if side.vectors is not None:
                 candidates = max(k, rerank or 0)
-                among = self._nearest(side, pooled(pack([encoded.vectors])), candidates, by_photo)[1]
+                among = self._nearest(side, pool_embeddings(pack([encoded.vectors])), candidates, by_photo)[1]
             scored = len(side.target.ids) if among is None else len(among)
             scores, rows = self._best_pairs(side, encoded.vectors, k, by_photo, among)
         else:
@@ -164,7 +164,7 @@ class Searcher:
     def _check_options(self) -> None:
         run, options = self.trained.folder.path, self._options
         if not self.trained.model.pairwise:
-            if options.rerank is not None and vector_similarity(self.trained) == "cosine" and not options.many:
+            if options.rerank is not None and vector_similarity_name(self.trained) == "cosine" and not options.many_queries:
                 raise UserError(
                     f"{run}: its scores are inner products, and FAISS finds the highest of them; leave --rerank out"
                 )
@@ -181,7 +181,7 @@ class Searcher:
         return self._sides[by_photo]
 
     def _build_side(self, by_photo: bool, dim: int) -> _SearchSide:
-        trained, options, similarity = self.trained, self._options, vector_similarity(self.trained)
+        trained, options, similarity = self.trained, self._options, vector_similarity_name(self.trained)
         if options.corpus_file is not None:
             target = target_in_file(trained, options.corpus_file, by_photo, dim)
         else:
@@ -197,7 +197,7 @@ class Searcher:
             )
         if options.index is not None:
             index = index_in_file(options.index, target, similarity, dim, options.index_type).index
-        elif options.many:
+        elif options.many_queries:
             vectors: Corpus
             if pairwise:
                 vectors, encoded = pool_side(trained, by_photo, options.max_held_bytes)
@@ -218,7 +218,7 @@ class Searcher:
                 side.vectors,
                 encoded_query,
                 k,
-                vector_similarity(self.trained),
+                vector_similarity_name(self.trained),
                 direction="i2t" if by_photo else "t2i",
                 candidates=max(k, self._options.rerank or CANDIDATES),
                 index=side.index,
@@ -378,9 +378,9 @@ def _search(
     if last is not None and cached is None:
         index_files = [] if index is None else [index, metadata_file(index)]
         last.keep(cache_key, searcher, [*index_files, *([corpus] if corpus else [])], started)
-    if request.rerank is not None and answer.scored is not None:
+    if request.rerank is not None and answer.n_scored is not None:
         side = "captions" if isinstance(query, Path) else "images"
-        log.info("scored: the %d of %d %s that pooled vectors find", answer.scored, searcher.size(side == "captions"), side)
+        log.info("scored: the %d of %d %s that pooled vectors find", answer.n_scored, searcher.size(side == "captions"), side)
     if page is None or corpus is not None:
         return answer.hits
     return with_attention(trained, given, encoded.vectors, answer.hits, answer.rows.tolist())

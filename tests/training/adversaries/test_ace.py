@@ -31,7 +31,7 @@ ROWS = [0, 7, 12, 1]  # pairs of the demo, the first and the last of one image
 def players(cache: Path, *sets: str) -> tuple[RetrievalTask, Ace]:
     task = task_of(cache, "loss.margin=0.5", *sets)
     torch.manual_seed(1)
-    adversary = task.adversary.build(RetrievalTrainer.opponent(task))
+    adversary = task.adversary.build(RetrievalTrainer.build_opponent(task))
     assert isinstance(adversary, Ace)
     adversary.start_epoch(task.model)
     return task, adversary

@@ -25,7 +25,7 @@ ROWS = [0, 7, 12, 1]  # pairs of the demo, the first and the last of one image
 def players(cache: Path, adversary: str, *sets: str) -> tuple[RetrievalTask, Compositional]:
     task = task_of(cache, "loss.margin=0.5", *SCAN, f"adversary={{name: compositional, {adversary}}}", *sets)
     torch.manual_seed(1)
-    made = task.adversary.build(RetrievalTrainer.opponent(task))
+    made = task.adversary.build(RetrievalTrainer.build_opponent(task))
     assert isinstance(made, Compositional)
     return task, made
 

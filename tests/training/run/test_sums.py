@@ -298,7 +298,7 @@ def test_killed_after_checkpoint(
     killed_in_epoch_2: Callable[[str], RunFolder], rsums: Callable[..., None], cache: Path
 ) -> None:
     rsums(5.0, 6.0)
-    folder = killed_in_epoch_2("take_next_best")
+    folder = killed_in_epoch_2("promote_next_best")
     best = weights(folder.path, folder.next_best_file.name)
     rsums(4.0)
     train(cache, experiment(), out=folder.path, options=TrainOptions(resume=True))

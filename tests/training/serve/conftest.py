@@ -22,7 +22,7 @@ from vse.training.serve.server import Limits, PageServer
 from vse.training.training import train
 from vse.training.use.search import SearchOptions
 
-MANY = SearchOptions(rerank=200, many=True)
+MANY = SearchOptions(rerank=200, many_queries=True)
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ from vse.pipeline.files import inputs as input_files
 from vse.pipeline.files.images import decode_image
 from vse.training.options import RunFiles
 from vse.training.run.folder import RunFolder
-from vse.training.solvers.encode import pooled
+from vse.training.solvers.encode import pool_embeddings
 from vse.training.training import train
 from vse.training.use import corpus as searched
 from vse.training.use.corpus import encode_side, pool_side
@@ -162,7 +162,7 @@ def test_each_of_many_queries_finds_what_it_finds_alone(of_form: Path, photo: Pa
     opened = load_run(of_form, "test", device="cpu")
     alone = {query: search_run(of_form, query, SearchRequest(k=5), device="cpu") for query in (TEXT, photo)}
     for many, held in ((False, 0), (False, 2**30), (True, 0), (True, 2**30)):
-        options = SearchOptions(rerank=60 if many else None, many=many, max_held_bytes=held)
+        options = SearchOptions(rerank=60 if many else None, many_queries=many, max_held_bytes=held)
         of_run = Searcher(opened, "test", options=options)
         for query in (TEXT, photo, TEXT, photo):
             asked = decode_image(query) if isinstance(query, Path) else query
@@ -178,7 +178,7 @@ def test_pooled_vectors_made_in_blocks_are_those_made_at_once(of_form: Path, by_
     whole = encode_side(opened, by_photo)
     monkeypatch.setattr(searched, "_BLOCK_ROWS", 5)
     vectors, kept = pool_side(opened, by_photo, max_held_bytes=2**30)
-    np.testing.assert_allclose(vectors, pooled(whole), atol=1e-5)
+    np.testing.assert_allclose(vectors, pool_embeddings(whole), atol=1e-5)
     np.testing.assert_allclose(kept.vectors, whole.vectors, atol=1e-5)
     assert (kept.lengths is None) == (whole.lengths is None)
     assert kept.lengths is None or kept.lengths.tolist() == whole.lengths.tolist()

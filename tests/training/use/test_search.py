@@ -145,7 +145,7 @@ def test_an_index_of_something_else_is_one_line(
     trained = Path(shutil.copytree(run, run.with_name("trained anew")))
     weights = RunFolder(trained).best_weights()
     sha256 = RunFolder(trained).save_next_best({name: 1.01 * values for name, values in weights.items()})
-    RunFolder(trained).take_next_best()
+    RunFolder(trained).promote_next_best()
     edit(trained / "run.json", lambda record: record["files"].update({"best.safetensors": sha256}))
     assert "(other weights)" in fails(search_main, trained, *options)
     shutil.rmtree(trained)
