@@ -83,7 +83,7 @@ class ExperimentConfig(ExperimentOutline):
             ):
                 if not ranks:
                     raise ValueError(f"loss.lambda3 and lambda4 require a ranking loss, not {name}")
-            if not self.model.similarity.compares_one_side or not self.model.normalize_image:
+            if not self.model.similarity.compares_within_side or not self.model.normalize_image:
                 raise ValueError(
                     "loss.lambda3 and lambda4 compare unit vectors of one side; the similarity "
                     f"{self.model.similarity.name} cannot do that, or normalize_image is false"
@@ -91,10 +91,10 @@ class ExperimentConfig(ExperimentOutline):
         self.loss.check_use(
             LossUse(
                 self.model.similarity,
-                compiled=self.train.compile,
-                adversary=self.adversary is not None,
-                phrases=self.solver.reads_phrases,
-                warmup=self.warmup.loss if self.warmup.epochs else None,
+                is_compiled=self.train.compile,
+                has_adversary=self.adversary is not None,
+                reads_phrases=self.solver.reads_phrases,
+                warmup_loss=self.warmup.loss if self.warmup.epochs else None,
             )
         )
         unknown = [part for part in self.start_parts if part not in PARTS]
@@ -150,7 +150,7 @@ def changed_settings(experiment: ExperimentConfig, dataset: str) -> list[str]:
     except CodeNotAllowed:  # the preset names code that has changed or is not allowed
         return []
     read = Kind.WORDS if experiment.caption_feature is None else Kind.VECTORS
-    preset = preset.model_copy(update={"model": preset.model.for_captions(read)})
+    preset = preset.model_copy(update={"model": preset.model.with_caption_encoder(read)})
     if preset.train.precision == "auto":
         preset = preset.in_precision(experiment.train.precision)
     return list_changes(preset.weight_settings(), experiment.weight_settings())

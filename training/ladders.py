@@ -10,7 +10,7 @@ from vse.pipeline.presets.presets import load_ladder
 from vse.pipeline.presets.schema import ComposedName
 from vse.training.experiment import ExperimentConfig, load_experiment
 from vse.training.kinds import Kind, kind_of_rows
-from vse.training.models.build import Input, check_fit
+from vse.training.models.build import Input, check_compatibility
 
 
 def trainable_combinations(ladder: str, dataset: str | None = None) -> tuple[list[str], dict[str, str]]:
@@ -23,7 +23,7 @@ def trainable_combinations(ladder: str, dataset: str | None = None) -> tuple[lis
     """
     fits, misfits = [], {}
     for combination in load_ladder(ladder).combinations():
-        reason = find_misfit(combination, load_experiment(combination.name, dataset), dataset)
+        reason = find_misfit_reason(combination, load_experiment(combination.name, dataset), dataset)
         if reason is None:
             fits.append(combination.name)
         else:
@@ -34,7 +34,7 @@ def trainable_combinations(ladder: str, dataset: str | None = None) -> tuple[lis
     return fits, misfits
 
 
-def find_misfit(combination: ComposedName, experiment: ExperimentConfig, dataset: str | None = None) -> str | None:
+def find_misfit_reason(combination: ComposedName, experiment: ExperimentConfig, dataset: str | None = None) -> str | None:
     """Return the reason why the experiment of a combination cannot read its features, or None if it can."""
     image_input = Input(_input_kind(combination.feature, "image", dataset), 1, f"the feature {combination.feature!r}")
     if experiment.solver.reads_phrases:
@@ -49,7 +49,7 @@ def find_misfit(combination: ComposedName, experiment: ExperimentConfig, dataset
     else:
         caption_input = Input(_input_kind(caption_feature, "text", dataset), 1, f"the feature {caption_feature!r}")
     try:
-        check_fit(experiment.model, image_input, caption_input)
+        check_compatibility(experiment.model, image_input, caption_input)
     except UserError as refusal:
         return str(refusal)
     return None

@@ -198,7 +198,7 @@ def _apply_input_features(experiment: ExperimentConfig, inputs: Inputs) -> Exper
             "(--set caption_feature=hglmm) or a cache of one"
         )
     experiment.solver.check_inputs(inputs.cache, inputs.captions)
-    return experiment.model_copy(update={**read, "model": experiment.model.for_captions(inputs.caption_input_kind)})
+    return experiment.model_copy(update={**read, "model": experiment.model.with_caption_encoder(inputs.caption_input_kind)})
 
 
 def _input_settings(experiment: ExperimentConfig, inputs: Inputs) -> dict[str, str | None]:

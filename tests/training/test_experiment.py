@@ -15,7 +15,7 @@ from vse.pipeline.presets.presets import known_presets, load_ladder, load_outlin
 from vse.pipeline.presets.schema import parse_composed_name
 from vse.training.cli import embed_main, train_main
 from vse.training.experiment import load_experiment
-from vse.training.ladders import find_misfit, trainable_combinations
+from vse.training.ladders import find_misfit_reason, trainable_combinations
 from vse.training.options import TrainInputs
 from vse.training.training import train
 
@@ -153,7 +153,7 @@ def test_the_ladder_of_flickr8k_leaves_out_words_where_vectors_are_read() -> Non
 def test_what_models_take_decides(name: str, why: str | None) -> None:
     made = parse_composed_name(name)
     assert made is not None
-    said = find_misfit(made, load_experiment(name))
+    said = find_misfit_reason(made, load_experiment(name))
     assert said == why if why is None or said is None else why in said
 
 
@@ -165,7 +165,7 @@ def test_training_refuses_what_the_rule_leaves_out(base: str, captions: str, cac
     small = [item for item in SETS if not item.startswith("model")]
     experiment = load_experiment(name, sets=[*small, "train.on_collapse=warn"])
     inputs = TrainInputs(caption_features=tfidf if captions == "tfidf" else None)
-    if find_misfit(made, experiment) is None:
+    if find_misfit_reason(made, experiment) is None:
         assert train(cache, experiment, out=tmp_path / "run", inputs=inputs).is_dir()
     else:
         with pytest.raises(UserError):

@@ -27,7 +27,7 @@ from vse.training.experiment import ExperimentConfig, load_experiment
 from vse.training.losses.hinges import MaxOfHinges
 from vse.training.models.encoders.bert import BertSettings
 from vse.training.models.encoders.gpo import GpoSettings
-from vse.training.models.encoders.mlp import BranchSettings, LayersSettings
+from vse.training.models.encoders.mlp import BranchSettings, DenseLayersSettings
 from vse.training.models.encoders.pooling import WeldonSettings
 from vse.training.models.encoders.recurrent import GruSettings, LstmSettings, SruSettings
 from vse.training.phrases.solvers import PhraseGradientSettings
@@ -119,7 +119,7 @@ def test_the_embedding_networks_are_those_of_the_paper() -> None:
     assert isinstance(lstm.model.caption_encoder, LstmSettings)
     assert (lstm.caption_feature, lstm.model.word_dim, lstm.model.dim) == (None, 256, 512)
     assert lstm.model.image_encoder == full.model.image_encoder
-    assert lstm.model.caption_encoder.head == LayersSettings(widths=[1024, 512])
+    assert lstm.model.caption_encoder.head == DenseLayersSettings(widths=[1024, 512])
     assert (lstm.train.learning_rate, lstm.loss.lambda4) == (2e-4, 0.05)
 
 

@@ -99,9 +99,9 @@ class Ace(Adversary):
         self._precision, self._device = opponent.precision, opponent.device
         sizes = len(opponent.pairs.images), len(opponent.pairs)
         _check_memory(settings, sizes, opponent.model.dim, opponent.batch_size, self._device)
-        negatives = FalseNegatives(opponent.pairs, settings.mask)
-        self.captions = _Side(sizes[1], opponent.model.dim, settings)
-        self.images = _Side(sizes[0], opponent.model.dim, settings)
+        negatives = FalseNegativeMasks(opponent.pairs, settings.mask)
+        self.captions = _CandidateSide(sizes[1], opponent.model.dim, settings)
+        self.images = _CandidateSide(sizes[0], opponent.model.dim, settings)
         self.captions.read_inputs, self.captions.mask_false_negatives = opponent.captions.read, negatives.mask_captions
         self.images.read_inputs, self.images.mask_false_negatives = images.read_images, negatives.mask_images
         self.register_buffer("filled", torch.zeros((), dtype=torch.bool))
@@ -135,7 +135,7 @@ class Ace(Adversary):
             self._direction_losses(batch, model, self.images, cost.query_scores[1], batch.image_of),
         ]
         share = self.settings.in_batch
-        sampled = sum(weight * direction.cost for weight, direction in zip(weights, directions, strict=True))
+        sampled = sum(weight * direction.model_cost for weight, direction in zip(weights, directions, strict=True))
         collapsed = sum(weights) * self.loss.margin * len(batch.image_of)
         return AdversarialLosses(
             Cost(
@@ -143,12 +143,12 @@ class Ace(Adversary):
                 share * cost.collapsed + (1 - share) * collapsed,
                 cost.query_scores,
             ),
-            directions[0].loss + directions[1].loss,
+            directions[0].adversary_loss + directions[1].adversary_loss,
             {name: (value + directions[1].measures[name]) / 2 for name, value in directions[0].measures.items()},
         )
 
     def _direction_losses(
-        self, batch: Batch, model: Model, side: _Side, query_scores: QueryScores, batch_indices: Indices
+        self, batch: Batch, model: Model, side: _CandidateSide, query_scores: QueryScores, batch_indices: Indices
     ) -> DirectionLosses:
         """Return the losses for negatives of ``side`` (images or captions) and the batch's items of the other side as queries.
 
@@ -159,7 +159,7 @@ class Ace(Adversary):
         assert batch.pair_of is not None
         queries, embed = (batch.images, model.embed_captions) if to_captions else (batch.captions, model.embed_images)
         batch_embeddings = (batch.captions if to_captions else batch.images)[0]
-        indices, candidates = side.candidates(batch_indices, batch_embeddings.detach())
+        indices, candidates = side.choose_candidates(batch_indices, batch_embeddings.detach())
         logits = side.inference(queries[0].detach(), candidates)
         false = side.mask_false_negatives(batch.image_of, batch.pair_of, indices).to(logits.device)
         sample = sample_candidates(logits, false, self.settings.samples)
@@ -177,11 +177,11 @@ class Ace(Adversary):
 
         positives = query_scores.scores.gather(1, query_scores.positives[:, None])
         negatives = scores(sample.indices)
-        hinges = (self.loss.margin - positives + negatives).clamp(min=0) * sample.possible[:, None]
+        hinges = (self.loss.margin - positives + negatives).clamp(min=0) * sample.has_unmasked[:, None]
         likeliest_rewards = None
         if self.settings.baseline == "self_critical":
             with torch.no_grad():
-                likeliest_rewards = (self.loss.margin - positives + scores(sample.likeliest[:, None])).clamp(min=0)[:, 0]
+                likeliest_rewards = (self.loss.margin - positives + scores(sample.likeliest_index[:, None])).clamp(min=0)[:, 0]
         advantages = side.baseline.subtract_from(hinges.detach(), likeliest_rewards)
         false_share = (logits.detach().softmax(1) * false).sum(1)
         return DirectionLosses(
@@ -190,18 +190,18 @@ class Ace(Adversary):
             sampling_metrics(sample, hinges, false_share, negatives, query_scores),
         )
 
-    def _embed(self, embed: Callable[..., Encoded], side: _Side, indices: Indices) -> Float[Tensor, "n dim"]:
+    def _embed(self, embed: Callable[..., Encoded], side: _CandidateSide, indices: Indices) -> Float[Tensor, "n dim"]:
         with autocast(self._precision, self._device):
             return embed(*(move_tensor(part, self._device) for part in side.read_inputs(indices)))[0]
 
 
-class _Side(nn.Module):
+class _CandidateSide(nn.Module):
     """The candidates of one side (images or captions), and the generator that samples them for queries of the other side.
 
     ``embedded`` : the model's embeddings of all items (n, dim), or None if the generator does not read embeddings.
     ``learnt`` : the learned vectors of all items (n, dim), or None if the generator reads embeddings.
     ``read_inputs`` : function that returns the model's inputs for the items with the given indices.
-    ``mask_false_negatives`` : method of :class:`FalseNegatives` for candidates of this side.
+    ``mask_false_negatives`` : method of :class:`FalseNegativeMasks` for candidates of this side.
     """
 
     embedded: Tensor | None
@@ -216,7 +216,7 @@ class _Side(nn.Module):
         self.register_buffer("embedded", torch.zeros(n, dim) if needs_table and not is_learnt else None)
         self.learnt = nn.Parameter(torch.randn(n, dim) / dim**0.5) if needs_table and is_learnt else None
 
-    def candidates(
+    def choose_candidates(
         self, batch_indices: Indices, batch_embeddings: Float[Tensor, "b dim"]
     ) -> tuple[Indices, Float[Tensor, "m dim"]]:
         """Return the indices of the candidates of a step, and the vectors that the generator compares with queries.
@@ -233,13 +233,13 @@ class _Side(nn.Module):
         return indices.numpy(), table[indices.to(table.device)]
 
 
-class FalseNegatives:
+class FalseNegativeMasks:
     """Masks of false negatives: candidates that fit a query, although they are not the query's partner in the batch."""
 
     def __init__(self, pairs: Pairs, mask: str) -> None:
         self._mask, self._image_of, self._text_of = mask, pairs.image_of, pairs.text_of
-        self._captions_of_image = _GroupMembers(pairs.image_of, len(pairs.images))
-        self._captions_of_text = _GroupMembers(pairs.text_of, int(pairs.text_of.max()) + 1)
+        self._captions_of_image = _IndicesByGroup(pairs.image_of, len(pairs.images))
+        self._captions_of_text = _IndicesByGroup(pairs.text_of, int(pairs.text_of.max()) + 1)
 
     def mask_captions(self, image_of: Indices, pair_of: Indices, indices: Indices) -> Bool[Tensor, "n m"]:
         """Return a mask of the false negatives among the captions ``indices``, with images as queries.
@@ -267,7 +267,7 @@ class FalseNegatives:
         return _membership_mask(rows, indices, int(self._image_of.max()) + 1)
 
 
-class _GroupMembers:
+class _IndicesByGroup:
     """Indices of the members of each group: ``members[g]`` holds the indices i with ``group_of[i] == g``."""
 
     def __init__(self, group_of: Indices, n_groups: int) -> None:

@@ -42,26 +42,26 @@ class Opponent:
 class AdversarialLosses(NamedTuple):
     """The cost that the model minimises, the loss that the adversary minimises, and metrics for the log of the run."""
 
-    cost: Cost
-    loss: Tensor
+    model_cost: Cost
+    adversary_loss: Tensor
     measures: dict[str, Tensor]
 
 
 class Adversary(nn.Module):
     """A network that makes a batch harder and is trained against the model.
 
-    A subclass that adds candidates overrides :meth:`candidates`. It also overrides :meth:`adversary_loss`, unless the
+    A subclass that adds candidates overrides :meth:`add_candidates`. It also overrides :meth:`adversary_loss`, unless the
     adversary maximises the model's cost. Any other subclass overrides :meth:`compute_losses`.
     """
 
     def compute_losses(self, batch: Batch, model: Model, objective: Objective, seed: int) -> AdversarialLosses:
         """Return the losses of model and adversary for a batch. ``objective`` computes the cost that the model minimises."""
-        harder = self.candidates(batch, model)
+        harder = self.add_candidates(batch, model)
         cost = objective(harder, seed)
         return AdversarialLosses(cost, self.adversary_loss(cost, harder), {})
 
-    def candidates(self, batch: Batch, model: Model) -> Batch:
-        """Return the batch with additional negatives in ``more_images`` and ``more_captions``. The default adds none."""
+    def add_candidates(self, batch: Batch, model: Model) -> Batch:
+        """Return the batch with ``extra_negative_images`` and ``extra_negative_captions``. The default adds none."""
         return batch
 
     def adversary_loss(self, cost: Cost, batch: Batch) -> Tensor:
@@ -100,27 +100,27 @@ class ReinforceSettings(AdversarySettings):
 
 
 class SampledCandidates(NamedTuple):
-    """The s candidates sampled for each of n queries, and the ``likeliest`` candidate of each query.
+    """The s candidates sampled for each of n queries, and the likeliest candidate of each query.
 
-    ``possible`` is False for a query whose candidates are all masked. The samples of this query must not be used.
+    ``has_unmasked`` is False for a query whose candidates are all masked. The samples of this query must not be used.
     """
 
     indices: Int[Tensor, "n s"]
     log_probabilities: Float[Tensor, "n s"]
     entropies: Float[Tensor, " n"]
-    likeliest: Int[Tensor, " n"]
-    possible: Bool[Tensor, " n"]
+    likeliest_index: Int[Tensor, " n"]
+    has_unmasked: Bool[Tensor, " n"]
 
 
 class DirectionLosses(NamedTuple):
     """The losses for queries of one side (images or captions), and metrics for the log of the run.
 
-    ``cost`` : the part of the model's cost.
-    ``loss`` : the part of the adversary's loss.
+    ``model_cost`` : the part of the model's cost.
+    ``adversary_loss`` : the part of the adversary's loss.
     """
 
-    cost: Float[Tensor, ""]
-    loss: Float[Tensor, ""]
+    model_cost: Float[Tensor, ""]
+    adversary_loss: Float[Tensor, ""]
     measures: dict[str, Tensor]
 
 
@@ -167,16 +167,16 @@ def sample_candidates(logits: Float[Tensor, "n m"], masked: Bool[Tensor, "n m"] 
 
     Candidates that are ``masked`` for a query are not sampled, unless all candidates are masked for the query.
     """
-    possible = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
+    has_unmasked = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
     if masked is not None:
-        possible = ~masked.all(1)
-        logits = logits.masked_fill(masked & possible[:, None], -torch.inf)
+        has_unmasked = ~masked.all(1)
+        logits = logits.masked_fill(masked & has_unmasked[:, None], -torch.inf)
     log_p = logits.log_softmax(1)
     p = log_p.exp()
     with torch.no_grad():
         indices = find_quantiles(p, torch.rand(len(p), samples, dtype=torch.float64, device=p.device))
     entropies = -(p * log_p.clamp(min=-1e4)).sum(1)
-    return SampledCandidates(indices, log_p.gather(1, indices), entropies, p.detach().argmax(1), possible)
+    return SampledCandidates(indices, log_p.gather(1, indices), entropies, p.detach().argmax(1), has_unmasked)
 
 
 def find_quantiles(probabilities: Float[Tensor, "n m"], uniform: Float[Tensor, "n s"]) -> Int[Tensor, "n s"]:
@@ -233,4 +233,4 @@ def reinforce_loss(
     if settings.entropy_weight:
         floor = torch.log(torch.tensor(float(settings.entropy_of)))
         losses = losses + settings.entropy_weight * (floor - sample.entropies).clamp(min=0)
-    return (losses * sample.possible).sum() / sample.possible.sum().clamp(min=1)
+    return (losses * sample.has_unmasked).sum() / sample.has_unmasked.sum().clamp(min=1)

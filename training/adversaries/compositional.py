@@ -90,11 +90,11 @@ class Compositional(Adversary):
         margin = self.loss.margin if self.settings.form == "hinge" else 0.0
         return AdversarialLosses(
             Cost(
-                in_batch * cost.value + weight * sum(direction.cost for direction in directions),
+                in_batch * cost.value + weight * sum(direction.model_cost for direction in directions),
                 in_batch * cost.collapsed + weight * margin * len(batch.image_of) * len(directions),
                 cost.query_scores,
             ),
-            torch.stack([direction.loss for direction in directions]).sum(),
+            torch.stack([direction.adversary_loss for direction in directions]).sum(),
             {name: torch.stack([each.measures[name] for each in directions]).mean() for name in directions[0].measures},
         )
 
@@ -105,7 +105,7 @@ class Compositional(Adversary):
         )
         words = queries.detach()[query_mask]  # (n_words, dim), the words of all queries one after the other
         query = query_mask.nonzero()[:, 0]
-        false = self._excluded_pairs(batch).to(parts.device)[query]
+        false = self._mask_false_negatives(batch).to(parts.device)[query]
         logits = self.inferences[side](words, parts.detach().flatten(0, 1)).unflatten(1, part_mask.shape)
         logits = logits.masked_fill(~part_mask, -torch.inf)
         sample = sample_candidates(logits.flatten(1), false[:, :, None].expand_as(logits).flatten(1), self.settings.samples)
@@ -121,25 +121,25 @@ class Compositional(Adversary):
                 columns.append(model.similarity.score_pairs(*sides, *[torch.arange(len(query_mask), device=parts.device)] * 2))
             return torch.stack(columns, 1)
 
-        possible = ~false.new_zeros(len(query_mask)).index_put_((query,), ~sample.possible)
+        has_unmasked = ~false.new_zeros(len(query_mask)).index_put_((query,), ~sample.has_unmasked)
         positives = query_scores.scores.gather(1, query_scores.positives[:, None])
         composed = scores(sample.indices)
         rewards, costs = self._rewards(positives, composed), self._costs(positives, composed)
         likeliest_rewards = None
         if self.settings.baseline == "self_critical":
             with torch.no_grad():
-                likeliest_rewards = self._rewards(positives, scores(sample.likeliest[:, None]))[:, 0]
+                likeliest_rewards = self._rewards(positives, scores(sample.likeliest_index[:, None]))[:, 0]
         baseline = self.baselines[side]
         assert isinstance(baseline, Baseline)
         advantages = baseline.subtract_from(rewards.detach(), likeliest_rewards)
         query_sample = sample._replace(  # the probability of a composition is the product of those of its samples
             log_probabilities=torch.zeros_like(rewards).index_add(0, query, sample.log_probabilities),
             entropies=rewards.new_zeros(len(query_mask)).index_add(0, query, sample.entropies) / query_mask.sum(1),
-            possible=possible,
+            has_unmasked=has_unmasked,
         )
         false_share = (logits.detach().flatten(1).softmax(1).view_as(logits).sum(2) * false).sum(1)
         return DirectionLosses(
-            (costs.mean(1) * possible).sum(),
+            (costs.mean(1) * has_unmasked).sum(),
             reinforce_loss(query_sample, advantages, self.settings),
             sampling_metrics(sample, rewards, false_share, composed, query_scores),
         )
@@ -151,7 +151,7 @@ class Compositional(Adversary):
         difference = composed - positives
         return difference if self.settings.form == "difference" else (self.loss.margin + difference).clamp(min=0)
 
-    def _excluded_pairs(self, batch: Batch) -> Bool[Tensor, "n n"]:
+    def _mask_false_negatives(self, batch: Batch) -> Bool[Tensor, "n n"]:
         """Return a mask (query, pair) that is True where the pair has the same image or the same text as the query."""
         image_of, text_of = torch.from_numpy(batch.image_of), self._text_of[batch.pair_of]
         return (image_of[:, None] == image_of) | (text_of[:, None] == text_of)

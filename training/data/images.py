@@ -223,7 +223,7 @@ class PhotoCrops:
         for pairs in batches:
             pixels = [next(crops) for _ in pairs]
             nothing = torch.empty(0, 1, 3, self._random.crop, self._random.crop, dtype=torch.uint8)
-            yield self._prepare(torch.stack(pixels) if pixels else nothing)
+            yield self._to_model_inputs(torch.stack(pixels) if pixels else nothing)
 
     def read_images(self, images: Indices) -> tuple[UInt8[Tensor, "n n_crops 3 crop crop"]]:
         """Return the fixed crops of photos: the centre crop, or ten crops (centre and corners, also mirrored)."""
@@ -233,7 +233,7 @@ class PhotoCrops:
 
         return (torch.stack(list(read_ahead(images.tolist(), load, self._workers, 4 * self._workers + 1))),)
 
-    def _prepare(self, pixels: Tensor) -> Encoded:
+    def _to_model_inputs(self, pixels: Tensor) -> Encoded:
         if not self._as_features:
             return (pixels,)
         parts = [self._extractor.features(part) for part in torch.split(pixels, self._extractor.config.batch_size)]

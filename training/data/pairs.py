@@ -90,7 +90,7 @@ def encode_texts(
     return tuple(part.to(device) for part in (rounded, *mask))
 
 
-class IndexLists:
+class RaggedIndices:
     """Lists of integers in one flat array, from which a batch of lists is padded without a loop. No list may be empty."""
 
     def __init__(self, lists: Iterable[Sequence[int]]) -> None:
@@ -117,7 +117,7 @@ class WordIndices:
     kind = Kind.WORDS
 
     def __init__(self, captions: Sequence[Caption], vocabulary: Vocabulary, device: torch.device) -> None:
-        self._words = IndexLists(vocabulary.encode(caption.tokens) for caption in captions)
+        self._words = RaggedIndices(vocabulary.encode(caption.tokens) for caption in captions)
         self._device = device
 
     def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
@@ -134,7 +134,7 @@ class TokenIndices:
     def __init__(self, texts: Sequence[str], transformer: Transformer, device: torch.device) -> None:
         self.n_cut = 0
         self._padding, self._device = transformer.pad_index, device
-        self._tokens = IndexLists(self._tokenise(texts, transformer))
+        self._tokens = RaggedIndices(self._tokenise(texts, transformer))
         if self.n_cut:
             log.warning(
                 "%d of %d captions are longer than the %d tokens that %s reads, and are truncated",

@@ -63,11 +63,11 @@ class LearnedScale(nn.Module):
         return logits if self.bias is None else logits + self.bias
 
     @torch.no_grad()
-    def bound(self) -> None:
+    def clamp_temperature(self) -> None:
         """Raise a temperature below the lower bound to this bound. The trainer calls this method after each step."""
         self.log_scale.clamp_(max=self._max_log_scale)
 
-    def values(self) -> dict[str, float]:
+    def temperature_and_bias(self) -> dict[str, float]:
         """Return the current ``temperature`` and, if one is learned, the ``bias``."""
         temperature = {"temperature": math.exp(-self.log_scale.item())}
         return temperature if self.bias is None else {**temperature, "bias": self.bias.item()}
@@ -79,7 +79,7 @@ class Batch:
 
     ``images``, ``captions`` : embeddings of the pairs, see :mod:`vse.training.kinds`.
     ``image_of``, ``text_of`` : (n,) index of the image and of the text of each pair.
-    ``more_images``, ``more_captions`` : embeddings of further candidates, negatives of every query.
+    ``extra_negative_images``, ``extra_negative_captions`` : embeddings of further candidates, negatives of every query.
     ``pair_of`` : (n,) index of each pair among all training pairs, for adversaries.
     """
 
@@ -87,8 +87,8 @@ class Batch:
     captions: Encoded
     image_of: Indices
     text_of: Indices
-    more_images: Encoded | None = None
-    more_captions: Encoded | None = None
+    extra_negative_images: Encoded | None = None
+    extra_negative_captions: Encoded | None = None
     pair_of: Indices | None = None
 
 
@@ -127,28 +127,28 @@ class LossUse:
     """The parts of a training that a loss must fit.
 
     ``similarity`` : settings of the similarity.
-    ``compiled`` : whether the loss is compiled.
-    ``adversary`` : whether the training has an adversary.
-    ``phrases`` : whether the training is on phrases.
-    ``warmup`` : name of the loss of the first epochs, if it is a different loss.
+    ``is_compiled`` : whether the loss is compiled.
+    ``has_adversary`` : whether the training has an adversary.
+    ``reads_phrases`` : whether the training is on phrases.
+    ``warmup_loss`` : name of the loss of the first epochs, if it is a different loss.
     """
 
     similarity: SimilaritySettings
-    compiled: bool = False
-    adversary: bool = False
-    phrases: bool = False
-    warmup: str | None = None
+    is_compiled: bool = False
+    has_adversary: bool = False
+    reads_phrases: bool = False
+    warmup_loss: str | None = None
 
 
 class Loss(Settings, ABC):
     """Settings of a loss, chosen by its ``name`` (VSE++ paper, Eqs. 5 and 6; two-branch paper, Eqs. 3 to 7).
 
     ``is_ranking`` : whether the loss compares the candidates of a query, so that a hardest negative exists.
-    ``several_positives`` : whether a query may have more than one positive.
+    ``allows_several_positives`` : whether a query may have more than one positive.
     """
 
     is_ranking: ClassVar[bool]
-    several_positives: ClassVar[bool] = False
+    allows_several_positives: ClassVar[bool] = False
     name: str
     margin: float = Field(0.2, ge=0, description="margin of the hinges: alpha in the VSE++ paper, m in the two-branch paper")
     same_image: Literal["keep", "mask", "positive"] = Field(
@@ -172,7 +172,7 @@ class Loss(Settings, ABC):
 
     @model_validator(mode="after")
     def _check_positives(self) -> Self:
-        if self.same_image == "positive" and not self.several_positives:
+        if self.same_image == "positive" and not self.allows_several_positives:
             raise ValueError(f"same_image: positive goes with infonce and sigmoid, not with {self.name} (mask does)")
         return self
 
@@ -190,7 +190,7 @@ class Loss(Settings, ABC):
         """Raise ValueError if the loss cannot be combined with these parts of a training."""
 
     @property
-    def scale_learning_rate(self) -> float | None:
+    def learning_rate_of_scale(self) -> float | None:
         """Learning rate of the network that :meth:`build_scale` returns; None: the rate of the model."""
         return None
 

@@ -37,19 +37,19 @@ _CLIP_TEMPERATURE = 0.07  # the first temperature of CLIP
 class LogitBlock(NamedTuple):
     """The logits of b images of a batch with all n captions of the batch.
 
-    ``own`` : column of the caption with which each image is paired.
-    ``same`` : True where a caption belongs to the image, paired with it or not.
+    ``paired_columns`` : column of the caption with which each image is paired.
+    ``is_same_image`` : True where a caption belongs to the image, paired with it or not.
     """
 
     logits: Float[Tensor, "b n"]
-    own: Int[Tensor, " b"]
-    same: Bool[Tensor, "b n"]
+    paired_columns: Int[Tensor, " b"]
+    is_same_image: Bool[Tensor, "b n"]
 
 
 class ContrastiveLoss(RankingLoss):
     """A loss of scores that are divided by a fixed or learned temperature."""
 
-    several_positives: ClassVar = True
+    allows_several_positives: ClassVar = True
     temperature: float = Field(0.1, ge=1e-6, description="divides the scores; the first value of a learned temperature")
     learned: bool = Field(False, description="whether the temperature is learned")
     learning_rate: float | None = Field(
@@ -71,19 +71,21 @@ class ContrastiveLoss(RankingLoss):
         required = {"learned: false": not self.learned, "block: null": self.block is None}
         required["same_image: mask"] = self.same_image != "positive"
         for setting, is_set in required.items():
-            if use.phrases and not is_set:
+            if use.reads_phrases and not is_set:
                 raise ValueError(f"with phrases the loss {self.name} requires {setting}")
         if self.block is None:
             return
         if use.similarity.ranked_by is None:
             raise ValueError(f"loss.block compares single vectors, not by {use.similarity.name}, which scores pair by pair")
-        conflicts = {"an adversary": use.adversary, "train.compile": use.compiled}
+        conflicts = {"an adversary": use.has_adversary, "train.compile": use.is_compiled}
         conflicts["lambda3 and lambda4"] = bool(self.lambda3 or self.lambda4)
         for other, is_used in conflicts.items():
             if is_used:
                 raise ValueError(f"loss.block cannot be combined with {other}")
-        if use.warmup is not None:
-            raise ValueError(f"loss.block bounds no memory of the warm-up loss {use.warmup}; warmup.epochs: 0 leaves it out")
+        if use.warmup_loss is not None:
+            raise ValueError(
+                f"loss.block bounds no memory of the warm-up loss {use.warmup_loss}; warmup.epochs: 0 leaves it out"
+            )
 
     @property
     def initial_bias(self) -> float | None:
@@ -91,16 +93,16 @@ class ContrastiveLoss(RankingLoss):
         return None
 
     @property
-    def lower_bound(self) -> float | None:
+    def temperature_floor(self) -> float | None:
         """Lower bound of a learned temperature; None: no bound."""
         return None
 
     @property
-    def scale_learning_rate(self) -> float | None:
+    def learning_rate_of_scale(self) -> float | None:
         return self.learning_rate
 
     def build_scale(self) -> LearnedScale | None:
-        return LearnedScale(self.temperature, self.initial_bias, self.lower_bound) if self.learned else None
+        return LearnedScale(self.temperature, self.initial_bias, self.temperature_floor) if self.learned else None
 
     def logits(self, scores: ScoreMatrix, scale: nn.Module | None = None) -> ScoreMatrix:
         """Return the scores divided by the learned temperature or, without ``scale``, by ``temperature``; plus the bias."""
@@ -125,18 +127,18 @@ class ContrastiveLoss(RankingLoss):
     def block_cost(self, logit_block: LogitBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
         """Return the cost of a block of images and, for each caption, an intermediate result over these images.
 
-        :meth:`column_cost` combines the intermediate results of all blocks.
+        :meth:`combine_blocks` combines the intermediate results of all blocks.
         """
 
     @abstractmethod
-    def column_cost(self, columns: Float[Tensor, "n_blocks m"]) -> Scalar:
+    def combine_blocks(self, caption_results: Float[Tensor, "n_blocks m"]) -> Scalar:
         """Return the part of the cost that needs all images at once.
 
-        Row k of ``columns`` holds the intermediate results of the k-th block, see :meth:`block_cost`.
+        Row k of ``caption_results`` holds the intermediate results of the k-th block, see :meth:`block_cost`.
         """
 
     @abstractmethod
-    def collapsed_cost(self, n_same: Int[Tensor, " n"], mean: Scalar) -> Scalar:
+    def cost_of_equal_logits(self, n_same: Int[Tensor, " n"], mean: Scalar) -> Scalar:
         """Return the cost of a batch whose logits all equal ``mean``.
 
         ``n_same`` (n,) is the number of pairs of the batch with the same image as each pair.
@@ -154,17 +156,19 @@ class ContrastiveLoss(RankingLoss):
         def compute_block(images: Tensor, captions: Tensor, start: int) -> BlockResult:
             scores = similarity((images,), (captions,))
             assert isinstance(scores, Tensor)
-            own = torch.arange(start, start + len(images), device=image_of.device)
-            logit_block = LogitBlock(self.logits(scores, scale), own, image_of[own][:, None] == image_of)
+            paired_columns = torch.arange(start, start + len(images), device=image_of.device)
+            logit_block = LogitBlock(self.logits(scores, scale), paired_columns, image_of[paired_columns][:, None] == image_of)
             return *self.block_cost(logit_block), scores.detach().sum()
 
         parameters = () if scale is None else scale.parameters()
-        cost, columns, score_sum = compute_by_blocks(compute_block, size, batch.images[0], batch.captions[0], *parameters)
+        cost, caption_results, score_sum = compute_by_blocks(
+            compute_block, size, batch.images[0], batch.captions[0], *parameters
+        )
         _, which, counts = torch.unique(image_of, return_inverse=True, return_counts=True)
         with torch.no_grad():
             mean = self.logits(score_sum[None, None] / len(image_of) ** 2, scale)[0, 0]
-            collapsed = self.collapsed_cost(counts[which], mean)
-        return Cost(cost + self.column_cost(columns), collapsed)
+            collapsed = self.cost_of_equal_logits(counts[which], mean)
+        return Cost(cost + self.combine_blocks(caption_results), collapsed)
 
 
 class InfoNce(ContrastiveLoss):
@@ -192,7 +196,7 @@ class InfoNce(ContrastiveLoss):
         return self
 
     @property
-    def lower_bound(self) -> float:
+    def temperature_floor(self) -> float:
         return self.least_temperature
 
     def logit_cost(self, logits: ScoreMatrix, positives: Mask, negatives: Mask) -> Scalar:
@@ -200,20 +204,20 @@ class InfoNce(ContrastiveLoss):
         return -(logs.masked_fill(~positives, 0).sum(1) / positives.sum(1)).sum()
 
     def block_cost(self, logit_block: LogitBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
-        logits, own, same = logit_block
+        logits, paired_columns, is_same_image = logit_block
         if self.same_image == "positive":
-            positives = logits.masked_fill(~same, 0).sum(1) / same.sum(1)
+            positives = logits.masked_fill(~is_same_image, 0).sum(1) / is_same_image.sum(1)
         else:
-            positives = logits.gather(1, own[:, None])[:, 0]
+            positives = logits.gather(1, paired_columns[:, None])[:, 0]
         if self.same_image == "mask":
-            logits = logits.masked_fill(same.scatter(1, own[:, None], False), _MASKED_LOGIT)
+            logits = logits.masked_fill(is_same_image.scatter(1, paired_columns[:, None], False), _MASKED_LOGIT)
         both = (self.lambda1 + self.lambda2) * positives.sum()
         return self.lambda1 * logits.logsumexp(1).sum() - both, logits.logsumexp(0)
 
-    def column_cost(self, columns: Float[Tensor, "n_blocks m"]) -> Scalar:
-        return self.lambda2 * columns.logsumexp(0).sum()
+    def combine_blocks(self, caption_results: Float[Tensor, "n_blocks m"]) -> Scalar:
+        return self.lambda2 * caption_results.logsumexp(0).sum()
 
-    def collapsed_cost(self, n_same: Int[Tensor, " n"], mean: Scalar) -> Scalar:
+    def cost_of_equal_logits(self, n_same: Int[Tensor, " n"], mean: Scalar) -> Scalar:
         left_out = n_same - 1 if self.same_image == "mask" else torch.zeros_like(n_same)
         return (self.lambda1 + self.lambda2) * (len(n_same) - left_out).log().sum()
 
@@ -236,7 +240,7 @@ class Sigmoid(ContrastiveLoss):
     def initial_bias(self) -> float:
         return self.bias
 
-    def collapsed_scores(self, scores: ScoreMatrix) -> ScoreMatrix:
+    def scores_if_collapsed(self, scores: ScoreMatrix) -> ScoreMatrix:
         """Return a matrix of the mean score. The sigmoid loss changes if a constant is added to all scores."""
         return scores.mean().expand_as(scores) if scores.numel() else scores
 
@@ -245,16 +249,16 @@ class Sigmoid(ContrastiveLoss):
         return costs.masked_fill(~(positives | negatives), 0).sum()
 
     def block_cost(self, logit_block: LogitBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
-        logits, own, same = logit_block
-        paired = torch.zeros_like(same).scatter(1, own[:, None], True)
-        positives = same if self.same_image == "positive" else paired
-        negatives = ~paired if self.same_image == "keep" else ~same
+        logits, paired_columns, is_same_image = logit_block
+        paired = torch.zeros_like(is_same_image).scatter(1, paired_columns[:, None], True)
+        positives = is_same_image if self.same_image == "positive" else paired
+        negatives = ~paired if self.same_image == "keep" else ~is_same_image
         return (self.lambda1 + self.lambda2) * self.logit_cost(logits, positives, negatives), logits.new_empty(0)
 
-    def column_cost(self, columns: Float[Tensor, "n_blocks m"]) -> Scalar:
-        return columns.sum()
+    def combine_blocks(self, caption_results: Float[Tensor, "n_blocks m"]) -> Scalar:
+        return caption_results.sum()
 
-    def collapsed_cost(self, n_same: Int[Tensor, " n"], mean: Scalar) -> Scalar:
+    def cost_of_equal_logits(self, n_same: Int[Tensor, " n"], mean: Scalar) -> Scalar:
         n = len(n_same)
         n_positives = n_same.sum() if self.same_image == "positive" else torch.tensor(n)
         n_negatives = n * n - (n if self.same_image == "keep" else n_same.sum())

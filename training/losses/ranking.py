@@ -39,12 +39,12 @@ class BlockwiseCost(NamedTuple):
     """The results of :func:`compute_by_blocks`.
 
     ``cost`` : sum of the costs of all blocks.
-    ``columns`` : intermediate result of each block (row) for each caption (column).
+    ``caption_results`` : intermediate result of each block (row) for each caption (column).
     ``score_sum`` : sum of the scores of all blocks, without gradients.
     """
 
     cost: Scalar
-    columns: Float[Tensor, "n_blocks m"]
+    caption_results: Float[Tensor, "n_blocks m"]
     score_sum: Scalar
 
 
@@ -123,12 +123,12 @@ class RankingLoss(Loss):
         """Return the sum of the costs of both directions, weighted by ``lambda1`` and ``lambda2``."""
         return self.lambda1 * self.direction_cost(images, scale) + self.lambda2 * self.direction_cost(captions, scale)
 
-    def collapse(self, images: QueryScores, captions: QueryScores) -> tuple[QueryScores, QueryScores]:
+    def with_collapsed_scores(self, images: QueryScores, captions: QueryScores) -> tuple[QueryScores, QueryScores]:
         """Return both arguments with the scores of a model whose embeddings are all equal."""
-        collapsed = self.collapsed_scores
+        collapsed = self.scores_if_collapsed
         return images._replace(scores=collapsed(images.scores)), captions._replace(scores=collapsed(captions.scores))
 
-    def collapsed_scores(self, scores: ScoreMatrix) -> ScoreMatrix:
+    def scores_if_collapsed(self, scores: ScoreMatrix) -> ScoreMatrix:
         """Return the scores of a batch whose embeddings are all equal: zeros, because only differences of scores count.
 
         A loss that changes if a constant is added to all scores overrides this method.
@@ -143,11 +143,11 @@ class RankingLoss(Loss):
             query_scores = score_queries(batch, similarity, self.same_image != "keep", self.distinct_candidates)
             value = total_cost(*query_scores, scale)
             with torch.no_grad():
-                collapsed = total_cost(*self.collapse(*query_scores), scale)
+                collapsed = total_cost(*self.with_collapsed_scores(*query_scores), scale)
             total = Cost(value, collapsed, query_scores)
-            for weight, side, own, others in _constrained_sides(self, batch):
+            for weight, side, own, others in _neighbourhood_constraints(self, batch):
                 first, neighbours, outside = find_neighbours(own, others)
-                total = add_neighbourhood(total, weight, select(side, first), neighbours, outside, similarity, self)
+                total = add_neighbourhood_cost(total, weight, select(side, first), neighbours, outside, similarity, self)
             return total
 
         return cost
@@ -168,14 +168,14 @@ def score_queries(
     negative_images = negatives.T
     if distinct:
         negative_images = negative_images & ~(~negatives).tril(-1).any(1)
-    more_captions = more_images = None
-    if batch.more_captions is not None:
-        more_captions = _both_directions(similarity(batch.images, batch.more_captions))[0]
-    if batch.more_images is not None:
-        more_images = _both_directions(similarity(batch.more_images, batch.captions))[1].T
+    extra_caption_scores = extra_image_scores = None
+    if batch.extra_negative_captions is not None:
+        extra_caption_scores = _both_directions(similarity(batch.images, batch.extra_negative_captions))[0]
+    if batch.extra_negative_images is not None:
+        extra_image_scores = _both_directions(similarity(batch.extra_negative_images, batch.captions))[1].T
     return (
-        _append_negatives(QueryScores(i2t, positives, negatives), more_captions),
-        _append_negatives(QueryScores(t2i.T, positives, negative_images), more_images),
+        _append_negatives(QueryScores(i2t, positives, negatives), extra_caption_scores),
+        _append_negatives(QueryScores(t2i.T, positives, negative_images), extra_image_scores),
     )
 
 
@@ -202,7 +202,7 @@ def _both_directions(scores: Scores) -> tuple[Tensor, Tensor]:
     return scores if isinstance(scores, tuple) else (scores, scores)
 
 
-def _constrained_sides(loss: Loss, batch: Batch) -> list[tuple[float, Encoded, Tensor, Tensor]]:
+def _neighbourhood_constraints(loss: Loss, batch: Batch) -> list[tuple[float, Encoded, Tensor, Tensor]]:
     """Return a tuple for each side (images, captions) that has neighbourhood constraints in the loss.
 
     The tuple holds the weight of the constraints, the embeddings of the side, and two indices for each pair of the batch: the
@@ -238,7 +238,7 @@ def neighbourhood_cost(
     return (loss.margin - scores[query, neighbour, None] + nearest[query]).clamp(min=0).sum()
 
 
-def add_neighbourhood(
+def add_neighbourhood_cost(
     cost: Cost,
     weight: float,
     items: Encoded,

@@ -45,7 +45,7 @@ class ModelConfig(Settings):
             raise ValueError(f"similarity: {self.similarity.name} takes unit vectors, so normalize_image: true")
         return self
 
-    def for_captions(self, kind: Kind) -> ModelConfig:
+    def with_caption_encoder(self, kind: Kind) -> ModelConfig:
         """Return settings with a caption encoder: the encoder of these settings, or the default for a kind of captions."""
         if self.caption_encoder is not None:
             return self
@@ -73,8 +73,8 @@ class Model(nn.Module):
 
     def __init__(self, config: ModelConfig, image_input: Input, caption_input: Input, cnn: nn.Module | None = None) -> None:
         super().__init__()
-        self.config = config = config.for_captions(caption_input.kind)
-        check_fit(config, image_input, caption_input)
+        self.config = config = config.with_caption_encoder(caption_input.kind)
+        check_compatibility(config, image_input, caption_input)
         image_settings, caption_settings = config.image_encoder, config.caption_encoder
         assert caption_settings is not None
         image_spec, caption_spec = (
@@ -170,9 +170,9 @@ def build_model(config: ModelConfig, image_input: Input, caption_input: Input, c
     return Model(config, image_input, caption_input, cnn)
 
 
-def check_fit(config: ModelConfig, image_input: Input, caption_input: Input) -> None:
+def check_compatibility(config: ModelConfig, image_input: Input, caption_input: Input) -> None:
     """Raise UserError if an encoder cannot read its input, or if the similarity cannot compare the embeddings."""
-    similarity, captions = config.similarity, config.for_captions(caption_input.kind).caption_encoder
+    similarity, captions = config.similarity, config.with_caption_encoder(caption_input.kind).caption_encoder
     assert captions is not None
     _check_side("image", config.image_encoder, image_input, similarity, similarity.images)
     _check_side("caption", captions, caption_input, similarity, similarity.captions)

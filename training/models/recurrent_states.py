@@ -22,10 +22,10 @@ def last_states(
     network: nn.GRU | nn.LSTM, table: Float[Tensor, "n_words word_dim"], words: PackedSequence
 ) -> Float[Tensor, "n dim"]:
     """Return the state of a one-layer ``network`` after the last word of each caption. ``table`` has the word vectors."""
-    return last_of(packed_states(network, table, words), words)
+    return select_last_states(packed_states(network, table, words), words)
 
 
-def last_of(states: Float[Tensor, "n_packed dim"], words: PackedSequence) -> Float[Tensor, "n dim"]:
+def select_last_states(states: Float[Tensor, "n_packed dim"], words: PackedSequence) -> Float[Tensor, "n dim"]:
     """Return the state after the last word of each caption, given the ``states`` after each packed word.
 
     Captions are in the order before packing.
@@ -120,7 +120,7 @@ class _Gru(torch.autograd.Function):
         weight, gates, candidates, states_before = ctx.saved_tensors
         n, dim = candidates.shape
         of_state = gates.new_zeros(ctx.batch_sizes[0], dim)
-        of_hidden, of_gates = _allocate_gradients(
+        of_hidden, of_gates = _allocate_gate_gradients(
             n, ctx.batch_sizes[0], weight, len(states_before), gates.dtype
         )  # with respect to W h + b
         of_candidate = torch.empty_like(candidates)  # with respect to the input of tanh
@@ -183,7 +183,7 @@ class _Lstm(torch.autograd.Function):
         weight, gates, cells, squashed, states_before = ctx.saved_tensors
         n, dim = cells.shape
         of_state, of_cell = gates.new_zeros(2, ctx.batch_sizes[0], dim)
-        of_hidden, of_gates = _allocate_gradients(
+        of_hidden, of_gates = _allocate_gate_gradients(
             n, ctx.batch_sizes[0], weight, len(states_before), gates.dtype
         )  # with respect to x + W h + b
         end = n
@@ -205,7 +205,7 @@ class _Lstm(torch.autograd.Function):
         return of_hidden.rows[:n].to(ctx.inputs_dtype), of_weight, of_gates.sum(0), None, None
 
 
-def _allocate_gradients(
+def _allocate_gate_gradients(
     n: int, max_step_rows: int, weight: Tensor, n_rows: int, dtype: torch.dtype
 ) -> tuple[_StepProducts, Float[Tensor, "n_rows n_gates"]]:
     """Return two buffers for the gradients of the gates: one in the type of ``weight``, with products, and one in ``dtype``.

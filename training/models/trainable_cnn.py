@@ -37,7 +37,7 @@ class TrainableCnn(nn.Module):
         self.config = extractor.config
         self.batch_norm, self.checkpointing = batch_norm, checkpointing
         self.network.requires_grad_(True)
-        self._drop_unused(extractor.device)
+        self._drop_unused_modules(extractor.device)
         # Methods, because a module kept under a second name would be saved twice.
         self._run = torch.compile(self.network.forward) if compiled else self.network.__call__
         self.train(False)
@@ -59,7 +59,7 @@ class TrainableCnn(nn.Module):
                     module.train()
         return self
 
-    def _drop_unused(self, device: torch.device) -> None:
+    def _drop_unused_modules(self, device: torch.device) -> None:
         blank = torch.zeros(1, 3, self.config.crop, self.config.crop, dtype=torch.uint8)
         output = self.network(normalize_pixels(blank, self.config.mean, self.config.std, device))
         names, parameters = zip(*self.network.named_parameters(), strict=True)

@@ -16,7 +16,7 @@ from vse.pipeline.presets.schema import Settings
 from vse.training.data.images import Indices
 from vse.training.losses.base import Cost, QueryScores
 from vse.training.losses.pair_loss import PairLoss
-from vse.training.losses.ranking import RankingLoss, add_neighbourhood, find_neighbours
+from vse.training.losses.ranking import RankingLoss, add_neighbourhood_cost, find_neighbours
 from vse.training.models.similarities.base import Scores, Similarity
 from vse.training.phrases.arrays import (
     KeyedSets,
@@ -246,7 +246,7 @@ def triplet_cost(
     query_scores = _select_query_scores(batch, similarity((regions,), (phrases,)), device)
     total = loss.total_cost(*query_scores)
     with torch.no_grad():
-        cost = Cost(total, loss.total_cost(*loss.collapse(*query_scores)), query_scores)
+        cost = Cost(total, loss.total_cost(*loss.with_collapsed_scores(*query_scores)), query_scores)
     of_region, of_text, of_truth = (
         torch.from_numpy(indices).to(device) for indices in (batch.region_of_pair, batch.text_of_pair, batch.truth_of_pair)
     )
@@ -256,7 +256,7 @@ def triplet_cost(
         first, neighbours, outside = find_neighbours(own, others)
         if side is regions:  # two regions of one truth display the same object, with any phrase
             outside = outside & (of_truth[first][:, None] != of_truth[first][None])
-        cost = add_neighbourhood(cost, weight, (side[own[first]],), neighbours, outside, similarity, loss)
+        cost = add_neighbourhood_cost(cost, weight, (side[own[first]],), neighbours, outside, similarity, loss)
     return cost
 
 

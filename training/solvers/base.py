@@ -44,7 +44,7 @@ class Task:
             return self.loss
         common = self.loss.model_dump(include=set(Loss.model_fields))
         warmup = LOSSES[self.warmup.loss]
-        if self.loss.same_image == "positive" and not warmup.several_positives:
+        if self.loss.same_image == "positive" and not warmup.allows_several_positives:
             common["same_image"] = "mask"
         return warmup.model_validate({**common, "name": self.warmup.loss})
 

@@ -49,7 +49,7 @@ class GradientSolver(Solver):
         learned = task.loss.build_scale()
         self.loss_weights = None if learned is None else learned.to(self.device)
         if self.loss_weights is not None:
-            self.schedule.add_loss(self.loss_weights, task.loss.scale_learning_rate)
+            self.schedule.add_loss(self.loss_weights, task.loss.learning_rate_of_scale)
         self.optimizer = OPTIMIZERS[self.settings.optimizer](self.schedule.groups(), fused=True)
 
     @abstractmethod
@@ -98,7 +98,7 @@ class GradientSolver(Solver):
         return f"loss {row['loss']:.3g}, {learned}{row['pairs_per_s']:.0f} pairs/s"
 
     def learned_values(self) -> dict[str, float]:
-        return {} if self.loss_weights is None else self.loss_weights.values()
+        return {} if self.loss_weights is None else self.loss_weights.temperature_and_bias()
 
     def run_epoch(self, save: Callable[[], None]) -> None:
         progress = self.progress
@@ -164,7 +164,7 @@ class GradientSolver(Solver):
         if self.averaged is not None:
             self.averaged.update()
         if self.loss_weights is not None:
-            self.loss_weights.bound()
+            self.loss_weights.clamp_temperature()
 
     def step_seed(self, stream: int) -> int:
         """Return a seed that is determined by the run's seed, the epoch, the step and ``stream``.

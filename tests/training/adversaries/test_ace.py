@@ -16,7 +16,7 @@ from tests.training.conftest import Log, Patch, experiment, table
 from vse.pipeline.dataset.dataset import Caption, Image
 from vse.pipeline.errors import UserError
 from vse.training.adversaries import ace as ace_module
-from vse.training.adversaries.ace import Ace, FalseNegatives
+from vse.training.adversaries.ace import Ace, FalseNegativeMasks
 from vse.training.adversaries.base import AdversarialLosses, SampledCandidates, sample_candidates
 from vse.training.data.images import CachedImages
 from vse.training.data.pairs import Pairs
@@ -52,7 +52,7 @@ def played(
 ) -> tuple[Batch, AdversarialLosses, tuple[DirectionLosses, DirectionLosses]]:
     """A batch, its round, and both directions: captions for images, images for captions."""
     batch, numbers, draws = batch_of(task, pairs), [], []
-    real = ace_module._Side.candidates
+    real = ace_module._CandidateSide.choose_candidates
 
     def candidates(self: Any, *arguments: Any) -> Any:
         numbers.append(real(self, *arguments))
@@ -63,7 +63,7 @@ def played(
         return draws[-1][2]
 
     with monkeypatch.context() as patch:
-        patch.setattr(ace_module._Side, "candidates", candidates)
+        patch.setattr(ace_module._CandidateSide, "choose_candidates", candidates)
         patch.setattr(ace_module, "sample_candidates", spied)
         found = adversary.compute_losses(batch, task.model, task.loss.objective(task.model.similarity), 0)
     turns = [DirectionLosses(chosen[0], *one) for chosen, one in zip(numbers, draws, strict=True)]
@@ -97,10 +97,10 @@ def test_each_query_costs_the_hinges_with_what_is_drawn_for_it(cache: Path, monk
         ]
     )
     slow = 0.25 * task.loss.objective(task.model.similarity)(batch, 0).value + 0.75 * hinges.sum() / 3
-    torch.testing.assert_close(found.cost.value, slow)
+    torch.testing.assert_close(found.model_cost.value, slow)
     assert found.measures["reward"].item() == pytest.approx(hinges.mean().item(), rel=1e-5)
     weights = [weight for weight in task.model.parameters() if weight.requires_grad]
-    fast, exact = (torch.autograd.grad(loss, weights, retain_graph=True) for loss in (found.cost.value, slow))
+    fast, exact = (torch.autograd.grad(loss, weights, retain_graph=True) for loss in (found.model_cost.value, slow))
     torch.testing.assert_close(fast, exact, rtol=1e-4, atol=1e-6)
 
 
@@ -118,9 +118,9 @@ def test_generators_learn_by_reinforce(cache: Path, monkeypatch: Patch, baseline
                 reward = slow_hinge(task, batch, k, int(turn.indices[chosen]), turn is turns[0]).detach()
                 advantage = reward - of_likeliest if baseline == "self_critical" else reward
                 slow = slow - advantage * log_p[k, chosen] / (2 * len(ROWS))
-    torch.testing.assert_close(found.loss, slow)
+    torch.testing.assert_close(found.adversary_loss, slow)
     weights = list(adversary.parameters())
-    for fast, expected in zip(grid(found.loss, weights), grid(slow, weights), strict=True):
+    for fast, expected in zip(grid(found.adversary_loss, weights), grid(slow, weights), strict=True):
         torch.testing.assert_close(fast, expected, rtol=1e-4, atol=1e-6)
 
 
@@ -176,7 +176,7 @@ def test_false_negatives_are_those_of_the_image_and_of_its_texts(mask: str, text
     batch = rng.integers(len(pairs), size=3)
     image_of, text = pairs.image_of, [t for own in texts for t in own]
     for captions in (np.arange(len(pairs)), rng.permutation(len(pairs))[: rng.integers(1, len(pairs) + 1)]):
-        found = FalseNegatives(pairs, mask).mask_captions(image_of[batch], batch, captions)
+        found = FalseNegativeMasks(pairs, mask).mask_captions(image_of[batch], batch, captions)
         for row, pair in zip(found.tolist(), batch, strict=True):
             false = {
                 "pair": [c == pair for c in captions],
@@ -185,7 +185,7 @@ def test_false_negatives_are_those_of_the_image_and_of_its_texts(mask: str, text
             }[mask]
             assert row == false
     for images in (np.arange(len(texts)), rng.permutation(len(texts))[:2]):
-        found = FalseNegatives(pairs, mask).mask_images(image_of[batch], batch, images)
+        found = FalseNegativeMasks(pairs, mask).mask_images(image_of[batch], batch, images)
         for row, pair in zip(found.tolist(), batch, strict=True):
             alike = [mask == "text" and text[pair] in texts[k] for k in images]
             assert row == [one or k == image_of[pair] for one, k in zip(alike, images, strict=True)]

@@ -52,9 +52,9 @@ class ToyAdversary(Adversary):
         self.captions = nn.Parameter(torch.randn(n_captions, dim))
         self.push = nn.Parameter(0.1 * torch.randn(dim))
 
-    def candidates(self, batch: Batch, model: Model) -> Batch:
+    def add_candidates(self, batch: Batch, model: Model) -> Batch:
         images = unit_length(batch.images[0] + self.push)
-        return replace(batch, more_images=(images,), more_captions=(unit_length(self.captions),))
+        return replace(batch, extra_negative_images=(images,), extra_negative_captions=(unit_length(self.captions),))
 
     def adversary_loss(self, cost: Cost, batch: Batch) -> Tensor:
         return 0.01 * self.push.square().sum() - cost.value
@@ -82,7 +82,7 @@ def test_both_players_move_by_their_own_objective_in_one_step(cache: Path, tmp_p
 
         def losses() -> tuple[Tensor, Tensor]:
             images, captions = model.embed_images(*seen), model.embed_captions(*self.task.captions.read(batch))
-            pairs = adversary.candidates(Batch(images, captions, self.pairs.image_of[batch], batch), model)
+            pairs = adversary.add_candidates(Batch(images, captions, self.pairs.image_of[batch], batch), model)
             cost = objective(pairs, 0)
             return cost.value, adversary.adversary_loss(cost, pairs)
 
@@ -176,7 +176,7 @@ def test_candidates_are_drawn_as_often_as_their_probability_says() -> None:
         assert (shares - p).abs().max() < 4 * 0.5 / math.sqrt(len(numbers))
         assert not shares[p == 0].any()
     torch.testing.assert_close(drawn.log_probabilities.exp(), expected.gather(1, drawn.indices))
-    assert drawn.likeliest.tolist() == [1, 0]
+    assert drawn.likeliest_index.tolist() == [1, 0]
     entropy = [-sum(p * math.log(p) for p in row if p) for row in expected.tolist()]
     assert drawn.entropies.tolist() == pytest.approx(entropy)
 
@@ -193,7 +193,7 @@ def test_a_query_whose_candidates_are_all_masked_counts_nowhere() -> None:
     mask = torch.tensor([[True] * 4, [False] * 4])
     logits = LOGITS.clone().requires_grad_()
     drawn = sample_candidates(logits, mask, 2)
-    assert drawn.possible.tolist() == [False, True]
+    assert drawn.has_unmasked.tolist() == [False, True]
     (gradient,) = torch.autograd.grad(
         reinforce_loss(drawn, torch.ones(2, 2), settings(entropy_weight=1.0, entropy_of=4)), logits
     )

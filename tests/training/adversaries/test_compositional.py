@@ -91,9 +91,9 @@ def test_compositions_cost_what_each_scores_alone(positions: Path, monkeypatch: 
                 likely = sum(log_p[starts[k] + row, number] for row, number in enumerate(numbers.tolist()))
                 own_loss = own_loss - reward * likely / (2 * len(queries))
     slow = 0.3 * task.loss.objective(task.model.similarity)(batch, 0).value + 0.7 * costs
-    torch.testing.assert_close(found.cost.value, slow, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found.loss, own_loss, rtol=1e-4, atol=1e-5)
-    for loss, expected, player in ((found.cost.value, slow, task.model), (found.loss, own_loss, adversary)):
+    torch.testing.assert_close(found.model_cost.value, slow, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.adversary_loss, own_loss, rtol=1e-4, atol=1e-5)
+    for loss, expected, player in ((found.model_cost.value, slow, task.model), (found.adversary_loss, own_loss, adversary)):
         weights = list(player.parameters())
         for fast, exact in zip(grid(loss, weights), grid(expected, weights), strict=True):
             torch.testing.assert_close(fast, exact, rtol=1e-3, atol=1e-5)

@@ -119,14 +119,14 @@ def test_learned_scales_start_as_in_the_papers_and_stay_bounded() -> None:
     assert clip.log_scale.item() == pytest.approx(math.log(1 / 0.07))
     assert clip.bias is None
     assert siglip.log_scale.item() == pytest.approx(math.log(10))
-    assert siglip.values() == pytest.approx({"temperature": 0.1, "bias": -10})
+    assert siglip.temperature_and_bias() == pytest.approx({"temperature": 0.1, "bias": -10})
     assert {weight.dtype for module in (clip, siglip) for weight in module.parameters()} == {torch.float32}
     for name, scale, expected in (("infonce", 500, 100), ("infonce", 50, 50), ("sigmoid", 500, 500)):
         weights = learned(made(name, learned=True), False)
         with torch.no_grad():
             weights.log_scale.fill_(math.log(scale))
-        weights.bound()
-        assert 1 / weights.values()["temperature"] == pytest.approx(expected)
+        weights.clamp_temperature()
+        assert 1 / weights.temperature_and_bias()["temperature"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -214,7 +214,7 @@ def test_the_collapsed_loss_is_that_of_equal_embeddings(name: str, same_image: s
     assert not computed.collapsed.requires_grad
 
 
-@pytest.mark.parametrize("name", [name for name in LOSSES if not LOSSES[name].several_positives])
+@pytest.mark.parametrize("name", [name for name in LOSSES if not LOSSES[name].allows_several_positives])
 def test_other_losses_have_one_positive_of_a_query(name: str) -> None:
     with pytest.raises(ValidationError, match=f"same_image: positive goes with infonce and sigmoid, not with {name}"):
         LOSSES[name](same_image="positive")
@@ -224,7 +224,7 @@ def test_images_that_an_adversary_adds_are_negatives_beside_several_positives() 
     pairs = Pairs([2, 1])
     more = torch.nn.functional.normalize(torch.randn(2, 4, dtype=torch.float64))
     loss = InfoNce(same_image="positive", lambda1=0, temperature=1.0)
-    batch = replace(pairs.batch(), more_images=(more,))
+    batch = replace(pairs.batch(), extra_negative_images=(more,))
     computed = loss.objective(similarity("cosine"))(batch, 0).value
     images = pairs.images[torch.from_numpy(pairs.image_of)]
     total = torch.zeros((), dtype=torch.float64)

@@ -11,7 +11,7 @@ SAMPLERS: Registry[Sampler] = Registry(
     lazy={
         "shuffled": "vse.training.data.samplers.base:Shuffled",
         "neighbourhood": "vse.training.data.samplers.neighbourhood:NeighbourhoodSampling",
-        "by_image": "vse.training.data.samplers.base:ByImage",
-        "neighbourhood_added": "vse.training.data.samplers.neighbourhood:AddedNeighbours",
+        "by_image": "vse.training.data.samplers.base:GroupedByImage",
+        "neighbourhood_added": "vse.training.data.samplers.neighbourhood:ShuffledPlusNeighbours",
     },
 )

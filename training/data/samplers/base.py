@@ -35,7 +35,7 @@ class Shuffled(Sampler):
         return _split_into_batches(rng.permutation(len(image_of)), batch_size)
 
 
-class ByImage(Sampler):
+class GroupedByImage(Sampler):
     """Every pair once, with images in random order and the captions of an image one after another.
 
     A last batch of a single pair is left out.

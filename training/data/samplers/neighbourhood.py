@@ -49,7 +49,7 @@ class NeighbourhoodSampling(Sampler):
         return np.split(pairs, bounds[1:-1])
 
 
-class AddedNeighbours(Sampler):
+class ShuffledPlusNeighbours(Sampler):
     """Shuffled batches. An image with a single caption in a batch receives a second one of its captions.
 
     This is Algorithm 1 of the two-branch paper. The authors' code also adds captions of images that already occur twice in a

@@ -94,7 +94,7 @@ class BertEncoder(Encoder):
         for module in self._frozen_modules:
             module.requires_grad_(False)
         for layer in layers[n_frozen:] if settings.gradient_checkpointing else []:
-            layer.forward = _recompute(layer.forward)
+            layer.forward = _wrap_in_checkpoint(layer.forward)
 
     def forward(self, tokens: Int[Tensor, "n n_tokens"], mask: Bool[Tensor, "n n_tokens"]) -> Encoded:
         """Return the embeddings. A CPU encodes captions of similar lengths together, which halves the padding."""
@@ -144,7 +144,7 @@ def _augmentation(transformer: Transformer, share: float) -> WordAugmentation:
     return WordAugmentation(share, 1 + max(index_of.values()), special, mask_token, transformer.pad_index, continuations)
 
 
-def _recompute(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_in_checkpoint(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Return a ``forward`` without stored activations: the backward pass computes them again, with the same dropout."""
 
     def run(*inputs: Any, **options: Any) -> Any:

@@ -18,7 +18,7 @@ from vse.training.models.encoders.base import Encoder, EncoderSettings, EncoderS
 _DIM = 32  # length of the encoding of a rank, and of a state of the network
 _TEMPERATURE = 0.1
 # A uniform number in [0, 1) decides on a selected word: masked below the first bound, changed below the second, else removed.
-_MASK_BELOW, _CHANGE_BELOW = 0.5, 0.6
+_MASKED_SHARE, _MASKED_OR_CHANGED_SHARE = 0.5, 0.6
 
 
 class GeneralisedPooling(nn.Module):
@@ -142,35 +142,35 @@ class WordAugmentation(nn.Module):
 
     ``share`` : probability in [0, 1) that a word is selected.
     ``n_words`` : size of the vocabulary.
-    ``special`` : indices of words that are never selected, and never replace another word.
-    ``replacements`` : indices of the words that can replace a selected word.
+    ``special_words`` : indices of words that are never selected, and never replace another word.
+    ``replacement_words`` : indices of the words that can replace a selected word.
     ``mask_word`` : index of the mask.
     ``padding`` : index of the word that pads short captions.
-    ``continuations`` : indices of pieces that continue the previous piece. All pieces of a word are treated alike.
+    ``continuation_pieces`` : indices of pieces that continue the previous piece. All pieces of a word are treated alike.
     """
 
-    special: Tensor
-    continuations: Tensor
-    replacements: Tensor
+    is_special: Tensor
+    is_continuation: Tensor
+    replacement_words: Tensor
 
     def __init__(
         self,
         share: float,
         n_words: int,
-        special: Iterable[int],
+        special_words: Iterable[int],
         mask_word: int,
         padding: int = 0,
-        continuations: Iterable[int] = (),
+        continuation_pieces: Iterable[int] = (),
     ) -> None:
         super().__init__()
         self.share, self.mask_word, self.padding = share, mask_word, padding
         marks = torch.zeros(2, n_words, dtype=torch.bool)
-        marks[0, list(special)] = True
-        marks[1, list(continuations)] = True
+        marks[0, list(special_words)] = True
+        marks[1, list(continuation_pieces)] = True
         others = (~marks[0]).nonzero()[:, 0]
-        self.register_buffer("special", marks[0], persistent=False)
-        self.register_buffer("continuations", marks[1], persistent=False)
-        self.register_buffer("replacements", others if len(others) else torch.tensor([mask_word]), persistent=False)
+        self.register_buffer("is_special", marks[0], persistent=False)
+        self.register_buffer("is_continuation", marks[1], persistent=False)
+        self.register_buffer("replacement_words", others if len(others) else torch.tensor([mask_word]), persistent=False)
 
     def forward(
         self, words: Int[Tensor, "n n_words"], mask: Bool[Tensor, "n n_words"]
@@ -182,12 +182,12 @@ class WordAugmentation(nn.Module):
         if not self.training or not self.share:
             return words, mask
         drawn = torch.rand(words.shape, device=words.device)
-        drawn = drawn.gather(1, (~self.continuations[words]).cumsum(1).sub(1).clamp(min=0)) / self.share
-        may_change = mask & ~self.special[words]
-        others = self.replacements[torch.randint(len(self.replacements), words.shape, device=words.device)]
-        changed = torch.where(may_change & (drawn >= _MASK_BELOW) & (drawn < _CHANGE_BELOW), others, words)
-        changed = changed.masked_fill(may_change & (drawn < _MASK_BELOW), self.mask_word)
-        kept = mask & ~(may_change & (drawn >= _CHANGE_BELOW) & (drawn < 1))
+        drawn = drawn.gather(1, (~self.is_continuation[words]).cumsum(1).sub(1).clamp(min=0)) / self.share
+        may_change = mask & ~self.is_special[words]
+        others = self.replacement_words[torch.randint(len(self.replacement_words), words.shape, device=words.device)]
+        changed = torch.where(may_change & (drawn >= _MASKED_SHARE) & (drawn < _MASKED_OR_CHANGED_SHARE), others, words)
+        changed = changed.masked_fill(may_change & (drawn < _MASKED_SHARE), self.mask_word)
+        kept = mask & ~(may_change & (drawn >= _MASKED_OR_CHANGED_SHARE) & (drawn < 1))
         kept = kept | (mask & ~kept.any(1, keepdim=True))
         lengths = kept.sum(1)
         order = (~kept).byte().argsort(dim=1, stable=True)[:, : int(lengths.max())]

@@ -93,7 +93,7 @@ class _Block(nn.Module):
         return added
 
 
-class LayersSettings(Settings):
+class DenseLayersSettings(Settings):
     """Fully connected layers with ReLU, dropout and batch normalisation (two-branch paper, section 3.2.1).
 
     A single layer has none of these three.
@@ -111,7 +111,7 @@ class LayersSettings(Settings):
     dropout: float = Field(0.5, ge=0, lt=1, description="after each ReLU")
 
 
-class BranchSettings(EncoderSettings, LayersSettings):
+class BranchSettings(EncoderSettings, DenseLayersSettings):
     """An encoder of fully connected layers, a branch of the two-branch networks (two-branch paper, section 3.2.1)."""
 
     name: Literal["branch"] = "branch"
@@ -124,7 +124,7 @@ class BranchSettings(EncoderSettings, LayersSettings):
 class Branch(Encoder):
     """A network of fully connected layers."""
 
-    def __init__(self, input_dim: int, settings: LayersSettings) -> None:
+    def __init__(self, input_dim: int, settings: DenseLayersSettings) -> None:
         super().__init__()
         widths = settings.widths
         self.dim = widths[-1]

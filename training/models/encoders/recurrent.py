@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from vse.training.models.encoders.base import Encoder, EncoderSpec
 from vse.training.models.encoders.word_reader import WordReader, WordReaderSettings
-from vse.training.models.recurrent_states import last_of, last_states, packed_states
+from vse.training.models.recurrent_states import last_states, packed_states, select_last_states
 
 _ROW_MULTIPLE = 256  # rows are padded to a multiple of this number, because oneDNN compiles a kernel for every new shape
 
@@ -206,7 +206,7 @@ class SruEncoder(WordReader):
     recurrent: SruLayers
 
     def compute_last_states(self, words: PackedSequence) -> Tensor:
-        return last_of(self.compute_all_states(words), words)
+        return select_last_states(self.compute_all_states(words), words)
 
     def compute_all_states(self, words: PackedSequence) -> Tensor:
         states: Tensor = self.recurrent(self.words(words.data), words.batch_sizes.tolist())

@@ -15,7 +15,7 @@ from vse.pipeline.dataset.captions import END, PAD, START, UNKNOWN
 from vse.training.kinds import Encoded, Kind
 from vse.training.models.encoders.base import Encoder, EncoderSettings, EncoderSpec
 from vse.training.models.encoders.gpo import GeneralisedPooling, WordAugmentation
-from vse.training.models.encoders.mlp import Branch, LayersSettings
+from vse.training.models.encoders.mlp import Branch, DenseLayersSettings
 
 _INITIAL_RANGE = 0.1  # word embeddings without a file start as U(-0.1, 0.1)
 
@@ -36,7 +36,7 @@ class WordReaderSettings(EncoderSettings):
         description="share of the words that is selected in each training step; half of them become <unk>, a tenth another "
         "word, and the rest are removed (VSE-infinity: 0.2)",
     )
-    head: LayersSettings | None = Field(
+    head: DenseLayersSettings | None = Field(
         None, description="layers from the last state to the embedding; none: the state is the embedding"
     )
     words: str | None = Field(

@@ -48,7 +48,7 @@ class SimilaritySettings(Settings):
 
     ``images``, ``captions`` : kinds of the embeddings of each side.
     ``ranked_by`` : the similarity in :mod:`vse.eval.ranking.ranks` with the same ranks; None: the model must score every pair.
-    ``compares_one_side`` : whether two images, or two captions, can also be compared.
+    ``compares_within_side`` : whether two images, or two captions, can also be compared.
     ``needs_unit_length`` : whether embeddings must have unit length.
     ``attention_direction`` : ``t2i`` if words attend to regions, ``i2t`` if regions attend to words, None without attention.
     """
@@ -57,7 +57,7 @@ class SimilaritySettings(Settings):
     images: ClassVar[Kind] = Kind.VECTORS
     captions: ClassVar[Kind] = Kind.VECTORS
     ranked_by: ClassVar[str | None] = None
-    compares_one_side: ClassVar[bool] = False
+    compares_within_side: ClassVar[bool] = False
     needs_unit_length: ClassVar[bool] = False
 
     @property

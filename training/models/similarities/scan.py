@@ -100,7 +100,7 @@ class Scan(Similarity):
         weights = self._weights((context @ queries.transpose(1, 2))[..., None], context_mask, query_mask)
         return (weights / weights.sum(1, keepdim=True))[..., 0]
 
-    def _sides(self, images: Encoded, captions: Encoded) -> tuple[Encoded, Encoded]:
+    def _context_and_queries(self, images: Encoded, captions: Encoded) -> tuple[Encoded, Encoded]:
         """Return the context (the vectors attended to) and the queries (the attending vectors). Padding becomes zeros."""
         sides = [(vectors * mask[:, :, None], mask) for vectors, mask in (images, captions)]
         context, queries = sides if self.settings.attention == "t2i" else reversed(sides)
@@ -110,11 +110,13 @@ class Scan(Similarity):
         self, images: Encoded, captions: Encoded, rows: Tensor, columns: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return context vectors, the context mask, query vectors and the query mask (k, n_queries, 1) of single pairs."""
-        (context, context_mask), (queries, query_mask) = self._sides(select(images, rows), select(captions, columns))
+        (context, context_mask), (queries, query_mask) = self._context_and_queries(
+            select(images, rows), select(captions, columns)
+        )
         return context, context_mask, queries, query_mask[:, :, None]
 
     def _score_all(self, images: Encoded, captions: Encoded) -> Float[Tensor, "n_images n_captions"]:
-        (context, context_mask), (queries, query_mask) = self._sides(images, captions)
+        (context, context_mask), (queries, query_mask) = self._context_and_queries(images, captions)
         (n, n_context, dim), (m, n_queries) = context.shape, query_mask.shape
         n_per_image = n_context * n_queries * m
         size = 2 ** max(0, (_BLOCK.get(context.device.type, 2**26) // max(1, n_per_image)).bit_length() - 1)

@@ -29,7 +29,7 @@ _CONDITION_SIDES = {  # the side of the condition, in the directions i2t and t2i
 }
 
 # The scale as a function of a network's output s, and the value of s for which the scale is (nearly) 1.
-SCALES: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
+SCALE_FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "exp": (torch.exp, 0.0),
     "exp_tanh": (lambda s: s.tanh().exp(), 0.0),
     "sigmoid": (lambda s: logsigmoid(s + 2).exp(), 0.0),  # starts as 0.88, not 1
@@ -51,10 +51,10 @@ class ConditionalNetwork(nn.Module):
         inputs = [dim + condition_dim, *widths]
         self.linears = nn.ModuleList(xavier_linear(n_in, n) for n_in, n in zip(inputs, [*widths, n_out], strict=True))
         if zero:
-            nn.init.zeros_(self.last.weight)
+            nn.init.zeros_(self.last_layer.weight)
 
     @property
-    def last(self) -> nn.Linear:
+    def last_layer(self) -> nn.Linear:
         last = self.linears[-1]
         assert isinstance(last, nn.Linear)
         return last
@@ -81,14 +81,14 @@ class ConditionalMlp(nn.Module):
         self.network = ConditionalNetwork(dim, condition_dim, widths, dim, identity)
         self.adds = identity
 
-    def compute_parts(self, x: Float[Tensor, "... dim"], condition: Tensor | None) -> list[Tensor]:
+    def deformed_parts(self, x: Float[Tensor, "... dim"], condition: Tensor | None) -> list[Tensor]:
         """Return a list of one part, the deformed vectors T(x; v)."""
         out = self.network(x, condition).to(x.dtype)
         return [x + out if self.adds else out]
 
     def forward(self, x: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
         """Return the vectors x, deformed under the conditions: T(x; v). Leading axes broadcast."""
-        return self.compute_parts(x, condition)[0]
+        return self.deformed_parts(x, condition)[0]
 
 
 class ConditionalFlow(nn.Module):
@@ -105,7 +105,7 @@ class ConditionalFlow(nn.Module):
     ``condition_dim`` : length of a condition; 0: no condition.
     ``layers`` : number of coupling layers.
     ``widths`` : widths of the hidden layers of each network.
-    ``scale`` : a key of :data:`SCALES`.
+    ``scale`` : a key of :data:`SCALE_FUNCTIONS`.
     ``identity`` : whether scale(s) starts as 1 (for ``sigmoid``, as 0.88) and t as 0.
     ``kept`` : the half that the first layer keeps, 0 or 1.
     """
@@ -119,14 +119,14 @@ class ConditionalFlow(nn.Module):
         self.networks = nn.ModuleList(
             ConditionalNetwork(dim // 2, condition_dim, widths, dim, identity) for _ in range(layers)
         )
-        self._scale, at_identity = SCALES[scale]
+        self._scale, at_identity = SCALE_FUNCTIONS[scale]
         self._kept = kept
         if identity:
             for network in self.networks:
                 assert isinstance(network, ConditionalNetwork)
-                nn.init.constant_(network.last.bias[: dim // 2], at_identity)
+                nn.init.constant_(network.last_layer.bias[: dim // 2], at_identity)
 
-    def compute_parts(self, x: Float[Tensor, "... dim"], condition: Tensor | None) -> list[Tensor]:
+    def deformed_parts(self, x: Float[Tensor, "... dim"], condition: Tensor | None) -> list[Tensor]:
         """Return both halves of the deformed vectors T(x; v). The half that a single layer keeps is not broadcast."""
         halves = list(x.chunk(2, -1))
         for k, network in enumerate(self.networks):
@@ -137,7 +137,7 @@ class ConditionalFlow(nn.Module):
 
     def forward(self, x: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
         """Return the vectors x, deformed under the conditions: T(x; v). Leading axes broadcast."""
-        return _concatenate(self.compute_parts(x, condition))
+        return _concatenate(self.deformed_parts(x, condition))
 
     def inverse(self, y: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
         """Return the vectors x whose deformation T(x; v) is y."""
@@ -248,7 +248,7 @@ class TodNet(Similarity):
     ) -> Float[Tensor, "n_images n_captions"]:
         assert isinstance(deform, ConditionalFlow | ConditionalMlp)
         if condition_side is None:
-            return self._compare(*([part[None] for part in deform.compute_parts(side, None)] for side in vectors.values()))[0]
+            return self._compare(*([part[None] for part in deform.deformed_parts(side, None)] for side in vectors.values()))[0]
         if condition_side == "images":
             return self._score_conditions(deform, vectors["images"], vectors["captions"])
         return self._score_conditions(deform, vectors["captions"], vectors["images"]).T
@@ -262,8 +262,8 @@ class TodNet(Similarity):
         recompute = torch.is_grad_enabled() and k * n * self._numbers_per_pair > _MAX_STORED_NUMBERS
 
         def block(rows: Tensor) -> Tensor:
-            own = [part[:, None] for part in deform.compute_parts(rows, rows)]
-            return self._compare(own, deform.compute_parts(others[None], rows[:, None]))[:, 0]
+            own = [part[:, None] for part in deform.deformed_parts(rows, rows)]
+            return self._compare(own, deform.deformed_parts(others[None], rows[:, None]))[:, 0]
 
         parts = [
             checkpoint(block, part, use_reentrant=False, preserve_rng_state=False) if recompute else block(part)

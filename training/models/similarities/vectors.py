@@ -17,7 +17,7 @@ class CosineSettings(SimilaritySettings):
 
     name: Literal["cosine"] = "cosine"
     ranked_by: ClassVar = "cosine"
-    compares_one_side: ClassVar = True
+    compares_within_side: ClassVar = True
 
     def build(self, dim: int) -> Similarity:
         return Cosine()
@@ -42,7 +42,7 @@ class EuclideanSettings(SimilaritySettings):
 
     name: Literal["euclidean"] = "euclidean"
     ranked_by: ClassVar = "cosine"
-    compares_one_side: ClassVar = True
+    compares_within_side: ClassVar = True
     needs_unit_length: ClassVar = True
     floor: float = Field(
         0.0,
