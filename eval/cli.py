@@ -20,8 +20,8 @@ def eval_command(request: EvaluationRequest) -> None:
 
     FILES are those of one model, a file per seed, with embeddings or with scores of all pairs. Files of phrase scores hold the
     scores of phrases for the boxes of their images. The metrics are then R@K at an IoU, the upper bound of R@K (the share of
-    phrases with a right candidate) and the mean IoU. With --compare FILES are two models, or equally many seeds of two models.
-    With --ensemble FILES are the members of one ensemble. Without --out the metrics are only printed.
+    phrases with a right candidate) and the mean IoU. With --compare, FILES are two models, or equally many seeds of two
+    models. With --ensemble, FILES are the members of one ensemble. Without --out the metrics are only printed.
     """
     options = request.options
     if request.compare and options.first_embeddings_option:

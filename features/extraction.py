@@ -157,9 +157,9 @@ def extract_shards(
 ) -> Path:
     """Extract the unfinished shards of a feature, or ``only`` one of them (0-based); return their folder, or the one shard.
 
-    Without ``skip_bad``, a finished shard with skipped images is extracted again. If ``auto`` chose another precision on
-    another machine, the finished shards of that machine are kept, but no shard is extracted. Raises UserError if a shard
-    is still missing then, or if images or captions of a finished shard have changed.
+    Without ``skip_bad``, a finished shard with skipped images is extracted again. Finished shards of a machine on which
+    ``precision: auto`` chose another precision are kept. Raises UserError if other shards are then missing, because the shards
+    of a cache have one precision, or if images or captions of a finished shard have changed.
     """
     dataset = load_dataset_file(dataset_file)
     if extractor.kind == "image" and not dataset.has_image_files:

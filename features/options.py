@@ -56,7 +56,7 @@ class FeatureRequest(Options):
     out: File | None = None
     """The cache.  [default: features/DATASET_FEATURE.h5]"""
     shards: From1 | None = None
-    """Number of shards.  [default: the number in the preset of the data set]"""
+    """Number of shards.  [default: the number in config/datasets, or 4]"""
     shard: int | None = None
     """Extract only this shard (counted from 0) and do not merge."""
     like: File | None = None
@@ -74,7 +74,7 @@ class MergeRequest(Options):
     out: File
     """The cache to write; the folder of its shards lies next to it."""
     shards: From1 | None = None
-    """Number of shards.  [default: the number in the preset of the data set]"""
+    """Number of shards.  [default: the number in config/datasets, or 4]"""
     force: Force = False
 
 

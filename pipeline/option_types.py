@@ -157,7 +157,10 @@ WordVectorsFile = Annotated[
 ]
 Force = Annotated[
     Flag,
-    Field(description="Replace any existing file but an input. By default, only a file like those that the command writes."),
+    Field(
+        description="Replace existing output files of any kind. Without this option, the command replaces only files of the "
+        "kinds that it writes. Inputs are never replaced."
+    ),
 ]
 AllowCode = Annotated[
     Flag,

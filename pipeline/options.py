@@ -121,7 +121,7 @@ def click_parameters(
 
 
 def _parameter(name: str, hints: list[Any], default: Any, description: str | None) -> click.Parameter:
-    marks = [mark for hint in hints for mark in _find_allowed_and_cli(hint)]
+    marks = [mark for hint in hints for mark in _find_option_marks(hint)]
     cli = next((mark for mark in marks if isinstance(mark, Cli)), Cli())
     click_type = cli.click_type or next((mark.click_type for mark in marks if isinstance(mark, Allowed)), None)
     kind, is_list = _type_and_is_tuple(hints[0])
@@ -150,13 +150,13 @@ def _parameter(name: str, hints: list[Any], default: Any, description: str | Non
     )
 
 
-def _find_allowed_and_cli(hint: Any) -> Iterator[Any]:
+def _find_option_marks(hint: Any) -> Iterator[Any]:
     """Yield the :class:`Allowed` and :class:`Cli` objects at any depth of a type annotation."""
     if isinstance(hint, Allowed | Cli):
         yield hint
     yield from (mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Allowed | Cli))
     for part in get_args(hint) if get_origin(hint) is not Literal else ():
-        yield from _find_allowed_and_cli(part)
+        yield from _find_option_marks(part)
 
 
 def _type_and_is_tuple(hint: Any) -> tuple[Any, bool]:
@@ -195,7 +195,7 @@ def _explain_invalid_option(model: type[Options], values: Mapping[str, Any], err
         return f"{given}: {model.__name__} has no such argument{did_you_mean(name, model.model_fields)}"
     field = model.model_fields[name]
     words = next(
-        (mark.description for mark in _find_allowed_and_cli(field.annotation) if isinstance(mark, Allowed)), first["msg"]
+        (mark.description for mark in _find_option_marks(field.annotation) if isinstance(mark, Allowed)), first["msg"]
     )
     if mark := next((mark for mark in field.metadata if isinstance(mark, Allowed)), None):
         words = mark.description

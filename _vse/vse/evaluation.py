@@ -149,7 +149,7 @@ class Evaluation(SavableResult):
     def per_query(self, path: StrPath | None = None, *, force: bool = False) -> pd.DataFrame:
         """Return one row per query: its rank, and its best right and best wrong result (docs/formats.md).
 
-        ``path`` is a file (.csv or .parquet) to write as well; ``force`` replaces a file of another kind. Raises
+        ``path`` is a file (.csv or .parquet) to write as well; ``force`` replaces a file of any kind. Raises
         [`vse.UserError`][] for phrase scores.
         """
         with TemporaryDirectory() as folder:
@@ -192,7 +192,7 @@ class Evaluation(SavableResult):
     def save_ensemble(self, path: StrPath, *, force: bool = False) -> Path:
         """Write the combined embeddings or scores of an ensemble to an HDF5 file, and return the path of the file.
 
-        With several seeds the files are ``<name>-<seed>.h5``. ``force`` replaces files of another kind. Raises
+        With several seeds the files are ``<name>-<seed>.h5``. ``force`` replaces files of any kind. Raises
         [`vse.UserError`][] if this is not the evaluation of an ensemble.
         """
         self._write_extra_files(save=as_path(path))

@@ -44,7 +44,7 @@ class SavableResult(Savable):
     def save(self, path: StrPath, *, force: bool = False) -> Self:
         """Write the file (docs/formats.md), and return this object.
 
-        ``force`` replaces a file of another kind. Raises [`vse.UserError`][] if ``path`` is a file that was evaluated.
+        ``force`` replaces a file of any kind. Raises [`vse.UserError`][] if ``path`` is a file that was evaluated.
         """
         out = as_path(path)
         check_output(out, self._kind, self._inputs)

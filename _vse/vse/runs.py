@@ -174,7 +174,7 @@ class TrainedModel(FileHandle):
     ) -> SearchResults:
         """Return the best ``k`` boxes for a phrase in a photo.
 
-        ``html`` is an HTML file to write, with the best box; ``force`` replaces a file of another kind. Raises
+        ``html`` is an HTML file to write, with the best box; ``force`` replaces a file of any kind. Raises
         [`vse.UserError`][] if the feature cache has no regions of the photo, or if the model does not localise phrases.
         """
         from vse.training.use.localise import find_phrase
@@ -223,7 +223,7 @@ class TrainedModel(FileHandle):
     ) -> tuple[FeatureFile, FeatureFile]:
         """Embed all splits into two feature caches, ``<prefix>_images.h5`` and ``<prefix>_captions.h5``, and return them.
 
-        ``unfinished`` accepts a run whose training did not finish; ``force`` replaces files of another kind. Raises
+        ``unfinished`` accepts a run whose training did not finish; ``force`` replaces files of any kind. Raises
         [`vse.UserError`][] if the model has no embeddings, or its feature cache is missing.
         """
         from vse.training.use.embed import embed_runs

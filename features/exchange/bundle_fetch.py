@@ -53,9 +53,10 @@ def check_bundle(source: str, sha256: str | None = None) -> BundleList:
 def fetch_features(source: str, out: Path, out_data: Path | None = None, sha256: str | None = None) -> list[Path]:
     """Fetch the caches of a bundle into the folder ``out``; return the paths of the caches.
 
-    Each file is compared with the list before it gets its final name. A cache file appears after its shards. After an
-    interruption, a second call continues. Existing files with the listed bytes are kept. Raises UserError if a file of the
-    bundle is damaged or missing, if a different file of the same name exists, or if the server is out of reach.
+    Each file is compared with the list of the bundle (``bundle.json``) before it gets its final name. A cache file appears
+    after its shards. After an interruption, a second call continues. Existing files with the listed bytes are kept. Raises
+    UserError if a file of the bundle is damaged or missing, if a different file of the same name exists, or if the server is
+    out of reach.
 
     source : path or http address of a folder or a ``.tar`` archive
     out_data : folder for the bundle's ``dataset.json``; by default ``data/<dataset>`` next to the folder ``out``
@@ -100,7 +101,7 @@ class _BundleSource(ABC):
         self.location = location.rstrip("/")
 
     @abstractmethod
-    def read_list_bytes(self) -> bytes:
+    def read_bundle_list(self) -> bytes:
         pass
 
     @abstractmethod
@@ -121,7 +122,7 @@ class _BundleSource(ABC):
 
 
 class _FolderSource(_BundleSource):
-    def read_list_bytes(self) -> bytes:
+    def read_bundle_list(self) -> bytes:
         return check_input(Path(self.location, LIST_NAME)).read_bytes()
 
     def fetch(self, files: list[BundledFile], staged: Path) -> None:
@@ -148,7 +149,7 @@ class _ArchiveSource(_BundleSource):
         super().__init__(location)
         self._path = path
 
-    def read_list_bytes(self) -> bytes:
+    def read_bundle_list(self) -> bytes:
         with self._members() as members:
             for name, source in members:
                 if name == LIST_NAME:
@@ -193,7 +194,7 @@ class _ArchiveSource(_BundleSource):
 
 
 class _AddressSource(_BundleSource):
-    def read_list_bytes(self) -> bytes:
+    def read_bundle_list(self) -> bytes:
         return read_url(f"{self.location}/{LIST_NAME}", _MAX_LIST_BYTES)
 
     def fetch(self, files: list[BundledFile], staged: Path) -> None:
@@ -235,7 +236,7 @@ def _open_source(source: str, out: Path) -> Iterator[_BundleSource]:
 
 
 def _load_list(source: _BundleSource, sha256: str | None) -> BundleList:
-    bundle = read_list(f"{source.location}/{LIST_NAME}", source.read_list_bytes())
+    bundle = read_list(f"{source.location}/{LIST_NAME}", source.read_bundle_list())
     if sha256 is not None and bundle.sha256 != sha256.lower():
         raise UserError(f"{source.location}: another bundle, its list has the sha256 {bundle.sha256}")
     log.info("%s: %s", source.location, bundle.describe())

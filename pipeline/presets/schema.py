@@ -1,9 +1,9 @@
 """The schemas of data sets, ladders, the workflow, and the part of an experiment that the workflow needs.
 
 An experiment can be composed by its name: ``vsepp+tfidf+effnet`` is the experiment ``vsepp`` with the caption feature
-``tfidf`` (or ``words``) and the image feature ``effnet``. ``vsepp@f8k+tfidf+effnet`` has the settings of ``vsepp`` in the
-ladder ``f8k``. A ladder compares experiments, image features and caption features; each of its combinations is a composed
-experiment.
+``tfidf`` and the image feature ``effnet``. In ``vsepp+words+effnet`` it reads the words of captions and no caption feature.
+``vsepp@f8k+tfidf+effnet`` has the settings of ``vsepp`` in the ladder ``f8k``. A ladder compares experiments, image features
+and caption features; each of its combinations is a composed experiment.
 """
 
 from __future__ import annotations

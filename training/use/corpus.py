@@ -115,7 +115,7 @@ def target_in_file(trained: TrainedRun, file: Path, by_photo: bool, dim: int) ->
 
 
 def encode_side(trained: TrainedRun, by_photo: bool, rows: NDArray[np.int64] | None = None) -> Packed:
-    """Return the embeddings of the captions of the split for a photo as the query, or of the images for a text.
+    """Return the embeddings of a split: of the captions if a photo is the query, of the images if a text is the query.
 
     ``rows`` are the positions of the captions or images to embed; None embeds all.
     """

@@ -210,7 +210,7 @@ def cache_run_embeddings(
 
 
 def cache_file_embeddings(files: Sequence[Path], out: Path, dataset_file: Path | None = None) -> list[Path]:
-    """Write embeddings files, one for each split, as two feature caches; see :func:`cache_run_embeddings`.
+    """Convert embeddings files, one for each split, to two feature caches; see :func:`cache_run_embeddings`.
 
     Other programs may have written the files (``docs/formats.md``). ``dataset_file`` is the path of ``dataset.json``, by
     default the path in the first file. Raises UserError if the files belong to several models or to another data set, hold

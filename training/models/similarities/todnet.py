@@ -82,7 +82,7 @@ class ConditionalMlp(nn.Module):
         self.adds = identity
 
     def deformed_parts(self, x: Float[Tensor, "... dim"], condition: Tensor | None) -> list[Tensor]:
-        """Return a list of one part, the deformed vectors T(x; v)."""
+        """Return the deformed vectors T(x; v) in a list, as a flow returns its two halves."""
         out = self.network(x, condition).to(x.dtype)
         return [x + out if self.adds else out]
 
