@@ -80,7 +80,7 @@ class SearchAnswer:
 
 
 @dataclass(frozen=True)
-class _SearchedItems:
+class _Gallery:
     """The images or captions to search, with their vectors, an index of the vectors, or their embeddings as sets."""
 
     target: SearchTarget
@@ -104,7 +104,7 @@ class Searcher:
         self.trained, self.split = trained, split
         self._options = options
         self._query_encoder = QueryEncoder(trained, split, weights_dir)
-        self._sides: dict[bool, _SearchedItems] = {}
+        self._sides: dict[bool, _Gallery] = {}
         self._check_options()
 
     def load(self, by_photo: bool) -> None:
@@ -175,12 +175,12 @@ class Searcher:
                 f"{run}: its model scores every pair; leave --index out, or add --rerank with a number of candidates"
             )
 
-    def _side(self, by_photo: bool, dim: int) -> _SearchedItems:
+    def _side(self, by_photo: bool, dim: int) -> _Gallery:
         if by_photo not in self._sides:
             self._sides[by_photo] = self._build_side(by_photo, dim)
         return self._sides[by_photo]
 
-    def _build_side(self, by_photo: bool, dim: int) -> _SearchedItems:
+    def _build_side(self, by_photo: bool, dim: int) -> _Gallery:
         trained, options, similarity = self.trained, self._options, vector_similarity_name(self.trained)
         if options.corpus_file is not None:
             target = target_in_file(trained, options.corpus_file, by_photo, dim)
@@ -188,7 +188,7 @@ class Searcher:
             target = target_in_split(trained, self.split, by_photo)
         pairwise, encoded = trained.model.pairwise, None
         if pairwise and options.rerank is None:
-            return _SearchedItems(target, encoded=encode_side(trained, by_photo))
+            return _Gallery(target, encoded=encode_side(trained, by_photo))
         if similarity != "cosine":
             log.info(
                 "%s scores are no inner products: by these FAISS finds %d candidates, exact scores re-rank",
@@ -205,13 +205,11 @@ class Searcher:
                 vectors = target.compute_vectors()
             index = index_of(vectors, target.name, similarity, options.index_type).index
         else:
-            return _SearchedItems(target, target.compute_vectors())
+            return _Gallery(target, target.compute_vectors())
         set_parameters(index, options.index_parameters)
-        return _SearchedItems(target, IndexVectors(index), index, encoded)
+        return _Gallery(target, IndexVectors(index), index, encoded)
 
-    def _nearest(
-        self, side: _SearchedItems, encoded_query: NDArray[np.float32], k: int, by_photo: bool
-    ) -> tuple[Scores, Rows]:
+    def _nearest(self, side: _Gallery, encoded_query: NDArray[np.float32], k: int, by_photo: bool) -> tuple[Scores, Rows]:
         """Return scores and rows of the ``k`` vectors nearest to the query. An approximate index may find fewer vectors."""
         assert side.vectors is not None
         scores, rows = (
@@ -232,7 +230,7 @@ class Searcher:
         return scores[there], rows[there]
 
     def _best_pairs(
-        self, side: _SearchedItems, encoded_query: Encoded, k: int, by_photo: bool, among: Rows | None
+        self, side: _Gallery, encoded_query: Encoded, k: int, by_photo: bool, among: Rows | None
     ) -> tuple[Scores, Rows]:
         """Return scores and rows of the ``k`` items with the best scores. ``among`` holds the rows to score; None is all."""
         model, candidates = self.trained.model, side.encoded
