@@ -73,9 +73,8 @@ def world(demo: Path, cache: Path, run: Path, tmp_path_factory: pytest.TempPathF
     world = World(demo, cache, run, folder, *(folder / name for name in ("test.h5", "result.json", "comparison.json")))
     embed_split(run, out=world.embedded)
     write_result([world.embedded], world.result, "full", AllEvaluateOptions(cross_check=False, bootstrap=0))
-    compared = [
-        write_embeddings(folder / f"{name}.h5", made(experiment=name, noise=noise)) for name, noise in (("a", 1.0), ("b", 2.0))
-    ]
+    noises = {"a": 1.0, "b": 2.0}
+    compared = [write_embeddings(folder / f"{k}.h5", made(experiment=k, noise=noise)) for k, noise in noises.items()]
     compare_files(compared, world.comparison, "full", options=AllEvaluateOptions(bootstrap=100, cross_check=False))
     write_photos(folder / "photos", files := ["1.jpg", "2.jpg", "3.jpg"])
     write_table(folder / "photos" / "captions.csv", [{"file": file, "caption": f"photo {file}"} for file in files])
