@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import all as every
 from benchmarks import performance, works
 from benchmarks.works import Work, cell
 from tests.docs.pages import ROOT
@@ -88,14 +87,6 @@ def test_the_exponent_of_a_power_is_that_power_whatever_it_takes_to_start(power:
     assert performance.exponent(sizes, start + factor * sizes**power) == pytest.approx(power, rel=0.1)
     assert performance.exponent(sizes, start + factor * sizes) == pytest.approx(1)
     assert np.isnan([performance.exponent([1, 10, 100], seconds) for seconds in ([2, 2, 2], [2, 1, 1])]).all(), "no growth"
-
-
-def test_all_benchmarks_run_whose_inputs_are_there() -> None:
-    assert {"ranks", "training", "growth"} <= set(every.commands()), "these need nothing"
-    assert not {"common", "works", "performance", "gpu"} & set(every.commands())
-    assert every.is_ready(["benchmarks/ranks.py", "--images", "5000"])
-    assert not every.is_ready(["benchmarks/training.py", "--cache", "f8k_effnet.h5"])
-    assert not every.is_ready(["benchmarks/curves.py", "vsepp=runs/f8k_vsepp"])
 
 
 def run_script(name: str, out: Path, *options: str) -> pd.DataFrame:
