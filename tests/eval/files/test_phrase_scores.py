@@ -15,12 +15,7 @@ import pytest
 
 from tests.eval.files.test_refusals import attribute, changed, lacking, replaced
 from tests.eval.some_phrases import some_phrases
-from vse.eval.files.phrase_scores import (
-    PhraseScores,
-    is_phrase_scores,
-    read_phrase_scores,
-    write_phrase_scores,
-)
+from vse.eval.files.phrase_scores import PhraseScores, is_phrase_scores, read_phrase_scores, write_phrase_scores
 from vse.pipeline.errors import UserError
 
 N_PHRASES, N_CANDIDATES = 48, 48 * 9
@@ -166,10 +161,7 @@ def test_a_file_that_is_cut_anywhere_is_refused(file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [
-        ({"phrase_ids": np.zeros(N_PHRASES, np.int64)}, "duplicate phrase id 0"),
-        ({"n_images": 0}, "no phrases"),
-    ],
+    [({"phrase_ids": np.zeros(N_PHRASES, np.int64)}, "duplicate phrase id 0"), ({"n_images": 0}, "no phrases")],
 )
 def test_a_writer_s_own_fault_is_no_user_error(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=reason):
