@@ -102,33 +102,22 @@ def status(code: int) -> Lie:
 
 
 LIES: dict[str, Lie] = {
-    "a length too short": with_length(lambda n: n - 5),
-    "a length too long": with_length(lambda n: n + 5),
-    "a length of 10^17": with_length(lambda n: 10**17),
-    "a negative length": with_length(lambda n: -n),
-    "a length of 5,000 digits": with_length(lambda n: "9" * 5000),
-    "a length that is no number": with_length(lambda n: "\xb2"),
-    "two lengths": with_length(lambda n: f"{n}, {n + 1}"),
-    "a redirect to a file": redirect("file:///etc/hostname"),
-    "a redirect to ftp": redirect("ftp://127.0.0.1/file"),
-    "a redirect to nowhere": redirect("http://127.0.0.1:1/file"),
-    "a redirect to another file": redirect("{url}other", 307),
-    "a redirect to itself": redirect("{url}file", 301),
+    "a length too short": with_length(lambda n: n - 5), "a length too long": with_length(lambda n: n + 5),
+    "a length of 10^17": with_length(lambda n: 10**17), "a negative length": with_length(lambda n: -n),
+    "a length of 5,000 digits": with_length(lambda n: "9" * 5000), "a length that is no number": with_length(lambda n: "\xb2"),
+    "two lengths": with_length(lambda n: f"{n}, {n + 1}"), "a redirect to a file": redirect("file:///etc/hostname"),
+    "a redirect to ftp": redirect("ftp://127.0.0.1/file"), "a redirect to nowhere": redirect("http://127.0.0.1:1/file"),
+    "a redirect to another file": redirect("{url}other", 307), "a redirect to itself": redirect("{url}file", 301),
     "a redirect with an endless body": redirect_with_an_endless_body,
     "a redirect that is no address": redirect("http://[::1/file", 308),
     "other bytes of the same length": with_length(lambda n: n, lambda content: content[::-1]),
-    "half of the file": with_length(lambda n: n, lambda content: content[: len(content) // 2]),
-    "an endless file": endless,
-    "another range": other_range,
-    "a slow body": slow_body,
+    "half of the file": with_length(lambda n: n, lambda content: content[: len(content) // 2]), "an endless file": endless,
+    "another range": other_range, "a slow body": slow_body,
     "a slow header": without_a_header(lambda: [b"HTTP/1.1 200 OK\r\nX-Long: ", *[b"x"] * 1000], SECONDS / 4),
     "endless interim answers": without_a_header(lambda: itertools.repeat(b"HTTP/1.1 100 Continue\r\n\r\n"), SECONDS / 10),
-    "silence": silent,
-    "204": status(204),
-    "500": status(500),
-    "404": status(404),
+    "silence": silent, "204": status(204), "500": status(500), "404": status(404),
     "another protocol": without_a_header(lambda: [b"SSH-2.0-OpenSSH_9.6 \x1b[2J\r\n"], 0),
-}
+}  # fmt: skip
 
 
 @pytest.fixture

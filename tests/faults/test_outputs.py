@@ -41,20 +41,14 @@ def _write_hdf5(stream: io.BytesIO) -> None:
 
 
 STRANGERS = {
-    "a photograph": photo_bytes(5),
-    "a picture": photo_bytes(6, "PNG"),
-    "a CSV": b"name,age\nAda,36\n",
-    "a YAML": b"loss: max\ntrain: { epochs: 3 }\n",
-    "notes": "Milk, bread, caf\u00e9\n".encode(),
-    "a JSON object": b'{"dataset": "mine", "rows": [1, 2, 3]}\n',
-    "a list of JSON": b"[1, 2, 3]\n",
-    "an HDF5 file": _bytes(_write_hdf5),
-    "an array": _bytes(lambda stream: np.save(stream, np.arange(12))),
+    "a photograph": photo_bytes(5), "a picture": photo_bytes(6, "PNG"), "a CSV": b"name,age\nAda,36\n",
+    "a YAML": b"loss: max\ntrain: { epochs: 3 }\n", "notes": "Milk, bread, caf\u00e9\n".encode(),
+    "a JSON object": b'{"dataset": "mine", "rows": [1, 2, 3]}\n', "a list of JSON": b"[1, 2, 3]\n",
+    "an HDF5 file": _bytes(_write_hdf5), "an array": _bytes(lambda stream: np.save(stream, np.arange(12))),
     "an archive": _bytes(lambda stream: np.savez(stream, mine=np.arange(12))),
     "a page": b"<!doctype html>\n<html><head><title>Mine</title></head><body></body></html>\n",
-    "a LaTeX table": b"% \\usepackage{booktabs,graphicx}\n\\begin{tabular}{l}mine\\end{tabular}\n",
-    "an empty file": b"",
-}
+    "a LaTeX table": b"% \\usepackage{booktabs,graphicx}\n\\begin{tabular}{l}mine\\end{tabular}\n", "an empty file": b"",
+}  # fmt: skip
 
 
 class World(NamedTuple):

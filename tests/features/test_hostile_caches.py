@@ -116,18 +116,11 @@ SPOILT: dict[str, Spoil] = {
 }
 ATTRIBUTES = ("format", "version", "dataset", "feature", "kind", "key", "captions", "provenance")
 WRONG_ATTRIBUTES: dict[str, Any] = {
-    "a number": 3,
-    "numbers": np.arange(3),
-    "an empty text": "",
-    "a long text": "x" * 5000,
-    "a path": "../../x",
-    "bytes": np.bytes_(b"\xff\xfe"),
-    "nothing": h5py.Empty("f4"),
-    "JSON of a list": "[1]",
-    "JSON of settings that are a list": '{"config": [1], "counts": 3}',
-    "deep JSON": "[" * 50_000,
+    "a number": 3, "numbers": np.arange(3), "an empty text": "", "a long text": "x" * 5000, "a path": "../../x",
+    "bytes": np.bytes_(b"\xff\xfe"), "nothing": h5py.Empty("f4"), "JSON of a list": "[1]",
+    "JSON of settings that are a list": '{"config": [1], "counts": 3}', "deep JSON": "[" * 50_000,
     "an escape sequence": "\x1b[2J",
-}
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -228,17 +221,12 @@ def test_any_bytes_are_refused_or_read(data: st.DataObject, which: str, own_cach
 
 
 BOXES = {
-    "a list": "[1]",
-    "texts": '{"0": ["a"]}',
-    "ids that are texts": '{"x": []}',
-    "ids of 5,000 digits": f'{{"{"9" * 5000}": []}}',
-    "ragged boxes": '{"0": [[1, 2], [3]]}',
-    "deep boxes": '{"0": ' + "[" * 500 + "]" * 500 + "}",
-    "null": '{"0": null}',
-    "objects": '{"0": {"a": 1}}',
+    "a list": "[1]", "texts": '{"0": ["a"]}', "ids that are texts": '{"x": []}',
+    "ids of 5,000 digits": f'{{"{"9" * 5000}": []}}', "ragged boxes": '{"0": [[1, 2], [3]]}',
+    "deep boxes": '{"0": ' + "[" * 500 + "]" * 500 + "}", "null": '{"0": null}', "objects": '{"0": {"a": 1}}',
     "numbers beyond float32": '{"0": [[0, 0, 1e39, 1e39]]}',
     **{kind: content for kind, content in NOT_JSON.items() if isinstance(content, str)},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", BOXES)

@@ -111,21 +111,11 @@ def test_devices_and_paths_that_cannot_be_are_refused(path: str, tmp_path: Path)
 
 
 ATTRIBUTES: dict[str, Any] = {
-    "numbers": np.arange(4),
-    "texts": ["a", "b"],
-    "nothing": h5py.Empty("f4"),
-    "compound": np.zeros((), [("a", "f4")]),
-    "a large number": 2**63,
-    "a fraction": 0.5,
-    "no number": float("nan"),
-    "infinity": float("inf"),
-    "true": True,
-    "bytes": np.bytes_(b"\xff\xfe"),
-    "an escape sequence": "\x1b[2J\x1b]0;x\x07",
-    "a long text": "x" * 60_000,
-    "an empty text": "",
-    "a complex number": 1j,
-}
+    "numbers": np.arange(4), "texts": ["a", "b"], "nothing": h5py.Empty("f4"), "compound": np.zeros((), [("a", "f4")]),
+    "a large number": 2**63, "a fraction": 0.5, "no number": float("nan"), "infinity": float("inf"), "true": True,
+    "bytes": np.bytes_(b"\xff\xfe"), "an escape sequence": "\x1b[2J\x1b]0;x\x07", "a long text": "x" * 60_000,
+    "an empty text": "", "a complex number": 1j,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["dataset", "split", "similarity", "experiment", "seed", "provenance"])
