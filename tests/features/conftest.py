@@ -26,12 +26,6 @@ def sets(*settings: str) -> list[str]:
     return [argument for setting in settings for argument in ("--set", setting)]
 
 
-def succeed(main: Callable[[list[str]], None], *arguments: object) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    assert not stop.value.code
-
-
 def write_cache(out: Path, parts: Sequence[Rows], content: Mapping[str, Any] | None = None) -> Path:
     """Write a cache of the data set ``demo`` whose shards have these rows."""
     for k, rows in enumerate(parts):
