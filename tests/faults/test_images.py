@@ -45,24 +45,17 @@ def deep() -> Image.Image:
 
 
 IMAGES: dict[str, Callable[[], bytes]] = {
-    "JPEG": lambda: saved(photo(), "JPEG"),
-    "progressive JPEG": lambda: saved(photo(), "JPEG", progressive=True),
+    "JPEG": lambda: saved(photo(), "JPEG"), "progressive JPEG": lambda: saved(photo(), "JPEG", progressive=True),
     "JPEG with restarts": lambda: saved(photo(), "JPEG", subsampling=0, restart_marker_blocks=2),
-    "CMYK JPEG": lambda: saved(photo().convert("CMYK"), "JPEG"),
-    "grey JPEG": lambda: saved(photo().convert("L"), "JPEG"),
-    "turned JPEG": lambda: saved(photo(), "JPEG", orientation=6),
-    "30,000 x 1 JPEG": lambda: saved(photo(LONG, 1), "JPEG"),
-    "PNG": lambda: saved(photo(), "PNG"),
-    "16-bit PNG": lambda: saved(deep(), "PNG"),
+    "CMYK JPEG": lambda: saved(photo().convert("CMYK"), "JPEG"), "grey JPEG": lambda: saved(photo().convert("L"), "JPEG"),
+    "turned JPEG": lambda: saved(photo(), "JPEG", orientation=6), "30,000 x 1 JPEG": lambda: saved(photo(LONG, 1), "JPEG"),
+    "PNG": lambda: saved(photo(), "PNG"), "16-bit PNG": lambda: saved(deep(), "PNG"),
     "palette PNG": lambda: saved(photo().quantize(16), "PNG"),
     "transparent PNG": lambda: saved(photo().convert("RGBA"), "PNG"),
-    "turned PNG": lambda: saved(photo(), "PNG", orientation=5),
-    "1 x 30,000 PNG": lambda: saved(photo(1, LONG), "PNG"),
-    "WebP": lambda: saved(photo(), "WEBP"),
-    "lossless WebP": lambda: saved(photo(), "WEBP", lossless=True),
-    "turned WebP": lambda: saved(photo(), "WEBP", orientation=8),
-    "1 x 16,000 WebP": lambda: saved(photo(1, 16_000), "WEBP"),
-}
+    "turned PNG": lambda: saved(photo(), "PNG", orientation=5), "1 x 30,000 PNG": lambda: saved(photo(1, LONG), "PNG"),
+    "WebP": lambda: saved(photo(), "WEBP"), "lossless WebP": lambda: saved(photo(), "WEBP", lossless=True),
+    "turned WebP": lambda: saved(photo(), "WEBP", orientation=8), "1 x 16,000 WebP": lambda: saved(photo(1, 16_000), "WEBP"),
+}  # fmt: skip
 ENDS = {"JPEG": b"\xff\xd9", "PNG": b"\0\0\0\0IEND\xaeB`\x82", "WebP": b""}
 
 

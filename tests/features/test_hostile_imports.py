@@ -46,25 +46,18 @@ def header(text: str) -> bytes:
 
 
 ARRAYS: dict[str, bytes] = {
-    "nothing": b"",
-    "text": b"not numpy",
-    "a pickle": npy(np.asarray([{"a": 1}], object), allow_pickle=True),
-    "texts": npy(np.asarray(["a"] * 12)),
-    "one number": npy(np.float32(3)),
-    "no rows": npy(np.zeros((0, 4), np.float32)),
-    "four axes": npy(np.zeros((12, 2, 2, 2), np.float32)),
-    "complex numbers": npy(np.zeros((12, 4), complex)),
-    "not a number": npy(np.full((12, 4), np.nan, np.float32)),
-    "infinity": npy(np.full((12, 4), np.inf, np.float32)),
+    "nothing": b"", "text": b"not numpy", "a pickle": npy(np.asarray([{"a": 1}], object), allow_pickle=True),
+    "texts": npy(np.asarray(["a"] * 12)), "one number": npy(np.float32(3)), "no rows": npy(np.zeros((0, 4), np.float32)),
+    "four axes": npy(np.zeros((12, 2, 2, 2), np.float32)), "complex numbers": npy(np.zeros((12, 4), complex)),
+    "not a number": npy(np.full((12, 4), np.nan, np.float32)), "infinity": npy(np.full((12, 4), np.inf, np.float32)),
     "half": npy(np.zeros((12, 400), np.float32))[:2000],
     "10^12 rows": header("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 4), }\n"),
     "negative rows": header("{'descr': '<f4', 'fortran_order': False, 'shape': (-1, 4), }\n"),
-    "a header that is code": header("__import__('os').system('id')\n"),
-    "a deep header": header("(" * 5000 + ")" * 5000),
+    "a header that is code": header("__import__('os').system('id')\n"), "a deep header": header("(" * 5000 + ")" * 5000),
     "a header of 5,000 digits": header(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({HUGE}, 4), }}\n"),
     "a format that is none": header("{'descr': 'x', 'fortran_order': False, 'shape': (12, 4), }\n"),
     "another version": b"\x93NUMPY\x09\x00" + bytes(100),
-}
+}  # fmt: skip
 IDS = {
     "nothing": b"", "texts": b"a\nb", "fractions": b"0.5\n1.5", "5,000 digits": HUGE.encode(),
     "beyond int64": b"\n".join([b"9223372036854775808"] * 12), "far below": b"\n".join([b"-99999999999999999999"] * 12),
