@@ -54,21 +54,16 @@ def hole(*width: int, **options: Any) -> Spoil:
 
 
 LINKS: dict[str, Spoil] = {
-    "another file": external("o.h5"),
-    "a pipe": external("pipe", "/x"),
-    "the file itself": external("e.h5"),
-    "a group": soft("/ids/x"),
-    "itself": soft("/{}"),
-    "nothing": soft("/nothing"),
+    "another file": external("o.h5"), "a pipe": external("pipe", "/x"), "the file itself": external("e.h5"),
+    "a group": soft("/ids/x"), "itself": soft("/{}"), "nothing": soft("/nothing"),
     "raw bytes": lambda file, name, folder: file.create_dataset(
         name, (12,) if name.endswith("ids") else (12, 16), "f4", external=[("/etc/passwd", 0, 768)]
     ),
     "another file's rows": lambda file, name, folder: virtual(file, name, folder / "o.h5"),
-    "rows of its own": lambda file, name, folder: virtual(file, name, Path()),
-    "a hole": hole(dtype="i8"),
+    "rows of its own": lambda file, name, folder: virtual(file, name, Path()), "a hole": hole(dtype="i8"),
     "a hole in chunks": hole(16, dtype="f4", chunks=(999, 16)),
     "a compressed hole": hole(dtype="i8", chunks=(1000,), compression="gzip"),
-}
+}  # fmt: skip
 
 
 def virtual(file: h5py.File, name: str, source: Path) -> None:
