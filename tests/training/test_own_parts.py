@@ -225,11 +225,7 @@ def test_code_that_a_preset_names_is_allowed_first(folder: Path, cache: Path, fa
         ("def hinges(:\n", "loss=bad.py:hinges", r"bad\.py:1: cannot be run \(SyntaxError"),
         ("\n1 / 0\n", "loss=bad.py:hinges", r"bad\.py:2: cannot be run \(ZeroDivisionError"),
         ("", "loss=no.such.module:hinges", r"no\.such\.module cannot be imported"),
-        (
-            "def batches(): pass\n",
-            "train.sampling=bad.py:batches",
-            "a sampler of your own is a class that .*Sampler, and this",
-        ),
+        ("def batches(): pass\n", "train.sampling=bad.py:batches", "a sampler of your own is a class that .*Sampler, and"),
         (FUNCTION, "warmup.loss=bad.py:hinges", "must be a loss of the package"),
     ],
 )
