@@ -59,21 +59,23 @@ Fails, Edit = Callable[..., str], Callable[[Path, Callable[[Any], None]], Path]
 Capture, Log, Patch = pytest.CaptureFixture[str], pytest.LogCaptureFixture, pytest.MonkeyPatch
 
 
+def _extracted(demo: Path, name: str, **changes: object) -> Path:
+    """A cache of the demo by the tiny network with these changes, in two shards."""
+    out = demo.parent.parent / "features" / f"demo_{name}.h5"
+    extract_shards(demo, CnnExtractor(TINY_FEATURE.model_copy(update={"name": name, **changes})), out, 2)
+    return merge(demo, out, 2)
+
+
 @pytest.fixture(scope="session")
 def bank(demo: Path) -> Path:
     """A cache of three random crops per image of the demo. Read only."""
-    out = demo.parent.parent / "features" / "demo_bank.h5"
-    config = TINY_FEATURE.model_copy(update={"name": "bank", "crops": "rc_bank", "n_random": 3})
-    extract_shards(demo, CnnExtractor(config), out, 2)
-    return merge(demo, out, 2)
+    return _extracted(demo, "bank", crops="rc_bank", n_random=3)
 
 
 @pytest.fixture(scope="session")
 def positions(demo: Path) -> Path:
     """A cache of four vectors per image of the demo, one for each position of a CNN's grid. Read only."""
-    out = demo.parent.parent / "features" / "demo_positions.h5"
-    extract_shards(demo, CnnExtractor(TINY_FEATURE.model_copy(update={"name": "positions", "positions": True})), out, 2)
-    return merge(demo, out, 2)
+    return _extracted(demo, "positions", positions=True)
 
 
 @pytest.fixture(scope="session")
