@@ -207,6 +207,13 @@ def suite_of_module(request: pytest.FixtureRequest) -> Iterator[Suite | None]:
         suite.save(counts)
 
 
+def succeeds(command: Callable[[list[str]], None], *arguments: object) -> None:
+    """Run a command that must exit with 0."""
+    with pytest.raises(SystemExit) as stop:
+        command([str(argument) for argument in arguments])
+    assert stop.value.code == 0
+
+
 @pytest.fixture
 def fails(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Run a command that must exit with 2; returns its one line of error."""

@@ -112,43 +112,18 @@ NOT_FILES: dict[str, Callable[[Path], Path]] = {"fifo": fifo, "loop": loop, "fol
 
 HUGE = "9" * 5000
 NOT_JSON = {
-    "nothing": "",
-    "half": '{"dataset": "demo", "images": [',
-    "5,000 digits": HUGE,
-    "5,000 digits in a list": f"[{HUGE}]",
-    "1e400": "1e400",
-    "infinity": '{"a": -Infinity}',
-    "not a number": '{"a": NaN}',
-    "a lone surrogate": '"\\ud800"',
-    "a surrogate as a key": '{"\\udfff": 1}',
-    "a surrogate deep inside": '{"a": [{"b": "x\\uD83Dx"}]}',
-    "deep lists": "[" * 100_000,
-    "deep closed lists": "[" * 100_000 + "]" * 100_000,
-    "deep objects": '{"a":' * 50_000,
-    "text": "not JSON",
-    "bytes": b"\xff\xfe\x00\x01",
-    "zeros": bytes(1000),
-    "a control character": '"\x1b[2J"',
-}
+    "nothing": "", "half": '{"dataset": "demo", "images": [', "5,000 digits": HUGE, "5,000 digits in a list": f"[{HUGE}]",
+    "1e400": "1e400", "infinity": '{"a": -Infinity}', "not a number": '{"a": NaN}', "a lone surrogate": '"\\ud800"',
+    "a surrogate as a key": '{"\\udfff": 1}', "a surrogate deep inside": '{"a": [{"b": "x\\uD83Dx"}]}',
+    "deep lists": "[" * 100_000, "deep closed lists": "[" * 100_000 + "]" * 100_000, "deep objects": '{"a":' * 50_000,
+    "text": "not JSON", "bytes": b"\xff\xfe\x00\x01", "zeros": bytes(1000), "a control character": '"\x1b[2J"',
+}  # fmt: skip
 WRONG_VALUES: dict[str, Any] = {
-    "null": None,
-    "true": True,
-    "a number": 7,
-    "a fraction": 0.5,
-    "a negative number": -1,
-    "beyond int64": 2**63,
-    "far beyond int64": 10**400,
-    "an empty text": "",
-    "a text": "x",
-    "a long text": "x" * 5000,
-    "an escape sequence": "\x1b[2J\x1b]0;x\x07",
-    "a zero byte": "a\x00b",
-    "a path": "../../../etc/passwd",
-    "an empty list": [],
-    "a list": [1, "x", None],
-    "an empty object": {},
-    "an object": {"x": [1]},
-}
+    "null": None, "true": True, "a number": 7, "a fraction": 0.5, "a negative number": -1, "beyond int64": 2**63,
+    "far beyond int64": 10**400, "an empty text": "", "a text": "x", "a long text": "x" * 5000,
+    "an escape sequence": "\x1b[2J\x1b]0;x\x07", "a zero byte": "a\x00b", "a path": "../../../etc/passwd", "an empty list": [],
+    "a list": [1, "x", None], "an empty object": {}, "an object": {"x": [1]},
+}  # fmt: skip
 
 
 def spoilt_json(path: Path, keys: tuple[str | int, ...], value: Any) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote
@@ -12,6 +12,8 @@ from urllib.parse import unquote
 import pytest
 
 from vse.pipeline.dataset import downloads
+
+Lie = Callable[["Server", BaseHTTPRequestHandler, bytes], object]
 
 
 @dataclass
@@ -24,13 +26,14 @@ class Server:
     cuts: list[int | None] = field(default_factory=list)  # bytes after which the next connections are cut; None: not cut
     codes: list[int] = field(default_factory=list)  # status of the next answers
     length: bool = True  # whether Content-Length is sent
+    lies: list[Lie | None] = field(default_factory=list)  # what answers the next requests in place of the truth
     hold: threading.Event | None = None  # a cut connection stays open until this is set
     reached: threading.Event = field(default_factory=threading.Event)  # a connection has come to its cut
     asked: list[tuple[str, str | None]] = field(default_factory=list)
     sent: int = 0
     url: str = ""
 
-    def answer(self, request: BaseHTTPRequestHandler) -> None:
+    def answer(self, request: BaseHTTPRequestHandler) -> object:
         """Serve one request."""
         path, wanted = unquote(request.path).removeprefix("/"), request.headers["Range"]
         name = path if path in self.files else path.rpartition("/")[2]
@@ -39,6 +42,8 @@ class Server:
         content = self.files.get(name)
         if content is None or code >= 400:
             return request.send_error(404 if content is None else code)
+        if lie := self.lies.pop(0) if self.lies else None:
+            return lie(self, request, content)
         start, headers = 0, {}
         if wanted and self.ranges:
             start = int(wanted.removeprefix("bytes=").rstrip("-")) + self.shift
@@ -69,7 +74,7 @@ def served(monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]) -> Iterator
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            with contextlib.suppress(ConnectionError):  # the client has closed the connection
+            with contextlib.suppress(OSError):  # the client has closed the connection
                 state.answer(self)
 
         def log_message(self, *_: object) -> None:

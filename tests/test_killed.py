@@ -115,21 +115,10 @@ def given(demo: Path, few: Path, cache: Path, run: Run, tmp_path_factory: pytest
     candidates = make_caches(few, folder / "regions").candidates
     phrases = PHRASES.format(candidates=candidates).replace("--out run", "--out phrases")
     run(f"{phrases} --set train.epochs=1 --overwrite", folder)
-    return {
-        "folder": folder,
-        "images": demo.parent / "images",
-        "data": demo,
-        "few": few,
-        "cache": cache,
-        "bert": tiny_bert(folder / "bert"),
-        "precomp": export_precomp(cache, folder / "precomp"),
-        "run": folder / "run",
-        "candidates": candidates,
-        "phrase_run": folder / "phrases",
-        "embeddings": folder / "run/test.h5",
-        "others": folder / "other/test.h5",
-        "result": folder / "result.json",
-    }
+    made = {name: folder / path for name, path in {"run": "run", "phrase_run": "phrases", "result": "result.json"}.items()}
+    made |= {"embeddings": folder / "run/test.h5", "others": folder / "other/test.h5", "bert": tiny_bert(folder / "bert")}
+    made |= {"folder": folder, "images": demo.parent / "images", "data": demo, "few": few, "cache": cache}
+    return {**made, "precomp": export_precomp(cache, folder / "precomp"), "candidates": candidates}
 
 
 def content(path: Path, folder: Path) -> bytes:

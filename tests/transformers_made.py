@@ -15,14 +15,8 @@ WORDS = ("an", "and", "the", "on", "in", "of", "is", "two", "red", "green", "blu
 LETTERS = string.ascii_lowercase
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", "!", *LETTERS, *(f"##{letter}" for letter in LETTERS)]
 POSITIONS = 128
-BERT = {
-    "vocab_size": len(PIECES) + len(WORDS),
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "max_position_embeddings": POSITIONS,
-}
+BERT = {"vocab_size": len(PIECES) + len(WORDS), "max_position_embeddings": POSITIONS, "hidden_size": 32}
+BERT |= {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 
 
 def word_pieces(*more: str) -> tokenizers.Tokenizer:

@@ -9,19 +9,13 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import succeeds as succeeds
 from vse.eval.options import AllEvaluateOptions
 from vse.eval.protocols.evaluate import evaluate_files
 
 Fails = Callable[..., str]  # the fixture ``fails``
 Edit = Callable[[Path, Callable[[Any], Any]], Path]  # the fixture ``edit``
 Printed = pytest.CaptureFixture[str]
-
-
-def succeeds(command: Callable[[list[str]], None], *arguments: object) -> None:
-    """Run a command that must exit with 0."""
-    with pytest.raises(SystemExit) as stop:
-        command([str(argument) for argument in arguments])
-    assert stop.value.code == 0
 
 
 def write_result(

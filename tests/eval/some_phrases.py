@@ -31,18 +31,10 @@ def some_phrases(
     truth[types == "scene"] = np.nan
     scores = noise.normal(size=(n_phrases, n_candidates))
     scores[np.arange(n_phrases), right] += skill
-    fields: dict[str, Any] = {
-        "phrase_ids": np.arange(n_phrases) + 50,
-        "image_ids": image + 10,
-        "caption_ids": np.repeat(np.arange(2 * n_images), n_each) + 20,
-        "offsets": np.arange(n_phrases + 1) * n_candidates,
-        "scores": scores.ravel().astype(np.float32),
-        "boxes": boxes[image].reshape(-1, 4),
-        "truth": truth,
-        "types": types,
-        **NAMED,
-        "seed": seed,
-    }
+    captions = np.repeat(np.arange(2 * n_images), n_each) + 20
+    fields: dict[str, Any] = {"phrase_ids": np.arange(n_phrases) + 50, "image_ids": image + 10, "caption_ids": captions}
+    fields |= {"offsets": np.arange(n_phrases + 1) * n_candidates, "scores": scores.ravel().astype(np.float32)}
+    fields |= {"boxes": boxes[image].reshape(-1, 4), "truth": truth, "types": types, **NAMED, "seed": seed}
     return PhraseScores(**(fields | changes))
 
 
@@ -65,17 +57,9 @@ def phrases_of(dataset: Path, skill: float = 2.0, seed: int = 0, n_candidates: i
         noise.normal(size=len(own)) + skill * np.nan_to_num(rowwise_iou(own, np.tile(at, (len(own), 1))))
         for own, at in zip(boxes, truth, strict=True)
     ]
-    fields: dict[str, Any] = {
-        "phrase_ids": np.array([m.phrase_id for m in shown]),
-        "image_ids": np.array([m.image.imgid for m in shown]),
-        "caption_ids": np.array([m.caption.sentid for m in shown]),
-        "offsets": np.concatenate([[0], np.cumsum([len(own) for own in boxes])]),
-        "scores": np.concatenate(scores).astype(np.float32),
-        "boxes": np.concatenate(boxes),
-        "truth": truth,
-        "types": np.array(["/".join(m.phrase.types) for m in shown]),
-        **NAMED,
-        "dataset": whole.name,
-        "seed": seed,
-    }
+    ids = np.array([(m.phrase_id, m.image.imgid, m.caption.sentid) for m in shown]).T
+    fields: dict[str, Any] = dict(zip(("phrase_ids", "image_ids", "caption_ids"), ids, strict=True)) | NAMED
+    fields |= {"dataset": whole.name, "seed": seed, "types": np.array(["/".join(m.phrase.types) for m in shown])}
+    fields |= {"offsets": np.cumsum([0, *map(len, boxes)]), "scores": np.concatenate(scores).astype(np.float32)}
+    fields |= {"boxes": np.concatenate(boxes), "truth": truth}
     return PhraseScores(**(fields | changes))

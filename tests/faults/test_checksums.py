@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
-import signal
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,15 +12,13 @@ import pytest
 
 from tests.faults.damages import DAMAGES, damage, record_use
 from tests.faults.suite import StartSuite
-from tests.training.conftest import COMMAND, assert_same, experiment, state
+from tests.training.conftest import COMMAND, assert_same, experiment, interrupted, state
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cli import main as extract_main
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import Interrupted
 from vse.training.cli import embed_main, train_main
-from vse.training.options import TrainOptions
 from vse.training.run.folder import RunFolder
-from vse.training.solvers import retrieval
 from vse.training.training import train
 
 
@@ -65,15 +61,8 @@ def test_a_flipped_bit_in_features_is_found(
 
 @pytest.fixture(scope="module")
 def stopped(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out, steps, real = tmp_path_factory.mktemp("stopped") / "run", iter(range(10**6)), retrieval.RetrievalTrainer.step
-
-    def step(self: retrieval.RetrievalTrainer, *arguments: object) -> object:
-        if next(steps) == 20:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return real(self, *arguments)  # type: ignore[arg-type]
-
-    with pytest.MonkeyPatch.context() as patch, suppress(Interrupted):
-        patch.setattr(retrieval.RetrievalTrainer, "step", step)
+    out = tmp_path_factory.mktemp("stopped") / "run"
+    with interrupted(20), suppress(Interrupted):
         train(cache, experiment(), out=out)
     assert RunFolder(out).checkpoint()["epoch"] == 2
     return out
@@ -99,10 +88,3 @@ def test_a_damaged_checkpoint_is_refused_or_resumes_to_the_same_weights(
         arguments = ["--features", cache, *COMMAND, "--out", own, "--resume"]
         record_use(suite, f"{how}, try {number}", lambda own=own: is_same_run(run, own), train_main, *arguments)  # type: ignore[misc]
         shutil.rmtree(own)
-
-
-def test_an_undamaged_run_resumes_to_the_same_weights(cache: Path, run: Path, stopped: Path, tmp_path: Path) -> None:
-    own = Path(shutil.copytree(stopped, tmp_path / "run"))
-    train(cache, experiment(), out=own, options=TrainOptions(resume=True))
-    assert is_same_run(run, own)
-    assert RunFolder(run).metrics_file.name in RunFolder(own).record()["files"]

@@ -5,13 +5,13 @@ Its connections are slow in earnest, but a client waits for a fraction of a seco
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import hashlib
+import itertools
 import random
 import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterable, Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from tests.faults.suite import StartSuite
 from tests.features.test_bundles import files_in
 from tests.features.test_cache import make
 from tests.hostile import LONGEST, hanging_is_an_error
+from tests.served import Lie, Server, served
 from vse.features.exchange.bundle_fetch import check_bundle, fetch_features
 from vse.features.exchange.bundles import pack
 from vse.pipeline.dataset import downloads
@@ -32,33 +33,6 @@ SUM = hashlib.sha256(CONTENT).hexdigest()
 ENDLESS = 1 << 40  # bytes, of which a client must not read more than some
 SECONDS = 0.2  # that a client waits for a byte
 
-Lie = Callable[["Server", BaseHTTPRequestHandler, bytes], None]
-
-
-class Server:
-    """Files by name; ``lies`` are told in the answers to the next requests, and then the truth."""
-
-    def __init__(self, files: dict[str, bytes]) -> None:
-        self.files = files
-        self.lies: list[Lie] = []
-        self.stopped = threading.Event()
-        self.url = ""
-
-    def answer(self, request: BaseHTTPRequestHandler) -> None:
-        content = self.files.get(request.path.removeprefix("/"))
-        if content is None:
-            return request.send_error(404)
-        lie = self.lies.pop(0) if self.lies else honest
-        return lie(self, request, content)
-
-    def drip(self, request: BaseHTTPRequestHandler, content: Iterator[bytes], pause: float) -> None:
-        """Send pieces with a pause after each, until the client has gone."""
-        for piece in content:
-            request.wfile.write(piece)
-            request.wfile.flush()
-            if self.stopped.wait(pause):
-                return
-
 
 def begin(request: BaseHTTPRequestHandler, code: int, **headers: object) -> None:
     request.send_response(code)
@@ -67,29 +41,25 @@ def begin(request: BaseHTTPRequestHandler, code: int, **headers: object) -> None
     request.end_headers()
 
 
-def honest(_: Server, request: BaseHTTPRequestHandler, content: bytes) -> None:
-    start = int((request.headers["Range"] or "bytes=0-").removeprefix("bytes=").rstrip("-"))
-    if start >= len(content) > 0:
-        return request.send_error(416)
-    if start:
-        begin(
-            request, 206, Content_Length=len(content) - start, Content_Range=f"bytes {start}-{len(content) - 1}/{len(content)}"
-        )
-    else:
-        begin(request, 200, Content_Length=len(content))
-    request.wfile.write(content[start:])
-    return None
+def drip(server: Server, request: BaseHTTPRequestHandler, content: Iterable[bytes], pause: float = 0) -> None:
+    """Send pieces with a pause after each, until the client has gone."""
+    for piece in content:
+        request.wfile.write(piece)
+        request.wfile.flush()
+        if server.hold.wait(pause):
+            return
 
 
 def zeros() -> Iterator[bytes]:
-    for _ in range(ENDLESS // CHUNK):
-        yield bytes(CHUNK)
+    return (bytes(CHUNK) for _ in range(ENDLESS // CHUNK))
 
 
-def with_length(length: Callable[[int], object]) -> Lie:
+def with_length(length: Callable[[int], object], part: Callable[[bytes], bytes] = bytes) -> Lie:
+    """Send the content, or a part of it, with what is said to be its length."""
+
     def lie(_: Server, request: BaseHTTPRequestHandler, content: bytes) -> None:
         begin(request, 200, Content_Length=length(len(content)))
-        request.wfile.write(content)
+        request.wfile.write(part(content))
 
     return lie
 
@@ -100,23 +70,12 @@ def redirect(target: str, code: int = 302) -> Lie:
 
 def redirect_with_an_endless_body(server: Server, request: BaseHTTPRequestHandler, _: bytes) -> None:
     begin(request, 302, Location=request.path, Content_Length=ENDLESS)
-    server.drip(request, zeros(), 0)
-
-
-def other_bytes(_: Server, request: BaseHTTPRequestHandler, content: bytes) -> None:
-    begin(request, 200, Content_Length=len(content))
-    request.wfile.write(content[::-1])
-
-
-def half(_: Server, request: BaseHTTPRequestHandler, content: bytes) -> None:
-    begin(request, 200, Content_Length=len(content))
-    request.wfile.write(content[: len(content) // 2])
+    drip(server, request, zeros())
 
 
 def endless(server: Server, request: BaseHTTPRequestHandler, content: bytes) -> None:
     begin(request, 200)
-    request.wfile.write(content)
-    server.drip(request, zeros(), 0)
+    drip(server, request, itertools.chain([content], zeros()))
 
 
 def other_range(_: Server, request: BaseHTTPRequestHandler, content: bytes) -> None:
@@ -126,58 +85,39 @@ def other_range(_: Server, request: BaseHTTPRequestHandler, content: bytes) -> N
 
 def slow_body(server: Server, request: BaseHTTPRequestHandler, content: bytes) -> None:
     begin(request, 200, Content_Length=len(content))
-    server.drip(request, (bytes([byte]) for byte in content), SECONDS / 4)
-
-
-def slow_header(server: Server, request: BaseHTTPRequestHandler, _: bytes) -> None:
-    server.drip(request, iter([b"HTTP/1.1 200 OK\r\nX-Long: ", *[b"x"] * 1000]), SECONDS / 4)
-
-
-def endless_interim(server: Server, request: BaseHTTPRequestHandler, _: bytes) -> None:
-    server.drip(request, (b"HTTP/1.1 100 Continue\r\n\r\n" for _ in range(ENDLESS)), SECONDS / 10)
+    drip(server, request, (bytes([byte]) for byte in content), SECONDS / 4)
 
 
 def silent(server: Server, request: BaseHTTPRequestHandler, content: bytes) -> None:
     begin(request, 200, Content_Length=len(content))
-    server.drip(request, iter([content[:9]]), 20 * SECONDS)
+    drip(server, request, [content[:9]], 20 * SECONDS)
+
+
+def without_a_header(pieces: Callable[[], Iterable[bytes]], pause: float) -> Lie:
+    return lambda server, request, _: drip(server, request, pieces(), pause)
 
 
 def status(code: int) -> Lie:
     return lambda _, request, content: begin(request, code, Content_Length=0)
 
 
-def no_http(_: Server, request: BaseHTTPRequestHandler, __: bytes) -> None:
-    request.wfile.write(b"SSH-2.0-OpenSSH_9.6 \x1b[2J\r\n")
-
-
 LIES: dict[str, Lie] = {
-    "a length too short": with_length(lambda n: n - 5),
-    "a length too long": with_length(lambda n: n + 5),
-    "a length of 10^17": with_length(lambda n: 10**17),
-    "a negative length": with_length(lambda n: -n),
-    "a length of 5,000 digits": with_length(lambda n: "9" * 5000),
-    "a length that is no number": with_length(lambda n: "\xb2"),
-    "two lengths": with_length(lambda n: f"{n}, {n + 1}"),
-    "a redirect to a file": redirect("file:///etc/hostname"),
-    "a redirect to ftp": redirect("ftp://127.0.0.1/file"),
-    "a redirect to nowhere": redirect("http://127.0.0.1:1/file"),
-    "a redirect to another file": redirect("{url}other", 307),
-    "a redirect to itself": redirect("{url}file", 301),
+    "a length too short": with_length(lambda n: n - 5), "a length too long": with_length(lambda n: n + 5),
+    "a length of 10^17": with_length(lambda n: 10**17), "a negative length": with_length(lambda n: -n),
+    "a length of 5,000 digits": with_length(lambda n: "9" * 5000), "a length that is no number": with_length(lambda n: "\xb2"),
+    "two lengths": with_length(lambda n: f"{n}, {n + 1}"), "a redirect to a file": redirect("file:///etc/hostname"),
+    "a redirect to ftp": redirect("ftp://127.0.0.1/file"), "a redirect to nowhere": redirect("http://127.0.0.1:1/file"),
+    "a redirect to another file": redirect("{url}other", 307), "a redirect to itself": redirect("{url}file", 301),
     "a redirect with an endless body": redirect_with_an_endless_body,
     "a redirect that is no address": redirect("http://[::1/file", 308),
-    "other bytes of the same length": other_bytes,
-    "half of the file": half,
-    "an endless file": endless,
-    "another range": other_range,
-    "a slow body": slow_body,
-    "a slow header": slow_header,
-    "endless interim answers": endless_interim,
-    "silence": silent,
-    "204": status(204),
-    "500": status(500),
-    "404": status(404),
-    "another protocol": no_http,
-}
+    "other bytes of the same length": with_length(lambda n: n, lambda content: content[::-1]),
+    "half of the file": with_length(lambda n: n, lambda content: content[: len(content) // 2]), "an endless file": endless,
+    "another range": other_range, "a slow body": slow_body,
+    "a slow header": without_a_header(lambda: [b"HTTP/1.1 200 OK\r\nX-Long: ", *[b"x"] * 1000], SECONDS / 4),
+    "endless interim answers": without_a_header(lambda: itertools.repeat(b"HTTP/1.1 100 Continue\r\n\r\n"), SECONDS / 10),
+    "silence": silent, "204": status(204), "500": status(500), "404": status(404),
+    "another protocol": without_a_header(lambda: [b"SSH-2.0-OpenSSH_9.6 \x1b[2J\r\n"], 0),
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -187,29 +127,11 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Server]:
     pack([cache], tmp_path / "bundle.tar")
     files = {f"bundle/{path}": content for path, content in files_in(tmp_path / "bundle").items()}
     files |= {"bundle.tar": (tmp_path / "bundle.tar").read_bytes(), "file": CONTENT, "other": CONTENT[::-1]}
-    state = Server(files)
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            with contextlib.suppress(OSError):  # of a client that has heard enough
-                state.answer(self)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    monkeypatch.setattr(downloads, "PAUSE", 0.0)
     monkeypatch.setattr(downloads, "TIMEOUT", SECONDS)
     monkeypatch.setattr(downloads, "ATTEMPTS", 2)
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        http.daemon_threads = True
-        state.url = f"http://127.0.0.1:{http.server_port}/"
-        thread = threading.Thread(target=http.serve_forever, args=(0.01,))
-        thread.start()
+    with served(monkeypatch, files) as state:
+        state.hold = threading.Event()
         yield state
-        state.stopped.set()
-        http.shutdown()
-        thread.join()
     gc.collect()  # sockets that are closed late, which would fail another test
 
 
@@ -236,7 +158,7 @@ def test_a_lying_server_is_refused_or_does_no_harm(server: Server, suite_of_faul
     for number in range(suite.n_tries):
         name, fetch = names[number % len(names)], list(FETCHES)[number // 2 % len(FETCHES)]
         out, after, n_lies = tmp_path / str(number), rng.choice((0, 1)), rng.choice((1, 99))
-        server.lies = [honest] * after + [LIES[name]] * n_lies
+        server.lies = [None] * after + [LIES[name]] * n_lies
         detail = f"try {number}: {name}, {n_lies} times after {after}, {fetch}"
         outcome, found = "harmless", None
         try:

@@ -16,12 +16,14 @@ from tests.conftest import TINY_FEATURE
 from tests.faults.suite import StartSuite
 from tests.hostile import hanging_is_an_error, refused
 from tests.pipeline.import_files import write_table
+from tests.training.conftest import done
 from vse.features.cli import main as extract_main
 from vse.features.data_cli import main
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.duplicates import compute_perceptual_hash
 from vse.pipeline.files.images import BadImage, decode_image, read_image_size
 
+pytestmark = pytest.mark.filterwarnings("ignore")
 LONG = 30_000
 _EXIF_ORIENTATION = 0x0112
 
@@ -43,24 +45,17 @@ def deep() -> Image.Image:
 
 
 IMAGES: dict[str, Callable[[], bytes]] = {
-    "JPEG": lambda: saved(photo(), "JPEG"),
-    "progressive JPEG": lambda: saved(photo(), "JPEG", progressive=True),
+    "JPEG": lambda: saved(photo(), "JPEG"), "progressive JPEG": lambda: saved(photo(), "JPEG", progressive=True),
     "JPEG with restarts": lambda: saved(photo(), "JPEG", subsampling=0, restart_marker_blocks=2),
-    "CMYK JPEG": lambda: saved(photo().convert("CMYK"), "JPEG"),
-    "grey JPEG": lambda: saved(photo().convert("L"), "JPEG"),
-    "turned JPEG": lambda: saved(photo(), "JPEG", orientation=6),
-    "30,000 x 1 JPEG": lambda: saved(photo(LONG, 1), "JPEG"),
-    "PNG": lambda: saved(photo(), "PNG"),
-    "16-bit PNG": lambda: saved(deep(), "PNG"),
+    "CMYK JPEG": lambda: saved(photo().convert("CMYK"), "JPEG"), "grey JPEG": lambda: saved(photo().convert("L"), "JPEG"),
+    "turned JPEG": lambda: saved(photo(), "JPEG", orientation=6), "30,000 x 1 JPEG": lambda: saved(photo(LONG, 1), "JPEG"),
+    "PNG": lambda: saved(photo(), "PNG"), "16-bit PNG": lambda: saved(deep(), "PNG"),
     "palette PNG": lambda: saved(photo().quantize(16), "PNG"),
     "transparent PNG": lambda: saved(photo().convert("RGBA"), "PNG"),
-    "turned PNG": lambda: saved(photo(), "PNG", orientation=5),
-    "1 x 30,000 PNG": lambda: saved(photo(1, LONG), "PNG"),
-    "WebP": lambda: saved(photo(), "WEBP"),
-    "lossless WebP": lambda: saved(photo(), "WEBP", lossless=True),
-    "turned WebP": lambda: saved(photo(), "WEBP", orientation=8),
-    "1 x 16,000 WebP": lambda: saved(photo(1, 16_000), "WEBP"),
-}
+    "turned PNG": lambda: saved(photo(), "PNG", orientation=5), "1 x 30,000 PNG": lambda: saved(photo(1, LONG), "PNG"),
+    "WebP": lambda: saved(photo(), "WEBP"), "lossless WebP": lambda: saved(photo(), "WEBP", lossless=True),
+    "turned WebP": lambda: saved(photo(), "WEBP", orientation=8), "1 x 16,000 WebP": lambda: saved(photo(1, 16_000), "WEBP"),
+}  # fmt: skip
 ENDS = {"JPEG": b"\xff\xd9", "PNG": b"\0\0\0\0IEND\xaeB`\x82", "WebP": b""}
 
 
@@ -75,15 +70,10 @@ def overwritten(content: bytes, _: str, rng: random.Random) -> bytes:
     return (content[:place] + patch + content[place + len(patch) :])[: len(content)]
 
 
-def zero_tail(content: bytes, _: str, rng: random.Random) -> bytes:
-    start = rng.randrange(len(content) - 1)
-    return content[:start] + bytes(len(content) - start)
-
-
 DAMAGES: dict[str, Callable[[bytes, str, random.Random], bytes]] = {
     "cut": lambda content, kind, rng: content[: rng.randrange(len(content))],
     "cut and closed": lambda content, kind, rng: content[: rng.randrange(2, len(content))] + ENDS[kind],
-    "zero tail": zero_tail,
+    "zero tail": lambda content, kind, rng: content[: rng.randrange(len(content) - 1)].ljust(len(content), b"\0"),
     "flipped": flipped,
     "overwritten": overwritten,
 }
@@ -111,7 +101,6 @@ def outcome(path: Path, content: bytes) -> Image.Image | str | None:
     return image
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_damage_that_can_be_seen_is_refused(suite_of_faults: StartSuite, tmp_path: Path) -> None:
     suite, rng = suite_of_faults("truncated images, and PNG images with changed bytes", 40), random.Random(0)
     for number in range(suite.n_tries):
@@ -130,12 +119,10 @@ def test_damage_that_can_be_seen_is_refused(suite_of_faults: StartSuite, tmp_pat
             suite.record("harmless" if same else "silent", detail)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_other_bytes_in_a_format_without_checksums_do_no_more_than_change_pixels(
     suite_of_faults: StartSuite, tmp_path: Path
 ) -> None:
-    suite = suite_of_faults("JPEG and WebP images with changed bytes", 40)
-    rng = random.Random(0)
+    suite, rng = suite_of_faults("JPEG and WebP images with changed bytes", 40), random.Random(0)
     names = [name for name in IMAGES if "PNG" not in name]
     for number in range(suite.n_tries):
         name, damage = names[number % len(names)], rng.choice(("flipped", "overwritten"))
@@ -153,21 +140,15 @@ def test_every_kind_is_imported_and_extracted_or_named(tmp_path: Path) -> None:
     for number, make in enumerate(IMAGES.values()):
         (birds / f"{number}.img").write_bytes(make())
     rows = [{"file": f"{number}.img", "caption": f"gull {number}"} for number in range(len(IMAGES))]
-    table = write_table(tmp_path / "captions.csv", rows)
-    with pytest.raises(SystemExit) as stop:
-        main(["import", str(birds), "--captions", str(table), "--out", str(tmp_path / "data")])
-    assert stop.value.code == 0
-    file = tmp_path / "data" / "dataset.json"
+    table, file = write_table(tmp_path / "captions.csv", rows), tmp_path / "data" / "dataset.json"
+    done(main, "import", birds, "--captions", table, "--out", tmp_path / "data")
     assert len(load_dataset_file(file).images) == len(IMAGES)
-    settings = TINY_FEATURE.model_copy(update={"resize": 256, "resize_mode": "shorter"}).model_dump(
-        mode="json", exclude={"name"}
-    )
-    (tmp_path / "tiny.yaml").write_text("\n".join(f"{key}: {value}" for key, value in settings.items() if value is not None))
+    settings = TINY_FEATURE.model_dump(mode="json", exclude={"name"}, exclude_none=True)
+    settings |= {"resize": 256, "resize_mode": "shorter"}
+    (tmp_path / "tiny.yaml").write_text("\n".join(f"{key}: {value}" for key, value in settings.items()))
     arguments = ["cnn", "--dataset", file, "--feature", tmp_path / "tiny.yaml", "--shards", 1, "--out", tmp_path / "f.h5"]
     assert "--skip-bad" in refused(extract_main, *arguments)
-    with pytest.raises(SystemExit) as stop:
-        extract_main([*map(str, arguments), "--skip-bad"])
-    assert stop.value.code == 0
+    done(extract_main, *arguments, "--skip-bad")
     listed = (tmp_path / "f.h5.failures.jsonl").read_text().splitlines()
     assert len(listed) == sum("," in name for name in IMAGES)
     assert all("for the network" in line for line in listed)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.conftest import succeeds
 from tests.features.drawn_phrases import drawn_phrases
 from tests.features.tiny_text import add_tiny_clip, tiny_bert
 from vse.features.cache.feature_cache import FeatureCache, merge_shards, verify_cache
@@ -20,16 +21,11 @@ from vse.features.settings.base import Extractor
 
 Fails = Callable[..., str]
 Edit = Callable[..., Path]
+succeed = succeeds
 
 
 def sets(*settings: str) -> list[str]:
     return [argument for setting in settings for argument in ("--set", setting)]
-
-
-def succeed(main: Callable[[list[str]], None], *arguments: object) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    assert not stop.value.code
 
 
 def write_cache(out: Path, parts: Sequence[Rows], content: Mapping[str, Any] | None = None) -> Path:

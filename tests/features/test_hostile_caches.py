@@ -82,52 +82,34 @@ def put(name: str, values: Any) -> Spoil:
 
 
 SPOILT: dict[str, Spoil] = {
-    "no ids": lambda file, _: file.__delitem__("ids"),
-    "no features": lambda file, _: file.__delitem__("features"),
-    "no sources": lambda file, _: file.__delitem__("sources"),
-    "ids that are fractions": put("ids", np.arange(66) + 0.5),
-    "ids that are texts": put("ids", ["a"] * 66),
-    "ids in a square": put("ids", np.zeros((6, 11), int)),
-    "one id": put("ids", 3),
-    "empty ids": put("ids", h5py.Empty("i8")),
-    "duplicate ids": put("ids", np.zeros(66, int)),
-    "10^12 ids": replaced("ids", (10**12,), "i8"),
-    "10^12 ids in chunks": replaced("ids", (10**12,), "i8", chunks=(1000,)),
+    "no ids": lambda file, _: file.__delitem__("ids"), "no features": lambda file, _: file.__delitem__("features"),
+    "no sources": lambda file, _: file.__delitem__("sources"), "ids that are fractions": put("ids", np.arange(66) + 0.5),
+    "ids that are texts": put("ids", ["a"] * 66), "ids in a square": put("ids", np.zeros((6, 11), int)),
+    "one id": put("ids", 3), "empty ids": put("ids", h5py.Empty("i8")), "duplicate ids": put("ids", np.zeros(66, int)),
+    "10^12 ids": replaced("ids", (10**12,), "i8"), "10^12 ids in chunks": replaced("ids", (10**12,), "i8", chunks=(1000,)),
     "10^12 compressed ids": replaced("ids", (10**12,), "i8", chunks=(1000,), compression="gzip"),
-    "10^12 rows": replaced("features", (10**12, 4), "i8"),
-    "rows of integers": put("features", np.zeros((66, 4), int)),
-    "rows in a line": put("features", np.zeros(66, np.float32)),
-    "a number for rows": put("features", 3.0),
+    "10^12 rows": replaced("features", (10**12, 4), "i8"), "rows of integers": put("features", np.zeros((66, 4), int)),
+    "rows in a line": put("features", np.zeros(66, np.float32)), "a number for rows": put("features", 3.0),
     "a group for rows": lambda file, _: (file.__delitem__("features"), file.create_group("features"), None)[2],
     "offsets that descend": put("offsets", np.arange(67)[::-1].copy()),
-    "offsets before the first": put("offsets", np.arange(67) - 5),
-    "offsets that are texts": put("offsets", ["a"] * 67),
-    "no offset": put("offsets", np.zeros(0, int)),
-    "one offset": put("offsets", 0),
+    "offsets before the first": put("offsets", np.arange(67) - 5), "offsets that are texts": put("offsets", ["a"] * 67),
+    "no offset": put("offsets", np.zeros(0, int)), "one offset": put("offsets", 0),
     "ids of another file": linked("ids", lambda folder: h5py.ExternalLink(str(folder / "other.h5"), "/x")),
     "ids of a pipe": linked("ids", lambda folder: h5py.ExternalLink(str(folder / "pipe"), "/x")),
     "a soft link": linked("ids", lambda _: h5py.SoftLink("/sources")),
     "a link to itself": linked("ids", lambda _: h5py.SoftLink("/ids")),
     "a link to nothing": linked("ids", lambda _: h5py.SoftLink("/nothing")),
     "features of another file": linked("features", lambda folder: h5py.ExternalLink(str(folder / "other.h5"), "/x")),
-    "external storage": elsewhere("ids"),
-    "virtual ids": elsewhere("ids", is_virtual=True),
+    "external storage": elsewhere("ids"), "virtual ids": elsewhere("ids", is_virtual=True),
     "external skipped ids": elsewhere("skipped_ids"),
-}
+}  # fmt: skip
 ATTRIBUTES = ("format", "version", "dataset", "feature", "kind", "key", "captions", "provenance")
 WRONG_ATTRIBUTES: dict[str, Any] = {
-    "a number": 3,
-    "numbers": np.arange(3),
-    "an empty text": "",
-    "a long text": "x" * 5000,
-    "a path": "../../x",
-    "bytes": np.bytes_(b"\xff\xfe"),
-    "nothing": h5py.Empty("f4"),
-    "JSON of a list": "[1]",
-    "JSON of settings that are a list": '{"config": [1], "counts": 3}',
-    "deep JSON": "[" * 50_000,
+    "a number": 3, "numbers": np.arange(3), "an empty text": "", "a long text": "x" * 5000, "a path": "../../x",
+    "bytes": np.bytes_(b"\xff\xfe"), "nothing": h5py.Empty("f4"), "JSON of a list": "[1]",
+    "JSON of settings that are a list": '{"config": [1], "counts": 3}', "deep JSON": "[" * 50_000,
     "an escape sequence": "\x1b[2J",
-}
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -228,17 +210,12 @@ def test_any_bytes_are_refused_or_read(data: st.DataObject, which: str, own_cach
 
 
 BOXES = {
-    "a list": "[1]",
-    "texts": '{"0": ["a"]}',
-    "ids that are texts": '{"x": []}',
-    "ids of 5,000 digits": f'{{"{"9" * 5000}": []}}',
-    "ragged boxes": '{"0": [[1, 2], [3]]}',
-    "deep boxes": '{"0": ' + "[" * 500 + "]" * 500 + "}",
-    "null": '{"0": null}',
-    "objects": '{"0": {"a": 1}}',
+    "a list": "[1]", "texts": '{"0": ["a"]}', "ids that are texts": '{"x": []}',
+    "ids of 5,000 digits": f'{{"{"9" * 5000}": []}}', "ragged boxes": '{"0": [[1, 2], [3]]}',
+    "deep boxes": '{"0": ' + "[" * 500 + "]" * 500 + "}", "null": '{"0": null}', "objects": '{"0": {"a": 1}}',
     "numbers beyond float32": '{"0": [[0, 0, 1e39, 1e39]]}',
     **{kind: content for kind, content in NOT_JSON.items() if isinstance(content, str)},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", BOXES)

@@ -46,38 +46,24 @@ def header(text: str) -> bytes:
 
 
 ARRAYS: dict[str, bytes] = {
-    "nothing": b"",
-    "text": b"not numpy",
-    "a pickle": npy(np.asarray([{"a": 1}], object), allow_pickle=True),
-    "texts": npy(np.asarray(["a"] * 12)),
-    "one number": npy(np.float32(3)),
-    "no rows": npy(np.zeros((0, 4), np.float32)),
-    "four axes": npy(np.zeros((12, 2, 2, 2), np.float32)),
-    "complex numbers": npy(np.zeros((12, 4), complex)),
-    "not a number": npy(np.full((12, 4), np.nan, np.float32)),
-    "infinity": npy(np.full((12, 4), np.inf, np.float32)),
+    "nothing": b"", "text": b"not numpy", "a pickle": npy(np.asarray([{"a": 1}], object), allow_pickle=True),
+    "texts": npy(np.asarray(["a"] * 12)), "one number": npy(np.float32(3)), "no rows": npy(np.zeros((0, 4), np.float32)),
+    "four axes": npy(np.zeros((12, 2, 2, 2), np.float32)), "complex numbers": npy(np.zeros((12, 4), complex)),
+    "not a number": npy(np.full((12, 4), np.nan, np.float32)), "infinity": npy(np.full((12, 4), np.inf, np.float32)),
     "half": npy(np.zeros((12, 400), np.float32))[:2000],
     "10^12 rows": header("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 4), }\n"),
     "negative rows": header("{'descr': '<f4', 'fortran_order': False, 'shape': (-1, 4), }\n"),
-    "a header that is code": header("__import__('os').system('id')\n"),
-    "a deep header": header("(" * 5000 + ")" * 5000),
+    "a header that is code": header("__import__('os').system('id')\n"), "a deep header": header("(" * 5000 + ")" * 5000),
     "a header of 5,000 digits": header(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({HUGE}, 4), }}\n"),
     "a format that is none": header("{'descr': 'x', 'fortran_order': False, 'shape': (12, 4), }\n"),
     "another version": b"\x93NUMPY\x09\x00" + bytes(100),
-}
+}  # fmt: skip
 IDS = {
-    "nothing": b"",
-    "texts": b"a\nb",
-    "fractions": b"0.5\n1.5",
-    "5,000 digits": HUGE.encode(),
-    "beyond int64": b"\n".join([b"9223372036854775808"] * 12),
-    "far below": b"\n".join([b"-99999999999999999999"] * 12),
-    "bytes": b"\xff\xfe\xff",
-    "zeros": bytes(50),
-    "duplicates": b"0\n" * 12,
-    "too few": b"0\n1",
+    "nothing": b"", "texts": b"a\nb", "fractions": b"0.5\n1.5", "5,000 digits": HUGE.encode(),
+    "beyond int64": b"\n".join([b"9223372036854775808"] * 12), "far below": b"\n".join([b"-99999999999999999999"] * 12),
+    "bytes": b"\xff\xfe\xff", "zeros": bytes(50), "duplicates": b"0\n" * 12, "too few": b"0\n1",
     "others": b"\n".join(str(k + 1000).encode() for k in range(12)),
-}
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -121,29 +107,18 @@ def tsv(**changes: Any) -> bytes:
 
 
 TSV: dict[str, bytes] = {
-    "nothing": b"",
-    "too few fields": b"0\t1\t2\n",
-    "no boxes": tsv(num_boxes=0, boxes="", features=""),
-    "negative boxes": tsv(num_boxes=-1),
-    "5,000 digits of boxes": tsv(num_boxes=HUGE),
-    "10^12 boxes": tsv(num_boxes=10**12),
-    "fractions of boxes": tsv(num_boxes=0.5),
-    "a size of 5,000 digits": tsv(image_w=HUGE),
-    "a size beyond int32": tsv(image_w=2**31),
-    "a size far beyond": tsv(image_h=2**70),
-    "a negative size": tsv(image_w=-5),
-    "no size": tsv(image_w=0, image_h=0),
-    "boxes that are no base64": tsv(boxes="!!!"),
-    "boxes that are not ASCII": tsv(boxes="ä"),
-    "boxes of other bytes": tsv(boxes="AAAA"),
+    "nothing": b"", "too few fields": b"0\t1\t2\n", "no boxes": tsv(num_boxes=0, boxes="", features=""),
+    "negative boxes": tsv(num_boxes=-1), "5,000 digits of boxes": tsv(num_boxes=HUGE), "10^12 boxes": tsv(num_boxes=10**12),
+    "fractions of boxes": tsv(num_boxes=0.5), "a size of 5,000 digits": tsv(image_w=HUGE),
+    "a size beyond int32": tsv(image_w=2**31), "a size far beyond": tsv(image_h=2**70), "a negative size": tsv(image_w=-5),
+    "no size": tsv(image_w=0, image_h=0), "boxes that are no base64": tsv(boxes="!!!"),
+    "boxes that are not ASCII": tsv(boxes="ä"), "boxes of other bytes": tsv(boxes="AAAA"),
     "features of other bytes": tsv(features="AAAA"),
     "boxes that are no numbers": tsv(boxes=encoded(np.full((2, 4), np.nan, np.float32))),
     "features that are no numbers": tsv(features=encoded(np.full((2, 4), np.nan, np.float32))),
-    "boxes outside": tsv(boxes=encoded(np.full((2, 4), 1e9, np.float32))),
-    "a zero byte": tsv(image_id="0\0"),
-    "bytes": b"\xff\xfe\t" * 5 + b"\n",
-    "one line without end": b"x" * 100_000,
-}
+    "boxes outside": tsv(boxes=encoded(np.full((2, 4), 1e9, np.float32))), "a zero byte": tsv(image_id="0\0"),
+    "bytes": b"\xff\xfe\t" * 5 + b"\n", "one line without end": b"x" * 100_000,
+}  # fmt: skip
 
 
 def import_of_tsv(few: Path, folder: Path) -> list[object]:
@@ -220,20 +195,12 @@ def test_a_layout_with_a_wrong_value_is_refused_or_written(key: str, kind: str, 
 
 
 WORDS: dict[str, bytes] = {
-    "nothing": b"",
-    "text": b"the quick brown fox\njumps",
-    "rows of two lengths": b"a 1 2\nb 1\n",
-    "too few rows": b"4 3\na 1 2 3\n",
-    "bytes": b"\xff\xfe\x00",
-    "10^12 words": b"1000000000000 50\na 1 2",
-    "10^12 numbers": b"1 1000000000000\na 1 2",
-    "5,000 digits": f"{HUGE} 3\na 1 2 3".encode(),
-    "not a number": b"a nan nan\nb nan nan",
-    "infinity": b"a 1e400 1\nb 1 2",
-    "zeros": bytes(1000),
-    "a word alone": b"word\n",
+    "nothing": b"", "text": b"the quick brown fox\njumps", "rows of two lengths": b"a 1 2\nb 1\n",
+    "too few rows": b"4 3\na 1 2 3\n", "bytes": b"\xff\xfe\x00", "10^12 words": b"1000000000000 50\na 1 2",
+    "10^12 numbers": b"1 1000000000000\na 1 2", "5,000 digits": f"{HUGE} 3\na 1 2 3".encode(),
+    "not a number": b"a nan nan\nb nan nan", "infinity": b"a 1e400 1\nb 1 2", "zeros": bytes(1000), "a word alone": b"word\n",
     "negative counts": b"-1 -1\na 1 2",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", [*WORDS, *NOT_FILES])
@@ -271,18 +238,12 @@ def saved(content: Any) -> bytes:
 
 
 WEIGHTS: dict[str, bytes] = {
-    "nothing": b"",
-    "text": b"not weights",
-    "a list": saved([1, 2]),
-    "a number": saved(3),
-    "no tensors": saved({"a": 3}),
-    "other tensors": saved({"a": torch.zeros(3)}),
-    "keys that are numbers": saved({1: torch.zeros(3)}),
-    "code": saved({"a": Payload()}),
-    "half": saved({"a": torch.zeros(3000)})[:2000],
+    "nothing": b"", "text": b"not weights", "a list": saved([1, 2]), "a number": saved(3), "no tensors": saved({"a": 3}),
+    "other tensors": saved({"a": torch.zeros(3)}), "keys that are numbers": saved({1: torch.zeros(3)}),
+    "code": saved({"a": Payload()}), "half": saved({"a": torch.zeros(3000)})[:2000],
     "a header of safetensors": (10**12).to_bytes(8, "little") + b"{}",
     "JSON of safetensors": (3).to_bytes(8, "little") + b"[1]",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", WEIGHTS)

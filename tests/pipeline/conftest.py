@@ -8,19 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import succeeds as succeed
 from vse.pipeline.cli import main
 
 Fails = Callable[..., str]
 Log = pytest.LogCaptureFixture
 Output = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
-
-
-def succeed(command: Callable[[list[str]], None], *arguments: object) -> None:
-    """Run a command, which must exit with 0."""
-    with pytest.raises(SystemExit) as stop:
-        command([str(argument) for argument in arguments])
-    assert stop.value.code == 0
 
 
 @pytest.fixture

@@ -174,10 +174,7 @@ HOSTILE = {
     "a default attribute": ('<!DOCTYPE a [<!ATTLIST a b CDATA "c">]><a/>', DECLARED),
     "an entity of nobody": ("<a>\n&x;</a>", f":2: {MALFORMED} (Entity 'x' not defined"),
     "levels": ("<a>" * 100_000, f":1: {MALFORMED} (Excessive depth in document"),
-    "a level too many": (
-        "<a>" * (MAX_DEPTH + 1) + "</a>" * (MAX_DEPTH + 1),
-        f":1: elements more than {MAX_DEPTH} levels deep",
-    ),
+    "a level too many": ("<a>" * (MAX_DEPTH + 1) + "</a>" * (MAX_DEPTH + 1), f":1: elements more than {MAX_DEPTH} levels"),
     "closed levels": ("<a>" * 10_000 + "</a>" * 10_000, f":1: {MALFORMED} (Excessive depth in document"),
     "too much": (f"<a>{' ' * MAX_BYTES}</a>", f"(the limit is {MAX_BYTES})"),
     "nothing": ("", f":1: {MALFORMED} (Document is empty"),

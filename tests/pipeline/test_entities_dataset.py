@@ -116,28 +116,19 @@ def test_boxes_are_clipped_and_scaled_to_the_photo_with_one_warning(official: Pa
 
 
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no photo": (lambda folder: (folder / "flickr30k-images" / "11.jpg").unlink(), "1 of 2 image files are missing"),
-    "no list": (lambda folder: (folder / "val.txt").unlink(), "official/val.txt not found"),
-    "no captions": (lambda folder: (folder / "Sentences" / "11.txt").unlink(), "Sentences/11.txt: No such file"),
-    "no annotation": (lambda folder: (folder / "Annotations" / "11.xml").unlink(), "Annotations/11.xml: No such file"),
-    "two splits": (lambda folder: (folder / "val.txt").write_text("11\n"), "photo 11 is in two of train.txt, val.txt"),
-    "no photos": (lambda folder: [(folder / f"{s}.txt").write_text("") for s in ("train", "test")], "name no photo"),
-    "a broken photo": (
-        lambda folder: (folder / "flickr30k-images" / "11.jpg").write_text("x"),
-        "11.jpg: not a readable image",
-    ),
-    "no words": (
-        lambda folder: (folder / "Sentences" / "11.txt").write_text("Guys .\n. . .\n"),
-        "11.txt: a caption has no let",
-    ),
+    "no photo": (lambda f: (f / "flickr30k-images" / "11.jpg").unlink(), "1 of 2 image files are missing"),
+    "no list": (lambda f: (f / "val.txt").unlink(), "official/val.txt not found"),
+    "no captions": (lambda f: (f / "Sentences" / "11.txt").unlink(), "Sentences/11.txt: No such file"),
+    "no annotation": (lambda f: (f / "Annotations" / "11.xml").unlink(), "Annotations/11.xml: No such file"),
+    "two splits": (lambda f: (f / "val.txt").write_text("11\n"), "photo 11 is in two of train.txt, val.txt"),
+    "no photos": (lambda f: [(f / f"{s}.txt").write_text("") for s in ("train", "test")], "name no photo"),
+    "a broken photo": (lambda f: (f / "flickr30k-images" / "11.jpg").write_text("x"), "11.jpg: not a readable image"),
+    "no words": (lambda f: (f / "Sentences" / "11.txt").write_text("Guys .\n. . .\n"), "11.txt: a caption has no let"),
     "an entity": (
-        lambda folder: (folder / "Annotations" / "11.xml").write_text("<!DOCTYPE a [<!ENTITY b 'c'>]><a>&b;</a>"),
+        lambda f: (f / "Annotations" / "11.xml").write_text("<!DOCTYPE a [<!ENTITY b 'c'>]><a>&b;</a>"),
         "Annotations/11.xml: has a document type declaration",
     ),
-    "a lost phrase": (
-        lambda folder: (folder / "Sentences" / "11.txt").write_text("Two\n[/EN#7/people guys], ok ."),
-        "11.txt:2: ",
-    ),
+    "a lost phrase": (lambda f: (f / "Sentences" / "11.txt").write_text("Two\n[/EN#7/people guys], ok ."), "11.txt:2: "),
 }
 
 

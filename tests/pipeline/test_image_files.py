@@ -128,19 +128,14 @@ def test_a_decompression_bomb_is_refused_from_its_header(side: int) -> None:
 
 
 JPEG: dict[str, tuple[str, dict[str, Any]]] = {
-    "plain": ("RGB", {}),
-    "optimised": ("RGB", {"optimize": True}),
-    "fine": ("RGB", {"quality": 95, "subsampling": 0}),
-    "coarse": ("RGB", {"quality": 10, "subsampling": 2}),
-    "progressive": ("RGB", {"progressive": True}),
+    "plain": ("RGB", {}), "optimised": ("RGB", {"optimize": True}), "fine": ("RGB", {"quality": 95, "subsampling": 0}),
+    "coarse": ("RGB", {"quality": 10, "subsampling": 2}), "progressive": ("RGB", {"progressive": True}),
     "coarse and progressive": ("RGB", {"progressive": True, "quality": 30}),
     "restarted in each row": ("RGB", {"restart_marker_rows": 1}),
     "restarted in each block": ("RGB", {"restart_marker_blocks": 1}),
-    "progressive and restarted": ("RGB", {"progressive": True, "restart_marker_rows": 2}),
-    "grey": ("L", {}),
-    "grey and progressive": ("L", {"progressive": True}),
-    "CMYK": ("CMYK", {}),
-}
+    "progressive and restarted": ("RGB", {"progressive": True, "restart_marker_rows": 2}), "grey": ("L", {}),
+    "grey and progressive": ("L", {"progressive": True}), "CMYK": ("CMYK", {}),
+}  # fmt: skip
 
 
 def photo(width: int = 150, height: int = 111) -> Image.Image:

@@ -86,22 +86,15 @@ def test_other_names_of_columns_are_given(birds: Path, tmp_path: Path, fails: Fa
 
 
 CSV_FAULTS = [
-    (b"a.jpg,A gull,dev\n", None),
-    (b"nope.jpg,A gull,train\n", "nope.jpg: no such image file"),
-    (b"../a.jpg,A gull,train\n", "the file '../a.jpg'"),
-    (b",A gull,train\n", "names no image file"),
-    (b"c.jpg,,train\n", "the caption is empty"),
-    (b"c.jpg,...!,train\n", "the caption '...!' has no word"),
-    (b"c.jpg,A gull, flying,train\n", "4 cells"),
-    (b"c.jpg,A gull\n", "2 cells"),
+    (b"a.jpg,A gull,dev\n", None), (b"nope.jpg,A gull,train\n", "nope.jpg: no such image file"),
+    (b"../a.jpg,A gull,train\n", "the file '../a.jpg'"), (b",A gull,train\n", "names no image file"),
+    (b"c.jpg,,train\n", "the caption is empty"), (b"c.jpg,...!,train\n", "the caption '...!' has no word"),
+    (b"c.jpg,A gull, flying,train\n", "4 cells"), (b"c.jpg,A gull\n", "2 cells"),
     (b"c.jpg,A gull,tset\n", "unknown split 'tset'; known: train, val"),
-    (b"a.jpg,A gull,test\n", "a.jpg has split test, but split val at"),
-    (b"c.jpg,A g\xffull,train\n", "not UTF-8"),
-    (b'c.jpg,"A" gull,train\n', "',' expected after '\"'"),
-    (b"broken.jpg,A gull,train\n", "not a readable image"),
-    (b"c.jpg,A tern,train\n", None),
-    (b'c.jpg,"A tern\n', "unexpected end of data"),
-]
+    (b"a.jpg,A gull,test\n", "a.jpg has split test, but split val at"), (b"c.jpg,A g\xffull,train\n", "not UTF-8"),
+    (b'c.jpg,"A" gull,train\n', "',' expected after '\"'"), (b"broken.jpg,A gull,train\n", "not a readable image"),
+    (b"c.jpg,A tern,train\n", None), (b'c.jpg,"A tern\n', "unexpected end of data"),
+]  # fmt: skip
 
 
 def test_each_bad_row_of_a_csv_file_is_named_with_its_line(birds: Path, tmp_path: Path, fails: Fails, caplog: Log) -> None:

@@ -110,19 +110,17 @@ def test_a_file_that_changes_is_read_again_and_readers_do_not_share_settings(wri
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[1, 2]", "bad.yaml: a preset is a YAML mapping"),
-        ("a: [", "bad.yaml: not valid YAML"),
+        ("[1, 2]", "bad.yaml: a preset is a YAML mapping"), ("a: [", "bad.yaml: not valid YAML"),
         ("tip: 1\ntip: 2", "bad.yaml: not valid YAML .'tip' is given twice .*line 2"),
         ("presets: {a: {}, a: {}}", "'a' is given twice"),
         ("presets: [a]", "bad.yaml: presets: is a YAML mapping of names to settings"),
         ("presets: {a: 3}", "bad.yaml: presets: is a YAML mapping of names to settings"),
-        ("presets: {a: {}}\ntip: 3", "bad.yaml: .*'tip'"),
-        ("extends: 3", "bad.yaml: extends: .*not 3"),
+        ("presets: {a: {}}\ntip: 3", "bad.yaml: .*'tip'"), ("extends: 3", "bad.yaml: extends: .*not 3"),
         ("extends: vsep", "unknown experiment 'vsep' .did you mean 'vsepp'"),
         ("extends: bad", "bad.yaml: extends itself .bad -> bad"),
         ("extends: other", "bad.yaml: extends itself .bad -> other -> bad"),
     ],
-)
+)  # fmt: skip
 def test_a_file_that_is_no_preset_is_refused_in_one_line(text: str, message: str, write: Write) -> None:
     write("other.yaml", "extends: bad\n")
     write("bad.yaml", text)

@@ -19,6 +19,7 @@ import safetensors.torch
 import torch
 
 from tests.conftest import TINY_FEATURE
+from tests.conftest import succeeds as done
 from tests.training.phrases.some_regions import Caches, World, make_caches, small, world_of
 from vse.features.cache.feature_cache import merge_shards
 from vse.features.cache.rows import Identity, Rows
@@ -36,16 +37,9 @@ from vse.training.run.folder import RunFolder
 from vse.training.solvers import retrieval
 from vse.training.training import train
 
-SETS = [
-    "model.dim=16",
-    "model.word_dim=8",
-    "train.epochs=3",
-    "train.decay_after=2",
-    "train.batch_size=32",
-    "train.min_count=1",
-    "train.learning_rate=2e-4",  # this and the next as in the paper: the demo's preset, which commands read, has others
-    "warmup.epochs=0",
-]
+# The learning rate and the end of the warm-up are those of the paper: the demo's preset, which commands read, has others.
+SETS = ["model.dim=16", "model.word_dim=8", "train.epochs=3", "train.decay_after=2", "train.batch_size=32"]
+SETS += ["train.min_count=1", "train.learning_rate=2e-4", "warmup.epochs=0"]
 
 
 def experiment(*sets: str, name: str = "vsepp") -> ExperimentConfig:
@@ -65,21 +59,23 @@ Fails, Edit = Callable[..., str], Callable[[Path, Callable[[Any], None]], Path]
 Capture, Log, Patch = pytest.CaptureFixture[str], pytest.LogCaptureFixture, pytest.MonkeyPatch
 
 
+def _extracted(demo: Path, name: str, **changes: object) -> Path:
+    """A cache of the demo by the tiny network with these changes, in two shards."""
+    out = demo.parent.parent / "features" / f"demo_{name}.h5"
+    extract_shards(demo, CnnExtractor(TINY_FEATURE.model_copy(update={"name": name, **changes})), out, 2)
+    return merge(demo, out, 2)
+
+
 @pytest.fixture(scope="session")
 def bank(demo: Path) -> Path:
     """A cache of three random crops per image of the demo. Read only."""
-    out = demo.parent.parent / "features" / "demo_bank.h5"
-    config = TINY_FEATURE.model_copy(update={"name": "bank", "crops": "rc_bank", "n_random": 3})
-    extract_shards(demo, CnnExtractor(config), out, 2)
-    return merge(demo, out, 2)
+    return _extracted(demo, "bank", crops="rc_bank", n_random=3)
 
 
 @pytest.fixture(scope="session")
 def positions(demo: Path) -> Path:
     """A cache of four vectors per image of the demo, one for each position of a CNN's grid. Read only."""
-    out = demo.parent.parent / "features" / "demo_positions.h5"
-    extract_shards(demo, CnnExtractor(TINY_FEATURE.model_copy(update={"name": "positions", "positions": True})), out, 2)
-    return merge(demo, out, 2)
+    return _extracted(demo, "positions", positions=True)
 
 
 @pytest.fixture(scope="session")
@@ -186,13 +182,6 @@ def numbers(run: Path) -> list[dict[str, float]]:
 def losses(run: Path) -> list[float]:
     """The loss of each epoch."""
     return [row["loss"] for row in state(run)["rows"]]
-
-
-def done(main: Callable[[list[str]], None], *arguments: object) -> None:
-    """Run a command that must succeed."""
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    assert stop.value.code == 0
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[list[list[str]], str]:

@@ -9,18 +9,7 @@ import torch
 import yaml
 
 from tests.conftest import TINY_FEATURE
-from tests.training.conftest import (
-    COMMAND,
-    Crash,
-    Fails,
-    Patch,
-    assert_same,
-    experiment,
-    interrupted,
-    options,
-    state,
-    weights,
-)
+from tests.training.conftest import COMMAND, Crash, Fails, Patch, assert_same, experiment, interrupted, options, state, weights
 from vse.features.backbones.device import has_bf16
 from vse.features.extraction import extract_shards, merge
 from vse.features.extractors.cnn import CnnExtractor

@@ -20,14 +20,9 @@ from vse.training.settings import AdversarySettings, SolverSettings
 from vse.training.solvers import SOLVERS
 
 BASES: list[tuple[Registry[Any], type]] = [
-    (IMAGE_ENCODERS, EncoderSettings),
-    (CAPTION_ENCODERS, EncoderSettings),
-    (SIMILARITIES, SimilaritySettings),
-    (LOSSES, Loss),
-    (SAMPLERS, Sampler),
-    (SOLVERS, SolverSettings),
-    (ADVERSARIES, AdversarySettings),
-]
+    (IMAGE_ENCODERS, EncoderSettings), (CAPTION_ENCODERS, EncoderSettings), (SIMILARITIES, SimilaritySettings), (LOSSES, Loss),
+    (SAMPLERS, Sampler), (SOLVERS, SolverSettings), (ADVERSARIES, AdversarySettings),
+]  # fmt: skip
 PARTS = [pytest.param(registry, base, name, id=f"{registry.kind} {name}") for registry, base in BASES for name in registry]
 
 

@@ -54,21 +54,16 @@ def hole(*width: int, **options: Any) -> Spoil:
 
 
 LINKS: dict[str, Spoil] = {
-    "another file": external("o.h5"),
-    "a pipe": external("pipe", "/x"),
-    "the file itself": external("e.h5"),
-    "a group": soft("/ids/x"),
-    "itself": soft("/{}"),
-    "nothing": soft("/nothing"),
+    "another file": external("o.h5"), "a pipe": external("pipe", "/x"), "the file itself": external("e.h5"),
+    "a group": soft("/ids/x"), "itself": soft("/{}"), "nothing": soft("/nothing"),
     "raw bytes": lambda file, name, folder: file.create_dataset(
         name, (12,) if name.endswith("ids") else (12, 16), "f4", external=[("/etc/passwd", 0, 768)]
     ),
     "another file's rows": lambda file, name, folder: virtual(file, name, folder / "o.h5"),
-    "rows of its own": lambda file, name, folder: virtual(file, name, Path()),
-    "a hole": hole(dtype="i8"),
+    "rows of its own": lambda file, name, folder: virtual(file, name, Path()), "a hole": hole(dtype="i8"),
     "a hole in chunks": hole(16, dtype="f4", chunks=(999, 16)),
     "a compressed hole": hole(dtype="i8", chunks=(1000,), compression="gzip"),
-}
+}  # fmt: skip
 
 
 def virtual(file: h5py.File, name: str, source: Path) -> None:
@@ -111,21 +106,11 @@ def test_devices_and_paths_that_cannot_be_are_refused(path: str, tmp_path: Path)
 
 
 ATTRIBUTES: dict[str, Any] = {
-    "numbers": np.arange(4),
-    "texts": ["a", "b"],
-    "nothing": h5py.Empty("f4"),
-    "compound": np.zeros((), [("a", "f4")]),
-    "a large number": 2**63,
-    "a fraction": 0.5,
-    "no number": float("nan"),
-    "infinity": float("inf"),
-    "true": True,
-    "bytes": np.bytes_(b"\xff\xfe"),
-    "an escape sequence": "\x1b[2J\x1b]0;x\x07",
-    "a long text": "x" * 60_000,
-    "an empty text": "",
-    "a complex number": 1j,
-}
+    "numbers": np.arange(4), "texts": ["a", "b"], "nothing": h5py.Empty("f4"), "compound": np.zeros((), [("a", "f4")]),
+    "a large number": 2**63, "a fraction": 0.5, "no number": float("nan"), "infinity": float("inf"), "true": True,
+    "bytes": np.bytes_(b"\xff\xfe"), "an escape sequence": "\x1b[2J\x1b]0;x\x07", "a long text": "x" * 60_000,
+    "an empty text": "", "a complex number": 1j,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["dataset", "split", "similarity", "experiment", "seed", "provenance"])

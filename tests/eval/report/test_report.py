@@ -175,10 +175,7 @@ def test_an_image_without_a_caption_is_found_but_does_not_ask(world: World) -> N
     assert any('alt="caption 0 of 6"' in card for card in cards(page, "t2i"))
 
 
-@pytest.mark.parametrize(
-    ("names", "text"),
-    [((), "<dd>order</dd>"), (("scores",), "scores of pairs")],
-)
+@pytest.mark.parametrize(("names", "text"), [((), "<dd>order</dd>"), (("scores",), "scores of pairs")])
 def test_scores_and_other_similarities_work_too(names: tuple[str, ...], text: str, world: World) -> None:
     rng = np.random.default_rng(0)
     scores = {name: rng.random((N_IMAGES, 24)).astype(np.float32) for name in names}

@@ -18,22 +18,13 @@ from vse.eval.options import AllEvaluateOptions
 from vse.eval.tables.significance import compare_files
 
 HOSTILE = {
-    "a line of LaTeX": "demo\n\\input{/etc/passwd}",
-    "a line of LaTeX after a return": "demo\r\\write18{id}",
-    "a line of LaTeX after a separator": "demo\u2028\\input{x}",
-    "a line of LaTeX after a next line": "demo\x85\\input{x}",
-    "a caret newline": "demo^^M\\input{x}",
-    "a macro": "\\input{x}",
-    "a comment": "demo % \\end{tabular}",
-    "another cell": "a & b \\\\ c",
-    "maths": "$\\csname x\\endcsname$ #1 {",
-    "a formula": '=HYPERLINK("http://x","y")',
-    "a sum": "+1+cmd|' /C calc'!A0",
-    "a difference": "-2+3",
-    "a function": "@HASH_ATTRIBUTE(1)",
-    "a formula after a tab": "\t=1",
-    "an escape sequence": "\x1b[2Jdemo\x1b]0;x\x07",
-}
+    "a line of LaTeX": "demo\n\\input{/etc/passwd}", "a line of LaTeX after a return": "demo\r\\write18{id}",
+    "a line of LaTeX after a separator": "demo\u2028\\input{x}", "a line of LaTeX after a next line": "demo\x85\\input{x}",
+    "a caret newline": "demo^^M\\input{x}", "a macro": "\\input{x}", "a comment": "demo % \\end{tabular}",
+    "another cell": "a & b \\\\ c", "maths": "$\\csname x\\endcsname$ #1 {", "a formula": '=HYPERLINK("http://x","y")',
+    "a sum": "+1+cmd|' /C calc'!A0", "a difference": "-2+3", "a function": "@HASH_ATTRIBUTE(1)",
+    "a formula after a tab": "\t=1", "an escape sequence": "\x1b[2Jdemo\x1b]0;x\x07",
+}  # fmt: skip
 
 
 def written(command: str, files: list[Path], out: Path) -> str:

@@ -77,6 +77,7 @@ def trained(path: Path, **provenance: Any) -> Path:
     return path
 
 
+MINE = {"feature": "mine"}
 CHANGED = ["feature: fc7 -> mine", "loss.margin: 0.2 -> 0.1"]
 DROPOUTS = ["model.a.dropout: 0.5 -> 0", "model.b.dropout: 0.5 -> 0.1"]
 
@@ -85,13 +86,7 @@ DROPOUTS = ["model.a.dropout: 0.5 -> 0", "model.b.dropout: 0.5 -> 0.1"]
     ("provenance", "added", "method", "feature", "settings"),
     [
         ({}, "", "VSE++ (1C)", "fc7", ""),
-        (
-            {"changed_settings": CHANGED, "config": {"feature": "mine"}},
-            "[margin=0.1]",
-            "VSE++ (1C)",
-            "mine",
-            "; ".join(CHANGED),
-        ),
+        ({"changed_settings": CHANGED, "config": MINE}, "[margin=0.1]", "VSE++ (1C)", "mine", "; ".join(CHANGED)),
         ({"changed_settings": DROPOUTS}, "[model.a.dropout=0, model.b.dropout=0.1]", "VSE++ (1C)", "fc7", "; ".join(DROPOUTS)),
         ({"config": {"title": "Mine", "caption_feature": "hglmm"}}, "", "Mine", "fc7 + hglmm", ""),
         ({"config": "of another program", "changed_settings": 3}, "", "VSE++ (1C)", "fc7", ""),

@@ -9,16 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.training.conftest import Log, Patch
-from tests.training.data.caches import (
-    CPU,
-    PLACES,
-    cached,
-    drop_checksums,
-    made_by_hand,
-    regions_by_hand,
-    rows_by_id,
-    spoil,
-)
+from tests.training.data.caches import CPU, PLACES, cached, drop_checksums, made_by_hand, regions_by_hand, rows_by_id, spoil
 from tests.transformers_made import WORDS, make_bert
 from vse.features.backbones.transformer import Transformer, read_transformer
 from vse.features.cache.feature_cache import FeatureCache, open_cache

@@ -67,13 +67,8 @@ def _sigmoid(loss: Any, positive: Tensor, negatives: list[Tensor]) -> Tensor:
 
 
 _SLOW: dict[str, Callable[[Any, Tensor, list[Tensor]], Tensor]] = {
-    "max": _max,
-    "sum": _sum,
-    "top": _top,
-    "spectrum": _spectrum,
-    "infonce": _infonce,
-    "sigmoid": _sigmoid,
-}
+    "max": _max, "sum": _sum, "top": _top, "spectrum": _spectrum, "infonce": _infonce, "sigmoid": _sigmoid,
+}  # fmt: skip
 
 
 def slow_query(loss: RankingLoss, positive: Tensor, negatives: list[Tensor]) -> Tensor:

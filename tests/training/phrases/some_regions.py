@@ -26,15 +26,9 @@ CPU = torch.device("cpu")
 DIM, TEXT_DIM = 12, 10
 Array = NDArray[Any]
 
-SMALL = [
-    "feature=candidates",
-    "truth_feature=truths",
-    "caption_feature=some_phrases",
-    "model.image_encoder={name: branch, widths: [16, 8]}",
-    "model.caption_encoder={name: branch, widths: [14, 8]}",
-    "train.epochs=2",
-    "train.batch_size=40",
-]
+SMALL = ["feature=candidates", "truth_feature=truths", "caption_feature=some_phrases"]
+SMALL += [f"model.{side}_encoder={{name: branch, widths: [{width}, 8]}}" for side, width in (("image", 16), ("caption", 14))]
+SMALL += ["train.epochs=2", "train.batch_size=40"]
 LINEAR = ["model.image_encoder.widths=[8]", "model.caption_encoder.widths=[8]"]
 
 
@@ -68,9 +62,8 @@ def make_caches(dataset_file: Path, folder: Path, n: int = 7) -> Caches:
     for name, boxes in (("candidates", proposed), ("truths", truths)):
         vectors = [_seen(some, named[image.imgid], meanings, rng) for some, image in zip(boxes, dataset.images, strict=True)]
         made[name] = write_regions(folder / f"{dataset.name}_{name}.h5", dataset, boxes, vectors, sizes)
-    return Caches(
-        made["candidates"], made["truths"], write_phrases(folder / f"{dataset.name}_some_phrases.h5", dataset, texts)
-    )
+    phrases = write_phrases(folder / f"{dataset.name}_some_phrases.h5", dataset, texts)
+    return Caches(made["candidates"], made["truths"], phrases)
 
 
 def write_regions(

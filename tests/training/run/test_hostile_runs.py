@@ -66,18 +66,14 @@ def changed(key: str, value: Any) -> Callable[[dict[str, Any]], Any]:
 
 
 CHECKPOINTS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "a list": lambda state: [state],
-    "nothing": lambda state: {},
-    "a tensor": lambda state: torch.zeros(3),
-    "another epoch": changed("epoch", "x"),
-    "rows of nothing": changed("rows", [None]),
-    "rows of texts": changed("rows", [{"rsum": "x", "epoch": "y"}]),
-    "no rows": changed("rows", 3),
+    "a list": lambda state: [state], "nothing": lambda state: {}, "a tensor": lambda state: torch.zeros(3),
+    "another epoch": changed("epoch", "x"), "rows of nothing": changed("rows", [None]),
+    "rows of texts": changed("rows", [{"rsum": "x", "epoch": "y"}]), "no rows": changed("rows", 3),
     "a model of nothing": changed("model", {}),
     "a model of other shapes": lambda state: {**state, "model": {key: torch.zeros(1) for key in state["model"]}},
     "a model of numbers": lambda state: {**state, "model": dict.fromkeys(state["model"], 3)},
     "an identity of nothing": changed("identity", 3),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", CHECKPOINTS)

@@ -28,10 +28,7 @@ CASES = {
     "two linear branches, neighbourhood sampling": [
         "model.image_encoder={name: branch, widths: [9]}",
         "model.caption_encoder={name: lstm, head: {widths: [9]}}",
-        "model.similarity=euclidean",
-        "loss.name=top",
-        "loss.lambda4=0.1",
-        "train.sampling=neighbourhood",
+        *("model.similarity=euclidean", "loss.name=top", "loss.lambda4=0.1", "train.sampling=neighbourhood"),
         "train.learning_rate=2e-5",  # Adam makes much of the rounding of a gradient that is almost 0
     ],
     "infonce by blocks, temperature learned": [

@@ -156,19 +156,15 @@ def test_only_questions_are_answered_and_only_a_search_is_posted_to(client: Flas
 @pytest.mark.parametrize(
     ("query", "line"),
     [
-        ("", "Type a caption, or choose a photograph."),
-        ("q=%20%20", "Type a caption, or choose a photograph."),
+        ("", "Type a caption, or choose a photograph."), ("q=%20%20", "Type a caption, or choose a photograph."),
         ("q=" + "a" * (MAX_TEXT_LENGTH + 1), f"The caption has more than {MAX_TEXT_LENGTH} characters."),
         ("q=a&k=0", f"k must be a number from 1 to {MAX_RESULTS}"),
-        (f"q=a&k={MAX_RESULTS + 1}", f"k must be a number from 1 to {MAX_RESULTS}"),
-        ("q=a&k=many", "k must be a number"),
-        ("q=a&run=0", "hit must be a number"),
-        ("q=a&run=-1&hit=3", "run must be a number"),
-        ("q=a&run=7&hit=3", "there is no run 7"),
-        ("q=a&run=1&hit=9999", "the split 'test' has no image 9999"),
+        (f"q=a&k={MAX_RESULTS + 1}", f"k must be a number from 1 to {MAX_RESULTS}"), ("q=a&k=many", "k must be a number"),
+        ("q=a&run=0", "hit must be a number"), ("q=a&run=-1&hit=3", "run must be a number"),
+        ("q=a&run=7&hit=3", "there is no run 7"), ("q=a&run=1&hit=9999", "the split 'test' has no image 9999"),
         (f"q=a&run=1&hit={2**64}", "hit must be a number"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_query_is_one_line(client: FlaskClient, query: str, line: str) -> None:
     for form in ("page", "part", "json"):
         answer = client.get(f"/search?{query}&as={form}")

@@ -13,13 +13,7 @@ from tests.training.conftest import Patch
 from vse.pipeline.errors import UserError
 from vse.training.models.similarities import todnet
 from vse.training.models.similarities.base import Scores
-from vse.training.models.similarities.todnet import (
-    ConditionalFlow,
-    ConditionalMlp,
-    ConditionalNetwork,
-    TodNet,
-    TodNetSettings,
-)
+from vse.training.models.similarities.todnet import ConditionalFlow, ConditionalMlp, ConditionalNetwork, TodNet, TodNetSettings
 
 DIM = 6
 CONDITIONS = ["target", "query", "caption", "image", "none"]
