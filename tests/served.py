@@ -13,7 +13,7 @@ import pytest
 
 from vse.pipeline.dataset import downloads
 
-Lie = Callable[["Server", BaseHTTPRequestHandler, bytes], object]
+Lie = Callable[["Server", BaseHTTPRequestHandler, bytes], None]
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Server:
     sent: int = 0
     url: str = ""
 
-    def answer(self, request: BaseHTTPRequestHandler) -> object:
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
         """Serve one request."""
         path, wanted = unquote(request.path).removeprefix("/"), request.headers["Range"]
         name = path if path in self.files else path.rpartition("/")[2]

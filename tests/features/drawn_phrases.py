@@ -10,8 +10,9 @@ import numpy as np
 from PIL import Image
 
 # Of each image: its split and, for each caption, its words with the phrases and their boxes.
-BALLS = ("A man throws two balls", [(0, 2, [[0, 0, 20, 40]]), (3, 2, [[30, 0, 40, 10], [50, 20, 60, 30]])])
-IMAGES: list[tuple[str, list[tuple[str, list[tuple[int, int, list[list[float]]]]]]]] = [
+Caption = tuple[str, list[tuple[int, int, list[list[float]]]]]
+BALLS: Caption = ("A man throws two balls", [(0, 2, [[0, 0, 20, 40]]), (3, 2, [[30, 0, 40, 10], [50, 20, 60, 30]])])
+IMAGES: list[tuple[str, list[Caption]]] = [
     ("train", [BALLS, ("a man at night", [(0, 2, [[0, 0, 20, 40]]), (3, 1, [])])]),
     ("train", [("the empty beach", [(0, 3, [])])]),
     ("test", [("two balls on a red hat", [(0, 2, [[10, 10, 20, 20]]), (3, 3, [[0.5, 0, 62, 40.25]])])]),
