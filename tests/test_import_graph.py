@@ -22,6 +22,7 @@ LAYERS = {
     "training": ["models", "losses", "data", "run", "adversaries", "solvers", "phrases", "use", "serve"],
 }
 MOST_LINES = 400
+LONGEST_CHAIN = 19
 
 
 def modules() -> dict[str, Path]:
@@ -61,6 +62,14 @@ def test_no_module_is_part_of_a_cycle() -> None:
         TopologicalSorter(GRAPH).prepare()
     except CycleError as error:
         pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def test_no_chain_of_imports_is_long() -> None:
+    chains: dict[str, list[str]] = {}
+    for module in TopologicalSorter(GRAPH).static_order():
+        chains[module] = [*max((chains[one] for one in GRAPH[module]), key=len, default=[]), module]
+    longest = max(chains.values(), key=len)
+    assert len(longest) <= LONGEST_CHAIN, " <- ".join(longest)
 
 
 @pytest.mark.parametrize("room", BELOW)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from collections.abc import Callable
@@ -82,3 +83,12 @@ def test_former_functions_and_arguments_show_the_new_call() -> None:
             with pytest.raises(vse.UserError) as refusal:
                 getattr(vse, name)("a", **{argument: 1})
             assert str(refusal.value) == f"vse.{name}(..., {argument}=...) is now {call}"
+
+
+def test_no_function_or_method_has_more_than_eight_parameters() -> None:
+    for name in set(vse.__all__) - {"__version__", "UserError"}:
+        part = getattr(vse, name)
+        members = inspect.getmembers(part, inspect.isfunction) if inspect.isclass(part) else []
+        public = [code for key, code in members if not key.startswith("_") and code.__module__.startswith("vse.")]
+        for function in [part, *public]:
+            assert len([parameter for parameter in inspect.signature(function).parameters if parameter != "self"]) <= 8

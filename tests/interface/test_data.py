@@ -57,6 +57,8 @@ def test_photos_with_a_table_are_imported(demo: Path) -> None:
     assert birds.dataset.name == "birds"
     assert len(birds.dataset) == 66
     assert birds.dataset.splits.loc["test", "n_images"] == 33
+    with pytest.raises(vse.UserError, match="format tabel: unknown"):
+        vse.import_data(demo.parent / "images", "data/other", options=vse.ImportOptions(format="tabel"))
 
 
 def slow_rows(file: Path, ids: list[int]) -> list[np.ndarray]:
