@@ -66,10 +66,11 @@ class AllEvaluateOptions(EvaluateOptions):
         description="Number of bootstrap samples of the images for 95% intervals; 0 computes no intervals.  "
         f"[default: {BOOTSTRAP_SAMPLES}, with --compare {COMPARISON_SAMPLES}]",
     )
-    ks: Annotated[
-        tuple[From1, ...], Cli(("--k",), metavar="K,...", click_type=click.types.FuncParamType(_integers), repeated=False)
-    ] = Field(
-        (), description=f"Further K of R@K, e.g. 20,50, besides {', '.join(map(str, DEFAULT_KS))}. They do not count in rsum."
+    k: Annotated[tuple[From1, ...], Cli(metavar="K,...", click_type=click.types.FuncParamType(_integers), repeated=False)] = (
+        Field(
+            (),
+            description=f"Further K of R@K, e.g. 20,50, besides {', '.join(map(str, DEFAULT_KS))}. They do not count in rsum.",
+        )
     )
     ensemble: Flag = False
     """Treat FILES as members of an ensemble, and average their scores. With several seeds there is one ensemble per seed."""
@@ -105,14 +106,14 @@ class AllEvaluateOptions(EvaluateOptions):
     @property
     def recall_ks(self) -> list[int]:
         """Every K of R@K, in ascending order."""
-        return sorted({*DEFAULT_KS, *self.ks})
+        return sorted({*DEFAULT_KS, *self.k})
 
     @property
     def first_embeddings_option(self) -> str | None:
         """The first option, e.g. ``--index``, that is set and applies only to embeddings of one model; None if none is set."""
-        names = ("ensemble", "index", "rerank", "per_query", "trec", "ks", "cxc")
+        names = ("ensemble", "index", "rerank", "per_query", "trec", "k", "cxc")
         given = next((name for name in names if getattr(self, name)), None)
-        return None if given is None else "--k" if given == "ks" else f"--{given.replace('_', '-')}"
+        return None if given is None else f"--{given.replace('_', '-')}"
 
     def check(self) -> None:
         """Raise UserError if an option needs an option that is missing, or if there are too few bootstrap samples."""

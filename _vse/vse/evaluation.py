@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import pandas as pd
 
-from vse.arguments import ListFrom1, Names, StrPath, are_paths, as_path, checked, public
+from vse.arguments import ListFrom1, Names, StrPath, are_paths, as_path, checked, described_by, public
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.files.results import COMPARISON_KIND, RESULT_KIND, UNSAVED_RESULT_PATH, Result, read_comparison
 from vse.eval.options import AllEvaluateOptions, EvaluateOptions
@@ -258,6 +258,7 @@ class ModelComparison(SavableResult):
 
 
 @public
+@described_by(AllEvaluateOptions)
 def evaluate(
     embeddings: EmbeddingsOrEnsemble,
     protocol: Names = "auto",
@@ -269,13 +270,11 @@ def evaluate(
     """Compute the metrics of a model, such as R@K, median rank and rsum, with 95% intervals (``vse-eval``).
 
     Args:
-        embeddings: the embeddings or scores of one model: the object that [`vse.embeddings`][] returned, or a path. A list
-            holds one for each seed. A [`vse.Ensemble`][] averages the scores of its members
-        protocol: one or several of ``auto``, ``full``, ``1k``, ``sentence``, ``sentence-1k``, ``cxc`` and ``eccv``
-            (docs/evaluation.md)
-        k: further K of R@K, besides 1, 5 and 10
-        bootstrap: the number of bootstrap resamples for the intervals, 0 for no intervals; None is 1,000
-        options: rarely used options, see [`vse.EvaluateOptions`][]
+        embeddings: The embeddings or scores of one model: the object that [`vse.embeddings`][] returned, or a path. A list
+            holds one for each seed. A [`vse.Ensemble`][] averages the scores of its members.
+        protocol: One or several of ``auto``, ``full``, ``1k``, ``sentence``, ``sentence-1k``, ``cxc`` and ``eccv``
+            (docs/evaluation.md).
+        options: Rarely used options: see [`vse.EvaluateOptions`][].
 
     Returns:
         Evaluation: the metrics; its methods save them, compare them, and write the results of each query
@@ -299,7 +298,7 @@ def evaluate(
     all_options = AllEvaluateOptions(
         **dict(options.with_environment()),
         bootstrap=bootstrap,
-        ks=k,
+        k=k,
         ensemble=ensemble is not None,
         experiment=ensemble.experiment if ensemble else None,
         alpha=ensemble.alpha if ensemble else None,
