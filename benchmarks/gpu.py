@@ -44,6 +44,7 @@ from vse.features.cache.rows import Item
 from vse.features.extractors.cnn import CnnExtractor
 from vse.features.settings.images import CnnConfig
 from vse.training.experiment import ExperimentConfig, load_experiment
+from vse.training.options import TrainOptions
 from vse.training.solvers.encode import TILE_IMAGES, PairScores
 from vse.training.training import train
 
@@ -143,7 +144,9 @@ def training(device: torch.device, sizes: Sizes, limits: Limits) -> Iterator[Wor
 
             def epoch(experiment: ExperimentConfig = experiment) -> float:
                 with tempfile.TemporaryDirectory(dir=folder) as out:
-                    run = train(folder / "made-up.h5", experiment, out=Path(out) / "run", device=device.type)
+                    run = train(
+                        folder / "made-up.h5", experiment, out=Path(out) / "run", options=TrainOptions(device=device.type)
+                    )
                     return sizes.pairs / float(pd.read_csv(run / "metrics.csv")["pairs_per_s"].iloc[-1])
 
             word = 3 * (WORD_DIM + sizes.dim) * sizes.dim  # a GRU's products for a word, forward; backward takes twice as many

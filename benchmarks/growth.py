@@ -48,6 +48,7 @@ from vse.features.options import ExtractOptions, FeatureRequest
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.demo import create_demo
 from vse.training.experiment import load_experiment
+from vse.training.options import TrainOptions
 from vse.training.training import train
 
 ROOT = Path(__file__).parents[1]
@@ -153,7 +154,10 @@ WORKS = {
         50_000,
         lambda folder, pairs: make_up(folder, {"train": pairs // EACH, "val": 100}, 1280, 3000, 4),
         lambda folder: train(
-            folder / "made-up.h5", load_experiment("vsepp", sets=SMALL_MODEL), out=folder / "run", device="cpu"
+            folder / "made-up.h5",
+            load_experiment("vsepp", sets=SMALL_MODEL),
+            out=folder / "run",
+            options=TrainOptions(device="cpu"),
         ),
     ),
     "search": Work("rows", 1_000_000, make_corpus, search),

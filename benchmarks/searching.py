@@ -33,6 +33,7 @@ from vse.features.cache.rows import Identity, Rows
 from vse.features.cache.shards import shard_path, write_shard
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.training.experiment import load_experiment
+from vse.training.options import TrainOptions
 from vse.training.training import train
 
 EACH, WORDS, FEATURE, TRAINED_ON = 5, 10, 32, 128
@@ -81,7 +82,7 @@ def make_run(folder: Path, dataset: Path, n_images: int) -> Path:
     rows = Rows(ids, features, np.zeros((n_images, 32), np.uint8))
     write_shard(shard_path(cache, 0, 1), Identity("made_up", "vectors", "image", {}), rows)
     merge_shards(cache, 1, dataset, ids)
-    return train(cache, load_experiment("vsepp", sets=SETS), out=folder / "run", device="cpu")
+    return train(cache, load_experiment("vsepp", sets=SETS), out=folder / "run", options=TrainOptions(device="cpu"))
 
 
 def measured_once(tree: Path, folder: Path, splits: Sequence[str]) -> dict[str, float]:

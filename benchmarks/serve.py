@@ -36,7 +36,7 @@ from vse.features.cache.rows import Identity, Rows
 from vse.features.cache.shards import shard_path, write_shard
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.training.experiment import load_experiment
-from vse.training.options import RunFiles
+from vse.training.options import RunFiles, TrainOptions
 from vse.training.serve.answers import ServedRuns
 from vse.training.serve.app import create_app
 from vse.training.serve.server import PageServer
@@ -108,7 +108,12 @@ def times(ask: Callable[[int], object], n: int) -> dict[str, float]:
 
 def of_model(name: str, sets: Sequence[str], cache: Path, n: int) -> dict[str, object]:
     """Train and serve a run of this model, send ``n`` queries, and return a row of the table."""
-    run = train(cache, load_experiment("vsepp", sets=[*SETS, *sets]), out=cache.parent / name.replace(" ", "_"), device="cpu")
+    run = train(
+        cache,
+        load_experiment("vsepp", sets=[*SETS, *sets]),
+        out=cache.parent / name.replace(" ", "_"),
+        options=TrainOptions(device="cpu"),
+    )
     served: list[ServedRuns] = []
     options = SearchOptions(rerank=200, many_queries=True)
     load_s = seconds(lambda: served.append(ServedRuns([run], "test", [RunFiles()], options, "cpu")))

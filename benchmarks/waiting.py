@@ -56,12 +56,15 @@ def train_once(cache: Path, threads: int | None) -> None:
         set_up_openmp(os.environ)  # before torch is loaded
     from vse.features.backbones.device import use_threads
     from vse.training.experiment import load_experiment
+    from vse.training.options import TrainOptions
     from vse.training.run.folder import RunFolder
     from vse.training.training import train
 
     use_threads(threads)
     with tempfile.TemporaryDirectory() as folder:
-        run = RunFolder(train(cache, load_experiment("vsepp", sets=SETS), out=Path(folder) / "run", device="cpu"))
+        run = RunFolder(
+            train(cache, load_experiment("vsepp", sets=SETS), out=Path(folder) / "run", options=TrainOptions(device="cpu"))
+        )
         rate = run.metrics_file.read_text().splitlines()[-1].split(",")[-1]
         print(rate, os.environ.get("OMP_WAIT_POLICY", "default"))
 

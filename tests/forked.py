@@ -122,8 +122,9 @@ def serve(path: str, targets: list[str]) -> None:
             for descriptor, _ in waiting.poll(5000):
                 if descriptor == server.fileno():
                     connection, _ = server.accept()
-                    workers[_start(connection, mains)] = connection
-                    waiting.register(connection, 0)  # which tells when the script hangs up
+                    with suppress(EOFError):  # a script that was killed before it had sent everything
+                        workers[_start(connection, mains)] = connection
+                        waiting.register(connection, 0)  # which tells when the script hangs up
                 elif descriptor == ended:
                     os.read(ended, 4096)
                 else:
@@ -181,11 +182,16 @@ def _import_all(package: str) -> None:
 def _start(connection: socket.socket, mains: Mapping[str, Callable[[], Any]]) -> int:
     """Run a script in a fork; returns its process id."""
     _, streams, _, _ = socket.recv_fds(connection, 1, 3)
-    name, arguments, folder, environment = marshal.loads(b"".join(iter(lambda: connection.recv(2**16), b"")))
-    worker = os.fork()
-    if worker:
+    try:
+        name, arguments, folder, environment = marshal.loads(b"".join(iter(lambda: connection.recv(2**16), b"")))
+        worker = os.fork()
+    except EOFError:
+        worker = None
+    if worker != 0:
         for stream in streams:
             os.close(stream)
+        if worker is None:
+            raise EOFError("the script was killed before it had sent everything")
         return worker
     for number in (signal.SIGCHLD, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
