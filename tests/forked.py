@@ -122,8 +122,8 @@ def serve(path: str, targets: list[str]) -> None:
             for descriptor, _ in waiting.poll(5000):
                 if descriptor == server.fileno():
                     connection, _ = server.accept()
-                    with suppress(EOFError):  # a script that was killed before it had sent everything
-                        workers[_start(connection, mains)] = connection
+                    if (worker := _start(connection, mains)) is not None:
+                        workers[worker] = connection
                         waiting.register(connection, 0)  # which tells when the script hangs up
                 elif descriptor == ended:
                     os.read(ended, 4096)
@@ -179,8 +179,8 @@ def _import_all(package: str) -> None:
                 importlib.import_module(module.name)
 
 
-def _start(connection: socket.socket, mains: Mapping[str, Callable[[], Any]]) -> int:
-    """Run a script in a fork; returns its process id."""
+def _start(connection: socket.socket, mains: Mapping[str, Callable[[], Any]]) -> int | None:
+    """Run a script in a fork; return its process id, or None if the script was killed before it had sent what to run."""
     _, streams, _, _ = socket.recv_fds(connection, 1, 3)
     try:
         name, arguments, folder, environment = marshal.loads(b"".join(iter(lambda: connection.recv(2**16), b"")))
@@ -190,8 +190,6 @@ def _start(connection: socket.socket, mains: Mapping[str, Callable[[], Any]]) ->
     if worker != 0:
         for stream in streams:
             os.close(stream)
-        if worker is None:
-            raise EOFError("the script was killed before it had sent everything")
         return worker
     for number in (signal.SIGCHLD, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)

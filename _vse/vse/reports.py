@@ -134,7 +134,7 @@ class SearchResults:
 
 
 class HtmlReport(FileHandle):
-    """An HTML report, which a notebook displays.
+    """An HTML report that a notebook displays.
 
     Attributes:
         path (Path): the file

@@ -138,7 +138,7 @@ class Solver(ABC):
 
     @contextmanager
     def stop_on_signal(self, save: Callable[[], None]) -> Iterator[None]:
-        """Run a block, such as a validation, in which a signal ends the run at once. A resume repeats the block."""
+        """Let a signal end the run at once in a ``with`` block, such as a validation. A resume repeats the block."""
         try:
             with self.with_validation_weights(), self.interruption.raise_on_signal():
                 yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,11 @@ class Caches:
     phrases: Path
 
 
-def make_caches(dataset_file: Path, folder: Path, n: int = 7) -> Caches:
-    """Caches of a drawn data set: up to ``n`` candidates an image, some near a truth and some anywhere."""
+def make_caches(dataset_file: Path, folder: Path, n: int = 7, **of_truths: Any) -> Caches:
+    """Caches of a drawn data set: up to ``n`` candidates an image, some near a truth and some anywhere.
+
+    ``of_truths`` are settings that the cache of ground-truth regions records.
+    """
     dataset, rng = load_dataset_file(dataset_file), np.random.default_rng(0)
     texts = phrase_texts(dataset)
     meanings = {text: _meaning(text, DIM) for text in texts}
@@ -59,19 +62,25 @@ def make_caches(dataset_file: Path, folder: Path, n: int = 7) -> Caches:
     truths = [_different([box for box, _ in named[image.imgid]]) for image in dataset.images]
     proposed = [_proposed(own, size, int(rng.integers(1, n + 1)), rng) for own, size in zip(truths, sizes, strict=True)]
     made = {}
-    for name, boxes in (("candidates", proposed), ("truths", truths)):
+    for name, boxes, recorded in (("candidates", proposed, {}), ("truths", truths, of_truths)):
         vectors = [_seen(some, named[image.imgid], meanings, rng) for some, image in zip(boxes, dataset.images, strict=True)]
-        made[name] = write_regions(folder / f"{dataset.name}_{name}.h5", dataset, boxes, vectors, sizes)
+        made[name] = write_regions(folder / f"{dataset.name}_{name}.h5", dataset, boxes, vectors, sizes, recorded)
     phrases = write_phrases(folder / f"{dataset.name}_some_phrases.h5", dataset, texts)
     return Caches(made["candidates"], made["truths"], phrases)
 
 
 def write_regions(
-    out: Path, dataset: Dataset, boxes: Sequence[Array], vectors: Sequence[Array], sizes: Sequence[tuple[int, int]]
+    out: Path,
+    dataset: Dataset,
+    boxes: Sequence[Array],
+    vectors: Sequence[Array],
+    sizes: Sequence[tuple[int, int]],
+    recorded: Mapping[str, Any] | None = None,
 ) -> Path:
     """A cache of regions, in two shards."""
     ids = np.asarray([image.imgid for image in dataset.images], np.int64)
-    identity = Identity(dataset.name, out.stem.removeprefix(f"{dataset.name}_"), "image", {"config": {"extractor": "boxes"}})
+    config = {"extractor": "boxes", **(recorded or {})}
+    identity = Identity(dataset.name, out.stem.removeprefix(f"{dataset.name}_"), "image", {"config": config})
     for index, part in enumerate(np.array_split(np.arange(len(ids)), 2)):
         sources = [sha256_bytes(read_image_bytes(dataset.image_path(dataset.images[k]))) for k in part]
         offsets = np.cumsum([0, *(len(boxes[k]) for k in part)])

@@ -116,6 +116,12 @@ def test_what_does_not_fit_is_one_line(settings: str, caches: Caches, tmp_path: 
     assert re.search(REFUSED[settings], line), line
 
 
+def test_ground_truth_regions_of_other_settings_are_one_line(few: Path, tmp_path: Path) -> None:
+    caches = make_caches(few, tmp_path, boxes="phrases", shorter=40)
+    with pytest.raises(UserError, match=r"truths.h5 and .*candidates.h5 differ in shorter, so the same box has different"):
+        train(caches.candidates, small(), out=tmp_path / "run")
+
+
 def test_a_cache_of_captions_is_one_line(few: Path, tmp_path: Path) -> None:
     caches = make_caches(few, tmp_path)
     dataset = load_dataset_file(few)
