@@ -255,7 +255,7 @@ class TrainedModel(FileHandle):
     @cached_property
     def _query_encoder(self) -> QueryEncoder:
         from vse.training.use.model import load_opened_run
-        from vse.training.use.opened_run import open_run
+        from vse.training.use.open_run import open_run
         from vse.training.use.queries import QueryEncoder
 
         opened = open_run(self.path, self._inputs, self._device, allow_unfinished=True)

@@ -19,7 +19,7 @@ from vse.training.experiment import changed_settings, load_experiment
 from vse.training.options import RunFiles, TrainOptions
 from vse.training.run.folder import RunFolder
 from vse.training.training import train
-from vse.training.use.opened_run import open_run
+from vse.training.use.open_run import open_run
 
 AUTO, SHORT = "train.precision=auto", "train.epochs=1"
 needs_bf16 = pytest.mark.skipif(not has_bf16(torch.device("cpu")), reason="this processor has no bf16")

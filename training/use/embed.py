@@ -42,7 +42,7 @@ from vse.training.run.folder import RunFolder
 from vse.training.solvers.encode import PairScores, encode, pool_embeddings
 from vse.training.use.localise import score_phrases, score_sentences
 from vse.training.use.model import TrainedRun, load_opened_run, load_run
-from vse.training.use.opened_run import OpenedRun, count_leaked_images, open_run, read_identity, unfinished_state
+from vse.training.use.open_run import OpenedRun, count_leaked_images, open_run, read_identity, unfinished_state
 
 log = logging.getLogger(__name__)
 _VectorsById = Mapping[int, NDArray[np.float32]]

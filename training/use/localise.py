@@ -34,7 +34,7 @@ from vse.training.phrases.arrays import PhraseArrays, check_phrase_cache
 from vse.training.phrases.localisation import PhraseSplit, PhraseVectors, score_candidates, scores_of_pairs, sentence_scores
 from vse.training.phrases.regions import BoxFeatures, RegionInputs
 from vse.training.phrases.task import PhraseSettings, cached_phrases, evaluation_split, phrase_model
-from vse.training.use.opened_run import OpenedRun, load_best_weights, open_run
+from vse.training.use.open_run import OpenedRun, load_best_weights, open_run
 
 if TYPE_CHECKING:
     from vse.eval.search.top_k import PhraseCandidates

@@ -22,7 +22,7 @@ from vse.training.model_inputs import check_same_backbone, describe_model_inputs
 from vse.training.models.build import Model, build_model
 from vse.training.models.trainable_cnn import TrainableCnn
 from vse.training.options import RunFiles
-from vse.training.use.opened_run import OpenedRun, load_best_weights, open_run
+from vse.training.use.open_run import OpenedRun, load_best_weights, open_run
 
 
 @dataclass(frozen=True)

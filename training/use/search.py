@@ -41,7 +41,7 @@ from vse.training.use.corpus import (
     vector_similarity_name,
 )
 from vse.training.use.model import TrainedRun, load_run
-from vse.training.use.opened_run import unfinished_state
+from vse.training.use.open_run import unfinished_state
 from vse.training.use.queries import EncodedQuery, Query, QueryEncoder
 
 log = logging.getLogger(__name__)
