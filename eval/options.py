@@ -39,7 +39,7 @@ def _integers(text: Any) -> tuple[int, ...]:
 class EvaluateOptions(Options):
     """Rarely used options of an evaluation."""
 
-    unfinished: Flag = False
+    allow_unfinished: Annotated[Flag, Cli(("--allow-unfinished", "--unfinished"))] = False
     """Accept runs whose training did not finish; the result lists them."""
     iou: Share | None = Field(
         None,
@@ -58,7 +58,7 @@ class EvaluateOptions(Options):
 class AllEvaluateOptions(EvaluateOptions):
     """All options of an evaluation: its metrics, and the files that are written in addition to the result.
 
-    Phrase scores accept only ``bootstrap``, ``iou`` and ``unfinished``.
+    Phrase scores accept only ``bootstrap``, ``iou`` and ``allow_unfinished``.
     """
 
     bootstrap: From0 | None = Field(

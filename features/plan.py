@@ -21,7 +21,13 @@ from vse.features.settings.base import FeatureSettings
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.preparation import source_folder
 from vse.pipeline.presets.preset_files import read_yaml
-from vse.pipeline.presets.presets import known_presets, load_dataset, load_outline, merge_settings, validate_settings
+from vse.pipeline.presets.presets import (
+    known_presets,
+    load_dataset,
+    load_experiment_outline,
+    merge_settings,
+    validate_settings,
+)
 from vse.pipeline.presets.schema import DatasetConfig, Settings
 from vse.pipeline.workflow import PlannedFile, dataset_pattern, plan_files
 
@@ -219,7 +225,7 @@ def _add_training(
     plan: TargetPlan, dataset: str, experiment: str, seed: str, rates: Rates, training_rates: dict[str, float]
 ) -> None:
     name, counts = f"runs/{dataset}_{experiment}/seed-{seed}", _count_by_split(dataset)
-    settings = load_outline(experiment, dataset).weight_settings().get("train") or {}
+    settings = load_experiment_outline(experiment, dataset).weight_settings().get("train") or {}
     rate = training_rates.get(experiment, rates.training.get(experiment))
     if counts is None or rate is None:
         reason = f"no rate of {experiment}; add it to a --rates file" if rate is None else "the number of pairs is not known"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.inputs import is_path
-from vse.pipeline.presets.presets import known_presets, load_outline
+from vse.pipeline.presets.presets import known_presets, load_experiment_outline
 from vse.pipeline.presets.schema import parse_composed_name
 
 PLANNING_VARIABLE = "VSE_PLANNING"  # set while jobs are planned, so that missing published files are no error
@@ -112,7 +112,7 @@ def _check_target(target: str) -> None:
 
 
 def _check_experiment(dataset: str, name: str, needs_run: bool) -> None:
-    outline = load_outline(name, dataset)
+    outline = load_experiment_outline(name, dataset)
     if needs_run and outline.ensemble_of:
         members = " and ".join(f"runs/{dataset}_{member}" for member in outline.ensemble_of)
         raise UserError(f"{name} is an ensemble and has no run but {members}; request results/{dataset}_{name}.json instead")

@@ -12,7 +12,13 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.presets.own_code import CodeNotAllowed, allow_named_code
 from vse.pipeline.presets.parts import part_field
 from vse.pipeline.presets.preset_files import parse_yaml
-from vse.pipeline.presets.presets import is_experiment, list_changes, load_outline, read_experiment_settings, validate_settings
+from vse.pipeline.presets.presets import (
+    is_experiment,
+    list_changes,
+    load_experiment_outline,
+    read_experiment_settings,
+    validate_settings,
+)
 from vse.pipeline.presets.schema import ExperimentOutline
 from vse.training.adversaries import ADVERSARIES
 from vse.training.kinds import Kind
@@ -126,7 +132,7 @@ def load_experiment(name: str, dataset: str | None = None, sets: Sequence[str] =
     with allow_named_code(list(_parse_set_values(sets))):
         content = read_experiment_settings(name, dataset, sets, ExperimentConfig)
         if "ensemble_of" in content:
-            members = " and ".join(load_outline(name, dataset).ensemble_of)
+            members = " and ".join(load_experiment_outline(name, dataset).ensemble_of)
             raise UserError(
                 f"{name} is an ensemble: train {members}, then average their embeddings with "
                 f"vse-eval --ensemble --experiment {name}"

@@ -44,7 +44,7 @@ def find_misfit_reason(combination: ComposedName, experiment: ExperimentConfig, 
         encoder = experiment.model.caption_encoder
         tokens = encoder is not None and Kind.TOKENS in encoder.takes
         caption_input = Input(Kind.TOKENS if tokens else Kind.WORDS, 1, "the captions")
-        if not experiment.solver.reads_words:
+        if not experiment.solver.accepts_words:
             return f"the solver {experiment.solver.name!r} reads captions as vectors, not as words"
     else:
         caption_input = Input(_input_kind(caption_feature, "text", dataset), 1, f"the feature {caption_feature!r}")

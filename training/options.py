@@ -13,8 +13,6 @@ from vse.eval.defaults import REPORT_QUERIES
 from vse.pipeline.option_types import AllowCode, Changes, Cli, Device, File, Flag, Force, From0, From1, Seed, Text, Threads
 from vse.pipeline.options import Options
 
-WeightsFolder = Annotated[File | None, Cli(envvar="VSE_WEIGHTS_DIR")]
-
 
 class TrainInputs(Options):
     """Further files that a training reads. The default is the file that the feature cache or the experiment names."""
@@ -29,7 +27,7 @@ class TrainInputs(Options):
     """Cache of the ground-truth regions of phrases.  [default: the experiment's]"""
     start_from: File | None = None
     """Run whose weights to start from.  [default: the run of the experiment's start_from with the same seed]"""
-    weights_dir: WeightsFolder = None
+    weights_dir: Annotated[File | None, Cli(envvar="VSE_WEIGHTS_DIR")] = None
     """Folder of CNN weights, for training on photos."""
     words: File | None = None
     """File of word vectors that initialise the word embeddings.  [default: the experiment's]"""
@@ -71,7 +69,7 @@ class TrainRequest(Options):
     options: TrainOptions = TrainOptions()
 
 
-class RunFiles(Options):
+class RunFileOptions(Options):
     """The files that a trained run reads. The default is the file that the run names."""
 
     features: File | None = None
@@ -80,7 +78,7 @@ class RunFiles(Options):
     """The dataset.json, if it was moved.  [default: the one the cache names]"""
     caption_features: File | None = None
     """The caption cache, if it was moved."""
-    weights_dir: WeightsFolder = None
+    weights_dir: Annotated[File | None, Cli(envvar="VSE_WEIGHTS_DIR")] = None
     """Folder of the weights of a CNN or a text encoder, for new photos and captions."""
 
 
@@ -94,8 +92,8 @@ class EmbedRequest(Options):
     """Write the embeddings of all splits as the caches OUT_images.h5 and OUT_captions.h5 instead, to train on them."""
     out: File | None = None
     """The file to write.  [default: RUN/SPLIT.h5, or RUN/DATASET_SPLIT.h5 for another data set]"""
-    files: RunFiles = RunFiles()
-    unfinished: Flag = False
+    files: RunFileOptions = RunFileOptions()
+    allow_unfinished: Annotated[Flag, Cli(("--allow-unfinished", "--unfinished"))] = False
     """Allow a run whose training did not finish; the result records it."""
     allow_leak: Flag = False
     """Allow images that the run was trained on; the result records it."""
@@ -135,7 +133,7 @@ class SearchCommandRequest(Options):
     run: Annotated[File, Cli(argument=True)]
     query: Annotated[Text, Cli(argument=True)]
     search: SearchRequest = SearchRequest()
-    files: RunFiles = RunFiles()
+    files: RunFileOptions = RunFileOptions()
     image: File | None = None
     """Photo in which to find the phrase QUERY, for a run that localises phrases; one of the photos of the feature cache."""
     allow_code: AllowCode = False
@@ -176,7 +174,7 @@ class ServeRequest(Options):
     """The dataset.json, if it was moved.  [default: the one the caches name]"""
     caption_features: tuple[File, ...] = ()
     """The caption cache of each RUN, if it was moved."""
-    weights_dir: WeightsFolder = None
+    weights_dir: Annotated[File | None, Cli(envvar="VSE_WEIGHTS_DIR")] = None
     """Folder with the weights of a CNN or text encoder."""
     index_type: Annotated[Text | None, Cli(metavar="FACTORY")] = None
     """The FAISS index, such as IVF1024,Flat or HNSW32.  [default: Flat]"""

@@ -17,7 +17,7 @@ from vse.training.data.samplers import SAMPLERS
 from vse.training.data.samplers.base import Sampler, Shuffled
 from vse.training.losses import LOSSES
 
-Undecayed = Literal["words", "embeddings", "biases", "norms", "vectors"]
+WeightGroup = Literal["words", "embeddings", "biases", "norms", "vectors"]
 
 
 class ImagesConfig(Settings):
@@ -106,7 +106,7 @@ class TrainConfig(Settings):
     weight_decay: float = Field(
         0.0, ge=0, description="rate of decay of the weights, except those in undecayed (1e-3 in the two-branch PyTorch port)"
     )
-    undecayed: list[Undecayed] = Field(
+    undecayed: list[WeightGroup] = Field(
         default=["words"],
         description="weights that do not decay: words, the embeddings of words and tokens; embeddings, all embeddings; "
         "biases; norms, the weights and biases of normalisations; vectors, all one-dimensional weights, including biases and "
@@ -186,7 +186,7 @@ class SolverSettings(Settings):
     ``code`` : name of the solver's class, ``module:Class``. The module is imported when the solver is built.
     ``uses_loss`` : whether the solver minimises the experiment's loss.
     ``learns`` : whether the solver changes any weight.
-    ``reads_words`` : whether the solver can train on captions as words, besides cached vectors.
+    ``accepts_words`` : whether the solver can train on captions as words, besides cached vectors.
     ``reads_phrases`` : whether the solver matches regions and phrases instead of images and captions.
     """
 
@@ -194,7 +194,7 @@ class SolverSettings(Settings):
     name: str
     uses_loss: ClassVar[bool] = True
     learns: ClassVar[bool] = True
-    reads_words: ClassVar[bool] = True
+    accepts_words: ClassVar[bool] = True
     reads_phrases: ClassVar[bool] = False
 
     def check_inputs(self, images: FeatureCache, captions: FeatureCache | None) -> None:

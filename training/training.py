@@ -192,7 +192,7 @@ def _apply_input_features(experiment: ExperimentConfig, inputs: Inputs) -> Exper
     for key, name in read.items():
         if (preset := getattr(experiment, key)) != name:
             log.info("the preset %r sets %s to %r; this run reads %r", experiment.name, key, preset or "words", name)
-    if inputs.captions is None and not experiment.solver.reads_words:
+    if inputs.captions is None and not experiment.solver.accepts_words:
         raise UserError(
             f"solver: {experiment.solver.name} reads captions as vectors: name a caption feature "
             "(--set caption_feature=hglmm) or a cache of one"

@@ -69,9 +69,8 @@ NEW_CALLS_BY_ARGUMENT = {
         **_one_call_for_all("vse.evaluate(...).with_rerank(candidates)", "rerank"),
         **_one_call_for_all("vse.evaluate(...).per_query(path)", "per_query"),
         **_one_call_for_all("vse.evaluate(...).to_trec(folder, depth)", "trec trec_depth"),
-        **_calls_with_options(
-            "evaluate", "options=vse.EvaluateOptions({})", "cross_check cross_checked iou cxc unfinished device"
-        ),
+        **_one_call_for_all("vse.evaluate(..., options=vse.EvaluateOptions(allow_unfinished=...))", "unfinished"),
+        **_calls_with_options("evaluate", "options=vse.EvaluateOptions({})", "cross_check cross_checked iou cxc device"),
     },
 }
 

@@ -38,7 +38,7 @@ from vse.reports import SearchResults
 from vse.split_embeddings import SplitEmbeddings, embeddings
 from vse.training.options import (
     EmbedRequest,
-    RunFiles,
+    RunFileOptions,
     SearchCommandRequest,
     SearchRequest,
     TrainInputs,
@@ -86,7 +86,7 @@ class TrainedModel(FileHandle):
         settings (dict[str, Any]): all settings of the experiment, as in ``config.yaml``
     """
 
-    def __init__(self, path: Path, inputs: RunFiles, device: str = "auto", allow_code: bool = False) -> None:
+    def __init__(self, path: Path, inputs: RunFileOptions, device: str = "auto", allow_code: bool = False) -> None:
         super().__init__(path)
         for name in ("run.json", "config.yaml"):
             if not (self.path / name).is_file():
@@ -191,7 +191,7 @@ class TrainedModel(FileHandle):
         split: str | None = None,
         out: StrPath | None = None,
         *,
-        unfinished: bool = False,
+        allow_unfinished: bool = False,
         allow_leak: bool = False,
         sentences: bool = False,
         force: bool = False,
@@ -208,7 +208,7 @@ class TrainedModel(FileHandle):
             split=split,
             out=out,
             files=self._inputs,
-            unfinished=unfinished,
+            allow_unfinished=allow_unfinished,
             allow_leak=allow_leak,
             sentences=sentences,
             device=self._device,
@@ -219,17 +219,17 @@ class TrainedModel(FileHandle):
 
     @public
     def embed_as_features(
-        self, prefix: StrPath, *, unfinished: bool = False, force: bool = False
+        self, prefix: StrPath, *, allow_unfinished: bool = False, force: bool = False
     ) -> tuple[FeatureFile, FeatureFile]:
         """Embed all splits into two feature caches, ``<prefix>_images.h5`` and ``<prefix>_captions.h5``, and return them.
 
-        ``unfinished`` accepts a run whose training did not finish; ``force`` replaces files of any kind. Raises
+        ``allow_unfinished`` accepts a run whose training did not finish; ``force`` replaces files of any kind. Raises
         [`vse.UserError`][] if the model has no embeddings, or its feature cache is missing.
         """
         from vse.training.use.embed import embed_runs
 
         request = EmbedRequest(
-            runs=[self.path], as_features=prefix, files=self._inputs, unfinished=unfinished, device=self._device
+            runs=[self.path], as_features=prefix, files=self._inputs, allow_unfinished=allow_unfinished, device=self._device
         )
         with self._code_permission():
             written = embed_runs(request)
@@ -328,11 +328,11 @@ def train(
     )
     with allow_own_code(options.allow_code):
         folder = train_experiment(request)
-    return TrainedModel(folder, RunFiles(weights_dir=inputs.weights_dir), options.device, options.allow_code)
+    return TrainedModel(folder, RunFileOptions(weights_dir=inputs.weights_dir), options.device, options.allow_code)
 
 
 @public
-@described_by(RunFiles, TrainOptions)
+@described_by(RunFileOptions, TrainOptions)
 def load(
     run: StrPath,
     *,
@@ -361,7 +361,7 @@ def load(
     from vse.features.backbones.device import use_threads
 
     use_threads(threads)
-    files = RunFiles(
+    files = RunFileOptions(
         features=features,
         captions=captions,
         caption_features=caption_features,

@@ -36,7 +36,7 @@ from vse.eval.ranking.ranks import ScoreBlocks, ranks_from_blocks
 from vse.pipeline.dataset.identity import check_all_same_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import check_output
-from vse.pipeline.presets.presets import load_outline
+from vse.pipeline.presets.presets import load_experiment_outline
 from vse.pipeline.presets.schema import ENSEMBLE_KEYS, ExperimentOutline
 
 log = logging.getLogger(__name__)
@@ -45,9 +45,9 @@ MemberFile = tuple[Path, Embeddings]
 Matrices = dict[str, NDArray[np.float32]]
 
 
-def load_ensemble_outline(name: str) -> ExperimentOutline:
+def load_ensemble(name: str) -> ExperimentOutline:
     """Load the preset of an ensemble. Raises UserError if the preset does not describe an ensemble."""
-    outline = load_outline(name)
+    outline = load_experiment_outline(name)
     if not outline.ensemble_of:
         raise UserError(f"the experiment {name} is not an ensemble: its preset has no ensemble_of")
     return outline
@@ -56,8 +56,8 @@ def load_ensemble_outline(name: str) -> ExperimentOutline:
 def members_by_seed(files: Sequence[Path], outline: ExperimentOutline | None = None) -> list[list[MemberFile]]:
     """Read the files, and return the members of the ensemble of each seed.
 
-    The ensemble of seed s combines seed s of every experiment. All files form a single ensemble if they belong to one
-    experiment or, without a outline, if each belongs to another experiment. ``outline`` names the experiments and their order.
+    The ensemble of seed s combines seed s of every experiment. ``outline`` names the experiments and their order. Without an
+    outline, all files form a single ensemble if they belong to one experiment, or if each belongs to another experiment.
     Raises UserError if a member is missing, given twice or not in the outline.
     """
     if len(files) < 2:

@@ -36,7 +36,7 @@ from vse.eval.protocols.ensemble import (
     PhraseWeight,
     build_ensemble,
     choose_alpha,
-    load_ensemble_outline,
+    load_ensemble,
     members_by_seed,
     phrase_member,
     save_ensemble,
@@ -88,7 +88,7 @@ def evaluate_files(
         raise UserError(f"{files[0]}: {options.first_embeddings_option} does not apply to phrase scores; leave it out")
     if phrases:
         iou = IOU if options.iou is None else options.iou
-        content = evaluate_phrases(files, place, iou, options.samples, options.unfinished)
+        content = evaluate_phrases(files, place, iou, options.samples, options.allow_unfinished)
     else:
         _check_query_outputs(options, [*files, place])
         content = _evaluate_model(_read_model(files, place, protocol, options), place, protocol, options, started)
@@ -143,7 +143,7 @@ def _read_model(files: Sequence[Path], out: Path, protocol: str | Sequence[str],
         seed_embeddings = read_seed_embeddings(files)
         return _Model(files, seed_embeddings, [[member] for member in zip(files, seed_embeddings, strict=True)])
     compares_captions = any(name.startswith("sentence") for name in protocol_names(protocol))
-    outline = None if options.experiment is None else load_ensemble_outline(options.experiment)
+    outline = None if options.experiment is None else load_ensemble(options.experiment)
     members = members_by_seed(files, outline)
     first_files = [path for (path, _), *_ in members]
     weight = choose_alpha(members, options.alpha)
@@ -159,7 +159,7 @@ def _evaluate_model(
 ) -> dict[str, Any]:
     """Evaluate a model under each protocol and return the result; write the answers to each query if requested."""
     first, inputs = model.seed_embeddings[0], [run for _, run in model.inputs]
-    unfinished = unfinished_runs(inputs, out, options.unfinished)
+    unfinished = unfinished_runs(inputs, out, options.allow_unfinished)
     for path, run in zip(model.files, model.seed_embeddings, strict=True):
         _warn_unless_unit_length(path, run)
     names = select_protocols(model.files, model.seed_embeddings, protocol)

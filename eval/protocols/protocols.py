@@ -35,7 +35,7 @@ from vse.pipeline.dataset.identity import check_all_same_data
 from vse.pipeline.errors import UserError, did_you_mean
 
 log = logging.getLogger(__name__)
-_SeedData = TypeVar("_SeedData", Embeddings, PhraseScores)
+_EmbeddingsOrScores = TypeVar("_EmbeddingsOrScores", Embeddings, PhraseScores)
 _SHARED_ATTRIBUTES = ("experiment", "similarity")  # attributes that all seeds of a model share
 
 
@@ -88,10 +88,10 @@ def unify_embeddings(files: Sequence[Path], seed_embeddings: Sequence[Embeddings
 
 def unify_seeds(
     files: Sequence[Path],
-    seed_data: Sequence[_SeedData],
-    check_same: Callable[[Path, _SeedData, Path, _SeedData, Sequence[str]], None],
+    seed_data: Sequence[_EmbeddingsOrScores],
+    check_same: Callable[[Path, _EmbeddingsOrScores, Path, _EmbeddingsOrScores, Sequence[str]], None],
     attributes: Sequence[str],
-) -> list[_SeedData]:
+) -> list[_EmbeddingsOrScores]:
     """Return the embeddings or phrase scores of all seeds, with the same ``experiment`` in each.
 
     ``check_same`` raises UserError if two seeds have different queries, or different values of one of ``attributes``. Raises

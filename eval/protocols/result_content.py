@@ -53,7 +53,7 @@ def unfinished_runs(runs: Sequence[FileMetadata], out: Path, allow_unfinished: b
         if not allow_unfinished:
             raise UserError(
                 f"{run.source.path}: the training of this run did not finish (state: {state}); continue the run and embed "
-                "again, or evaluate it with --unfinished"
+                "again, or evaluate it with --allow-unfinished"
             )
         unfinished.append({"file": os.path.relpath(run.source.path, out.parent), "state": str(state)})
     return unfinished

@@ -19,7 +19,7 @@ from vse.eval.tables.published_rows import PublishedRow, published_rows, table_e
 from vse.eval.tables.summary import NO_INTERVAL, describe_result
 from vse.eval.tables.table import Cells, TableKind, column_title, metric_cell
 from vse.pipeline.errors import UserError
-from vse.pipeline.presets.presets import is_experiment, load_outline
+from vse.pipeline.presets.presets import is_experiment, load_experiment_outline
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ def _match_results(
 
 def _keys_and_changes(result: Result) -> tuple[set[str], list[str]]:
     """Return the keys of the rows that a result reproduces, and the settings that differ from the preset."""
-    preset = load_outline(result.experiment, result.dataset) if is_experiment(result.experiment) else None
+    preset = load_experiment_outline(result.experiment, result.dataset) if is_experiment(result.experiment) else None
     if not isinstance(result.config.get("rows"), list):
         return set(preset.rows if preset else ()), []
     recorded = result.provenance.get("changed_settings")

@@ -61,14 +61,14 @@ def compare_files(
         scores = [read_seed_phrase_scores(paths) for paths in models]
         check_same_phrases(models[0][0], scores[0][0], models[1][0], scores[1][0])
         out = _prepare_output(files, scores, out)
-        not_finished = unfinished_runs([run for seeds in scores for run in seeds], out, options.unfinished)
+        not_finished = unfinished_runs([run for seeds in scores for run in seeds], out, options.allow_unfinished)
         compared = {PHRASE: phrase_differences(models, scores, samples, threshold)}
         return _write_comparison(scores, out, compared, samples, not_finished, {"iou": threshold})
     runs = [read_seed_embeddings(paths) for paths in models]
     check_same_split(models[0][0], runs[0][0], models[1][0], runs[1][0])
     names, others = (select_protocols(paths, seeds, protocol) for paths, seeds in zip(models, runs, strict=True))
     out = _prepare_output(files, runs, out)
-    not_finished = unfinished_runs([run for seeds in runs for run in seeds], out, options.unfinished)
+    not_finished = unfinished_runs([run for seeds in runs for run in seeds], out, options.allow_unfinished)
     ranking, compared = RankingOptions(options.cross_check, options.cross_checked), {}
     for name in names:
         if name in others:

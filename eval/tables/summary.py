@@ -27,7 +27,7 @@ from vse.eval.options import TableRequest
 from vse.eval.ranking.metrics import POSITION_METRICS
 from vse.eval.tables.table import Cells, TableKind, column_title, metric_cell
 from vse.pipeline.errors import UserError
-from vse.pipeline.presets.presets import is_experiment, load_outline
+from vse.pipeline.presets.presets import is_experiment, load_experiment_outline
 
 _MODEL_COLUMNS = ("method", "feature", "run", "settings")  # texts of describe_result about the model
 
@@ -50,7 +50,7 @@ def method_name(result: Result) -> str:
     """
     config, title = result.config, result.config.get("title")
     if not title and is_experiment(result.experiment):
-        title = load_outline(result.experiment).title
+        title = load_experiment_outline(result.experiment).title
     return result.display_name if config.get("label") or not title else f"{title}{changes_suffix(result.provenance)}"
 
 

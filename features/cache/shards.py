@@ -296,7 +296,7 @@ _SHARD_KIND = OutputKind(
 _RECORD_KIND = json_kind("the record of a shard", "identity", "sha256")
 _MANIFEST_KIND = json_kind("the manifest of a feature cache", "shards", "key")
 _ENCODER_KIND = OutputKind("an encoder of captions", lambda path: b'"vse"' in read_first_bytes(path, 2**16))
-_ENCODER_RECORD_KIND = json_kind("the record of an encoder", "seconds")
+_ENCODER_TIMES_KIND = json_kind("the record of an encoder", "seconds")
 _FAILURES_KIND = OutputKind(
     "a list of images that were left out", lambda path: "id" in json.loads(read_first_bytes(path, 2**16).partition(b"\n")[0])
 )
@@ -327,7 +327,7 @@ def check_cache_out(out: Path, dataset: str, feature: str, inputs: Iterable[Path
     check_output(out.with_name(f"{out.name}.failures.jsonl"), _FAILURES_KIND, files)
     if encoder is not None:
         check_output(encoder, _ENCODER_KIND, files)
-        check_output(encoder.with_suffix(".json"), _ENCODER_RECORD_KIND, files)
+        check_output(encoder.with_suffix(".json"), _ENCODER_TIMES_KIND, files)
     if shards_folder(out).exists() and not shards_folder(out).is_dir():
         raise UserError(f"cannot write {out}: {shards_folder(out)} is a file, and the shards would lie in that folder")
     check_output(shards_folder(out) / "manifest.json", _MANIFEST_KIND, files)

@@ -39,7 +39,7 @@ def load_dataset(name: str) -> DatasetConfig:
     return validate_settings(DatasetConfig, "data set", name, read_preset("datasets", name))
 
 
-def load_outline(name: str, dataset: str | None = None, overrides: Sequence[str] = ()) -> ExperimentOutline:
+def load_experiment_outline(name: str, dataset: str | None = None, overrides: Sequence[str] = ()) -> ExperimentOutline:
     """Load the experiment ``name``, and check the settings that the workflow needs.
 
     The data set ``dataset`` and ``overrides`` (``key=value``) change the settings. Raises UserError if a setting is not valid,

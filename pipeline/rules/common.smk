@@ -102,7 +102,7 @@ def feature_encoder(wildcards):
 
 def experiment_preset(wildcards):
     """Return the preset of an experiment."""
-    return preset(presets.load_outline, wildcards.experiment, wildcards.dataset)
+    return preset(presets.load_experiment_outline, wildcards.experiment, wildcards.dataset)
 
 
 def experiment_settings(wildcards):
@@ -196,7 +196,7 @@ def _files_of_split(wildcards, split):
 def _phrase_models(wildcards):
     """Return the members of an ensemble that localise phrases. Only these read ground-truth regions."""
     members = experiment_preset(wildcards).ensemble_of
-    return [name for name in members if preset(presets.load_outline, name, wildcards.dataset).truth_feature]
+    return [name for name in members if preset(presets.load_experiment_outline, name, wildcards.dataset).truth_feature]
 
 
 @functools.cache

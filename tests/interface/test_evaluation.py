@@ -206,7 +206,7 @@ def test_models_that_cannot_be_compared_are_named(tmp_path: Path) -> None:
 def test_the_evaluation_of_an_unfinished_run_names_its_file(tmp_path: Path) -> None:
     run = replace(read_embeddings(written(tmp_path / "e.h5")), provenance=json.dumps({"unfinished": "running"}))
     write_embeddings(tmp_path / "e.h5", run)
-    with pytest.raises(vse.UserError, match="did not finish .* evaluate it with unfinished"):
+    with pytest.raises(vse.UserError, match="did not finish .* evaluate it with allow_unfinished"):
         vse.evaluate("e.h5")
-    result = vse.evaluate("e.h5", options=vse.EvaluateOptions(unfinished=True)).save("results/r.json")
+    result = vse.evaluate("e.h5", options=vse.EvaluateOptions(allow_unfinished=True)).save("results/r.json")
     assert result.json["unfinished"] == [{"file": "../e.h5", "state": "running"}]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.presets.presets import is_experiment, load_outline
+from vse.pipeline.presets.presets import is_experiment, load_experiment_outline
 from vse.pipeline.presets.schema import ComposedName, parse_composed_name
 
 WORD = st.text("abcXYZ019_-", min_size=1, max_size=12)
@@ -33,7 +33,7 @@ def test_what_has_no_three_parts_is_composed_of_nothing(name: str) -> None:
 
 
 def test_it_is_the_experiment_that_reads_other_features_without_its_row_and_title() -> None:
-    base, made = load_outline("vsepp_effnet"), load_outline("vsepp_effnet+tfidf+resnet")
+    base, made = load_experiment_outline("vsepp_effnet"), load_experiment_outline("vsepp_effnet+tfidf+resnet")
     assert (made.name, made.feature, made.caption_feature) == ("vsepp_effnet+tfidf+resnet", "resnet", "tfidf")
     others = base.weight_settings() | {"name": made.name, "feature": "resnet", "caption_feature": "tfidf"}
     assert made.weight_settings() == others
@@ -41,10 +41,10 @@ def test_it_is_the_experiment_that_reads_other_features_without_its_row_and_titl
 
 
 def test_features_for_validation_are_those_for_training_and_words_are_no_feature() -> None:
-    assert load_outline("vsepp_rc").eval_feature == "fc7"
-    assert load_outline("vsepp_rc+words+resnet").eval_feature is None
-    assert load_outline("vsepp_minilm_effnet").caption_feature == "minilm"
-    assert load_outline("vsepp_minilm_effnet+words+effnet").caption_feature is None
+    assert load_experiment_outline("vsepp_rc").eval_feature == "fc7"
+    assert load_experiment_outline("vsepp_rc+words+resnet").eval_feature is None
+    assert load_experiment_outline("vsepp_minilm_effnet").caption_feature == "minilm"
+    assert load_experiment_outline("vsepp_minilm_effnet+words+effnet").caption_feature is None
 
 
 def test_a_data_set_may_change_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,8 +52,8 @@ def test_a_data_set_may_change_it_alone(tmp_path: Path, monkeypatch: pytest.Monk
     preset = "experiments: { vsepp: { train: { epochs: 3, batch_size: 8 } }, vsepp+words+resnet: { train: { epochs: 4 } } }\n"
     (tmp_path / "datasets" / "mine.yaml").write_text(preset)
     monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
-    assert load_outline("vsepp+words+resnet", "mine").weight_settings()["train"] == {"epochs": 4, "batch_size": 8}
-    assert load_outline("vsepp+words+fc7", "mine").weight_settings()["train"] == {"epochs": 3, "batch_size": 8}
+    assert load_experiment_outline("vsepp+words+resnet", "mine").weight_settings()["train"] == {"epochs": 4, "batch_size": 8}
+    assert load_experiment_outline("vsepp+words+fc7", "mine").weight_settings()["train"] == {"epochs": 3, "batch_size": 8}
 
 
 def test_a_ladder_changes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,11 +62,14 @@ def test_a_ladder_changes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ladder = f"features: [fc7, resnet]\nexperiments: {{ vsepp: {vsepp}, vse0: }}\nseeds: [1, 2]\n"
     (tmp_path / "ladders" / "own.yaml").write_text(ladder)
     monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
-    made = load_outline("vsepp@own+words+resnet")
+    made = load_experiment_outline("vsepp@own+words+resnet")
     assert (made.title, made.seeds, made.feature) == ("Mine", [4], "resnet")
     assert made.weight_settings()["train"] == {"epochs": 2}
     assert made.weight_settings()["loss"] == {"name": "max", "margin": 0.1}
-    assert (load_outline("vse0@own+words+fc7").title, load_outline("vse0@own+words+fc7").seeds) == ("", [1, 2])
+    assert (load_experiment_outline("vse0@own+words+fc7").title, load_experiment_outline("vse0@own+words+fc7").seeds) == (
+        "",
+        [1, 2],
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,7 +85,7 @@ def test_a_ladder_changes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_what_cannot_read_other_features_is_refused(name: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        load_outline(name)
+        load_experiment_outline(name)
 
 
 @pytest.mark.parametrize(

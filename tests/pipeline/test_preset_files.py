@@ -8,7 +8,7 @@ import pytest
 
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.preset_files import known_presets, preset_descriptions, preset_layers, read_yaml
-from vse.pipeline.presets.presets import load_outline, read_preset
+from vse.pipeline.presets.presets import load_experiment_outline, read_preset
 
 Write = Callable[[str, str], Path]
 FAMILY = """
@@ -78,24 +78,24 @@ def test_the_same_name_in_two_files_of_a_folder_is_refused_with_both(write: Writ
 
 def test_a_user_s_preset_comes_before_one_of_the_same_name_in_a_family_that_ships(write: Write) -> None:
     write("mine.yaml", "presets: { vse0: { extends: vsepp, seeds: [5] } }")
-    assert load_outline("vse0").seeds == [5]
-    assert load_outline("vse0_10c").seeds == [5]
+    assert load_experiment_outline("vse0").seeds == [5]
+    assert load_experiment_outline("vse0_10c").seeds == [5]
 
 
 def test_a_path_names_a_file_with_one_preset(write: Write, tmp_path: Path) -> None:
     path = tmp_path / "elsewhere.yaml"
     path.write_text("extends: vse0\nseeds: [1, 2]\n")
-    outline = load_outline(str(path))
+    outline = load_experiment_outline(str(path))
     assert (outline.name, outline.seeds) == ("elsewhere", [1, 2])
     family = write("family.yaml", FAMILY)
     with pytest.raises(UserError, match=r"family.yaml: is a family of presets \(warm, hot, cold\)"):
-        load_outline(str(family))
+        load_experiment_outline(str(family))
     path = write("one.yaml", "presets: { alone: { tip: 1 } }")
     assert read_preset("experiments", "alone") == {"name": "alone", "tip": 1}
     with pytest.raises(UserError, match=r"is a family of presets \(alone\)"):
         read_preset("experiments", str(path))
     with pytest.raises(UserError, match=r"none.yaml: no such preset file"):
-        load_outline("none.yaml")
+        load_experiment_outline("none.yaml")
 
 
 def test_a_file_that_changes_is_read_again_and_readers_do_not_share_settings(write: Write) -> None:

@@ -23,13 +23,13 @@ NAMES, VALUES = st.sampled_from(list(DRINKS)), st.integers(1, 9)
 def test_every_preset_is_valid_for_every_data_set(dataset: str) -> None:
     assert presets.load_dataset(dataset).name == dataset
     for experiment in EXPERIMENTS:
-        assert presets.load_outline(experiment, dataset).feature in FEATURES
+        assert presets.load_experiment_outline(experiment, dataset).feature in FEATURES
 
 
 @pytest.mark.parametrize(
     ("load", "name", "known"),
     [
-        (presets.load_outline, "vseppx", "vsepp"),
+        (presets.load_experiment_outline, "vseppx", "vsepp"),
         (presets.load_dataset, "f30x", "f30k"),
         (presets.load_ladder, "dem", "demo"),
         (lambda name: presets.load_workflow({name: 2}), "thread", "threads"),
@@ -242,7 +242,7 @@ def test_the_workflow_s_plan_of_an_experiment_has_what_determines_its_weights(ca
         "about: Mine.\nextends: vsepp_ft\nseeds: [3]\nprotocols: [full]\n"
         "train: { epochs: 2, memory_gb: 1, features_in_memory: false, save_minutes: 1 }\nimages: { workers: 3 }\n"
     )
-    outline = presets.load_outline("mine", None, ["loss.margin=0.3"])
+    outline = presets.load_experiment_outline("mine", None, ["loss.margin=0.3"])
     assert (outline.seeds, outline.protocols, outline.start_from, outline.eval_feature) == ([3], ["full"], "vsepp_rc", None)
     content = outline.weight_settings()
     assert content["train"] == {"epochs": 2, "learning_rate": 2e-5}
@@ -261,10 +261,10 @@ def test_an_ensemble_has_members_and_of_a_data_set_s_changes_those_that_it_can_h
     (cafe / "datasets" / "home.yaml").write_text(
         "experiment: { tip: 1, protocols: [full] }\nexperiments: { later: { seeds: [8] } }"
     )
-    duo, later = (presets.load_outline(name, "home") for name in ("duo", "later"))
+    duo, later = (presets.load_experiment_outline(name, "home") for name in ("duo", "later"))
     assert (duo.ensemble_of, duo.seeds, duo.rows, duo.protocols) == (["plain", "english"], [0, 1], ["vsepp 1.6"], ["full"])
     assert (later.ensemble_of, later.seeds, later.rows) == (["plain", "english"], [8], [])
-    assert presets.load_outline("twice", "home").ensemble_of == ["plain"]
+    assert presets.load_experiment_outline("twice", "home").ensemble_of == ["plain"]
 
 
 @pytest.mark.parametrize(
@@ -286,12 +286,12 @@ def test_what_is_wrong_with_an_ensemble_is_said_in_one_line(text: str, message: 
     (cafe / "experiments" / "duo.yaml").write_text("ensemble_of: [plain, english]")
     (cafe / "experiments" / "mine.yaml").write_text(text)
     with pytest.raises(UserError, match=f"^experiment 'mine': {message}") as refusal:
-        presets.load_outline("mine", "home")
+        presets.load_experiment_outline("mine", "home")
     assert "\n" not in str(refusal.value)
 
 
 def test_a_plan_keeps_what_a_data_set_changes() -> None:
-    plain, demo = (presets.load_outline("vsepp_ft", dataset).weight_settings() for dataset in (None, "demo"))
+    plain, demo = (presets.load_experiment_outline("vsepp_ft", dataset).weight_settings() for dataset in (None, "demo"))
     assert "warmup" not in plain
     assert demo["warmup"] == {"loss": "sum", "epochs": 0}
 

@@ -11,7 +11,7 @@ from vse.eval.cli import eval_main, table_main
 from vse.features.cache.shards import shards_folder
 from vse.features.settings import load_feature
 from vse.pipeline.errors import UserError
-from vse.pipeline.presets.presets import known_presets, load_ladder, load_outline
+from vse.pipeline.presets.presets import known_presets, load_experiment_outline, load_ladder
 from vse.pipeline.presets.schema import parse_composed_name
 from vse.training.cli import embed_main, train_main
 from vse.training.experiment import load_experiment
@@ -70,7 +70,7 @@ def test_an_old_name_of_a_setting_is_answered_with_the_new_one(old: str, new: st
         load_experiment(str(tmp_path / "mine.yaml"))
 
 
-TRAINED = [name for name in known_presets("experiments") if not load_outline(name).ensemble_of]
+TRAINED = [name for name in known_presets("experiments") if not load_experiment_outline(name).ensemble_of]
 
 
 @pytest.mark.parametrize("dataset", [None, *known_presets("datasets")])

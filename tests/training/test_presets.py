@@ -38,7 +38,7 @@ from vse.training.solvers.none import NoTrainingSettings
 from vse.training.training import train
 from vse.training.use.embed import cache_run_embeddings
 
-OUTLINES = [presets.load_outline(name) for name in presets.known_presets("experiments")]
+OUTLINES = [presets.load_experiment_outline(name) for name in presets.known_presets("experiments")]
 EXPERIMENTS = [outline.name for outline in OUTLINES if not outline.ensemble_of]  # what is trained
 
 # Tables 1 to 4 of the VSE++ paper: the rows of VSE0, VSE++, Order0 and Order++, not those of other people's models. Tables 2

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 class PhraseSettings(SolverSettings, PositiveSettings):
     """The settings that all solvers for phrases share: the positive regions, and the inputs for a region."""
 
-    reads_words: ClassVar = False
+    accepts_words: ClassVar = False
     reads_phrases: ClassVar = True
     coordinates: Coordinates = Field(
         "none",

@@ -19,7 +19,7 @@ from vse.eval.search.top_k import Attention, SearchHit
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import MAX_PIXELS, BadImage, count_pixels, decode_image, read_image_bytes
-from vse.training.options import RunFiles
+from vse.training.options import RunFileOptions
 from vse.training.use.model import TrainedRun
 from vse.training.use.queries import Query
 from vse.training.use.search import Searcher, SearchOptions, load_for_search
@@ -167,7 +167,7 @@ class ServedRuns:
     """
 
     def __init__(
-        self, runs: Sequence[Path], split: str, files: Sequence[RunFiles], options: SearchOptions, device: str = "auto"
+        self, runs: Sequence[Path], split: str, files: Sequence[RunFileOptions], options: SearchOptions, device: str = "auto"
     ) -> None:
         self.split, self.runs = split, _load_runs(runs, split, files, options, device)
         searchers = [run.searcher for run in self.runs]
@@ -218,7 +218,7 @@ class ServedRuns:
 
 
 def _load_runs(
-    runs: Sequence[Path], split: str, files: Sequence[RunFiles], options: SearchOptions, device: str
+    runs: Sequence[Path], split: str, files: Sequence[RunFileOptions], options: SearchOptions, device: str
 ) -> list[ServedRun]:
     served: list[ServedRun] = []
     opened = [load_for_search(run, split, run_files, device) for run, run_files in zip(runs, files, strict=True)]

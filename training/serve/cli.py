@@ -13,7 +13,7 @@ import click
 from vse.pipeline.command import entry_point
 from vse.pipeline.errors import UserError, import_extra
 from vse.pipeline.options import command
-from vse.training.options import RunFiles, ServeRequest
+from vse.training.options import RunFileOptions, ServeRequest
 
 if TYPE_CHECKING:
     import flask
@@ -67,14 +67,14 @@ def serve_command(request: ServeRequest) -> None:
             _leave()
 
 
-def _files_by_run(request: ServeRequest) -> list[RunFiles]:
+def _files_by_run(request: ServeRequest) -> list[RunFileOptions]:
     n_runs = len(request.runs)
     for option, files in (("--features", request.features), ("--caption-features", request.caption_features)):
         if len(files) not in (0, n_runs):
             raise UserError(f"{option} is given {len(files)} times for {n_runs} runs; give it for each, in their order")
     features, caption_features = (files or (None,) * n_runs for files in (request.features, request.caption_features))
     return [
-        RunFiles(features=images, captions=request.captions, caption_features=texts, weights_dir=request.weights_dir)
+        RunFileOptions(features=images, captions=request.captions, caption_features=texts, weights_dir=request.weights_dir)
         for images, texts in zip(features, caption_features, strict=True)
     ]
 

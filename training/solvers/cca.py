@@ -126,7 +126,7 @@ class CcaSettings(SolverSettings, CcaFields):
 
     name: Literal["cca"] = "cca"
     uses_loss: ClassVar = False
-    reads_words: ClassVar = False
+    accepts_words: ClassVar = False
 
     def build(self, task: Task) -> Solver:
         assert isinstance(task, RetrievalTask)

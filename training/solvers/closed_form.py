@@ -62,7 +62,7 @@ class RidgeSettings(SolverSettings):
 
     name: Literal["ridge"] = "ridge"
     uses_loss: ClassVar = False
-    reads_words: ClassVar = False
+    accepts_words: ClassVar = False
     maps: MappedSide = Field("captions", description="the side that is mapped into the other's space, or both")
     regularization: list[NonNegativeFloat] = Field(
         default=[1e-3, 1e-2, 1e-1, 1.0],
@@ -146,7 +146,7 @@ class CsaSettings(SolverSettings):
 
     name: Literal["csa"] = "csa"
     uses_loss: ClassVar = False
-    reads_words: ClassVar = False
+    accepts_words: ClassVar = False
     regularization: list[NonNegativeFloat] = Field(
         default=[1e-4, 1e-3, 1e-2, 1e-1], min_length=1, description="as in the solver cca; each is tried"
     )
@@ -200,7 +200,7 @@ class AsifSettings(SolverSettings):
 
     name: Literal["asif"] = "asif"
     uses_loss: ClassVar = False
-    reads_words: ClassVar = False
+    accepts_words: ClassVar = False
     k: list[PositiveInt] = Field(default=[50, 200, 800], min_length=1, description="number of the highest cosines to keep")
     power: list[Annotated[float, Field(gt=0)]] = Field(
         default=[4.0, 8.0],

@@ -21,7 +21,7 @@ class NoTrainingSettings(SolverSettings):
     name: Literal["none"] = "none"
     uses_loss: ClassVar = False
     learns: ClassVar = False
-    reads_words: ClassVar = False
+    accepts_words: ClassVar = False
 
     def check_inputs(self, images: FeatureCache, captions: FeatureCache | None) -> None:
         """Raise :class:`UserError` if the vectors have different lengths. Warn if different models computed the vectors."""

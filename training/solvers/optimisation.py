@@ -103,7 +103,7 @@ class Schedule:
 
     def groups(self) -> list[dict[str, Any]]:
         """Return the trainable weights as parameter groups of an optimiser, one group for each learning rate and decay."""
-        undecayed = self._undecayed_weight_ids()
+        without_decay = self._ids_of_weights_without_decay()
         weights = {id(weight): weight for weight in self.model.parameters() if weight.requires_grad}
         rates = dict.fromkeys(weights, self.settings.learning_rate)
         own = self.settings.learning_rates
@@ -113,7 +113,7 @@ class Schedule:
         self._rates = []
         for rate in dict.fromkeys([self.settings.learning_rate, *own.values()]):
             for decays in (True, False):
-                chosen = [w for key, w in weights.items() if rates[key] == rate and (key not in undecayed) == decays]
+                chosen = [w for key, w in weights.items() if rates[key] == rate and (key not in without_decay) == decays]
                 groups.append({"params": chosen, "lr": rate, "weight_decay": self.settings.weight_decay if decays else 0.0})
                 self._rates.append(rate)
         if self._loss_group is not None:
@@ -169,10 +169,10 @@ class Schedule:
         for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
 
-    def _undecayed_weight_ids(self) -> set[int]:
+    def _ids_of_weights_without_decay(self) -> set[int]:
         """Return the Python ids of the weights without weight decay."""
         kinds = self.settings.undecayed
-        chosen = {id(weight) for weight in self.model.caption_encoder.undecayed()} if "words" in kinds else set()
+        chosen = {id(weight) for weight in self.model.caption_encoder.weights_without_decay()} if "words" in kinds else set()
         for module in self.model.modules():
             for name, weight in module.named_parameters(recurse=False):
                 is_a = {

@@ -37,7 +37,7 @@ from vse.pipeline.files.outputs import check_output
 from vse.pipeline.files.writing import sha256_json
 from vse.training.data.pairs import CaptionsOnDemand, TokenIndices, images_of
 from vse.training.kinds import Kind
-from vse.training.options import EmbedRequest, RunFiles
+from vse.training.options import EmbedRequest, RunFileOptions
 from vse.training.run.folder import RunFolder
 from vse.training.solvers.encode import PairScores, encode, pool_embeddings
 from vse.training.use.localise import score_phrases, score_sentences
@@ -52,7 +52,7 @@ def embed_split(
     run: Path,
     out: Path | None = None,
     split: str = "test",
-    files: RunFiles = RunFiles(),
+    files: RunFileOptions = RunFileOptions(),
     device: str = "auto",
     allow_unfinished: bool = False,
     allow_leak: bool = False,
@@ -171,7 +171,7 @@ def unknown_words(trained: TrainedRun) -> dict[str, int]:
 
 
 def cache_run_embeddings(
-    run: Path, out: Path, files: RunFiles = RunFiles(), device: str = "auto", allow_unfinished: bool = False
+    run: Path, out: Path, files: RunFileOptions = RunFileOptions(), device: str = "auto", allow_unfinished: bool = False
 ) -> list[Path]:
     """Write the embeddings of all splits by the best weights of a run as two feature caches, and return their paths.
 
@@ -298,7 +298,7 @@ def embed_runs(request: EmbedRequest) -> list[Path]:
     See :func:`embed_split` or, with ``as_features``, :func:`cache_run_embeddings` and :func:`cache_file_embeddings`.
     """
     runs, files, as_features = request.runs, request.files, request.as_features
-    device, allow_unfinished = request.device, request.unfinished
+    device, allow_unfinished = request.device, request.allow_unfinished
     if as_features is None and len(runs) > 1:
         raise UserError(f"{runs[1]}: a second run; vse-embed takes one, and several files only with --as-features")
     if as_features is not None and (request.out is not None or request.split is not None):

@@ -29,7 +29,7 @@ from vse.pipeline.files.outputs import check_output
 from vse.training.data.images import Indices
 from vse.training.data.pairs import Pairs, encode_texts, images_of
 from vse.training.models.build import Model
-from vse.training.options import RunFiles, SearchRequest
+from vse.training.options import RunFileOptions, SearchRequest
 from vse.training.phrases.arrays import PhraseArrays, check_phrase_cache
 from vse.training.phrases.localisation import PhraseSplit, PhraseVectors, score_candidates, scores_of_pairs, sentence_scores
 from vse.training.phrases.regions import BoxFeatures, RegionInputs
@@ -60,7 +60,11 @@ class EncodedPhrases:
 
 
 def score_phrases(
-    opened: OpenedRun, out: Path, split: str, files: RunFiles = RunFiles(), overlap: Mapping[str, Any] = MappingProxyType({})
+    opened: OpenedRun,
+    out: Path,
+    split: str,
+    files: RunFileOptions = RunFileOptions(),
+    overlap: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
     """Write the scores of each phrase of a split with the candidate boxes of the phrase's image, and return ``out``.
 
@@ -92,7 +96,11 @@ def score_phrases(
 
 
 def score_sentences(
-    opened: OpenedRun, out: Path, split: str, files: RunFiles = RunFiles(), overlap: Mapping[str, Any] = MappingProxyType({})
+    opened: OpenedRun,
+    out: Path,
+    split: str,
+    files: RunFileOptions = RunFileOptions(),
+    overlap: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
     """Write the scores of all captions of a split with all images, computed from the captions' phrases, and return ``out``.
 
@@ -125,7 +133,7 @@ def score_sentences(
 
 
 def _rank_boxes(
-    run: Path, photo: Path, text: str, files: RunFiles, device: str
+    run: Path, photo: Path, text: str, files: RunFileOptions, device: str
 ) -> tuple[Float[np.ndarray, "n 4"], Float[np.ndarray, " n"]]:
     """Return the candidate boxes of a photo and their scores for a phrase, best first."""
     opened = open_run(run, files, device, allow_unfinished=True)
@@ -158,7 +166,7 @@ def _phrase_settings(opened: OpenedRun) -> PhraseSettings:
     return phrase_settings
 
 
-def _model_and_split(opened: OpenedRun, split: str, files: RunFiles) -> tuple[Model, PhraseSplit]:
+def _model_and_split(opened: OpenedRun, split: str, files: RunFileOptions) -> tuple[Model, PhraseSplit]:
     phrase_settings, phrases = _phrase_settings(opened), opened.caption_cache
     assert phrases is not None, "a run of phrases reads a cache of them"
     model = _best_model(opened, phrase_settings)
@@ -186,7 +194,7 @@ def _phrase_hashes(opened: OpenedRun, pairs: PhraseArrays) -> dict[str, Any]:
     return {name: None if values is None else values[rows[name]] for name, values in hashes.items()}
 
 
-def _phrase_vectors(dataset: Dataset, phrases: FeatureCache, files: RunFiles, device: torch.device) -> PhraseVectors:
+def _phrase_vectors(dataset: Dataset, phrases: FeatureCache, files: RunFileOptions, device: torch.device) -> PhraseVectors:
     """Return the vectors of the phrases of a data set, from the cache or, for another data set, from the same encoder."""
     if belongs_to_dataset(phrases, dataset):
         check_phrase_cache(phrases, dataset)
@@ -201,7 +209,7 @@ def find_phrase(
     photo: Path,
     phrase: str,
     request: SearchRequest = SearchRequest(),
-    files: RunFiles = RunFiles(),
+    files: RunFileOptions = RunFileOptions(),
     device: str = "auto",
 ) -> PhraseCandidates:
     """Return the candidate boxes of a photo for a phrase, best first.

@@ -21,7 +21,7 @@ from vse.training.kinds import Kind
 from vse.training.model_inputs import check_same_backbone, describe_model_inputs, read_captions
 from vse.training.models.build import Model, build_model
 from vse.training.models.trainable_cnn import TrainableCnn
-from vse.training.options import RunFiles
+from vse.training.options import RunFileOptions
 from vse.training.use.open_run import OpenedRun, load_best_weights, open_run
 
 
@@ -38,16 +38,20 @@ class TrainedRun(OpenedRun):
 
 
 def load_run(
-    run: Path, split: str | None, files: RunFiles = RunFiles(), device: str = "auto", allow_unfinished: bool = False
+    run: Path,
+    split: str | None,
+    files: RunFileOptions = RunFileOptions(),
+    device: str = "auto",
+    allow_unfinished: bool = False,
 ) -> TrainedRun:
-    """Load a trained run, and a split or (None) all splits as inputs of the model. For ``files`` see :class:`RunFiles`.
+    """Load a trained run, and a split or (None) all splits as inputs of the model. For ``files`` see :class:`RunFileOptions`.
 
     Raises UserError if the training did not finish, unless ``allow_unfinished`` is set.
     """
     return load_opened_run(open_run(run, files, device, allow_unfinished), split, files)
 
 
-def load_opened_run(opened: OpenedRun, split: str | None, files: RunFiles = RunFiles()) -> TrainedRun:
+def load_opened_run(opened: OpenedRun, split: str | None, files: RunFileOptions = RunFileOptions()) -> TrainedRun:
     """Load the model of an opened run, and a split as inputs of the model; see :func:`load_run`."""
     folder, experiment, dataset, where = opened.folder, opened.experiment, opened.dataset, opened.device
     cache, caption_cache = opened.cache, opened.caption_cache

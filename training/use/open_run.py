@@ -32,7 +32,7 @@ from vse.pipeline.files.hdf5 import find_hdf5_dataset, open_hdf5
 from vse.pipeline.presets.presets import list_changes
 from vse.training.experiment import ExperimentConfig, changed_settings
 from vse.training.models.build import Model
-from vse.training.options import RunFiles
+from vse.training.options import RunFileOptions
 from vse.training.run.folder import RunFolder
 
 log = logging.getLogger(__name__)
@@ -204,7 +204,9 @@ def run_cost(run: OpenedRun) -> dict[str, Any]:
     }
 
 
-def open_run(run: Path, files: RunFiles = RunFiles(), device: str = "auto", allow_unfinished: bool = False) -> OpenedRun:
+def open_run(
+    run: Path, files: RunFileOptions = RunFileOptions(), device: str = "auto", allow_unfinished: bool = False
+) -> OpenedRun:
     """Open a run. Raises UserError if the files do not fit each other, or if the training did not finish.
 
     ``allow_unfinished`` accepts a run whose training did not finish.
@@ -215,7 +217,7 @@ def open_run(run: Path, files: RunFiles = RunFiles(), device: str = "auto", allo
     if (state := unfinished_state(record)) and not allow_unfinished:
         raise UserError(
             f"{run}: its training did not finish (state: {state}); continue it with vse-train --resume, or take the best "
-            "weights so far with --unfinished"
+            "weights so far with --allow-unfinished"
         )
     if "files" not in record:
         log.info("%s: has no checksums of its files, so they are not checked for changes", folder.record_file)

@@ -27,7 +27,7 @@ from vse.pipeline.files.images import decode_image
 from vse.pipeline.files.inputs import FileState, read_file_state
 from vse.pipeline.files.outputs import check_output
 from vse.training.kinds import Encoded, Packed, pack
-from vse.training.options import RunFiles, SearchRequest
+from vse.training.options import RunFileOptions, SearchRequest
 from vse.training.solvers.encode import TILE_IMAGES, PairScores, pool_embeddings
 from vse.training.use.attention import PairAttention, attention_of_query, with_attention
 from vse.training.use.corpus import (
@@ -81,12 +81,12 @@ class SearchAnswer:
 
 @dataclass(frozen=True)
 class _Gallery:
-    """The images or captions to search, with their vectors, an index of the vectors, or their embeddings as sets."""
+    """The images or captions to search, with their vectors, an index of the vectors, or their sets of vectors."""
 
     target: SearchTarget
     vectors: Corpus | None = None
     index: Any = None
-    encoded: Packed | None = None
+    packed_sets: Packed | None = None
 
 
 class Searcher:
@@ -186,9 +186,9 @@ class Searcher:
             target = target_in_file(trained, options.corpus_file, by_photo, dim)
         else:
             target = target_in_split(trained, self.split, by_photo)
-        pairwise, encoded = trained.model.pairwise, None
+        pairwise, packed_sets = trained.model.pairwise, None
         if pairwise and options.rerank is None:
-            return _Gallery(target, encoded=encode_side(trained, by_photo))
+            return _Gallery(target, packed_sets=encode_side(trained, by_photo))
         if similarity != "cosine":
             log.info(
                 "%s scores are no inner products: by these FAISS finds %d candidates, exact scores re-rank",
@@ -200,14 +200,14 @@ class Searcher:
         elif options.many_queries:
             vectors: Corpus
             if pairwise:
-                vectors, encoded = pool_side(trained, by_photo, options.max_held_bytes)
+                vectors, packed_sets = pool_side(trained, by_photo, options.max_held_bytes)
             else:
                 vectors = target.compute_vectors()
             index = index_of(vectors, target.name, similarity, options.index_type).index
         else:
             return _Gallery(target, target.compute_vectors())
         set_parameters(index, options.index_parameters)
-        return _Gallery(target, IndexVectors(index), index, encoded)
+        return _Gallery(target, IndexVectors(index), index, packed_sets)
 
     def _nearest(self, side: _Gallery, encoded_query: NDArray[np.float32], k: int, by_photo: bool) -> tuple[Scores, Rows]:
         """Return scores and rows of the ``k`` vectors nearest to the query. An approximate index may find fewer vectors."""
@@ -233,7 +233,7 @@ class Searcher:
         self, side: _Gallery, encoded_query: Encoded, k: int, by_photo: bool, among: Rows | None
     ) -> tuple[Scores, Rows]:
         """Return scores and rows of the ``k`` items with the best scores. ``among`` holds the rows to score; None is all."""
-        model, candidates = self.trained.model, side.encoded
+        model, candidates = self.trained.model, side.packed_sets
         if among is not None:
             if not len(among):
                 return np.empty(0, np.float32), among
@@ -323,7 +323,7 @@ def search_run(
     run: Path,
     query: str | Path,
     request: SearchRequest = SearchRequest(),
-    files: RunFiles = RunFiles(),
+    files: RunFileOptions = RunFileOptions(),
     device: str = "auto",
     last: LastSearcher | None = None,
 ) -> list[SearchHit]:
@@ -343,7 +343,7 @@ def search_run(
 
 
 def _search(
-    run: Path, query: str | Path, request: SearchRequest, files: RunFiles, device: str, last: LastSearcher | None
+    run: Path, query: str | Path, request: SearchRequest, files: RunFileOptions, device: str, last: LastSearcher | None
 ) -> list[SearchHit]:
     split, corpus, index, page = request.split or "test", request.corpus, request.index, request.html
     if index is None and (request.index_type is not None or request.index_parameters):
@@ -386,7 +386,7 @@ def _search(
     return with_attention(trained, given, encoded.vectors, answer.hits, answer.rows.tolist())
 
 
-def load_for_search(run: Path, split: str, files: RunFiles, device: str) -> TrainedRun:
+def load_for_search(run: Path, split: str, files: RunFileOptions, device: str) -> TrainedRun:
     """Load a run for a search. Log a warning if the training did not finish."""
     trained = load_run(run, split, files, device, allow_unfinished=True)
     _use_device(trained)

@@ -189,4 +189,4 @@ def test_an_unfinished_run_is_refused_unless_it_is_asked_for(tmp_path: Path) -> 
     run = some_phrases(provenance='{"unfinished": "interrupted"}')
     with pytest.raises(UserError, match="did not finish"):
         evaluated(tmp_path, run)
-    assert evaluated(tmp_path, run, unfinished=True)["unfinished"] == [{"file": "0.h5", "state": "interrupted"}]
+    assert evaluated(tmp_path, run, allow_unfinished=True)["unfinished"] == [{"file": "0.h5", "state": "interrupted"}]

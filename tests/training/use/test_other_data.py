@@ -275,7 +275,7 @@ def test_an_unfinished_run_needs_an_option(how: str, cache: Path, tmp_path: Path
     assert RunFolder(run).record()["state"] == how
     line = fails(embed_main, run)
     assert f"did not finish (state: {how})" in line
-    assert "--unfinished" in line
+    assert "--allow-unfinished" in line
     assert not (run / "test.h5").exists()
     done(embed_main, run, "--unfinished")
     out = tmp_path / "r.json"
@@ -296,5 +296,5 @@ def test_a_comparison_asks_too(cache: Path, own_run: Path, tmp_path: Path, monke
     done(embed_main, own_run)
     both = [own_run / "test.h5", run / "test.h5", "--compare", "--bootstrap", 20, "--out", tmp_path / "c.json"]
     assert "did not finish" in fails(eval_main, *both)
-    done(eval_main, *both, "--unfinished")
+    done(eval_main, *both, "--allow-unfinished")
     assert json.loads((tmp_path / "c.json").read_text())["unfinished"] == [{"file": "stopped/test.h5", "state": "running"}]

@@ -22,7 +22,7 @@ from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.files.writing import read_json, sha256_file, write_json
 from vse.training.cli import embed_main, search_main
 from vse.training.experiment import ExperimentConfig
-from vse.training.options import RunFiles
+from vse.training.options import RunFileOptions
 from vse.training.run.folder import RunFolder
 from vse.training.training import train
 from vse.training.use.search import SearchRequest, search_run
@@ -260,7 +260,7 @@ def test_a_moved_cache_is_named_with_its_option(run: Path, own_cache: Path, tmp_
     error = fails(search_main, moved, "a red circle")
     assert "is missing" in error
     assert "if it was moved, add --features" in error
-    assert len(search_run(moved, "a red circle", SearchRequest(k=2), files=RunFiles(features=own_cache))) == 2
+    assert len(search_run(moved, "a red circle", SearchRequest(k=2), files=RunFileOptions(features=own_cache))) == 2
 
 
 def test_a_caption_is_one_line_that_no_terminal_obeys(own_cache: Path, tmp_path: Path, capsys: Any, edit: Any) -> None:

@@ -48,7 +48,7 @@ class Encoder(nn.Module):
         """Return the layer if the encoder consists of a single linear layer, else None."""
         return None
 
-    def undecayed(self) -> list[Tensor]:
+    def weights_without_decay(self) -> list[Tensor]:
         """Return the weights that are exempt from weight decay, such as word embeddings."""
         return []
 

@@ -129,7 +129,7 @@ class BertEncoder(Encoder):
             module.train(False)
         return self
 
-    def undecayed(self) -> list[Tensor]:
+    def weights_without_decay(self) -> list[Tensor]:
         return [self.network.get_input_embeddings().weight]
 
 

@@ -118,7 +118,7 @@ class WordReader(Encoder):
             weight.copy_(torch.where(known[:, None], vectors, weight * scale))
             weight.requires_grad_(self._train_words)
 
-    def undecayed(self) -> list[Tensor]:
+    def weights_without_decay(self) -> list[Tensor]:
         return [self.words.weight]
 
 

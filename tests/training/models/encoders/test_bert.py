@@ -161,8 +161,8 @@ def test_steps_in_bf16_are_near_those_in_fp32(folder: Path) -> None:
 
 def test_word_embeddings_do_not_decay_and_settings_that_do_not_fit_are_refused(folder: Path) -> None:
     encoder = made(folder)
-    (undecayed,) = encoder.undecayed()
-    assert undecayed is encoder.network.embeddings.word_embeddings.weight
+    (without_decay,) = encoder.weights_without_decay()
+    assert without_decay is encoder.network.embeddings.word_embeddings.weight
     with pytest.raises(UserError, match="frozen_layers: 3 of .*bert, which has 2 layers"):
         made(folder, frozen_layers=3)
     with pytest.raises(ValidationError, match="pooling goes with states: pooled"):

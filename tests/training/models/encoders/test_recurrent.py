@@ -112,6 +112,6 @@ def test_word_embeddings_start_small_and_do_not_decay_and_a_head_reads_one_state
     encoder = GruSettings().build(EncoderSpec(Kind.WORDS, 1000, 4, 30))
     assert isinstance(encoder, RecurrentEncoder)
     assert 0.099 < encoder.words.weight.abs().max().item() <= 0.1
-    assert encoder.undecayed() == [encoder.words.weight]
+    assert encoder.weights_without_decay() == [encoder.words.weight]
     with pytest.raises(ValidationError, match="a head reads the last state; it does not go with states: all"):
         GruSettings.model_validate({"states": "all", "head": {"widths": [4]}})
