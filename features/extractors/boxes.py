@@ -1,4 +1,7 @@
-"""The extractor ``boxes``: vectors of given or proposed boxes, by ROI-align on a CNN (two-branch paper, section 4.3)."""
+"""The extractor ``boxes``: vectors of given or proposed boxes, by ROI-align on a CNN (two-branch paper, section 4.3).
+
+With the setting ``layers``, a vector concatenates boxes pooled on several layers.
+"""
 
 from __future__ import annotations
 
@@ -65,6 +68,9 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
     The setting ``map`` names the last of the first layers. ROI-align pools each box on the output of this layer to ``pool`` x
     ``pool`` cells. The later layers must accept this size: after conv5_4 of VGG19, an image of 224 x 224 pixels has 14 x
     14 cells. Images run one by one, so the vectors of an image do not depend on other images.
+
+    With the setting ``layers``, no layer reads the boxes one by one: each box is pooled on the outputs of these layers, the
+    cells are averaged, and the averages of all layers are concatenated.
     """
 
     config: BoxesConfig
@@ -79,8 +85,13 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         super().__init__(config, device)
         backbone = load_backbone(config, weights_dir, notes=self.notes)
         self.weights_sha256 = hash_weights(backbone)
-        self.network = LayerOutput(backbone, config.layer, config.grid).to(self.device).to(memory_format=torch.channels_last)
-        find_module(backbone, config.map).register_forward_hook(lambda _, __, output: self._pool_boxes(output))
+        self._maps: list[Tensor] = []
+        for layer in config.layers:
+            find_module(backbone, layer).register_forward_hook(lambda _, __, output: self._maps.append(output))
+        network = LayerOutput(backbone, config.layers[-1] if config.layers else config.layer, config.grid)
+        self.network = network.to(self.device).to(memory_format=torch.channels_last)
+        if config.map is not None:
+            find_module(backbone, config.map).register_forward_hook(lambda _, __, output: self._pool_boxes(output))
         self._relative_boxes, self._input_size, self._dim = torch.zeros(1, 4), (1, 1), 0
         self._given: dict[int, Floats] | None = None
         self._edge_model: EdgeModel | None = None
@@ -177,26 +188,39 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         images = normalize_pixels(item.pixels[None], config.mean, config.std, self.device)
         self._input_size = (images.shape[2], images.shape[3])
         relative = (item.boxes / np.asarray(item.image_size * 2, np.float32)).clip(0, 1)
-        parts = []
-        for k in range(0, len(relative), config.chunk):
-            self._relative_boxes = torch.from_numpy(relative[k : k + config.chunk]).to(self.device)
-            with torch.inference_mode(), autocast(config.precision, self.device):
-                parts.append(self.network(images).float())
-        features = torch.cat(parts)
-        if len(features) != len(relative):
-            raise UserError(f"layer {config.layer!r} does not come after the map {config.map!r}; choose a later layer")
+        with torch.inference_mode(), autocast(config.precision, self.device):
+            features = self._pool_layers(images, relative) if config.layers else self._run_layers(images, relative)
         features = nn.functional.normalize(features, dim=1) if config.normalize else features
         return ImageVectors(features.cpu().numpy(), item.boxes, item.scores, item.image_size)
+
+    def _run_layers(self, images: Tensor, relative_boxes: Floats) -> Tensor:
+        """Return the output of the layers after ``map`` for each box, (n_boxes, dim). Boxes are in fractions of the sides."""
+        config, parts = self.config, []
+        for k in range(0, len(relative_boxes), config.chunk):
+            self._relative_boxes = torch.from_numpy(relative_boxes[k : k + config.chunk]).to(self.device)
+            parts.append(self.network(images).float())
+        features = torch.cat(parts)
+        if len(features) != len(relative_boxes):
+            raise UserError(f"layer {config.layer!r} does not come after the map {config.map!r}; choose a later layer")
+        return features
+
+    def _pool_layers(self, images: Tensor, relative_boxes: Floats) -> Tensor:
+        """Return the mean of each box on the output of each of ``layers``, concatenated: (n_boxes, sum of their channels)."""
+        self._relative_boxes = torch.from_numpy(relative_boxes).to(self.device)
+        self._maps.clear()
+        self.network(images)
+        if len(self._maps) != len(self.config.layers):
+            raise UserError(f"layers {', '.join(self.config.layers)}: list them in the order in which the network runs them")
+        return torch.cat([self._pool_boxes(output).float().mean((2, 3)) for output in self._maps], 1)
 
     def _pool_boxes(self, output: Tensor) -> Tensor:
         """Return the feature map ``output``, pooled at the boxes ``self._relative_boxes``, in fractions of the image's sides.
 
-        A hook on the layer ``map`` calls this method, so that the later layers read the result.
+        For the setting ``map``, a hook on that layer calls this method, so that the later layers read the result.
         """
         if output.ndim != 4:
-            raise UserError(
-                f"map {self.config.map!r}: its output has {output.ndim} axes; a layer with height and width is needed"
-            )
+            names = self.config.map or ", ".join(self.config.layers)
+            raise UserError(f"{names}: the output has {output.ndim} axes; a layer with height and width is needed")
         (rows, columns), (height, width) = output.shape[2:], self._input_size
         down, across = cells_per_pixel(rows, height) * height, cells_per_pixel(columns, width) * width
         boxes = self._relative_boxes * self._relative_boxes.new_tensor([across, down, across, down])
@@ -212,7 +236,8 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
             self._dim = self._compute_vectors(blank).features.shape[1]
         except (RuntimeError, AssertionError, AttributeError, ValueError) as error:
             reason = (str(error) or repr(error)).splitlines()[0]
-            raise UserError(f"{config.model}, map {config.map!r}, layer {config.layer!r}: cannot be used ({reason})") from None
+            chosen = f"layers {', '.join(config.layers)}" if config.layers else f"map {config.map!r}, layer {config.layer!r}"
+            raise UserError(f"{config.model}, {chosen}: cannot be used ({reason})") from None
 
 
 def cells_per_pixel(cells: int, pixels: int) -> float:

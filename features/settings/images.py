@@ -176,7 +176,14 @@ class BoxesConfig(LayerSettings):
     longer: PositiveInt = Field(
         1000, description="maximum length in pixels of the scaled longer side; overrides the setting shorter"
     )
-    map: str = Field(description="name of the layer on whose output boxes are pooled; later layers run on each box")
+    map: str | None = Field(
+        None, description="name of the layer on whose output boxes are pooled; later layers, up to layer, run on each box"
+    )
+    layers: tuple[str, ...] = Field(
+        (),
+        description="instead of map and layer: layers in the order of the network. Boxes are pooled on the output of each "
+        "and averaged, and a box's vector concatenates the averages",
+    )
     pool: PositiveInt = Field(14, description="side of a pooled box, in cells; later layers must accept a map of this size")
     chunk: PositiveInt = Field(256, description="maximum number of boxes in one pass through the later layers")
 
@@ -201,10 +208,16 @@ class BoxesConfig(LayerSettings):
         """Return the settings that determine the vectors.
 
         A path in ``boxes`` is replaced by "file", because the key of the cache includes the hash of the file. Defaults of
-        ``train_boxes`` and ``thin_edges`` are omitted, so that caches older than these settings keep their keys.
+        ``train_boxes``, ``thin_edges`` and ``layers`` are omitted, so that caches older than these settings keep their keys.
         """
         content = {**super().key_settings(), **({"boxes": "file"} if self.has_box_file else {})}
-        return {name: value for name, value in content.items() if name not in ("train_boxes", "thin_edges") or value}
+        return {name: value for name, value in content.items() if name not in ("train_boxes", "thin_edges", "layers") or value}
+
+    @model_validator(mode="after")
+    def _check_layers(self) -> BoxesConfig:
+        if bool(self.layers) == (self.map is not None):
+            raise ValueError("give either map, the layer on which boxes are pooled, or layers, several of them")
+        return self
 
     def files(self) -> list[str]:
         proposer = [self.proposer_weights] if self.proposer_weights.endswith(WEIGHT_SUFFIXES) else []

@@ -95,6 +95,25 @@ def test_boxes_are_pooled_on_the_map_one_by_one(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.boxes, boxes)
 
 
+LEVELS = TINY.model_copy(update={"map": None, "layers": ("features.1", "features.4"), "normalize": False})
+
+
+def test_a_vector_joins_the_means_of_a_box_on_several_layers(tmp_path: Path) -> None:
+    boxes = [[3, 2, 30.5, 39], [10, 10, 20, 20], [0, 0, 60, 40]]
+    extractor = BoxesExtractor(given(tmp_path, {"5": boxes}, LEVELS))
+    found = extractor.compute([extractor.prepare(picture(), 5)])[0]
+    model: Any = load_backbone(LEVELS)
+    with torch.inference_mode():
+        fine = model.features[:2](normalized(picture().resize((48, 32), Image.Resampling.BILINEAR), LEVELS))
+        coarse = model.features[2:5](fine)
+        on_input = torch.tensor(boxes) * torch.tensor([48 / 60, 32 / 40] * 2)
+        means = [
+            roi_align(output, [on_input / stride], 8, aligned=True).mean((2, 3)) for output, stride in ((fine, 2), (coarse, 4))
+        ]
+    assert found.features.shape == (3, 64 + 128)
+    np.testing.assert_allclose(found.features, torch.cat(means, 1), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("source", ["edge_boxes", "selective_search", "rpn"])
 def test_proposals_lie_inside_and_do_not_depend_on_batch_or_shard(source: str, few: Path, tmp_path: Path) -> None:
     config = TINY.model_copy(update={"boxes": source, "proposer_weights": "random", "workers": 3})
@@ -196,6 +215,8 @@ def test_bad_settings_are_one_line(demo: Path, tmp_path: Path, fails: Fails) -> 
     assert "boxes: 'selective' is not edge_boxes, selective_search, rpn" in line("boxes=selective")
     assert "did you mean 'features.3'" in line("map=featurs.3")
     assert "does not come after the map" in line("map=features.9", "layer=features.2")
+    assert "give either map" in line("layers=[features.1,features.4]")
+    assert "in the order in which the network runs them" in line("map=null", "layers=[features.4,features.1]")
     assert "gone.json: no such file of boxes" in line("boxes=gone.json")
     assert "no such structured-edge model" in line("edge_model=gone.yml")
     for content in ('{"images": []}', "%YAML:1.0\n---\noptions: {stride: 2}\n", "x"):

@@ -164,7 +164,7 @@ def test_captions_keep_their_stop_words() -> None:
 
 def test_a_preset_of_phrases_or_truths_differs_from_its_other_one_in_that_alone() -> None:
     phrases = [(name, f"{name}_phrases", {"of": "phrases"}) for name in ("hglmm", "tfidf", "mean_vector", "minilm")]
-    boxes = ("boxes", "boxes_resnet", "boxes_effnet", "boxes_effnet_map")
+    boxes = ("boxes", "boxes_resnet", "boxes_effnet", "boxes_effnet_map", "boxes_effnet_levels")
     for name, other, change in [*phrases, *((name, f"{name}_truth", {"boxes": "phrases"}) for name in boxes)]:
         for dataset in (None, "demo"):
             assert {**load_feature(name, dataset).key_settings(), **change} == load_feature(other, dataset).key_settings()
