@@ -10,7 +10,7 @@ from pydantic import Field
 
 from vse.pipeline.command import entry_point
 from vse.pipeline.errors import UserError
-from vse.pipeline.option_types import Cli, File, Flag, Force, Seed, Text, number_between
+from vse.pipeline.option_types import CliOption, FileOrFolderPath, Flag, Force, Seed, Text, number_between
 from vse.pipeline.options import Options, command
 
 Name = Annotated[Text | None, Field(description="Name of the data set.  [default: the name of the output folder]")]
@@ -24,7 +24,7 @@ def data() -> None:
 class DemoRequest(Options):
     """The arguments of ``vse-data demo``."""
 
-    out: File
+    out: FileOrFolderPath
     """Folder to write, e.g. data/demo."""
     images: int | None = None
     """Number of images in all splits together.  [default: 5500]"""
@@ -44,10 +44,10 @@ def demo_command(request: DemoRequest) -> None:
 class FetchRequest(Options):
     """The arguments of ``vse-data fetch``."""
 
-    name: Annotated[Text, Cli(argument=True)]
-    out: File | None = None
+    name: Annotated[Text, CliOption(is_argument=True)]
+    out: FileOrFolderPath | None = None
     """Folder to write.  [default: data/NAME]"""
-    base_url: Annotated[Text | None, Cli(envvar="VSE_BASE_URL", show_envvar=True)] = None
+    base_url: Annotated[Text | None, CliOption(envvar="VSE_BASE_URL", show_envvar=True)] = None
     """Address of a mirror, http://host/folder/, which has all files under their published names."""
     images: Flag = True
     """Download the images, too, if their license allows it."""
@@ -71,10 +71,10 @@ def fetch_command(request: FetchRequest) -> None:
 class PrepareRequest(Options):
     """The arguments of ``vse-data prepare``."""
 
-    name: Annotated[Text, Cli(argument=True)]
-    source: File | None = None
+    name: Annotated[Text, CliOption(is_argument=True)]
+    source: FileOrFolderPath | None = None
     """Folder with the published files. [default: $VSE_<NAME>_DIR, such as $VSE_F8K_DIR, or data/NAME]"""
-    out: File | None = None
+    out: FileOrFolderPath | None = None
     """Folder to write.  [default: data/NAME]"""
     force: Force = False
 
@@ -91,12 +91,12 @@ def prepare_command(request: PrepareRequest) -> None:
 class PhrasesRequest(Options):
     """The arguments of ``vse-data add-phrases``."""
 
-    dataset: Annotated[File, Cli(argument=True)]
-    entities: File | None = None
+    dataset: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
+    entities: FileOrFolderPath | None = None
     """Folder of Flickr30K Entities, with the folders Annotations and Sentences."""
-    chunker: Annotated[Text | None, Cli(metavar="PIPELINE")] = None
+    chunker: Annotated[Text | None, CliOption(metavar="PIPELINE")] = None
     """Instead of --entities: a spaCy pipeline that marks noun phrases, e.g. en_core_web_sm."""
-    out: File
+    out: FileOrFolderPath
     """Folder to write, e.g. data/f8k_entities."""
     name: Name = None
     similar: Annotated[float, number_between(0, 1, low_excluded=True)] = 0.7
@@ -121,8 +121,8 @@ def add_phrases_command(request: PhrasesRequest) -> None:
 class AlbumRequest(Options):
     """The arguments of ``vse-data album``."""
 
-    photos: Annotated[File, Cli(argument=True)]
-    out: File
+    photos: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
+    out: FileOrFolderPath
     """Folder to write, e.g. data/album."""
     name: Name = None
     force: Force = False
@@ -139,7 +139,7 @@ def album_command(request: AlbumRequest) -> None:
 class CheckRequest(Options):
     """The argument of ``vse-data check``."""
 
-    dataset: Annotated[File, Cli(argument=True)]
+    dataset: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
 
 
 @command("check", group=data)
@@ -153,8 +153,8 @@ def check_command(request: CheckRequest) -> None:
 class AuditRequest(Options):
     """The arguments of ``vse-data audit``."""
 
-    dataset: Annotated[File, Cli(argument=True)]
-    against: File | None = None
+    dataset: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
+    against: FileOrFolderPath | None = None
     """Another dataset.json, or the name of a data set in data/, to compare images and captions with."""
     look_alikes: Flag = True
     """Read all photos to find those that look the same."""
