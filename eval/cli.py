@@ -9,7 +9,7 @@ import click
 from vse.eval.options import EvaluationRequest, TableRequest
 from vse.eval.tables import table_kind, table_names
 from vse.pipeline.command import entry_point
-from vse.pipeline.errors import UserError, printable
+from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.option_types import CliOption, FileOrFolderPath, Force, Text
 from vse.pipeline.options import Options, command
 
@@ -32,7 +32,7 @@ def eval_command(request: EvaluationRequest) -> None:
     use_device(options.device)
     *lines, last = (_compare if request.compare else _evaluate)(request)
     for line in lines:
-        click.echo(printable(line), err=request.out is not None or request.compare)
+        click.echo(to_printable_line(line), err=request.out is not None or request.compare)
     click.echo(last)
 
 

@@ -23,15 +23,15 @@ from vse.features.settings import EXTRACTORS
 from vse.pipeline.dataset.columns import IdIndex, caption_ids, image_ids
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.dataset.identity import (
-    COMPARED_PHOTOS,
-    COMPARED_PHOTOS_IF_CHANGED,
+    N_PHOTOS_COMPARED,
+    N_PHOTOS_COMPARED_IF_DATASET_CHANGED,
     DataChecksums,
     DataIdentity,
     Hashes,
     build_identity,
-    caption_hashes,
-    compare_data,
+    describe_data_differences,
     hash_available_photos,
+    hash_captions,
 )
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import find_hdf5_dataset, open_hdf5
@@ -58,7 +58,7 @@ def check_belongs_to_dataset(cache: FeatureCache, dataset: Dataset) -> None:
 
 def check_same_photos(cache: FeatureCache, other: FeatureCache) -> None:
     """Check that two caches of images belong to the same data set, by their photographs and captions. Raises UserError."""
-    if differences := compare_data(read_data_identity(other), read_data_identity(cache)):
+    if differences := describe_data_differences(read_data_identity(other), read_data_identity(cache)):
         raise UserError(f"{other.path} and {cache.path} are of different data sets: {'; '.join(differences)}")
 
 
@@ -70,8 +70,8 @@ def check_box_photos(path: Path, dataset: Dataset) -> None:
     if path.suffix != ".h5" or not shards_folder(path).is_dir():
         return
     recorded = replace(read_data_identity(open_cache(path)), caption_ids=_NO_IDS, captions=None)
-    photo_ids, photos = hash_available_photos(dataset, recorded, COMPARED_PHOTOS_IF_CHANGED)
-    if differences := compare_data(DataIdentity(photo_ids, _NO_IDS, photos), recorded):
+    photo_ids, photos = hash_available_photos(dataset, recorded, N_PHOTOS_COMPARED_IF_DATASET_CHANGED)
+    if differences := describe_data_differences(DataIdentity(photo_ids, _NO_IDS, photos), recorded):
         raise UserError(f"{path}: its boxes belong to another data set than {dataset.path}: {differences[0]}")
 
 
@@ -82,11 +82,11 @@ def compare_with_dataset(cache: FeatureCache, dataset: Dataset) -> list[str]:
     recorded, changed = read_data_identity(cache), not is_same_file
     captions, ids_of_captions = recorded.captions, recorded.caption_ids
     if changed and captions is not None:
-        captions, ids_of_captions = caption_hashes(dataset.images), caption_ids(dataset.images)
-    max_photos = COMPARED_PHOTOS_IF_CHANGED if changed else COMPARED_PHOTOS
+        captions, ids_of_captions = hash_captions(dataset.images), caption_ids(dataset.images)
+    max_photos = N_PHOTOS_COMPARED_IF_DATASET_CHANGED if changed else N_PHOTOS_COMPARED
     photo_ids, photos = hash_available_photos(dataset, recorded, max_photos)
     current = DataIdentity(photo_ids, ids_of_captions, photos, captions)
-    differences = compare_data(current, recorded)
+    differences = describe_data_differences(current, recorded)
     if differences or not changed:
         return differences
     if cache.kind == "text" and has_input_hashes(cache):

@@ -12,7 +12,7 @@ import click
 from pydantic import Field
 
 from vse.features.options import ImportRequest, Tokeniser
-from vse.pipeline.cli import data
+from vse.pipeline.cli import data_group
 from vse.pipeline.command import entry_point
 from vse.pipeline.option_types import CliOption, FileOrFolderPath, Flag, Force, PositiveInteger, Text
 from vse.pipeline.options import Options, command
@@ -21,7 +21,7 @@ DatasetJson = Annotated[FileOrFolderPath, Field(description="The data set's data
 NewCachePath = Annotated[FileOrFolderPath, Field(description="The cache to write, e.g. features/coco_butd.h5.")]
 
 
-@command("import", group=data)
+@command("import", group=data_group)
 def import_command(request: ImportRequest) -> None:
     """Build a data set from photos with a table of captions, or from files of another program.
 
@@ -53,7 +53,7 @@ class PrecompImport(Options):
     force: Force = False
 
 
-@command("import-precomp", group=data)
+@command("import-precomp", group=data_group)
 def import_precomp_command(request: PrecompImport) -> None:
     """Import features and captions in the layout of VSE++ and SCAN.
 
@@ -77,7 +77,7 @@ class PrecompExport(Options):
     force: Force = False
 
 
-@command("export-precomp", group=data)
+@command("export-precomp", group=data_group)
 def export_precomp_command(request: PrecompExport) -> None:
     """Write a feature cache, and the captions of its data set, in the layout of VSE++ and SCAN."""
     from vse.features.exchange.precomp import export_precomp
@@ -98,7 +98,7 @@ class ArraysImport(Options):
     force: Force = False
 
 
-@command("import-npy", group=data)
+@command("import-npy", group=data_group)
 def import_npy_command(request: ArraysImport) -> None:
     """Import features from a .npy file with a file of ids, or from a .npz file with the arrays features and ids."""
     from vse.features.exchange.arrays import import_arrays
@@ -117,7 +117,7 @@ class TsvImport(Options):
     force: Force = False
 
 
-@command("import-tsv", group=data)
+@command("import-tsv", group=data_group)
 def import_tsv_command(request: TsvImport) -> None:
     """Import regions from bottom-up-attention TSV files."""
     from vse.features.exchange.arrays import import_tsv
@@ -138,7 +138,7 @@ class PackRequest(Options):
     force: Force = False
 
 
-@command("pack", group=data)
+@command("pack", group=data_group)
 def pack_command(request: PackRequest) -> None:
     """Pack feature caches of one data set into a bundle that others can fetch and check.
 
@@ -166,7 +166,7 @@ class FetchFeaturesRequest(Options):
     force: Force = False
 
 
-@command("fetch-features", group=data)
+@command("fetch-features", group=data_group)
 def fetch_features_command(request: FetchFeaturesRequest) -> None:
     """Fetch a bundle of feature caches from SOURCE: a folder, a .tar archive, or the address of either (http://, https://).
 
@@ -191,7 +191,7 @@ class PlanRequest(Options):
     """YAML file with the speeds of your machine, such as images per second; its entries replace those of config/rates.yaml."""
 
 
-@command("plan", group=data)
+@command("plan", group=data_group)
 def plan_command(request: PlanRequest) -> None:
     """Estimate the downloads, the size of the caches and the hours that TARGETS of the workflow need. Nothing is run.
 
@@ -202,4 +202,4 @@ def plan_command(request: PlanRequest) -> None:
     click.echo(describe_plan(request.targets, request.config, request.rates))
 
 
-main = entry_point(data)
+main = entry_point(data_group)

@@ -13,11 +13,11 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.option_types import CliOption, FileOrFolderPath, Flag, Force, Seed, Text, number_between
 from vse.pipeline.options import Options, command
 
-Name = Annotated[Text | None, Field(description="Name of the data set.  [default: the name of the output folder]")]
+DatasetName = Annotated[Text | None, Field(description="Name of the data set.  [default: the name of the output folder]")]
 
 
 @click.group("vse-data")
-def data() -> None:
+def data_group() -> None:
     """Create, prepare and check data sets."""
 
 
@@ -33,12 +33,12 @@ class DemoRequest(Options):
     force: Force = False
 
 
-@command("demo", group=data)
+@command("demo", group=data_group)
 def demo_command(request: DemoRequest) -> None:
     """Draw the built-in demo data set: scenes of simple shapes with five captions each."""
-    from vse.pipeline.demo import DEFAULT_IMAGES, create_demo
+    from vse.pipeline.demo import DEFAULT_N_IMAGES, create_demo
 
-    click.echo(create_demo(request.out, DEFAULT_IMAGES if request.images is None else request.images, request.seed))
+    click.echo(create_demo(request.out, DEFAULT_N_IMAGES if request.images is None else request.images, request.seed))
 
 
 class FetchRequest(Options):
@@ -54,7 +54,7 @@ class FetchRequest(Options):
     force: Force = False
 
 
-@command("fetch", group=data)
+@command("fetch", group=data_group)
 def fetch_command(request: FetchRequest) -> None:
     """Download the public files of f8k, f30k, f30k_entities or coco, and create data/NAME/dataset.json.
 
@@ -79,7 +79,7 @@ class PrepareRequest(Options):
     force: Force = False
 
 
-@command("prepare", group=data)
+@command("prepare", group=data_group)
 def prepare_command(request: PrepareRequest) -> None:
     """Create data/NAME/dataset.json from the published files of f8k, f30k, f30k_entities or coco."""
     from vse.pipeline.dataset.preparation import load_published_preset, prepare_dataset, source_folder
@@ -98,13 +98,13 @@ class PhrasesRequest(Options):
     """Instead of --entities: a spaCy pipeline that marks noun phrases, e.g. en_core_web_sm."""
     out: FileOrFolderPath
     """Folder to write, e.g. data/f8k_entities."""
-    name: Name = None
+    name: DatasetName = None
     similar: Annotated[float, number_between(0, 1, low_excluded=True)] = 0.7
     """Smallest share of equal words at which two different captions are matched; 1 matches equal captions only."""
     force: Force = False
 
 
-@command("add-phrases", group=data)
+@command("add-phrases", group=data_group)
 def add_phrases_command(request: PhrasesRequest) -> None:
     """Mark the phrases of Flickr30K Entities, with their boxes, in the captions of a dataset.json of the same photos.
 
@@ -124,11 +124,11 @@ class AlbumRequest(Options):
     photos: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
     out: FileOrFolderPath
     """Folder to write, e.g. data/album."""
-    name: Name = None
+    name: DatasetName = None
     force: Force = False
 
 
-@command("album", group=data)
+@command("album", group=data_group)
 def album_command(request: AlbumRequest) -> None:
     """Create a data set without captions from a folder of photos, for vse-search."""
     from vse.pipeline.dataset.preparation import create_album
@@ -142,12 +142,12 @@ class CheckRequest(Options):
     dataset: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
 
 
-@command("check", group=data)
+@command("check", group=data_group)
 def check_command(request: CheckRequest) -> None:
     """Validate a dataset.json and its image files, and print the counts of each split."""
-    from vse.pipeline.dataset.preparation import check_dataset
+    from vse.pipeline.dataset.preparation import check_and_describe_dataset
 
-    click.echo(check_dataset(request.dataset))
+    click.echo(check_and_describe_dataset(request.dataset))
 
 
 class AuditRequest(Options):
@@ -160,7 +160,7 @@ class AuditRequest(Options):
     """Read all photos to find those that look the same."""
 
 
-@command("audit", group=data)
+@command("audit", group=data_group)
 def audit_command(request: AuditRequest) -> None:
     """Count leaks between splits: equal captions, photos that look the same, and images of known test sets.
 
@@ -172,4 +172,4 @@ def audit_command(request: AuditRequest) -> None:
     click.echo(audit_dataset(request.dataset, request.against, request.look_alikes))
 
 
-main = entry_point(data)
+main = entry_point(data_group)

@@ -58,9 +58,9 @@ SYNONYMS = {
     "shape": ("shape", "thing", "object"),
     "shapes": ("shapes", "things", "objects"),
 }
-_NUMBERS = ("no", "one", "two", "three", "four")
-_ROWS = (("top", "upper"), ("middle",), ("bottom", "lower"))
-_COLUMNS = ("left", "", "right")
+_NUMBER_WORDS = ("no", "one", "two", "three", "four")
+_ROW_WORDS = (("top", "upper"), ("middle",), ("bottom", "lower"))
+_COLUMN_WORDS = ("left", "", "right")
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class _CaptionWriter:
         objects = self.scene.objects
         property_named = "texture" if self.has_one_object else "colour"
         words = [self.pick_synonym(getattr(item, property_named)) for item in objects]
-        count = _NUMBERS[len(objects)]
+        count = _NUMBER_WORDS[len(objects)]
         noun = self.pick_synonym("shape" if self.has_one_object else "shapes")
         facts = [("background",), ("count",), *(f for k in range(len(objects)) for f in self.facts(k, property_named))]
         everything = tuple(range(len(objects)))
@@ -184,7 +184,7 @@ class _CaptionWriter:
         return [self.pick(("on", "against", "in front of")), _PhraseText(self.pick_synonym(self.scene.background), ())]
 
     def place_text(self, item: SceneObject) -> str:
-        row, column = self.pick(_ROWS[item.row]), _COLUMNS[item.column]
+        row, column = self.pick(_ROW_WORDS[item.row]), _COLUMN_WORDS[item.column]
         if (item.row, item.column) == (1, 1):
             return self.pick(("in the middle", "in the centre"))
         if not column:
@@ -213,10 +213,10 @@ class _CaptionWriter:
         return DemoCaption(text[0].upper() + text[1:] + ".", tuple(phrases), frozenset(facts))
 
 
-DEFAULT_IMAGES = 5500  # 4,000 train, 500 val, 1,000 test
+DEFAULT_N_IMAGES = 5500  # 4,000 train, 500 val, 1,000 test
 
 
-def create_demo(out: Path, n_images: int = DEFAULT_IMAGES, seed: int = 0, name: str = "demo") -> Path:
+def create_demo(out: Path, n_images: int = DEFAULT_N_IMAGES, seed: int = 0, name: str = "demo") -> Path:
     """Draw ``n_images`` scenes with five captions each, and write ``out/images`` and then ``out/dataset.json``.
 
     About 8/11 of the images are for training, 1/11 for validation and 2/11 for testing. Every sentence has ``phrases`` with
@@ -231,16 +231,16 @@ def create_demo(out: Path, n_images: int = DEFAULT_IMAGES, seed: int = 0, name: 
     splits = ["train"] * (n_images - n_val - n_test) + ["val"] * n_val + ["test"] * n_test
     with lock_for_writing(out, folder=True):
         for imgid in range(n_images):
-            check_output(out / "images" / _filename(imgid), _DEMO_IMAGE)
+            check_output(out / "images" / _image_filename(imgid), _DEMO_IMAGE_KIND)
         _remove_earlier_demo(out, name)
-        return _draw(out, splits, seed, name)
+        return _draw_dataset(out, splits, seed, name)
 
 
-def _filename(imgid: int) -> str:
+def _image_filename(imgid: int) -> str:
     return f"demo_{imgid:06d}.jpg"
 
 
-def _jpeg(image: Image.Image) -> bytes:
+def _encode_jpeg(image: Image.Image) -> bytes:
     content = io.BytesIO()
     image.save(content, "JPEG", quality=92)
     return content.getvalue()
@@ -248,11 +248,11 @@ def _jpeg(image: Image.Image) -> bytes:
 
 def _is_demo_image(path: Path) -> bool:
     """Return whether an image has the size and the JPEG quantization tables of demo images. Few photos have both."""
-    with Image.open(path) as found, Image.open(io.BytesIO(_jpeg(Image.new("RGB", (IMAGE_SIZE, IMAGE_SIZE))))) as ours:
+    with Image.open(path) as found, Image.open(io.BytesIO(_encode_jpeg(Image.new("RGB", (IMAGE_SIZE, IMAGE_SIZE))))) as ours:
         return (found.size, getattr(found, "quantization", None)) == (ours.size, getattr(ours, "quantization", 0))
 
 
-_DEMO_IMAGE = OutputKind("an image of the demo", _is_demo_image)
+_DEMO_IMAGE_KIND = OutputKind("an image of the demo", _is_demo_image)
 
 
 def _remove_earlier_demo(out: Path, name: str) -> None:
@@ -267,22 +267,22 @@ def _remove_earlier_demo(out: Path, name: str) -> None:
     clear_temporaries(out / "images")
 
 
-def _draw(out: Path, splits: list[str], seed: int, name: str) -> Path:
+def _draw_dataset(out: Path, splits: list[str], seed: int, name: str) -> Path:
     entries = []
     for imgid, split in enumerate(progress_bar(splits, desc="draw demo", unit="image")):
         rng = np.random.default_rng([seed, imgid])
         scene = compose_scene(rng)
-        filename = _filename(imgid)
-        write_bytes(out / "images" / filename, _jpeg(draw_scene(scene, rng)), sync=False)
+        filename = _image_filename(imgid)
+        write_bytes(out / "images" / filename, _encode_jpeg(draw_scene(scene, rng)), sync=False)
         captions = compose_captions(scene, rng)
         sentids = [imgid * len(captions) + k for k in range(len(captions))]
-        sentences = [_sentence(sentid, imgid, scene, c) for sentid, c in zip(sentids, captions, strict=True)]
+        sentences = [_build_sentence(sentid, imgid, scene, c) for sentid, c in zip(sentids, captions, strict=True)]
         entry = {"imgid": imgid, "filename": filename, "split": split, "sentids": sentids}
         entries.append({**entry, "sentences": sentences})
     return write_json(out / "dataset.json", {"dataset": name, "images": entries})
 
 
-def _sentence(sentid: int, imgid: int, scene: Scene, caption: DemoCaption) -> dict[str, Any]:
+def _build_sentence(sentid: int, imgid: int, scene: Scene, caption: DemoCaption) -> dict[str, Any]:
     phrases = [
         {
             "first_token": phrase.first_token,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import click
 
 from vse.pipeline.command import entry_point
-from vse.pipeline.errors import printable
+from vse.pipeline.errors import to_printable_line
 from vse.pipeline.options import command
 from vse.pipeline.presets.preset_files import preset_descriptions
 from vse.training.options import EmbedRequest, ReportRequest, SearchCommandRequest, TrainRequest
@@ -74,7 +74,7 @@ def search_command(request: SearchCommandRequest) -> None:
         return
     for rank, hit in enumerate(search_run(run, query, search, files, request.device), 1):
         caption = [] if hit.caption is None else [hit.caption]
-        click.echo("\t".join([str(rank), f"{hit.score:.4f}", *map(printable, [hit.photo or hit.image_id, *caption])]))
+        click.echo("\t".join([str(rank), f"{hit.score:.4f}", *map(to_printable_line, [hit.photo or hit.image_id, *caption])]))
 
 
 @command("vse-report")

@@ -84,9 +84,9 @@ def draw_demo(
         data.splits
         ```
     """
-    from vse.pipeline.demo import DEFAULT_IMAGES, create_demo
+    from vse.pipeline.demo import DEFAULT_N_IMAGES, create_demo
 
-    return DatasetFile(create_demo(as_path(out), DEFAULT_IMAGES if images is None else images, seed))
+    return DatasetFile(create_demo(as_path(out), DEFAULT_N_IMAGES if images is None else images, seed))
 
 
 @public_api

@@ -24,7 +24,7 @@ from vse.eval.report.drawings import (
     phrase_colour,
 )
 from vse.eval.search.top_k import PhraseCandidates, SearchHit
-from vse.pipeline.command import current_provenance, describe_code
+from vse.pipeline.command import current_provenance, format_code_version
 from vse.pipeline.dataset.dataset import Dataset, Image
 from vse.pipeline.dataset.identity import check_recorded_data
 from vse.pipeline.errors import UserError
@@ -185,7 +185,7 @@ def write_search_page(out: Path, query: str | Path, hits: Sequence[SearchHit], c
 
 def _describe_command() -> str:
     record = current_provenance()
-    return ", ".join(str(part) for part in (describe_code(record["code"]), record["date"], record["command"]) if part)
+    return ", ".join(str(part) for part in (format_code_version(record["code"]), record["date"], record["command"]) if part)
 
 
 def _readable_thumbnail(photo: Path | None) -> str | None:

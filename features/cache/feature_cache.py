@@ -37,7 +37,7 @@ from vse.features.cache.shards import (
 )
 from vse.pipeline.dataset.columns import caption_ids
 from vse.pipeline.dataset.dataset import Dataset
-from vse.pipeline.dataset.identity import caption_hashes
+from vse.pipeline.dataset.identity import hash_captions
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import find_hdf5_dataset, open_hdf5, require_hdf5_dataset
 from vse.pipeline.files.inputs import is_name, is_path, wrap_read_errors
@@ -174,7 +174,7 @@ def merge_shards(
     arrays: dict[str, NDArray[Any]] = {}
     if dataset is not None:
         provenance = {**provenance, "data": {"sha256": dataset.sha256}}
-        arrays |= {"caption_ids": caption_ids(dataset.images), "caption_hashes": caption_hashes(dataset.images)}
+        arrays |= {"caption_ids": caption_ids(dataset.images), "caption_hashes": hash_captions(dataset.images)}
     skipped_ids = [int(item["id"]) for item in skipped]
     content, key = encode_cache_file(cache, shards, dataset_file, skipped_ids, provenance, arrays)
     entries = [

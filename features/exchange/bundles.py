@@ -25,7 +25,7 @@ from vse.features.data_checks import check_belongs_to_dataset, read_data_identit
 from vse.features.extractors.captions import encoder_path
 from vse.pipeline.command import current_provenance
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.pipeline.dataset.identity import compare_data
+from vse.pipeline.dataset.identity import describe_data_differences
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import check_input, is_name
 from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_other_kinds
@@ -162,7 +162,9 @@ def _collect_files(caches: Sequence[FeatureCache], with_dataset: bool, notes: Pa
             raise UserError(
                 f"{cache.path} is of {cache.dataset!r}, {first.path} of {first.dataset!r}; a bundle holds one data set"
             )
-        if cache is not first and (differences := compare_data(read_data_identity(cache), read_data_identity(first))):
+        if cache is not first and (
+            differences := describe_data_differences(read_data_identity(cache), read_data_identity(first))
+        ):
             raise UserError(f"{cache.path} and {first.path} are of different data sets: {'; '.join(differences)}")
         files = {file.relative_to(cache.path.parent).as_posix(): file for file in cache_files(cache)}
         duplicate = next((path for path in files if path in sources), None)

@@ -25,7 +25,7 @@ from vse.features.cache.rows import Item, Rows, item_ids
 from vse.features.settings import EXTRACTORS
 from vse.features.settings.base import ExtractionArguments, Extractor
 from vse.features.settings.captions import CaptionCorpus, CaptionEncoder, FittedCaptionSettings, phrase_words
-from vse.pipeline.dataset.dataset import Dataset, load_dataset_file, mentions
+from vse.pipeline.dataset.dataset import Dataset, list_mentions, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import WatchedFile
 from vse.pipeline.files.writing import lock_for_writing, sha256_json, write_bytes, write_json
@@ -134,7 +134,7 @@ def build_corpus(dataset: Dataset, config: FittedCaptionSettings) -> CaptionCorp
     if config.of == "captions":
         words = frozenset(word for image in dataset.images for caption in image.captions for word in caption.tokens)
         return CaptionCorpus(sentences, words, sentences)
-    phrases = [(mention.image.split, config.select_words(mention.text.split(" "))) for mention in mentions(dataset)]
+    phrases = [(mention.image.split, config.select_words(mention.text.split(" "))) for mention in list_mentions(dataset)]
     training = [words for split, words in phrases if split == "train"]
     if not training:
         raise UserError(f"{dataset.path}: no training caption marks phrases, but {config.name} must be fitted to phrases")

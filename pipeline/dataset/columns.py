@@ -70,8 +70,8 @@ class Image:
 
 
 log = logging.getLogger(__name__)
-FORMAT = "vse-dataset-columns"
-VERSION = 1  # changes with the columns, the checks of dataset.json and the tokenisers
+COLUMNS_FORMAT = "vse-dataset-columns"
+COLUMNS_VERSION = 1  # changes with the columns, the checks of dataset.json and the tokenisers
 _NO_COCOID = np.iinfo(np.int64).min  # marks an image without an id in MS-COCO
 _ATTRIBUTE_TYPES = {"name": str, "pictures": np.bool_, "tokeniser": str}  # pictures: Dataset.has_image_files
 # A column of texts is stored as one array of bytes and the end of each text, a column of lists as one array of items and the
@@ -194,22 +194,22 @@ def write_columns(path: Path, sha256: str, images: Sequence[Image], attributes: 
     word_ids = {word: index for index, word in enumerate(dict.fromkeys(chain.from_iterable(c.tokens for c in captions)))}
     tokens = (word_ids[token] for caption in captions for token in caption.tokens)
     columns = {
-        "imgids": _array(image.imgid for image in images),
-        "splits": _array((SPLITS.index(image.split) for image in images), np.uint8),
-        "cocoids": _array(_NO_COCOID if image.cocoid is None else image.cocoid for image in images),
-        "captions": _array(accumulate(len(image.captions) for image in images)),
-        "sentids": _array(caption.sentid for caption in captions),
-        "tokens": _array(tokens, np.int32),
-        "token_ends": _array(accumulate(len(caption.tokens) for caption in captions)),
-        **_text_columns("files", [image.file for image in images]),
-        **_text_columns("raws", [caption.raw for caption in captions]),
-        **_text_columns("words", list(word_ids)),
+        "imgids": _build_array(image.imgid for image in images),
+        "splits": _build_array((SPLITS.index(image.split) for image in images), np.uint8),
+        "cocoids": _build_array(_NO_COCOID if image.cocoid is None else image.cocoid for image in images),
+        "captions": _build_array(accumulate(len(image.captions) for image in images)),
+        "sentids": _build_array(caption.sentid for caption in captions),
+        "tokens": _build_array(tokens, np.int32),
+        "token_ends": _build_array(accumulate(len(caption.tokens) for caption in captions)),
+        **_encode_text_column("files", [image.file for image in images]),
+        **_encode_text_column("raws", [caption.raw for caption in captions]),
+        **_encode_text_column("words", list(word_ids)),
     }
     buffer = BytesIO()
     with h5py.File(buffer, "w") as file:
         for name, values in columns.items():
             file.create_dataset(name, data=values, fletcher32=bool(values.size))
-        file.attrs.update({"format": FORMAT, "version": VERSION, "sha256": sha256, **attributes})
+        file.attrs.update({"format": COLUMNS_FORMAT, "version": COLUMNS_VERSION, "sha256": sha256, **attributes})
     with suppress(UserError):
         return write_bytes(columns_file(path), buffer.getbuffer())
     return None
@@ -225,7 +225,7 @@ def read_columns(path: Path, sha256: str) -> tuple[ImageColumns, dict[str, Any]]
         return None
     try:
         with open_hdf5(file, "columns of a data set") as stored:
-            wanted = {"format": FORMAT, "version": VERSION, "sha256": sha256}
+            wanted = {"format": COLUMNS_FORMAT, "version": COLUMNS_VERSION, "sha256": sha256}
             if any(stored.attrs.get(name) != value for name, value in wanted.items()):
                 return None
             attributes = {name: stored.attrs[name] for name in _ATTRIBUTE_TYPES}
@@ -245,13 +245,13 @@ def read_columns(path: Path, sha256: str) -> tuple[ImageColumns, dict[str, Any]]
     return ImageColumns(columns, np.arange(len(arrays["imgids"]))), attributes | {"pictures": bool(attributes["pictures"])}
 
 
-def _array(values: Iterable[int], dtype: type[np.integer[Any]] = np.int64) -> NDArray[Any]:
+def _build_array(values: Iterable[int], dtype: type[np.integer[Any]] = np.int64) -> NDArray[Any]:
     return np.fromiter(values, dtype)
 
 
-def _text_columns(name: str, texts: Sequence[str]) -> dict[str, NDArray[Any]]:
+def _encode_text_column(name: str, texts: Sequence[str]) -> dict[str, NDArray[Any]]:
     encoded = [text.encode() for text in texts]
-    ends = _array(accumulate(len(text) for text in encoded))
+    ends = _build_array(accumulate(len(text) for text in encoded))
     return {name: np.frombuffer(b"".join(encoded), np.uint8), f"{name}_ends": ends}
 
 

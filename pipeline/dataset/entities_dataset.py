@@ -19,12 +19,12 @@ from vse.pipeline.dataset.captions import (
     transfer_spans,
 )
 from vse.pipeline.dataset.entities import (
-    NOT_VISUAL,
-    Annotation,
+    NOT_VISUAL_CHAIN,
+    BoxAnnotation,
     MarkedCaption,
     read_annotation,
-    read_captions,
-    read_split,
+    read_marked_captions,
+    read_photo_numbers,
     read_unrelated_captions,
 )
 from vse.pipeline.dataset.phrases import Box
@@ -33,8 +33,8 @@ from vse.pipeline.files.images import read_image_size
 from vse.pipeline.progress import progress_bar
 
 ENTITIES_SPLITS = ("train", "val", "test")
-MIN_SIMILARITY = 0.7  # matches 562 of the 563 captions of Flickr8k that differ in a letter from Entities
-_DECIMALS = 4  # of a scaled coordinate
+MIN_CAPTION_SIMILARITY = 0.7  # matches 562 of the 563 captions of Flickr8k that differ in a letter from Entities
+_COORDINATE_DECIMALS = 4  # of a scaled coordinate
 log = logging.getLogger(__name__)
 
 
@@ -45,7 +45,7 @@ def build_entities_content(folder: Path, images: Path) -> dict[str, Any]:
     ``UNRELATED_CAPTIONS``. ``images`` has the file ``<number>.jpg`` of every listed photo; the ``imgid`` is this number. Logs
     counts. Raises UserError if a file is missing, or if a photo is in two splits.
     """
-    splits = {split: read_split(folder / f"{split}.txt") for split in ENTITIES_SPLITS}
+    splits = {split: read_photo_numbers(folder / f"{split}.txt") for split in ENTITIES_SPLITS}
     photos = [(number, split) for split, numbers in splits.items() for number in numbers]
     repeated = [number for number, count in Counter(number for number, _ in photos).items() if count > 1]
     if repeated:
@@ -78,7 +78,7 @@ def build_entities_content(folder: Path, images: Path) -> dict[str, Any]:
 
 
 def mark_entities_phrases(
-    content: dict[str, Any], folder: Path, images: Path | None, min_similarity: float = MIN_SIMILARITY
+    content: dict[str, Any], folder: Path, images: Path | None, min_similarity: float = MIN_CAPTION_SIMILARITY
 ) -> dict[str, Any]:
     """Return the content of a checked ``dataset.json`` with the phrases of Flickr30K Entities instead of earlier phrases.
 
@@ -117,7 +117,7 @@ def mark_entities_phrases(
 
 def _mark_sentences(
     sentences: list[dict[str, Any]],
-    photo: _Photo,
+    photo: _AnnotatedPhoto,
     reader: _EntitiesReader,
     min_similarity: float,
     tokenise: Callable[[str], list[str]],
@@ -138,7 +138,7 @@ def parse_photo_number(filename: str) -> str | None:
 
 
 @dataclass(frozen=True)
-class _Photo:
+class _AnnotatedPhoto:
     captions: tuple[MarkedCaption, ...]
     boxes: Mapping[str, Sequence[Box]]
     chains_without_box: frozenset[str]
@@ -163,24 +163,24 @@ class _EntitiesReader:
     def sentences_file(self, number: str) -> Path:
         return self.folder / "Sentences" / f"{number}.txt"
 
-    def read(self, number: str, file: str) -> _Photo:
+    def read(self, number: str, file: str) -> _AnnotatedPhoto:
         """Read the captions and boxes of a photo; ``file`` is its path.
 
         Captions that do not describe the photo lose their phrases.
         """
-        captions = list(read_captions(self.sentences_file(number)))
+        captions = list(read_marked_captions(self.sentences_file(number)))
         annotation = read_annotation(self.folder / "Annotations" / f"{number}.xml")
         marked = [phrase for caption in captions for phrase in caption.phrases]
-        with_box = sum(phrase.chain != NOT_VISUAL and phrase.chain in annotation.boxes for phrase in marked)
+        with_box = sum(phrase.chain != NOT_VISUAL_CHAIN and phrase.chain in annotation.boxes for phrase in marked)
         self.counts.update(images=1, boxes=annotation.n_boxes, clipped=annotation.n_clipped)
         self.counts.update(captions=len(captions), marked=len(marked), with_box=with_box)
         for photo, index in self.unrelated:
             if photo == number and index < len(captions):
                 self.counts["unrelated"] += len(captions[index].phrases)
                 captions[index] = captions[index]._replace(phrases=())
-        return _Photo(tuple(captions), self._scale_boxes(annotation, file), annotation.chains_without_box)
+        return _AnnotatedPhoto(tuple(captions), self._scale_boxes(annotation, file), annotation.chains_without_box)
 
-    def _scale_boxes(self, annotation: Annotation, file: str) -> Mapping[str, Sequence[Box]]:
+    def _scale_boxes(self, annotation: BoxAnnotation, file: str) -> Mapping[str, Sequence[Box]]:
         """Return the boxes, scaled from the size of the annotated photo to the size of ``file``."""
         size = annotation.width, annotation.height
         actual_size = size if self.images is None else read_image_size(self.images / file)
@@ -193,7 +193,7 @@ class _EntitiesReader:
             )
         return {chain: [_scale_box(box, size, actual_size) for box in boxes] for chain, boxes in annotation.boxes.items()}
 
-    def phrases(self, caption: MarkedCaption, tokens: Sequence[str], photo: _Photo) -> list[dict[str, Any]]:
+    def phrases(self, caption: MarkedCaption, tokens: Sequence[str], photo: _AnnotatedPhoto) -> list[dict[str, Any]]:
         """Return the phrases of a caption as entries of ``dataset.json``.
 
         ``tokens`` are the tokens of the caption in ``dataset.json``. Phrases that cover no token, such as
@@ -205,7 +205,7 @@ class _EntitiesReader:
             if first == last:
                 self.counts["wordless"] += 1
                 continue
-            visual = phrase.chain != NOT_VISUAL
+            visual = phrase.chain != NOT_VISUAL_CHAIN
             boxes = photo.boxes.get(phrase.chain, ()) if visual else ()
             self.counts.update(
                 phrases=1, boxed=bool(boxes), unknown=visual and not boxes and phrase.chain not in photo.chains_without_box
@@ -235,5 +235,7 @@ class _EntitiesReader:
 
 
 def _scale_box(box: Box, size: tuple[int, int], new_size: tuple[int, int]) -> Box:
-    x1, y1, x2, y2 = (round(x * new / old, _DECIMALS) for x, old, new in zip(box, size * 2, new_size * 2, strict=True))
+    x1, y1, x2, y2 = (
+        round(x * new / old, _COORDINATE_DECIMALS) for x, old, new in zip(box, size * 2, new_size * 2, strict=True)
+    )
     return x1, y1, x2, y2

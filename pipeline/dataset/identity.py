@@ -56,7 +56,7 @@ class DataIdentity:
     """The ids and hashes of images and captions. None stands for unknown hashes.
 
     ``photos`` (n_images, 32) are the SHA-256 of the image files. ``captions`` (n_captions, 8) are the results of
-    :func:`caption_hash`.
+    :func:`hash_caption`.
     """
 
     image_ids: Ids
@@ -68,29 +68,31 @@ class DataIdentity:
     def checksums(self) -> DataChecksums:
         images, captions = np.argsort(self.image_ids), np.argsort(self.caption_ids)
         return DataChecksums(
-            ids_sha256=_checksum(self.image_ids[images], self.caption_ids[captions]),
-            photos_sha256=None if self.photos is None else _checksum(self.image_ids[images], self.photos[images]),
-            captions_sha256=None if self.captions is None else _checksum(self.caption_ids[captions], self.captions[captions]),
+            ids_sha256=_hash_arrays(self.image_ids[images], self.caption_ids[captions]),
+            photos_sha256=None if self.photos is None else _hash_arrays(self.image_ids[images], self.photos[images]),
+            captions_sha256=None
+            if self.captions is None
+            else _hash_arrays(self.caption_ids[captions], self.captions[captions]),
         )
 
 
-def caption_hash(imgid: int, raw: str) -> bytes:
+def hash_caption(imgid: int, raw: str) -> bytes:
     """Return the first 8 bytes of the SHA-256 of the image id and the text of a caption."""
     return hashlib.sha256(f"{imgid}\n{raw}".encode(errors="surrogatepass")).digest()[:CAPTION_HASH_BYTES]
 
 
-def caption_hashes(images: Sequence[Image]) -> Hashes:
+def hash_captions(images: Sequence[Image]) -> Hashes:
     """Return the hashes of all captions, (n_captions, 8), in the order of the images."""
-    hashes = b"".join(caption_hash(image.imgid, caption.raw) for image in images for caption in image.captions)
+    hashes = b"".join(hash_caption(image.imgid, caption.raw) for image in images for caption in image.captions)
     return np.frombuffer(hashes, np.uint8).reshape(-1, CAPTION_HASH_BYTES)
 
 
 def build_identity(images: Sequence[Image], photos: Hashes | None = None) -> DataIdentity:
     """Return the identity of images. ``photos`` (n_images, 32) are the hashes of the image files, if known."""
-    return DataIdentity(image_ids(images), caption_ids(images), photos, caption_hashes(images))
+    return DataIdentity(image_ids(images), caption_ids(images), photos, hash_captions(images))
 
 
-def compare_data(ours: DataIdentity, theirs: DataIdentity) -> list[str]:
+def describe_data_differences(ours: DataIdentity, theirs: DataIdentity) -> list[str]:
     """Return messages about the differences between two data sets; an empty list if there are none.
 
     A message is ``12 of 300 compared captions differ, the first is id 5``. Only common ids are compared, so a split does not
@@ -117,7 +119,7 @@ def check_same_data(path: Path, ours: DataIdentity, other_path: Path, theirs: Da
 
     ``path`` and ``other_path`` name the files in the message.
     """
-    if differences := compare_data(ours, theirs):
+    if differences := describe_data_differences(ours, theirs):
         raise UserError(f"{path} and {other_path} come from different data sets: {'; '.join(differences)}")
 
 
@@ -136,15 +138,15 @@ def _find_differing_ids(ids: Ids, hashes: Hashes | None, other_ids: Ids, other_h
     return len(shared), ids[shared[(hashes[shared] != other_hashes[rows[shared]]).any(1)]]
 
 
-def _checksum(*arrays: NDArray[Any]) -> str:
+def _hash_arrays(*arrays: NDArray[Any]) -> str:
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes())
     return digest.hexdigest()
 
 
-COMPARED_PHOTOS = 64  # sample size if dataset.json is unchanged
-COMPARED_PHOTOS_IF_CHANGED = 256  # sample size if dataset.json has changed
+N_PHOTOS_COMPARED = 64  # sample size if dataset.json is unchanged
+N_PHOTOS_COMPARED_IF_DATASET_CHANGED = 256  # sample size if dataset.json has changed
 _NO_IDS = np.empty(0, np.int64)
 
 
@@ -153,10 +155,10 @@ def check_recorded_data(dataset: Dataset, recorded: DataIdentity) -> None:
 
     Compares all captions, and an evenly spread sample of the photographs whose files exist.
     """
-    captions = None if recorded.captions is None else caption_hashes(dataset.images)
-    photo_ids, photos = hash_available_photos(dataset, recorded, COMPARED_PHOTOS_IF_CHANGED)
+    captions = None if recorded.captions is None else hash_captions(dataset.images)
+    photo_ids, photos = hash_available_photos(dataset, recorded, N_PHOTOS_COMPARED_IF_DATASET_CHANGED)
     ours = DataIdentity(photo_ids, caption_ids(dataset.images), photos, captions)
-    if differences := compare_data(ours, recorded):
+    if differences := describe_data_differences(ours, recorded):
         raise UserError(
             f"{dataset.path}: the embeddings or scores come from another data set: {'; '.join(differences)}; give that data "
             "set, or embed this one"

@@ -23,7 +23,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeGuard, TypeVar
 
-from vse.pipeline.errors import Interrupted, UserError, printable
+from vse.pipeline.errors import Interrupted, UserError, to_printable_line
 
 COARSEST_CLOCK_NS = 2 * 10**9  # resolution in ns of the coarsest clock of a file system
 MAX_NAME_BYTES = 100  # bytes; the names of data sets and features become parts of file names
@@ -130,7 +130,7 @@ def error_reason(error: Exception) -> str:
     """Return the reason of an error as a few words on one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    text = printable(error) or type(error).__name__
+    text = to_printable_line(error) or type(error).__name__
     if isinstance(error, KeyError):
         text = f"it lacks {text}"
     elif isinstance(error, MemoryError):

@@ -16,7 +16,7 @@ from typing import Any
 from vse.pipeline.dataset.captions import IMPORT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.dataset import SPLITS
 from vse.pipeline.dataset.preparation import check_dataset_name, check_dataset_output, write_dataset
-from vse.pipeline.errors import UserError, printable
+from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.files.images import BadImage, read_image_size
 from vse.pipeline.files.inputs import is_path
 from vse.pipeline.files.outputs import check_output, may_replace_other_kinds, text_kind
@@ -82,7 +82,7 @@ class BadRows:
     rows: list[tuple[str, str]] = field(default_factory=list)
 
     def add(self, place: str, reason: object) -> None:
-        self.rows.append((place, printable(reason)))
+        self.rows.append((place, to_printable_line(reason)))
         if len(self.rows) <= _MAX_LOGGED:
             log.warning("%s: %s", *self.rows[-1])
 

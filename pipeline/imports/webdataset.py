@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vse.pipeline.dataset.preparation import check_dataset_name
-from vse.pipeline.errors import UserError, did_you_mean, printable
+from vse.pipeline.errors import UserError, did_you_mean, to_printable_line
 from vse.pipeline.files.archives import ARCHIVE_ERRORS, ArchiveMember, find_member_fault, open_archive
 from vse.pipeline.files.inputs import check_input, error_reason
 from vse.pipeline.files.writing import lock_for_writing, parse_json
@@ -122,7 +122,7 @@ class SampleReader:
         """Return a text with the number of unread members by extension."""
         counts = [f"{count} {extension}" for extension, count in self._unread.most_common(_MAX_LOGGED_KINDS)]
         others = len(self._unread) - len(counts)
-        return printable(", ".join([*counts, *([f"{others} other kinds"] if others else [])]))
+        return to_printable_line(", ".join([*counts, *([f"{others} other kinds"] if others else [])]))
 
     def _finish(self, sample: Sample) -> Iterator[Sample]:
         """Yield the sample unless all members are ignored. Count the second and later photos as unread."""

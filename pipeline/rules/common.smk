@@ -43,7 +43,7 @@ wildcard_constraints:
 # rules, a changed value would run the jobs again.
 os.environ["VSE_DEVICE"] = SETTINGS.device
 os.environ["VSE_SKIP_BAD"] = str(int(SETTINGS.skip_bad))
-os.environ.update({preparation.folder_variable(name): folder for name, folder in SETTINGS.sources.items()})
+os.environ.update({preparation.source_folder_variable(name): folder for name, folder in SETTINGS.sources.items()})
 os.environ["VSE_WEIGHTS_DIR"] = str(SETTINGS.weights_dir or "") or os.environ.get("VSE_WEIGHTS_DIR", "")
 os.environ["VSE_WORDS"] = str(SETTINGS.words or "") or os.environ.get("VSE_WORDS", "")
 

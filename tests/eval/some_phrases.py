@@ -9,7 +9,7 @@ import numpy as np
 
 from vse.eval.files.phrase_scores import PhraseScores
 from vse.eval.ranking.localisation import rowwise_iou
-from vse.pipeline.dataset.dataset import load_dataset_file, mentions
+from vse.pipeline.dataset.dataset import list_mentions, load_dataset_file
 
 TYPES = ["people", "clothing", "people/other", "scene"]
 NAMED = {"dataset": "toy", "split": "test", "experiment": "phrases"}
@@ -41,7 +41,7 @@ def some_phrases(
 def phrases_of(dataset: Path, skill: float = 2.0, seed: int = 0, n_candidates: int = 20, **changes: Any) -> PhraseScores:
     """Scores of the test phrases of a data set on disk: each image has its truths and random boxes for candidates."""
     whole = load_dataset_file(dataset)
-    shown = [mention for mention in mentions(whole) if mention.image.split == "test"]
+    shown = [mention for mention in list_mentions(whole) if mention.image.split == "test"]
     noise = np.random.default_rng(seed)
     of_image: dict[int, np.ndarray] = {}
     for mention in shown:

@@ -39,7 +39,7 @@ def contents(draw: st.DrawFn) -> dict[str, Any]:
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat every ``dataset.json`` as a large one."""
-    monkeypatch.setattr(module, "_MIN_COLUMNS_BYTES", 0)
+    monkeypatch.setattr(module, "_MIN_JSON_BYTES_FOR_COLUMNS", 0)
 
 
 def written(folder: Path, content: dict[str, Any]) -> Path:

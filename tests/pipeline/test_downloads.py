@@ -134,7 +134,7 @@ def test_a_connection_that_is_always_cut_is_given_up(server: Server, tmp_path: P
     server.ranges, server.cuts = ranges, [2 * CHUNK, *[0 if ranges else CHUNK] * 50]
     with pytest.raises(UserError, match=f"of {len(CONTENT)} bytes have arrived.*Run the command again"):
         fetched(server, tmp_path)
-    assert len(server.asked) == 1 + downloads.ATTEMPTS
+    assert len(server.asked) == 1 + downloads.MAX_ATTEMPTS
     server.cuts = []
     assert fetched(server, tmp_path).read_bytes() == CONTENT
 

@@ -22,7 +22,7 @@ from vse.features.cache.rows import sha256_bytes
 from vse.features.data_checks import belongs_to_dataset
 from vse.features.extractors.text import TextItemEncoder, load_text_item_encoder
 from vse.pipeline.dataset.columns import IdIndex, caption_ids
-from vse.pipeline.dataset.dataset import Dataset, phrase_texts
+from vse.pipeline.dataset.dataset import Dataset, list_phrase_texts
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import read_image_bytes
 from vse.pipeline.files.outputs import check_output
@@ -200,7 +200,7 @@ def _phrase_vectors(dataset: Dataset, phrases: FeatureCache, files: RunFileOptio
         check_phrase_cache(phrases, dataset)
         return cached_phrases(phrases, device)
     return EncodedPhrases(
-        phrase_texts(dataset), load_text_item_encoder(phrases, files.weights_dir, str(device)), phrases, device
+        list_phrase_texts(dataset), load_text_item_encoder(phrases, files.weights_dir, str(device)), phrases, device
     )
 
 

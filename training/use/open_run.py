@@ -26,7 +26,7 @@ from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.columns import IdIndex, image_ids
 from vse.pipeline.dataset.dataset import Dataset, Image, load_dataset_file
 from vse.pipeline.dataset.duplicates import find_same_images
-from vse.pipeline.dataset.identity import DataChecksums, DataIdentity, caption_hashes, compare_data
+from vse.pipeline.dataset.identity import DataChecksums, DataIdentity, describe_data_differences, hash_captions
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import find_hdf5_dataset, open_hdf5
 from vse.pipeline.presets.presets import list_changes
@@ -99,7 +99,7 @@ def _holds_same_photos(folder: RunFolder, cache: FeatureCache) -> bool:
         return bool(
             own.key == folder.eval_cache_record()["key"]
             and shared
-            and not compare_data(read_data_identity(cache), read_data_identity(own))
+            and not describe_data_differences(read_data_identity(cache), read_data_identity(own))
         )
     return False
 
@@ -149,7 +149,7 @@ class OpenedRun:
         known = read_data_identity(self.cache)
         rows = IdIndex(known.image_ids).find(image_ids(images))
         photos = None if known.photos is None or (rows < 0).any() else known.photos[rows]
-        return {"photo_hashes": photos, "caption_hashes": caption_hashes(images)}
+        return {"photo_hashes": photos, "caption_hashes": hash_captions(images)}
 
     def words_of(self, text: str) -> list[str]:
         """Split a new text into words, with the tokeniser of the training captions."""
