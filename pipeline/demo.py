@@ -19,7 +19,7 @@ from vse.pipeline.dataset.captions import ascii_words
 from vse.pipeline.demo_scenes import IMAGE_SIZE, Scene, SceneObject, compose_scene, draw_scene
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_other_kinds
-from vse.pipeline.files.writing import clear_temporaries, lock_for_writing, read_json, write_bytes, write_json
+from vse.pipeline.files.writing import lock_for_writing, read_json, remove_temporary_files, write_bytes, write_json
 from vse.pipeline.progress import progress_bar
 
 SYNONYMS = {
@@ -263,8 +263,8 @@ def _remove_earlier_demo(out: Path, name: str) -> None:
         if earlier is not None and (not isinstance(earlier, dict) or earlier.get("dataset") != name):
             raise UserError(f"{file}: describes another data set and is not overwritten; give another --out")
         file.unlink()
-    clear_temporaries(out)
-    clear_temporaries(out / "images")
+    remove_temporary_files(out)
+    remove_temporary_files(out / "images")
 
 
 def _draw_dataset(out: Path, splits: list[str], seed: int, name: str) -> Path:

@@ -98,7 +98,7 @@ def command(
                 context.with_resource(allow_own_code())
             function(_build_options(model, values))
 
-        parameters = list(click_parameters(model, leave_out, defaults or {}))
+        parameters = list(build_click_parameters(model, leave_out, defaults or {}))
         built = cls(name, callback=run, params=parameters, help=cleandoc(text or function.__doc__ or ""))
         if group is not None:
             group.add_command(built)
@@ -107,20 +107,20 @@ def command(
     return decorate
 
 
-def click_parameters(
+def build_click_parameters(
     model: type[Options], leave_out: Collection[str] = (), defaults: Mapping[str, Any] | None = None
 ) -> Iterator[click.Parameter]:
     """Yield a click option or argument for each field of a model, including the fields of nested models."""
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Options):
-            yield from click_parameters(field.annotation, leave_out, defaults)
+            yield from build_click_parameters(field.annotation, leave_out, defaults)
         elif name not in leave_out:
             default = (defaults or {}).get(name, field.default)
             default = PydanticUndefined if default is ... else default
-            yield _parameter(name, [field.annotation, *field.metadata], default, field.description)
+            yield _build_click_parameter(name, [field.annotation, *field.metadata], default, field.description)
 
 
-def _parameter(name: str, hints: list[Any], default: Any, description: str | None) -> click.Parameter:
+def _build_click_parameter(name: str, hints: list[Any], default: Any, description: str | None) -> click.Parameter:
     marks = [mark for hint in hints for mark in _find_option_marks(hint)]
     cli = next((mark for mark in marks if isinstance(mark, CliOption)), CliOption())
     click_type = cli.click_type or next((mark.click_type for mark in marks if isinstance(mark, AllowedValues)), None)

@@ -48,7 +48,7 @@ from vse.training.options import (
 
 if TYPE_CHECKING:
     from vse.training.use.queries import QueryEncoder
-    from vse.training.use.queries import TextOrPath as EncoderQuery
+    from vse.training.use.queries import Query as EncoderQuery
     from vse.training.use.search import LastSearcher
 
 

@@ -25,7 +25,7 @@ from vse.eval.tables.summary import build_summary, method_name
 from vse.eval.tables.table import MARKER, NO_REQUEST, Cells, TableKind, column_title, metric_cell
 from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.files.writing import write_bytes
-from vse.pipeline.presets.schema import WORDS, parse_composed_name
+from vse.pipeline.presets.schema import WORDS_NAME, parse_composed_name
 
 log = logging.getLogger(__name__)
 _PROTOCOL = "full"
@@ -135,7 +135,7 @@ def _feature_names(result: Result) -> tuple[str, str]:
     captions = config.get("caption_feature") or (composed.caption_feature if composed else None)
     if not config and not composed:
         return "", ""
-    return str(images), str(captions or WORDS)
+    return str(images), str(captions or WORDS_NAME)
 
 
 def result_costs(result: Result) -> dict[str, float]:

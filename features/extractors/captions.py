@@ -29,7 +29,7 @@ from vse.pipeline.dataset.dataset import Dataset, list_mentions, load_dataset_fi
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import WatchedFile
 from vse.pipeline.files.writing import lock_for_writing, sha256_json, write_bytes, write_json
-from vse.pipeline.presets.presets import list_changes
+from vse.pipeline.presets.presets import list_setting_changes
 from vse.pipeline.progress import progress_bar
 
 FILE_FORMAT = "vse-encoder-1"
@@ -179,7 +179,7 @@ def _build_encoder(path: Path, fitted: EncoderFile, device: str) -> CaptionEncod
 def _check_fit_inputs(path: Path, fitted: EncoderFile, inputs: dict[str, Any], *names: str) -> None:
     """Raise UserError if an encoder was fitted with other ``inputs``. ``names`` are the entries to compare; none: all."""
     recorded = fitted.metadata["inputs"]
-    changes = list_changes({name: recorded[name] for name in names} if names else recorded, inputs)
+    changes = list_setting_changes({name: recorded[name] for name in names} if names else recorded, inputs)
     if changes:
         raise UserError(
             f"{path} was fitted with other settings ({'; '.join(changes[:4])}); "

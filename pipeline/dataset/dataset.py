@@ -36,7 +36,7 @@ from vse.pipeline.dataset.columns import (
 )
 from vse.pipeline.dataset.phrases import Phrase, read_phrases
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files.inputs import MAX_NAME_BYTES, FileState, InputFile, error_reason, is_name, is_path
+from vse.pipeline.files.inputs import MAX_NAME_BYTES, FileState, InputFile, error_reason, is_path_text, is_valid_name
 from vse.pipeline.files.writing import parse_json
 
 __all__ = [
@@ -158,7 +158,7 @@ def _parse_dataset(path: Path, file: InputFile) -> Dataset:
     if not isinstance(content, dict) or not isinstance(content.get("images"), list):
         raise UserError(f"{path}: not a data set; it needs {{'dataset': ..., 'images': [...]}}")
     name = content.get("dataset")
-    if not isinstance(name, str) or not is_name(name):
+    if not isinstance(name, str) or not is_valid_name(name):
         raise UserError(
             f"{path}: 'dataset' must name the data set; the name becomes a part of file names: at most {MAX_NAME_BYTES} bytes"
             ", without slashes, control characters or a dot in front"
@@ -219,7 +219,7 @@ def _intern_tokens(content: dict[str, Any]) -> dict[str, Any]:
 def _parse_image(path: Path, entry: Any, tokenise: _Tokeniser) -> Image:
     imgid = _read_id(entry, "imgid")
     folder, name = entry.get("filepath") or "", entry["filename"]
-    if not is_path(folder) or not is_path(name) or not name:
+    if not is_path_text(folder) or not is_path_text(name) or not name:
         raise UserError(f"{path}: image {imgid}: 'filename' and 'filepath' must name a file")
     file = Path(folder, name)
     if file.is_absolute() or ".." in file.parts:

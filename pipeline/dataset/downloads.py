@@ -21,9 +21,9 @@ import urllib3
 
 from vse.pipeline.dataset.preparation import prepare_dataset
 from vse.pipeline.errors import UserError, to_printable_line
-from vse.pipeline.files.archives import remove_partial_unpacking, unpack
+from vse.pipeline.files.archives import remove_partial_unpacking, unpack_member
 from vse.pipeline.files.outputs import OutputKind, check_output
-from vse.pipeline.files.writing import clear_temporaries, lock_for_writing, sha256_file
+from vse.pipeline.files.writing import lock_for_writing, remove_temporary_files, sha256_file
 from vse.pipeline.presets.schema import DatasetConfig
 from vse.pipeline.progress import progress_bar
 
@@ -47,7 +47,7 @@ def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None,
     if not config.is_published or not config.files:
         raise UserError(f"data set {config.name!r}: its preset names no files to download. {config.where}".strip())
     with lock_for_writing(out, folder=True):
-        clear_temporaries(out)
+        remove_temporary_files(out)
         for file in config.files:
             target = out / file.to
             remove_partial_unpacking(target)
@@ -61,7 +61,7 @@ def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None,
                 continue
             _check_archive(out / name, file.sha256, url=url)
             archive = download(url, out / name, file.sha256, file.bytes)
-            unpack(archive, file.member, target, file.max_bytes)
+            unpack_member(archive, file.member, target, file.max_bytes)
             log.info("%s: unpacked %s from %s; the archive is no longer needed", target, file.member, archive)
         return _prepare_if_images_exist(config, out)
 

@@ -20,8 +20,8 @@ from vse.pipeline.dataset.dataset import SPLITS, Dataset, Image, describe_splits
 from vse.pipeline.dataset.preparation import load_and_check_dataset
 from vse.pipeline.errors import UserError, did_you_mean, to_printable_line
 from vse.pipeline.files.images import IMAGE_FORMATS, MAX_PIXELS, BadImage, convert_to_rgb, read_image_bytes
-from vse.pipeline.files.inputs import is_name
-from vse.pipeline.presets.presets import known_presets, load_dataset
+from vse.pipeline.files.inputs import is_valid_name
+from vse.pipeline.presets.presets import list_preset_names, load_dataset_preset
 from vse.pipeline.progress import progress_bar
 
 N_HASH_BITS = 64
@@ -279,7 +279,7 @@ def report_known_test_images(dataset: Dataset) -> list[str]:
 
 
 def _list_published_names() -> list[str]:
-    return [name for name in known_presets("datasets") if load_dataset(name).is_published]
+    return [name for name in list_preset_names("datasets") if load_dataset_preset(name).is_published]
 
 
 def _find_dataset_file(name: str, dataset: Dataset) -> Path | None:
@@ -289,7 +289,7 @@ def _find_dataset_file(name: str, dataset: Dataset) -> Path | None:
 
 def _load_compared_dataset(against: Path, dataset: Dataset) -> Dataset:
     name = str(against)
-    if against.exists() or not is_name(name) or name.endswith(".json"):
+    if against.exists() or not is_valid_name(name) or name.endswith(".json"):
         return load_and_check_dataset(against)
     file = _find_dataset_file(name, dataset)
     if file is not None:
@@ -297,8 +297,8 @@ def _load_compared_dataset(against: Path, dataset: Dataset) -> Dataset:
         return replace(known, has_image_files=False) if find_missing_image_files(known) else known
     if name in _list_published_names():
         how = f"create it with vse-data fetch {name} --no-images, or from its files with vse-data prepare {name}"
-    elif name in known_presets("datasets"):
-        how = f"create it with vse-data {'demo' if load_dataset(name).n_images else 'import'} --out data/{name}"
+    elif name in list_preset_names("datasets"):
+        how = f"create it with vse-data {'demo' if load_dataset_preset(name).n_images else 'import'} --out data/{name}"
     else:
-        how = f"name a dataset.json{did_you_mean(name, known_presets('datasets'))}"
+        how = f"name a dataset.json{did_you_mean(name, list_preset_names('datasets'))}"
     raise UserError(f"--against {name}: there is no data/{name}/dataset.json; {how}")

@@ -20,10 +20,10 @@ from vse.pipeline.dataset.entities_dataset import (
     mark_entities_phrases,
 )
 from vse.pipeline.errors import UserError, import_extra
-from vse.pipeline.files.inputs import is_name
+from vse.pipeline.files.inputs import is_valid_name
 from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_other_kinds, read_json_object
-from vse.pipeline.files.writing import MACHINE_ID, clear_temporaries, lock_for_writing, read_json, write_json
-from vse.pipeline.presets.presets import load_dataset
+from vse.pipeline.files.writing import MACHINE_ID, lock_for_writing, read_json, remove_temporary_files, write_json
+from vse.pipeline.presets.presets import load_dataset_preset
 from vse.pipeline.presets.schema import DatasetConfig
 from vse.pipeline.progress import progress_bar
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 def load_published_preset(name: str) -> DatasetConfig:
     """Load the preset of a published data set. Raises UserError if the data set has no published files."""
-    config = load_dataset(name)
+    config = load_dataset_preset(name)
     if not config.is_published:
         how = f"draw it with: vse-data demo --out data/{name}" if config.n_images else f"vse-data import writes data/{name}"
         raise UserError(f"{name!r} has no published files; {how}")
@@ -197,7 +197,7 @@ def _load_chunker(pipeline: str) -> Any:
 
 def check_dataset_name(name: str) -> None:
     """Raise UserError if ``name`` cannot be the name of a data set."""
-    if not is_name(name):
+    if not is_valid_name(name):
         raise UserError(f"{name!r} cannot be the name of a data set, which becomes a part of file names; give another --name")
 
 
@@ -219,7 +219,7 @@ def write_dataset(content: dict[str, Any], out: Path, images: Path | None, input
     folder = out / "images"
     check_dataset_output(out, content["dataset"], inputs)
     with lock_for_writing(out, folder=True):
-        clear_temporaries(out)
+        remove_temporary_files(out)
         if images is not None and folder.resolve() != images.resolve():
             link_images(folder, images.resolve())
         return write_json(out / "dataset.json", content)
@@ -284,7 +284,7 @@ def create_album(photos: Path, out: Path, name: str | None = None) -> Path:
         if captioned or earlier.get("dataset") != name:
             raise UserError(f"{file}: describes another data set and is not replaced; give another --out")
     with lock_for_writing(out, folder=True):
-        clear_temporaries(out)
+        remove_temporary_files(out)
         if (out / "images").resolve() != photos.resolve():
             link_images(out / "images", photos.resolve())
         return write_json(file, {"dataset": name, "images": entries})

@@ -138,7 +138,7 @@ def error_reason(error: Exception) -> str:
     return text if len(text) <= _MAX_REASON_LENGTH else f"{text[:_MAX_REASON_LENGTH]}..."
 
 
-def is_name(value: object) -> TypeGuard[str]:
+def is_valid_name(value: object) -> TypeGuard[str]:
     """Return whether ``value`` can be the name of a data set, feature or experiment, which file names contain."""
     return (
         isinstance(value, str)
@@ -149,7 +149,7 @@ def is_name(value: object) -> TypeGuard[str]:
     )
 
 
-def is_path(value: object) -> bool:
+def is_path_text(value: object) -> bool:
     """Return whether ``value`` can be a path in a file system."""
     if not isinstance(value, str) or "\0" in value:
         return False
@@ -283,20 +283,20 @@ class WatchedFile:
 
 
 _DECODED_GB_VARIABLE = "VSE_MAX_DECODED_GB"
-_DEFAULT_LIMIT_GB = 1.0
+_DEFAULT_DECODED_GB = 1.0
 _MAX_DECODED_RATIO = 100  # real data hardly compress better
 _CHUNK_BYTES = 1 << 20
-_OPENERS: dict[bytes, Callable[[BinaryIO], Any]] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
+_OPENER_BY_MAGIC: dict[bytes, Callable[[BinaryIO], Any]] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
 
 
-def decoded_limit(n_stored: int) -> int:
+def max_decoded_bytes(n_stored: int) -> int:
     """Return the limit on the decoded size of ``n_stored`` compressed bytes: 100 times as many bytes, at least 1 GB.
 
     The environment variable VSE_MAX_DECODED_GB replaces the 1 GB. Raises UserError if the value is not a positive number.
     """
     text = os.environ.get(_DECODED_GB_VARIABLE, "")
     try:
-        n_gb = float(text) if text else _DEFAULT_LIMIT_GB
+        n_gb = float(text) if text else _DEFAULT_DECODED_GB
         if not 0 < n_gb < 1e9:
             raise ValueError
     except ValueError:
@@ -306,7 +306,7 @@ def decoded_limit(n_stored: int) -> int:
 
 def check_decoded_size(path: Path | str, n_decoded: int, n_stored: int) -> None:
     """Raise UserError if ``n_decoded`` exceeds the limit on decoded bytes for ``n_stored`` bytes of the file ``path``."""
-    limit = decoded_limit(n_stored)
+    limit = max_decoded_bytes(n_stored)
     if n_decoded > limit:
         raise UserError(
             f"{path}: {n_stored:,} bytes decode to {n_decoded:,} or more, and the limit is {limit:,}; if you trust the file, "
@@ -315,13 +315,13 @@ def check_decoded_size(path: Path | str, n_decoded: int, n_stored: int) -> None:
 
 
 @contextmanager
-def open_decoded(path: Path) -> Iterator[io.BufferedReader]:
+def open_decoded_stream(path: Path) -> Iterator[io.BufferedReader]:
     """Open a plain, gzip, xz or bzip2 file as a stream of decoded bytes. A read beyond the limit raises UserError."""
     with ExitStack() as stack:
         stream = stack.enter_context(check_input(path).open("rb"))
         start = stream.read(6)
         stream.seek(0)
-        opener = next((opener for magic, opener in _OPENERS.items() if start.startswith(magic)), None)
+        opener = next((opener for magic, opener in _OPENER_BY_MAGIC.items() if start.startswith(magic)), None)
         if opener is not None:
             decoder = stack.enter_context(opener(stream))
             stream = stack.enter_context(io.BufferedReader(_LimitedStream(path, decoder), _CHUNK_BYTES))
@@ -329,15 +329,15 @@ def open_decoded(path: Path) -> Iterator[io.BufferedReader]:
 
 
 def check_gzip_xz_bz2(path: Path) -> None:
-    """Raise UserError if a gzip, xz or bzip2 file decodes to more bytes than :func:`decoded_limit` allows."""
-    with open_decoded(path) as stream:
+    """Raise UserError if a gzip, xz or bzip2 file decodes to more bytes than :func:`max_decoded_bytes` allows."""
+    with open_decoded_stream(path) as stream:
         if isinstance(stream.raw, _LimitedStream):
             while stream.read(_CHUNK_BYTES):
                 pass
 
 
 def check_zip(path: Path) -> None:
-    """Raise UserError if the sizes that a zip file states exceed :func:`decoded_limit`. Readers stop at these sizes."""
+    """Raise UserError if the sizes that a zip file states exceed :func:`max_decoded_bytes`. Readers stop at these sizes."""
     with zipfile.ZipFile(check_input(path)) as archive:
         check_decoded_size(path, sum(member.file_size for member in archive.infolist()), path.stat().st_size)
 

@@ -18,13 +18,13 @@ from vse.pipeline.dataset.dataset import SPLITS
 from vse.pipeline.dataset.preparation import check_dataset_name, check_dataset_output, write_dataset
 from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.files.images import BadImage, read_image_size
-from vse.pipeline.files.inputs import is_path
+from vse.pipeline.files.inputs import is_path_text
 from vse.pipeline.files.outputs import check_output, may_replace_other_kinds, text_kind
-from vse.pipeline.files.writing import clear_temporaries, read_json, write_bytes, write_text
+from vse.pipeline.files.writing import read_json, remove_temporary_files, write_bytes, write_text
 
-_SPLIT_NAMES = {split: split for split in SPLITS} | {"training": "train", "testing": "test"}
-_SPLIT_NAMES |= dict.fromkeys(("dev", "valid", "validation"), "val")
-_MAX_LOGGED = 5  # bad rows in the log; import.failures.jsonl lists all of them
+_SPLIT_BY_ALIAS = {split: split for split in SPLITS} | {"training": "train", "testing": "test"}
+_SPLIT_BY_ALIAS |= dict.fromkeys(("dev", "valid", "validation"), "val")
+_MAX_LOGGED_ROWS = 5  # bad rows in the log; import.failures.jsonl lists all of them
 log = logging.getLogger(__name__)
 
 
@@ -75,7 +75,7 @@ class ImportedRow:
 
 
 @dataclass
-class BadRows:
+class BadRowList:
     """Places and faults of invalid rows, which are left out of the data set if ``skip_bad`` is true."""
 
     skip_bad: bool
@@ -83,7 +83,7 @@ class BadRows:
 
     def add(self, place: str, reason: object) -> None:
         self.rows.append((place, to_printable_line(reason)))
-        if len(self.rows) <= _MAX_LOGGED:
+        if len(self.rows) <= _MAX_LOGGED_ROWS:
             log.warning("%s: %s", *self.rows[-1])
 
     def raise_or_list(self, file: Path, n_rows: int) -> None:
@@ -121,7 +121,7 @@ class RowCollector:
     """
 
     def __init__(self, settings: ImportSettings, check: Callable[[str], None] = lambda file: None) -> None:
-        self.bad = BadRows(settings.skip_bad)
+        self.bad = BadRowList(settings.skip_bad)
         self.n_rows = 0
         self._settings, self._check = settings, check
         self._tokenise = find_tokeniser(settings.tokeniser, "--tokeniser")
@@ -216,7 +216,7 @@ class RowCollector:
         entries: list[dict[str, Any]] = []
         n_captions = 0
         for index, (file, image) in enumerate(self._images.items()):
-            entries.append(_entry(index if image.imgid is None else image.imgid, file, image, sampled, n_captions))
+            entries.append(_build_entry(index if image.imgid is None else image.imgid, file, image, sampled, n_captions))
             n_captions += len(image.captions)
         shares = {"val": self._share("val"), "test": self._share("test"), "seed": self._settings.seed}
         imported = {**record, "splits": "given" if has_splits else shares, "bad_rows": len(self.bad.rows)}
@@ -249,7 +249,7 @@ class RowCollector:
 def normalize_image_path(name: str) -> str:
     """Return the normalised path of an image. Raises BadRow if the path leads out of the folder of images."""
     path = PurePosixPath(name)
-    if not is_path(name) or not path.name:
+    if not is_path_text(name) or not path.name:
         raise BadRow("names no image file")
     if path.is_absolute() or ".." in path.parts:
         raise BadRow(f"the file {name!r} is outside the folder of images")
@@ -259,13 +259,13 @@ def normalize_image_path(name: str) -> str:
 def _parse_split(name: str | None) -> str | None:
     if name is None or not name.strip():
         return None
-    split = _SPLIT_NAMES.get(name.strip().lower())
+    split = _SPLIT_BY_ALIAS.get(name.strip().lower())
     if split is None:
-        raise BadRow(f"unknown split {name!r}; known: {', '.join(_SPLIT_NAMES)}")
+        raise BadRow(f"unknown split {name!r}; known: {', '.join(_SPLIT_BY_ALIAS)}")
     return split
 
 
-def _entry(imgid: int, file: str, image: _CollectedImage, sampled: dict[str, str], n_before: int) -> dict[str, Any]:
+def _build_entry(imgid: int, file: str, image: _CollectedImage, sampled: dict[str, str], n_before: int) -> dict[str, Any]:
     """Return the entry of an image for ``dataset.json``. Captions without ids are numbered from ``n_before``."""
     path = PurePosixPath(file)
     sentences = [
@@ -309,7 +309,7 @@ def parse_columns(options: Iterable[str]) -> dict[str, tuple[str, ...]]:
 _BAD_ROWS_KIND = text_kind("a list of rows that were left out", '{"place": ', within=10)
 
 
-def check_import_out(settings: ImportSettings) -> None:
+def check_import_output(settings: ImportSettings) -> None:
     """Raise UserError if the folder ``settings.out`` may not be written. Call this function before any long work."""
     check_dataset_output(settings.out, settings.name)
     check_output(settings.out / "import.failures.jsonl", _BAD_ROWS_KIND)
@@ -330,7 +330,7 @@ def write_imported_data(content: dict[str, Any], settings: ImportSettings, image
 
 
 MAX_PHOTO_BYTES = 100_000_000
-_URL_START = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//|/)")
+_URL_START_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//|/)")
 _IMAGES_HINT = "--images FOLDER allows another folder"
 
 
@@ -345,9 +345,9 @@ class ImageFolders:
 
     def find(self, name: str) -> Path:
         """Return the path of the image ``name`` with links resolved. Raises BadRow if the path is outside all folders."""
-        if _URL_START.match(name):
+        if _URL_START_PATTERN.match(name):
             raise BadRow(f"the image {name[:200]!r} is an address; only paths of files are allowed")
-        if not is_path(name) or not name:
+        if not is_path_text(name) or not name:
             raise BadRow("names no image file")
         targets = [Path(os.path.realpath(folder / name)) for folder in self._folders]
         inside = [target for target in targets if any(target.is_relative_to(folder) for folder in self._folders)]
@@ -367,7 +367,7 @@ class PhotoWriter:
         self.folder = out / "images"
         if self.folder.is_symlink():
             raise UserError(f"{self.folder} is a link to another folder of images; give another --out")
-        clear_temporaries(self.folder, recursive=True)
+        remove_temporary_files(self.folder, recursive=True)
         self._collector = collector
 
     def add(self, row: ImportedRow, content: bytes) -> None:

@@ -27,10 +27,10 @@ from vse.pipeline.imports.rows import (
 )
 from vse.pipeline.progress import progress_bar
 
-QUOTING = ("minimal", "none")
+QUOTING_MODES = ("minimal", "none")
 _DELIMITERS = ",;\t|"
 _PHOTO_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp"))
-_SUFFIX = re.compile(r"\.\w{1,5}")
+_SUFFIX_PATTERN = re.compile(r"\.\w{1,5}")
 _QUOTING_HINT = "--quoting none reads quotation marks as text"
 _OnBadRow = Callable[[str, object], None]
 
@@ -161,7 +161,7 @@ class _MergedRowChecker:
         ``taken`` are the lines from which the row was read.
         """
         suffix = PurePosixPath(cells[self._column].strip()).suffix.lower()
-        if _SUFFIX.fullmatch(suffix):
+        if _SUFFIX_PATTERN.fullmatch(suffix):
             self._suffixes.add(suffix)
         else:
             self._has_bare_names = True
@@ -205,7 +205,7 @@ USUAL_NAMES_BY_FIELD = {
 REQUIRED_FIELDS = ("file", "caption")
 _CSV_SUFFIXES, _JSON_SUFFIXES = (".csv", ".tsv", ".txt"), (".jsonl", ".ndjson")
 TABLE_SUFFIXES = (*_CSV_SUFFIXES, *_JSON_SUFFIXES, ".parquet")
-_Values = Mapping[str, Any]
+_RowValues = Mapping[str, Any]
 _ColumnChooser = Callable[[Mapping[str, Any]], dict[str, tuple[str, ...]]]
 
 
@@ -228,20 +228,22 @@ def read_table_rows(path: Path, settings: ImportSettings, on_bad_row: _OnBadRow)
     kind = path.suffix.lower()
     if kind not in TABLE_SUFFIXES:
         raise UserError(f"{path}: not a table; the name must end in {', '.join(TABLE_SUFFIXES)}")
-    if settings.quoting is not None and (settings.quoting not in QUOTING or kind not in _CSV_SUFFIXES):
-        allowed = f"is {' or '.join(QUOTING)}" if kind in _CSV_SUFFIXES else f"is for {', '.join(_CSV_SUFFIXES)}; leave it out"
+    if settings.quoting is not None and (settings.quoting not in QUOTING_MODES or kind not in _CSV_SUFFIXES):
+        allowed = (
+            f"is {' or '.join(QUOTING_MODES)}" if kind in _CSV_SUFFIXES else f"is for {', '.join(_CSV_SUFFIXES)}; leave it out"
+        )
         raise UserError(f"--quoting {settings.quoting}: {path.name}: it {allowed}")
 
     def choose(header: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
         return choose_columns(path, header, settings.columns, REQUIRED_FIELDS)
 
     if kind in _CSV_SUFFIXES:
-        rows: Iterator[tuple[str, _Values]]
-        rows = read_csv_rows(path, on_bad_row, lambda header: choose(header)["file"][0], settings.quoting or QUOTING[0])
+        rows: Iterator[tuple[str, _RowValues]]
+        rows = read_csv_rows(path, on_bad_row, lambda header: choose(header)["file"][0], settings.quoting or QUOTING_MODES[0])
     elif kind == ".parquet":
-        rows = _parquet_rows(path, choose)
+        rows = _read_parquet_rows(path, choose)
     else:
-        rows = _json_rows(path, on_bad_row)
+        rows = _read_json_rows(path, on_bad_row)
     chosen: dict[str, tuple[str, ...]] = {}
     header: tuple[str, ...] = ()
     for place, values in rows:
@@ -319,7 +321,7 @@ def choose_columns(
     return chosen
 
 
-def _json_rows(path: Path, on_bad_row: _OnBadRow) -> Iterator[tuple[str, _Values]]:
+def _read_json_rows(path: Path, on_bad_row: _OnBadRow) -> Iterator[tuple[str, _RowValues]]:
     with path.open("rb") as stream:
         for line_number, line in enumerate(stream, 1):
             place = f"{path}: line {line_number}"
@@ -336,7 +338,7 @@ def _json_rows(path: Path, on_bad_row: _OnBadRow) -> Iterator[tuple[str, _Values
                 on_bad_row(place, "not a JSON object")
 
 
-def _parquet_rows(path: Path, choose: _ColumnChooser) -> Iterator[tuple[str, _Values]]:
+def _read_parquet_rows(path: Path, choose: _ColumnChooser) -> Iterator[tuple[str, _RowValues]]:
     def columns(names: list[str]) -> list[str]:
         return [name for chosen in choose(dict.fromkeys(names)).values() for name in chosen]
 

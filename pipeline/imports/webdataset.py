@@ -230,16 +230,16 @@ def _add_archive(
                         both = f"members {seen[file]!r} and {sample.first_member_name!r}"
                         raise BadRow(f"an earlier sample also has the key {sample.key} ({both})")
                     seen[file] = sample.first_member_name
-                    photos.add(*_row(place, file, sample, split, settings.columns))
+                    photos.add(*_build_photo_row(place, file, sample, split, settings.columns))
                 except BadRow as reason:
                     collector.add_bad_row(place, reason)
-        if not _has_end(archive):
+        if not _has_tar_end(archive):
             collector.add_bad_row(str(archive), "a damaged archive: its end is missing")
     except (*ARCHIVE_ERRORS, OSError) as error:
         collector.add_bad_row(str(archive), f"a damaged archive, or not one ({error_reason(error)})")
 
 
-def _has_end(archive: Path) -> bool:
+def _has_tar_end(archive: Path) -> bool:
     """Return whether a tar file ends with zeros, as all complete tar files do. Readers do not report a missing end."""
     if archive.suffix != ".tar":
         return True  # decompression fails if a compressed file is cut
@@ -258,7 +258,7 @@ def _find_split(archive_path: str) -> str | None:
     return None
 
 
-def _row(
+def _build_photo_row(
     place: str, file: str, sample: Sample, split: str | None, columns: Mapping[str, tuple[str, ...]]
 ) -> tuple[ImportedRow, bytes]:
     extension, parts = sample.photo_extension, sample.content

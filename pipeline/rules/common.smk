@@ -16,7 +16,7 @@ from vse.pipeline.presets.own_code import hash_code_files
 from vse.pipeline.workflow import PLANNING_VARIABLE, check_targets, dataset_pattern
 
 try:
-    SETTINGS = presets.load_workflow(config)
+    SETTINGS = presets.load_workflow_settings(config)
     check_targets(sys.argv)
 except UserError as error:  # print one line; Snakemake prints a WorkflowError with a traceback
     print(f"snakemake: error: {error}", file=sys.stderr)
@@ -117,7 +117,7 @@ def experiment_settings(wildcards):
 
 def published_files(wildcards):
     """Return no inputs. End the workflow with instructions if the published files of a data set are missing."""
-    config = preset(presets.load_dataset, wildcards.dataset)
+    config = preset(presets.load_dataset_preset, wildcards.dataset)
     if os.environ.get(PLANNING_VARIABLE) != "1" and not Path("data", wildcards.dataset, "dataset.json").exists():
         resolved(preparation.find_source_files, config, preparation.source_folder(wildcards.dataset))
     return []
@@ -125,7 +125,7 @@ def published_files(wildcards):
 
 def feature_shards(wildcards):
     """Return all shards of a feature. The preset of the data set has their number."""
-    n = preset(presets.load_dataset, wildcards.dataset).shards
+    n = preset(presets.load_dataset_preset, wildcards.dataset).shards
     stem = f"features/{wildcards.dataset}_{wildcards.feature}.shards/shard"
     return [f"{stem}-{k:05d}-of-{n:05d}.{suffix}" for k in range(n) for suffix in ("h5", "json")]
 

@@ -57,6 +57,6 @@ rule merge:
     log:
         "logs/merge_{dataset}_{feature}.log",
     params:
-        shards=lambda wildcards: resolved(presets.load_dataset, wildcards.dataset).shards,
+        shards=lambda wildcards: resolved(presets.load_dataset_preset, wildcards.dataset).shards,
     shell:
         "vse-extract merge --dataset {input.dataset} --out {output.cache} --shards {params.shards} 2>&1 | tee {log}"

@@ -29,7 +29,7 @@ from vse.pipeline.dataset.duplicates import find_same_images
 from vse.pipeline.dataset.identity import DataChecksums, DataIdentity, describe_data_differences, hash_captions
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import find_hdf5_dataset, open_hdf5
-from vse.pipeline.presets.presets import list_changes
+from vse.pipeline.presets.presets import list_setting_changes
 from vse.training.experiment import ExperimentConfig, changed_settings
 from vse.training.models.build import Model
 from vse.training.options import RunFileOptions
@@ -279,7 +279,7 @@ def _open_compatible(
         return cache
     own_path, own_key = folder.path / str(cache_record["path"]), str(cache_record["key"])
     extractor = cache_record.get("extractor") or _read_extractor(own_path, own_key)
-    differs = ["its key differs"] if extractor is None else list_changes(extractor, cache.extractor_identity)
+    differs = ["its key differs"] if extractor is None else list_setting_changes(extractor, cache.extractor_identity)
     in_precision = len(differs) == 1 and differs[0].startswith("config.precision: ")
     if in_precision and has_auto_precision(cache.feature, cache.dataset):
         log.info("%s: computed on a machine with another precision than that of the training (%s)", cache.path, differs[0])
