@@ -69,7 +69,7 @@ def check_box_photos(path: Path, dataset: Dataset) -> None:
     """
     if path.suffix != ".h5" or not shards_folder(path).is_dir():
         return
-    recorded = replace(read_data_identity(open_cache(path)), caption_ids=_NO_IDS, captions=None)
+    recorded = replace(read_data_identity(open_cache(path)), caption_ids=_NO_IDS, caption_hashes=None)
     photo_ids, photos = hash_available_photos(dataset, recorded, N_PHOTOS_COMPARED_IF_DATASET_CHANGED)
     if differences := describe_data_differences(DataIdentity(photo_ids, _NO_IDS, photos), recorded):
         raise UserError(f"{path}: its boxes belong to another data set than {dataset.path}: {differences[0]}")
@@ -80,7 +80,7 @@ def compare_with_dataset(cache: FeatureCache, dataset: Dataset) -> list[str]:
     data = cache.provenance.get("data")
     is_same_file = isinstance(data, Mapping) and bool(dataset.sha256) and data.get("sha256") == dataset.sha256
     recorded, changed = read_data_identity(cache), not is_same_file
-    captions, ids_of_captions = recorded.captions, recorded.caption_ids
+    captions, ids_of_captions = recorded.caption_hashes, recorded.caption_ids
     if changed and captions is not None:
         captions, ids_of_captions = hash_captions(dataset.images), caption_ids(dataset.images)
     max_photos = N_PHOTOS_COMPARED_IF_DATASET_CHANGED if changed else N_PHOTOS_COMPARED
@@ -112,8 +112,8 @@ def read_data_identity(cache: FeatureCache) -> DataIdentity:
     return DataIdentity(
         image_ids=cache.ids if cache.kind == "image" else _NO_IDS,
         caption_ids=_get_caption_array(cache.path, stored, "caption_ids", ()),
-        photos=photos if cache.kind == "image" and photos is not None and photos.any() else None,
-        captions=_get_caption_array(cache.path, stored, "caption_hashes", (8,)) if "caption_hashes" in stored else None,
+        photo_hashes=photos if cache.kind == "image" and photos is not None and photos.any() else None,
+        caption_hashes=_get_caption_array(cache.path, stored, "caption_hashes", (8,)) if "caption_hashes" in stored else None,
     )
 
 
@@ -122,7 +122,7 @@ def compute_data_checksums(cache: FeatureCache, dataset: Dataset) -> DataChecksu
 
     The checksum of the photographs covers the rows of ``cache``; it is None if the cache records no hashes.
     """
-    photos = replace(read_data_identity(cache), caption_ids=_NO_IDS, captions=None).checksums.photos_sha256
+    photos = replace(read_data_identity(cache), caption_ids=_NO_IDS, caption_hashes=None).checksums.photos_sha256
     identity = build_identity(dataset.images)
     splits = {split: sorted(image_ids(images).tolist()) for split, images in dataset.splits.items()}
     return identity.checksums.model_copy(update={"photos_sha256": photos, "splits_sha256": sha256_json(splits)})
@@ -138,7 +138,7 @@ def compare_texts(dataset: Dataset, ids: Ids, input_hashes: Hashes, config: Mapp
     extractor, text_rows = config.get("extractor"), find_text_rows(config)
     raw = isinstance(extractor, str) and extractor in EXTRACTORS and EXTRACTORS[extractor].reads_raw
     items = dataset_items(dataset, "text", raw, text_rows)
-    rows = IdIndex(ids).find(np.asarray([item.id for item in items], np.int64))
+    rows = IdIndex(ids).find_rows(np.asarray([item.id for item in items], np.int64))
     wrong = [
         item.id for item, row in zip(items, rows, strict=True) if row >= 0 and (item.hash_input() != input_hashes[row]).any()
     ]

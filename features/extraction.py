@@ -69,7 +69,7 @@ def count_covered_phrases(
     for image_id, image_phrases in _collect_boxed_phrases(dataset).items():
         if image_ids is not None and image_id not in image_ids:
             continue
-        truths = np.asarray([mention.phrase.truth for mention in image_phrases], np.float64)
+        truths = np.asarray([mention.phrase.truth_box for mention in image_phrases], np.float64)
         row = rows.get(image_id)
         candidates = boxes[:0] if row is None else boxes[offsets[row] : offsets[row + 1]]
         covered = (iou(truths, candidates) >= threshold).any(axis=1).sum()

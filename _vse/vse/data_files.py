@@ -185,7 +185,7 @@ class FeatureFile(PathWrapper):
 
     @check_arguments
     def __getitem__(self, ids: IdSelection) -> NDArray[Any] | list[NDArray[Any]]:
-        positions = self._positions(ids)
+        positions = self._find_rows(ids)
         if not self.ragged:
             rows: NDArray[Any] = self._reader.rows(positions)
             return rows[0] if _is_single_id(ids) else rows
@@ -198,7 +198,7 @@ class FeatureFile(PathWrapper):
         """Return the rows as a float32 tensor of torch; ragged rows are padded with zeros to (n, longest, dim)."""
         import torch
 
-        positions = self._positions(ids)
+        positions = self._find_rows(ids)
         rows = self._reader.padded_regions(positions).features if self.ragged else self._reader.rows(positions)
         tensor = torch.from_numpy(np.array(rows, np.float32))
         return tensor[0] if _is_single_id(ids) else tensor
@@ -221,7 +221,7 @@ class FeatureFile(PathWrapper):
 
         Raises [`vse.UserError`][] if the cache is not ragged.
         """
-        positions = self._positions(ids)
+        positions = self._find_rows(ids)
         if self._cache.offsets is None:
             shape = " x ".join(map(str, self._cache.row_shape))
             raise UserError(f"{self.path}: not ragged: every row has the shape {shape}, so no row is padded")
@@ -235,7 +235,7 @@ class FeatureFile(PathWrapper):
         has no boxes.
         """
         cached = self._reader.boxes
-        spans = (slice(*cached.offsets[position : position + 2]) for position in self._positions(ids))
+        spans = (slice(*cached.offsets[position : position + 2]) for position in self._find_rows(ids))
         boxes = [np.asarray(cached.boxes[span], np.float32) for span in spans]
         return boxes[0] if _is_single_id(ids) else boxes
 
@@ -252,7 +252,7 @@ class FeatureFile(PathWrapper):
     def _reader(self) -> FeatureReader:
         return FeatureReader(self._cache, memory_gb=0)
 
-    def _positions(self, ids: IdSelection) -> NDArray[np.int64]:
+    def _find_rows(self, ids: IdSelection) -> NDArray[np.int64]:
         if isinstance(ids, slice):
             if ids != slice(None):
                 raise UserError(

@@ -63,7 +63,7 @@ EmbeddingsOrEnsemble = Annotated[
 class EvaluationJob:
     """The embeddings to evaluate, each a file or arrays in memory, and the options of the evaluation."""
 
-    sources: tuple[Path | SplitEmbeddings, ...]
+    embeddings: tuple[Path | SplitEmbeddings, ...]
     protocol: str | list[str]
     options: AllEvaluateOptions
 
@@ -72,22 +72,22 @@ class EvaluationJob:
         from vse.eval.protocols.evaluate import evaluate_arrays, evaluate_files
         from vse.eval.search.gpu import use_device
 
-        options, first = self._options(**changes), self.sources[0]
+        options, first = self._change_options(**changes), self.embeddings[0]
         use_device(options.device)
-        if len(self.sources) > 1 or isinstance(first, Path):
-            with TemporaryDirectory() as folder, self._provide_source_files(Path(folder)) as files:
+        if len(self.embeddings) > 1 or isinstance(first, Path):
+            with TemporaryDirectory() as folder, self._provide_embeddings_files(Path(folder)) as files:
                 content = evaluate_files(files, None, self.protocol, options)
                 return rebase_file_references(content, Path.cwd(), Path.cwd(), excluded=Path(folder))
         options.check()
         if options.iou is not None:
             raise UserError("iou: only files of phrase scores have boxes, arrays have not; leave iou out")
-        return evaluate_arrays(first.name, first.content, self.protocol, options)
+        return evaluate_arrays(first.name, first.embeddings, self.protocol, options)
 
     def with_options(self, **changes: Any) -> EvaluationJob:
         """Return this job with some options changed."""
-        return replace(self, options=self._options(**changes))
+        return replace(self, options=self._change_options(**changes))
 
-    def _options(self, **changes: Any) -> AllEvaluateOptions:
+    def _change_options(self, **changes: Any) -> AllEvaluateOptions:
         return AllEvaluateOptions(**{**dict(self.options), **changes})
 
     @contextmanager
@@ -100,17 +100,17 @@ class EvaluationJob:
             self.evaluate(save=folder / "ensemble.h5", bootstrap=0, cross_check=False)
             yield sorted(folder.glob("ensemble*.h5"))
             return
-        with self._provide_source_files(folder) as files:
+        with self._provide_embeddings_files(folder) as files:
             yield files
 
     @contextmanager
-    def _provide_source_files(self, folder: Path) -> Iterator[list[Path]]:
+    def _provide_embeddings_files(self, folder: Path) -> Iterator[list[Path]]:
         """Yield a file for each source. Arrays are written to ``folder``. Errors contain the model's name, not such a path."""
-        arrays = {folder / f"{k}.h5": one for k, one in enumerate(self.sources) if isinstance(one, SplitEmbeddings)}
+        arrays = {folder / f"{k}.h5": one for k, one in enumerate(self.embeddings) if isinstance(one, SplitEmbeddings)}
         for path, one in arrays.items():
-            write_embeddings(path, one.content)
+            write_embeddings(path, one.embeddings)
         try:
-            yield [folder / f"{k}.h5" if isinstance(one, SplitEmbeddings) else one for k, one in enumerate(self.sources)]
+            yield [folder / f"{k}.h5" if isinstance(one, SplitEmbeddings) else one for k, one in enumerate(self.embeddings)]
         except UserError as error:
             message = str(error)
             for path, one in arrays.items():
@@ -130,12 +130,12 @@ class Evaluation(SavableResult):
         path (Path | None): the result file; None if the evaluation was not saved
     """
 
-    _kind = RESULT_KIND
+    _output_kind = RESULT_KIND
 
     def __init__(self, job: EvaluationJob) -> None:
-        super().__init__(job.evaluate(), [source for source in job.sources if isinstance(source, Path)])
-        absolute = (source.absolute() if isinstance(source, Path) else source for source in job.sources)
-        self._job = replace(job, sources=tuple(absolute))
+        super().__init__(job.evaluate(), [source for source in job.embeddings if isinstance(source, Path)])
+        absolute = (source.absolute() if isinstance(source, Path) else source for source in job.embeddings)
+        self._job = replace(job, embeddings=tuple(absolute))
         self._result = Result.model_validate(self.json)
 
     @property
@@ -239,7 +239,7 @@ class ModelComparison(SavableResult):
         path (Path | None): the comparison file; None if the comparison was not saved
     """
 
-    _kind = COMPARISON_KIND
+    _output_kind = COMPARISON_KIND
 
     def __init__(self, files: Sequence[Path], folder: Path, job: EvaluationJob) -> None:
         from vse.eval.search.gpu import use_device
@@ -249,10 +249,10 @@ class ModelComparison(SavableResult):
         out = compare_files(files, folder / "comparison.json", job.protocol, job.options)
         super().__init__(rebase_file_references(read_json(out), folder, Path.cwd(), excluded=folder), files)
         self.frame = build_significance([out])
-        self._lines = difference_lines(read_comparison(out))
+        self._difference_lines = difference_lines(read_comparison(out))
 
     def __repr__(self) -> str:
-        return "\n".join(self._lines)
+        return "\n".join(self._difference_lines)
 
     def _repr_html_(self) -> str:
         return table_html(significance_cells(self.frame))

@@ -34,11 +34,11 @@ _PHOTOS_PER_ROW = 5
 class SavableResult(SavableObject):
     """The content of a result file or a comparison file, before or after it is saved."""
 
-    _kind: OutputKind
+    _output_kind: OutputKind
 
     def __init__(self, content: Mapping[str, Any], inputs: Sequence[Path]) -> None:
         self.json = dict(content)
-        self._inputs, self._folder = [path.absolute() for path in inputs], Path.cwd()
+        self._input_files, self._reference_folder = [path.absolute() for path in inputs], Path.cwd()
 
     @public_api
     def save(self, path: StrPath, *, force: bool = False) -> Self:
@@ -47,9 +47,9 @@ class SavableResult(SavableObject):
         ``force`` replaces a file of any kind. Raises [`vse.UserError`][] if ``path`` is a file that was evaluated.
         """
         out = as_path(path)
-        check_output(out, self._kind, self._inputs)
+        check_output(out, self._output_kind, self._input_files)
         folder = Path.cwd() / out.parent
-        self.json, self._folder = rebase_file_references(self.json, self._folder, folder), folder
+        self.json, self._reference_folder = rebase_file_references(self.json, self._reference_folder, folder), folder
         self.path = write_json(out, self.json)
         return self
 

@@ -47,8 +47,8 @@ from vse.training.options import (
 )
 
 if TYPE_CHECKING:
-    from vse.training.use.queries import QueryEncoder
     from vse.training.use.queries import Query as EncoderQuery
+    from vse.training.use.queries import QueryEncoder
     from vse.training.use.search import LastSearcher
 
 
@@ -93,7 +93,7 @@ class TrainedModel(PathWrapper):
         for name in ("run.json", "config.yaml"):
             if not (self.path / name).is_file():
                 raise UserError(f"{self.path}: not a trained run, because it has no {name}; vse.train writes one")
-        self._inputs, self._device, self._allow_code = inputs, device, allow_code
+        self._file_options, self._device, self._allow_code = inputs, device, allow_code
 
     @cached_property
     def json(self) -> dict[str, Any]:
@@ -166,8 +166,8 @@ class TrainedModel(PathWrapper):
             request = request.model_copy(update=changes)
         text = os.fspath(query)
         given = as_path(query) if isinstance(query, os.PathLike) else text
-        with self._code_permission():
-            hits = search_run(self.path, given, request, self._inputs, self._device, last=self._searcher_cache)
+        with self._permit_own_code():
+            hits = search_run(self.path, given, request, self._file_options, self._device, last=self._searcher_cache)
         return SearchResults(text, hits)
 
     @public_api
@@ -182,8 +182,8 @@ class TrainedModel(PathWrapper):
         from vse.training.use.localise import find_phrase
 
         photo, request = as_path(image), SearchRequest(k=k, html=html)
-        with self._code_permission():
-            hit = find_phrase(self.path, photo, phrase, request, self._inputs, self._device)
+        with self._permit_own_code():
+            hit = find_phrase(self.path, photo, phrase, request, self._file_options, self._device)
         return SearchResults(phrase, hit.best(k), photo)
 
     @public_api
@@ -209,13 +209,13 @@ class TrainedModel(PathWrapper):
             runs=[self.path],
             split=split,
             out=out,
-            files=self._inputs,
+            files=self._file_options,
             allow_unfinished=allow_unfinished,
             allow_leak=allow_leak,
             sentences=sentences,
             device=self._device,
         )
-        with self._code_permission():
+        with self._permit_own_code():
             (file,) = embed_runs(request)
         return embeddings(file)
 
@@ -231,9 +231,13 @@ class TrainedModel(PathWrapper):
         from vse.training.use.embed import embed_runs
 
         request = EmbedRequest(
-            runs=[self.path], as_features=prefix, files=self._inputs, allow_unfinished=allow_unfinished, device=self._device
+            runs=[self.path],
+            as_features=prefix,
+            files=self._file_options,
+            allow_unfinished=allow_unfinished,
+            device=self._device,
         )
-        with self._code_permission():
+        with self._permit_own_code():
             written = embed_runs(request)
         return FeatureFile(written[0]), FeatureFile(written[1])
 
@@ -242,7 +246,7 @@ class TrainedModel(PathWrapper):
         """The Python expression that returned this object, for the provenance of files."""
         return f"vse.load({str(self.path)!r})"
 
-    def _code_permission(self) -> AbstractContextManager[None]:
+    def _permit_own_code(self) -> AbstractContextManager[None]:
         """Return a context in which Python code that the run names, such as a loss, may run if the user allowed it."""
         from vse.pipeline.presets.own_code import allow_own_code
 
@@ -260,14 +264,14 @@ class TrainedModel(PathWrapper):
         from vse.training.use.open_run import open_run
         from vse.training.use.queries import QueryEncoder
 
-        opened = open_run(self.path, self._inputs, self._device, allow_unfinished=True)
+        opened = open_run(self.path, self._file_options, self._device, allow_unfinished=True)
         split = "test" if "test" in opened.dataset.splits else next(iter(opened.dataset.splits))
-        return QueryEncoder(load_opened_run(opened, split, self._inputs), split, self._inputs.weights_dir)
+        return QueryEncoder(load_opened_run(opened, split, self._file_options), split, self._file_options.weights_dir)
 
     def _encode(self, given: object, queries: Sequence[EncoderQuery]) -> NDArray[np.float32] | list[NDArray[np.float32]]:
         from vse.training.kinds import pack
 
-        with self._code_permission():
+        with self._permit_own_code():
             encoded = [pack([self._query_encoder.encode(query).vectors]) for query in queries]
         sets = encoded[0].lengths is not None
         vectors = [(one.vectors if sets else one.vectors[0]).float().numpy() for one in encoded]

@@ -62,14 +62,14 @@ class SplitEmbeddings(SavableObject):
 
     def __init__(self, path: Path | None, content: Embeddings | PhraseScores) -> None:
         self.path = path
-        self.phrases: PhraseScores | None = content if isinstance(content, PhraseScores) else None
+        self.phrase_scores: PhraseScores | None = content if isinstance(content, PhraseScores) else None
         self._embeddings = None if isinstance(content, PhraseScores) else content
         self.dataset, self.split = content.dataset, content.split
         self.name = content.experiment or (path.stem if path else "arrays")
-        self._provenance = content.provenance
+        self._provenance_json = content.provenance
 
     @property
-    def content(self) -> Embeddings:
+    def embeddings(self) -> Embeddings:
         """The embeddings as :class:`vse.eval.files.split.Embeddings`. Raises UserError for phrase scores."""
         if self._embeddings is None:
             raise UserError(f"{self.path}: holds scores of phrases and boxes, and no embeddings")
@@ -77,23 +77,23 @@ class SplitEmbeddings(SavableObject):
 
     @property
     def images(self) -> NDArray[np.float32] | None:
-        return self.content.images
+        return self.embeddings.images
 
     @property
     def captions(self) -> NDArray[np.float32] | None:
-        return self.content.captions
+        return self.embeddings.captions
 
     @property
     def image_ids(self) -> NDArray[np.int64]:
-        return self.content.image_ids
+        return self.embeddings.image_ids
 
     @property
     def caption_ids(self) -> NDArray[np.int64]:
-        return self.content.caption_ids
+        return self.embeddings.caption_ids
 
     @property
     def caption_image_ids(self) -> NDArray[np.int64]:
-        return self.content.caption_image_ids
+        return self.embeddings.caption_image_ids
 
     @check_arguments
     def scores(self, direction: str = "i2t") -> NDArray[np.floating[Any]]:
@@ -104,7 +104,7 @@ class SplitEmbeddings(SavableObject):
         """
         if direction not in ("i2t", "t2i"):
             raise UserError(f"direction {direction!r}: known are i2t and t2i")
-        i2t, t2i = self.content.score_blocks()
+        i2t, t2i = self.embeddings.score_blocks()
         blocks = t2i if direction == "t2i" and t2i is not None else i2t
         return np.concatenate([blocks.score(rows, None).cpu().numpy().copy() for rows in blocks.row_slices])
 
@@ -119,21 +119,21 @@ class SplitEmbeddings(SavableObject):
 
         out = as_path(path)
         check_output(out, EMBEDDINGS_KIND, [self.path] if self.path else [])
-        self.path = write_embeddings(out, self.content)
+        self.path = write_embeddings(out, self.embeddings)
         return self
 
     @property
     def json(self) -> dict[str, Any]:
-        provenance = json.loads(self._provenance or "{}")
+        provenance = json.loads(self._provenance_json or "{}")
         return dict(provenance) if isinstance(provenance, Mapping) else {"note": provenance}
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        if self.phrases is None:
+        if self.phrase_scores is None:
             return pd.DataFrame({"caption_id": self.caption_ids, "image_id": self.caption_image_ids})
         names = {"phrase_id": "phrase_ids", "image_id": "image_ids", "caption_id": "caption_ids", "types": "types"}
-        columns = {name: getattr(self.phrases, field) for name, field in names.items()}
-        return pd.DataFrame({**columns, "n_candidates": np.diff(self.phrases.offsets)})
+        columns = {name: getattr(self.phrase_scores, field) for name, field in names.items()}
+        return pd.DataFrame({**columns, "n_candidates": np.diff(self.phrase_scores.offsets)})
 
     @property
     def expression(self) -> str:

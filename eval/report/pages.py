@@ -118,11 +118,11 @@ class DatasetPhotos:
             raise UserError(
                 f"{path} is the data set {self.dataset.name!r}, the embeddings belong to {run.dataset!r}; see --data"
             )
-        unknown = run.image_ids[self.dataset.image_rows(run.image_ids) < 0]
+        unknown = run.image_ids[self.dataset.find_image_rows(run.image_ids) < 0]
         if len(unknown):
             raise UserError(f"{path}: has no image {unknown[0]}, but the embeddings have one; see --data")
-        rows, _ = self.dataset.caption_rows(run.caption_ids)
-        wrong = np.flatnonzero((rows < 0) | (rows != self.dataset.image_rows(run.caption_image_ids)))
+        rows, _ = self.dataset.find_caption_rows(run.caption_ids)
+        wrong = np.flatnonzero((rows < 0) | (rows != self.dataset.find_image_rows(run.caption_image_ids)))
         if len(wrong):
             caption = f"caption {run.caption_ids[wrong[0]]} of image {run.caption_image_ids[wrong[0]]}"
             raise UserError(f"{path}: has no {caption}, but the embeddings have one; see --data")
@@ -138,7 +138,7 @@ class DatasetPhotos:
         return Photo(self._sources[imgid], image.file, image.captions[0].raw)
 
     def caption(self, sentid: int) -> str:
-        rows, numbers = self.dataset.caption_rows(np.asarray([sentid]))
+        rows, numbers = self.dataset.find_caption_rows(np.asarray([sentid]))
         return self.dataset.images[int(rows[0])].captions[int(numbers[0])].raw
 
     def _read(self, image: Image) -> str | None:

@@ -119,7 +119,7 @@ def fit_encoder(
         started = time.perf_counter()
         tensors = {name: tensor.contiguous() for name, tensor in config.fit(corpus, word_file, device).tensors().items()}
         if watched is not None:
-            watched.check()
+            watched.check_unchanged()
         # The time goes to a file of its own, so that the encoder's file has the same bytes for the same inputs.
         write_json(out.with_suffix(".json"), {"seconds": round(time.perf_counter() - started, 4)})
         return _write_encoder(out, config, inputs, tensors)

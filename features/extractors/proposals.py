@@ -76,7 +76,7 @@ class EdgeModel:
         """Return edge strengths, thinned to ridges by non-maximum suppression, and edge orientations of an image."""
         if not hasattr(self._local, "detector"):
             self._local.detector = import_opencv().ximgproc.createStructuredEdgeDetection(str(self.path))
-            self._watched.check()
+            self._watched.check_unchanged()
         detector = self._local.detector
         edges = detector.detectEdges(pixels.astype(np.float32) / 255)
         orientation = detector.computeOrientation(edges)
@@ -184,7 +184,7 @@ def collect_truth_boxes(dataset: Dataset) -> dict[int, NDArray[np.float32]]:
     """
     boxes_by_id: dict[int, dict[tuple[float, ...], None]] = {}
     for mention in list_mentions(dataset):
-        if (truth := mention.phrase.truth) is not None:
+        if (truth := mention.phrase.truth_box) is not None:
             box = tuple(np.asarray(truth, np.float32).tolist())
             boxes_by_id.setdefault(mention.image.imgid, {})[box] = None
     if not boxes_by_id:

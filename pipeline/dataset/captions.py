@@ -112,7 +112,7 @@ class Vocabulary:
         return cls(SPECIAL_TOKENS + tuple(sorted(frequent, key=lambda word: (-counts[word], word))))
 
     @cached_property
-    def _ids(self) -> dict[str, int]:
+    def _id_by_word(self) -> dict[str, int]:
         return {word: index for index, word in enumerate(self.words)}
 
     def __len__(self) -> int:
@@ -120,7 +120,7 @@ class Vocabulary:
 
     def encode(self, tokens: Sequence[str]) -> list[int]:
         """Return the ids of ``<start> tokens <end>``; an unknown word has the id of ``<unk>``."""
-        return [START_ID, *(self._ids.get(word, UNKNOWN_ID) for word in tokens), END_ID]
+        return [START_ID, *(self._id_by_word.get(word, UNKNOWN_ID) for word in tokens), END_ID]
 
     def save(self, path: Path) -> Path:
         """Write the words as a JSON list."""

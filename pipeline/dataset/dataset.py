@@ -75,7 +75,7 @@ class Dataset:
     def splits(self) -> dict[str, Sequence[Image]]:
         """The images of each split in file order; splits without images are left out."""
         if isinstance(self.images, ImageColumns):
-            return self.images.by_split()
+            return self.images.group_by_split()
         by_split: dict[str, list[Image]] = {}
         for image in self.images:
             by_split.setdefault(image.split, []).append(image)
@@ -83,19 +83,19 @@ class Dataset:
 
     def find_image(self, imgid: int) -> Image | None:
         """Return the image with this id; None without such an image."""
-        row = int(self.image_rows(np.asarray([imgid]))[0])
+        row = int(self.find_image_rows(np.asarray([imgid]))[0])
         return None if row < 0 else self.images[row]
 
-    def image_rows(self, imgids: Ids) -> NDArray[np.int64]:
+    def find_image_rows(self, imgids: Ids) -> NDArray[np.int64]:
         """Return the index in ``images`` of each image id, (n,); -1 for an unknown id."""
-        return self._image_index.find(imgids)
+        return self._image_index.find_rows(imgids)
 
-    def caption_rows(self, sentids: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def find_caption_rows(self, sentids: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return, for each caption id, the index of the image in ``images`` (n,) and of the caption in the image (n,).
 
         The index of the image is -1 for an unknown id.
         """
-        rows = self._caption_index.find(sentids)
+        rows = self._caption_index.find_rows(sentids)
         images = np.searchsorted(self._caption_ends, rows, side="right")
         captions = rows - np.concatenate([[0], self._caption_ends])[images]
         return np.where(rows < 0, -1, images), captions

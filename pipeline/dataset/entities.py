@@ -110,7 +110,7 @@ class BoxAnnotation:
 
     width: int
     height: int
-    boxes: dict[str, tuple[Box, ...]]
+    boxes_by_chain: dict[str, tuple[Box, ...]]
     chains_without_box: frozenset[str]
     n_boxes: int
     n_clipped: int

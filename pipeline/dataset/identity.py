@@ -44,7 +44,7 @@ class DataChecksums(BaseModel):
         """Eight hexadecimal digits for file names, computed from all checksums."""
         return hashlib.sha256("".join(str(value) for value in self.model_dump().values()).encode()).hexdigest()[:8]
 
-    def differences(self, other: DataChecksums) -> list[str]:
+    def list_differences(self, other: DataChecksums) -> list[str]:
         """Return the names of the known checksums that differ: ids, photographs, captions, splits."""
         names = {"ids": "ids", "photographs": "photos", "captions": "captions", "splits": "splits"}
         pairs = {name: (getattr(self, f"{key}_sha256"), getattr(other, f"{key}_sha256")) for name, key in names.items()}
@@ -55,24 +55,26 @@ class DataChecksums(BaseModel):
 class DataIdentity:
     """The ids and hashes of images and captions. None stands for unknown hashes.
 
-    ``photos`` (n_images, 32) are the SHA-256 of the image files. ``captions`` (n_captions, 8) are the results of
+    ``photo_hashes`` (n_images, 32) are the SHA-256 of the image files. ``caption_hashes`` (n_captions, 8) are the results of
     :func:`hash_caption`.
     """
 
     image_ids: Ids
     caption_ids: Ids
-    photos: Hashes | None = None
-    captions: Hashes | None = None
+    photo_hashes: Hashes | None = None
+    caption_hashes: Hashes | None = None
 
     @property
     def checksums(self) -> DataChecksums:
         images, captions = np.argsort(self.image_ids), np.argsort(self.caption_ids)
         return DataChecksums(
             ids_sha256=_hash_arrays(self.image_ids[images], self.caption_ids[captions]),
-            photos_sha256=None if self.photos is None else _hash_arrays(self.image_ids[images], self.photos[images]),
+            photos_sha256=None
+            if self.photo_hashes is None
+            else _hash_arrays(self.image_ids[images], self.photo_hashes[images]),
             captions_sha256=None
-            if self.captions is None
-            else _hash_arrays(self.caption_ids[captions], self.captions[captions]),
+            if self.caption_hashes is None
+            else _hash_arrays(self.caption_ids[captions], self.caption_hashes[captions]),
         )
 
 
@@ -100,8 +102,8 @@ def describe_data_differences(ours: DataIdentity, theirs: DataIdentity) -> list[
     photographs are equal or were not compared; likewise for captions if only photographs differ.
     """
     parts = {
-        "photographs": _find_differing_ids(ours.image_ids, ours.photos, theirs.image_ids, theirs.photos),
-        "captions": _find_differing_ids(ours.caption_ids, ours.captions, theirs.caption_ids, theirs.captions),
+        "photographs": _find_differing_ids(ours.image_ids, ours.photo_hashes, theirs.image_ids, theirs.photo_hashes),
+        "captions": _find_differing_ids(ours.caption_ids, ours.caption_hashes, theirs.caption_ids, theirs.caption_hashes),
     }
     differ = [
         f"{len(wrong)} of {n} compared {name} differ, the first is id {wrong[0]}"
@@ -133,7 +135,7 @@ def _find_differing_ids(ids: Ids, hashes: Hashes | None, other_ids: Ids, other_h
     """Return the number of ids that are in both lists, and the ids whose hashes differ."""
     if hashes is None or other_hashes is None:
         return 0, ids[:0]
-    rows = IdIndex(other_ids).find(ids)
+    rows = IdIndex(other_ids).find_rows(ids)
     shared = np.flatnonzero(rows >= 0)
     return len(shared), ids[shared[(hashes[shared] != other_hashes[rows[shared]]).any(1)]]
 
@@ -155,7 +157,7 @@ def check_recorded_data(dataset: Dataset, recorded: DataIdentity) -> None:
 
     Compares all captions, and an evenly spread sample of the photographs whose files exist.
     """
-    captions = None if recorded.captions is None else hash_captions(dataset.images)
+    captions = None if recorded.caption_hashes is None else hash_captions(dataset.images)
     photo_ids, photos = hash_available_photos(dataset, recorded, N_PHOTOS_COMPARED_IF_DATASET_CHANGED)
     ours = DataIdentity(photo_ids, caption_ids(dataset.images), photos, captions)
     if differences := describe_data_differences(ours, recorded):
@@ -170,9 +172,9 @@ def hash_available_photos(dataset: Dataset, recorded: DataIdentity, max_photos: 
 
     Returns ids (n,) and hashes (n, 32); the hashes are None if all files are unreadable.
     """
-    if recorded.photos is None or not dataset.has_image_files:
+    if recorded.photo_hashes is None or not dataset.has_image_files:
         return _NO_IDS, None
-    rows = np.flatnonzero(IdIndex(recorded.image_ids).find(image_ids(dataset.images)) >= 0)
+    rows = np.flatnonzero(IdIndex(recorded.image_ids).find_rows(image_ids(dataset.images)) >= 0)
     chosen = rows[np.linspace(0, len(rows) - 1, min(max_photos, len(rows))).astype(np.int64)] if len(rows) else rows
     images = [dataset.images[int(row)] for row in chosen]
     return hash_photos([(image.imgid, dataset.image_path(image)) for image in images])

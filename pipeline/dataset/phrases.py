@@ -31,7 +31,7 @@ class Phrase:
     boxes: tuple[Box, ...] = ()
 
     @property
-    def truth(self) -> Box | None:
+    def truth_box(self) -> Box | None:
         """The ground truth of localisation: the smallest box around all boxes of the phrase; None without boxes.
 
         The published evaluation of Flickr30K Entities takes this union for plurals such as *two dogs*.

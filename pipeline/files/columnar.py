@@ -74,48 +74,48 @@ class _ThriftReader:
     def read_struct(self) -> dict[int, Any]:
         fields: dict[int, Any] = {}
         field_id = 0
-        while head := self._byte():
-            field_id = field_id + (head >> 4) if head >> 4 else self._integer()
-            fields[field_id] = self._value(head & 15)
+        while head := self._read_byte():
+            field_id = field_id + (head >> 4) if head >> 4 else self._read_integer()
+            fields[field_id] = self._read_value(head & 15)
         return fields
 
-    def _value(self, kind: int) -> Any:
+    def _read_value(self, kind: int) -> Any:
         self._n_fields += 1
         if self._n_fields > _MAX_FIELDS:
             raise ValueError("a page header with too many fields")
         if kind in (1, 2):
             return kind == 1
         if kind == 3:
-            return self._byte()
+            return self._read_byte()
         if kind in _INTEGER_TYPES:
-            return self._integer()
+            return self._read_integer()
         if kind in (_DOUBLE_TYPE, _BINARY_TYPE):
-            return self._stream.seek(8 if kind == _DOUBLE_TYPE else self._varint(), 1)
+            return self._stream.seek(8 if kind == _DOUBLE_TYPE else self._read_varint(), 1)
         if kind in _LIST_TYPES:
-            head = self._byte()
-            count = head >> 4 if head >> 4 < 15 else self._varint()
-            return [self._value(head & 15) for _ in range(min(count, _MAX_FIELDS + 1))]
+            head = self._read_byte()
+            count = head >> 4 if head >> 4 < 15 else self._read_varint()
+            return [self._read_value(head & 15) for _ in range(min(count, _MAX_FIELDS + 1))]
         if kind == _STRUCT_TYPE:
             return self.read_struct()
         raise ValueError(f"a page header with a field of the unknown type {kind}")
 
-    def _byte(self) -> int:
+    def _read_byte(self) -> int:
         byte = self._stream.read(1)
         if not byte:
             raise ValueError("a page header that is incomplete")
         return byte[0]
 
-    def _varint(self) -> int:
+    def _read_varint(self) -> int:
         value = 0
         for shift in range(0, 70, 7):
-            byte = self._byte()
+            byte = self._read_byte()
             value |= (byte & 127) << shift
             if byte < 128:
                 return value
         raise ValueError("an integer of more than 64 bits")
 
-    def _integer(self) -> int:
-        value = self._varint()
+    def _read_integer(self) -> int:
+        value = self._read_varint()
         return (value >> 1) ^ -(value & 1)
 
 

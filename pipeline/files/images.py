@@ -90,13 +90,13 @@ class _JpegFrame:
     """The frame header of a JPEG file, and the bits of the coefficients that the scans so far contained.
 
     ``lowest_bits`` holds, for the id of each colour component, the lowest transmitted bit of each of the 64 coefficients; None
-    if no bit was transmitted. ``sampling`` holds the sampling factors (across, down) of each component.
+    if no bit was transmitted. ``sampling_factors`` holds the sampling factors (across, down) of each component.
     """
 
-    kind: int
+    frame_marker: int
     height: int
     width: int
-    sampling: dict[int, tuple[int, int]]
+    sampling_factors: dict[int, tuple[int, int]]
     lowest_bits: dict[int, list[int | None]] = field(default_factory=dict)
 
     @classmethod
@@ -110,22 +110,22 @@ class _JpegFrame:
         """Record the coefficients of the scan with the header ``segment``; return the ids of the colour components."""
         component_ids = [segment[1 + 2 * k] for k in range(segment[0])]
         first, last, bits = segment[-3:]
-        if self.kind != _PROGRESSIVE_FRAME_MARKER:
+        if self.frame_marker != _PROGRESSIVE_FRAME_MARKER:
             first, last, bits = 0, _N_COEFFICIENTS - 1, 0
         for name in component_ids:
             known = self.lowest_bits[name]
             known[first : last + 1] = [bits & 15] * len(known[first : last + 1])
         return component_ids
 
-    def expected_restarts(self, component_ids: list[int], interval: int) -> int:
+    def count_expected_restarts(self, component_ids: list[int], interval: int) -> int:
         """Return the number of restart markers (RST0 to RST7) of a complete scan of these colour components.
 
         ``interval`` is the restart interval of the file: the number of blocks of pixels from one marker to the next.
         """
-        across, down = (max(factors[axis] for factors in self.sampling.values()) for axis in (0, 1))
+        across, down = (max(factors[axis] for factors in self.sampling_factors.values()) for axis in (0, 1))
         width, height = 8 * across, 8 * down
         if len(component_ids) == 1:  # a scan of one component has no more blocks than that component
-            factors = self.sampling[component_ids[0]]
+            factors = self.sampling_factors[component_ids[0]]
             width, height = width // factors[0], height // factors[1]
         return (-(-self.width // width) * -(-self.height // height) - 1) // interval
 
@@ -163,7 +163,7 @@ def _insert_noise(content: bytes) -> bytes | None:
                 return None  # zeros instead of the end marker: the end of the file was never written
             end = found.start() if found else len(content)
             component_ids = frame.add_scan(segment)
-            if interval and len(_RESTART_MARKER_PATTERN.findall(content, position, end)) < frame.expected_restarts(
+            if interval and len(_RESTART_MARKER_PATTERN.findall(content, position, end)) < frame.count_expected_restarts(
                 component_ids, interval
             ):
                 return None

@@ -238,12 +238,12 @@ class InputFolder:
 
     def __init__(self, path: Path, files: Sequence[InputFile]) -> None:
         self.path = path
-        self._files = {file.path.name: file for file in files}
+        self._file_by_name = {file.path.name: file for file in files}
 
     @cached_property
     def sha256(self) -> str:
         """SHA-256 of the lines ``<sha256>  <name>`` of all files, sorted by name, as ``sha256sum`` prints them."""
-        lines = (f"{file.sha256}  {name}\n" for name, file in sorted(self._files.items()))
+        lines = (f"{file.sha256}  {name}\n" for name, file in sorted(self._file_by_name.items()))
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
@@ -253,14 +253,14 @@ def read_and_hash(path: Path, read: Callable[[Path], _Content]) -> tuple[_Conten
     content = read(path)
     if watched is None:
         raise UserError(f"{path}: no such file")
-    watched.check()
+    watched.check_unchanged()
     return content, watched.sha256
 
 
 class WatchedFile:
     """A file that a library opens by path.
 
-    Create this object before the library reads the file, and call :meth:`check` afterwards.
+    Create this object before the library reads the file, and call :meth:`check_unchanged` afterwards.
     """
 
     def __init__(self, path: Path) -> None:
@@ -272,7 +272,7 @@ class WatchedFile:
     def sha256(self) -> str:
         return self._file.sha256
 
-    def check(self) -> None:
+    def check_unchanged(self) -> None:
         """Raise UserError if the file was replaced or written to since this object was created."""
         if self._current_state() != self._state:
             raise changed_file_error(self.path)

@@ -53,7 +53,7 @@ def import_hugging_face(source: Path, settings: ImportSettings, images: Path | N
         photos = PhotoWriter(settings.out, collector)
         for split, rows in by_split.items():
             _add_split(source, folders, str(split), rows, library.Image, collector, photos, settings.columns)
-        content = collector.content(format="hugging-face", files=[source.name])
+        content = collector.build_dataset_content(format="hugging-face", files=[source.name])
         return write_imported_data(content, settings, None, [])
 
 
@@ -137,7 +137,7 @@ def _read_photo(stored: Any, index: int, folders: ImageFolders) -> tuple[str, by
         raise BadRow("no image")
     path = str(stored.get("path") or "")
     try:
-        content: bytes = stored.get("bytes") or read_image_bytes(folders.find(path))
+        content: bytes = stored.get("bytes") or read_image_bytes(folders.find_image(path))
     except BadImage as fault:
         raise BadRow(fault) from None
     if len(content) > MAX_PHOTO_BYTES:

@@ -36,13 +36,13 @@ class OwnCode:
     """A class or function that a user wrote, and the file that defines it.
 
     name : the name in settings, e.g. ``my_loss.py:MyLoss``
-    member : the class or function
+    class_or_function : the class or function
     file : the file that was read
     source, sha256 : the content and the SHA-256 of the file
     """
 
     name: str
-    member: Any
+    class_or_function: Any
     file: Path
     source: bytes = field(repr=False)
     sha256: str
@@ -57,12 +57,12 @@ class OwnCode:
 class _CodeRules:
     """The code that may run.
 
-    allows_everything : whether all code may run
+    allows_all_code : whether all code may run
     allowed_names : the names of code on the command line
     copies_folder : the folder with the code of the run to open; None if no run is opened
     """
 
-    allows_everything: bool = False
+    allows_all_code: bool = False
     allowed_names: frozenset[str] = frozenset()
     copies_folder: Path | None = None
 
@@ -75,7 +75,7 @@ _LOADED_CODE: dict[tuple[str, str], OwnCode] = {}  # code that this process has 
 @contextmanager
 def allow_own_code(allowed: bool = True) -> Iterator[None]:
     """Allow all code in the block to run, as ``--allow-code`` does; change nothing if ``allowed`` is false."""
-    with _change_rules(allows_everything=_CODE_RULES.get().allows_everything or allowed):
+    with _change_rules(allows_all_code=_CODE_RULES.get().allows_all_code or allowed):
         yield
 
 
@@ -124,12 +124,12 @@ def load_code(name: str, sha256: str | None = None) -> OwnCode:
         raise CodeNotAllowed(f"{name}: {sha256!r} is not a SHA-256")
     rules = _CODE_RULES.get()
     location, member = name.rpartition(":")[::2]
-    if rules.copies_folder is None and not (rules.allows_everything or name in rules.allowed_names):
+    if rules.copies_folder is None and not (rules.allows_all_code or name in rules.allowed_names):
         raise CodeNotAllowed(
             f"{name} is code outside of the package: look at it, and allow it to run with --allow-code (or name it by --set)"
         )
     if rules.copies_folder is not None:
-        file = _find_code_copy(name, sha256, rules.copies_folder, rules.allows_everything)
+        file = _find_code_copy(name, sha256, rules.copies_folder, rules.allows_all_code)
     else:
         file = Path(location) if location.endswith(".py") else _find_module_file(name, location)
     code_file = InputFile(file)

@@ -169,7 +169,7 @@ class WorkflowConfig(Settings):
     )
     gpu_models: dict[GpuRule, str] = Field(default_factory=dict, description="rule -> type of GPU, as SLURM names it")
     seeds: list[Seed] | None = Field(None, min_length=1, description="seeds that replace the experiments' seeds")
-    experiments: list[str] = Field(default=["vse0", "vsepp"], min_length=1)
+    experiments: list[str] = Field(default=["vse0", "vsepp"], min_length=1, description="experiments of the summary tables")
     ladder: str | None = Field(
         None, description="ladder of results/tables/ladder_<dataset>; default: the ladder with the data set's name"
     )
@@ -260,13 +260,13 @@ class LadderConfig(Settings):
                     raise ValueError(f"{name}.{key}: {other!r} is not one of the ladder's {key}")
         return experiments
 
-    def entry(self, experiment: str) -> LadderExperiment:
+    def experiment_entry(self, experiment: str) -> LadderExperiment:
         """Return the entry of an experiment; an empty entry if the ladder gives no settings."""
         return self.experiments[experiment] or LadderExperiment()
 
     def changed_settings(self, experiment: str) -> dict[str, Any]:
         """Return the settings that this ladder changes in an experiment, including the title and the seeds."""
-        entry = self.entry(experiment)
+        entry = self.experiment_entry(experiment)
         return {**entry.settings, "title": entry.title, "seeds": entry.seeds or self.seeds}
 
     def combinations(self) -> list[ComposedName]:
@@ -274,6 +274,6 @@ class LadderConfig(Settings):
         return [
             ComposedName(name, None if captions == WORDS_NAME else captions, feature, self.name)
             for name in self.experiments
-            for feature in self.entry(name).features or self.features
-            for captions in self.entry(name).caption_features or self.caption_features
+            for feature in self.experiment_entry(name).features or self.features
+            for captions in self.experiment_entry(name).caption_features or self.caption_features
         ]

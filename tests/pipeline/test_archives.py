@@ -173,9 +173,9 @@ def test_any_bytes_of_an_archive_are_unpacked_or_leave_nothing(name: str, data: 
 ON_A_SMALL_DISK = """
 import resource, sys
 from pathlib import Path
-from vse.pipeline.files.archives import unpack
+from vse.pipeline.files.archives import unpack_member
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
-unpack(Path("a.zip"), "pictures", Path("images"), 10**6)
+unpack_member(Path("a.zip"), "pictures", Path("images"), 10**6)
 """
 
 

@@ -93,13 +93,13 @@ def test_captions_are_utf_8(tmp_path: Path) -> None:
 def test_corners_are_counted_from_0_and_the_last_ones_are_exclusive(tmp_path: Path) -> None:
     read = annotated(tmp_path, thing("7", (1, 1, 1, 1)), thing("8", (3, 4, 100, 80)))
     assert (read.width, read.height) == (100, 80)
-    assert read.boxes == {"7": ((0.0, 0.0, 1.0, 1.0),), "8": ((2.0, 3.0, 100.0, 80.0),)}
+    assert read.boxes_by_chain == {"7": ((0.0, 0.0, 1.0, 1.0),), "8": ((2.0, 3.0, 100.0, 80.0),)}
     assert (read.n_boxes, read.n_clipped, read.chains_without_box) == (2, 0, frozenset())
 
 
 def test_an_object_with_several_names_belongs_to_each_chain(tmp_path: Path) -> None:
     read = annotated(tmp_path, thing("7 8", (1, 1, 10, 10)), thing("8", (5, 5, 20, 20)), thing("8 8", (2, 2, 3, 3)))
-    assert read.boxes == {"7": ((0, 0, 10, 10),), "8": ((0, 0, 10, 10), (4, 4, 20, 20), (1, 1, 3, 3))}
+    assert read.boxes_by_chain == {"7": ((0, 0, 10, 10),), "8": ((0, 0, 10, 10), (4, 4, 20, 20), (1, 1, 3, 3))}
     assert read.n_boxes == 3
 
 
@@ -107,12 +107,12 @@ def test_a_scene_and_an_object_without_box_have_no_box(tmp_path: Path) -> None:
     scene, nothing = "<scene>1</scene><nobndbox>0</nobndbox>", "<nobndbox>1</nobndbox>"
     read = annotated(tmp_path, thing("7", None, scene), thing("8 9", None, nothing), thing("9", (1, 1, 2, 2)))
     assert read.chains_without_box == {"7", "8", "9"}
-    assert read.boxes == {"9": ((0.0, 0.0, 2.0, 2.0),)}
+    assert read.boxes_by_chain == {"9": ((0.0, 0.0, 2.0, 2.0),)}
 
 
 def test_a_box_that_extends_beyond_the_image_is_clipped(tmp_path: Path) -> None:
     read = annotated(tmp_path, thing("7", (0, -3, 101, 80)), thing("7", (1, 1, 100, 80)))
-    assert read.boxes == {"7": ((0, 0, 100, 80), (0, 0, 100, 80))}
+    assert read.boxes_by_chain == {"7": ((0, 0, 100, 80), (0, 0, 100, 80))}
     assert (read.n_boxes, read.n_clipped) == (2, 1)
 
 

@@ -39,8 +39,8 @@ def test_phrases_of_the_demo_that_name_the_same_objects_are_one_chain(demo: Path
 
 
 def test_the_truth_of_a_phrase_is_the_smallest_box_around_its_boxes() -> None:
-    assert Phrase(0, 1).truth is None
-    assert Phrase(0, 1, boxes=((5.0, 2.0, 9.0, 4.0), (1.0, 3.0, 6.0, 8.0))).truth == (1.0, 2.0, 9.0, 8.0)
+    assert Phrase(0, 1).truth_box is None
+    assert Phrase(0, 1, boxes=((5.0, 2.0, 9.0, 4.0), (1.0, 3.0, 6.0, 8.0))).truth_box == (1.0, 2.0, 9.0, 8.0)
 
 
 FAULTS: dict[str, tuple[object, str]] = {

@@ -115,7 +115,7 @@ def test_every_ladder_that_ships_loads_on_its_data_set(name: str) -> None:
     for composed in fits:
         made, experiment = parse_composed_name(composed), load_experiment(composed, dataset)
         assert (experiment.feature, experiment.caption_feature) == (made.feature, made.caption_feature)
-        assert experiment.title == ladder.entry(made.experiment).title
+        assert experiment.title == ladder.experiment_entry(made.experiment).title
         assert load_feature(made.feature, dataset).kind == "image"
     assert {parse_composed_name(composed).experiment for composed in fits} == set(ladder.experiments)  # type: ignore[union-attr]
 

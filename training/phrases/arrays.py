@@ -139,7 +139,7 @@ def phrase_arrays(dataset: Dataset, images: Sequence[Image], located: bool = Fal
     rows = []
     for mention in list_mentions(dataset):
         phrase, image = mention.phrase, number_of.get(mention.image.imgid)
-        if image is None or (located and phrase.truth is None):
+        if image is None or (located and phrase.truth_box is None):
             continue
         chain = chains.setdefault((image, phrase.chain or mention.phrase_id), len(chains))
         rows.append((image, mention, text_ids[mention.text], chain))
@@ -154,7 +154,7 @@ def phrase_arrays(dataset: Dataset, images: Sequence[Image], located: bool = Fal
         image_of=_integers(image for image, _, _, _ in rows),
         text_of=_integers(text for _, _, text, _ in rows),
         chain_of=_integers(chain for _, _, _, chain in rows),
-        truths=np.asarray([mention.phrase.truth or _NO_BOX for mention in found], np.float32),
+        truths=np.asarray([mention.phrase.truth_box or _NO_BOX for mention in found], np.float32),
         types=["/".join(mention.phrase.types) for mention in found],
         n_texts=len(text_ids),
     )

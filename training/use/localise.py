@@ -188,9 +188,9 @@ def _best_model(opened: OpenedRun, phrase_settings: PhraseSettings) -> Model:
 
 def _phrase_hashes(opened: OpenedRun, pairs: PhraseArrays) -> dict[str, Any]:
     """Return the hashes of each phrase's photo and caption, by the names of the fields of :class:`PhraseScores`."""
-    images = [opened.dataset.images[row] for row in opened.dataset.image_rows(pairs.image_ids).tolist()]
+    images = [opened.dataset.images[row] for row in opened.dataset.find_image_rows(pairs.image_ids).tolist()]
     hashes = opened.photo_and_caption_hashes(images)
-    rows = {"photo_hashes": pairs.image_of, "caption_hashes": IdIndex(caption_ids(images)).find(pairs.caption_ids)}
+    rows = {"photo_hashes": pairs.image_of, "caption_hashes": IdIndex(caption_ids(images)).find_rows(pairs.caption_ids)}
     return {name: None if values is None else values[rows[name]] for name, values in hashes.items()}
 
 

@@ -53,9 +53,13 @@ def checksums_if_other_data(
     if of_training is None:
         return None if same_captions and "captions_sha256" in record else checksums
     recorded = read_data_identity(cache)
-    if same_cache and recorded.captions is not None and recorded.checksums.captions_sha256 == of_training.captions_sha256:
+    if (
+        same_cache
+        and recorded.caption_hashes is not None
+        and recorded.checksums.captions_sha256 == of_training.captions_sha256
+    ):
         return None  # a subset, or other splits: the cache and the data set were compared before
-    differing = set(checksums.differences(of_training))
+    differing = set(checksums.list_differences(of_training))
     if differing == {"photographs"} and (same_cache or _holds_same_photos(folder, cache)):
         return None
     return checksums if differing else None
@@ -147,8 +151,8 @@ class OpenedRun:
     def photo_and_caption_hashes(self, images: Sequence[Image]) -> dict[str, Any]:
         """Return ``photo_hashes`` (n_images, 32), or None if unknown, and ``caption_hashes`` (n_captions, 8) of images."""
         known = read_data_identity(self.cache)
-        rows = IdIndex(known.image_ids).find(image_ids(images))
-        photos = None if known.photos is None or (rows < 0).any() else known.photos[rows]
+        rows = IdIndex(known.image_ids).find_rows(image_ids(images))
+        photos = None if known.photo_hashes is None or (rows < 0).any() else known.photo_hashes[rows]
         return {"photo_hashes": photos, "caption_hashes": hash_captions(images)}
 
     def words_of(self, text: str) -> list[str]:

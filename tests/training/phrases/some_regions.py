@@ -56,8 +56,8 @@ def make_caches(dataset_file: Path, folder: Path, n: int = 7, **of_truths: Any) 
     meanings = {text: _meaning(text, DIM) for text in texts}
     named: dict[int, list[tuple[Array, str]]] = {image.imgid: [] for image in dataset.images}
     for mention in list_mentions(dataset):
-        if mention.phrase.truth is not None:
-            named[mention.image.imgid].append((np.float32(mention.phrase.truth), mention.text))
+        if mention.phrase.truth_box is not None:
+            named[mention.image.imgid].append((np.float32(mention.phrase.truth_box), mention.text))
     sizes = [decode_image(dataset.image_path(image)).size for image in dataset.images]
     truths = [_different([box for box, _ in named[image.imgid]]) for image in dataset.images]
     proposed = [_proposed(own, size, int(rng.integers(1, n + 1)), rng) for own, size in zip(truths, sizes, strict=True)]

@@ -48,7 +48,7 @@ def test_the_file_has_every_phrase_of_the_split_with_the_candidates_of_its_image
         row = cache.ids.tolist().index(mention.image.imgid)
         own = boxes[cache.offsets[row] : cache.offsets[row + 1]]
         np.testing.assert_array_equal(found.boxes[found.candidates(k)], own)
-        truth = mention.phrase.truth
+        truth = mention.phrase.truth_box
         assert (tuple(found.truth[k].tolist()) == truth) if truth else np.isnan(found.truth[k]).all()
 
 
