@@ -19,7 +19,7 @@ from common import report, seconds
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vse.pipeline.cores import allowed_cores
+from vse.pipeline.cores import count_allowed_cores
 from vse.training.solvers.cca import Covariances, canonical_directions, covariances
 
 IMAGES, BLOCK, PER_IMAGE, DIM_X, DIM_Y, DIRECTIONS = 113_287, 1024, 5, 4096, 6000, 256
@@ -47,7 +47,7 @@ def peak_gb() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=8)
-    parser.add_argument("--threads", type=int, default=allowed_cores())
+    parser.add_argument("--threads", type=int, default=count_allowed_cores())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     drawing = seconds(lambda: [None for _ in blocks(arguments.blocks)])

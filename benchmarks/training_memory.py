@@ -28,7 +28,7 @@ from pathlib import Path
 from common import report
 
 from training import make_up
-from vse.pipeline.cores import allowed_cores
+from vse.pipeline.cores import count_allowed_cores
 
 IMAGES, VAL, DIM, WORDS, SHARDS = 113_287, 1_000, 4096, 11_000, 64
 KINDS = {"VmRSS": "peak_gb", "RssAnon": "anon_gb", "RssFile": "file_gb"}
@@ -100,7 +100,7 @@ def is_open(pid: int, folder: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--threads", type=int, default=allowed_cores())
+    parser.add_argument("--threads", type=int, default=count_allowed_cores())
     parser.add_argument("--set", dest="sets", action="append", default=[], metavar="KEY=VALUE", help="a setting of vse-train")
     parser.add_argument("--dir", type=Path, help="folder of the made-up cache (1.1 GB), which later runs reuse")
     arguments = parser.parse_args()

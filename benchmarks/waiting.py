@@ -25,11 +25,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vse.pipeline.cores import allowed_cores, set_up_openmp
+from vse.pipeline.cores import count_allowed_cores, set_up_openmp
 
 SPIN = "while True: pass"
 NEIGHBOURS = ("none", "one busy core", "two busy cores")  # the index is the number of spinning processes
-CORES = allowed_cores()
+CORES = count_allowed_cores()
 VARIANTS: dict[str, tuple[int | None, dict[str, str]]] = {
     "one thread": (1, {}),
     "spinning": (CORES, {"OMP_WAIT_POLICY": "ACTIVE"}),

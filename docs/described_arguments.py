@@ -10,8 +10,8 @@ import griffe
 
 
 class DescribedArguments(griffe.Extension):
-    """Replace the docstrings of functions that ``described_by`` completes."""
+    """Replace the docstrings of functions that ``describe_arguments`` completes."""
 
     def on_function(self, *, func: griffe.Function, **_: Any) -> None:
-        if any("described_by" in str(decorator.value) for decorator in func.decorators) and func.docstring:
+        if any("describe_arguments" in str(decorator.value) for decorator in func.decorators) and func.docstring:
             func.docstring.value = inspect.getdoc(resolve_name(func.path))

@@ -9,8 +9,8 @@ import click
 from vse.eval.options import EvaluationRequest, TableRequest
 from vse.eval.tables import table_kind, table_names
 from vse.pipeline.command import entry_point
-from vse.pipeline.errors import UserError, printable
-from vse.pipeline.option_types import Cli, File, Force, Text
+from vse.pipeline.errors import UserError, to_printable_line
+from vse.pipeline.option_types import CliOption, FileOrFolderPath, Force, Text
 from vse.pipeline.options import Options, command
 
 
@@ -32,7 +32,7 @@ def eval_command(request: EvaluationRequest) -> None:
     use_device(options.device)
     *lines, last = (_compare if request.compare else _evaluate)(request)
     for line in lines:
-        click.echo(printable(line), err=request.out is not None or request.compare)
+        click.echo(to_printable_line(line), err=request.out is not None or request.compare)
     click.echo(last)
 
 
@@ -58,9 +58,9 @@ def _compare(request: EvaluationRequest) -> list[str]:
 class TableCommand(Options):
     """The arguments of ``vse-table``."""
 
-    name: Annotated[Text, Cli(argument=True, click_type=click.Choice(table_names()))]
+    name: Annotated[Text, CliOption(is_argument=True, click_type=click.Choice(table_names()))]
     request: TableRequest = TableRequest()
-    out: File | None = None
+    out: FileOrFolderPath | None = None
     """File to write: .csv or .tex, for a ladder also a chart, .svg or .png.  [default: print the table]"""
     force: Force = False
 

@@ -19,7 +19,17 @@ from vse.eval.defaults import (
     TREC_DEPTH,
 )
 from vse.pipeline.errors import UserError
-from vse.pipeline.option_types import Cli, Device, File, Flag, Force, From0, From1, Share, Text
+from vse.pipeline.option_types import (
+    CliOption,
+    Device,
+    FileOrFolderPath,
+    Flag,
+    Force,
+    NonNegativeInteger,
+    PositiveInteger,
+    Share,
+    Text,
+)
 from vse.pipeline.options import Options
 
 _MIN_SAMPLES = 100  # bootstrap samples of an interval
@@ -39,18 +49,18 @@ def _integers(text: Any) -> tuple[int, ...]:
 class EvaluateOptions(Options):
     """Rarely used options of an evaluation."""
 
-    allow_unfinished: Annotated[Flag, Cli(("--allow-unfinished", "--unfinished"))] = False
+    allow_unfinished: Annotated[Flag, CliOption(("--allow-unfinished", "--unfinished"))] = False
     """Accept runs whose training did not finish; the result lists them."""
     iou: Share | None = Field(
         None,
         description=f"With phrase scores: lowest IoU with the true box at which a candidate box is right.  [default: {IOU}]",
     )
-    cxc: Annotated[File | None, Cli(metavar="FOLDER")] = None
+    cxc: Annotated[FileOrFolderPath | None, CliOption(metavar="FOLDER")] = None
     """Folder with sis_test.csv and sts_test.csv of Crisscrossed Captions. The protocol cxc then also reports image-to-image
     (i2i) and text-to-text (t2t) retrieval."""
     cross_check: Flag = True
     """Compare the exact ranks with a FAISS search. A difference that is not a tie is an error."""
-    cross_checked: Annotated[From0, Cli(metavar="N")] = CROSS_CHECK_QUERIES
+    cross_checked: Annotated[NonNegativeInteger, CliOption(metavar="N")] = CROSS_CHECK_QUERIES
     """Number of queries per direction and protocol that are compared with FAISS, sampled at random; 0 for all."""
     device: Device = "auto"
 
@@ -61,16 +71,17 @@ class AllEvaluateOptions(EvaluateOptions):
     Phrase scores accept only ``bootstrap``, ``iou`` and ``allow_unfinished``.
     """
 
-    bootstrap: From0 | None = Field(
+    bootstrap: NonNegativeInteger | None = Field(
         None,
         description="Number of bootstrap samples of the images for 95% intervals; 0 computes no intervals.  "
         f"[default: {BOOTSTRAP_SAMPLES}, with --compare {COMPARISON_SAMPLES}]",
     )
-    k: Annotated[tuple[From1, ...], Cli(metavar="K,...", click_type=click.types.FuncParamType(_integers), repeated=False)] = (
-        Field(
-            (),
-            description=f"Further K of R@K, e.g. 20,50, besides {', '.join(map(str, DEFAULT_KS))}. They do not count in rsum.",
-        )
+    k: Annotated[
+        tuple[PositiveInteger, ...],
+        CliOption(metavar="K,...", click_type=click.types.FuncParamType(_integers), is_repeated=False),
+    ] = Field(
+        (),
+        description=f"Further K of R@K, e.g. 20,50, besides {', '.join(map(str, DEFAULT_KS))}. They do not count in rsum.",
     )
     ensemble: Flag = False
     """Treat FILES as members of an ensemble, and average their scores. With several seeds there is one ensemble per seed."""
@@ -79,21 +90,21 @@ class AllEvaluateOptions(EvaluateOptions):
     alpha: Share | None = None
     """With --ensemble of an image-sentence model and a phrase model: weight of the phrase model's scores, from 0 to 1.
     [default: the best on the validation split]"""
-    save: File | None = None
+    save: FileOrFolderPath | None = None
     """With --ensemble: also write its embeddings or scores to this file, e.g. for --compare. With several seeds the seed is
     added to the name."""
-    index: Annotated[Text | None, Cli(metavar="FACTORY")] = None
+    index: Annotated[Text | None, CliOption(metavar="FACTORY")] = None
     """Also report the recall of an approximate FAISS index, e.g. IVF1024,Flat or HNSW32."""
     index_parameters: Text = ""
     """Search parameters of --index, e.g. nprobe=16."""
-    rerank: Annotated[tuple[From1, ...], Cli(metavar="K")] = ()
+    rerank: Annotated[tuple[PositiveInteger, ...], CliOption(metavar="K")] = ()
     """Also report the metrics of a two-stage search that scores only the best K candidates of a fast first stage. May be
     repeated."""
-    per_query: Annotated[File | None, Cli(metavar="FILE")] = None
+    per_query: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
     """Also write a row per query to this .csv or .parquet file: its rank (from 0), and the best right and wrong answer."""
-    trec: Annotated[File | None, Cli(metavar="FOLDER")] = None
+    trec: Annotated[FileOrFolderPath | None, CliOption(metavar="FOLDER")] = None
     """Also write TREC run and qrels files of the whole split to this folder, for trec_eval, ranx and ir_measures."""
-    trec_depth: From0 | None = Field(
+    trec_depth: NonNegativeInteger | None = Field(
         None,
         description=f"With --trec: number of answers per query in a run file, 0 for all.  [default: {TREC_DEPTH}]",
     )
@@ -135,15 +146,15 @@ class AllEvaluateOptions(EvaluateOptions):
 class EvaluationRequest(Options):
     """The arguments of ``vse-eval``."""
 
-    files: Annotated[tuple[File, ...], Cli(argument=True)]
-    protocol: Annotated[tuple[Text, ...], Cli(click_type=click.Choice(["auto", *PROTOCOLS, PHRASE]))] = ("auto",)
+    files: Annotated[tuple[FileOrFolderPath, ...], CliOption(is_argument=True)]
+    protocol: Annotated[tuple[Text, ...], CliOption(click_type=click.Choice(["auto", *PROTOCOLS, PHRASE]))] = ("auto",)
     """Protocol to evaluate. May be repeated. full: the whole split. 1k: the mean over folds of 1,000 images. sentence,
     sentence-1k: caption-to-caption retrieval. cxc, eccv: the COCO test set with further right answers (needs eccv-caption).
     phrase: phrase scores. auto: full, 1k if there are at least 1,000 images, and cxc and eccv where they apply."""
     compare: Flag = False
     """Treat FILES as two models, and test the difference of each metric."""
     options: AllEvaluateOptions = AllEvaluateOptions()
-    out: File | None = None
+    out: FileOrFolderPath | None = None
     """File to write (JSON).  [default: none, with --compare results/DATASET_A_vs_B.json]"""
     force: Force = False
 
@@ -151,8 +162,8 @@ class EvaluationRequest(Options):
 class TableRequest(Options):
     """The input of a table: its result files, and options that only some tables accept."""
 
-    results: Annotated[tuple[File, ...], Cli(argument=True)] = ()
+    results: Annotated[tuple[FileOrFolderPath, ...], CliOption(is_argument=True)] = ()
     dataset: Text | None = None
     """For a published table: use our results on this data set instead of the data set of each row."""
-    cost: Annotated[Text | None, Cli(click_type=click.Choice(COST_NAMES))] = None
+    cost: Annotated[Text | None, CliOption(click_type=click.Choice(COST_NAMES))] = None
     """For the table ladder: the cost, in seconds or MB, that is weighed against rsum.  [default: total_s]"""

@@ -23,15 +23,15 @@ from vse.features.settings import EXTRACTORS
 from vse.pipeline.dataset.columns import IdIndex, caption_ids, image_ids
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.dataset.identity import (
-    COMPARED_PHOTOS,
-    COMPARED_PHOTOS_IF_CHANGED,
+    N_PHOTOS_COMPARED,
+    N_PHOTOS_COMPARED_IF_DATASET_CHANGED,
     DataChecksums,
     DataIdentity,
     Hashes,
     build_identity,
-    caption_hashes,
-    compare_data,
+    describe_data_differences,
     hash_available_photos,
+    hash_captions,
 )
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import find_hdf5_dataset, open_hdf5
@@ -58,7 +58,7 @@ def check_belongs_to_dataset(cache: FeatureCache, dataset: Dataset) -> None:
 
 def check_same_photos(cache: FeatureCache, other: FeatureCache) -> None:
     """Check that two caches of images belong to the same data set, by their photographs and captions. Raises UserError."""
-    if differences := compare_data(read_data_identity(other), read_data_identity(cache)):
+    if differences := describe_data_differences(read_data_identity(other), read_data_identity(cache)):
         raise UserError(f"{other.path} and {cache.path} are of different data sets: {'; '.join(differences)}")
 
 
@@ -69,9 +69,9 @@ def check_box_photos(path: Path, dataset: Dataset) -> None:
     """
     if path.suffix != ".h5" or not shards_folder(path).is_dir():
         return
-    recorded = replace(read_data_identity(open_cache(path)), caption_ids=_NO_IDS, captions=None)
-    photo_ids, photos = hash_available_photos(dataset, recorded, COMPARED_PHOTOS_IF_CHANGED)
-    if differences := compare_data(DataIdentity(photo_ids, _NO_IDS, photos), recorded):
+    recorded = replace(read_data_identity(open_cache(path)), caption_ids=_NO_IDS, caption_hashes=None)
+    photo_ids, photos = hash_available_photos(dataset, recorded, N_PHOTOS_COMPARED_IF_DATASET_CHANGED)
+    if differences := describe_data_differences(DataIdentity(photo_ids, _NO_IDS, photos), recorded):
         raise UserError(f"{path}: its boxes belong to another data set than {dataset.path}: {differences[0]}")
 
 
@@ -80,13 +80,13 @@ def compare_with_dataset(cache: FeatureCache, dataset: Dataset) -> list[str]:
     data = cache.provenance.get("data")
     is_same_file = isinstance(data, Mapping) and bool(dataset.sha256) and data.get("sha256") == dataset.sha256
     recorded, changed = read_data_identity(cache), not is_same_file
-    captions, ids_of_captions = recorded.captions, recorded.caption_ids
+    captions, ids_of_captions = recorded.caption_hashes, recorded.caption_ids
     if changed and captions is not None:
-        captions, ids_of_captions = caption_hashes(dataset.images), caption_ids(dataset.images)
-    max_photos = COMPARED_PHOTOS_IF_CHANGED if changed else COMPARED_PHOTOS
+        captions, ids_of_captions = hash_captions(dataset.images), caption_ids(dataset.images)
+    max_photos = N_PHOTOS_COMPARED_IF_DATASET_CHANGED if changed else N_PHOTOS_COMPARED
     photo_ids, photos = hash_available_photos(dataset, recorded, max_photos)
     current = DataIdentity(photo_ids, ids_of_captions, photos, captions)
-    differences = compare_data(current, recorded)
+    differences = describe_data_differences(current, recorded)
     if differences or not changed:
         return differences
     if cache.kind == "text" and has_input_hashes(cache):
@@ -112,8 +112,8 @@ def read_data_identity(cache: FeatureCache) -> DataIdentity:
     return DataIdentity(
         image_ids=cache.ids if cache.kind == "image" else _NO_IDS,
         caption_ids=_get_caption_array(cache.path, stored, "caption_ids", ()),
-        photos=photos if cache.kind == "image" and photos is not None and photos.any() else None,
-        captions=_get_caption_array(cache.path, stored, "caption_hashes", (8,)) if "caption_hashes" in stored else None,
+        photo_hashes=photos if cache.kind == "image" and photos is not None and photos.any() else None,
+        caption_hashes=_get_caption_array(cache.path, stored, "caption_hashes", (8,)) if "caption_hashes" in stored else None,
     )
 
 
@@ -122,7 +122,7 @@ def compute_data_checksums(cache: FeatureCache, dataset: Dataset) -> DataChecksu
 
     The checksum of the photographs covers the rows of ``cache``; it is None if the cache records no hashes.
     """
-    photos = replace(read_data_identity(cache), caption_ids=_NO_IDS, captions=None).checksums.photos_sha256
+    photos = replace(read_data_identity(cache), caption_ids=_NO_IDS, caption_hashes=None).checksums.photos_sha256
     identity = build_identity(dataset.images)
     splits = {split: sorted(image_ids(images).tolist()) for split, images in dataset.splits.items()}
     return identity.checksums.model_copy(update={"photos_sha256": photos, "splits_sha256": sha256_json(splits)})
@@ -138,7 +138,7 @@ def compare_texts(dataset: Dataset, ids: Ids, input_hashes: Hashes, config: Mapp
     extractor, text_rows = config.get("extractor"), find_text_rows(config)
     raw = isinstance(extractor, str) and extractor in EXTRACTORS and EXTRACTORS[extractor].reads_raw
     items = dataset_items(dataset, "text", raw, text_rows)
-    rows = IdIndex(ids).find(np.asarray([item.id for item in items], np.int64))
+    rows = IdIndex(ids).find_rows(np.asarray([item.id for item in items], np.int64))
     wrong = [
         item.id for item, row in zip(items, rows, strict=True) if row >= 0 and (item.hash_input() != input_hashes[row]).any()
     ]

@@ -12,16 +12,16 @@ import click
 from pydantic import Field
 
 from vse.features.options import ImportRequest, Tokeniser
-from vse.pipeline.cli import data
+from vse.pipeline.cli import data_group
 from vse.pipeline.command import entry_point
-from vse.pipeline.option_types import Cli, File, Flag, Force, From1, Text
+from vse.pipeline.option_types import CliOption, FileOrFolderPath, Flag, Force, PositiveInteger, Text
 from vse.pipeline.options import Options, command
 
-DatasetJson = Annotated[File, Field(description="The data set's dataset.json.")]
-NewCachePath = Annotated[File, Field(description="The cache to write, e.g. features/coco_butd.h5.")]
+DatasetJson = Annotated[FileOrFolderPath, Field(description="The data set's dataset.json.")]
+NewCachePath = Annotated[FileOrFolderPath, Field(description="The cache to write, e.g. features/coco_butd.h5.")]
 
 
-@command("import", group=data)
+@command("import", group=data_group)
 def import_command(request: ImportRequest) -> None:
     """Build a data set from photos with a table of captions, or from files of another program.
 
@@ -39,21 +39,21 @@ def import_command(request: ImportRequest) -> None:
 class PrecompImport(Options):
     """The arguments of ``vse-data import-precomp``."""
 
-    folder: Annotated[File, Cli(argument=True)]
+    folder: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
     dataset: Text
     """Name of the data set."""
     out_features: NewCachePath
-    out_data: File
+    out_data: FileOrFolderPath
     """The dataset.json to write."""
-    captions_per_image: From1 = 5
+    captions_per_image: PositiveInteger = 5
     """Number of captions of each image."""
-    test: Annotated[Text | None, Cli(click_type=click.Choice(["test", "testall"]))] = None
+    test: Annotated[Text | None, CliOption(click_type=click.Choice(["test", "testall"]))] = None
     """The files of the test split.  [default: testall]"""
     tokeniser: Tokeniser = None
     force: Force = False
 
 
-@command("import-precomp", group=data)
+@command("import-precomp", group=data_group)
 def import_precomp_command(request: PrecompImport) -> None:
     """Import features and captions in the layout of VSE++ and SCAN.
 
@@ -67,17 +67,17 @@ def import_precomp_command(request: PrecompImport) -> None:
 class PrecompExport(Options):
     """The arguments of ``vse-data export-precomp``."""
 
-    features: Annotated[File, Cli(argument=True)]
-    out: File
+    features: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
+    out: FileOrFolderPath
     """Folder to write."""
-    captions: File | None = None
+    captions: FileOrFolderPath | None = None
     """The dataset.json with the captions.  [default: the file to which the cache refers]"""
-    repeat: From1 | None = None
+    repeat: PositiveInteger | None = None
     """Number of times that each image's row is written.  [default: as imported, else 1]"""
     force: Force = False
 
 
-@command("export-precomp", group=data)
+@command("export-precomp", group=data_group)
 def export_precomp_command(request: PrecompExport) -> None:
     """Write a feature cache, and the captions of its data set, in the layout of VSE++ and SCAN."""
     from vse.features.exchange.precomp import export_precomp
@@ -88,17 +88,17 @@ def export_precomp_command(request: PrecompExport) -> None:
 class ArraysImport(Options):
     """The arguments of ``vse-data import-npy``."""
 
-    features: Annotated[File, Cli(argument=True)]
+    features: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
     dataset: DatasetJson
     out_features: NewCachePath
-    ids: File | None = None
+    ids: FileOrFolderPath | None = None
     """File with the ids of the rows, .txt or .npy; a .npz file contains the ids itself."""
     kind: Literal["image", "text"] = "image"
     """Kind of the rows: images or captions."""
     force: Force = False
 
 
-@command("import-npy", group=data)
+@command("import-npy", group=data_group)
 def import_npy_command(request: ArraysImport) -> None:
     """Import features from a .npy file with a file of ids, or from a .npz file with the arrays features and ids."""
     from vse.features.exchange.arrays import import_arrays
@@ -109,15 +109,15 @@ def import_npy_command(request: ArraysImport) -> None:
 class TsvImport(Options):
     """The arguments of ``vse-data import-tsv``."""
 
-    files: Annotated[tuple[File, ...], Cli(argument=True)]
+    files: Annotated[tuple[FileOrFolderPath, ...], CliOption(is_argument=True)]
     dataset: DatasetJson
     out_features: NewCachePath
-    match: Annotated[Text | None, Cli(click_type=click.Choice(["cocoid", "imgid", "filename"]))] = None
+    match: Annotated[Text | None, CliOption(click_type=click.Choice(["cocoid", "imgid", "filename"]))] = None
     """How an image_id identifies an image: by its cocoid, its imgid, or the digits of its file name.  [default: cocoid]"""
     force: Force = False
 
 
-@command("import-tsv", group=data)
+@command("import-tsv", group=data_group)
 def import_tsv_command(request: TsvImport) -> None:
     """Import regions from bottom-up-attention TSV files."""
     from vse.features.exchange.arrays import import_tsv
@@ -128,17 +128,17 @@ def import_tsv_command(request: TsvImport) -> None:
 class PackRequest(Options):
     """The arguments of ``vse-data pack``."""
 
-    features: Annotated[tuple[File, ...], Cli(argument=True)]
-    out: File
+    features: Annotated[tuple[FileOrFolderPath, ...], CliOption(is_argument=True)]
+    out: FileOrFolderPath
     """Folder to write, e.g. demo_bundle, or an archive, demo_bundle.tar."""
     with_dataset: Flag = False
     """Add the dataset.json to which the caches refer."""
-    notes: File | None = None
+    notes: FileOrFolderPath | None = None
     """A text file to add, on the licence for example."""
     force: Force = False
 
 
-@command("pack", group=data)
+@command("pack", group=data_group)
 def pack_command(request: PackRequest) -> None:
     """Pack feature caches of one data set into a bundle that others can fetch and check.
 
@@ -154,10 +154,10 @@ def pack_command(request: PackRequest) -> None:
 class FetchFeaturesRequest(Options):
     """The arguments of ``vse-data fetch-features``."""
 
-    source: Annotated[Text, Cli(argument=True)]
-    out: File = Path("features")
+    source: Annotated[Text, CliOption(is_argument=True)]
+    out: FileOrFolderPath = Path("features")
     """Folder to write the caches to."""
-    out_data: File | None = None
+    out_data: FileOrFolderPath | None = None
     """Folder for the bundle's dataset.json.  [default: data/DATASET next to the folder OUT]"""
     sha256: Text | None = None
     """SHA-256 of the bundle's list, as vse-data pack printed it; another bundle is refused."""
@@ -166,7 +166,7 @@ class FetchFeaturesRequest(Options):
     force: Force = False
 
 
-@command("fetch-features", group=data)
+@command("fetch-features", group=data_group)
 def fetch_features_command(request: FetchFeaturesRequest) -> None:
     """Fetch a bundle of feature caches from SOURCE: a folder, a .tar archive, or the address of either (http://, https://).
 
@@ -184,14 +184,14 @@ def fetch_features_command(request: FetchFeaturesRequest) -> None:
 class PlanRequest(Options):
     """The arguments of ``vse-data plan``."""
 
-    targets: Annotated[tuple[Text, ...], Cli(argument=True)]
-    config: Annotated[tuple[Text, ...], Cli(metavar="KEY=VALUE")] = ()
+    targets: Annotated[tuple[Text, ...], CliOption(is_argument=True)]
+    config: Annotated[tuple[Text, ...], CliOption(metavar="KEY=VALUE")] = ()
     """A setting of snakemake --config, e.g. seeds=[0,1]."""
-    rates: File | None = None
+    rates: FileOrFolderPath | None = None
     """YAML file with the speeds of your machine, such as images per second; its entries replace those of config/rates.yaml."""
 
 
-@command("plan", group=data)
+@command("plan", group=data_group)
 def plan_command(request: PlanRequest) -> None:
     """Estimate the downloads, the size of the caches and the hours that TARGETS of the workflow need. Nothing is run.
 
@@ -202,4 +202,4 @@ def plan_command(request: PlanRequest) -> None:
     click.echo(describe_plan(request.targets, request.config, request.rates))
 
 
-main = entry_point(data)
+main = entry_point(data_group)

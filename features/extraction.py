@@ -36,8 +36,8 @@ from vse.features.exchange.embeddings import read_backbone
 from vse.features.extractors.proposals import TRUTH_BOXES, collect_truth_boxes, has_truth_boxes, hash_boxes
 from vse.features.settings import EXTRACTORS
 from vse.features.settings.base import Extractor
-from vse.pipeline.dataset.dataset import SPLITS, Dataset, Mention, load_dataset_file, mentions
-from vse.pipeline.dataset.identity import COMPARED_PHOTOS, DataIdentity, compare_data, hash_available_photos
+from vse.pipeline.dataset.dataset import SPLITS, Dataset, Mention, list_mentions, load_dataset_file
+from vse.pipeline.dataset.identity import N_PHOTOS_COMPARED, DataIdentity, describe_data_differences, hash_available_photos
 from vse.pipeline.dataset.phrases import iou
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import open_hdf5
@@ -69,7 +69,7 @@ def count_covered_phrases(
     for image_id, image_phrases in _collect_boxed_phrases(dataset).items():
         if image_ids is not None and image_id not in image_ids:
             continue
-        truths = np.asarray([mention.phrase.truth for mention in image_phrases], np.float64)
+        truths = np.asarray([mention.phrase.truth_box for mention in image_phrases], np.float64)
         row = rows.get(image_id)
         candidates = boxes[:0] if row is None else boxes[offsets[row] : offsets[row + 1]]
         covered = (iou(truths, candidates) >= threshold).any(axis=1).sum()
@@ -106,7 +106,7 @@ def _describe_coverage(bound: Mapping[str, Any]) -> str:
 
 def _collect_boxed_phrases(dataset: Dataset) -> dict[int, list[Mention]]:
     by_image: dict[int, list[Mention]] = defaultdict(list)
-    for mention in mentions(dataset):
+    for mention in list_mentions(dataset):
         if mention.phrase.boxes:
             by_image[mention.image.imgid].append(mention)
     return by_image
@@ -253,8 +253,8 @@ def _check_inputs_unchanged(path: Path, dataset: Dataset, kind: Kind, config: Ma
         differences = compare_texts(dataset, ids, input_hashes, config)
     else:
         recorded = DataIdentity(ids, ids[:0], input_hashes if input_hashes.any() else None)
-        found, photos = hash_available_photos(dataset, recorded, COMPARED_PHOTOS)
-        differences = compare_data(DataIdentity(found, ids[:0], photos), recorded)
+        found, photos = hash_available_photos(dataset, recorded, N_PHOTOS_COMPARED)
+        differences = describe_data_differences(DataIdentity(found, ids[:0], photos), recorded)
     if differences:
         raise UserError(
             f"{path}: the data set {dataset.path} has changed since the shard was made: {differences[0]}; give the data set "

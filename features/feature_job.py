@@ -62,7 +62,7 @@ def extract_feature(request: FeatureRequest, extractor: str | None = None) -> Pa
 
 def _log_preset(request: FeatureRequest, dataset: Dataset, config: FeatureSettings) -> None:
     plain = load_feature(request.feature, None, request.sets)
-    changes = presets.list_changes(plain.model_dump(), config.model_dump())
+    changes = presets.list_setting_changes(plain.model_dump(), config.model_dump())
     if changes:
         log.info("data set preset %r changes %s", dataset.name, "; ".join(changes))
     if request.options.weights_dir is not None and getattr(config, "weights", None) == "random":
@@ -91,8 +91,8 @@ def fit_feature(request: FeatureRequest) -> Path:
 
 def default_shards(dataset: Dataset) -> int:
     """Return the number of shards in the data set's preset; without a preset 4, but at most the number of images."""
-    known = dataset.name in presets.known_presets("datasets")
-    return presets.load_dataset(dataset.name).shards if known else min(4, len(dataset.images))
+    known = dataset.name in presets.list_preset_names("datasets")
+    return presets.load_dataset_preset(dataset.name).shards if known else min(4, len(dataset.images))
 
 
 def _find_option_path(request: FeatureRequest, config: FeatureSettings, option: Option) -> Path | None:

@@ -11,18 +11,18 @@ from typing import Annotated
 from pydantic import Field
 
 from vse.pipeline.option_types import (
-    Changes,
-    Cli,
+    CliOption,
     Device,
-    File,
+    FileOrFolderPath,
     Flag,
     Force,
-    From1,
+    PositiveInteger,
     Seed,
+    SettingChanges,
     Share,
     SkipBad,
     Text,
-    Threads,
+    ThreadCount,
     WeightsDir,
     WordVectorsFile,
 )
@@ -30,7 +30,7 @@ from vse.pipeline.options import Options
 
 Tokeniser = Annotated[
     Text | None,
-    Cli(metavar="NAME"),
+    CliOption(metavar="NAME"),
     Field(description="Splits captions into words: letters_and_digits, unicode_words or nltk.  [default: unicode_words]"),
 ]
 
@@ -42,26 +42,26 @@ class ExtractOptions(Options):
     weights_dir: WeightsDir = None
     words: WordVectorsFile = None
     device: Device = "auto"
-    threads: Threads = None
+    threads: ThreadCount = None
     force: Force = False
 
 
 class FeatureRequest(Options):
     """A request to extract a feature of a data set, or to fit the feature's encoder."""
 
-    dataset: File
+    dataset: FileOrFolderPath
     """The data set's dataset.json."""
     feature: Text = ""
     """A preset of config/features, or a YAML file."""
-    out: File | None = None
+    out: FileOrFolderPath | None = None
     """The cache.  [default: features/DATASET_FEATURE.h5]"""
-    shards: From1 | None = None
+    shards: PositiveInteger | None = None
     """Number of shards.  [default: the number in config/datasets, or 4]"""
     shard: int | None = None
     """Extract only this shard (counted from 0) and do not merge."""
-    like: File | None = None
+    like: FileOrFolderPath | None = None
     """Use the settings and weights of this cache. A model trained on this cache can then read the cache OUT."""
-    sets: Changes = ()
+    sets: SettingChanges = ()
     """Setting of the preset to change."""
     options: ExtractOptions = ExtractOptions()
 
@@ -69,11 +69,11 @@ class FeatureRequest(Options):
 class MergeRequest(Options):
     """A request to merge the shards of a cache."""
 
-    dataset: File
+    dataset: FileOrFolderPath
     """The data set's dataset.json."""
-    out: File
+    out: FileOrFolderPath
     """The cache to write; the folder of its shards lies next to it."""
-    shards: From1 | None = None
+    shards: PositiveInteger | None = None
     """Number of shards.  [default: the number in config/datasets, or 4]"""
     force: Force = False
 
@@ -81,7 +81,7 @@ class MergeRequest(Options):
 class VerifyRequest(Options):
     """A request to verify a cache."""
 
-    cache_file: Annotated[File, Cli(argument=True)]
+    cache_file: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
     no_sources: Flag = False
     """Do not hash again the images or captions from which the rows were extracted."""
     write: Flag = False
@@ -102,16 +102,16 @@ class SplitShares(Options):
 class ImportOptions(Options):
     """Rarely used options of an import."""
 
-    format: Annotated[Text | None, Cli(metavar="NAME")] = None
+    format: Annotated[Text | None, CliOption(metavar="NAME")] = None
     """Format of SOURCES: table, webdataset, clip-retrieval or hugging-face.  [default: detected]"""
-    key_until: Annotated[Text | None, Cli(metavar="DOT")] = None
+    key_until: Annotated[Text | None, CliOption(metavar="DOT")] = None
     """Where the key ends in the name of a WebDataset member: first-dot or last-dot.  [default: first-dot]"""
-    quoting: Annotated[Text | None, Cli(metavar="HOW")] = None
+    quoting: Annotated[Text | None, CliOption(metavar="HOW")] = None
     """Quotation marks in CSV: minimal (they enclose fields) or none (they are text).  [default: minimal]"""
     tokeniser: Tokeniser = None
     skip_bad: Flag = False
     """Skip invalid rows and list them in OUT/import.failures.jsonl."""
-    out_features: File = Path("features")
+    out_features: FileOrFolderPath = Path("features")
     """Folder for the feature caches, if SOURCES contain vectors (clip-retrieval)."""
     force: Force = False
 
@@ -119,16 +119,16 @@ class ImportOptions(Options):
 class ImportRequest(Options):
     """A request to import photos and captions, or vectors, as a data set."""
 
-    sources: Annotated[tuple[File, ...], Cli(argument=True)]
-    out: File
+    sources: Annotated[tuple[FileOrFolderPath, ...], CliOption(is_argument=True)]
+    out: FileOrFolderPath
     """Folder to write, e.g. data/birds."""
     name: Text | None = None
     """Name of the data set.  [default: the name of the folder OUT]"""
-    captions: File | None = None
+    captions: FileOrFolderPath | None = None
     """The table of captions, if it is not a captions.* or metadata.* next to the photos."""
-    images: File | None = None
+    images: FileOrFolderPath | None = None
     """Folder of the photos of clip-retrieval. For other formats, a second folder in which photos may lie."""
-    columns: Annotated[tuple[Text, ...], Cli(("--column",), metavar="FIELD=NAME")] = ()
+    columns: Annotated[tuple[Text, ...], CliOption(("--column",), metavar="FIELD=NAME")] = ()
     """Name of the table's column for a field: file, caption, split or an id."""
     splits: SplitShares = SplitShares()
     options: ImportOptions = ImportOptions()

@@ -22,8 +22,8 @@ from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.preparation import source_folder
 from vse.pipeline.presets.preset_files import read_yaml
 from vse.pipeline.presets.presets import (
-    known_presets,
-    load_dataset,
+    list_preset_names,
+    load_dataset_preset,
     load_experiment_outline,
     merge_settings,
     validate_settings,
@@ -142,7 +142,7 @@ def estimate_plan(planned: Sequence[PlannedFile], rates: Rates, training_rates: 
         if planned_file.rule == "extract":
             shards[names[0], names[1], int(names[2])] += 1
         elif planned_file.rule == "prepare":
-            _add_downloads(plan, load_dataset(names[0]))
+            _add_downloads(plan, load_dataset_preset(names[0]))
         elif planned_file.rule == "train" and names not in seen:
             seen.add(names)
             _add_training(plan, names[0], names[1], names[2], rates, training_rates)
@@ -243,9 +243,9 @@ def _count_by_split(dataset: str) -> SplitCounts | None:
     if file.is_file():
         splits = load_dataset_file(file).splits
         return {split: (len(images), sum(len(image.captions) for image in images)) for split, images in splits.items()}
-    if dataset not in known_presets("datasets"):
+    if dataset not in list_preset_names("datasets"):
         return None
-    config = load_dataset(dataset)
+    config = load_dataset_preset(dataset)
     if config.n_images is not None:
         n = config.n_images
         parts = {"train": n * 8 // 11, "val": n // 11}

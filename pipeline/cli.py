@@ -10,21 +10,21 @@ from pydantic import Field
 
 from vse.pipeline.command import entry_point
 from vse.pipeline.errors import UserError
-from vse.pipeline.option_types import Cli, File, Flag, Force, Seed, Text, number_between
+from vse.pipeline.option_types import CliOption, FileOrFolderPath, Flag, Force, Seed, Text, number_between
 from vse.pipeline.options import Options, command
 
-Name = Annotated[Text | None, Field(description="Name of the data set.  [default: the name of the output folder]")]
+DatasetName = Annotated[Text | None, Field(description="Name of the data set.  [default: the name of the output folder]")]
 
 
 @click.group("vse-data")
-def data() -> None:
+def data_group() -> None:
     """Create, prepare and check data sets."""
 
 
 class DemoRequest(Options):
     """The arguments of ``vse-data demo``."""
 
-    out: File
+    out: FileOrFolderPath
     """Folder to write, e.g. data/demo."""
     images: int | None = None
     """Number of images in all splits together.  [default: 5500]"""
@@ -33,28 +33,28 @@ class DemoRequest(Options):
     force: Force = False
 
 
-@command("demo", group=data)
+@command("demo", group=data_group)
 def demo_command(request: DemoRequest) -> None:
     """Draw the built-in demo data set: scenes of simple shapes with five captions each."""
-    from vse.pipeline.demo import DEFAULT_IMAGES, create_demo
+    from vse.pipeline.demo import DEFAULT_N_IMAGES, create_demo
 
-    click.echo(create_demo(request.out, DEFAULT_IMAGES if request.images is None else request.images, request.seed))
+    click.echo(create_demo(request.out, DEFAULT_N_IMAGES if request.images is None else request.images, request.seed))
 
 
 class FetchRequest(Options):
     """The arguments of ``vse-data fetch``."""
 
-    name: Annotated[Text, Cli(argument=True)]
-    out: File | None = None
+    name: Annotated[Text, CliOption(is_argument=True)]
+    out: FileOrFolderPath | None = None
     """Folder to write.  [default: data/NAME]"""
-    base_url: Annotated[Text | None, Cli(envvar="VSE_BASE_URL", show_envvar=True)] = None
+    base_url: Annotated[Text | None, CliOption(envvar="VSE_BASE_URL", show_envvar=True)] = None
     """Address of a mirror, http://host/folder/, which has all files under their published names."""
     images: Flag = True
     """Download the images, too, if their license allows it."""
     force: Force = False
 
 
-@command("fetch", group=data)
+@command("fetch", group=data_group)
 def fetch_command(request: FetchRequest) -> None:
     """Download the public files of f8k, f30k, f30k_entities or coco, and create data/NAME/dataset.json.
 
@@ -71,15 +71,15 @@ def fetch_command(request: FetchRequest) -> None:
 class PrepareRequest(Options):
     """The arguments of ``vse-data prepare``."""
 
-    name: Annotated[Text, Cli(argument=True)]
-    source: File | None = None
+    name: Annotated[Text, CliOption(is_argument=True)]
+    source: FileOrFolderPath | None = None
     """Folder with the published files. [default: $VSE_<NAME>_DIR, such as $VSE_F8K_DIR, or data/NAME]"""
-    out: File | None = None
+    out: FileOrFolderPath | None = None
     """Folder to write.  [default: data/NAME]"""
     force: Force = False
 
 
-@command("prepare", group=data)
+@command("prepare", group=data_group)
 def prepare_command(request: PrepareRequest) -> None:
     """Create data/NAME/dataset.json from the published files of f8k, f30k, f30k_entities or coco."""
     from vse.pipeline.dataset.preparation import load_published_preset, prepare_dataset, source_folder
@@ -91,20 +91,20 @@ def prepare_command(request: PrepareRequest) -> None:
 class PhrasesRequest(Options):
     """The arguments of ``vse-data add-phrases``."""
 
-    dataset: Annotated[File, Cli(argument=True)]
-    entities: File | None = None
+    dataset: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
+    entities: FileOrFolderPath | None = None
     """Folder of Flickr30K Entities, with the folders Annotations and Sentences."""
-    chunker: Annotated[Text | None, Cli(metavar="PIPELINE")] = None
+    chunker: Annotated[Text | None, CliOption(metavar="PIPELINE")] = None
     """Instead of --entities: a spaCy pipeline that marks noun phrases, e.g. en_core_web_sm."""
-    out: File
+    out: FileOrFolderPath
     """Folder to write, e.g. data/f8k_entities."""
-    name: Name = None
+    name: DatasetName = None
     similar: Annotated[float, number_between(0, 1, low_excluded=True)] = 0.7
     """Smallest share of equal words at which two different captions are matched; 1 matches equal captions only."""
     force: Force = False
 
 
-@command("add-phrases", group=data)
+@command("add-phrases", group=data_group)
 def add_phrases_command(request: PhrasesRequest) -> None:
     """Mark the phrases of Flickr30K Entities, with their boxes, in the captions of a dataset.json of the same photos.
 
@@ -121,14 +121,14 @@ def add_phrases_command(request: PhrasesRequest) -> None:
 class AlbumRequest(Options):
     """The arguments of ``vse-data album``."""
 
-    photos: Annotated[File, Cli(argument=True)]
-    out: File
+    photos: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
+    out: FileOrFolderPath
     """Folder to write, e.g. data/album."""
-    name: Name = None
+    name: DatasetName = None
     force: Force = False
 
 
-@command("album", group=data)
+@command("album", group=data_group)
 def album_command(request: AlbumRequest) -> None:
     """Create a data set without captions from a folder of photos, for vse-search."""
     from vse.pipeline.dataset.preparation import create_album
@@ -139,28 +139,28 @@ def album_command(request: AlbumRequest) -> None:
 class CheckRequest(Options):
     """The argument of ``vse-data check``."""
 
-    dataset: Annotated[File, Cli(argument=True)]
+    dataset: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
 
 
-@command("check", group=data)
+@command("check", group=data_group)
 def check_command(request: CheckRequest) -> None:
     """Validate a dataset.json and its image files, and print the counts of each split."""
-    from vse.pipeline.dataset.preparation import check_dataset
+    from vse.pipeline.dataset.preparation import check_and_describe_dataset
 
-    click.echo(check_dataset(request.dataset))
+    click.echo(check_and_describe_dataset(request.dataset))
 
 
 class AuditRequest(Options):
     """The arguments of ``vse-data audit``."""
 
-    dataset: Annotated[File, Cli(argument=True)]
-    against: File | None = None
+    dataset: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
+    against: FileOrFolderPath | None = None
     """Another dataset.json, or the name of a data set in data/, to compare images and captions with."""
     look_alikes: Flag = True
     """Read all photos to find those that look the same."""
 
 
-@command("audit", group=data)
+@command("audit", group=data_group)
 def audit_command(request: AuditRequest) -> None:
     """Count leaks between splits: equal captions, photos that look the same, and images of known test sets.
 
@@ -172,4 +172,4 @@ def audit_command(request: AuditRequest) -> None:
     click.echo(audit_dataset(request.dataset, request.against, request.look_alikes))
 
 
-main = entry_point(data)
+main = entry_point(data_group)

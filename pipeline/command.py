@@ -22,21 +22,21 @@ import click
 
 from vse.pipeline import __version__
 from vse.pipeline.cores import set_up_openmp
-from vse.pipeline.errors import Interrupted, UserError, printable
+from vse.pipeline.errors import Interrupted, UserError, to_printable_line
 from vse.pipeline.files.inputs import error_reason, report_changed_inputs
 
 _MAX_ERROR_LENGTH = 1500  # characters of an error message, a few lines of a terminal
-_command: ContextVar[str | None] = ContextVar("_command", default=None)
+_recorded_command: ContextVar[str | None] = ContextVar("_recorded_command", default=None)
 
 
 @contextmanager
 def record_command(command: str) -> Iterator[None]:
     """Record ``command``, the text of a shell command or a Python call, in all files that are written in the block."""
-    token = _command.set(command)
+    token = _recorded_command.set(command)
     try:
         yield
     finally:
-        _command.reset(token)
+        _recorded_command.reset(token)
 
 
 def current_provenance() -> dict[str, Any]:
@@ -45,7 +45,11 @@ def current_provenance() -> dict[str, Any]:
     ``command`` is the shell command or the call of the Python interface, and None outside both. Provenance differs between
     runs, so it must not be a part of a cache key.
     """
-    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "command": _command.get(), "code": dict(code_version())}
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": _recorded_command.get(),
+        "code": dict(code_version()),
+    }
 
 
 @cache
@@ -56,17 +60,17 @@ def code_version(root: Path | None = None) -> dict[str, Any]:
     """
     root = Path(__file__).resolve().parents[1] if root is None else root
     version = {"version": __version__}
-    top = _git(root, "rev-parse", "--show-toplevel")
+    top = _run_git(root, "rev-parse", "--show-toplevel")
     # An installed copy may lie in the repository of another project.
     if top is None or Path(top).resolve() != root.resolve():
         return version
-    commit, status = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain", "--untracked-files=no")
+    commit, status = _run_git(root, "rev-parse", "HEAD"), _run_git(root, "status", "--porcelain", "--untracked-files=no")
     if commit is None or status is None:
         return version
     return {**version, "commit": commit, "changed": bool(status)}
 
 
-def describe_code(version: object) -> str | None:
+def format_code_version(version: object) -> str | None:
     """Return a code version as text, e.g. ``vse 0.1.0, commit 0123456789ab (changed)``; None if it is not valid."""
     if not isinstance(version, dict) or not isinstance(version.get("version"), str):
         return None
@@ -74,7 +78,7 @@ def describe_code(version: object) -> str | None:
     return f"vse {version['version']}{commit}{' (changed)' if version.get('changed') else ''}"
 
 
-def _git(root: Path, *arguments: str) -> str | None:
+def _run_git(root: Path, *arguments: str) -> str | None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     try:
@@ -104,9 +108,9 @@ def entry_point(command: click.Command, threads_may_spin: bool = True) -> Callab
             error.show()
             sys.exit(error.exit_code)
         except click.ClickException as error:
-            _fail(command, error.format_message())
+            _exit_with_error(command, error.format_message())
         except UserError as error:
-            _fail(command, str(error))
+            _exit_with_error(command, str(error))
         except Interrupted as stop:
             with suppress(OSError):  # Ctrl-C may also have ended the program that reads our output
                 click.echo(f"{command.name}: {stop}", err=True)
@@ -140,7 +144,7 @@ class _StderrHandler(logging.Handler):
     """A log handler that looks up ``sys.stderr`` for each message, because tests replace ``sys.stderr``."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(printable(self.format(record)), err=True)
+        click.echo(to_printable_line(self.format(record)), err=True)
 
 
 def _log_to_stderr() -> None:
@@ -150,8 +154,8 @@ def _log_to_stderr() -> None:
         log.addHandler(_StderrHandler())
 
 
-def _fail(command: click.Command, message: str) -> None:
-    text = printable(message)
+def _exit_with_error(command: click.Command, message: str) -> None:
+    text = to_printable_line(message)
     if len(text) > _MAX_ERROR_LENGTH:
         text = f"{text[: _MAX_ERROR_LENGTH // 2]} ... {text[-_MAX_ERROR_LENGTH // 2 :]}"
     click.echo(f"{command.name}: error: {text}", err=True)

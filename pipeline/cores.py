@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from pathlib import Path
 
-PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+PROC_FOLDER, CGROUPS_FOLDER = Path("/proc"), Path("/sys/fs/cgroup")
 
-_WAIT_VARIABLES = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
+_OPENMP_WAIT_VARIABLES = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
 
 
 def _sleep_two_ticks() -> None:
@@ -19,8 +19,8 @@ def _sleep_two_ticks() -> None:
 
 def set_up_openmp(
     environment: MutableMapping[str, str],
-    proc: Path = PROC,
-    cgroups: Path = CGROUPS,
+    proc: Path = PROC_FOLDER,
+    cgroups: Path = CGROUPS_FOLDER,
     pause: Callable[[], None] = _sleep_two_ticks,
     threads_may_spin: bool = True,
 ) -> None:
@@ -37,16 +37,18 @@ def set_up_openmp(
     Call this function before torch is loaded: OpenMP reads the variables only once.
     """
     cores = core_affinity()
-    allowed = allowed_cores(environment, proc, cgroups)
+    allowed = count_allowed_cores(environment, proc, cgroups)
     if allowed < len(cores):
         environment.setdefault("OMP_NUM_THREADS", str(allowed))
-    if environment.keys() & _WAIT_VARIABLES:
+    if environment.keys() & _OPENMP_WAIT_VARIABLES:
         return
-    if not (threads_may_spin and 1 < allowed == len(cores) and all_idle(cores, proc, pause)):
+    if not (threads_may_spin and 1 < allowed == len(cores) and are_cores_idle(cores, proc, pause)):
         environment["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
-def allowed_cores(environment: Mapping[str, str] = os.environ, proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
+def count_allowed_cores(
+    environment: Mapping[str, str] = os.environ, proc: Path = PROC_FOLDER, cgroups: Path = CGROUPS_FOLDER
+) -> int:
     """Return the number of cores that this process may use, at least 1.
 
     This number is the minimum of the size of the affinity mask, the quota of the cgroups (rounded down), and
@@ -63,7 +65,7 @@ def core_affinity() -> set[int]:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
-def cgroup_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> float:
+def cgroup_quota(proc: Path = PROC_FOLDER, cgroups: Path = CGROUPS_FOLDER) -> float:
     """Return the number of cores whose time this process's cgroups may use, e.g. 1.5; infinity without a limit.
 
     The number is the smallest limit of the cgroup and its ancestors: ``cpu.max`` in version 2, ``cpu.cfs_quota_us`` and
@@ -84,7 +86,7 @@ def cgroup_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> float:
     return min(quotas)
 
 
-def all_idle(cores: Iterable[int], proc: Path = PROC, pause: Callable[[], None] = _sleep_two_ticks) -> bool:
+def are_cores_idle(cores: Iterable[int], proc: Path = PROC_FOLDER, pause: Callable[[], None] = _sleep_two_ticks) -> bool:
     """Return whether each of ``cores`` is idle for more than half of a ``pause``.
 
     The idle time comes from ``/proc/stat``, in ticks of 10 ms. A core without counters is busy. Time that a hypervisor takes

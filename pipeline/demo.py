@@ -19,7 +19,7 @@ from vse.pipeline.dataset.captions import ascii_words
 from vse.pipeline.demo_scenes import IMAGE_SIZE, Scene, SceneObject, compose_scene, draw_scene
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_other_kinds
-from vse.pipeline.files.writing import clear_temporaries, lock_for_writing, read_json, write_bytes, write_json
+from vse.pipeline.files.writing import lock_for_writing, read_json, remove_temporary_files, write_bytes, write_json
 from vse.pipeline.progress import progress_bar
 
 SYNONYMS = {
@@ -58,21 +58,21 @@ SYNONYMS = {
     "shape": ("shape", "thing", "object"),
     "shapes": ("shapes", "things", "objects"),
 }
-_NUMBERS = ("no", "one", "two", "three", "four")
-_ROWS = (("top", "upper"), ("middle",), ("bottom", "lower"))
-_COLUMNS = ("left", "", "right")
+_NUMBER_WORDS = ("no", "one", "two", "three", "four")
+_ROW_WORDS = (("top", "upper"), ("middle",), ("bottom", "lower"))
+_COLUMN_WORDS = ("left", "", "right")
 
 
 @dataclass(frozen=True)
 class DemoPhrase:
     """A phrase of ``n_tokens`` tokens from ``first_token``.
 
-    The phrase names the objects with the indices ``objects`` in the scene, or the background if ``objects`` is empty.
+    The phrase names the objects with the indices ``object_indices`` in the scene, or the background if there are no indices.
     """
 
     first_token: int
     n_tokens: int
-    objects: tuple[int, ...]
+    object_indices: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -86,16 +86,22 @@ class DemoCaption:
 
 @dataclass(frozen=True)
 class _PhraseText:
-    """A piece of a caption. It names the objects with the indices ``objects``, or the background without indices."""
+    """A piece of a caption. It names the objects with the indices ``object_indices``, or the background without indices."""
 
     text: str
-    objects: tuple[int, ...]
+    object_indices: tuple[int, ...]
 
 
 def compose_captions(scene: Scene, rng: np.random.Generator) -> tuple[DemoCaption, ...]:
     """Return five captions with different facts: all objects, one object, a relation, the background, another object."""
     writer = _CaptionWriter(scene, rng)
-    return (writer.inventory(), writer.one_object(), writer.relation(), writer.background(), writer.other_object())
+    return (
+        writer.describe_all_objects(),
+        writer.describe_one_object(),
+        writer.describe_relation(),
+        writer.describe_background(),
+        writer.describe_other_object(),
+    )
 
 
 class _CaptionWriter:
@@ -103,61 +109,68 @@ class _CaptionWriter:
         self.scene = scene
         self.rng = rng
         order = rng.permutation(len(scene.objects))
-        self.first, self.second = int(order[0]), int(order[-1])  # equal if the scene has one object
+        self.first_index, self.second_index = int(order[0]), int(order[-1])  # equal if the scene has one object
 
-    def inventory(self) -> DemoCaption:
+    def describe_all_objects(self) -> DemoCaption:
         """Describe the colour, shape and place of every object."""
         n_objects = len(self.scene.objects)
         parts: list[list[str | _PhraseText]] = [
             [self.object_phrase(k, "colour", "shape"), self.place_text(self.scene.objects[k])] for k in range(n_objects)
         ]
-        facts = [fact for k in range(n_objects) for fact in self.facts(k, "colour", "shape", "place")]
-        return self.build(self.join(parts), facts)
+        facts = [fact for k in range(n_objects) for fact in self.object_facts(k, "colour", "shape", "place")]
+        return self.build_caption(self.join_parts(parts), facts)
 
-    def one_object(self) -> DemoCaption:
+    def describe_one_object(self) -> DemoCaption:
         """Describe the size, texture, shape and place of one object, and its colour if there are several objects."""
         which = ("size", "texture", "shape") if self.has_one_object else ("size", "texture", "colour", "shape")
-        item = self.scene.objects[self.first]
+        item = self.scene.objects[self.first_index]
         opening = self.pick(("there is", "we see", ""))
-        named = self.object_phrase(self.first, *which)
-        return self.build([opening, named, self.place_text(item)], self.facts(self.first, *which, "place"))
+        named = self.object_phrase(self.first_index, *which)
+        return self.build_caption(
+            [opening, named, self.place_text(item)], self.object_facts(self.first_index, *which, "place")
+        )
 
-    def relation(self) -> DemoCaption:
+    def describe_relation(self) -> DemoCaption:
         """Describe the position of one object relative to a second object, or state that a single object is alone."""
         if self.has_one_object:
             lonely = self.pick(("all alone", "by itself", "with nothing else around"))
             pieces: list[str | _PhraseText] = [self.object_phrase(0, "size", "colour", "shape"), lonely]
-            return self.build(pieces, [("count",), *self.facts(0, "size", "colour", "shape")])
-        a, b = self.scene.objects[self.first], self.scene.objects[self.second]
+            return self.build_caption(pieces, [("count",), *self.object_facts(0, "size", "colour", "shape")])
+        a, b = self.scene.objects[self.first_index], self.scene.objects[self.second_index]
         if a.row != b.row:
             word = self.pick(("above", "over", "higher than") if a.row < b.row else ("below", "under", "lower than"))
         else:
             word = "to the left of" if a.column < b.column else "to the right of"
         verb = self.pick(("is", "sits", ""))
-        pieces = [self.object_phrase(self.first, "colour", "shape", article="the"), verb, word]
-        pieces += [self.object_phrase(self.second, "colour", "shape", article="the"), self.place_text(b)]
-        return self.build(pieces, [("relation", str(self.first), str(self.second)), *self.facts(self.second, "place")])
+        pieces = [self.object_phrase(self.first_index, "colour", "shape", article="the"), verb, word]
+        pieces += [self.object_phrase(self.second_index, "colour", "shape", article="the"), self.place_text(b)]
+        return self.build_caption(
+            pieces,
+            [("relation", str(self.first_index), str(self.second_index)), *self.object_facts(self.second_index, "place")],
+        )
 
-    def background(self) -> DemoCaption:
+    def describe_background(self) -> DemoCaption:
         """Describe the background, the number of objects, and their colours, or the texture of a single object."""
         objects = self.scene.objects
         property_named = "texture" if self.has_one_object else "colour"
         words = [self.pick_synonym(getattr(item, property_named)) for item in objects]
-        count = _NUMBERS[len(objects)]
+        count = _NUMBER_WORDS[len(objects)]
         noun = self.pick_synonym("shape" if self.has_one_object else "shapes")
-        facts = [("background",), ("count",), *(f for k in range(len(objects)) for f in self.facts(k, property_named))]
+        facts = [("background",), ("count",), *(f for k in range(len(objects)) for f in self.object_facts(k, property_named))]
         everything = tuple(range(len(objects)))
         if self.has_one_object:
-            return self.build([_PhraseText(f"{count} {words[0]} {noun}", (0,)), self.background_phrase()], facts)
+            return self.build_caption([_PhraseText(f"{count} {words[0]} {noun}", (0,)), self.background_phrase()], facts)
         each: list[list[str | _PhraseText]] = [[_PhraseText(word, (k,))] for k, word in enumerate(words)]
-        return self.build([_PhraseText(f"{count} {noun}", everything), self.background_phrase(), ":", *self.join(each)], facts)
+        return self.build_caption(
+            [_PhraseText(f"{count} {noun}", everything), self.background_phrase(), ":", *self.join_parts(each)], facts
+        )
 
-    def other_object(self) -> DemoCaption:
-        """Describe the background and an object, which differs from that of :meth:`one_object` if there are several."""
+    def describe_other_object(self) -> DemoCaption:
+        """Describe the background and an object: another one than :meth:`describe_one_object`, if there are several."""
         which = ("size", "colour", "shape") if self.has_one_object else ("texture", "colour", "shape")
-        facts = [("background",), *self.facts(self.second, *which, "place")]
-        place = self.place_text(self.scene.objects[self.second])
-        return self.build([self.object_phrase(self.second, *which), self.background_phrase(), place], facts)
+        facts = [("background",), *self.object_facts(self.second_index, *which, "place")]
+        place = self.place_text(self.scene.objects[self.second_index])
+        return self.build_caption([self.object_phrase(self.second_index, *which), self.background_phrase(), place], facts)
 
     @property
     def has_one_object(self) -> bool:
@@ -177,14 +190,14 @@ class _CaptionWriter:
             words[-1] = f"round {self.pick_synonym('shape')}"
         return _PhraseText(" ".join([article, *words]), (k,))
 
-    def facts(self, k: int, *properties: str) -> list[tuple[str, ...]]:
+    def object_facts(self, k: int, *properties: str) -> list[tuple[str, ...]]:
         return [(p, str(k)) for p in properties]
 
     def background_phrase(self) -> list[str | _PhraseText]:
         return [self.pick(("on", "against", "in front of")), _PhraseText(self.pick_synonym(self.scene.background), ())]
 
     def place_text(self, item: SceneObject) -> str:
-        row, column = self.pick(_ROWS[item.row]), _COLUMNS[item.column]
+        row, column = self.pick(_ROW_WORDS[item.row]), _COLUMN_WORDS[item.column]
         if (item.row, item.column) == (1, 1):
             return self.pick(("in the middle", "in the centre"))
         if not column:
@@ -192,13 +205,13 @@ class _CaptionWriter:
         return f"on the {column}" if item.row == 1 else f"in the {row} {column} {self.pick(('corner', 'part'))}"
 
     @staticmethod
-    def join(parts: Sequence[Sequence[str | _PhraseText]]) -> list[str | _PhraseText]:
+    def join_parts(parts: Sequence[Sequence[str | _PhraseText]]) -> list[str | _PhraseText]:
         pieces = [*parts[0]]
         for k, part in enumerate(parts[1:], start=2):
             pieces += ["and" if k == len(parts) else ",", *part]
         return pieces
 
-    def build(
+    def build_caption(
         self, pieces: Sequence[str | _PhraseText | list[str | _PhraseText]], facts: Sequence[tuple[str, ...]]
     ) -> DemoCaption:
         flat = [p for piece in pieces for p in (piece if isinstance(piece, list) else [piece]) if p]
@@ -207,16 +220,16 @@ class _CaptionWriter:
             words = piece if isinstance(piece, str) else piece.text
             n_words = len(ascii_words(words))
             if isinstance(piece, _PhraseText):
-                phrases.append(DemoPhrase(n_tokens, n_words, piece.objects))
+                phrases.append(DemoPhrase(n_tokens, n_words, piece.object_indices))
             text += words if not text or words in (",", ":") else f" {words}"
             n_tokens += n_words
         return DemoCaption(text[0].upper() + text[1:] + ".", tuple(phrases), frozenset(facts))
 
 
-DEFAULT_IMAGES = 5500  # 4,000 train, 500 val, 1,000 test
+DEFAULT_N_IMAGES = 5500  # 4,000 train, 500 val, 1,000 test
 
 
-def create_demo(out: Path, n_images: int = DEFAULT_IMAGES, seed: int = 0, name: str = "demo") -> Path:
+def create_demo(out: Path, n_images: int = DEFAULT_N_IMAGES, seed: int = 0, name: str = "demo") -> Path:
     """Draw ``n_images`` scenes with five captions each, and write ``out/images`` and then ``out/dataset.json``.
 
     About 8/11 of the images are for training, 1/11 for validation and 2/11 for testing. Every sentence has ``phrases`` with
@@ -231,16 +244,16 @@ def create_demo(out: Path, n_images: int = DEFAULT_IMAGES, seed: int = 0, name: 
     splits = ["train"] * (n_images - n_val - n_test) + ["val"] * n_val + ["test"] * n_test
     with lock_for_writing(out, folder=True):
         for imgid in range(n_images):
-            check_output(out / "images" / _filename(imgid), _DEMO_IMAGE)
+            check_output(out / "images" / _image_filename(imgid), _DEMO_IMAGE_KIND)
         _remove_earlier_demo(out, name)
-        return _draw(out, splits, seed, name)
+        return _draw_dataset(out, splits, seed, name)
 
 
-def _filename(imgid: int) -> str:
+def _image_filename(imgid: int) -> str:
     return f"demo_{imgid:06d}.jpg"
 
 
-def _jpeg(image: Image.Image) -> bytes:
+def _encode_jpeg(image: Image.Image) -> bytes:
     content = io.BytesIO()
     image.save(content, "JPEG", quality=92)
     return content.getvalue()
@@ -248,11 +261,11 @@ def _jpeg(image: Image.Image) -> bytes:
 
 def _is_demo_image(path: Path) -> bool:
     """Return whether an image has the size and the JPEG quantization tables of demo images. Few photos have both."""
-    with Image.open(path) as found, Image.open(io.BytesIO(_jpeg(Image.new("RGB", (IMAGE_SIZE, IMAGE_SIZE))))) as ours:
+    with Image.open(path) as found, Image.open(io.BytesIO(_encode_jpeg(Image.new("RGB", (IMAGE_SIZE, IMAGE_SIZE))))) as ours:
         return (found.size, getattr(found, "quantization", None)) == (ours.size, getattr(ours, "quantization", 0))
 
 
-_DEMO_IMAGE = OutputKind("an image of the demo", _is_demo_image)
+_DEMO_IMAGE_KIND = OutputKind("an image of the demo", _is_demo_image)
 
 
 def _remove_earlier_demo(out: Path, name: str) -> None:
@@ -263,33 +276,33 @@ def _remove_earlier_demo(out: Path, name: str) -> None:
         if earlier is not None and (not isinstance(earlier, dict) or earlier.get("dataset") != name):
             raise UserError(f"{file}: describes another data set and is not overwritten; give another --out")
         file.unlink()
-    clear_temporaries(out)
-    clear_temporaries(out / "images")
+    remove_temporary_files(out)
+    remove_temporary_files(out / "images")
 
 
-def _draw(out: Path, splits: list[str], seed: int, name: str) -> Path:
+def _draw_dataset(out: Path, splits: list[str], seed: int, name: str) -> Path:
     entries = []
     for imgid, split in enumerate(progress_bar(splits, desc="draw demo", unit="image")):
         rng = np.random.default_rng([seed, imgid])
         scene = compose_scene(rng)
-        filename = _filename(imgid)
-        write_bytes(out / "images" / filename, _jpeg(draw_scene(scene, rng)), sync=False)
+        filename = _image_filename(imgid)
+        write_bytes(out / "images" / filename, _encode_jpeg(draw_scene(scene, rng)), sync=False)
         captions = compose_captions(scene, rng)
         sentids = [imgid * len(captions) + k for k in range(len(captions))]
-        sentences = [_sentence(sentid, imgid, scene, c) for sentid, c in zip(sentids, captions, strict=True)]
+        sentences = [_build_sentence(sentid, imgid, scene, c) for sentid, c in zip(sentids, captions, strict=True)]
         entry = {"imgid": imgid, "filename": filename, "split": split, "sentids": sentids}
         entries.append({**entry, "sentences": sentences})
     return write_json(out / "dataset.json", {"dataset": name, "images": entries})
 
 
-def _sentence(sentid: int, imgid: int, scene: Scene, caption: DemoCaption) -> dict[str, Any]:
+def _build_sentence(sentid: int, imgid: int, scene: Scene, caption: DemoCaption) -> dict[str, Any]:
     phrases = [
         {
             "first_token": phrase.first_token,
             "n_tokens": phrase.n_tokens,
-            "kind": "object" if phrase.objects else "scene",
-            "objects": list(phrase.objects),
-            "boxes": [list(scene.objects[k].box) for k in phrase.objects],
+            "kind": "object" if phrase.object_indices else "scene",
+            "objects": list(phrase.object_indices),
+            "boxes": [list(scene.objects[k].box) for k in phrase.object_indices],
         }
         for phrase in caption.phrases
     ]

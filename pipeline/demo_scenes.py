@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 IMAGE_SIZE = 128
-_SUPERSAMPLE = 4  # masks are drawn at this scale and then reduced, for smooth edges
+_MASK_SCALE = 4  # masks are drawn at this scale and then reduced, for smooth edges
 
 SHAPES = ("circle", "square", "triangle", "star", "cross", "ring", "diamond", "crescent")
 TEXTURES = ("plain", "striped", "dotted", "checkered")
-SIZES = {"small": 13, "large": 19}  # half of the side in pixels, before a random change
-COLOURS = {
+RADIUS_BY_SIZE = {"small": 13, "large": 19}  # half of the side in pixels, before a random change
+RGB_BY_COLOUR = {
     "red": (214, 40, 40),
     "green": (40, 150, 60),
     "blue": (40, 80, 215),
@@ -32,7 +32,7 @@ COLOURS = {
     "pink": (250, 140, 185),
     "brown": (120, 72, 32),
 }
-BACKGROUNDS = {
+RGB_BY_BACKGROUND = {
     "grass": (112, 176, 84),
     "sand": (226, 204, 152),
     "sea": (84, 150, 196),
@@ -43,7 +43,7 @@ BACKGROUNDS = {
     "sky": (158, 206, 240),
 }
 # Colours that would be hardly visible on a background; no object on this background has them.
-_SIMILAR_COLOURS = {
+_SIMILAR_COLOURS_BY_BACKGROUND = {
     "grass": {"green"},
     "sand": {"white", "yellow"},
     "sea": {"blue"},
@@ -86,8 +86,8 @@ class Scene:
 
 def compose_scene(rng: np.random.Generator) -> Scene:
     """Return a random scene; no two of its objects have the same colour and the same shape."""
-    background = str(rng.choice(list(BACKGROUNDS)))
-    colours = [c for c in COLOURS if c not in _SIMILAR_COLOURS[background]]
+    background = str(rng.choice(list(RGB_BY_BACKGROUND)))
+    colours = [c for c in RGB_BY_COLOUR if c not in _SIMILAR_COLOURS_BY_BACKGROUND[background]]
     n_objects = int(rng.integers(1, 5))
     cells = sorted(int(cell) for cell in rng.choice(9, n_objects, replace=False))
     objects: list[SceneObject] = []
@@ -95,9 +95,9 @@ def compose_scene(rng: np.random.Generator) -> Scene:
         colour, shape = str(rng.choice(colours)), str(rng.choice(SHAPES))
         if any((o.colour, o.shape) == (colour, shape) for o in objects):
             continue
-        size = str(rng.choice(list(SIZES)))
+        size = str(rng.choice(list(RADIUS_BY_SIZE)))
         row, column = divmod(cells[len(objects)], 3)
-        radius = SIZES[size] + float(rng.uniform(-1.5, 1.5))
+        radius = RADIUS_BY_SIZE[size] + float(rng.uniform(-1.5, 1.5))
         cell = IMAGE_SIZE / 3
         slack = cell / 2 - radius - 0.5  # keeps the object inside its cell
         x, y = ((k + 0.5) * cell + float(rng.uniform(-slack, slack)) for k in (column, row))
@@ -107,15 +107,15 @@ def compose_scene(rng: np.random.Generator) -> Scene:
 
 def draw_scene(scene: Scene, rng: np.random.Generator) -> Image.Image:
     """Draw ``scene`` as an RGB image of ``IMAGE_SIZE`` x ``IMAGE_SIZE`` pixels; ``rng`` varies the background's grain."""
-    image = Image.fromarray(_background(scene.background, rng))
+    image = Image.fromarray(_draw_background(scene.background, rng))
     for item in scene.objects:
         left, top, right, _ = item.box
         side = right - left
-        image.paste(_draw_texture(item, side), (left, top), _mask(item.shape, side))
+        image.paste(_draw_texture(item, side), (left, top), _draw_mask(item.shape, side))
     return image
 
 
-def _background(name: str, rng: np.random.Generator) -> NDArray[np.uint8]:
+def _draw_background(name: str, rng: np.random.Generator) -> NDArray[np.uint8]:
     n = IMAGE_SIZE
     y, x = np.mgrid[0:n, 0:n].astype(np.float32)
     dx, dy = rng.uniform(0, 32, 2)
@@ -139,13 +139,13 @@ def _background(name: str, rng: np.random.Generator) -> NDArray[np.uint8]:
             light = 16 * np.sin(x / 2.2 + 2 * np.sin(y / 40)) - 40 * (x % 32 < 2)
         case _:  # sky
             light = 40 * (y - n / 2) / n + 2 * grain
-    pixels = np.asarray(BACKGROUNDS[name], np.float32) + light[:, :, None]
+    pixels = np.asarray(RGB_BY_BACKGROUND[name], np.float32) + light[:, :, None]
     return pixels.clip(0, 255).astype(np.uint8)
 
 
 def _draw_texture(item: SceneObject, side: int) -> Image.Image:
     """Return a square image filled with the colour and texture of an object."""
-    colour = np.asarray(COLOURS[item.colour], np.float32)
+    colour = np.asarray(RGB_BY_COLOUR[item.colour], np.float32)
     second = colour * 0.55 if colour.mean() > 90 else colour * 0.6 + 90
     y, x = np.mgrid[0:side, 0:side]
     marked = {
@@ -157,9 +157,9 @@ def _draw_texture(item: SceneObject, side: int) -> Image.Image:
     return Image.fromarray(np.where(marked[:, :, None], second, colour).astype(np.uint8))
 
 
-def _mask(shape: str, side: int) -> Image.Image:
+def _draw_mask(shape: str, side: int) -> Image.Image:
     """Return a greyscale mask of ``side`` x ``side`` pixels, white inside the shape."""
-    n = side * _SUPERSAMPLE
+    n = side * _MASK_SCALE
     mask = Image.new("L", (n, n), 0)
     pen = ImageDraw.Draw(mask)
     full = (0, 0, n - 1, n - 1)

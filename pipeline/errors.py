@@ -11,8 +11,10 @@ from typing import Any
 
 _MAX_LIST_LENGTH = 1000  # characters of a list of names
 _MAX_NEAREST_NAMES = 5
-_ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x07|\x1b\\|$)|\x9b[0-?]*[ -/]*[@-~]", re.DOTALL)
-_JOINERS = "\u200c\u200d"  # words of some scripts and emoji need them
+_ESCAPE_SEQUENCE_PATTERN = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x07|\x1b\\|$)|\x9b[0-?]*[ -/]*[@-~]", re.DOTALL
+)
+_JOINER_CHARACTERS = "\u200c\u200d"  # words of some scripts and emoji need them
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\n")
 
 
@@ -53,12 +55,12 @@ def import_extra(module: str, what: str, extra: str) -> Any:
         raise UserError(f"{what} needs the package {package}: pip install 'vse-pipeline[{extra}]'") from None
 
 
-def printable(text: object) -> str:
+def to_printable_line(text: object) -> str:
     """Return ``text`` on one line, without characters that control a terminal or the direction of writing.
 
     White space becomes single spaces. A lone surrogate (an undecodable byte of a file name) becomes U+FFFD.
     """
-    line = " ".join(_ESCAPE_SEQUENCE.sub("", str(text)).split())
+    line = " ".join(_ESCAPE_SEQUENCE_PATTERN.sub("", str(text)).split())
     return line if line.isascii() and line.isprintable() else "".join(map(_printable_character, line))
 
 
@@ -77,4 +79,4 @@ def _printable_character(character: str) -> str:
     kind = unicodedata.category(character)
     if kind == "Cs":
         return "\ufffd"
-    return "" if kind in ("Cc", "Cf", "Zl", "Zp") and character not in _JOINERS else character
+    return "" if kind in ("Cc", "Cf", "Zl", "Zp") and character not in _JOINER_CHARACTERS else character

@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError, core_schema
 MAX_SEED = 2**63 - 1
 
 
-class Allowed(NamedTuple):
+class AllowedValues(NamedTuple):
     """The allowed values of an option or an argument.
 
     Attributes
@@ -45,7 +45,7 @@ class Allowed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Cli:
+class CliOption:
     """Properties of a command-line option that do not follow from the type and default of the field.
 
     Attributes
@@ -54,8 +54,8 @@ class Cli:
     metavar : the placeholder of the value in the help
     envvar : an environment variable that holds the default
     show_envvar : whether the help shows ``envvar``
-    repeated : whether the user repeats the option for each value of a tuple
-    argument : whether this is a positional argument
+    is_repeated : whether the user repeats the option for each value of a tuple
+    is_argument : whether this is a positional argument
     click_type : the type that parses the value
     """
 
@@ -63,8 +63,8 @@ class Cli:
     metavar: str | None = None
     envvar: str | None = None
     show_envvar: bool = False
-    repeated: bool = True
-    argument: bool = False
+    is_repeated: bool = True
+    is_argument: bool = False
     click_type: Any = None
 
 
@@ -100,17 +100,17 @@ def is_flag(value: object) -> bool:
     return isinstance(value, bool) or (type(value).__name__ in ("bool_", "bool") and getattr(value, "shape", None) == ())
 
 
-def whole_number_from(low: int) -> Allowed:
+def whole_number_from(low: int) -> AllowedValues:
     """Allow the whole numbers from ``low`` on."""
-    return Allowed(
+    return AllowedValues(
         f"a whole number from {low} on", lambda value: is_integer_from(value, low), int, click_type=click.IntRange(low)
     )
 
 
-def number_between(low: float, high: float, low_excluded: bool = False) -> Allowed:
+def number_between(low: float, high: float, low_excluded: bool = False) -> AllowedValues:
     """Allow the numbers from ``low`` to ``high``, or above ``low`` if ``low_excluded``."""
     description = f"a number above {low:g}, at most {high:g}" if low_excluded else f"a number from {low:g} to {high:g}"
-    return Allowed(
+    return AllowedValues(
         description,
         lambda value: is_number_between(value, low, high) and not (low_excluded and float(value) == low),
         float,
@@ -129,30 +129,34 @@ class SeedType(click.types.IntParamType):
         return seed
 
 
-From0 = Annotated[int, whole_number_from(0)]
-From1 = Annotated[int, whole_number_from(1)]
+NonNegativeInteger = Annotated[int, whole_number_from(0)]
+PositiveInteger = Annotated[int, whole_number_from(1)]
 Share = Annotated[float, number_between(0, 1)]
-Text = Annotated[str, Allowed("a text", is_text)]
-Flag = Annotated[bool, Allowed("True or False", is_flag, bool)]
+Text = Annotated[str, AllowedValues("a text", is_text)]
+Flag = Annotated[bool, AllowedValues("True or False", is_flag, bool)]
 # The path of a file or a folder.
-File = Annotated[Path, Allowed("a path", is_path, lambda value: Path(os.fspath(value)), True, click.Path(path_type=Path))]
+FileOrFolderPath = Annotated[
+    Path, AllowedValues("a path", is_path, lambda value: Path(os.fspath(value)), True, click.Path(path_type=Path))
+]
 Seed = Annotated[int, whole_number_from(0)._replace(click_type=SeedType())]
-Changes = Annotated[tuple[Text, ...], Cli(("--set",), metavar="KEY=VALUE")]
+SettingChanges = Annotated[tuple[Text, ...], CliOption(("--set",), metavar="KEY=VALUE")]
 
 # Options that several commands have.
-Threads = Annotated[From1 | None, Field(description="Number of processor cores to use.  [default: all available]")]
-Device = Annotated[Text, Cli(envvar="VSE_DEVICE"), Field(description="auto, cpu, cuda or cuda:N.")]
+ThreadCount = Annotated[
+    PositiveInteger | None, Field(description="Number of processor cores to use.  [default: all available]")
+]
+Device = Annotated[Text, CliOption(envvar="VSE_DEVICE"), Field(description="auto, cpu, cuda or cuda:N.")]
 SkipBad = Annotated[
-    Flag, Cli(envvar="VSE_SKIP_BAD"), Field(description="Skip unreadable images and list them in OUT.failures.jsonl.")
+    Flag, CliOption(envvar="VSE_SKIP_BAD"), Field(description="Skip unreadable images and list them in OUT.failures.jsonl.")
 ]
 WeightsDir = Annotated[
-    File | None,
-    Cli(envvar="VSE_WEIGHTS_DIR"),
+    FileOrFolderPath | None,
+    CliOption(envvar="VSE_WEIGHTS_DIR"),
     Field(description="Folder with weights to use instead of downloads: <model>.pth files, or model folders for text."),
 ]
 WordVectorsFile = Annotated[
-    File | None,
-    Cli(envvar="VSE_WORDS"),
+    FileOrFolderPath | None,
+    CliOption(envvar="VSE_WORDS"),
     Field(description="File of word vectors, word2vec or GloVe.  [default: vectors trained on the training captions]"),
 ]
 Force = Annotated[
@@ -164,6 +168,6 @@ Force = Annotated[
 ]
 AllowCode = Annotated[
     Flag,
-    Cli(envvar="VSE_ALLOW_CODE"),
+    CliOption(envvar="VSE_ALLOW_CODE"),
     Field(description="Run the Python files that a preset or a trained run names. Read these files first."),
 ]

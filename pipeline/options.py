@@ -20,7 +20,7 @@ from pydantic_core import PydanticUndefined
 
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.outputs import allow_replacing_other_kinds
-from vse.pipeline.option_types import Allowed, Cli
+from vse.pipeline.option_types import AllowedValues, CliOption
 
 _MAX_VALUE_LENGTH = 200  # characters of a value in an error
 _OptionsType = TypeVar("_OptionsType", bound="Options")
@@ -48,7 +48,7 @@ class Options(BaseModel):
         given = {name: getattr(self, name) for name in self.model_fields_set}
         for name in names or type(self).model_fields:
             field = type(self).model_fields[name]
-            cli = next((mark for mark in field.metadata if isinstance(mark, Cli)), Cli())
+            cli = next((mark for mark in field.metadata if isinstance(mark, CliOption)), CliOption())
             if cli.envvar and _type_and_is_tuple(field.annotation)[0] is not bool and os.environ.get(cli.envvar):
                 given.setdefault(name, os.environ[cli.envvar])
         return type(self)(**given)
@@ -98,7 +98,7 @@ def command(
                 context.with_resource(allow_own_code())
             function(_build_options(model, values))
 
-        parameters = list(click_parameters(model, leave_out, defaults or {}))
+        parameters = list(build_click_parameters(model, leave_out, defaults or {}))
         built = cls(name, callback=run, params=parameters, help=cleandoc(text or function.__doc__ or ""))
         if group is not None:
             group.add_command(built)
@@ -107,23 +107,23 @@ def command(
     return decorate
 
 
-def click_parameters(
+def build_click_parameters(
     model: type[Options], leave_out: Collection[str] = (), defaults: Mapping[str, Any] | None = None
 ) -> Iterator[click.Parameter]:
     """Yield a click option or argument for each field of a model, including the fields of nested models."""
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Options):
-            yield from click_parameters(field.annotation, leave_out, defaults)
+            yield from build_click_parameters(field.annotation, leave_out, defaults)
         elif name not in leave_out:
             default = (defaults or {}).get(name, field.default)
             default = PydanticUndefined if default is ... else default
-            yield _parameter(name, [field.annotation, *field.metadata], default, field.description)
+            yield _build_click_parameter(name, [field.annotation, *field.metadata], default, field.description)
 
 
-def _parameter(name: str, hints: list[Any], default: Any, description: str | None) -> click.Parameter:
+def _build_click_parameter(name: str, hints: list[Any], default: Any, description: str | None) -> click.Parameter:
     marks = [mark for hint in hints for mark in _find_option_marks(hint)]
-    cli = next((mark for mark in marks if isinstance(mark, Cli)), Cli())
-    click_type = cli.click_type or next((mark.click_type for mark in marks if isinstance(mark, Allowed)), None)
+    cli = next((mark for mark in marks if isinstance(mark, CliOption)), CliOption())
+    click_type = cli.click_type or next((mark.click_type for mark in marks if isinstance(mark, AllowedValues)), None)
     kind, is_list = _type_and_is_tuple(hints[0])
     required = default is PydanticUndefined
     if get_origin(kind) is Literal:
@@ -131,7 +131,7 @@ def _parameter(name: str, hints: list[Any], default: Any, description: str | Non
     settings: dict[str, Any] = {"type": click_type or kind, "required": required, "metavar": cli.metavar}
     if cli.envvar:
         settings["envvar"] = cli.envvar
-    if cli.argument:
+    if cli.is_argument:
         return click.Argument([name], nargs=-1 if is_list else 1, **settings)
     if not required:
         settings["default"] = default
@@ -142,7 +142,7 @@ def _parameter(name: str, hints: list[Any], default: Any, description: str | Non
         option = f"{option}/--no-{option[2:]}" if default else option
     return click.Option(
         [name, *(names or [option])],
-        multiple=is_list and cli.repeated,
+        multiple=is_list and cli.is_repeated,
         show_default=not required and default is not None and default is not False and default not in ("", ()),
         show_envvar=cli.show_envvar,
         help=description,
@@ -151,10 +151,10 @@ def _parameter(name: str, hints: list[Any], default: Any, description: str | Non
 
 
 def _find_option_marks(hint: Any) -> Iterator[Any]:
-    """Yield the :class:`Allowed` and :class:`Cli` objects at any depth of a type annotation."""
-    if isinstance(hint, Allowed | Cli):
+    """Yield the :class:`AllowedValues` and :class:`CliOption` objects at any depth of a type annotation."""
+    if isinstance(hint, AllowedValues | CliOption):
         yield hint
-    yield from (mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Allowed | Cli))
+    yield from (mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, AllowedValues | CliOption))
     for part in get_args(hint) if get_origin(hint) is not Literal else ():
         yield from _find_option_marks(part)
 
@@ -195,9 +195,9 @@ def _explain_invalid_option(model: type[Options], values: Mapping[str, Any], err
         return f"{given}: {model.__name__} has no such argument{did_you_mean(name, model.model_fields)}"
     field = model.model_fields[name]
     words = next(
-        (mark.description for mark in _find_option_marks(field.annotation) if isinstance(mark, Allowed)), first["msg"]
+        (mark.description for mark in _find_option_marks(field.annotation) if isinstance(mark, AllowedValues)), first["msg"]
     )
-    if mark := next((mark for mark in field.metadata if isinstance(mark, Allowed)), None):
+    if mark := next((mark for mark in field.metadata if isinstance(mark, AllowedValues)), None):
         words = mark.description
     none = ", or None," if NoneType in get_args(field.annotation) else ""
     return f"{given}: {words}{none} is needed"

@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-LOG_SECONDS = 30.0  # seconds between lines; a shorter job logs none
+LOG_INTERVAL_SECONDS = 30.0  # seconds between lines; a shorter job logs none
 LOG_FORMAT = "{desc}: {n_fmt} of {total_fmt}, {rate_noinv_fmt}, {elapsed} so far, {remaining} left{postfix}"
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class _LoggedBar(tqdm):  # type: ignore[type-arg]
         log.info("%s", msg or self)
 
 
-def in_notebook() -> bool:
+def is_notebook() -> bool:
     """Return whether this process is the kernel of a notebook, which can display bars."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
@@ -44,13 +44,13 @@ def progress_bar(
 ) -> Any:
     """Return a tqdm bar that iterates over ``items``, or that the caller updates. A ``hidden`` bar displays nothing.
 
-    Without a terminal or a notebook, progress, rate and remaining time are logged every ``LOG_SECONDS`` seconds.
+    Without a terminal or a notebook, progress, rate and remaining time are logged every ``LOG_INTERVAL_SECONDS`` seconds.
     """
-    notebook = in_notebook()
+    notebook = is_notebook()
     options: dict[str, Any] = {"desc": desc, "total": total, "initial": initial, "unit_scale": unit_scale}
     if sys.stderr.isatty() or notebook or hidden:
         bar: Any = import_module("tqdm.auto").tqdm if notebook else tqdm  # widgets, or text in a notebook without widgets
         return bar(items, unit=unit, disable=hidden, file=sys.stderr, **options)
-    options |= dict.fromkeys(("delay", "mininterval", "maxinterval"), LOG_SECONDS)
+    options |= dict.fromkeys(("delay", "mininterval", "maxinterval"), LOG_INTERVAL_SECONDS)
     unit = unit if unit_scale else f" {unit}"
     return _LoggedBar(items, unit=unit, file=io.StringIO(), miniters=1, bar_format=LOG_FORMAT, **options)

@@ -14,8 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files.inputs import is_path
-from vse.pipeline.presets.presets import known_presets, load_experiment_outline
+from vse.pipeline.files.inputs import is_path_text
+from vse.pipeline.presets.presets import list_preset_names, load_experiment_outline
 from vse.pipeline.presets.schema import parse_composed_name
 
 PLANNING_VARIABLE = "VSE_PLANNING"  # set while jobs are planned, so that missing published files are no error
@@ -43,12 +43,12 @@ def plan_files(targets: Sequence[str], settings: Sequence[str] = (), snakefile: 
     lines = summary.stdout.splitlines()
     start = next((k for k, line in enumerate(lines) if line.startswith("output_file\t")), None)
     if summary.returncode or start is None:
-        raise UserError(_error_line(summary.stderr or summary.stdout))
+        raise UserError(_find_error_message(summary.stderr or summary.stdout))
     rows = csv.DictReader(lines[start:], delimiter="\t", quoting=csv.QUOTE_NONE)
     return [PlannedFile(row["rule"], Path(row["output_file"])) for row in rows if row["plan"].startswith("update")]
 
 
-def _error_line(text: str) -> str:
+def _find_error_message(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for mark in ("snakemake: error: ", "MissingRuleException", "WorkflowError", "Error"):
         for index, line in enumerate(lines):
@@ -61,7 +61,7 @@ def _error_line(text: str) -> str:
 _TARGET_FOLDERS = ("data", "features", "results", "runs")
 # Options without a value.
 _OPTIONS_WITHOUT_VALUE = ("--", "-n", "--dry-run", "-p", "-np", "-k", "--keep-going", "-F", "--forceall", "--rerun-incomplete")
-_OPTION_WITH_VALUE = re.compile(r"-[cj]\w+|--(cores|jobs)=\w+")  # -c4
+_OPTION_WITH_VALUE_PATTERN = re.compile(r"-[cj]\w+|--(cores|jobs)=\w+")  # -c4
 _TARGET_SUFFIXES = (".csv", ".h5", ".html", ".json", ".tex")
 # Pairs of a pattern and a kind of presets. Groups other than ``dataset`` hold names of this kind. {dataset} stands for
 # dataset_pattern().
@@ -80,7 +80,7 @@ def dataset_pattern() -> str:
 
     The expression matches names without an underscore, and names of presets with an underscore, such as f30k_entities.
     """
-    return "|".join([*(re.escape(name) for name in known_presets("datasets") if "_" in name), "[^_/]+"])
+    return "|".join([*(re.escape(name) for name in list_preset_names("datasets") if "_" in name), "[^_/]+"])
 
 
 def check_targets(arguments: Sequence[str]) -> None:
@@ -90,8 +90,10 @@ def check_targets(arguments: Sequence[str]) -> None:
     and other paths, are not checked.
     """
     for before, argument in pairwise(arguments):
-        is_target = before in _OPTIONS_WITHOUT_VALUE or not before.startswith("-") or _OPTION_WITH_VALUE.fullmatch(before)
-        if is_target and is_path(argument) and not Path(argument).exists():
+        is_target = (
+            before in _OPTIONS_WITHOUT_VALUE or not before.startswith("-") or _OPTION_WITH_VALUE_PATTERN.fullmatch(before)
+        )
+        if is_target and is_path_text(argument) and not Path(argument).exists():
             _check_target(argument)
 
 
@@ -127,6 +129,6 @@ def _check_preset_or_composed_name(kind: str, name: str) -> None:
 
 
 def _check_preset_name(kind: str, name: str) -> None:
-    known = known_presets(kind)
+    known = list_preset_names(kind)
     if name not in known:
         raise UserError(f"unknown {kind.removesuffix('s')} {name!r}{did_you_mean(name, known)}")

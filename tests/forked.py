@@ -91,7 +91,9 @@ def serve(path: str, targets: list[str]) -> None:
         _forget("vse")
         _import_all("vse")  # the commands import what they run when they run
         for kind in ("datasets", "features", "experiments", "ladders"):
-            importlib.import_module("vse.pipeline.presets.preset_files").known_presets(kind)  # which keeps the files' contents
+            importlib.import_module("vse.pipeline.presets.preset_files").list_preset_names(
+                kind
+            )  # which keeps the files' contents
         if not _first:
             _first.update(_modules_of("vse"))
         for item in targets:

@@ -80,7 +80,7 @@ def served(monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]) -> Iterator
         def log_message(self, *_: object) -> None:
             pass
 
-    monkeypatch.setattr(downloads, "PAUSE", 0.0)
+    monkeypatch.setattr(downloads, "FIRST_PAUSE_SECONDS", 0.0)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
         state.url = f"http://127.0.0.1:{http.server_port}/"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from vse.pipeline.files.archives import unpack
+from vse.pipeline.files.archives import unpack_member
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "_vse" / "vse"
@@ -123,7 +123,7 @@ def test_the_wheel_holds_every_file_of_the_rooms_and_the_sdist_makes_the_same_wh
     (tmp_path / "again").mkdir()
     build(clone, f"build_sdist({str(tmp_path)!r})")
     (archive,) = tmp_path.glob("*.tar.gz")
-    source = unpack(archive, archive.name.removesuffix(".tar.gz"), tmp_path / "unpacked", max_bytes=10**9)
+    source = unpack_member(archive, archive.name.removesuffix(".tar.gz"), tmp_path / "unpacked", max_bytes=10**9)
     again = install(source, "plain", tmp_path / "again")
     assert {path.relative_to(again) for path in again.rglob("*")} == {path.relative_to(site) for path in site.rglob("*")}
 

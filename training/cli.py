@@ -8,9 +8,9 @@ from __future__ import annotations
 import click
 
 from vse.pipeline.command import entry_point
-from vse.pipeline.errors import printable
+from vse.pipeline.errors import to_printable_line
 from vse.pipeline.options import command
-from vse.pipeline.presets.preset_files import preset_descriptions
+from vse.pipeline.presets.preset_files import list_preset_descriptions
 from vse.training.options import EmbedRequest, ReportRequest, SearchCommandRequest, TrainRequest
 
 
@@ -19,7 +19,7 @@ class _ExperimentListCommand(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Experiments"):
-            formatter.write_dl(preset_descriptions("experiments"), col_max=24)
+            formatter.write_dl(list_preset_descriptions("experiments"), col_max=24)
 
 
 @command("vse-train", cls=_ExperimentListCommand)
@@ -74,7 +74,7 @@ def search_command(request: SearchCommandRequest) -> None:
         return
     for rank, hit in enumerate(search_run(run, query, search, files, request.device), 1):
         caption = [] if hit.caption is None else [hit.caption]
-        click.echo("\t".join([str(rank), f"{hit.score:.4f}", *map(printable, [hit.photo or hit.image_id, *caption])]))
+        click.echo("\t".join([str(rank), f"{hit.score:.4f}", *map(to_printable_line, [hit.photo or hit.image_id, *caption])]))
 
 
 @command("vse-report")

@@ -14,7 +14,7 @@ from vse.pipeline.presets.parts import part_field
 from vse.pipeline.presets.preset_files import parse_yaml
 from vse.pipeline.presets.presets import (
     is_experiment,
-    list_changes,
+    list_setting_changes,
     load_experiment_outline,
     read_experiment_settings,
     validate_settings,
@@ -159,4 +159,4 @@ def changed_settings(experiment: ExperimentConfig, dataset: str) -> list[str]:
     preset = preset.model_copy(update={"model": preset.model.with_caption_encoder(read)})
     if preset.train.precision == "auto":
         preset = preset.in_precision(experiment.train.precision)
-    return list_changes(preset.weight_settings(), experiment.weight_settings())
+    return list_setting_changes(preset.weight_settings(), experiment.weight_settings())

@@ -10,33 +10,46 @@ from typing import Annotated
 import click
 
 from vse.eval.defaults import REPORT_QUERIES
-from vse.pipeline.option_types import AllowCode, Changes, Cli, Device, File, Flag, Force, From0, From1, Seed, Text, Threads
+from vse.pipeline.option_types import (
+    AllowCode,
+    CliOption,
+    Device,
+    FileOrFolderPath,
+    Flag,
+    Force,
+    NonNegativeInteger,
+    PositiveInteger,
+    Seed,
+    SettingChanges,
+    Text,
+    ThreadCount,
+)
 from vse.pipeline.options import Options
 
 
 class TrainInputs(Options):
     """Further files that a training reads. The default is the file that the feature cache or the experiment names."""
 
-    captions: File | None = None
+    captions: FileOrFolderPath | None = None
     """The data set's dataset.json.  [default: the one the cache names]"""
-    eval_features: File | None = None
+    eval_features: FileOrFolderPath | None = None
     """Cache for validation.  [default: the cache that the experiment names, in the folder of --features]"""
-    caption_features: File | None = None
+    caption_features: FileOrFolderPath | None = None
     """Cache of captions to read instead of words.  [default: the experiment's]"""
-    truth_features: File | None = None
+    truth_features: FileOrFolderPath | None = None
     """Cache of the ground-truth regions of phrases.  [default: the experiment's]"""
-    start_from: File | None = None
+    start_from: FileOrFolderPath | None = None
     """Run whose weights to start from.  [default: the run of the experiment's start_from with the same seed]"""
-    weights_dir: Annotated[File | None, Cli(envvar="VSE_WEIGHTS_DIR")] = None
+    weights_dir: Annotated[FileOrFolderPath | None, CliOption(envvar="VSE_WEIGHTS_DIR")] = None
     """Folder of CNN weights, for training on photos."""
-    words: File | None = None
+    words: FileOrFolderPath | None = None
     """File of word vectors that initialise the word embeddings.  [default: the experiment's]"""
 
 
 class TrainOptions(Options):
     """Rarely used options of a training."""
 
-    log_negatives: Annotated[From0, Cli(metavar="N")] = 0
+    log_negatives: Annotated[NonNegativeInteger, CliOption(metavar="N")] = 0
     """List the N hardest negatives of each epoch and direction."""
     tensorboard: Flag = False
     """Write TensorBoard events as well."""
@@ -46,24 +59,24 @@ class TrainOptions(Options):
     """Replace the run in the run folder if its settings differ. Without this option, different settings are an error."""
     allow_code: AllowCode = False
     device: Device = "auto"
-    threads: Threads = None
+    threads: ThreadCount = None
     force: Force = False
 
 
 class TrainRequest(Options):
     """A training: the features, the experiment and all options of ``vse-train``."""
 
-    features: File
+    features: FileOrFolderPath
     """The feature cache to train on."""
     experiment: Text = "vsepp"
     """A preset of config/experiments, or a YAML file."""
-    sets: Changes = ()
+    sets: SettingChanges = ()
     """Change a setting, e.g. loss.margin=0.1."""
     name: Text | None = None
     """Name of the run in tables.  [default: the experiment and the changes by --set]"""
     seed: Seed = 0
     """Seed of the initial weights and of the order of pairs."""
-    out: File | None = None
+    out: FileOrFolderPath | None = None
     """The run folder.  [default: runs/DATASET_EXPERIMENT/seed-SEED]"""
     inputs: TrainInputs = TrainInputs()
     options: TrainOptions = TrainOptions()
@@ -72,28 +85,28 @@ class TrainRequest(Options):
 class RunFileOptions(Options):
     """The files that a trained run reads. The default is the file that the run names."""
 
-    features: File | None = None
+    features: FileOrFolderPath | None = None
     """The feature cache, if it was moved, or a cache of other photos, such as your album, by the same extractor."""
-    captions: File | None = None
+    captions: FileOrFolderPath | None = None
     """The dataset.json, if it was moved.  [default: the one the cache names]"""
-    caption_features: File | None = None
+    caption_features: FileOrFolderPath | None = None
     """The caption cache, if it was moved."""
-    weights_dir: Annotated[File | None, Cli(envvar="VSE_WEIGHTS_DIR")] = None
+    weights_dir: Annotated[FileOrFolderPath | None, CliOption(envvar="VSE_WEIGHTS_DIR")] = None
     """Folder of the weights of a CNN or a text encoder, for new photos and captions."""
 
 
 class EmbedRequest(Options):
     """The arguments of ``vse-embed``."""
 
-    runs: Annotated[tuple[File, ...], Cli(argument=True, metavar="RUN")]
+    runs: Annotated[tuple[FileOrFolderPath, ...], CliOption(is_argument=True, metavar="RUN")]
     split: Text | None = None
     """The split.  [default: test]"""
-    as_features: Annotated[File | None, Cli(metavar="OUT")] = None
+    as_features: Annotated[FileOrFolderPath | None, CliOption(metavar="OUT")] = None
     """Write the embeddings of all splits as the caches OUT_images.h5 and OUT_captions.h5 instead, to train on them."""
-    out: File | None = None
+    out: FileOrFolderPath | None = None
     """The file to write.  [default: RUN/SPLIT.h5, or RUN/DATASET_SPLIT.h5 for another data set]"""
     files: RunFileOptions = RunFileOptions()
-    allow_unfinished: Annotated[Flag, Cli(("--allow-unfinished", "--unfinished"))] = False
+    allow_unfinished: Annotated[Flag, CliOption(("--allow-unfinished", "--unfinished"))] = False
     """Allow a run whose training did not finish; the result records it."""
     allow_leak: Flag = False
     """Allow images that the run was trained on; the result records it."""
@@ -101,58 +114,58 @@ class EmbedRequest(Options):
     """For a run that localises phrases: write the scores of all captions with all images, for the ensembles of vse-eval."""
     allow_code: AllowCode = False
     device: Device = "auto"
-    threads: Threads = None
+    threads: ThreadCount = None
     force: Force = False
 
 
 class SearchRequest(Options):
     """The options of a search in a split, without the run and the query."""
 
-    k: Annotated[From1, Cli(("-k",))] = 10
+    k: Annotated[PositiveInteger, CliOption(("-k",))] = 10
     """Number of results."""
     split: Text | None = None
     """The split.  [default: test]"""
-    corpus: File | None = None
+    corpus: FileOrFolderPath | None = None
     """Embeddings file of this run to search instead of embedding the split."""
-    index: File | None = None
+    index: FileOrFolderPath | None = None
     """FAISS index file: written by the first search, then read instead of embedding the split."""
-    index_type: Annotated[Text | None, Cli(metavar="FACTORY")] = None
+    index_type: Annotated[Text | None, CliOption(metavar="FACTORY")] = None
     """Type of a new index, such as IVF1024,Flat or HNSW32.  [default: Flat]"""
-    index_parameters: Annotated[Text, Cli(metavar="NAME=NUMBER")] = ""
+    index_parameters: Annotated[Text, CliOption(metavar="NAME=NUMBER")] = ""
     """Search parameters of the index, such as nprobe=16 or efSearch=64."""
-    rerank: Annotated[From1 | None, Cli(metavar="K")] = None
+    rerank: Annotated[PositiveInteger | None, CliOption(metavar="K")] = None
     """For a model that scores each pair, such as SCAN or order embeddings: compare vectors first, and score only the K best
     candidates.  [default: all; 200 for order embeddings]"""
-    html: File | None = None
+    html: FileOrFolderPath | None = None
     """Write a report with photos as well."""
 
 
 class SearchCommandRequest(Options):
     """The arguments of ``vse-search``: the run, the query and the options of the search."""
 
-    run: Annotated[File, Cli(argument=True)]
-    query: Annotated[Text, Cli(argument=True)]
+    run: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
+    query: Annotated[Text, CliOption(is_argument=True)]
     search: SearchRequest = SearchRequest()
     files: RunFileOptions = RunFileOptions()
-    image: File | None = None
+    image: FileOrFolderPath | None = None
     """Photo in which to find the phrase QUERY, for a run that localises phrases; one of the photos of the feature cache."""
     allow_code: AllowCode = False
     device: Device = "auto"
-    threads: Threads = None
+    threads: ThreadCount = None
     force: Force = False
 
 
 class ReportRequest(Options):
     """The arguments of ``vse-report``."""
 
-    results: Annotated[tuple[File, ...], Cli(argument=True)]
-    out: File
+    results: Annotated[tuple[FileOrFolderPath, ...], CliOption(is_argument=True)]
+    out: FileOrFolderPath
     """The report to write (HTML)."""
-    data: File | None = None
+    data: FileOrFolderPath | None = None
     """dataset.json, if it is not at the path that the embeddings record."""
-    embeddings: tuple[File, ...] = ()
+    embeddings: tuple[FileOrFolderPath, ...] = ()
     """The embeddings of the first seed, if they are not at the path that RESULT records; give one file for each RESULT."""
-    queries: From0 = REPORT_QUERIES
+    queries: NonNegativeInteger = REPORT_QUERIES
     """Number of queries to display in each direction."""
     seed: Seed = 0
     """Seed of the random choice of the displayed queries."""
@@ -163,37 +176,37 @@ class ReportRequest(Options):
 class ServeRequest(Options):
     """The arguments of ``vse-serve``."""
 
-    runs: Annotated[tuple[File, ...], Cli(argument=True, metavar="RUN...")]
-    k: Annotated[From1, Cli(("-k",), click_type=click.IntRange(1, 100))] = 10
+    runs: Annotated[tuple[FileOrFolderPath, ...], CliOption(is_argument=True, metavar="RUN...")]
+    k: Annotated[PositiveInteger, CliOption(("-k",), click_type=click.IntRange(1, 100))] = 10
     """Number of results per query; a query may ask for more."""
     split: Text = "test"
     """The split to search."""
-    features: tuple[File, ...] = ()
+    features: tuple[FileOrFolderPath, ...] = ()
     """The feature cache of each RUN, if it was moved, or a cache of other photos, such as your album."""
-    captions: File | None = None
+    captions: FileOrFolderPath | None = None
     """The dataset.json, if it was moved.  [default: the one the caches name]"""
-    caption_features: tuple[File, ...] = ()
+    caption_features: tuple[FileOrFolderPath, ...] = ()
     """The caption cache of each RUN, if it was moved."""
-    weights_dir: Annotated[File | None, Cli(envvar="VSE_WEIGHTS_DIR")] = None
+    weights_dir: Annotated[FileOrFolderPath | None, CliOption(envvar="VSE_WEIGHTS_DIR")] = None
     """Folder with the weights of a CNN or text encoder."""
-    index_type: Annotated[Text | None, Cli(metavar="FACTORY")] = None
+    index_type: Annotated[Text | None, CliOption(metavar="FACTORY")] = None
     """The FAISS index, such as IVF1024,Flat or HNSW32.  [default: Flat]"""
-    index_parameters: Annotated[Text, Cli(metavar="NAME=NUMBER")] = ""
+    index_parameters: Annotated[Text, CliOption(metavar="NAME=NUMBER")] = ""
     """Parameters of the index, such as nprobe=16 or efSearch=64."""
-    rerank: Annotated[From1, Cli(metavar="K")] = 200
+    rerank: Annotated[PositiveInteger, CliOption(metavar="K")] = 200
     """For a model without one vector per item, such as SCAN: compare mean vectors first, and score only the best K."""
-    held_gb: Annotated[float, Cli(click_type=click.FloatRange(0))] = 4.0
+    held_gb: Annotated[float, CliOption(click_type=click.FloatRange(0))] = 4.0
     """For a model without one vector per item: memory for the encoded images or captions of each run, in GB."""
     host: Text = "127.0.0.1"
     """The address to listen on; 0.0.0.0 also accepts other machines."""
-    port: Annotated[int, Cli(click_type=click.IntRange(0, 65535))] = 8000
+    port: Annotated[int, CliOption(click_type=click.IntRange(0, 65535))] = 8000
     """The port; 0 chooses a free one."""
-    upload_mb: Annotated[int, Cli(click_type=click.IntRange(1, 1024))] = 20
+    upload_mb: Annotated[int, CliOption(click_type=click.IntRange(1, 1024))] = 20
     """Largest size of a photo in MB."""
-    max_megapixels: Annotated[float, Cli(click_type=click.FloatRange(0.01, 80))] = 25.0
+    max_megapixels: Annotated[float, CliOption(click_type=click.FloatRange(0.01, 80))] = 25.0
     """Largest size of a photo in megapixels."""
     check: Flag = False
     """Load everything, answer one query, print what each run finds, and end."""
     allow_code: AllowCode = False
     device: Device = "auto"
-    threads: Threads = None
+    threads: ThreadCount = None

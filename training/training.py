@@ -25,7 +25,7 @@ from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import wrap_read_errors
 from vse.pipeline.files.writing import lock_for_writing, sha256_file, write_json
-from vse.pipeline.presets.presets import list_changes
+from vse.pipeline.presets.presets import list_setting_changes
 from vse.training.experiment import ExperimentConfig, load_experiment
 from vse.training.options import TrainInputs, TrainOptions, TrainRequest
 from vse.training.prepare import prepare_task
@@ -58,7 +58,7 @@ def train_experiment(request: TrainRequest) -> Path:
     dataset = open_cache(request.features).dataset
     config = load_experiment(request.experiment, dataset, request.sets)
     plain = load_experiment(request.experiment, None, request.sets)
-    changes = list_changes(plain.model_dump(), config.model_dump())
+    changes = list_setting_changes(plain.model_dump(), config.model_dump())
     if changes:
         log.info("data set preset %r changes %s", dataset, "; ".join(changes))
     with memory_guard(f"lower train.batch_size, or --set train.features_in_memory=false; {MEMORY_ADVICE}"):

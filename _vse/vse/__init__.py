@@ -60,13 +60,13 @@ _NAMES_BY_MODULE = {
     "vse.data_files": ("DatasetFile", "FeatureFile", "ImportedData"),
     "vse.pipeline.errors": ("UserError", "Interrupted"),
 }
-_MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
-__all__ = [*_MODULES, "__version__"]
+_MODULE_BY_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
+__all__ = [*_MODULE_BY_NAME, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    if name in _MODULE_BY_NAME:
+        value = globals()[name] = getattr(import_module(_MODULE_BY_NAME[name]), name)
         return value
     if not name.startswith("_"):
         former_calls = import_module("vse.former_calls")

@@ -1,7 +1,7 @@
 """Check the arguments of the Python interface against annotations, and convert them to plain Python values.
 
-An annotation combines a type, for type checkers, with an :class:`Allowed`. ``From1`` allows integers from 1 on, and
-``ListFrom1`` a list of such integers. :func:`public` decorates the functions and methods of the interface.
+An annotation combines a type, for type checkers, with an :class:`AllowedValues`. ``PositiveInteger`` allows integers from 1
+on, and ``PositiveIntegers`` a list of such integers. :func:`public_api` decorates the functions and methods of the interface.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from typing import (
 
 import yaml
 
-from vse.former_calls import replacing_call
+from vse.former_calls import find_new_call
 from vse.pipeline.command import explain_system_errors, record_command
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.outputs import allow_replacing_other_kinds
-from vse.pipeline.option_types import MAX_SEED, Allowed, Flag, Text, is_integer_from, is_path, is_text
+from vse.pipeline.option_types import MAX_SEED, AllowedValues, Flag, Text, is_integer_from, is_path, is_text
 from vse.pipeline.options import Options, format_value
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ else:
 _Parameters = ParamSpec("_Parameters")
 _Returned = TypeVar("_Returned")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_ARGUMENT = re.compile(r"^    (\w+): .*(?:\n     .*)*", re.M)
-_AFTER_ARGUMENTS = re.compile(r"\n(?=(Returns|Raises|Examples):\n)|\Z")
-_OPTION = re.compile(r"(?<![\w/.-])--([a-z][a-z-]*)")
+_DESCRIBED_ARGUMENT_PATTERN = re.compile(r"^    (\w+): .*(?:\n     .*)*", re.M)
+_ARGUMENTS_END_PATTERN = re.compile(r"\n(?=(Returns|Raises|Examples):\n)|\Z")
+_OPTION_NAME_PATTERN = re.compile(r"(?<![\w/.-])--([a-z][a-z-]*)")
 _ARGUMENT_BY_OPTION = {
     "set": "sets",
     "ensemble": "vse.Ensemble",
@@ -63,7 +63,7 @@ def is_integer(value: object) -> bool:
     return is_integer_from(value, -MAX_SEED)
 
 
-def is_query(value: object) -> bool:
+def is_text_or_path(value: object) -> bool:
     """Return whether a value is a text, which may be empty, or a path object."""
     return is_text(value) if isinstance(value, str) else is_path(value)
 
@@ -112,33 +112,39 @@ def is_array(value: object) -> bool:
         return False
 
 
-_is_from_1 = partial(is_integer_from, low=1)
-StrPath = Annotated[str | os.PathLike[str], Allowed("a path", is_path, may_be_path=True)]
+_is_positive_integer = partial(is_integer_from, low=1)
+StrPath = Annotated[str | os.PathLike[str], AllowedValues("a path", is_path, may_be_path=True)]
 Paths = Annotated[
     str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    Allowed("a path or a list of paths", are_paths, may_be_path=True),
+    AllowedValues("a path or a list of paths", are_paths, may_be_path=True),
 ]
 ChangedSettings = Annotated[
     Mapping[str, object] | Sequence[str],
-    Allowed('a mapping such as {"train.epochs": 3} or a list such as ["train.epochs=3"]', are_settings),
+    AllowedValues('a mapping such as {"train.epochs": 3} or a list such as ["train.epochs=3"]', are_settings),
 ]
-Columns = Annotated[Mapping[str, str | Sequence[str]], Allowed('a mapping such as {"file": "picture"}', is_column_mapping)]
-Names = Annotated[str | Sequence[str], Allowed("a name or a list of names", partial(is_one_or_list_of, is_text))]
-Texts = Annotated[str | Sequence[str], Allowed("a text or a list of texts", partial(is_one_or_list_of, is_text))]
-Query = Annotated[str | os.PathLike[str], Allowed("a text, or the path of an image", is_query, may_be_path=True)]
-ListFrom1 = Annotated[
+ColumnMapping = Annotated[
+    Mapping[str, str | Sequence[str]], AllowedValues('a mapping such as {"file": "picture"}', is_column_mapping)
+]
+Names = Annotated[str | Sequence[str], AllowedValues("a name or a list of names", partial(is_one_or_list_of, is_text))]
+Texts = Annotated[str | Sequence[str], AllowedValues("a text or a list of texts", partial(is_one_or_list_of, is_text))]
+TextOrPath = Annotated[
+    str | os.PathLike[str], AllowedValues("a text, or the path of an image", is_text_or_path, may_be_path=True)
+]
+PositiveIntegers = Annotated[
     Sequence[int],
-    Allowed("a list of whole numbers from 1 on", partial(is_list_of, _is_from_1), lambda many: [*map(int, many)]),
+    AllowedValues(
+        "a list of whole numbers from 1 on", partial(is_list_of, _is_positive_integer), lambda many: [*map(int, many)]
+    ),
 ]
-Array = Annotated[ArrayLike, Allowed("an array of numbers, of numpy or torch, or a list of lists", is_array)]
+Array = Annotated[ArrayLike, AllowedValues("an array of numbers, of numpy or torch, or a list of lists", is_array)]
 ArrayOrPath = Annotated[
     ArrayLike | os.PathLike[str],
-    Allowed("an array of numbers, or a path", lambda value: is_path(value) or is_array(value), may_be_path=True),
+    AllowedValues("an array of numbers, or a path", lambda value: is_path(value) or is_array(value), may_be_path=True),
 ]
-_ALLOWED_BY_TYPE: dict[Any, Any] = {str: get_args(Text)[1], bool: get_args(Flag)[1]}
+_ALLOWED_VALUES_BY_TYPE: dict[Any, Any] = {str: get_args(Text)[1], bool: get_args(Flag)[1]}
 
 
-def checked(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters, _Returned]:
+def check_arguments(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters, _Returned]:
     """Decorate a function so that a wrong, missing or unknown argument raises a UserError with the name of the argument."""
 
     @wraps(function)
@@ -149,7 +155,7 @@ def checked(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters,
     return call
 
 
-def public(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters, _Returned]:
+def public_api(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters, _Returned]:
     """Decorate a function or method of the Python interface.
 
     The decorator checks the arguments. Written files record the call. A UserError names Python arguments instead of
@@ -163,7 +169,7 @@ def public(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters, 
         force = given.get("force") is True or getattr(given.get("options"), "force", False) is True
         try:
             with (
-                record_command(_call_text(function, arguments, named)),
+                record_command(_format_call(function, arguments, named)),
                 explain_system_errors(),
                 allow_replacing_other_kinds(force),
             ):
@@ -175,13 +181,13 @@ def public(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters, 
     return call
 
 
-def described_by(*models: type[Options]) -> Callable[[_Function], _Function]:
+def describe_arguments(*models: type[Options]) -> Callable[[_Function], _Function]:
     """Return a decorator that adds the descriptions of arguments to a docstring.
 
     The description of an argument is the help of the option with the same name in ``models``. An argument that the docstring
     describes itself keeps its description. Raises TypeError if an argument is described nowhere.
     """
-    fields = {name: field for model in reversed(models) for name, field in _all_fields(model).items()}
+    fields = {name: field for model in reversed(models) for name, field in _collect_nested_fields(model).items()}
 
     def description(name: str) -> str:
         if name not in fields:
@@ -194,10 +200,10 @@ def described_by(*models: type[Options]) -> Callable[[_Function], _Function]:
     def decorate(function: _Function) -> _Function:
         text = inspect.cleandoc(function.__doc__ or "")
         if "\nArgs:\n" not in text:
-            text = _AFTER_ARGUMENTS.sub("\nArgs:\n\n\\g<0>", f"{text}\n", count=1)
+            text = _ARGUMENTS_END_PATTERN.sub("\nArgs:\n\n\\g<0>", f"{text}\n", count=1)
         before, _, rest = text.partition("\nArgs:\n")
         written, _, after = rest.partition("\n\n")
-        entries = {entry[1]: entry[0] for entry in _ARGUMENT.finditer(written)}
+        entries = {entry[1]: entry[0] for entry in _DESCRIBED_ARGUMENT_PATTERN.finditer(written)}
         names = [name for name in inspect.signature(function).parameters if name != "self"]
         lines = [entries.get(name) or f"    {name}: {description(name)}" for name in names]
         function.__doc__ = "\n".join([before, "Args:", *lines, "", after.lstrip("\n")]).rstrip()
@@ -206,12 +212,12 @@ def described_by(*models: type[Options]) -> Callable[[_Function], _Function]:
     return decorate
 
 
-def _all_fields(model: type[Options]) -> dict[str, Any]:
+def _collect_nested_fields(model: type[Options]) -> dict[str, Any]:
     """Return the fields of a model, and of the models within the model, by name."""
     fields = dict(model.model_fields)
     for field in model.model_fields.values():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Options):
-            fields = {**_all_fields(field.annotation), **fields}
+            fields = {**_collect_nested_fields(field.annotation), **fields}
     return fields
 
 
@@ -222,7 +228,7 @@ def replace_option_names(message: str) -> str:
         name = option[1].rstrip("-").replace("-", "_")
         return _ARGUMENT_BY_OPTION.get(name, name)
 
-    return _OPTION.sub(argument, message)
+    return _OPTION_NAME_PATTERN.sub(argument, message)
 
 
 def bind_arguments(function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> inspect.BoundArguments:
@@ -235,7 +241,7 @@ def bind_arguments(function: Callable[..., Any], arguments: Sequence[Any], named
     name = function.__qualname__.removesuffix(".__init__")
     expected = [parameter for parameter in signature.parameters if parameter != "self"]
     for unknown in [argument for argument in named if argument not in expected]:
-        if new_call := replacing_call(name, unknown):
+        if new_call := find_new_call(name, unknown):
             raise UserError(f"vse.{name}(..., {unknown}=...) is now {new_call}")
         known = did_you_mean(unknown, expected)
         raise UserError(f"{unknown}={format_value(named[unknown])}: {name} has no such argument{known}")
@@ -243,7 +249,7 @@ def bind_arguments(function: Callable[..., Any], arguments: Sequence[Any], named
         bound = signature.bind(*arguments, **named)
     except TypeError as error:
         raise UserError(f"{name}: {error}; it takes {', '.join(expected)}") from None
-    allowances = allowed_arguments(function)
+    allowances = find_allowed_values(function)
     for argument in bound.arguments.keys() & allowances.keys():
         value, (allowed, may_be_none) = bound.arguments[argument], allowances[argument]
         if value is None and may_be_none:
@@ -261,7 +267,7 @@ def prefix_argument_name(message: str, function: Any, given: Mapping[str, Any]) 
     For example, ``a.h5: no such file`` becomes ``out: a.h5: no such file``. The arguments ``given`` include the fields of
     :class:`Options` objects. Any other message is returned unchanged.
     """
-    for argument, (allowed, _) in allowed_arguments(function).items():
+    for argument, (allowed, _) in find_allowed_values(function).items():
         value = given.get(argument)
         if isinstance(value, Options):
             named = prefix_argument_name(message, type(value), dict(value))
@@ -275,7 +281,7 @@ def prefix_argument_name(message: str, function: Any, given: Mapping[str, Any]) 
 
 
 @cache
-def allowed_arguments(function: Any) -> dict[str, tuple[Allowed, bool]]:
+def find_allowed_values(function: Any) -> dict[str, tuple[AllowedValues, bool]]:
     """Return, by name, the allowed values of each argument or option, and whether None is allowed.
 
     ``function`` is a function or a class of options.
@@ -334,18 +340,20 @@ def _format_setting_value(key: str, value: object) -> str:
         raise UserError(f"sets: {key}: a value of type {type(value).__name__} cannot be a setting") from None
 
 
-def _parse_annotation(hint: Any) -> tuple[Allowed, bool]:
+def _parse_annotation(hint: Any) -> tuple[AllowedValues, bool]:
     """Return the allowed values that an annotation describes, and whether it allows None."""
     if get_origin(hint) in (Union, types.UnionType):
         inner = [part for part in get_args(hint) if part is not types.NoneType]
         return _parse_annotation(inner[0])[0], len(inner) < len(get_args(hint))
     for mark in getattr(hint, "__metadata__", ()):
-        if isinstance(mark, Allowed):
+        if isinstance(mark, AllowedValues):
             return mark, False
-    return _ALLOWED_BY_TYPE.get(hint) or Allowed(f"a vse.{hint.__name__}", lambda value: isinstance(value, hint)), False
+    return _ALLOWED_VALUES_BY_TYPE.get(hint) or AllowedValues(
+        f"a vse.{hint.__name__}", lambda value: isinstance(value, hint)
+    ), False
 
 
-def _call_text(function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> str:
+def _format_call(function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> str:
     """Return a call as Python code.
 
     The call of a method starts with the expression that returned its object, such as ``vse.load('runs/a')``.

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from vse.arguments import (
     ChangedSettings,
-    Columns,
+    ColumnMapping,
     Paths,
     StrPath,
     as_path,
     as_paths,
-    described_by,
-    public,
+    describe_arguments,
+    public_api,
     settings_as_texts,
 )
 from vse.data_files import DatasetFile, FeatureFile, ImportedData
 from vse.features.options import ExtractOptions, FeatureRequest, ImportOptions, ImportRequest, SplitShares
 from vse.pipeline.cli import DemoRequest
 from vse.pipeline.errors import UserError
-from vse.pipeline.option_types import From0, From1
+from vse.pipeline.option_types import NonNegativeInteger, PositiveInteger
 from vse.training.options import EmbedRequest, RunFileOptions
 
 
-@public
+@public_api
 def open_dataset(path: StrPath) -> DatasetFile:
     """Open a data set, ``dataset.json`` (docs/formats.md), and check it.
 
@@ -44,7 +44,7 @@ def open_dataset(path: StrPath) -> DatasetFile:
     return DatasetFile(as_path(path))
 
 
-@public
+@public_api
 def open_features(path: StrPath) -> FeatureFile:
     """Open a feature cache.
 
@@ -66,9 +66,11 @@ def open_features(path: StrPath) -> FeatureFile:
     return FeatureFile(as_path(path))
 
 
-@public
-@described_by(DemoRequest)
-def draw_demo(out: StrPath, images: From1 | None = None, seed: From0 = 0, *, force: bool = False) -> DatasetFile:
+@public_api
+@describe_arguments(DemoRequest)
+def draw_demo(
+    out: StrPath, images: PositiveInteger | None = None, seed: NonNegativeInteger = 0, *, force: bool = False
+) -> DatasetFile:
     """Draw the images of the demo data set and write their captions (``vse-data demo``).
 
     Each image is a scene of simple shapes with five captions.
@@ -82,13 +84,13 @@ def draw_demo(out: StrPath, images: From1 | None = None, seed: From0 = 0, *, for
         data.splits
         ```
     """
-    from vse.pipeline.demo import DEFAULT_IMAGES, create_demo
+    from vse.pipeline.demo import DEFAULT_N_IMAGES, create_demo
 
-    return DatasetFile(create_demo(as_path(out), DEFAULT_IMAGES if images is None else images, seed))
+    return DatasetFile(create_demo(as_path(out), DEFAULT_N_IMAGES if images is None else images, seed))
 
 
-@public
-@described_by(ImportRequest)
+@public_api
+@describe_arguments(ImportRequest)
 def import_data(
     sources: Paths,
     out: StrPath,
@@ -96,7 +98,7 @@ def import_data(
     name: str | None = None,
     captions: StrPath | None = None,
     images: StrPath | None = None,
-    columns: Columns | None = None,
+    columns: ColumnMapping | None = None,
     splits: SplitShares = SplitShares(),
     options: ImportOptions = ImportOptions(),
 ) -> ImportedData:
@@ -132,8 +134,8 @@ def import_data(
     return ImportedData(import_sources(request))
 
 
-@public
-@described_by(FeatureRequest)
+@public_api
+@describe_arguments(FeatureRequest)
 def extract(
     dataset: StrPath,
     feature: str | None = None,
@@ -141,7 +143,7 @@ def extract(
     out: StrPath | None = None,
     sets: ChangedSettings | None = None,
     like: StrPath | None = None,
-    shards: From1 | None = None,
+    shards: PositiveInteger | None = None,
     options: ExtractOptions = ExtractOptions(),
 ) -> FeatureFile:
     """Extract a feature of images or captions into a cache for the trainers (``vse-extract``).
@@ -177,8 +179,8 @@ def extract(
     return FeatureFile(extract_feature(request))
 
 
-@public
-@described_by(EmbedRequest)
+@public_api
+@describe_arguments(EmbedRequest)
 def embeddings_as_features(
     files: Paths, prefix: StrPath, *, captions: StrPath | None = None, force: bool = False
 ) -> tuple[FeatureFile, FeatureFile]:

@@ -12,36 +12,37 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from vse.arguments import StrPath, as_path, checked, is_integer
+from vse.arguments import StrPath, as_path, check_arguments, is_integer
 from vse.features.cache.feature_cache import FeatureCache, open_cache
 from vse.features.cache.reader import FeatureReader
 from vse.pipeline.dataset.columns import caption_ids, image_ids
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import read_json
-from vse.pipeline.option_types import Allowed
+from vse.pipeline.option_types import AllowedValues
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def _are_ids(value: object) -> bool:
+def _is_id_selection(value: object) -> bool:
     if isinstance(value, slice | np.ndarray | Iterator) or is_integer(value):
         return True
     return isinstance(value, Iterable) and all(isinstance(one, int | np.integer) for one in value)
 
 
 IdSelection = Annotated[
-    int | np.integer[Any] | slice | Iterable[int] | NDArray[Any], Allowed("an id, a list of ids, or [:]", _are_ids)
+    int | np.integer[Any] | slice | Iterable[int] | NDArray[Any],
+    AllowedValues("an id, a list of ids, or [:]", _is_id_selection),
 ]
-SingleId = Annotated[int | np.integer[Any], Allowed("an id", is_integer)]
-DISPLAYED_ROWS = 5  # of a frame in a notebook
+SingleId = Annotated[int | np.integer[Any], AllowedValues("an id", is_integer)]
+N_DISPLAYED_ROWS = 5  # of a frame in a notebook
 
 
-class FileHandle:
+class PathWrapper:
     """A file or folder that the interface opened or wrote. Functions take this object in place of its path."""
 
-    @checked
+    @check_arguments
     def __init__(self, path: StrPath) -> None:
         self.path = as_path(path)
 
@@ -55,7 +56,7 @@ class FileHandle:
         return f"<p>{html.escape(repr(self))}</p>"
 
 
-class Savable:
+class SavableObject:
     """An object that can be saved to a file. Once it is saved, functions take this object in place of the file's path."""
 
     path: Path | None = None
@@ -68,11 +69,11 @@ class Savable:
 
 def html_summary(title: object, facts: str, frame: pd.DataFrame | None = None) -> str:
     """Return the HTML of an object in a notebook: a title, some facts, and the first rows of a frame."""
-    rows = "" if frame is None else frame.head(DISPLAYED_ROWS).to_html()
+    rows = "" if frame is None else frame.head(N_DISPLAYED_ROWS).to_html()
     return f"<p><b>{html.escape(str(title))}</b>: {html.escape(facts)}</p>{rows}"
 
 
-class DatasetFile(FileHandle):
+class DatasetFile(PathWrapper):
     """A data set, which lies in a file ``dataset.json``: images, their captions and their splits.
 
     Attributes:
@@ -86,7 +87,7 @@ class DatasetFile(FileHandle):
         json (dict[str, Any]): the content of the file
     """
 
-    @checked
+    @check_arguments
     def __init__(self, path: StrPath) -> None:
         super().__init__(path)
         self._dataset: Dataset = load_dataset_file(self.path)
@@ -113,7 +114,7 @@ class DatasetFile(FileHandle):
         content: dict[str, Any] = read_json(self.path)
         return content
 
-    @checked
+    @check_arguments
     def image_ids(self, split: str | None = None) -> NDArray[np.int64]:
         """Return the ids of the images of a split, or of all images, (n_images,).
 
@@ -122,7 +123,7 @@ class DatasetFile(FileHandle):
         images = self._dataset.images if split is None else self._dataset.split(split)
         return image_ids(images)
 
-    @checked
+    @check_arguments
     def caption_ids(self, split: str | None = None) -> NDArray[np.int64]:
         """Return the ids of the captions of a split, or of all captions, (n_captions,).
 
@@ -131,7 +132,7 @@ class DatasetFile(FileHandle):
         images = self._dataset.images if split is None else self._dataset.split(split)
         return caption_ids(images)
 
-    @checked
+    @check_arguments
     def photo(self, image_id: SingleId) -> Path:
         """Return the path of an image file. Raises [`vse.UserError`][] if the data set has no such image."""
         image = self._dataset.find_image(int(image_id))
@@ -144,10 +145,10 @@ class DatasetFile(FileHandle):
 
     def _repr_html_(self) -> str:
         head = html_summary(self.path, f"data set {self.name!r}, {len(self):,} images", self.splits)
-        return head + self.frame.head(DISPLAYED_ROWS).to_html()
+        return head + self.frame.head(N_DISPLAYED_ROWS).to_html()
 
 
-class FeatureFile(FileHandle):
+class FeatureFile(PathWrapper):
     """A feature cache, with one row of numbers for each image or caption. Rows are read from the disk by their ids.
 
     ``features[ids]`` returns the rows of some ids in the order of the ids: an array (n, dim), or (n, n_crops, dim) for a bank
@@ -167,7 +168,7 @@ class FeatureFile(FileHandle):
         json (dict[str, Any]): the provenance of the rows: settings, weights, versions
     """
 
-    @checked
+    @check_arguments
     def __init__(self, path: StrPath) -> None:
         super().__init__(path)
         self._cache: FeatureCache = open_cache(self.path)
@@ -182,9 +183,9 @@ class FeatureFile(FileHandle):
     def json(self) -> dict[str, Any]:
         return dict(self._cache.provenance)
 
-    @checked
+    @check_arguments
     def __getitem__(self, ids: IdSelection) -> NDArray[Any] | list[NDArray[Any]]:
-        positions = self._positions(ids)
+        positions = self._find_rows(ids)
         if not self.ragged:
             rows: NDArray[Any] = self._reader.rows(positions)
             return rows[0] if _is_single_id(ids) else rows
@@ -192,17 +193,17 @@ class FeatureFile(FileHandle):
         ragged: list[NDArray[Any]] = [row[mask] for row, mask in zip(regions.features, regions.mask, strict=True)]
         return ragged[0] if _is_single_id(ids) else ragged
 
-    @checked
+    @check_arguments
     def tensor(self, ids: IdSelection = slice(None)) -> Tensor:
         """Return the rows as a float32 tensor of torch; ragged rows are padded with zeros to (n, longest, dim)."""
         import torch
 
-        positions = self._positions(ids)
+        positions = self._find_rows(ids)
         rows = self._reader.padded_regions(positions).features if self.ragged else self._reader.rows(positions)
         tensor = torch.from_numpy(np.array(rows, np.float32))
         return tensor[0] if _is_single_id(ids) else tensor
 
-    @checked
+    @check_arguments
     def mask(self, ids: IdSelection = slice(None)) -> Tensor:
         """Return which positions of the padded ``tensor`` hold vectors, (n, longest) booleans; the others are padding.
 
@@ -214,19 +215,19 @@ class FeatureFile(FileHandle):
         mask = torch.from_numpy(np.arange(counts.max(initial=0)) < counts[:, None])
         return mask[0] if _is_single_id(ids) else mask
 
-    @checked
+    @check_arguments
     def counts(self, ids: IdSelection = slice(None)) -> NDArray[np.int64]:
         """Return the number of vectors of each row, such as the regions of each image, (n,).
 
         Raises [`vse.UserError`][] if the cache is not ragged.
         """
-        positions = self._positions(ids)
+        positions = self._find_rows(ids)
         if self._cache.offsets is None:
             shape = " x ".join(map(str, self._cache.row_shape))
             raise UserError(f"{self.path}: not ragged: every row has the shape {shape}, so no row is padded")
         return np.diff(self._cache.offsets)[positions]
 
-    @checked
+    @check_arguments
     def boxes(self, ids: IdSelection = slice(None)) -> NDArray[np.float32] | list[NDArray[np.float32]]:
         """Return the boxes of the regions of each row.
 
@@ -234,7 +235,7 @@ class FeatureFile(FileHandle):
         has no boxes.
         """
         cached = self._reader.boxes
-        spans = (slice(*cached.offsets[position : position + 2]) for position in self._positions(ids))
+        spans = (slice(*cached.offsets[position : position + 2]) for position in self._find_rows(ids))
         boxes = [np.asarray(cached.boxes[span], np.float32) for span in spans]
         return boxes[0] if _is_single_id(ids) else boxes
 
@@ -251,7 +252,7 @@ class FeatureFile(FileHandle):
     def _reader(self) -> FeatureReader:
         return FeatureReader(self._cache, memory_gb=0)
 
-    def _positions(self, ids: IdSelection) -> NDArray[np.int64]:
+    def _find_rows(self, ids: IdSelection) -> NDArray[np.int64]:
         if isinstance(ids, slice):
             if ids != slice(None):
                 raise UserError(

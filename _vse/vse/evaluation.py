@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import pandas as pd
 
-from vse.arguments import ListFrom1, Names, StrPath, are_paths, as_path, checked, described_by, public
+from vse.arguments import Names, PositiveIntegers, StrPath, are_paths, as_path, check_arguments, describe_arguments, public_api
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.files.results import COMPARISON_KIND, RESULT_KIND, UNSAVED_RESULT_PATH, Result, read_comparison
 from vse.eval.options import AllEvaluateOptions, EvaluateOptions
@@ -22,35 +22,36 @@ from vse.eval.tables.significance import build_significance, difference_lines, s
 from vse.eval.tables.summary import summarise_results, summary_cells
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import read_json
-from vse.pipeline.option_types import Allowed, From0, From1, Share, Text
+from vse.pipeline.option_types import AllowedValues, NonNegativeInteger, PositiveInteger, Share, Text
 from vse.pipeline.options import Options
-from vse.reports import SavableResult, move_references, table_html
+from vse.reports import SavableResult, rebase_file_references, table_html
 from vse.split_embeddings import SplitEmbeddings
 
 _EMBEDDINGS_DESCRIPTION = "vse.embeddings(...), a path, or a list of these"
-Members = Annotated[
-    str | os.PathLike[str] | Sequence[str | os.PathLike[str]], Allowed(_EMBEDDINGS_DESCRIPTION, are_paths, may_be_path=True)
+MemberEmbeddings = Annotated[
+    str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    AllowedValues(_EMBEDDINGS_DESCRIPTION, are_paths, may_be_path=True),
 ]
 
 
 class Ensemble(Options):
     """The members of an ensemble, for [`vse.evaluate`][]: their scores are averaged."""
 
-    members: Members
+    members: MemberEmbeddings
     """The embeddings of the members; with several seeds, of all members and seeds."""
     experiment: Text | None = None
     """The preset of the ensemble; None names the ensemble by its members."""
     alpha: Share | None = None
     """The share of the member that scores by phrases; None chooses it on the validation split."""
 
-    @checked
-    def __init__(self, members: Members, experiment: str | None = None, alpha: float | None = None) -> None:
+    @check_arguments
+    def __init__(self, members: MemberEmbeddings, experiment: str | None = None, alpha: float | None = None) -> None:
         super().__init__(members=members, experiment=experiment, alpha=alpha)
 
 
 EmbeddingsOrEnsemble = Annotated[
     Ensemble | str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    Allowed(
+    AllowedValues(
         f"{_EMBEDDINGS_DESCRIPTION}, or a vse.Ensemble",
         lambda value: isinstance(value, Ensemble) or are_paths(value),
         may_be_path=True,
@@ -62,7 +63,7 @@ EmbeddingsOrEnsemble = Annotated[
 class EvaluationJob:
     """The embeddings to evaluate, each a file or arrays in memory, and the options of the evaluation."""
 
-    sources: tuple[Path | SplitEmbeddings, ...]
+    embeddings: tuple[Path | SplitEmbeddings, ...]
     protocol: str | list[str]
     options: AllEvaluateOptions
 
@@ -71,22 +72,22 @@ class EvaluationJob:
         from vse.eval.protocols.evaluate import evaluate_arrays, evaluate_files
         from vse.eval.search.gpu import use_device
 
-        options, first = self._options(**changes), self.sources[0]
+        options, first = self._change_options(**changes), self.embeddings[0]
         use_device(options.device)
-        if len(self.sources) > 1 or isinstance(first, Path):
-            with TemporaryDirectory() as folder, self._provide_source_files(Path(folder)) as files:
+        if len(self.embeddings) > 1 or isinstance(first, Path):
+            with TemporaryDirectory() as folder, self._provide_embeddings_files(Path(folder)) as files:
                 content = evaluate_files(files, None, self.protocol, options)
-                return move_references(content, Path.cwd(), Path.cwd(), excluded=Path(folder))
+                return rebase_file_references(content, Path.cwd(), Path.cwd(), excluded=Path(folder))
         options.check()
         if options.iou is not None:
             raise UserError("iou: only files of phrase scores have boxes, arrays have not; leave iou out")
-        return evaluate_arrays(first.name, first.content, self.protocol, options)
+        return evaluate_arrays(first.name, first.embeddings, self.protocol, options)
 
     def with_options(self, **changes: Any) -> EvaluationJob:
         """Return this job with some options changed."""
-        return replace(self, options=self._options(**changes))
+        return replace(self, options=self._change_options(**changes))
 
-    def _options(self, **changes: Any) -> AllEvaluateOptions:
+    def _change_options(self, **changes: Any) -> AllEvaluateOptions:
         return AllEvaluateOptions(**{**dict(self.options), **changes})
 
     @contextmanager
@@ -99,17 +100,17 @@ class EvaluationJob:
             self.evaluate(save=folder / "ensemble.h5", bootstrap=0, cross_check=False)
             yield sorted(folder.glob("ensemble*.h5"))
             return
-        with self._provide_source_files(folder) as files:
+        with self._provide_embeddings_files(folder) as files:
             yield files
 
     @contextmanager
-    def _provide_source_files(self, folder: Path) -> Iterator[list[Path]]:
+    def _provide_embeddings_files(self, folder: Path) -> Iterator[list[Path]]:
         """Yield a file for each source. Arrays are written to ``folder``. Errors contain the model's name, not such a path."""
-        arrays = {folder / f"{k}.h5": one for k, one in enumerate(self.sources) if isinstance(one, SplitEmbeddings)}
+        arrays = {folder / f"{k}.h5": one for k, one in enumerate(self.embeddings) if isinstance(one, SplitEmbeddings)}
         for path, one in arrays.items():
-            write_embeddings(path, one.content)
+            write_embeddings(path, one.embeddings)
         try:
-            yield [folder / f"{k}.h5" if isinstance(one, SplitEmbeddings) else one for k, one in enumerate(self.sources)]
+            yield [folder / f"{k}.h5" if isinstance(one, SplitEmbeddings) else one for k, one in enumerate(self.embeddings)]
         except UserError as error:
             message = str(error)
             for path, one in arrays.items():
@@ -129,12 +130,12 @@ class Evaluation(SavableResult):
         path (Path | None): the result file; None if the evaluation was not saved
     """
 
-    _kind = RESULT_KIND
+    _output_kind = RESULT_KIND
 
     def __init__(self, job: EvaluationJob) -> None:
-        super().__init__(job.evaluate(), [source for source in job.sources if isinstance(source, Path)])
-        absolute = (source.absolute() if isinstance(source, Path) else source for source in job.sources)
-        self._job = replace(job, sources=tuple(absolute))
+        super().__init__(job.evaluate(), [source for source in job.embeddings if isinstance(source, Path)])
+        absolute = (source.absolute() if isinstance(source, Path) else source for source in job.embeddings)
+        self._job = replace(job, embeddings=tuple(absolute))
         self._result = Result.model_validate(self.json)
 
     @property
@@ -145,7 +146,7 @@ class Evaluation(SavableResult):
     def frame(self) -> pd.DataFrame:
         return summarise_results([(UNSAVED_RESULT_PATH, self._result)])
 
-    @public
+    @public_api
     def per_query(self, path: StrPath | None = None, *, force: bool = False) -> pd.DataFrame:
         """Return one row per query: its rank, and its best right and best wrong result (docs/formats.md).
 
@@ -158,8 +159,8 @@ class Evaluation(SavableResult):
             frame = pd.read_parquet(out) if out.suffix == ".parquet" else pd.read_csv(out, engine="python")  # exact numbers
         return frame.astype({"seed": "Int64", "wrong_id": "Int64"})
 
-    @public
-    def to_trec(self, folder: StrPath, depth: From0 | None = None, *, force: bool = False) -> Path:
+    @public_api
+    def to_trec(self, folder: StrPath, depth: NonNegativeInteger | None = None, *, force: bool = False) -> Path:
         """Write run and qrels files of both directions for trec_eval, ranx or ir_measures; return the folder.
 
         A run file has the best ``depth`` results of each query; None is 1,000, and 0 is all. ``force`` replaces files of
@@ -169,7 +170,7 @@ class Evaluation(SavableResult):
         self._write_extra_files(trec=out, trec_depth=depth)
         return out
 
-    @public
+    @public_api
     def with_index(self, index: str, parameters: str = "") -> Evaluation:
         """Return this evaluation together with the results of a FAISS index, e.g. ``IVF1024,Flat`` with ``nprobe=16``.
 
@@ -178,8 +179,8 @@ class Evaluation(SavableResult):
         """
         return self._with_options(index=index, index_parameters=parameters)
 
-    @public
-    def with_rerank(self, candidates: ListFrom1) -> Evaluation:
+    @public_api
+    def with_rerank(self, candidates: PositiveIntegers) -> Evaluation:
         """Return this evaluation together with the metrics of two-stage searches.
 
         A two-stage search finds candidates by the vectors of images and captions, and scores only the candidates exactly.
@@ -188,7 +189,7 @@ class Evaluation(SavableResult):
         """
         return self._with_options(rerank=candidates)
 
-    @public
+    @public_api
     def save_ensemble(self, path: StrPath, *, force: bool = False) -> Path:
         """Write the combined embeddings or scores of an ensemble to an HDF5 file, and return the path of the file.
 
@@ -198,8 +199,8 @@ class Evaluation(SavableResult):
         self._write_extra_files(save=as_path(path))
         return as_path(path)
 
-    @public
-    def compare(self, other: Evaluation, *, bootstrap: From1 | None = None) -> ModelComparison:
+    @public_api
+    def compare(self, other: Evaluation, *, bootstrap: PositiveInteger | None = None) -> ModelComparison:
         """Test the difference of each metric between this model and another model on the same queries.
 
         ``bootstrap`` is the number of bootstrap resamples; None is 10,000. Raises [`vse.UserError`][] if the two models were
@@ -238,7 +239,7 @@ class ModelComparison(SavableResult):
         path (Path | None): the comparison file; None if the comparison was not saved
     """
 
-    _kind = COMPARISON_KIND
+    _output_kind = COMPARISON_KIND
 
     def __init__(self, files: Sequence[Path], folder: Path, job: EvaluationJob) -> None:
         from vse.eval.search.gpu import use_device
@@ -246,25 +247,25 @@ class ModelComparison(SavableResult):
 
         use_device(job.options.device)
         out = compare_files(files, folder / "comparison.json", job.protocol, job.options)
-        super().__init__(move_references(read_json(out), folder, Path.cwd(), excluded=folder), files)
+        super().__init__(rebase_file_references(read_json(out), folder, Path.cwd(), excluded=folder), files)
         self.frame = build_significance([out])
-        self._lines = difference_lines(read_comparison(out))
+        self._difference_lines = difference_lines(read_comparison(out))
 
     def __repr__(self) -> str:
-        return "\n".join(self._lines)
+        return "\n".join(self._difference_lines)
 
     def _repr_html_(self) -> str:
         return table_html(significance_cells(self.frame))
 
 
-@public
-@described_by(AllEvaluateOptions)
+@public_api
+@describe_arguments(AllEvaluateOptions)
 def evaluate(
     embeddings: EmbeddingsOrEnsemble,
     protocol: Names = "auto",
     *,
-    k: ListFrom1 = (),
-    bootstrap: From0 | None = None,
+    k: PositiveIntegers = (),
+    bootstrap: NonNegativeInteger | None = None,
     options: EvaluateOptions = EvaluateOptions(),
 ) -> Evaluation:
     """Compute the metrics of a model, such as R@K, median rank and rsum, with 95% intervals (``vse-eval``).

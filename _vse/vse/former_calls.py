@@ -18,7 +18,7 @@ NEW_CALLS_BY_FUNCTION = {
 }
 
 
-def _calls_with_options(function: str, options: str, names: str) -> dict[str, str]:
+def _map_arguments_to_options(function: str, options: str, names: str) -> dict[str, str]:
     """Map each argument in ``names`` to a call of ``function`` that passes this argument in an object of options.
 
     ``options`` is a format string, such as ``options=vse.ExtractOptions({})``.
@@ -26,56 +26,56 @@ def _calls_with_options(function: str, options: str, names: str) -> dict[str, st
     return {name: f"vse.{function}(..., {options.format(f'{name}=...')})" for name in names.split()}
 
 
-def _one_call_for_all(new_call: str, names: str) -> dict[str, str]:
+def _map_arguments_to_call(new_call: str, names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), new_call)
 
 
 _ARRAYS_CALL = "vse.evaluate(vse.embeddings(images, captions, image_of_caption))"
 NEW_CALLS_BY_ARGUMENT = {
-    "extract": _calls_with_options(
+    "extract": _map_arguments_to_options(
         "extract", "options=vse.ExtractOptions({})", "skip_bad weights_dir words device threads force"
     ),
     "import_data": {
-        **_calls_with_options("import_data", "splits=vse.SplitShares({})", "val test seed"),
-        **_calls_with_options(
+        **_map_arguments_to_options("import_data", "splits=vse.SplitShares({})", "val test seed"),
+        **_map_arguments_to_options(
             "import_data", "options=vse.ImportOptions({})", "format key_until quoting tokeniser skip_bad out_features force"
         ),
     },
     "train": {
-        **_calls_with_options(
+        **_map_arguments_to_options(
             "train",
             "inputs=vse.TrainInputs({})",
             "captions eval_features caption_features truth_features start_from weights_dir words",
         ),
-        **_calls_with_options(
+        **_map_arguments_to_options(
             "train",
             "options=vse.TrainOptions({})",
             "log_negatives tensorboard resume overwrite force allow_code device threads",
         ),
     },
     "evaluate": {
-        **_one_call_for_all(
+        **_map_arguments_to_call(
             _ARRAYS_CALL, "images captions image_ids caption_ids caption_image_ids similarity name dataset split"
         ),
-        **_one_call_for_all("vse.evaluate(vse.pair_scores(scores, image_of_caption))", "scores"),
-        **_one_call_for_all("vse.evaluate(files)", "files"),
-        **_one_call_for_all("vse.evaluate(...).save(path)", "out"),
-        **_one_call_for_all("vse.evaluate(...).save(path, force=True)", "force"),
-        **_one_call_for_all("vse.evaluate(vse.Ensemble([a, b]))", "ensemble"),
-        **_one_call_for_all("vse.evaluate(vse.Ensemble([a, b], experiment=...))", "experiment"),
-        **_one_call_for_all("vse.evaluate(vse.Ensemble([a, b], alpha=...))", "alpha"),
-        **_one_call_for_all("vse.evaluate(vse.Ensemble([a, b])).save_ensemble(path)", "save"),
-        **_one_call_for_all("vse.evaluate(...).with_index(index, parameters)", "index index_parameters"),
-        **_one_call_for_all("vse.evaluate(...).with_rerank(candidates)", "rerank"),
-        **_one_call_for_all("vse.evaluate(...).per_query(path)", "per_query"),
-        **_one_call_for_all("vse.evaluate(...).to_trec(folder, depth)", "trec trec_depth"),
-        **_one_call_for_all("vse.evaluate(..., options=vse.EvaluateOptions(allow_unfinished=...))", "unfinished"),
-        **_calls_with_options("evaluate", "options=vse.EvaluateOptions({})", "cross_check cross_checked iou cxc device"),
+        **_map_arguments_to_call("vse.evaluate(vse.pair_scores(scores, image_of_caption))", "scores"),
+        **_map_arguments_to_call("vse.evaluate(files)", "files"),
+        **_map_arguments_to_call("vse.evaluate(...).save(path)", "out"),
+        **_map_arguments_to_call("vse.evaluate(...).save(path, force=True)", "force"),
+        **_map_arguments_to_call("vse.evaluate(vse.Ensemble([a, b]))", "ensemble"),
+        **_map_arguments_to_call("vse.evaluate(vse.Ensemble([a, b], experiment=...))", "experiment"),
+        **_map_arguments_to_call("vse.evaluate(vse.Ensemble([a, b], alpha=...))", "alpha"),
+        **_map_arguments_to_call("vse.evaluate(vse.Ensemble([a, b])).save_ensemble(path)", "save"),
+        **_map_arguments_to_call("vse.evaluate(...).with_index(index, parameters)", "index index_parameters"),
+        **_map_arguments_to_call("vse.evaluate(...).with_rerank(candidates)", "rerank"),
+        **_map_arguments_to_call("vse.evaluate(...).per_query(path)", "per_query"),
+        **_map_arguments_to_call("vse.evaluate(...).to_trec(folder, depth)", "trec trec_depth"),
+        **_map_arguments_to_call("vse.evaluate(..., options=vse.EvaluateOptions(allow_unfinished=...))", "unfinished"),
+        **_map_arguments_to_options("evaluate", "options=vse.EvaluateOptions({})", "cross_check cross_checked iou cxc device"),
     },
 }
 
 
-def replacing_call(function: str, argument: str) -> str | None:
+def find_new_call(function: str, argument: str) -> str | None:
     """Return the text of the call that replaces an argument of an earlier version; None for any other argument."""
     return NEW_CALLS_BY_ARGUMENT.get(function, {}).get(argument)
 

@@ -11,8 +11,8 @@ from typing import Any, Self
 
 import pandas as pd
 
-from vse.arguments import Paths, StrPath, as_path, as_paths, described_by, public
-from vse.data_files import FileHandle, Savable
+from vse.arguments import Paths, StrPath, as_path, as_paths, describe_arguments, public_api
+from vse.data_files import PathWrapper, SavableObject
 from vse.eval.cli import TableCommand
 from vse.eval.defaults import REPORT_QUERIES
 from vse.eval.files.results import content_sha256
@@ -23,7 +23,7 @@ from vse.eval.tables.table import BuiltTable, Cells, as_latex, as_text
 from vse.pipeline.files.images import BadImage
 from vse.pipeline.files.outputs import OutputKind, check_output
 from vse.pipeline.files.writing import write_json
-from vse.pipeline.option_types import From0
+from vse.pipeline.option_types import NonNegativeInteger
 from vse.training.options import ReportRequest
 
 _REPORT_HEIGHT = 600  # pixels, in a notebook
@@ -31,25 +31,25 @@ _THUMBNAIL_SIDE = 120  # pixels of the longer side
 _PHOTOS_PER_ROW = 5
 
 
-class SavableResult(Savable):
+class SavableResult(SavableObject):
     """The content of a result file or a comparison file, before or after it is saved."""
 
-    _kind: OutputKind
+    _output_kind: OutputKind
 
     def __init__(self, content: Mapping[str, Any], inputs: Sequence[Path]) -> None:
         self.json = dict(content)
-        self._inputs, self._folder = [path.absolute() for path in inputs], Path.cwd()
+        self._input_files, self._reference_folder = [path.absolute() for path in inputs], Path.cwd()
 
-    @public
+    @public_api
     def save(self, path: StrPath, *, force: bool = False) -> Self:
         """Write the file (docs/formats.md), and return this object.
 
         ``force`` replaces a file of any kind. Raises [`vse.UserError`][] if ``path`` is a file that was evaluated.
         """
         out = as_path(path)
-        check_output(out, self._kind, self._inputs)
+        check_output(out, self._output_kind, self._input_files)
         folder = Path.cwd() / out.parent
-        self.json, self._folder = move_references(self.json, self._folder, folder), folder
+        self.json, self._reference_folder = rebase_file_references(self.json, self._reference_folder, folder), folder
         self.path = write_json(out, self.json)
         return self
 
@@ -59,7 +59,7 @@ class SavableResult(Savable):
         return str(self.json["provenance"]["made"]["command"])
 
 
-def move_references(content: dict[str, Any], old: Path, new: Path, excluded: Path | None = None) -> dict[str, Any]:
+def rebase_file_references(content: dict[str, Any], old: Path, new: Path, excluded: Path | None = None) -> dict[str, Any]:
     """Return the content of a result or comparison with file paths relative to ``new`` instead of ``old``.
 
     References to files in the folder ``excluded`` are left out. The SHA-256 of the content is computed again.
@@ -112,7 +112,7 @@ class SearchResults:
 
     @property
     def json(self) -> list[dict[str, Any]]:
-        return _records(self.frame)
+        return _frame_to_records(self.frame)
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -133,7 +133,7 @@ class SearchResults:
         return f"{title}<table><tr>{'</tr><tr>'.join(rows)}</tr></table>"
 
 
-class HtmlReport(FileHandle):
+class HtmlReport(PathWrapper):
     """An HTML report that a notebook displays.
 
     Attributes:
@@ -165,7 +165,7 @@ class ResultTable:
 
     @property
     def json(self) -> list[dict[str, Any]]:
-        return _records(self.frame)
+        return _frame_to_records(self.frame)
 
     @property
     def latex(self) -> str:
@@ -178,16 +178,16 @@ class ResultTable:
         return table_html(self._cells)
 
 
-@public
-@described_by(ReportRequest)
+@public_api
+@describe_arguments(ReportRequest)
 def report(
     results: Paths,
     out: StrPath,
     *,
     data: StrPath | None = None,
     embeddings: Paths = (),
-    queries: From0 = REPORT_QUERIES,
-    seed: From0 = 0,
+    queries: NonNegativeInteger = REPORT_QUERIES,
+    seed: NonNegativeInteger = 0,
     force: bool = False,
     allow_code: bool = False,
 ) -> HtmlReport:
@@ -219,8 +219,8 @@ def report(
         )
 
 
-@public
-@described_by(TableCommand)
+@public_api
+@describe_arguments(TableCommand)
 def table(
     name: str,
     results: Paths = (),
@@ -262,7 +262,7 @@ def table_html(cells: Cells) -> str:
     return pd.DataFrame([list(line) for line in cells.lines], columns=titles).to_html(index=False) + notes
 
 
-def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+def _frame_to_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = json.loads(frame.to_json(orient="records", double_precision=15))
     return records
 

@@ -17,21 +17,21 @@ from numpy.typing import NDArray
 from vse.arguments import (
     ChangedSettings,
     Paths,
-    Query,
     StrPath,
+    TextOrPath,
     Texts,
     as_path,
     as_paths,
-    checked,
-    described_by,
-    public,
+    check_arguments,
+    describe_arguments,
+    public_api,
     settings_as_texts,
 )
-from vse.data_files import DISPLAYED_ROWS, FeatureFile, FileHandle, html_summary
+from vse.data_files import N_DISPLAYED_ROWS, FeatureFile, PathWrapper, html_summary
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import read_run_file
 from vse.pipeline.files.writing import read_json
-from vse.pipeline.option_types import Allowed, File, From0, From1, Text, is_path
+from vse.pipeline.option_types import AllowedValues, FileOrFolderPath, NonNegativeInteger, PositiveInteger, Text, is_path
 from vse.pipeline.options import Options
 from vse.pipeline.presets.preset_files import read_yaml
 from vse.reports import SearchResults
@@ -55,25 +55,27 @@ if TYPE_CHECKING:
 class SearchIndex(Options):
     """The file of a FAISS index for [`vse.TrainedModel`][]'s method ``search``. The first search builds a missing file."""
 
-    path: File
+    path: FileOrFolderPath
     """The file."""
     factory: Text | None = None
     """The type of the index to build, e.g. ``IVF1024,Flat``; None is ``Flat``."""
     parameters: Text = ""
     """Search parameters, e.g. ``nprobe=16``."""
 
-    @checked
+    @check_arguments
     def __init__(self, path: StrPath, factory: str | None = None, parameters: str = "") -> None:
         super().__init__(path=path, factory=factory, parameters=parameters)
 
 
 IndexOrPath = Annotated[
     SearchIndex | str | os.PathLike[str],
-    Allowed("a path or a vse.SearchIndex", lambda value: isinstance(value, SearchIndex) or is_path(value), may_be_path=True),
+    AllowedValues(
+        "a path or a vse.SearchIndex", lambda value: isinstance(value, SearchIndex) or is_path(value), may_be_path=True
+    ),
 ]
 
 
-class TrainedModel(FileHandle):
+class TrainedModel(PathWrapper):
     """A trained model, which lies in the folder of a run.
 
     The first method that needs the weights loads them. They stay in memory for further calls.
@@ -91,7 +93,7 @@ class TrainedModel(FileHandle):
         for name in ("run.json", "config.yaml"):
             if not (self.path / name).is_file():
                 raise UserError(f"{self.path}: not a trained run, because it has no {name}; vse.train writes one")
-        self._inputs, self._device, self._allow_code = inputs, device, allow_code
+        self._file_options, self._device, self._allow_code = inputs, device, allow_code
 
     @cached_property
     def json(self) -> dict[str, Any]:
@@ -107,7 +109,7 @@ class TrainedModel(FileHandle):
     def frame(self) -> pd.DataFrame:
         return pd.read_csv(BytesIO(read_run_file(self.path / "metrics.csv", self.json)[0]))
 
-    @public
+    @public_api
     def encode_images(self, images: Paths) -> NDArray[np.float32] | list[NDArray[np.float32]]:
         """Return the embeddings of photos: JPEG, PNG or WebP files.
 
@@ -118,7 +120,7 @@ class TrainedModel(FileHandle):
 
         return self._encode(images, [decode_image(path) for path in as_paths(images)])
 
-    @public
+    @public_api
     def encode_captions(self, captions: Texts) -> NDArray[np.float32] | list[NDArray[np.float32]]:
         """Return the embeddings of texts, (n_captions, dim), or (dim,) for a single text.
 
@@ -130,17 +132,17 @@ class TrainedModel(FileHandle):
             raise UserError("captions=[]: at least one text is needed")
         return self._encode(captions, texts)
 
-    @public
-    @described_by(SearchCommandRequest)
+    @public_api
+    @describe_arguments(SearchCommandRequest)
     def search(
         self,
-        query: Query,
-        k: From1 = 10,
+        query: TextOrPath,
+        k: PositiveInteger = 10,
         *,
         split: str | None = None,
         corpus: StrPath | None = None,
         index: IndexOrPath | None = None,
-        rerank: From1 | None = None,
+        rerank: PositiveInteger | None = None,
         html: StrPath | None = None,
         force: bool = False,
     ) -> SearchResults:
@@ -164,13 +166,13 @@ class TrainedModel(FileHandle):
             request = request.model_copy(update=changes)
         text = os.fspath(query)
         given = as_path(query) if isinstance(query, os.PathLike) else text
-        with self._code_permission():
-            hits = search_run(self.path, given, request, self._inputs, self._device, last=self._searcher_cache)
+        with self._permit_own_code():
+            hits = search_run(self.path, given, request, self._file_options, self._device, last=self._searcher_cache)
         return SearchResults(text, hits)
 
-    @public
+    @public_api
     def find_phrase(
-        self, phrase: str, image: StrPath, k: From1 = 10, *, html: StrPath | None = None, force: bool = False
+        self, phrase: str, image: StrPath, k: PositiveInteger = 10, *, html: StrPath | None = None, force: bool = False
     ) -> SearchResults:
         """Return the best ``k`` boxes for a phrase in a photo.
 
@@ -180,12 +182,12 @@ class TrainedModel(FileHandle):
         from vse.training.use.localise import find_phrase
 
         photo, request = as_path(image), SearchRequest(k=k, html=html)
-        with self._code_permission():
-            hit = find_phrase(self.path, photo, phrase, request, self._inputs, self._device)
+        with self._permit_own_code():
+            hit = find_phrase(self.path, photo, phrase, request, self._file_options, self._device)
         return SearchResults(phrase, hit.best(k), photo)
 
-    @public
-    @described_by(EmbedRequest)
+    @public_api
+    @describe_arguments(EmbedRequest)
     def embed(
         self,
         split: str | None = None,
@@ -207,17 +209,17 @@ class TrainedModel(FileHandle):
             runs=[self.path],
             split=split,
             out=out,
-            files=self._inputs,
+            files=self._file_options,
             allow_unfinished=allow_unfinished,
             allow_leak=allow_leak,
             sentences=sentences,
             device=self._device,
         )
-        with self._code_permission():
+        with self._permit_own_code():
             (file,) = embed_runs(request)
         return embeddings(file)
 
-    @public
+    @public_api
     def embed_as_features(
         self, prefix: StrPath, *, allow_unfinished: bool = False, force: bool = False
     ) -> tuple[FeatureFile, FeatureFile]:
@@ -229,9 +231,13 @@ class TrainedModel(FileHandle):
         from vse.training.use.embed import embed_runs
 
         request = EmbedRequest(
-            runs=[self.path], as_features=prefix, files=self._inputs, allow_unfinished=allow_unfinished, device=self._device
+            runs=[self.path],
+            as_features=prefix,
+            files=self._file_options,
+            allow_unfinished=allow_unfinished,
+            device=self._device,
         )
-        with self._code_permission():
+        with self._permit_own_code():
             written = embed_runs(request)
         return FeatureFile(written[0]), FeatureFile(written[1])
 
@@ -240,7 +246,7 @@ class TrainedModel(FileHandle):
         """The Python expression that returned this object, for the provenance of files."""
         return f"vse.load({str(self.path)!r})"
 
-    def _code_permission(self) -> AbstractContextManager[None]:
+    def _permit_own_code(self) -> AbstractContextManager[None]:
         """Return a context in which Python code that the run names, such as a loss, may run if the user allowed it."""
         from vse.pipeline.presets.own_code import allow_own_code
 
@@ -258,14 +264,14 @@ class TrainedModel(FileHandle):
         from vse.training.use.open_run import open_run
         from vse.training.use.queries import QueryEncoder
 
-        opened = open_run(self.path, self._inputs, self._device, allow_unfinished=True)
+        opened = open_run(self.path, self._file_options, self._device, allow_unfinished=True)
         split = "test" if "test" in opened.dataset.splits else next(iter(opened.dataset.splits))
-        return QueryEncoder(load_opened_run(opened, split, self._inputs), split, self._inputs.weights_dir)
+        return QueryEncoder(load_opened_run(opened, split, self._file_options), split, self._file_options.weights_dir)
 
     def _encode(self, given: object, queries: Sequence[EncoderQuery]) -> NDArray[np.float32] | list[NDArray[np.float32]]:
         from vse.training.kinds import pack
 
-        with self._code_permission():
+        with self._permit_own_code():
             encoded = [pack([self._query_encoder.encode(query).vectors]) for query in queries]
         sets = encoded[0].lengths is not None
         vectors = [(one.vectors if sets else one.vectors[0]).float().numpy() for one in encoded]
@@ -276,18 +282,18 @@ class TrainedModel(FileHandle):
     def _repr_html_(self) -> str:
         keys = ("dataset", "experiment", "seed", "state", "best_epoch")
         facts = ", ".join(f"{key.replace('_', ' ')} {self.json[key]}" for key in keys if key in self.json)
-        return html_summary(self.path, facts, self.frame.tail(DISPLAYED_ROWS))
+        return html_summary(self.path, facts, self.frame.tail(N_DISPLAYED_ROWS))
 
 
-@public
-@described_by(TrainRequest)
+@public_api
+@describe_arguments(TrainRequest)
 def train(
     features: StrPath,
     experiment: str = "vsepp",
     *,
     sets: ChangedSettings | None = None,
     name: str | None = None,
-    seed: From0 = 0,
+    seed: NonNegativeInteger = 0,
     out: StrPath | None = None,
     inputs: TrainInputs = TrainInputs(),
     options: TrainOptions = TrainOptions(),
@@ -331,8 +337,8 @@ def train(
     return TrainedModel(folder, RunFileOptions(weights_dir=inputs.weights_dir), options.device, options.allow_code)
 
 
-@public
-@described_by(RunFileOptions, TrainOptions)
+@public_api
+@describe_arguments(RunFileOptions, TrainOptions)
 def load(
     run: StrPath,
     *,
@@ -342,7 +348,7 @@ def load(
     weights_dir: StrPath | None = None,
     allow_code: bool = False,
     device: str | None = None,
-    threads: From1 | None = None,
+    threads: PositiveInteger | None = None,
 ) -> TrainedModel:
     """Load a trained model from the folder of its run.
 

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from vse.arguments import Array, ArrayOrPath, StrPath, as_path, checked, public
-from vse.data_files import Savable, html_summary
+from vse.arguments import Array, ArrayOrPath, StrPath, as_path, check_arguments, public_api
+from vse.data_files import SavableObject, html_summary
 from vse.eval.files.phrase_scores import PhraseScores, is_phrase_scores, read_phrase_scores
 from vse.pipeline.errors import UserError
 from vse.pipeline.option_types import Text, is_path
@@ -22,8 +22,8 @@ from vse.pipeline.options import Options
 if TYPE_CHECKING:
     from vse.eval.files.embeddings import Embeddings
 
-_CAPTION_IMAGE_IDS = "caption_image_ids"  # the name of image_of_caption in files
-_SIDE_OF_ID_ARRAY = {"image_ids": "images", "caption_ids": "captions", "image_of_caption": "captions"}
+_CAPTION_IMAGE_IDS_KEY = "caption_image_ids"  # the name of image_of_caption in files
+_SIDE_BY_ID_ARRAY = {"image_ids": "images", "caption_ids": "captions", "image_of_caption": "captions"}
 
 
 class SplitName(Options):
@@ -34,12 +34,12 @@ class SplitName(Options):
     split: Text = "test"
     """The name of the split."""
 
-    @checked
+    @check_arguments
     def __init__(self, dataset: str = "arrays", split: str = "test") -> None:
         super().__init__(dataset=dataset, split=split)
 
 
-class SplitEmbeddings(Savable):
+class SplitEmbeddings(SavableObject):
     """Embeddings of the images and captions of a split, or scores of all pairs, by one model.
 
     The file of a model that localises phrases has scores of phrases and boxes instead. The attributes for embeddings,
@@ -62,14 +62,14 @@ class SplitEmbeddings(Savable):
 
     def __init__(self, path: Path | None, content: Embeddings | PhraseScores) -> None:
         self.path = path
-        self.phrases: PhraseScores | None = content if isinstance(content, PhraseScores) else None
+        self.phrase_scores: PhraseScores | None = content if isinstance(content, PhraseScores) else None
         self._embeddings = None if isinstance(content, PhraseScores) else content
         self.dataset, self.split = content.dataset, content.split
         self.name = content.experiment or (path.stem if path else "arrays")
-        self._provenance = content.provenance
+        self._provenance_json = content.provenance
 
     @property
-    def content(self) -> Embeddings:
+    def embeddings(self) -> Embeddings:
         """The embeddings as :class:`vse.eval.files.split.Embeddings`. Raises UserError for phrase scores."""
         if self._embeddings is None:
             raise UserError(f"{self.path}: holds scores of phrases and boxes, and no embeddings")
@@ -77,25 +77,25 @@ class SplitEmbeddings(Savable):
 
     @property
     def images(self) -> NDArray[np.float32] | None:
-        return self.content.images
+        return self.embeddings.images
 
     @property
     def captions(self) -> NDArray[np.float32] | None:
-        return self.content.captions
+        return self.embeddings.captions
 
     @property
     def image_ids(self) -> NDArray[np.int64]:
-        return self.content.image_ids
+        return self.embeddings.image_ids
 
     @property
     def caption_ids(self) -> NDArray[np.int64]:
-        return self.content.caption_ids
+        return self.embeddings.caption_ids
 
     @property
     def caption_image_ids(self) -> NDArray[np.int64]:
-        return self.content.caption_image_ids
+        return self.embeddings.caption_image_ids
 
-    @checked
+    @check_arguments
     def scores(self, direction: str = "i2t") -> NDArray[np.floating[Any]]:
         """Return the score of every pair, (n_images, n_captions), in the direction ``i2t`` or ``t2i``.
 
@@ -104,11 +104,11 @@ class SplitEmbeddings(Savable):
         """
         if direction not in ("i2t", "t2i"):
             raise UserError(f"direction {direction!r}: known are i2t and t2i")
-        i2t, t2i = self.content.score_blocks()
+        i2t, t2i = self.embeddings.score_blocks()
         blocks = t2i if direction == "t2i" and t2i is not None else i2t
         return np.concatenate([blocks.score(rows, None).cpu().numpy().copy() for rows in blocks.row_slices])
 
-    @public
+    @public_api
     def save(self, path: StrPath, *, force: bool = False) -> SplitEmbeddings:
         """Write the embeddings or scores to an HDF5 file (docs/formats.md), and return this object.
 
@@ -119,21 +119,21 @@ class SplitEmbeddings(Savable):
 
         out = as_path(path)
         check_output(out, EMBEDDINGS_KIND, [self.path] if self.path else [])
-        self.path = write_embeddings(out, self.content)
+        self.path = write_embeddings(out, self.embeddings)
         return self
 
     @property
     def json(self) -> dict[str, Any]:
-        provenance = json.loads(self._provenance or "{}")
+        provenance = json.loads(self._provenance_json or "{}")
         return dict(provenance) if isinstance(provenance, Mapping) else {"note": provenance}
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        if self.phrases is None:
+        if self.phrase_scores is None:
             return pd.DataFrame({"caption_id": self.caption_ids, "image_id": self.caption_image_ids})
         names = {"phrase_id": "phrase_ids", "image_id": "image_ids", "caption_id": "caption_ids", "types": "types"}
-        columns = {name: getattr(self.phrases, field) for name, field in names.items()}
-        return pd.DataFrame({**columns, "n_candidates": np.diff(self.phrases.offsets)})
+        columns = {name: getattr(self.phrase_scores, field) for name, field in names.items()}
+        return pd.DataFrame({**columns, "n_candidates": np.diff(self.phrase_scores.offsets)})
 
     @property
     def expression(self) -> str:
@@ -147,7 +147,7 @@ class SplitEmbeddings(Savable):
         return html_summary(self.path or self.name, f"{self.split} of data set {self.dataset!r}", self.frame)
 
 
-@public
+@public_api
 def embeddings(
     images: ArrayOrPath,
     captions: Array | None = None,
@@ -187,7 +187,7 @@ def embeddings(
         ```
     """
     named = {"captions": captions, "image_of_caption": image_of_caption, "image_ids": image_ids, "caption_ids": caption_ids}
-    given = {argument: _as_array(array) for argument, array in named.items() if array is not None}
+    given = {argument: _to_numpy(array) for argument, array in named.items() if array is not None}
     if is_path(images):
         for argument in given:
             raise UserError(f"images={images!r} is a path, and the file has all arrays; leave {argument} out")
@@ -195,10 +195,10 @@ def embeddings(
 
         path = as_path(images)  # type: ignore[arg-type]
         return SplitEmbeddings(path, read_phrase_scores(path) if is_phrase_scores(path) else read_embeddings(path))
-    return _from_arrays({"images": _as_array(images), **given}, similarity, name, split)
+    return _build_split_embeddings({"images": _to_numpy(images), **given}, similarity, name, split)
 
 
-@public
+@public_api
 def pair_scores(
     scores: Array,
     image_of_caption: Array,
@@ -228,23 +228,23 @@ def pair_scores(
         ```
     """
     named = {"scores": scores, "image_of_caption": image_of_caption, "image_ids": image_ids, "caption_ids": caption_ids}
-    given = {argument: _as_array(array) for argument, array in named.items() if array is not None}
-    return _from_arrays(given, "scores", name, split)
+    given = {argument: _to_numpy(array) for argument, array in named.items() if array is not None}
+    return _build_split_embeddings(given, "scores", name, split)
 
 
-def _as_array(array: Any) -> NDArray[Any]:
+def _to_numpy(array: Any) -> NDArray[Any]:
     if hasattr(array, "detach"):
         tensor = array.detach().cpu()
         array = tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor
     return np.asarray(array)
 
 
-def _from_arrays(arrays: dict[str, NDArray[Any]], similarity: str, name: str, split: SplitName) -> SplitEmbeddings:
+def _build_split_embeddings(arrays: dict[str, NDArray[Any]], similarity: str, name: str, split: SplitName) -> SplitEmbeddings:
     """Return checked embeddings or scores. If ids are missing, rows are numbered from 0."""
     from vse.eval.files.embeddings import build_embeddings
 
     for argument, array in arrays.items():
-        axes = 1 if argument in _SIDE_OF_ID_ARRAY else 2
+        axes = 1 if argument in _SIDE_BY_ID_ARRAY else 2
         if array.ndim != axes:
             raise UserError(f"{argument}: an array of {axes} axes is needed, not of shape {array.shape}")
     for argument in ("captions", "image_of_caption"):
@@ -252,11 +252,13 @@ def _from_arrays(arrays: dict[str, NDArray[Any]], similarity: str, name: str, sp
             raise UserError(f"{argument}=None: an array is needed")
     n_rows = {"images": len(arrays.get("images", arrays.get("scores", ())))}
     n_rows["captions"] = arrays["scores"].shape[1] if "scores" in arrays else len(arrays["captions"])
-    for argument, side in _SIDE_OF_ID_ARRAY.items():
+    for argument, side in _SIDE_BY_ID_ARRAY.items():
         if argument in arrays and len(arrays[argument]) != n_rows[side]:
             origin = "scores" if "scores" in arrays else side
             raise UserError(f"{argument}: {len(arrays[argument])} ids for the {n_rows[side]} {side} in {origin}")
-    content = {_CAPTION_IMAGE_IDS if argument == "image_of_caption" else argument: array for argument, array in arrays.items()}
+    content = {
+        _CAPTION_IMAGE_IDS_KEY if argument == "image_of_caption" else argument: array for argument, array in arrays.items()
+    }
     content.setdefault("image_ids", np.arange(n_rows["images"]))
     content.setdefault("caption_ids", np.arange(n_rows["captions"]))
     attributes = {"dataset": split.dataset, "split": split.split, "similarity": similarity, "experiment": name}
@@ -266,7 +268,7 @@ def _from_arrays(arrays: dict[str, NDArray[Any]], similarity: str, name: str, sp
     try:
         run = build_embeddings(Path(name), content, attributes)
     except UserError as error:
-        raise UserError(str(error).replace(_CAPTION_IMAGE_IDS, "image_of_caption")) from None
+        raise UserError(str(error).replace(_CAPTION_IMAGE_IDS_KEY, "image_of_caption")) from None
     try:
         run.image_of_caption()
     except UserError as error:

@@ -14,7 +14,7 @@ import numpy as np
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.ranking.answers import BestAnswers, RankedList, break_ties, rank_captions, rank_images
 from vse.eval.ranking.metrics import IMAGE_TEXT_DIRECTIONS
-from vse.pipeline.errors import UserError, printable
+from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.files.outputs import OutputKind, check_output, csv_kind, read_first_bytes
 from vse.pipeline.files.writing import open_atomic
 from vse.pipeline.progress import progress_bar
@@ -130,7 +130,7 @@ def write_trec(folder: Path, seed_embeddings: Sequence[Embeddings], depth: int) 
     has_seeds = all(one.seed is not None for one in seed_embeddings)
     for k, embeddings in enumerate(seed_embeddings):
         suffix = "" if len(seed_embeddings) == 1 else f"-{embeddings.seed if has_seeds else k}"
-        tag = re.sub(r"\s+", "_", f"{printable(embeddings.experiment or '')}{suffix}") or "vse"
+        tag = re.sub(r"\s+", "_", f"{to_printable_line(embeddings.experiment or '')}{suffix}") or "vse"
         i2t, t2i = embeddings.score_blocks()
         lists = {"i2t": rank_captions(i2t, depth), "t2i": rank_images(t2i or i2t, depth)}
         for direction in IMAGE_TEXT_DIRECTIONS:

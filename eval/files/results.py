@@ -217,7 +217,7 @@ def check_one_dataset(files: Sequence[tuple[Path, Result | Comparison]]) -> None
             continue
         others = known.setdefault((result.dataset, result.split, result.data.ids_sha256), [])
         for other_path, other in others:
-            if differing := other.differences(result.data):
+            if differing := other.list_differences(result.data):
                 raise UserError(
                     f"{path} and {other_path} have different data sets with the name {result.dataset!r}: their "
                     f"{' and '.join(differing)} differ; files that are compared must have the same data set"

@@ -24,7 +24,7 @@ from vse.eval.report.drawings import (
     phrase_colour,
 )
 from vse.eval.search.top_k import PhraseCandidates, SearchHit
-from vse.pipeline.command import current_provenance, describe_code
+from vse.pipeline.command import current_provenance, format_code_version
 from vse.pipeline.dataset.dataset import Dataset, Image
 from vse.pipeline.dataset.identity import check_recorded_data
 from vse.pipeline.errors import UserError
@@ -118,11 +118,11 @@ class DatasetPhotos:
             raise UserError(
                 f"{path} is the data set {self.dataset.name!r}, the embeddings belong to {run.dataset!r}; see --data"
             )
-        unknown = run.image_ids[self.dataset.image_rows(run.image_ids) < 0]
+        unknown = run.image_ids[self.dataset.find_image_rows(run.image_ids) < 0]
         if len(unknown):
             raise UserError(f"{path}: has no image {unknown[0]}, but the embeddings have one; see --data")
-        rows, _ = self.dataset.caption_rows(run.caption_ids)
-        wrong = np.flatnonzero((rows < 0) | (rows != self.dataset.image_rows(run.caption_image_ids)))
+        rows, _ = self.dataset.find_caption_rows(run.caption_ids)
+        wrong = np.flatnonzero((rows < 0) | (rows != self.dataset.find_image_rows(run.caption_image_ids)))
         if len(wrong):
             caption = f"caption {run.caption_ids[wrong[0]]} of image {run.caption_image_ids[wrong[0]]}"
             raise UserError(f"{path}: has no {caption}, but the embeddings have one; see --data")
@@ -138,7 +138,7 @@ class DatasetPhotos:
         return Photo(self._sources[imgid], image.file, image.captions[0].raw)
 
     def caption(self, sentid: int) -> str:
-        rows, numbers = self.dataset.caption_rows(np.asarray([sentid]))
+        rows, numbers = self.dataset.find_caption_rows(np.asarray([sentid]))
         return self.dataset.images[int(rows[0])].captions[int(numbers[0])].raw
 
     def _read(self, image: Image) -> str | None:
@@ -185,7 +185,7 @@ def write_search_page(out: Path, query: str | Path, hits: Sequence[SearchHit], c
 
 def _describe_command() -> str:
     record = current_provenance()
-    return ", ".join(str(part) for part in (describe_code(record["code"]), record["date"], record["command"]) if part)
+    return ", ".join(str(part) for part in (format_code_version(record["code"]), record["date"], record["command"]) if part)
 
 
 def _readable_thumbnail(photo: Path | None) -> str | None:

@@ -24,7 +24,7 @@ from vse.eval.report.gallery import take_queries_of_new_images
 from vse.eval.report.metrics_section import ReportDifference, ReportMetric, report_difference
 from vse.eval.report.pages import thumbnail_and_size
 from vse.eval.report.report_inputs import ReportInput
-from vse.pipeline.dataset.dataset import Caption, Dataset, Mention, mentions
+from vse.pipeline.dataset.dataset import Caption, Dataset, Mention, list_mentions
 from vse.pipeline.dataset.identity import check_recorded_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage
@@ -116,7 +116,7 @@ def match_mentions(run: PhraseScores, dataset: Dataset) -> dict[int, Mention]:
     if run.dataset != dataset.name:
         raise UserError(f"{dataset.path} is the data set {dataset.name!r}, the phrases belong to {run.dataset!r}; see --data")
     check_recorded_data(dataset, run.identity)
-    every = mentions(dataset)
+    every = list_mentions(dataset)
     for phrase_id, imgid, sentid in zip(
         run.phrase_ids.tolist(), run.image_ids.tolist(), run.caption_ids.tolist(), strict=True
     ):

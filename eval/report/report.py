@@ -24,7 +24,7 @@ from vse.eval.report.metrics_section import ReportDifference, build_sections, he
 from vse.eval.report.pages import DatasetPhotos, page_kind, write_page
 from vse.eval.report.phrases import are_phrase_results, build_phrase_section, phrase_metric_differences
 from vse.eval.report.report_inputs import ReportInput, align_queries, read_report_input
-from vse.pipeline.command import describe_code
+from vse.pipeline.command import format_code_version
 from vse.pipeline.dataset.columns import caption_counts
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
@@ -247,7 +247,7 @@ def _run_facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
         yield "Versions", ", ".join(f"{name} {version}" for name, version in versions.items())
     for title, name in (("Trained by", "trained"), ("Evaluated by", "made")):
         origin = _mapping_or_empty(report_input.provenance.get(name))
-        known = [part for part in (describe_code(origin.get("code")), origin.get("date"), origin.get("command")) if part]
+        known = [part for part in (format_code_version(origin.get("code")), origin.get("date"), origin.get("command")) if part]
         if known:
             yield title, ", ".join(map(str, known))
 

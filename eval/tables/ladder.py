@@ -23,9 +23,9 @@ from vse.eval.files.results import Result, check_one_dataset, drop_comparisons, 
 from vse.eval.options import TableRequest
 from vse.eval.tables.summary import build_summary, method_name
 from vse.eval.tables.table import MARKER, NO_REQUEST, Cells, TableKind, column_title, metric_cell
-from vse.pipeline.errors import UserError, printable
+from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.files.writing import write_bytes
-from vse.pipeline.presets.schema import WORDS, parse_composed_name
+from vse.pipeline.presets.schema import WORDS_NAME, parse_composed_name
 
 log = logging.getLogger(__name__)
 _PROTOCOL = "full"
@@ -135,7 +135,7 @@ def _feature_names(result: Result) -> tuple[str, str]:
     captions = config.get("caption_feature") or (composed.caption_feature if composed else None)
     if not config and not composed:
         return "", ""
-    return str(images), str(captions or WORDS)
+    return str(images), str(captions or WORDS_NAME)
 
 
 def result_costs(result: Result) -> dict[str, float]:
@@ -227,7 +227,7 @@ def _draw(axes: Axes, table: pd.DataFrame, cost: str) -> None:
     axes.set(xlabel=f"{_TITLES[name]}, {_UNITS[unit]}", ylabel="rsum")
     first = table.iloc[0]
     title = f"{first['dataset']} {first['split']}: filled and joined, the best trade-offs; whiskers, 95% over images"
-    axes.set_title(printable(title), fontsize=9, color=_INK)
+    axes.set_title(to_printable_line(title), fontsize=9, color=_INK)
     axes.grid(color="#e6e9ed")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -294,5 +294,5 @@ def _whisker(row: Mapping[Hashable, Any]) -> tuple[float, float]:
 
 
 def _shorten(name: str) -> str:
-    text = printable(name)
+    text = to_printable_line(name)
     return text if len(text) <= _MAX_NAME_LENGTH else f"{text[: _MAX_NAME_LENGTH - 1]}…"

@@ -13,7 +13,7 @@ from functools import cache
 
 from vse.eval.defaults import published_folder, published_tables
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.presets.presets import known_presets, load_experiment_outline
+from vse.pipeline.presets.presets import list_preset_names, load_experiment_outline
 
 _ROW_COLUMNS = ("row", "system", "setting", "dataset", "protocol", "images", "split", "source")
 
@@ -69,7 +69,7 @@ def table_experiments(table: str, dataset: str | None = None) -> list[tuple[str,
     """
     rows = {row.key: row for row in published_rows(table)}
     experiments: dict[str, str] = {}
-    for name in known_presets("experiments"):
+    for name in list_preset_names("experiments"):
         for key in load_experiment_outline(name).rows:
             if key in experiments and key in rows:
                 raise UserError(

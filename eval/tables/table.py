@@ -12,7 +12,7 @@ import pandas as pd
 
 from vse.eval.options import TableRequest
 from vse.eval.ranking.metrics import DIRECTIONS, metric_title
-from vse.pipeline.errors import UserError, escape_csv_cell, printable
+from vse.pipeline.errors import UserError, escape_csv_cell, to_printable_line
 from vse.pipeline.files.outputs import OutputKind, check_output, csv_kind, text_kind
 from vse.pipeline.files.writing import write_text
 
@@ -123,7 +123,7 @@ def as_text(cells: Cells) -> str:
     """Return a table in Markdown, aligned for a terminal, with the notes below it."""
     short = {direction.title: direction.name for direction in DIRECTIONS.values()}
     header = [f"{short.get(group, group)} {title}".strip() for group, title in cells.titles]
-    lines = [header, *([printable(cell) for cell in line] for line in cells.lines)]
+    lines = [header, *([to_printable_line(cell) for cell in line] for line in cells.lines)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     texts = [True] * cells.n_texts + [False] * (len(header) - cells.n_texts)
     lines.insert(1, ["-" * width if text else "-" * (width - 1) + ":" for width, text in zip(widths, texts, strict=True)])
@@ -131,7 +131,7 @@ def as_text(cells: Cells) -> str:
         " | ".join(cell.ljust(n) if text else cell.rjust(n) for cell, n, text in zip(line, widths, texts, strict=True))
         for line in lines
     ]
-    notes = [printable(note) for note in cells.notes if note]
+    notes = [to_printable_line(note) for note in cells.notes if note]
     return "\n".join([*(f"| {row} |" for row in rows), *([""] if notes else []), *notes])
 
 
@@ -142,15 +142,15 @@ def as_latex(cells: Cells) -> str:
     wrapped. Texts are escaped and their line breaks removed.
     """
     lines, titles, n_texts, notes = cells
-    lines = [[printable(cell) if isinstance(cell, str) else cell for cell in line] for line in lines]
-    titles = [(printable(group), printable(title)) for group, title in titles]
+    lines = [[to_printable_line(cell) if isinstance(cell, str) else cell for cell in line] for line in lines]
+    titles = [(to_printable_line(group), to_printable_line(title)) for group, title in titles]
     grouped = any(group for group, _ in titles)
     columns = pd.MultiIndex.from_tuples(titles) if grouped else pd.Index([title for _, title in titles])
     frame = pd.DataFrame(lines, columns=columns)
     long = [max(len(str(line[column])) for line in lines) > _MAX_UNWRAPPED if lines else False for column in range(n_texts)]
     aligned = "".join("p{4.5cm}" if is_long else "l" for is_long in long) + "r" * (len(titles) - n_texts)
     text = frame.to_latex(index=False, escape=True, multicolumn_format="c", column_format=aligned, float_format="%.1f")
-    comments = [f"% {printable(note)}" for note in notes if note]
+    comments = [f"% {to_printable_line(note)}" for note in notes if note]
     for sign, latex in (("±", "$\\pm$"), ("−", "$-$"), ("<", "$<$")):
         text = text.replace(sign, latex)
     return "\n".join(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vse.pipeline import __version__
-from vse.pipeline.cores import allowed_cores
+from vse.pipeline.cores import count_allowed_cores
 from vse.pipeline.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -156,7 +156,7 @@ def use_threads(threads: int | None) -> None:
     """Set the number of torch's threads, at most the number of available cores; None: torch's own number."""
     if threads is None:
         threads = torch.get_num_threads()  # set explicitly: otherwise MKL may use fewer threads, a fifth slower
-    elif threads > (allowed := allowed_cores()):
+    elif threads > (allowed := count_allowed_cores()):
         log.warning("%d threads are lowered to %d, the cores that this process may use", threads, allowed)
         threads = allowed
     torch.set_num_threads(threads)

@@ -143,7 +143,7 @@ class Transformer:
         if missing or loaded.get("mismatched_keys"):
             raise UserError(f"{folder}: the weights do not fit the network in config.json ({missing[:1] or 'shapes'})")
         for file in self.weight_files:
-            file.check()
+            file.check_unchanged()
         return _without_pooler(network)
 
 

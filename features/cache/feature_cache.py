@@ -37,10 +37,10 @@ from vse.features.cache.shards import (
 )
 from vse.pipeline.dataset.columns import caption_ids
 from vse.pipeline.dataset.dataset import Dataset
-from vse.pipeline.dataset.identity import caption_hashes
+from vse.pipeline.dataset.identity import hash_captions
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import find_hdf5_dataset, open_hdf5, require_hdf5_dataset
-from vse.pipeline.files.inputs import is_name, is_path, wrap_read_errors
+from vse.pipeline.files.inputs import is_path_text, is_valid_name, wrap_read_errors
 from vse.pipeline.files.writing import sha256_file, write_bytes, write_json
 
 log = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ def merge_shards(
     arrays: dict[str, NDArray[Any]] = {}
     if dataset is not None:
         provenance = {**provenance, "data": {"sha256": dataset.sha256}}
-        arrays |= {"caption_ids": caption_ids(dataset.images), "caption_hashes": caption_hashes(dataset.images)}
+        arrays |= {"caption_ids": caption_ids(dataset.images), "caption_hashes": hash_captions(dataset.images)}
     skipped_ids = [int(item["id"]) for item in skipped]
     content, key = encode_cache_file(cache, shards, dataset_file, skipped_ids, provenance, arrays)
     entries = [
@@ -295,11 +295,11 @@ def _read_cache_file(path: Path) -> tuple[dict[str, Any], dict[str, Ids], tuple[
 def _check_attributes(attributes: Mapping[str, Any]) -> None:
     provenance = attributes["provenance"]
     valid = {
-        "dataset": is_name(attributes["dataset"]),
-        "feature": is_name(attributes["feature"]),
+        "dataset": is_valid_name(attributes["dataset"]),
+        "feature": is_valid_name(attributes["feature"]),
         "kind": attributes["kind"] in ("image", "text") if isinstance(attributes["kind"], str) else False,
         "key": isinstance(attributes["key"], str),
-        "captions": is_path(attributes["captions"]),
+        "captions": is_path_text(attributes["captions"]),
         "provenance": isinstance(provenance, dict)
         and all(isinstance(provenance.get(name, {}), dict) for name in ("config", "counts")),
     }

@@ -111,7 +111,7 @@ class FeatureReader:
     def find_rows(self, ids: Iterable[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the row index of each id. Raises UserError, which names the first id that the cache lacks."""
         wanted_ids = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
-        indices = self._index.find(wanted_ids)
+        indices = self._index.find_rows(wanted_ids)
         missing = wanted_ids[indices < 0]
         if len(missing):
             what = "images" if self.cache.kind == "image" else self.cache.text_rows

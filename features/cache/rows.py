@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.pipeline.dataset.columns import caption_counts, caption_ids, image_ids
-from vse.pipeline.dataset.dataset import Caption, Dataset, Image, phrase_texts
+from vse.pipeline.dataset.dataset import Caption, Dataset, Image, list_phrase_texts
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import read_image_bytes
 from vse.pipeline.files.writing import sha256_json
@@ -65,7 +65,7 @@ def row_ids(dataset: Dataset, kind: Kind, text_rows: TextRows = "captions") -> I
 
 
 def _phrase_texts(dataset: Dataset) -> Sequence[str]:
-    texts = phrase_texts(dataset)
+    texts = list_phrase_texts(dataset)
     if not texts:
         raise UserError(f"{dataset.path}: no caption has marked phrases, so a feature of phrases has no rows")
     return texts

@@ -24,10 +24,10 @@ from vse.features.cache.arrays import CHECKSUMS_KEY, are_checksums
 from vse.features.cache.rows import FORMAT, VERSION, Identity, Ids, Rows
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import open_hdf5, require_hdf5_dataset
-from vse.pipeline.files.inputs import is_name
+from vse.pipeline.files.inputs import is_valid_name
 from vse.pipeline.files.outputs import OutputKind, check_output, json_kind, read_first_bytes
 from vse.pipeline.files.writing import read_json, sha256_file, sha256_json, write_bytes, write_json
-from vse.pipeline.presets.presets import list_changes
+from vse.pipeline.presets.presets import list_setting_changes
 
 REGION_ARRAYS = ("boxes", "scores")  # arrays with one entry per region
 ROW_ARRAYS = ("image_size",)  # arrays with one entry per row
@@ -119,7 +119,7 @@ def read_finished_record(path: Path, identity: Identity) -> ShardRecord | None:
     shard = read_record(path)
     if shard is None:
         return None
-    changes = list_changes(asdict(shard.identity), asdict(identity))
+    changes = list_setting_changes(asdict(shard.identity), asdict(identity))
     if differ_only_in_precision(shard.identity, identity):
         raise mixed_precision_error(path.parent, shard.identity, identity)
     if changes:
@@ -139,7 +139,7 @@ def read_precision(identity: Identity) -> str | None:
 
 def differ_only_in_precision(one: Identity, other: Identity) -> bool:
     """Return whether two identities differ only in the precision of a network."""
-    changes = list_changes(asdict(one), asdict(other))
+    changes = list_setting_changes(asdict(one), asdict(other))
     return len(changes) == 1 and changes[0].startswith("content.config.precision: ")
 
 
@@ -184,7 +184,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         counts = [entry[name] for entry in manifest["shards"] for name in ("bytes", "rows")]
         files = [entry["file"] for entry in manifest["shards"]]
         sound = all(isinstance(text, str) for text in texts) and all(type(n) is int and n >= 0 for n in counts)
-        sound = sound and bool(files) and all(map(is_name, files))
+        sound = sound and bool(files) and all(map(is_valid_name, files))
         sound = sound and all(are_checksums(e[CHECKSUMS_KEY]) for e in manifest["shards"] if CHECKSUMS_KEY in e)
         sound = sound and isinstance(manifest.get("seconds"), (int, float, type(None)))
     except (TypeError, KeyError):

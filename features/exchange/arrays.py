@@ -137,7 +137,7 @@ def write_imported_cache(
                 shard_rows = rows(shards.shard_slice(len(ids), index, n_shards))
                 empty += _find_zero_rows(shard_rows)
                 for file in files:
-                    file.check()
+                    file.check_unchanged()
                 shards.write_shard(path, identity, shard_rows, notes={"files": [file.path.name for file in files]})
         if empty:
             log.warning("%s: %d of %d rows are all zeros, the first is of id %d", out, len(empty), len(ids), empty[0])

@@ -28,10 +28,10 @@ from vse.features.exchange.bundles import (
 )
 from vse.pipeline.dataset.downloads import download, download_unverified, open_url, read_url, request_size
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.archives import ARCHIVE_ERRORS, open_archive, unpack
+from vse.pipeline.files.archives import ARCHIVE_ERRORS, open_archive, unpack_member
 from vse.pipeline.files.inputs import check_input
 from vse.pipeline.files.outputs import may_replace_other_kinds
-from vse.pipeline.files.writing import clear_temporaries, lock_for_writing, open_atomic, sha256_file
+from vse.pipeline.files.writing import lock_for_writing, open_atomic, remove_temporary_files, sha256_file
 from vse.pipeline.progress import progress_bar
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ def fetch_features(source: str, out: Path, out_data: Path | None = None, sha256:
         cache_files = {cache.file for cache in bundle.caches}
         for name in cache_files:
             stack.enter_context(lock_for_writing(out / name))
-        clear_temporaries(out)
+        remove_temporary_files(out)
         missing = _find_missing_files(bundle, targets)
         staged = out / f".bundle-{bundle.sha256[:16]}"
         if missing:
@@ -161,7 +161,7 @@ class _ArchiveSource(_BundleSource):
             return
         shutil.rmtree(staged, ignore_errors=True)
         try:
-            unpack(self._path, ARCHIVE_FOLDER, staged, max_bytes=self._path.stat().st_size)
+            unpack_member(self._path, ARCHIVE_FOLDER, staged, max_bytes=self._path.stat().st_size)
         except UserError as error:
             raise DamagedBundle(str(error)) from None
         with _fetch_progress(files) as bar:

@@ -25,9 +25,9 @@ from vse.features.data_checks import check_belongs_to_dataset, read_data_identit
 from vse.features.extractors.captions import encoder_path
 from vse.pipeline.command import current_provenance
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.pipeline.dataset.identity import compare_data
+from vse.pipeline.dataset.identity import describe_data_differences
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import check_input, is_name
+from vse.pipeline.files.inputs import check_input, is_valid_name
 from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_other_kinds
 from vse.pipeline.files.writing import lock_for_writing, open_atomic, parse_json, sha256_file, sha256_json, write_json
 from vse.pipeline.progress import progress_bar
@@ -136,7 +136,7 @@ def _find_path_errors(bundle: BundleList) -> Iterator[str]:
     """Yield messages on invalid, duplicate, unknown and missing paths in a list."""
     counts = Counter(file.path for file in bundle.files)
     names = [bundle.dataset, *(cache.file for cache in bundle.caches)]
-    yield from (f"{name!r} is not a valid name" for name in names if not is_name(name))
+    yield from (f"{name!r} is not a valid name" for name in names if not is_valid_name(name))
     yield from (f"{path!r} is listed twice" for path, count in counts.items() if count > 1)
     stems = [cache.file.removesuffix(".h5") for cache in bundle.caches if cache.file.endswith(".h5")]
     known = {DATASET_NAME, NOTES_NAME}
@@ -145,7 +145,7 @@ def _find_path_errors(bundle: BundleList) -> Iterator[str]:
     folders = {f"{stem}.shards" for stem in stems}
     for path in counts:
         folder, _, name = path.rpartition("/")
-        in_shards = folder in folders and is_name(name)
+        in_shards = folder in folders and is_valid_name(name)
         if path not in known and not in_shards:
             yield f"{path!r} is not a file of its caches"
     for cache in bundle.caches:
@@ -162,7 +162,9 @@ def _collect_files(caches: Sequence[FeatureCache], with_dataset: bool, notes: Pa
             raise UserError(
                 f"{cache.path} is of {cache.dataset!r}, {first.path} of {first.dataset!r}; a bundle holds one data set"
             )
-        if cache is not first and (differences := compare_data(read_data_identity(cache), read_data_identity(first))):
+        if cache is not first and (
+            differences := describe_data_differences(read_data_identity(cache), read_data_identity(first))
+        ):
             raise UserError(f"{cache.path} and {first.path} are of different data sets: {'; '.join(differences)}")
         files = {file.relative_to(cache.path.parent).as_posix(): file for file in cache_files(cache)}
         duplicate = next((path for path in files if path in sources), None)

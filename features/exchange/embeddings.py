@@ -17,7 +17,7 @@ from vse.features.cache.shards import check_cache_out, parse_feature_name, shard
 from vse.features.exchange.arrays import MAX_SHARD_BYTES, hash_rows
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import is_path
+from vse.pipeline.files.inputs import is_path_text
 from vse.pipeline.files.writing import lock_for_writing, sha256_json
 
 KIND_PLURALS: dict[Kind, str] = {"image": "images", "text": "captions"}  # parts of file names and messages
@@ -59,7 +59,7 @@ def read_backbone(cache: FeatureCache) -> Backbone | None:
     details, sha256, run = (cache.provenance.get(name) for name in ("backbone", "backbone_sha256", "backbone_run"))
     if not isinstance(details, dict) or not isinstance(sha256, str):
         return None
-    run_folder = cache.path.parent / str(run) if is_path(run) else None
+    run_folder = cache.path.parent / str(run) if is_path_text(run) else None
     return Backbone(sha256, str(details.get("experiment")), details, run_folder)
 
 

@@ -12,7 +12,7 @@ from vse.features.options import ImportRequest
 from vse.pipeline.dataset.captions import IMPORT_TOKENISER
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.imports.hugging_face import import_hugging_face, is_saved_dataset
-from vse.pipeline.imports.rows import ImportSettings, check_import_out, parse_columns
+from vse.pipeline.imports.rows import ImportSettings, check_import_output, parse_columns
 from vse.pipeline.imports.tables import find_table, import_table
 from vse.pipeline.imports.webdataset import find_archives, import_webdataset
 
@@ -109,5 +109,5 @@ def import_data(request: ImportRequest) -> Sequence[Path]:
     for option, value in given.items():
         if value is not None and option not in FORMATS[name].options:
             raise UserError(f"--{option.replace('_', '-')}: the format {name} has no such option; leave it out")
-    check_import_out(settings)
+    check_import_output(settings)
     return FORMATS[name].run(request, settings)

@@ -28,7 +28,7 @@ from vse.features.exchange.arrays import hash_rows, open_array, read_ids, write_
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, IMPORT_TOKENISER, ascii_words, find_tokeniser
 from vse.pipeline.dataset.dataset import Image, load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import InputFile, WatchedFile, is_name, wrap_read_errors
+from vse.pipeline.files.inputs import InputFile, WatchedFile, is_valid_name, wrap_read_errors
 from vse.pipeline.files.outputs import bytes_kind, check_output, json_kind, may_replace_other_kinds
 from vse.pipeline.files.writing import lock_for_writing, open_atomic, read_json, write_bytes, write_json
 
@@ -137,7 +137,7 @@ def import_precomp(
     test : name of the test files, ``test`` or ``testall``; None: ``testall`` if both exist
     tokeniser : name of the tokeniser; None: the tokeniser of an existing ``out_data``, else ``unicode_words``
     """
-    if not is_name(dataset):
+    if not is_valid_name(dataset):
         raise UserError(
             f"--dataset {dataset}: the name becomes a part of file names; use one without slashes and without a leading dot"
         )

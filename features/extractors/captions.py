@@ -25,11 +25,11 @@ from vse.features.cache.rows import Item, Rows, item_ids
 from vse.features.settings import EXTRACTORS
 from vse.features.settings.base import ExtractionArguments, Extractor
 from vse.features.settings.captions import CaptionCorpus, CaptionEncoder, FittedCaptionSettings, phrase_words
-from vse.pipeline.dataset.dataset import Dataset, load_dataset_file, mentions
+from vse.pipeline.dataset.dataset import Dataset, list_mentions, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import WatchedFile
 from vse.pipeline.files.writing import lock_for_writing, sha256_json, write_bytes, write_json
-from vse.pipeline.presets.presets import list_changes
+from vse.pipeline.presets.presets import list_setting_changes
 from vse.pipeline.progress import progress_bar
 
 FILE_FORMAT = "vse-encoder-1"
@@ -119,7 +119,7 @@ def fit_encoder(
         started = time.perf_counter()
         tensors = {name: tensor.contiguous() for name, tensor in config.fit(corpus, word_file, device).tensors().items()}
         if watched is not None:
-            watched.check()
+            watched.check_unchanged()
         # The time goes to a file of its own, so that the encoder's file has the same bytes for the same inputs.
         write_json(out.with_suffix(".json"), {"seconds": round(time.perf_counter() - started, 4)})
         return _write_encoder(out, config, inputs, tensors)
@@ -134,7 +134,7 @@ def build_corpus(dataset: Dataset, config: FittedCaptionSettings) -> CaptionCorp
     if config.of == "captions":
         words = frozenset(word for image in dataset.images for caption in image.captions for word in caption.tokens)
         return CaptionCorpus(sentences, words, sentences)
-    phrases = [(mention.image.split, config.select_words(mention.text.split(" "))) for mention in mentions(dataset)]
+    phrases = [(mention.image.split, config.select_words(mention.text.split(" "))) for mention in list_mentions(dataset)]
     training = [words for split, words in phrases if split == "train"]
     if not training:
         raise UserError(f"{dataset.path}: no training caption marks phrases, but {config.name} must be fitted to phrases")
@@ -179,7 +179,7 @@ def _build_encoder(path: Path, fitted: EncoderFile, device: str) -> CaptionEncod
 def _check_fit_inputs(path: Path, fitted: EncoderFile, inputs: dict[str, Any], *names: str) -> None:
     """Raise UserError if an encoder was fitted with other ``inputs``. ``names`` are the entries to compare; none: all."""
     recorded = fitted.metadata["inputs"]
-    changes = list_changes({name: recorded[name] for name in names} if names else recorded, inputs)
+    changes = list_setting_changes({name: recorded[name] for name in names} if names else recorded, inputs)
     if changes:
         raise UserError(
             f"{path} was fitted with other settings ({'; '.join(changes[:4])}); "

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from vse.features.cache.feature_cache import FeatureCache, open_cache
 from vse.features.cache.rows import FORMAT
 from vse.features.settings import has_auto_precision
-from vse.pipeline.dataset.dataset import Dataset, mentions
+from vse.pipeline.dataset.dataset import Dataset, list_mentions
 from vse.pipeline.errors import UserError, import_extra
 from vse.pipeline.files.hdf5 import open_hdf5, require_hdf5_dataset
 from vse.pipeline.files.inputs import WatchedFile, wrap_read_errors
@@ -76,7 +76,7 @@ class EdgeModel:
         """Return edge strengths, thinned to ridges by non-maximum suppression, and edge orientations of an image."""
         if not hasattr(self._local, "detector"):
             self._local.detector = import_opencv().ximgproc.createStructuredEdgeDetection(str(self.path))
-            self._watched.check()
+            self._watched.check_unchanged()
         detector = self._local.detector
         edges = detector.detectEdges(pixels.astype(np.float32) / 255)
         orientation = detector.computeOrientation(edges)
@@ -183,8 +183,8 @@ def collect_truth_boxes(dataset: Dataset) -> dict[int, NDArray[np.float32]]:
     the phrase. An image has no entry if its phrases have no boxes. Raises UserError if no image has an entry.
     """
     boxes_by_id: dict[int, dict[tuple[float, ...], None]] = {}
-    for mention in mentions(dataset):
-        if (truth := mention.phrase.truth) is not None:
+    for mention in list_mentions(dataset):
+        if (truth := mention.phrase.truth_box) is not None:
             box = tuple(np.asarray(truth, np.float32).tolist())
             boxes_by_id.setdefault(mention.image.imgid, {})[box] = None
     if not boxes_by_id:

@@ -28,7 +28,7 @@ from vse.features.settings.captions import (
 )
 from vse.features.settings.texts import MeanVectorConfig, TfidfConfig
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import check_gzip_xz_bz2, open_decoded
+from vse.pipeline.files.inputs import check_gzip_xz_bz2, open_decoded_stream
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ def _read_text(path: Path) -> WordVectors:
     words: dict[str, None] = {}
     numbers = bytearray()  # of all words; one array per word would take twice the memory
     n_lines, dim, expected = 0, 0, None
-    with open_decoded(path) as stream:
+    with open_decoded_stream(path) as stream:
         for line_number, line in enumerate(stream, 1):
             fields = line.decode(errors="replace").rstrip().split(" ")
             if line_number == 1 and len(fields) == 2 and all(field.removeprefix("-").isdigit() for field in fields):

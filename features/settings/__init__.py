@@ -15,10 +15,10 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.presets.parts import Registry
 from vse.pipeline.presets.presets import (
     apply_overrides,
-    known_presets,
-    load_dataset,
+    list_preset_names,
+    load_dataset_preset,
     merge_settings,
-    read_preset,
+    read_preset_settings,
     validate_settings,
 )
 
@@ -45,10 +45,10 @@ def load_feature(name: str, dataset: str | None = None, sets: Sequence[str] = ()
     ``sets`` replace both. ``name`` may also be the name of an extractor. If no preset has this name, the extractor's default
     settings are returned. Raises UserError if the extractor is unknown or a setting is not valid.
     """
-    has_preset = name not in EXTRACTORS or name in known_presets("features")
-    content = read_preset("features", name) if has_preset else {"name": name, "extractor": name}
-    if dataset in known_presets("datasets"):
-        content = merge_settings(content, load_dataset(dataset).features.get(content["name"], {}))
+    has_preset = name not in EXTRACTORS or name in list_preset_names("features")
+    content = read_preset_settings("features", name) if has_preset else {"name": name, "extractor": name}
+    if dataset in list_preset_names("datasets"):
+        content = merge_settings(content, load_dataset_preset(dataset).features.get(content["name"], {}))
     try:
         settings = EXTRACTORS[str(content.get("extractor", DEFAULT_EXTRACTOR))]
     except ValueError as error:

@@ -23,14 +23,16 @@ from vse.pipeline.files.writing import read_json, write_text
 
 DEFAULT_TOKENISER = "letters_and_digits"  # of a data set that names none
 IMPORT_TOKENISER = "unicode_words"  # the default of an import
-_TOKEN = re.compile(r"[a-z0-9]+")
-_JOINERS = "\u200c\u200d"  # characters inside words of Persian and of Indian scripts
-_UNSPACED_CHARACTER = re.compile("[\u3005-\u3007\u3041-\u3096\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
+_ASCII_WORD_PATTERN = re.compile(r"[a-z0-9]+")
+_JOINER_CHARACTERS = "\u200c\u200d"  # characters inside words of Persian and of Indian scripts
+_UNSPACED_CHARACTER_PATTERN = re.compile(
+    "[\u3005-\u3007\u3041-\u3096\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+)
 
 
 def ascii_words(text: str) -> list[str]:
     """Return the lower-case runs of ASCII letters and digits, as in the tokens of the Karpathy splits."""
-    return _TOKEN.findall(text.lower())
+    return _ASCII_WORD_PATTERN.findall(text.lower())
 
 
 def unicode_words(text: str) -> list[str]:
@@ -42,16 +44,16 @@ def unicode_words(text: str) -> list[str]:
     lower = unicodedata.normalize("NFC", text.lower())
     if lower.isascii():
         return ascii_words(lower)
-    spread = _UNSPACED_CHARACTER.sub(r" \g<0> ", lower)
-    words = "".join(map(_blank_non_word_character, spread)).split()
-    return [word for word in (word.strip(_JOINERS) for word in words) if any(map(str.isalnum, word))]
+    spread = _UNSPACED_CHARACTER_PATTERN.sub(r" \g<0> ", lower)
+    words = "".join(map(_replace_non_word_character, spread)).split()
+    return [word for word in (word.strip(_JOINER_CHARACTERS) for word in words) if any(map(str.isalnum, word))]
 
 
 @cache
-def _blank_non_word_character(character: str) -> str:
+def _replace_non_word_character(character: str) -> str:
     """Return a character that can be part of a word, an empty text for a soft hyphen, or a blank for any other character."""
     kind = unicodedata.category(character)[0]
-    return character if kind in "LMN" or character in _JOINERS else "" if character == "\u00ad" else " "
+    return character if kind in "LMN" or character in _JOINER_CHARACTERS else "" if character == "\u00ad" else " "
 
 
 def nltk_words(text: str) -> list[str]:
@@ -80,7 +82,7 @@ def find_tokeniser(name: object, where: object) -> Callable[[str], list[str]]:
 
 
 SPECIAL_TOKENS = ("<pad>", "<start>", "<end>", "<unk>")
-PAD, START, END, UNKNOWN = range(4)
+PAD_ID, START_ID, END_ID, UNKNOWN_ID = range(4)
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class Vocabulary:
         return cls(SPECIAL_TOKENS + tuple(sorted(frequent, key=lambda word: (-counts[word], word))))
 
     @cached_property
-    def _ids(self) -> dict[str, int]:
+    def _id_by_word(self) -> dict[str, int]:
         return {word: index for index, word in enumerate(self.words)}
 
     def __len__(self) -> int:
@@ -118,7 +120,7 @@ class Vocabulary:
 
     def encode(self, tokens: Sequence[str]) -> list[int]:
         """Return the ids of ``<start> tokens <end>``; an unknown word has the id of ``<unk>``."""
-        return [START, *(self._ids.get(word, UNKNOWN) for word in tokens), END]
+        return [START_ID, *(self._id_by_word.get(word, UNKNOWN_ID) for word in tokens), END_ID]
 
     def save(self, path: Path) -> Path:
         """Write the words as a JSON list."""
@@ -190,15 +192,15 @@ def transfer_spans(spans: Sequence[tuple[int, int]], words: _Words, tokens: _Wor
 
 def _convert_span(span: tuple[int, int], words: _Words, tokens: _Words) -> tuple[int, int]:
     """Convert a span of ``words`` to a span of ``tokens``. Both lists must consist of the same letters and digits."""
-    ends = _word_ends(words)
+    ends = _count_letters_before_ends(words)
     begin, end = ends[span[0]], ends[span[1]]
     if begin == end:
         return 0, 0
-    ends = _word_ends(tokens)
+    ends = _count_letters_before_ends(tokens)
     return bisect_right(ends, begin) - 1, bisect_left(ends, end)
 
 
-def _word_ends(words: _Words) -> list[int]:
+def _count_letters_before_ends(words: _Words) -> list[int]:
     """Return a list: 0, then for each word the number of letters and digits up to the end of the word."""
     return list(accumulate((len(join_letters_and_digits([word])) for word in words), initial=0))
 

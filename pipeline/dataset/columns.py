@@ -32,15 +32,15 @@ class IdIndex:
     """An index of unique ``ids`` (n,) that finds the row of an id by binary search."""
 
     def __init__(self, ids: Ids) -> None:
-        self._order = np.argsort(ids, kind="stable")
-        self._sorted = ids[self._order]
+        self._row_order = np.argsort(ids, kind="stable")
+        self._sorted_ids = ids[self._row_order]
 
-    def find(self, wanted: Ids) -> NDArray[np.int64]:
+    def find_rows(self, wanted: Ids) -> NDArray[np.int64]:
         """Return the row of each wanted id, (n_wanted,); -1 for an unknown id."""
-        if not len(self._sorted):
+        if not len(self._sorted_ids):
             return np.full(len(wanted), -1, np.int64)
-        places = np.searchsorted(self._sorted, wanted).clip(max=len(self._sorted) - 1)
-        rows: NDArray[np.int64] = np.where(self._sorted[places] == wanted, self._order[places], -1)
+        places = np.searchsorted(self._sorted_ids, wanted).clip(max=len(self._sorted_ids) - 1)
+        rows: NDArray[np.int64] = np.where(self._sorted_ids[places] == wanted, self._row_order[places], -1)
         return rows
 
 
@@ -49,7 +49,7 @@ SPLITS = ("train", "val", "test", "restval")
 
 @dataclass(frozen=True, slots=True)
 class Caption:
-    """A caption of an image, with the phrases that the data set marks."""
+    """A caption of an image: its id, the id of the image, the text, the tokens, and the phrases that the data set marks."""
 
     sentid: int
     imgid: int
@@ -70,8 +70,8 @@ class Image:
 
 
 log = logging.getLogger(__name__)
-FORMAT = "vse-dataset-columns"
-VERSION = 1  # changes with the columns, the checks of dataset.json and the tokenisers
+COLUMNS_FORMAT = "vse-dataset-columns"
+COLUMNS_VERSION = 1  # changes with the columns, the checks of dataset.json and the tokenisers
 _NO_COCOID = np.iinfo(np.int64).min  # marks an image without an id in MS-COCO
 _ATTRIBUTE_TYPES = {"name": str, "pictures": np.bool_, "tokeniser": str}  # pictures: Dataset.has_image_files
 # A column of texts is stored as one array of bytes and the end of each text, a column of lists as one array of items and the
@@ -83,15 +83,15 @@ _TEXT_COLUMNS = ("files", "raws", "words")
 class TextColumn:
     """A sequence of texts, stored as one array of UTF-8 bytes and the index of the end of each text."""
 
-    def __init__(self, content: NDArray[np.uint8], ends: NDArray[np.int64]) -> None:
-        self.content, self.ends = content, ends
+    def __init__(self, text_bytes: NDArray[np.uint8], text_ends: NDArray[np.int64]) -> None:
+        self.text_bytes, self.text_ends = text_bytes, text_ends
 
     def __len__(self) -> int:
-        return len(self.ends)
+        return len(self.text_ends)
 
     def __getitem__(self, index: int) -> str:
-        start = self.ends[index - 1] if index else 0
-        return str(self.content.data[start : self.ends[index]], "utf-8")
+        start = self.text_ends[index - 1] if index else 0
+        return str(self.text_bytes.data[start : self.text_ends[index]], "utf-8")
 
 
 class ImageColumns(Sequence[Image]):
@@ -102,7 +102,7 @@ class ImageColumns(Sequence[Image]):
     """
 
     def __init__(self, columns: Mapping[str, Any], rows: NDArray[np.int64]) -> None:
-        self._columns, self._rows = columns, rows
+        self._array_by_column, self._row_indices = columns, rows
 
     @property
     def imgids(self) -> NDArray[np.int64]:
@@ -117,7 +117,7 @@ class ImageColumns(Sequence[Image]):
     @property
     def caption_counts(self) -> NDArray[np.int64]:
         """The number of captions of each image, (n_images,)."""
-        counts: NDArray[np.int64] = np.diff(self._columns["captions"], prepend=0)[self._rows]
+        counts: NDArray[np.int64] = np.diff(self._array_by_column["captions"], prepend=0)[self._row_indices]
         return counts
 
     @property
@@ -126,24 +126,24 @@ class ImageColumns(Sequence[Image]):
         counts = self.caption_counts
         before = np.cumsum(counts) - counts
         caption_rows = np.repeat(self._selected_values("captions") - counts - before, counts) + np.arange(counts.sum())
-        ids: NDArray[np.int64] = self._columns["sentids"][caption_rows]
+        ids: NDArray[np.int64] = self._array_by_column["sentids"][caption_rows]
         return ids
 
     def select(self, keep: NDArray[np.bool_]) -> ImageColumns:
-        return ImageColumns(self._columns, self._rows[keep])
+        return ImageColumns(self._array_by_column, self._row_indices[keep])
 
     def _selected_values(self, name: str) -> NDArray[np.int64]:
-        values: NDArray[np.int64] = self._columns[name][self._rows]
+        values: NDArray[np.int64] = self._array_by_column[name][self._row_indices]
         return values
 
-    def by_split(self) -> dict[str, Sequence[Image]]:
+    def group_by_split(self) -> dict[str, Sequence[Image]]:
         """Return the images of each split by the name of the split; splits without images are left out."""
-        splits = self._columns["splits"][self._rows]
-        rows = {name: self._rows[splits == index] for index, name in enumerate(SPLITS)}
-        return {name: ImageColumns(self._columns, some) for name, some in rows.items() if len(some)}
+        splits = self._array_by_column["splits"][self._row_indices]
+        rows = {name: self._row_indices[splits == index] for index, name in enumerate(SPLITS)}
+        return {name: ImageColumns(self._array_by_column, some) for name, some in rows.items() if len(some)}
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._row_indices)
 
     @overload
     def __getitem__(self, index: int) -> Image: ...
@@ -151,27 +151,27 @@ class ImageColumns(Sequence[Image]):
     def __getitem__(self, index: slice) -> ImageColumns: ...
     def __getitem__(self, index: int | slice) -> Image | ImageColumns:
         if isinstance(index, slice):
-            return ImageColumns(self._columns, self._rows[index])
-        return self._image(int(self._rows[index]))
+            return ImageColumns(self._array_by_column, self._row_indices[index])
+        return self._build_image(int(self._row_indices[index]))
 
     def __iter__(self) -> Iterator[Image]:
-        return map(self._image, self._rows.tolist())
+        return map(self._build_image, self._row_indices.tolist())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
 
     __hash__ = None  # type: ignore[assignment]
 
-    def _image(self, row: int) -> Image:
-        columns = self._columns
+    def _build_image(self, row: int) -> Image:
+        columns = self._array_by_column
         imgid, cocoid = int(columns["imgids"][row]), int(columns["cocoids"][row])
         first, last = int(columns["captions"][row - 1]) if row else 0, int(columns["captions"][row])
-        captions = tuple(self._caption(caption_row, imgid) for caption_row in range(first, last))
+        captions = tuple(self._build_caption(caption_row, imgid) for caption_row in range(first, last))
         file, split = columns["files"][row], SPLITS[columns["splits"][row]]
         return Image(imgid, file, split, captions, None if cocoid == _NO_COCOID else cocoid)
 
-    def _caption(self, row: int, imgid: int) -> Caption:
-        columns, words = self._columns, self._columns["words"]
+    def _build_caption(self, row: int, imgid: int) -> Caption:
+        columns, words = self._array_by_column, self._array_by_column["words"]
         first, last = columns["token_ends"][row - 1] if row else 0, columns["token_ends"][row]
         tokens = tuple(words[word] for word in columns["tokens"][first:last].tolist())
         return Caption(int(columns["sentids"][row]), imgid, columns["raws"][row], tokens)
@@ -194,22 +194,22 @@ def write_columns(path: Path, sha256: str, images: Sequence[Image], attributes: 
     word_ids = {word: index for index, word in enumerate(dict.fromkeys(chain.from_iterable(c.tokens for c in captions)))}
     tokens = (word_ids[token] for caption in captions for token in caption.tokens)
     columns = {
-        "imgids": _array(image.imgid for image in images),
-        "splits": _array((SPLITS.index(image.split) for image in images), np.uint8),
-        "cocoids": _array(_NO_COCOID if image.cocoid is None else image.cocoid for image in images),
-        "captions": _array(accumulate(len(image.captions) for image in images)),
-        "sentids": _array(caption.sentid for caption in captions),
-        "tokens": _array(tokens, np.int32),
-        "token_ends": _array(accumulate(len(caption.tokens) for caption in captions)),
-        **_text_columns("files", [image.file for image in images]),
-        **_text_columns("raws", [caption.raw for caption in captions]),
-        **_text_columns("words", list(word_ids)),
+        "imgids": _build_array(image.imgid for image in images),
+        "splits": _build_array((SPLITS.index(image.split) for image in images), np.uint8),
+        "cocoids": _build_array(_NO_COCOID if image.cocoid is None else image.cocoid for image in images),
+        "captions": _build_array(accumulate(len(image.captions) for image in images)),
+        "sentids": _build_array(caption.sentid for caption in captions),
+        "tokens": _build_array(tokens, np.int32),
+        "token_ends": _build_array(accumulate(len(caption.tokens) for caption in captions)),
+        **_encode_text_column("files", [image.file for image in images]),
+        **_encode_text_column("raws", [caption.raw for caption in captions]),
+        **_encode_text_column("words", list(word_ids)),
     }
     buffer = BytesIO()
     with h5py.File(buffer, "w") as file:
         for name, values in columns.items():
             file.create_dataset(name, data=values, fletcher32=bool(values.size))
-        file.attrs.update({"format": FORMAT, "version": VERSION, "sha256": sha256, **attributes})
+        file.attrs.update({"format": COLUMNS_FORMAT, "version": COLUMNS_VERSION, "sha256": sha256, **attributes})
     with suppress(UserError):
         return write_bytes(columns_file(path), buffer.getbuffer())
     return None
@@ -225,7 +225,7 @@ def read_columns(path: Path, sha256: str) -> tuple[ImageColumns, dict[str, Any]]
         return None
     try:
         with open_hdf5(file, "columns of a data set") as stored:
-            wanted = {"format": FORMAT, "version": VERSION, "sha256": sha256}
+            wanted = {"format": COLUMNS_FORMAT, "version": COLUMNS_VERSION, "sha256": sha256}
             if any(stored.attrs.get(name) != value for name, value in wanted.items()):
                 return None
             attributes = {name: stored.attrs[name] for name in _ATTRIBUTE_TYPES}
@@ -245,13 +245,13 @@ def read_columns(path: Path, sha256: str) -> tuple[ImageColumns, dict[str, Any]]
     return ImageColumns(columns, np.arange(len(arrays["imgids"]))), attributes | {"pictures": bool(attributes["pictures"])}
 
 
-def _array(values: Iterable[int], dtype: type[np.integer[Any]] = np.int64) -> NDArray[Any]:
+def _build_array(values: Iterable[int], dtype: type[np.integer[Any]] = np.int64) -> NDArray[Any]:
     return np.fromiter(values, dtype)
 
 
-def _text_columns(name: str, texts: Sequence[str]) -> dict[str, NDArray[Any]]:
+def _encode_text_column(name: str, texts: Sequence[str]) -> dict[str, NDArray[Any]]:
     encoded = [text.encode() for text in texts]
-    ends = _array(accumulate(len(text) for text in encoded))
+    ends = _build_array(accumulate(len(text) for text in encoded))
     return {name: np.frombuffer(b"".join(encoded), np.uint8), f"{name}_ends": ends}
 
 

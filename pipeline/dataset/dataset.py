@@ -36,7 +36,7 @@ from vse.pipeline.dataset.columns import (
 )
 from vse.pipeline.dataset.phrases import Phrase, read_phrases
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files.inputs import MAX_NAME_BYTES, FileState, InputFile, error_reason, is_name, is_path
+from vse.pipeline.files.inputs import MAX_NAME_BYTES, FileState, InputFile, error_reason, is_path_text, is_valid_name
 from vse.pipeline.files.writing import parse_json
 
 __all__ = [
@@ -45,11 +45,11 @@ __all__ = [
     "Dataset",
     "Image",
     "describe_splits",
+    "find_missing_image_files",
     "load_dataset_file",
-    "missing_images",
 ]
-_MIN_COLUMNS_BYTES = 2**23  # the size from which a dataset.json gets a file of columns
-_LOADED: WeakValueDictionary[tuple[Path, FileState], Dataset] = WeakValueDictionary()
+_MIN_JSON_BYTES_FOR_COLUMNS = 2**23  # the size from which a dataset.json gets a file of columns
+_LOADED_DATASETS: WeakValueDictionary[tuple[Path, FileState], Dataset] = WeakValueDictionary()
 _Tokeniser = Callable[[str], list[str]]
 
 
@@ -75,7 +75,7 @@ class Dataset:
     def splits(self) -> dict[str, Sequence[Image]]:
         """The images of each split in file order; splits without images are left out."""
         if isinstance(self.images, ImageColumns):
-            return self.images.by_split()
+            return self.images.group_by_split()
         by_split: dict[str, list[Image]] = {}
         for image in self.images:
             by_split.setdefault(image.split, []).append(image)
@@ -83,19 +83,19 @@ class Dataset:
 
     def find_image(self, imgid: int) -> Image | None:
         """Return the image with this id; None without such an image."""
-        row = int(self.image_rows(np.asarray([imgid]))[0])
+        row = int(self.find_image_rows(np.asarray([imgid]))[0])
         return None if row < 0 else self.images[row]
 
-    def image_rows(self, imgids: Ids) -> NDArray[np.int64]:
+    def find_image_rows(self, imgids: Ids) -> NDArray[np.int64]:
         """Return the index in ``images`` of each image id, (n,); -1 for an unknown id."""
-        return self._image_index.find(imgids)
+        return self._image_index.find_rows(imgids)
 
-    def caption_rows(self, sentids: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def find_caption_rows(self, sentids: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return, for each caption id, the index of the image in ``images`` (n,) and of the caption in the image (n,).
 
         The index of the image is -1 for an unknown id.
         """
-        rows = self._caption_index.find(sentids)
+        rows = self._caption_index.find_rows(sentids)
         images = np.searchsorted(self._caption_ends, rows, side="right")
         captions = rows - np.concatenate([[0], self._caption_ends])[images]
         return np.where(rows < 0, -1, images), captions
@@ -128,29 +128,29 @@ def load_dataset_file(path: Path) -> Dataset:
     empty captions, unknown splits or tokenisers, image files outside the folder ``images``, phrases beyond the caption.
     """
     file, now = InputFile(path), time.time_ns()
-    loaded = _LOADED.get((path, file.state))
+    loaded = _LOADED_DATASETS.get((path, file.state))
     if loaded is not None:
         return loaded
-    dataset = _read(path, file)
+    dataset = _read_dataset(path, file)
     if file.state.detects_writes_after(now) and not file.has_changed:
-        _LOADED[path, file.state] = dataset
+        _LOADED_DATASETS[path, file.state] = dataset
     return dataset
 
 
-def _read(path: Path, file: InputFile) -> Dataset:
-    large = file.size >= _MIN_COLUMNS_BYTES
+def _read_dataset(path: Path, file: InputFile) -> Dataset:
+    large = file.size >= _MIN_JSON_BYTES_FOR_COLUMNS
     if large and (columns := read_columns(path, file.sha256)):
         images, attributes = columns
         return Dataset(attributes["name"], path, images, attributes["pictures"], file.sha256, attributes["tokeniser"])
-    with _garbage_collection_off():
-        dataset = _parse(path, file)
+    with _pause_garbage_collection():
+        dataset = _parse_dataset(path, file)
     if large:
         attributes = {"name": dataset.name, "pictures": dataset.has_image_files, "tokeniser": dataset.tokeniser}
         write_columns(path, dataset.sha256, dataset.images, attributes)
     return dataset
 
 
-def _parse(path: Path, file: InputFile) -> Dataset:
+def _parse_dataset(path: Path, file: InputFile) -> Dataset:
     try:
         content = parse_json(path, file.read(), _intern_tokens)
     except OSError as error:
@@ -158,7 +158,7 @@ def _parse(path: Path, file: InputFile) -> Dataset:
     if not isinstance(content, dict) or not isinstance(content.get("images"), list):
         raise UserError(f"{path}: not a data set; it needs {{'dataset': ..., 'images': [...]}}")
     name = content.get("dataset")
-    if not isinstance(name, str) or not is_name(name):
+    if not isinstance(name, str) or not is_valid_name(name):
         raise UserError(
             f"{path}: 'dataset' must name the data set; the name becomes a part of file names: at most {MAX_NAME_BYTES} bytes"
             ", without slashes, control characters or a dot in front"
@@ -167,7 +167,7 @@ def _parse(path: Path, file: InputFile) -> Dataset:
     tokenise = find_tokeniser(tokeniser, path)
     try:
         entries = content.pop("images")[::-1]
-        images = tuple(_image(path, entries.pop(), tokenise) for _ in range(len(entries)))  # frees each entry after use
+        images = tuple(_parse_image(path, entries.pop(), tokenise) for _ in range(len(entries)))  # frees each entry after use
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path}: a field of an image or sentence is missing or invalid: {error_reason(error)}") from None
     if not images:
@@ -179,7 +179,7 @@ def _parse(path: Path, file: InputFile) -> Dataset:
 
 
 @contextmanager
-def _garbage_collection_off() -> Iterator[None]:
+def _pause_garbage_collection() -> Iterator[None]:
     """Switch the garbage collector off in the block, because it would visit millions of new objects again and again."""
     enabled = gc.isenabled()
     gc.disable()
@@ -201,7 +201,7 @@ def describe_splits(dataset: Dataset) -> str:
     return "\n".join(lines)
 
 
-def missing_images(dataset: Dataset) -> list[Path]:
+def find_missing_image_files(dataset: Dataset) -> list[Path]:
     """Return the paths of missing image files; an empty list for a data set without image files."""
     if not dataset.has_image_files:
         return []
@@ -216,25 +216,25 @@ def _intern_tokens(content: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
-def _image(path: Path, entry: Any, tokenise: _Tokeniser) -> Image:
-    imgid = _id(entry, "imgid")
+def _parse_image(path: Path, entry: Any, tokenise: _Tokeniser) -> Image:
+    imgid = _read_id(entry, "imgid")
     folder, name = entry.get("filepath") or "", entry["filename"]
-    if not is_path(folder) or not is_path(name) or not name:
+    if not is_path_text(folder) or not is_path_text(name) or not name:
         raise UserError(f"{path}: image {imgid}: 'filename' and 'filepath' must name a file")
     file = Path(folder, name)
     if file.is_absolute() or ".." in file.parts:
         raise UserError(f"{path}: image {imgid}: the file {str(file)!r} is outside the images folder")
     if entry["split"] not in SPLITS:
         raise UserError(f"{path}: image {imgid}: unknown split{did_you_mean(str(entry['split']), SPLITS)}")
-    captions = tuple(_caption(path, imgid, sentence, tokenise) for sentence in entry.get("sentences", ()))
+    captions = tuple(_parse_caption(path, imgid, sentence, tokenise) for sentence in entry.get("sentences", ()))
     if "sentids" in entry and list(entry["sentids"]) != [c.sentid for c in captions]:
         raise UserError(f"{path}: image {imgid}: 'sentids' {entry['sentids']} differ from the ids of its sentences")
-    cocoid = _id(entry, "cocoid") if entry.get("cocoid") is not None else None
+    cocoid = _read_id(entry, "cocoid") if entry.get("cocoid") is not None else None
     return Image(imgid, file.as_posix(), entry["split"], captions, cocoid)
 
 
-def _caption(path: Path, imgid: int, sentence: Any, tokenise: _Tokeniser) -> Caption:
-    sentid, raw = _id(sentence, "sentid"), sentence["raw"]
+def _parse_caption(path: Path, imgid: int, sentence: Any, tokenise: _Tokeniser) -> Caption:
+    sentid, raw = _read_id(sentence, "sentid"), sentence["raw"]
     if not isinstance(raw, str):
         raise UserError(f"{path}: caption {sentid}: 'raw' must be a text")
     if sentence.get("imgid", imgid) != imgid:
@@ -248,7 +248,7 @@ def _caption(path: Path, imgid: int, sentence: Any, tokenise: _Tokeniser) -> Cap
     return Caption(sentid, imgid, raw, tuple(tokens), phrases)
 
 
-def _id(entry: Any, key: str) -> int:
+def _read_id(entry: Any, key: str) -> int:
     value = entry[key]
     if type(value) is not int:
         raise ValueError(f"{key} must be an integer")
@@ -277,7 +277,7 @@ class Mention(NamedTuple):
     text: str
 
 
-def mentions(dataset: Dataset) -> list[Mention]:
+def list_mentions(dataset: Dataset) -> list[Mention]:
     """Return all phrases of a data set, in the order of ``dataset.json``."""
     places = ((image, caption, phrase) for image in dataset.images for caption in image.captions for phrase in caption.phrases)
     return [
@@ -286,6 +286,6 @@ def mentions(dataset: Dataset) -> list[Mention]:
     ]
 
 
-def phrase_texts(dataset: Dataset) -> list[str]:
+def list_phrase_texts(dataset: Dataset) -> list[str]:
     """Return the distinct texts of phrases in order of appearance; indices in this list are ids in feature caches."""
-    return list(dict.fromkeys(mention.text for mention in mentions(dataset)))
+    return list(dict.fromkeys(mention.text for mention in list_mentions(dataset)))

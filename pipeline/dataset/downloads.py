@@ -20,20 +20,20 @@ import requests
 import urllib3
 
 from vse.pipeline.dataset.preparation import prepare_dataset
-from vse.pipeline.errors import UserError, printable
-from vse.pipeline.files.archives import remove_partial_unpacking, unpack
+from vse.pipeline.errors import UserError, to_printable_line
+from vse.pipeline.files.archives import remove_partial_unpacking, unpack_member
 from vse.pipeline.files.outputs import OutputKind, check_output
-from vse.pipeline.files.writing import clear_temporaries, lock_for_writing, sha256_file
+from vse.pipeline.files.writing import lock_for_writing, remove_temporary_files, sha256_file
 from vse.pipeline.presets.schema import DatasetConfig
 from vse.pipeline.progress import progress_bar
 
-ATTEMPTS = 5  # requests in a row that bring no new byte
-PAUSE = 1.0  # seconds after the first such request; the pause doubles after each further request
-TIMEOUT = 60.0  # seconds without a byte; also the interval in which the speed is measured
-MIN_SPEED = 1000  # bytes per second
+MAX_ATTEMPTS = 5  # requests in a row that bring no new byte
+FIRST_PAUSE_SECONDS = 1.0  # seconds after the first such request; the pause doubles after each further request
+TIMEOUT_SECONDS = 60.0  # seconds without a byte; also the interval in which the speed is measured
+MIN_BYTES_PER_SECOND = 1000  # bytes per second
 _MAX_REDIRECTS = 10
 _CHUNK_BYTES = 1 << 16
-_TEMPORARY_ERRORS = {408, 429, 500, 502, 503, 504}
+_TEMPORARY_ERROR_STATUSES = {408, 429, 500, 502, 503, 504}
 log = logging.getLogger(__name__)
 
 
@@ -47,7 +47,7 @@ def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None,
     if not config.is_published or not config.files:
         raise UserError(f"data set {config.name!r}: its preset names no files to download. {config.where}".strip())
     with lock_for_writing(out, folder=True):
-        clear_temporaries(out)
+        remove_temporary_files(out)
         for file in config.files:
             target = out / file.to
             remove_partial_unpacking(target)
@@ -61,9 +61,9 @@ def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None,
                 continue
             _check_archive(out / name, file.sha256, url=url)
             archive = download(url, out / name, file.sha256, file.bytes)
-            unpack(archive, file.member, target, file.max_bytes)
+            unpack_member(archive, file.member, target, file.max_bytes)
             log.info("%s: unpacked %s from %s; the archive is no longer needed", target, file.member, archive)
-        return _prepare(config, out)
+        return _prepare_if_images_exist(config, out)
 
 
 def _check_archive(path: Path, sha256: str, url: str) -> None:
@@ -74,7 +74,7 @@ def _check_archive(path: Path, sha256: str, url: str) -> None:
     check_output(path, OutputKind(f"the archive at {url}", lambda existing: sha256_file(existing) == sha256))
 
 
-def _prepare(config: DatasetConfig, out: Path) -> str:
+def _prepare_if_images_exist(config: DatasetConfig, out: Path) -> str:
     images_folder = out / config.images
     if not images_folder.is_dir():
         return (
@@ -98,14 +98,14 @@ def download(url: str, path: Path, sha256: str, n_bytes: int) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_file() and sha256_file(path) == sha256:
             return path
-        _resume(url, part, n_bytes)
+        _resume_download(url, part, n_bytes)
         if (actual := sha256_file(part)) != sha256:
             part.unlink()
             wrong = f"SHA256 hash of downloaded file ({path.name}) does not match the known hash"
             raise ConnectionError(f"{wrong}: expected {sha256} but got {actual}")
         part.replace(path)
     except (ConnectionError, ValueError) as error:
-        raise UserError(f"{url}: {printable(error).rstrip('.')}. {instead}") from None
+        raise UserError(f"{url}: {to_printable_line(error).rstrip('.')}. {instead}") from None
     except OSError as error:
         raise UserError(f"cannot write {part}: {error.strerror or error}") from error
     return path
@@ -116,14 +116,14 @@ def download_unverified(url: str, path: Path, n_bytes: int) -> Path:
 
     An interrupted download is resumed as in :func:`download`.
     """
-    if _size(path) != n_bytes:
+    if _file_size(path) != n_bytes:
         part = path.with_name(f"{path.name}.part")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _resume(url, part, n_bytes)
+            _resume_download(url, part, n_bytes)
             part.replace(path)
         except (ConnectionError, ValueError) as error:
-            raise UserError(f"{url}: {printable(error).rstrip('.')}. Run the command again") from None
+            raise UserError(f"{url}: {to_printable_line(error).rstrip('.')}. Run the command again") from None
         except OSError as error:
             raise UserError(f"cannot write {part}: {error.strerror or error}") from error
     return path
@@ -153,24 +153,24 @@ def open_url(url: str) -> Iterator[ResponseStream]:
     Raises UserError if the connection fails, now or while the stream is read.
     """
     reason = ""
-    for attempt in range(ATTEMPTS):
+    for attempt in range(MAX_ATTEMPTS):
         try:
-            response = request_url(url, {"Accept-Encoding": "identity"}, TIMEOUT)
+            response = request_url(url, {"Accept-Encoding": "identity"}, TIMEOUT_SECONDS)
         except (ValueError, requests.TooManyRedirects) as error:
-            raise UserError(f"{url}: {printable(error)}") from None
+            raise UserError(f"{url}: {to_printable_line(error)}") from None
         except requests.RequestException as error:
-            reason = _reason(error)
+            reason = _innermost_reason(error)
         else:
             if response.status_code == 200:
                 with response:
                     yield ResponseStream(url, response)
                 return
             response.close()
-            reason = f"the server answers {response.status_code} {printable(response.reason)}"
-            if response.status_code not in _TEMPORARY_ERRORS:
+            reason = f"the server answers {response.status_code} {to_printable_line(response.reason)}"
+            if response.status_code not in _TEMPORARY_ERROR_STATUSES:
                 break
-        if attempt < ATTEMPTS - 1:
-            time.sleep(PAUSE * 2**attempt)
+        if attempt < MAX_ATTEMPTS - 1:
+            time.sleep(FIRST_PAUSE_SECONDS * 2**attempt)
     raise UserError(f"{url}: {reason}")
 
 
@@ -179,58 +179,58 @@ class ResponseStream:
 
     def __init__(self, url: str, response: requests.Response) -> None:
         self.headers = response.headers
-        self._url, self._chunks = url, read_chunks(response, TIMEOUT)
+        self._url, self._chunks = url, read_chunks(response, TIMEOUT_SECONDS)
 
     def read(self, _: int = -1) -> bytes:
         """Return the next bytes of the body, or empty bytes at its end."""
         try:
             return next(self._chunks, b"")
         except requests.RequestException as error:
-            raise UserError(f"{self._url}: {_reason(error)}") from None
+            raise UserError(f"{self._url}: {_innermost_reason(error)}") from None
 
 
-def _resume(url: str, part: Path, n_bytes: int) -> None:
+def _resume_download(url: str, part: Path, n_bytes: int) -> None:
     """Request the rest of the file ``part`` until it has ``n_bytes``.
 
     Raises ConnectionError after too many requests without bytes.
     """
-    furthest, fruitless = _size(part), 0
+    furthest, fruitless = _file_size(part), 0
     free = shutil.disk_usage(part.parent).free
     if n_bytes - furthest > free:
         raise ConnectionError(f"{n_bytes - furthest} bytes are missing, and {part.parent} has room for {free}")
-    while _size(part) != n_bytes:
+    while _file_size(part) != n_bytes:
         try:
-            _append(url, part, n_bytes)
+            _append_response(url, part, n_bytes)
             reason = "the connection ended early"
         except ValueError:  # not a valid URL
             raise
         except requests.TooManyRedirects as error:
-            raise ConnectionError(_reason(error)) from None
+            raise ConnectionError(_innermost_reason(error)) from None
         except requests.RequestException as error:
-            reason = _reason(error)
-        if _size(part) >= min(n_bytes, furthest + MIN_SPEED * TIMEOUT):
-            furthest, fruitless = _size(part), 0
+            reason = _innermost_reason(error)
+        if _file_size(part) >= min(n_bytes, furthest + MIN_BYTES_PER_SECOND * TIMEOUT_SECONDS):
+            furthest, fruitless = _file_size(part), 0
             continue
-        furthest = max(furthest, _size(part))
+        furthest = max(furthest, _file_size(part))
         fruitless += 1
-        if fruitless == ATTEMPTS:
-            raise ConnectionError(f"{reason} ({_size(part)} of {n_bytes} bytes have arrived)")
+        if fruitless == MAX_ATTEMPTS:
+            raise ConnectionError(f"{reason} ({_file_size(part)} of {n_bytes} bytes have arrived)")
         log.info("%s: %s; trying again", url, reason)
-        time.sleep(PAUSE * 2 ** (fruitless - 1))
+        time.sleep(FIRST_PAUSE_SECONDS * 2 ** (fruitless - 1))
 
 
-def _append(url: str, part: Path, n_bytes: int) -> None:
+def _append_response(url: str, part: Path, n_bytes: int) -> None:
     """Send one request for the rest of ``part`` and append the answer; restart ``part`` if the server cannot resume."""
-    offset = _size(part)
+    offset = _file_size(part)
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={offset}-"} if offset else {})
-    with request_url(url, headers, TIMEOUT) as response:
-        status = f"the server answers {response.status_code} {printable(response.reason)}"
+    with request_url(url, headers, TIMEOUT_SECONDS) as response:
+        status = f"the server answers {response.status_code} {to_printable_line(response.reason)}"
         continues = response.status_code == 206
         extent = response.headers.get("Content-Range" if continues else "Content-Length", "")
         if response.status_code == 416 or (continues and not extent.startswith(f"bytes {offset}-")):
             part.unlink(missing_ok=True)
             raise requests.HTTPError(status)
-        if response.status_code in _TEMPORARY_ERRORS:
+        if response.status_code in _TEMPORARY_ERROR_STATUSES:
             raise requests.HTTPError(status)
         if response.status_code not in (200, 206):
             raise ConnectionError(status)
@@ -239,7 +239,7 @@ def _append(url: str, part: Path, n_bytes: int) -> None:
             raise ConnectionError(f"the file there has {total} bytes instead of {n_bytes}")
         bar = progress_bar(desc=part.stem, total=n_bytes, initial=offset * continues, unit="B", unit_scale=True)
         with part.open("ab" if continues else "wb") as stream, bar:
-            for chunk in read_chunks(response, TIMEOUT, n_bytes - stream.tell()):
+            for chunk in read_chunks(response, TIMEOUT_SECONDS, n_bytes - stream.tell()):
                 bar.update(stream.write(chunk[: n_bytes - stream.tell()]))
                 stream.flush()  # keeps these bytes even if this process is killed
 
@@ -266,8 +266,8 @@ def request_url(url: str, headers: Mapping[str, str], timeout: float) -> request
 def read_chunks(response: requests.Response, timeout: float, n_bytes: int | None = None) -> Iterator[bytes]:
     """Yield the body of a response in chunks as they arrive; stop once ``n_bytes`` have arrived.
 
-    Raises requests.RequestException if the connection breaks, or if fewer than ``MIN_SPEED`` bytes per second arrive during
-    ``timeout`` seconds.
+    Raises requests.RequestException if the connection breaks, or if fewer bytes than ``MIN_BYTES_PER_SECOND`` arrive per
+    second during ``timeout`` seconds.
     """
     n_before, n_read, start = 0, 0, time.monotonic()
     while n_bytes is None or n_read < n_bytes:
@@ -280,8 +280,8 @@ def read_chunks(response: requests.Response, timeout: float, n_bytes: int | None
         n_read += len(chunk)
         yield chunk
         if time.monotonic() > start + timeout:
-            if n_read - n_before < MIN_SPEED * timeout:
-                raise requests.Timeout(f"the server sends fewer than {MIN_SPEED} bytes a second")
+            if n_read - n_before < MIN_BYTES_PER_SECOND * timeout:
+                raise requests.Timeout(f"the server sends fewer than {MIN_BYTES_PER_SECOND} bytes a second")
             n_before, start = n_read, time.monotonic()
 
 
@@ -318,12 +318,12 @@ def _request_once(url: str, headers: Mapping[str, str], timeout: float, deadline
     return results[0]
 
 
-def _size(path: Path) -> int:
+def _file_size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _reason(error: BaseException) -> str:
+def _innermost_reason(error: BaseException) -> str:
     """Return the message of the innermost cause of an error on one line, e.g. 'Connection refused'."""
     while error.__context__ is not None:
         error = error.__context__
-    return printable(error)
+    return to_printable_line(error)

@@ -16,22 +16,24 @@ import PIL.Image
 from jaxtyping import Bool
 from PIL import ImageOps
 
-from vse.pipeline.dataset.dataset import SPLITS, Dataset, Image, describe_splits, load_dataset_file, missing_images
+from vse.pipeline.dataset.dataset import SPLITS, Dataset, Image, describe_splits, find_missing_image_files, load_dataset_file
 from vse.pipeline.dataset.preparation import load_and_check_dataset
-from vse.pipeline.errors import UserError, did_you_mean, printable
+from vse.pipeline.errors import UserError, did_you_mean, to_printable_line
 from vse.pipeline.files.images import IMAGE_FORMATS, MAX_PIXELS, BadImage, convert_to_rgb, read_image_bytes
-from vse.pipeline.files.inputs import is_name
-from vse.pipeline.presets.presets import known_presets, load_dataset
+from vse.pipeline.files.inputs import is_valid_name
+from vse.pipeline.presets.presets import list_preset_names, load_dataset_preset
 from vse.pipeline.progress import progress_bar
 
-N_BITS = 64
+N_HASH_BITS = 64
 MAX_DIFFERENT_BITS = 6  # between the hashes of a photo and of its scaled, squashed or recompressed copy
-_SIDE, _N_FREQUENCIES = 32, 8
-_CHUNK_ROWS = 1024
-_COSINES = np.cos(np.pi * np.arange(_N_FREQUENCIES)[:, None] * (2 * np.arange(_SIDE) + 1) / (2 * _SIDE))  # of the DCT-II
+_PIXELS_PER_SIDE, _N_FREQUENCIES = 32, 8
+_HASHES_PER_CHUNK = 1024
+_DCT_MATRIX = np.cos(
+    np.pi * np.arange(_N_FREQUENCIES)[:, None] * (2 * np.arange(_PIXELS_PER_SIDE) + 1) / (2 * _PIXELS_PER_SIDE)
+)  # of the DCT-II
 
 
-def compute_perceptual_hash(path: Path) -> Bool[np.ndarray, f" {N_BITS}"]:
+def compute_perceptual_hash(path: Path) -> Bool[np.ndarray, f" {N_HASH_BITS}"]:
     """Compute the perceptual hash (pHash) of an image file: 64 bits that depend on the coarse appearance only.
 
     The bits state which of the 8 x 8 lowest frequencies of the cosine transform of 32 x 32 grey pixels are above the median.
@@ -42,34 +44,38 @@ def compute_perceptual_hash(path: Path) -> Bool[np.ndarray, f" {N_BITS}"]:
         with PIL.Image.open(BytesIO(content), formats=IMAGE_FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise BadImage(f"{path}: {image.width} x {image.height} pixels are too many")
-            image.draft("L", (4 * _SIDE, 4 * _SIDE))  # decodes a JPEG at a fraction of its size
-            grey = convert_to_rgb(ImageOps.exif_transpose(image)).convert("L").resize((_SIDE, _SIDE), PIL.Image.Resampling.BOX)
+            image.draft("L", (4 * _PIXELS_PER_SIDE, 4 * _PIXELS_PER_SIDE))  # decodes a JPEG at a fraction of its size
+            grey = (
+                convert_to_rgb(ImageOps.exif_transpose(image))
+                .convert("L")
+                .resize((_PIXELS_PER_SIDE, _PIXELS_PER_SIDE), PIL.Image.Resampling.BOX)
+            )
     except (BadImage, MemoryError):
         raise
     except Exception as error:  # a broken file can raise anything
         raise BadImage(f"{path}: not a readable image ({error})") from None
-    low = (_COSINES @ np.asarray(grey, np.float64) @ _COSINES.T).ravel()
-    bits: Bool[np.ndarray, f" {N_BITS}"] = low > np.median(low)
+    low = (_DCT_MATRIX @ np.asarray(grey, np.float64) @ _DCT_MATRIX.T).ravel()
+    bits: Bool[np.ndarray, f" {N_HASH_BITS}"] = low > np.median(low)
     return bits
 
 
 def find_similar_hashes(
-    hashes: Bool[np.ndarray, f"n_images {N_BITS}"],
-    others: Bool[np.ndarray, f"n_others {N_BITS}"],
+    hashes: Bool[np.ndarray, f"n_images {N_HASH_BITS}"],
+    others: Bool[np.ndarray, f"n_others {N_HASH_BITS}"],
     max_bits: int = MAX_DIFFERENT_BITS,
 ) -> list[tuple[int, int]]:
     """Return all pairs (i, j) of ``hashes[i]`` and ``others[j]`` that differ in at most ``max_bits`` bits."""
     signs, other_signs = (np.where(bits, np.float32(1), np.float32(-1)) for bits in (hashes, others))
     pairs: list[tuple[int, int]] = []
-    for start in range(0, len(signs), _CHUNK_ROWS):
-        differing = (N_BITS - signs[start : start + _CHUNK_ROWS] @ other_signs.T) / 2
+    for start in range(0, len(signs), _HASHES_PER_CHUNK):
+        differing = (N_HASH_BITS - signs[start : start + _HASHES_PER_CHUNK] @ other_signs.T) / 2
         pairs += [(start + int(i), int(j)) for i, j in zip(*np.nonzero(differing <= max_bits), strict=True)]
     return pairs
 
 
 TRAINING_SPLITS = ("train", "restval")
-_FLICKR = re.compile(r"([1-9][0-9]{4,17})(?:_.*)?")  # 36979 is the lowest number of Flickr30K
-_COCO = re.compile(r"(?:COCO_[a-z]+[0-9]{4}_)?0{4,11}([0-9]{1,8})")
+_FLICKR_NAME_PATTERN = re.compile(r"([1-9][0-9]{4,17})(?:_.*)?")  # 36979 is the lowest number of Flickr30K
+_COCO_NAME_PATTERN = re.compile(r"(?:COCO_[a-z]+[0-9]{4}_)?0{4,11}([0-9]{1,8})")
 
 
 def parse_published_id(image: Image) -> str | None:
@@ -81,9 +87,9 @@ def parse_published_id(image: Image) -> str | None:
     if image.cocoid is not None:
         return f"coco {image.cocoid}"
     stem = Path(image.file).stem
-    if match := _COCO.fullmatch(stem):
+    if match := _COCO_NAME_PATTERN.fullmatch(stem):
         return f"coco {int(match[1])}"
-    match = _FLICKR.fullmatch(stem)
+    match = _FLICKR_NAME_PATTERN.fullmatch(stem)
     return f"flickr {match[1]}" if match else None
 
 
@@ -99,16 +105,16 @@ def find_same_images(
     """
     known = defaultdict[str | bytes, list[Image]](list)
     for other in others:
-        for key in _identifiers(other, other_checksums or {}):
+        for key in _list_identity_keys(other, other_checksums or {}):
             known[key].append(other)
     pairs = (
-        (image, next((known[key][0] for key in _identifiers(image, checksums or {}) if key in known), None))
+        (image, next((known[key][0] for key in _list_identity_keys(image, checksums or {}) if key in known), None))
         for image in images
     )
     return [(image, other) for image, other in pairs if other is not None]
 
 
-def _identifiers(image: Image, checksums: Mapping[int, bytes]) -> list[str | bytes]:
+def _list_identity_keys(image: Image, checksums: Mapping[int, bytes]) -> list[str | bytes]:
     keys = (parse_published_id(image), checksums.get(image.imgid))
     return [key for key in keys if key is not None]
 
@@ -129,11 +135,11 @@ def report_shared_images(dataset: Dataset, other: Dataset) -> str:
 
 def report_similar_photos(dataset: Dataset, other: Dataset | None = None) -> str:
     """Report the pairs of similar photos in different splits of a data set, or in two data sets. Raises BadImage."""
-    hashes = _perceptual_hashes(dataset)
+    hashes = _compute_perceptual_hashes(dataset)
     images, twins = dataset.images, (dataset if other is None else other).images
     pairs = [
         (images[i], twins[j])
-        for i, j in find_similar_hashes(hashes, hashes if other is None else _perceptual_hashes(other))
+        for i, j in find_similar_hashes(hashes, hashes if other is None else _compute_perceptual_hashes(other))
         if other is not None or (i < j and images[i].split != twins[j].split)
     ]
     pairs_of_splits: dict[tuple[str, str], list[tuple[Image, Image]]] = defaultdict(list)
@@ -173,7 +179,7 @@ def _hash_files_of_common_sizes(dataset: Dataset, other: Dataset) -> tuple[dict[
     return checksums[0], checksums[1]
 
 
-def _perceptual_hashes(dataset: Dataset) -> Any:
+def _compute_perceptual_hashes(dataset: Dataset) -> Any:
     bar = progress_bar(dataset.images, desc=f"hash images of {dataset.name}", unit="image")
     return np.stack([compute_perceptual_hash(dataset.image_path(image)) for image in bar])
 
@@ -190,7 +196,7 @@ def audit_dataset(path: Path, against: Path | None = None, look_alikes: bool = T
     set is invalid or an image file is missing.
     """
     dataset = load_and_check_dataset(path)
-    others = [] if against is None else [_load_other(against, dataset)]
+    others = [] if against is None else [_load_compared_dataset(against, dataset)]
     lines = [describe_splits(dataset)]
     for other in others:
         lines += [describe_splits(other), report_shared_images(dataset, other)]
@@ -223,7 +229,7 @@ def report_shared_captions(dataset: Dataset, other: Dataset | None = None) -> st
     where = f"across the splits of {dataset.path}" if other is None else f"in {dataset.path} and {other.path}"
     lines = [f"{len(shared)} texts of captions are the same {where}"]
     for (split, twin), (n_captions, n_twins) in sort_by_splits(counts):
-        example = printable(examples[split, twin])
+        example = to_printable_line(examples[split, twin])
         example = example if len(example) <= _MAX_EXAMPLE_LENGTH else f"{example[:_MAX_EXAMPLE_LENGTH]}..."
         count = f"{n_captions:7d} in {split} and {n_twins} in {twin}"
         lines.append(f"  {count}, e.g. {example!r}{describe_leak(split, twin)}")
@@ -249,7 +255,7 @@ def report_known_test_images(dataset: Dataset) -> list[str]:
     share images but were not found.
     """
     lines: list[str] = []
-    missing = set(_list_published_datasets()) - {dataset.name}
+    missing = set(_list_published_names()) - {dataset.name}
     for name in sorted(missing):
         file = _find_dataset_file(name, dataset)
         if file is None:
@@ -272,8 +278,8 @@ def report_known_test_images(dataset: Dataset) -> list[str]:
     return lines
 
 
-def _list_published_datasets() -> list[str]:
-    return [name for name in known_presets("datasets") if load_dataset(name).is_published]
+def _list_published_names() -> list[str]:
+    return [name for name in list_preset_names("datasets") if load_dataset_preset(name).is_published]
 
 
 def _find_dataset_file(name: str, dataset: Dataset) -> Path | None:
@@ -281,18 +287,18 @@ def _find_dataset_file(name: str, dataset: Dataset) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def _load_other(against: Path, dataset: Dataset) -> Dataset:
+def _load_compared_dataset(against: Path, dataset: Dataset) -> Dataset:
     name = str(against)
-    if against.exists() or not is_name(name) or name.endswith(".json"):
+    if against.exists() or not is_valid_name(name) or name.endswith(".json"):
         return load_and_check_dataset(against)
     file = _find_dataset_file(name, dataset)
     if file is not None:
         known = load_dataset_file(file)
-        return replace(known, has_image_files=False) if missing_images(known) else known
-    if name in _list_published_datasets():
+        return replace(known, has_image_files=False) if find_missing_image_files(known) else known
+    if name in _list_published_names():
         how = f"create it with vse-data fetch {name} --no-images, or from its files with vse-data prepare {name}"
-    elif name in known_presets("datasets"):
-        how = f"create it with vse-data {'demo' if load_dataset(name).n_images else 'import'} --out data/{name}"
+    elif name in list_preset_names("datasets"):
+        how = f"create it with vse-data {'demo' if load_dataset_preset(name).n_images else 'import'} --out data/{name}"
     else:
-        how = f"name a dataset.json{did_you_mean(name, known_presets('datasets'))}"
+        how = f"name a dataset.json{did_you_mean(name, list_preset_names('datasets'))}"
     raise UserError(f"--against {name}: there is no data/{name}/dataset.json; {how}")

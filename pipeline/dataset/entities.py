@@ -16,38 +16,38 @@ from typing import NamedTuple
 from lxml import etree
 
 from vse.pipeline.dataset.phrases import Box
-from vse.pipeline.errors import UserError, printable
+from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.files.inputs import InputFile, wrap_read_errors
 
-MAX_BYTES = 4_000_000  # of an XML file; an annotation of Flickr30K Entities has a few thousand
-MAX_DEPTH = 32  # levels of elements; an annotation of Flickr30K Entities has four
+MAX_XML_BYTES = 4_000_000  # of an XML file; an annotation of Flickr30K Entities has a few thousand
+MAX_XML_DEPTH = 32  # levels of elements; an annotation of Flickr30K Entities has four
 
 
 @dataclass(slots=True)
-class Element:
+class XmlElement:
     """An XML element: the name, the line of the start tag, the text and the child elements, without attributes."""
 
     tag: str
     line: int
     text: str = ""
-    children: list[Element] = field(default_factory=list)
+    children: list[XmlElement] = field(default_factory=list)
 
-    def find_all(self, tag: str) -> list[Element]:
+    def find_all(self, tag: str) -> list[XmlElement]:
         """Return the child elements named ``tag``, in the order of the file."""
         return [child for child in self.children if child.tag == tag]
 
 
-def read_xml(path: Path) -> Element:
+def read_xml(path: Path) -> XmlElement:
     """Return the root element of a small XML file from an untrusted source.
 
-    Raises UserError with the file and usually the line if the file is not well-formed, has more than ``MAX_BYTES`` bytes or
-    ``MAX_DEPTH`` levels of elements, or has a document type declaration. Such a declaration could define entities that expand
-    without end (`billion laughs`) or load files or addresses.
+    Raises UserError with the file and usually the line if the file is not well-formed, has more bytes than ``MAX_XML_BYTES``
+    or more levels of elements than ``MAX_XML_DEPTH``, or has a document type declaration. Such a declaration could define
+    entities that expand without end (`billion laughs`) or load files or addresses.
     """
     file = InputFile(path)
     size = file.stream.seek(0, 2)
-    if size > MAX_BYTES:
-        raise UserError(f"{path}: {size} bytes of XML are too many (the limit is {MAX_BYTES})")
+    if size > MAX_XML_BYTES:
+        raise UserError(f"{path}: {size} bytes of XML are too many (the limit is {MAX_XML_BYTES})")
     parser = etree.XMLParser(
         resolve_entities=False,
         no_network=True,
@@ -62,24 +62,24 @@ def read_xml(path: Path) -> Element:
         try:
             top = etree.fromstring(file.read(), parser)
         except etree.XMLSyntaxError as error:
-            raise UserError(f"{path}:{error.lineno}: not well-formed XML ({printable(error.msg)})") from None
+            raise UserError(f"{path}:{error.lineno}: not well-formed XML ({to_printable_line(error.msg)})") from None
     if top.getroottree().docinfo.doctype:
         raise UserError(
             f"{path}: has a document type declaration; only XML without one is read, because it may declare entities"
         )
-    return _element(top, path)
+    return _convert_element(top, path)
 
 
-def _element(node: etree._Element, path: Path, level: int = 1) -> Element:
-    if level > MAX_DEPTH:
-        raise UserError(f"{path}:{node.sourceline}: elements more than {MAX_DEPTH} levels deep")
-    children = [_element(child, path, level + 1) for child in node]
-    return Element(str(node.tag), node.sourceline or 0, (node.text or "").strip(), children)
+def _convert_element(node: etree._Element, path: Path, level: int = 1) -> XmlElement:
+    if level > MAX_XML_DEPTH:
+        raise UserError(f"{path}:{node.sourceline}: elements more than {MAX_XML_DEPTH} levels deep")
+    children = [_convert_element(child, path, level + 1) for child in node]
+    return XmlElement(str(node.tag), node.sourceline or 0, (node.text or "").strip(), children)
 
 
-NOT_VISUAL = "0"  # in place of the id of a chain, for phrases that name nothing visible
-_MARK = re.compile(r"\[/EN#([0-9]{1,18})((?:/[^/\[\]]+)+)")
-_CORNERS = ("xmin", "ymin", "xmax", "ymax")
+NOT_VISUAL_CHAIN = "0"  # in place of the id of a chain, for phrases that name nothing visible
+_PHRASE_MARK_PATTERN = re.compile(r"\[/EN#([0-9]{1,18})((?:/[^/\[\]]+)+)")
+_CORNER_TAGS = ("xmin", "ymin", "xmax", "ymax")
 
 
 class MarkedPhrase(NamedTuple):
@@ -99,7 +99,7 @@ class MarkedCaption(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Annotation:
+class BoxAnnotation:
     """The content of ``Annotations/<number>.xml``: the size of the image in pixels, and the boxes of each coreference chain.
 
     Boxes are (x1, y1, x2, y2) with x2 and y2 exclusive, inside the image. The file counts pixels from 1 and includes xmax and
@@ -110,13 +110,13 @@ class Annotation:
 
     width: int
     height: int
-    boxes: dict[str, tuple[Box, ...]]
+    boxes_by_chain: dict[str, tuple[Box, ...]]
     chains_without_box: frozenset[str]
     n_boxes: int
     n_clipped: int
 
 
-def read_captions(path: Path) -> tuple[MarkedCaption, ...]:
+def read_marked_captions(path: Path) -> tuple[MarkedCaption, ...]:
     """Read the captions of a file in ``Sentences``, one per line.
 
     Raises UserError, which names the file and line, if a phrase has no words or is not closed, or if a closing bracket is
@@ -124,10 +124,10 @@ def read_captions(path: Path) -> tuple[MarkedCaption, ...]:
     """
     with wrap_read_errors(path, "UTF-8 text"):
         lines = InputFile(path).read().decode().rstrip().split("\n")
-    return tuple(_caption(line, f"{path}:{line_number}") for line_number, line in enumerate(lines, 1))
+    return tuple(_parse_caption(line, f"{path}:{line_number}") for line_number, line in enumerate(lines, 1))
 
 
-def _caption(line: str, where: str) -> MarkedCaption:
+def _parse_caption(line: str, where: str) -> MarkedCaption:
     words: list[str] = []
     phrases: list[MarkedPhrase] = []
     mark: tuple[str, tuple[str, ...]] | None = None
@@ -162,43 +162,45 @@ def _caption(line: str, where: str) -> MarkedCaption:
 def _parse_mark(token: str, where: str) -> tuple[str, tuple[str, ...]]:
     if token.endswith("]"):
         raise UserError(f"{where}: the phrase {token!r} has no words")
-    match = _MARK.fullmatch(token)
+    match = _PHRASE_MARK_PATTERN.fullmatch(token)
     if match is None:
         raise UserError(f"{where}: {token!r} does not mark a phrase; a mark is [/EN#<chain>/<type>")
     return match[1], tuple(match[2][1:].split("/"))
 
 
-def read_annotation(path: Path) -> Annotation:
+def read_annotation(path: Path) -> BoxAnnotation:
     """Read the size and the boxes of a file in ``Annotations``, clipped to the image.
 
     Raises UserError, which names the file and line, if an element is missing or has an impossible value.
     """
     top = read_xml(path)
     size = _only_child(top, "size", path)
-    width, height = (_integer(_only_child(size, side, path), path) for side in ("width", "height"))
+    width, height = (_parse_integer(_only_child(size, side, path), path) for side in ("width", "height"))
     if min(width, height) < 1:
         raise UserError(f"{path}:{size.line}: an image of {width} x {height} pixels")
     boxes: dict[str, list[Box]] = {}
     chains_without_box: set[str] = set()
     n_boxes = n_clipped = 0
     for thing in top.find_all("object"):
-        chains = list(dict.fromkeys(_chains(thing, path)))
+        chains = list(dict.fromkeys(_read_chains(thing, path)))
         rectangles = thing.find_all("bndbox")
-        if not rectangles and not any(_integer(flag, path) for name in ("scene", "nobndbox") for flag in thing.find_all(name)):
+        if not rectangles and not any(
+            _parse_integer(flag, path) for name in ("scene", "nobndbox") for flag in thing.find_all(name)
+        ):
             raise UserError(f"{path}:{thing.line}: the object has neither bndbox nor a flag scene or nobndbox")
         for element in rectangles:
-            box, clipped = _box(element, width, height, path)
+            box, clipped = _read_box(element, width, height, path)
             n_boxes, n_clipped = n_boxes + 1, n_clipped + clipped
             for chain in chains:
                 boxes.setdefault(chain, []).append(box)
         if not rectangles:
             chains_without_box.update(chains)
-    return Annotation(
+    return BoxAnnotation(
         width, height, {chain: tuple(some) for chain, some in boxes.items()}, frozenset(chains_without_box), n_boxes, n_clipped
     )
 
 
-def _chains(thing: Element, path: Path) -> Iterator[str]:
+def _read_chains(thing: XmlElement, path: Path) -> Iterator[str]:
     names = thing.find_all("name")
     if not names:
         raise UserError(f"{path}:{thing.line}: the object has no name; it must be the id of a chain")
@@ -208,9 +210,9 @@ def _chains(thing: Element, path: Path) -> Iterator[str]:
         yield name.text
 
 
-def _box(element: Element, width: int, height: int, path: Path) -> tuple[Box, bool]:
+def _read_box(element: XmlElement, width: int, height: int, path: Path) -> tuple[Box, bool]:
     """Return the box, clipped at the border of the image, and whether clipping changed it."""
-    left, top, right, bottom = (_integer(_only_child(element, corner, path), path) for corner in _CORNERS)
+    left, top, right, bottom = (_parse_integer(_only_child(element, corner, path), path) for corner in _CORNER_TAGS)
     box = max(left - 1, 0), max(top - 1, 0), min(right, width), min(bottom, height)
     if left > right or top > bottom or box[0] >= box[2] or box[1] >= box[3]:
         corners = f"{left}, {top}, {right}, {bottom}"
@@ -219,20 +221,20 @@ def _box(element: Element, width: int, height: int, path: Path) -> tuple[Box, bo
     return (x1, y1, x2, y2), box != (left - 1, top - 1, right, bottom)
 
 
-def _only_child(element: Element, tag: str, path: Path) -> Element:
+def _only_child(element: XmlElement, tag: str, path: Path) -> XmlElement:
     children = element.find_all(tag)
     if len(children) != 1:
         raise UserError(f"{path}:{element.line}: <{element.tag}> must have one <{tag}>, not {len(children)}")
     return children[0]
 
 
-def _integer(element: Element, path: Path) -> int:
+def _parse_integer(element: XmlElement, path: Path) -> int:
     if not re.fullmatch(r"-?[0-9]{1,9}", element.text):
         raise UserError(f"{path}:{element.line}: <{element.tag}> must be an integer, not {element.text[:50]!r}")
     return int(element.text)
 
 
-def read_split(path: Path) -> tuple[str, ...]:
+def read_photo_numbers(path: Path) -> tuple[str, ...]:
     """Read the numbers of the photos in ``train.txt``, ``val.txt`` or ``test.txt``, one per line.
 
     Raises UserError, which names the file and line, if a line is not a number or repeats an earlier one.

@@ -19,12 +19,12 @@ from vse.pipeline.dataset.captions import (
     transfer_spans,
 )
 from vse.pipeline.dataset.entities import (
-    NOT_VISUAL,
-    Annotation,
+    NOT_VISUAL_CHAIN,
+    BoxAnnotation,
     MarkedCaption,
     read_annotation,
-    read_captions,
-    read_split,
+    read_marked_captions,
+    read_photo_numbers,
     read_unrelated_captions,
 )
 from vse.pipeline.dataset.phrases import Box
@@ -33,8 +33,8 @@ from vse.pipeline.files.images import read_image_size
 from vse.pipeline.progress import progress_bar
 
 ENTITIES_SPLITS = ("train", "val", "test")
-MIN_SIMILARITY = 0.7  # matches 562 of the 563 captions of Flickr8k that differ in a letter from Entities
-_DECIMALS = 4  # of a scaled coordinate
+MIN_CAPTION_SIMILARITY = 0.7  # matches 562 of the 563 captions of Flickr8k that differ in a letter from Entities
+_COORDINATE_DECIMALS = 4  # of a scaled coordinate
 log = logging.getLogger(__name__)
 
 
@@ -45,7 +45,7 @@ def build_entities_content(folder: Path, images: Path) -> dict[str, Any]:
     ``UNRELATED_CAPTIONS``. ``images`` has the file ``<number>.jpg`` of every listed photo; the ``imgid`` is this number. Logs
     counts. Raises UserError if a file is missing, or if a photo is in two splits.
     """
-    splits = {split: read_split(folder / f"{split}.txt") for split in ENTITIES_SPLITS}
+    splits = {split: read_photo_numbers(folder / f"{split}.txt") for split in ENTITIES_SPLITS}
     photos = [(number, split) for split, numbers in splits.items() for number in numbers]
     repeated = [number for number, count in Counter(number for number, _ in photos).items() if count > 1]
     if repeated:
@@ -60,25 +60,25 @@ def build_entities_content(folder: Path, images: Path) -> dict[str, Any]:
     sentid = 0
     for number, split in progress_bar(photos, desc="read phrases", unit="image"):
         imgid, sentences = int(number), []
-        photo = reader.read(number, f"{number}.jpg")
+        photo = reader.read_photo(number, f"{number}.jpg")
         for caption in photo.captions:
             raw = " ".join(caption.words)
             tokens = ascii_words(raw)
             if not tokens:
                 raise UserError(f"{reader.sentences_file(number)}: a caption has no letter and no digit: {raw[:50]!r}")
-            phrases = reader.phrases(caption, tokens, photo)
+            phrases = reader.convert_phrases(caption, tokens, photo)
             sentences.append({"sentid": sentid, "imgid": imgid, "raw": raw, "tokens": tokens, "phrases": phrases})
             sentid += 1
         sentids = [sentence["sentid"] for sentence in sentences]
         entries.append(
             {"imgid": imgid, "filename": f"{number}.jpg", "split": split, "sentids": sentids, "sentences": sentences}
         )
-    reader.report()
+    reader.log_counts()
     return {"images": entries}
 
 
 def mark_entities_phrases(
-    content: dict[str, Any], folder: Path, images: Path | None, min_similarity: float = MIN_SIMILARITY
+    content: dict[str, Any], folder: Path, images: Path | None, min_similarity: float = MIN_CAPTION_SIMILARITY
 ) -> dict[str, Any]:
     """Return the content of a checked ``dataset.json`` with the phrases of Flickr30K Entities instead of earlier phrases.
 
@@ -98,7 +98,7 @@ def mark_entities_phrases(
         sentences = [{key: value for key, value in sentence.items() if key != "phrases"} for sentence in before]
         n_captions += len(sentences)
         if number is not None and reader.sentences_file(number).is_file():
-            photo = reader.read(number, str(Path(entry.get("filepath") or "", entry["filename"])))
+            photo = reader.read_photo(number, str(Path(entry.get("filepath") or "", entry["filename"])))
             _mark_sentences(sentences, photo, reader, min_similarity, tokenise)
         entries.append({**entry, "sentences": sentences})
     n_images, n_joined = reader.counts["images"], reader.counts["joined"]
@@ -111,13 +111,13 @@ def mark_entities_phrases(
         "counterpart and get no phrases",
         *(folder, n_images, len(entries), n_joined, n_captions, reader.counts["corrected"], n_captions - n_joined),
     )
-    reader.report()
+    reader.log_counts()
     return {**content, "images": entries}
 
 
 def _mark_sentences(
     sentences: list[dict[str, Any]],
-    photo: _Photo,
+    photo: _AnnotatedPhoto,
     reader: _EntitiesReader,
     min_similarity: float,
     tokenise: Callable[[str], list[str]],
@@ -126,7 +126,7 @@ def _mark_sentences(
     texts = [sentence["tokens"] if "tokens" in sentence else tokenise(sentence["raw"]) for sentence in sentences]
     captions = [caption.words for caption in photo.captions]
     for index, other in match_captions(texts, captions, min_similarity).items():
-        sentences[index]["phrases"] = reader.phrases(photo.captions[other], texts[index], photo)
+        sentences[index]["phrases"] = reader.convert_phrases(photo.captions[other], texts[index], photo)
         same = join_letters_and_digits(texts[index]) == join_letters_and_digits(captions[other])
         reader.counts.update(joined=1, corrected=not same)
 
@@ -138,9 +138,9 @@ def parse_photo_number(filename: str) -> str | None:
 
 
 @dataclass(frozen=True)
-class _Photo:
+class _AnnotatedPhoto:
     captions: tuple[MarkedCaption, ...]
-    boxes: Mapping[str, Sequence[Box]]
+    boxes_by_chain: Mapping[str, Sequence[Box]]
     chains_without_box: frozenset[str]
 
 
@@ -149,7 +149,7 @@ class _EntitiesReader:
     """A reader of a folder of Flickr30K Entities, photo by photo, that counts images, captions, phrases and boxes."""
 
     folder: Path
-    images: Path | None
+    images_folder: Path | None
     counts: Counter[str] = field(default_factory=Counter)
     first_scaled_message: str = ""  # about the first photo whose size differs from the annotated size
 
@@ -158,42 +158,44 @@ class _EntitiesReader:
             if not (self.folder / name).is_dir():
                 raise UserError(f"{self.folder}: not a folder of Flickr30K Entities; it has no folder {name}")
         listed = self.folder / "UNRELATED_CAPTIONS"
-        self.unrelated = read_unrelated_captions(listed) if listed.is_file() else frozenset()
+        self.unrelated_captions = read_unrelated_captions(listed) if listed.is_file() else frozenset()
 
     def sentences_file(self, number: str) -> Path:
         return self.folder / "Sentences" / f"{number}.txt"
 
-    def read(self, number: str, file: str) -> _Photo:
+    def read_photo(self, number: str, file: str) -> _AnnotatedPhoto:
         """Read the captions and boxes of a photo; ``file`` is its path.
 
         Captions that do not describe the photo lose their phrases.
         """
-        captions = list(read_captions(self.sentences_file(number)))
+        captions = list(read_marked_captions(self.sentences_file(number)))
         annotation = read_annotation(self.folder / "Annotations" / f"{number}.xml")
         marked = [phrase for caption in captions for phrase in caption.phrases]
-        with_box = sum(phrase.chain != NOT_VISUAL and phrase.chain in annotation.boxes for phrase in marked)
+        with_box = sum(phrase.chain != NOT_VISUAL_CHAIN and phrase.chain in annotation.boxes_by_chain for phrase in marked)
         self.counts.update(images=1, boxes=annotation.n_boxes, clipped=annotation.n_clipped)
         self.counts.update(captions=len(captions), marked=len(marked), with_box=with_box)
-        for photo, index in self.unrelated:
+        for photo, index in self.unrelated_captions:
             if photo == number and index < len(captions):
                 self.counts["unrelated"] += len(captions[index].phrases)
                 captions[index] = captions[index]._replace(phrases=())
-        return _Photo(tuple(captions), self._scale_boxes(annotation, file), annotation.chains_without_box)
+        return _AnnotatedPhoto(tuple(captions), self._scale_boxes(annotation, file), annotation.chains_without_box)
 
-    def _scale_boxes(self, annotation: Annotation, file: str) -> Mapping[str, Sequence[Box]]:
+    def _scale_boxes(self, annotation: BoxAnnotation, file: str) -> Mapping[str, Sequence[Box]]:
         """Return the boxes, scaled from the size of the annotated photo to the size of ``file``."""
         size = annotation.width, annotation.height
-        actual_size = size if self.images is None else read_image_size(self.images / file)
+        actual_size = size if self.images_folder is None else read_image_size(self.images_folder / file)
         if actual_size == size:
-            return annotation.boxes
+            return annotation.boxes_by_chain
         self.counts["scaled"] += 1
         if not self.first_scaled_message:
             self.first_scaled_message = (
                 f"{file} has {actual_size[0]} x {actual_size[1]} pixels instead of {size[0]} x {size[1]}"
             )
-        return {chain: [_scale_box(box, size, actual_size) for box in boxes] for chain, boxes in annotation.boxes.items()}
+        return {
+            chain: [_scale_box(box, size, actual_size) for box in boxes] for chain, boxes in annotation.boxes_by_chain.items()
+        }
 
-    def phrases(self, caption: MarkedCaption, tokens: Sequence[str], photo: _Photo) -> list[dict[str, Any]]:
+    def convert_phrases(self, caption: MarkedCaption, tokens: Sequence[str], photo: _AnnotatedPhoto) -> list[dict[str, Any]]:
         """Return the phrases of a caption as entries of ``dataset.json``.
 
         ``tokens`` are the tokens of the caption in ``dataset.json``. Phrases that cover no token, such as
@@ -205,8 +207,8 @@ class _EntitiesReader:
             if first == last:
                 self.counts["wordless"] += 1
                 continue
-            visual = phrase.chain != NOT_VISUAL
-            boxes = photo.boxes.get(phrase.chain, ()) if visual else ()
+            visual = phrase.chain != NOT_VISUAL_CHAIN
+            boxes = photo.boxes_by_chain.get(phrase.chain, ()) if visual else ()
             self.counts.update(
                 phrases=1, boxed=bool(boxes), unknown=visual and not boxes and phrase.chain not in photo.chains_without_box
             )
@@ -214,7 +216,7 @@ class _EntitiesReader:
             entries.append({**span, "types": list(phrase.types), "boxes": [list(box) for box in boxes]})
         return entries
 
-    def report(self) -> None:
+    def log_counts(self) -> None:
         counts = self.counts
         log.info(
             "%s: read %d photos, %d captions and %d boxes; the captions mark %d phrases, %d of them with a box",
@@ -235,5 +237,7 @@ class _EntitiesReader:
 
 
 def _scale_box(box: Box, size: tuple[int, int], new_size: tuple[int, int]) -> Box:
-    x1, y1, x2, y2 = (round(x * new / old, _DECIMALS) for x, old, new in zip(box, size * 2, new_size * 2, strict=True))
+    x1, y1, x2, y2 = (
+        round(x * new / old, _COORDINATE_DECIMALS) for x, old, new in zip(box, size * 2, new_size * 2, strict=True)
+    )
     return x1, y1, x2, y2

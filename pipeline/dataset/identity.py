@@ -44,7 +44,7 @@ class DataChecksums(BaseModel):
         """Eight hexadecimal digits for file names, computed from all checksums."""
         return hashlib.sha256("".join(str(value) for value in self.model_dump().values()).encode()).hexdigest()[:8]
 
-    def differences(self, other: DataChecksums) -> list[str]:
+    def list_differences(self, other: DataChecksums) -> list[str]:
         """Return the names of the known checksums that differ: ids, photographs, captions, splits."""
         names = {"ids": "ids", "photographs": "photos", "captions": "captions", "splits": "splits"}
         pairs = {name: (getattr(self, f"{key}_sha256"), getattr(other, f"{key}_sha256")) for name, key in names.items()}
@@ -55,42 +55,46 @@ class DataChecksums(BaseModel):
 class DataIdentity:
     """The ids and hashes of images and captions. None stands for unknown hashes.
 
-    ``photos`` (n_images, 32) are the SHA-256 of the image files. ``captions`` (n_captions, 8) are the results of
-    :func:`caption_hash`.
+    ``photo_hashes`` (n_images, 32) are the SHA-256 of the image files. ``caption_hashes`` (n_captions, 8) are the results of
+    :func:`hash_caption`.
     """
 
     image_ids: Ids
     caption_ids: Ids
-    photos: Hashes | None = None
-    captions: Hashes | None = None
+    photo_hashes: Hashes | None = None
+    caption_hashes: Hashes | None = None
 
     @property
     def checksums(self) -> DataChecksums:
         images, captions = np.argsort(self.image_ids), np.argsort(self.caption_ids)
         return DataChecksums(
-            ids_sha256=_checksum(self.image_ids[images], self.caption_ids[captions]),
-            photos_sha256=None if self.photos is None else _checksum(self.image_ids[images], self.photos[images]),
-            captions_sha256=None if self.captions is None else _checksum(self.caption_ids[captions], self.captions[captions]),
+            ids_sha256=_hash_arrays(self.image_ids[images], self.caption_ids[captions]),
+            photos_sha256=None
+            if self.photo_hashes is None
+            else _hash_arrays(self.image_ids[images], self.photo_hashes[images]),
+            captions_sha256=None
+            if self.caption_hashes is None
+            else _hash_arrays(self.caption_ids[captions], self.caption_hashes[captions]),
         )
 
 
-def caption_hash(imgid: int, raw: str) -> bytes:
+def hash_caption(imgid: int, raw: str) -> bytes:
     """Return the first 8 bytes of the SHA-256 of the image id and the text of a caption."""
     return hashlib.sha256(f"{imgid}\n{raw}".encode(errors="surrogatepass")).digest()[:CAPTION_HASH_BYTES]
 
 
-def caption_hashes(images: Sequence[Image]) -> Hashes:
+def hash_captions(images: Sequence[Image]) -> Hashes:
     """Return the hashes of all captions, (n_captions, 8), in the order of the images."""
-    hashes = b"".join(caption_hash(image.imgid, caption.raw) for image in images for caption in image.captions)
+    hashes = b"".join(hash_caption(image.imgid, caption.raw) for image in images for caption in image.captions)
     return np.frombuffer(hashes, np.uint8).reshape(-1, CAPTION_HASH_BYTES)
 
 
 def build_identity(images: Sequence[Image], photos: Hashes | None = None) -> DataIdentity:
     """Return the identity of images. ``photos`` (n_images, 32) are the hashes of the image files, if known."""
-    return DataIdentity(image_ids(images), caption_ids(images), photos, caption_hashes(images))
+    return DataIdentity(image_ids(images), caption_ids(images), photos, hash_captions(images))
 
 
-def compare_data(ours: DataIdentity, theirs: DataIdentity) -> list[str]:
+def describe_data_differences(ours: DataIdentity, theirs: DataIdentity) -> list[str]:
     """Return messages about the differences between two data sets; an empty list if there are none.
 
     A message is ``12 of 300 compared captions differ, the first is id 5``. Only common ids are compared, so a split does not
@@ -98,8 +102,8 @@ def compare_data(ours: DataIdentity, theirs: DataIdentity) -> list[str]:
     photographs are equal or were not compared; likewise for captions if only photographs differ.
     """
     parts = {
-        "photographs": _find_differing_ids(ours.image_ids, ours.photos, theirs.image_ids, theirs.photos),
-        "captions": _find_differing_ids(ours.caption_ids, ours.captions, theirs.caption_ids, theirs.captions),
+        "photographs": _find_differing_ids(ours.image_ids, ours.photo_hashes, theirs.image_ids, theirs.photo_hashes),
+        "captions": _find_differing_ids(ours.caption_ids, ours.caption_hashes, theirs.caption_ids, theirs.caption_hashes),
     }
     differ = [
         f"{len(wrong)} of {n} compared {name} differ, the first is id {wrong[0]}"
@@ -117,7 +121,7 @@ def check_same_data(path: Path, ours: DataIdentity, other_path: Path, theirs: Da
 
     ``path`` and ``other_path`` name the files in the message.
     """
-    if differences := compare_data(ours, theirs):
+    if differences := describe_data_differences(ours, theirs):
         raise UserError(f"{path} and {other_path} come from different data sets: {'; '.join(differences)}")
 
 
@@ -131,20 +135,20 @@ def _find_differing_ids(ids: Ids, hashes: Hashes | None, other_ids: Ids, other_h
     """Return the number of ids that are in both lists, and the ids whose hashes differ."""
     if hashes is None or other_hashes is None:
         return 0, ids[:0]
-    rows = IdIndex(other_ids).find(ids)
+    rows = IdIndex(other_ids).find_rows(ids)
     shared = np.flatnonzero(rows >= 0)
     return len(shared), ids[shared[(hashes[shared] != other_hashes[rows[shared]]).any(1)]]
 
 
-def _checksum(*arrays: NDArray[Any]) -> str:
+def _hash_arrays(*arrays: NDArray[Any]) -> str:
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes())
     return digest.hexdigest()
 
 
-COMPARED_PHOTOS = 64  # sample size if dataset.json is unchanged
-COMPARED_PHOTOS_IF_CHANGED = 256  # sample size if dataset.json has changed
+N_PHOTOS_COMPARED = 64  # sample size if dataset.json is unchanged
+N_PHOTOS_COMPARED_IF_DATASET_CHANGED = 256  # sample size if dataset.json has changed
 _NO_IDS = np.empty(0, np.int64)
 
 
@@ -153,10 +157,10 @@ def check_recorded_data(dataset: Dataset, recorded: DataIdentity) -> None:
 
     Compares all captions, and an evenly spread sample of the photographs whose files exist.
     """
-    captions = None if recorded.captions is None else caption_hashes(dataset.images)
-    photo_ids, photos = hash_available_photos(dataset, recorded, COMPARED_PHOTOS_IF_CHANGED)
+    captions = None if recorded.caption_hashes is None else hash_captions(dataset.images)
+    photo_ids, photos = hash_available_photos(dataset, recorded, N_PHOTOS_COMPARED_IF_DATASET_CHANGED)
     ours = DataIdentity(photo_ids, caption_ids(dataset.images), photos, captions)
-    if differences := compare_data(ours, recorded):
+    if differences := describe_data_differences(ours, recorded):
         raise UserError(
             f"{dataset.path}: the embeddings or scores come from another data set: {'; '.join(differences)}; give that data "
             "set, or embed this one"
@@ -168,9 +172,9 @@ def hash_available_photos(dataset: Dataset, recorded: DataIdentity, max_photos: 
 
     Returns ids (n,) and hashes (n, 32); the hashes are None if all files are unreadable.
     """
-    if recorded.photos is None or not dataset.has_image_files:
+    if recorded.photo_hashes is None or not dataset.has_image_files:
         return _NO_IDS, None
-    rows = np.flatnonzero(IdIndex(recorded.image_ids).find(image_ids(dataset.images)) >= 0)
+    rows = np.flatnonzero(IdIndex(recorded.image_ids).find_rows(image_ids(dataset.images)) >= 0)
     chosen = rows[np.linspace(0, len(rows) - 1, min(max_photos, len(rows))).astype(np.int64)] if len(rows) else rows
     images = [dataset.images[int(row)] for row in chosen]
     return hash_photos([(image.imgid, dataset.image_path(image)) for image in images])

@@ -31,7 +31,7 @@ class Phrase:
     boxes: tuple[Box, ...] = ()
 
     @property
-    def truth(self) -> Box | None:
+    def truth_box(self) -> Box | None:
         """The ground truth of localisation: the smallest box around all boxes of the phrase; None without boxes.
 
         The published evaluation of Flickr30K Entities takes this union for plurals such as *two dogs*.
@@ -51,29 +51,35 @@ def read_phrases(entries: Any, n_tokens: int, where: str) -> tuple[Phrase, ...]:
         return ()
     if not isinstance(entries, list):
         raise UserError(f"{where}: 'phrases' must be a list")
-    return tuple(_phrase(entry, n_tokens, f"{where}: phrase {position}") for position, entry in enumerate(entries, 1))
+    return tuple(_parse_phrase(entry, n_tokens, f"{where}: phrase {position}") for position, entry in enumerate(entries, 1))
 
 
-def _phrase(entry: Any, n_tokens: int, where: str) -> Phrase:
+def _parse_phrase(entry: Any, n_tokens: int, where: str) -> Phrase:
     if not isinstance(entry, dict):
         raise UserError(f"{where} must be an object with 'first_token' and 'n_tokens'")
-    start, length = _integer(entry, "first_token", where), _integer(entry, "n_tokens", where)
+    start, length = _read_integer(entry, "first_token", where), _read_integer(entry, "n_tokens", where)
     if start < 0 or length < 1 or start + length > n_tokens:
         raise UserError(f"{where}: {length} tokens from token {start} are not a span of the caption's {n_tokens} tokens")
     boxes = entry.get("boxes", [])
     if not isinstance(boxes, list):
         raise UserError(f"{where}: 'boxes' must be a list of [x1, y1, x2, y2]")
-    return Phrase(start, start + length, _chain(entry, where), _types(entry, where), tuple(_box(box, where) for box in boxes))
+    return Phrase(
+        start,
+        start + length,
+        _read_chain(entry, where),
+        _read_types(entry, where),
+        tuple(_parse_box(box, where) for box in boxes),
+    )
 
 
-def _integer(entry: dict[str, Any], key: str, where: str) -> int:
+def _read_integer(entry: dict[str, Any], key: str, where: str) -> int:
     value = entry.get(key)
     if type(value) is not int:
         raise UserError(f"{where}: {key!r} must be an integer, not {value!r}")
     return value
 
 
-def _chain(entry: dict[str, Any], where: str) -> str:
+def _read_chain(entry: dict[str, Any], where: str) -> str:
     """Return the id of the coreference chain: the field ``chain`` of a phrase, or else the joined ids in ``objects``.
 
     All phrases of an image with the same id name the same thing.
@@ -87,14 +93,14 @@ def _chain(entry: dict[str, Any], where: str) -> str:
     return chain
 
 
-def _types(entry: dict[str, Any], where: str) -> tuple[str, ...]:
+def _read_types(entry: dict[str, Any], where: str) -> tuple[str, ...]:
     types = entry.get("types", [entry["kind"]] if "kind" in entry else [])
     if not isinstance(types, list) or not all(isinstance(name, str) for name in types):
         raise UserError(f"{where}: 'types' must be a list of strings, and 'kind' a string")
     return tuple(types)
 
 
-def _box(box: Any, where: str) -> Box:
+def _parse_box(box: Any, where: str) -> Box:
     if not isinstance(box, list) or len(box) != 4 or not all(type(x) in (int, float) and math.isfinite(x) for x in box):
         raise UserError(f"{where}: the box {box!r} must be four numbers, x1, y1, x2, y2")
     x1, y1, x2, y2 = map(float, box)
@@ -113,13 +119,13 @@ def iou(a: Num[np.ndarray, "n_boxes 4"], b: Num[np.ndarray, "n_others 4"]) -> Fl
     near = np.maximum(first[:, None, :2], second[None, :, :2])
     far = np.minimum(first[:, None, 2:], second[None, :, 2:])
     shared = np.clip(far - near, 0, None).prod(axis=2)
-    union = _areas(first)[:, None] + _areas(second) - shared
+    union = _compute_areas(first)[:, None] + _compute_areas(second) - shared
     overlap: Float[np.ndarray, "n_boxes n_others"] = np.zeros_like(shared)
     np.divide(shared, union, out=overlap, where=(shared > 0) & (union > 0))
     return overlap
 
 
-def _areas(boxes: Float[np.ndarray, "n_boxes 4"]) -> Float[np.ndarray, " n_boxes"]:
+def _compute_areas(boxes: Float[np.ndarray, "n_boxes 4"]) -> Float[np.ndarray, " n_boxes"]:
     areas: Float[np.ndarray, " n_boxes"] = np.clip(boxes[:, 2:] - boxes[:, :2], 0, None).prod(axis=1)
     return areas
 

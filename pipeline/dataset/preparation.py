@@ -12,43 +12,43 @@ from pathlib import Path
 from typing import Any
 
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
-from vse.pipeline.dataset.dataset import Dataset, describe_splits, load_dataset_file, missing_images
+from vse.pipeline.dataset.dataset import Dataset, describe_splits, find_missing_image_files, load_dataset_file
 from vse.pipeline.dataset.entities_dataset import (
     ENTITIES_SPLITS,
-    MIN_SIMILARITY,
+    MIN_CAPTION_SIMILARITY,
     build_entities_content,
     mark_entities_phrases,
 )
 from vse.pipeline.errors import UserError, import_extra
-from vse.pipeline.files.inputs import is_name
+from vse.pipeline.files.inputs import is_valid_name
 from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_other_kinds, read_json_object
-from vse.pipeline.files.writing import MACHINE_ID, clear_temporaries, lock_for_writing, read_json, write_json
-from vse.pipeline.presets.presets import load_dataset
+from vse.pipeline.files.writing import MACHINE_ID, lock_for_writing, read_json, remove_temporary_files, write_json
+from vse.pipeline.presets.presets import load_dataset_preset
 from vse.pipeline.presets.schema import DatasetConfig
 from vse.pipeline.progress import progress_bar
 
 PHOTO_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
-_CHUNKER_BATCH = 1000  # captions that spaCy parses at once
+_CHUNKER_BATCH_SIZE = 1000  # captions that spaCy parses at once
 log = logging.getLogger(__name__)
 
 
 def load_published_preset(name: str) -> DatasetConfig:
     """Load the preset of a published data set. Raises UserError if the data set has no published files."""
-    config = load_dataset(name)
+    config = load_dataset_preset(name)
     if not config.is_published:
         how = f"draw it with: vse-data demo --out data/{name}" if config.n_images else f"vse-data import writes data/{name}"
         raise UserError(f"{name!r} has no published files; {how}")
     return config
 
 
-def folder_variable(name: str) -> str:
+def source_folder_variable(name: str) -> str:
     """Return the name of the environment variable for the folder of published files, e.g. ``VSE_F8K_DIR``."""
     return f"VSE_{name.upper()}_DIR"
 
 
 def source_folder(name: str) -> Path:
-    """Return the folder of the published files of a data set: :func:`folder_variable`, or ``data/<name>``."""
-    return Path(os.environ.get(folder_variable(name)) or Path("data", name))
+    """Return the folder of the published files of a data set: :func:`source_folder_variable`, or ``data/<name>``."""
+    return Path(os.environ.get(source_folder_variable(name)) or Path("data", name))
 
 
 def find_source_files(config: DatasetConfig, source: Path) -> tuple[list[Path], Path]:
@@ -88,11 +88,11 @@ def prepare_dataset(config: DatasetConfig, source: Path, out: Path) -> Path:
     annotations, images = find_source_files(config, source)
     check_dataset_output(out, config.name, annotations)
     if config.entities is None:
-        content = _karpathy_content(annotations[0], images)
+        content = _read_karpathy_split(annotations[0], images)
     elif config.annotations is None:
         content = build_entities_content(source / config.entities, images)
     else:
-        content = mark_entities_phrases(_karpathy_content(annotations[0], images), source / config.entities, images)
+        content = mark_entities_phrases(_read_karpathy_split(annotations[0], images), source / config.entities, images)
     if config.tokeniser is not None:
         content = retokenise(content, config.tokeniser, f"data set {config.name!r}")
     return write_dataset({**content, "dataset": config.name}, out, images, annotations)
@@ -114,7 +114,7 @@ def retokenise(content: dict[str, Any], tokeniser: str, where: str) -> dict[str,
     return {**content, "tokeniser": tokeniser, "images": images}
 
 
-def _karpathy_content(file: Path, images: Path) -> dict[str, Any]:
+def _read_karpathy_split(file: Path, images: Path) -> dict[str, Any]:
     dataset = load_dataset_file(file)
     missing = [image.file for image in dataset.images if not (images / image.file).is_file()]
     if missing:
@@ -130,7 +130,7 @@ def add_phrases(
     entities: Path | None,
     out: Path,
     name: str | None = None,
-    min_similarity: float = MIN_SIMILARITY,
+    min_similarity: float = MIN_CAPTION_SIMILARITY,
     chunker: str | None = None,
 ) -> Path:
     """Write a copy of a data set, with phrases in the captions, to ``out/dataset.json``, and link ``out/images``.
@@ -140,7 +140,7 @@ def add_phrases(
     (:func:`mark_noun_phrases`). The data set is called ``name``, or like the folder ``out``. Returns the path of
     ``dataset.json``.
     """
-    check_dataset(dataset_file)
+    check_and_describe_dataset(dataset_file)
     name = name or out.resolve().name
     check_dataset_name(name)
     inputs = [dataset_file, *([] if entities is None else [entities])]
@@ -166,7 +166,7 @@ def mark_noun_phrases(content: dict[str, Any], pipeline: str) -> dict[str, Any]:
     sentences = [dict(sentence) for entry in content["images"] for sentence in entry.get("sentences", ())]
     tokenise = find_tokeniser(content.get("tokeniser", DEFAULT_TOKENISER), "dataset.json")
     texts = [sentence["tokens"] if "tokens" in sentence else tokenise(sentence["raw"]) for sentence in sentences]
-    docs = nlp.pipe((doc_type(nlp.vocab, words=words) for words in texts), batch_size=_CHUNKER_BATCH)
+    docs = nlp.pipe((doc_type(nlp.vocab, words=words) for words in texts), batch_size=_CHUNKER_BATCH_SIZE)
     n_phrases = n_without = 0
     parsed = progress_bar(docs, desc="noun phrases", total=len(texts), unit="caption")
     for sentence, doc in zip(sentences, parsed, strict=True):
@@ -197,7 +197,7 @@ def _load_chunker(pipeline: str) -> Any:
 
 def check_dataset_name(name: str) -> None:
     """Raise UserError if ``name`` cannot be the name of a data set."""
-    if not is_name(name):
+    if not is_valid_name(name):
         raise UserError(f"{name!r} cannot be the name of a data set, which becomes a part of file names; give another --name")
 
 
@@ -219,13 +219,13 @@ def write_dataset(content: dict[str, Any], out: Path, images: Path | None, input
     folder = out / "images"
     check_dataset_output(out, content["dataset"], inputs)
     with lock_for_writing(out, folder=True):
-        clear_temporaries(out)
+        remove_temporary_files(out)
         if images is not None and folder.resolve() != images.resolve():
             link_images(folder, images.resolve())
         return write_json(out / "dataset.json", content)
 
 
-def check_dataset(path: Path) -> str:
+def check_and_describe_dataset(path: Path) -> str:
     """Return a report of the counts in each split. Raises UserError as :func:`load_and_check_dataset` does."""
     return describe_splits(load_and_check_dataset(path))
 
@@ -233,7 +233,7 @@ def check_dataset(path: Path) -> str:
 def load_and_check_dataset(path: Path) -> Dataset:
     """Load a data set. Raises UserError if the data set is invalid or an image file is missing."""
     dataset = load_dataset_file(path)
-    missing = missing_images(dataset)
+    missing = find_missing_image_files(dataset)
     if missing:
         raise UserError(f"{path}: {len(missing)} of {len(dataset.images)} image files are missing, the first is {missing[0]}")
     return dataset
@@ -284,7 +284,7 @@ def create_album(photos: Path, out: Path, name: str | None = None) -> Path:
         if captioned or earlier.get("dataset") != name:
             raise UserError(f"{file}: describes another data set and is not replaced; give another --out")
     with lock_for_writing(out, folder=True):
-        clear_temporaries(out)
+        remove_temporary_files(out)
         if (out / "images").resolve() != photos.resolve():
             link_images(out / "images", photos.resolve())
         return write_json(file, {"dataset": name, "images": entries})

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import check_zip, open_decoded
+from vse.pipeline.files.inputs import check_zip, open_decoded_stream
 from vse.pipeline.progress import progress_bar
 
 _CHUNK_BYTES = 1 << 20
@@ -35,7 +35,7 @@ class ArchiveMember:
     open: Callable[[], IO[bytes] | None]
 
 
-def unpack(archive: Path, member: str, target: Path, max_bytes: int) -> Path:
+def unpack_member(archive: Path, member: str, target: Path, max_bytes: int) -> Path:
     """Unpack the file or folder ``member`` of a zip or tar archive as ``target``, which must not exist; return ``target``.
 
     Every member must be a plain file or a folder. Every path must stay inside the archive and be unique. The files of
@@ -48,7 +48,7 @@ def unpack(archive: Path, member: str, target: Path, max_bytes: int) -> Path:
         with open_archive(archive) as members:
             wanted = _select_members(archive, members, PurePosixPath(member), max_bytes)
             for path, entry in progress_bar(wanted.items(), desc=f"unpack {archive.name}", unit="file"):
-                _copy(archive, entry, temporary / "content" / path)
+                _copy_member(archive, entry, temporary / "content" / path)
         (temporary / "content").rename(target)
     except ARCHIVE_ERRORS as error:
         raise UserError(
@@ -62,7 +62,7 @@ def unpack(archive: Path, member: str, target: Path, max_bytes: int) -> Path:
 
 
 def remove_partial_unpacking(target: Path) -> None:
-    """Remove the hidden folder that a killed :func:`unpack` of ``target`` has left."""
+    """Remove the hidden folder that a killed :func:`unpack_member` of ``target`` has left."""
     shutil.rmtree(_unpacking_folder(target), ignore_errors=True)
 
 
@@ -74,20 +74,20 @@ def _unpacking_folder(target: Path) -> Path:
 def open_archive(path: Path) -> Iterator[Iterator[ArchiveMember]]:
     """Open a zip or tar archive and yield an iterator over its members, in the order of the archive.
 
-    Raises UserError if the archive decodes to more bytes than :func:`~vse.pipeline.files.inputs.decoded_limit` allows.
+    Raises UserError if the archive decodes to more bytes than :func:`~vse.pipeline.files.inputs.max_decoded_bytes` allows.
     """
     if zipfile.is_zipfile(path):
         check_zip(path)
         with zipfile.ZipFile(path) as archive:
-            yield (_zip_member(archive, info) for info in archive.infolist())
+            yield (_build_zip_member(archive, info) for info in archive.infolist())
     else:
-        with open_decoded(path) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
+        with open_decoded_stream(path) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
             yield (
                 ArchiveMember(info.name, info.size, info.isreg(), info.isdir(), partial(tar.extractfile, info)) for info in tar
             )
 
 
-def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArchiveMember:
+def _build_zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArchiveMember:
     kind = stat.S_IFMT(info.external_attr >> 16)  # 0 if the archive was not written on Unix
     is_folder = info.is_dir() and kind in (0, stat.S_IFDIR)
     is_file = not info.is_dir() and kind in (0, stat.S_IFREG)
@@ -128,7 +128,7 @@ def find_member_fault(member: ArchiveMember, path: PurePosixPath) -> str | None:
     return None
 
 
-def _copy(archive: Path, member: ArchiveMember, path: Path) -> None:
+def _copy_member(archive: Path, member: ArchiveMember, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     source = member.open()
     assert source is not None, "a plain file can be read"

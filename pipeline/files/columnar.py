@@ -18,37 +18,49 @@ from vse.pipeline.errors import import_extra
 from vse.pipeline.files.inputs import check_decoded_size, check_gzip_xz_bz2, check_input, check_zip, wrap_read_errors
 
 _MAX_FIELDS = 1000  # fields of one header, nested fields included
-_INTEGERS, _DOUBLE, _BINARY, _LISTS, _STRUCT = (4, 5, 6), 7, 8, (9, 10), 12  # codes of types in Thrift's protocol
-_SIZE, _COMPRESSED_SIZE, _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 2, 3, 5, 7, 8  # fields of a page header
-_INNER_HEADERS = (_DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2)  # a page header has one of these fields
+_INTEGER_TYPES, _DOUBLE_TYPE, _BINARY_TYPE, _LIST_TYPES, _STRUCT_TYPE = (
+    (4, 5, 6),
+    7,
+    8,
+    (9, 10),
+    12,
+)  # codes of types in Thrift's protocol
+_SIZE_FIELD, _COMPRESSED_SIZE_FIELD, _DATA_PAGE_FIELD, _DICTIONARY_PAGE_FIELD, _DATA_PAGE_V2_FIELD = (
+    2,
+    3,
+    5,
+    7,
+    8,
+)  # fields of a page header
+_INNER_HEADER_FIELDS = (_DATA_PAGE_FIELD, _DICTIONARY_PAGE_FIELD, _DATA_PAGE_V2_FIELD)  # a page header has one of these fields
 _BATCH_ROWS, _SMALL_BATCH_ROWS = 1024, 16
 _MAX_VALUE_BYTES = 8  # of a number, or of the index of a text in a dictionary
 _TEXT_TYPES = {("BYTE_ARRAY", kind) for kind in ("NONE", "UTF8", "ENUM", "JSON", "BSON")}  # it can also hold numbers
-_MESSAGE_TYPE, _MESSAGE_HEADER = 1, 2  # fields of a message, as in Arrow's Message.fbs
-_DICTIONARY_MESSAGE, _RECORD_MESSAGE = 2, 3  # types of messages that hold data
-_DICTIONARY_DATA = 1  # field of a dictionary batch that holds a record batch
+_MESSAGE_TYPE_FIELD, _MESSAGE_HEADER_FIELD = 1, 2  # fields of a message, as in Arrow's Message.fbs
+_DICTIONARY_MESSAGE_TYPE, _RECORD_MESSAGE_TYPE = 2, 3  # types of messages that hold data
+_DICTIONARY_DATA_FIELD = 1  # field of a dictionary batch that holds a record batch
 _BUFFERS_FIELD, _COMPRESSION_FIELD = 2, 3  # fields of a record batch
 
 
-class _Page(NamedTuple):
+class _PageSize(NamedTuple):
     """The decompressed size in bytes and the number of values of a page of a parquet file."""
 
     n_bytes: int
     n_values: int
 
 
-def _pages(stream: BinaryIO, start: int, n_bytes: int) -> Iterator[_Page]:
+def _read_page_sizes(stream: BinaryIO, start: int, n_bytes: int) -> Iterator[_PageSize]:
     position, end = start, start + n_bytes
     while position < end:
         stream.seek(position)
         header = _ThriftReader(stream).read_struct()
-        kind = next((kind for kind in _INNER_HEADERS if kind in header), None)
+        kind = next((kind for kind in _INNER_HEADER_FIELDS if kind in header), None)
         inner = {} if kind is None else header[kind]
-        size, compressed = header.get(_SIZE, -1), header.get(_COMPRESSED_SIZE, -1)
+        size, compressed = header.get(_SIZE_FIELD, -1), header.get(_COMPRESSED_SIZE_FIELD, -1)
         n_values = inner.get(1, 0)
         if min(size, compressed, n_values) < 0:
             raise ValueError("a page with a negative size")
-        yield _Page(size, n_values)
+        yield _PageSize(size, n_values)
         position = stream.tell() + compressed
 
 
@@ -62,48 +74,48 @@ class _ThriftReader:
     def read_struct(self) -> dict[int, Any]:
         fields: dict[int, Any] = {}
         field_id = 0
-        while head := self._byte():
-            field_id = field_id + (head >> 4) if head >> 4 else self._integer()
-            fields[field_id] = self._value(head & 15)
+        while head := self._read_byte():
+            field_id = field_id + (head >> 4) if head >> 4 else self._read_integer()
+            fields[field_id] = self._read_value(head & 15)
         return fields
 
-    def _value(self, kind: int) -> Any:
+    def _read_value(self, kind: int) -> Any:
         self._n_fields += 1
         if self._n_fields > _MAX_FIELDS:
             raise ValueError("a page header with too many fields")
         if kind in (1, 2):
             return kind == 1
         if kind == 3:
-            return self._byte()
-        if kind in _INTEGERS:
-            return self._integer()
-        if kind in (_DOUBLE, _BINARY):
-            return self._stream.seek(8 if kind == _DOUBLE else self._varint(), 1)
-        if kind in _LISTS:
-            head = self._byte()
-            count = head >> 4 if head >> 4 < 15 else self._varint()
-            return [self._value(head & 15) for _ in range(min(count, _MAX_FIELDS + 1))]
-        if kind == _STRUCT:
+            return self._read_byte()
+        if kind in _INTEGER_TYPES:
+            return self._read_integer()
+        if kind in (_DOUBLE_TYPE, _BINARY_TYPE):
+            return self._stream.seek(8 if kind == _DOUBLE_TYPE else self._read_varint(), 1)
+        if kind in _LIST_TYPES:
+            head = self._read_byte()
+            count = head >> 4 if head >> 4 < 15 else self._read_varint()
+            return [self._read_value(head & 15) for _ in range(min(count, _MAX_FIELDS + 1))]
+        if kind == _STRUCT_TYPE:
             return self.read_struct()
         raise ValueError(f"a page header with a field of the unknown type {kind}")
 
-    def _byte(self) -> int:
+    def _read_byte(self) -> int:
         byte = self._stream.read(1)
         if not byte:
             raise ValueError("a page header that is incomplete")
         return byte[0]
 
-    def _varint(self) -> int:
+    def _read_varint(self) -> int:
         value = 0
         for shift in range(0, 70, 7):
-            byte = self._byte()
+            byte = self._read_byte()
             value |= (byte & 127) << shift
             if byte < 128:
                 return value
         raise ValueError("an integer of more than 64 bits")
 
-    def _integer(self) -> int:
-        value = self._varint()
+    def _read_integer(self) -> int:
+        value = self._read_varint()
         return (value >> 1) ^ -(value & 1)
 
 
@@ -111,7 +123,7 @@ def read_parquet_batches(path: Path, stream: BinaryIO, choose: Callable[[list[st
     """Yield record batches (pyarrow) of a parquet file, row group by row group; one empty batch if the file has no rows.
 
     Texts are read as dictionaries, so that a repeated text is in memory once. Raises UserError if the file is damaged, or if a
-    row group or all texts together decode to more bytes than :func:`~vse.pipeline.files.inputs.decoded_limit` allows.
+    row group or all texts together decode to more bytes than :func:`~vse.pipeline.files.inputs.max_decoded_bytes` allows.
 
     path : the name of the file in messages
     stream : the open file
@@ -123,15 +135,15 @@ def read_parquet_batches(path: Path, stream: BinaryIO, choose: Callable[[list[st
         n_stored = stream.seek(0, 2)
         parquet = library.ParquetFile(stream)
         columns = list(choose(parquet.schema_arrow.names))
-        leaves = _select_leaves(parquet.schema, columns)
-        texts = _select_dictionaries(parquet.metadata, leaves)
+        leaves = _select_leaf_columns(parquet.schema, columns)
+        texts = _select_dictionary_columns(parquet.metadata, leaves)
         parquet = library.ParquetFile(stream, read_dictionary=texts)
         n_expanded, n_batches = 0, 0
         for group in range(parquet.num_row_groups):
-            n_decoded, n_rows = _decoded_bytes_and_rows(parquet.metadata.row_group(group), leaves, texts, stream)
+            n_decoded, n_rows = _count_decoded_bytes_and_rows(parquet.metadata.row_group(group), leaves, texts, stream)
             check_decoded_size(path, n_decoded, n_stored)
             for batch in parquet.iter_batches(n_rows, [group], columns, use_threads=False):
-                n_expanded += sum(map(_expanded_bytes, batch.columns))
+                n_expanded += sum(map(_count_expanded_bytes, batch.columns))
                 check_decoded_size(path, n_expanded, n_stored)
                 n_batches += 1
                 yield batch
@@ -140,19 +152,22 @@ def read_parquet_batches(path: Path, stream: BinaryIO, choose: Callable[[list[st
 
 
 def check_parquet(path: Path) -> None:
-    """Raise UserError if a parquet file decodes to too many bytes, counting every repeated text (:func:`decoded_limit`)."""
+    """Raise UserError if a parquet file decodes to more bytes than :func:`max_decoded_bytes` allows.
+
+    Every repeated text is counted.
+    """
     with path.open("rb") as stream:
         for _ in read_parquet_batches(path, stream, lambda names: names):
             pass
 
 
-def _select_leaves(schema: Any, columns: Sequence[str]) -> dict[int, Any]:
+def _select_leaf_columns(schema: Any, columns: Sequence[str]) -> dict[int, Any]:
     starts = tuple(f"{name}." for name in columns)
     leaves = map(schema.column, range(len(schema)))
     return {index: leaf for index, leaf in enumerate(leaves) if f"{leaf.path}.".startswith(starts)}
 
 
-def _select_dictionaries(metadata: Any, leaves: Mapping[int, Any]) -> list[str]:
+def _select_dictionary_columns(metadata: Any, leaves: Mapping[int, Any]) -> list[str]:
     """Return the paths of the columns that pyarrow can read as dictionaries: texts without delta encodings."""
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     return [
@@ -163,7 +178,9 @@ def _select_dictionaries(metadata: Any, leaves: Mapping[int, Any]) -> list[str]:
     ]
 
 
-def _decoded_bytes_and_rows(group: Any, leaves: Mapping[int, Any], texts: Sequence[str], stream: BinaryIO) -> tuple[int, int]:
+def _count_decoded_bytes_and_rows(
+    group: Any, leaves: Mapping[int, Any], texts: Sequence[str], stream: BinaryIO
+) -> tuple[int, int]:
     """Return the largest number of bytes that a reader allocates for a row group, and the number of rows of a batch."""
     n_decoded, n_rows = 0, _BATCH_ROWS
     for index, leaf in leaves.items():
@@ -172,49 +189,49 @@ def _decoded_bytes_and_rows(group: Any, leaves: Mapping[int, Any], texts: Sequen
         width = max(_MAX_VALUE_BYTES, leaf.length or 0)
         is_copied = leaf.physical_type == "BYTE_ARRAY" and leaf.path not in texts
         n_rows = _SMALL_BATCH_ROWS if is_copied else n_rows
-        for page in _pages(stream, min(starts), chunk.total_compressed_size):
+        for page in _read_page_sizes(stream, min(starts), chunk.total_compressed_size):
             n_decoded += page.n_bytes + width * page.n_values
             if is_copied:  # each value may be as long as the page
                 n_decoded += page.n_bytes * (page.n_values if leaf.max_repetition_level else _SMALL_BATCH_ROWS)
     return n_decoded, n_rows
 
 
-def _expanded_bytes(array: Any) -> int:
+def _count_expanded_bytes(array: Any) -> int:
     """Return the size in bytes of an array in which no text is shared between rows."""
     kind, compute = import_module("pyarrow.types"), import_module("pyarrow.compute")
     if kind.is_dictionary(array.type):
         lengths = compute.binary_length(array.dictionary).cast("int64")
         return int(compute.sum(lengths.take(array.indices)).as_py() or 0)
     if kind.is_struct(array.type):
-        return sum(map(_expanded_bytes, array.flatten()))
+        return sum(map(_count_expanded_bytes, array.flatten()))
     if kind.is_list(array.type) or kind.is_large_list(array.type) or kind.is_fixed_size_list(array.type):
-        return _expanded_bytes(array.flatten())
+        return _count_expanded_bytes(array.flatten())
     if kind.is_map(array.type):
-        return _expanded_bytes(array.keys) + _expanded_bytes(array.items)
+        return _count_expanded_bytes(array.keys) + _count_expanded_bytes(array.items)
     return int(array.nbytes)
 
 
 def check_arrow(path: Path) -> None:
-    """Raise UserError if the buffers of an Arrow stream decode to too many bytes (:func:`decoded_limit`)."""
+    """Raise UserError if the buffers of an Arrow stream decode to too many bytes (:func:`max_decoded_bytes`)."""
     library = import_extra("pyarrow", str(path), "datasets")
     with wrap_read_errors(path, "an Arrow stream"), library.memory_map(str(check_input(path))) as stream:
         stream.seek(8 if stream.read(6) == b"ARROW1" else 0)
-        n_decoded = sum(map(_message_bytes, library.ipc.MessageReader.open_stream(stream)))
+        n_decoded = sum(map(_count_message_bytes, library.ipc.MessageReader.open_stream(stream)))
     check_decoded_size(path, n_decoded, path.stat().st_size)
 
 
-def _message_bytes(message: Any) -> int:
+def _count_message_bytes(message: Any) -> int:
     """Return the number of bytes of the decompressed buffers of an Arrow message.
 
     A compressed buffer begins with its decompressed size.
     """
     head, body = memoryview(message.metadata), memoryview(message.body or b"")
     root = _FlatBuffersTable(head, 0)
-    (kind,) = struct.unpack_from("B", head, root.field_position(_MESSAGE_TYPE) or len(head))
-    batch = _FlatBuffersTable(head, root.field_position(_MESSAGE_HEADER))
-    if kind == _DICTIONARY_MESSAGE:
-        batch = _FlatBuffersTable(head, batch.field_position(_DICTIONARY_DATA))
-    if kind not in (_DICTIONARY_MESSAGE, _RECORD_MESSAGE) or not batch.field_position(_COMPRESSION_FIELD):
+    (kind,) = struct.unpack_from("B", head, root.field_position(_MESSAGE_TYPE_FIELD) or len(head))
+    batch = _FlatBuffersTable(head, root.field_position(_MESSAGE_HEADER_FIELD))
+    if kind == _DICTIONARY_MESSAGE_TYPE:
+        batch = _FlatBuffersTable(head, batch.field_position(_DICTIONARY_DATA_FIELD))
+    if kind not in (_DICTIONARY_MESSAGE_TYPE, _RECORD_MESSAGE_TYPE) or not batch.field_position(_COMPRESSION_FIELD):
         return len(body)
     total = 0
     position = batch.field_position(_BUFFERS_FIELD)
@@ -254,7 +271,7 @@ _CHECK_BY_MAGIC: dict[bytes, Callable[[Path], None]] = {
 
 
 def check_compressed_file(path: Path) -> None:
-    """Raise UserError if a file of any known compression decodes to too many bytes (:func:`decoded_limit`)."""
+    """Raise UserError if a file of any known compression decodes to too many bytes (:func:`max_decoded_bytes`)."""
     with path.open("rb") as stream:
         start = stream.read(6)
     check = next((check for magic, check in _CHECK_BY_MAGIC.items() if start.startswith(magic)), None)

@@ -12,7 +12,7 @@ from typing import Any
 import h5py
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import check_decoded_size, check_input, decoded_limit, wrap_read_errors
+from vse.pipeline.files.inputs import check_decoded_size, check_input, max_decoded_bytes, wrap_read_errors
 
 _MAX_COMPRESSION_RATIO = 2000  # no filter of HDF5 reaches this ratio
 _MAX_DEFLATE_RATIO = 1032
@@ -31,7 +31,7 @@ def find_hdf5_dataset(file: h5py.File, name: str, virtual: bool = False, path: P
     """Return the dataset ``name`` at the root of a file; None if the file has no such dataset.
 
     Raises UserError if the dataset is a link, lies in other files, states a larger size than the file can hold, has another
-    compression than gzip or lzf, or decodes to too many bytes (:func:`~vse.pipeline.files.inputs.decoded_limit`).
+    compression than gzip or lzf, or decodes to too many bytes (:func:`~vse.pipeline.files.inputs.max_decoded_bytes`).
 
     virtual : accept a virtual dataset, whose sources lie in other files; the caller must not read these files
     path : the path of the file, if it was opened as a stream
@@ -75,7 +75,7 @@ def _check_filters(path: Path | str, name: str, data: h5py.Dataset) -> None:
     large: list[tuple[int, ...]] = []
 
     def collect(chunk: Any) -> None:
-        if chunk.size * _MAX_DEFLATE_RATIO > decoded_limit(n_stored):
+        if chunk.size * _MAX_DEFLATE_RATIO > max_decoded_bytes(n_stored):
             large.append(chunk.chunk_offset)
 
     data.id.chunk_iter(collect)

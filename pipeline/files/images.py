@@ -24,21 +24,29 @@ from vse.pipeline.errors import UserError
 
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP")
 MAX_PIXELS = 80_000_000  # a larger image is rejected as a decompression bomb
-_EXIF_SIDEWAYS = (5, 6, 7, 8)  # orientations in EXIF data that exchange width and height
+_SIDEWAYS_ORIENTATIONS = (5, 6, 7, 8)  # orientations in EXIF data that exchange width and height
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_N_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
-_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))  # x, y, steps
+_N_CHANNELS_BY_COLOUR_TYPE = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
+_INTERLACE_PASSES = (
+    (0, 0, 8, 8),
+    (4, 0, 8, 8),
+    (0, 4, 4, 8),
+    (2, 0, 4, 4),
+    (0, 2, 2, 4),
+    (1, 0, 2, 2),
+    (0, 1, 1, 2),
+)  # x, y, steps
 _INFLATE_CHUNK_BYTES = 1 << 20
 _JPEG_START = b"\xff\xd8\xff"
-_MARKER = re.compile(rb"\xff+([^\x00\xff])")
-_END_OF_SCAN = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]")
-_RESTART = re.compile(rb"\xff[\xd0-\xd7]")
+_MARKER_PATTERN = re.compile(rb"\xff+([^\x00\xff])")
+_SCAN_END_PATTERN = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]")
+_RESTART_MARKER_PATTERN = re.compile(rb"\xff[\xd0-\xd7]")
 _EOI, _SOS, _DRI = 0xD9, 0xDA, 0xDD
 _MARKERS_WITHOUT_LENGTH = (0x01, *range(0xD0, 0xD9))  # markers that no length follows
-_HUFFMAN_FRAMES = (0xC0, 0xC1, 0xC2)  # sequential, extended sequential and progressive frames
-_PROGRESSIVE = 0xC2
+_HUFFMAN_FRAME_MARKERS = (0xC0, 0xC1, 0xC2)  # sequential, extended sequential and progressive frames
+_PROGRESSIVE_FRAME_MARKER = 0xC2
 _N_COEFFICIENTS = 64
-_NOISE = bytes(random.Random(0).randrange(255) for _ in range(1024))  # without 0xff, which would begin a marker
+_NOISE_BYTES = bytes(random.Random(0).randrange(255) for _ in range(1024))  # without 0xff, which would begin a marker
 
 
 def _is_png_incomplete(content: bytes) -> bool:
@@ -50,7 +58,7 @@ def _is_png_incomplete(content: bytes) -> bool:
         checksum = content[position + 8 + length : position + 12 + length]
         position += length + 12
         if kind == b"IHDR":
-            missing = _uncompressed_bytes(data)
+            missing = _count_uncompressed_bytes(data)
         elif kind == b"IDAT":
             if zlib.crc32(kind + data) != int.from_bytes(checksum):
                 return True
@@ -62,15 +70,15 @@ def _is_png_incomplete(content: bytes) -> bool:
     return size < missing
 
 
-def _uncompressed_bytes(header: bytes) -> int:
+def _count_uncompressed_bytes(header: bytes) -> int:
     """Return the number of bytes of all rows of a PNG image before compression.
 
     ``header`` is the content of the chunk IHDR. Each row begins with a byte for the filter.
     """
     width, height = int.from_bytes(header[:4]), int.from_bytes(header[4:8])
     depth, colour, interlaced = header[8], header[9], header[12]
-    bits, size = depth * _N_CHANNELS[colour], 0
-    for x, y, across, down in _PASSES if interlaced else ((0, 0, 1, 1),):
+    bits, size = depth * _N_CHANNELS_BY_COLOUR_TYPE[colour], 0
+    for x, y, across, down in _INTERLACE_PASSES if interlaced else ((0, 0, 1, 1),):
         columns, rows = -(-(width - x) // across), -(-(height - y) // down)
         if columns > 0 and rows > 0:
             size += rows * (1 + -(-columns * bits // 8))
@@ -78,21 +86,21 @@ def _uncompressed_bytes(header: bytes) -> int:
 
 
 @dataclass
-class _Frame:
+class _JpegFrame:
     """The frame header of a JPEG file, and the bits of the coefficients that the scans so far contained.
 
     ``lowest_bits`` holds, for the id of each colour component, the lowest transmitted bit of each of the 64 coefficients; None
-    if no bit was transmitted. ``sampling`` holds the sampling factors (across, down) of each component.
+    if no bit was transmitted. ``sampling_factors`` holds the sampling factors (across, down) of each component.
     """
 
-    kind: int
+    frame_marker: int
     height: int
     width: int
-    sampling: dict[int, tuple[int, int]]
+    sampling_factors: dict[int, tuple[int, int]]
     lowest_bits: dict[int, list[int | None]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, kind: int, segment: bytes) -> _Frame:
+    def read(cls, kind: int, segment: bytes) -> _JpegFrame:
         height, width = int.from_bytes(segment[1:3]), int.from_bytes(segment[3:5])
         components = [segment[6 + 3 * k : 9 + 3 * k] for k in range(segment[5])]
         sampling = {c[0]: (c[1] >> 4 or 1, c[1] & 15 or 1) for c in components}
@@ -102,22 +110,22 @@ class _Frame:
         """Record the coefficients of the scan with the header ``segment``; return the ids of the colour components."""
         component_ids = [segment[1 + 2 * k] for k in range(segment[0])]
         first, last, bits = segment[-3:]
-        if self.kind != _PROGRESSIVE:
+        if self.frame_marker != _PROGRESSIVE_FRAME_MARKER:
             first, last, bits = 0, _N_COEFFICIENTS - 1, 0
         for name in component_ids:
             known = self.lowest_bits[name]
             known[first : last + 1] = [bits & 15] * len(known[first : last + 1])
         return component_ids
 
-    def expected_restarts(self, component_ids: list[int], interval: int) -> int:
+    def count_expected_restarts(self, component_ids: list[int], interval: int) -> int:
         """Return the number of restart markers (RST0 to RST7) of a complete scan of these colour components.
 
         ``interval`` is the restart interval of the file: the number of blocks of pixels from one marker to the next.
         """
-        across, down = (max(factors[axis] for factors in self.sampling.values()) for axis in (0, 1))
+        across, down = (max(factors[axis] for factors in self.sampling_factors.values()) for axis in (0, 1))
         width, height = 8 * across, 8 * down
         if len(component_ids) == 1:  # a scan of one component has no more blocks than that component
-            factors = self.sampling[component_ids[0]]
+            factors = self.sampling_factors[component_ids[0]]
             width, height = width // factors[0], height // factors[1]
         return (-(-self.width // width) * -(-self.height // height) - 1) // interval
 
@@ -135,7 +143,7 @@ def _insert_noise(content: bytes) -> bytes | None:
     """
     frame, interval, position, parts = None, 0, 0, []
     copied = 0
-    while marker := _MARKER.search(content, position):
+    while marker := _MARKER_PATTERN.search(content, position):
         kind, position = marker[1][0], marker.end()
         if kind == _EOI:
             break
@@ -146,18 +154,20 @@ def _insert_noise(content: bytes) -> bytes | None:
         if kind == _DRI:
             interval = int.from_bytes(segment[:2])
         elif 0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC):
-            if kind not in _HUFFMAN_FRAMES:
+            if kind not in _HUFFMAN_FRAME_MARKERS:
                 return content
-            frame = _Frame.read(kind, segment)
+            frame = _JpegFrame.read(kind, segment)
         elif kind == _SOS and frame is not None:
-            found = _END_OF_SCAN.search(content, position)
+            found = _SCAN_END_PATTERN.search(content, position)
             if found is None and content.endswith(bytes(2)):
                 return None  # zeros instead of the end marker: the end of the file was never written
             end = found.start() if found else len(content)
             component_ids = frame.add_scan(segment)
-            if interval and len(_RESTART.findall(content, position, end)) < frame.expected_restarts(component_ids, interval):
+            if interval and len(_RESTART_MARKER_PATTERN.findall(content, position, end)) < frame.count_expected_restarts(
+                component_ids, interval
+            ):
                 return None
-            parts += [content[copied:end], _NOISE]
+            parts += [content[copied:end], _NOISE_BYTES]
             copied = position = end
     if frame is None or not frame.is_complete:
         return None
@@ -214,7 +224,9 @@ def read_image_size(path: Path, content: bytes | None = None) -> tuple[int, int]
         width, height = image.size
         if width * height > MAX_PIXELS:
             raise BadImage(f"{path}: {width} x {height} pixels are too many (at most {MAX_PIXELS:,})")
-        return (height, width) if image.getexif().get(ExifTags.Base.Orientation, 1) in _EXIF_SIDEWAYS else (width, height)
+        return (
+            (height, width) if image.getexif().get(ExifTags.Base.Orientation, 1) in _SIDEWAYS_ORIENTATIONS else (width, height)
+        )
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeGuard, TypeVar
 
-from vse.pipeline.errors import Interrupted, UserError, printable
+from vse.pipeline.errors import Interrupted, UserError, to_printable_line
 
 COARSEST_CLOCK_NS = 2 * 10**9  # resolution in ns of the coarsest clock of a file system
 MAX_NAME_BYTES = 100  # bytes; the names of data sets and features become parts of file names
@@ -130,7 +130,7 @@ def error_reason(error: Exception) -> str:
     """Return the reason of an error as a few words on one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    text = printable(error) or type(error).__name__
+    text = to_printable_line(error) or type(error).__name__
     if isinstance(error, KeyError):
         text = f"it lacks {text}"
     elif isinstance(error, MemoryError):
@@ -138,7 +138,7 @@ def error_reason(error: Exception) -> str:
     return text if len(text) <= _MAX_REASON_LENGTH else f"{text[:_MAX_REASON_LENGTH]}..."
 
 
-def is_name(value: object) -> TypeGuard[str]:
+def is_valid_name(value: object) -> TypeGuard[str]:
     """Return whether ``value`` can be the name of a data set, feature or experiment, which file names contain."""
     return (
         isinstance(value, str)
@@ -149,7 +149,7 @@ def is_name(value: object) -> TypeGuard[str]:
     )
 
 
-def is_path(value: object) -> bool:
+def is_path_text(value: object) -> bool:
     """Return whether ``value`` can be a path in a file system."""
     if not isinstance(value, str) or "\0" in value:
         return False
@@ -238,12 +238,12 @@ class InputFolder:
 
     def __init__(self, path: Path, files: Sequence[InputFile]) -> None:
         self.path = path
-        self._files = {file.path.name: file for file in files}
+        self._file_by_name = {file.path.name: file for file in files}
 
     @cached_property
     def sha256(self) -> str:
         """SHA-256 of the lines ``<sha256>  <name>`` of all files, sorted by name, as ``sha256sum`` prints them."""
-        lines = (f"{file.sha256}  {name}\n" for name, file in sorted(self._files.items()))
+        lines = (f"{file.sha256}  {name}\n" for name, file in sorted(self._file_by_name.items()))
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
@@ -253,14 +253,14 @@ def read_and_hash(path: Path, read: Callable[[Path], _Content]) -> tuple[_Conten
     content = read(path)
     if watched is None:
         raise UserError(f"{path}: no such file")
-    watched.check()
+    watched.check_unchanged()
     return content, watched.sha256
 
 
 class WatchedFile:
     """A file that a library opens by path.
 
-    Create this object before the library reads the file, and call :meth:`check` afterwards.
+    Create this object before the library reads the file, and call :meth:`check_unchanged` afterwards.
     """
 
     def __init__(self, path: Path) -> None:
@@ -272,7 +272,7 @@ class WatchedFile:
     def sha256(self) -> str:
         return self._file.sha256
 
-    def check(self) -> None:
+    def check_unchanged(self) -> None:
         """Raise UserError if the file was replaced or written to since this object was created."""
         if self._current_state() != self._state:
             raise changed_file_error(self.path)
@@ -283,20 +283,20 @@ class WatchedFile:
 
 
 _DECODED_GB_VARIABLE = "VSE_MAX_DECODED_GB"
-_DEFAULT_LIMIT_GB = 1.0
+_DEFAULT_DECODED_GB = 1.0
 _MAX_DECODED_RATIO = 100  # real data hardly compress better
 _CHUNK_BYTES = 1 << 20
-_OPENERS: dict[bytes, Callable[[BinaryIO], Any]] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
+_OPENER_BY_MAGIC: dict[bytes, Callable[[BinaryIO], Any]] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
 
 
-def decoded_limit(n_stored: int) -> int:
+def max_decoded_bytes(n_stored: int) -> int:
     """Return the limit on the decoded size of ``n_stored`` compressed bytes: 100 times as many bytes, at least 1 GB.
 
     The environment variable VSE_MAX_DECODED_GB replaces the 1 GB. Raises UserError if the value is not a positive number.
     """
     text = os.environ.get(_DECODED_GB_VARIABLE, "")
     try:
-        n_gb = float(text) if text else _DEFAULT_LIMIT_GB
+        n_gb = float(text) if text else _DEFAULT_DECODED_GB
         if not 0 < n_gb < 1e9:
             raise ValueError
     except ValueError:
@@ -306,7 +306,7 @@ def decoded_limit(n_stored: int) -> int:
 
 def check_decoded_size(path: Path | str, n_decoded: int, n_stored: int) -> None:
     """Raise UserError if ``n_decoded`` exceeds the limit on decoded bytes for ``n_stored`` bytes of the file ``path``."""
-    limit = decoded_limit(n_stored)
+    limit = max_decoded_bytes(n_stored)
     if n_decoded > limit:
         raise UserError(
             f"{path}: {n_stored:,} bytes decode to {n_decoded:,} or more, and the limit is {limit:,}; if you trust the file, "
@@ -315,13 +315,13 @@ def check_decoded_size(path: Path | str, n_decoded: int, n_stored: int) -> None:
 
 
 @contextmanager
-def open_decoded(path: Path) -> Iterator[io.BufferedReader]:
+def open_decoded_stream(path: Path) -> Iterator[io.BufferedReader]:
     """Open a plain, gzip, xz or bzip2 file as a stream of decoded bytes. A read beyond the limit raises UserError."""
     with ExitStack() as stack:
         stream = stack.enter_context(check_input(path).open("rb"))
         start = stream.read(6)
         stream.seek(0)
-        opener = next((opener for magic, opener in _OPENERS.items() if start.startswith(magic)), None)
+        opener = next((opener for magic, opener in _OPENER_BY_MAGIC.items() if start.startswith(magic)), None)
         if opener is not None:
             decoder = stack.enter_context(opener(stream))
             stream = stack.enter_context(io.BufferedReader(_LimitedStream(path, decoder), _CHUNK_BYTES))
@@ -329,15 +329,15 @@ def open_decoded(path: Path) -> Iterator[io.BufferedReader]:
 
 
 def check_gzip_xz_bz2(path: Path) -> None:
-    """Raise UserError if a gzip, xz or bzip2 file decodes to more bytes than :func:`decoded_limit` allows."""
-    with open_decoded(path) as stream:
+    """Raise UserError if a gzip, xz or bzip2 file decodes to more bytes than :func:`max_decoded_bytes` allows."""
+    with open_decoded_stream(path) as stream:
         if isinstance(stream.raw, _LimitedStream):
             while stream.read(_CHUNK_BYTES):
                 pass
 
 
 def check_zip(path: Path) -> None:
-    """Raise UserError if the sizes that a zip file states exceed :func:`decoded_limit`. Readers stop at these sizes."""
+    """Raise UserError if the sizes that a zip file states exceed :func:`max_decoded_bytes`. Readers stop at these sizes."""
     with zipfile.ZipFile(check_input(path)) as archive:
         check_decoded_size(path, sum(member.file_size for member in archive.infolist()), path.stat().st_size)
 

@@ -33,13 +33,13 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
-_NO_LOCKS_ERRORS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
-_READ_ONLY_ERRORS = {errno.EACCES, errno.EPERM, errno.EROFS}
-_LOCKED_ERRORS = {errno.EAGAIN, errno.EACCES}
+_NO_LOCKS_ERRNOS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+_READ_ONLY_ERRNOS = {errno.EACCES, errno.EPERM, errno.EROFS}
+_LOCKED_ERRNOS = {errno.EAGAIN, errno.EACCES}
 _MAX_INTEGER = 2**63 - 1  # in JSON files
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_ABANDONED_SECONDS = 24 * 3600  # seconds without a change, for the temporary files of other machines
-_SPECIAL_FILE_TESTS = {
+_SURROGATE_PATTERN = re.compile(r"\\u[dD][89a-fA-F]")
+_ABANDONED_AFTER_SECONDS = 24 * 3600  # seconds without a change, for the temporary files of other machines
+_FILE_KIND_BY_TEST = {
     stat.S_ISDIR: "a folder",
     stat.S_ISFIFO: "a FIFO",
     stat.S_ISSOCK: "a socket",
@@ -47,7 +47,7 @@ _SPECIAL_FILE_TESTS = {
     stat.S_ISBLK: "a device",
     stat.S_ISLNK: "a symbolic link that leads in a circle",
 }
-_locks_held: dict[Path, int] = {}  # how often this process has taken each lock file
+_lock_count_by_file: dict[Path, int] = {}  # how often this process has taken each lock file
 
 
 def _machine_id() -> str:
@@ -69,7 +69,7 @@ def try_lock(handle: int) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno in _LOCKED_ERRORS:
+        if error.errno in _LOCKED_ERRNOS:
             return False
         raise
     return True
@@ -95,22 +95,22 @@ def lock_for_writing(path: Path, folder: bool = False) -> Iterator[None]:
     the process, if another process holds the lock.
     """
     lock_file = (path / ".lock" if folder else path.with_name(f".{path.name}.lock")).absolute()
-    if lock_file in _locks_held:
-        _locks_held[lock_file] += 1
+    if lock_file in _lock_count_by_file:
+        _lock_count_by_file[lock_file] += 1
         try:
             yield
         finally:
-            _locks_held[lock_file] -= 1
+            _lock_count_by_file[lock_file] -= 1
         return
     created = _create_folders(path, lock_file.parent)
     handle = None
     try:
         handle = _acquire_lock(path, lock_file)
         if handle is not None:
-            _locks_held[lock_file] = 1
+            _lock_count_by_file[lock_file] = 1
         yield
     finally:
-        _locks_held.pop(lock_file, None)
+        _lock_count_by_file.pop(lock_file, None)
         if handle is not None:
             with suppress(OSError):
                 lock_file.unlink()
@@ -138,7 +138,7 @@ def _acquire_lock(path: Path, lock_file: Path) -> int | None:
         except OSError as error:
             if error.errno == errno.EACCES and _remove_foreign_lock(path, lock_file):
                 continue
-            if error.errno in _READ_ONLY_ERRORS:  # the write itself will raise the error for the user
+            if error.errno in _READ_ONLY_ERRNOS:  # the write itself will raise the error for the user
                 return None
             raise UserError(f"cannot write {path}: {lock_file.name}: {error.strerror or error}") from None
         try:
@@ -151,7 +151,7 @@ def _acquire_lock(path: Path, lock_file: Path) -> int | None:
                 return handle
         except OSError as error:
             os.close(handle)
-            if error.errno not in _NO_LOCKS_ERRORS:
+            if error.errno not in _NO_LOCKS_ERRNOS:
                 raise UserError(f"cannot write {path}: {lock_file.name}: {error.strerror or error}") from None
             lock_file.unlink(missing_ok=True)
             log.warning("%s: this file system has no locks; make sure that no other process writes there meanwhile", path)
@@ -234,7 +234,7 @@ def open_atomic(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
         raise
 
 
-def clear_temporaries(folder: Path, recursive: bool = False) -> None:
+def remove_temporary_files(folder: Path, recursive: bool = False) -> None:
     """Remove the temporary files of killed writers from a folder, and from its sub-folders if ``recursive``."""
     _remove_abandoned_files(folder, "**/.*.tmp" if recursive else ".*.tmp")
 
@@ -275,9 +275,13 @@ def parse_json(path: Path, content: bytes, object_hook: Callable[[dict[str, Any]
     with wrap_read_errors(path, "valid JSON"):
         text = content.decode()
         parsed = json.loads(
-            text, object_hook=object_hook, parse_int=_parse_integer, parse_float=_parse_finite, parse_constant=_parse_finite
+            text,
+            object_hook=object_hook,
+            parse_int=_parse_integer,
+            parse_float=_parse_finite_number,
+            parse_constant=_parse_finite_number,
         )
-        if _SURROGATE.search(text):
+        if _SURROGATE_PATTERN.search(text):
             json.dumps(parsed, ensure_ascii=False).encode()
         return parsed
 
@@ -289,7 +293,7 @@ def _parse_integer(text: str) -> int:
     return number
 
 
-def _parse_finite(text: str) -> float:
+def _parse_finite_number(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{text} is not a finite number")
@@ -319,7 +323,7 @@ def resolve_target(path: Path) -> Path:
         return path if not path.is_symlink() else Path(os.path.realpath(path))
     except ValueError as error:
         raise UserError(f"cannot write {path}: {error}") from None
-    kind = next((kind for is_kind, kind in _SPECIAL_FILE_TESTS.items() if is_kind(mode)), None)
+    kind = next((kind for is_kind, kind in _FILE_KIND_BY_TEST.items() if is_kind(mode)), None)
     if kind is not None:
         raise UserError(f"cannot write {path}: it is {kind}; name another file to write")
     return target
@@ -348,4 +352,4 @@ def _is_abandoned(temporary: Path) -> bool:
         return False
     is_ours = temporary.name.rpartition("-")[2].partition(".")[0].isdigit()
     idle = time.time() - temporary.lstat().st_mtime
-    return is_ours and temporary.is_file() and idle > _ABANDONED_SECONDS and not _is_locked(temporary)
+    return is_ours and temporary.is_file() and idle > _ABANDONED_AFTER_SECONDS and not _is_locked(temporary)

@@ -10,7 +10,7 @@ from vse.pipeline.dataset.preparation import check_dataset_name
 from vse.pipeline.errors import UserError, import_extra
 from vse.pipeline.files.columnar import check_arrow, check_compressed_file
 from vse.pipeline.files.images import BadImage, read_image_bytes
-from vse.pipeline.files.inputs import error_reason, is_path, wrap_read_errors
+from vse.pipeline.files.inputs import error_reason, is_path_text, wrap_read_errors
 from vse.pipeline.files.writing import lock_for_writing, read_json
 from vse.pipeline.imports.rows import (
     MAX_PHOTO_BYTES,
@@ -45,19 +45,19 @@ def import_hugging_face(source: Path, settings: ImportSettings, images: Path | N
     """
     check_dataset_name(settings.name)
     library = import_extra("datasets", f"{source}: a Hugging Face data set", "datasets")
-    loaded = _load(library, source)
+    loaded = _load_hugging_face(library, source)
     by_split = loaded if isinstance(loaded, library.DatasetDict) else {"": loaded}
     collector = RowCollector(settings)
-    folders = ImageFolders(_allowed_folders(library, source, images))
+    folders = ImageFolders(_list_image_folders(library, source, images))
     with lock_for_writing(settings.out, folder=True):
         photos = PhotoWriter(settings.out, collector)
         for split, rows in by_split.items():
             _add_split(source, folders, str(split), rows, library.Image, collector, photos, settings.columns)
-        content = collector.content(format="hugging-face", files=[source.name])
+        content = collector.build_dataset_content(format="hugging-face", files=[source.name])
         return write_imported_data(content, settings, None, [])
 
 
-def _check_files(folder: Path) -> None:
+def _check_decoded_sizes(folder: Path) -> None:
     """Raise UserError if a file of the data set, in or outside ``folder``, decodes to too many bytes."""
     for path in folder.rglob("*"):
         if path.is_file():
@@ -67,11 +67,11 @@ def _check_files(folder: Path) -> None:
         listed = content.get("_data_files") if isinstance(content, dict) else None
         for entry in listed or ():
             name = entry.get("filename") if isinstance(entry, dict) else None
-            if isinstance(name, str) and is_path(name):
+            if isinstance(name, str) and is_path_text(name):
                 check_arrow(state.parent / name)
 
 
-def _allowed_folders(library: Any, source: Path, images: Path | None) -> list[Path]:
+def _list_image_folders(library: Any, source: Path, images: Path | None) -> list[Path]:
     """Return the folders in which images may lie: the data set, ``images``, and the caches of the library."""
     folders = [folder for folder in (source if source.exists() else None, images) if folder is not None]
     if not is_saved_dataset(source):
@@ -83,9 +83,9 @@ def _allowed_folders(library: Any, source: Path, images: Path | None) -> list[Pa
     return folders
 
 
-def _load(library: Any, source: Path) -> Any:
+def _load_hugging_face(library: Any, source: Path) -> Any:
     if source.is_dir():
-        _check_files(source)
+        _check_decoded_sizes(source)
     if is_saved_dataset(source):
         with wrap_read_errors(source, "a data set that the library 'datasets' saved"):
             return library.load_from_disk(str(source))
@@ -118,7 +118,7 @@ def _add_split(
     for index, row in enumerate(progress_bar(stored, desc=f"read {split or source.name}", total=len(rows), unit="row")):
         place = f"{source}: {split} row {index}".replace(":  ", ": ")
         try:
-            name, content = _photo(row[image], index, folders)
+            name, content = _read_photo(row[image], index, folders)
             if name in seen:
                 name = f"{index:08d}_{name}"
             if name in seen:
@@ -131,13 +131,13 @@ def _add_split(
             collector.add_bad_row(place, reason)
 
 
-def _photo(stored: Any, index: int, folders: ImageFolders) -> tuple[str, bytes]:
+def _read_photo(stored: Any, index: int, folders: ImageFolders) -> tuple[str, bytes]:
     """Return the name and the bytes of an image. Raises BadRow if the image is missing or the path is not allowed."""
     if not isinstance(stored, dict) or not (stored.get("bytes") or stored.get("path")):
         raise BadRow("no image")
     path = str(stored.get("path") or "")
     try:
-        content: bytes = stored.get("bytes") or read_image_bytes(folders.find(path))
+        content: bytes = stored.get("bytes") or read_image_bytes(folders.find_image(path))
     except BadImage as fault:
         raise BadRow(fault) from None
     if len(content) > MAX_PHOTO_BYTES:

@@ -16,15 +16,15 @@ from typing import Any
 from vse.pipeline.dataset.captions import IMPORT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.dataset import SPLITS
 from vse.pipeline.dataset.preparation import check_dataset_name, check_dataset_output, write_dataset
-from vse.pipeline.errors import UserError, printable
+from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.files.images import BadImage, read_image_size
-from vse.pipeline.files.inputs import is_path
+from vse.pipeline.files.inputs import is_path_text
 from vse.pipeline.files.outputs import check_output, may_replace_other_kinds, text_kind
-from vse.pipeline.files.writing import clear_temporaries, read_json, write_bytes, write_text
+from vse.pipeline.files.writing import read_json, remove_temporary_files, write_bytes, write_text
 
-_SPLIT_NAMES = {split: split for split in SPLITS} | {"training": "train", "testing": "test"}
-_SPLIT_NAMES |= dict.fromkeys(("dev", "valid", "validation"), "val")
-_MAX_LOGGED = 5  # bad rows in the log; import.failures.jsonl lists all of them
+_SPLIT_BY_ALIAS = {split: split for split in SPLITS} | {"training": "train", "testing": "test"}
+_SPLIT_BY_ALIAS |= dict.fromkeys(("dev", "valid", "validation"), "val")
+_MAX_LOGGED_ROWS = 5  # bad rows in the log; import.failures.jsonl lists all of them
 log = logging.getLogger(__name__)
 
 
@@ -61,11 +61,11 @@ class ImportSettings:
 class ImportedRow:
     """A row of imported data: an image and captions of this image.
 
-    ``file`` is the path of the image in the folder of images. ``place`` is the file and line of the row for messages. An image
-    may have several rows. Either all rows have ids, or no row has an id.
+    ``file`` is the path of the image in the folder of images. ``row_location`` is the file and line of the row for messages.
+    An image may have several rows. Either all rows have ids, or no row has an id.
     """
 
-    place: str
+    row_location: str
     file: str
     captions: tuple[str, ...]
     split: str | None = None
@@ -75,39 +75,41 @@ class ImportedRow:
 
 
 @dataclass
-class BadRows:
+class BadRowList:
     """Places and faults of invalid rows, which are left out of the data set if ``skip_bad`` is true."""
 
     skip_bad: bool
-    rows: list[tuple[str, str]] = field(default_factory=list)
+    places_and_faults: list[tuple[str, str]] = field(default_factory=list)
 
     def add(self, place: str, reason: object) -> None:
-        self.rows.append((place, printable(reason)))
-        if len(self.rows) <= _MAX_LOGGED:
-            log.warning("%s: %s", *self.rows[-1])
+        self.places_and_faults.append((place, to_printable_line(reason)))
+        if len(self.places_and_faults) <= _MAX_LOGGED_ROWS:
+            log.warning("%s: %s", *self.places_and_faults[-1])
 
     def raise_or_list(self, file: Path, n_rows: int) -> None:
         """Raise UserError if there are bad rows; if bad rows are skipped, list the rows in ``file`` instead.
 
         ``n_rows`` is the number of all rows, for the message.
         """
-        if not self.rows:
+        if not self.places_and_faults:
             file.unlink(missing_ok=True)
             return
-        count = f"{len(self.rows)} of {n_rows} rows cannot be imported"
+        count = f"{len(self.places_and_faults)} of {n_rows} rows cannot be imported"
         if not self.skip_bad:
-            place, reason = self.rows[0]
+            place, reason = self.places_and_faults[0]
             raise UserError(f"{place}: {reason} ({count}; --skip-bad leaves them out)")
-        lines = [json.dumps({"place": place, "reason": reason}, ensure_ascii=False) for place, reason in self.rows]
+        lines = [
+            json.dumps({"place": place, "reason": reason}, ensure_ascii=False) for place, reason in self.places_and_faults
+        ]
         write_text(file, "\n".join([*lines, ""]))
         log.warning("%s and are left out; %s lists them", count, file)
 
 
 @dataclass
 class _CollectedImage:
-    """An image with the places of all rows. A caption is a tuple of an id (or None), a text and the tokens."""
+    """An image with the files and lines of all rows. A caption is a tuple of an id (or None), a text and the tokens."""
 
-    places: list[str]
+    row_locations: list[str]
     imgid: int | None
     cocoid: int | None
     split: str | None
@@ -121,19 +123,19 @@ class RowCollector:
     """
 
     def __init__(self, settings: ImportSettings, check: Callable[[str], None] = lambda file: None) -> None:
-        self.bad = BadRows(settings.skip_bad)
+        self.bad_rows = BadRowList(settings.skip_bad)
         self.n_rows = 0
-        self._settings, self._check = settings, check
+        self._settings, self._check_file = settings, check
         self._tokenise = find_tokeniser(settings.tokeniser, "--tokeniser")
-        self._images: dict[str, _CollectedImage] = {}
-        self._files: dict[int, str] = {}
+        self._image_by_file: dict[str, _CollectedImage] = {}
+        self._file_by_imgid: dict[int, str] = {}
         self._sentids: set[int] = set()
-        self._faults: dict[str, str] = {}
+        self._fault_by_file: dict[str, str] = {}
 
     @property
     def can_succeed(self) -> bool:
         """True if all rows so far are valid, or if invalid rows are left out."""
-        return self.bad.skip_bad or not self.bad.rows
+        return self.bad_rows.skip_bad or not self.bad_rows.places_and_faults
 
     def add(self, row: ImportedRow) -> str | None:
         """Add a row and return the normalised path of the image; add an invalid row to the bad rows and return None."""
@@ -141,17 +143,17 @@ class RowCollector:
         try:
             return self._add(row)
         except BadRow as reason:
-            self.bad.add(row.place, reason)
+            self.bad_rows.add(row.row_location, reason)
             return None
 
     def add_bad_row(self, place: str, reason: object) -> None:
         """Count a row that could not be converted to an :class:`ImportedRow` as bad."""
         self.n_rows += 1
-        self.bad.add(place, reason)
+        self.bad_rows.add(place, reason)
 
-    def files(self) -> list[str]:
+    def list_image_files(self) -> list[str]:
         """Return the paths of the images, in the order of the rows."""
-        return list(self._images)
+        return list(self._image_by_file)
 
     def _add(self, row: ImportedRow) -> str:
         file = normalize_image_path(row.file)
@@ -162,86 +164,89 @@ class RowCollector:
                 raise BadRow(f"the caption {text[:50]!r} has no word" if text else "the caption is empty")
         if not captions:
             raise BadRow("has no caption")
-        known = self._images.get(file)
+        known = self._image_by_file.get(file)
         if known is None:
-            if file not in self._faults:
+            if file not in self._fault_by_file:
                 try:
-                    self._check(file)
+                    self._check_file(file)
                 except BadRow as fault:
-                    self._faults[file] = str(fault)
-            if file in self._faults:
-                raise BadRow(self._faults[file])
+                    self._fault_by_file[file] = str(fault)
+            if file in self._fault_by_file:
+                raise BadRow(self._fault_by_file[file])
         self._check_ids(row, file, known, split)
-        image = self._images.setdefault(file, _CollectedImage([], row.imgid, row.cocoid, split, []))
-        image.places.append(row.place)
+        image = self._image_by_file.setdefault(file, _CollectedImage([], row.imgid, row.cocoid, split, []))
+        image.row_locations.append(row.row_location)
         sentids = row.sentids or (None,) * len(captions)
         image.captions += [(sentid, *caption) for sentid, caption in zip(sentids, captions, strict=True)]
         self._sentids.update(row.sentids)
         if row.imgid is not None:
-            self._files[row.imgid] = file
+            self._file_by_imgid[row.imgid] = file
         return file
 
     def _check_ids(self, row: ImportedRow, file: str, known: _CollectedImage | None, split: str | None) -> None:
         if known is not None:
             for name, value, earlier in (("split", split, known.split), ("imgid", row.imgid, known.imgid)):
                 if value != earlier:
-                    raise BadRow(f"{file} has {name} {value}, but {name} {earlier} at {known.places[0]}")
-        if row.imgid is not None and self._files.get(row.imgid, file) != file:
-            raise BadRow(f"{self._files[row.imgid]} also has imgid {row.imgid}")
+                    raise BadRow(f"{file} has {name} {value}, but {name} {earlier} at {known.row_locations[0]}")
+        if row.imgid is not None and self._file_by_imgid.get(row.imgid, file) != file:
+            raise BadRow(f"{self._file_by_imgid[row.imgid]} also has imgid {row.imgid}")
         if row.sentids and len(row.sentids) != len(row.captions):
             raise BadRow(f"{len(row.sentids)} ids for {len(row.captions)} captions")
         repeated = [sentid for sentid in row.sentids if sentid in self._sentids]
         if repeated or len(set(row.sentids)) < len(row.sentids):
             raise BadRow(f"an earlier caption also has sentid {(repeated or row.sentids)[0]}")
 
-    def content(self, **record: Any) -> dict[str, Any]:
+    def build_dataset_content(self, **record: Any) -> dict[str, Any]:
         """Return the content of ``dataset.json``, with ``record`` under the key ``imported``.
 
         Images and captions without ids are numbered in order, and missing splits are sampled. If the settings skip bad rows,
         ``import.failures.jsonl`` lists the bad rows; otherwise raises UserError if there are bad rows.
         """
-        self._drop_incomplete("split", lambda image: image.split)
-        self._drop_incomplete("imgid", lambda image: image.imgid)
-        self._drop_incomplete("sentid", lambda image: image.captions[0][0])
-        n_taken, n_refused = sum(len(image.places) for image in self._images.values()), len(self.bad.rows)
+        self._drop_incomplete_images("split", lambda image: image.split)
+        self._drop_incomplete_images("imgid", lambda image: image.imgid)
+        self._drop_incomplete_images("sentid", lambda image: image.captions[0][0])
+        n_taken, n_refused = (
+            sum(len(image.row_locations) for image in self._image_by_file.values()),
+            len(self.bad_rows.places_and_faults),
+        )
         assert n_taken + n_refused == self.n_rows, "each row is taken or refused"
-        self.bad.raise_or_list(self._settings.out / "import.failures.jsonl", self.n_rows)
+        self.bad_rows.raise_or_list(self._settings.out / "import.failures.jsonl", self.n_rows)
         log.info("%d rows read: %d taken, %d refused", self.n_rows, n_taken, n_refused)
-        if not self._images:
+        if not self._image_by_file:
             raise UserError(f"all {self.n_rows} rows lack an image with a caption")
-        has_splits = next(iter(self._images.values())).split is not None
+        has_splits = next(iter(self._image_by_file.values())).split is not None
         if has_splits and (self._settings.val, self._settings.test) != (None, None):
             raise UserError("the source has splits, so none are sampled; leave --val and --test out")
         sampled = {} if has_splits else self._sample_splits()
         entries: list[dict[str, Any]] = []
         n_captions = 0
-        for index, (file, image) in enumerate(self._images.items()):
-            entries.append(_entry(index if image.imgid is None else image.imgid, file, image, sampled, n_captions))
+        for index, (file, image) in enumerate(self._image_by_file.items()):
+            entries.append(_build_entry(index if image.imgid is None else image.imgid, file, image, sampled, n_captions))
             n_captions += len(image.captions)
-        shares = {"val": self._share("val"), "test": self._share("test"), "seed": self._settings.seed}
-        imported = {**record, "splits": "given" if has_splits else shares, "bad_rows": len(self.bad.rows)}
+        shares = {"val": self._sample_share("val"), "test": self._sample_share("test"), "seed": self._settings.seed}
+        imported = {**record, "splits": "given" if has_splits else shares, "bad_rows": len(self.bad_rows.places_and_faults)}
         head = {"dataset": self._settings.name, "tokeniser": self._settings.tokeniser, "imported": imported}
         return {**head, "images": entries}
 
-    def _drop_incomplete(self, field_name: str, get: Callable[[_CollectedImage], Any]) -> None:
+    def _drop_incomplete_images(self, field_name: str, get: Callable[[_CollectedImage], Any]) -> None:
         """Remove images without a value of a field, such as the split, if other images have one. Count their rows as bad."""
-        incomplete = {file: image for file, image in self._images.items() if get(image) is None}
-        if len(incomplete) < len(self._images):
+        incomplete = {file: image for file, image in self._image_by_file.items() if get(image) is None}
+        if len(incomplete) < len(self._image_by_file):
             for file, image in incomplete.items():
-                for place in image.places:
-                    self.bad.add(place, f"{file} has no {field_name}, although other images have one")
-                del self._images[file]
+                for place in image.row_locations:
+                    self.bad_rows.add(place, f"{file} has no {field_name}, although other images have one")
+                del self._image_by_file[file]
 
-    def _share(self, split: str) -> float:
+    def _sample_share(self, split: str) -> float:
         share = {"val": self._settings.val, "test": self._settings.test}[split]
         return 0.1 if share is None else share
 
     def _sample_splits(self) -> dict[str, str]:
         """Return a random split for each file, which depends on the file names and the seed, not on the order of the rows."""
-        shares = {split: self._share(split) for split in ("val", "test")}
+        shares = {split: self._sample_share(split) for split in ("val", "test")}
         if sum(shares.values()) >= 1:
             raise UserError(f"--val {shares['val']} and --test {shares['test']} leave no images for training")
-        order = sorted(self._images, key=lambda file: hashlib.sha256(f"{self._settings.seed} {file}".encode()).digest())
+        order = sorted(self._image_by_file, key=lambda file: hashlib.sha256(f"{self._settings.seed} {file}".encode()).digest())
         n_val, n_test = (round(shares[split] * len(order)) for split in ("val", "test"))
         return {file: "val" if k < n_val else "test" if k < n_val + n_test else "train" for k, file in enumerate(order)}
 
@@ -249,7 +254,7 @@ class RowCollector:
 def normalize_image_path(name: str) -> str:
     """Return the normalised path of an image. Raises BadRow if the path leads out of the folder of images."""
     path = PurePosixPath(name)
-    if not is_path(name) or not path.name:
+    if not is_path_text(name) or not path.name:
         raise BadRow("names no image file")
     if path.is_absolute() or ".." in path.parts:
         raise BadRow(f"the file {name!r} is outside the folder of images")
@@ -259,13 +264,13 @@ def normalize_image_path(name: str) -> str:
 def _parse_split(name: str | None) -> str | None:
     if name is None or not name.strip():
         return None
-    split = _SPLIT_NAMES.get(name.strip().lower())
+    split = _SPLIT_BY_ALIAS.get(name.strip().lower())
     if split is None:
-        raise BadRow(f"unknown split {name!r}; known: {', '.join(_SPLIT_NAMES)}")
+        raise BadRow(f"unknown split {name!r}; known: {', '.join(_SPLIT_BY_ALIAS)}")
     return split
 
 
-def _entry(imgid: int, file: str, image: _CollectedImage, sampled: dict[str, str], n_before: int) -> dict[str, Any]:
+def _build_entry(imgid: int, file: str, image: _CollectedImage, sampled: dict[str, str], n_before: int) -> dict[str, Any]:
     """Return the entry of an image for ``dataset.json``. Captions without ids are numbered from ``n_before``."""
     path = PurePosixPath(file)
     sentences = [
@@ -309,7 +314,7 @@ def parse_columns(options: Iterable[str]) -> dict[str, tuple[str, ...]]:
 _BAD_ROWS_KIND = text_kind("a list of rows that were left out", '{"place": ', within=10)
 
 
-def check_import_out(settings: ImportSettings) -> None:
+def check_import_output(settings: ImportSettings) -> None:
     """Raise UserError if the folder ``settings.out`` may not be written. Call this function before any long work."""
     check_dataset_output(settings.out, settings.name)
     check_output(settings.out / "import.failures.jsonl", _BAD_ROWS_KIND)
@@ -330,7 +335,7 @@ def write_imported_data(content: dict[str, Any], settings: ImportSettings, image
 
 
 MAX_PHOTO_BYTES = 100_000_000
-_URL_START = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//|/)")
+_URL_START_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//|/)")
 _IMAGES_HINT = "--images FOLDER allows another folder"
 
 
@@ -343,11 +348,11 @@ class ImageFolders:
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = [Path(os.path.realpath(folder)) for folder in folders]
 
-    def find(self, name: str) -> Path:
+    def find_image(self, name: str) -> Path:
         """Return the path of the image ``name`` with links resolved. Raises BadRow if the path is outside all folders."""
-        if _URL_START.match(name):
+        if _URL_START_PATTERN.match(name):
             raise BadRow(f"the image {name[:200]!r} is an address; only paths of files are allowed")
-        if not is_path(name) or not name:
+        if not is_path_text(name) or not name:
             raise BadRow("names no image file")
         targets = [Path(os.path.realpath(folder / name)) for folder in self._folders]
         inside = [target for target in targets if any(target.is_relative_to(folder) for folder in self._folders)]
@@ -364,10 +369,10 @@ class PhotoWriter:
     """
 
     def __init__(self, out: Path, collector: RowCollector) -> None:
-        self.folder = out / "images"
-        if self.folder.is_symlink():
-            raise UserError(f"{self.folder} is a link to another folder of images; give another --out")
-        clear_temporaries(self.folder, recursive=True)
+        self.images_folder = out / "images"
+        if self.images_folder.is_symlink():
+            raise UserError(f"{self.images_folder} is a link to another folder of images; give another --out")
+        remove_temporary_files(self.images_folder, recursive=True)
         self._collector = collector
 
     def add(self, row: ImportedRow, content: bytes) -> None:
@@ -378,13 +383,15 @@ class PhotoWriter:
         try:
             read_image_size(Path(row.file), content)
         except BadImage as fault:
-            self._collector.add_bad_row(row.place, fault)
+            self._collector.add_bad_row(row.row_location, fault)
             return
         file = self._collector.add(row)
         if file is None or not self._collector.can_succeed:
             return
-        path = self.folder / file
+        path = self.images_folder / file
         if not (path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content):
             if path.exists():
-                raise UserError(f"{path} already exists and is another photo; move {self.folder} away, or give another --out")
+                raise UserError(
+                    f"{path} already exists and is another photo; move {self.images_folder} away, or give another --out"
+                )
             write_bytes(path, content, sync=False)

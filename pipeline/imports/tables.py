@@ -27,10 +27,10 @@ from vse.pipeline.imports.rows import (
 )
 from vse.pipeline.progress import progress_bar
 
-QUOTING = ("minimal", "none")
+QUOTING_MODES = ("minimal", "none")
 _DELIMITERS = ",;\t|"
 _PHOTO_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp"))
-_SUFFIX = re.compile(r"\.\w{1,5}")
+_SUFFIX_PATTERN = re.compile(r"\.\w{1,5}")
 _QUOTING_HINT = "--quoting none reads quotation marks as text"
 _OnBadRow = Callable[[str, object], None]
 
@@ -61,9 +61,9 @@ def read_csv_rows(
         merged_rows = _MergedRowChecker(path, delimiter, header, header.index(find_file_column(dict.fromkeys(header))))
         n_rows = n_blank = 0
         while True:
-            line_number = lines.number + 1
+            line_number = lines.n_taken + 1
             place = f"{path}: line {line_number}"
-            lines.taken.clear()
+            lines.taken_lines.clear()
             try:
                 cells = next(cells_of_lines)
             except StopIteration:
@@ -74,28 +74,28 @@ def read_csv_rows(
                 if not cells:
                     n_blank += 1
                     continue
-                fault = _find_row_fault(cells, len(header), lines.taken)
+                fault = _find_row_fault(cells, len(header), lines.taken_lines)
             n_rows += 1
             if fault is not None:
-                if '"' in lines.taken[0] and quoting != "none":
-                    merged_rows.check_line(place, lines.taken[0], fault)
-                lines.put_back(lines.taken[1:])
+                if '"' in lines.taken_lines[0] and quoting != "none":
+                    merged_rows.check_line(place, lines.taken_lines[0], fault)
+                lines.put_back(lines.taken_lines[1:])
                 on_bad_row(place, fault)
                 continue
-            merged_rows.check_row(line_number, cells, lines.taken)
+            merged_rows.check_row(line_number, cells, lines.taken_lines)
             yield place, dict(zip(header, cells, strict=True))
-        log.info("%s: %d lines: 1 header, %d blank, %d rows", path, lines.number, n_blank, n_rows)
+        log.info("%s: %d lines: 1 header, %d blank, %d rows", path, lines.n_taken, n_blank, n_rows)
 
 
 class _LineIterator:
     """An iterator over the lines of a text file; lines can be put back.
 
-    ``number`` is the number of lines that were taken. ``taken`` lists these lines; the caller clears the list.
+    ``n_taken`` is the number of lines that were taken. ``taken_lines`` lists these lines; the caller clears the list.
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self.number = 0
-        self.taken: list[str] = []
+        self.n_taken = 0
+        self.taken_lines: list[str] = []
         self._stream = stream
         self._put_back_lines: deque[str] = deque()
 
@@ -104,20 +104,20 @@ class _LineIterator:
 
     def __next__(self) -> str:
         line = self._put_back_lines.popleft() if self._put_back_lines else next(self._stream)
-        self.number += 1
-        self.taken.append(line)
+        self.n_taken += 1
+        self.taken_lines.append(line)
         return line
 
     def put_back(self, lines: Sequence[str]) -> None:
         self._put_back_lines.extendleft(reversed(lines))
-        self.number -= len(lines)
+        self.n_taken -= len(lines)
 
 
 def _read_header(path: Path, rows: Iterator[list[str]], lines: _LineIterator) -> list[str]:
     with wrap_read_errors(path, "a CSV file with the names of its columns in the first line"):
         header = [name.strip() for name in next(rows, [])]
-        if lines.number > 1:
-            raise ValueError(f"a quotation mark in line 1 is open until line {lines.number}; {_QUOTING_HINT}")
+        if lines.n_taken > 1:
+            raise ValueError(f"a quotation mark in line 1 is open until line {lines.n_taken}; {_QUOTING_HINT}")
         if not any(header) or len(set(header)) < len(header):
             raise ValueError("names are missing or occur twice")
         "".join(header).encode()
@@ -147,8 +147,8 @@ class _MergedRowChecker:
     """
 
     def __init__(self, path: Path, delimiter: str, header: Sequence[str], column: int) -> None:
-        self._path, self._delimiter, self._names, self._column = path, delimiter, header, column
-        self._suffixes, self._has_bare_names = set(_PHOTO_SUFFIXES), False
+        self._path, self._delimiter, self._column_names, self._file_column = path, delimiter, header, column
+        self._file_suffixes, self._has_bare_names = set(_PHOTO_SUFFIXES), False
 
     def check_line(self, place: str, line: str, fault: str) -> None:
         """Raise UserError if ``line``, the first line of an unreadable row with a quotation mark, contains no file name."""
@@ -160,34 +160,34 @@ class _MergedRowChecker:
 
         ``taken`` are the lines from which the row was read.
         """
-        suffix = PurePosixPath(cells[self._column].strip()).suffix.lower()
-        if _SUFFIX.fullmatch(suffix):
-            self._suffixes.add(suffix)
+        suffix = PurePosixPath(cells[self._file_column].strip()).suffix.lower()
+        if _SUFFIX_PATTERN.fullmatch(suffix):
+            self._file_suffixes.add(suffix)
         else:
             self._has_bare_names = True
         if len(taken) == 1:
             return
         for column, cell in enumerate(cells):
             pieces = re.split(r"\r\n|\r|\n", cell)
-            if len(pieces) > 1 and (column == self._column or self._has_other_row(pieces, column)):
+            if len(pieces) > 1 and (column == self._file_column or self._has_other_row(pieces, column)):
                 raise UserError(
-                    f"{self._path}: line {line_number}: a quotation mark in the column {self._names[column]} is open until a "
-                    f"later line, up to line {line_number + len(taken) - 1}, and hides other rows. Remove it, or double it "
-                    f"in a quoted cell; {_QUOTING_HINT}"
+                    f"{self._path}: line {line_number}: a quotation mark in the column {self._column_names[column]} is open "
+                    f"until a later line, up to line {line_number + len(taken) - 1}, and hides other rows. Remove it, or "
+                    f"double it in a quoted cell; {_QUOTING_HINT}"
                 )
 
     def _has_file_name(self, line: str) -> bool:
         cells = (cell.strip(' "\r\n') for cell in line.split(self._delimiter))
-        return any(PurePosixPath(cell).suffix.lower() in self._suffixes for cell in cells)
+        return any(PurePosixPath(cell).suffix.lower() in self._file_suffixes for cell in cells)
 
     def _has_other_row(self, pieces: Sequence[str], column: int) -> bool:
         for index, piece in enumerate(pieces):
             parts = [part.strip(' "') for part in piece.split(self._delimiter)]
             if self._has_file_name(piece):
                 return True
-            position = self._column if index else self._column - column
+            position = self._file_column if index else self._file_column - column
             is_last = index == len(pieces) - 1
-            is_inside = 0 <= position < len(parts) and not (is_last and self._column > column) and len(parts) > 1
+            is_inside = 0 <= position < len(parts) and not (is_last and self._file_column > column) and len(parts) > 1
             if self._has_bare_names and is_inside and parts[position] and " " not in parts[position]:
                 return True
         return False
@@ -205,7 +205,7 @@ USUAL_NAMES_BY_FIELD = {
 REQUIRED_FIELDS = ("file", "caption")
 _CSV_SUFFIXES, _JSON_SUFFIXES = (".csv", ".tsv", ".txt"), (".jsonl", ".ndjson")
 TABLE_SUFFIXES = (*_CSV_SUFFIXES, *_JSON_SUFFIXES, ".parquet")
-_Values = Mapping[str, Any]
+_RowValues = Mapping[str, Any]
 _ColumnChooser = Callable[[Mapping[str, Any]], dict[str, tuple[str, ...]]]
 
 
@@ -228,20 +228,22 @@ def read_table_rows(path: Path, settings: ImportSettings, on_bad_row: _OnBadRow)
     kind = path.suffix.lower()
     if kind not in TABLE_SUFFIXES:
         raise UserError(f"{path}: not a table; the name must end in {', '.join(TABLE_SUFFIXES)}")
-    if settings.quoting is not None and (settings.quoting not in QUOTING or kind not in _CSV_SUFFIXES):
-        allowed = f"is {' or '.join(QUOTING)}" if kind in _CSV_SUFFIXES else f"is for {', '.join(_CSV_SUFFIXES)}; leave it out"
+    if settings.quoting is not None and (settings.quoting not in QUOTING_MODES or kind not in _CSV_SUFFIXES):
+        allowed = (
+            f"is {' or '.join(QUOTING_MODES)}" if kind in _CSV_SUFFIXES else f"is for {', '.join(_CSV_SUFFIXES)}; leave it out"
+        )
         raise UserError(f"--quoting {settings.quoting}: {path.name}: it {allowed}")
 
     def choose(header: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
         return choose_columns(path, header, settings.columns, REQUIRED_FIELDS)
 
     if kind in _CSV_SUFFIXES:
-        rows: Iterator[tuple[str, _Values]]
-        rows = read_csv_rows(path, on_bad_row, lambda header: choose(header)["file"][0], settings.quoting or QUOTING[0])
+        rows: Iterator[tuple[str, _RowValues]]
+        rows = read_csv_rows(path, on_bad_row, lambda header: choose(header)["file"][0], settings.quoting or QUOTING_MODES[0])
     elif kind == ".parquet":
-        rows = _parquet_rows(path, choose)
+        rows = _read_parquet_rows(path, choose)
     else:
-        rows = _json_rows(path, on_bad_row)
+        rows = _read_json_rows(path, on_bad_row)
     chosen: dict[str, tuple[str, ...]] = {}
     header: tuple[str, ...] = ()
     for place, values in rows:
@@ -319,7 +321,7 @@ def choose_columns(
     return chosen
 
 
-def _json_rows(path: Path, on_bad_row: _OnBadRow) -> Iterator[tuple[str, _Values]]:
+def _read_json_rows(path: Path, on_bad_row: _OnBadRow) -> Iterator[tuple[str, _RowValues]]:
     with path.open("rb") as stream:
         for line_number, line in enumerate(stream, 1):
             place = f"{path}: line {line_number}"
@@ -336,7 +338,7 @@ def _json_rows(path: Path, on_bad_row: _OnBadRow) -> Iterator[tuple[str, _Values
                 on_bad_row(place, "not a JSON object")
 
 
-def _parquet_rows(path: Path, choose: _ColumnChooser) -> Iterator[tuple[str, _Values]]:
+def _read_parquet_rows(path: Path, choose: _ColumnChooser) -> Iterator[tuple[str, _RowValues]]:
     def columns(names: list[str]) -> list[str]:
         return [name for chosen in choose(dict.fromkeys(names)).values() for name in chosen]
 
@@ -375,7 +377,7 @@ def import_table(images: Path, table: Path, settings: ImportSettings, other_fold
     check_dataset_name(settings.name)
     collector = RowCollector(settings, build_photo_checker(images, other_folder))
     add_table(table, collector, settings)
-    content = collector.content(format="table", files=[table.name])
+    content = collector.build_dataset_content(format="table", files=[table.name])
     return write_imported_data(content, settings, images, [table])
 
 
@@ -388,7 +390,7 @@ def build_photo_checker(images: Path, other_folder: Path | None = None) -> Calla
 
     def check(file: str) -> None:
         try:
-            folders.find(file)
+            folders.find_image(file)
             read_image_size(images / file)
         except BadImage as fault:
             raise BadRow(fault) from None

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vse.pipeline.dataset.preparation import check_dataset_name
-from vse.pipeline.errors import UserError, did_you_mean, printable
+from vse.pipeline.errors import UserError, did_you_mean, to_printable_line
 from vse.pipeline.files.archives import ARCHIVE_ERRORS, ArchiveMember, find_member_fault, open_archive
 from vse.pipeline.files.inputs import check_input, error_reason
 from vse.pipeline.files.writing import lock_for_writing, parse_json
@@ -39,27 +39,27 @@ _MAX_LOGGED_KINDS = 5  # kinds of unread members in the log
 class Sample:
     """A sample: consecutive members (files) of an archive whose names begin with the same key.
 
-    content, member_names : the bytes and the name of each member that was read, by extension
+    bytes_by_extension, name_by_extension : the bytes and the name of each member that was read
     unread_paths : the paths of unread members with a known extension after a second dot, such as ``a.b.jpg`` for the key ``a``
     fault : a message about the first member that cannot be used; None without such a member
     """
 
     key: str
-    content: dict[str, bytes] = field(default_factory=dict)
-    member_names: dict[str, str] = field(default_factory=dict)
+    bytes_by_extension: dict[str, bytes] = field(default_factory=dict)
+    name_by_extension: dict[str, str] = field(default_factory=dict)
     unread_paths: list[PurePosixPath] = field(default_factory=list)
     fault: str | None = None
 
     @property
     def first_member_name(self) -> str:
         """The name of the first member, or the key if no member was read."""
-        return next(iter(self.member_names.values()), str(next(iter(self.unread_paths), self.key)))
+        return next(iter(self.name_by_extension.values()), str(next(iter(self.unread_paths), self.key)))
 
     @property
     def photo_extension(self) -> str:
         """The extension of the photo's name. Raises BadRow if the sample has no photo."""
         for extension in PHOTO_EXTENSIONS:
-            if extension in self.content:
+            if extension in self.bytes_by_extension:
                 return extension
         raise BadRow(f"no photo ({', '.join(PHOTO_EXTENSIONS)}){self.unread_hint()}")
 
@@ -70,7 +70,7 @@ class Sample:
         name = str(self.unread_paths[0])
         return f"; member {name!r} is the field {self.unread_paths[0].name.partition('.')[2]!r} of this key and is not read"
 
-    def check(self) -> None:
+    def check_members(self) -> None:
         """Raise BadRow for an unusable member, or for an unread photo and its unread caption, ``a.b.jpg`` and ``a.b.txt``."""
         if self.fault:
             raise BadRow(self.fault)
@@ -83,7 +83,7 @@ class Sample:
             return
         first = next(str(path) for path in self.unread_paths if path.with_suffix("") == pair)
         others = [path for path in self.unread_paths if path.with_suffix("") != pair]
-        other = next(map(str, [*others, *self.member_names.values()]), None)
+        other = next(map(str, [*others, *self.name_by_extension.values()]), None)
         both = f"member {first!r} has" if other is None else f"members {first!r} and {other!r} have"
         raise BadRow(f"{both} the key {self.key}, which ends at the first dot; --key-until last-dot ends it at the last one")
 
@@ -93,9 +93,9 @@ class SampleReader:
 
     def __init__(self, key_until: str) -> None:
         self._key_until = key_until
-        self._unread: Counter[str] = Counter()
+        self._n_unread_by_extension: Counter[str] = Counter()
 
-    def samples(self, members: Iterable[ArchiveMember]) -> Iterator[Sample]:
+    def read_samples(self, members: Iterable[ArchiveMember]) -> Iterator[Sample]:
         """Yield the samples in the order of ``members``, without samples that have neither a photo nor a caption."""
         sample = Sample("")
         for member in members:
@@ -105,43 +105,45 @@ class SampleReader:
                 continue
             stem, dot, extension = path.name.partition(".") if self._key_until == "first-dot" else path.name.rpartition(".")
             if fault is None and (not dot or path.name.startswith(".")):
-                self._unread["without a key"] += 1  # also inside a sample: macOS puts "._a.txt" before "a.txt"
+                self._n_unread_by_extension["without a key"] += 1  # also inside a sample: macOS puts "._a.txt" before "a.txt"
                 continue
             key = (path.parent / (stem or path.name)).as_posix()
             if key != sample.key:
-                yield from self._finish(sample)
+                yield from self._finish_sample(sample)
                 sample = Sample(key)
-            self._add(sample, member, path, extension.lower(), fault)
-        yield from self._finish(sample)
+            self._add_member(sample, member, path, extension.lower(), fault)
+        yield from self._finish_sample(sample)
 
     @property
-    def n_unread(self) -> int:
-        return self._unread.total()
+    def n_unread_members(self) -> int:
+        return self._n_unread_by_extension.total()
 
-    def summary(self) -> str:
+    def describe_unread_members(self) -> str:
         """Return a text with the number of unread members by extension."""
-        counts = [f"{count} {extension}" for extension, count in self._unread.most_common(_MAX_LOGGED_KINDS)]
-        others = len(self._unread) - len(counts)
-        return printable(", ".join([*counts, *([f"{others} other kinds"] if others else [])]))
+        counts = [f"{count} {extension}" for extension, count in self._n_unread_by_extension.most_common(_MAX_LOGGED_KINDS)]
+        others = len(self._n_unread_by_extension) - len(counts)
+        return to_printable_line(", ".join([*counts, *([f"{others} other kinds"] if others else [])]))
 
-    def _finish(self, sample: Sample) -> Iterator[Sample]:
+    def _finish_sample(self, sample: Sample) -> Iterator[Sample]:
         """Yield the sample unless all members are ignored. Count the second and later photos as unread."""
-        photos = [extension for extension in sample.content if extension in PHOTO_EXTENSIONS]
-        self._unread.update(f"*.{extension}" for extension in photos[1:])
-        if sample.content or sample.unread_paths or sample.fault:
+        photos = [extension for extension in sample.bytes_by_extension if extension in PHOTO_EXTENSIONS]
+        self._n_unread_by_extension.update(f"*.{extension}" for extension in photos[1:])
+        if sample.bytes_by_extension or sample.unread_paths or sample.fault:
             yield sample
 
-    def _add(self, sample: Sample, member: ArchiveMember, path: PurePosixPath, extension: str, fault: str | None) -> None:
+    def _add_member(
+        self, sample: Sample, member: ArchiveMember, path: PurePosixPath, extension: str, fault: str | None
+    ) -> None:
         if fault is None and extension not in _USED_EXTENSIONS:
-            self._unread[f"*.{extension}"] += 1
+            self._n_unread_by_extension[f"*.{extension}"] += 1
             if extension.rpartition(".")[2] in _USED_EXTENSIONS:
                 sample.unread_paths.append(path)
             return
         max_bytes = MAX_PHOTO_BYTES if extension in PHOTO_EXTENSIONS else _MAX_TEXT_BYTES
         if fault is None and member.size > max_bytes:
             fault = f"has {member.size} bytes, more than {max_bytes}"
-        if fault is None and extension in sample.member_names:
-            before = sample.member_names[extension]
+        if fault is None and extension in sample.name_by_extension:
+            before = sample.name_by_extension[extension]
             fault = "occurs twice" if before == member.name else f"has the same key and extension as member {before!r}"
         if fault is not None:
             sample.fault = sample.fault or f"member {member.name!r} {fault}"
@@ -149,7 +151,7 @@ class SampleReader:
         stream = member.open()
         assert stream is not None, "a plain file can be read"
         with stream:
-            sample.content[extension], sample.member_names[extension] = stream.read(max_bytes), member.name
+            sample.bytes_by_extension[extension], sample.name_by_extension[extension] = stream.read(max_bytes), member.name
 
 
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz")
@@ -196,10 +198,10 @@ def import_webdataset(sources: Sequence[Path], settings: ImportSettings, key_unt
         for (_, archive), folder, size in zip(archives, folders, sizes, strict=True):
             _add_archive(archive, folder, reader, seen, collector, photos, settings)
             bar.update(size)
-        if reader.n_unread:
-            log.warning("%d members are not read: %s", reader.n_unread, reader.summary())
-        unread = {"members_not_read": reader.n_unread} if reader.n_unread else {}
-        content = collector.content(format="webdataset", files=[path.name for _, path in archives], **unread)
+        if reader.n_unread_members:
+            log.warning("%d members are not read: %s", reader.n_unread_members, reader.describe_unread_members())
+        unread = {"members_not_read": reader.n_unread_members} if reader.n_unread_members else {}
+        content = collector.build_dataset_content(format="webdataset", files=[path.name for _, path in archives], **unread)
         return write_imported_data(content, settings, None, [path for _, path in archives])
 
 
@@ -222,24 +224,24 @@ def _add_archive(
     split = _find_split(folder)
     try:
         with open_archive(archive) as members:
-            for sample in reader.samples(members):
+            for sample in reader.read_samples(members):
                 place, file = f"{archive}: {sample.key}", f"{folder}/{sample.key}"
                 try:
-                    sample.check()
+                    sample.check_members()
                     if file in seen:
                         both = f"members {seen[file]!r} and {sample.first_member_name!r}"
                         raise BadRow(f"an earlier sample also has the key {sample.key} ({both})")
                     seen[file] = sample.first_member_name
-                    photos.add(*_row(place, file, sample, split, settings.columns))
+                    photos.add(*_build_photo_row(place, file, sample, split, settings.columns))
                 except BadRow as reason:
                     collector.add_bad_row(place, reason)
-        if not _has_end(archive):
+        if not _has_tar_end(archive):
             collector.add_bad_row(str(archive), "a damaged archive: its end is missing")
     except (*ARCHIVE_ERRORS, OSError) as error:
         collector.add_bad_row(str(archive), f"a damaged archive, or not one ({error_reason(error)})")
 
 
-def _has_end(archive: Path) -> bool:
+def _has_tar_end(archive: Path) -> bool:
     """Return whether a tar file ends with zeros, as all complete tar files do. Readers do not report a missing end."""
     if archive.suffix != ".tar":
         return True  # decompression fails if a compressed file is cut
@@ -258,10 +260,10 @@ def _find_split(archive_path: str) -> str | None:
     return None
 
 
-def _row(
+def _build_photo_row(
     place: str, file: str, sample: Sample, split: str | None, columns: Mapping[str, tuple[str, ...]]
 ) -> tuple[ImportedRow, bytes]:
-    extension, parts = sample.photo_extension, sample.content
+    extension, parts = sample.photo_extension, sample.bytes_by_extension
     values: dict[str, list[Any]] = {}
     if "json" in parts:
         try:

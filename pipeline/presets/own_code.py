@@ -22,9 +22,9 @@ from typing import Any
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, error_reason
 
-_CODE_NAME = re.compile(r"(?P<location>[^:\n]+(?::\\[^:\n]*)?):(?P<member>[A-Za-z_]\w*)")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_SHORT_DIGITS = 12  # hexadecimal digits of a SHA-256 in names and messages
+_CODE_NAME_PATTERN = re.compile(r"(?P<location>[^:\n]+(?::\\[^:\n]*)?):(?P<member>[A-Za-z_]\w*)")
+_SHA256_PATTERN = re.compile(r"[0-9a-f]{64}")
+_N_SHOWN_DIGITS = 12  # hexadecimal digits of a SHA-256 in names and messages
 
 
 class CodeNotAllowed(UserError):
@@ -36,13 +36,13 @@ class OwnCode:
     """A class or function that a user wrote, and the file that defines it.
 
     name : the name in settings, e.g. ``my_loss.py:MyLoss``
-    member : the class or function
+    class_or_function : the class or function
     file : the file that was read
     source, sha256 : the content and the SHA-256 of the file
     """
 
     name: str
-    member: Any
+    class_or_function: Any
     file: Path
     source: bytes = field(repr=False)
     sha256: str
@@ -54,35 +54,35 @@ class OwnCode:
 
 
 @dataclass(frozen=True)
-class _Rules:
+class _CodeRules:
     """The code that may run.
 
-    allows_everything : whether all code may run
+    allows_all_code : whether all code may run
     allowed_names : the names of code on the command line
     copies_folder : the folder with the code of the run to open; None if no run is opened
     """
 
-    allows_everything: bool = False
+    allows_all_code: bool = False
     allowed_names: frozenset[str] = frozenset()
     copies_folder: Path | None = None
 
 
-_NOTHING_ALLOWED = _Rules()
-_RULES = ContextVar("_RULES", default=_NOTHING_ALLOWED)
-_LOADED: dict[tuple[str, str], OwnCode] = {}  # code that this process has run, by name and SHA-256
+_NOTHING_ALLOWED = _CodeRules()
+_CODE_RULES = ContextVar("_CODE_RULES", default=_NOTHING_ALLOWED)
+_LOADED_CODE: dict[tuple[str, str], OwnCode] = {}  # code that this process has run, by name and SHA-256
 
 
 @contextmanager
 def allow_own_code(allowed: bool = True) -> Iterator[None]:
     """Allow all code in the block to run, as ``--allow-code`` does; change nothing if ``allowed`` is false."""
-    with _change_rules(allows_everything=_RULES.get().allows_everything or allowed):
+    with _change_rules(allows_all_code=_CODE_RULES.get().allows_all_code or allowed):
         yield
 
 
 @contextmanager
 def allow_named_code(values: Sequence[Any]) -> Iterator[None]:
     """Allow code to run in the block if its name is in ``values``, the settings on the command line."""
-    with _change_rules(allowed_names=_RULES.get().allowed_names | frozenset(_find_code_names(values))):
+    with _change_rules(allowed_names=_CODE_RULES.get().allowed_names | frozenset(_find_code_names(values))):
         yield
 
 
@@ -95,12 +95,12 @@ def use_code_of_run(copies_folder: Path) -> Iterator[None]:
 
 def is_code_name(name: object) -> bool:
     """Return whether ``name`` has the form of a user's own code, ``my_loss.py:MyLoss`` or ``package.module:MyLoss``."""
-    return isinstance(name, str) and _CODE_NAME.fullmatch(name) is not None
+    return isinstance(name, str) and _CODE_NAME_PATTERN.fullmatch(name) is not None
 
 
 def code_copy_name(name: str, sha256: str) -> str:
     """Return the file name of a copy of code: the name of the file and the first digits of the SHA-256."""
-    return f"{Path(name.rpartition(':')[0]).name.removesuffix('.py')}-{sha256[:_SHORT_DIGITS]}.py"
+    return f"{Path(name.rpartition(':')[0]).name.removesuffix('.py')}-{sha256[:_N_SHOWN_DIGITS]}.py"
 
 
 def hash_code_files(settings: object) -> dict[str, str]:
@@ -118,47 +118,47 @@ def load_code(name: str, sha256: str | None = None) -> OwnCode:
     the code may not run or has another SHA-256 than ``sha256``. Raises UserError if the file is missing, fails, or lacks the
     class or function.
     """
-    if sha256 is not None and (name, sha256) in _LOADED:
-        return _LOADED[name, sha256]
-    if sha256 is not None and not _SHA256.fullmatch(sha256):
+    if sha256 is not None and (name, sha256) in _LOADED_CODE:
+        return _LOADED_CODE[name, sha256]
+    if sha256 is not None and not _SHA256_PATTERN.fullmatch(sha256):
         raise CodeNotAllowed(f"{name}: {sha256!r} is not a SHA-256")
-    rules = _RULES.get()
+    rules = _CODE_RULES.get()
     location, member = name.rpartition(":")[::2]
-    if rules.copies_folder is None and not (rules.allows_everything or name in rules.allowed_names):
+    if rules.copies_folder is None and not (rules.allows_all_code or name in rules.allowed_names):
         raise CodeNotAllowed(
             f"{name} is code outside of the package: look at it, and allow it to run with --allow-code (or name it by --set)"
         )
     if rules.copies_folder is not None:
-        file = _find_copy(name, sha256, rules.copies_folder, rules.allows_everything)
+        file = _find_code_copy(name, sha256, rules.copies_folder, rules.allows_all_code)
     else:
-        file = Path(location) if location.endswith(".py") else _module_file(name, location)
+        file = Path(location) if location.endswith(".py") else _find_module_file(name, location)
     code_file = InputFile(file)
     source = code_file.read()
     if sha256 not in (None, code_file.sha256):
         raise CodeNotAllowed(
-            f"{file}: has changed since: its SHA-256 is {code_file.sha256[:_SHORT_DIGITS]}..., and that of {name} was "
-            f"{str(sha256)[:_SHORT_DIGITS]}...; restore it, or train again"
+            f"{file}: has changed since: its SHA-256 is {code_file.sha256[:_N_SHOWN_DIGITS]}..., and that of {name} was "
+            f"{str(sha256)[:_N_SHOWN_DIGITS]}...; restore it, or train again"
         )
     key = name, code_file.sha256
-    if key not in _LOADED:
+    if key not in _LOADED_CODE:
         is_file = rules.copies_folder is not None or location.endswith(".py")
-        module = _execute(file, source, code_file.sha256, location) if is_file else _import(name, location)
+        module = _execute_source(file, source, code_file.sha256, location) if is_file else _import_module(name, location)
         if not hasattr(module, member):
             raise UserError(f"{file}: has no class or function {member!r}")
-        _LOADED[key] = OwnCode(name, getattr(module, member), file, source, code_file.sha256)
-    return _LOADED[key]
+        _LOADED_CODE[key] = OwnCode(name, getattr(module, member), file, source, code_file.sha256)
+    return _LOADED_CODE[key]
 
 
-def _find_copy(name: str, sha256: str | None, copies_folder: Path, allowed: bool) -> Path:
+def _find_code_copy(name: str, sha256: str | None, copies_folder: Path, allowed: bool) -> Path:
     if sha256 is None:
         raise CodeNotAllowed(
             f"{copies_folder.parent}: its settings name {name}, but not the SHA-256 of that code; train again"
         )
     file = copies_folder / code_copy_name(name, sha256)
-    if not allowed and (known := next((loaded for code, loaded in _LOADED if code == name), None)):
+    if not allowed and (known := next((loaded for code, loaded in _LOADED_CODE if code == name), None)):
         raise CodeNotAllowed(
-            f"{name} has changed since {copies_folder.parent} was made: its SHA-256 is {known[:_SHORT_DIGITS]}..., that of "
-            f"the run {sha256[:_SHORT_DIGITS]}... ({file}); restore it, give another --out, or --overwrite the run"
+            f"{name} has changed since {copies_folder.parent} was made: its SHA-256 is {known[:_N_SHOWN_DIGITS]}..., that of "
+            f"the run {sha256[:_N_SHOWN_DIGITS]}... ({file}); restore it, give another --out, or --overwrite the run"
         )
     if not allowed:
         raise CodeNotAllowed(
@@ -170,7 +170,7 @@ def _find_copy(name: str, sha256: str | None, copies_folder: Path, allowed: bool
     return file
 
 
-def _module_file(name: str, module: str) -> Path:
+def _find_module_file(name: str, module: str) -> Path:
     try:
         spec = importlib.util.find_spec(module)
     except Exception as error:  # importing the parent packages can raise anything
@@ -180,19 +180,19 @@ def _module_file(name: str, module: str) -> Path:
     return Path(str(spec.origin))
 
 
-def _import(name: str, module: str) -> ModuleType:
+def _import_module(name: str, module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except Exception as error:
         raise UserError(f"{name}: {module} cannot be imported ({error_reason(error)})") from None
 
 
-def _execute(file: Path, source: bytes, sha256: str, location: str) -> ModuleType:
+def _execute_source(file: Path, source: bytes, sha256: str, location: str) -> ModuleType:
     """Execute source code as a new module, registered in ``sys.modules`` to resolve annotations, and return the module.
 
     If the source is a copy of a package's module, relative imports load the installed package.
     """
-    module = ModuleType(f"vse_own_code_{sha256[:_SHORT_DIGITS]}")
+    module = ModuleType(f"vse_own_code_{sha256[:_N_SHOWN_DIGITS]}")
     module.__file__ = str(file)
     if not location.endswith(".py"):
         module.__package__ = location.rpartition(".")[0]
@@ -220,11 +220,11 @@ def _format_error_line(error: Exception, file: str) -> str:
 
 @contextmanager
 def _change_rules(**changes: Any) -> Iterator[None]:
-    token = _RULES.set(replace(_RULES.get(), **changes))
+    token = _CODE_RULES.set(replace(_CODE_RULES.get(), **changes))
     try:
         yield
     finally:
-        _RULES.reset(token)
+        _CODE_RULES.reset(token)
 
 
 def _find_code_names(value: object) -> Iterator[str]:

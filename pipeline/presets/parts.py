@@ -48,9 +48,9 @@ class Registry(Generic[_Part]):
         from_function: Callable[[Callable[..., Any]], type[_Part]] | None = None,
     ) -> None:
         self.kind, self.key = kind, key
-        self._base, self._from_function = base, from_function
+        self._base_class, self._from_function = base, from_function
         self._parts: dict[str, type[_Part] | str] = dict(lazy or {})
-        self._own: dict[tuple[str, str], type[_Part]] = {}
+        self._own_parts: dict[tuple[str, str], type[_Part]] = {}
         for part in parts:
             self.add(part)
 
@@ -62,7 +62,7 @@ class Registry(Generic[_Part]):
         del self._parts[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._parts or (self._base is not None and is_code_name(name))
+        return name in self._parts or (self._base_class is not None and is_code_name(name))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parts)
@@ -72,8 +72,8 @@ class Registry(Generic[_Part]):
 
         Raises UserError if a user's own part is of another kind or may not run.
         """
-        if self._base is not None and is_code_name(name):
-            return self._own_part(self._base, load_code(name))
+        if self._base_class is not None and is_code_name(name):
+            return self._build_own_part(self._base_class, load_code(name))
         if name not in self._parts:
             raise ValueError(f"unknown {self.kind} {name!r}{did_you_mean(str(name), self._parts)}")
         part = self._parts[name]
@@ -92,8 +92,10 @@ class Registry(Generic[_Part]):
         if settings is None or not isinstance(settings.get(self.key), str):
             raise ValueError(f"the {self.kind} is a name ({', '.join(self._parts)}), or settings with its {self.key}")
         name = settings[self.key]
-        if self._base is not None and is_code_name(name):
-            return self._own_part(self._base, load_code(name, settings.get("code_sha256"))).model_validate(settings)
+        if self._base_class is not None and is_code_name(name):
+            return self._build_own_part(self._base_class, load_code(name, settings.get("code_sha256"))).model_validate(
+                settings
+            )
         return self[name].model_validate(settings)
 
     def as_settings(self, value: Any) -> dict[str, Any] | None:
@@ -109,9 +111,9 @@ class Registry(Generic[_Part]):
         name = (self.as_settings(value) or {}).get(self.key)
         return self[name] if isinstance(name, str) and name in self else None
 
-    def _own_part(self, base: type[_Part], code: OwnCode) -> type[_Part]:
-        if (code.name, code.sha256) not in self._own:
-            part = code.member
+    def _build_own_part(self, base: type[_Part], code: OwnCode) -> type[_Part]:
+        if (code.name, code.sha256) not in self._own_parts:
+            part = code.class_or_function
             if not isinstance(part, type) and callable(part) and self._from_function is not None:
                 part = self._from_function(part)
             if not (isinstance(part, type) and issubclass(part, base)):
@@ -124,8 +126,8 @@ class Registry(Generic[_Part]):
             own = create(part.__name__, __base__=part, __module__=part.__module__, **fields)
             own.__doc__ = part.__doc__
             own.own_code = code
-            self._own[code.name, code.sha256] = own
-        return self._own[code.name, code.sha256]
+            self._own_parts[code.name, code.sha256] = own
+        return self._own_parts[code.name, code.sha256]
 
 
 def part_field(registry: Registry[Any]) -> BeforeValidator:

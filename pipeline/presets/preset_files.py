@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files.inputs import MAX_NAME_BYTES, check_input, is_name, wrap_read_errors
+from vse.pipeline.files.inputs import MAX_NAME_BYTES, check_input, is_valid_name, wrap_read_errors
 
 try:
     from yaml import CSafeLoader as SafeLoader  # from libyaml, ten times as fast
@@ -30,7 +30,7 @@ _MAX_NODES = 100_000  # nodes of a YAML text, counted again for each alias
 _MAX_INTEGER = 2**63 - 1  # in YAML files
 _MAX_DEPTH = 50  # nested lists and mappings
 _MAX_LAYERS = 50  # presets that extend one another
-NOT_INHERITED = ("about", "title", "rows")  # settings that describe only the base preset
+NOT_INHERITED_KEYS = ("about", "title", "rows")  # settings that describe only the base preset
 
 
 @dataclass(frozen=True)
@@ -42,21 +42,21 @@ class Preset:
     settings: Mapping[str, Any]
 
 
-def known_presets(kind: str) -> list[str]:
+def list_preset_names(kind: str) -> list[str]:
     """Return the sorted names of all presets of a ``kind``: ``datasets``, ``features``, ``experiments`` or ``ladders``."""
-    return sorted({name for folder in _preset_folders(kind) for name in _read_folder(folder)})
+    return sorted({name for folder in _preset_folders(kind) for name in _read_preset_folder(folder)})
 
 
-def preset_descriptions(kind: str) -> list[tuple[str, str]]:
+def list_preset_descriptions(kind: str) -> list[tuple[str, str]]:
     """Return the name and description (``about``) of every preset of a ``kind``, in the order of the files."""
     descriptions: dict[str, str] = {}
     for folder in _preset_folders(kind):
-        for preset in _read_folder(folder).values():
+        for preset in _read_preset_folder(folder).values():
             descriptions.setdefault(preset.name, str(preset.settings.get("about", "")))
     return list(descriptions.items())
 
 
-def preset_layers(kind: str, name: str, extended_by: tuple[Preset, ...] = ()) -> list[dict[str, Any]]:
+def read_preset_layers(kind: str, name: str, extended_by: tuple[Preset, ...] = ()) -> list[dict[str, Any]]:
     """Return the settings of a preset in layers. The presets that it ``extends`` come first, the preset itself is last.
 
     ``extended_by`` are the presets that extend this preset, to detect a circle. Raises UserError if the preset is unknown, or
@@ -73,8 +73,8 @@ def preset_layers(kind: str, name: str, extended_by: tuple[Preset, ...] = ()) ->
         return [settings]
     if not isinstance(base, str):
         raise UserError(f"{preset.path}: extends: must be the name of a preset, not {base!r}")
-    inherited = preset_layers(kind, base, (*extended_by, preset))
-    return [*({key: layer[key] for key in layer if key not in NOT_INHERITED} for layer in inherited), settings]
+    inherited = read_preset_layers(kind, base, (*extended_by, preset))
+    return [*({key: layer[key] for key in layer if key not in NOT_INHERITED_KEYS} for layer in inherited), settings]
 
 
 def read_yaml(path: Path) -> Any:
@@ -89,11 +89,11 @@ def parse_yaml(text: str) -> Any:
 
     Size and depth are limited before anything is built, because aliases of aliases can stand for billions of nodes.
     """
-    _check_size(text)
+    _check_yaml_size(text)
     return yaml.load(text, _StrictSafeLoader)
 
 
-def _check_size(text: str) -> None:
+def _check_yaml_size(text: str) -> None:
     sizes: dict[str, int] = {}  # number of nodes below each anchor
     open_collections: list[tuple[str | None, int]] = []
     total = 0
@@ -133,14 +133,14 @@ class _StrictSafeLoader(SafeLoader):
         return content
 
 
-def _integer(loader: SafeLoader, node: yaml.ScalarNode) -> int:
+def _construct_integer(loader: SafeLoader, node: yaml.ScalarNode) -> int:
     number: int = loader.construct_yaml_int(node)
     if abs(number) > _MAX_INTEGER:
         raise yaml.MarkedYAMLError(problem="an integer beyond 64 bits", problem_mark=node.start_mark)
     return number
 
 
-_StrictSafeLoader.add_constructor("tag:yaml.org,2002:int", _integer)
+_StrictSafeLoader.add_constructor("tag:yaml.org,2002:int", _construct_integer)
 
 
 def _preset_folders(kind: str) -> list[Path]:
@@ -153,9 +153,9 @@ def _find_preset(kind: str, name: str) -> Preset:
     if name.endswith((".yaml", ".yml")):
         return _read_single_preset(Path(name))
     for folder in _preset_folders(kind):
-        if preset := _read_folder(folder).get(name):
+        if preset := _read_preset_folder(folder).get(name):
             return preset
-    raise UserError(f"unknown {kind.removesuffix('s')} {name!r}{did_you_mean(name, known_presets(kind))}")
+    raise UserError(f"unknown {kind.removesuffix('s')} {name!r}{did_you_mean(name, list_preset_names(kind))}")
 
 
 def _read_single_preset(path: Path) -> Preset:
@@ -171,16 +171,18 @@ def _read_single_preset(path: Path) -> Preset:
     return presets[path.stem]
 
 
-def _read_folder(folder: Path) -> Mapping[str, Preset]:
+def _read_preset_folder(folder: Path) -> Mapping[str, Preset]:
     if not folder.is_dir():
         return {}
     with os.scandir(folder) as entries:
         states = [(entry.name, entry.stat()) for entry in entries if entry.name.endswith(".yaml")]
-    return _read_folder_cached(folder, tuple(sorted((name, status.st_mtime_ns, status.st_size) for name, status in states)))
+    return _read_preset_folder_cached(
+        folder, tuple(sorted((name, status.st_mtime_ns, status.st_size) for name, status in states))
+    )
 
 
 @lru_cache(maxsize=100)
-def _read_folder_cached(folder: Path, states: tuple[tuple[str, int, int], ...]) -> Mapping[str, Preset]:
+def _read_preset_folder_cached(folder: Path, states: tuple[tuple[str, int, int], ...]) -> Mapping[str, Preset]:
     """Return the presets in a folder by name. ``states`` has the name, mtime and size of each file to detect changes."""
     presets: dict[str, Preset] = {}
     for path, *state in ((folder / name, *state) for name, *state in states):
@@ -205,7 +207,7 @@ def _read_preset_file(path: Path, mtime_ns: int, size: int) -> Mapping[str, Pres
         raise UserError(f"{path}: a file with presets: has no other keys, so {others} is wrong")
     if not isinstance(family, dict) or not all(isinstance(settings or {}, dict) for settings in family.values()):
         raise UserError(f"{path}: presets: is a YAML mapping of names to settings")
-    wrong = [name for name in family if not is_name(name)]
+    wrong = [name for name in family if not is_valid_name(name)]
     if wrong:
         what = f"a text of at most {MAX_NAME_BYTES} bytes, without slashes or a leading dot"
         raise UserError(f"{path}: {wrong[0]!r} is not the name of a preset: {what}")

@@ -15,8 +15,8 @@ from pydantic import BaseModel, ValidationError
 
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.presets.parts import Registry, find_default_part, find_registry, find_settings_class
-from vse.pipeline.presets.preset_files import NOT_INHERITED, parse_yaml, preset_layers, read_yaml
-from vse.pipeline.presets.preset_files import known_presets as known_presets
+from vse.pipeline.presets.preset_files import NOT_INHERITED_KEYS, parse_yaml, read_preset_layers, read_yaml
+from vse.pipeline.presets.preset_files import list_preset_names as list_preset_names
 from vse.pipeline.presets.schema import (
     ENSEMBLE_KEYS,
     ComposedName,
@@ -31,12 +31,12 @@ from vse.pipeline.presets.schema import (
 _Schema = TypeVar("_Schema", bound=Settings)
 # Settings that refer to a cache or run of certain features. An experiment with one of these cannot use other features.
 _KEYS_BINDING_FEATURES = ("ensemble_of", "backbone", "start_from", "truth_feature")
-_NOT_SETTINGS = ("name", "extractor", "ensemble_of")  # keys of presets that --set does not change
+_UNCHANGEABLE_KEYS = ("name", "extractor", "ensemble_of")  # keys of presets that --set does not change
 
 
-def load_dataset(name: str) -> DatasetConfig:
+def load_dataset_preset(name: str) -> DatasetConfig:
     """Load the preset of the data set ``name``. Raises UserError if the preset is unknown or not valid."""
-    return validate_settings(DatasetConfig, "data set", name, read_preset("datasets", name))
+    return validate_settings(DatasetConfig, "data set", name, read_preset_settings("datasets", name))
 
 
 def load_experiment_outline(name: str, dataset: str | None = None, overrides: Sequence[str] = ()) -> ExperimentOutline:
@@ -48,14 +48,14 @@ def load_experiment_outline(name: str, dataset: str | None = None, overrides: Se
     outline = validate_settings(
         ExperimentOutline, "experiment", name, read_experiment_settings(name, dataset, overrides, ExperimentOutline)
     )
-    known = known_presets("experiments")
+    known = list_preset_names("experiments")
     for member in outline.ensemble_of:
         if not is_experiment(member):
             raise UserError(f"experiment {name!r}: ensemble_of: unknown experiment {member!r}{did_you_mean(member, known)}")
-        if "ensemble_of" in read_preset("experiments", member):
+        if "ensemble_of" in read_preset_settings("experiments", member):
             raise UserError(f"experiment {name!r}: ensemble_of: {member!r} is an ensemble itself; name its members instead")
     for key, base in (("start_from", outline.start_from), ("backbone", outline.backbone)):
-        if base in known and "ensemble_of" in read_preset("experiments", str(base)):
+        if base in known and "ensemble_of" in read_preset_settings("experiments", str(base)):
             raise UserError(f"experiment {name!r}: {key}: {base!r} is an ensemble, which has no weights")
     return outline
 
@@ -65,10 +65,10 @@ def load_ladder(name: str) -> LadderConfig:
 
     Raises UserError if the ladder is unknown or not valid, or has an unknown experiment.
     """
-    ladder = validate_settings(LadderConfig, "ladder", name, read_preset("ladders", name))
+    ladder = validate_settings(LadderConfig, "ladder", name, read_preset_settings("ladders", name))
     for experiment in ladder.experiments:
-        if experiment not in known_presets("experiments"):
-            hint = did_you_mean(experiment, known_presets("experiments"))
+        if experiment not in list_preset_names("experiments"):
+            hint = did_you_mean(experiment, list_preset_names("experiments"))
             raise UserError(f"ladder {name!r}: unknown experiment {experiment!r}{hint}")
     return ladder
 
@@ -76,19 +76,19 @@ def load_ladder(name: str) -> LadderConfig:
 def is_experiment(name: str) -> bool:
     """Return whether ``name`` is the name of an experiment: a preset, or a composed name such as ``vsepp+tfidf+effnet``."""
     composed = parse_composed_name(name)
-    if composed is None or composed.experiment not in known_presets("experiments"):
-        return composed is None and name in known_presets("experiments")
+    if composed is None or composed.experiment not in list_preset_names("experiments"):
+        return composed is None and name in list_preset_names("experiments")
     if composed.ladder is None:
         return True
-    return composed.ladder in known_presets("ladders") and composed.experiment in load_ladder(composed.ladder).experiments
+    return composed.ladder in list_preset_names("ladders") and composed.experiment in load_ladder(composed.ladder).experiments
 
 
-def load_workflow(overrides: Mapping[str, Any]) -> WorkflowConfig:
+def load_workflow_settings(overrides: Mapping[str, Any]) -> WorkflowConfig:
     """Load the settings of the workflow; ``overrides`` are the values of ``snakemake --config``.
 
     The value ``<dataset>_dir`` is the folder of a data set's published files.
     """
-    datasets = known_presets("datasets")
+    datasets = list_preset_names("datasets")
     sources = {
         key.removesuffix("_dir"): str(value) for key, value in overrides.items() if key.removesuffix("_dir") in datasets
     }
@@ -98,13 +98,13 @@ def load_workflow(overrides: Mapping[str, Any]) -> WorkflowConfig:
     return validate_settings(WorkflowConfig, "workflow", "--config", content)
 
 
-def read_preset(kind: str, name: str, schema: type[BaseModel] | None = None) -> dict[str, Any]:
+def read_preset_settings(kind: str, name: str, schema: type[BaseModel] | None = None) -> dict[str, Any]:
     """Return the settings of a preset, given by name or path, merged with the presets that the preset ``extends``."""
     composed = parse_composed_name(name) if kind == "experiments" else None
     content: dict[str, Any] = {}
-    for layer in preset_layers(kind, name if composed is None else composed.experiment):
+    for layer in read_preset_layers(kind, name if composed is None else composed.experiment):
         content = merge_settings(content, layer, schema)
-    return content if composed is None else _compose(composed, content, schema)
+    return content if composed is None else _compose_settings(composed, content, schema)
 
 
 def read_experiment_settings(
@@ -116,9 +116,9 @@ def read_experiment_settings(
     experiment, and ``overrides`` (``key=value``). A change to all experiments is ignored if a part, such as a loss, lacks the
     changed setting. An ensemble takes only changes of the settings in :data:`ENSEMBLE_KEYS`.
     """
-    content = read_preset("experiments", name, schema)
-    if dataset in known_presets("datasets"):
-        changes = load_dataset(dataset)
+    content = read_preset_settings("experiments", name, schema)
+    if dataset in list_preset_names("datasets"):
+        changes = load_dataset_preset(dataset)
         general = changes.experiment
         if "ensemble_of" in content:
             general = {key: value for key, value in general.items() if key in ENSEMBLE_KEYS}
@@ -126,12 +126,12 @@ def read_experiment_settings(
         composed = parse_composed_name(name)
         if composed is not None:
             content = merge_settings(content, changes.experiments.get(composed.experiment, {}), schema)
-            content = _compose(composed, content, schema)
+            content = _compose_settings(composed, content, schema)
         content = merge_settings(content, changes.experiments.get(content["name"], {}), schema)
     return apply_overrides(schema, content, overrides)
 
 
-def _compose(composed: ComposedName, base: Mapping[str, Any], schema: type[BaseModel] | None) -> dict[str, Any]:
+def _compose_settings(composed: ComposedName, base: Mapping[str, Any], schema: type[BaseModel] | None) -> dict[str, Any]:
     """Return the settings ``base`` of an experiment, changed to use the features in a composed name.
 
     If the name contains a ladder, the changes of this ladder are applied. Raises UserError if the experiment cannot read other
@@ -140,7 +140,7 @@ def _compose(composed: ComposedName, base: Mapping[str, Any], schema: type[BaseM
     for key in _KEYS_BINDING_FEATURES:
         if base.get(key):
             raise UserError(f"experiment {composed.name!r}: {composed.experiment} has {key}, so it takes no other features")
-    content = {key: value for key, value in base.items() if key not in NOT_INHERITED}
+    content = {key: value for key, value in base.items() if key not in NOT_INHERITED_KEYS}
     if composed.ladder is not None:
         ladder = load_ladder(composed.ladder)
         if composed.experiment not in ladder.experiments:
@@ -207,14 +207,14 @@ def apply_overrides(schema: type[Settings], content: Mapping[str, Any], override
     for key in keys:
         if key in schema.renamed_keys:
             raise UserError(f"{key} is now {schema.renamed_keys[key]}")
-        if key in _NOT_SETTINGS or not _is_known(schema, result, key.split(".")):
-            raise UserError(f"unknown setting {key!r}{did_you_mean(key, _known_keys(schema, result))}")
+        if key in _UNCHANGEABLE_KEYS or not _is_known_key(schema, result, key.split(".")):
+            raise UserError(f"unknown setting {key!r}{did_you_mean(key, _list_known_keys(schema, result))}")
     return result
 
 
 def validate_settings(schema: type[_Schema], kind: str, name: str, content: Mapping[str, Any]) -> _Schema:
     """Return ``content`` as an object of ``schema``. Raises UserError, which names the preset, if a setting is not valid."""
-    for key in _all_keys(content):
+    for key in _list_nested_keys(content):
         if key in schema.renamed_keys:
             raise UserError(f"{kind} {name!r}: {key} is now {schema.renamed_keys[key]}")
     try:
@@ -223,19 +223,19 @@ def validate_settings(schema: type[_Schema], kind: str, name: str, content: Mapp
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
-            known = did_you_mean(key, _known_keys(schema, content))
+            known = did_you_mean(key, _list_known_keys(schema, content))
             raise UserError(f"{kind} {name!r}: unknown setting {key!r}{known}") from None
         where = f"{kind} {name!r}: {key}" if key else f"{kind} {name!r}"
         raise UserError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
-def list_changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+def list_setting_changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Return a line such as ``loss.margin: 0.2 -> 0.1`` for every setting that differs between ``old`` and ``new``."""
     changes = []
     for key in sorted(old.keys() | new.keys()):
         a, b = old.get(key), new.get(key)
         if isinstance(a, Mapping) and isinstance(b, Mapping):
-            changes += list_changes(a, b, f"{prefix}{key}.")
+            changes += list_setting_changes(a, b, f"{prefix}{key}.")
         elif a != b:
             changes.append(f"{prefix}{key}: {a} -> {b}")
     return changes
@@ -262,7 +262,7 @@ def _mapping_or_empty(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _is_known(schema: type[BaseModel], content: Mapping[str, Any], path: Sequence[str]) -> bool:
+def _is_known_key(schema: type[BaseModel], content: Mapping[str, Any], path: Sequence[str]) -> bool:
     """Return whether the keys ``path`` lead to a setting of ``schema`` with the parts in ``content``.
 
     Paths in unknown parts are accepted.
@@ -275,24 +275,24 @@ def _is_known(schema: type[BaseModel], content: Mapping[str, Any], path: Sequenc
     value = content.get(name)
     if registry := find_registry(schema, name):
         part = registry.find_class(value)
-        return part is None or _is_known(part, _mapping_or_empty(value), rest)
+        return part is None or _is_known_key(part, _mapping_or_empty(value), rest)
     group = find_settings_class(schema, name)
-    return group is not None and _is_known(group, _mapping_or_empty(value), rest)
+    return group is not None and _is_known_key(group, _mapping_or_empty(value), rest)
 
 
-def _known_keys(schema: type[BaseModel], content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _list_known_keys(schema: type[BaseModel], content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for name in schema.model_fields:
         value = content.get(name)
         group = find_settings_class(schema, name)
         if registry := find_registry(schema, name):
             group = registry.find_class(value if name in content else find_default_part(schema, name))
         if group:
-            yield from _known_keys(group, _mapping_or_empty(value), f"{prefix}{name}.")
-        elif prefix or name not in _NOT_SETTINGS:
+            yield from _list_known_keys(group, _mapping_or_empty(value), f"{prefix}{name}.")
+        elif prefix or name not in _UNCHANGEABLE_KEYS:
             yield prefix + name
 
 
-def _all_keys(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _list_nested_keys(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for key, value in content.items():
         yield f"{prefix}{key}"
-        yield from _all_keys(_mapping_or_empty(value), f"{prefix}{key}.")
+        yield from _list_nested_keys(_mapping_or_empty(value), f"{prefix}{key}.")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
-from vse.pipeline.files.inputs import is_name
+from vse.pipeline.files.inputs import is_valid_name
 from vse.pipeline.option_types import Device, SkipBad, WeightsDir, WordVectorsFile
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -27,7 +27,7 @@ class Settings(BaseModel):
 
 
 # Keys of settings that do not change the trained weights, such as the path of a file whose SHA-256 is known.
-_NOT_AFFECTING_WEIGHTS = (
+_KEYS_NOT_AFFECTING_WEIGHTS = (
     ("images", "workers"),
     ("train", "features_in_memory"),
     ("train", "memory_gb"),
@@ -94,7 +94,7 @@ class ExperimentOutline(Settings):
     def weight_settings(self) -> dict[str, Any]:
         """Return the settings that determine the trained weights."""
         content = self.model_dump(mode="json", exclude={"about", "title", "label", "rows", "seeds", "protocols"})
-        for *groups, name in _NOT_AFFECTING_WEIGHTS:
+        for *groups, name in _KEYS_NOT_AFFECTING_WEIGHTS:
             holder: Any = content
             for group in groups:
                 holder = holder.get(group) if isinstance(holder, dict) else None
@@ -169,7 +169,7 @@ class WorkflowConfig(Settings):
     )
     gpu_models: dict[GpuRule, str] = Field(default_factory=dict, description="rule -> type of GPU, as SLURM names it")
     seeds: list[Seed] | None = Field(None, min_length=1, description="seeds that replace the experiments' seeds")
-    experiments: list[str] = Field(default=["vse0", "vsepp"], min_length=1)
+    experiments: list[str] = Field(default=["vse0", "vsepp"], min_length=1, description="experiments of the summary tables")
     ladder: str | None = Field(
         None, description="ladder of results/tables/ladder_<dataset>; default: the ladder with the data set's name"
     )
@@ -179,7 +179,7 @@ class WorkflowConfig(Settings):
     sources: dict[str, str] = Field(default_factory=dict, description="data set -> folder of the published files")
 
 
-WORDS = "words"
+WORDS_NAME = "words"
 
 
 class ComposedName(NamedTuple):
@@ -196,7 +196,7 @@ class ComposedName(NamedTuple):
     @property
     def name(self) -> str:
         ladder = "" if self.ladder is None else f"@{self.ladder}"
-        return f"{self.experiment}{ladder}+{self.caption_feature or WORDS}+{self.feature}"
+        return f"{self.experiment}{ladder}+{self.caption_feature or WORDS_NAME}+{self.feature}"
 
     def feature_settings(self) -> dict[str, str | None]:
         return {"feature": self.feature, "eval_feature": None, "caption_feature": self.caption_feature}
@@ -209,9 +209,9 @@ def parse_composed_name(name: str) -> ComposedName | None:
         return None
     base, captions, feature = parts
     experiment, at, ladder = base.partition("@")
-    if not all(map(is_name, (experiment, captions, feature, ladder or "none"))) or (at and not ladder):
+    if not all(map(is_valid_name, (experiment, captions, feature, ladder or "none"))) or (at and not ladder):
         return None
-    return ComposedName(experiment, None if captions == WORDS else captions, feature, ladder if at else None)
+    return ComposedName(experiment, None if captions == WORDS_NAME else captions, feature, ladder if at else None)
 
 
 _Names = Annotated[list[str], Field(min_length=1)]
@@ -237,7 +237,7 @@ class LadderConfig(Settings):
     name: str
     about: str = Field("", description="a sentence about the comparison")
     features: _Names = Field(description="image features")
-    caption_features: _Names = Field(default=[WORDS], description="caption features, or words")
+    caption_features: _Names = Field(default=[WORDS_NAME], description="caption features, or words")
     experiments: dict[str, LadderExperiment | None] = Field(min_length=1, description="experiments by name")
     seeds: list[Seed] = Field(default=[0], min_length=1, description="seeds to train and average over")
 
@@ -260,20 +260,20 @@ class LadderConfig(Settings):
                     raise ValueError(f"{name}.{key}: {other!r} is not one of the ladder's {key}")
         return experiments
 
-    def entry(self, experiment: str) -> LadderExperiment:
+    def experiment_entry(self, experiment: str) -> LadderExperiment:
         """Return the entry of an experiment; an empty entry if the ladder gives no settings."""
         return self.experiments[experiment] or LadderExperiment()
 
     def changed_settings(self, experiment: str) -> dict[str, Any]:
         """Return the settings that this ladder changes in an experiment, including the title and the seeds."""
-        entry = self.entry(experiment)
+        entry = self.experiment_entry(experiment)
         return {**entry.settings, "title": entry.title, "seeds": entry.seeds or self.seeds}
 
     def combinations(self) -> list[ComposedName]:
         """Return all combinations of an experiment and features, including features that the experiment cannot read."""
         return [
-            ComposedName(name, None if captions == WORDS else captions, feature, self.name)
+            ComposedName(name, None if captions == WORDS_NAME else captions, feature, self.name)
             for name in self.experiments
-            for feature in self.entry(name).features or self.features
-            for captions in self.entry(name).caption_features or self.caption_features
+            for feature in self.experiment_entry(name).features or self.features
+            for captions in self.experiment_entry(name).caption_features or self.caption_features
         ]

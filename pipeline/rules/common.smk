@@ -16,14 +16,14 @@ from vse.pipeline.presets.own_code import hash_code_files
 from vse.pipeline.workflow import PLANNING_VARIABLE, check_targets, dataset_pattern
 
 try:
-    SETTINGS = presets.load_workflow(config)
+    SETTINGS = presets.load_workflow_settings(config)
     check_targets(sys.argv)
 except UserError as error:  # print one line; Snakemake prints a WorkflowError with a traceback
     print(f"snakemake: error: {error}", file=sys.stderr)
     sys.exit(1)
 
 
-def gpus(rule):
+def gpu_resources(rule):
     """Return the GPU resources of the jobs of a rule: one GPU unless the settings differ, none on the device cpu."""
     count = SETTINGS.gpus.get(rule, 1) if SETTINGS.device != "cpu" else 0
     model = SETTINGS.gpu_models.get(rule)
@@ -43,7 +43,7 @@ wildcard_constraints:
 # rules, a changed value would run the jobs again.
 os.environ["VSE_DEVICE"] = SETTINGS.device
 os.environ["VSE_SKIP_BAD"] = str(int(SETTINGS.skip_bad))
-os.environ.update({preparation.folder_variable(name): folder for name, folder in SETTINGS.sources.items()})
+os.environ.update({preparation.source_folder_variable(name): folder for name, folder in SETTINGS.sources.items()})
 os.environ["VSE_WEIGHTS_DIR"] = str(SETTINGS.weights_dir or "") or os.environ.get("VSE_WEIGHTS_DIR", "")
 os.environ["VSE_WORDS"] = str(SETTINGS.words or "") or os.environ.get("VSE_WORDS", "")
 
@@ -55,7 +55,7 @@ envvars:
     "VSE_WORDS",
 
 
-def resolved(load, *names):
+def load_or_stop(load, *names):
     """Return ``load(*names)``. A wrong name ends the workflow with a message that suggests the nearest valid name."""
     try:
         return load(*names)
@@ -64,14 +64,14 @@ def resolved(load, *names):
 
 
 @functools.cache  # of a large workflow, each preset is asked for hundreds of times
-def preset(load, *names):
-    """Return the preset ``load(*names)`` as ``resolved`` does."""
-    return resolved(load, *names)
+def load_cached_preset(load, *names):
+    """Return the preset ``load(*names)`` as ``load_or_stop`` does."""
+    return load_or_stop(load, *names)
 
 
 def feature_preset(wildcards):
     """Return the preset of a feature."""
-    return preset(load_feature, wildcards.feature, wildcards.dataset)
+    return load_cached_preset(load_feature, wildcards.feature, wildcards.dataset)
 
 
 def feature_settings(wildcards):
@@ -79,13 +79,13 @@ def feature_settings(wildcards):
     return json.dumps(feature_preset(wildcards).triggers())
 
 
-def image_state(wildcards):
+def image_checksum(wildcards):
     """Return the checksum of the images of a shard, so that a replaced image runs the job again; empty for captions."""
     if feature_preset(wildcards).kind != "image":
         return ""
     cache = Path("features", f"{wildcards.dataset}_{wildcards.feature}.h5")
     dataset = Path("data", wildcards.dataset, "dataset.json")
-    return resolved(hash_shard_images, dataset, cache, int(wildcards.shard), int(wildcards.shards))
+    return load_or_stop(hash_shard_images, dataset, cache, int(wildcards.shard), int(wildcards.shards))
 
 
 def word_file(wildcards):
@@ -94,7 +94,7 @@ def word_file(wildcards):
     return [str(file)] if file else []
 
 
-def feature_encoder(wildcards):
+def encoder_file(wildcards):
     """Return the fitted encoder that a feature needs, if any."""
     fits = feature_preset(wildcards).fits_encoder
     return [f"features/{wildcards.dataset}_{wildcards.feature}.encoder.safetensors"] if fits else []
@@ -102,7 +102,7 @@ def feature_encoder(wildcards):
 
 def experiment_preset(wildcards):
     """Return the preset of an experiment."""
-    return preset(presets.load_experiment_outline, wildcards.experiment, wildcards.dataset)
+    return load_cached_preset(presets.load_experiment_outline, wildcards.experiment, wildcards.dataset)
 
 
 def experiment_settings(wildcards):
@@ -115,22 +115,22 @@ def experiment_settings(wildcards):
     return json.dumps({**content, "code": checksums} if checksums else content)
 
 
-def published_files(wildcards):
+def require_published_files(wildcards):
     """Return no inputs. End the workflow with instructions if the published files of a data set are missing."""
-    config = preset(presets.load_dataset, wildcards.dataset)
+    config = load_cached_preset(presets.load_dataset_preset, wildcards.dataset)
     if os.environ.get(PLANNING_VARIABLE) != "1" and not Path("data", wildcards.dataset, "dataset.json").exists():
-        resolved(preparation.find_source_files, config, preparation.source_folder(wildcards.dataset))
+        load_or_stop(preparation.find_source_files, config, preparation.source_folder(wildcards.dataset))
     return []
 
 
 def feature_shards(wildcards):
     """Return all shards of a feature. The preset of the data set has their number."""
-    n = preset(presets.load_dataset, wildcards.dataset).shards
+    n = load_cached_preset(presets.load_dataset_preset, wildcards.dataset).shards
     stem = f"features/{wildcards.dataset}_{wildcards.feature}.shards/shard"
     return [f"{stem}-{k:05d}-of-{n:05d}.{suffix}" for k in range(n) for suffix in ("h5", "json")]
 
 
-def training_features(wildcards):
+def training_caches(wildcards):
     """Return the image caches for the training and the validation of an experiment, which are often the same."""
     config = experiment_preset(wildcards)
     if config.backbone:
@@ -139,18 +139,18 @@ def training_features(wildcards):
     return [f"features/{wildcards.dataset}_{name}.h5" for name in names]
 
 
-def evaluation_features(wildcards):
+def evaluation_cache(wildcards):
     """Return the image cache for the validation and the test of an experiment."""
-    return training_features(wildcards)[-1]
+    return training_caches(wildcards)[-1]
 
 
-def truth_features(wildcards):
+def truth_cache(wildcards):
     """Return the cache of regions at ground-truth boxes that a training on phrases needs, if any."""
     name = experiment_preset(wildcards).truth_feature
     return [f"features/{wildcards.dataset}_{name}.h5"] if name else []
 
 
-def caption_features(wildcards):
+def caption_cache(wildcards):
     """Return the caption cache of an experiment; none if it reads words."""
     config = experiment_preset(wildcards)
     if config.backbone:
@@ -172,17 +172,17 @@ def base_run(wildcards):
     return [f"runs/{wildcards.dataset}_{base}/seed-{wildcards.seed}/run.json"] if base else []
 
 
-def embeddings_of_seeds(wildcards):
+def test_embeddings(wildcards):
     """Return the embeddings of all seeds of an experiment; for an ensemble, those of its members."""
-    return _files_of_split(wildcards, "test")
+    return _list_split_embeddings(wildcards, "test")
 
 
-def validation_of_seeds(wildcards):
+def validation_embeddings(wildcards):
     """Return the validation embeddings that choose the weight of a phrase model in an ensemble; none without such a model."""
-    return _files_of_split(wildcards, "val") if _phrase_models(wildcards) else []
+    return _list_split_embeddings(wildcards, "val") if _phrase_models(wildcards) else []
 
 
-def _files_of_split(wildcards, split):
+def _list_split_embeddings(wildcards, split):
     config = experiment_preset(wildcards)
     by_phrases = _phrase_models(wildcards)
     # In an ensemble of one experiment, the seeds are the members.
@@ -196,7 +196,9 @@ def _files_of_split(wildcards, split):
 def _phrase_models(wildcards):
     """Return the members of an ensemble that localise phrases. Only these read ground-truth regions."""
     members = experiment_preset(wildcards).ensemble_of
-    return [name for name in members if preset(presets.load_experiment_outline, name, wildcards.dataset).truth_feature]
+    return [
+        name for name in members if load_cached_preset(presets.load_experiment_outline, name, wildcards.dataset).truth_feature
+    ]
 
 
 @functools.cache
@@ -204,7 +206,7 @@ def ladder_experiments(dataset):
     """Return the experiments of a ladder whose parts fit together; print once why the others do not."""
     from vse.training.ladders import trainable_combinations  # lazy: imports torch
 
-    fits, misfits = resolved(trainable_combinations, SETTINGS.ladder or dataset, dataset)
+    fits, misfits = load_or_stop(trainable_combinations, SETTINGS.ladder or dataset, dataset)
     for name, why in misfits.items():
         print(f"{name} is left out: {why}", file=sys.stderr)
     return fits
@@ -215,7 +217,7 @@ def ladder_results(wildcards):
     return [f"results/{wildcards.dataset}_{name}.json" for name in ladder_experiments(wildcards.dataset)]
 
 
-def results_of_table(wildcards):
-    """The results of all experiments that are rows of a published table, on the data sets of the rows or on the one asked."""
-    pairs = resolved(published_rows.table_experiments, wildcards.table, SETTINGS.dataset)
+def published_table_results(wildcards):
+    """Return the results of a published table's experiments, on the data sets of the rows or on the requested one."""
+    pairs = load_or_stop(published_rows.table_experiments, wildcards.table, SETTINGS.dataset)
     return [f"results/{dataset}_{experiment}.json" for dataset, experiment in pairs]

@@ -7,15 +7,15 @@ rule demo:
     log:
         "logs/data_demo.log",
     params:
-        images=resolved(presets.load_dataset, "demo").n_images,
-        seed=resolved(presets.load_dataset, "demo").seed,
+        images=load_or_stop(presets.load_dataset_preset, "demo").n_images,
+        seed=load_or_stop(presets.load_dataset_preset, "demo").seed,
     shell:
         "vse-data demo --out data/demo --images {params.images} --seed {params.seed} 2>&1 | tee {log}"
 
 
 rule prepare:
     input:
-        published_files,
+        require_published_files,
     output:
         "data/{dataset}/dataset.json",
     log:

@@ -8,8 +8,8 @@ localrules:
 
 rule evaluate:
     input:
-        embeddings=embeddings_of_seeds,
-        validation=validation_of_seeds,
+        embeddings=test_embeddings,
+        validation=validation_embeddings,
     output:
         report(
             "results/{dataset}_{experiment}.json",
@@ -30,7 +30,7 @@ rule evaluate:
 rule report:
     input:
         result="results/{dataset}_{experiment}.json",
-        embeddings=embeddings_of_seeds,
+        embeddings=test_embeddings,
     output:
         report(
             "results/{dataset}_{experiment}.html",
@@ -87,7 +87,7 @@ rule ladder:
 # A published table with our metrics next to the printed ones, e.g. results/tables/vsepp_4.csv.
 rule published_table:
     input:
-        results_of_table,
+        published_table_results,
     output:
         report(
             "results/tables/{table}.{suffix}",

@@ -12,7 +12,7 @@ rule fit:
         "logs/fit_{dataset}_{feature}.log",
     threads: SETTINGS.threads
     resources:
-        **gpus("fit"),
+        **gpu_resources("fit"),
         mem_mb=8000,
     params:
         settings=feature_settings,
@@ -24,7 +24,7 @@ rule fit:
 rule extract:
     input:
         dataset="data/{dataset}/dataset.json",
-        encoder=feature_encoder,
+        encoder=encoder_file,
         files=lambda wildcards: feature_preset(wildcards).files(),
     output:
         shard="features/{dataset}_{feature}.shards/shard-{shard}-of-{shards}.h5",
@@ -33,12 +33,12 @@ rule extract:
         "logs/extract_{dataset}_{feature}_{shard}-of-{shards}.log",
     threads: SETTINGS.threads
     resources:
-        **gpus("extract"),
+        **gpu_resources("extract"),
         mem_mb=lambda wildcards: feature_preset(wildcards).memory_mb,
     params:
         extractor=lambda wildcards: feature_preset(wildcards).extractor_name(),
         settings=feature_settings,
-        images=image_state,
+        images=image_checksum,
         shard=lambda wildcards: int(wildcards.shard),
         shards=lambda wildcards: int(wildcards.shards),
     shell:
@@ -57,6 +57,6 @@ rule merge:
     log:
         "logs/merge_{dataset}_{feature}.log",
     params:
-        shards=lambda wildcards: resolved(presets.load_dataset, wildcards.dataset).shards,
+        shards=lambda wildcards: load_or_stop(presets.load_dataset_preset, wildcards.dataset).shards,
     shell:
         "vse-extract merge --dataset {input.dataset} --out {output.cache} --shards {params.shards} 2>&1 | tee {log}"

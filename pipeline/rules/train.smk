@@ -3,9 +3,9 @@
 
 rule train:
     input:
-        features=training_features,
-        caption_features=caption_features,
-        truth_features=truth_features,
+        features=training_caches,
+        caption_features=caption_cache,
+        truth_features=truth_cache,
         dataset="data/{dataset}/dataset.json",
         base=base_run,
     # Only the record is declared as an output. Snakemake deletes the outputs of a job before it starts and when it fails, but
@@ -16,7 +16,7 @@ rule train:
         "logs/train_{dataset}_{experiment}_seed-{seed}.log",
     threads: SETTINGS.threads
     resources:
-        **gpus("train"),
+        **gpu_resources("train"),
         mem_mb=4000,
     params:
         settings=experiment_settings,
@@ -28,8 +28,8 @@ rule train:
 
 rule embed:
     input:
-        features=evaluation_features,
-        caption_features=caption_features,
+        features=evaluation_cache,
+        caption_features=caption_cache,
         dataset="data/{dataset}/dataset.json",
         record=rules.train.output,
     output:
@@ -40,7 +40,7 @@ rule embed:
         split="train|val|test|restval",
     threads: SETTINGS.threads
     resources:
-        **gpus("embed"),
+        **gpu_resources("embed"),
         mem_mb=4000,
     shell:
         "vse-embed runs/{wildcards.dataset}_{wildcards.experiment}/seed-{wildcards.seed} --split {wildcards.split} "
@@ -52,8 +52,8 @@ rule embed:
 # image-sentence model.
 rule embed_sentences:
     input:
-        features=evaluation_features,
-        caption_features=caption_features,
+        features=evaluation_cache,
+        caption_features=caption_cache,
         dataset="data/{dataset}/dataset.json",
         record=rules.train.output,
     output:
@@ -64,7 +64,7 @@ rule embed_sentences:
         split="train|val|test|restval",
     threads: SETTINGS.threads
     resources:
-        **gpus("embed_sentences"),
+        **gpu_resources("embed_sentences"),
         mem_mb=8000,
     shell:
         "vse-embed runs/{wildcards.dataset}_{wildcards.experiment}/seed-{wildcards.seed} --sentences "
@@ -75,8 +75,8 @@ rule embed_sentences:
 # The embeddings of a run as features. An experiment trains on them if its preset has the run's experiment as its backbone.
 rule embed_as_features:
     input:
-        features=evaluation_features,
-        caption_features=caption_features,
+        features=evaluation_cache,
+        caption_features=caption_cache,
         dataset="data/{dataset}/dataset.json",
         record=rules.train.output,
     output:
@@ -86,7 +86,7 @@ rule embed_as_features:
         "logs/embed_{dataset}_{experiment}_seed-{seed}_as_features.log",
     threads: SETTINGS.threads
     resources:
-        **gpus("embed_as_features"),
+        **gpu_resources("embed_as_features"),
         mem_mb=8000,
     shell:
         "vse-embed runs/{wildcards.dataset}_{wildcards.experiment}/seed-{wildcards.seed} "

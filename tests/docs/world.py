@@ -46,7 +46,7 @@ experiments:
   bert_minilm_effnet: { feature: fc7, model: { caption_encoder: { model: tiny, frozen_layers: 0 } } }
 """
 SMALLER = [
-    ("pipeline/demo.py", "DEFAULT_IMAGES = 5500", "DEFAULT_IMAGES = 22"),
+    ("pipeline/demo.py", "DEFAULT_N_IMAGES = 5500", "DEFAULT_N_IMAGES = 22"),
     ("eval/defaults.py", "FOLD_IMAGES = 1000", "FOLD_IMAGES = 4"),
 ]
 # Places that the documentation leaves open: a folder with all that is published of three data sets, weights, word vectors.

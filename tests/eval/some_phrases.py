@@ -9,7 +9,7 @@ import numpy as np
 
 from vse.eval.files.phrase_scores import PhraseScores
 from vse.eval.ranking.localisation import rowwise_iou
-from vse.pipeline.dataset.dataset import load_dataset_file, mentions
+from vse.pipeline.dataset.dataset import list_mentions, load_dataset_file
 
 TYPES = ["people", "clothing", "people/other", "scene"]
 NAMED = {"dataset": "toy", "split": "test", "experiment": "phrases"}
@@ -41,17 +41,17 @@ def some_phrases(
 def phrases_of(dataset: Path, skill: float = 2.0, seed: int = 0, n_candidates: int = 20, **changes: Any) -> PhraseScores:
     """Scores of the test phrases of a data set on disk: each image has its truths and random boxes for candidates."""
     whole = load_dataset_file(dataset)
-    shown = [mention for mention in mentions(whole) if mention.image.split == "test"]
+    shown = [mention for mention in list_mentions(whole) if mention.image.split == "test"]
     noise = np.random.default_rng(seed)
     of_image: dict[int, np.ndarray] = {}
     for mention in shown:
         if mention.image.imgid not in of_image:
             rng = np.random.default_rng(mention.image.imgid)
-            truths = {m.phrase.truth for m in shown if m.image is mention.image and m.phrase.truth}
+            truths = {m.phrase.truth_box for m in shown if m.image is mention.image and m.phrase.truth_box}
             corners = rng.uniform(0, 120, (n_candidates, 2))
             random = np.concatenate([corners, corners + rng.uniform(20, 90, corners.shape)], 1)
             of_image[mention.image.imgid] = np.array([*sorted(truths), *random], np.float32)[:n_candidates]
-    truth = np.array([m.phrase.truth or [np.nan] * 4 for m in shown], np.float32)
+    truth = np.array([m.phrase.truth_box or [np.nan] * 4 for m in shown], np.float32)
     boxes = [of_image[m.image.imgid] for m in shown]
     scores = [
         noise.normal(size=len(own)) + skill * np.nan_to_num(rowwise_iou(own, np.tile(at, (len(own), 1))))

@@ -13,7 +13,7 @@ import torch
 
 import vse
 from tests.faults.suite import StartSuite
-from vse.arguments import allowed_arguments
+from vse.arguments import find_allowed_values
 from vse.pipeline.options import Options
 
 # Wrong calls, each behind the argument that its error must name. ``data``, ``cache`` and ``run`` are paths, ``trained()`` is
@@ -165,11 +165,11 @@ def test_every_argument_has_allowed_values(name: str) -> None:
     functions = [part]
     if inspect.isclass(part):
         if issubclass(part, Options):
-            assert {*allowed_arguments(part)} == {*part.model_fields}
+            assert {*find_allowed_values(part)} == {*part.model_fields}
         methods = {key: code for key, code in inspect.getmembers(part, inspect.isfunction) if not key.startswith("_")}
         functions = [code for code in methods.values() if code.__module__.startswith("vse.") and not issubclass(part, Options)]
     for function in functions:
-        assert {"self", *allowed_arguments(function)} == {"self", *inspect.signature(function).parameters}
+        assert {"self", *find_allowed_values(function)} == {"self", *inspect.signature(function).parameters}
 
 
 def test_numbers_and_flags_of_numpy_are_taken(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from vse.features.data_cli import main
 from vse.features.extractors.words import read_word_vectors
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import open_hdf5, require_hdf5_dataset
-from vse.pipeline.files.inputs import check_zip, open_decoded
+from vse.pipeline.files.inputs import check_zip, open_decoded_stream
 
 SMALL = "0.01"  # GB
 N_BYTES = 15_000_000
@@ -91,13 +91,13 @@ def test_texts_in_each_encoding_are_read(tmp_path: Path, encoding: str) -> None:
 def test_the_limit_is_raised_by_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "words.txt.gz"
     path.write_bytes(gzip.compress(b"a 1 2\n" + bytes(N_BYTES)))
-    with pytest.raises(UserError, match="VSE_MAX_DECODED_GB"), open_decoded(path) as stream:
+    with pytest.raises(UserError, match="VSE_MAX_DECODED_GB"), open_decoded_stream(path) as stream:
         stream.read()
     monkeypatch.setenv("VSE_MAX_DECODED_GB", "1")
-    with open_decoded(path) as stream:
+    with open_decoded_stream(path) as stream:
         assert len(stream.read()) == N_BYTES + 6
     monkeypatch.setenv("VSE_MAX_DECODED_GB", "much")
-    with pytest.raises(UserError, match="not a positive number"), open_decoded(path) as stream:
+    with pytest.raises(UserError, match="not a positive number"), open_decoded_stream(path) as stream:
         stream.read()
 
 

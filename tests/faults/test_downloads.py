@@ -127,8 +127,8 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Server]:
     pack([cache], tmp_path / "bundle.tar")
     files = {f"bundle/{path}": content for path, content in files_in(tmp_path / "bundle").items()}
     files |= {"bundle.tar": (tmp_path / "bundle.tar").read_bytes(), "file": CONTENT, "other": CONTENT[::-1]}
-    monkeypatch.setattr(downloads, "TIMEOUT", SECONDS)
-    monkeypatch.setattr(downloads, "ATTEMPTS", 2)
+    monkeypatch.setattr(downloads, "TIMEOUT_SECONDS", SECONDS)
+    monkeypatch.setattr(downloads, "MAX_ATTEMPTS", 2)
     with served(monkeypatch, files) as state:
         state.hold = threading.Event()
         yield state

@@ -17,7 +17,7 @@ from vse.features.settings.images import BoxesConfig, CnnConfig
 from vse.features.settings.texts import HglmmConfig, TextConfig, TfidfConfig
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_json
-from vse.pipeline.presets.presets import known_presets
+from vse.pipeline.presets.presets import list_preset_names
 
 # SHA-256 of the settings that are part of a cache's key: another one would make every such cache of a user stale.
 CONTENT = {
@@ -58,7 +58,7 @@ def test_the_content_of_a_preset_stays_what_it_was_so_that_caches_stay_valid(nam
 
 
 def from_timm() -> list[str]:
-    configs = [load_feature(name) for name in known_presets("features")]
+    configs = [load_feature(name) for name in list_preset_names("features")]
     return [config.name for config in configs if isinstance(config, CnnConfig) and config.model.startswith("timm/")]
 
 
@@ -86,9 +86,9 @@ def test_a_photo_is_cut_as_timm_cuts_it() -> None:
     assert (squashed - theirs(photo)).abs().mean() > 0.25
 
 
-@pytest.mark.parametrize("dataset", known_presets("datasets"))
+@pytest.mark.parametrize("dataset", list_preset_names("datasets"))
 def test_every_preset_is_valid_for_every_data_set(dataset: str) -> None:
-    for name in known_presets("features"):
+    for name in list_preset_names("features"):
         assert load_feature(name, dataset).name == name
 
 

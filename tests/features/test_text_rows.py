@@ -24,7 +24,7 @@ from vse.features.extractors.words import TfidfEncoder
 from vse.features.settings import load_feature
 from vse.features.settings.captions import phrase_words
 from vse.features.settings.texts import HglmmConfig, MeanVectorConfig, TextConfig, TfidfConfig
-from vse.pipeline.dataset.dataset import load_dataset_file, mentions, phrase_texts
+from vse.pipeline.dataset.dataset import list_mentions, list_phrase_texts, load_dataset_file
 from vse.pipeline.errors import UserError
 
 SMALL: dict[str, Any] = {"trained_dim": 8, "trained_epochs": 2, "min_count": 1, "dtype": "float32", "of": "phrases"}
@@ -43,12 +43,12 @@ def encoded_by(bert: Path, **settings: Any) -> TextExtractor:
 
 
 def training_phrases(dataset: Path) -> list[list[str]]:
-    return [m.text.split() for m in mentions(load_dataset_file(dataset)) if m.image.split == "train"]
+    return [m.text.split() for m in list_mentions(load_dataset_file(dataset)) if m.image.split == "train"]
 
 
 @pytest.mark.parametrize("config", FITTED, ids=lambda config: config.name)
 def test_a_row_is_a_different_text_in_any_number_of_shards(config: Any, few: Path, tmp_path: Path) -> None:
-    texts = phrase_texts(load_dataset_file(few))
+    texts = list_phrase_texts(load_dataset_file(few))
     found = []
     for n_shards in (1, 3):
         cache = fitted_cache(few, config, tmp_path / str(n_shards) / f"demo_{config.name}.h5", n_shards)
@@ -69,7 +69,7 @@ def test_rarity_is_counted_over_all_phrases_of_the_training_captions(demo: Path,
     phrases = training_phrases(demo)
     plain = TfidfVectorizer(analyzer=lambda phrase: phrase).fit(phrases)
     cache = fitted_cache(demo, TFIDF, tmp_path / "demo_tfidf_phrases.h5")
-    texts = phrase_texts(load_dataset_file(demo))
+    texts = list_phrase_texts(load_dataset_file(demo))
     np.testing.assert_allclose(
         FeatureReader(cache).rows(cache.ids), plain.transform([text.split() for text in texts]).toarray(), atol=1e-6
     )

@@ -144,11 +144,11 @@ def test_the_upper_bound_is_that_of_loops(
     expected: dict[str, dict[str, int]] = {}
     for image in loaded.images:
         for phrase in (phrase for caption in image.captions for phrase in caption.phrases):
-            if phrase.truth is None or (some is not None and image.imgid not in some):
+            if phrase.truth_box is None or (some is not None and image.imgid not in some):
                 continue
             of_split = expected.setdefault(image.split, {"phrases": 0, "covered": 0})
             of_split["phrases"] += 1
-            truth = list(phrase.truth)
+            truth = list(phrase.truth_box)
             of_split["covered"] += any(slow_iou(truth, box) >= threshold for box in boxes.get(image.imgid, []))
     assert count_covered_phrases(loaded, *flat(boxes), some, threshold) == expected
 

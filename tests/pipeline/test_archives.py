@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from tests.hostile import changed_bytes
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.archives import unpack
+from vse.pipeline.files.archives import unpack_member
 
 GOOD = {"pictures/a.jpg": b"a" * 1000, "pictures/deep/b.jpg": b"b" * 500, "readme.txt": b"not wanted"}
 
@@ -93,20 +93,20 @@ def test_a_folder_or_one_file_is_unpacked_as_the_target(name: str, tmp_path: Pat
     left.parent.mkdir(parents=True)
     left.write_bytes(b"half")
     archive = MAKERS[name](tmp_path / name)
-    assert unpack(archive, "pictures", target, 1500) == target
+    assert unpack_member(archive, "pictures", target, 1500) == target
     found = {str(p.relative_to(target)): p.read_bytes() for p in target.rglob("*") if p.is_file()}
     assert found == {"a.jpg": b"a" * 1000, "deep/b.jpg": b"b" * 500}
     assert os.listdir(target.parent) == ["images"]
-    assert unpack(archive, "pictures/deep/b.jpg", tmp_path / "mine.jpg", 500).read_bytes() == b"b" * 500
+    assert unpack_member(archive, "pictures/deep/b.jpg", tmp_path / "mine.jpg", 500).read_bytes() == b"b" * 500
 
 
 def test_the_modes_of_an_archive_are_not_taken_over_and_folders_may_be_members(tmp_path: Path) -> None:
     archive = make_zip(tmp_path / "a.zip", {zip_entry("a", stat.S_IFREG | 0o4777): b"a"})
-    assert unpack(archive, "a", tmp_path / "b", 10).stat().st_mode & 0o7111 == 0
+    assert unpack_member(archive, "a", tmp_path / "b", 10).stat().st_mode & 0o7111 == 0
     entries = {zip_entry("pictures/", stat.S_IFDIR | 0o755): b"", "pictures/a.jpg": b"a"}
-    assert os.listdir(unpack(make_zip(tmp_path / "a.zip", entries), "pictures", tmp_path / "out", 10)) == ["a.jpg"]
+    assert os.listdir(unpack_member(make_zip(tmp_path / "a.zip", entries), "pictures", tmp_path / "out", 10)) == ["a.jpg"]
     tar = make_tar(tmp_path / "a.tar", {tar_entry("./pictures", tarfile.DIRTYPE): b"", "./pictures/a.jpg": b"a"})
-    assert os.listdir(unpack(tar, "pictures", tmp_path / "tar", 10)) == ["a.jpg"]
+    assert os.listdir(unpack_member(tar, "pictures", tmp_path / "tar", 10)) == ["a.jpg"]
 
 
 OUTSIDE, KIND, BROKEN = "leads out of the archive", "neither a plain file nor a folder", "not a zip or tar"
@@ -148,7 +148,7 @@ def test_an_archive_that_is_not_sound_leaves_nothing(case: str, tmp_path: Path) 
     archive = make(tmp_path / "evil.tar.gz")
     (tmp_path / "out").mkdir()
     with pytest.raises(UserError, match=f"evil.tar.gz.*{message}"):
-        unpack(archive, "pictures", tmp_path / "out" / "images", 1500)
+        unpack_member(archive, "pictures", tmp_path / "out" / "images", 1500)
     assert os.listdir(tmp_path / "out") == []
     assert sorted(os.listdir(tmp_path)) == ["evil.tar.gz", "out"]
 
@@ -164,7 +164,7 @@ def test_any_bytes_of_an_archive_are_unpacked_or_leave_nothing(name: str, data: 
     archive.write_bytes(data.draw(changed_bytes(archive.read_bytes())))
     unpacked = False
     with suppress(UserError):
-        unpack(archive, "pictures", work / "out" / "images", 1500)
+        unpack_member(archive, "pictures", work / "out" / "images", 1500)
         unpacked = True
     assert os.listdir(work / "out") == (["images"] if unpacked else [])
     assert sorted(os.listdir(work)) == sorted([name, "out"])
@@ -173,9 +173,9 @@ def test_any_bytes_of_an_archive_are_unpacked_or_leave_nothing(name: str, data: 
 ON_A_SMALL_DISK = """
 import resource, sys
 from pathlib import Path
-from vse.pipeline.files.archives import unpack
+from vse.pipeline.files.archives import unpack_member
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
-unpack(Path("a.zip"), "pictures", Path("images"), 10**6)
+unpack_member(Path("a.zip"), "pictures", Path("images"), 10**6)
 """
 
 

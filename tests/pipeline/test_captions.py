@@ -108,7 +108,7 @@ def test_words_are_sorted_by_count_then_alphabet_behind_the_special_tokens() -> 
 
 def test_a_rare_word_is_unknown() -> None:
     vocabulary = texts.Vocabulary.build([["dog"] * 4, ["cat"] * 3])
-    assert vocabulary.encode(["dog", "cat"]) == [texts.START, 4, texts.UNKNOWN, texts.END]
+    assert vocabulary.encode(["dog", "cat"]) == [texts.START_ID, 4, texts.UNKNOWN_ID, texts.END_ID]
 
 
 @given(WORDS, st.integers(1, 3))

@@ -66,7 +66,9 @@ def test_noun_phrases_are_marked_and_pronouns_are_not(pipeline: Path, captions: 
         for caption in image.captions
     ]
     assert marked == [["a black dog", "the snow"], ["two dogs"], []]
-    assert all(phrase.truth is None for image in dataset.images for caption in image.captions for phrase in caption.phrases)
+    assert all(
+        phrase.truth_box is None for image in dataset.images for caption in image.captions for phrase in caption.phrases
+    )
     assert "3 noun phrases in 3 captions" in capsys.readouterr().err
     before, after = (json.loads(path.read_text()) for path in (captions, tmp_path / "marked" / "dataset.json"))
     for content in (before, after):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from vse.pipeline.cores import all_idle, allowed_cores, cgroup_quota, core_affinity, set_up_openmp
+from vse.pipeline.cores import are_cores_idle, cgroup_quota, core_affinity, count_allowed_cores, set_up_openmp
 
 several_cores = pytest.mark.skipif(len(core_affinity()) < 2, reason="one core has no neighbours")
 
@@ -95,22 +95,22 @@ def test_a_quota_allows_whole_cores_and_one(
     limit: str, cores: int, set_quota: Callable[..., None], proc: Path, cgroups: Path
 ) -> None:
     set_quota("0::/", **{"cpu.max": limit})
-    assert allowed_cores({}, proc, cgroups) == cores
+    assert count_allowed_cores({}, proc, cgroups) == cores
 
 
 @pytest.mark.parametrize(("job", "cores"), [("1", 1), ("4096", len(core_affinity())), ("", len(core_affinity()))])
 def test_a_job_of_slurm_allows_its_cores(job: str, cores: int, proc: Path, cgroups: Path) -> None:
-    assert allowed_cores({"SLURM_CPUS_PER_TASK": job}, proc, cgroups) == cores
+    assert count_allowed_cores({"SLURM_CPUS_PER_TASK": job}, proc, cgroups) == cores
 
 
 BOUND_TO_ONE_CORE = """
 import json, os, sys
 from pathlib import Path
-from vse.pipeline.cores import allowed_cores, set_up_openmp
+from vse.pipeline.cores import count_allowed_cores, set_up_openmp
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 environment = {}
 set_up_openmp(environment, cgroups=Path(sys.argv[1]), pause=lambda: sys.exit("looks at cores that it does not need"))
-print(json.dumps([allowed_cores({}, cgroups=Path(sys.argv[1])), environment]))
+print(json.dumps([count_allowed_cores({}, cgroups=Path(sys.argv[1])), environment]))
 """
 
 
@@ -129,14 +129,14 @@ def test_a_process_may_use_the_cores_of_its_affinity_mask(cgroups: Path) -> None
 def test_cores_are_idle_if_unused(
     busy: tuple[int, ...], idle: bool, proc: Path, passes: Callable[..., Callable[[], None]]
 ) -> None:
-    assert all_idle([0, 1], proc, passes(*busy)) == idle
+    assert are_cores_idle([0, 1], proc, passes(*busy)) == idle
 
 
 def test_cores_are_busy_if_their_time_is_stolen_or_not_known(proc: Path, passes: Callable[..., Callable[[], None]]) -> None:
-    assert not all_idle([0, 1], proc, passes(0, 0, steal=1)), "a virtual machine is denied them"
-    assert not all_idle([0, 2], proc, passes(0, 0))
+    assert not are_cores_idle([0, 1], proc, passes(0, 0, steal=1)), "a virtual machine is denied them"
+    assert not are_cores_idle([0, 2], proc, passes(0, 0))
     (proc / "stat").unlink()
-    assert not all_idle([0], proc, lambda: None)
+    assert not are_cores_idle([0], proc, lambda: None)
 
 
 @several_cores

@@ -9,7 +9,7 @@ import pytest
 from tests.pipeline.conftest import Patch, succeed
 from vse.pipeline import cli
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.pipeline.dataset.preparation import check_dataset
+from vse.pipeline.dataset.preparation import check_and_describe_dataset
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import inputs as input_files
 
@@ -59,7 +59,7 @@ def test_a_fault_is_named(fault: str, own_json: Path, edit: Edit) -> None:
 
 
 def test_a_sound_data_set_is_counted(demo: Path) -> None:
-    text = check_dataset(demo)
+    text = check_and_describe_dataset(demo)
     assert "train         48 images     240 captions (5 per image)" in text
 
 

@@ -39,7 +39,7 @@ def contents(draw: st.DrawFn) -> dict[str, Any]:
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat every ``dataset.json`` as a large one."""
-    monkeypatch.setattr(module, "_MIN_COLUMNS_BYTES", 0)
+    monkeypatch.setattr(module, "_MIN_JSON_BYTES_FOR_COLUMNS", 0)
 
 
 def written(folder: Path, content: dict[str, Any]) -> Path:
@@ -76,7 +76,7 @@ def test_columns_hold_what_was_parsed(content: dict[str, Any], tmp_path_factory:
     assert tuple(select_images(images, keep)) == parsed.images[::2]
     sentids = [caption.sentid for image in parsed.images for caption in image.captions]
     for dataset in (parsed, again):
-        rows, indices = dataset.caption_rows(np.asarray([*sentids, -1]))
+        rows, indices = dataset.find_caption_rows(np.asarray([*sentids, -1]))
         places = list(zip(rows.tolist(), indices.tolist(), strict=True))
         assert places.pop()[0] == -1
         assert [dataset.images[row].captions[index].sentid for row, index in places] == sentids
@@ -166,5 +166,5 @@ IDS = st.integers(-(2**63), 2**63 - 1)
 @given(ids=st.lists(IDS, unique=True, max_size=20), others=st.lists(IDS, max_size=20))
 def test_rows_of_ids_are_those_of_a_loop(ids: list[int], others: list[int]) -> None:
     wanted = [*others, *ids[::-1]]
-    rows = IdIndex(np.asarray(ids, np.int64)).find(np.asarray(wanted, np.int64))
+    rows = IdIndex(np.asarray(ids, np.int64)).find_rows(np.asarray(wanted, np.int64))
     assert rows.tolist() == [ids.index(one) if one in ids else -1 for one in wanted]

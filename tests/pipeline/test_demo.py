@@ -65,13 +65,13 @@ def test_five_captions_state_different_facts_and_a_phrase_names_its_objects(seed
             assert phrase.n_tokens > 0
             assert phrase.first_token + phrase.n_tokens <= len(tokens)
             words = set(tokens[phrase.first_token : phrase.first_token + phrase.n_tokens])
-            named = [scene.objects[k] for k in phrase.objects]
+            named = [scene.objects[k] for k in phrase.object_indices]
             concepts = [(item.shape, item.colour, item.texture) for item in named] or [(scene.background,)]
             for known in concepts if len(named) < 2 else []:
                 assert words & {w for concept in known for text in SYNONYMS[concept] for w in ascii_words(text)}
             if len(named) > 1:
                 assert words & {"two", "three", "four"}
-        assert any(phrase.objects for phrase in caption.phrases)
+        assert any(phrase.object_indices for phrase in caption.phrases)
 
 
 def test_every_phrase_of_an_object_has_its_box_in_a_jpeg_file(demo: Path) -> None:

@@ -28,7 +28,7 @@ from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.downloads import download
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import MACHINE_ID
-from vse.pipeline.presets.presets import known_presets, load_dataset
+from vse.pipeline.presets.presets import list_preset_names, load_dataset_preset
 
 CHUNK = 1 << 16
 CONTENT = random.Random(0).randbytes(10 * CHUNK + 17)
@@ -134,7 +134,7 @@ def test_a_connection_that_is_always_cut_is_given_up(server: Server, tmp_path: P
     server.ranges, server.cuts = ranges, [2 * CHUNK, *[0 if ranges else CHUNK] * 50]
     with pytest.raises(UserError, match=f"of {len(CONTENT)} bytes have arrived.*Run the command again"):
         fetched(server, tmp_path)
-    assert len(server.asked) == 1 + downloads.ATTEMPTS
+    assert len(server.asked) == 1 + downloads.MAX_ATTEMPTS
     server.cuts = []
     assert fetched(server, tmp_path).read_bytes() == CONTENT
 
@@ -318,7 +318,7 @@ def test_a_data_set_without_downloads_is_refused(coco: Server, fails: Callable[.
 
 
 def test_a_preset_downloads_its_split_file() -> None:
-    for config in map(load_dataset, known_presets("datasets")):
+    for config in map(load_dataset_preset, list_preset_names("datasets")):
         assert not (config.files and config.annotations) or config.annotations in [file.to for file in config.files]
 
 

@@ -20,7 +20,7 @@ from vse.pipeline.dataset import duplicates
 from vse.pipeline.dataset.dataset import Caption, Dataset, Image
 from vse.pipeline.dataset.duplicates import (
     MAX_DIFFERENT_BITS,
-    N_BITS,
+    N_HASH_BITS,
     compute_perceptual_hash,
     find_similar_hashes,
     parse_published_id,
@@ -280,16 +280,16 @@ def test_a_photo_stays_near_itself_and_far_from_others(tmp_path: Path) -> None:
         assert distance(tmp_path / "a.png", tmp_path / "other.png") > MAX_DIFFERENT_BITS
 
 
-@given(st.integers(0, 7), st.integers(0, 5), st.integers(0, N_BITS), st.integers(0, 2**32 - 1))
+@given(st.integers(0, 7), st.integers(0, 5), st.integers(0, N_HASH_BITS), st.integers(0, 2**32 - 1))
 def test_near_pairs_are_those_that_a_loop_over_bits_finds(n: int, m: int, most: int, seed: int) -> None:
     """Two hashes are compared at a time."""
     rng = np.random.default_rng(seed)
-    hashes, others = rng.random((n, N_BITS)) < 0.5, rng.random((m, N_BITS)) < 0.5
+    hashes, others = rng.random((n, N_HASH_BITS)) < 0.5, rng.random((m, N_HASH_BITS)) < 0.5
     expected = [
         (i, j) for i in range(n) for j in range(m) if sum(x != y for x, y in zip(hashes[i], others[j], strict=True)) <= most
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(duplicates, "_CHUNK_ROWS", 2)
+        patch.setattr(duplicates, "_HASHES_PER_CHUNK", 2)
         assert find_similar_hashes(hashes, others, most) == expected
 
 

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from tests.pipeline.entities_files import annotation, thing
 from vse.pipeline.dataset.entities import (
-    MAX_BYTES,
-    MAX_DEPTH,
-    Annotation,
-    Element,
+    MAX_XML_BYTES,
+    MAX_XML_DEPTH,
+    BoxAnnotation,
     MarkedCaption,
     MarkedPhrase,
+    XmlElement,
     read_annotation,
-    read_captions,
-    read_split,
+    read_marked_captions,
+    read_photo_numbers,
     read_unrelated_captions,
     read_xml,
 )
@@ -30,12 +30,12 @@ def written(path: Path, text: str) -> Path:
     return path
 
 
-def annotated(folder: Path, *things: str) -> Annotation:
+def annotated(folder: Path, *things: str) -> BoxAnnotation:
     return read_annotation(written(folder / "1.xml", annotation(things)))
 
 
 def captions(folder: Path, text: str) -> tuple[MarkedCaption, ...]:
-    return read_captions(written(folder / "1.txt", text))
+    return read_marked_captions(written(folder / "1.txt", text))
 
 
 def test_a_phrase_is_a_span_of_words_with_a_chain_and_types(tmp_path: Path) -> None:
@@ -87,19 +87,19 @@ def test_captions_are_utf_8(tmp_path: Path) -> None:
     path = tmp_path / "1.txt"
     path.write_bytes(b"caf\xe9")
     with pytest.raises(UserError, match=r"1\.txt: not UTF-8 text"):
-        read_captions(path)
+        read_marked_captions(path)
 
 
 def test_corners_are_counted_from_0_and_the_last_ones_are_exclusive(tmp_path: Path) -> None:
     read = annotated(tmp_path, thing("7", (1, 1, 1, 1)), thing("8", (3, 4, 100, 80)))
     assert (read.width, read.height) == (100, 80)
-    assert read.boxes == {"7": ((0.0, 0.0, 1.0, 1.0),), "8": ((2.0, 3.0, 100.0, 80.0),)}
+    assert read.boxes_by_chain == {"7": ((0.0, 0.0, 1.0, 1.0),), "8": ((2.0, 3.0, 100.0, 80.0),)}
     assert (read.n_boxes, read.n_clipped, read.chains_without_box) == (2, 0, frozenset())
 
 
 def test_an_object_with_several_names_belongs_to_each_chain(tmp_path: Path) -> None:
     read = annotated(tmp_path, thing("7 8", (1, 1, 10, 10)), thing("8", (5, 5, 20, 20)), thing("8 8", (2, 2, 3, 3)))
-    assert read.boxes == {"7": ((0, 0, 10, 10),), "8": ((0, 0, 10, 10), (4, 4, 20, 20), (1, 1, 3, 3))}
+    assert read.boxes_by_chain == {"7": ((0, 0, 10, 10),), "8": ((0, 0, 10, 10), (4, 4, 20, 20), (1, 1, 3, 3))}
     assert read.n_boxes == 3
 
 
@@ -107,12 +107,12 @@ def test_a_scene_and_an_object_without_box_have_no_box(tmp_path: Path) -> None:
     scene, nothing = "<scene>1</scene><nobndbox>0</nobndbox>", "<nobndbox>1</nobndbox>"
     read = annotated(tmp_path, thing("7", None, scene), thing("8 9", None, nothing), thing("9", (1, 1, 2, 2)))
     assert read.chains_without_box == {"7", "8", "9"}
-    assert read.boxes == {"9": ((0.0, 0.0, 2.0, 2.0),)}
+    assert read.boxes_by_chain == {"9": ((0.0, 0.0, 2.0, 2.0),)}
 
 
 def test_a_box_that_extends_beyond_the_image_is_clipped(tmp_path: Path) -> None:
     read = annotated(tmp_path, thing("7", (0, -3, 101, 80)), thing("7", (1, 1, 100, 80)))
-    assert read.boxes == {"7": ((0, 0, 100, 80), (0, 0, 100, 80))}
+    assert read.boxes_by_chain == {"7": ((0, 0, 100, 80), (0, 0, 100, 80))}
     assert (read.n_boxes, read.n_clipped) == (2, 1)
 
 
@@ -145,11 +145,11 @@ def test_the_size_of_the_image_must_be_there(tmp_path: Path) -> None:
 
 
 def test_a_split_lists_each_photo_once(tmp_path: Path) -> None:
-    assert read_split(written(tmp_path / "a.txt", "12\r\n7\n\n")) == ("12", "7")
+    assert read_photo_numbers(written(tmp_path / "a.txt", "12\r\n7\n\n")) == ("12", "7")
     with pytest.raises(UserError, match=r"b\.txt:3: photo 12 .*line 1"):
-        read_split(written(tmp_path / "b.txt", "12\n7\n12"))
+        read_photo_numbers(written(tmp_path / "b.txt", "12\n7\n12"))
     with pytest.raises(UserError, match=r"c\.txt:2: '7\.jpg'"):
-        read_split(written(tmp_path / "c.txt", "12\n7.jpg\n"))
+        read_photo_numbers(written(tmp_path / "c.txt", "12\n7.jpg\n"))
 
 
 def test_unrelated_captions_are_counted_from_0(tmp_path: Path) -> None:
@@ -174,9 +174,12 @@ HOSTILE = {
     "a default attribute": ('<!DOCTYPE a [<!ATTLIST a b CDATA "c">]><a/>', DECLARED),
     "an entity of nobody": ("<a>\n&x;</a>", f":2: {MALFORMED} (Entity 'x' not defined"),
     "levels": ("<a>" * 100_000, f":1: {MALFORMED} (Excessive depth in document"),
-    "a level too many": ("<a>" * (MAX_DEPTH + 1) + "</a>" * (MAX_DEPTH + 1), f":1: elements more than {MAX_DEPTH} levels"),
+    "a level too many": (
+        "<a>" * (MAX_XML_DEPTH + 1) + "</a>" * (MAX_XML_DEPTH + 1),
+        f":1: elements more than {MAX_XML_DEPTH} levels",
+    ),
     "closed levels": ("<a>" * 10_000 + "</a>" * 10_000, f":1: {MALFORMED} (Excessive depth in document"),
-    "too much": (f"<a>{' ' * MAX_BYTES}</a>", f"(the limit is {MAX_BYTES})"),
+    "too much": (f"<a>{' ' * MAX_XML_BYTES}</a>", f"(the limit is {MAX_XML_BYTES})"),
     "nothing": ("", f":1: {MALFORMED} (Document is empty"),
     "half": ("<a>\n<b>", f":2: {MALFORMED} (Premature end of data"),
     "crossed": ("<a>\n<b>\n</a></b>", f":3: {MALFORMED} (Opening and ending tag mismatch"),
@@ -200,9 +203,9 @@ def test_hostile_xml_is_refused_in_a_line_that_names_the_file(kind: str, tmp_pat
 def test_elements_have_their_text_and_line(tmp_path: Path) -> None:
     path = tmp_path / "x.xml"
     path.write_text("<?xml version='1.0'?>\n<a>\n <b c='d'> 1 &amp; 2 </b>\n <!-- e --><b>é<![CDATA[<]]></b>\n <f/></a>")
-    first, second = Element("b", 3, "1 & 2"), Element("b", 4, "é<")
+    first, second = XmlElement("b", 3, "1 & 2"), XmlElement("b", 4, "é<")
     top = read_xml(path)
-    assert (top.tag, top.line, top.children) == ("a", 2, [first, second, Element("f", 5)])
+    assert (top.tag, top.line, top.children) == ("a", 2, [first, second, XmlElement("f", 5)])
     assert top.find_all("b") == [first, second]
     assert top.find_all("g") == []
 

@@ -80,7 +80,7 @@ def test_captions_splits_and_phrases_are_those_of_the_official_files(official: P
     first, second = dataset.images[1].captions
     assert (first.raw, first.tokens) == ("Two dogs run .", ("two", "dogs", "run"))
     assert first.phrases == (Phrase(0, 2, "7", ("people",), BOXES),)
-    assert first.phrases[0].truth == (0.0, 20.0, 50.0, 60.0)
+    assert first.phrases[0].truth_box == (0.0, 20.0, 50.0, 60.0)
     assert second.tokens == ("it", "is", "a", "t", "shirt", "s", "sea")
     assert second.phrases == (Phrase(0, 1, "", ("notvisual",)), Phrase(2, 7, "8", ("scene",)))
     assert dataset.images[0].captions[0].phrases == (Phrase(0, 2, "9", ("people", "scene"), ((0.0, 0.0, 100.0, 80.0),)),)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vse.pipeline.errors import did_you_mean, escape_csv_cell, printable
+from vse.pipeline.errors import did_you_mean, escape_csv_cell, to_printable_line
 
 
 def test_few_names_are_all_listed() -> None:
@@ -26,7 +26,7 @@ def test_of_many_names_the_nearest_five_are() -> None:
 
 @given(text=st.text() | st.text(alphabet="\x1b[]0123456789;mHJK\x07\x9b\\ \t\r\nab"))
 def test_a_terminal_gets_one_line_and_nothing_to_obey(text: str) -> None:
-    line = printable(text)
+    line = to_printable_line(text)
     assert len(line.splitlines()) <= 1
     assert line.encode().decode() == line
     assert not any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in line)
@@ -34,7 +34,7 @@ def test_a_terminal_gets_one_line_and_nothing_to_obey(text: str) -> None:
 
 @given(text=st.lists(st.text(alphabet="abcäß犬🐕.,'-", min_size=1), min_size=1).map(" ".join))
 def test_plain_text_stays_as_it_is(text: str) -> None:
-    assert printable(text) == text
+    assert to_printable_line(text) == text
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_plain_text_stays_as_it_is(text: str) -> None:
     ],
 )  # fmt: skip
 def test_what_would_be_obeyed_goes(text: str, shown: str) -> None:
-    assert printable(text) == shown
+    assert to_printable_line(text) == shown
 
 
 @pytest.mark.parametrize("value", ["a - b", "x=1", "", -1.5, None, 3, True])

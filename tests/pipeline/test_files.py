@@ -17,7 +17,7 @@ import pytest
 from vse.pipeline.demo import create_demo
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import OutputKind, check_output
-from vse.pipeline.files.writing import clear_temporaries, read_json, write_bytes, write_json
+from vse.pipeline.files.writing import read_json, remove_temporary_files, write_bytes, write_json
 
 ANYTHING = OutputKind("anything", lambda _: True)
 
@@ -114,7 +114,7 @@ def test_what_others_call_their_temporaries_stays(tmp_path: Path) -> None:
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (0, 0))
     write_bytes(tmp_path / "file", b"new")
-    clear_temporaries(tmp_path)
+    remove_temporary_files(tmp_path)
     assert sorted(os.listdir(tmp_path)) == sorted([*names, "file"])
 
 

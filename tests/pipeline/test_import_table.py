@@ -202,7 +202,7 @@ def sampled_splits(files: list[str], seed: int) -> dict[str, str]:
     rows = RowCollector(ImportSettings("x", Path("none"), val=0.2, test=0.3, seed=seed))
     for file in files:
         rows.add(ImportedRow("here", file, ("a gull", "it flies")))
-    return {image["filename"]: image["split"] for image in rows.content()["images"]}
+    return {image["filename"]: image["split"] for image in rows.build_dataset_content()["images"]}
 
 
 @given(st.lists(st.text("abcdefgh", min_size=1), min_size=1, max_size=30, unique=True), st.integers(0, 9), st.randoms())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.presets.presets import known_presets, load_ladder
+from vse.pipeline.presets.presets import list_preset_names, load_ladder
 
 
 @pytest.fixture
@@ -18,13 +18,13 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "ladders" / "own.yaml"
 
 
-@pytest.mark.parametrize("name", known_presets("ladders"))
+@pytest.mark.parametrize("name", list_preset_names("ladders"))
 def test_every_ladder_that_ships_names_what_there_is(name: str) -> None:
     ladder = load_ladder(name)
     assert ladder.about
-    assert set(ladder.features) <= set(known_presets("features"))
-    assert {*ladder.caption_features} - {"words"} <= set(known_presets("features"))
-    assert all(ladder.entry(experiment).title for experiment in ladder.experiments)
+    assert set(ladder.features) <= set(list_preset_names("features"))
+    assert {*ladder.caption_features} - {"words"} <= set(list_preset_names("features"))
+    assert all(ladder.experiment_entry(experiment).title for experiment in ladder.experiments)
 
 
 def test_a_ladder_is_every_combination_of_the_features_that_an_experiment_reads(write: Path) -> None:

@@ -12,7 +12,17 @@ from click.testing import CliRunner
 
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import may_replace_other_kinds
-from vse.pipeline.option_types import Changes, Cli, Device, File, Flag, Force, From1, Share, Text
+from vse.pipeline.option_types import (
+    CliOption,
+    Device,
+    FileOrFolderPath,
+    Flag,
+    Force,
+    PositiveInteger,
+    SettingChanges,
+    Share,
+    Text,
+)
 from vse.pipeline.options import Options, command
 
 
@@ -27,12 +37,12 @@ class Inner(Options):
 class Outer(Options):
     """The options of a command."""
 
-    files: Annotated[tuple[File, ...], Cli(argument=True)]
+    files: Annotated[tuple[FileOrFolderPath, ...], CliOption(is_argument=True)]
     name: Text
     """The name."""
-    sets: Changes = ()
+    sets: SettingChanges = ()
     """A change."""
-    count: From1 | None = None
+    count: PositiveInteger | None = None
     """How many."""
     kind: Literal["image", "text"] = "image"
     """The kind."""

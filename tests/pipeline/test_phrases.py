@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vse.pipeline.dataset.dataset import load_dataset_file, mentions, phrase_texts
+from vse.pipeline.dataset.dataset import list_mentions, list_phrase_texts, load_dataset_file
 from vse.pipeline.dataset.phrases import Phrase, iou
 from vse.pipeline.errors import UserError
 
@@ -39,8 +39,8 @@ def test_phrases_of_the_demo_that_name_the_same_objects_are_one_chain(demo: Path
 
 
 def test_the_truth_of_a_phrase_is_the_smallest_box_around_its_boxes() -> None:
-    assert Phrase(0, 1).truth is None
-    assert Phrase(0, 1, boxes=((5.0, 2.0, 9.0, 4.0), (1.0, 3.0, 6.0, 8.0))).truth == (1.0, 2.0, 9.0, 8.0)
+    assert Phrase(0, 1).truth_box is None
+    assert Phrase(0, 1, boxes=((5.0, 2.0, 9.0, 4.0), (1.0, 3.0, 6.0, 8.0))).truth_box == (1.0, 2.0, 9.0, 8.0)
 
 
 FAULTS: dict[str, tuple[object, str]] = {
@@ -111,11 +111,11 @@ def two_captions(content: Any) -> None:
 
 def test_mentions_are_numbered_in_file_order_and_texts_listed_once(own_json: Path, edit: Edit) -> None:
     dataset = load_dataset_file(edit(own_json, two_captions))
-    listed, (one, two) = mentions(dataset), dataset.images[:2]
+    listed, (one, two) = list_mentions(dataset), dataset.images[:2]
     assert [mention.phrase_id for mention in listed] == [0, 1, 2, 3]
     assert [mention.text for mention in listed] == ["sand", "a dog", "sand", "a dog"]
     assert [mention.image for mention in listed] == [one, one, one, two]
     captions = [one.captions[0], one.captions[0], one.captions[1], two.captions[0]]
     assert [mention.caption for mention in listed] == captions
     assert all(mention.phrase in mention.caption.phrases for mention in listed)
-    assert phrase_texts(dataset) == ["sand", "a dog"]
+    assert list_phrase_texts(dataset) == ["sand", "a dog"]

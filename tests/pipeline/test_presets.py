@@ -15,13 +15,13 @@ from vse.pipeline.presets import presets
 from vse.pipeline.presets.parts import Registry, part_field
 from vse.pipeline.presets.schema import ExperimentOutline, Settings, SourceFile
 
-EXPERIMENTS, FEATURES, DATASETS = (presets.known_presets(kind) for kind in ("experiments", "features", "datasets"))
+EXPERIMENTS, FEATURES, DATASETS = (presets.list_preset_names(kind) for kind in ("experiments", "features", "datasets"))
 NAMES, VALUES = st.sampled_from(list(DRINKS)), st.integers(1, 9)
 
 
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_every_preset_is_valid_for_every_data_set(dataset: str) -> None:
-    assert presets.load_dataset(dataset).name == dataset
+    assert presets.load_dataset_preset(dataset).name == dataset
     for experiment in EXPERIMENTS:
         assert presets.load_experiment_outline(experiment, dataset).feature in FEATURES
 
@@ -30,9 +30,9 @@ def test_every_preset_is_valid_for_every_data_set(dataset: str) -> None:
     ("load", "name", "known"),
     [
         (presets.load_experiment_outline, "vseppx", "vsepp"),
-        (presets.load_dataset, "f30x", "f30k"),
+        (presets.load_dataset_preset, "f30x", "f30k"),
         (presets.load_ladder, "dem", "demo"),
-        (lambda name: presets.load_workflow({name: 2}), "thread", "threads"),
+        (lambda name: presets.load_workflow_settings({name: 2}), "thread", "threads"),
     ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(load: Callable[[str], Any], name: str, known: str) -> None:
@@ -41,7 +41,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(load: Callable[[str], Any]
 
 
 def test_the_workflow_takes_a_data_set_s_folder_in_short_form_and_replaces_dictionaries() -> None:
-    settings = presets.load_workflow({"f8k_dir": "/pictures", "threads": 2, "gpus": {"embed": 0}})
+    settings = presets.load_workflow_settings({"f8k_dir": "/pictures", "threads": 2, "gpus": {"embed": 0}})
     assert (settings.sources, settings.threads, settings.gpus) == ({"f8k": "/pictures"}, 2, {"embed": 0})
 
 

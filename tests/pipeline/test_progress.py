@@ -24,7 +24,7 @@ def test_without_a_terminal_lines_say_how_far_it_is(monkeypatch: Patch, caplog: 
     caplog.set_level(logging.INFO)
     assert list(progress_bar(range(5), desc="draw demo")) == [0, 1, 2, 3, 4]
     assert caplog.text == "", "what is done soon says nothing"
-    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "LOG_INTERVAL_SECONDS", 0.0)
     with progress_bar(desc="extract fc7, shard 2 of 4", total=30, unit="image") as bar:
         for _ in range(3):
             bar.update(10)
@@ -47,8 +47,8 @@ import sys, types
 class Shell:
     config = {"IPKernelApp": {}}
 sys.modules["IPython"] = types.SimpleNamespace(get_ipython=Shell)
-from vse.pipeline.progress import in_notebook, progress_bar
-print(in_notebook(), list(progress_bar(range(3), desc="draw demo", unit="image")))
+from vse.pipeline.progress import is_notebook, progress_bar
+print(is_notebook(), list(progress_bar(range(3), desc="draw demo", unit="image")))
 """
 
 
@@ -61,7 +61,7 @@ def test_a_notebook_has_a_bar_though_it_is_no_terminal() -> None:
 
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
 def test_a_hidden_bar_counts_in_silence(stream: type[io.StringIO], monkeypatch: Patch, caplog: Log) -> None:
-    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "LOG_INTERVAL_SECONDS", 0.0)
     monkeypatch.setattr(sys, "stderr", stream())
     with progress_bar(desc="epoch 1/2", total=2, hidden=True) as bar:
         bar.update()

@@ -15,7 +15,7 @@ import vse
 from tests.pipeline.conftest import succeed
 from tests.training.conftest import COMMAND
 from vse.eval.cli import eval_main
-from vse.pipeline.command import code_version, current_provenance, describe_code
+from vse.pipeline.command import code_version, current_provenance, format_code_version
 from vse.training.cli import embed_main, report_main, search_main, train_main
 
 GIT = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
@@ -50,7 +50,7 @@ def test_a_checkout_knows_its_commit_and_whether_it_was_changed(checkout: Path, 
     code_version.cache_clear()
     (checkout / "pipeline" / "x.py").write_text("2\n")
     assert code_version(checkout)["changed"] is True
-    assert describe_code(code_version(checkout)) == f"vse {vse.__version__}, commit {commit[:12]} (changed)"
+    assert format_code_version(code_version(checkout)) == f"vse {vse.__version__}, commit {commit[:12]} (changed)"
 
 
 @pytest.mark.parametrize("where", [".", "pipeline", "venv/site-packages/vse"])
@@ -60,11 +60,11 @@ def test_an_installed_copy_knows_its_version_alone(where: str, checkout: Path, t
     root.mkdir(parents=True, exist_ok=True)
     code_version.cache_clear()
     assert code_version(root) == {"version": vse.__version__}
-    assert describe_code(code_version(root)) == f"vse {vse.__version__}"
+    assert format_code_version(code_version(root)) == f"vse {vse.__version__}"
 
 
 def test_other_provenance_is_left_out_and_a_function_that_python_calls_has_no_command() -> None:
-    assert [describe_code(written) for written in (None, [], {}, {"version": 3})] == [None] * 4
+    assert [format_code_version(written) for written in (None, [], {}, {"version": 3})] == [None] * 4
     assert current_provenance()["command"] is None
 
 
@@ -85,7 +85,7 @@ def test_runs_results_and_reports_say_what_made_them(cache: Path, tmp_path: Path
     provenance = json.loads(out.read_text())["provenance"]
     assert provenance["trained"] == trained
     assert provenance["made"]["command"].startswith(f"vse-eval '{run}/test.h5' --bootstrap 100")
-    described = str(describe_code(code_version()))
+    described = str(format_code_version(code_version()))
     for name, texts in {
         "page.html": (described, f"{run}/test.h5", "--bootstrap 100"),
         "search.html": (described, "vse-search"),

@@ -11,7 +11,7 @@ from vse.eval.cli import eval_main, table_main
 from vse.features.cache.shards import shards_folder
 from vse.features.settings import load_feature
 from vse.pipeline.errors import UserError
-from vse.pipeline.presets.presets import known_presets, load_experiment_outline, load_ladder
+from vse.pipeline.presets.presets import list_preset_names, load_experiment_outline, load_ladder
 from vse.pipeline.presets.schema import parse_composed_name
 from vse.training.cli import embed_main, train_main
 from vse.training.experiment import load_experiment
@@ -70,10 +70,10 @@ def test_an_old_name_of_a_setting_is_answered_with_the_new_one(old: str, new: st
         load_experiment(str(tmp_path / "mine.yaml"))
 
 
-TRAINED = [name for name in known_presets("experiments") if not load_experiment_outline(name).ensemble_of]
+TRAINED = [name for name in list_preset_names("experiments") if not load_experiment_outline(name).ensemble_of]
 
 
-@pytest.mark.parametrize("dataset", [None, *known_presets("datasets")])
+@pytest.mark.parametrize("dataset", [None, *list_preset_names("datasets")])
 def test_every_experiment_is_valid_on_every_data_set(dataset: str | None) -> None:
     assert [load_experiment(name, dataset).name for name in TRAINED] == TRAINED
 
@@ -107,15 +107,15 @@ def test_a_preset_by_path_may_extend_one_by_name_and_an_empty_dictionary_replace
     assert only.train.frozen == {"image_encoder": 1}
 
 
-@pytest.mark.parametrize("name", known_presets("ladders"))
+@pytest.mark.parametrize("name", list_preset_names("ladders"))
 def test_every_ladder_that_ships_loads_on_its_data_set(name: str) -> None:
-    ladder, dataset = load_ladder(name), name if name in known_presets("datasets") else None
+    ladder, dataset = load_ladder(name), name if name in list_preset_names("datasets") else None
     fits, misfits = trainable_combinations(name, dataset)
     assert {*fits, *misfits} == {made.name for made in ladder.combinations()}
     for composed in fits:
         made, experiment = parse_composed_name(composed), load_experiment(composed, dataset)
         assert (experiment.feature, experiment.caption_feature) == (made.feature, made.caption_feature)
-        assert experiment.title == ladder.entry(made.experiment).title
+        assert experiment.title == ladder.experiment_entry(made.experiment).title
         assert load_feature(made.feature, dataset).kind == "image"
     assert {parse_composed_name(composed).experiment for composed in fits} == set(ladder.experiments)  # type: ignore[union-attr]
 

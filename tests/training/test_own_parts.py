@@ -93,12 +93,12 @@ def folder(tmp_path: Path, monkeypatch: Patch) -> Path:
 @contextmanager
 def as_if_new() -> Iterator[None]:
     """A process in which no code has run yet."""
-    before = dict(own_code._LOADED)
-    own_code._LOADED.clear()
+    before = dict(own_code._LOADED_CODE)
+    own_code._LOADED_CODE.clear()
     try:
         yield
     finally:
-        own_code._LOADED.update(before)
+        own_code._LOADED_CODE.update(before)
 
 
 def test_a_plain_function_is_a_loss_whose_further_parameters_are_settings(folder: Path) -> None:

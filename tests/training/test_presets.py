@@ -21,7 +21,7 @@ from vse.features.settings.base import Extractor
 from vse.features.settings.images import BoxesConfig, CnnConfig, RegionsConfig
 from vse.features.settings.texts import TextConfig
 from vse.pipeline.presets import presets
-from vse.pipeline.presets.presets import list_changes
+from vse.pipeline.presets.presets import list_setting_changes
 from vse.training.data.samplers import SAMPLERS
 from vse.training.experiment import ExperimentConfig, load_experiment
 from vse.training.losses.hinges import MaxOfHinges
@@ -38,7 +38,7 @@ from vse.training.solvers.none import NoTrainingSettings
 from vse.training.training import train
 from vse.training.use.embed import cache_run_embeddings
 
-OUTLINES = [presets.load_experiment_outline(name) for name in presets.known_presets("experiments")]
+OUTLINES = [presets.load_experiment_outline(name) for name in presets.list_preset_names("experiments")]
 EXPERIMENTS = [outline.name for outline in OUTLINES if not outline.ensemble_of]  # what is trained
 
 # Tables 1 to 4 of the VSE++ paper: the rows of VSE0, VSE++, Order0 and Order++, not those of other people's models. Tables 2
@@ -97,9 +97,9 @@ def test_the_four_models_are_those_of_the_paper(
 def test_an_experiment_differs_from_its_base_in_what_its_name_says(base: str) -> None:
     name = base.replace("_effnet", "_minilm_effnet")
     before = load_experiment(base).caption_feature
-    changes = list_changes(load_experiment(base).weight_settings(), load_experiment(name).weight_settings())
+    changes = list_setting_changes(load_experiment(base).weight_settings(), load_experiment(name).weight_settings())
     assert changes == [f"caption_feature: {before} -> minilm", f"name: {base} -> {name}"]
-    infonce = list_changes(
+    infonce = list_setting_changes(
         load_experiment("vsepp_effnet").weight_settings(), load_experiment("infonce_effnet").weight_settings()
     )
     assert {change.partition(".")[0].partition(":")[0] for change in infonce} == {"loss", "name"}

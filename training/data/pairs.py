@@ -23,7 +23,7 @@ from vse.features.backbones.transformer import Transformer
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.rows import Item
 from vse.features.extractors.text import TextItemEncoder
-from vse.pipeline.dataset.captions import PAD, Vocabulary
+from vse.pipeline.dataset.captions import PAD_ID, Vocabulary
 from vse.pipeline.dataset.columns import caption_counts, caption_ids, coco_ids, image_ids, select_images
 from vse.pipeline.dataset.dataset import Caption, Dataset, Image
 from vse.pipeline.errors import UserError
@@ -122,7 +122,7 @@ class WordIndices:
 
     def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return padded word indices (n, longest), and the lengths (n,) of the captions on the CPU."""
-        words, lengths = self._words.pad(indices, PAD)
+        words, lengths = self._words.pad(indices, PAD_ID)
         return move_tensor(torch.from_numpy(words), self._device), torch.from_numpy(lengths)
 
 

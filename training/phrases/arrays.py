@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from vse.features.cache.feature_cache import FeatureCache, read_input_hashes
 from vse.features.cache.rows import sha256_bytes
-from vse.pipeline.dataset.dataset import Dataset, Image, mentions, phrase_texts
+from vse.pipeline.dataset.dataset import Dataset, Image, list_mentions, list_phrase_texts
 from vse.pipeline.errors import UserError
 from vse.training.data.images import Indices
 from vse.training.phrases.regions import BoxFeatures
@@ -134,12 +134,12 @@ class PhraseArrays:
 def phrase_arrays(dataset: Dataset, images: Sequence[Image], located: bool = False) -> PhraseArrays:
     """Return the phrases of some images, or with ``located`` only phrases with a box. Raises UserError if there are none."""
     number_of = {image.imgid: number for number, image in enumerate(images)}
-    text_ids = {text: number for number, text in enumerate(phrase_texts(dataset))}
+    text_ids = {text: number for number, text in enumerate(list_phrase_texts(dataset))}
     chains: dict[tuple[int, str | int], int] = {}
     rows = []
-    for mention in mentions(dataset):
+    for mention in list_mentions(dataset):
         phrase, image = mention.phrase, number_of.get(mention.image.imgid)
-        if image is None or (located and phrase.truth is None):
+        if image is None or (located and phrase.truth_box is None):
             continue
         chain = chains.setdefault((image, phrase.chain or mention.phrase_id), len(chains))
         rows.append((image, mention, text_ids[mention.text], chain))
@@ -154,7 +154,7 @@ def phrase_arrays(dataset: Dataset, images: Sequence[Image], located: bool = Fal
         image_of=_integers(image for image, _, _, _ in rows),
         text_of=_integers(text for _, _, text, _ in rows),
         chain_of=_integers(chain for _, _, _, chain in rows),
-        truths=np.asarray([mention.phrase.truth or _NO_BOX for mention in found], np.float32),
+        truths=np.asarray([mention.phrase.truth_box or _NO_BOX for mention in found], np.float32),
         types=["/".join(mention.phrase.types) for mention in found],
         n_texts=len(text_ids),
     )
@@ -181,7 +181,7 @@ def truth_regions(phrases: PhraseArrays, truths: BoxFeatures, name: str) -> Int[
 
 def check_phrase_cache(cache: FeatureCache, dataset: Dataset) -> None:
     """Raise :class:`UserError` if a cache does not hold the phrases of the data set, in their order and with their texts."""
-    texts = phrase_texts(dataset)
+    texts = list_phrase_texts(dataset)
     if cache.ids.tolist() != list(range(len(texts))):
         raise UserError(f"{cache.path} holds {len(cache.ids)} phrases, and {dataset.path} has {len(texts)}; extract it again")
     wanted = np.stack([sha256_bytes(text.encode()) for text in texts]) if texts else np.empty((0, 32), np.uint8)

@@ -20,7 +20,7 @@ from torch import Tensor
 from vse.features.backbones.transformer import Transformer
 from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import InputFile, error_reason, is_path, read_run_file, wrap_read_errors
+from vse.pipeline.files.inputs import InputFile, error_reason, is_path_text, read_run_file, wrap_read_errors
 from vse.pipeline.files.outputs import OutputKind, check_output, json_kind, text_kind
 from vse.pipeline.files.writing import open_atomic, parse_json, read_json, sha256_file, write_bytes, write_json, write_text
 from vse.pipeline.presets.own_code import CodeNotAllowed, use_code_of_run
@@ -83,7 +83,7 @@ class RunFolder:
         caches = [record.get("features"), *(record[name] for name in optional if name in record)]
         places = [cache.get(key) if isinstance(cache, dict) else None for cache in caches for key in ("name", "key", "path")]
         fits = {
-            "features": all(map(is_path, places)),
+            "features": all(map(is_path_text, places)),
             "dataset": isinstance(record.get("dataset"), str),
             "seed": type(record.get("seed")) is int,
             "versions": isinstance(record.get("versions"), dict),

@@ -8,7 +8,7 @@ from typing import Any
 
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import read_run_file
-from vse.pipeline.presets.presets import list_changes
+from vse.pipeline.presets.presets import list_setting_changes
 from vse.pipeline.presets.schema import ExperimentOutline
 from vse.training.options import TrainOptions
 from vse.training.run.folder import RunFolder
@@ -39,7 +39,7 @@ def choose_action(
         before = {**folder.settings(type(experiment)).weight_settings(), **{key: old_identity.get(key) for key in identity}}
         read_run_file(folder.config_file, record or saved)
         after = {**experiment.weight_settings(), **identity}
-        changes = list_changes(before, after)
+        changes = list_setting_changes(before, after)
         if len(changes) == 1 and changes[0].startswith("train.precision: "):
             own, here = before["train"]["precision"], after["train"]["precision"]
             if precision == "auto" and finished:

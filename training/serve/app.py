@@ -16,7 +16,7 @@ from werkzeug.exceptions import BadRequest, HTTPException, RequestEntityTooLarge
 from vse.eval.report.drawings import ATTENTION_EXPLANATIONS, BRACKET_NOTE, draw_attention
 from vse.eval.report.pages import jpeg_source, render_page, small_jpeg
 from vse.eval.search.top_k import Attention
-from vse.pipeline.errors import UserError, printable
+from vse.pipeline.errors import UserError, to_printable_line
 from vse.training.serve.answers import (
     SMALL_PHOTO_SIDE,
     ServedRuns,
@@ -273,7 +273,7 @@ def _reason(error: HTTPException, settings: PageSettings) -> str:
 
 
 def _error_response(served: ServedRuns, settings: PageSettings, message: str, code: int) -> tuple[flask.Response | str, int]:
-    line = printable(message)
+    line = to_printable_line(message)
     if _answer_format() == "json":
         return flask.jsonify({"error": line}), code
     if _answer_format() == "part":

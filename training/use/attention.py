@@ -17,7 +17,7 @@ from vse.eval.search.top_k import Attention, SearchHit
 from vse.features.backbones.device import move_tensor
 from vse.features.extractors.cnn import VectorBoxes
 from vse.features.extractors.images import UnsuitableImageSize
-from vse.pipeline.dataset.captions import UNKNOWN
+from vse.pipeline.dataset.captions import UNKNOWN_ID
 from vse.pipeline.dataset.dataset import Caption
 from vse.pipeline.dataset.identity import check_recorded_data
 from vse.pipeline.errors import UserError
@@ -97,7 +97,7 @@ class PairAttention:
             return tuple(self.trained.transformer.tokens(text.raw))
         start, *numbers, end = self.trained.vocabulary.encode(text.tokens)
         known = self.trained.vocabulary.words
-        read = (f"<{token}>" if number == UNKNOWN else token for token, number in zip(text.tokens, numbers, strict=True))
+        read = (f"<{token}>" if number == UNKNOWN_ID else token for token, number in zip(text.tokens, numbers, strict=True))
         return known[start], *read, known[end]
 
 

@@ -29,9 +29,9 @@ from vse.features.cache.rows import Kind as RowKind
 from vse.features.cache.shards import check_cache_out, parse_feature_name
 from vse.features.data_checks import compute_data_checksums
 from vse.features.exchange.embeddings import KIND_PLURALS, Backbone, cache_paths, write_backbone_cache
-from vse.pipeline.dataset.captions import UNKNOWN
+from vse.pipeline.dataset.captions import UNKNOWN_ID
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
-from vse.pipeline.dataset.identity import build_identity, check_recorded_data, compare_data
+from vse.pipeline.dataset.identity import build_identity, check_recorded_data, describe_data_differences
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.outputs import check_output
 from vse.pipeline.files.writing import sha256_json
@@ -138,7 +138,7 @@ def _path_for_other_data(opened: OpenedRun, split: str, name: str) -> Path:
     out = opened.folder.path / f"{opened.data_label}_{name}"
     there = read_identity(out) if out.is_file() else None
     images = images_of(opened.dataset, [split], opened.cache)
-    if there is None or not compare_data(
+    if there is None or not describe_data_differences(
         build_identity(images, opened.photo_and_caption_hashes(images)["photo_hashes"]), there
     ):
         return out
@@ -155,7 +155,7 @@ def unknown_words(trained: TrainedRun) -> dict[str, int]:
     counts = {"words": 0, "of": 0, "captions": 0}
     for caption in trained.split.pairs.captions:
         numbers = trained.vocabulary.encode(caption.tokens)[1:-1]
-        unknown = numbers.count(UNKNOWN)
+        unknown = numbers.count(UNKNOWN_ID)
         counts["words"] += unknown
         counts["of"] += len(numbers)
         counts["captions"] += bool(unknown)

@@ -22,7 +22,7 @@ from vse.features.cache.rows import sha256_bytes
 from vse.features.data_checks import belongs_to_dataset
 from vse.features.extractors.text import TextItemEncoder, load_text_item_encoder
 from vse.pipeline.dataset.columns import IdIndex, caption_ids
-from vse.pipeline.dataset.dataset import Dataset, phrase_texts
+from vse.pipeline.dataset.dataset import Dataset, list_phrase_texts
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import read_image_bytes
 from vse.pipeline.files.outputs import check_output
@@ -188,9 +188,9 @@ def _best_model(opened: OpenedRun, phrase_settings: PhraseSettings) -> Model:
 
 def _phrase_hashes(opened: OpenedRun, pairs: PhraseArrays) -> dict[str, Any]:
     """Return the hashes of each phrase's photo and caption, by the names of the fields of :class:`PhraseScores`."""
-    images = [opened.dataset.images[row] for row in opened.dataset.image_rows(pairs.image_ids).tolist()]
+    images = [opened.dataset.images[row] for row in opened.dataset.find_image_rows(pairs.image_ids).tolist()]
     hashes = opened.photo_and_caption_hashes(images)
-    rows = {"photo_hashes": pairs.image_of, "caption_hashes": IdIndex(caption_ids(images)).find(pairs.caption_ids)}
+    rows = {"photo_hashes": pairs.image_of, "caption_hashes": IdIndex(caption_ids(images)).find_rows(pairs.caption_ids)}
     return {name: None if values is None else values[rows[name]] for name, values in hashes.items()}
 
 
@@ -200,7 +200,7 @@ def _phrase_vectors(dataset: Dataset, phrases: FeatureCache, files: RunFileOptio
         check_phrase_cache(phrases, dataset)
         return cached_phrases(phrases, device)
     return EncodedPhrases(
-        phrase_texts(dataset), load_text_item_encoder(phrases, files.weights_dir, str(device)), phrases, device
+        list_phrase_texts(dataset), load_text_item_encoder(phrases, files.weights_dir, str(device)), phrases, device
     )
 
 

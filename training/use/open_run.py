@@ -26,10 +26,10 @@ from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.columns import IdIndex, image_ids
 from vse.pipeline.dataset.dataset import Dataset, Image, load_dataset_file
 from vse.pipeline.dataset.duplicates import find_same_images
-from vse.pipeline.dataset.identity import DataChecksums, DataIdentity, caption_hashes, compare_data
+from vse.pipeline.dataset.identity import DataChecksums, DataIdentity, describe_data_differences, hash_captions
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import find_hdf5_dataset, open_hdf5
-from vse.pipeline.presets.presets import list_changes
+from vse.pipeline.presets.presets import list_setting_changes
 from vse.training.experiment import ExperimentConfig, changed_settings
 from vse.training.models.build import Model
 from vse.training.options import RunFileOptions
@@ -53,9 +53,13 @@ def checksums_if_other_data(
     if of_training is None:
         return None if same_captions and "captions_sha256" in record else checksums
     recorded = read_data_identity(cache)
-    if same_cache and recorded.captions is not None and recorded.checksums.captions_sha256 == of_training.captions_sha256:
+    if (
+        same_cache
+        and recorded.caption_hashes is not None
+        and recorded.checksums.captions_sha256 == of_training.captions_sha256
+    ):
         return None  # a subset, or other splits: the cache and the data set were compared before
-    differing = set(checksums.differences(of_training))
+    differing = set(checksums.list_differences(of_training))
     if differing == {"photographs"} and (same_cache or _holds_same_photos(folder, cache)):
         return None
     return checksums if differing else None
@@ -99,7 +103,7 @@ def _holds_same_photos(folder: RunFolder, cache: FeatureCache) -> bool:
         return bool(
             own.key == folder.eval_cache_record()["key"]
             and shared
-            and not compare_data(read_data_identity(cache), read_data_identity(own))
+            and not describe_data_differences(read_data_identity(cache), read_data_identity(own))
         )
     return False
 
@@ -147,9 +151,9 @@ class OpenedRun:
     def photo_and_caption_hashes(self, images: Sequence[Image]) -> dict[str, Any]:
         """Return ``photo_hashes`` (n_images, 32), or None if unknown, and ``caption_hashes`` (n_captions, 8) of images."""
         known = read_data_identity(self.cache)
-        rows = IdIndex(known.image_ids).find(image_ids(images))
-        photos = None if known.photos is None or (rows < 0).any() else known.photos[rows]
-        return {"photo_hashes": photos, "caption_hashes": caption_hashes(images)}
+        rows = IdIndex(known.image_ids).find_rows(image_ids(images))
+        photos = None if known.photo_hashes is None or (rows < 0).any() else known.photo_hashes[rows]
+        return {"photo_hashes": photos, "caption_hashes": hash_captions(images)}
 
     def words_of(self, text: str) -> list[str]:
         """Split a new text into words, with the tokeniser of the training captions."""
@@ -279,7 +283,7 @@ def _open_compatible(
         return cache
     own_path, own_key = folder.path / str(cache_record["path"]), str(cache_record["key"])
     extractor = cache_record.get("extractor") or _read_extractor(own_path, own_key)
-    differs = ["its key differs"] if extractor is None else list_changes(extractor, cache.extractor_identity)
+    differs = ["its key differs"] if extractor is None else list_setting_changes(extractor, cache.extractor_identity)
     in_precision = len(differs) == 1 and differs[0].startswith("config.precision: ")
     if in_precision and has_auto_precision(cache.feature, cache.dataset):
         log.info("%s: computed on a machine with another precision than that of the training (%s)", cache.path, differs[0])

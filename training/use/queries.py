@@ -13,7 +13,7 @@ from PIL import Image
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.extractors.cnn import CnnExtractor, rebuild_cnn_extractor
 from vse.features.extractors.text import TextItemEncoder, load_text_item_encoder
-from vse.pipeline.dataset.captions import UNKNOWN
+from vse.pipeline.dataset.captions import UNKNOWN_ID
 from vse.pipeline.errors import UserError
 from vse.training.data.pairs import TokenIndices, encode_texts
 from vse.training.kinds import Encoded, add_full_mask
@@ -101,7 +101,7 @@ class QueryEncoder:
             inputs: Encoded = TokenIndices([text], trained.transformer, trained.device).read(np.zeros(1, np.int64))
         elif trained.caption_cache is None or reader is None:
             words = trained.vocabulary.encode(tokens)
-            unknown = [token for token, number in zip(tokens, words[1:-1], strict=True) if number == UNKNOWN]
+            unknown = [token for token, number in zip(tokens, words[1:-1], strict=True) if number == UNKNOWN_ID]
             if unknown:
                 remark = f"not a word of the training captions: {', '.join(unknown)}"
             inputs = torch.tensor([words], device=trained.device), torch.tensor([len(words)])

@@ -96,7 +96,7 @@ def test_metrics_of_a_row_go_together() -> None:
 
 def test_the_rows_that_presets_name_are_there() -> None:
     keys = {row.key for table in TABLES for row in published_rows(table)}
-    for name in presets.known_presets("experiments"):
+    for name in presets.list_preset_names("experiments"):
         assert set(presets.load_experiment_outline(name).rows) <= keys, name
 
 

@@ -14,7 +14,7 @@ from tests.transformers_made import WORDS, make_bert
 from vse.features.backbones.transformer import Transformer, read_transformer
 from vse.features.cache.feature_cache import FeatureCache, open_cache
 from vse.features.cache.reader import FeatureReader
-from vse.pipeline.dataset.captions import PAD, Vocabulary
+from vse.pipeline.dataset.captions import PAD_ID, Vocabulary
 from vse.pipeline.dataset.dataset import Caption, Image, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.training.data import images as cached_module
@@ -180,7 +180,7 @@ def test_words_are_padded_after_the_end(captions: list[Caption], data: st.DataOb
     encoded = [vocabulary.encode(captions[number].tokens) for number in numbers]
     assert lengths.tolist() == [len(words) for words in encoded]
     longest = max(map(len, encoded))
-    assert pad_sets.tolist() == [words + [PAD] * (longest - len(words)) for words in encoded]
+    assert pad_sets.tolist() == [words + [PAD_ID] * (longest - len(words)) for words in encoded]
 
 
 def test_a_caption_of_nothing_is_a_start_and_an_end() -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from vse.features.cache.feature_cache import merge_shards, open_cache
 from vse.features.cache.rows import Identity, Rows, sha256_bytes
 from vse.features.cache.shards import shard_path, write_shard
-from vse.pipeline.dataset.dataset import Dataset, load_dataset_file, mentions, phrase_texts
+from vse.pipeline.dataset.dataset import Dataset, list_mentions, list_phrase_texts, load_dataset_file
 from vse.pipeline.dataset.phrases import iou
 from vse.pipeline.files.images import decode_image, read_image_bytes
 from vse.training.experiment import ExperimentConfig, load_experiment
@@ -52,12 +52,12 @@ def make_caches(dataset_file: Path, folder: Path, n: int = 7, **of_truths: Any) 
     ``of_truths`` are settings that the cache of ground-truth regions records.
     """
     dataset, rng = load_dataset_file(dataset_file), np.random.default_rng(0)
-    texts = phrase_texts(dataset)
+    texts = list_phrase_texts(dataset)
     meanings = {text: _meaning(text, DIM) for text in texts}
     named: dict[int, list[tuple[Array, str]]] = {image.imgid: [] for image in dataset.images}
-    for mention in mentions(dataset):
-        if mention.phrase.truth is not None:
-            named[mention.image.imgid].append((np.float32(mention.phrase.truth), mention.text))
+    for mention in list_mentions(dataset):
+        if mention.phrase.truth_box is not None:
+            named[mention.image.imgid].append((np.float32(mention.phrase.truth_box), mention.text))
     sizes = [decode_image(dataset.image_path(image)).size for image in dataset.images]
     truths = [_different([box for box, _ in named[image.imgid]]) for image in dataset.images]
     proposed = [_proposed(own, size, int(rng.integers(1, n + 1)), rng) for own, size in zip(truths, sizes, strict=True)]

@@ -11,7 +11,7 @@ import pytest
 from tests.training.conftest import Fails, Patch, assert_same, options, state, table, train_with_stops, weights
 from tests.training.phrases.some_regions import LINEAR, SMALL, Caches, make_caches, small, write_phrases
 from vse.features.cache.feature_cache import open_cache
-from vse.pipeline.dataset.dataset import load_dataset_file, phrase_texts
+from vse.pipeline.dataset.dataset import list_phrase_texts, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.training.cli import train_main
 from vse.training.options import TrainInputs
@@ -125,6 +125,6 @@ def test_ground_truth_regions_of_other_settings_are_one_line(few: Path, tmp_path
 def test_a_cache_of_captions_is_one_line(few: Path, tmp_path: Path) -> None:
     caches = make_caches(few, tmp_path)
     dataset = load_dataset_file(few)
-    other = write_phrases(tmp_path / "captions.h5", dataset, phrase_texts(dataset), of="captions")
+    other = write_phrases(tmp_path / "captions.h5", dataset, list_phrase_texts(dataset), of="captions")
     with pytest.raises(UserError, match=r"captions.h5 holds .*; features of phrases are needed"):
         train(caches.candidates, small(), out=tmp_path / "run", inputs=TrainInputs(caption_features=other))

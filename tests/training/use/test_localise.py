@@ -18,7 +18,7 @@ from vse.features.cache.feature_cache import open_cache
 from vse.features.extraction import extract_shards, merge
 from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder
 from vse.features.settings.texts import TfidfConfig
-from vse.pipeline.dataset.dataset import load_dataset_file, mentions
+from vse.pipeline.dataset.dataset import list_mentions, load_dataset_file
 from vse.pipeline.demo import create_demo
 from vse.pipeline.errors import UserError
 from vse.training.cli import embed_main, report_main, search_main
@@ -37,7 +37,7 @@ def scored(phrase_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_file_has_every_phrase_of_the_split_with_the_candidates_of_its_image(scored: Path, caches: Caches) -> None:
     cache, found = open_cache(caches.candidates), read_phrase_scores(scored)
-    expected = [m for m in mentions(load_dataset_file(cache.dataset_file)) if m.image.split == "val"]
+    expected = [m for m in list_mentions(load_dataset_file(cache.dataset_file)) if m.image.split == "val"]
     assert found.phrase_ids.tolist() == [m.phrase_id for m in expected]
     assert found.image_ids.tolist() == [m.image.imgid for m in expected]
     assert found.caption_ids.tolist() == [m.caption.sentid for m in expected]
@@ -48,7 +48,7 @@ def test_the_file_has_every_phrase_of_the_split_with_the_candidates_of_its_image
         row = cache.ids.tolist().index(mention.image.imgid)
         own = boxes[cache.offsets[row] : cache.offsets[row + 1]]
         np.testing.assert_array_equal(found.boxes[found.candidates(k)], own)
-        truth = mention.phrase.truth
+        truth = mention.phrase.truth_box
         assert (tuple(found.truth[k].tolist()) == truth) if truth else np.isnan(found.truth[k]).all()
 
 
@@ -93,7 +93,7 @@ def test_phrases_of_another_data_set_need_a_cache_or_its_encoder(phrase_run: Pat
     caches = make_caches(other, tmp_path / "features")
     places = RunFileOptions(features=caches.candidates, caption_features=caches.phrases)
     out = embed_split(phrase_run, tmp_path / "other.h5", "test", places)
-    expected = [m for m in mentions(load_dataset_file(other)) if m.image.split == "test"]
+    expected = [m for m in list_mentions(load_dataset_file(other)) if m.image.split == "test"]
     assert len(read_phrase_scores(out).phrase_ids) == len(expected)
 
 
@@ -133,8 +133,8 @@ def test_a_phrase_is_found_by_the_scores_of_the_file(
 ) -> None:
     dataset = load_dataset_file(open_cache(caches.candidates).dataset_file)
     scored = read_phrase_scores(embed_split(own_words_run, tmp_path / "val.h5", "val"))
-    number = scored.phrase_ids.tolist().index(next(m.phrase_id for m in mentions(dataset) if m.image.split == "val"))
-    mention = mentions(dataset)[scored.phrase_ids[number]]
+    number = scored.phrase_ids.tolist().index(next(m.phrase_id for m in list_mentions(dataset) if m.image.split == "val"))
+    mention = list_mentions(dataset)[scored.phrase_ids[number]]
     photo, page = dataset.image_path(mention.image), tmp_path / "page.html"
     done(search_main, own_words_run, "--image", photo, mention.text.upper(), "-k", 3, "--html", page)
     rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]

@@ -23,7 +23,7 @@ from vse.features.extraction import extract_shards, merge
 from vse.features.extractors.captions import load_cache_encoder
 from vse.features.extractors.cnn import CnnExtractor
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.pipeline.dataset.preparation import check_dataset
+from vse.pipeline.dataset.preparation import check_and_describe_dataset
 from vse.pipeline.demo import create_demo
 from vse.pipeline.errors import Interrupted, UserError
 from vse.training.cli import embed_main, report_main, search_main, train_main
@@ -175,7 +175,7 @@ def test_an_album_is_extracted_like_the_cache_of_a_run_and_searched_but_not_rank
         done(main, "album", photos, "--out", tmp_path / "album")
     dataset = load_dataset_file(tmp_path / "album" / "dataset.json")
     assert (dataset.name, [image.file for image in dataset.images]) == ("album", ["2019/c.jpg", "a.jpeg", "b.JPG"])
-    assert "3 images       0 captions" in check_dataset(dataset.path)
+    assert "3 images       0 captions" in check_and_describe_dataset(dataset.path)
     assert sorted(path.name for path in (tmp_path / "album").iterdir()) == ["dataset.json", "images"]
     data, out = tmp_path / "album" / "dataset.json", tmp_path / "album_tiny.h5"
     of_album = ["cnn", "--dataset", data, "--out", out, "--like"]

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from vse.pipeline.dataset.captions import END, PAD, START, UNKNOWN
+from vse.pipeline.dataset.captions import END_ID, PAD_ID, START_ID, UNKNOWN_ID
 from vse.training.kinds import Encoded, Kind
 from vse.training.models.encoders.base import Encoder, EncoderSettings, EncoderSpec
 from vse.training.models.encoders.gpo import GeneralisedPooling, WordAugmentation
@@ -79,7 +79,9 @@ class WordReader(Encoder):
         self.states = settings.states
         self.pooling = GeneralisedPooling() if settings.states == "pooled" else None
         share = settings.size_augmentation
-        self.augmentation = WordAugmentation(share, spec.input_dim, (PAD, START, END), UNKNOWN, PAD) if share else None
+        self.augmentation = (
+            WordAugmentation(share, spec.input_dim, (PAD_ID, START_ID, END_ID), UNKNOWN_ID, PAD_ID) if share else None
+        )
         self._train_words = settings.train_words
 
     def compute_all_states(self, words: PackedSequence) -> Float[Tensor, "n_packed dim"]:
