@@ -14,7 +14,7 @@ from vse.pipeline.presets.own_code import is_code_name
 from vse.pipeline.presets.parts import import_object, part_field
 from vse.pipeline.presets.schema import Settings
 from vse.training.data.samplers import SAMPLERS
-from vse.training.data.samplers.base import Sampler, Shuffled
+from vse.training.data.samplers.base import Sampler, ShuffledSampler
 from vse.training.losses import LOSSES
 
 WeightGroup = Literal["words", "embeddings", "biases", "norms", "vectors"]
@@ -123,7 +123,7 @@ class TrainConfig(Settings):
         1, description="number of batches whose gradients are added up for one update; each batch has its own negatives only"
     )
     clip: float | None = Field(2.0, gt=0, description="bound on the gradient's global norm; none: no bound")
-    sampling: Annotated[SerializeAsAny[Sampler], part_field(SAMPLERS)] = Shuffled()
+    sampling: Annotated[SerializeAsAny[Sampler], part_field(SAMPLERS)] = ShuffledSampler()
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "fp32",
         description="precision of a training step: fp32, or bf16 by autocast; auto: bf16 if the device supports it, else fp32",
@@ -183,14 +183,14 @@ class AdversarySettings(Settings):
 class SolverSettings(Settings):
     """The settings of a solver. ``name`` chooses the solver.
 
-    ``code`` : name of the solver's class, ``module:Class``. The module is imported when the solver is built.
+    ``solver_class_path`` : name of the solver's class, ``module:Class``. The module is imported when the solver is built.
     ``uses_loss`` : whether the solver minimises the experiment's loss.
     ``learns`` : whether the solver changes any weight.
     ``accepts_words`` : whether the solver can train on captions as words, besides cached vectors.
     ``reads_phrases`` : whether the solver matches regions and phrases instead of images and captions.
     """
 
-    code: ClassVar[str]
+    solver_class_path: ClassVar[str]
     name: str
     uses_loss: ClassVar[bool] = True
     learns: ClassVar[bool] = True
@@ -202,12 +202,12 @@ class SolverSettings(Settings):
 
     def build(self, task: Any) -> Any:
         """Return the solver for an input, by default of the class :attr:`code`. Raises UserError if ``task`` does not fit."""
-        return import_object(self.code)(task)
+        return import_object(self.solver_class_path)(task)
 
 
 class GradientSettings(SolverSettings):
     """Gradient descent by Adam (VSE++ paper, section 3.2) or AdamW; the group ``train`` holds its settings."""
 
-    code: ClassVar[str] = "vse.training.solvers.retrieval:RetrievalTrainer"
+    solver_class_path: ClassVar[str] = "vse.training.solvers.retrieval:RetrievalTrainer"
 
     name: Literal["gradient"] = "gradient"

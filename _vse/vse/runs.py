@@ -49,7 +49,7 @@ from vse.training.options import (
 if TYPE_CHECKING:
     from vse.training.use.queries import Query as EncoderQuery
     from vse.training.use.queries import QueryEncoder
-    from vse.training.use.search import LastSearcher
+    from vse.training.use.search import LastSearcherCache
 
 
 class SearchIndex(Options):
@@ -247,10 +247,10 @@ class TrainedModel(FileHandle):
         return allow_own_code(self._allow_code)
 
     @cached_property
-    def _searcher_cache(self) -> LastSearcher:
-        from vse.training.use.search import LastSearcher
+    def _searcher_cache(self) -> LastSearcherCache:
+        from vse.training.use.search import LastSearcherCache
 
-        return LastSearcher()
+        return LastSearcherCache()
 
     @cached_property
     def _query_encoder(self) -> QueryEncoder:
@@ -263,10 +263,10 @@ class TrainedModel(FileHandle):
         return QueryEncoder(load_opened_run(opened, split, self._inputs), split, self._inputs.weights_dir)
 
     def _encode(self, given: object, queries: Sequence[EncoderQuery]) -> NDArray[np.float32] | list[NDArray[np.float32]]:
-        from vse.training.kinds import pack
+        from vse.training.kinds import pack_embeddings
 
         with self._code_permission():
-            encoded = [pack([self._query_encoder.encode(query).vectors]) for query in queries]
+            encoded = [pack_embeddings([self._query_encoder.encode(query).vectors]) for query in queries]
         sets = encoded[0].lengths is not None
         vectors = [(one.vectors if sets else one.vectors[0]).float().numpy() for one in encoded]
         if isinstance(given, str | os.PathLike):

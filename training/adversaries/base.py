@@ -32,8 +32,8 @@ class Opponent:
     model: Model
     loss: Loss
     pairs: Pairs
-    images: TrainingImages
-    captions: CaptionInputs
+    image_inputs: TrainingImages
+    caption_inputs: CaptionInputs
     batch_size: int
     precision: str
     device: torch.device
@@ -44,7 +44,7 @@ class AdversarialLosses(NamedTuple):
 
     model_cost: Cost
     adversary_loss: Tensor
-    measures: dict[str, Tensor]
+    metrics: dict[str, Tensor]
 
 
 class Adversary(nn.Module):
@@ -102,14 +102,15 @@ class ReinforceSettings(AdversarySettings):
 class SampledCandidates(NamedTuple):
     """The s candidates sampled for each of n queries, and the likeliest candidate of each query.
 
-    ``has_unmasked`` is False for a query whose candidates are all masked. The samples of this query must not be used.
+    ``has_unmasked_candidate`` is False for a query whose candidates are all masked. The samples of such a query must not be
+    used.
     """
 
     indices: Int[Tensor, "n s"]
     log_probabilities: Float[Tensor, "n s"]
     entropies: Float[Tensor, " n"]
-    likeliest_index: Int[Tensor, " n"]
-    has_unmasked: Bool[Tensor, " n"]
+    likeliest_indices: Int[Tensor, " n"]
+    has_unmasked_candidate: Bool[Tensor, " n"]
 
 
 class DirectionLosses(NamedTuple):
@@ -121,7 +122,7 @@ class DirectionLosses(NamedTuple):
 
     model_cost: Float[Tensor, ""]
     adversary_loss: Float[Tensor, ""]
-    measures: dict[str, Tensor]
+    metrics: dict[str, Tensor]
 
 
 def sampling_metrics(
@@ -132,7 +133,7 @@ def sampling_metrics(
     ``masked_share`` holds these probabilities, and ``scores`` the scores of the sampled negatives. ``harder`` is a score of a
     sampled negative minus the score of the hardest negative of the batch.
     """
-    hardest = query_scores.scores.masked_fill(~query_scores.negatives, -torch.inf).amax(1)
+    hardest = query_scores.scores.masked_fill(~query_scores.negative_mask, -torch.inf).amax(1)
     return {
         "entropy": sample.entropies.mean().detach(),
         "reward": rewards.mean().detach(),
@@ -167,16 +168,16 @@ def sample_candidates(logits: Float[Tensor, "n m"], masked: Bool[Tensor, "n m"] 
 
     Candidates that are ``masked`` for a query are not sampled, unless all candidates are masked for the query.
     """
-    has_unmasked = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
+    has_unmasked_candidate = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
     if masked is not None:
-        has_unmasked = ~masked.all(1)
-        logits = logits.masked_fill(masked & has_unmasked[:, None], -torch.inf)
+        has_unmasked_candidate = ~masked.all(1)
+        logits = logits.masked_fill(masked & has_unmasked_candidate[:, None], -torch.inf)
     log_p = logits.log_softmax(1)
     p = log_p.exp()
     with torch.no_grad():
         indices = find_quantiles(p, torch.rand(len(p), samples, dtype=torch.float64, device=p.device))
     entropies = -(p * log_p.clamp(min=-1e4)).sum(1)
-    return SampledCandidates(indices, log_p.gather(1, indices), entropies, p.detach().argmax(1), has_unmasked)
+    return SampledCandidates(indices, log_p.gather(1, indices), entropies, p.detach().argmax(1), has_unmasked_candidate)
 
 
 def find_quantiles(probabilities: Float[Tensor, "n m"], uniform: Float[Tensor, "n s"]) -> Int[Tensor, "n s"]:
@@ -191,7 +192,7 @@ def find_quantiles(probabilities: Float[Tensor, "n m"], uniform: Float[Tensor, "
     return torch.searchsorted(cumulative, below, right=True).clamp(max=probabilities.shape[1] - 1)
 
 
-class Baseline(nn.Module):
+class RewardBaseline(nn.Module):
     """The baseline of rewards in REINFORCE.
 
     ``mean`` : the running mean of rewards, which starts at 0.
@@ -208,7 +209,7 @@ class Baseline(nn.Module):
         self.register_buffer("seen", torch.zeros(()))
 
     @torch.no_grad()
-    def subtract_from(
+    def compute_advantages(
         self, rewards: Float[Tensor, "n s"], likeliest_rewards: Float[Tensor, " n"] | None
     ) -> Float[Tensor, "n s"]:
         """Return rewards minus the baseline, and update the running mean with these rewards.
@@ -233,4 +234,4 @@ def reinforce_loss(
     if settings.entropy_weight:
         floor = torch.log(torch.tensor(float(settings.entropy_of)))
         losses = losses + settings.entropy_weight * (floor - sample.entropies).clamp(min=0)
-    return (losses * sample.has_unmasked).sum() / sample.has_unmasked.sum().clamp(min=1)
+    return (losses * sample.has_unmasked_candidate).sum() / sample.has_unmasked_candidate.sum().clamp(min=1)

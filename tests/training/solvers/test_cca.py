@@ -21,7 +21,7 @@ from vse.training.experiment import ExperimentConfig
 from vse.training.options import TrainInputs, TrainOptions
 from vse.training.run.folder import RunFolder
 from vse.training.solvers import cca as cca_module
-from vse.training.solvers.cca import CaptionCca, Covariances, canonical_directions, covariances
+from vse.training.solvers.cca import CaptionCcaSolver, Covariances, canonical_directions, compute_covariances
 from vse.training.training import train
 from vse.training.use.embed import embed_split
 
@@ -122,7 +122,7 @@ def blocks(counts: list[list[int]], dim_x: int, dim_y: int, offset: float, seed:
 )
 def test_covariances_are_those_of_all_pairs(counts: list[list[int]], dims: tuple[int, int], offset: float, seed: int) -> None:
     parts = blocks(counts, *dims, offset, seed)
-    found = covariances(iter(parts))
+    found = compute_covariances(iter(parts))
     x = np.concatenate([images.double().numpy()[image_of_caption] for images, _, image_of_caption in parts])
     y = np.concatenate([captions.double().numpy() for _, captions, _ in parts])
     np.testing.assert_allclose(found.mean_x, x.mean(0), rtol=1e-5, atol=1e-4)
@@ -136,7 +136,7 @@ def test_covariances_are_those_of_all_pairs(counts: list[list[int]], dims: tuple
 def test_a_mean_far_from_zero_does_no_harm() -> None:
     parts = blocks([[2] * 50, [5] * 40, [1] * 7], 4, 3, offset=3000, seed=1)
     x = np.concatenate([images.double().numpy()[image_of_caption] for images, _, image_of_caption in parts])
-    np.testing.assert_allclose(covariances(iter(parts)).xx, np.cov(x.T, bias=True), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(compute_covariances(iter(parts)).xx, np.cov(x.T, bias=True), rtol=1e-3, atol=1e-4)
 
 
 SETS = [
@@ -158,7 +158,7 @@ def run(cache: Path, tfidf: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def test_a_run_tries_each_regularisation_and_keeps_the_best(run: Path) -> None:
     files = {path.name for path in run.iterdir()}
     assert files == {"config.yaml", "vocab.json", "metrics.csv", "best.safetensors", "last.ckpt", "run.json"}
-    rows, record = numbers(run), RunFolder(run).record()
+    rows, record = numbers(run), RunFolder(run).read_record()
     assert [(row["epoch"], row["regularization"]) for row in rows] == [(1, 1.0), (2, 0.01), (3, 0.1)]
     assert (record["state"], record["epochs"], record["dataset"]) == ("finished", 3, "demo")
     best = max(rows, key=lambda row: row["rsum"])
@@ -209,15 +209,15 @@ def test_a_split_is_evaluated_as_it_was_validated(run: Path, tmp_path: Path, cac
     assert recalls.items() <= best.items()
     test = write_result([embed_split(run, tmp_path / "test.h5")], tmp_path / "t.json", ["auto", "sentence"])
     assert json.loads(test.read_text())["protocols"].keys() == {"full", "sentence"}
-    monkeypatch.setattr(cca_module, "_BLOCK_IMAGES", 7)
-    small = RunFolder(train(cache, experiment(*SETS), out=tmp_path / "small")).checkpoint()["model"]
-    for name, weights in RunFolder(run).checkpoint()["model"].items():
+    monkeypatch.setattr(cca_module, "_IMAGES_PER_BLOCK", 7)
+    small = RunFolder(train(cache, experiment(*SETS), out=tmp_path / "small")).read_checkpoint()["model"]
+    for name, weights in RunFolder(run).read_checkpoint()["model"].items():
         torch.testing.assert_close(abs(small[name]), abs(weights), rtol=1e-3, atol=1e-3)  # directions may turn round
 
 
 @pytest.mark.parametrize(("method", "call"), [("blocks", 0), ("validate", 0), ("validate", 2)])
 def test_a_run_that_is_stopped_is_resumed(method: str, call: int, run: Path, cache: Path, tmp_path: Path) -> None:
-    with interrupted(call, of=CaptionCca, method=method), pytest.raises(Interrupted, match="--resume"):
+    with interrupted(call, of=CaptionCcaSolver, method=method), pytest.raises(Interrupted, match="--resume"):
         train(cache, experiment(*SETS), out=tmp_path / "cut")
     cut = train(cache, experiment(*SETS), out=tmp_path / "cut", options=TrainOptions(resume=True))
     assert_same(state(run), state(cut))
@@ -237,4 +237,4 @@ def test_cca_needs_vectors_of_captions_which_a_path_may_name(cache: Path, tmp_pa
         train(cache, experiment(*SETS), out=tmp_path / "run", options=TrainOptions(log_negatives=1))
     inputs = TrainInputs(caption_features=tfidf)
     out = train(cache, experiment(*SETS, "caption_feature=null"), out=tmp_path / "run", inputs=inputs)
-    assert RunFolder(out).settings(ExperimentConfig).caption_feature == "tfidf"
+    assert RunFolder(out).read_settings(ExperimentConfig).caption_feature == "tfidf"
