@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vse.pipeline.cores import allowed_cores
-from vse.training.solvers.cca import Covariances, canonical_directions, compute_covariances
+from vse.training.solvers.cca import Covariances, compute_canonical_directions, compute_covariances
 
 IMAGES, BLOCK, PER_IMAGE, DIM_X, DIM_Y, DIRECTIONS = 113_287, 1024, 5, 4096, 6000, 256
 
@@ -63,7 +63,7 @@ def main() -> None:
             "peak_gb": peak_gb(),
         }
     ]
-    solving = seconds(lambda: canonical_directions(found[0], DIRECTIONS, 0.1))
+    solving = seconds(lambda: compute_canonical_directions(found[0], DIRECTIONS, 0.1))
     rows.append(
         {
             **rows[0],

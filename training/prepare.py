@@ -66,7 +66,7 @@ def prepare_task(
         vocabulary = inputs.start_run.read_vocabulary()
     else:
         vocabulary = Vocabulary.build((caption.tokens for caption in pairs.captions), settings.min_count)
-    images, val_images, cnn = _image_inputs(experiment, inputs, pairs, val, processes)
+    images, val_images, cnn = _build_image_inputs(experiment, inputs, pairs, val, processes)
     taken = images.size_in_memory_gb if isinstance(images, CachedImageFeatures) else 0
     texts = inputs.caption_cache, inputs.transformer, vocabulary
     captions = load_caption_inputs(*texts, pairs, processes.device, _feature_memory_gb(experiment), taken)
@@ -125,7 +125,7 @@ def _feature_memory_gb(experiment: ExperimentConfig) -> float:
     return experiment.train.memory_gb if experiment.train.features_in_memory else 0
 
 
-def _image_inputs(
+def _build_image_inputs(
     experiment: ExperimentConfig, inputs: RunInputs, pairs: Pairs, val: Pairs, processes: ProcessGroup
 ) -> tuple[TrainingImages, EvaluationImages, TrainableCnn | None]:
     """Return the model's inputs for training images and for validation images, and the CNN if the run trains one."""

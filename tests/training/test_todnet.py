@@ -211,7 +211,7 @@ def test_the_file_of_a_split_has_scores_and_captions(network: Path, tmp_path: Pa
     assert content.keys() == {"image_ids", "caption_ids", "caption_image_ids", "scores", "captions", *pooled, *hashes}
     assert content["scores"].shape == (12, 60)
     opened = load_run(network, "test", device="cpu")
-    assert opened.model.pairwise
+    assert opened.model.scores_every_pair
     images, captions = (side.unpack_all() for side in encode(opened.model, opened.split, opened.device))
     np.testing.assert_array_equal(content["captions"], captions[0])
     np.testing.assert_allclose(np.linalg.norm(content["captions"], axis=1), 1, rtol=1e-5)

@@ -90,7 +90,8 @@ class AceSettings(ReinforceSettings):
 class AceAdversary(Adversary):
     """Two generators of negatives. One samples captions for images as queries. One samples images for captions as queries.
 
-    ``filled`` is true if the embeddings of all training items have been computed. It is saved with the weights.
+    ``captions``, ``images`` : the candidates of each side, with their generator.
+    ``filled`` : true if the embeddings of all training items have been computed; saved with the weights.
     """
 
     def __init__(self, settings: AceSettings, opponent: Opponent, images: CachedImageFeatures) -> None:
@@ -206,6 +207,8 @@ class _CandidateSide(nn.Module):
 
     ``embedded`` : the model's embeddings of all items (n, dim), or None if the generator does not read embeddings.
     ``learnt`` : the learned vectors of all items (n, dim), or None if the generator reads embeddings.
+    ``inference`` : network that computes the logits of candidates.
+    ``baseline`` : baseline of the rewards.
     ``read_inputs`` : function that returns the model's inputs for the items with the given indices.
     ``mask_false_negatives`` : method of :class:`FalseNegativeMasks` for candidates of this side.
     """
@@ -243,7 +246,7 @@ class FalseNegativeMasks:
     """Masks of false negatives: candidates that fit a query, although they are not the query's partner in the batch."""
 
     def __init__(self, pairs: Pairs, mask: str) -> None:
-        self._mask_kind, self._image_of, self._text_of = mask, pairs.image_indices, pairs.text_indices
+        self._mask_kind, self._image_indices, self._text_indices = mask, pairs.image_indices, pairs.text_indices
         self._captions_by_image = _IndicesByGroup(pairs.image_indices, len(pairs.images))
         self._captions_by_text = _IndicesByGroup(pairs.text_indices, int(pairs.text_indices.max()) + 1)
 
@@ -257,10 +260,10 @@ class FalseNegativeMasks:
             rows = [pair[None] for pair in pair_indices]
         if self._mask_kind == "text":
             rows = [
-                np.concatenate([self._captions_by_text[text] for text in np.unique(self._text_of[row]).tolist()])
+                np.concatenate([self._captions_by_text[text] for text in np.unique(self._text_indices[row]).tolist()])
                 for row in rows
             ]
-        return _membership_mask(rows, indices, len(self._image_of))
+        return _membership_mask(rows, indices, len(self._image_indices))
 
     def mask_images(self, image_indices: Indices, pair_indices: Indices, indices: Indices) -> Bool[Tensor, "n m"]:
         """Return a mask of the false negatives among the images ``indices``, with captions as queries.
@@ -269,8 +272,8 @@ class FalseNegativeMasks:
         """
         rows = [image[None] for image in image_indices]
         if self._mask_kind == "text":
-            rows = [self._image_of[self._captions_by_text[text]] for text in self._text_of[pair_indices].tolist()]
-        return _membership_mask(rows, indices, int(self._image_of.max()) + 1)
+            rows = [self._image_indices[self._captions_by_text[text]] for text in self._text_indices[pair_indices].tolist()]
+        return _membership_mask(rows, indices, int(self._image_indices.max()) + 1)
 
 
 class _IndicesByGroup:

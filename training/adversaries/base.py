@@ -50,21 +50,22 @@ class AdversarialLosses(NamedTuple):
 class Adversary(nn.Module):
     """A network that makes a batch harder and is trained against the model.
 
-    A subclass that adds candidates overrides :meth:`add_candidates`. It also overrides :meth:`adversary_loss`, unless the
-    adversary maximises the model's cost. Any other subclass overrides :meth:`compute_losses`.
+    A subclass that adds candidates overrides :meth:`add_candidates`. It also overrides
+    :meth:`compute_adversary_loss`, unless the adversary maximises the model's cost. Any other subclass overrides
+    :meth:`compute_losses`.
     """
 
     def compute_losses(self, batch: Batch, model: Model, objective: Objective, seed: int) -> AdversarialLosses:
         """Return the losses of model and adversary for a batch. ``objective`` computes the cost that the model minimises."""
         harder = self.add_candidates(batch, model)
         cost = objective(harder, seed)
-        return AdversarialLosses(cost, self.adversary_loss(cost, harder), {})
+        return AdversarialLosses(cost, self.compute_adversary_loss(cost, harder), {})
 
     def add_candidates(self, batch: Batch, model: Model) -> Batch:
         """Return the batch with ``extra_negative_images`` and ``extra_negative_captions``. The default adds none."""
         return batch
 
-    def adversary_loss(self, cost: Cost, batch: Batch) -> Tensor:
+    def compute_adversary_loss(self, cost: Cost, batch: Batch) -> Tensor:
         """Return the loss of the adversary. The default is minus the model's cost."""
         return -cost.value
 
@@ -76,9 +77,9 @@ class ReinforceSettings(AdversarySettings):
     """The settings of an adversary that samples negatives (Bose et al., ViGIL 2018; options as in Bose et al., ACL 2018)."""
 
     architecture: Literal["linear", "mlp", "bilinear"] = Field(
-        "mlp", description="f(q) of the logits f(q) . c: W q + b, or W' relu(W q + b) + b', or W q without b"
+        "mlp", description="network f(q) of the logits f(q) . c: W q + b, or W' relu(W q + b) + b', or W q without b"
     )
-    hidden: PositiveInt = Field(512, description="units of the MLP's hidden layer")
+    hidden: PositiveInt = Field(512, description="number of units of the MLP's hidden layer")
     scale: float = Field(
         0.0,
         ge=0,
@@ -143,7 +144,7 @@ def sampling_metrics(
 
 
 class CandidateLogits(nn.Module):
-    """The logits f(q) . c + scale q . c of queries q (n, dim) and candidates c (m, dim), with the network f."""
+    """The logits f(q) . c + scale q . c of queries q (n, dim) and candidates c (m, dim). ``layers`` is the network f."""
 
     def __init__(self, dim: int, settings: ReinforceSettings) -> None:
         super().__init__()

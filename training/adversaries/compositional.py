@@ -68,7 +68,11 @@ class CompositionalSettings(ReinforceSettings):
 
 
 class CompositionalAdversary(Adversary):
-    """The networks that compose negative images or negative captions, with the baselines of their rewards."""
+    """The networks that compose negative images or negative captions.
+
+    ``inferences`` : network of the logits for each side that is composed.
+    ``baselines`` : baseline of the rewards for each of these sides.
+    """
 
     def __init__(self, settings: CompositionalSettings, opponent: Opponent) -> None:
         super().__init__()
@@ -76,7 +80,7 @@ class CompositionalAdversary(Adversary):
         sides = ("images", "captions") if settings.sides == "both" else (settings.sides,)
         self.inferences = nn.ModuleDict({side: CandidateLogits(opponent.model.dim, settings) for side in sides})
         self.baselines = nn.ModuleDict({side: RewardBaseline(settings) for side in sides})
-        self._text_of = torch.from_numpy(opponent.pairs.text_indices)
+        self._text_indices = torch.from_numpy(opponent.pairs.text_indices)
 
     def compute_losses(self, batch: Batch, model: Model, objective: Objective, seed: int) -> AdversarialLosses:
         cost = objective(batch, seed)
@@ -157,5 +161,5 @@ class CompositionalAdversary(Adversary):
 
     def _mask_false_negatives(self, batch: Batch) -> Bool[Tensor, "n n"]:
         """Return a mask (query, pair) that is True where the pair has the same image or the same text as the query."""
-        image_indices, text_indices = torch.from_numpy(batch.image_indices), self._text_of[batch.pair_indices]
+        image_indices, text_indices = torch.from_numpy(batch.image_indices), self._text_indices[batch.pair_indices]
         return (image_indices[:, None] == image_indices) | (text_indices[:, None] == text_indices)

@@ -59,19 +59,19 @@ class CachedFeatures:
     ) -> None:
         cache = reader.cache
         self._reader = reader
-        self._rows = reader.find_rows(ids)
+        self._cache_rows = reader.find_rows(ids)
         self._device = device
         self.kind = to_input_kind(cache.row_kind)
         self.n_crops = cache.row_shape[0] if cache.row_kind == "crops" else 0
         self._mean_has_unit_length = bool(cache.provenance.get("config", {}).get("normalize"))
         if cache.offsets is not None:
-            self._counts = np.diff(cache.offsets)[self._rows]
+            self._vector_counts = np.diff(cache.offsets)[self._cache_rows]
         else:
-            self._counts = np.full(len(self._rows), int(np.prod(cache.row_shape[:-1])))
-        self._starts = np.cumsum(self._counts) - self._counts
-        needed = int(self._counts.sum()) * cache.dim * cache.dtype.itemsize
-        self._kept = self._load_all_vectors() if needed <= count_free_bytes(device, memory_gb, used_gb) else None
-        self.size_in_memory_gb = 0.0 if self._kept is None else 1e-9 * needed
+            self._vector_counts = np.full(len(self._cache_rows), int(np.prod(cache.row_shape[:-1])))
+        self._vector_starts = np.cumsum(self._vector_counts) - self._vector_counts
+        needed = int(self._vector_counts.sum()) * cache.dim * cache.dtype.itemsize
+        self._vectors_in_memory = self._load_all_vectors() if needed <= count_free_bytes(device, memory_gb, used_gb) else None
+        self.size_in_memory_gb = 0.0 if self._vectors_in_memory is None else 1e-9 * needed
 
     def read(self, indices: Indices, crops: Indices | None = None) -> BatchVectors:
         """Return the features at these indices: (vectors (n, dim),), or (vectors (n, longest, dim), mask (n, longest)).
@@ -83,30 +83,36 @@ class CachedFeatures:
 
     def _read_vectors(self, indices: Indices, crops: Indices | None) -> Tensor:
         if self.n_crops and crops is None:
-            rows = self._rows[indices]
+            rows = self._cache_rows[indices]
             mean = torch.from_numpy(self._reader.rows(rows)).float().mean(1)
             mean = move_tensor(self._check_finite(mean, rows), self._device)
             return torch.nn.functional.normalize(mean, dim=1) if self._mean_has_unit_length else mean
         crops = np.zeros_like(indices) if crops is None else crops
-        if self._kept is not None:
+        if self._vectors_in_memory is not None:
             which = indices * self.n_crops + crops if self.n_crops else indices
-            return self._kept.index_select(0, torch.from_numpy(which).to(self._device)).float()
-        rows = self._rows[indices]
+            return self._vectors_in_memory.index_select(0, torch.from_numpy(which).to(self._device)).float()
+        rows = self._cache_rows[indices]
         vectors = self._reader.crops(rows, crops) if self.n_crops else self._reader.rows(rows)
         return move_tensor(self._check_finite(torch.from_numpy(vectors).float(), rows), self._device)
 
     def _read_sets(self, indices: Indices) -> BatchVectors:
-        if self._kept is None:
-            rows = self._rows[indices]
+        if self._vectors_in_memory is None:
+            rows = self._cache_rows[indices]
             sets = self._reader.sets(rows)
             vectors = move_tensor(self._check_finite(torch.from_numpy(sets.features).float(), rows), self._device)
             mask = torch.from_numpy(sets.mask).to(self._device)
         else:
-            starts, counts = (torch.from_numpy(part[indices]).to(self._device) for part in (self._starts, self._counts))
-            column = torch.arange(int(max(1, self._counts[indices].max(initial=1))), device=self._device)
+            starts, counts = (
+                torch.from_numpy(part[indices]).to(self._device) for part in (self._vector_starts, self._vector_counts)
+            )
+            column = torch.arange(int(max(1, self._vector_counts[indices].max(initial=1))), device=self._device)
             mask = column < counts[:, None]
-            which = (starts[:, None] + column).clamp(max=len(self._kept) - 1)
-            vectors = self._kept.index_select(0, which.flatten()).float().view(*mask.shape, self._kept.shape[1])
+            which = (starts[:, None] + column).clamp(max=len(self._vectors_in_memory) - 1)
+            vectors = (
+                self._vectors_in_memory.index_select(0, which.flatten())
+                .float()
+                .view(*mask.shape, self._vectors_in_memory.shape[1])
+            )
             vectors = vectors * mask[:, :, None]
         mask[:, 0] = True  # an empty set becomes one vector of zeros
         return vectors, mask
@@ -114,16 +120,16 @@ class CachedFeatures:
     def _load_all_vectors(self) -> Tensor:
         cache = self._reader.cache
         dtype = torch.float16 if cache.dtype == np.float16 else torch.float32
-        n_vectors = int(self._counts.sum())
+        n_vectors = int(self._vector_counts.sum())
         kept = torch.zeros(max(1, n_vectors), cache.dim, dtype=dtype, device=self._device)  # at least one, for padding
-        for start in range(0, len(self._rows), _ROWS_PER_READ):
-            rows = self._rows[start : start + _ROWS_PER_READ]
+        for start in range(0, len(self._cache_rows), _ROWS_PER_READ):
+            rows = self._cache_rows[start : start + _ROWS_PER_READ]
             if cache.offsets is None:
                 vectors = self._reader.rows(rows).reshape(-1, cache.dim)
             else:
                 sets = self._reader.padded_regions(rows)
                 vectors = sets.features[sets.mask]
-            first = self._starts[start]
+            first = self._vector_starts[start]
             kept[first : first + len(vectors)] = self._check_finite(torch.from_numpy(vectors), rows)
         return kept
 

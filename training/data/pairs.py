@@ -47,14 +47,14 @@ class CaptionsOnDemand:
     """Captions that are all loaded when the first caption is read."""
 
     def __init__(self, kind: InputKind, read: Callable[[], CaptionInputs]) -> None:
-        self.kind, self._read = kind, read
+        self.kind, self._load_inputs = kind, read
 
     def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, ...]:
         return self.inputs.read(indices)
 
     @cached_property
     def inputs(self) -> CaptionInputs:
-        return self._read()
+        return self._load_inputs()
 
 
 class CaptionsEncodedOnRead:
@@ -98,16 +98,20 @@ class RaggedIndices:
         for indices in lists:
             flat.extend(indices)
             lengths.append(len(indices))
-        self._lengths = np.asarray(lengths, np.int64)
-        self._starts = np.cumsum(self._lengths) - self._lengths
-        self._flat = np.asarray(flat)
+        self._list_lengths = np.asarray(lengths, np.int64)
+        self._list_starts = np.cumsum(self._list_lengths) - self._list_lengths
+        self._flat_indices = np.asarray(flat)
 
     def pad(self, rows: NDArray[np.int64], padding: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the lists at ``rows`` as a matrix (n, longest), filled up with ``padding``, and the lengths (n,)."""
-        lengths = self._lengths[rows]
+        lengths = self._list_lengths[rows]
         column = np.arange(lengths.max(initial=1))
         inside = column < lengths[:, None]
-        padded = np.where(inside, self._flat[np.minimum(self._starts[rows][:, None] + column, len(self._flat) - 1)], padding)
+        padded = np.where(
+            inside,
+            self._flat_indices[np.minimum(self._list_starts[rows][:, None] + column, len(self._flat_indices) - 1)],
+            padding,
+        )
         return padded.astype(np.int64), lengths
 
 
@@ -117,12 +121,12 @@ class WordIndices:
     kind = InputKind.WORDS
 
     def __init__(self, captions: Sequence[Caption], vocabulary: Vocabulary, device: torch.device) -> None:
-        self._words = RaggedIndices(vocabulary.encode(caption.tokens) for caption in captions)
+        self._word_lists = RaggedIndices(vocabulary.encode(caption.tokens) for caption in captions)
         self._device = device
 
     def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return padded word indices (n, longest), and the lengths (n,) of the captions on the CPU."""
-        words, lengths = self._words.pad(indices, PAD)
+        words, lengths = self._word_lists.pad(indices, PAD)
         return move_tensor(torch.from_numpy(words), self._device), torch.from_numpy(lengths)
 
 
@@ -137,7 +141,7 @@ class TokenIndices:
     def __init__(self, texts: Sequence[str], transformer: Transformer, device: torch.device) -> None:
         self.n_truncated_captions = 0
         self._padding, self._device = transformer.pad_index, device
-        self._tokens = RaggedIndices(self._tokenise(texts, transformer))
+        self._token_lists = RaggedIndices(self._tokenise(texts, transformer))
         if self.n_truncated_captions:
             log.warning(
                 "%d of %d captions are longer than the %d tokens that %s reads, and are truncated",
@@ -149,7 +153,7 @@ class TokenIndices:
 
     def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return padded token indices (n, longest), and the mask of the tokens (n, longest)."""
-        tokens, lengths = self._tokens.pad(indices, self._padding)
+        tokens, lengths = self._token_lists.pad(indices, self._padding)
         mask = np.arange(tokens.shape[1]) < lengths[:, None]
         return move_tensor(torch.from_numpy(tokens), self._device), move_tensor(torch.from_numpy(mask), self._device)
 

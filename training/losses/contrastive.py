@@ -50,7 +50,7 @@ class ContrastiveLoss(RankingLoss):
     """A loss of scores that are divided by a fixed or learned temperature."""
 
     allows_several_positives: ClassVar = True
-    temperature: float = Field(0.1, ge=1e-6, description="divides the scores; the first value of a learned temperature")
+    temperature: float = Field(0.1, ge=1e-6, description="divisor of the scores; the first value of a learned temperature")
     learned: bool = Field(False, description="whether the temperature is learned")
     learning_rate: float | None = Field(
         None,
@@ -234,7 +234,7 @@ class SigmoidLoss(ContrastiveLoss):
 
     name: Literal["sigmoid"] = "sigmoid"
     learned: bool = Field(True, description="whether the temperature and the bias are learned")
-    bias: float = Field(-10.0, description="added to the logits; the first value of a learned bias")
+    bias: float = Field(-10.0, description="number added to the logits; the first value of a learned bias")
     lambda1: float = Field(0.5, ge=0, description="weight of the terms with an image as the query")
     lambda2: float = Field(0.5, ge=0, description="weight of the terms with a caption as the query")
 

@@ -75,16 +75,16 @@ class KeyedSets:
     """
 
     def __init__(self, keys: Int[np.ndarray, " n"], values: Int[np.ndarray, " n"]) -> None:
-        self._size = int(values.max(initial=0)) + 1
-        self._pairs = np.unique(keys * self._size + values)
-        self._counts = np.bincount(self._pairs // self._size, minlength=int(keys.max(initial=0)) + 1)
+        self._value_bound = int(values.max(initial=0)) + 1
+        self._pair_codes = np.unique(keys * self._value_bound + values)
+        self._counts = np.bincount(self._pair_codes // self._value_bound, minlength=int(keys.max(initial=0)) + 1)
         self._starts = np.cumsum(self._counts) - self._counts
 
     def contain(self, keys: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return whether each key has the value. Keys and values are broadcast against each other."""
-        wanted = keys * self._size + values
-        places = np.searchsorted(self._pairs, wanted).clip(max=len(self._pairs) - 1)
-        is_there: NDArray[np.bool_] = (self._pairs[places] == wanted) & (values < self._size)
+        wanted = keys * self._value_bound + values
+        places = np.searchsorted(self._pair_codes, wanted).clip(max=len(self._pair_codes) - 1)
+        is_there: NDArray[np.bool_] = (self._pair_codes[places] == wanted) & (values < self._value_bound)
         return is_there
 
     def sample_other_values(
@@ -92,9 +92,9 @@ class KeyedSets:
     ) -> Int[np.ndarray, " n"]:
         """Return a random value of each key, except the one in ``values``; -1 if the key has no other value."""
         counts, starts = self._counts[keys], self._starts[keys]
-        own = np.searchsorted(self._pairs, keys * self._size + values) - starts
+        own = np.searchsorted(self._pair_codes, keys * self._value_bound + values) - starts
         steps = rng.integers(1, np.maximum(counts, 2))  # steps in the circular list of a key's values
-        others = self._pairs[starts + (own + steps) % counts] % self._size
+        others = self._pair_codes[starts + (own + steps) % counts] % self._value_bound
         return np.where(counts > 1, others, -1)
 
 

@@ -33,22 +33,23 @@ class PositiveRegionSettings(Settings):
     """The settings that define positive regions of a phrase (two-branch paper, section 4.1)."""
 
     positives: Literal["truth", "augmented"] = Field(
-        "augmented", description="truth: the ground-truth region only; augmented: also candidates that overlap it"
+        "augmented",
+        description="positive regions of a phrase: truth, the ground-truth region; augmented, also candidates that overlap it",
     )
-    positive_iou: float = Field(0.7, gt=0, le=1, description="augmented: least IoU of a positive candidate with the truth")
+    positive_iou: float = Field(0.7, gt=0, le=1, description="least IoU of a positive candidate with the truth, for augmented")
 
 
 class SamplingSettings(PositiveRegionSettings):
     """The settings of Algorithm 1 of the two-branch paper."""
 
-    negative_iou: float = Field(0.3, gt=0, le=1, description="candidates below this IoU with the truth are negatives")
+    negative_iou: float = Field(0.3, gt=0, le=1, description="IoU with the truth below which candidates are negatives")
     neighbours: bool = Field(
         False,
         description="neighbourhood sampling, for losses of triplets: add a second phrase for a region that has one in the "
         "batch, and a second region for a phrase that has one",
     )
     negatives: Literal["balanced", "all"] = Field(
-        "balanced", description="for losses of pairs: one negative pair for each positive one, or every negative candidate"
+        "balanced", description="negatives for losses of pairs: one for each positive pair, or every negative candidate"
     )
     candidates: PositiveInt | None = Field(
         None,

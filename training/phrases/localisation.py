@@ -56,7 +56,7 @@ class PhraseSplit:
         """Return the rank of the best right candidate for each phrase with a box.
 
         A candidate is right if its IoU with the true box is at least ``iou``. The order of ``scores`` is that of
-        :attr:`offsets`.
+        :attr:`score_offsets`.
         """
         located = self.phrases.has_box_mask
         rows = np.repeat(located, np.diff(self.score_offsets))
@@ -86,11 +86,11 @@ def compute_recalls(outcome: PhraseRanks) -> dict[str, float]:
 
 
 def score_candidates(model: Model, split: PhraseSplit) -> Float[np.ndarray, " n"]:
-    """Return the scores of every phrase with the candidates of its image, in the order of :attr:`PhraseSplit.offsets`."""
+    """Return the scores of each phrase with the candidates of its image, in the order of :attr:`PhraseSplit.score_offsets`."""
     model.eval()
     parts = [np.empty(0, np.float32)]
     with torch.inference_mode():
-        for images, phrases in _image_blocks(split.phrases):
+        for images, phrases in _iterate_image_blocks(split.phrases):
             candidates = split.region_inputs.candidates
             regions = flatten_ranges(candidates.region_starts[images], candidates.region_counts[images])[1]
             if not len(regions):
@@ -116,7 +116,7 @@ def score_embedded_pairs(
     parts = [np.empty(0, np.float32)]
     for start in range(0, len(rows), _PAIRS_PER_BLOCK):
         some = (torch.from_numpy(indices[start : start + _PAIRS_PER_BLOCK]).to(regions.device) for indices in (rows, columns))
-        if model.pairwise:
+        if model.scores_every_pair:
             scores = model.score_pairs((regions,), (phrases,), *some)
         else:
             scores = torch.linalg.vecdot(*(side[where] for side, where in zip((regions, phrases), some, strict=True)))
@@ -124,7 +124,7 @@ def score_embedded_pairs(
     return np.concatenate(parts)
 
 
-def _image_blocks(phrases: PhraseArrays) -> Iterator[tuple[Indices, slice]]:
+def _iterate_image_blocks(phrases: PhraseArrays) -> Iterator[tuple[Indices, slice]]:
     """Yield the indices of consecutive images, and the slice of their phrases."""
     for start in range(0, len(phrases.image_ids), _IMAGES_PER_BLOCK):
         stop = min(start + _IMAGES_PER_BLOCK, len(phrases.image_ids))
@@ -149,7 +149,7 @@ def compute_sentence_scores(
     with torch.inference_mode(), progress_bar(total=len(means), desc="sentences", unit="image") as bar:
         parts = np.split(used, range(_TEXTS_PER_BLOCK, len(used), _TEXTS_PER_BLOCK))
         texts = torch.cat([model.embed_captions(*split.text_inputs.read(part))[0] for part in parts])
-        for rows, best in _best_scores(model, split, texts):
+        for rows, best in _iterate_best_scores(model, split, texts):
             means[rows].index_add_(1, torch.from_numpy(caption_indices), best[:, text_indices])
             bar.update(len(best))
     means /= n_phrases.clamp(min=1)
@@ -158,7 +158,9 @@ def compute_sentence_scores(
     return means.numpy()
 
 
-def _best_scores(model: Model, split: PhraseSplit, texts: Tensor) -> Iterator[tuple[slice, Float[Tensor, "n n_texts"]]]:
+def _iterate_best_scores(
+    model: Model, split: PhraseSplit, texts: Tensor
+) -> Iterator[tuple[slice, Float[Tensor, "n n_texts"]]]:
     """Yield the highest score of each image's regions with each text, in blocks of consecutive images.
 
     An image without regions gets zeros, as placeholders.
@@ -171,15 +173,15 @@ def _best_scores(model: Model, split: PhraseSplit, texts: Tensor) -> Iterator[tu
         regions = np.arange(first, first + sum(counts))
         best = torch.zeros(len(counts), len(texts))
         if len(regions):
-            scores = _region_scores(model, model.embed_images(split.region_inputs.read(regions))[0], texts)
+            scores = _score_regions(model, model.embed_images(split.region_inputs.read(regions))[0], texts)
             for row, of_image in enumerate(torch.split(scores, counts)):
                 if len(of_image):
                     best[row] = of_image.amax(0)
         yield rows, best
 
 
-def _region_scores(model: Model, regions: Tensor, texts: Tensor) -> Float[Tensor, "n_regions n_texts"]:
-    if model.pairwise:
+def _score_regions(model: Model, regions: Tensor, texts: Tensor) -> Float[Tensor, "n_regions n_texts"]:
+    if model.scores_every_pair:
         scores: Tensor = model.similarity((regions,), (texts,))
         return scores.float().cpu()
     squares = regions.square().sum(1, keepdim=True) + texts.square().sum(1) - 2 * (regions @ texts.T)

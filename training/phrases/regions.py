@@ -39,12 +39,12 @@ class BoxFeatures(CachedFeatures):
             raise UserError(f"{cache.path} holds {cache.describe()}; regions with boxes are needed (vse-extract boxes)")
         super().__init__(FeatureReader(cache, 0, mapped=False), image_ids, device, memory_gb, used_gb)
         self.dim = cache.dim
-        self.region_starts, self.region_counts = self._starts, self._counts
-        self.image_indices = np.repeat(np.arange(len(image_ids)), self._counts)
-        within = np.arange(len(self.image_indices)) - self._starts[self.image_indices]
+        self.region_starts, self.region_counts = self._vector_starts, self._vector_counts
+        self.image_indices = np.repeat(np.arange(len(image_ids)), self._vector_counts)
+        within = np.arange(len(self.image_indices)) - self._vector_starts[self.image_indices]
         every = RegionBoxes(cache)
-        self.boxes = every.boxes[every.offsets[self._rows][self.image_indices] + within]
-        self.image_sizes = every.image_size[self._rows]
+        self.boxes = every.boxes[every.offsets[self._cache_rows][self.image_indices] + within]
+        self.image_sizes = every.image_size[self._cache_rows]
         if not np.isfinite(self.boxes).all():
             raise UserError(f"{cache.path}: has boxes that are not finite (NaN); extract it again")
 
@@ -53,10 +53,10 @@ class BoxFeatures(CachedFeatures):
 
     def read_vectors(self, regions: Indices) -> Float[Tensor, "n dim"]:
         """Return the vectors of some regions. A read from the cache reads each image once."""
-        if self._kept is not None:
-            return self._kept.index_select(0, torch.from_numpy(regions).to(self._device)).float()
+        if self._vectors_in_memory is not None:
+            return self._vectors_in_memory.index_select(0, torch.from_numpy(regions).to(self._device)).float()
         images, which = np.unique(self.image_indices[regions], return_inverse=True)
-        rows = self._rows[images]
+        rows = self._cache_rows[images]
         sets = self._reader.padded_regions(rows).features
         vectors = sets[which, regions - self.region_starts[images][which]].reshape(-1, self.dim)
         return move_tensor(self._check_finite(torch.from_numpy(vectors).float(), rows), self._device)

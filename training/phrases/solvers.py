@@ -93,7 +93,7 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
             regions = self.model.embed_images(train.region_inputs.read(samples.region_indices))[0]
             phrases = self.model.embed_captions(*train.text_inputs.read(samples.text_indices))[0]
         # distances are computed in float32, the scores of a similarity network in the precision of the step
-        with autocast(self.settings.precision, self.device) if self.model.pairwise else nullcontext():
+        with autocast(self.settings.precision, self.device) if self.model.scores_every_pair else nullcontext():
             if isinstance(samples, TripletBatch):
                 assert isinstance(loss, RankingLoss)
                 cost = triplet_cost(samples, regions, phrases, similarity, loss)

@@ -94,7 +94,7 @@ class RunFolder:
                 raise UserError(f"{self.record_file}: not the record of a run: {name} is missing or invalid; train again")
         return record
 
-    def read_with_sha256(self, file: Path) -> tuple[bytes, str]:
+    def read_file_with_sha256(self, file: Path) -> tuple[bytes, str]:
         """Return the bytes of a file and their SHA-256. Raises UserError if ``run.json`` records another SHA-256."""
         record = read_json(self.record_file) if self.record_file.is_file() else {}
         return read_run_file(file, record)
@@ -104,7 +104,7 @@ class RunFolder:
 
     def read_vocabulary_with_sha256(self) -> tuple[Vocabulary, str]:
         """Return the vocabulary, and the SHA-256 of its file."""
-        content, sha256 = self.read_with_sha256(self.vocabulary_file)
+        content, sha256 = self.read_file_with_sha256(self.vocabulary_file)
         return Vocabulary.from_json(self.vocabulary_file, parse_json(self.vocabulary_file, content)), sha256
 
     def read_transformer(self) -> Transformer:
@@ -112,8 +112,8 @@ class RunFolder:
         for file in (self.tokenizer_file, self.transformer_file):
             if not file.is_file():
                 raise UserError(f"{file}: no such file, but this run needs it to read captions; restore it, or train again")
-        saved = parse_json(self.transformer_file, self.read_with_sha256(self.transformer_file)[0])
-        tokenizer = self.read_with_sha256(self.tokenizer_file)[0]
+        saved = parse_json(self.transformer_file, self.read_file_with_sha256(self.transformer_file)[0])
+        tokenizer = self.read_file_with_sha256(self.tokenizer_file)[0]
         with wrap_read_errors(self.transformer_file, "the transformer of a run"):
             return Transformer(str(saved["name"]), dict(saved["config"]), tokenizer.decode(), saved["longest"])
 
@@ -123,10 +123,10 @@ class RunFolder:
         eval_cache: dict[str, Any] = record.get("eval_features", record["features"])
         return eval_cache
 
-    def feature_file(self) -> Path:
+    def image_cache_file(self) -> Path:
         return self.path / str(self.read_eval_cache_record()["path"])
 
-    def caption_feature_file(self) -> Path | None:
+    def caption_cache_file(self) -> Path | None:
         """Return the path of the cache of captions, or None if the run reads words."""
         cache = self.read_record().get("caption_features")
         return None if cache is None else self.path / str(cache["path"])
@@ -208,7 +208,7 @@ class RunFolder:
         """Return the best weights and the SHA-256 of their file. Raises UserError if weights are missing or not finite."""
         if not self.best_weights_file.is_file():
             raise UserError(f"{self.path}: no best.safetensors; the run has not finished an epoch")
-        content, sha256 = self.read_with_sha256(self.best_weights_file)
+        content, sha256 = self.read_file_with_sha256(self.best_weights_file)
         with wrap_read_errors(self.best_weights_file, "readable weights"):
             weights = safetensors.torch.load(content)
         bad = next((name for name, weight in weights.items() if not torch.isfinite(weight).all()), None)

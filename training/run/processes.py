@@ -104,7 +104,7 @@ class ProcessGroup:
         """Return this process's share of a batch, which may be empty; the sizes of shares differ by one at most."""
         return pairs if self.size == 1 else np.array_split(pairs, self.size)[self.rank]
 
-    def gather(self, embeddings: BatchVectors, n_pairs: int) -> BatchVectors:
+    def gather_embeddings(self, embeddings: BatchVectors, n_pairs: int) -> BatchVectors:
         """Return the embeddings of the complete batch, in order. Gradients reach only the share of this process."""
         if self.size == 1:
             return embeddings

@@ -33,7 +33,7 @@ def choose_action(
     """
 
     def compare() -> str:
-        record = _existing_record(folder, options)
+        record = _read_existing_record(folder, options)
         saved = folder.read_checkpoint() if not record and folder.checkpoint_file.is_file() else {}
         old_identity, finished = record or saved.get("identity", identity), record.get("state") == "finished"
         before = {
@@ -83,7 +83,7 @@ def choose_action(
         return "start"
 
 
-def _existing_record(folder: RunFolder, options: TrainOptions) -> dict[str, Any]:
+def _read_existing_record(folder: RunFolder, options: TrainOptions) -> dict[str, Any]:
     """Return the content of ``run.json``, or an empty dict if the file is missing, or is damaged and may be replaced."""
     try:
         return folder.read_record() if folder.record_file.is_file() else {}

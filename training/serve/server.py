@@ -133,7 +133,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
             return _BusyError(_STOPPING_MESSAGE if self.server.is_stopping else _TOO_MANY_CONNECTIONS_MESSAGE)
         largest = self.adj.max_request_body_size
         size = largest if request.chunked else request.content_length
-        if size and self.server.held_bytes() + size > self.server.limits.max_bodies * largest:
+        if size and self.server.count_held_bytes() + size > self.server.limits.max_bodies * largest:
             return _BusyError(_TOO_MANY_BYTES_MESSAGE)
         self.held_bytes = size
         return None
@@ -229,7 +229,7 @@ class LimitedServer(TcpWSGIServer):  # type: ignore[misc]
         """Let a thread answer the next request of a connection. Refusals have a thread of their own."""
         (self._refusal_dispatcher if channel.requests[0].error else self.task_dispatcher).add_task(channel)
 
-    def held_bytes(self) -> int:
+    def count_held_bytes(self) -> int:
         """Return the number of bytes of all request bodies that arrive or wait."""
         return sum(channel.held_bytes for channel in self.active_channels.values())
 
@@ -270,7 +270,7 @@ class PageServer:
         self._channels: dict[int, Any] = {}  # listening sockets, connections and triggers, by file descriptor
         self._dispatchers = ThreadedTaskDispatcher(), ThreadedTaskDispatcher()
         self._servers: list[LimitedServer] = []
-        self._stop_at: float | None = None
+        self._stop_time: float | None = None
         try:
             settings = Adjustments(
                 host="127.0.0.1" if host == "localhost" else host,
@@ -298,19 +298,19 @@ class PageServer:
         self.url = f"http://{_bracket_ipv6(host)}:{self._servers[0].effective_port}/"
 
     def run(self) -> None:
-        """Serve until :meth:`stop` is called. Then answer or refuse the requests in progress within ``grace_s`` seconds."""
-        while self._stop_at is None:
+        """Serve until :meth:`stop` is called. Then answer or refuse pending requests within ``stop_grace_s`` seconds."""
+        while self._stop_time is None:
             self._handle_events(1)
         for server in self._servers:
             server.stop_listening()
-        while not self._close_idle_channels() and (left := self._stop_at - time.monotonic()) > 0:
+        while not self._close_idle_channels() and (left := self._stop_time - time.monotonic()) > 0:
             self._handle_events(min(left, 1))
         for channel in self._list_connections():
             channel.close_now()
 
     def stop(self) -> None:
         """End :meth:`run` soon; a second call ends it at once. Other threads and signal handlers may call this method."""
-        self._stop_at = time.monotonic() + (self.limits.stop_grace_s if self._stop_at is None else 0)
+        self._stop_time = time.monotonic() + (self.limits.stop_grace_s if self._stop_time is None else 0)
         if self._channels:  # not closed yet
             self._servers[0].pull_trigger()
 

@@ -75,7 +75,7 @@ def compute_covariances(
     return Covariances((shift_x + x_mean).numpy(), (shift_y + y_mean).numpy(), xx.numpy(), yy.numpy(), xy.numpy())
 
 
-def canonical_directions(
+def compute_canonical_directions(
     statistics: Covariances, dim: int, regularization: float
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return the ``dim`` pairs of directions with the highest correlations, and these correlations (Hotelling, 1936).
@@ -181,7 +181,7 @@ class CcaSolver(GridSearchSolver):
         self._power, self._layers = settings.power, [layer for layer in layers if layer is not None]
 
     def fit(self, point: GridPoint) -> None:
-        x, y, correlations = canonical_directions(self.covariances, self.model.dim, point["regularization"])
+        x, y, correlations = compute_canonical_directions(self.covariances, self.model.dim, point["regularization"])
         means = self.covariances.mean_x, self.covariances.mean_y
         for layer, mean, directions in zip(self._layers, means, (x, y), strict=True):
             scaled = directions * correlations**self._power
@@ -193,11 +193,11 @@ class CaptionCcaSolver(CcaSolver, RetrievalSolver):
     """CCA of images and captions."""
 
     def __init__(self, task: RetrievalTask, settings: CommonCcaSettings) -> None:
-        self._images = require_cached_images("cca", task)
+        self._cached_images = require_cached_images("cca", task)
         super().__init__(task, settings)
 
     def pair_blocks(self) -> Iterator[PairBlock]:
-        return read_pair_blocks(self.task, self._images)
+        return read_pair_blocks(self.task, self._cached_images)
 
 
 def require_cached_images(solver: str, task: RetrievalTask) -> CachedImageFeatures:

@@ -26,7 +26,7 @@ from vse.training.solvers.cca import (
     GridPoint,
     GridSearchSolver,
     PairBlock,
-    canonical_directions,
+    compute_canonical_directions,
     read_pair_blocks,
     require_cached_images,
 )
@@ -89,7 +89,7 @@ class RidgeSolver(ClosedFormSolver):
         self._mapped_side = settings.maps
 
     def fit(self, point: GridPoint) -> None:
-        maps = ridge_maps(self.covariances, self._mapped_side, point["regularization"])
+        maps = fit_ridge_maps(self.covariances, self._mapped_side, point["regularization"])
         reduced = reduce_maps(*maps, self.covariances, self.model.dim)
         means = self.covariances.mean_x, self.covariances.mean_y
         for layer, mean, weights in zip(self._layers, means, reduced, strict=True):
@@ -97,7 +97,7 @@ class RidgeSolver(ClosedFormSolver):
             layer.bias.copy_(torch.from_numpy(-weights @ mean))
 
 
-def ridge_maps(statistics: Covariances, maps: MappedSide, regularization: float) -> tuple[FloatArray, FloatArray]:
+def fit_ridge_maps(statistics: Covariances, maps: MappedSide, regularization: float) -> tuple[FloatArray, FloatArray]:
     """Return two matrices, (dim, dim_x) and (dim, dim_y), that map centred image and caption vectors into a common space.
 
     ``maps`` is the side that regression maps into the other side's space, or ``both``, see :class:`RidgeSettings`.
@@ -173,20 +173,23 @@ class CsaSolver(ClosedFormSolver):
         cuts = sorted({min(n, task.model.dim) for n in settings.directions}, reverse=True)
         points = product(settings.regularization, cuts)
         super().__init__("csa", task, [{"regularization": value, "directions": n} for value, n in points])
-        self._images, self._captions = images, captions
+        self._image_encoder, self._caption_layer = images, captions
         self._solved_directions: tuple[float, tuple[FloatArray, FloatArray, FloatArray]] | None = None
 
     def fit(self, point: GridPoint) -> None:
         regularization, kept = point["regularization"], int(point["directions"])
         if self._solved_directions is None or self._solved_directions[0] != regularization:
-            self._solved_directions = regularization, canonical_directions(self.covariances, self.model.dim, regularization)
+            self._solved_directions = (
+                regularization,
+                compute_canonical_directions(self.covariances, self.model.dim, regularization),
+            )
         x, y, correlations = (array.copy() for array in self._solved_directions[1])
         x[:, kept:], y[:, kept:], correlations[kept:] = 0, 0, 0
         means = self.covariances.mean_x, self.covariances.mean_y
-        for layer, mean, directions in zip((self._images.linear, self._captions), means, (x, y), strict=True):
+        for layer, mean, directions in zip((self._image_encoder.linear, self._caption_layer), means, (x, y), strict=True):
             layer.weight.copy_(torch.from_numpy(directions.T))
             layer.bias.copy_(torch.from_numpy(-mean @ directions))
-        self._images.weights.copy_(torch.from_numpy(correlations))
+        self._image_encoder.weights.copy_(torch.from_numpy(correlations))
 
 
 class AsifSettings(SolverSettings):

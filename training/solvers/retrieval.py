@@ -122,11 +122,11 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
         share = self.processes.own_share(batch)
         torch.manual_seed(self.step_seed(1 + self.processes.rank))
         images, captions = self._embed_share(image_inputs, share)
-        images, captions = (self.processes.gather(side, len(batch)) for side in (images, captions))
+        images, captions = (self.processes.gather_embeddings(side, len(batch)) for side in (images, captions))
         texts = self.pairs.text_indices[batch] if self.task.loss.lambda3 else batch
         pairs = Batch(images, captions, self.pairs.image_indices[batch], texts, pair_indices=batch)
         self.start_step()
-        with autocast(self.settings.precision, self.device) if self.model.pairwise else nullcontext():
+        with autocast(self.settings.precision, self.device) if self.model.scores_every_pair else nullcontext():
             if self.adversary is None:
                 cost = objective(pairs, self.step_seed(0))
             else:

@@ -42,7 +42,7 @@ from vse.training.run.folder import RunFolder
 from vse.training.solvers.encode import PairScores, encode, pool_embeddings
 from vse.training.use.localise import score_phrases, score_sentences
 from vse.training.use.model import TrainedRun, load_opened_run, load_run
-from vse.training.use.open_run import OpenedRun, count_leaked_images, open_run, read_identity, unfinished_state
+from vse.training.use.open_run import OpenedRun, count_leaked_images, open_run, read_recorded_identity, unfinished_state
 
 log = logging.getLogger(__name__)
 _VectorsById = Mapping[int, NDArray[np.float32]]
@@ -105,7 +105,7 @@ def embed_split(
         return json.dumps({**provenance, "cost": cost}, sort_keys=True)
 
     pairs, similarity = trained.split.pairs, trained.experiment.model.similarity
-    ranking_similarity, pairwise = similarity.ranking_similarity, trained.model.pairwise
+    ranking_similarity, pairwise = similarity.ranking_similarity, trained.model.scores_every_pair
     embeddings = Embeddings(
         image_ids=pairs.image_ids,
         caption_ids=pairs.caption_ids,
@@ -136,7 +136,7 @@ def _path_for_other_data(opened: OpenedRun, split: str, name: str) -> Path:
     If this file exists and holds a different data set of the same name, the path gets a checksum.
     """
     out = opened.folder.path / f"{opened.dataset_label}_{name}"
-    there = read_identity(out) if out.is_file() else None
+    there = read_recorded_identity(out) if out.is_file() else None
     images = select_images_with_features(opened.dataset, [split], opened.image_cache)
     if there is None or not compare_data(
         build_identity(images, opened.photo_and_caption_hashes(images)["photo_hashes"]), there
@@ -184,7 +184,7 @@ def cache_run_embeddings(
     trained = load_run(run, None, files, device, allow_unfinished)
     for path in outs.values():
         check_cache_out(path, trained.dataset.name, parse_feature_name(path, trained.dataset.name), trained.input_paths)
-    if trained.model.pairwise:
+    if trained.model.scores_every_pair:
         raise UserError(
             f"{run}: its model ({trained.model.config.similarity.name}) scores every pair, so single vectors do not stand for "
             "it; take a run whose embeddings are compared as vectors"

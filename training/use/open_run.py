@@ -38,7 +38,7 @@ from vse.training.run.folder import RunFolder
 log = logging.getLogger(__name__)
 
 
-def checksums_if_other_data(
+def compute_differing_checksums(
     folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache, dataset: Dataset
 ) -> DataChecksums | None:
     """Return the checksums of ``dataset`` if the contents differ from those of the training data, or None if not.
@@ -74,13 +74,13 @@ def find_training_checksums(folder: RunFolder, record: Mapping[str, Any]) -> Dat
     place = record.get("captions")
     with suppress(UserError):
         own = load_dataset_file(folder.path / str(place))
-        cache = open_cache(folder.feature_file())
+        cache = open_cache(folder.image_cache_file())
         if own.sha256 == record.get("captions_sha256") and cache.key == folder.read_eval_cache_record()["key"]:
             return compute_data_checksums(cache, own)
     return None
 
 
-def read_identity(path: Path) -> DataIdentity | None:
+def read_recorded_identity(path: Path) -> DataIdentity | None:
     """Return the identity of the data set that a file of embeddings or phrase scores records, or None if it is unreadable."""
     names = ("image_ids", "caption_ids", "photo_hashes", "caption_hashes")
     with suppress(UserError), open_hdf5(path, "a file of embeddings") as file:
@@ -97,7 +97,7 @@ def read_identity(path: Path) -> DataIdentity | None:
 def _holds_same_photos(folder: RunFolder, cache: FeatureCache) -> bool:
     """Return whether the run's own cache is unchanged, and its photos are those of ``cache`` for all common image ids."""
     with suppress(UserError):
-        own = open_cache(folder.feature_file())
+        own = open_cache(folder.image_cache_file())
         shared = np.isin(cache.ids, own.ids).any()
         return bool(
             own.key == folder.read_eval_cache_record()["key"]
@@ -216,7 +216,7 @@ def open_run(
     """
     folder = RunFolder(run)
     experiment, record = folder.read_settings(ExperimentConfig), folder.read_record()
-    folder.read_with_sha256(folder.config_file)
+    folder.read_file_with_sha256(folder.config_file)
     if (state := unfinished_state(record)) and not allow_unfinished:
         raise UserError(
             f"{run}: its training did not finish (state: {state}); continue it with vse-train --resume, or take the best "
@@ -224,8 +224,8 @@ def open_run(
         )
     if "files" not in record:
         log.info("%s: has no checksums of its files, so they are not checked for changes", folder.record_file)
-    cache = _open_compatible_cache(files.features or folder.feature_file(), folder.read_eval_cache_record(), folder)
-    caption_file = folder.caption_feature_file()
+    cache = _open_compatible_cache(files.features or folder.image_cache_file(), folder.read_eval_cache_record(), folder)
+    caption_file = folder.caption_cache_file()
     if caption_file is not None and files.features is not None and read_backbone(cache) is not None:
         caption_file = captions_cache_path(files.features)
     if files.caption_features is not None and caption_file is None:
@@ -238,7 +238,7 @@ def open_run(
     check_belongs_to_dataset(cache, dataset)
     other_checksums, of_training = None, None
     if dataset.name == record["dataset"]:
-        other_checksums = checksums_if_other_data(folder, record, cache, dataset)
+        other_checksums = compute_differing_checksums(folder, record, cache, dataset)
     if other_checksums is not None:
         of_training = find_training_checksums(folder, record)
         log.warning("%s: not the data set of this name that %s was trained on", dataset.path, folder.path)
@@ -320,7 +320,7 @@ def count_leaked_images(
     """
     own_key = folder.read_eval_cache_record()["key"]
     try:
-        own_cache = cache if cache.key == own_key else open_cache(folder.feature_file())
+        own_cache = cache if cache.key == own_key else open_cache(folder.image_cache_file())
         own = load_dataset_file(own_cache.dataset_file)
     except UserError as error:
         level = logging.INFO if tested.name == folder.read_record()["dataset"] else logging.WARNING

@@ -43,7 +43,7 @@ class QueryEncoder:
 
     def load(self, by_photo: bool) -> None:
         """Load the networks for photos or texts. Raises UserError if networks are missing, or cannot read such queries."""
-        backbone = self._photo_backbone if by_photo else self._text_backbone
+        backbone = self._photo_backbone_encoder if by_photo else self._text_backbone_encoder
         if backbone is not None:
             backbone.load(by_photo)
         elif by_photo:
@@ -54,7 +54,7 @@ class QueryEncoder:
     def encode(self, query: Query) -> EncodedQuery:
         """Return the embedding of a query. Raises UserError if the query has nothing to search for."""
         by_photo = isinstance(query, Image.Image)
-        backbone = self._photo_backbone if by_photo else self._text_backbone
+        backbone = self._photo_backbone_encoder if by_photo else self._text_backbone_encoder
         if backbone is None:
             return self._encode_photo(query) if isinstance(query, Image.Image) else self._encode_text(query)
         features = backbone.encode(query)
@@ -65,11 +65,11 @@ class QueryEncoder:
         return EncodedQuery(embedded, features.remark)
 
     @cached_property
-    def _photo_backbone(self) -> QueryEncoder | None:
+    def _photo_backbone_encoder(self) -> QueryEncoder | None:
         return self._load_backbone_encoder(self._trained.image_cache)
 
     @cached_property
-    def _text_backbone(self) -> QueryEncoder | None:
+    def _text_backbone_encoder(self) -> QueryEncoder | None:
         return self._load_backbone_encoder(self._trained.caption_cache)
 
     def _load_backbone_encoder(self, cache: FeatureCache | None) -> QueryEncoder | None:

@@ -94,8 +94,8 @@ class Searcher:
 
     Texts search images, and photos search captions. The first query of each kind, or :meth:`load`, embeds the items to search.
     For order embeddings, FAISS finds candidates and the exact scores re-rank the candidates, see
-    :func:`vse.eval.search.top_k.search`. A model that scores pairs scores all items or, with ``rerank``, only candidates that
-    FAISS finds by pooled vectors.
+    :func:`vse.eval.search.top_k.search`. A model that scores pairs scores all items or, with ``n_reranked``, only
+    candidates that FAISS finds by pooled vectors.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Searcher:
         self._check_captions(by_photo)
         side = self._open_gallery(by_photo, encoded.vectors[0].shape[-1])
         scored = None
-        if trained.model.pairwise:
+        if trained.model.scores_every_pair:
             among = None
             if side.vectors is not None:
                 candidates = max(k, rerank or 0)
@@ -163,7 +163,7 @@ class Searcher:
 
     def _check_options(self) -> None:
         run, options, is_cosine = self.trained.folder.path, self._options, vector_similarity_name(self.trained) == "cosine"
-        if not self.trained.model.pairwise:
+        if not self.trained.model.scores_every_pair:
             if options.n_reranked is not None and is_cosine and not options.expects_many_queries:
                 raise UserError(
                     f"{run}: its scores are inner products, and FAISS finds the highest of them; leave --rerank out"
@@ -186,7 +186,7 @@ class Searcher:
             target = build_file_target(trained, options.corpus_file, by_photo, dim)
         else:
             target = build_split_target(trained, self.split, by_photo)
-        pairwise, packed_sets = trained.model.pairwise, None
+        pairwise, packed_sets = trained.model.scores_every_pair, None
         if pairwise and options.n_reranked is None:
             return _Gallery(target, packed_sets=encode_side(trained, by_photo))
         if similarity != "cosine":

@@ -56,7 +56,7 @@ class ToyAdversary(Adversary):
         images = l2_normalize(batch.image_embeddings[0] + self.push)
         return replace(batch, extra_negative_images=(images,), extra_negative_captions=(l2_normalize(self.captions),))
 
-    def adversary_loss(self, cost: Cost, batch: Batch) -> Tensor:
+    def compute_adversary_loss(self, cost: Cost, batch: Batch) -> Tensor:
         return 0.01 * self.push.square().sum() - cost.value
 
 
@@ -84,7 +84,7 @@ def test_both_players_move_by_their_own_objective_in_one_step(cache: Path, tmp_p
             images, captions = model.embed_images(*seen), model.embed_captions(*self.task.caption_inputs.read(batch))
             pairs = adversary.add_candidates(Batch(images, captions, self.pairs.image_indices[batch], batch), model)
             cost = objective(pairs, 0)
-            return cost.value, adversary.adversary_loss(cost, pairs)
+            return cost.value, adversary.compute_adversary_loss(cost, pairs)
 
         losses()[0].backward()
         nn.utils.clip_grad_norm_(model.parameters(), self.settings.clip or torch.inf)

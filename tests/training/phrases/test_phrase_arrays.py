@@ -186,7 +186,7 @@ def slow_score(model: Model, split: PhraseSplit, image: int, phrases: list[int])
         scores = []
         for region in own:
             seen = model.embed_images(split.region_inputs.read(np.asarray([region])))
-            if model.pairwise:
+            if model.scores_every_pair:
                 scores.append(float(model.similarity(seen, text)))
             else:
                 scores.append(-float((seen[0].double() - text[0].double()).norm()))

@@ -21,7 +21,7 @@ from vse.training.experiment import ExperimentConfig
 from vse.training.options import TrainInputs, TrainOptions
 from vse.training.run.folder import RunFolder
 from vse.training.solvers import cca as cca_module
-from vse.training.solvers.cca import CaptionCcaSolver, Covariances, canonical_directions, compute_covariances
+from vse.training.solvers.cca import CaptionCcaSolver, Covariances, compute_canonical_directions, compute_covariances
 from vse.training.training import train
 from vse.training.use.embed import embed_split
 
@@ -69,7 +69,7 @@ def up_to_sign(x: Matrix, y: Matrix, like: Matrix) -> tuple[Matrix, Matrix]:
 def test_directions_solve_the_generalised_eigenproblem(dim_x: int, dim_y: int, regularization: float) -> None:
     found = score_pairs(*pairs(dim_x, dim_y))
     for dim in range(1, min(dim_x, dim_y) + 1):
-        x, y, correlations = canonical_directions(found, dim, regularization)
+        x, y, correlations = compute_canonical_directions(found, dim, regularization)
         slow_x, slow_y, slow_correlations = slow_directions(found, dim, regularization)
         assert (x.shape, y.shape) == ((dim_x, dim), (dim_y, dim))
         np.testing.assert_allclose(correlations, slow_correlations, rtol=1e-8)
@@ -79,24 +79,24 @@ def test_directions_solve_the_generalised_eigenproblem(dim_x: int, dim_y: int, r
 
 def test_missing_uncorrelated_and_singular_directions() -> None:
     found = score_pairs(*pairs(3, 8))
-    x, y, correlations = canonical_directions(found, 5, 0.01)
-    fewer = canonical_directions(found, 3, 0.01)
+    x, y, correlations = compute_canonical_directions(found, 5, 0.01)
+    fewer = compute_canonical_directions(found, 3, 0.01)
     for whole, part in zip((x, y, correlations), fewer, strict=True):
         np.testing.assert_array_equal(whole[..., :3], part)
         assert not whole[..., 3:].any()
     assert (x.shape, y.shape) == ((3, 5), (8, 5))
     assert fewer[2].all()
     found = Covariances(np.zeros(3), np.zeros(3), np.eye(3), np.eye(3), np.diag([0.5, 0.2, 0]))
-    x, y, correlations = canonical_directions(found, 3, 0.0)
+    x, y, correlations = compute_canonical_directions(found, 3, 0.0)
     np.testing.assert_allclose(correlations, [0.5, 0.2, 0])
     np.testing.assert_allclose(abs(x), np.diag([1, 1, 0]), atol=1e-12)
     np.testing.assert_allclose(abs(y), np.diag([1, 1, 0]), atol=1e-12)
     x, y = pairs(5, 8)
     x[:, 2] = x[:, 0] + x[:, 1]
     y[:, 3] = 7
-    canonical_directions(score_pairs(x, y), 4, 1e-6)
+    compute_canonical_directions(score_pairs(x, y), 4, 1e-6)
     with pytest.raises(UserError, match=r"solver.regularization 0 is too small: a covariance is singular"):
-        canonical_directions(score_pairs(x, y), 4, 0.0)
+        compute_canonical_directions(score_pairs(x, y), 4, 0.0)
 
 
 Blocks = list[tuple[torch.Tensor, torch.Tensor, NDArray[np.int64]]]

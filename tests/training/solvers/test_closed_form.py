@@ -14,7 +14,7 @@ from tests.training.conftest import Log, experiment, numbers
 from tests.training.solvers.test_cca import pairs, score_pairs, slow_directions, split, vectors
 from vse.pipeline.errors import UserError
 from vse.training.run.folder import RunFolder
-from vse.training.solvers.closed_form import reduce_maps, ridge_maps, sample_anchor_pairs
+from vse.training.solvers.closed_form import fit_ridge_maps, reduce_maps, sample_anchor_pairs
 from vse.training.training import train
 from vse.training.use.embed import embed_split
 
@@ -63,14 +63,14 @@ def test_ridge_minimises_the_regularised_squares(dim_x: int, dim_y: int, regular
     x, y = pairs(dim_x, dim_y)
     statistics = score_pairs(x, y)
     of_captions, of_images = slow_regression(x, y, regularization), slow_regression(y, x, regularization)
-    images, captions = ridge_maps(statistics, "captions", regularization)
+    images, captions = fit_ridge_maps(statistics, "captions", regularization)
     np.testing.assert_array_equal(images, np.eye(dim_x))
     np.testing.assert_allclose(captions, of_captions, rtol=1e-7, atol=1e-9)
-    images, captions = ridge_maps(statistics, "images", regularization)
+    images, captions = fit_ridge_maps(statistics, "images", regularization)
     np.testing.assert_allclose(images, of_images, rtol=1e-7, atol=1e-9)
     np.testing.assert_array_equal(captions, np.eye(dim_y))
     s_x, s_y = np.sqrt(x.var(0).sum()), np.sqrt(y.var(0).sum())
-    images, captions = ridge_maps(statistics, "both", regularization)
+    images, captions = fit_ridge_maps(statistics, "both", regularization)
     np.testing.assert_allclose(images, np.vstack([np.eye(dim_x) / s_x, of_images / s_y]), rtol=1e-7, atol=1e-9)
     np.testing.assert_allclose(captions, np.vstack([of_captions / s_x, np.eye(dim_y) / s_y]), rtol=1e-7, atol=1e-9)
 
@@ -79,7 +79,7 @@ def test_ridge_minimises_the_regularised_squares(dim_x: int, dim_y: int, regular
 def test_a_smaller_space_keeps_what_varies_most(dim: int) -> None:
     x, y = pairs(5, 8)
     statistics = score_pairs(x, y)
-    images, captions = ridge_maps(statistics, "captions", 0.1)
+    images, captions = fit_ridge_maps(statistics, "captions", 0.1)
     small_images, small_captions = reduce_maps(images, captions, statistics, dim)
     both = np.vstack([(x - x.mean(0)) @ images.T, (y - y.mean(0)) @ captions.T])
     _, _, principal = np.linalg.svd(both, full_matrices=False)
@@ -170,7 +170,7 @@ def test_too_few_anchors_and_singular_covariances(cache: Path, tfidf: Path, tmp_
     x, y = pairs(5, 8)
     y[:, 3] = 0
     with pytest.raises(UserError, match=r"solver\.regularization 0 is too small"):
-        ridge_maps(score_pairs(x, y), "captions", 0.0)
+        fit_ridge_maps(score_pairs(x, y), "captions", 0.0)
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_another_extractor_is_refused(recorded: bool, own_run: Path, shapes: Pat
     if not recorded:
         record = json.loads((own_run / "run.json").read_text())
         del record["features"]["extractor"]
-        own_cache = RunFolder(own_run).feature_file()
+        own_cache = RunFolder(own_run).image_cache_file()
         record["features"]["path"] = str(own_cache.resolve())
         (own_run / "run.json").write_text(json.dumps(record))
     done(embed_main, own_run, "--features", shapes)

@@ -32,11 +32,11 @@ class BertSettings(EncoderSettings):
         "width 32 with random weights and the words of the training captions, for demos",
     )
     states: Literal["pooled", "all"] = Field(
-        "pooled", description="pooled: a caption is one vector; all: the set of the vectors of its tokens"
+        "pooled", description="representation of a caption: pooled, one vector; all, the set of the vectors of its tokens"
     )
     pooling: Literal["mean", "first", "gpo"] = Field(
         "mean",
-        description="mean: the mean of the last layer's outputs over the tokens; first: the output of the first token; gpo: "
+        description="pooling of the last layer's outputs: mean, over the tokens; first, the output of the first token; gpo, "
         "generalised pooling of the mapped outputs (VSE-infinity)",
     )
     size_augmentation: float = Field(

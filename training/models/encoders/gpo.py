@@ -27,6 +27,9 @@ class GeneralisedPooling(nn.Module):
     max_k is the k-th highest value of the set, separately in each dimension. The weights theta depend only on the size of the
     set and sum to 1. A bidirectional GRU reads sinusoidal encodings of the ranks 1 to the size. The logit of rank k is a
     linear map of the mean of both states at rank k, and theta is the softmax of the logits at the temperature 0.1.
+
+    ``ranks`` : the GRU over the encodings of ranks.
+    ``logit`` : the linear map from a state to a logit.
     """
 
     def __init__(self) -> None:

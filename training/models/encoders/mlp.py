@@ -25,7 +25,7 @@ class MlpSettings(EncoderSettings):
     name: Literal["mlp"] = "mlp"
     input_kinds: ClassVar = (InputKind.VECTORS, InputKind.SETS)
     hidden: list[PositiveInt] = Field(default=[2048], min_length=1, description="output lengths of the layers before the last")
-    dropout: float = Field(0.0, ge=0, lt=1, description="after each GELU")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout after each GELU")
 
     def build(self, spec: EncoderSpec) -> Encoder:
         return MlpEncoder(spec.input_dim, self, spec.dim)
@@ -102,13 +102,13 @@ class DenseLayersSettings(Settings):
     widths: list[PositiveInt] = Field(default=[2048, 512], min_length=1, description="output lengths of the layers")
     batch_norm: Literal["after_last", "after_first"] = Field(
         "after_last",
-        description="after_last: after the last layer (the paper's text); after_first: between the first layer and its ReLU "
-        "(the authors' code)",
+        description="place of batch normalisation: after_last, after the last layer (the paper's text); after_first, between "
+        "the first layer and its ReLU (the authors' code)",
     )
     batch_norm_momentum: float = Field(
         0.1, gt=0, le=1, description="weight of a batch in the running statistics; 0.9 in the authors' code"
     )
-    dropout: float = Field(0.5, ge=0, lt=1, description="after each ReLU")
+    dropout: float = Field(0.5, ge=0, lt=1, description="dropout after each ReLU")
 
 
 class BranchSettings(EncoderSettings, DenseLayersSettings):

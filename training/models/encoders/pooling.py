@@ -58,7 +58,7 @@ class WeldonSettings(EncoderSettings):
 
     name: Literal["weldon"] = "weldon"
     input_kinds: ClassVar = (InputKind.SETS,)
-    channels: PositiveInt = 2400
+    channels: PositiveInt = Field(2400, description="number of responses at each position")
     k_max: PositiveInt = Field(15, description="number of highest responses of a channel in the mean; all, if there are fewer")
     k_min: int = Field(15, ge=0, description="number of lowest responses; 0: none")
     dropout: float = Field(0.5, ge=0, lt=1, description="dropout of the pooled channels")

@@ -190,7 +190,7 @@ class SruSettings(WordReaderSettings):
     """Word embeddings and SRU layers, whose last state is the caption's embedding (DSVE-loc, Engilberge et al., CVPR 2018)."""
 
     name: Literal["sru"] = "sru"
-    layers: PositiveInt = 4
+    layers: PositiveInt = Field(4, description="number of SRU layers")
     dropout: float = Field(0.25, ge=0, lt=1, description="dropout in each layer, with one mask for all words of a caption")
 
     def build(self, spec: EncoderSpec) -> Encoder:

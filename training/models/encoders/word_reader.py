@@ -67,6 +67,10 @@ class WordReader(Encoder):
     """Word embeddings, a recurrent network over words, and optional layers on the last or pooled state.
 
     The last state is the state after ``<end>`` (VSE++ paper, section 3).
+
+    ``words`` : the word embeddings.
+    ``recurrent`` : the recurrent network.
+    ``head`` : layers on the last or pooled state, or None.
     """
 
     def __init__(self, spec: EncoderSpec, settings: WordReaderSettings) -> None:

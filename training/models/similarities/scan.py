@@ -41,8 +41,12 @@ class ScanSettings(SimilaritySettings):
         "avg",
         description="aggregation of the R_j of a pair: mean, log(sum_j exp(lse_sharpness R_j)) / lse_sharpness, sum, max",
     )
-    sharpness: float = Field(9.0, gt=0, le=1000, description="lambda_1 of the paper, lambda_softmax of the code")
-    lse_sharpness: float = Field(6.0, gt=0, le=1000, description="lambda_2 of the paper, lambda_lse of the code; for lse only")
+    sharpness: float = Field(
+        9.0, gt=0, le=1000, description="factor of h_kj in the softmax; lambda_1 of the paper, lambda_softmax of the code"
+    )
+    lse_sharpness: float = Field(
+        6.0, gt=0, le=1000, description="factor of R_j in lse; lambda_2 of the paper, lambda_lse of the code"
+    )
     raw_feature_norm: Literal["clipped_l2norm", "l2norm", "clipped_l1norm", "l1norm", "clipped", "softmax", "no_norm"] = Field(
         "clipped_l2norm",
         description="normalisation of a_kj before the softmax, with the names of the code: clipped: the rectifier; l1norm, "

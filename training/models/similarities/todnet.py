@@ -172,9 +172,9 @@ class TodNetSettings(SimilaritySettings):
         "target", description="v: the target of a search, its query, always the caption or the image, or nothing"
     )
     transform: Literal["flow", "mlp"] = Field("flow", description="T: a conditional Real-NVP flow, or an MLP of x and v")
-    layers: PositiveInt = Field(3, description="coupling layers of the flow")
+    layers: PositiveInt = Field(3, description="number of coupling layers of the flow")
     hidden: PositiveInt | None = Field(
-        None, description="hidden layers of each network; none: 2 in the flow, 4 in the MLP, as in the paper"
+        None, description="number of hidden layers of each network; none: 2 in the flow, 4 in the MLP, as in the paper"
     )
     width: PositiveInt | None = Field(None, description="width of the hidden layers; none: the length of an embedding")
     scale: Literal["exp", "exp_tanh", "sigmoid", "product"] = Field(
@@ -204,7 +204,8 @@ class TodNetSimilarity(Similarity):
     """Scores of images with captions in deformed spaces; two matrices if scores depend on the direction.
 
     Each combination of a condition v (of one side) and a vector x (of the other side) needs a pass through the deformation T.
-    Pairs are scored in blocks. For large batches the backward pass computes each block again.
+    Pairs are scored in blocks. For large batches the backward pass computes each block again. ``maps`` holds the deformations:
+    one for both directions, or one for each.
     """
 
     def __init__(self, settings: TodNetSettings, dim: int) -> None:
