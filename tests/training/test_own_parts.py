@@ -52,7 +52,7 @@ from torch import nn
 from vse.training.data.samplers.base import Sampler
 from vse.training.kinds import InputKind
 from vse.training.models.encoders.base import Encoder, EncoderSettings
-from vse.training.models.similarities.vectors import Cosine, CosineSettings
+from vse.training.models.similarities.vectors import CosineSettings, CosineSimilarity
 
 class InOrder(Sampler):
     """All pairs as they come."""
